@@ -1,0 +1,43 @@
+# LLVMSupportOnly: libSupport and libDemangle as plain archives. find_package(LLVM) demands many
+# more development packages than these two need. LLVM 14 to 19.
+
+if(NOT SAGEBWD_LLVM_LIBDIR OR NOT SAGEBWD_LLVM_INCLUDEDIR)
+  find_program(SAGEBWD_LLVM_CONFIG NAMES llvm-config llvm-config-19 llvm-config-18 llvm-config-17
+               llvm-config-16 llvm-config-15 llvm-config-14)
+  if(NOT SAGEBWD_LLVM_CONFIG)
+    message(FATAL_ERROR "LLVM's libSupport (14 to 19) was not found. Install llvm-dev, or set "
+            "SAGEBWD_LLVM_LIBDIR and SAGEBWD_LLVM_INCLUDEDIR.")
+  endif()
+  execute_process(COMMAND ${SAGEBWD_LLVM_CONFIG} --libdir OUTPUT_VARIABLE llvm_libdir
+                  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${SAGEBWD_LLVM_CONFIG} --includedir OUTPUT_VARIABLE llvm_includedir
+                  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  set(SAGEBWD_LLVM_LIBDIR ${llvm_libdir})
+  set(SAGEBWD_LLVM_INCLUDEDIR ${llvm_includedir})
+endif()
+
+file(STRINGS ${SAGEBWD_LLVM_INCLUDEDIR}/llvm/Config/llvm-config.h llvm_version
+     REGEX "define LLVM_VERSION_MAJOR")
+string(REGEX MATCH "[0-9]+" llvm_version "${llvm_version}")
+if(llvm_version LESS 14 OR llvm_version GREATER 19)
+  message(FATAL_ERROR "LLVM ${llvm_version} in ${SAGEBWD_LLVM_INCLUDEDIR}: 14 to 19 are supported.")
+endif()
+message(STATUS "LLVM libSupport ${llvm_version} in ${SAGEBWD_LLVM_LIBDIR}")
+
+add_library(LLVMSupportOnly INTERFACE)
+target_include_directories(LLVMSupportOnly SYSTEM INTERFACE ${SAGEBWD_LLVM_INCLUDEDIR})
+target_link_libraries(LLVMSupportOnly INTERFACE ${SAGEBWD_LLVM_LIBDIR}/libLLVMSupport.a
+                      ${SAGEBWD_LLVM_LIBDIR}/libLLVMDemangle.a ${CMAKE_DL_LIBS})
+find_package(Threads REQUIRED)
+target_link_libraries(LLVMSupportOnly INTERFACE Threads::Threads)
+find_library(SAGEBWD_TINFO NAMES tinfo libtinfo.so.6)
+if(SAGEBWD_TINFO AND llvm_version LESS 17)
+  target_link_libraries(LLVMSupportOnly INTERFACE ${SAGEBWD_TINFO})
+endif()
+find_library(SAGEBWD_Z NAMES z libz.so.1)
+find_library(SAGEBWD_ZSTD NAMES zstd libzstd.so.1)
+foreach(archive ${SAGEBWD_Z} ${SAGEBWD_ZSTD})
+  if(archive)
+    target_link_libraries(LLVMSupportOnly INTERFACE ${archive})
+  endif()
+endforeach()

@@ -1,0 +1,75 @@
+//===- attention.h - The operation -----------------------------------------===//
+//
+// INT8 attention, forward and backward (SageBwd, arXiv 2603.02170, Algorithms 1 and 2), on the
+// caller's stream and device. Nothing here synchronises or allocates device memory: the workspace
+// size is asked for and the memory handed in.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "generator/plan.h"
+#include "runtime/error.h"
+
+#include <cstdint>
+#include <memory>
+
+namespace sagebwd {
+
+/// A device tensor of (batch, head, token, channel) with contiguous channels. Strides in elements.
+struct Tensor {
+  void* data = nullptr;
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+  int64_t stride_s = 0;
+};
+
+struct ForwardArgs {
+  Problem problem;
+  Tensor q, k, v;             ///< (B, H, M, D), (B, Hk, N, D) twice; bf16 or fp16
+  Tensor out;                 ///< (B, H, M, D), same type
+  float* lse = nullptr;       ///< (B, H, M) contiguous: natural log of the scaled scores' sum
+  float softmax_scale = 0;    ///< positive and finite
+  void* workspace = nullptr;  ///< forward_workspace_bytes(), 256-byte aligned
+  size_t workspace_bytes = 0;
+  void* stream = nullptr;     ///< CUstream
+};
+
+struct BackwardArgs {
+  Problem problem;
+  Tensor q, k, v, out, dout;
+  const float* lse = nullptr;
+  const float* dlse = nullptr; ///< (B, H, M) gradient of lse, or null
+  Tensor dq, dk, dv;
+  float softmax_scale = 0;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  void* stream = nullptr;
+};
+
+/// One operation on one device. Thread-safe; kernels are compiled or loaded on first use, or by
+/// warmup().
+class Attention {
+public:
+  /// Resolves the spec; raises SpecError, LibraryError or DriverError.
+  Attention(const AttentionSpec&, int device = 0);
+  ~Attention();
+
+  const AttentionSpec& spec() const;
+  const Arch& arch() const;
+  /// Compiles and loads every kernel; after it, calls can be captured into a CUDA graph.
+  void warmup(bool backward = true);
+
+  size_t forward_workspace_bytes(const Problem&) const;
+  size_t backward_workspace_bytes(const Problem&) const;
+  /// Raise SpecError for arguments no kernel can run (it says which and why), DriverError for
+  /// failed launches, and DriverError with a hint where a kernel would have to be compiled while
+  /// the stream is being captured.
+  void forward(const ForwardArgs&);
+  void backward(const BackwardArgs&);
+
+private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+} // namespace sagebwd

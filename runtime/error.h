@@ -1,0 +1,37 @@
+//===- error.h - What can go wrong at run time -----------------------------===//
+//
+// Spec and argument errors are SpecError (generator/spec.h); these are the others.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace sagebwd {
+
+/// A library that has to be loaded at run time (libcuda, libnvrtc) is missing or too old. The
+/// message lists where it was looked for and how to get it.
+class LibraryError : public std::runtime_error {
+public:
+  using std::runtime_error::runtime_error;
+};
+
+/// NVRTC refused a kernel, or compiled it with spills. A defect of this library, so the message
+/// carries all that a report needs.
+class CompileError : public std::runtime_error {
+public:
+  CompileError(const std::string& what, std::string log, std::string numbered_source)
+      : std::runtime_error(what), log(std::move(log)), numbered_source(std::move(numbered_source)) {}
+  std::string log;             ///< NVRTC's program log
+  std::string numbered_source; ///< the generated source with line numbers
+};
+
+/// A CUDA driver call failed: its name, the driver's error name and text.
+class DriverError : public std::runtime_error {
+public:
+  DriverError(const std::string& what, int code) : std::runtime_error(what), code(code) {}
+  int code; ///< CUresult
+};
+
+} // namespace sagebwd

@@ -1,0 +1,37 @@
+//===- kernels.h - From a KernelSpec to machine code -----------------------===//
+//
+// Memory, then the user's directory, then a compile: the only way to a cubin.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "cache/entry.h"
+#include "cache/store.h"
+#include "generator/kernel.h"
+
+#include <memory>
+#include <vector>
+
+namespace sagebwd {
+
+/// A kernel ready to load.
+struct BuiltKernel {
+  KernelSpec spec;
+  CacheEntry entry;
+  int threads = 0;
+  int shared_bytes = 0;  ///< dynamic
+  bool cached = false;   ///< this process did not compile it
+};
+
+/// The process's store, in the directory its environment names.
+CacheStore& user_store();
+
+/// The key under which a kernel is kept.
+CacheKey key_of(const KernelSource&, const KernelSpec&);
+
+/// Raises CompileError, LibraryError (no NVRTC where one is needed) or SpecError.
+std::shared_ptr<const BuiltKernel> build(const KernelSpec&);
+/// The same for several, compiled in parallel; results in the given order.
+std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<KernelSpec>&);
+
+} // namespace sagebwd
