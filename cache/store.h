@@ -34,7 +34,7 @@ public:
   const CacheCounters& counters() const { return counters_; }
 
 private:
-  std::string path_of(const CacheKey&) const;
+  static std::string file_name(const CacheKey&);
   void warn_once(const std::string& what);
 
   std::string directory_;

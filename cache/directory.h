@@ -1,0 +1,36 @@
+//===- directory.h - Whole files in a private directory --------------------===//
+//
+// A file is read whole or not at all, and appears whole or not at all. Every call opens and checks
+// the directory again: it may be removed, replaced or opened to others at any time.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include <string>
+
+namespace sagebwd {
+
+/// The user's cache directory by the environment: SAGEBWD_CACHE_DIR, $XDG_CACHE_HOME/sagebwd,
+/// ~/.cache/sagebwd; empty where none is named. Always absolute.
+std::string default_cache_directory();
+
+/// Why a directory must not be used (it is none, another user owns it, others may write it), or
+/// empty. A directory that does not exist yet is fine.
+std::string reason_to_refuse(const std::string& directory);
+
+enum class ReadStatus {
+  ok,
+  absent,  ///< nothing there, or it cannot be read now
+  removed, ///< a link, a directory, another user's file or the like was there
+};
+ReadStatus read_file(const std::string& directory, const std::string& name, std::string& bytes);
+
+/// Best effort.
+void remove_file(const std::string& directory, const std::string& name);
+
+/// Creates the directory (0700) if needed; writes a unique file beside the name, syncs it and
+/// renames it. Returns why it failed, or empty.
+std::string publish_file(const std::string& directory, const std::string& name,
+                         const std::string& bytes);
+
+} // namespace sagebwd

@@ -1,0 +1,36 @@
+//===- key.cpp - The name of a compiled kernel -----------------------------===//
+
+#include "cache/entry.h"
+#include "cache/llvm_compat.h"
+
+namespace sagebwd {
+
+namespace {
+
+/// A length before each string keeps ("ab", "c") and ("a", "bc") apart. Little endian, 64 bits.
+void update(llvm::SHA256& hash, const std::string& text) {
+  uint8_t length[8];
+  for (int i = 0; i < 8; ++i)
+    length[i] = static_cast<uint8_t>(static_cast<uint64_t>(text.size()) >> (8 * i));
+  hash.update(llvm::ArrayRef<uint8_t>(length));
+  hash.update(llvm::StringRef(text));
+}
+
+} // namespace
+
+CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields) {
+  llvm::SHA256 hash;
+  for (const auto& [label, value] : fields) {
+    update(hash, label);
+    update(hash, value);
+  }
+  return {std::move(fields), llvm_compat::hex(llvm_compat::finish(hash))};
+}
+
+std::string sha256_hex(const std::string& text) {
+  llvm::SHA256 hash;
+  hash.update(llvm::StringRef(text));
+  return llvm_compat::hex(llvm_compat::finish(hash));
+}
+
+} // namespace sagebwd
