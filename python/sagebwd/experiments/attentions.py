@@ -1,0 +1,153 @@
+"""Attention by name: a line such as ``sagebwd:granularity=block,no-rotate`` to a function."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .language_model import Attend
+
+PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
+SIX_OF_SEVEN = frozenset(PRODUCTS) - {"dp"}
+#: What one chunk of the emulation may hold in its (queries x keys) matrices.
+EMULATION_BYTES = 12 << 30
+#: About how many FP32 matrices of queries x keys the emulated backward holds at once.
+LIVE_MATRICES = 12
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """One attention and its options; options that it does not have must keep their defaults."""
+
+    name: str = "sagebwd"
+    granularity: str = "row"
+    group_q: int | None = None
+    group_kv: int | None = None
+    smooth_k: bool = True
+    rotate: bool = True
+    precision: str = "six-of-seven"
+    plan: frozenset[str] = SIX_OF_SEVEN
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIONS_OF:
+            raise ValueError(f"unknown attention {self.name!r}; known: {', '.join(OPTIONS_OF)}")
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if given != field.default and field.name not in ("name", *OPTIONS_OF[self.name]):
+                raise ValueError(
+                    f"attention {self.name!r} has no option {field.name!r} (given: {given}); "
+                    f"its options: {', '.join(OPTIONS_OF[self.name]) or 'none'}"
+                )
+        if unknown := self.plan - set(PRODUCTS):
+            raise ValueError(
+                f"unknown product {', '.join(sorted(unknown))} in the plan; known: "
+                f"{', '.join(PRODUCTS)}"
+            )
+
+    @staticmethod
+    def parse(text: str) -> AttentionChoice:
+        """``NAME[:OPTION,...]``; an option is ``key=value``, ``no-smooth-k`` or ``no-rotate``.
+
+        A plan lists the INT8 products: ``emulated:plan=s+pv+dv+dp+dq+dk``, or ``plan=none``.
+        """
+        name, _, options = text.partition(":")
+        choice = AttentionChoice(name)
+        for option in filter(None, options.split(",")):
+            key, _, value = option.partition("=")
+            choice = replace(choice, **_parse_option(key, value))
+        return choice
+
+    def label(self) -> str:
+        """The line that parses to this choice."""
+        options = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "name" or value == field.default:
+                continue
+            key = field.name.replace("_", "-")
+            if isinstance(value, bool):
+                options.append(f"no-{key}")
+            elif isinstance(value, frozenset):
+                listed = [p for p in PRODUCTS if p in value]
+                options.append(f"{key}={'+'.join(listed) or 'none'}")
+            else:
+                options.append(f"{key}={value}")
+        return ":".join(filter(None, (self.name, ",".join(options))))
+
+    def options(self) -> dict:
+        """The keywords that this attention's function takes."""
+        return {key: value for key, value in asdict(self).items() if key in OPTIONS_OF[self.name]}
+
+
+_COMMON = ("granularity", "group_q", "group_kv", "smooth_k", "rotate")
+OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision"), "emulated": (*_COMMON, "plan")}
+
+
+def _parse_option(key: str, value: str) -> dict:
+    name = key.replace("-", "_")
+    if name in ("no_smooth_k", "no_rotate") and not value:
+        return {name.removeprefix("no_"): False}
+    if name in ("group_q", "group_kv") and value.isdigit():
+        return {name: int(value)}
+    if name in ("granularity", "precision") and value:
+        return {name: value}
+    if name == "plan" and value:
+        return {name: frozenset(() if value == "none" else value.split("+"))}
+    raise ValueError(
+        f"unknown attention option {key!r}{'=' + value if value else ''}; known: granularity=row, "
+        "group-q=64, group-kv=64, no-smooth-k, no-rotate, precision=qk16, plan=s+pv+dv+dq+dk"
+    )
+
+
+def make_attention(choice: AttentionChoice, device: torch.device) -> Attend:
+    """Causal attention of (batch, heads, tokens, head_dim) tensors on `device`."""
+    if choice.name == "sdpa":
+        return _sdpa(device)
+    options = choice.options()
+    if choice.name == "sagebwd":
+        from sagebwd import attention
+
+        return lambda q, k, v: attention(q, k, v, causal=True, **options)
+    from sagebwd.emulation import emulated_attention
+
+    return in_chunks(lambda q, k, v: emulated_attention(q, k, v, causal=True, **options))
+
+
+def _sdpa(device: torch.device) -> Attend:
+    """On CUDA the FlashAttention-2 backend or an error, never another one."""
+    if device.type != "cuda":
+        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attend
+
+
+def in_chunks(attend: Attend, budget_bytes: int = EMULATION_BYTES) -> Attend:
+    """Runs `attend` on as many heads at once as fit the budget.
+
+    For attentions that hold whole (queries x keys) matrices; as many key as query heads.
+    """
+
+    def chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at_once = max(1, budget_bytes // (4 * q.shape[2] * k.shape[2] * LIVE_MATRICES))
+        if q.shape[0] * q.shape[1] <= at_once:
+            return attend(q, k, v)
+        heads = [t.flatten(0, 1).unsqueeze(1).split(at_once) for t in (q, k, v)]
+        return torch.cat([attend(*part) for part in zip(*heads)]).view(q.shape)
+
+    return chunked
+
+
+def emulation_estimate(batch: int, heads: int, tokens: int) -> str:
+    """What the emulation's matrices take, for the log."""
+    total = 4 * batch * heads * tokens * tokens * LIVE_MATRICES
+    chunks = math.ceil(total / EMULATION_BYTES)
+    return f"about {total / 2**30:.1f} GiB of matrices a layer, in {chunks} chunk(s)"

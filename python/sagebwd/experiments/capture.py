@@ -1,0 +1,227 @@
+"""Captures q, k, v and dO of attention layers on a real batch and traces their errors.
+
+    python -m sagebwd.experiments.capture --checkpoint model.pt --text a.txt --out bench/results
+
+Queries and keys are taken after QK-norm and rotary positions: just what attention is handed. The
+table stands beside the paper's Table 2, one layer of its trained 325M Llama.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .attentions import AttentionChoice, make_attention
+from .data import Text
+from .environment import environment, write_json
+from .language_model import LanguageModel, ModelConfig
+from .train import (
+    TrainConfig,
+    add_training_arguments,
+    autocast,
+    config_of,
+    recorded_train,
+    save_checkpoint,
+)
+
+#: Cosine and relative L2 in the paper's Table 2.
+PAPER_TABLE_2 = {
+    "delta": (0.9973, 0.0736),
+    "P": (0.9917, 0.1293),
+    "dP": (1.0, 0.0),
+    "dS": (0.9789, 0.2045),
+    "O": (0.9969, 0.0793),
+    "dQ": (0.9664, 0.2579),
+    "dK": (0.9537, 0.3074),
+    "dV": (0.9985, 0.0540),
+}
+#: Granularity and rotation of each traced column.
+VARIANTS = {
+    "row+rotate": {"granularity": "row", "rotate": True},
+    "row": {"granularity": "row", "rotate": False},
+    "block+rotate": {"granularity": "block", "rotate": True},
+    "block": {"granularity": "block", "rotate": False},
+}
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What one attention layer was handed: (batch, heads, tokens, head_dim) each."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+
+
+def capture(model: LanguageModel, sequences: Tensor, config: TrainConfig) -> list[Captured]:
+    """One forward and backward of the loss; the layers' attention runs as the model has it."""
+    layers = [block.attention for block in model.blocks]
+    inputs: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    gradients: dict[int, Tensor] = {}
+
+    def recording(index, attend):
+        def recorded(q, k, v):
+            out = attend(q, k, v)
+            inputs[index] = tuple(t.detach().contiguous() for t in (q, k, v))
+            out.register_hook(lambda g: gradients.__setitem__(index, g.detach().contiguous()))
+            return out
+
+        return recorded
+
+    originals = [layer.attend for layer in layers]
+    try:
+        for index, layer in enumerate(layers):
+            layer.attend = recording(index, layer.attend)
+        with autocast(config):
+            loss = model(sequences[:, :-1], sequences[:, 1:])
+        loss.backward()
+    finally:
+        for layer, attend in zip(layers, originals):
+            layer.attend = attend
+        model.zero_grad(set_to_none=True)
+    return [Captured(*inputs[i], gradients[i]) for i in range(len(layers))]
+
+
+def statistics(captured: Captured) -> dict[str, float]:
+    """What makes a layer hard to quantise."""
+    q, k, dout = captured.q.float(), captured.k.float(), captured.dout.float()
+    mean = k.mean(dim=2, keepdim=True)
+    rows = dout.norm(dim=-1).flatten(1)
+    return {
+        "q_std": float(q.std()),
+        "k_std": float(k.std()),
+        "k_mean_over_k_norm": float(mean.norm() * k.shape[2] ** 0.5 / k.norm()),
+        "q_max": float(q.abs().max()),
+        "k_max": float(k.abs().max()),
+        "dout_row_norm_max_over_median": float(
+            (rows.amax(1) / rows.median(1).values.clamp_min(1e-30)).max()
+        ),
+    }
+
+
+def trace_layer(captured: Captured) -> dict[str, dict[str, dict[str, float]]]:
+    """Per variant and tensor, cosine and relative L2 against FP64."""
+    from sagebwd import trace
+
+    traced = {}
+    for name, options in VARIANTS.items():
+        result = trace(captured.q, captured.k, captured.v, captured.dout, causal=True, **options)
+        tensors = result.get("tensors", result)
+        missing = PAPER_TABLE_2.keys() - tensors.keys()
+        if missing:
+            raise RuntimeError(f"trace gave no figures for {', '.join(sorted(missing))}")
+        traced[name] = {
+            tensor: {key: float(tensors[tensor][key]) for key in ("cosine", "rel_l2")}
+            for tensor in PAPER_TABLE_2
+        }
+    return traced
+
+
+def table(title: str, traced: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Cosine / relative L2 of every variant, the paper's column last."""
+    lines = [f"{title:10}" + "".join(f"{name:>16}" for name in (*traced, "paper"))]
+    for tensor, paper in PAPER_TABLE_2.items():
+        cells = [(v[tensor]["cosine"], v[tensor]["rel_l2"]) for v in traced.values()] + [paper]
+        lines.append(f"{tensor:10}" + "".join(f"  {cos:.4f}/{l2:.4f} " for cos, l2 in cells))
+    return "\n".join(lines)
+
+
+def mean_over_layers(layers: dict[str, dict]) -> dict:
+    """The mean of every figure over the traced layers."""
+    every = [layer["variants"] for layer in layers.values()]
+    return {
+        variant: {
+            tensor: {
+                key: sum(v[variant][tensor][key] for v in every) / len(every)
+                for key in ("cosine", "rel_l2")
+            }
+            for tensor in PAPER_TABLE_2
+        }
+        for variant in VARIANTS
+    }
+
+
+def load_checkpoint(
+    path: Path, device: str, attention: str | None
+) -> tuple[LanguageModel, TrainConfig, AttentionChoice]:
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    model_config = ModelConfig(**saved["config"].pop("model"))
+    config = TrainConfig(model=model_config, **saved["config"] | {"device": device})
+    choice = AttentionChoice.parse(attention or saved["attention"])
+    model = LanguageModel(model_config, make_attention(choice, torch.device(device))).to(device)
+    model.load_state_dict(saved["model"])
+    return model, config, choice
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.capture",
+                                     description=__doc__.splitlines()[0])
+    add_training_arguments(parser)
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE",
+                        help="a trained model; without one, --steps steps are trained first")
+    parser.add_argument("--attention", metavar="NAME[:OPTION,...]",
+                        help="that of the captured pass (default: the checkpoint's, else sdpa)")
+    parser.add_argument("--layer", type=int, nargs="+", metavar="N", help="default: all")
+    parser.add_argument("--sequences", type=int, default=2, metavar="N",
+                        help="held-out sequences in the captured batch (default: 2)")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--save", type=Path, metavar="FILE",
+                        help="write the captured tensors (and, if trained here, FILE.model.pt)")
+    options = parser.parse_args(arguments)
+    try:
+        if options.checkpoint:
+            model, config, choice = load_checkpoint(
+                options.checkpoint, options.device, options.attention)
+            text = Text.read(options.text, config.held_out_fraction)
+        else:
+            config = config_of(options)
+            choice = AttentionChoice.parse(options.attention or "sdpa")
+            text = Text.read(options.text, config.held_out_fraction)
+            run, _ = recorded_train(config, choice, text, options.out, "train-for-capture")
+            model = run.model
+            if options.save:
+                save_checkpoint(options.save.with_suffix(".model.pt"), run, config, choice)
+        layers = options.layer or list(range(len(model.blocks)))
+        if unknown := [layer for layer in layers if not 0 <= layer < len(model.blocks)]:
+            raise ValueError(f"no layer {unknown[0]}: the model has {len(model.blocks)}, from 0")
+        sequences = text.validation(options.sequences, config.tokens).to(options.device)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+    captured = capture(model, sequences, config)
+    if options.save:
+        options.save.parent.mkdir(parents=True, exist_ok=True)
+        torch.save([asdict(layer) for layer in captured], options.save)
+    shape = dict(zip(("batch", "heads", "tokens", "head_dim"), captured[0].q.shape))
+    record = {
+        "environment": environment(),
+        "config": asdict(replace(config, device=options.device)),
+        "attention": choice.label(),
+        "text": text.files,
+        "shape": shape,
+        "dtype": str(captured[0].q.dtype).removeprefix("torch."),
+        "paper_table_2": {t: {"cosine": c, "rel_l2": e} for t, (c, e) in PAPER_TABLE_2.items()},
+        "layers": {},
+    }
+    for layer in layers:
+        traced = trace_layer(captured[layer])
+        record["layers"][str(layer)] = {
+            "statistics": statistics(captured[layer]),
+            "variants": traced,
+        }
+        write_json(options.out / "capture.json", record)
+        print(table(f"layer {layer}", traced), flush=True)
+    record["mean_over_layers"] = mean_over_layers(record["layers"])
+    write_json(options.out / "capture.json", record)
+    print(table("mean", record["mean_over_layers"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

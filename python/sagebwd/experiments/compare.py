@@ -1,0 +1,200 @@
+"""Trains the same model with several attentions, one after another, on the same batches.
+
+    python -m sagebwd.experiments.compare --text a.txt b.txt --out bench/results
+
+A run is written ``NAME[:OPTION,...]``; two options belong to the run, not to the attention:
+``seed=N`` (a second seed shows how far noise alone moves the curve) and ``steps=N``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from .attentions import AttentionChoice
+from .data import Text
+from .environment import environment, write_json
+from .plot import plot_if_possible
+from .train import (
+    TrainConfig,
+    add_training_arguments,
+    config_of,
+    recorded_train,
+    save_checkpoint,
+)
+
+#: SDPA first, as the reference; then ours, two negative controls, and SDPA under another seed.
+DEFAULT_RUNS = (
+    "sdpa",
+    "sagebwd",
+    "sagebwd:no-smooth-k",
+    "emulated:plan=s+pv+dv+dp+dq+dk",
+    "sdpa:seed=1",
+)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run; a seed or number of steps of None means the comparison's."""
+
+    choice: AttentionChoice
+    seed: int | None = None
+    steps: int | None = None
+
+    @staticmethod
+    def parse(text: str) -> PlannedRun:
+        name, _, options = text.partition(":")
+        own, rest = {}, []
+        for option in filter(None, options.split(",")):
+            key, _, value = option.partition("=")
+            if key in ("seed", "steps"):
+                if not value.isdigit():
+                    raise ValueError(f"{key}={value!r} in {text!r} is not a number")
+                own[key] = int(value)
+            else:
+                rest.append(option)
+        return PlannedRun(AttentionChoice.parse(":".join(filter(None, (name, ",".join(rest))))),
+                          **own)
+
+    def label(self) -> str:
+        own = [f"{key}={getattr(self, key)}" for key in ("seed", "steps")
+               if getattr(self, key) is not None]
+        label = self.choice.label()
+        return label + ("," if ":" in label else ":") + ",".join(own) if own else label
+
+    def stem(self) -> str:
+        return "train-" + "".join(c if c.isalnum() or c in "-+" else "-" for c in self.label())
+
+    def config(self, common: TrainConfig) -> TrainConfig:
+        """A shorter run keeps the schedule of the full one, so that the curves can be compared."""
+        if self.steps is not None and not 0 < self.steps <= common.steps:
+            raise ValueError(f"steps={self.steps} of {self.label()}: 1 to {common.steps} are there")
+        seed = common.seed if self.seed is None else self.seed
+        return replace(common, seed=seed, stop_after=self.steps)
+
+
+class Comparison:
+    """Collects finished runs; files are rewritten after each, so that none is lost."""
+
+    def __init__(self, out: Path, planned: list[PlannedRun]) -> None:
+        self.out = out
+        self.curves: dict[str, dict[int, float]] = {}
+        self.record = {
+            "environment": environment(),
+            "planned": [run.label() for run in planned],
+            "reference": planned[0].label(),
+            "runs": {},
+        }
+
+    def add(self, label: str, curve: dict[int, float], record: dict) -> None:
+        self.curves[label] = curve
+        kept = ("config", "text", "status", "parameters", "batches_sha256", "seconds",
+                "final_val_loss")
+        reference = self.record["reference"]
+        self.record["runs"][label] = {key: record[key] for key in kept if key in record} | {
+            "ms_per_step_median": record["ms_per_step_median"],
+            "against_reference": None if label == reference or reference not in self.curves
+            else differences(curve, self.curves[reference])
+            | {"same_batches": record["batches_sha256"]
+               == self.record["runs"][reference]["batches_sha256"]},
+        }
+        self.write()
+
+    def add_failure(self, label: str, error: Exception) -> None:
+        self.record["runs"][label] = {"status": f"stopped: {type(error).__name__}: {error}"}
+        self.write()
+
+    def write(self) -> None:
+        write_json(self.out / "training.json", self.record)
+        steps = sorted({step for curve in self.curves.values() for step in curve})
+        with (self.out / "validation-curves.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["step", *self.curves])
+            for step in steps:
+                values = (curve.get(step) for curve in self.curves.values())
+                writer.writerow([step, *("" if v is None else f"{v:.6f}" for v in values)])
+
+    def table(self) -> str:
+        lines = [f"{'run':44} {'final val':>10} {'max |d|':>9} {'mean |d|':>9} {'ms/step':>8}"]
+        for label, run in self.record["runs"].items():
+            if "final_val_loss" not in run:
+                lines.append(f"{label:44} {run['status']}")
+                continue
+            against = run["against_reference"]
+            lines.append(
+                f"{label:44} {run['final_val_loss']:10.4f} "
+                + (f"{against['max_abs']:9.4f} {against['mean_abs']:9.4f}" if against
+                   else f"{'-':>9} {'-':>9}")
+                + f" {run['ms_per_step_median']:8.1f}"
+            )
+        return "\n".join(lines)
+
+
+def differences(curve: dict[int, float], reference: dict[int, float]) -> dict:
+    """Of two validation curves, over the steps that both have."""
+    steps = sorted(curve.keys() & reference.keys())
+    if not steps:
+        raise ValueError("the two runs were validated at no common step")
+    gaps = [curve[step] - reference[step] for step in steps]
+    return {
+        "steps_compared": len(steps),
+        "max_abs": max(map(abs, gaps)),
+        "mean_abs": sum(map(abs, gaps)) / len(gaps),
+        "mean": sum(gaps) / len(gaps),
+        "final": gaps[-1],
+    }
+
+
+def compare(
+    planned: list[PlannedRun], common: TrainConfig, text: Text, out: Path,
+    checkpoints: Path | None = None,
+) -> Comparison:
+    """Trains every planned run; one that fails is recorded and the next one starts."""
+    comparison = Comparison(out, planned)
+    for run in planned:
+        config = run.config(common)
+        try:
+            result, record = recorded_train(config, run.choice, text, out, run.stem())
+        except Exception as error:  # noqa: BLE001 - one broken attention must not cost the others
+            print(f"\n{run.label()}: {type(error).__name__}: {error}", file=sys.stderr)
+            comparison.add_failure(run.label(), error)
+            continue
+        times = [row["ms_per_step"] for row in result.rows]
+        record["ms_per_step_median"] = median(times)
+        comparison.add(run.label(), result.validation_curve(), record)
+        if checkpoints:
+            save_checkpoint(checkpoints / f"{run.stem()}.pt", result, config, run.choice)
+        del result
+    return comparison
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.compare",
+                                     description=__doc__.splitlines()[0])
+    add_training_arguments(parser)
+    parser.add_argument("--runs", nargs="+", default=list(DEFAULT_RUNS), metavar="RUN",
+                        help="the first is the reference; default: " + " ".join(DEFAULT_RUNS))
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="keep trained models")
+    options = parser.parse_args(arguments)
+    try:
+        planned = [PlannedRun.parse(run) for run in options.runs]
+        common = config_of(options)
+        for run in planned:
+            run.config(common)
+        text = Text.read(options.text, common.held_out_fraction)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    comparison = compare(planned, common, text, options.out, options.checkpoints)
+    print(comparison.table())
+    plot_if_possible(options.out / "validation-curves.csv")
+    finished = all("final_val_loss" in r for r in comparison.record["runs"].values())
+    return 0 if finished else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

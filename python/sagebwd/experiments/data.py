@@ -1,0 +1,59 @@
+"""Byte-level text: training batches drawn from (seed, step) alone, and held-out sequences."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Text:
+    """The bytes of some files, split into a part to train on and a held-out end."""
+
+    train: Tensor
+    held_out: Tensor
+    files: tuple[dict, ...]  #: name, bytes and SHA-256 of each
+
+    @staticmethod
+    def read(paths: list[Path], held_out_fraction: float = 0.1) -> Text:
+        contents = [Path(path).read_bytes() for path in paths]
+        files = tuple(
+            {"name": Path(path).name, "bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()}
+            for path, c in zip(paths, contents)
+        )
+        every = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
+        split = len(every) - int(len(every) * held_out_fraction)
+        return Text(every[:split], every[split:], files)
+
+    def batch(self, seed: int, step: int, batch: int, tokens: int) -> Tensor:
+        """(batch, tokens + 1) bytes: the inputs and, one further, the targets of this step."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        return _windows(
+            self.train,
+            torch.randint(_starts(self.train, tokens), (batch,), generator=generator),
+            tokens,
+        )
+
+    def validation(self, sequences: int, tokens: int) -> Tensor:
+        """`sequences` windows, evenly spread over the held-out part."""
+        last = _starts(self.held_out, tokens) - 1
+        starts = torch.linspace(0, last, sequences, dtype=torch.float64).long()
+        return _windows(self.held_out, starts, tokens)
+
+
+def _starts(text: Tensor, tokens: int) -> int:
+    starts = len(text) - tokens
+    if starts < 1:
+        raise ValueError(
+            f"a part of {len(text)} bytes holds no sequence of {tokens} + 1: give more text, "
+            "a larger held-out fraction or shorter sequences"
+        )
+    return starts
+
+
+def _windows(text: Tensor, starts: Tensor, tokens: int) -> Tensor:
+    return text[starts[:, None] + torch.arange(tokens + 1)].long()

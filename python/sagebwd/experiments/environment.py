@@ -1,0 +1,123 @@
+"""Where a figure comes from: the tree, the GPU, the libraries, the command, the date.
+
+Records name files, never folders: they are committed, and paths of a machine are nobody's business.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+#: What a built package or a result depends on; recorded results are left out on purpose.
+SOURCE_FOLDERS = ("generator", "templates", "cache", "runtime", "tools", "python", "tests", "bench")
+SOURCE_SUFFIXES = (".cpp", ".h", ".cuh", ".cu", ".py", ".txt", ".cmake", ".toml")
+
+
+def environment() -> dict:
+    """Everything that identifies a run, as JSON."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "cpus": os.cpu_count(),
+        **gpu(),
+        **tree(),
+    }
+
+
+def command() -> str:
+    """The command line, every path cut to its last part."""
+    words = [Path(sys.executable).name, *sys.argv]
+    return " ".join(re.sub(r"[^\s=:,]*/", "", word.rstrip("/")) for word in words)
+
+
+def gpu() -> dict:
+    if not torch.cuda.is_available():
+        return {"gpu": None}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "gpu": properties.name,
+        "gpu_memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def repository() -> Path | None:
+    """The root of the checkout in or above the current folder or this file."""
+    for start in (Path.cwd(), Path(__file__).resolve()):
+        for folder in (start, *start.parents):
+            if (folder / "generator" / "spec.h").exists():
+                return folder
+    return None
+
+
+def tree() -> dict:
+    """The commit and its tree, and a digest of the sources that needs no git.
+
+    Git may be missing where GPUs are: `SAGEBWD_COMMIT` and `SAGEBWD_TREE` then name them.
+    """
+    root = repository()
+    if root is None:
+        return {"commit": None, "tree": None, "dirty": None, "sources_sha256": None}
+    git = ("git", "-c", "safe.directory=*", "-C", str(root))
+    status = _output(*git, "status", "--porcelain", "--", ":!bench/results")
+    return {
+        "commit": _output(*git, "rev-parse", "HEAD") or os.environ.get("SAGEBWD_COMMIT"),
+        "tree": _output(*git, "rev-parse", "HEAD^{tree}") or os.environ.get("SAGEBWD_TREE"),
+        "dirty": None if status is None else bool(status),
+        "sources_sha256": sources_digest(root),
+    }
+
+
+def sources_digest(root: Path) -> str:
+    """SHA-256 over the names and contents of the source files, in the order of their names."""
+    files = [root / "CMakeLists.txt", root / "pyproject.toml"]
+    for folder in SOURCE_FOLDERS:
+        files += (f for f in (root / folder).rglob("*") if f.suffix in SOURCE_SUFFIXES)
+    digest = hashlib.sha256()
+    for file in sorted(f for f in files if f.is_file() and "results" not in f.parts):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(root).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, record: dict) -> None:
+    """Replaces `path` as a whole, so that a reader or an interrupt never meets half a record."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(json.dumps(_finite(record), indent=1, allow_nan=False) + "\n")
+    partial.replace(path)
+
+
+def _finite(value):
+    """JSON has no NaN: non-finite numbers become their names."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not -float("inf") < value < float("inf"):
+        return str(value)
+    return value
+
+
+def _output(*words: str) -> str | None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

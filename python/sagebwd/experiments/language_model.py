@@ -1,0 +1,141 @@
+"""A small Llama-style language model over bytes, its attention handed in as a function.
+
+RMSNorm before each block, rotary positions, SwiGLU, and RMSNorm on queries and keys (QK-norm) as
+a switch: the paper needs it at many tokens per step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+#: Causal self-attention of (batch, heads, tokens, head_dim) queries, keys and values.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The defaults give 26 million parameters."""
+
+    dim: int = 512
+    layers: int = 8
+    head_dim: int = 64
+    hidden: int = 1408
+    qk_norm: bool = True
+    tied: bool = False
+    vocab: int = 256
+    rope_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        if self.dim % self.head_dim or self.head_dim % 2:
+            raise ValueError(
+                f"dim {self.dim} must be a multiple of head_dim {self.head_dim}, and that even"
+            )
+
+
+class RMSNorm(nn.Module):
+    """Normalises in FP32, whatever autocast says."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, 1e-6)
+
+
+def rotary_tables(tokens: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of (tokens, 1, head_dim / 2), one angle for each pair of channels."""
+    half = config.head_dim // 2
+    frequency = config.rope_base ** (-torch.arange(half, device=device) / half)
+    angle = torch.arange(tokens, device=device)[:, None] * frequency
+    return angle.cos()[:, None], angle.sin()[:, None]
+
+
+def rotate_pairs(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions on (batch, tokens, heads, head_dim); channel i pairs with i + half."""
+    cos, sin = tables
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: ModelConfig, attend: Attend) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.attend = attend
+        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=False)
+        self.out = nn.Linear(config.dim, config.dim, bias=False)
+        self.q_norm = RMSNorm(config.head_dim) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        batch, tokens, dim = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, dim // self.head_dim, self.head_dim)
+        q, k, v = qkv.unbind(2)
+        q = rotate_pairs(self.q_norm(q), tables).to(v.dtype)
+        k = rotate_pairs(self.k_norm(k), tables).to(v.dtype)
+        out = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.out(out.transpose(1, 2).reshape(batch, tokens, dim))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.dim, 2 * config.hidden, bias=False)
+        self.out = nn.Linear(config.hidden, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.out(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, attend: Attend) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.dim)
+        self.attention = SelfAttention(config, attend)
+        self.feed_forward_norm = RMSNorm(config.dim)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), tables)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class LanguageModel(nn.Module):
+    """Predicts the next byte. ``forward(tokens, targets)`` gives the mean loss in nats."""
+
+    def __init__(self, config: ModelConfig, attend: Attend) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab, config.dim)
+        self.blocks = nn.ModuleList(Block(config, attend) for _ in range(config.layers))
+        self.norm = RMSNorm(config.dim)
+        self.head = nn.Linear(config.dim, config.vocab, bias=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        into_residual = 0.02 / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                std = into_residual if name.endswith("out.weight") else 0.02
+                nn.init.normal_(parameter, std=std)
+        if self.config.tied:
+            self.head.weight = self.embedding.weight
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        tables = rotary_tables(tokens.shape[1], self.config, tokens.device)
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, tables)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())

@@ -1,0 +1,65 @@
+"""Validation curves as a picture: ``python -m sagebwd.experiments.plot CURVES.csv``."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+
+def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and loss of each run in a file that compare wrote."""
+    with Path(path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or "step" not in rows[0]:
+        raise ValueError(f"{path} holds no validation curves: no 'step' column or no rows")
+    return {
+        label: [(int(row["step"]), float(row[label])) for row in rows if row[label]]
+        for label in rows[0]
+        if label != "step"
+    }
+
+
+def plot_curves(path: Path) -> Path:
+    """Writes the picture beside the CSV file: the losses, and each one's distance to the first."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    curves = read_curves(path)
+    reference_label, *others = curves
+    reference = dict(curves[reference_label])
+    figure, (losses, gaps) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, height_ratios=(3, 2))
+    for index, (label, points) in enumerate(curves.items()):
+        style = dict(color=f"C{index}", linestyle=("-", "--", "-.", ":")[index % 4], label=label)
+        losses.plot(*zip(*points), **style)
+        if label != reference_label:
+            difference = [(s, value - reference[s]) for s, value in points if s in reference]
+            gaps.plot(*zip(*difference), **style)
+    losses.set_ylabel("validation loss (nats per byte)")
+    losses.legend()
+    gaps.axhline(0, color="black", linewidth=0.5)
+    gaps.set_ylabel(f"difference to {reference_label}")
+    gaps.set_xlabel("step")
+    for axes in (losses, gaps):
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    picture = Path(path).with_suffix(".png")
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+    return picture
+
+
+def plot_if_possible(path: Path) -> None:
+    """Plots, or says which command does it where matplotlib is installed."""
+    try:
+        print(f"wrote {plot_curves(path)}", file=sys.stderr)
+    except ImportError:
+        print(f"no matplotlib here; elsewhere: python -m sagebwd.experiments.plot {path}",
+              file=sys.stderr)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(plot_curves(Path(name)))

@@ -1,0 +1,351 @@
+"""Trains the language model on text files, with attention chosen by name.
+
+    python -m sagebwd.experiments.train --attention sagebwd --text a.txt --out bench/results
+
+The same seed gives the same weights and the same batches for every attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .attentions import AttentionChoice, emulation_estimate, make_attention
+from .data import Text
+from .environment import environment, write_json
+from .language_model import LanguageModel, ModelConfig
+
+COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "ms_per_step", "grad_norm")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The defaults suit one H200: well under a minute with fused attention."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    seed: int = 0
+    steps: int = 1000
+    batch: int = 16
+    tokens: int = 1024
+    lr: float = 1e-3
+    final_lr_fraction: float = 0.1
+    warmup: int = 100
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    eval_every: int = 50
+    log_every: int = 10
+    val_sequences: int = 64
+    held_out_fraction: float = 0.1
+    device: str = "cuda"
+    autocast: bool = True
+    compile: bool = False
+    stop_after: int | None = None  #: steps to run of the schedule's `steps`; None: all
+
+    @property
+    def run_steps(self) -> int:
+        return self.steps if self.stop_after is None else self.stop_after
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to `final_lr_fraction`."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        cosine = 0.5 * (1 + math.cos(math.pi * done))
+        return self.lr * (self.final_lr_fraction + (1 - self.final_lr_fraction) * cosine)
+
+
+class NonFinite(RuntimeError):
+    """Training left the finite numbers; the message says at which step and where."""
+
+
+@dataclass
+class Run:
+    """What a training run gave."""
+
+    rows: list[dict]
+    model: LanguageModel
+    batches_sha256: str  #: over every batch: equal means that two runs saw the same bytes
+    seconds: float
+
+    def validation_curve(self) -> dict[int, float]:
+        return {row["step"]: row["val_loss"] for row in self.rows if row["val_loss"] is not None}
+
+
+def be_deterministic() -> None:
+    """Makes PyTorch's own kernels deterministic; before the first CUDA call."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+def autocast(config: TrainConfig):
+    device = torch.device(config.device).type
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=config.autocast)
+
+
+def build_model(config: TrainConfig, choice: AttentionChoice) -> LanguageModel:
+    device = torch.device(config.device)
+    torch.manual_seed(config.seed)
+    # Drawn on the CPU, so that the weights do not depend on the device.
+    return LanguageModel(config.model, make_attention(choice, device)).to(device)
+
+
+def train(config: TrainConfig, choice: AttentionChoice, text: Text, on_row=None) -> Run:
+    """Runs `config.steps` steps; `on_row(row)` is called with each logged row as it comes."""
+    be_deterministic()
+    device = torch.device(config.device)
+    model = build_model(config, choice)
+    step_model = torch.compile(model) if config.compile else model
+    optimiser = _optimiser(model, config)
+    held_out = text.validation(config.val_sequences, config.tokens).to(device)
+    digest = hashlib.sha256()
+    rows: list[dict] = []
+    pending: list[tuple[int, Tensor, Tensor, Tensor]] = []  # step, bytes, loss, gradient norm
+    started = interval = time.perf_counter()
+    for step in range(config.run_steps):
+        sequences = text.batch(config.seed, step, config.batch, config.tokens)
+        digest.update(sequences.numpy().tobytes())
+        sequences = sequences.to(device, non_blocking=True)
+        lr = config.learning_rate(step)
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+        with autocast(config):
+            loss = step_model(sequences[:, :-1], sequences[:, 1:])
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        pending.append((step, sequences, loss.detach(), norm.detach()))
+
+        last = step + 1 == config.run_steps
+        evaluate_now = (step + 1) % config.eval_every == 0 or last
+        if not (evaluate_now or (step + 1) % config.log_every == 0):
+            continue
+        # Losses stay on the device until here: reading each would stop the launch queue.
+        losses = [_finite_loss(model, config, *entry) for entry in pending]
+        milliseconds = (time.perf_counter() - interval) * 1e3 / len(pending)
+        row = dict(
+            step=step + 1,
+            tokens=(step + 1) * config.batch * config.tokens,
+            train_loss=sum(losses) / len(losses),
+            val_loss=evaluate(model, held_out, config) if evaluate_now else None,
+            lr=lr,
+            ms_per_step=milliseconds,
+            grad_norm=float(norm),
+        )
+        rows.append(row)
+        if on_row:
+            on_row(row)
+        pending = []
+        interval = time.perf_counter()
+    return Run(rows, model, digest.hexdigest(), time.perf_counter() - started)
+
+
+def _optimiser(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    fused = torch.device(config.device).type == "cuda"
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=fused)
+
+
+@torch.no_grad()
+def evaluate(model: LanguageModel, held_out: Tensor, config: TrainConfig) -> float:
+    """The mean loss of the held-out sequences, through the same attention."""
+    losses = []
+    for sequences in held_out.split(config.batch):
+        with autocast(config):
+            losses.append(model(sequences[:, :-1], sequences[:, 1:]).double() * len(sequences))
+    return float(torch.stack(losses).sum() / len(held_out))
+
+
+def _finite_loss(model, config, step, sequences, loss, norm) -> float:
+    value = float(loss)
+    if math.isfinite(value) and math.isfinite(float(norm)):
+        return value
+    raise NonFinite(
+        f"step {step + 1}: loss {value}, gradient norm {float(norm)}; "
+        + _first_non_finite(model, config, sequences)
+    )
+
+
+def _first_non_finite(model: LanguageModel, config: TrainConfig, sequences: Tensor) -> str:
+    """Names the parameters, else the first module of that batch's forward, that went wrong."""
+    wrong = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
+    if wrong:
+        return f"non-finite by now: {len(wrong)} parameters, the first {wrong[0]}"
+    found: list[str] = []
+
+    def watch(name):
+        def hook(_module, _inputs, output):
+            if not found and not torch.isfinite(output).all():
+                found.append(name)
+
+        return hook
+
+    hooks = [m.register_forward_hook(watch(name)) for name, m in model.named_modules() if name]
+    with torch.no_grad(), autocast(config):
+        model(sequences[:, :-1], sequences[:, 1:])
+    for hook in hooks:
+        hook.remove()
+    return f"first non-finite output: {found[0]}" if found else "in the backward pass only"
+
+
+class RowWriter:
+    """Appends rows to a CSV file and shows one progress line; nothing is lost on an interrupt."""
+
+    def __init__(self, path: Path, steps: int, title: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("w", newline="")
+        self.writer = csv.DictWriter(self.file, COLUMNS)
+        self.writer.writeheader()
+        self.steps, self.title, self.val_loss = steps, title, math.nan
+
+    def __call__(self, row: dict) -> None:
+        shown = {
+            key: "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+            for key, value in row.items()
+        }
+        self.writer.writerow(shown)
+        self.file.flush()
+        if row["val_loss"] is not None:
+            self.val_loss = row["val_loss"]
+        done = row["step"] / self.steps
+        bar = "#" * round(20 * done)
+        line = (
+            f"{self.title} [{bar:<20}] {row['step']}/{self.steps} train {row['train_loss']:.4f} "
+            f"val {self.val_loss:.4f} {row['ms_per_step']:.1f} ms/step"
+        )
+        last = row["step"] == self.steps
+        if sys.stderr.isatty():
+            print(f"\r{line}", end="\n" if last else "", file=sys.stderr, flush=True)
+        elif last or row["val_loss"] is not None:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def recorded_train(
+    config: TrainConfig, choice: AttentionChoice, text: Text, out: Path, stem: str
+) -> tuple[Run, dict]:
+    """train(), with STEM.csv and STEM.json written as it goes."""
+    record = {
+        "attention": choice.label(),
+        "config": asdict(config),
+        "text": text.files,
+        "environment": environment(),
+        "status": "running",
+    }
+    if choice.name == "emulated":
+        heads = config.model.dim // config.model.head_dim
+        record["emulation"] = emulation_estimate(config.batch, heads, config.tokens)
+        print(f"{choice.label()}: {record['emulation']}", file=sys.stderr)
+    write_json(out / f"{stem}.json", record)
+    writer = RowWriter(out / f"{stem}.csv", config.run_steps, choice.label())
+    try:
+        run = train(config, choice, text, writer)
+    except BaseException as error:
+        record["status"] = f"stopped: {type(error).__name__}: {error}"
+        write_json(out / f"{stem}.json", record)
+        raise
+    finally:
+        writer.close()
+    curve = run.validation_curve()
+    record |= {
+        "status": "finished",
+        "parameters": run.model.parameter_count(),
+        "batches_sha256": run.batches_sha256,
+        "seconds": round(run.seconds, 2),
+        "final_val_loss": list(curve.values())[-1],
+    }
+    write_json(out / f"{stem}.json", record)
+    return run, record
+
+
+def save_checkpoint(path: Path, run: Run, config: TrainConfig, choice: AttentionChoice) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {"model": run.model.state_dict(), "config": asdict(config), "attention": choice.label()},
+        path,
+    )
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options shared by train, compare and capture."""
+    defaults = TrainConfig()
+    parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files to read")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    for name in ("seed", "steps", "batch", "tokens", "warmup", "eval_every", "log_every",
+                 "val_sequences"):
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=int, default=getattr(defaults, name), metavar="N")
+    for name in ("lr", "weight_decay", "clip", "held_out_fraction"):
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=float, default=getattr(defaults, name), metavar="X")
+    for name in ("dim", "layers", "head_dim", "hidden"):
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, type=int, default=getattr(defaults.model, name), metavar="N")
+    parser.add_argument("--no-qk-norm", action="store_true")
+    parser.add_argument("--tied", action="store_true", help="one matrix for embedding and head")
+    parser.add_argument("--no-autocast", action="store_true", help="FP32 instead of bf16")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+
+
+def config_of(arguments: argparse.Namespace) -> TrainConfig:
+    model = ModelConfig(
+        dim=arguments.dim,
+        layers=arguments.layers,
+        head_dim=arguments.head_dim,
+        hidden=arguments.hidden,
+        qk_norm=not arguments.no_qk_norm,
+        tied=arguments.tied,
+    )
+    given = {key: value for key, value in vars(arguments).items() if hasattr(TrainConfig, key)}
+    given.pop("model", None)
+    return replace(TrainConfig(), **given | {"model": model, "autocast": not arguments.no_autocast})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.train",
+                                     description=__doc__.splitlines()[0])
+    add_training_arguments(parser)
+    parser.add_argument("--attention", default="sagebwd", metavar="NAME[:OPTION,...]",
+                        help="sdpa, sagebwd or emulated, e.g. sagebwd:granularity=block,no-rotate "
+                        "or emulated:plan=s+pv+dv+dp+dq+dk (default: sagebwd)")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--name", help="stem of the files written (default: from the attention)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint")
+    options = parser.parse_args(arguments)
+    try:
+        choice = AttentionChoice.parse(options.attention)
+        config = config_of(options)
+        text = Text.read(options.text, config.held_out_fraction)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    stem = options.name or "train-" + "".join(
+        c if c.isalnum() or c in "-+" else "-" for c in choice.label())
+    try:
+        run, _ = recorded_train(config, choice, text, options.out, stem)
+    except NonFinite as error:
+        print(f"\nnon-finite: {error}", file=sys.stderr)
+        return 1
+    if options.save:
+        save_checkpoint(options.save, run, config, choice)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
