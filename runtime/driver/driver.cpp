@@ -1,0 +1,180 @@
+//===- driver.cpp - The CUDA driver ------------------------------------------===//
+
+#include "runtime/driver/driver.h"
+#include "runtime/driver/library.h"
+
+#include <mutex>
+#include <vector>
+
+namespace sagebwd::driver {
+
+namespace {
+
+// CUdevice_attribute
+constexpr int kMultiprocessorCount = 16;
+constexpr int kComputeCapabilityMajor = 75;
+constexpr int kComputeCapabilityMinor = 76;
+constexpr int kMaxSharedMemoryPerBlockOptin = 97;
+// CUfunction_attribute
+constexpr int kMaxDynamicSharedSizeBytes = 8;
+// CUstream_flags
+constexpr unsigned kNonBlocking = 1;
+// CUresult: a cubin that this driver or GPU does not take
+constexpr Result kInvalidImage = 200;
+constexpr Result kNoBinaryForGpu = 209;
+constexpr Result kUnsupportedPtxVersion = 222;
+
+Device device_of(int ordinal) {
+  const Library& cuda = library();
+  if (ordinal < 0 || ordinal >= cuda.devices)
+    throw DriverError("there is no GPU " + std::to_string(ordinal) + ": this process sees " +
+                          std::to_string(cuda.devices) + ", numbered from 0",
+                      /*CUDA_ERROR_INVALID_DEVICE=*/101);
+  Device device = 0;
+  cuda.cuDeviceGet(&device, ordinal);
+  return device;
+}
+
+int attribute(Device device, int which) {
+  int value = 0;
+  library().cuDeviceGetAttribute(&value, which, device);
+  return value;
+}
+
+/// Retained on first use and kept: frameworks hold the same primary context.
+Context primary_context(int ordinal) {
+  static std::mutex mutex;
+  static std::vector<Context>& contexts = *new std::vector<Context>;
+  std::lock_guard lock(mutex);
+  Device device = device_of(ordinal);
+  contexts.resize(library().devices, nullptr);
+  if (!contexts[ordinal])
+    library().cuDevicePrimaryCtxRetain(&contexts[ordinal], device);
+  return contexts[ordinal];
+}
+
+} // namespace
+
+const std::string& unavailable() { return table().unavailable; }
+
+int device_count() { return library().devices; }
+
+int driver_version() {
+  int version = 0;
+  table().cuDriverGetVersion(&version);
+  return version;
+}
+
+DeviceInfo device_info(int ordinal) {
+  const Library& cuda = library();
+  Device device = device_of(ordinal);
+  DeviceInfo info;
+  char name[256] = {};
+  cuda.cuDeviceGetName(name, sizeof(name) - 1, device);
+  info.name = name;
+  info.major = attribute(device, kComputeCapabilityMajor);
+  info.minor = attribute(device, kComputeCapabilityMinor);
+  info.sm_count = attribute(device, kMultiprocessorCount);
+  info.max_shared_bytes = attribute(device, kMaxSharedMemoryPerBlockOptin);
+  cuda.cuDeviceTotalMem(&info.memory_bytes, device);
+  return info;
+}
+
+DeviceScope::DeviceScope(int ordinal) { library().cuCtxPushCurrent(primary_context(ordinal)); }
+
+DeviceScope::~DeviceScope() {
+  // A destructor cannot report; the constructor has called the driver already.
+  Context popped = nullptr;
+  if (table().cuCtxPopCurrent.address)
+    table().cuCtxPopCurrent.address(&popped);
+}
+
+Module load_module(const std::string& cubin) {
+  const Library& cuda = library();
+  Module module = nullptr;
+  Result result = cuda.cuModuleLoadData.call(&module, cubin.data());
+  if (result == kSuccess)
+    return module;
+  try {
+    raise_failed("cuModuleLoadData", result);
+  } catch (const DriverError& error) {
+    if (result != kInvalidImage && result != kNoBinaryForGpu && result != kUnsupportedPtxVersion)
+      throw;
+    throw DriverError(std::string(error.what()) +
+                          ". The kernel was compiled for another GPU, or by a newer CUDA major "
+                          "version than the driver's (" +
+                          std::to_string(driver_version() / 1000) +
+                          "): compile with that version's NVRTC (SAGEBWD_NVRTC).",
+                      result);
+  }
+}
+
+Function get_function(Module module, const std::string& name) {
+  Function function = nullptr;
+  library().cuModuleGetFunction(&function, module, name.c_str());
+  return function;
+}
+
+void set_max_dynamic_shared(Function function, int bytes) {
+  library().cuFuncSetAttribute(function, kMaxDynamicSharedSizeBytes, bytes);
+}
+
+void launch(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads,
+            unsigned shared_bytes, Stream stream, void* params) {
+  void* arguments[] = {params};
+  library().cuLaunchKernel(function, grid_x, grid_y, grid_z, threads, 1, 1, shared_bytes, stream,
+                           arguments, nullptr);
+}
+
+bool is_capturing(Stream stream) {
+  int status = 0; // CU_STREAM_CAPTURE_STATUS_NONE
+  library().cuStreamIsCapturing(stream, &status);
+  return status != 0;
+}
+
+Pointer allocate(size_t bytes) {
+  Pointer pointer = 0;
+  library().cuMemAlloc(&pointer, bytes);
+  return pointer;
+}
+
+void release(Pointer pointer) { library().cuMemFree(pointer); }
+
+void copy_to_device(Pointer to, const void* from, size_t bytes) {
+  library().cuMemcpyHtoD(to, from, bytes);
+}
+
+void copy_to_host(void* to, Pointer from, size_t bytes) { library().cuMemcpyDtoH(to, from, bytes); }
+
+void fill(Pointer to, uint8_t value, size_t bytes) { library().cuMemsetD8(to, value, bytes); }
+
+void synchronize() { library().cuCtxSynchronize(); }
+
+Event create_event() {
+  Event event = nullptr;
+  library().cuEventCreate(&event, 0);
+  return event;
+}
+
+void destroy_event(Event event) { library().cuEventDestroy(event); }
+
+void record(Event event, Stream stream) { library().cuEventRecord(event, stream); }
+
+float elapsed_ms(Event start, Event stop) {
+  float ms = 0;
+  library().cuEventSynchronize(stop);
+  library().cuEventElapsedTime(&ms, start, stop);
+  return ms;
+}
+
+Stream create_stream() {
+  Stream stream = nullptr;
+  library().cuStreamCreate(&stream, kNonBlocking);
+  return stream;
+}
+
+void destroy_stream(Stream stream) { library().cuStreamDestroy(stream); }
+
+void synchronize(Stream stream) { library().cuStreamSynchronize(stream); }
+
+} // namespace sagebwd::driver

@@ -1,0 +1,90 @@
+//===- library.h - The table of driver functions -----------------------------===//
+//
+// Internal to runtime/driver. Each function is resolved once, at the version whose signature is
+// declared here (as cudaTypedefs.h names it); a missing one is an error only when it is called.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "runtime/driver/driver.h"
+
+namespace sagebwd::driver {
+
+using Result = int; // CUresult
+constexpr Result kSuccess = 0;
+
+// Name, the CUDA version that introduced this signature, the exported symbol, parameters.
+#define SAGEBWD_DRIVER_FUNCTIONS(X)                                                                \
+  X(cuInit, 2000, "cuInit", unsigned)                                                              \
+  X(cuDriverGetVersion, 2020, "cuDriverGetVersion", int*)                                          \
+  X(cuGetErrorName, 6000, "cuGetErrorName", Result, const char**)                                  \
+  X(cuGetErrorString, 6000, "cuGetErrorString", Result, const char**)                              \
+  X(cuDeviceGetCount, 2000, "cuDeviceGetCount", int*)                                              \
+  X(cuDeviceGet, 2000, "cuDeviceGet", Device*, int)                                                \
+  X(cuDeviceGetName, 2000, "cuDeviceGetName", char*, int, Device)                                  \
+  X(cuDeviceGetAttribute, 2000, "cuDeviceGetAttribute", int*, int, Device)                         \
+  X(cuDeviceTotalMem, 3020, "cuDeviceTotalMem_v2", size_t*, Device)                                \
+  X(cuDevicePrimaryCtxRetain, 7000, "cuDevicePrimaryCtxRetain", Context*, Device)                  \
+  X(cuCtxPushCurrent, 4000, "cuCtxPushCurrent_v2", Context)                                        \
+  X(cuCtxPopCurrent, 4000, "cuCtxPopCurrent_v2", Context*)                                         \
+  X(cuCtxSynchronize, 2000, "cuCtxSynchronize")                                                    \
+  X(cuModuleLoadData, 2000, "cuModuleLoadData", Module*, const void*)                              \
+  X(cuModuleGetFunction, 2000, "cuModuleGetFunction", Function*, Module, const char*)              \
+  X(cuFuncSetAttribute, 9000, "cuFuncSetAttribute", Function, int, int)                            \
+  X(cuLaunchKernel, 4000, "cuLaunchKernel", Function, unsigned, unsigned, unsigned, unsigned,      \
+    unsigned, unsigned, unsigned, Stream, void**, void**)                                          \
+  X(cuStreamIsCapturing, 10000, "cuStreamIsCapturing", Stream, int*)                               \
+  X(cuMemAlloc, 3020, "cuMemAlloc_v2", Pointer*, size_t)                                           \
+  X(cuMemFree, 3020, "cuMemFree_v2", Pointer)                                                      \
+  X(cuMemcpyHtoD, 3020, "cuMemcpyHtoD_v2", Pointer, const void*, size_t)                           \
+  X(cuMemcpyDtoH, 3020, "cuMemcpyDtoH_v2", void*, Pointer, size_t)                                 \
+  X(cuMemsetD8, 3020, "cuMemsetD8_v2", Pointer, unsigned char, size_t)                             \
+  X(cuEventCreate, 2000, "cuEventCreate", Event*, unsigned)                                        \
+  X(cuEventDestroy, 4000, "cuEventDestroy_v2", Event)                                              \
+  X(cuEventRecord, 2000, "cuEventRecord", Event, Stream)                                           \
+  X(cuEventSynchronize, 2000, "cuEventSynchronize", Event)                                         \
+  X(cuEventElapsedTime, 2000, "cuEventElapsedTime", float*, Event, Event)                          \
+  X(cuStreamCreate, 2000, "cuStreamCreate", Stream*, unsigned)                                     \
+  X(cuStreamDestroy, 4000, "cuStreamDestroy_v2", Stream)                                           \
+  X(cuStreamSynchronize, 2000, "cuStreamSynchronize", Stream)
+
+/// Raises LibraryError: the driver has no such function.
+[[noreturn]] void raise_missing(const char* name, int since);
+/// Raises DriverError.
+[[noreturn]] void raise_failed(const char* name, Result);
+
+template <class... Args> struct FunctionOf {
+  const char* name;
+  int since;
+  Result (*address)(Args...) = nullptr;
+
+  /// The driver's own answer.
+  Result call(Args... args) const {
+    if (!address)
+      raise_missing(name, since);
+    return address(args...);
+  }
+  /// Raises DriverError for any other answer than success.
+  void operator()(Args... args) const {
+    if (Result result = call(args...); result != kSuccess)
+      raise_failed(name, result);
+  }
+};
+
+struct Library {
+#define X(name, since, symbol, ...) FunctionOf<__VA_ARGS__> name{#name, since};
+  SAGEBWD_DRIVER_FUNCTIONS(X)
+#undef X
+  std::string unavailable; ///< why there is no usable driver or GPU
+  bool present = false;    ///< libcuda is loaded
+  int devices = 0;
+
+  Library();
+};
+
+/// The table as it is; for functions that must work without a GPU.
+const Library& table();
+/// The table of a driver with at least one GPU; raises LibraryError.
+const Library& library();
+
+} // namespace sagebwd::driver

@@ -1,0 +1,179 @@
+//===- library.cpp - Finding libnvrtc ---------------------------------------===//
+
+#include "runtime/nvrtc/library.h"
+#include "runtime/error.h"
+
+#include <cstdlib>
+#include <dlfcn.h>
+#include <filesystem>
+#include <glob.h>
+#include <link.h>
+
+namespace fs = std::filesystem;
+
+namespace sagebwd::nvrtc {
+
+namespace {
+
+/// Newest first. 12.8 is the first that knows every architecture of the list.
+constexpr const char* kSonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+std::vector<std::string> glob_all(const std::string& pattern) {
+  std::vector<std::string> paths;
+  glob_t result = {};
+  if (::glob(pattern.c_str(), 0, nullptr, &result) == 0)
+    paths.assign(result.gl_pathv, result.gl_pathv + result.gl_pathc);
+  ::globfree(&result);
+  return paths;
+}
+
+/// The folder of the shared library or executable that this code is linked into.
+fs::path own_folder() {
+  Dl_info info;
+  if (!::dladdr(reinterpret_cast<void*>(&own_folder), &info) || !info.dli_fname)
+    return {};
+  std::error_code error;
+  return fs::weakly_canonical(info.dli_fname, error).parent_path();
+}
+
+fs::path executable_prefix() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error).parent_path().parent_path();
+}
+
+class Places {
+public:
+  void add(Candidate::Kind kind, std::string name, std::string origin) {
+    list_.push_back({kind, std::move(name), std::move(origin)});
+  }
+  void folder(const std::string& path, const std::string& origin) {
+    for (const char* soname : kSonames)
+      add(Candidate::file, path + "/" + soname, origin);
+  }
+  /// A folder that holds Python packages.
+  void site_packages(const std::string& path, const std::string& origin) {
+    folder(path + "/nvidia/cu13/lib", origin);
+    folder(path + "/nvidia/cuda_nvrtc/lib", origin);
+  }
+  /// A Python installation or virtual environment.
+  void python_prefix(const std::string& prefix, const std::string& origin) {
+    bool found = false;
+    for (const char* pattern : {"/lib*/python3*/site-packages", "/lib*/python3*/dist-packages"})
+      for (const std::string& path : glob_all(prefix + pattern)) {
+        site_packages(path, origin);
+        found = true;
+      }
+    if (!found)
+      add(Candidate::file, prefix + "/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*",
+          origin);
+  }
+  void toolkit(const std::string& root, const std::string& origin) {
+    folder(root + "/lib64", origin);
+    folder(root + "/lib", origin);
+  }
+  std::vector<Candidate> take() { return std::move(list_); }
+
+private:
+  std::vector<Candidate> list_;
+};
+
+/// CUDA 13's wheels carry no RUNPATH, so libnvrtc does not find its builtins unless they are in
+/// the process already.
+void open_builtins(const fs::path& folder) {
+  for (const std::string& path : glob_all((folder / "libnvrtc-builtins.so.[0-9]*").string()))
+    ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
+std::string path_of(void* handle) {
+  link_map* map = nullptr;
+  if (::dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || !map || !map->l_name)
+    return "";
+  std::error_code error;
+  fs::path path = fs::canonical(map->l_name, error);
+  return error ? map->l_name : path.string();
+}
+
+void* open(const Candidate& candidate, std::string& why) {
+  if (candidate.kind == Candidate::file) {
+    std::error_code error;
+    if (!fs::exists(candidate.name, error)) {
+      why = "no such file";
+      return nullptr;
+    }
+    open_builtins(fs::path(candidate.name).parent_path());
+  }
+  int flags = RTLD_NOW | RTLD_LOCAL | (candidate.kind == Candidate::loaded ? RTLD_NOLOAD : 0);
+  void* handle = ::dlopen(candidate.name.c_str(), flags);
+  if (!handle) {
+    const char* message = ::dlerror();
+    why = candidate.kind == Candidate::loaded ? "not loaded" : message ? message : "not found";
+  }
+  return handle;
+}
+
+} // namespace
+
+std::vector<Candidate> candidates() {
+  Places places;
+  if (std::string given = variable("SAGEBWD_NVRTC"); !given.empty()) {
+    std::error_code error;
+    if (fs::is_directory(given, error))
+      places.folder(given, "SAGEBWD_NVRTC");
+    else
+      places.add(Candidate::file, given, "SAGEBWD_NVRTC");
+    return places.take();
+  }
+
+  for (const char* soname : kSonames)
+    places.add(Candidate::loaded, soname, "in this process");
+
+  // site-packages/sagebwd/_core.so has site-packages/nvidia as its neighbour.
+  if (fs::path folder = own_folder(); !folder.empty())
+    places.site_packages(folder.parent_path().string(), "beside this library");
+  if (fs::path prefix = executable_prefix(); !prefix.empty()) {
+    places.python_prefix(prefix.string(), "beside the executable");
+    places.python_prefix((prefix / "venv").string(), "beside the executable");
+  }
+  for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX"})
+    if (std::string prefix = variable(name); !prefix.empty()) {
+      places.python_prefix(prefix, name);
+      places.folder(prefix + "/lib", name);
+    }
+
+  for (const char* name : {"CUDA_HOME", "CUDA_PATH"})
+    if (std::string root = variable(name); !root.empty())
+      places.toolkit(root, name);
+
+  for (const char* soname : kSonames)
+    places.add(Candidate::search, soname, "the dynamic linker");
+  places.toolkit("/usr/local/cuda", "the system");
+  std::vector<std::string> toolkits = glob_all("/usr/local/cuda-1[2-9]*");
+  for (auto root = toolkits.rbegin(); root != toolkits.rend(); ++root)
+    places.toolkit(*root, "the system");
+  return places.take();
+}
+
+OpenLibrary open_first(const std::vector<Candidate>& places) {
+  std::string tried;
+  for (const Candidate& candidate : places) {
+    std::string why;
+    if (void* handle = open(candidate, why)) {
+      OpenLibrary library{handle, path_of(handle)};
+      open_builtins(fs::path(library.path).parent_path());
+      return library;
+    }
+    tried += "\n  " + candidate.name + " (" + candidate.origin + "): " + why;
+  }
+  throw LibraryError("libnvrtc (CUDA's run-time compiler, 12 or 13) was not found, and a kernel "
+                     "has to be compiled. Install it with `pip install nvidia-cuda-nvrtc` (CUDA "
+                     "13) or `pip install nvidia-cuda-nvrtc-cu12`, or set SAGEBWD_NVRTC to the "
+                     "library file. Tried:" +
+                     tried);
+}
+
+} // namespace sagebwd::nvrtc
