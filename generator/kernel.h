@@ -68,6 +68,8 @@ KernelSource emit(const KernelSpec&);
 
 /// A sound tile for a kernel on an architecture, without tuning. Raises SpecError where none fits.
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
+/// Raises SpecError where a kernel's tile cannot be built, and says why.
+void check_tile(const KernelSpec&);
 /// Dynamic shared memory of a kernel with this tile.
 int shared_bytes(KernelKind, const AttentionSpec&, const TileConfig&);
 

@@ -51,7 +51,10 @@ struct Problem {
   /* sizes */                                                                                      \
   X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
   X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int")                                   \
-  X(softmax_scale, "float")
+  X(softmax_scale, "float")                                                                        \
+  /* fields that a role of a shared kernel leaves empty */                                         \
+  X(no_bytes, "s8*") X(no_floats, "float*") X(no_lse, "const float*") X(no_tensor, "Element*")     \
+  X(no_stride, "s64")
 
 enum class Operand {
 #define X(name, type) name,
@@ -63,13 +66,19 @@ std::string_view name_of(Operand);
 /// The C type in generated code: a pointer, "s64", "int" or "float".
 std::string_view type_of(Operand);
 
-/// The operands of a kernel, in the order of its `Params` struct.
-const std::vector<Operand>& operands_of(const KernelSpec&);
+/// One field of a kernel's `Params` struct. The quantisation kernels call the tensor they read
+/// `x`, whichever it is: a field's name need not be its operand's.
+struct Field {
+  std::string_view name;
+  Operand operand;
+};
+/// The fields of a kernel's `Params` struct, in order.
+const std::vector<Field>& fields_of(KernelKind);
 
 /// One value per operand of a call; pointers and integers as 64 bits, floats as their bits.
 using OperandValues = std::array<uint64_t, static_cast<size_t>(Operand::count)>;
 /// The bytes of a kernel's `Params` struct, laid out by C's rules. At most 512 bytes.
-size_t pack_params(const std::vector<Operand>&, const OperandValues&, std::byte* params);
+size_t pack_params(const std::vector<Field>&, const OperandValues&, std::byte* params);
 
 /// The sequence padded to whole tiles of every configuration.
 inline constexpr int64_t kPadding = 128;

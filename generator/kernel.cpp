@@ -1,0 +1,171 @@
+//===- kernel.cpp - Kernel names, tiles and their shared memory -------------===//
+
+#include "generator/kernel.h"
+
+#include <array>
+#include <cstdio>
+
+namespace sagebwd {
+namespace {
+
+constexpr std::array<std::string_view, 9> kKindNames = {
+    "key_mean_partial", "key_mean", "quantize_q", "quantize_k",  "quantize_v",
+    "quantize_dout",    "forward",  "backward_dq", "backward_dkv"};
+
+bool is_attention(KernelKind kind) { return kind >= KernelKind::forward; }
+
+/// Bytes of a token of Q or K for S, and of a token of V or dO.
+int score_row(const AttentionSpec& s) {
+  return s.precision == Precision::qk16 ? 2 * s.head_dim : s.head_dim;
+}
+int value_row(const AttentionSpec& s) { return 2 * s.head_dim; }
+
+std::string describe(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
+
+} // namespace
+
+std::string_view to_string(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
+std::string_view to_string(KernelKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
+
+std::string to_string(const TileConfig& t) {
+  return std::to_string(t.block_q) + "x" + std::to_string(t.block_kv) + " w" +
+         std::to_string(t.warps) + " s" + std::to_string(t.stages) + " b" +
+         std::to_string(t.blocks_per_sm);
+}
+
+TileConfig parse_tile(std::string_view text) {
+  TileConfig t;
+  int end = 0;
+  const std::string s(text);
+  if (std::sscanf(s.c_str(), "%dx%d w%d s%d b%d%n", &t.block_q, &t.block_kv, &t.warps, &t.stages,
+                  &t.blocks_per_sm, &end) != 5 ||
+      static_cast<size_t>(end) != s.size())
+    throw SpecError("cannot read tile '" + s +
+                    "': expected block_q x block_kv, warps, stages, blocks per SM, as in "
+                    "'128x64 w8 s2 b1'");
+  return t;
+}
+
+std::string kernel_name(const KernelSpec& k) {
+  const AttentionSpec& s = k.attention;
+  std::string name = "sagebwd_" + std::string(to_string(k.kind)) + "_d" +
+                     std::to_string(s.head_dim) + "_" + std::string(to_string(s.dtype));
+  if (k.kind == KernelKind::key_mean_partial || k.kind == KernelKind::key_mean)
+    return name + "_" + std::string(to_string(k.pass));
+  if (!is_attention(k.kind))
+    name += "_" + std::string(to_string(k.pass));
+  else if (s.causal != Causal::none)
+    name += "_causal";
+  name += "_" + std::string(to_string(s.granularity)) + std::to_string(s.group_q) + "x" +
+          std::to_string(s.group_kv);
+  if (s.precision == Precision::qk16)
+    name += "_qk16";
+  if (!s.smooth_k)
+    name += "_unsmoothed";
+  if (!s.rotate && s.precision != Precision::qk16)
+    name += "_unrotated";
+  if (is_attention(k.kind))
+    name += "_" + std::to_string(k.tile.block_q) + "x" + std::to_string(k.tile.block_kv) + "_w" +
+            std::to_string(k.tile.warps) + "_s" + std::to_string(k.tile.stages) + "_b" +
+            std::to_string(k.tile.blocks_per_sm);
+  return name;
+}
+
+int shared_bytes(KernelKind kind, const AttentionSpec& s, const TileConfig& t) {
+  const int d = s.head_dim, tokens = 64;
+  const bool block = s.granularity == Granularity::block;
+  switch (kind) {
+  case KernelKind::forward: // Q; stages of K, transposed V and their scales
+    return t.block_q * score_row(s) +
+           t.stages * (s.group_kv * score_row(s) + d * s.group_kv + s.group_kv * 4 + d * 4);
+  case KernelKind::backward_dq: // Q, dO; stages of K, V, transposed K and scales; block maxima
+    return t.block_q * (score_row(s) + value_row(s)) +
+           t.stages * (s.group_kv * (score_row(s) + value_row(s)) + d * s.group_kv +
+                       s.group_kv * 4 + d * 4) +
+           (block ? 2 * t.warps * 8 : 0);
+  case KernelKind::backward_dkv: // K, V; stages of Q, dO, transposed Q and dO, vectors, scales
+    return t.block_kv * (score_row(s) + value_row(s)) +
+           t.stages * (tokens * (score_row(s) + value_row(s)) + 2 * d * tokens + 3 * tokens * 4 +
+                       2 * d * 4);
+  default:
+    return 0;
+  }
+}
+
+namespace {
+
+/// Why a tile cannot be built for a kernel, or empty.
+std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig& t,
+                      const Arch& arch) {
+  const bool keys = kind == KernelKind::backward_dkv;
+  const int walked = keys ? 64 : s.group_kv, rows = keys ? t.block_kv : t.block_q;
+  if (t.warps < 1 || t.warps > 8 || rows != 16 * t.warps || 128 % rows != 0)
+    return "a warp takes 16 " + std::string(keys ? "keys" : "queries") +
+           ", and a block 16, 32, 64 or 128";
+  if ((keys ? t.block_q : t.block_kv) != walked)
+    return "this kernel walks over " + std::to_string(walked) + (keys ? " queries" : " keys") +
+           " at a time";
+  if (t.stages < 1 || t.stages > 2)
+    return "1 or 2 stages are supported";
+  if (t.blocks_per_sm < 1 || t.blocks_per_sm > 8)
+    return "1 to 8 blocks per SM are supported";
+  if (kind == KernelKind::backward_dq && s.granularity == Granularity::block &&
+      t.block_q != s.group_q)
+    return "under 'block' the tile must be the group of " + std::to_string(s.group_q) + " queries";
+  if (shared_bytes(kind, s, t) > arch.max_shared_bytes)
+    return "it needs " + std::to_string(shared_bytes(kind, s, t)) + " bytes of shared memory and " +
+           std::string(arch.name) + " has " + std::to_string(arch.max_shared_bytes) + " per block";
+  return "";
+}
+
+} // namespace
+
+void check_tile(const KernelSpec& k) {
+  if (!is_attention(k.kind))
+    return;
+  const std::string why = objection(k.kind, k.attention, k.tile, k.arch);
+  if (!why.empty())
+    throw SpecError("tile " + describe(k.tile) + " does not suit " +
+                    std::string(to_string(k.kind)) + " of " + to_string(k.attention) + " on " +
+                    std::string(k.arch.name) + ": " + why);
+}
+
+TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  if (!is_attention(kind))
+    return {};
+  const bool keys = kind == KernelKind::backward_dkv;
+  // The first that fits: wide blocks read less, two stages hide more.
+  for (const auto& [warps, stages] : {std::pair{8, 2}, {8, 1}, {4, 2}, {4, 1}, {2, 1}}) {
+    TileConfig tile;
+    tile.warps = warps;
+    tile.stages = stages;
+    tile.block_q = keys ? 64 : 16 * warps;
+    tile.block_kv = keys ? 16 * warps : s.group_kv;
+    if (objection(kind, s, tile, arch).empty())
+      return tile;
+  }
+  throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
+                  std::string(arch.name));
+}
+
+std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const Arch& arch) {
+  const AttentionSpec s = resolved(spec);
+  const bool scores8 = s.precision == Precision::six_of_seven;
+  std::vector<KernelKind> kinds;
+  // The mean serves the INT8 copies of K: for S, and transposed for dQ.
+  if (s.smooth_k && (scores8 || pass == Pass::backward))
+    kinds = {KernelKind::key_mean_partial, KernelKind::key_mean};
+  if (scores8 || pass == Pass::backward)
+    kinds.insert(kinds.end(), {KernelKind::quantize_q, KernelKind::quantize_k});
+  if (pass == Pass::forward)
+    kinds.insert(kinds.end(), {KernelKind::quantize_v, KernelKind::forward});
+  else
+    kinds.insert(kinds.end(), {KernelKind::quantize_dout, KernelKind::backward_dq,
+                               KernelKind::backward_dkv});
+  std::vector<KernelSpec> kernels;
+  for (KernelKind kind : kinds)
+    kernels.push_back({kind, pass, s, arch, default_tile(kind, s, arch)});
+  return kernels;
+}
+
+} // namespace sagebwd

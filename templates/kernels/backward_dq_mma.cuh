@@ -1,0 +1,257 @@
+//===- kernels/backward_dq_mma.cuh - dQ, with mma.sync ----------------------===//
+//
+// SageBwd, Algorithm 2, the half that sums over keys. One block takes BLOCK_Q queries of one head,
+// 16 a warp, and walks over the keys a quantisation group (GROUP_KV) at a time:
+//   P  = exp(S - lse)      S as in the forward pass
+//   dP = dO V^T - delta    16-bit; delta is where the accumulator starts
+//   dS = P dP              quantised: a scale a query and group (`row`), or one a block of
+//                          GROUP_Q x GROUP_KV (`block`), which backward_dkv then reads
+//   dQ += dS K             INT8
+//
+// Shared memory streams in two halves: K and V for S and dP, then transposed K for dQ.
+//
+//===----------------------------------------------------------------------===//
+
+constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
+constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of keys
+
+struct SharedLayout {
+  static constexpr int QUERIES = 0;
+  static constexpr int DOUT = QUERIES + BLOCK_Q * SCORE_ROW_BYTES;
+  static constexpr int KEYS = DOUT + BLOCK_Q * VALUE_ROW_BYTES;
+  static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
+  static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
+  static constexpr int VALUES_BYTES = GROUP_KV * VALUE_ROW_BYTES;
+  static constexpr int KEYS_T = VALUES + STAGES * VALUES_BYTES;
+  static constexpr int KEYS_T_BYTES = HEAD_DIM * GROUP_KV;
+  static constexpr int KEY_SCALES = KEYS_T + STAGES * KEYS_T_BYTES;
+  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
+  static constexpr int KEY_T_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
+  static constexpr int KEY_T_SCALES_BYTES = HEAD_DIM * 4;
+  static constexpr int MAXIMA = KEY_T_SCALES + STAGES * KEY_T_SCALES_BYTES;
+  static constexpr int TOTAL = MAXIMA + (BLOCK_SCALES ? 2 * WARPS * 8 : 0);
+};
+static_assert(SharedLayout::TOTAL == SHARED_BYTES, "the host launches with what is used here");
+static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole block");
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
+
+  const int block = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int head = blockIdx.y, batch = blockIdx.z;
+  const int kv_head = head / (p.heads / p.heads_kv);
+  const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
+  const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
+  const int first_query = block * BLOCK_Q;
+  const int visible_keys =
+      CAUSAL ? maximum(0, minimum(p.seq_kv, first_query + BLOCK_Q + p.causal_offset)) : p.seq_kv;
+  const int groups = ceil_div(visible_keys, GROUP_KV);
+
+  const Element* values = p.v + batch * p.v_stride_b + kv_head * p.v_stride_h;
+  const auto load_keys_and_values = [&](int group) {
+    if (group < groups) {
+      const int first = group * GROUP_KV, stage = group % STAGES;
+      const s64 token = flat_kv_head * p.padded_kv + first;
+      const u32 tile = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
+      if constexpr (QK16) {
+        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
+            tile, p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s,
+            p.k_stride_s * 2, p.seq_kv - first);
+      } else {
+        load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
+        load_floats<GROUP_KV, THREADS>(
+            shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES,
+            p.k8_scale + token);
+      }
+      load_tile<GROUP_KV, VALUE_ROW_BYTES, THREADS>(
+          shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
+          values + first * p.v_stride_s, p.v_stride_s * 2, p.seq_kv - first);
+    }
+    cp_async_commit();
+  };
+  const auto load_transposed_keys = [&](int group) {
+    if (group < groups) {
+      const s64 token = flat_kv_head * p.padded_kv + group * GROUP_KV;
+      const int stage = group % STAGES;
+      load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
+          shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
+          p.kt8 + token * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(
+          shared + SharedLayout::KEY_T_SCALES + stage * SharedLayout::KEY_T_SCALES_BYTES,
+          p.kt8_scale + token / GROUP_KV * HEAD_DIM);
+    }
+    cp_async_commit();
+  };
+
+  if constexpr (QK16)
+    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
+        shared + SharedLayout::QUERIES,
+        p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s,
+        p.q_stride_s * 2, p.seq_q - first_query);
+  else
+    load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
+        shared + SharedLayout::QUERIES,
+        p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
+  load_tile<BLOCK_Q, VALUE_ROW_BYTES, THREADS>(
+      shared + SharedLayout::DOUT,
+      p.dout + batch * p.dout_stride_b + head * p.dout_stride_h + first_query * p.dout_stride_s,
+      p.dout_stride_s * 2, p.seq_q - first_query);
+  load_keys_and_values(0);
+  if constexpr (STAGES == 2)
+    load_transposed_keys(0);
+
+  const int warp_query = first_query + warp_id() * 16;
+  const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
+  float score_step[2], lse[2], delta[2]; // scores and lse in log2 units
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const s64 row = flat_head * p.padded_q + query[r];
+    score_step[r] = p.softmax_scale * LOG2_E * (QK16 ? 1.0f : p.q8_scale[row]);
+    lse[r] = p.lse_log2[row];
+    delta[r] = p.delta[row];
+  }
+
+  RowFragments<SCORE_ROW_BYTES, SCORE_ROWS_IN_REGISTERS> queries;
+  RowFragments<VALUE_ROW_BYTES, VALUE_ROWS_IN_REGISTERS> dout;
+  float dq[HEAD_DIM / 8][4] = {};
+
+  for (int group = 0; group < groups; ++group) {
+    const int stage = group % STAGES, first_key = group * GROUP_KV;
+
+    cp_async_wait<STAGES - 1>();
+    __syncthreads();
+    if constexpr (STAGES == 1)
+      load_transposed_keys(group);
+    else
+      load_keys_and_values(group + 1);
+    if (group == 0) {
+      queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
+      dout.load(shared + SharedLayout::DOUT, warp_id() * 16);
+    }
+
+    float ds[KEY_TILES][COLUMNS8][4];
+    float largest_ds[2] = {0, 0}, largest_p = 0;
+#pragma unroll
+    for (int tile = 0; tile < KEY_TILES; ++tile) {
+      const int tile_key = first_key + tile * TOKENS_PER_TILE;
+      ScoreSum products[COLUMNS8][4] = {};
+      multiply_scores<COLUMNS8>(products, queries,
+                                shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
+                                    tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
+      float x[COLUMNS8][4];
+      const u32 key_scales = shared + SharedLayout::KEY_SCALES +
+                             stage * SharedLayout::KEY_SCALES_BYTES + tile * TOKENS_PER_TILE * 4 +
+                             quad_lane * 8;
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j) {
+        const float2 key_step = QK16 ? float2{1.0f, 1.0f} : read_float2(key_scales + j * 32);
+        x[j][0] = static_cast<float>(products[j][0]) * key_step.x;
+        x[j][1] = static_cast<float>(products[j][1]) * key_step.y;
+        x[j][2] = static_cast<float>(products[j][2]) * key_step.x;
+        x[j][3] = static_cast<float>(products[j][3]) * key_step.y;
+      }
+      const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
+      if (tile_key + TOKENS_PER_TILE > minimum(first_hidden, p.seq_kv)) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int key = tile_key + 8 * j + 2 * quad_lane + (i & 1);
+            if (key >= p.seq_kv || (CAUSAL && key > query[i >> 1] + p.causal_offset))
+              x[j][i] = -INFINITY_F;
+          }
+        }
+      }
+
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[i >> 1], -lse[i >> 1]));
+          ds[tile][j][i] = -delta[i >> 1];
+          if constexpr (BLOCK_SCALES)
+            largest_p = max_nan(largest_p, x[j][i]);
+        }
+      }
+      multiply_values<COLUMNS8>(ds[tile], dout,
+                                shared + SharedLayout::VALUES +
+                                    stage * SharedLayout::VALUES_BYTES +
+                                    tile * TOKENS_PER_TILE * VALUE_ROW_BYTES);
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          ds[tile][j][i] *= x[j][i];
+          largest_ds[i >> 1] = max_nan(largest_ds[i >> 1], magnitude(ds[tile][j][i]));
+        }
+      }
+    }
+
+    const u32 maxima = shared + SharedLayout::MAXIMA + (group & 1) * WARPS * 8;
+    if constexpr (BLOCK_SCALES) {
+      largest_ds[0] = warp_max_nan(max_nan(largest_ds[0], largest_ds[1]));
+      largest_p = warp_max_nan(largest_p);
+      if (lane == 0) {
+        write_float(maxima + warp_id() * 8, largest_ds[0]);
+        write_float(maxima + warp_id() * 8 + 4, largest_p);
+      }
+    } else {
+      largest_ds[0] = quad_max_nan(largest_ds[0]);
+      largest_ds[1] = quad_max_nan(largest_ds[1]);
+    }
+
+    cp_async_wait<STAGES - 1>();
+    __syncthreads();
+    if constexpr (STAGES == 1)
+      load_keys_and_values(group + 1);
+    else
+      load_transposed_keys(group + 1);
+
+    if constexpr (BLOCK_SCALES) {
+#pragma unroll
+      for (int warp = 0; warp < WARPS; ++warp) {
+        const float2 other = read_float2(maxima + warp * 8);
+        largest_ds[0] = max_nan(largest_ds[0], other.x);
+        largest_p = max_nan(largest_p, other.y);
+      }
+      largest_ds[1] = largest_ds[0];
+      if (threadIdx.x == 0) {
+        const s64 tile = (flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
+        p.tile_ds_max[tile + group] = largest_ds[0];
+        p.tile_p_max[tile + group] = largest_p;
+      }
+    }
+    const Scale low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
+    const Scale high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
+    u32 ds8[GROUP_KV / 32][4];
+#pragma unroll
+    for (int step = 0; step < GROUP_KV / 32; ++step)
+      quantize_fragment<true>(ds8[step], &ds[step / 2][4 * (step % 2)], low.inverse, high.inverse);
+    multiply_tokens<true, GROUP_KV / 32>(
+        dq, ds8, shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
+        shared + SharedLayout::KEY_T_SCALES + stage * SharedLayout::KEY_T_SCALES_BYTES, low.step,
+        high.step);
+  }
+  cp_async_wait<0>();
+
+  // With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean
+  // that K-smoothing took off counts.
+  if constexpr (SMOOTH_K) {
+    if (p.dlse != nullptr) {
+      const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + quad_lane * 2;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float gradient =
+            query[i >> 1] < p.seq_q ? p.dlse[flat_head * p.seq_q + query[i >> 1]] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 8; ++j)
+          dq[j][i] += gradient * mean[8 * j + (i & 1)];
+      }
+    }
+  }
+  store_rows(p.dq + batch * p.dq_stride_b + head * p.dq_stride_h + warp_query * p.dq_stride_s,
+             p.dq_stride_s, p.seq_q - warp_query, dq, p.softmax_scale, p.softmax_scale);
+}

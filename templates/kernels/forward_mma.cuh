@@ -1,0 +1,222 @@
+//===- kernels/forward_mma.cuh - O and lse, with mma.sync ------------------===//
+//
+// SageBwd, Algorithm 1. One block takes BLOCK_Q queries of one head, 16 a warp, and walks over the
+// keys a quantisation group (GROUP_KV) at a time:
+//   S = Q K^T            INT8 (16-bit under qk16); dequantised by token scales
+//   P = exp(S - rowmax)  quantised with the constant scale 1/255: the row's maximum is 1
+//   O = O alpha + P V    unsigned x signed INT8, one scale a channel and group
+// alpha and beta carry the running maximum: each group's P is taken against its own maximum.
+//
+// Shared memory streams in two halves, K before V, each waited for just before its product. With
+// STAGES = 1 a half is refilled while the other is worked on; with 2 a whole group ahead.
+//
+//===----------------------------------------------------------------------===//
+
+constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
+constexpr int COLUMNS8 = GROUP_KV / 8;
+
+struct SharedLayout {
+  static constexpr int QUERIES = 0;
+  static constexpr int KEYS = QUERIES + BLOCK_Q * SCORE_ROW_BYTES;
+  static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
+  static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
+  static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
+  static constexpr int KEY_SCALES = VALUES + STAGES * VALUES_BYTES;
+  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
+  static constexpr int VALUE_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
+  static constexpr int VALUE_SCALES_BYTES = HEAD_DIM * 4;
+  static constexpr int TOTAL = VALUE_SCALES + STAGES * VALUE_SCALES_BYTES;
+};
+static_assert(SharedLayout::TOTAL == SHARED_BYTES, "the host launches with what is used here");
+
+/// What one row needs across the groups. Maxima and scores are in units of log2.
+struct RowState {
+  float maximum = -INFINITY_F;
+  float sum = 0; ///< of this thread's columns, times 255
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
+
+  // Later queries see more keys: the longest blocks start first.
+  const int block = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int head = blockIdx.y, batch = blockIdx.z;
+  const int kv_head = head / (p.heads / p.heads_kv);
+  const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
+  const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
+  const int first_query = block * BLOCK_Q;
+  const int visible_keys =
+      CAUSAL ? maximum(0, minimum(p.seq_kv, first_query + BLOCK_Q + p.causal_offset)) : p.seq_kv;
+  const int groups = ceil_div(visible_keys, GROUP_KV);
+
+  const auto load_keys = [&](int group) {
+    if (group < groups) {
+      const int first = group * GROUP_KV, stage = group % STAGES;
+      const u32 tile = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
+      if constexpr (QK16) {
+        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
+            tile, p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s,
+            p.k_stride_s * 2, p.seq_kv - first);
+      } else {
+        const s64 token = flat_kv_head * p.padded_kv + first;
+        load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
+        load_floats<GROUP_KV, THREADS>(
+            shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES,
+            p.k8_scale + token);
+      }
+    }
+    cp_async_commit();
+  };
+  const auto load_values = [&](int group) {
+    if (group < groups) {
+      const s64 token = flat_kv_head * p.padded_kv + group * GROUP_KV;
+      const int stage = group % STAGES;
+      load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
+          shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
+          p.vt8 + token * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(
+          shared + SharedLayout::VALUE_SCALES + stage * SharedLayout::VALUE_SCALES_BYTES,
+          p.vt8_scale + token / GROUP_KV * HEAD_DIM);
+    }
+    cp_async_commit();
+  };
+
+  // Q, kept in registers for the whole walk.
+  if constexpr (QK16)
+    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
+        shared + SharedLayout::QUERIES,
+        p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s,
+        p.q_stride_s * 2, p.seq_q - first_query);
+  else
+    load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
+        shared + SharedLayout::QUERIES,
+        p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
+  load_keys(0);
+  if constexpr (STAGES == 2)
+    load_values(0);
+
+  const int warp_query = first_query + warp_id() * 16;
+  const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
+  float score_step[2]; // of a query's scores, in log2 units
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    score_step[r] = p.softmax_scale * LOG2_E *
+                    (QK16 ? 1.0f : p.q8_scale[flat_head * p.padded_q + query[r]]);
+
+  RowFragments<SCORE_ROW_BYTES, true> queries;
+  float o[HEAD_DIM / 8][4] = {};
+  RowState rows[2];
+
+  for (int group = 0; group < groups; ++group) {
+    const int stage = group % STAGES, first_key = group * GROUP_KV;
+
+    cp_async_wait<STAGES - 1>();
+    __syncthreads();
+    if constexpr (STAGES == 1)
+      load_values(group);
+    else
+      load_keys(group + 1);
+    if (group == 0)
+      queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
+
+    ScoreSum products[COLUMNS8][4] = {};
+    multiply_scores<COLUMNS8>(products, queries,
+                              shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES);
+
+    float x[COLUMNS8][4];
+    const u32 key_scales = shared + SharedLayout::KEY_SCALES +
+                           stage * SharedLayout::KEY_SCALES_BYTES + quad_lane * 8;
+#pragma unroll
+    for (int j = 0; j < COLUMNS8; ++j) {
+      const float2 key_step = QK16 ? float2{1.0f, 1.0f} : read_float2(key_scales + j * 32);
+      x[j][0] = static_cast<float>(products[j][0]) * key_step.x;
+      x[j][1] = static_cast<float>(products[j][1]) * key_step.y;
+      x[j][2] = static_cast<float>(products[j][2]) * key_step.x;
+      x[j][3] = static_cast<float>(products[j][3]) * key_step.y;
+    }
+    const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
+    if (first_key + GROUP_KV > minimum(first_hidden, p.seq_kv)) {
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = first_key + 8 * j + 2 * quad_lane + (i & 1);
+          if (key >= p.seq_kv || (CAUSAL && key > query[i >> 1] + p.causal_offset))
+            x[j][i] = -INFINITY_F;
+        }
+      }
+    }
+
+    float alpha[2], beta[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = -INFINITY_F;
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j)
+        largest = max_number(largest, max_number(x[j][2 * r], x[j][2 * r + 1]));
+      largest = quad_max_number(largest) * score_step[r];
+      // Rows that have seen no key yet keep a maximum of -inf but never subtract it.
+      const float new_maximum = max_number(rows[r].maximum, largest);
+      const float base = new_maximum == -INFINITY_F ? 0.0f : new_maximum;
+      alpha[r] = exp2_approx(rows[r].maximum - base);
+      beta[r] = exp2_approx(largest - base);
+      rows[r].maximum = new_maximum;
+
+      const float offset = (largest == -INFINITY_F ? 0.0f : largest) - LOG2_UNSIGNED_LEVELS;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+        for (int i = 2 * r; i < 2 * r + 2; ++i) {
+          x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[r], -offset));
+          sum += x[j][i];
+        }
+      }
+      rows[r].sum = rows[r].sum * alpha[r] + sum * beta[r];
+    }
+    u32 p8[GROUP_KV / 32][4];
+#pragma unroll
+    for (int step = 0; step < GROUP_KV / 32; ++step)
+      quantize_fragment<false>(p8[step], &x[4 * step], 1.0f, 1.0f);
+    if (__any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+#pragma unroll
+      for (int j = 0; j < HEAD_DIM / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          o[j][i] *= alpha[i >> 1];
+      }
+    }
+
+    cp_async_wait<STAGES - 1>();
+    __syncthreads();
+    if constexpr (STAGES == 1)
+      load_keys(group + 1);
+    else
+      load_values(group + 1);
+    multiply_tokens<false, GROUP_KV / 32>(
+        o, p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
+        shared + SharedLayout::VALUE_SCALES + stage * SharedLayout::VALUE_SCALES_BYTES, beta[0],
+        beta[1]);
+  }
+  cp_async_wait<0>();
+
+  float inverse_sum[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float sum = quad_sum(rows[r].sum);
+    const bool sees_nothing = rows[r].maximum == -INFINITY_F && sum == 0;
+    inverse_sum[r] = sees_nothing ? 0.0f : __fdiv_rn(1.0f, sum);
+    if (quad_lane == 0 && query[r] < p.seq_q) {
+      const s64 padded_row = flat_head * p.padded_q + query[r];
+      float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
+      if constexpr (USES_MEAN)
+        lse += p.q_bias[padded_row]; // back to the raw domain
+      p.lse[flat_head * p.seq_q + query[r]] = sees_nothing ? -INFINITY_F : lse;
+    }
+  }
+  store_rows(p.out + batch * p.out_stride_b + head * p.out_stride_h + warp_query * p.out_stride_s,
+             p.out_stride_s, p.seq_q - warp_query, o, inverse_sum[0], inverse_sum[1]);
+}

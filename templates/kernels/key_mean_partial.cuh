@@ -1,0 +1,46 @@
+//===- kernels/key_mean_partial.cuh - Sums over chunks of keys -------------===//
+//
+// First of two kernels that find the mean of the keys for K-smoothing: long sequences use the
+// whole GPU and the order of the sum is always the same. Reads K once.
+//
+//===----------------------------------------------------------------------===//
+
+constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
+constexpr int ROWS_AT_ONCE = THREADS / OCTETS;
+
+/// Block (chunk, kv head, batch): k_partial[batch][head][chunk][channel] = sum over its keys.
+extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
+  const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
+  const int first_key = blockIdx.x * MEAN_CHUNK;
+  const Element* keys = p.k + blockIdx.z * p.k_stride_b + blockIdx.y * p.k_stride_h + octet * 8;
+
+  float sum[8] = {};
+#pragma unroll 4
+  for (int r = row; r < MEAN_CHUNK; r += ROWS_AT_ONCE) {
+    const int key = first_key + r;
+    if (key < p.seq_kv) {
+      const uint4 words = *reinterpret_cast<const uint4*>(keys + key * p.k_stride_s);
+      const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 x = unpack<Element>(pairs[i]);
+        sum[2 * i] += x.x;
+        sum[2 * i + 1] += x.y;
+      }
+    }
+  }
+
+  __shared__ float sums[ROWS_AT_ONCE][HEAD_DIM];
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    sums[row][octet * 8 + i] = sum[i];
+  __syncthreads();
+  if (threadIdx.x < HEAD_DIM) {
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < ROWS_AT_ONCE; ++r)
+      total += sums[r][threadIdx.x];
+    const s64 head = static_cast<s64>(blockIdx.z) * p.heads_kv + blockIdx.y;
+    p.k_partial[(head * gridDim.x + blockIdx.x) * HEAD_DIM + threadIdx.x] = total;
+  }
+}

@@ -1,0 +1,36 @@
+//===- tile/permutation.cuh - Accumulators as the next product's A operand ===//
+//
+// A thread's accumulators of columns 8j+2t, 8j+2t+1 of four n8 tiles (j = 0..3) become the bytes
+// of one A fragment (k = 32) without any exchange between lanes, if the summed index of the other
+// operand is stored in the order `sigma`: within each 16 tokens, slots 4t..4t+3 hold tokens 2t,
+// 2t+1, 2t+8, 2t+9. Every transposed copy is written in that order (kernels/quantize.cuh).
+//
+//===----------------------------------------------------------------------===//
+
+/// Tokens of a quad, four tokens whose bytes form one word: first, first+1, first+8, first+9.
+__device__ __forceinline__ int first_token_of_quad(int quad) {
+  return (quad >> 2) * 16 + (quad & 3) * 2;
+}
+__device__ __forceinline__ int token_of_quad(int quad, int i) {
+  return first_token_of_quad(quad) + (i & 1) + (i >> 1) * 8;
+}
+
+/// The A fragment of 32 summed tokens from accumulators x[0..3] of their n8 tiles, rows scaled by
+/// `inverse_low` (row g) and `inverse_high` (row g + 8).
+template <bool SIGNED>
+__device__ __forceinline__ void quantize_fragment(u32 (&a)[4], const float (*x)[4],
+                                                  float inverse_low, float inverse_high) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float* even = x[2 * half];
+    const float* odd = x[2 * half + 1];
+    const float l = inverse_low, h = inverse_high;
+    if constexpr (SIGNED) {
+      a[2 * half] = pack_s8(even[0] * l, even[1] * l, odd[0] * l, odd[1] * l);
+      a[2 * half + 1] = pack_s8(even[2] * h, even[3] * h, odd[2] * h, odd[3] * h);
+    } else {
+      a[2 * half] = pack_u8(even[0] * l, even[1] * l, odd[0] * l, odd[1] * l);
+      a[2 * half + 1] = pack_u8(even[2] * h, even[3] * h, odd[2] * h, odd[3] * h);
+    }
+  }
+}
