@@ -9,7 +9,7 @@ namespace sagebwd {
 namespace {
 
 constexpr std::array<std::string_view, 9> kKindNames = {
-    "key_mean_partial", "key_mean", "quantize_q", "quantize_k",  "quantize_v",
+    "key_mean_partial", "key_mean", "quantize_q",  "quantize_k",  "quantize_v",
     "quantize_dout",    "forward",  "backward_dq", "backward_dkv"};
 
 bool is_attention(KernelKind kind) { return kind >= KernelKind::forward; }
@@ -160,8 +160,8 @@ std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const A
   if (pass == Pass::forward)
     kinds.insert(kinds.end(), {KernelKind::quantize_v, KernelKind::forward});
   else
-    kinds.insert(kinds.end(), {KernelKind::quantize_dout, KernelKind::backward_dq,
-                               KernelKind::backward_dkv});
+    kinds.insert(kinds.end(),
+                 {KernelKind::quantize_dout, KernelKind::backward_dq, KernelKind::backward_dkv});
   std::vector<KernelSpec> kernels;
   for (KernelKind kind : kinds)
     kernels.push_back({kind, pass, s, arch, default_tile(kind, s, arch)});

@@ -32,8 +32,8 @@ struct TileConfig {
   int block_q = 0;
   int block_kv = 0;
   int warps = 0;
-  int stages = 0;          ///< copies of each streamed tile kept in shared memory
-  int blocks_per_sm = 1;   ///< residency the register allocation must allow
+  int stages = 0;        ///< copies of each streamed tile kept in shared memory
+  int blocks_per_sm = 1; ///< residency the register allocation must allow
 
   bool operator==(const TileConfig&) const = default;
 };
@@ -47,7 +47,7 @@ struct KernelSpec {
   Pass pass;
   AttentionSpec attention; ///< resolved
   Arch arch;
-  TileConfig tile;         ///< zero for the quantisation passes
+  TileConfig tile; ///< zero for the quantisation passes
 
   bool operator==(const KernelSpec&) const = default;
 };
@@ -58,9 +58,9 @@ std::string kernel_name(const KernelSpec&);
 
 /// The generated source and what its launch needs.
 struct KernelSource {
-  std::string name;   ///< of the extern "C" entry point
-  std::string text;   ///< complete, header-free CUDA C++; NVRTC and nvcc take it unchanged
-  int threads = 0;    ///< per block
+  std::string name;     ///< of the extern "C" entry point
+  std::string text;     ///< complete, header-free CUDA C++; NVRTC and nvcc take it unchanged
+  int threads = 0;      ///< per block
   int shared_bytes = 0; ///< dynamic shared memory per block
 };
 /// The same spec gives the same bytes on every machine. Raises SpecError.

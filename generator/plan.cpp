@@ -46,9 +46,9 @@ std::vector<Field> quantize_fields(const QuantizeRole& r) {
                                {"transposed8_scale", r.transposed8_scale},
                                {"tokens", r.tokens},
                                {"padded", r.padded}};
-  for (O operand : {O::k_mean, O::q_bias, O::lse, O::lse_log2, O::out, O::out_stride_b,
-                    O::out_stride_h, O::out_stride_s, O::dlse, O::delta, O::heads, O::heads_kv,
-                    O::softmax_scale})
+  for (O operand :
+       {O::k_mean, O::q_bias, O::lse, O::lse_log2, O::out, O::out_stride_b, O::out_stride_h,
+        O::out_stride_s, O::dlse, O::delta, O::heads, O::heads_kv, O::softmax_scale})
     fields.push_back({name_of(operand), operand});
   return fields;
 }
@@ -56,8 +56,8 @@ std::vector<Field> quantize_fields(const QuantizeRole& r) {
 std::vector<Field> make_fields(KernelKind kind) {
   switch (kind) {
   case KernelKind::key_mean_partial:
-    return plain({O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s, O::k_partial, O::heads_kv,
-                  O::seq_kv});
+    return plain(
+        {O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s, O::k_partial, O::heads_kv, O::seq_kv});
   case KernelKind::key_mean:
     return plain({O::k_partial, O::k_mean, O::heads_kv, O::seq_kv});
   case KernelKind::quantize_q:
@@ -73,33 +73,99 @@ std::vector<Field> make_fields(KernelKind kind) {
     return quantize_fields({O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s, O::seq_q,
                             O::padded_q, O::no_bytes, O::no_floats, O::dot8, O::dot8_scale});
   case KernelKind::forward:
-    return plain({O::q, O::q_stride_b, O::q_stride_h, O::q_stride_s,
-                  O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s,
-                  O::out, O::out_stride_b, O::out_stride_h, O::out_stride_s,
-                  O::lse, O::q8, O::q8_scale, O::q_bias, O::k8, O::k8_scale, O::vt8, O::vt8_scale,
-                  O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
-                  O::causal_offset, O::softmax_scale});
+    return plain({O::q,        O::q_stride_b,   O::q_stride_h,    O::q_stride_s,
+                  O::k,        O::k_stride_b,   O::k_stride_h,    O::k_stride_s,
+                  O::out,      O::out_stride_b, O::out_stride_h,  O::out_stride_s,
+                  O::lse,      O::q8,           O::q8_scale,      O::q_bias,
+                  O::k8,       O::k8_scale,     O::vt8,           O::vt8_scale,
+                  O::heads,    O::heads_kv,     O::seq_q,         O::seq_kv,
+                  O::padded_q, O::padded_kv,    O::causal_offset, O::softmax_scale});
   case KernelKind::backward_dq:
-    return plain({O::q, O::q_stride_b, O::q_stride_h, O::q_stride_s,
-                  O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s,
-                  O::v, O::v_stride_b, O::v_stride_h, O::v_stride_s,
-                  O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s,
-                  O::dq, O::dq_stride_b, O::dq_stride_h, O::dq_stride_s,
-                  O::dlse, O::k_mean, O::q8, O::q8_scale, O::k8, O::k8_scale, O::kt8, O::kt8_scale,
-                  O::lse_log2, O::delta, O::tile_p_max, O::tile_ds_max,
-                  O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
-                  O::causal_offset, O::softmax_scale});
+    return plain({O::q,
+                  O::q_stride_b,
+                  O::q_stride_h,
+                  O::q_stride_s,
+                  O::k,
+                  O::k_stride_b,
+                  O::k_stride_h,
+                  O::k_stride_s,
+                  O::v,
+                  O::v_stride_b,
+                  O::v_stride_h,
+                  O::v_stride_s,
+                  O::dout,
+                  O::dout_stride_b,
+                  O::dout_stride_h,
+                  O::dout_stride_s,
+                  O::dq,
+                  O::dq_stride_b,
+                  O::dq_stride_h,
+                  O::dq_stride_s,
+                  O::dlse,
+                  O::k_mean,
+                  O::q8,
+                  O::q8_scale,
+                  O::k8,
+                  O::k8_scale,
+                  O::kt8,
+                  O::kt8_scale,
+                  O::lse_log2,
+                  O::delta,
+                  O::tile_p_max,
+                  O::tile_ds_max,
+                  O::heads,
+                  O::heads_kv,
+                  O::seq_q,
+                  O::seq_kv,
+                  O::padded_q,
+                  O::padded_kv,
+                  O::causal_offset,
+                  O::softmax_scale});
   case KernelKind::backward_dkv:
-    return plain({O::q, O::q_stride_b, O::q_stride_h, O::q_stride_s,
-                  O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s,
-                  O::v, O::v_stride_b, O::v_stride_h, O::v_stride_s,
-                  O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s,
-                  O::dk, O::dk_stride_b, O::dk_stride_h, O::dk_stride_s,
-                  O::dv, O::dv_stride_b, O::dv_stride_h, O::dv_stride_s,
-                  O::q8, O::q8_scale, O::k8, O::k8_scale, O::qt8, O::qt8_scale, O::dot8,
-                  O::dot8_scale, O::lse_log2, O::delta, O::tile_p_max, O::tile_ds_max,
-                  O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
-                  O::causal_offset, O::softmax_scale});
+    return plain({O::q,
+                  O::q_stride_b,
+                  O::q_stride_h,
+                  O::q_stride_s,
+                  O::k,
+                  O::k_stride_b,
+                  O::k_stride_h,
+                  O::k_stride_s,
+                  O::v,
+                  O::v_stride_b,
+                  O::v_stride_h,
+                  O::v_stride_s,
+                  O::dout,
+                  O::dout_stride_b,
+                  O::dout_stride_h,
+                  O::dout_stride_s,
+                  O::dk,
+                  O::dk_stride_b,
+                  O::dk_stride_h,
+                  O::dk_stride_s,
+                  O::dv,
+                  O::dv_stride_b,
+                  O::dv_stride_h,
+                  O::dv_stride_s,
+                  O::q8,
+                  O::q8_scale,
+                  O::k8,
+                  O::k8_scale,
+                  O::qt8,
+                  O::qt8_scale,
+                  O::dot8,
+                  O::dot8_scale,
+                  O::lse_log2,
+                  O::delta,
+                  O::tile_p_max,
+                  O::tile_ds_max,
+                  O::heads,
+                  O::heads_kv,
+                  O::seq_q,
+                  O::seq_kv,
+                  O::padded_q,
+                  O::padded_kv,
+                  O::causal_offset,
+                  O::softmax_scale});
   }
   return {};
 }
@@ -252,7 +318,8 @@ void check(const AttentionSpec&, const Problem& p) {
   require(p.heads >= 1 && p.heads <= kMaxGrid,
           named("heads", p.heads) + " is not supported: 1 to 65535");
   require(p.heads_kv >= 1 && p.heads % p.heads_kv == 0,
-          named("heads", p.heads) + " is not a multiple of " + named("key/value heads", p.heads_kv) +
+          named("heads", p.heads) + " is not a multiple of " +
+              named("key/value heads", p.heads_kv) +
               ": each key/value head serves the same number of query heads");
   require(p.seq_q >= 1 && p.seq_q <= kMaxTokens,
           named("query length", p.seq_q) + " is not supported: 1 to 2^31 - 1024 tokens");

@@ -12,9 +12,8 @@ template <typename T> using Names = std::span<const std::pair<T, std::string_vie
 
 constexpr std::pair<DType, std::string_view> kDTypes[] = {{DType::bf16, "bf16"},
                                                           {DType::fp16, "fp16"}};
-constexpr std::pair<Causal, std::string_view> kCausals[] = {{Causal::none, "none"},
-                                                            {Causal::top_left, "top-left"},
-                                                            {Causal::bottom_right, "bottom-right"}};
+constexpr std::pair<Causal, std::string_view> kCausals[] = {
+    {Causal::none, "none"}, {Causal::top_left, "top-left"}, {Causal::bottom_right, "bottom-right"}};
 constexpr std::pair<Granularity, std::string_view> kGranularities[] = {
     {Granularity::row, "row"}, {Granularity::block, "block"}};
 constexpr std::pair<Precision, std::string_view> kPrecisions[] = {
@@ -34,8 +33,8 @@ template <typename T> T parse_in(Names<T> names, std::string_view what, std::str
       return value;
     known += (known.empty() ? "" : ", ") + std::string(name);
   }
-  throw SpecError("unknown " + std::string(what) + " '" + std::string(text) +
-                  "': supported are " + known);
+  throw SpecError("unknown " + std::string(what) + " '" + std::string(text) + "': supported are " +
+                  known);
 }
 
 /// The largest shared memory of one block, by the CUDA C++ Programming Guide's table of technical
@@ -70,8 +69,8 @@ AttentionSpec resolved(AttentionSpec spec) {
     spec.group_kv = 64;
   if (row ? spec.group_q != 64 : spec.group_q != 128)
     throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
-                    std::string(to_string(spec.granularity)) + "': it is " +
-                    (row ? "64" : "128") + " there; leave it out for that default");
+                    std::string(to_string(spec.granularity)) + "': it is " + (row ? "64" : "128") +
+                    " there; leave it out for that default");
   if (row ? spec.group_kv != 64 && spec.group_kv != 128 : spec.group_kv != 64)
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
                     std::string(to_string(spec.granularity)) + "': it is " +

@@ -64,17 +64,17 @@ std::string to_string(const AttentionSpec&);
 
 /// One GPU architecture that kernels are compiled for.
 struct Arch {
-  std::string_view name;       ///< NVRTC's name, e.g. "sm_90a"
-  int major;                   ///< compute capability
+  std::string_view name; ///< NVRTC's name, e.g. "sm_90a"
+  int major;             ///< compute capability
   int minor;
-  int max_shared_bytes;        ///< the most shared memory one block may use
+  int max_shared_bytes; ///< the most shared memory one block may use
   int registers_per_sm = 65536;
 
   bool operator==(const Arch& other) const { return name == other.name; }
 };
 
 const std::vector<Arch>& all_archs();
-const Arch& find_arch(std::string_view name);              ///< raises SpecError
-const Arch& arch_for_capability(int major, int minor);     ///< raises SpecError
+const Arch& find_arch(std::string_view name);          ///< raises SpecError
+const Arch& arch_for_capability(int major, int minor); ///< raises SpecError
 
 } // namespace sagebwd

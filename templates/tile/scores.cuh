@@ -19,11 +19,11 @@ template <> struct Accumulator<true> {
 };
 using ScoreSum = Accumulator<QK16>::type;
 
-__device__ __forceinline__ void mma_scores(ScoreSum (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if constexpr (QK16)
-    mma_16<Element>(d, a, b0, b1);
-  else
-    mma_s8(d, a, b0, b1);
+__device__ __forceinline__ void mma_scores(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  mma_s8(d, a, b0, b1);
+}
+__device__ __forceinline__ void mma_scores(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  mma_16<Element>(d, a, b0, b1);
 }
 
 /// A's fragments of 16 rows: kept in registers, or read again each time they are needed.
