@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -103,29 +105,31 @@ def _parse_option(key: str, value: str) -> dict:
     )
 
 
-def make_attention(choice: AttentionChoice, device: torch.device) -> Attend:
-    """Causal attention of (batch, heads, tokens, head_dim) tensors on `device`."""
+def make_attention(
+    choice: AttentionChoice, device: torch.device, causal: bool = True
+) -> Attend:
+    """Attention of (batch, heads, tokens, head_dim) tensors on `device`."""
     if choice.name == "sdpa":
-        return _sdpa(device)
+        return sdpa("FLASH_ATTENTION" if device.type == "cuda" else None, causal)
     options = choice.options()
     if choice.name == "sagebwd":
         from sagebwd import attention
 
-        return lambda q, k, v: attention(q, k, v, causal=True, **options)
+        return lambda q, k, v: attention(q, k, v, causal=causal, **options)
     from sagebwd.emulation import emulated_attention
 
-    return in_chunks(lambda q, k, v: emulated_attention(q, k, v, causal=True, **options))
+    return in_chunks(lambda q, k, v: emulated_attention(q, k, v, causal=causal, **options))
 
 
-def _sdpa(device: torch.device) -> Attend:
-    """On CUDA the FlashAttention-2 backend or an error, never another one."""
-    if device.type != "cuda":
-        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+def sdpa(backend: str | None, causal: bool) -> Attend:
+    """PyTorch's attention, by the named member of SDPBackend or not at all; None: any."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    forced = nullcontext if backend is None else partial(sdpa_kernel, SDPBackend[backend])
+
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        with forced():
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return attend
 

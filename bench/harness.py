@@ -1,0 +1,157 @@
+"""What every benchmark shares: records that only the harness writes, timing and error figures.
+
+A record names the tree, the GPU, the libraries, the command and the date, and is written again
+after every figure, so that an interrupted run keeps what it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from sagebwd.experiments.environment import environment, write_json
+
+RESULTS = Path(__file__).resolve().parent / "results"
+#: More than the L2 cache of any GPU we know; written between timed calls.
+FLUSH_BYTES = 256 << 20
+
+
+class Record:
+    """A JSON file under construction: ``record.add("rows", row)`` writes it at once."""
+
+    def __init__(self, path: Path, **parameters) -> None:
+        self.path = path
+        self.content = {
+            "environment": environment() | {"nvrtc": nvrtc_identity()},
+            "parameters": parameters,
+            "status": "running",
+        }
+        self.write()
+
+    def add(self, key: str, value) -> None:
+        self.content.setdefault(key, []).append(value)
+        self.write()
+
+    def set(self, **values) -> None:
+        self.content |= values
+        self.write()
+
+    def finish(self, passed: bool = True) -> int:
+        """Closes the record; gives the exit code."""
+        self.set(status="finished", passed=passed)
+        print(f"{'passed' if passed else 'FAILED'}; wrote {self.path.name}", flush=True)
+        return 0 if passed else 1
+
+    def write(self) -> None:
+        write_json(self.path, self.content)
+
+
+def nvrtc_identity() -> str | None:
+    """Version and build of the NVRTC that compiles our kernels, or why there is none."""
+    try:
+        from sagebwd import _core
+    except ImportError:
+        return None
+    found = _core.nvrtc()
+    return found["identity"] or f"missing: {found['missing']}"
+
+
+def parser(description: str, result: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--out", type=Path, default=RESULTS / result,
+                         help=f"the record to write (default: bench/results/{result})")
+    options.add_argument("--device", default="cuda", help="cpu only to try the script itself")
+    options.add_argument("--seed", type=int, default=0)
+    return options
+
+
+def parse(options: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    parsed = options.parse_args(arguments)
+    if parsed.device == "cuda" and not torch.cuda.is_available():
+        options.error("no CUDA GPU here: run this on a machine with one")
+    return parsed
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call."""
+
+    median_ms: float
+    mad_ms: float  #: median absolute deviation
+    samples: int
+
+    @staticmethod
+    def of(samples: list[float]) -> Timing:
+        middle = median(samples)
+        return Timing(middle, median(abs(s - middle) for s in samples), len(samples))
+
+    def json(self) -> dict:
+        return {
+            "median_ms": round(self.median_ms, 5),
+            "mad_ms": round(self.mad_ms, 5),
+            "samples": self.samples,
+        }
+
+
+def time_interleaved(
+    candidates: dict[str, Callable[[], object]], device: str, rounds: int = 15, warmup: int = 3
+) -> dict[str, Timing]:
+    """Times the candidates in turn, A B C A B C ..., so that clocks and heat meet all alike.
+
+    Each timed call is preceded by a write over the whole L2 cache, which also hides the host's
+    time to launch it.
+    """
+    flush = torch.empty(FLUSH_BYTES if device == "cuda" else 0, dtype=torch.uint8, device=device)
+    for _ in range(warmup):
+        for call in candidates.values():
+            call()
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            samples[name].append(_time_once(call, device, flush))
+    return {name: Timing.of(s) for name, s in samples.items()}
+
+
+def _time_once(call: Callable[[], object], device: str, flush: torch.Tensor) -> float:
+    if device != "cuda":
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1e3
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    flush.fill_(1)
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def relative_l2(x: torch.Tensor, reference: torch.Tensor) -> float:
+    """||x - reference|| / ||reference|| in FP64; of two zeros 0."""
+    x, reference = x.double(), reference.double()
+    error, norm = float((x - reference).norm()), float(reference.norm())
+    return error / norm if norm else (0.0 if error == 0 else float("inf"))
+
+
+def cosine(x: torch.Tensor, reference: torch.Tensor) -> float:
+    x, reference = x.double().flatten(), reference.double().flatten()
+    norms = float(x.norm() * reference.norm())
+    return float(x @ reference) / norms if norms else float("nan")
+
+
+def progress(done: int, total: int, note: str) -> None:
+    """One line on a terminal; elsewhere a line every tenth."""
+    last = done == total
+    if sys.stderr.isatty():
+        print(f"\r{note} {done}/{total}", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last or done % max(1, total // 10) == 0:
+        print(f"{note} {done}/{total}", file=sys.stderr, flush=True)

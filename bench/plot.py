@@ -1,0 +1,69 @@
+"""Pictures of recorded results, from their files alone, on any machine with matplotlib.
+
+    python bench/plot.py                   # everything under bench/results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from sagebwd.experiments.plot import plot_curves
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def plot_speed(path: Path) -> Path:
+    """TFLOPS of forward+backward: one panel a head dimension and mask."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    record = json.loads(path.read_text())
+    rows = [row for row in record["rows"] if "error" not in row]
+    panels = sorted({(row["head_dim"], row["causal"]) for row in rows})
+    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 4), sharey=True,
+                                squeeze=False)
+    for panel, (head_dim, causal) in zip(axes[0], panels):
+        chosen = [r for r in rows if (r["head_dim"], r["causal"]) == (head_dim, causal)]
+        labels = list(dict.fromkeys(row["attention"] for row in chosen))
+        lengths = sorted({row["tokens"] for row in chosen})
+        width = 0.8 / len(labels)
+        for index, label in enumerate(labels):
+            heights = [sum(r["forward+backward"]["tflops"] for r in chosen
+                           if (r["attention"], r["tokens"]) == (label, n)) for n in lengths]
+            places = [i + (index - (len(labels) - 1) / 2) * width for i in range(len(lengths))]
+            panel.bar(places, heights, width, label=label)
+        panel.set_xticks(range(len(lengths)), [str(n) for n in lengths])
+        panel.set_title(f"D {head_dim}{', causal' if causal else ''}")
+        panel.set_xlabel("tokens")
+        panel.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("TFLOPS, forward + backward")
+    axes[0][0].legend()
+    figure.suptitle(record["environment"]["gpu"] or "no GPU: a trial of the script")
+    figure.tight_layout()
+    picture = path.with_suffix(".png")
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+    return picture
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("folder", nargs="?", type=Path, default=RESULTS)
+    folder = options.parse_args(arguments).folder
+    pictures = [plot_speed(path) for path in sorted(folder.glob("speed*.json"))]
+    pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
+    if not pictures:
+        print(f"{folder} holds no speed*.json and no *curves*.csv", file=sys.stderr)
+        return 1
+    for picture in pictures:
+        print(picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
