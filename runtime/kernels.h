@@ -19,8 +19,8 @@ struct BuiltKernel {
   KernelSpec spec;
   CacheEntry entry;
   int threads = 0;
-  int shared_bytes = 0;  ///< dynamic
-  bool cached = false;   ///< this process did not compile it
+  int shared_bytes = 0; ///< dynamic
+  bool cached = false;  ///< this process did not compile it
 };
 
 /// The process's store, in the directory its environment names.

@@ -24,14 +24,18 @@ constexpr Result kInvalidImage = 200;
 constexpr Result kNoBinaryForGpu = 209;
 constexpr Result kUnsupportedPtxVersion = 222;
 
-Device device_of(int ordinal) {
+void check_ordinal(int ordinal) {
   const Library& cuda = library();
   if (ordinal < 0 || ordinal >= cuda.devices)
     throw DriverError("there is no GPU " + std::to_string(ordinal) + ": this process sees " +
                           std::to_string(cuda.devices) + ", numbered from 0",
                       /*CUDA_ERROR_INVALID_DEVICE=*/101);
+}
+
+Device device_of(int ordinal) {
+  check_ordinal(ordinal);
   Device device = 0;
-  cuda.cuDeviceGet(&device, ordinal);
+  library().cuDeviceGet(&device, ordinal);
   return device;
 }
 
@@ -44,12 +48,11 @@ int attribute(Device device, int which) {
 /// Retained on first use and kept: frameworks hold the same primary context.
 Context primary_context(int ordinal) {
   static std::mutex mutex;
-  static std::vector<Context>& contexts = *new std::vector<Context>;
+  static std::vector<Context>& contexts = *new std::vector<Context>(library().devices, nullptr);
+  check_ordinal(ordinal);
   std::lock_guard lock(mutex);
-  Device device = device_of(ordinal);
-  contexts.resize(library().devices, nullptr);
   if (!contexts[ordinal])
-    library().cuDevicePrimaryCtxRetain(&contexts[ordinal], device);
+    library().cuDevicePrimaryCtxRetain(&contexts[ordinal], device_of(ordinal));
   return contexts[ordinal];
 }
 

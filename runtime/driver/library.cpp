@@ -95,7 +95,7 @@ Library::Library() {
 }
 
 const Library& table() {
-  static const Library library;
+  static const Library& library = *new Library; // outlives every thread
   return library;
 }
 

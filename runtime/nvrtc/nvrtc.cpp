@@ -35,19 +35,6 @@ constexpr int kOldestMajor = 12;
   X(nvrtcGetProgramLogSize, Program, size_t*)                                                      \
   X(nvrtcGetProgramLog, Program, char*)
 
-std::string numbered(std::string_view source) {
-  std::string text;
-  for (size_t line = 1, begin = 0; begin < source.size(); ++line) {
-    size_t end = std::min(source.find('\n', begin), source.size());
-    std::string number = std::to_string(line);
-    text += std::string(number.size() < 5 ? 5 - number.size() : 0, ' ') + number + "  ";
-    text += source.substr(begin, end - begin);
-    text += '\n';
-    begin = end + 1;
-  }
-  return text;
-}
-
 /// The first line that says "error", for a message of one line.
 std::string first_error(const std::string& log) {
   size_t at = log.find("error");
@@ -78,6 +65,19 @@ int number_of(std::string_view arch) {
 }
 
 } // namespace
+
+std::string number_lines(std::string_view source) {
+  std::string text;
+  for (size_t line = 1, begin = 0; begin < source.size(); ++line) {
+    size_t end = std::min(source.find('\n', begin), source.size());
+    std::string number = std::to_string(line);
+    text += std::string(number.size() < 5 ? 5 - number.size() : 0, ' ') + number + "  ";
+    text += source.substr(begin, end - begin);
+    text += '\n';
+    begin = end + 1;
+  }
+  return text;
+}
 
 struct Nvrtc::Library {
   std::string path;
@@ -256,7 +256,7 @@ Compilation Nvrtc::compile(std::string_view name, std::string_view source, std::
   auto fail = [&](const std::string& what) {
     throw CompileError(library_->name() + " did not compile " + std::string(name) + " for " +
                            std::string(arch) + ": " + what,
-                       compilation.log, numbered(source));
+                       compilation.log, number_lines(source));
   };
   if (compilation.log.find("failed to open libnvrtc-builtins") != std::string::npos)
     throw LibraryError(

@@ -27,6 +27,9 @@ std::vector<std::string> compile_warnings(const std::string& log);
 /// The log without ptxas' routine report (registers, stack, its own compile time).
 std::string without_report(const std::string& log);
 
+/// A source as a person can match it with a log: each line after its number.
+std::string number_lines(std::string_view source);
+
 /// libnvrtc, by dlopen (RTLD_LOCAL). Thread-safe.
 class Nvrtc {
 public:
