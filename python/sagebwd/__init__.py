@@ -1,0 +1,78 @@
+"""sagebwd: trainable INT8 attention (SageBwd, arXiv 2603.02170), generated for the GPU it runs on.
+
+    out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
+    sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
+    sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
+    sagebwd.reference.exact(q, k, v, dout)            # NumPy, on the CPU
+    sagebwd.emit('sm_90a'), sagebwd.build('sm_90a')   # the kernels' source; their machine code
+    sagebwd.doctor()                                  # what this machine has and lacks
+
+Importing needs neither a GPU nor a driver. Without PyTorch everything but `attention` and its
+relatives works.
+"""
+
+from importlib import metadata as _metadata
+
+# PyTorch first, where it is installed: it brings the NVRTC that then serves both.
+try:
+    import torch as _torch
+
+    _torch_missing = None
+except (ImportError, OSError) as _error:
+    _torch, _torch_missing = None, _error
+
+from sagebwd import _nvrtc
+
+_nvrtc.point_to_wheels()
+
+from sagebwd import reference
+from sagebwd._core import CompileError, DriverError, LibraryError, Spec, SpecError
+from sagebwd._doctor import doctor
+from sagebwd.kernels import KernelSource, archs, build, emit
+from sagebwd.options import PRODUCTS
+from sagebwd.tracing import trace
+
+try:
+    __version__ = _metadata.version("sagebwd")
+except _metadata.PackageNotFoundError:  # run from a source tree
+    __version__ = "0.1.0"
+
+__all__ = [
+    "PRODUCTS",
+    "CompileError",
+    "DriverError",
+    "KernelSource",
+    "LibraryError",
+    "Spec",
+    "SpecError",
+    "archs",
+    "attention",
+    "attention_backward",
+    "attention_forward",
+    "build",
+    "doctor",
+    "emit",
+    "reference",
+    "trace",
+    "warmup",
+]
+
+if _torch is not None:
+    from sagebwd.functional import attention, attention_backward, attention_forward, warmup
+else:
+
+    def _without_torch(name):
+        def missing(*args, **kwargs):
+            raise ImportError(
+                f"sagebwd.{name} needs PyTorch ({_torch_missing}): pip install torch. Without it "
+                "there are sagebwd.reference, trace, emit, build and doctor"
+            )
+
+        missing.__name__ = name
+        missing.__doc__ = f"Needs PyTorch: raises ImportError without it ({name})."
+        return missing
+
+    attention = _without_torch("attention")
+    attention_forward = _without_torch("attention_forward")
+    attention_backward = _without_torch("attention_backward")
+    warmup = _without_torch("warmup")

@@ -1,0 +1,201 @@
+"""`sagebwd.attention` and its explicit halves, on torch tensors."""
+
+import torch
+
+from sagebwd import ops
+from sagebwd.options import SpecError, causal_name, check_layout, refuses_unknown_keywords
+
+_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@refuses_unknown_keywords
+def attention(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    softmax_scale=None,
+    layout="bhsd",
+    granularity="row",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    precision="six-of-seven",
+    deterministic=True,
+    return_lse=False,
+):
+    """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
+
+    SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
+    gradient all but dP = dO V^T are INT8 by default.
+
+    Args:
+        q: (batch, heads, queries, head_dim), bfloat16 or float16, on a CUDA GPU. Any view whose
+            last dimension is contiguous and whose other strides and address are multiples of 16
+            bytes. Under torch.autocast inputs are cast to its dtype.
+        k, v: (batch, heads_kv, keys, head_dim); heads must be a multiple of heads_kv (query head
+            h reads key head h // (heads // heads_kv)).
+        causal: False, 'top-left' (key j is visible to query i iff j <= i), 'bottom-right' (iff
+            j <= i + keys - queries), or True where there are as many queries as keys.
+        softmax_scale: positive; None means 1/sqrt(head_dim).
+        layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
+        granularity: what shares a quantisation scale: 'row', a token or a channel of a group of
+            tokens; 'block', a group of tokens (the paper's).
+        group_q, group_kv: tokens of a group; None means the granularity's own.
+        smooth_k: subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367).
+        rotate: apply a Hadamard transform to q and k before quantising them for q k^T.
+        precision: 'six-of-seven', or 'qk16' to compute q k^T in 16 bits.
+        deterministic: the same inputs give the same bits.
+        return_lse: also return the log-sum-exp.
+
+    Returns:
+        out, contiguous, like q; with `return_lse` (out, lse), lse being float32 of (batch, heads,
+        queries) in both layouts: the natural logarithm of the sum of exp of the scaled scores, -inf
+        where a query sees no key. Both are differentiable, once. With an empty batch or no
+        queries, out and lse are empty; with no keys, out is zero and lse -inf.
+
+    Raises:
+        SpecError (a ValueError): shapes, dtypes, strides, devices or options that no kernel takes.
+        TypeError: unknown keywords, or arguments that are no tensors.
+        LibraryError, CompileError, DriverError (RuntimeErrors): NVRTC or the driver is missing, a
+            kernel does not compile, or a CUDA call failed; in particular when a kernel would have
+            to be compiled during the capture of a CUDA graph (see `warmup`).
+    """
+    q, k, v = _inputs(q, k, v)
+    out, lse = torch.ops.sagebwd.forward(
+        q, k, v, softmax_scale, layout, _causal(causal, layout, q, k), granularity, group_q or 0,
+        group_kv or 0, smooth_k, rotate, precision, deterministic,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+@refuses_unknown_keywords
+def attention_forward(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    softmax_scale=None,
+    layout="bhsd",
+    granularity="row",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    precision="six-of-seven",
+    deterministic=True,
+):
+    """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
+
+    Partial results over chunks of the keys merge by their lse, as ring attention does.
+    """
+    q, k, v = _inputs(q, k, v)
+    return torch.ops.sagebwd.forward(
+        q, k, v, softmax_scale, layout, _causal(causal, layout, q, k), granularity, group_q or 0,
+        group_kv or 0, smooth_k, rotate, precision, deterministic,
+    )  # fmt: skip
+
+
+@refuses_unknown_keywords
+def attention_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    *,
+    dlse=None,
+    causal=False,
+    softmax_scale=None,
+    layout="bhsd",
+    granularity="row",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    precision="six-of-seven",
+    deterministic=True,
+):
+    """(dq, dk, dv), contiguous, like q, k and v: a pure function of its arguments.
+
+    Args:
+        dout: gradient of out, like q, with any strides.
+        q, k, v and the options: as given to the forward.
+        out: like q; lse: float32 of (batch, heads, queries). They may be those of more keys than k
+            holds (the merged result of ring attention).
+        dlse: gradient of lse, float32 like it, or None.
+
+    Raises what `attention` raises.
+    """
+    _check_tensors(dout=dout, out=out, lse=lse)
+    q, k, v = _inputs(q, k, v)
+    return torch.ops.sagebwd.backward(
+        dout, q, k, v, out, lse, dlse, softmax_scale, layout, _causal(causal, layout, q, k),
+        granularity, group_q or 0, group_kv or 0, smooth_k, rotate, precision, deterministic,
+    )  # fmt: skip
+
+
+@refuses_unknown_keywords
+def warmup(
+    *,
+    head_dim=128,
+    dtype=torch.bfloat16,
+    causal=False,
+    granularity="row",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    precision="six-of-seven",
+    deterministic=True,
+    backward=True,
+    device=None,
+):
+    """Compiles (or takes from the cache) and loads every kernel of one operation.
+
+    After it, calls with these options run without a compile and can be captured into a CUDA graph.
+    `device`: a CUDA device, None for the current one. Without `backward` only the forward's
+    kernels. Raises what `attention` raises.
+    """
+    if dtype not in ops.DTYPE_NAMES:
+        raise SpecError(f"dtype={dtype}; the kernels take torch.bfloat16 or torch.float16")
+    index = torch.device("cuda" if device is None else device).index if not isinstance(
+        device, int) else device
+    if index is None:
+        index = torch.cuda.current_device()
+    ops.operation(index, head_dim, dtype, causal_name(causal, 1, 1), granularity, group_q or 0,
+                  group_kv or 0, smooth_k, rotate, precision, deterministic).warmup(backward)
+
+
+def _check_tensors(**tensors):
+    for name, t in tensors.items():
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is a {type(t).__name__}; sagebwd.attention takes torch tensors "
+                            "on a GPU. For NumPy arrays there are sagebwd.reference and "
+                            "sagebwd.trace")
+
+
+def _inputs(q, k, v):
+    """The inputs as autocast wants them: PEFT and layer norms hand over float32."""
+    if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor)
+            and isinstance(v, torch.Tensor)):
+        _check_tensors(q=q, k=k, v=v)
+    if q.is_cuda and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        q, k, v = (t.to(dtype) if t.dtype in _CASTABLE else t for t in (q, k, v))
+    return q, k, v
+
+
+def _causal(causal, layout, q, k):
+    """The mask's name. Lengths are looked at only where they decide."""
+    if causal is not True:
+        return causal_name(causal, 0, 0)
+    check_layout(layout)
+    if q.dim() != 4 or k.dim() != 4:
+        return "top-left"  # the operator refuses these ranks with its own message
+    token = 2 if layout == "bhsd" else 1
+    return causal_name(causal, q.shape[token], k.shape[token])

@@ -1,0 +1,104 @@
+"""The generator and the cache: what the operation's kernels are, and their machine code."""
+
+from dataclasses import dataclass
+
+from sagebwd import _core, options
+
+__all__ = ["KernelSource", "archs", "build", "emit", "local_arch"]
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """The generated source of one kernel and what its launch needs."""
+
+    name: str  #: of the entry point, unique among all kernels
+    kind: str  #: what the kernel does, e.g. 'forward'
+    pass_: str  #: 'forward' or 'backward'
+    tile: str  #: the tile configuration, e.g. '128x64 w8 s2 b1'
+    text: str  #: complete, header-free CUDA C++
+    threads: int  #: per block
+    shared_bytes: int  #: dynamic shared memory per block
+
+    def __str__(self):
+        return self.text
+
+
+def archs():
+    """The architectures kernels can be built for, e.g. ['sm_80', ...]."""
+    return _core.archs()
+
+
+def local_arch(device=0):
+    """The architecture name of a GPU of this machine. Raises LibraryError without one."""
+    driver = _core.driver()
+    if driver["missing"]:
+        raise _core.LibraryError(
+            f"{driver['missing']}. Without a GPU, name the architecture: arch= one of "
+            f"{', '.join(archs())}"
+        )
+    if not 0 <= device < len(driver["devices"]):
+        raise options.SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
+    info = driver["devices"][device]
+    return _core.arch_for_capability(info["major"], info["minor"])
+
+
+@options.refuses_unknown_keywords
+def emit(
+    arch=None,
+    *,
+    head_dim=128,
+    dtype="bf16",
+    causal="none",
+    granularity="row",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    precision="six-of-seven",
+    deterministic=True,
+    backward=True,
+):
+    """The CUDA source of every kernel of one operation, as a list of KernelSource.
+
+    `arch` is a name from `archs()`, or None for this machine's first GPU. Needs no CUDA. Raises
+    SpecError for what cannot be built.
+    """
+    spec = _spec(locals())
+    return [
+        KernelSource(pass_=source.pop("pass"), **source)
+        for source in _core.emit(spec, arch or local_arch(), backward)
+    ]
+
+
+@options.refuses_unknown_keywords
+def build(
+    arch=None,
+    *,
+    head_dim=128,
+    dtype="bf16",
+    causal="none",
+    granularity="row",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    precision="six-of-seven",
+    deterministic=True,
+    backward=True,
+):
+    """Compiles every kernel of one operation into the cache; needs NVRTC, but no GPU.
+
+    Returns what `sagebwd build --json` prints: a list of dicts with name, pass, cached (this
+    process did not compile it), compile_ms, registers, spill_bytes and shared_bytes. Raises
+    SpecError, LibraryError (no NVRTC) or CompileError.
+    """
+    spec = _spec(locals())
+    return _core.build(spec, arch or local_arch(), backward)
+
+
+def _spec(given):
+    names = (
+        "head_dim", "dtype", "causal", "granularity", "group_q", "group_kv", "smooth_k", "rotate",
+        "precision", "deterministic",
+    )  # fmt: skip
+    return options.spec(**{name: given[name] for name in names})

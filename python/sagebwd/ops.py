@@ -1,0 +1,253 @@
+"""torch.ops.sagebwd.forward and .backward: the kernels as PyTorch operators.
+
+Both take tensors in the layout they are told ('bhsd' or 'bshd') and give contiguous tensors in
+that layout; lse is (batch, heads, queries) in either. They run on the current stream of the
+tensors' device, in memory of PyTorch's allocator. Forward has fakes and autograd (through out and
+lse), backward has fakes and refuses to be differentiated. `sagebwd.attention` is the way in.
+"""
+
+import functools
+
+import torch
+
+from sagebwd import _core, options
+from sagebwd.options import SpecError
+
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+# How both operators are told what to compute; the order of `_spec`'s parameters.
+_OPTIONS = (
+    "float? softmax_scale, str layout, str causal, str granularity, int group_q, int group_kv, "
+    "bool smooth_k, bool rotate, str precision, bool deterministic"
+)
+_OPTION_COUNT = _OPTIONS.count(",") + 1
+
+_library = torch.library.Library("sagebwd", "DEF")
+_tags = (torch.Tag.pt2_compliant_tag,)
+if hasattr(torch.Tag, "needs_exact_strides"):  # from 2.8 on: Inductor keeps our inputs' strides
+    _tags += (torch.Tag.needs_exact_strides,)
+_library.define(
+    f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)", tags=_tags
+)
+_library.define(
+    "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+    f"{_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
+    tags=_tags,
+)
+
+
+# ---- what the kernels accept ---------------------------------------------------------------------
+
+
+def _shape(t):
+    return tuple(t.shape)
+
+
+def _check_types(q, k, v):
+    """Raises SpecError for ranks, dtypes and devices that no kernel takes."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 4:
+            raise SpecError(f"{name} has rank {t.dim()} (shape {_shape(t)}); it must have rank 4: "
+                            "(batch, head, token, channel), or layout='bshd'")
+        if t.dtype not in DTYPE_NAMES:
+            raise SpecError(f"{name} is {t.dtype}; the kernels take torch.bfloat16 or "
+                            "torch.float16: convert it, or run under torch.autocast('cuda')")
+        if t.device.type not in ("cuda", "meta"):
+            raise SpecError(f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU "
+                            "there are sagebwd.trace, sagebwd.reference and "
+                            "sagebwd.emulation.emulated_attention")
+    if not q.dtype == k.dtype == v.dtype:
+        raise SpecError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must have one "
+                        "dtype: convert them")
+    if not q.device == k.device == v.device:
+        raise SpecError(f"q, k and v are on {q.device}, {k.device} and {v.device}; they must be "
+                        "on one device: move them")
+
+
+def _check_shapes(q, k, v, head_axis):
+    """Raises SpecError for shapes that do not belong together."""
+    if not q.shape[3] == k.shape[3] == v.shape[3]:
+        raise SpecError(f"q, k and v have head dims {q.shape[3]}, {k.shape[3]} and {v.shape[3]}; "
+                        "they must be equal: pad the smaller ones with zeros")
+    if k.shape != v.shape:
+        raise SpecError(f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal")
+    if q.shape[0] != k.shape[0]:
+        raise SpecError(f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand "
+                        "the smaller one")
+    heads, heads_kv = q.shape[head_axis], k.shape[head_axis]
+    if heads_kv == 0 or heads == 0 or heads % heads_kv != 0:
+        raise SpecError(f"q has {heads} heads and k and v have {heads_kv}; the first must be a "
+                        "positive multiple of the second (is layout= right?)")
+
+
+def _problem(q, k, v, layout):
+    """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
+    _check_types(q, k, v)
+    options.check_layout(layout)
+    head, token = (1, 2) if layout == "bhsd" else (2, 1)
+    _check_shapes(q, k, v, head)
+    return q.shape[0], q.shape[head], k.shape[head], q.shape[token], k.shape[token]
+
+
+def _check_like(name, t, like_name, like):
+    if t.shape != like.shape or t.dtype != like.dtype or t.device != like.device:
+        raise SpecError(f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be like "
+                        f"{like_name}: {_shape(like)} {like.dtype} on {like.device}")
+
+
+def _check_rows(name, t, problem, device):
+    expected = (problem[0], problem[1], problem[3])
+    if _shape(t) != expected or t.dtype != torch.float32 or t.device != device:
+        raise SpecError(f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be (batch, heads, "
+                        f"queries) = {expected} torch.float32 on {device}, in either layout")
+
+
+def _operand(t, layout):
+    """(address, batch, head and token strides), or None where no kernel can read the tensor.
+
+    Copies move 16 bytes, so all of these must be multiples of 8 elements; the stride of a
+    dimension of size one is never used.
+    """
+    shape, stride = t.shape, t.stride()
+    batch, first, second = (stride[i] if shape[i] > 1 else 0 for i in range(3))
+    address = t.data_ptr()
+    if stride[3] != 1 or (batch | first | second) & 7 or address & 15:
+        return None
+    return (address, batch, first, second) if layout == "bhsd" else (address, batch, second, first)
+
+
+def _required_operand(name, t, layout):
+    operand = _operand(t, layout)
+    if operand is None:
+        raise SpecError(f"{name} has strides {tuple(t.stride())} (elements) and address "
+                        f"{t.data_ptr():#x}; the last stride must be 1, and the others and the "
+                        f"address multiples of 16 bytes (8 elements): pass {name}.contiguous()"
+                        f"{' or a copy' if t.is_contiguous() else ''}")
+    return operand
+
+
+# ---- the kernels ---------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=None)
+def _spec(head_dim, dtype, causal, granularity, group_q, group_kv, smooth_k, rotate, precision,
+          deterministic):  # fmt: skip
+    return _core.Spec(head_dim, DTYPE_NAMES[dtype], causal, granularity, precision, smooth_k,
+                      rotate, deterministic, group_q, group_kv)
+
+
+@functools.lru_cache(maxsize=None)
+def operation(device, *spec):
+    """The `_core.Attention` of a device index and `_spec`'s arguments, made once."""
+    return _core.Attention(_spec(*spec), device)
+
+
+def _forward(q, k, v, softmax_scale, layout, *spec):
+    problem = _problem(q, k, v, layout)
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    kernels = operation(q.get_device(), q.shape[3], q.dtype, *spec)
+    operands = [_required_operand(n, t, layout) for n, t in (("q", q), ("k", k), ("v", v))]
+    out = q.new_empty(q.shape)
+    lse = q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
+    if q.numel() == 0 or k.numel() == 0:  # a query that sees no key
+        return out.zero_(), lse.fill_(-torch.inf)
+    size = kernels.forward_workspace_bytes(problem)
+    workspace = q.new_empty(size, dtype=torch.uint8)
+    stream = torch.cuda.current_stream(q.device).cuda_stream
+    kernels.forward(problem, *operands, _operand(out, layout), lse.data_ptr(), scale,
+                    workspace.data_ptr(), size, stream)
+    return out, lse
+
+
+def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *spec):
+    problem = _check_backward(dout, q, k, v, out, lse, dlse, layout)
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    kernels = operation(q.get_device(), q.shape[3], q.dtype, *spec)
+    operands = [_required_operand(n, t, layout) for n, t in (("q", q), ("k", k), ("v", v))]
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    if q.numel() == 0 or k.numel() == 0:
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    # Gradients come with any strides (out.sum() gives an expanded scalar): copy where it must be.
+    dout_operand = _operand(dout, layout)
+    if dout_operand is None:
+        dout = dout.clone(memory_format=torch.contiguous_format)
+        dout_operand = _operand(dout, layout)
+    out_operand = _operand(out, layout)
+    if out_operand is None:
+        out = out.clone(memory_format=torch.contiguous_format)
+        out_operand = _operand(out, layout)
+    lse = lse.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    size = kernels.backward_workspace_bytes(problem)
+    workspace = q.new_empty(size, dtype=torch.uint8)
+    stream = torch.cuda.current_stream(q.device).cuda_stream
+    kernels.backward(problem, dout_operand, *operands, out_operand, lse.data_ptr(),
+                     0 if dlse is None else dlse.data_ptr(), _operand(dq, layout),
+                     _operand(dk, layout), _operand(dv, layout), scale, workspace.data_ptr(), size,
+                     stream)
+    return dq, dk, dv
+
+
+def _check_backward(dout, q, k, v, out, lse, dlse, layout):
+    problem = _problem(q, k, v, layout)
+    _check_like("dout", dout, "q", q)
+    _check_like("out", out, "q", q)
+    _check_rows("lse", lse, problem, q.device)
+    if dlse is not None:
+        _check_rows("dlse", dlse, problem, q.device)
+    return problem
+
+
+_library.impl("forward", _forward, "CUDA")
+_library.impl("backward", _backward, "CUDA")
+
+
+# ---- shapes without data -------------------------------------------------------------------------
+
+
+@torch.library.register_fake("sagebwd::forward", lib=_library)
+def _forward_fake(q, k, v, softmax_scale, layout, *spec):
+    problem = _problem(q, k, v, layout)
+    _spec(int(q.shape[3]), q.dtype, *spec)
+    return q.new_empty(q.shape), q.new_empty((problem[0], problem[1], problem[3]),
+                                             dtype=torch.float32)
+
+
+@torch.library.register_fake("sagebwd::backward", lib=_library)
+def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *spec):
+    _check_backward(dout, q, k, v, out, lse, dlse, layout)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def _setup_forward(ctx, inputs, output):
+    q, k, v, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)  # an unused lse costs nothing
+
+
+def _differentiate_forward(ctx, dout, dlse):
+    no_gradients = (None,) * _OPTION_COUNT
+    if dout is None and dlse is None:
+        return (None, None, None, *no_gradients)
+    q, k, v, out, lse = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(out)
+    gradients = torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, *ctx.options)
+    wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad))
+    return (*wanted, *no_gradients)
+
+
+def _differentiate_backward(ctx, *gradients):
+    raise NotImplementedError(
+        "sagebwd.attention cannot be differentiated twice: its backward has no gradient. For "
+        "gradient penalties and Hessians use another attention in that part of the model"
+    )
+
+
+torch.library.register_autograd(
+    "sagebwd::forward", _differentiate_forward, setup_context=_setup_forward, lib=_library
+)
+torch.library.register_autograd("sagebwd::backward", _differentiate_backward, lib=_library)

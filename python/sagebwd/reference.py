@@ -1,0 +1,103 @@
+"""Attention on the CPU, on NumPy arrays: exact in FP64, and as the kernels compute it.
+
+Arrays are (batch, head, token, channel): q and dout (B, H, M, D), k and v (B, Hk, N, D), with H a
+multiple of Hk; lse, dlse and delta are (B, H, M). Everything is multi-threaded and releases the
+GIL. Invalid arguments raise SpecError.
+"""
+
+from sagebwd import _core
+from sagebwd.options import check_softmax_scale, plan_of, spec
+
+__all__ = ["emulate", "exact", "random_inputs", "round_to"]
+
+
+def round_to(array, dtype):
+    """`array` rounded to nearest even in 'bf16' or 'fp16', as float32."""
+    return _core.round_to(array, dtype)
+
+
+def random_inputs(
+    seq_len,
+    *,
+    head_dim=128,
+    heads=1,
+    heads_kv=None,
+    batch=1,
+    seq_len_kv=None,
+    dtype="bf16",
+    sigma=1.0,
+    seed=0,
+):
+    """(q, k, v, dout) with q, k ~ N(0, sigma^2) and v, dout ~ N(0, 1), rounded to `dtype`.
+
+    The same seed gives the same numbers on every machine.
+    """
+    return _core.random_inputs(
+        batch=batch,
+        heads=heads,
+        heads_kv=heads_kv or heads,
+        seq_q=seq_len,
+        seq_kv=seq_len_kv or seq_len,
+        head_dim=head_dim,
+        dtype=dtype,
+        sigma=sigma,
+        seed=seed,
+    )
+
+
+def exact(q, k, v, dout=None, *, dlse=None, causal="none", softmax_scale=None, matrices=False):
+    """Attention in FP64, and its gradients where `dout` is given.
+
+    Returns a dict of float64 arrays: out, lse (natural log, scaled scores), delta, dq, dk, dv, and
+    with `matrices` p, dp, ds of (B, H, M, N); None for what was not computed. `ds` is without the
+    softmax scale. `causal`: 'none', 'top-left' or 'bottom-right'.
+    """
+    scale = check_softmax_scale(softmax_scale, q.shape[-1])
+    return _core.exact(q, k, v, dout, dlse, scale, causal, matrices)
+
+
+def emulate(
+    q,
+    k,
+    v,
+    dout=None,
+    *,
+    dlse=None,
+    causal="none",
+    softmax_scale=None,
+    dtype="bf16",
+    granularity="row",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    precision="six-of-seven",
+    matrices=False,
+    round_outputs=False,
+    out=None,
+    lse=None,
+):
+    """Attention with the kernels' quantisers bit for bit and FP32 accumulation, on the CPU.
+
+    Inputs are first rounded to `dtype`. `precision` is 'six-of-seven', 'qk16' or any collection
+    of sagebwd.PRODUCTS. `round_outputs` rounds out, dq, dk, dv to `dtype`, as the kernels do. With
+    `out` and `lse` given, the backward starts from them. Returns the dict of `exact()`, in float32.
+    """
+    plan = plan_of(precision)
+    rules = spec(
+        head_dim=q.shape[-1],
+        dtype=dtype,
+        causal=causal,
+        granularity=granularity,
+        smooth_k=smooth_k,
+        rotate=rotate,
+        group_q=group_q,
+        group_kv=group_kv,
+    )
+    q, k, v = (_core.round_to(x, dtype) for x in (q, k, v))
+    if dout is not None:
+        dout = _core.round_to(dout, dtype)
+    scale = check_softmax_scale(softmax_scale, q.shape[-1])
+    return _core.emulate(
+        rules, sorted(plan), q, k, v, dout, dlse, scale, matrices, round_outputs, out, lse
+    )
