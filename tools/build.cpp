@@ -1,0 +1,110 @@
+//===- build.cpp - Compile the kernels of operations into the cache --------===//
+#include "runtime/kernels.h"
+#include "tools/command.h"
+#include "tools/console.h"
+#include "tools/spec_options.h"
+
+#include <algorithm>
+#include <set>
+
+namespace sagebwd::tools {
+
+namespace {
+
+using Built = std::shared_ptr<const BuiltKernel>;
+using Clock = std::chrono::steady_clock;
+
+class Build : public Command {
+public:
+  Build()
+      : Command(
+            "build", "compile every kernel of an operation into the cache",
+            "Compiles forward and backward for each architecture and spec, or takes them from\n"
+            "the cache. Needs no GPU. 'ms' is the time this process spent compiling.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
+            "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
+            "  SAGEBWD_CACHE_DIR=/shared/cubins sagebwd build --arch sm_90a --causal top-left\n") {
+    options.list("arch", "ARCH,..", archs_, "architectures");
+    spec_.declare(options, /*lists=*/true);
+  }
+
+  ExitCode run() override {
+    Clock::time_point start = Clock::now();
+    std::vector<std::vector<KernelSpec>> operations = wanted();
+    Progress progress("building", operations.size());
+    std::vector<Built> kernels;
+    for (const auto& operation : operations) {
+      for (Built& kernel : build_all(operation))
+        kernels.push_back(std::move(kernel));
+      const KernelSpec& any = operation.front();
+      progress.advance(std::string(any.arch.name) + " " + to_string(any.attention));
+    }
+    double total_ms = milliseconds_since(start);
+    json ? print_as_json(kernels, total_ms) : print_as_table(kernels, total_ms);
+    return kDone;
+  }
+
+private:
+  /// One list for each architecture and spec. A kernel that several specs share is in the first.
+  std::vector<std::vector<KernelSpec>> wanted() const;
+  void print_as_json(const std::vector<Built>&, double total_ms) const;
+  void print_as_table(const std::vector<Built>&, double total_ms) const;
+
+  SpecOptions spec_;
+  std::vector<std::string> archs_{"sm_80"};
+};
+
+/// What this process spent on it; the entry remembers what its first compile took.
+double spent_ms(const BuiltKernel& kernel) { return kernel.cached ? 0 : kernel.entry.compile_ms; }
+
+std::vector<std::vector<KernelSpec>> Build::wanted() const {
+  std::vector<std::vector<KernelSpec>> operations;
+  std::set<std::string> seen;
+  for (const Arch& arch : parse_archs(archs_))
+    for (const AttentionSpec& spec : spec_.all()) {
+      std::vector<KernelSpec> kernels;
+      for (Pass pass : {Pass::forward, Pass::backward})
+        for (const KernelSpec& kernel : kernels_of(pass, spec, arch))
+          if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
+            kernels.push_back(kernel);
+      if (!kernels.empty())
+        operations.push_back(std::move(kernels));
+    }
+  return operations;
+}
+
+void Build::print_as_json(const std::vector<Built>& kernels, double total_ms) const {
+  llvm::json::Array array;
+  for (const Built& kernel : kernels)
+    array.push_back(llvm::json::Object{{"name", kernel->entry.kernel_name},
+                                       {"arch", kernel->entry.arch},
+                                       {"pass", std::string(to_string(kernel->spec.pass))},
+                                       {"cached", kernel->cached},
+                                       {"compile_ms", spent_ms(*kernel)},
+                                       {"registers", kernel->entry.registers},
+                                       {"spill_bytes", kernel->entry.spill_bytes},
+                                       {"shared_bytes", kernel->entry.shared_bytes}});
+  print_json(llvm::json::Object{{"kernels", std::move(array)}, {"total_ms", total_ms}});
+}
+
+void Build::print_as_table(const std::vector<Built>& kernels, double total_ms) const {
+  Table table({"kernel", "arch", "pass", "ms", "registers", "spills", "shared", "cached"});
+  size_t cached = 0;
+  for (const Built& kernel : kernels) {
+    cached += kernel->cached;
+    table.add({kernel->entry.kernel_name, kernel->entry.arch,
+               std::string(to_string(kernel->spec.pass)), format("%.0f", spent_ms(*kernel)),
+               std::to_string(kernel->entry.registers), std::to_string(kernel->entry.spill_bytes),
+               std::to_string(kernel->entry.shared_bytes), kernel->cached ? "yes" : "no"});
+  }
+  table.print();
+  printf("%zu kernels, %zu from the cache, %.0f ms in all\n", kernels.size(), cached, total_ms);
+}
+
+} // namespace
+
+std::unique_ptr<Command> make_build() { return std::make_unique<Build>(); }
+
+} // namespace sagebwd::tools

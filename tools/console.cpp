@@ -1,0 +1,79 @@
+//===- console.cpp - Tables, progress and JSON on the terminal -------------===//
+#include "tools/console.h"
+
+#include "llvm/Support/FormatVariadic.h"
+#include "llvm/Support/raw_ostream.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <unistd.h>
+
+namespace sagebwd::tools {
+
+void Table::print() const {
+  std::vector<size_t> widths(rows_.front().size());
+  for (const auto& row : rows_)
+    for (size_t i = 0; i < row.size(); ++i)
+      widths[i] = std::max(widths[i], row[i].size());
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      int width = static_cast<int>(widths[i]);
+      printf(i == 0 ? "%-*s" : "  %*s", width, row[i].c_str());
+    }
+    putchar('\n');
+  }
+}
+
+Progress::Progress(std::string what, size_t total)
+    : what_(std::move(what)), total_(total), terminal_(isatty(STDERR_FILENO)),
+      start_(std::chrono::steady_clock::now()) {}
+
+Progress::~Progress() {
+  if (drawn_)
+    fputs("\r\033[K", stderr);
+}
+
+void Progress::advance(const std::string& done) {
+  ++done_;
+  if (!terminal_ || milliseconds_since(start_) < 1000)
+    return;
+  drawn_ = true;
+  constexpr size_t kWidth = 30;
+  size_t filled = total_ ? kWidth * done_ / total_ : kWidth;
+  std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
+  fprintf(stderr, "\r\033[K%s [%s] %zu/%zu %s", what_.c_str(), bar.c_str(), done_, total_,
+          done.c_str());
+  fflush(stderr);
+}
+
+std::string format(const char* pattern, ...) {
+  va_list arguments, again;
+  va_start(arguments, pattern);
+  va_copy(again, arguments);
+  std::string text(std::vsnprintf(nullptr, 0, pattern, arguments), '\0');
+  std::vsnprintf(text.data(), text.size() + 1, pattern, again);
+  va_end(again);
+  va_end(arguments);
+  return text;
+}
+
+double milliseconds_since(std::chrono::steady_clock::time_point start) {
+  std::chrono::duration<double, std::milli> span = std::chrono::steady_clock::now() - start;
+  return span.count();
+}
+
+void print_json(const llvm::json::Value& value) {
+  fflush(stdout);
+  llvm::outs() << llvm::formatv("{0:2}", value) << "\n";
+  llvm::outs().flush();
+}
+
+llvm::json::Value json_number(double value) {
+  if (!std::isfinite(value))
+    return nullptr;
+  return value;
+}
+
+} // namespace sagebwd::tools

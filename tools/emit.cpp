@@ -1,0 +1,153 @@
+//===- emit.cpp - Print the generated source of a kernel -------------------===//
+#include "generator/kernel.h"
+#include "tools/command.h"
+#include "tools/console.h"
+#include "tools/spec_options.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+namespace sagebwd::tools {
+
+namespace {
+
+class Emit : public Command {
+public:
+  Emit()
+      : Command("emit", "print the generated CUDA source of a kernel",
+                "Writes complete, header-free CUDA C++: NVRTC and nvcc take it unchanged.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd emit --list\n"
+                "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
+                "  sagebwd emit --kernel forward --tile 128x64w8s2\n"
+                "  sagebwd emit --causal top-left -o generated/\n") {
+    options.text("kernel", "KIND", kernel_, "which kernel; --list names them");
+    options.text(
+        "pass", "PASS", pass_,
+        "forward or backward, where both have the kernel (default: the first that has it)");
+    options.text("arch", "ARCH", arch_, "architecture");
+    spec_.declare(options, /*lists=*/false);
+    options.text("tile", "TILE", tile_, "instead of the default tile, e.g. 128x64w8s2");
+    options.text("output", "DIR", output_, "or -o: write every kernel there, one file each");
+    options.flag("list", list_, "list the operation's kernels");
+  }
+
+  ExitCode run() override {
+    if (!tile_.empty() && kernel_.empty())
+      throw UsageError("--tile belongs to one kernel: name it with --kernel");
+    std::vector<KernelSpec> kernels = chosen_kernels();
+    if (list_)
+      return print_list(kernels);
+    if (!output_.empty())
+      return write_files(kernels);
+    if (kernel_.empty())
+      throw UsageError("name a kernel with --kernel, a folder with -o, or ask for --list");
+    KernelSource source = emit(kernels.front());
+    if (json)
+      print_json(llvm::json::Object{{"name", source.name},
+                                    {"threads", source.threads},
+                                    {"shared_bytes", source.shared_bytes},
+                                    {"source", source.text}});
+    else
+      fwrite(source.text.data(), 1, source.text.size(), stdout);
+    return kDone;
+  }
+
+private:
+  /// The operation's kernels that the options leave, in launch order.
+  std::vector<KernelSpec> chosen_kernels() const;
+  ExitCode print_list(const std::vector<KernelSpec>&) const;
+  ExitCode write_files(const std::vector<KernelSpec>&) const;
+
+  SpecOptions spec_;
+  std::string kernel_, pass_, arch_ = "sm_80", tile_, output_;
+  bool list_ = false;
+};
+
+std::vector<KernelSpec> Emit::chosen_kernels() const {
+  const Arch& arch = find_arch(arch_);
+  if (!pass_.empty() && pass_ != "forward" && pass_ != "backward")
+    throw UsageError("--pass is '" + pass_ + "'; it is forward or backward");
+  std::vector<KernelSpec> all, chosen;
+  for (Pass pass : {Pass::forward, Pass::backward})
+    for (const KernelSpec& kernel : kernels_of(pass, spec_.one(), arch))
+      if (pass_.empty() || to_string(pass) == pass_)
+        all.push_back(kernel);
+
+  std::vector<std::string> kinds;
+  for (const KernelSpec& kernel : all) {
+    kinds.emplace_back(to_string(kernel.kind));
+    if (kernel_.empty() || to_string(kernel.kind) == kernel_)
+      chosen.push_back(kernel);
+  }
+  if (chosen.empty()) {
+    std::string message = "--kernel is '" + kernel_ + "'; this operation has";
+    for (const std::string& kind : kinds)
+      if (&kind == &*std::find(kinds.begin(), kinds.end(), kind))
+        message += " " + kind;
+    throw UsageError(message + suggestion(kernel_, kinds));
+  }
+  if (!tile_.empty()) {
+    for (KernelSpec& kernel : chosen) {
+      if (kernel.tile == TileConfig{})
+        throw UsageError("--tile: " + kernel_ + " has no tile");
+      kernel.tile = parse_tile(tile_);
+    }
+  }
+  return chosen;
+}
+
+ExitCode Emit::print_list(const std::vector<KernelSpec>& kernels) const {
+  Table table({"kernel", "pass", "tile", "threads", "shared bytes", "name"});
+  llvm::json::Array array;
+  for (const KernelSpec& kernel : kernels) {
+    KernelSource source = emit(kernel);
+    std::string tile = kernel.tile == TileConfig{} ? "" : to_string(kernel.tile);
+    std::string kind(to_string(kernel.kind)), pass(to_string(kernel.pass));
+    table.add({kind, pass, tile.empty() ? "-" : tile, std::to_string(source.threads),
+               std::to_string(source.shared_bytes), source.name});
+    array.push_back(llvm::json::Object{{"name", source.name},
+                                       {"kernel", kind},
+                                       {"pass", pass},
+                                       {"tile", tile},
+                                       {"threads", source.threads},
+                                       {"shared_bytes", source.shared_bytes}});
+  }
+  if (json)
+    print_json(llvm::json::Object{{"kernels", std::move(array)}});
+  else
+    table.print();
+  return kDone;
+}
+
+ExitCode Emit::write_files(const std::vector<KernelSpec>& kernels) const {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  fs::create_directories(output_, error);
+  if (error)
+    throw std::runtime_error("cannot create " + output_ + ": " + error.message());
+  llvm::json::Array files;
+  for (const KernelSpec& kernel : kernels) {
+    KernelSource source = emit(kernel);
+    fs::path path = fs::path(output_) / (source.name + ".cu");
+    std::ofstream file(path, std::ios::binary);
+    file << source.text;
+    file.close();
+    if (!file)
+      throw std::runtime_error("cannot write " + path.string() + ": check space and permissions");
+    files.push_back(path.string());
+    if (!json)
+      puts(path.c_str());
+  }
+  if (json)
+    print_json(llvm::json::Object{{"files", std::move(files)}});
+  return kDone;
+}
+
+} // namespace
+
+std::unique_ptr<Command> make_emit() { return std::make_unique<Emit>(); }
+
+} // namespace sagebwd::tools

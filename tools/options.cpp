@@ -1,0 +1,177 @@
+//===- options.cpp - The command line's options ----------------------------===//
+#include "tools/options.h"
+
+#include "generator/spec.h"
+
+#include "llvm/ADT/StringRef.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+namespace sagebwd::tools {
+
+namespace {
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  while (begin <= text.size()) {
+    size_t end = std::min(text.find(',', begin), text.size());
+    if (end > begin)
+      parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+/// 1e-05 and 5000, not 0.000010 and 5000.000000.
+std::string plain(double value) {
+  char text[32];
+  snprintf(text, sizeof(text), "%g", value);
+  return text;
+}
+
+} // namespace
+
+std::string suggestion(std::string_view given, const std::vector<std::string>& known) {
+  const std::string* best = nullptr;
+  unsigned best_distance = std::max<size_t>(1, given.size() / 3) + 1;
+  for (const std::string& name : known) {
+    unsigned distance = llvm::StringRef(name).edit_distance(
+        llvm::StringRef(given.data(), given.size()), /*AllowReplacements=*/true, best_distance);
+    // A prefix is what someone types who expects abbreviations.
+    if (given.size() > 2 && name.compare(0, given.size(), given) == 0)
+      distance = 0;
+    if (distance < best_distance) {
+      best = &name;
+      best_distance = distance;
+    }
+  }
+  return best ? "; did you mean '" + *best + "'?" : "";
+}
+
+void OptionTable::flag(std::string name, bool& value, std::string help) {
+  options_.push_back({std::move(name), "", std::move(help), [&value](auto&) { value = true; }});
+}
+
+void OptionTable::text(std::string name, std::string placeholder, std::string& value,
+                       std::string help) {
+  if (!value.empty())
+    help += " (default " + value + ")";
+  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
+                      [&value](const std::string& given) { value = given; }});
+}
+
+void OptionTable::list(std::string name, std::string placeholder, std::vector<std::string>& values,
+                       std::string help) {
+  if (!values.empty()) {
+    help += " (default " + values.front();
+    for (size_t i = 1; i < values.size(); ++i)
+      help += "," + values[i];
+    help += ")";
+  }
+  // The first use replaces the default, later ones add.
+  auto set = [&values, name, fresh = true](const std::string& given) mutable {
+    std::vector<std::string> parts = split(given);
+    if (parts.empty())
+      throw UsageError("--" + name + " needs at least one value, comma-separated");
+    if (fresh)
+      values.clear();
+    fresh = false;
+    values.insert(values.end(), parts.begin(), parts.end());
+  };
+  options_.push_back({name, std::move(placeholder), std::move(help), std::move(set)});
+}
+
+void OptionTable::integer_option(std::string name, int64_t low, int64_t high,
+                                 std::function<void(int64_t)> set, std::string initial,
+                                 std::string help) {
+  auto parse = [name, low, high, set = std::move(set)](const std::string& given) {
+    int64_t value = 0;
+    const char* end = given.data() + given.size();
+    auto [stop, error] = std::from_chars(given.data(), end, value);
+    if (error != std::errc() || stop != end || value < low || value > high)
+      throw UsageError("--" + name + " is '" + given + "'; it takes a whole number from " +
+                       std::to_string(low) + " to " + std::to_string(high));
+    set(value);
+  };
+  options_.push_back(
+      {std::move(name), "N", std::move(help) + " (default " + initial + ")", std::move(parse)});
+}
+
+void OptionTable::number(std::string name, double& value, double low, double high,
+                         std::string help) {
+  auto parse = [&value, name, low, high](const std::string& given) {
+    char* end = nullptr;
+    double parsed = std::strtod(given.c_str(), &end);
+    if (given.empty() || *end || !(parsed >= low && parsed <= high))
+      throw UsageError("--" + name + " is '" + given + "'; it takes a number from " + plain(low) +
+                       " to " + plain(high));
+    value = parsed;
+  };
+  options_.push_back({std::move(name), "X", std::move(help) + " (default " + plain(value) + ")",
+                      std::move(parse)});
+}
+
+void OptionTable::word(std::string name, std::string words,
+                       std::function<void(const std::string&)> parse, std::string help) {
+  auto set = [name, parse = std::move(parse)](const std::string& given) {
+    try {
+      parse(given);
+    } catch (const SpecError& error) {
+      throw UsageError("--" + name + ": " + error.what());
+    }
+  };
+  options_.push_back({std::move(name), std::move(words), std::move(help), std::move(set)});
+}
+
+void OptionTable::parse(const std::vector<std::string>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    std::string name = argument, value;
+    bool has_value = false;
+    if (size_t equals = argument.find('='); equals != std::string::npos) {
+      name = argument.substr(0, equals);
+      value = argument.substr(equals + 1);
+      has_value = true;
+    }
+    // "-o" is the one short name; everything else is spelled out.
+    std::string bare = name.rfind("--", 0) == 0 ? name.substr(2) : name == "-o" ? "output" : "";
+    auto option = std::find_if(options_.begin(), options_.end(),
+                               [&](const Option& candidate) { return candidate.name == bare; });
+    if (bare.empty() || option == options_.end()) {
+      std::vector<std::string> known;
+      for (const Option& candidate : options_)
+        known.push_back("--" + candidate.name);
+      const char* what = argument.rfind("-", 0) == 0 ? "unknown option '" : "unexpected argument '";
+      throw UsageError(what + name + "'" + suggestion(name, known));
+    }
+    if (option->placeholder.empty()) {
+      if (has_value)
+        throw UsageError("--" + bare + " takes no value, '" + value + "' was given");
+    } else if (!has_value) {
+      if (i + 1 == arguments.size())
+        throw UsageError("--" + bare + " needs a value: --" + bare + " " + option->placeholder);
+      value = arguments[++i];
+    }
+    option->set(value);
+  }
+}
+
+std::string OptionTable::help() const {
+  constexpr size_t kColumn = 30;
+  std::string lines;
+  for (const Option& option : options_) {
+    std::string line = "  --" + option.name;
+    if (!option.placeholder.empty())
+      line += " " + option.placeholder;
+    line += line.size() < kColumn ? std::string(kColumn - line.size(), ' ')
+                                  : "\n" + std::string(kColumn, ' ');
+    lines += line + option.help + "\n";
+  }
+  return lines;
+}
+
+} // namespace sagebwd::tools

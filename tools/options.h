@@ -1,0 +1,63 @@
+//===- options.h - The command line's options ------------------------------===//
+//
+// Each subcommand lists its options in a table, bound to plain variables: no globals. The same
+// table parses, writes the help text and suggests the nearest name. (LLVM's CommandLine registers
+// options globally, ends the process on an error, and its errors name neither limits nor remedy.)
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sagebwd::tools {
+
+/// The command line asks for something that does not exist: exit code 2.
+class UsageError : public std::invalid_argument {
+public:
+  using std::invalid_argument::invalid_argument;
+};
+
+class OptionTable {
+public:
+  void flag(std::string name, bool& value, std::string help);
+  void text(std::string name, std::string placeholder, std::string& value, std::string help);
+  /// Comma-separated; may be given several times.
+  void list(std::string name, std::string placeholder, std::vector<std::string>& values,
+            std::string help);
+  template <typename Int>
+  void integer(std::string name, Int& value, int64_t low, int64_t high, std::string help) {
+    integer_option(
+        std::move(name), low, high, [&value](int64_t given) { value = static_cast<Int>(given); },
+        std::to_string(value), std::move(help));
+  }
+  void number(std::string name, double& value, double low, double high, std::string help);
+  /// `parse` raises SpecError for an unknown word and lists the known ones.
+  void word(std::string name, std::string words, std::function<void(const std::string&)> parse,
+            std::string help);
+
+  /// Reads "--name value" and "--name=value". Raises UsageError.
+  void parse(const std::vector<std::string>& arguments);
+  /// One line an option.
+  std::string help() const;
+
+private:
+  struct Option {
+    std::string name, placeholder, help;
+    std::function<void(const std::string&)> set; ///< with "" for flags
+  };
+  void integer_option(std::string name, int64_t low, int64_t high, std::function<void(int64_t)> set,
+                      std::string initial, std::string help);
+
+  std::vector<Option> options_;
+};
+
+/// "; did you mean 'build'?", or nothing where no candidate is near.
+std::string suggestion(std::string_view given, const std::vector<std::string>& known);
+
+} // namespace sagebwd::tools

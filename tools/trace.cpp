@@ -1,0 +1,184 @@
+//===- trace.cpp - The error of every intermediate tensor ------------------===//
+#include "runtime/reference/reference.h"
+#include "tools/command.h"
+#include "tools/console.h"
+#include "tools/on_gpu.h"
+#include "tools/spec_options.h"
+
+#include <algorithm>
+
+namespace sagebwd::tools {
+
+namespace {
+
+using reference::ProductPlan;
+
+/// The products a plan may name, in algorithm.md's order.
+struct Product {
+  const char* name;
+  bool ProductPlan::*int8;
+};
+constexpr Product kProducts[] = {{"s", &ProductPlan::s},   {"pv", &ProductPlan::pv},
+                                 {"dv", &ProductPlan::dv}, {"dp", &ProductPlan::dp},
+                                 {"dq", &ProductPlan::dq}, {"dk", &ProductPlan::dk}};
+
+ProductPlan parse_plan(const std::vector<std::string>& names) {
+  ProductPlan plan{false, false, false, false, false, false};
+  if (names.size() == 1 && names.front() == "none")
+    return plan;
+  for (const std::string& name : names) {
+    auto product = std::find_if(std::begin(kProducts), std::end(kProducts),
+                                [&](const Product& known) { return name == known.name; });
+    if (product == std::end(kProducts))
+      throw UsageError("--plan names '" + name +
+                       "'; the products are s (S = Q K^T in both passes), pv, dv, dp, dq and dk, "
+                       "or none: --plan s,pv,dv,dq,dk is six-of-seven");
+    plan.*product->int8 = true;
+  }
+  return plan;
+}
+
+std::string to_string(const ProductPlan& plan) {
+  std::string text;
+  for (const Product& product : kProducts)
+    if (plan.*product.int8)
+      text += (text.empty() ? "" : ",") + std::string(product.name);
+  return text.empty() ? "none" : text;
+}
+
+bool same(const ProductPlan& a, const ProductPlan& b) { return to_string(a) == to_string(b); }
+
+/// A constant per channel on every key, as biased key projections give.
+void offset_keys(reference::Inputs& inputs, DType dtype, double offset) {
+  for (size_t i = 0; i < inputs.k.size(); ++i) {
+    double sign = i % inputs.head_dim % 2 ? -1 : 1;
+    inputs.k[i] = reference::round_to(dtype, static_cast<float>(inputs.k[i] + sign * offset));
+  }
+}
+
+class Trace : public Command {
+public:
+  Trace()
+      : Command(
+            "trace", "the error of every intermediate tensor against FP64",
+            "Draws q, k ~ N(0, sigma^2) and v, dO ~ N(0, 1), rounded to the dtype, and compares\n"
+            "delta, P, dP, dS, O, dQ, dK and dV with FP64: cosine similarity and relative L2\n"
+            "error. On the CPU the emulation gives them, bit for bit as the kernels quantise;\n"
+            "with --device cuda the kernels give O, dQ, dK and dV.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd trace --device cpu --head-dim 128 --seq-len 1024 --heads 8 --sigma 1 "
+            "--granularity row --json\n"
+            "  sagebwd trace --plan s,pv,dv,dp,dq,dk          # dP in INT8 as well\n"
+            "  sagebwd trace --key-offset 20 --no-smooth-k\n") {
+    options.word(
+        "device", "DEVICE",
+        [this](const std::string& given) {
+          if (given != "cpu" && given != "cuda")
+            throw UsageError("--device is '" + given + "'; it is cpu or cuda");
+          on_gpu_ = given == "cuda";
+        },
+        "cpu: the emulation; cuda: the kernels (default cpu)");
+    options.integer("gpu", gpu_, 0, 1023, "which GPU, for --device cuda");
+    problem_.declare(options);
+    spec_.declare(options, /*lists=*/false);
+    options.list("plan", "PRODUCT,..", plan_,
+                 "INT8 products: s, pv, dv, dp, dq, dk, or none; instead of --precision, CPU only");
+    options.number("sigma", sigma_, 0, 1e4, "standard deviation of q and k");
+    options.number("key-offset", key_offset_, -1e4, 1e4,
+                   "added to every key, with alternating sign over the channels");
+    options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(), "of the random inputs");
+  }
+
+  ExitCode run() override;
+
+private:
+  void print_as_json(const std::vector<reference::TraceRow>&, const Problem&, const AttentionSpec&,
+                     const ProductPlan&) const;
+
+  ProblemOptions problem_;
+  SpecOptions spec_;
+  std::vector<std::string> plan_;
+  double sigma_ = 1, key_offset_ = 0;
+  uint64_t seed_ = 0;
+  int gpu_ = 0;
+  bool on_gpu_ = false;
+};
+
+/// Puts the kernels' outputs in place of the emulation's.
+void replace_outputs(std::vector<reference::TraceRow>& rows, const reference::Inputs& inputs,
+                     const AttentionSpec& spec, int gpu) {
+  Attention attention(spec, gpu);
+  reference::Outputs<float> outputs = run_on_gpu(attention, gpu, inputs);
+  reference::Outputs<double> exact = reference::exact(inputs, spec.causal);
+  for (reference::TraceRow& row : rows) {
+    if (row.tensor == "O")
+      row.figures = reference::compare(outputs.o, exact.o);
+    else if (row.tensor == "dQ")
+      row.figures = reference::compare(outputs.dq, exact.dq);
+    else if (row.tensor == "dK")
+      row.figures = reference::compare(outputs.dk, exact.dk);
+    else if (row.tensor == "dV")
+      row.figures = reference::compare(outputs.dv, exact.dv);
+  }
+}
+
+ExitCode Trace::run() {
+  AttentionSpec spec = spec_.one();
+  Problem problem = problem_.problem();
+  check(spec, problem);
+  ProductPlan plan = plan_.empty() ? reference::plan_of(spec.precision) : parse_plan(plan_);
+  if (on_gpu_) {
+    if (!same(plan, reference::plan_of(spec.precision)))
+      throw UsageError("--plan " + to_string(plan) +
+                       " has no kernels: they compute --precision "
+                       "six-of-seven or qk16. Leave --plan out, or use --device cpu");
+    require_gpu(gpu_, "trace --device cuda");
+  }
+  reference::Inputs inputs =
+      reference::random_inputs(problem, spec.head_dim, spec.dtype, sigma_, seed_);
+  if (key_offset_ != 0)
+    offset_keys(inputs, spec.dtype, key_offset_);
+
+  std::vector<reference::TraceRow> rows = reference::trace(inputs, spec, plan);
+  if (on_gpu_)
+    replace_outputs(rows, inputs, spec, gpu_);
+  if (json) {
+    print_as_json(rows, problem, spec, plan);
+    return kDone;
+  }
+  Table table({"tensor", "cosine", "rel. L2"});
+  for (const reference::TraceRow& row : rows)
+    table.add({row.tensor, format("%.6f", row.figures.cosine), format("%.5f", row.figures.rel_l2)});
+  printf("%s, INT8 products %s, sigma %g, seed %llu, %s\n", sagebwd::to_string(spec).c_str(),
+         to_string(plan).c_str(), sigma_, static_cast<unsigned long long>(seed_),
+         on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");
+  table.print();
+  return kDone;
+}
+
+void Trace::print_as_json(const std::vector<reference::TraceRow>& rows, const Problem& problem,
+                          const AttentionSpec& spec, const ProductPlan& plan) const {
+  llvm::json::Object tensors;
+  for (const reference::TraceRow& row : rows)
+    tensors[row.tensor] = llvm::json::Object{{"cosine", json_number(row.figures.cosine)},
+                                             {"rel_l2", json_number(row.figures.rel_l2)}};
+  print_json(llvm::json::Object{{"tensors", std::move(tensors)},
+                                {"device", on_gpu_ ? "cuda" : "cpu"},
+                                {"spec", sagebwd::to_string(spec)},
+                                {"plan", to_string(plan)},
+                                {"batch", problem.batch},
+                                {"heads", problem.heads},
+                                {"heads_kv", problem.heads_kv},
+                                {"seq_q", problem.seq_q},
+                                {"seq_kv", problem.seq_kv},
+                                {"sigma", sigma_},
+                                {"key_offset", key_offset_},
+                                {"seed", static_cast<int64_t>(seed_)}});
+}
+
+} // namespace
+
+std::unique_ptr<Command> make_trace() { return std::make_unique<Trace>(); }
+
+} // namespace sagebwd::tools

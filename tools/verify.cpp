@@ -1,0 +1,166 @@
+//===- verify.cpp - Random problems on the GPU against FP64 ----------------===//
+#include "runtime/driver/driver.h"
+#include "tools/command.h"
+#include "tools/console.h"
+#include "tools/spec_options.h"
+#include "tools/verify_case.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace sagebwd::tools {
+
+namespace {
+
+/// The worst case of one tensor: the one that uses most of its bound.
+struct Worst {
+  double used = 0, rel_l2 = 0, bound = 0, to_emulation = 0;
+  std::string where;
+};
+
+SpecOptions kinds_of_specs() {
+  return SpecOptions({"64", "128"}, {"bf16", "fp16"}, {"none", "top-left"}, {"row", "block"},
+                     {"six-of-seven", "qk16"});
+}
+
+/// Without smoothing, without rotation, with both off, with larger groups: eight of them.
+void add_variants(std::vector<AttentionSpec>& specs) {
+  std::vector<AttentionSpec> variants;
+  for (const AttentionSpec& base : specs) {
+    if (base.granularity != Granularity::row || base.precision != Precision::six_of_seven)
+      continue;
+    AttentionSpec variant = base;
+    const size_t kind = variants.size() % 4;
+    variant.smooth_k = kind == 1 || kind == 2;
+    variant.rotate = kind == 0 || kind == 2;
+    if (kind == 2)
+      variant.group_kv = 128;
+    variants.push_back(resolved(variant));
+  }
+  specs.insert(specs.end(), variants.begin(), variants.end());
+}
+
+class Verify : public Command {
+public:
+  Verify()
+      : Command("verify", "random problems on the GPU against FP64",
+                "Draws lengths, strides, heads, sigmas and seeds, runs forward and backward, and\n"
+                "compares O, dQ, dK and dV with FP64 on the CPU. A tensor is wrong where it holds\n"
+                "a non-finite value, or where its error exceeds the bound that its quantisation\n"
+                "implies (see README). Exit code 1 where any is. Needs a GPU.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd verify\n"
+                "  sagebwd verify --cases 1000 --seed 7 --json\n"
+                "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n") {
+    options.integer("cases", cases_, 1, 1000000, "how many problems");
+    options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(), "of the first problem");
+    options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
+    options.integer("gpu", gpu_, 0, 1023, "which GPU");
+    spec_.declare(options, /*lists=*/true);
+    options.flag("quiet", quiet_, "no line for each case");
+  }
+
+  ExitCode run() override;
+
+private:
+  void record(const VerifyCase&, const std::vector<Verdict>&);
+  void print_as_json() const;
+  void print_summary() const;
+
+  SpecOptions spec_ = kinds_of_specs();
+  int64_t cases_ = 100, max_len_ = 1024;
+  uint64_t seed_ = 0;
+  int gpu_ = 0;
+  bool quiet_ = false;
+
+  std::map<std::string, Worst> worst_;
+  std::set<std::string> specs_;
+  std::vector<std::string> wrong_;
+  Coverage coverage_;
+  int64_t done_ = 0;
+};
+
+ExitCode Verify::run() {
+  std::vector<AttentionSpec> specs = spec_.all();
+  if (specs == kinds_of_specs().all())
+    add_variants(specs);
+  require_gpu(gpu_, "verify");
+  // One operation a spec: its kernels are loaded once.
+  std::map<std::string, std::unique_ptr<Attention>> operations;
+  Progress progress("verifying", static_cast<size_t>(cases_));
+  for (int64_t i = 0; i < cases_; ++i) {
+    VerifyCase drawn = draw(seed_ + i, specs[i % specs.size()], max_len_);
+    std::unique_ptr<Attention>& operation = operations[to_string(drawn.spec)];
+    if (!operation)
+      operation = std::make_unique<Attention>(drawn.spec, gpu_);
+    record(drawn, check_on_gpu(*operation, gpu_, drawn));
+    progress.advance(to_string(drawn));
+  }
+  json ? print_as_json() : print_summary();
+  return wrong_.empty() ? kDone : kFailed;
+}
+
+void Verify::record(const VerifyCase& drawn, const std::vector<Verdict>& verdicts) {
+  ++done_;
+  specs_.insert(to_string(drawn.spec));
+  coverage_.add(drawn);
+  std::string errors, complaint;
+  for (const Verdict& verdict : verdicts) {
+    errors += format(" %s %.4f", verdict.tensor.c_str(), verdict.rel_l2);
+    Worst& worst = worst_[verdict.tensor];
+    double to_emulation = std::max(worst.to_emulation, verdict.to_emulation);
+    if (!(verdict.used() <= worst.used))
+      worst = {verdict.used(), verdict.rel_l2, verdict.bound, 0, to_string(drawn)};
+    worst.to_emulation = to_emulation;
+    if (!verdict.right())
+      complaint += format(" %s %.4f > %.4f%s", verdict.tensor.c_str(), verdict.rel_l2,
+                          verdict.bound, verdict.finite ? "" : " (non-finite)");
+  }
+  if (!complaint.empty())
+    wrong_.push_back(to_string(drawn) + ":" + complaint);
+  if (!json && !quiet_)
+    printf("%s  %s %s\n", complaint.empty() ? "ok   " : "WRONG", to_string(drawn).c_str(),
+           (complaint.empty() ? errors : complaint).c_str());
+}
+
+void Verify::print_as_json() const {
+  llvm::json::Object tensors;
+  for (const auto& [tensor, worst] : worst_)
+    tensors[tensor] = llvm::json::Object{{"worst_rel_l2", json_number(worst.rel_l2)},
+                                         {"bound", json_number(worst.bound)},
+                                         {"worst_to_emulation", json_number(worst.to_emulation)},
+                                         {"case", worst.where}};
+  print_json(llvm::json::Object{{"cases", done_},
+                                {"wrong", static_cast<int64_t>(wrong_.size())},
+                                {"failures", llvm::json::Array(wrong_)},
+                                {"specs", static_cast<int64_t>(specs_.size())},
+                                {"gpu", driver::device_info(gpu_).name},
+                                {"first_seed", static_cast<int64_t>(seed_)},
+                                {"coverage", coverage_.as_json()},
+                                {"tensors", std::move(tensors)}});
+}
+
+void Verify::print_summary() const {
+  printf("\n%lld cases over %zu specs on %s, seeds %llu to %llu\n", static_cast<long long>(done_),
+         specs_.size(), driver::device_info(gpu_).name.c_str(),
+         static_cast<unsigned long long>(seed_),
+         static_cast<unsigned long long>(seed_ + done_ - 1));
+  printf("covered: %s\n\n", coverage_.as_text().c_str());
+  Table table({"tensor", "rel. L2", "bound", "of bound", "to emulation", "worst case"});
+  for (const auto& [tensor, worst] : worst_)
+    table.add({tensor, format("%.5f", worst.rel_l2), format("%.5f", worst.bound),
+               format("%.0f%%", 100 * worst.used), format("%.5f", worst.to_emulation),
+               worst.where});
+  table.print();
+  printf("%zu of %lld wrong\n", wrong_.size(), static_cast<long long>(done_));
+  for (const std::string& what : wrong_)
+    printf("  %s\n", what.c_str());
+}
+
+} // namespace
+
+std::unique_ptr<Command> make_verify() { return std::make_unique<Verify>(); }
+
+} // namespace sagebwd::tools

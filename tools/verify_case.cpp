@@ -1,0 +1,237 @@
+//===- verify_case.cpp - One random problem, and its verdict ---------------===//
+#include "tools/verify_case.h"
+
+#include "tools/console.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace sagebwd::tools {
+
+namespace {
+
+/// Multiply-adds of one product; keeps a case's FP64 reference under about a second.
+constexpr int64_t kMaxWork = int64_t{1} << 27;
+
+/// SplitMix64: small, and the same everywhere.
+class Random {
+public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+  /// From low to high, both included.
+  int64_t between(int64_t low, int64_t high) { return low + next() % (high - low + 1); }
+  bool one_in(int64_t n) { return between(1, n) == 1; }
+  template <typename T> T one_of(std::initializer_list<T> choices) {
+    return choices.begin()[between(0, choices.size() - 1)];
+  }
+
+private:
+  uint64_t state_;
+};
+
+/// Lengths where kernels go wrong: one, a few, around whole tiles; and any.
+int64_t draw_length(Random& random, int64_t max_len) {
+  int64_t length = 1;
+  switch (random.between(0, 7)) {
+  case 0:
+    length = 1;
+    break;
+  case 1:
+    length = random.between(2, 63);
+    break;
+  case 2:
+  case 3:
+    length = 64 * random.between(1, 8) + random.between(-1, 1);
+    break;
+  default:
+    length = random.between(1, max_len);
+  }
+  return std::min(length, max_len);
+}
+
+double norm(const std::vector<double>& values) {
+  double sum = 0;
+  for (double value : values)
+    sum += value * value;
+  return std::sqrt(sum);
+}
+
+template <typename A, typename B>
+double distance(const std::vector<A>& a, const std::vector<B>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    sum += difference * difference;
+  }
+  return std::sqrt(sum);
+}
+
+/// The largest norm of a token's vector.
+double longest_row(const std::vector<float>& values, int head_dim) {
+  double longest = 0;
+  for (size_t begin = 0; begin < values.size(); begin += head_dim) {
+    double sum = 0;
+    for (int d = 0; d < head_dim; ++d)
+      sum += static_cast<double>(values[begin + d]) * values[begin + d];
+    longest = std::max(longest, sum);
+  }
+  return std::sqrt(longest);
+}
+
+Verdict judge(std::string tensor, const std::vector<float>& run, const std::vector<float>& emulated,
+              const std::vector<double>& exact, double terms) {
+  Verdict verdict;
+  verdict.tensor = std::move(tensor);
+  verdict.finite = run.size() == exact.size() &&
+                   std::all_of(run.begin(), run.end(), [](float x) { return std::isfinite(x); });
+  if (!verdict.finite) {
+    verdict.rel_l2 = INFINITY;
+    return verdict;
+  }
+  // All zero on both sides is right.
+  double scale = std::max({norm(exact), terms / 16, 1e-30});
+  verdict.rel_l2 = distance(run, exact) / scale;
+  verdict.to_emulation = distance(run, emulated) / scale;
+  verdict.bound = distance(emulated, exact) / scale + kSlack;
+  return verdict;
+}
+
+/// Log-sum-exps: a query without keys has -inf, exactly where FP64 has it.
+Verdict judge_lse(std::vector<float> run, std::vector<float> emulated, std::vector<double> exact) {
+  bool agree = run.size() == exact.size();
+  for (size_t i = 0; agree && i < exact.size(); ++i) {
+    if (exact[i] != -INFINITY)
+      continue;
+    agree = run[i] == -INFINITY;
+    run[i] = emulated[i] = 0;
+    exact[i] = 0;
+  }
+  // Log-sum-exps near zero are as good as absolute.
+  double count = std::sqrt(static_cast<double>(exact.size()));
+  Verdict verdict = judge("lse", run, emulated, exact, 16 * count);
+  verdict.finite = verdict.finite && agree;
+  return verdict;
+}
+
+} // namespace
+
+std::string to_string(const VerifyCase& drawn) {
+  const Problem& problem = drawn.problem;
+  return format("%s B%lld H%lld/%lld M%lld N%lld %s+%lld sigma %g%s seed %llu",
+                sagebwd::to_string(drawn.spec).c_str(), static_cast<long long>(problem.batch),
+                static_cast<long long>(problem.heads), static_cast<long long>(problem.heads_kv),
+                static_cast<long long>(problem.seq_q), static_cast<long long>(problem.seq_kv),
+                drawn.layout == Layout::bhsd ? "bhsd" : "bshd",
+                static_cast<long long>(drawn.padding), drawn.sigma, drawn.dlse ? " dlse" : "",
+                static_cast<unsigned long long>(drawn.seed));
+}
+
+VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len) {
+  Random random(seed);
+  VerifyCase drawn;
+  drawn.spec = spec;
+  drawn.seed = seed;
+  Problem& problem = drawn.problem;
+  problem.seq_q = draw_length(random, max_len);
+  problem.seq_kv = random.one_in(2) ? problem.seq_q : draw_length(random, max_len);
+  problem.batch = random.between(1, 3);
+  problem.heads_kv = random.between(1, 3);
+  problem.heads = problem.heads_kv * random.between(1, 4);
+  auto too_much = [&] {
+    return problem.batch * problem.heads * problem.seq_q * problem.seq_kv * spec.head_dim >
+           kMaxWork;
+  };
+  if (too_much())
+    problem.batch = 1;
+  if (too_much())
+    problem.heads /= problem.heads_kv, problem.heads_kv = 1;
+  drawn.layout = random.one_of({Layout::bhsd, Layout::bshd});
+  drawn.padding = random.one_of<int64_t>({0, 0, 8, 64});
+  drawn.sigma = random.one_of({0.1, 0.5, 1.0, 1.0, 2.0, 3.0, 5.0, 8.0});
+  drawn.dlse = random.one_in(8);
+  return drawn;
+}
+
+reference::Inputs inputs_of(const VerifyCase& drawn) {
+  reference::Inputs inputs = reference::random_inputs(drawn.problem, drawn.spec.head_dim,
+                                                      drawn.spec.dtype, drawn.sigma, drawn.seed);
+  if (drawn.dlse) {
+    Random random(drawn.seed ^ 0xd15e);
+    const Problem& problem = drawn.problem;
+    inputs.dlse.resize(problem.batch * problem.heads * problem.seq_q);
+    for (float& value : inputs.dlse)
+      value = static_cast<float>(random.between(-1000, 1000)) / 1000;
+  }
+  return inputs;
+}
+
+std::vector<Verdict> check(const VerifyCase& drawn, const reference::Inputs& inputs,
+                           const reference::Outputs<float>& run) {
+  const AttentionSpec& spec = drawn.spec;
+  const reference::ProductPlan plan = reference::plan_of(spec.precision);
+  reference::Outputs<double> exact = reference::exact(inputs, spec.causal);
+  reference::Outputs<float> forward =
+      reference::emulate(inputs, spec, plan, /*keep_matrices=*/false, /*round_outputs=*/true);
+  reference::Outputs<float> backward = reference::emulate(
+      inputs, spec, plan, /*keep_matrices=*/false, /*round_outputs=*/true, &run.o, &run.lse);
+  // dS = P o (dP - delta) is a difference: these are the sizes of what is subtracted.
+  const double tau = 1 / std::sqrt(static_cast<double>(inputs.head_dim));
+  const double deltas = tau * norm(exact.delta);
+  return {
+      judge("O", run.o, forward.o, exact.o, 0), judge_lse(run.lse, forward.lse, exact.lse),
+      judge("dQ", run.dq, backward.dq, exact.dq, deltas * longest_row(inputs.k, inputs.head_dim)),
+      judge("dK", run.dk, backward.dk, exact.dk, deltas * longest_row(inputs.q, inputs.head_dim)),
+      judge("dV", run.dv, backward.dv, exact.dv, 0)};
+}
+
+std::vector<Verdict> check_on_gpu(Attention& operation, int device, const VerifyCase& drawn) {
+  reference::Inputs inputs = inputs_of(drawn);
+  return check(drawn, inputs, run_on_gpu(operation, device, inputs, drawn.layout, drawn.padding));
+}
+
+void Coverage::add(const VerifyCase& drawn) {
+  const Problem& problem = drawn.problem;
+  ++cases_;
+  seq_q_.insert(problem.seq_q);
+  seq_kv_.insert(problem.seq_kv);
+  groups_.insert(problem.heads / problem.heads_kv);
+  sigmas_.insert(drawn.sigma);
+  unequal_ += problem.seq_q != problem.seq_kv;
+  ragged_ += problem.seq_q % 64 != 0 || problem.seq_kv % 64 != 0;
+  bshd_ += drawn.layout == Layout::bshd;
+  padded_ += drawn.padding != 0;
+  dlse_ += drawn.dlse;
+}
+
+std::string Coverage::as_text() const {
+  return format("queries %lld..%lld, keys %lld..%lld, %lld with M != N, %lld no multiple of 64, "
+                "%lld BSHD, %lld padded strides, %lld with dLSE, sigma %g..%g, GQA groups to %lld",
+                static_cast<long long>(*seq_q_.begin()), static_cast<long long>(*seq_q_.rbegin()),
+                static_cast<long long>(*seq_kv_.begin()), static_cast<long long>(*seq_kv_.rbegin()),
+                static_cast<long long>(unequal_), static_cast<long long>(ragged_),
+                static_cast<long long>(bshd_), static_cast<long long>(padded_),
+                static_cast<long long>(dlse_), *sigmas_.begin(), *sigmas_.rbegin(),
+                static_cast<long long>(*groups_.rbegin()));
+}
+
+llvm::json::Value Coverage::as_json() const {
+  return llvm::json::Object{{"cases", cases_},
+                            {"seq_q", llvm::json::Array{*seq_q_.begin(), *seq_q_.rbegin()}},
+                            {"seq_kv", llvm::json::Array{*seq_kv_.begin(), *seq_kv_.rbegin()}},
+                            {"distinct_seq_q", static_cast<int64_t>(seq_q_.size())},
+                            {"distinct_seq_kv", static_cast<int64_t>(seq_kv_.size())},
+                            {"unequal_lengths", unequal_},
+                            {"no_multiple_of_64", ragged_},
+                            {"bshd", bshd_},
+                            {"padded_strides", padded_},
+                            {"dlse", dlse_},
+                            {"sigmas", llvm::json::Array(sigmas_)},
+                            {"gqa_groups", llvm::json::Array(groups_)}};
+}
+
+} // namespace sagebwd::tools

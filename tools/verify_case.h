@@ -1,0 +1,66 @@
+//===- verify_case.h - One random problem, and its verdict -----------------===//
+#pragma once
+
+#include "tools/on_gpu.h"
+
+#include "llvm/Support/JSON.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace sagebwd::tools {
+
+/// A problem that a seed stands for.
+struct VerifyCase {
+  AttentionSpec spec;
+  Problem problem;
+  Layout layout = Layout::bhsd;
+  int64_t padding = 0; ///< unused elements after each token
+  double sigma = 1;
+  bool dlse = false; ///< a gradient flows into lse
+  uint64_t seed = 0;
+};
+std::string to_string(const VerifyCase&);
+
+/// The same arguments give the same case on every machine.
+VerifyCase draw(uint64_t seed, const AttentionSpec&, int64_t max_len);
+
+/// One output of one case. The figures are L2 norms relative to the FP64 tensor's, or to a
+/// sixteenth of its terms' where those cancel (one key: dQ is zero but for rounding).
+struct Verdict {
+  std::string tensor;
+  double rel_l2 = 0;       ///< against FP64
+  double bound = 0;        ///< the emulation's error against FP64, and kSlack
+  double to_emulation = 0; ///< against the emulation, given the same out and lse
+  bool finite = true;
+
+  bool right() const { return finite && rel_l2 <= bound; }
+  double used() const { return rel_l2 / bound; }
+};
+
+/// How far kernels may stray from the emulation: FP32 sums in another order flip a rounding of an
+/// integer here and there.
+inline constexpr double kSlack = 4e-3;
+
+/// Runs the case and compares it.
+std::vector<Verdict> check_on_gpu(Attention&, int device, const VerifyCase&);
+/// The comparison alone: what `run` gives for the inputs against FP64.
+std::vector<Verdict> check(const VerifyCase&, const reference::Inputs&,
+                           const reference::Outputs<float>& run);
+reference::Inputs inputs_of(const VerifyCase&);
+
+/// What the drawn cases were, in all.
+class Coverage {
+public:
+  void add(const VerifyCase&);
+  std::string as_text() const;
+  llvm::json::Value as_json() const;
+
+private:
+  std::set<int64_t> seq_q_, seq_kv_, groups_;
+  std::set<double> sigmas_;
+  int64_t cases_ = 0, unequal_ = 0, ragged_ = 0, bshd_ = 0, padded_ = 0, dlse_ = 0;
+};
+
+} // namespace sagebwd::tools
