@@ -1,7 +1,6 @@
 //===- kernels.cpp - From a KernelSpec to machine code ---------------------===//
 
 #include "runtime/kernels.h"
-#include "runtime/error.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 

@@ -8,6 +8,7 @@
 #include "cache/entry.h"
 #include "cache/store.h"
 #include "generator/kernel.h"
+#include "runtime/error.h"
 
 #include <memory>
 #include <vector>

@@ -1,0 +1,278 @@
+//===- kernels_builder_test.cpp - Memory, disk, compile --------------------===//
+//
+// With sources and compilers of the test's own: no NVRTC, no generator.
+//
+//===----------------------------------------------------------------------===//
+
+#include "runtime/kernel_builder.h"
+#include "tests/cache/temp_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+using namespace sagebwd;
+using test::TempDirectory;
+
+namespace {
+
+KernelSpec spec_number(int number) {
+  AttentionSpec attention;
+  attention.group_q = number;
+  return {KernelKind::forward, Pass::forward, attention, find_arch("sm_90a"), {}};
+}
+
+/// A builder whose parts count their calls.
+struct Bench {
+  std::atomic<int> emits{0}, compiles{0};
+  std::function<void(const KernelSpec&)> during_compile = [](const KernelSpec&) {};
+  std::string compiler = "test compiler 1";
+  bool keep = true;
+  KernelBuilder builder;
+
+  explicit Bench(CacheStore& store)
+      : builder(
+            store,
+            [this](const KernelSpec& spec) {
+              ++emits;
+              std::string name = "k" + std::to_string(spec.attention.group_q);
+              return KernelSource{name, "source of " + name, 128, 4096};
+            },
+            [this](const KernelSource& source, const KernelSpec& spec) {
+              ++compiles;
+              during_compile(spec);
+              CacheEntry entry;
+              entry.kernel_name = source.name;
+              entry.arch = spec.arch.name;
+              entry.compiler = compiler;
+              entry.compile_ms = 7;
+              entry.cubin = "cubin of " + source.text;
+              return KernelBuilder::Compiled{entry, keep};
+            }) {}
+};
+
+TEST(KernelBuilder, LooksInMemoryThenOnDiskThenCompiles) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench first(store);
+  auto kernel = first.builder.build(spec_number(1));
+  EXPECT_FALSE(kernel->cached);
+  EXPECT_EQ(kernel->entry.cubin, "cubin of source of k1");
+  EXPECT_EQ(kernel->entry.compile_ms, 7);
+  EXPECT_EQ(kernel->threads, 128);
+  EXPECT_EQ(kernel->shared_bytes, 4096);
+  EXPECT_EQ(kernel->spec, spec_number(1));
+
+  EXPECT_EQ(first.builder.build(spec_number(1)), kernel);
+  EXPECT_EQ(first.emits, 1) << "a hit in memory generates and hashes nothing";
+  EXPECT_EQ(store.counters().misses, 1u);
+
+  Bench second(store); // as another process would
+  auto again = second.builder.build(spec_number(1));
+  EXPECT_TRUE(again->cached);
+  EXPECT_EQ(again->entry.cubin, kernel->entry.cubin);
+  EXPECT_EQ(again->entry.compile_ms, 0);
+  EXPECT_EQ(again->threads, 128);
+  EXPECT_EQ(second.compiles, 0);
+  EXPECT_FALSE(second.builder.build(spec_number(2))->cached);
+}
+
+TEST(KernelBuilder, AnotherCompilersEntryIsAHit) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench first(store), second(store);
+  second.compiler = "test compiler 2";
+  first.builder.build(spec_number(1));
+  EXPECT_EQ(second.builder.build(spec_number(1))->entry.compiler, "test compiler 1");
+}
+
+TEST(KernelBuilder, ACorruptEntryIsCompiledAgain) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench first(store), second(store), third(store);
+  first.builder.build(spec_number(1));
+  for (const auto& file : std::filesystem::directory_iterator(temp.path()))
+    std::filesystem::resize_file(file.path(), file.file_size() - 1);
+  EXPECT_FALSE(second.builder.build(spec_number(1))->cached);
+  EXPECT_EQ(store.counters().heals, 1u);
+  EXPECT_TRUE(third.builder.build(spec_number(1))->cached);
+}
+
+TEST(KernelBuilder, WhatIsNotToBeKeptStaysInMemory) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench bench(store);
+  bench.keep = false;
+  bench.builder.build(spec_number(1));
+  bench.builder.build(spec_number(1));
+  EXPECT_EQ(bench.compiles, 1);
+  EXPECT_TRUE(std::filesystem::is_empty(temp.path()));
+}
+
+TEST(KernelBuilder, WorksWithoutADirectory) {
+  TempDirectory temp;
+  test::write_text(temp / "file", "");
+  CacheStore store(temp / "file");
+  Bench bench(store);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(bench.builder.build(spec_number(1))->entry.cubin, "cubin of source of k1");
+  EXPECT_EQ(bench.builder.build(spec_number(2))->entry.cubin, "cubin of source of k2");
+  std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+}
+
+TEST(KernelBuilder, ManyThreadsCompileOneSpecOnce) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench bench(store);
+  bench.during_compile = [](const KernelSpec&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  };
+  std::vector<KernelBuilder::Built> kernels(8);
+  std::vector<std::thread> threads;
+  for (KernelBuilder::Built& kernel : kernels)
+    threads.emplace_back([&] { kernel = bench.builder.build(spec_number(1)); });
+  for (std::thread& thread : threads)
+    thread.join();
+  EXPECT_EQ(bench.compiles, 1);
+  for (const KernelBuilder::Built& kernel : kernels)
+    EXPECT_EQ(kernel, kernels[0]);
+}
+
+TEST(KernelBuilder, DifferentSpecsCompileAtTheSameTime) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench bench(store);
+  std::atomic<int> inside{0};
+  std::atomic<bool> met{true};
+  bench.during_compile = [&](const KernelSpec&) {
+    ++inside;
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (inside < 2)
+      if (std::chrono::steady_clock::now() > deadline) {
+        met = false;
+        return;
+      }
+  };
+  std::thread other([&] { bench.builder.build(spec_number(1)); });
+  bench.builder.build(spec_number(2));
+  other.join();
+  EXPECT_TRUE(met);
+}
+
+TEST(KernelBuilder, AFailureReachesEveryWaiterAndIsForgotten) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench bench(store);
+  bench.during_compile = [](const KernelSpec&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    throw CompileError("no", "log", "source");
+  };
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      try {
+        bench.builder.build(spec_number(1));
+      } catch (const CompileError& error) {
+        failures += error.log == "log";
+      }
+    });
+  for (std::thread& thread : threads)
+    thread.join();
+  EXPECT_EQ(failures, 4);
+
+  bench.during_compile = [](const KernelSpec&) {};
+  EXPECT_EQ(bench.builder.build(spec_number(1))->entry.kernel_name, "k1");
+}
+
+TEST(KernelBuilder, BuildAllKeepsTheOrderAndBuildsEqualSpecsOnce) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench bench(store);
+  std::vector<KernelSpec> specs;
+  for (int number : {5, 1, 4, 1, 3, 5, 2})
+    specs.push_back(spec_number(number));
+  std::vector<KernelBuilder::Built> kernels = bench.builder.build_all(specs);
+  ASSERT_EQ(kernels.size(), specs.size());
+  for (size_t i = 0; i < specs.size(); ++i)
+    EXPECT_EQ(kernels[i]->spec, specs[i]);
+  EXPECT_EQ(bench.compiles, 5);
+  EXPECT_TRUE(bench.builder.build_all({}).empty());
+}
+
+TEST(KernelBuilder, BuildAllUsesNoMoreThreadsThanTheMachine) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench bench(store);
+  std::atomic<int> inside{0}, most{0};
+  bench.during_compile = [&](const KernelSpec&) {
+    int now = ++inside;
+    for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);)
+      ;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    --inside;
+  };
+  std::vector<KernelSpec> specs;
+  for (int number = 0; number < 40; ++number)
+    specs.push_back(spec_number(number));
+  bench.builder.build_all(specs);
+  EXPECT_LE(most, static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+}
+
+TEST(KernelBuilder, BuildAllReportsAFailure) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  Bench bench(store);
+  bench.during_compile = [](const KernelSpec& spec) {
+    if (spec.attention.group_q == 3)
+      throw CompileError("k3", "", "");
+  };
+  std::vector<KernelSpec> specs;
+  for (int number = 0; number < 6; ++number)
+    specs.push_back(spec_number(number));
+  EXPECT_THROW(bench.builder.build_all(specs), CompileError);
+}
+
+TEST(KernelSpecHash, EveryFieldSeparatesSpecs) {
+  KernelSpec base = spec_number(64);
+  std::vector<KernelSpec> others(16, base);
+  others[0].kind = KernelKind::backward_dq;
+  others[1].pass = Pass::backward;
+  others[2].arch = find_arch("sm_80");
+  others[3].attention.head_dim = 64;
+  others[4].attention.dtype = DType::fp16;
+  others[5].attention.causal = Causal::top_left;
+  others[6].attention.granularity = Granularity::block;
+  others[7].attention.precision = Precision::qk16;
+  others[8].attention.smooth_k = false;
+  others[9].attention.rotate = false;
+  others[10].attention.deterministic = false;
+  others[11].attention.group_q = 128;
+  others[12].attention.group_kv = 128;
+  others[13].tile.block_q = 64;
+  others[14].tile.warps = 8;
+  others[15].tile.stages = 2;
+  for (const KernelSpec& other : others) {
+    EXPECT_FALSE(other == base);
+    EXPECT_NE(KernelSpecHash()(other), KernelSpecHash()(base));
+  }
+}
+
+TEST(KeyOf, NamesSchemaSourceOptionsAndArchitectureAndNothingElse) {
+  KernelSource source{"k", "text", 128, 0};
+  CacheKey key = key_of(source, spec_number(1));
+  std::vector<std::string> labels;
+  for (const auto& field : key.fields)
+    labels.push_back(field.first);
+  EXPECT_EQ(labels, (std::vector<std::string>{"schema", "source", "options", "arch"}));
+  EXPECT_EQ(key.digest, key_of(source, spec_number(2)).digest);
+  KernelSpec other = spec_number(1);
+  other.arch = find_arch("sm_80");
+  EXPECT_NE(key.digest, key_of(source, other).digest);
+  EXPECT_NE(key.digest, key_of({"k", "text ", 128, 0}, spec_number(1)).digest);
+}
+
+} // namespace

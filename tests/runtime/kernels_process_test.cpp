@@ -1,0 +1,157 @@
+//===- kernels_process_test.cpp - A second process compiles nothing --------===//
+//
+// Needs libnvrtc, not a GPU. A new process is this executable again, running one test, which sees
+// by a variable that it is the child and only builds and reports.
+//
+//===----------------------------------------------------------------------===//
+
+#include "runtime/kernel_builder.h"
+#include "tests/cache/temp_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <sys/wait.h>
+
+using namespace sagebwd;
+using test::ScopedVariable;
+using test::TempDirectory;
+
+namespace {
+
+constexpr const char* kChild = "KernelsProcess.ASecondProcessReadsTheDiskAndOpensNoNvrtc";
+constexpr const char* kChildVariable = "SAGEBWD_TEST_CHILD";
+
+bool maps_nvrtc() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    if (line.find("libnvrtc") != std::string::npos)
+      return true;
+  return false;
+}
+
+std::vector<KernelSpec> operation() {
+  AttentionSpec spec = resolved(AttentionSpec());
+  std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, find_arch("sm_80"));
+  for (const KernelSpec& kernel : kernels_of(Pass::backward, spec, find_arch("sm_80")))
+    kernels.push_back(kernel);
+  return kernels;
+}
+
+void build_and_report() {
+  std::vector<KernelSpec> specs = operation();
+  auto start = std::chrono::steady_clock::now();
+  auto kernels = build_all(specs);
+  std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+  size_t cached = 0, bytes = 0;
+  for (const auto& kernel : kernels) {
+    cached += kernel->cached;
+    bytes += kernel->entry.cubin.size();
+  }
+  std::printf("\nreport: kernels %zu cached %zu nvrtc %d; %.2f ms, %zu bytes of cubins\n",
+              kernels.size(), cached, maps_nvrtc(), time.count(), bytes);
+}
+
+/// What a new process reports.
+std::string run_child() {
+  ScopedVariable child(kChildVariable, "1");
+  std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  std::string command = "'" + self + "' --gtest_filter=" + kChild + " 2>&1";
+  std::FILE* pipe = ::popen(command.c_str(), "r");
+  std::string output;
+  char buffer[4096];
+  while (size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
+    output.append(buffer, count);
+  EXPECT_EQ(::pclose(pipe), 0) << output;
+  size_t begin = output.find("report: ");
+  EXPECT_NE(begin, std::string::npos) << output;
+  return begin == std::string::npos ? "" : output.substr(begin, output.find('\n', begin) - begin);
+}
+
+TEST(KernelsProcess, ASecondProcessReadsTheDiskAndOpensNoNvrtc) {
+  if (std::getenv(kChildVariable)) {
+    build_and_report();
+    return;
+  }
+  TempDirectory temp;
+  ScopedVariable directory("SAGEBWD_CACHE_DIR", temp / "cache");
+  std::string all = std::to_string(operation().size());
+  std::string first = run_child();
+  EXPECT_EQ(first.substr(0, first.find(';')), "report: kernels " + all + " cached 0 nvrtc 1");
+  std::string second = run_child();
+  EXPECT_EQ(second.substr(0, second.find(';')),
+            "report: kernels " + all + " cached " + all + " nvrtc 0");
+  std::printf("first:  %s\nsecond: %s\n", first.c_str(), second.c_str());
+}
+
+TEST(KernelsProcess, EqualInputsGiveEqualFiles) {
+  std::vector<std::string> files[2];
+  for (auto& bytes : files) {
+    TempDirectory temp;
+    ScopedVariable directory("SAGEBWD_CACHE_DIR", temp.path());
+    run_child();
+    for (const auto& file : std::filesystem::directory_iterator(temp.path()))
+      bytes.push_back(file.path().filename().string() + test::read_text(file.path()));
+    std::sort(bytes.begin(), bytes.end());
+  }
+  EXPECT_FALSE(files[0].empty());
+  EXPECT_TRUE(files[0] == files[1]);
+}
+
+/// 64 values live across a barrier, in 32 registers.
+constexpr const char* kSpilling = R"(
+extern "C" __global__ __launch_bounds__(1024, 2) void spilling(float* p) {
+  float r[64];
+#pragma unroll
+  for (int i = 0; i < 64; i++) r[i] = p[i * 97];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; i++) p[i * 31] = r[i] * r[63 - i];
+}
+)";
+
+TEST(CompileWithNvrtc, RefusesSpills) {
+  ScopedVariable allow("SAGEBWD_ALLOW_SPILLS", std::nullopt);
+  KernelSource source{"spilling", kSpilling, 1024, 0};
+  try {
+    compile_with_nvrtc(source, operation()[0]);
+    FAIL() << "spills passed";
+  } catch (const CompileError& error) {
+    std::string what = error.what();
+    for (const char* part : {"spilling", "sm_80", "tile configuration", "bytes spill stores"})
+      EXPECT_NE(what.find(part), std::string::npos) << what;
+    EXPECT_NE(error.log.find("spill"), std::string::npos);
+    EXPECT_NE(error.numbered_source.find("    1  "), std::string::npos);
+  }
+}
+
+TEST(CompileWithNvrtc, AllowedSpillsAreNotKept) {
+  ScopedVariable allow("SAGEBWD_ALLOW_SPILLS", "1");
+  auto compiled = compile_with_nvrtc({"spilling", kSpilling, 1024, 0}, operation()[0]);
+  EXPECT_FALSE(compiled.keep);
+  EXPECT_GT(compiled.entry.spill_bytes, 0);
+}
+
+TEST(CompileWithNvrtc, FillsInTheEntry) {
+  KernelSource source{"k",
+                      "extern \"C\" __global__ void k(float* x) { __shared__ float s[32];\n"
+                      "s[threadIdx.x] = *x; __syncthreads(); *x = s[1]; }\n",
+                      32, 1000};
+  auto compiled = compile_with_nvrtc(source, operation()[0]);
+  EXPECT_TRUE(compiled.keep);
+  const CacheEntry& entry = compiled.entry;
+  EXPECT_EQ(entry.kernel_name, "k");
+  EXPECT_EQ(entry.arch, "sm_80");
+  EXPECT_EQ(entry.compiler.substr(0, 6), "nvrtc ");
+  EXPECT_EQ(entry.source_digest, sha256_hex(source.text));
+  EXPECT_NE(entry.options.find("--std=c++17"), std::string::npos);
+  EXPECT_GT(entry.registers, 0);
+  EXPECT_EQ(entry.spill_bytes, 0);
+  EXPECT_EQ(entry.shared_bytes, 1000 + 128);
+  EXPECT_GT(entry.compile_ms, 0);
+}
+
+} // namespace
