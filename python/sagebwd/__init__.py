@@ -13,24 +13,26 @@ relatives works.
 
 from importlib import metadata as _metadata
 
-# PyTorch first, where it is installed: it brings the NVRTC that then serves both.
-try:
-    import torch as _torch
-
-    _torch_missing = None
-except (ImportError, OSError) as _error:
-    _torch, _torch_missing = None, _error
-
-from sagebwd import _nvrtc
-
-_nvrtc.point_to_wheels()
-
-from sagebwd import reference
+from sagebwd import _nvrtc, reference
 from sagebwd._core import CompileError, DriverError, LibraryError, Spec, SpecError
 from sagebwd._doctor import doctor
 from sagebwd.kernels import KernelSource, archs, build, emit
 from sagebwd.options import PRODUCTS
 from sagebwd.tracing import trace
+
+try:
+    from sagebwd.functional import attention, attention_backward, attention_forward, warmup
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
+        raise
+    from sagebwd._without_torch import (
+        attention,
+        attention_backward,
+        attention_forward,
+        warmup,
+    )
+
+_nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 
 try:
     __version__ = _metadata.version("sagebwd")
@@ -56,23 +58,3 @@ __all__ = [
     "trace",
     "warmup",
 ]
-
-if _torch is not None:
-    from sagebwd.functional import attention, attention_backward, attention_forward, warmup
-else:
-
-    def _without_torch(name):
-        def missing(*args, **kwargs):
-            raise ImportError(
-                f"sagebwd.{name} needs PyTorch ({_torch_missing}): pip install torch. Without it "
-                "there are sagebwd.reference, trace, emit, build and doctor"
-            )
-
-        missing.__name__ = name
-        missing.__doc__ = f"Needs PyTorch: raises ImportError without it ({name})."
-        return missing
-
-    attention = _without_torch("attention")
-    attention_forward = _without_torch("attention_forward")
-    attention_backward = _without_torch("attention_backward")
-    warmup = _without_torch("warmup")

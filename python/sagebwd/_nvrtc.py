@@ -28,7 +28,6 @@ def _loaded():
 
 
 def point_to_wheels():
-    """Names the wheels' NVRTC to the library, unless the user did or one is loaded (as by torch)."""
-    if not os.environ.get("SAGEBWD_NVRTC") and not _loaded():
-        if path := in_wheels():
-            os.environ["SAGEBWD_NVRTC"] = path
+    """Names the wheels' NVRTC to the library, unless the user named one or one is loaded."""
+    if not os.environ.get("SAGEBWD_NVRTC") and not _loaded() and (path := in_wheels()):
+        os.environ["SAGEBWD_NVRTC"] = path

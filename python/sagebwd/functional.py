@@ -163,26 +163,43 @@ def warmup(
     """
     if dtype not in ops.DTYPE_NAMES:
         raise SpecError(f"dtype={dtype}; the kernels take torch.bfloat16 or torch.float16")
-    index = torch.device("cuda" if device is None else device).index if not isinstance(
-        device, int) else device
+    index = (
+        torch.device("cuda" if device is None else device).index
+        if not isinstance(device, int)
+        else device
+    )
     if index is None:
         index = torch.cuda.current_device()
-    ops.operation(index, head_dim, dtype, causal_name(causal, 1, 1), granularity, group_q or 0,
-                  group_kv or 0, smooth_k, rotate, precision, deterministic).warmup(backward)
+    ops.operation(
+        index,
+        head_dim,
+        dtype,
+        causal_name(causal, 1, 1),
+        granularity,
+        group_q or 0,
+        group_kv or 0,
+        smooth_k,
+        rotate,
+        precision,
+        deterministic,
+    ).warmup(backward)
 
 
 def _check_tensors(**tensors):
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is a {type(t).__name__}; sagebwd.attention takes torch tensors "
-                            "on a GPU. For NumPy arrays there are sagebwd.reference and "
-                            "sagebwd.trace")
+            raise TypeError(
+                f"{name} is a {type(t).__name__}; sagebwd.attention takes torch "
+                "tensors on a GPU. For NumPy arrays there are sagebwd.reference and "
+                "sagebwd.trace"
+            )
 
 
 def _inputs(q, k, v):
     """The inputs as autocast wants them: PEFT and layer norms hand over float32."""
-    if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor)
-            and isinstance(v, torch.Tensor)):
+    if not (
+        isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    ):
         _check_tensors(q=q, k=k, v=v)
     if q.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")

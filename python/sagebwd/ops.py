@@ -47,37 +47,53 @@ def _check_types(q, k, v):
     """Raises SpecError for ranks, dtypes and devices that no kernel takes."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
-            raise SpecError(f"{name} has rank {t.dim()} (shape {_shape(t)}); it must have rank 4: "
-                            "(batch, head, token, channel), or layout='bshd'")
+            raise SpecError(
+                f"{name} has rank {t.dim()} (shape {_shape(t)}); it must have rank 4: "
+                "(batch, head, token, channel), or layout='bshd'"
+            )
         if t.dtype not in DTYPE_NAMES:
-            raise SpecError(f"{name} is {t.dtype}; the kernels take torch.bfloat16 or "
-                            "torch.float16: convert it, or run under torch.autocast('cuda')")
+            raise SpecError(
+                f"{name} is {t.dtype}; the kernels take torch.bfloat16 or "
+                "torch.float16: convert it, or run under torch.autocast('cuda')"
+            )
         if t.device.type not in ("cuda", "meta"):
-            raise SpecError(f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU "
-                            "there are sagebwd.trace, sagebwd.reference and "
-                            "sagebwd.emulation.emulated_attention")
+            raise SpecError(
+                f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU "
+                "there are sagebwd.trace, sagebwd.reference and "
+                "sagebwd.emulation.emulated_attention"
+            )
     if not q.dtype == k.dtype == v.dtype:
-        raise SpecError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must have one "
-                        "dtype: convert them")
+        raise SpecError(
+            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must have one "
+            "dtype: convert them"
+        )
     if not q.device == k.device == v.device:
-        raise SpecError(f"q, k and v are on {q.device}, {k.device} and {v.device}; they must be "
-                        "on one device: move them")
+        raise SpecError(
+            f"q, k and v are on {q.device}, {k.device} and {v.device}; they must be "
+            "on one device: move them"
+        )
 
 
 def _check_shapes(q, k, v, head_axis):
     """Raises SpecError for shapes that do not belong together."""
     if not q.shape[3] == k.shape[3] == v.shape[3]:
-        raise SpecError(f"q, k and v have head dims {q.shape[3]}, {k.shape[3]} and {v.shape[3]}; "
-                        "they must be equal: pad the smaller ones with zeros")
+        raise SpecError(
+            f"q, k and v have head dims {q.shape[3]}, {k.shape[3]} and {v.shape[3]}; "
+            "they must be equal: pad the smaller ones with zeros"
+        )
     if k.shape != v.shape:
         raise SpecError(f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal")
     if q.shape[0] != k.shape[0]:
-        raise SpecError(f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand "
-                        "the smaller one")
+        raise SpecError(
+            f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand "
+            "the smaller one"
+        )
     heads, heads_kv = q.shape[head_axis], k.shape[head_axis]
     if heads_kv == 0 or heads == 0 or heads % heads_kv != 0:
-        raise SpecError(f"q has {heads} heads and k and v have {heads_kv}; the first must be a "
-                        "positive multiple of the second (is layout= right?)")
+        raise SpecError(
+            f"q has {heads} heads and k and v have {heads_kv}; the first must be a "
+            "positive multiple of the second (is layout= right?)"
+        )
 
 
 def _problem(q, k, v, layout):
@@ -91,15 +107,19 @@ def _problem(q, k, v, layout):
 
 def _check_like(name, t, like_name, like):
     if t.shape != like.shape or t.dtype != like.dtype or t.device != like.device:
-        raise SpecError(f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be like "
-                        f"{like_name}: {_shape(like)} {like.dtype} on {like.device}")
+        raise SpecError(
+            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be like "
+            f"{like_name}: {_shape(like)} {like.dtype} on {like.device}"
+        )
 
 
 def _check_rows(name, t, problem, device):
     expected = (problem[0], problem[1], problem[3])
     if _shape(t) != expected or t.dtype != torch.float32 or t.device != device:
-        raise SpecError(f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be (batch, heads, "
-                        f"queries) = {expected} torch.float32 on {device}, in either layout")
+        raise SpecError(
+            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be (batch, heads, "
+            f"queries) = {expected} torch.float32 on {device}, in either layout"
+        )
 
 
 def _operand(t, layout):
@@ -119,24 +139,36 @@ def _operand(t, layout):
 def _required_operand(name, t, layout):
     operand = _operand(t, layout)
     if operand is None:
-        raise SpecError(f"{name} has strides {tuple(t.stride())} (elements) and address "
-                        f"{t.data_ptr():#x}; the last stride must be 1, and the others and the "
-                        f"address multiples of 16 bytes (8 elements): pass {name}.contiguous()"
-                        f"{' or a copy' if t.is_contiguous() else ''}")
+        raise SpecError(
+            f"{name} has strides {tuple(t.stride())} (elements) and address "
+            f"{t.data_ptr():#x}; the last stride must be 1, and the others and the "
+            f"address multiples of 16 bytes (8 elements): pass {name}.contiguous()"
+            f"{' or a copy' if t.is_contiguous() else ''}"
+        )
     return operand
 
 
 # ---- the kernels ---------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _spec(head_dim, dtype, causal, granularity, group_q, group_kv, smooth_k, rotate, precision,
           deterministic):  # fmt: skip
-    return _core.Spec(head_dim, DTYPE_NAMES[dtype], causal, granularity, precision, smooth_k,
-                      rotate, deterministic, group_q, group_kv)
+    return _core.Spec(
+        head_dim,
+        DTYPE_NAMES[dtype],
+        causal,
+        granularity,
+        precision,
+        smooth_k,
+        rotate,
+        deterministic,
+        group_q,
+        group_kv,
+    )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def operation(device, *spec):
     """The `_core.Attention` of a device index and `_spec`'s arguments, made once."""
     return _core.Attention(_spec(*spec), device)
@@ -154,8 +186,16 @@ def _forward(q, k, v, softmax_scale, layout, *spec):
     size = kernels.forward_workspace_bytes(problem)
     workspace = q.new_empty(size, dtype=torch.uint8)
     stream = torch.cuda.current_stream(q.device).cuda_stream
-    kernels.forward(problem, *operands, _operand(out, layout), lse.data_ptr(), scale,
-                    workspace.data_ptr(), size, stream)
+    kernels.forward(
+        problem,
+        *operands,
+        _operand(out, layout),
+        lse.data_ptr(),
+        scale,
+        workspace.data_ptr(),
+        size,
+        stream,
+    )
     return out, lse
 
 
@@ -181,10 +221,21 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *spec):
     size = kernels.backward_workspace_bytes(problem)
     workspace = q.new_empty(size, dtype=torch.uint8)
     stream = torch.cuda.current_stream(q.device).cuda_stream
-    kernels.backward(problem, dout_operand, *operands, out_operand, lse.data_ptr(),
-                     0 if dlse is None else dlse.data_ptr(), _operand(dq, layout),
-                     _operand(dk, layout), _operand(dv, layout), scale, workspace.data_ptr(), size,
-                     stream)
+    kernels.backward(
+        problem,
+        dout_operand,
+        *operands,
+        out_operand,
+        lse.data_ptr(),
+        0 if dlse is None else dlse.data_ptr(),
+        _operand(dq, layout),
+        _operand(dk, layout),
+        _operand(dv, layout),
+        scale,
+        workspace.data_ptr(),
+        size,
+        stream,
+    )
     return dq, dk, dv
 
 
@@ -209,8 +260,9 @@ _library.impl("backward", _backward, "CUDA")
 def _forward_fake(q, k, v, softmax_scale, layout, *spec):
     problem = _problem(q, k, v, layout)
     _spec(int(q.shape[3]), q.dtype, *spec)
-    return q.new_empty(q.shape), q.new_empty((problem[0], problem[1], problem[3]),
-                                             dtype=torch.float32)
+    return q.new_empty(q.shape), q.new_empty(
+        (problem[0], problem[1], problem[3]), dtype=torch.float32
+    )
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)

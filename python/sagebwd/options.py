@@ -93,13 +93,12 @@ def check_layout(layout):
 
 
 def check_softmax_scale(scale, head_dim):
-    """The scale as a float; None means 1/sqrt(head_dim). Raises SpecError unless positive, finite."""
+    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless positive and finite."""
     if scale is None:
         return head_dim**-0.5
     if not isinstance(scale, numbers.Real) or not 0 < scale < float("inf"):
         raise SpecError(
-            f"softmax_scale={scale!r}: pass a positive finite number, or None for "
-            "1/sqrt(head_dim)"
+            f"softmax_scale={scale!r}: pass a positive finite number, or None for 1/sqrt(head_dim)"
         )
     return float(scale)
 
@@ -145,8 +144,9 @@ def spec(
         if group is not None and (isinstance(group, bool) or not isinstance(group, int)):
             raise SpecError(f"{name}={group!r}: pass a number of tokens, or None for the default")
         if group is not None and group < 1:
-            raise SpecError(f"{name}={group}: a group holds at least one token; pass None for "
-                            "the default")
+            raise SpecError(
+                f"{name}={group}: a group holds at least one token; pass None for the default"
+            )
     if causal is True or causal is False:
         causal = causal_name(causal, 1, 1)
     return _core.Spec(

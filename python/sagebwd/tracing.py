@@ -67,8 +67,10 @@ class _Arrays:
             if not hasattr(x, "shape"):
                 raise TypeError(f"{name} is a {type(x).__name__}; pass a NumPy array or a tensor")
             if len(x.shape) != 4:
-                raise SpecError(f"{name} has rank {len(x.shape)}; it must have rank 4: (batch, "
-                                "head, token, channel)")
+                raise SpecError(
+                    f"{name} has rank {len(x.shape)}; it must have rank 4: (batch, "
+                    "head, token, channel)"
+                )
         self.seq_q, self.head_dim = arrays[0].shape[2:]
         self.seq_kv = arrays[1].shape[2]
 
@@ -123,11 +125,11 @@ def exact_chunk(q, k, v, dout, causal, scale):
     """
     import torch
 
-    from sagebwd.emulation import _visible
+    from sagebwd.numerics import visible_keys
 
     q, k, v, dout = (t.double() for t in (q, k, v, dout))
     s = (q @ k.mT) * scale
-    visible = _visible(causal, q.shape[-2], k.shape[-2], q.device)
+    visible = visible_keys(causal, q.shape[-2], k.shape[-2], q.device)
     if visible is not None:
         s = s.masked_fill(~visible, -torch.inf)
     p = torch.softmax(s, -1)
@@ -152,13 +154,13 @@ def exact_chunk(q, k, v, dout, causal, scale):
 def _trace_torch(tensors, dtype, precision, softmax_scale, options_given):
     import torch
 
-    from sagebwd import emulation
+    from sagebwd import emulation, numerics
 
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)
     if low is None:
         raise SpecError(f"dtype={dtype!r}: pass 'bf16' or 'fp16'")
     q, k, v, dout = tensors = [t.to(low) for t in tensors]
-    rules = emulation.rules_of(q.shape[3], softmax_scale=softmax_scale, plan=precision, dtype=low,
+    rules = numerics.rules_of(q.shape[3], softmax_scale=softmax_scale, plan=precision, dtype=low,
                                math_dtype=torch.float32, **options_given)  # fmt: skip
     kernels = _kernel_results(tensors, rules, options_given) if q.is_cuda else {}
     errors = {name: _Error() for name in TENSORS}
@@ -166,7 +168,7 @@ def _trace_torch(tensors, dtype, precision, softmax_scale, options_given):
     chunked = emulation.grouped(k.shape[1], q, k, v, dout)
     kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
     with emulation.full_precision(q.device):
-        for part in emulation.chunks(q=chunked[0], k=chunked[1]):
+        for part in emulation.chunks(*chunked[:2]):
             q, k, v, dout = (t[part] for t in chunked)
             reference = exact_chunk(q, k, v, dout, rules.causal, rules.scale)
             for name, x in emulated_chunk(q, k, v, dout, rules).items():
@@ -181,10 +183,10 @@ def _trace_torch(tensors, dtype, precision, softmax_scale, options_given):
 
 def emulated_chunk(q, k, v, dout, rules):
     """The emulation's tensors by the names of TENSORS."""
-    from sagebwd import emulation
+    from sagebwd.numerics import backward_chunk, forward_chunk
 
-    out, lse = emulation._forward(q, k, v, rules)
-    dq, dk, dv, delta, p, dp, ds = emulation._backward(q, k, v, out, lse, dout, None, rules, True)
+    out, lse = forward_chunk(q, k, v, rules)
+    dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules, True)
     return dict(zip(TENSORS, (delta, p, dp, ds, out, dq, dk, dv)))
 
 

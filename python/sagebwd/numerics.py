@@ -1,0 +1,266 @@
+"""The numerics of the kernels in plain PyTorch: quantisers, and both passes for a chunk of heads.
+
+Every quantiser is the kernels' bit for bit; integers enter the matrix products already multiplied
+by their scales, which differs from the kernels in FP32 rounding only. Sources: SageBwd (arXiv
+2603.02170, Algorithms 1 and 2) and, for the rules it leaves open, the C++ reference, with which
+the tests compare this file.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from sagebwd import _core, options
+from sagebwd.options import SpecError
+
+_LOG2E = 1.44269504088896340736
+_LOG2_255 = math.log2(255.0)
+_LN2 = math.log(2.0)
+_SMALLEST = 2.0**-119  # a group below this quantises to zero
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What one emulated attention computes."""
+
+    causal: str  #: 'none', 'top-left' or 'bottom-right'
+    scale: float
+    granularity: str
+    group_q: int
+    group_kv: int
+    smooth_k: bool
+    rotate: bool
+    plan: frozenset  #: the INT8 products, of options.PRODUCTS
+    dtype: torch.dtype  #: of inputs, outputs and 16-bit operands
+    math: torch.dtype  #: of everything between, float32 as in the kernels or float64
+
+    @property
+    def scale_log2(self):
+        """softmax_scale * log2(e), rounded to FP32 as the kernels have it."""
+        scale = torch.tensor(self.scale, dtype=torch.float32)
+        return float(scale * torch.tensor(_LOG2E, dtype=torch.float32))
+
+
+def rules_of(
+    head_dim,
+    *,
+    causal,
+    softmax_scale,
+    granularity,
+    group_q,
+    group_kv,
+    smooth_k,
+    rotate,
+    plan,
+    dtype,
+    math_dtype,
+):
+    """Checked `Rules`; raises SpecError. Groups may have any size here."""
+    defaults = _core.Spec(granularity=granularity)
+    for name, group in (("group_q", group_q), ("group_kv", group_kv)):
+        if group is not None and (type(group) is not int or group < 1):
+            raise SpecError(f"{name}={group!r}: pass a positive number of tokens, or None")
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise SpecError(
+            f"q, k and v are {dtype}: the emulation takes torch.bfloat16 or "
+            "torch.float16, as the kernels do (trace() rounds float32 inputs)"
+        )
+    if math_dtype not in (torch.float32, torch.float64):
+        raise SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
+    return Rules(
+        causal=causal,
+        scale=options.check_softmax_scale(softmax_scale, head_dim),
+        granularity=granularity,
+        group_q=group_q or defaults.group_q,
+        group_kv=group_kv or defaults.group_kv,
+        smooth_k=bool(smooth_k),
+        rotate=bool(rotate),
+        plan=options.plan_of(plan),
+        dtype=dtype,
+        math=math_dtype,
+    )
+
+
+# ---- quantisers ----------------------------------------------------------------------------------
+
+
+def _tiles(x, rows, columns, fill=0.0):
+    """The last two axes as (row tile, row, column tile, column), padded to whole tiles."""
+    m, n = x.shape[-2:]
+    if m % rows or n % columns:
+        x = F.pad(x, (0, -n % columns, 0, -m % rows), value=fill)
+    return x.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
+
+
+def _untiled(tiles, m, n):
+    return tiles.flatten(-2).flatten(-3, -2)[..., :m, :n]
+
+
+def _psi(tiles, unsigned=False):
+    """Integers and scales with one scale per tile: psi of the paper, in FP32.
+
+    A tile whose maximum is not finite gets the scale NaN: it stays visible.
+    """
+    tiles = tiles.float()
+    limit = 255 if unsigned else 127
+    top = tiles.abs().amax((-3, -1), keepdim=True)
+    delta = top * (1.0 / limit)
+    # Not 127 / top: PyTorch computes that as a reciprocal times 127, which rounds twice.
+    inverse = torch.full_like(top, limit).div(top)
+    integers = (tiles * inverse).round().clamp(0 if unsigned else -limit, limit)
+    finite, tiny = top.isfinite(), top < _SMALLEST
+    delta = torch.where(finite, delta.masked_fill(tiny, 0), torch.nan)
+    return integers.masked_fill(tiny | ~finite, 0), delta
+
+
+def _quantized(x, rows, columns, math_dtype, unsigned=False):
+    """`x` after quantisation with one scale per rows x columns tile of its last two axes."""
+    integers, delta = _psi(_tiles(x, rows, columns), unsigned)
+    return _untiled(integers.to(math_dtype) * delta, *x.shape[-2:])
+
+
+def _token_integers(x, group):
+    """Integers and one scale per token, (…, tokens, 1); tokens of a group share theirs."""
+    m, n = x.shape[-2:]
+    integers, delta = _psi(_tiles(x, group, n))
+    return _untiled(integers, m, n), delta[..., 0, 0].repeat_interleave(group, -2)[..., :m, :]
+
+
+def hadamard(x):
+    """The normalised Hadamard transform of the last axis (Sylvester order), in FP32.
+
+    In blocks of the largest power of two that divides the axis.
+    """
+    shape, size = x.shape, x.shape[-1] & -x.shape[-1]
+    x = x.unflatten(-1, (-1, size))
+    stride = 1
+    while stride < size:
+        x = x.unflatten(-1, (-1, 2, stride))
+        low, high = x.unbind(-2)
+        x = torch.stack((low + high, low - high), -2).flatten(-3)
+        stride *= 2
+    return (x * size**-0.5).reshape(shape)
+
+
+# ---- the operation on a chunk of heads: q (n, G, M, D), k and v (n, 1, N, D) ---------------------
+
+
+def visible_keys(causal, m, n, device):
+    """A boolean (M, N) matrix, or None where every key is visible."""
+    if causal == "none":
+        return None
+    offset = n - m if causal == "bottom-right" else 0
+    return torch.arange(n, device=device) <= torch.arange(m, device=device)[:, None] + offset
+
+
+class _Scores:
+    """S in the log2 domain and what the passes share with it."""
+
+    def __init__(self, q, k, rules):
+        self.rules = rules
+        self.q, self.k = q.float(), k.float()
+        self.k_mean = self.k.mean(-2, keepdim=True) if rules.smooth_k else None
+        self.k_smooth = self.k - self.k_mean if rules.smooth_k else self.k
+        self.visible = visible_keys(rules.causal, q.shape[-2], k.shape[-2], q.device)
+        #: what quantised scores lack of the raw ones, (n, G, M, 1): tau q . mean(K)
+        self.shift = None
+        if rules.smooth_k and "s" in rules.plan:
+            self.shift = (self.q * self.k_mean).sum(-1, keepdim=True) * rules.scale
+
+    def log2(self):
+        rules = self.rules
+        if "s" in rules.plan:
+            q, k = self.q, self.k_smooth
+            if rules.rotate:
+                q, k = hadamard(q), hadamard(k)
+            row = rules.granularity == "row"
+            q, q_scale = _token_integers(q, 1 if row else rules.group_q)
+            k, k_scale = _token_integers(k, 1 if row else rules.group_kv)
+            x = (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT
+            s = x * (q_scale * rules.scale_log2)
+        else:
+            s = (self.q.to(rules.math) @ self.k.to(rules.math).mT) * rules.scale_log2
+        return s if self.visible is None else s.masked_fill(~self.visible, -torch.inf)
+
+
+def forward_chunk(q, k, v, rules):
+    """out (n, G, M, D) and lse (n, G, M), not rounded to the output type."""
+    scores = _Scores(q, k, rules)
+    s = scores.log2()
+    m, n = s.shape[-2:]
+    tiles = _tiles(s, 1, rules.group_kv, fill=-torch.inf)
+    tile_max = tiles.amax(-1, keepdim=True)
+    unseen = tile_max == -torch.inf
+    p255 = (tiles - tile_max.masked_fill(unseen, 0) + _LOG2_255).exp2()
+    row_max = tile_max.amax(-2, keepdim=True)
+    weight = (tile_max - row_max.masked_fill(row_max == -torch.inf, 0)).exp2()
+    total = (p255 * weight).sum((-3, -2, -1)).unsqueeze(-1)
+    v = v.float()
+    if "pv" in rules.plan:
+        p = p255.clamp(0, 255).round()
+        v = _quantized(v, *_transposed_tile(rules, rules.group_kv, v), rules.math)
+    else:
+        p = p255.to(rules.dtype).to(rules.math)
+    out = _untiled(p * weight, m, n) @ v.to(rules.math)
+    row_max = row_max[..., 0, 0]
+    nothing = row_max == -torch.inf
+    out = (out / total).masked_fill(nothing, 0)
+    lse = (row_max + (total / 255).log2()) * _LN2
+    if scores.shift is not None:
+        lse = lse + scores.shift
+    return out, lse.masked_fill(nothing, -torch.inf)[..., 0]
+
+
+def _transposed_tile(rules, group, x):
+    """Tile of an operand of tokens x channels that is summed over tokens."""
+    return group, 1 if rules.granularity == "row" else x.shape[-1]
+
+
+def backward_chunk(q, k, v, out, lse, dout, dlse, rules, keep=False):
+    """dq, dk, dv for a chunk, dk and dv summed over the group; with `keep` delta, p, dp, ds too."""
+    scores = _Scores(q, k, rules)
+    plan, low, exact = rules.plan, rules.dtype, rules.math
+    dout, out = dout.float(), out.float()
+    delta = (dout * out).sum(-1, keepdim=True, dtype=exact)
+    if dlse is not None:
+        delta = delta - dlse[..., None]
+    lse = lse[..., None] if scores.shift is None else lse[..., None] - scores.shift
+    lse_log2 = (lse * _LOG2E).masked_fill(lse == -torch.inf, torch.inf)
+    p = (scores.log2() - lse_log2).exp2()
+    if scores.visible is not None:
+        p = p.masked_fill(~scores.visible, 0)
+    dp = _dp(dout, v.float(), rules)
+    ds = p * (dp - delta)
+    if scores.visible is not None:
+        ds = ds.masked_fill(~scores.visible, 0)
+
+    row = rules.granularity == "row"
+    along_q = (rules.group_q, 1 if row else rules.group_kv)
+    along_kv = (1 if row else rules.group_q, rules.group_kv)
+
+    def product(name, left, left_tile, right, right_group, raw, unsigned=False):
+        if name not in plan:
+            return left.to(low).to(exact), raw.to(exact)
+        left = _quantized(left, *left_tile, exact, unsigned)
+        return left, _quantized(right, *_transposed_tile(rules, right_group, right), exact)
+
+    weights, operand = product("dv", p, along_q, dout, rules.group_q, dout, unsigned=True)
+    dv = (weights.mT @ operand).sum(1, keepdim=True)
+    weights, operand = product("dk", ds, along_q, scores.q, rules.group_q, scores.q)
+    dk = (weights.mT @ operand).sum(1, keepdim=True) * rules.scale
+    weights, operand = product("dq", ds, along_kv, scores.k_smooth, rules.group_kv, scores.k)
+    dq = (weights @ operand) * rules.scale
+    if dlse is not None and rules.smooth_k and "dq" in plan:
+        # The smoothed keys lack mean(K) times the row sum of dS, which is dlse.
+        dq = dq + rules.scale * dlse[..., None] * scores.k_mean
+    return (dq, dk, dv, delta, p, dp, ds) if keep else (dq, dk, dv)
+
+
+def _dp(dout, v, rules):
+    if "dp" in rules.plan:
+        row = rules.granularity == "row"
+        dout = _quantized(dout, 1 if row else rules.group_q, dout.shape[-1], rules.math)
+        v = _quantized(v, 1 if row else rules.group_kv, v.shape[-1], rules.math)
+    return dout.to(rules.math) @ v.to(rules.math).mT
