@@ -13,16 +13,25 @@
 namespace sagebwd::tools {
 
 void Table::print() const {
-  std::vector<size_t> widths(rows_.front().size());
-  for (const auto& row : rows_)
-    for (size_t i = 0; i < row.size(); ++i)
-      widths[i] = std::max(widths[i], row[i].size());
-  for (const auto& row : rows_) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      int width = static_cast<int>(widths[i]);
-      printf(i == 0 ? "%-*s" : "  %*s", width, row[i].c_str());
+  const size_t columns = rows_.front().size();
+  std::vector<size_t> widths(columns);
+  std::vector<bool> numbers(columns, true);
+  for (size_t r = 0; r < rows_.size(); ++r)
+    for (size_t i = 0; i < columns; ++i) {
+      const std::string& cell = rows_[r][i];
+      widths[i] = std::max(widths[i], cell.size());
+      if (r > 0 && cell.find_first_not_of("0123456789.-%") != std::string::npos)
+        numbers[i] = false;
     }
-    putchar('\n');
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t i = 0; i < columns; ++i) {
+      std::string padding(widths[i] - row[i].size(), ' ');
+      line += numbers[i] ? padding + row[i] : row[i] + padding;
+      line += "  ";
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    puts(line.c_str());
   }
 }
 

@@ -9,7 +9,7 @@
 
 namespace sagebwd::tools {
 
-/// Columns as wide as their widest cell; the first is left-aligned, the others right-aligned.
+/// Columns as wide as their widest cell; numbers are right-aligned.
 class Table {
 public:
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}

@@ -95,7 +95,7 @@ CacheUse measure(const std::string& directory) {
 /// What is worth knowing about an architecture, beyond whether it compiles.
 std::string note_for(const Arch& arch) {
   if (arch.name == "sm_103")
-    return "emulates s8 mma: each becomes several instructions, INT8 is not faster than bf16";
+    return "emulates s8 mma: each becomes several instructions";
   return "";
 }
 
@@ -137,7 +137,7 @@ void Doctor::collect_missing() {
                         "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 or newer, "
                         "or set SAGEBWD_NVRTC to libnvrtc.so"});
   if (!driver::unavailable().empty()) {
-    missing_.push_back({"a CUDA driver with a GPU: " + driver::unavailable(),
+    missing_.push_back({"a CUDA driver with a GPU",
                         "running kernels (verify, trace --device cuda, attention itself)",
                         "install NVIDIA's driver on a machine with a GPU; emit, build and "
                         "trace --device cpu work without"});

@@ -88,14 +88,14 @@ private:
 } // namespace
 
 void require_gpu(int device, const char* command) {
-  const std::string who = std::string("'") + command + "' runs kernels on a GPU: ";
+  const std::string what = std::string(command) + " runs kernels on a GPU. ";
   if (const std::string& why = driver::unavailable(); !why.empty())
-    throw LibraryError(who + why +
-                       ". On a machine without one, 'trace --device cpu' checks the "
-                       "numerics and 'build' compiles; 'doctor' says what is missing");
+    throw LibraryError(what + "Not here: " + why +
+                       "\nWithout one, 'sagebwd trace --device cpu' "
+                       "checks the numerics and 'sagebwd build' compiles.");
   if (device >= driver::device_count())
-    throw LibraryError(who + "--gpu is " + std::to_string(device) + ", this machine has " +
-                       std::to_string(driver::device_count()) + " (numbered from 0)");
+    throw LibraryError(what + "--gpu is " + std::to_string(device) + ", this machine has " +
+                       std::to_string(driver::device_count()) + ", numbered from 0.");
 }
 
 reference::Outputs<float> run_on_gpu(Attention& attention, int device,

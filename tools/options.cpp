@@ -37,7 +37,8 @@ std::string plain(double value) {
 
 std::string suggestion(std::string_view given, const std::vector<std::string>& known) {
   const std::string* best = nullptr;
-  unsigned best_distance = std::max<size_t>(1, given.size() / 3) + 1;
+  // Two letters swapped are two edits.
+  unsigned best_distance = std::max<size_t>(2, given.size() / 3) + 1;
   for (const std::string& name : known) {
     unsigned distance = llvm::StringRef(name).edit_distance(
         llvm::StringRef(given.data(), given.size()), /*AllowReplacements=*/true, best_distance);

@@ -133,7 +133,7 @@ ExitCode Trace::run() {
       throw UsageError("--plan " + to_string(plan) +
                        " has no kernels: they compute --precision "
                        "six-of-seven or qk16. Leave --plan out, or use --device cpu");
-    require_gpu(gpu_, "trace --device cuda");
+    require_gpu(gpu_, "--device cuda");
   }
   reference::Inputs inputs =
       reference::random_inputs(problem, spec.head_dim, spec.dtype, sigma_, seed_);

@@ -86,7 +86,7 @@ ExitCode Verify::run() {
   std::vector<AttentionSpec> specs = spec_.all();
   if (specs == kinds_of_specs().all())
     add_variants(specs);
-  require_gpu(gpu_, "verify");
+  require_gpu(gpu_, "It");
   // One operation a spec: its kernels are loaded once.
   std::map<std::string, std::unique_ptr<Attention>> operations;
   Progress progress("verifying", static_cast<size_t>(cases_));

@@ -1,0 +1,107 @@
+"""Who may include whom. The layers are in README.md's development notes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Folder -> the folders whose headers its files may include.
+ALLOWED = {
+    "templates": {"templates"},
+    "generator": {"generator"},
+    "cache": {"cache"},
+    "runtime": {"generator", "cache", "runtime"},
+    "tools": {"generator", "cache", "runtime", "tools"},
+    "examples": {"generator", "cache", "runtime"},
+}
+SUFFIXES = {".h", ".cpp", ".cuh", ".cu"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+# Headers of third parties that no header of ours may mention: LLVM's, CUDA's.
+FOREIGN = re.compile(r"^(llvm|llvm-c|clang|mlir)/|^(cuda|nvrtc|mma|cublas|cooperative_groups)")
+# Internal headers that wrap LLVM for .cpp files. Nothing public includes them.
+LLVM_WRAPPERS = {"cache/llvm_compat.h"}
+
+
+def sources(folder):
+    return sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in SUFFIXES)
+
+
+def includes(path):
+    return INCLUDE.findall(path.read_text())
+
+
+def folder_of(included):
+    """Our folder that an include names, or None for a system or third-party header."""
+    top = included.split("/", 1)[0]
+    return top if "/" in included and (ROOT / top).is_dir() else None
+
+
+def public_headers():
+    folders = ("generator", "cache", "runtime")
+    headers = [h for folder in folders for h in sources(folder) if h.suffix == ".h"]
+    return [h for h in headers if h.relative_to(ROOT).as_posix() not in LLVM_WRAPPERS]
+
+
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
+def test_folder_includes_only_what_it_may(folder):
+    wrong = []
+    for path in sources(folder):
+        for included in includes(path):
+            target = folder_of(included)
+            # A template includes its neighbours by their path inside templates/.
+            if folder == "templates" and (ROOT / "templates" / included).is_file():
+                target = "templates"
+            if target is not None and target not in ALLOWED[folder]:
+                wrong.append(f"{path.relative_to(ROOT)} includes {included}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_layer_has_sources():
+    """The rules above hold for something."""
+    empty = [folder for folder in ALLOWED if not sources(folder)]
+    assert not empty
+
+
+def test_templates_include_nothing_foreign():
+    wrong = [
+        f"{path.relative_to(ROOT)} includes {included}"
+        for path in sources("templates")
+        for included in includes(path)
+        if not (ROOT / "templates" / included).is_file()
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_public_headers_mention_neither_llvm_nor_cuda():
+    wrong = []
+    for path in public_headers():
+        for included in includes(path):
+            if FOREIGN.search(included) or included in LLVM_WRAPPERS:
+                wrong.append(f"{path.relative_to(ROOT)} includes {included}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_generator_reads_no_clock_and_opens_no_library():
+    """The same spec gives the same bytes: a pure function has no use for these."""
+    banned = {"chrono", "ctime", "time.h", "random", "dlfcn.h", "thread", "unistd.h"}
+    wrong = [
+        f"{path.relative_to(ROOT)} includes {included}"
+        for path in sources("generator")
+        for included in includes(path)
+        if included in banned
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('#include "runtime/kernels.h"', ["runtime/kernels.h"]),
+        ("  #  include <llvm/Support/JSON.h>", ["llvm/Support/JSON.h"]),
+        ('// #include "a.h"', []),
+    ],
+)
+def test_include_pattern(line, found):
+    assert INCLUDE.findall(line) == found
