@@ -1,0 +1,235 @@
+//===- driver_fake_test.cpp - The driver's table without a GPU -------------===//
+//
+// A child process of this executable opens a fake libcuda.so.1 (fake_libcuda.c), compiled here, by
+// LD_LIBRARY_PATH. What it prints is compared.
+//
+//===----------------------------------------------------------------------===//
+
+#include "runtime/driver/driver.h"
+#include "tests/cache/temp_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <sys/wait.h>
+#include <thread>
+
+using namespace sagebwd;
+using test::ScopedVariable;
+using test::TempDirectory;
+
+namespace {
+
+constexpr const char* kChildVariable = "SAGEBWD_TEST_CHILD";
+
+/// Runs an action and prints the error it ends with.
+void attempt(const std::function<void()>& action) {
+  try {
+    action();
+    std::printf("done\n");
+  } catch (const LibraryError& error) {
+    std::printf("LibraryError: %s\n", error.what());
+  } catch (const DriverError& error) {
+    std::printf("DriverError %d: %s\n", error.code, error.what());
+  }
+}
+
+void use_everything() {
+  using namespace driver;
+  std::printf("count %d version %d\n", device_count(), driver_version());
+  DeviceInfo info = device_info(1);
+  std::printf("%s sm_%d.%d, %d SMs, %d bytes shared, %zu bytes\n", info.name.c_str(), info.major,
+              info.minor, info.sm_count, info.max_shared_bytes, info.memory_bytes);
+  DeviceScope scope(1);
+  Function function = get_function(load_module("cubin"), "kernel");
+  set_max_dynamic_shared(function, 99000);
+  Stream stream = create_stream();
+  int params = 42;
+  launch(function, 3, 4, 5, 128, 99000, stream, &params);
+  std::printf("capturing %d %d\n", is_capturing(nullptr), is_capturing(stream));
+  Pointer memory = allocate(16);
+  int value = 0;
+  fill(memory, 0, 16);
+  copy_to_device(memory, &value, 4);
+  copy_to_host(&value, memory, 4);
+  release(memory);
+  Event start = create_event(), stop = create_event();
+  record(start, stream);
+  record(stop, stream);
+  std::printf("value %x elapsed %.1f\n", value, elapsed_ms(start, stop));
+  destroy_event(start);
+  destroy_event(stop);
+  synchronize(stream);
+  synchronize();
+  destroy_stream(stream);
+}
+
+/// What a child process may be asked to do.
+const std::map<std::string, std::function<void()>>& scenarios() {
+  static const std::map<std::string, std::function<void()>> map = {
+      {"everything", [] { attempt(use_everything); }},
+      {"unavailable",
+       [] {
+         std::printf("unavailable: %s\n", driver::unavailable().c_str());
+         attempt([] { driver::device_count(); });
+         attempt([] { driver::DeviceScope scope(0); });
+         attempt([] { driver::load_module("cubin"); });
+       }},
+      {"scopes",
+       [] {
+         for (int i = 0; i < 2; ++i)
+           std::thread([] { driver::DeviceScope scope(0); }).join();
+         driver::DeviceScope outer(0);
+         driver::DeviceScope inner(1);
+       }},
+      {"ordinal", [] { attempt([] { driver::DeviceScope scope(2); }); }},
+      {"launch",
+       [] {
+         attempt([] {
+           int params = 0;
+           driver::launch(nullptr, 1, 1, 1, 1, 0, nullptr, &params);
+         });
+       }},
+      {"capturing", [] { attempt([] { driver::is_capturing(nullptr); }); }},
+      {"load", [] { attempt([] { driver::load_module("cubin"); }); }},
+  };
+  return map;
+}
+
+/// The fake driver in a folder of its own.
+class FakeDriver : public testing::Test {
+protected:
+  void compile(const std::string& options = "") {
+    std::string command = "cc -w -shared -fPIC -Wl,-soname,libcuda.so.1 " + options + " -o '" +
+                          (temp_ / "libcuda.so.1") +
+                          "' '" SAGEBWD_SOURCE_DIR "/tests/runtime/fake_libcuda.c'";
+    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  }
+
+  /// The output of a scenario in a new process, without gtest's.
+  std::string run(const std::string& scenario) {
+    ScopedVariable child(kChildVariable, scenario);
+    ScopedVariable path("LD_LIBRARY_PATH", temp_.path());
+    std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    std::string command = "'" + self + "' --gtest_filter=FakeDriver.WorksByProcAddress 2>&1";
+    std::FILE* pipe = ::popen(command.c_str(), "r");
+    std::string output;
+    char buffer[4096];
+    while (size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
+      output.append(buffer, count);
+    EXPECT_EQ(::pclose(pipe), 0) << output;
+    size_t begin = output.find("begin\n"), end = output.find("end\n");
+    EXPECT_NE(end, std::string::npos) << output;
+    return end == std::string::npos ? output : output.substr(begin + 6, end - begin - 6);
+  }
+
+  TempDirectory temp_;
+};
+
+constexpr const char* kEverything =
+    "count 2 version 12040\n"
+    "Fake GPU 11 sm_75.76, 16 SMs, 97 bytes shared, 21474836480 bytes\n"
+    "cuda: retain 11\ncuda: push 111\n"
+    "cuda: load cubin\ncuda: function kernel of 7\n"
+    "cuda: attribute 8 = 99000\n"
+    "cuda: launch 8 grid 3 4 5 block 128 1 1 shared 99000 stream 1 param 42 extra (nil)\n"
+    "capturing 0 1\n"
+    "cuda: free 4096\n"
+    "cuda: wait\n"
+    "value 1010101 elapsed 1.5\n"
+    "cuda: synchronize\n"
+    "cuda: pop\n"
+    "done\n";
+
+TEST_F(FakeDriver, WorksByProcAddress) {
+  if (const char* scenario = std::getenv(kChildVariable)) {
+    std::printf("begin\n");
+    scenarios().at(scenario)();
+    std::printf("end\n");
+    return;
+  }
+  compile();
+  EXPECT_EQ(run("everything"), kEverything);
+}
+
+TEST_F(FakeDriver, WorksBySymbolsWhereAnOldDriverHasNoProcAddress) {
+  compile("-DOLD");
+  EXPECT_EQ(run("everything"), kEverything);
+}
+
+TEST_F(FakeDriver, RetainsEachPrimaryContextOnceAndPopsWhatItPushes) {
+  compile();
+  EXPECT_EQ(run("scopes"), "cuda: retain 10\n"
+                           "cuda: push 110\ncuda: pop\n"
+                           "cuda: push 110\ncuda: pop\n"
+                           "cuda: push 110\n"
+                           "cuda: retain 11\ncuda: push 111\n"
+                           "cuda: pop\ncuda: pop\n");
+}
+
+TEST_F(FakeDriver, WithoutALibraryEveryCallSaysWhatIsMissing) {
+  test::write_text(temp_ / "libcuda.so.1", "no ELF file, so that it does not open");
+  std::string output = run("unavailable");
+  EXPECT_NE(output.find("unavailable: no CUDA driver: libcuda.so.1 cannot be opened"),
+            std::string::npos)
+      << output;
+  EXPECT_NE(output.find("NVIDIA driver"), std::string::npos);
+  size_t errors = 0;
+  for (size_t at = 0; (at = output.find("LibraryError: no CUDA driver", at)) != std::string::npos;
+       ++at)
+    ++errors;
+  EXPECT_EQ(errors, 3u) << output;
+}
+
+TEST_F(FakeDriver, ADriverThatDoesNotStartIsUnavailable) {
+  compile();
+  ScopedVariable init("FAKE_INIT", "803");
+  std::string output = run("unavailable");
+  EXPECT_NE(output.find("unavailable: the CUDA driver does not start: cuInit: CUDA_ERROR_OTHER "
+                        "(803): as the test asked"),
+            std::string::npos)
+      << output;
+}
+
+TEST_F(FakeDriver, ADriverWithoutGpusIsUnavailable) {
+  compile();
+  ScopedVariable devices("FAKE_DEVICES", "0");
+  EXPECT_NE(run("unavailable").find("unavailable: the CUDA driver sees no GPU"), std::string::npos);
+}
+
+TEST_F(FakeDriver, AMissingFunctionIsAnErrorOnlyWhereItIsCalled) {
+  compile("-DOLD -DcuStreamIsCapturing=renamed");
+  EXPECT_EQ(run("capturing"), "LibraryError: the CUDA driver (for CUDA 12.4) has no "
+                              "cuStreamIsCapturing, which came with CUDA 10.0. Update the NVIDIA "
+                              "driver.\n");
+  EXPECT_EQ(run("scopes").substr(0, 15), "cuda: retain 10");
+}
+
+TEST_F(FakeDriver, AFailedCallNamesItself) {
+  compile();
+  ScopedVariable fails("FAKE_FAILS", "cuLaunchKernel");
+  std::string output = run("launch");
+  EXPECT_NE(output.find("DriverError 700: cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS (700): "
+                        "as the test asked\n"),
+            std::string::npos)
+      << output;
+}
+
+TEST_F(FakeDriver, AnOrdinalOutOfRangeIsRefused) {
+  compile();
+  EXPECT_EQ(run("ordinal"), "DriverError 101: there is no GPU 2: this process sees 2, numbered "
+                            "from 0\n");
+}
+
+TEST_F(FakeDriver, ACubinTheDriverDoesNotTakeComesWithAHint) {
+  compile();
+  ScopedVariable load("FAKE_LOAD", "209");
+  std::string output = run("load");
+  EXPECT_NE(output.find("DriverError 209: cuModuleLoadData failed"), std::string::npos) << output;
+  EXPECT_NE(output.find("the driver's (12)"), std::string::npos) << output;
+  EXPECT_NE(output.find("SAGEBWD_NVRTC"), std::string::npos) << output;
+}
+
+} // namespace

@@ -1,0 +1,145 @@
+/*===- fake_libcuda.c - A driver that only writes down what it is asked ----===*
+ *
+ * Compiled to a libcuda.so.1 by driver_fake_test.cpp. Its answers come from the environment:
+ * FAKE_INIT and FAKE_LOAD (what cuInit and cuModuleLoadData return), FAKE_DEVICES, FAKE_FAILS (a
+ * function that fails). -DOLD leaves out cuGetProcAddress.
+ *
+ * Each function is here in the version that the runtime declares. Where CUDA has an older one of
+ * the same name, that is a trap: it answers 999.
+ *
+ *===----------------------------------------------------------------------===*/
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int answer(const char* name) {
+  const char* fails = getenv("FAKE_FAILS");
+  return fails && strcmp(fails, name) == 0 ? 700 : 0;
+}
+static int number(const char* variable, int otherwise) {
+  const char* value = getenv(variable);
+  return value ? atoi(value) : otherwise;
+}
+static int trap(void) { return 999; }
+#define SAY(...) (printf("cuda: " __VA_ARGS__), printf("\n"))
+
+int cuInit(unsigned flags) { return flags ? 1 : number("FAKE_INIT", 0); }
+int cuDriverGetVersion(int* version) { return *version = 12040, 0; }
+int cuGetErrorName(int error, const char** name) {
+  *name = error == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER";
+  return 0;
+}
+int cuGetErrorString(int error, const char** text) { return *text = "as the test asked", 0; }
+int cuDeviceGetCount(int* count) { return *count = number("FAKE_DEVICES", 2), 0; }
+int cuDeviceGet(int* device, int ordinal) { return *device = 10 + ordinal, 0; }
+int cuDeviceGetName(char* name, int size, int device) {
+  snprintf(name, size, "Fake GPU %d", device);
+  return 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int device) { return *value = attribute, 0; }
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = (size_t)5 << 32, 0; }
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  SAY("retain %d", device);
+  *context = (void*)(uintptr_t)(100 + device);
+  return 0;
+}
+int cuCtxPushCurrent_v2(void* context) { return SAY("push %d", (int)(uintptr_t)context), 0; }
+int cuCtxPopCurrent_v2(void** context) { return SAY("pop"), 0; }
+int cuCtxSynchronize(void) { return SAY("synchronize"), answer("cuCtxSynchronize"); }
+int cuModuleLoadData(void** module, const void* image) {
+  SAY("load %.5s", (const char*)image);
+  *module = (void*)7;
+  return number("FAKE_LOAD", 0);
+}
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  SAY("function %s of %d", name, (int)(uintptr_t)module);
+  *function = (void*)8;
+  return 0;
+}
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+  return SAY("attribute %d = %d", attribute, value), 0;
+}
+int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                   unsigned bz, unsigned shared, void* stream, void** params, void** extra) {
+  SAY("launch %d grid %u %u %u block %u %u %u shared %u stream %d param %d extra %p",
+      (int)(uintptr_t)function, gx, gy, gz, bx, by, bz, shared, (int)(uintptr_t)stream,
+      *(int*)params[0], (void*)extra);
+  return answer("cuLaunchKernel");
+}
+int cuStreamIsCapturing(void* stream, int* status) { return *status = stream != NULL, 0; }
+int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) { return *pointer = 4096, answer("cuMemAlloc"); }
+int cuMemFree_v2(uint64_t pointer) { return SAY("free %d", (int)pointer), 0; }
+int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { return 0; }
+int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { return memset(to, 1, bytes), 0; }
+int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count) { return 0; }
+int cuEventCreate(void** event, unsigned flags) { return *event = (void*)9, 0; }
+int cuEventDestroy_v2(void* event) { return 0; }
+int cuEventRecord(void* event, void* stream) { return 0; }
+int cuEventSynchronize(void* event) { return SAY("wait"), 0; }
+int cuEventElapsedTime(float* ms, void* start, void* stop) { return *ms = 1.5f, 0; }
+int cuStreamCreate(void** stream, unsigned flags) { return *stream = (void*)(uintptr_t)flags, 0; }
+int cuStreamDestroy_v2(void* stream) { return 0; }
+int cuStreamSynchronize(void* stream) { return 0; }
+
+/* The first versions, with 32-bit sizes and pointers or without a context stack. */
+int cuDeviceTotalMem(void) { return trap(); }
+int cuCtxPushCurrent(void) { return trap(); }
+int cuCtxPopCurrent(void) { return trap(); }
+int cuMemAlloc(void) { return trap(); }
+int cuMemFree(void) { return trap(); }
+int cuMemcpyHtoD(void) { return trap(); }
+int cuMemcpyDtoH(void) { return trap(); }
+int cuMemsetD8(void) { return trap(); }
+int cuEventDestroy(void) { return trap(); }
+int cuStreamDestroy(void) { return trap(); }
+
+#ifndef OLD
+/* name, the version whose signature the runtime declares, the next version that changes it */
+#define FUNCTIONS(X)                                                                               \
+  X(cuInit, cuInit, 2000, 99999)                                                                   \
+  X(cuDriverGetVersion, cuDriverGetVersion, 2020, 99999)                                           \
+  X(cuGetErrorName, cuGetErrorName, 6000, 99999)                                                   \
+  X(cuGetErrorString, cuGetErrorString, 6000, 99999)                                               \
+  X(cuDeviceGetCount, cuDeviceGetCount, 2000, 99999)                                               \
+  X(cuDeviceGet, cuDeviceGet, 2000, 99999)                                                         \
+  X(cuDeviceGetName, cuDeviceGetName, 2000, 99999)                                                 \
+  X(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000, 99999)                                       \
+  X(cuDeviceTotalMem, cuDeviceTotalMem_v2, 3020, 99999)                                            \
+  X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, 99999)                               \
+  X(cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, 99999)                                            \
+  X(cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, 99999)                                              \
+  X(cuCtxSynchronize, cuCtxSynchronize, 2000, 13000)                                               \
+  X(cuModuleLoadData, cuModuleLoadData, 2000, 99999)                                               \
+  X(cuModuleGetFunction, cuModuleGetFunction, 2000, 99999)                                         \
+  X(cuFuncSetAttribute, cuFuncSetAttribute, 9000, 99999)                                           \
+  X(cuLaunchKernel, cuLaunchKernel, 4000, 99999)                                                   \
+  X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, 99999)                                        \
+  X(cuMemAlloc, cuMemAlloc_v2, 3020, 99999)                                                        \
+  X(cuMemFree, cuMemFree_v2, 3020, 99999)                                                          \
+  X(cuMemcpyHtoD, cuMemcpyHtoD_v2, 3020, 99999)                                                    \
+  X(cuMemcpyDtoH, cuMemcpyDtoH_v2, 3020, 99999)                                                    \
+  X(cuMemsetD8, cuMemsetD8_v2, 3020, 99999)                                                        \
+  X(cuEventCreate, cuEventCreate, 2000, 99999)                                                     \
+  X(cuEventDestroy, cuEventDestroy_v2, 4000, 99999)                                                \
+  X(cuEventRecord, cuEventRecord, 2000, 99999)                                                     \
+  X(cuEventSynchronize, cuEventSynchronize, 2000, 99999)                                           \
+  X(cuEventElapsedTime, cuEventElapsedTime, 2000, 12080)                                           \
+  X(cuStreamCreate, cuStreamCreate, 2000, 99999)                                                   \
+  X(cuStreamDestroy, cuStreamDestroy_v2, 4000, 99999)                                              \
+  X(cuStreamSynchronize, cuStreamSynchronize, 2000, 99999)
+
+int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_t flags,
+                        int* status) {
+  *address = NULL;
+#define X(name, current, since, until)                                                             \
+  if (strcmp(symbol, #name) == 0)                                                                  \
+    *address = version >= since && version < until ? (void*)&current : (void*)&trap;
+  FUNCTIONS(X)
+#undef X
+  if (flags != 1) /* the legacy null stream */
+    *address = (void*)&trap;
+  return *address ? 0 : 500; /* CUDA_ERROR_NOT_FOUND */
+}
+#endif
