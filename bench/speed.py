@@ -15,6 +15,7 @@ import torch
 from harness import Record, parse, parser, relative_l2, time_interleaved
 
 from sagebwd.experiments.attentions import AttentionChoice, make_attention, sdpa
+from sagebwd.experiments.environment import brief, print_failure
 
 TOTAL_TOKENS = 32768
 HEADS_TIMES_DIM = 2048
@@ -83,7 +84,8 @@ def measure(options, head_dim: int, causal: bool, tokens: int, record: Record) -
             if label == "fa2":
                 raise
             calls.pop(label, None)
-            refused[label] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            print_failure(label, error)
+            refused[label] = brief(error)
         torch.cuda.empty_cache() if options.device == "cuda" else None
     del reference
 

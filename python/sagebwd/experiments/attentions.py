@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -15,10 +14,8 @@ from .language_model import Attend
 
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
 SIX_OF_SEVEN = frozenset(PRODUCTS) - {"dp"}
-#: What one chunk of the emulation may hold in its (queries x keys) matrices.
-EMULATION_BYTES = 12 << 30
-#: About how many FP32 matrices of queries x keys the emulated backward holds at once.
-LIVE_MATRICES = 12
+#: FP32 matrices of queries x keys that the emulation holds at once.
+LIVE_MATRICES = 10
 
 
 @dataclass(frozen=True)
@@ -116,9 +113,16 @@ def make_attention(
         from sagebwd import attention
 
         return lambda q, k, v: attention(q, k, v, causal=causal, **options)
-    from sagebwd.emulation import emulated_attention
+    from sagebwd import emulation
 
-    return in_chunks(lambda q, k, v: emulated_attention(q, k, v, causal=causal, **options))
+    if device.type == "cuda":
+        emulation.CHUNK_ELEMENTS = emulation_chunk(torch.cuda.mem_get_info(device)[0])
+    return lambda q, k, v: emulation.emulated_attention(q, k, v, causal=causal, **options)
+
+
+def emulation_chunk(free_bytes: int) -> int:
+    """Scores that the emulation may work on at once: its matrices get a quarter of the memory."""
+    return max(1 << 24, min(1 << 28, free_bytes // (4 * 4 * LIVE_MATRICES)))
 
 
 def sdpa(backend: str | None, causal: bool) -> Attend:
@@ -132,26 +136,3 @@ def sdpa(backend: str | None, causal: bool) -> Attend:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return attend
-
-
-def in_chunks(attend: Attend, budget_bytes: int = EMULATION_BYTES) -> Attend:
-    """Runs `attend` on as many heads at once as fit the budget.
-
-    For attentions that hold whole (queries x keys) matrices; as many key as query heads.
-    """
-
-    def chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        at_once = max(1, budget_bytes // (4 * q.shape[2] * k.shape[2] * LIVE_MATRICES))
-        if q.shape[0] * q.shape[1] <= at_once:
-            return attend(q, k, v)
-        heads = [t.flatten(0, 1).unsqueeze(1).split(at_once) for t in (q, k, v)]
-        return torch.cat([attend(*part) for part in zip(*heads)]).view(q.shape)
-
-    return chunked
-
-
-def emulation_estimate(batch: int, heads: int, tokens: int) -> str:
-    """What the emulation's matrices take, for the log."""
-    total = 4 * batch * heads * tokens * tokens * LIVE_MATRICES
-    chunks = math.ceil(total / EMULATION_BYTES)
-    return f"about {total / 2**30:.1f} GiB of matrices a layer, in {chunks} chunk(s)"

@@ -19,12 +19,13 @@ from torch import Tensor
 from .attentions import AttentionChoice, make_attention
 from .data import Text
 from .environment import environment, write_json
-from .language_model import LanguageModel, ModelConfig
+from .language_model import LanguageModel
 from .train import (
     TrainConfig,
     add_training_arguments,
     autocast,
     config_of,
+    config_of_record,
     recorded_train,
     save_checkpoint,
 )
@@ -106,7 +107,8 @@ def statistics(captured: Captured) -> dict[str, float]:
 
 
 def trace_layer(captured: Captured) -> dict[str, dict[str, dict[str, float]]]:
-    """Per variant and tensor, cosine and relative L2 against FP64."""
+    """Per variant and tensor, cosine and relative L2 against FP64; on a GPU the emulation's, and
+    under ``kernels`` the kernels' own."""
     from sagebwd import trace
 
     traced = {}
@@ -120,6 +122,8 @@ def trace_layer(captured: Captured) -> dict[str, dict[str, dict[str, float]]]:
             tensor: {key: float(tensors[tensor][key]) for key in ("cosine", "rel_l2")}
             for tensor in PAPER_TABLE_2
         }
+        if "kernels" in result:  # on a GPU: O, dQ, dK, dV as the kernels give them
+            traced[name]["kernels"] = result["kernels"]
     return traced
 
 
@@ -151,10 +155,9 @@ def load_checkpoint(
     path: Path, device: str, attention: str | None
 ) -> tuple[LanguageModel, TrainConfig, AttentionChoice]:
     saved = torch.load(path, map_location="cpu", weights_only=True)
-    model_config = ModelConfig(**saved["config"].pop("model"))
-    config = TrainConfig(model=model_config, **saved["config"] | {"device": device})
+    config = config_of_record(saved["config"] | {"device": device})
     choice = AttentionChoice.parse(attention or saved["attention"])
-    model = LanguageModel(model_config, make_attention(choice, torch.device(device))).to(device)
+    model = LanguageModel(config.model, make_attention(choice, torch.device(device))).to(device)
     model.load_state_dict(saved["model"])
     return model, config, choice
 

@@ -17,7 +17,7 @@ from statistics import median
 
 from .attentions import AttentionChoice
 from .data import Text
-from .environment import environment, write_json
+from .environment import brief, environment, print_failure, write_json
 from .plot import plot_if_possible
 from .train import (
     TrainConfig,
@@ -105,7 +105,7 @@ class Comparison:
         self.write()
 
     def add_failure(self, label: str, error: Exception) -> None:
-        self.record["runs"][label] = {"status": f"stopped: {type(error).__name__}: {error}"}
+        self.record["runs"][label] = {"status": f"stopped: {brief(error)}"}
         self.write()
 
     def write(self) -> None:
@@ -160,7 +160,7 @@ def compare(
         try:
             result, record = recorded_train(config, run.choice, text, out, run.stem())
         except Exception as error:  # noqa: BLE001 - one broken attention must not cost the others
-            print(f"\n{run.label()}: {type(error).__name__}: {error}", file=sys.stderr)
+            print_failure(run.label(), error)
             comparison.add_failure(run.label(), error)
             continue
         times = [row["ms_per_step"] for row in result.rows]

@@ -13,6 +13,7 @@ import platform
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -102,6 +103,18 @@ def write_json(path: Path, record: dict) -> None:
     partial = path.with_suffix(path.suffix + ".partial")
     partial.write_text(json.dumps(_finite(record), indent=1, allow_nan=False) + "\n")
     partial.replace(path)
+
+
+def brief(error: BaseException) -> str:
+    """One short line for a record: the kind and the message's beginning, paths cut."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {re.sub(r'/[^ ]*/', '', first)}"[:400]
+
+
+def print_failure(title: str, error: BaseException) -> None:
+    """The last frames and the brief message; PyTorch's own messages can run to pages."""
+    frames = "".join(traceback.format_tb(error.__traceback__)[-4:])
+    print(f"\n{title}: {brief(error)}\n{frames}", file=sys.stderr, flush=True)
 
 
 def _finite(value):

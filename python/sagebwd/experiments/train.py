@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .attentions import AttentionChoice, emulation_estimate, make_attention
+from .attentions import AttentionChoice, make_attention
 from .data import Text
-from .environment import environment, write_json
+from .environment import brief, environment, write_json
 from .language_model import LanguageModel, ModelConfig
 
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "ms_per_step", "grad_norm")
@@ -85,6 +85,8 @@ def be_deterministic() -> None:
     """Makes PyTorch's own kernels deterministic; before the first CUDA call."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    # Filling fresh memory finds reads of it, but would be timed with every step.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def autocast(config: TrainConfig):
@@ -250,15 +252,15 @@ def recorded_train(
         "status": "running",
     }
     if choice.name == "emulated":
-        heads = config.model.dim // config.model.head_dim
-        record["emulation"] = emulation_estimate(config.batch, heads, config.tokens)
-        print(f"{choice.label()}: {record['emulation']}", file=sys.stderr)
+        scores = config.batch * (config.model.dim // config.model.head_dim) * config.tokens**2
+        print(f"{choice.label()}: slow; each of its (queries x keys) matrices takes "
+              f"{4 * scores / 2**30:.1f} GiB a layer, cut into chunks that fit", file=sys.stderr)
     write_json(out / f"{stem}.json", record)
     writer = RowWriter(out / f"{stem}.csv", config.run_steps, choice.label())
     try:
         run = train(config, choice, text, writer)
     except BaseException as error:
-        record["status"] = f"stopped: {type(error).__name__}: {error}"
+        record["status"] = f"stopped: {brief(error)}"
         write_json(out / f"{stem}.json", record)
         raise
     finally:
@@ -316,6 +318,11 @@ def config_of(arguments: argparse.Namespace) -> TrainConfig:
     given = {key: value for key, value in vars(arguments).items() if hasattr(TrainConfig, key)}
     given.pop("model", None)
     return replace(TrainConfig(), **given | {"model": model, "autocast": not arguments.no_autocast})
+
+
+def config_of_record(record: dict) -> TrainConfig:
+    """The configuration that ``asdict`` made `record` of."""
+    return TrainConfig(**record | {"model": ModelConfig(**record["model"])})
 
 
 def main(arguments: list[str] | None = None) -> int:

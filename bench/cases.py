@@ -1,0 +1,290 @@
+"""Random cases over a few compiled specs, the GPU kernels against FP64: none may be wrong.
+
+    python bench/cases.py                  # 1,000 cases over 40 specs
+
+Lengths from 1, queries and keys of different number, strided and padded views, grouped heads, many
+scales, a gradient of lse. All memory that PyTorch hands out is filled with NaN first, and the gaps
+of padded inputs hold NaN, so that an element left unwritten or read from outside shows.
+
+A result is wrong if any element is not finite, or if its error exceeds that of the emulation of the
+same spec on the same inputs by more than the margins below; once over the whole tensor, and once
+over each row (token), so that a single wrong row in a large tensor counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import torch
+from exact import Attended, exact_attention
+from harness import Record, parse, parser, progress
+from subjects import emulated, subject_of
+
+from sagebwd.experiments.environment import brief, print_failure
+
+#: Kernels and emulation differ by FP32 rounding and by integers that it tips over: noise of the
+#: same size as the quantisation's own, and a little of the output's rounding (2^-9 for bf16).
+WHOLE = (1.3, 0.004)
+ROW = (1.5, 0.05)
+LSE = (1.5, 2e-3)
+LENGTHS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300)
+CHOICES = {
+    "head_dim": (64, 128),
+    "dtype": ("bf16", "fp16"),
+    "causal": ("none", "top-left"),
+    "granularity": ("row", "block"),
+    "precision": ("six-of-seven", "qk16"),
+    "smooth_k": (True, False),
+    "rotate": (True, False),
+    "group_kv": (64, 128),
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LAYOUTS = ("bhsd", "bshd", "padded tokens", "slice of qkv")
+
+
+def draw_specs(count: int, rng: random.Random) -> list[dict]:
+    """`count` distinct specs in which every value of every option occurs about equally often."""
+    every = [dict(zip(CHOICES, values)) for values in itertools.product(*CHOICES.values())]
+    # Only `row` has groups of 128 keys; the same six-of-seven spec without rotation is the paper's.
+    every = [s for s in every if s["granularity"] == "row" or s["group_kv"] == 64]
+    rng.shuffle(every)
+    chosen: list[dict] = []
+    while len(chosen) < min(count, len(CHOICES) * 64) and every:
+        # The next one is the one whose values have been chosen least so far.
+        def seen(spec):
+            return sum(sum(c[key] == value for c in chosen) for key, value in spec.items())
+
+        best = min(every, key=seen)
+        every.remove(best)
+        chosen.append(best)
+    return chosen
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: with its spec and seed it can be run again alone (``--only INDEX``)."""
+
+    index: int
+    spec: dict
+    batch: int
+    heads_kv: int
+    group: int
+    seq_q: int
+    seq_kv: int
+    layout: str
+    sigma: float
+    value_scale: float
+    dout_scale: float
+    softmax_scale: float | None
+    key_offset: float
+    with_dlse: bool
+    seed: int
+
+
+def draw_case(index: int, specs: list[dict], seed: int) -> Case:
+    rng = random.Random(seed * 1_000_003 + index)
+
+    def length() -> int:
+        return rng.choice(LENGTHS) if rng.random() < 0.6 else rng.randint(1, 640)
+
+    seq_q = length()
+    return Case(
+        index=index,
+        spec=specs[index % len(specs)],
+        batch=rng.choice((1, 1, 2, 3)),
+        heads_kv=rng.choice((1, 2, 3)),
+        group=rng.choice((1, 1, 2, 4)),
+        seq_q=seq_q,
+        seq_kv=seq_q if rng.random() < 0.5 else length(),
+        layout=rng.choice(LAYOUTS),
+        sigma=rng.choice((0.05, 0.5, 1.0, 1.0, 2.0, 4.0)),
+        value_scale=rng.choice((0.01, 1.0, 1.0, 20.0)),
+        dout_scale=rng.choice((1e-3, 1.0, 1.0, 20.0)),
+        softmax_scale=rng.choice((None, None, 0.05, 0.2)),
+        key_offset=rng.choice((0.0, 0.0, 2.0)),
+        with_dlse=rng.random() < 0.15,
+        seed=rng.randrange(1 << 30),
+    )
+
+
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same (B, H, S, D) values in other strides; what lies between them is NaN."""
+    if layout == "bhsd":
+        return x.contiguous()
+    if layout == "bshd":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    b, h, s, d = x.shape
+    # Token strides of D + 16 elements, or heads of q, k and v side by side: multiples of 16 bytes.
+    shape = (b, h, s + 3, d + 16) if layout == "padded tokens" else (b, s, 3, h, d)
+    whole = torch.full(shape, torch.nan, dtype=x.dtype, device=x.device)
+    view = whole[:, :, 2:-1, 8:-8] if layout == "padded tokens" else whole[:, :, 1].transpose(1, 2)
+    view.copy_(x)
+    return view
+
+
+def inputs_of(case: Case, device: str) -> dict:
+    generator = torch.Generator(device).manual_seed(case.seed)
+    dtype = DTYPES[case.spec["dtype"]]
+
+    def normal(heads: int, tokens: int, scale: float, offset: float = 0.0) -> torch.Tensor:
+        shape = (case.batch, heads, tokens, case.spec["head_dim"])
+        x = torch.randn(shape, generator=generator, device=device)
+        channel = torch.randn(shape[-1], generator=generator, device=device)
+        return laid_out((x * scale + offset * channel).to(dtype), case.layout)
+
+    heads = case.heads_kv * case.group
+    given = {
+        "q": normal(heads, case.seq_q, case.sigma),
+        "k": normal(case.heads_kv, case.seq_kv, case.sigma, case.key_offset),
+        "v": normal(case.heads_kv, case.seq_kv, case.value_scale),
+        "dout": normal(heads, case.seq_q, case.dout_scale),
+        "dlse": None,
+    }
+    if case.with_dlse:
+        scale = case.dout_scale * case.value_scale
+        given["dlse"] = scale * torch.randn(
+            given["q"].shape[:3], generator=generator, device=device)
+    return given
+
+
+def judge(found: Attended, expected: Attended, exact: Attended, scale: Attended) -> dict:
+    """Per tensor the errors of kernels and emulation, and what is wrong with the former."""
+    wrong, figures = [], {}
+    for name in exact.named():
+        x, e, reference, s = (a.named()[name].double() for a in (found, expected, exact, scale))
+        if not torch.isfinite(x).all():
+            wrong.append(f"{name}: {int((~torch.isfinite(x)).sum())} elements not finite")
+            continue
+        norm = float(s.norm())
+        whole = [float((y - reference).norm()) / norm if norm else float((y - reference).norm())
+                 for y in (x, e)]
+        rows = [float(_worst_row(y - reference, s)) for y in (x, e)]
+        figures[name] = {"kernels": whole[0], "emulation": whole[1], "worst_row": rows[0],
+                         "worst_row_emulation": rows[1],
+                         "kernels_to_emulation": float((x - e).norm()) / norm if norm else 0.0}
+        if not whole[0] <= WHOLE[0] * whole[1] + WHOLE[1]:
+            wrong.append(f"{name}: error {whole[0]:.4f}, emulation {whole[1]:.4f}")
+        if not rows[0] <= ROW[0] * rows[1] + ROW[1]:
+            wrong.append(f"{name}: a row's error {rows[0]:.4f}, emulation's worst {rows[1]:.4f}")
+    seen = exact.lse > -torch.inf
+    if not torch.equal(found.lse > -torch.inf, seen) or torch.isnan(found.lse).any():
+        wrong.append("lse: not -inf just where no key is visible")
+    elif seen.any():
+        off = [float((y.lse.double() - exact.lse)[seen].abs().max()) for y in (found, expected)]
+        figures["lse"] = {"kernels": off[0], "emulation": off[1]}
+        if not off[0] <= LSE[0] * off[1] + LSE[1]:
+            wrong.append(f"lse: off by {off[0]:.4f}, emulation by {off[1]:.4f}")
+    return {"wrong": wrong, "figures": figures}
+
+
+def _worst_row(error: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The largest error of a token, relative to its scale plus that of its head's mean token.
+
+    The second term is for tokens that hardly matter, such as the last keys under a causal mask:
+    their neighbours' maxima set the quantisation step.
+    """
+    rows, scales = error.norm(dim=-1), scale.norm(dim=-1)
+    typical = scales.square().mean(-1, keepdim=True).sqrt()
+    return (rows / (scales + typical).clamp_min(1e-30)).max()
+
+
+def run_case(case: Case, device: str) -> dict:
+    given = inputs_of(case, device)
+    spec = {key: value for key, value in case.spec.items() if key not in ("head_dim", "dtype")}
+    spec["softmax_scale"] = case.softmax_scale
+    found = subject_of(device)(**given, **spec)
+    expected = emulated(**given, **spec)
+    exact, scale = exact_attention(
+        given["q"], given["k"], given["v"], given["dout"], spec["causal"], case.softmax_scale,
+        given["dlse"])
+    return judge(found, expected, exact, scale)
+
+
+def warm_up(specs: list[dict], device: str, record: Record) -> None:
+    """Compiles every spec, several at a time; what does not compile is recorded."""
+    if device != "cuda":
+        return
+    import sagebwd
+
+    def one(spec: dict) -> None:
+        options = dict(spec)
+        try:
+            sagebwd.warmup(dtype=DTYPES[options.pop("dtype")], device=0, **options)
+        except Exception as error:  # noqa: BLE001 - its cases will fail and be counted
+            print_failure(str(spec), error)
+            record.add("not_compiled", {"spec": spec, "error": brief(error)})
+
+    with ThreadPoolExecutor(4) as pool:
+        for done, _ in enumerate(pool.map(one, specs), 1):
+            progress(done, len(specs), "compiled")
+
+
+def poison_allocations() -> None:
+    """Makes PyTorch fill fresh memory, workspaces too, with NaN or the largest integer."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    if not torch.isnan(torch.empty(8)).all():
+        raise RuntimeError("this PyTorch does not fill uninitialised memory: 2.2 or newer does")
+
+
+def summary(results: list[dict]) -> dict:
+    """Quantiles of every figure over the cases."""
+    gathered: dict[str, list[float]] = {}
+    for result in results:
+        for tensor, figures in result["figures"].items():
+            for key, value in figures.items():
+                gathered.setdefault(f"{tensor} {key}", []).append(value)
+    table = {}
+    for key, values in gathered.items():
+        values.sort()
+        last = len(values) - 1
+        table[key] = {f"p{p}": values[round(last * p / 100)] for p in (50, 90, 99, 100)}
+    return table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser(__doc__.splitlines()[0], "cases.json")
+    options.add_argument("--cases", type=int, default=1000)
+    options.add_argument("--specs", type=int, default=40)
+    options.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
+    options = parse(options, arguments)
+    poison_allocations()
+    specs = draw_specs(options.specs, random.Random(options.seed))
+    record = Record(
+        options.out, cases=options.cases, seed=options.seed, specs=specs,
+        subject=subject_of(options.device).__name__,
+        margins={"whole": WHOLE, "row": ROW, "lse": LSE})
+    warm_up(specs, options.device, record)
+    indices = options.only or range(options.cases)
+    results, wrong = [], 0
+    for done, index in enumerate(indices, 1):
+        case = draw_case(index, specs, options.seed)
+        try:
+            result = run_case(case, options.device)
+        except Exception as error:  # noqa: BLE001 - a case that raises is a wrong case
+            print_failure(f"case {index}", error)
+            result = {"wrong": [brief(error)], "figures": {}}
+        results.append(result)
+        if result["wrong"]:
+            wrong += 1
+            print(f"\ncase {index}: {'; '.join(result['wrong'])}", file=sys.stderr)
+            record.add("wrong_cases", asdict(case) | result)
+        if options.only:
+            print(case, result, sep="\n")
+        progress(done, len(indices), f"{wrong} wrong of")
+        if wrong >= 100:
+            print("\n100 wrong cases: stopping", file=sys.stderr)
+            break
+    record.set(ran=len(results), wrong=wrong, distribution=summary(results))
+    complete = len(results) == len(indices) and len(indices) > 0
+    return record.finish(complete and wrong == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,343 @@
+"""The measuring harness: what it records, what it calls wrong, what its scripts do without a GPU."""
+
+import json
+import math
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import cases  # noqa: E402
+import compile_time  # noqa: E402
+import errors  # noqa: E402
+import gpu_tests  # noqa: E402
+import harness  # noqa: E402
+import plot  # noqa: E402
+import speed  # noqa: E402
+from exact import exact_attention, visible  # noqa: E402
+from subjects import emulated  # noqa: E402
+
+ENVIRONMENT = {"date", "command", "torch", "gpu", "commit", "tree", "dirty", "sources_sha256",
+               "nvrtc"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def keep_determinism_setting():
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+# ---- records and timing --------------------------------------------------------------------------
+
+
+def test_record_is_complete_after_every_figure(tmp_path):
+    path = tmp_path / "results" / "some.json"
+    record = harness.Record(path, tokens=4)
+    assert read(path)["status"] == "running" and read(path)["parameters"] == {"tokens": 4}
+    assert ENVIRONMENT <= read(path)["environment"].keys()
+    record.add("rows", {"error": math.nan})
+    assert read(path)["rows"] == [{"error": "nan"}]
+    assert record.finish(passed=False) == 1
+    assert read(path)["passed"] is False and not list(path.parent.glob("*.partial"))
+
+
+def test_command_names_no_folder(monkeypatch):
+    from sagebwd.experiments.environment import command
+
+    monkeypatch.setattr(sys, "argv", ["/a/b/speed.py", "--out=/c/d/e.json", "x/y", "row:a=1,b"])
+    assert command().split()[1:] == ["speed.py", "--out=e.json", "y", "row:a=1,b"]
+
+
+def test_sources_digest_sees_sources_and_not_results(tmp_path):
+    from sagebwd.experiments.environment import sources_digest
+
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    source = tmp_path / "bench" / "speed.py"
+    source.write_text("a")
+    before = sources_digest(tmp_path)
+    (tmp_path / "bench" / "results" / "x.py").write_text("b")
+    assert sources_digest(tmp_path) == before
+    source.write_text("c")
+    assert sources_digest(tmp_path) != before
+
+
+def test_candidates_are_timed_in_turn():
+    calls = []
+    timings = harness.time_interleaved(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, "cpu", rounds=3, warmup=1)
+    assert "".join(calls) == "ab" * 4
+    assert timings["a"].samples == 3 and timings["a"].median_ms > 0
+
+
+def test_timing_is_robust_to_an_outlier():
+    timing = harness.Timing.of([1.0, 2.0, 3.0, 4.0, 1000.0])
+    assert (timing.median_ms, timing.mad_ms) == (3.0, 1.0)
+
+
+def test_relative_l2():
+    assert harness.relative_l2(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0])) == 0.2
+    assert harness.relative_l2(torch.zeros(2), torch.zeros(2)) == 0
+    assert harness.relative_l2(torch.ones(2), torch.zeros(2)) == math.inf
+
+
+# ---- the exact reference -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", ["none", "top-left", "bottom-right"])
+@pytest.mark.parametrize("seq_q, seq_kv", [(5, 5), (7, 3), (3, 7)])
+def test_exact_attention_is_autograds(causal, seq_q, seq_kv, monkeypatch):
+    monkeypatch.setattr("exact.BUDGET_BYTES", 1)  # one head at a time
+    torch.manual_seed(0)
+    q, dout = (torch.randn(2, 4, seq_q, 8, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(2, 2, seq_kv, 8, dtype=torch.float64) for _ in range(2))
+    dlse = torch.randn(2, 4, seq_q, dtype=torch.float64)
+    found, scale = exact_attention(q, k, v, dout, causal, 0.3, dlse)
+
+    for t in (q, k, v):
+        t.requires_grad_()
+    s = 0.3 * q @ k.repeat_interleave(2, 1).mT
+    mask = visible(causal, seq_q, seq_kv, "cpu")
+    seen = torch.ones(seq_q, dtype=torch.bool)
+    if mask is not None:
+        seen = mask.any(-1)
+        s = s.masked_fill(~mask, -math.inf)
+    s = s[:, :, seen]
+    out = s.softmax(-1) @ v.repeat_interleave(2, 1)
+    loss = (out * dout[:, :, seen]).sum() + (s.logsumexp(-1) * dlse[:, :, seen]).sum()
+    gradients = torch.autograd.grad(loss, (q, k, v))
+    assert torch.allclose(found.out[:, :, seen], out)
+    assert torch.allclose(found.lse[:, :, seen], s.logsumexp(-1))
+    for x, y in zip((found.dq, found.dk, found.dv), gradients):
+        assert torch.allclose(x, y)
+    assert not found.out[:, :, ~seen].any() and (found.lse[:, :, ~seen] == -math.inf).all()
+    # Noise of relative size e in every term gives about e times the scale.
+    assert (scale.out[:, :, seen] > 0).all() and torch.isfinite(scale.dq).all()
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def test_specs_cover_every_value():
+    specs = cases.draw_specs(40, random.Random(0))
+    assert len(specs) == 40 == len({tuple(spec.items()) for spec in specs})
+    for key, values in cases.CHOICES.items():
+        for value in values:
+            assert sum(spec[key] == value for spec in specs) >= 8, (key, value)
+
+
+def test_cases_cover_what_they_promise_and_repeat_themselves():
+    specs = cases.draw_specs(40, random.Random(0))
+    drawn = [cases.draw_case(i, specs, seed=0) for i in range(1000)]
+    assert drawn == [cases.draw_case(i, specs, seed=0) for i in range(1000)]
+    for holds in (
+        lambda c: c.seq_q == 1, lambda c: c.seq_kv == 1, lambda c: c.seq_q > 300,
+        lambda c: c.seq_q > c.seq_kv and c.spec["causal"] != "none",
+        lambda c: c.seq_q < c.seq_kv and c.spec["causal"] != "none",
+        lambda c: c.group > 1, lambda c: c.with_dlse, lambda c: c.seq_q % 64 and c.seq_kv % 64,
+    ):  # fmt: skip
+        assert sum(map(holds, drawn)) >= 20
+    assert {c.layout for c in drawn} == set(cases.LAYOUTS)
+
+
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_layouts_hold_the_values_between_nans(layout):
+    x = torch.randn(2, 3, 5, 64).to(torch.bfloat16)
+    view = cases.laid_out(x, layout)
+    assert torch.equal(view, x) and view.stride(3) == 1
+    assert all(stride % 8 == 0 for stride in view.stride()[:3]) and view.data_ptr() % 16 == 0
+    whole = torch.as_strided(view, (view.untyped_storage().nbytes() // 2,), (1,), 0)
+    assert torch.isnan(whole).sum() == whole.numel() - x.numel()
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """A case's inputs, its emulation, and the exact results."""
+    spec = dict(head_dim=64, dtype="bf16", causal="top-left", granularity="row",
+                precision="six-of-seven", smooth_k=True, rotate=True, group_kv=64)  # fmt: skip
+    drawn = cases.draw_case(0, [spec], 0)
+    case = replace(drawn, seq_q=200, seq_kv=200, heads_kv=2, group=2, batch=1, sigma=1.0,
+                   key_offset=0.0, softmax_scale=None, with_dlse=False)  # fmt: skip
+    given = cases.inputs_of(case, "cpu")
+    options = {key: spec[key] for key in spec if key not in ("head_dim", "dtype")}
+    exact, scale = exact_attention(given["q"], given["k"], given["v"], given["dout"], "top-left")
+    return given, options, emulated(**given, **options), exact, scale
+
+
+def test_a_right_result_is_not_called_wrong(judged):
+    given, options, expected, exact, scale = judged
+    assert cases.judge(expected, expected, exact, scale)["wrong"] == []
+    # Nor is one with other groups: as accurate, but of other roundings.
+    other = emulated(**given, **options | {"group_kv": 128})
+    assert cases.judge(other, expected, exact, scale)["wrong"] == []
+
+
+@pytest.mark.parametrize("tensor", ["out", "dq", "dk", "dv"])
+@pytest.mark.parametrize("damage", ["nan", "a row zero", "a row of the next head", "scaled"])
+def test_damage_is_called_wrong(judged, tensor, damage):
+    _, _, expected, exact, scale = judged
+    x = getattr(expected, tensor).clone()
+    row = x[0, 1, 40]
+    if damage == "nan":
+        row[3] = math.nan
+    elif damage == "a row zero":
+        row.zero_()
+    elif damage == "a row of the next head":
+        row.copy_(x[0, 0, 40])
+    else:
+        x *= 1.03
+    verdict = cases.judge(replace(expected, **{tensor: x}), expected, exact, scale)
+    name = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}[tensor]
+    assert verdict["wrong"] and all(reason.startswith(name) for reason in verdict["wrong"])
+
+
+def test_a_wrong_lse_is_called_wrong(judged):
+    _, _, expected, exact, scale = judged
+    shifted = replace(expected, lse=expected.lse + 0.05)
+    assert cases.judge(shifted, expected, exact, scale)["wrong"][0].startswith("lse: off")
+    hidden = replace(expected, lse=expected.lse.clone().index_fill_(2, torch.tensor([7]), -math.inf))
+    assert "not -inf just where" in cases.judge(hidden, expected, exact, scale)["wrong"][0]
+
+
+def test_cases_command(tmp_path):
+    out = tmp_path / "cases.json"
+    words = ["--device", "cpu", "--out", str(out), "--cases", "12", "--specs", "6"]
+    assert cases.main(words) == 0
+    record = read(out)
+    assert (record["ran"], record["wrong"], record["passed"]) == (12, 0, True)
+    assert record["parameters"]["subject"] == "emulated" and len(record["parameters"]["specs"]) == 6
+    assert record["distribution"]["dQ kernels"].keys() == {"p50", "p90", "p99", "p100"}
+
+
+def test_cases_command_counts_what_is_wrong(tmp_path, monkeypatch):
+    def broken(*args, **kwargs):
+        found = emulated(*args, **kwargs)
+        return replace(found, dk=found.dk * 1.5)
+
+    monkeypatch.setattr(cases, "subject_of", lambda device: broken)
+    out = tmp_path / "cases.json"
+    assert cases.main(["--device", "cpu", "--out", str(out), "--cases", "4", "--specs", "4"]) == 1
+    record = read(out)
+    # A case of one key has dK = 0, and 1.5 times nothing is right.
+    assert record["wrong"] >= 3 and record["wrong_cases"][0]["wrong"][0].startswith("dK")
+    assert not record["passed"]
+
+
+def test_fresh_memory_is_poisoned():
+    cases.poison_allocations()
+    assert torch.isnan(torch.empty(1000)).all()
+    assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_errors_command_judges_by_the_limits(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "errors.json"
+    words = ["--device", "cpu", "--out", str(out), "--tokens", "256", "--heads", "1", "--sigma", "3"]
+    errors.main(words)
+    rows = {(row["input"], row["scheme"]): row for row in read(out)["rows"]}
+    row = rows["sigma 3", "row 64x64"]
+    assert row["passed"] and row["limits"]["dQ"] == row["paper_table_1"]["dQ"] == 0.0758
+    assert "limits" not in rows["sigma 3", "block 128x64"]
+    assert rows["four heavy channels", "row 64x128 rotate"]["limits"]["dV"] == 0.0135
+    assert (rows["four heavy channels", "row 64x64 no rotate"]["errors"]["O"]["rel_l2"]
+            > 1.5 * rows["four heavy channels", "row 64x64 rotate"]["errors"]["O"]["rel_l2"])
+
+    def broken(*args, **kwargs):
+        found = emulated(*args, **kwargs)
+        return replace(found, dq=found.dq * math.nan)
+
+    monkeypatch.setattr(errors, "subject_of", lambda device: broken)
+    assert errors.main(words) == 1
+    assert not read(out)["passed"]
+    assert all("dQ against emulation" in row["over_the_limit"] for row in read(out)["rows"])
+
+
+# ---- speed, compile time, tests on a GPU, plots --------------------------------------------------
+
+
+def test_speed_command_and_its_picture(tmp_path, capsys):
+    out = tmp_path / "speed.json"
+    # sagebwd itself cannot run here: recorded, and the others are measured all the same.
+    assert speed.main(["--device", "cpu", "--out", str(out), "--tokens", "64", "--rounds", "2",
+                       "--total-tokens", "64", "--head-dim", "64", "--causal", "yes",
+                       "--ours", "emulated", "sagebwd"]) == 1  # fmt: skip
+    rows = {row["attention"]: row for row in read(out)["rows"]}
+    assert rows.keys() == {"fa2", "cudnn", "emulated", "sagebwd"}
+    assert "error" in rows["sagebwd"] and not rows["sagebwd"]["correct"]
+    assert rows["emulated"]["correct"] and 0 < rows["emulated"]["rel_l2_to_fa2"]["dQ"] < 0.06
+    both = rows["fa2"]["forward+backward"]
+    operations = 3.5 * 4 * 32 * 64 * 64 * 64 / 2
+    assert both["tflops"] == pytest.approx(operations / both["median_ms"] / 1e9, abs=0.01)
+    assert both["ratio_to_fa2"] == 1.0
+    pytest.importorskip("matplotlib")
+    assert plot.plot_speed(out).read_bytes().startswith(b"\x89PNG")
+
+
+TOOL = """#!{python}
+import json, os, pathlib, sys
+mark = pathlib.Path(os.environ["SAGEBWD_CACHE_DIR"]) / "kernel"
+print(json.dumps({{"kernels": [{{"name": "k", "cached": {cached}, "compile_ms": 1}}]}}))
+mark.touch()
+"""
+
+
+@pytest.mark.parametrize("cached, status", [("mark.exists()", None), ("True", "empty cache"),
+                                            ("False", "compiled again")])
+def test_compile_time_trusts_no_cache_flag(tmp_path, cached, status):
+    tool = tmp_path / "sagebwd"
+    tool.write_text(TOOL.format(python=sys.executable, cached=cached))
+    tool.chmod(0o755)
+    out = tmp_path / "compile-time.json"
+    words = ["--tool", str(tool), "--out", str(out), "--cold-runs", "1", "--warm-runs", "2"]
+    if status:
+        with pytest.raises(RuntimeError, match=status):
+            compile_time.main(words)
+    else:
+        compile_time.main(words)
+        op = read(out)["ops"][0]
+        assert op["cold_ms"]["runs"] == 1 and op["warm_ms"]["runs"] == 2
+
+
+GOOGLETEST = """#!{python}
+import json, sys
+tests = [{{"name": "a"}}, {{"name": "b", {second}}}]
+report = {{"testsuites": [{{"name": "Gpu", "testsuite": tests}}]}}
+open(sys.argv[1].split(":", 1)[1], "w").write(json.dumps(report))
+"""
+
+
+@pytest.mark.parametrize(
+    "second, counts",
+    [('"result": "COMPLETED"', (2, 0, 0)), ('"failures": [{"failure": "x"}]', (1, 1, 0)),
+     ('"result": "SKIPPED"', (1, 0, 1))],
+)  # fmt: skip
+def test_gpu_test_run_counts(tmp_path, second, counts):
+    binary = tmp_path / "gpu_tests"
+    binary.write_text(GOOGLETEST.format(python=sys.executable, second=second))
+    binary.chmod(0o755)
+    found = gpu_tests.googletest(binary, 20, tmp_path)
+    assert (found["passed"], found["failed"], found["skipped"]) == counts
+    assert found["complete"] == (counts == (2, 0, 0))
+    assert found["failures"] + found["skips"] == ([] if found["complete"] else ["Gpu.b"])
+
+
+def test_gpu_test_run_takes_nothing_for_success(tmp_path):
+    assert not gpu_tests.googletest(tmp_path / "absent", 5, tmp_path)["complete"]
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no GPU')\n")
+    found = gpu_tests.pytest(tmp_path / "test_some.py", 60, tmp_path)
+    assert (found["passed"], found["skipped"], found["complete"]) == (1, 1, False)
+    assert found["skips"] == ["test_some.test_b"] or found["skips"][0].endswith("test_b")
