@@ -44,7 +44,13 @@ std::vector<KernelSpec> operation() {
 void build_and_report() {
   std::vector<KernelSpec> specs = operation();
   auto start = std::chrono::steady_clock::now();
-  auto kernels = build_all(specs);
+  std::vector<std::shared_ptr<const BuiltKernel>> kernels;
+  try {
+    kernels = build_all(specs);
+  } catch (const LibraryError& error) {
+    std::printf("\nreport: LibraryError %s\n", error.what());
+    return;
+  }
   std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
   size_t cached = 0, bytes = 0;
   for (const auto& kernel : kernels) {
@@ -85,6 +91,20 @@ TEST(KernelsProcess, ASecondProcessReadsTheDiskAndOpensNoNvrtc) {
   EXPECT_EQ(second.substr(0, second.find(';')),
             "report: kernels " + all + " cached " + all + " nvrtc 0");
   std::printf("first:  %s\nsecond: %s\n", first.c_str(), second.c_str());
+}
+
+TEST(KernelsProcess, AWarmCacheNeedsNoNvrtcAndAColdOneSaysThatItIsMissing) {
+  TempDirectory temp;
+  ScopedVariable directory("SAGEBWD_CACHE_DIR", temp.path());
+  run_child();
+  ScopedVariable missing("SAGEBWD_NVRTC", "/nowhere/libnvrtc.so.13");
+  std::string warm = run_child(), all = std::to_string(operation().size());
+  EXPECT_EQ(warm.substr(0, warm.find(';')),
+            "report: kernels " + all + " cached " + all + " nvrtc 0");
+  for (const auto& file : std::filesystem::directory_iterator(temp.path()))
+    std::filesystem::remove(file.path());
+  std::string cold = run_child();
+  EXPECT_EQ(cold.substr(0, 29), "report: LibraryError libnvrtc") << cold;
 }
 
 TEST(KernelsProcess, EqualInputsGiveEqualFiles) {
