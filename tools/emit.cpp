@@ -29,7 +29,8 @@ public:
         "forward or backward, where both have the kernel (default: the first that has it)");
     options.text("arch", "ARCH", arch_, "architecture");
     spec_.declare(options, /*lists=*/false);
-    options.text("tile", "TILE", tile_, "instead of the default tile, e.g. 128x64w8s2");
+    options.text("tile", "TILE", tile_,
+                 "instead of the default, e.g. 128x64w8s2: queries x keys, warps, stages");
     options.text("output", "DIR", output_, "or -o: write every kernel there, one file each");
     options.flag("list", list_, "list the operation's kernels");
   }
@@ -93,7 +94,8 @@ std::vector<KernelSpec> Emit::chosen_kernels() const {
     for (KernelSpec& kernel : chosen) {
       if (kernel.tile == TileConfig{})
         throw UsageError("--tile: " + kernel_ + " has no tile");
-      kernel.tile = parse_tile(tile_);
+      // Residency is rarely what one wants to vary: "128x64w8s2" means one block per SM.
+      kernel.tile = parse_tile(tile_.find('b') == std::string::npos ? tile_ + " b1" : tile_);
     }
   }
   return chosen;

@@ -1,0 +1,58 @@
+"""The command line under test: build/bin/sagebwd, or SAGEBWD_BIN."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build/bin/sagebwd"))
+
+
+class Result:
+    def __init__(self, process):
+        self.code = process.returncode
+        self.out = process.stdout
+        self.err = process.stderr
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("cubins")
+
+
+@pytest.fixture(scope="session")
+def sagebwd(cache_dir):
+    """Runs the command line with a cache directory of this session."""
+    assert BINARY.exists(), f"{BINARY} is not built: ./run build"
+
+    def run(*arguments, timeout=300, **environment):
+        return Result(
+            subprocess.run(
+                [BINARY, *map(str, arguments)],
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                env={**os.environ, "SAGEBWD_CACHE_DIR": str(cache_dir), **environment},
+                check=False,
+            )
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def doctor(sagebwd):
+    return sagebwd("doctor", "--json").json
+
+
+@pytest.fixture
+def needs_nvrtc(doctor):
+    if not doctor["can_compile"]:
+        pytest.skip("no NVRTC: " + doctor["nvrtc"]["error"].splitlines()[0])

@@ -1,0 +1,88 @@
+"""Exit codes, help and messages: 0 done, 1 failed, 2 wrong use."""
+
+import pytest
+
+COMMANDS = ["doctor", "emit", "build", "verify", "trace"]
+
+
+def test_no_command_lists_them(sagebwd):
+    result = sagebwd()
+    assert result.code == 2
+    assert all(command in result.err for command in COMMANDS)
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "help"])
+def test_help_lists_commands(sagebwd, flag):
+    result = sagebwd(flag)
+    assert result.code == 0
+    assert all(command in result.out for command in COMMANDS)
+    assert "0 done, 1 failed, 2 wrong use" in result.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_with_an_example_and_json(sagebwd, command):
+    result = sagebwd(command, "--help")
+    assert result.code == 0
+    assert f"\n  sagebwd {command}" in result.out
+    assert "--json" in result.out
+    assert sagebwd("help", command).out == result.out
+
+
+def test_version(sagebwd):
+    result = sagebwd("--version")
+    assert result.code == 0
+    assert result.out.startswith("sagebwd 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["biuld"], "unknown command 'biuld'; did you mean 'build'?"),
+        (["frobnicate"], "unknown command 'frobnicate'"),
+        (["trace", "--head-dims", "64"], "unknown option '--head-dims'; did you mean '--head-dim'?"),
+        (["trace", "64"], "unexpected argument '64'"),
+        (["trace", "--seq-len"], "--seq-len needs a value"),
+        (["trace", "--json=1"], "--json takes no value"),
+        (["trace", "--seq-len", "0"], "--seq-len is '0'; it takes a whole number from 1 to"),
+        (["trace", "--seq-len", "1e3"], "--seq-len is '1e3'; it takes a whole number"),
+        (["trace", "--sigma", "nan"], "--sigma is 'nan'; it takes a number from 0 to"),
+        (["trace", "--device", "tpu"], "--device is 'tpu'; it is cpu or cuda"),
+        (["trace", "--plan", "s,pq"], "--plan names 'pq'; the products are s"),
+        (["trace", "--heads", "8", "--heads-kv", "3"], "3"),
+        (["build", "--arch", "sm_91"], "'sm_91'"),
+        (["build", "--head-dim", "72"], "72"),
+        (["build", "--head-dim", "abc"], "abc"),
+        (["build", "--dtype", "fp8"], "fp8"),
+        (["build", "--causal", "yes"], "yes"),
+        (["build", "--arch", ","], "--arch needs at least one value"),
+        (["emit", "--kernel", "forwrd"], "did you mean 'forward'?"),
+        (["emit"], "--kernel"),
+        (["emit", "--tile", "128x64w8s2"], "--kernel"),
+        (["emit", "--kernel", "quantize_k", "--tile", "128x64w8s2"], "has no tile"),
+        (["emit", "--kernel", "forward", "--tile", "banana"], "banana"),
+        (["emit", "--kernel", "forward", "--pass", "sideways"], "sideways"),
+        (["verify", "--cases", "0"], "--cases is '0'; it takes a whole number from 1"),
+    ],
+)
+def test_wrong_use_says_what_was_given_and_exits_2(sagebwd, arguments, message):
+    result = sagebwd(*arguments)
+    assert result.code == 2, result.err
+    assert message in result.err
+    assert result.out == ""
+    assert "--help" in result.err
+
+
+def test_cuda_device_plan_without_kernels_is_refused(sagebwd):
+    result = sagebwd("trace", "--device", "cuda", "--plan", "s,pv,dv,dp,dq,dk")
+    assert result.code == 2
+    assert "six-of-seven or qk16" in result.err
+
+
+@pytest.mark.parametrize("arguments", [["verify"], ["trace", "--device", "cuda"]])
+def test_gpu_commands_say_so_without_one(sagebwd, doctor, arguments):
+    if doctor["can_run"]:
+        pytest.skip("this machine has a GPU")
+    result = sagebwd(*arguments)
+    assert result.code == 1
+    assert "GPU" in result.err
+    assert "trace --device cpu" in result.err
