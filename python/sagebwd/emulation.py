@@ -72,6 +72,16 @@ def backward(dout, q, k, v, out, lse, dlse, rules):
     return gradients
 
 
+class _Gradients(torch.autograd.Function):
+    """A node of its own, so that differentiating twice raises instead of giving no gradient."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        return tuple(backward(*arguments))
+
+    backward = staticmethod(options.refuse_double_backward)
+
+
 class _EmulatedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, rules):
@@ -82,14 +92,13 @@ class _EmulatedAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None and dlse is None:
             return None, None, None, None
         if dout is None:
             dout = torch.zeros_like(out)
-        gradients = backward(dout, q, k, v, out, lse, dlse, ctx.rules)
+        gradients = _Gradients.apply(dout, q, k, v, out, lse, dlse, ctx.rules)
         return (*(g if need else None for g, need in zip(gradients, ctx.needs_input_grad)), None)
 
 

@@ -65,8 +65,8 @@ def attention(
     """
     q, k, v = _inputs(q, k, v)
     out, lse = torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _causal(causal, layout, q, k), granularity, group_q or 0,
-        group_kv or 0, smooth_k, rotate, precision, deterministic,
+        q, k, v, softmax_scale, layout, _causal(causal, layout, q, k), granularity,
+        precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -94,8 +94,8 @@ def attention_forward(
     """
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _causal(causal, layout, q, k), granularity, group_q or 0,
-        group_kv or 0, smooth_k, rotate, precision, deterministic,
+        q, k, v, softmax_scale, layout, _causal(causal, layout, q, k), granularity,
+        precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
     )  # fmt: skip
 
 
@@ -135,7 +135,8 @@ def attention_backward(
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.backward(
         dout, q, k, v, out, lse, dlse, softmax_scale, layout, _causal(causal, layout, q, k),
-        granularity, group_q or 0, group_kv or 0, smooth_k, rotate, precision, deterministic,
+        granularity,
+        precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
     )  # fmt: skip
 
 
@@ -163,26 +164,13 @@ def warmup(
     """
     if dtype not in ops.DTYPE_NAMES:
         raise SpecError(f"dtype={dtype}; the kernels take torch.bfloat16 or torch.float16")
-    index = (
-        torch.device("cuda" if device is None else device).index
-        if not isinstance(device, int)
-        else device
-    )
+    index = torch.device("cuda" if device is None else device).index
     if index is None:
         index = torch.cuda.current_device()
     ops.operation(
-        index,
-        head_dim,
-        dtype,
-        causal_name(causal, 1, 1),
-        granularity,
-        group_q or 0,
-        group_kv or 0,
-        smooth_k,
-        rotate,
-        precision,
-        deterministic,
-    ).warmup(backward)
+        index, head_dim, dtype, causal_name(causal, 1, 1), granularity, precision, smooth_k,
+        rotate, deterministic, group_q or 0, group_kv or 0,
+    ).warmup(backward)  # fmt: skip
 
 
 def _check_tensors(**tensors):

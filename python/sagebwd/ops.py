@@ -15,10 +15,10 @@ from sagebwd.options import SpecError
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
-# How both operators are told what to compute; the order of `_spec`'s parameters.
+# How both operators are told what to compute; from `causal` on in the order of `_core.Spec`.
 _OPTIONS = (
-    "float? softmax_scale, str layout, str causal, str granularity, int group_q, int group_kv, "
-    "bool smooth_k, bool rotate, str precision, bool deterministic"
+    "float? softmax_scale, str layout, str causal, str granularity, str precision, bool smooth_k, "
+    "bool rotate, bool deterministic, int group_q, int group_kv"
 )
 _OPTION_COUNT = _OPTIONS.count(",") + 1
 
@@ -43,7 +43,7 @@ def _shape(t):
     return tuple(t.shape)
 
 
-def _check_types(q, k, v):
+def check_types(q, k, v):
     """Raises SpecError for ranks, dtypes and devices that no kernel takes."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
@@ -98,7 +98,7 @@ def _check_shapes(q, k, v, head_axis):
 
 def _problem(q, k, v, layout):
     """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
-    _check_types(q, k, v)
+    check_types(q, k, v)
     options.check_layout(layout)
     head, token = (1, 2) if layout == "bhsd" else (2, 1)
     _check_shapes(q, k, v, head)
@@ -142,8 +142,8 @@ def _required_operand(name, t, layout):
         raise SpecError(
             f"{name} has strides {tuple(t.stride())} (elements) and address "
             f"{t.data_ptr():#x}; the last stride must be 1, and the others and the "
-            f"address multiples of 16 bytes (8 elements): pass {name}.contiguous()"
-            f"{' or a copy' if t.is_contiguous() else ''}"
+            "address multiples of 16 bytes (8 elements): pass "
+            f"{name}.{'clone' if t.is_contiguous() else 'contiguous'}()"
         )
     return operand
 
@@ -152,32 +152,20 @@ def _required_operand(name, t, layout):
 
 
 @functools.cache
-def _spec(head_dim, dtype, causal, granularity, group_q, group_kv, smooth_k, rotate, precision,
-          deterministic):  # fmt: skip
-    return _core.Spec(
-        head_dim,
-        DTYPE_NAMES[dtype],
-        causal,
-        granularity,
-        precision,
-        smooth_k,
-        rotate,
-        deterministic,
-        group_q,
-        group_kv,
-    )
+def _spec(head_dim, dtype, *numerics):
+    return _core.Spec(head_dim, DTYPE_NAMES[dtype], *numerics)
 
 
 @functools.cache
-def operation(device, *spec):
+def operation(device, *numerics):
     """The `_core.Attention` of a device index and `_spec`'s arguments, made once."""
-    return _core.Attention(_spec(*spec), device)
+    return _core.Attention(_spec(*numerics), device)
 
 
-def _forward(q, k, v, softmax_scale, layout, *spec):
+def _forward(q, k, v, softmax_scale, layout, *numerics):
     problem = _problem(q, k, v, layout)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-    kernels = operation(q.get_device(), q.shape[3], q.dtype, *spec)
+    kernels = operation(q.get_device(), q.shape[3], q.dtype, *numerics)
     operands = [_required_operand(n, t, layout) for n, t in (("q", q), ("k", k), ("v", v))]
     out = q.new_empty(q.shape)
     lse = q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
@@ -199,10 +187,10 @@ def _forward(q, k, v, softmax_scale, layout, *spec):
     return out, lse
 
 
-def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *spec):
+def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *numerics):
     problem = _check_backward(dout, q, k, v, out, lse, dlse, layout)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-    kernels = operation(q.get_device(), q.shape[3], q.dtype, *spec)
+    kernels = operation(q.get_device(), q.shape[3], q.dtype, *numerics)
     operands = [_required_operand(n, t, layout) for n, t in (("q", q), ("k", k), ("v", v))]
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     if q.numel() == 0 or k.numel() == 0:
@@ -249,24 +237,26 @@ def _check_backward(dout, q, k, v, out, lse, dlse, layout):
     return problem
 
 
-_library.impl("forward", _forward, "CUDA")
-_library.impl("backward", _backward, "CUDA")
+for _key in ("CUDA", "CPU"):  # on the CPU to refuse with our own message
+    _library.impl("forward", _forward, _key)
+    _library.impl("backward", _backward, _key)
 
 
 # ---- shapes without data -------------------------------------------------------------------------
 
 
 @torch.library.register_fake("sagebwd::forward", lib=_library)
-def _forward_fake(q, k, v, softmax_scale, layout, *spec):
+def _forward_fake(q, k, v, softmax_scale, layout, *numerics):
     problem = _problem(q, k, v, layout)
-    _spec(int(q.shape[3]), q.dtype, *spec)
+    options.check_softmax_scale(softmax_scale, q.shape[3])
+    _spec(int(q.shape[3]), q.dtype, *numerics)
     return q.new_empty(q.shape), q.new_empty(
         (problem[0], problem[1], problem[3]), dtype=torch.float32
     )
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)
-def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *spec):
+def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *numerics):
     _check_backward(dout, q, k, v, out, lse, dlse, layout)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -292,14 +282,7 @@ def _differentiate_forward(ctx, dout, dlse):
     return (*wanted, *no_gradients)
 
 
-def _differentiate_backward(ctx, *gradients):
-    raise NotImplementedError(
-        "sagebwd.attention cannot be differentiated twice: its backward has no gradient. For "
-        "gradient penalties and Hessians use another attention in that part of the model"
-    )
-
-
 torch.library.register_autograd(
     "sagebwd::forward", _differentiate_forward, setup_context=_setup_forward, lib=_library
 )
-torch.library.register_autograd("sagebwd::backward", _differentiate_backward, lib=_library)
+torch.library.register_autograd("sagebwd::backward", options.refuse_double_backward, lib=_library)

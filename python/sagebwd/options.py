@@ -161,3 +161,11 @@ def spec(
         group_q=group_q or 0,
         group_kv=group_kv or 0,
     )
+
+
+def refuse_double_backward(ctx, *gradients):
+    """The backward of the backward: always raises NotImplementedError."""
+    raise NotImplementedError(
+        "this attention cannot be differentiated twice: its backward has no gradient. For gradient "
+        "penalties and Hessians use another attention in that part of the model"
+    )

@@ -1,0 +1,265 @@
+"""The operation without a GPU: signature, refusals, and shapes on meta tensors."""
+
+import inspect
+
+import numpy as np
+import pytest
+import sagebwd
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+
+def make(*shape, dtype=torch.bfloat16, grad=False, device="meta"):
+    return torch.empty(shape, dtype=dtype, device=device, requires_grad=grad)
+
+
+def inputs(m=100, n=100, h=4, hk=2, d=64, **kwargs):
+    return (make(2, h, m, d, **kwargs), make(2, hk, n, d, **kwargs), make(2, hk, n, d, **kwargs))
+
+
+def test_signature():
+    expected = (
+        "(q, k, v, *, causal=False, softmax_scale=None, layout='bhsd', granularity='row', "
+        "group_q=None, group_kv=None, smooth_k=True, rotate=True, precision='six-of-seven', "
+        "deterministic=True, return_lse=False)"
+    )
+    assert str(inspect.signature(sagebwd.attention)) == expected
+
+
+def test_the_three_functions_share_their_options():
+    def keywords(function):
+        parameters = inspect.signature(function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    options = keywords(sagebwd.attention_forward)
+    assert keywords(sagebwd.attention) == {**options, "return_lse": False}
+    assert keywords(sagebwd.attention_backward) == {**options, "dlse": None}
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_shapes_and_strides(layout):
+    q, k, v = inputs(100, 80, grad=True)
+    if layout == "bshd":  # views of other memory orders give contiguous results too
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out, lse = sagebwd.attention(q, k, v, layout=layout, return_lse=True)
+    assert out.shape == q.shape and out.dtype == q.dtype and out.is_contiguous()
+    assert lse.shape == (2, 4, 100) and lse.dtype == torch.float32 and lse.is_contiguous()
+    gradients = torch.autograd.grad(out.sum() + lse.sum(), (q, k, v))
+    for gradient, t in zip(gradients, (q, k, v)):
+        assert gradient.shape == t.shape and gradient.dtype == t.dtype
+
+
+@pytest.mark.parametrize("wanted", range(1, 8))
+def test_any_subset_of_gradients(wanted):
+    tensors = inputs()
+    for i, t in enumerate(tensors):
+        t.requires_grad_(bool(wanted >> i & 1))
+    sagebwd.attention(*tensors).sum().backward()
+    for i, t in enumerate(tensors):
+        assert (t.grad is not None) == bool(wanted >> i & 1)
+
+
+def test_no_gradients_no_graph():
+    assert not sagebwd.attention(*inputs()).requires_grad
+    with torch.no_grad():
+        assert not sagebwd.attention(*inputs(grad=True)).requires_grad
+
+
+def test_explicit_halves():
+    q, k, v = inputs(100, 60)
+    out, lse = sagebwd.attention_forward(q, k, v, causal="bottom-right")
+    dlse = torch.empty_like(lse)
+    gradients = sagebwd.attention_backward(out, q, k, v, out, lse, dlse=dlse, causal="bottom-right")
+    assert [g.shape for g in gradients] == [q.shape, k.shape, v.shape]
+
+
+def test_double_backward_is_refused():
+    q, k, v = inputs(grad=True)
+    out = sagebwd.attention(q, k, v)
+    (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiated twice"):
+        (out.sum() + gradient.square().sum()).backward()
+
+
+def test_fakes_match_on_fake_cuda_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q, k, v = inputs(100, 80, device="cuda")
+        out, lse = sagebwd.attention(q, k, v, return_lse=True)
+        assert out.device.type == "cuda" and out.stride() == (4 * 100 * 64, 100 * 64, 64, 1)
+        assert lse.stride() == (400, 100, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_casts_float32_inputs(dtype, monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # torch.autocast("cuda") switches itself off without a GPU: set what it would set.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: dtype)
+    with FakeTensorMode():
+        q, k, v = inputs(device="cuda", dtype=torch.float32)
+        assert sagebwd.attention(q, k, v).dtype == dtype
+        assert sagebwd.attention(q.bfloat16(), k, v.half()).dtype == dtype
+        with pytest.raises(sagebwd.SpecError, match="float64"):
+            sagebwd.attention(q.double(), k, v)
+
+
+def test_compiles_into_one_graph_with_symbolic_lengths():
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    @torch.compile(fullgraph=True, backend=backend, dynamic=True)
+    def layer(q, k, v):
+        return sagebwd.attention(q * 2, k, v, causal=True, layout="bshd") + 1
+
+    for m in (100, 129, 257):
+        q, k, v = (make(2, m, h, 64, grad=True) for h in (4, 2, 2))
+        assert layer(q, k, v).shape == q.shape
+    assert len(graphs) == 1
+    targets = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert any(getattr(t, "__name__", "") == "forward" or t == torch.ops.sagebwd.forward
+               for t in targets)  # fmt: skip
+
+
+def test_true_means_top_left_where_lengths_agree():
+    q, k, v = inputs(100, 100)
+    sagebwd.attention(q, k, v, causal=True)
+    with pytest.raises(sagebwd.SpecError) as error:
+        sagebwd.attention(q, *inputs(100, 80)[1:], causal=True)
+    for part in ("100 queries and 80 keys", "top-left", "bottom-right"):
+        assert part in str(error.value)
+    # Under 'bshd' the token axis is another one: 4 queries and 2 keys here.
+    with pytest.raises(sagebwd.SpecError, match="4 queries and 2 keys"):
+        sagebwd.attention(q, k, v, causal=True, layout="bshd")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "hint"),
+    [
+        ("is_causal", "'causal'"),
+        ("sm_scale", "'softmax_scale'"),
+        ("sofmax_scale", "'softmax_scale'"),
+        ("smoothk", "'smooth_k'"),
+        ("dropout_p", "dropout is not supported"),
+        ("attn_mask", "masks are not supported"),
+        ("xyzzy", "known keywords: causal"),
+    ],
+)
+def test_unknown_keywords(keyword, hint):
+    with pytest.raises(TypeError, match=f"'{keyword}'.*{hint}"):
+        sagebwd.attention(*inputs(), **{keyword: None})
+
+
+def cpu(*shape, **kwargs):
+    return make(*shape, device="cpu", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update({n: a[n].float() for n in "qkv"}), "torch.float32.*autocast"),
+        (lambda a: a.update(k=a["k"].half()), "one dtype"),
+        (lambda a: a.update(v=a["v"].half()), "one dtype"),
+        (lambda a: a.update({n: make(2, 2, 9, 80) for n in "qkv"}), "80 is not built.*64 and 128"),
+        (lambda a: a.update(v=make(2, 2, 100, 128)), "64, 64 and 128"),
+        (lambda a: a.update(q=a["q"][0]), "q has rank 3.*rank 4"),
+        (lambda a: a.update(k=a["k"][None]), "k has rank 5"),
+        (lambda a: a.update(k=make(2, 3, 100, 64), v=make(2, 3, 100, 64)), "4 heads.*3"),
+        (lambda a: a.update(k=make(1, 2, 100, 64), v=make(1, 2, 100, 64)), "batch 2 and k 1"),
+        (lambda a: a.update(v=make(2, 2, 99, 64)), "k has shape.*v"),
+        (lambda a: a.update({n: cpu(2, 2, 9, 64) for n in "qkv"}), "on cpu.*trace.*reference"),
+        (lambda a: a.update(k=cpu(2, 2, 100, 64)), "k is on cpu"),
+        (lambda a: a.update(layout="sbhd"), "sbhd.*bhsd.*bshd"),
+        (lambda a: a.update(granularity="tensor"), "tensor.*row, block"),
+        (lambda a: a.update(precision="fp8"), "fp8.*six-of-seven, qk16"),
+        (lambda a: a.update(group_q=32), "group_q = 32"),
+        (lambda a: a.update(causal="left"), "causal='left'.*top-left"),
+        (lambda a: a.update(causal=1), "causal=1"),
+        (lambda a: a.update(softmax_scale=0.0), "softmax_scale=0.0"),
+        (lambda a: a.update(softmax_scale=float("nan")), "softmax_scale=nan"),
+        (lambda a: a.update(softmax_scale=float("inf")), "softmax_scale=inf"),
+    ],
+)
+def test_refused(change, message):
+    q, k, v = inputs()
+    arguments = dict(q=q, k=k, v=v)
+    change(arguments)
+    with pytest.raises(sagebwd.SpecError, match=message):
+        sagebwd.attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update(dout=a["dout"][:, :1]), "dout is"),
+        (lambda a: a.update(dout=a["dout"].float()), "dout is.*float32"),
+        (lambda a: a.update(out=a["out"][:, :, :9]), "out is"),
+        (lambda a: a.update(lse=a["lse"].bfloat16()), "lse is.*float32"),
+        (lambda a: a.update(lse=a["lse"][..., None]), "lse is"),
+        (lambda a: a.update(dlse=a["lse"][:1]), "dlse is"),
+    ],
+)
+def test_backward_refused(change, message):
+    q, k, v = inputs()
+    out, lse = sagebwd.attention_forward(q, k, v)
+    arguments = dict(dout=out, q=q, k=k, v=v, out=out, lse=lse)
+    change(arguments)
+    with pytest.raises(sagebwd.SpecError, match=message):
+        sagebwd.attention_backward(**arguments)
+
+
+def test_numpy_arrays_are_refused_with_the_way_out():
+    arrays = [np.zeros((1, 1, 8, 64), np.float32)] * 3
+    with pytest.raises(TypeError, match=r"q is a ndarray.*sagebwd.reference"):
+        sagebwd.attention(*arrays)
+    with pytest.raises(TypeError, match="dout is a ndarray"):
+        sagebwd.attention_backward(arrays[0], *inputs(), arrays[0], arrays[0])
+
+
+def test_strides_that_kernels_cannot_read():
+    from sagebwd.ops import _operand, _required_operand
+
+    t = torch.empty(2, 4, 6, 64, dtype=torch.bfloat16)
+    address = t.data_ptr()
+    assert _operand(t, "bhsd") == (address, 4 * 6 * 64, 6 * 64, 64)
+    assert _operand(t, "bshd") == (address, 4 * 6 * 64, 64, 6 * 64)
+    assert _operand(t.transpose(1, 2), "bshd") == (address, 4 * 6 * 64, 6 * 64, 64)
+    assert _operand(t[:, :1].expand(2, 4, 6, 64), "bhsd") == (address, 4 * 6 * 64, 0, 64)
+    # Strides of dimensions of size one do not matter.
+    odd = torch.empty(6, 67, dtype=torch.bfloat16)[:, :64].as_strided((1, 6, 1, 64), (3, 0, 5, 1))
+    assert _operand(odd, "bhsd")[1:] == (0, 0, 0)
+    for bad in (t.mT, t[..., ::2], t.flatten()[4:-60].view(2, 4, -1, 2),
+                torch.empty(2, 4, 6, 68, dtype=torch.bfloat16)[..., :64]):  # fmt: skip
+        assert _operand(bad, "bhsd") is None
+        with pytest.raises(sagebwd.SpecError, match=r"k has strides \(.*pass k\.contiguous\(\)"):
+            _required_operand("k", bad if not bad.is_contiguous() else bad.mT, "bhsd")
+    shifted = torch.empty(2 * 64 + 4, dtype=torch.bfloat16)[4:].view(1, 1, 2, 64)
+    with pytest.raises(sagebwd.SpecError, match=r"address .*pass v\.clone\(\)"):
+        _required_operand("v", shifted, "bhsd")
+
+
+def test_operators_can_be_saved_by_selective_checkpointing():
+    assert isinstance(torch.ops.sagebwd.forward.default, torch._ops.OpOverload)
+    assert isinstance(torch.ops.sagebwd.backward.default, torch._ops.OpOverload)
+
+
+def test_warmup_refuses_what_no_kernel_takes():
+    with pytest.raises(sagebwd.SpecError, match=r"torch.float32"):
+        sagebwd.warmup(dtype=torch.float32)
+    with pytest.raises(TypeError, match="did you mean"):
+        sagebwd.warmup(headdim=64)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_driver_the_error_says_so():
+    from sagebwd.ops import operation
+
+    with pytest.raises(
+        (sagebwd.LibraryError, sagebwd.DriverError), match=r"(?i)libcuda|driver|GPU"
+    ):
+        operation(0, 64, torch.bfloat16, "none", "row", "six-of-seven", True, True, True, 0, 0)

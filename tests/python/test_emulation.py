@@ -1,0 +1,242 @@
+"""The PyTorch emulation against the C++ reference and against FP64."""
+
+import numpy as np
+import pytest
+import sagebwd
+from sagebwd import reference
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from sagebwd import emulation, numerics  # noqa: E402
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def relative(x, expected):
+    x, expected = (np.asarray(t, dtype=np.float64) for t in (x, expected))
+    seen = np.isfinite(expected)
+    assert np.array_equal(seen, np.isfinite(x))
+    return np.linalg.norm((x - expected)[seen]) / np.linalg.norm(expected[seen])
+
+
+def both(m, n, *, d=64, heads=4, heads_kv=2, dtype="bf16", sigma=1.0, with_dlse=False, seed=0,
+         causal="none", precision="six-of-seven", **options):  # fmt: skip
+    """Unrounded results of the C++ reference and of the emulation, from the same inputs."""
+    arrays = reference.random_inputs(m, head_dim=d, heads=heads, heads_kv=heads_kv, batch=2,
+                                     seq_len_kv=n, dtype=dtype, sigma=sigma, seed=seed)  # fmt: skip
+    arrays[1][..., 3] += 4  # a key offset, which smoothing removes
+    arrays = [reference.round_to(x, dtype) for x in arrays]
+    dlse = np.random.default_rng(seed).standard_normal((2, heads, m)).astype(np.float32)
+    dlse = dlse if with_dlse else None
+    expected = reference.emulate(*arrays, dlse=dlse, dtype=dtype, causal=causal,
+                                 precision=precision, **options)  # fmt: skip
+    q, k, v, dout = (torch.from_numpy(x).to(DTYPES[dtype]) for x in arrays)
+    rules = emulation.emulation_rules(q, k, v, causal=False if causal == "none" else causal,
+                                      plan=precision, **options)  # fmt: skip
+    q, k, v, dout, dlse = emulation.grouped(
+        heads_kv, q, k, v, dout, None if dlse is None else torch.from_numpy(dlse)
+    )
+    out, lse = numerics.forward_chunk(q, k, v, rules)
+    gradients = numerics.backward_chunk(q, k, v, out, lse, dout, dlse, rules)
+    got = {
+        name: t.unflatten(0, (2, heads_kv)).flatten(1, 2)
+        for name, t in zip(NAMES, (out, lse, *gradients))
+    }
+    return got, expected
+
+
+def assert_same(got, expected, tolerance=1e-4):
+    for name in NAMES:
+        assert got[name].shape == expected[name].shape, name
+        assert relative(got[name], expected[name]) <= tolerance, name
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("causal", ["none", "top-left", "bottom-right"])
+@pytest.mark.parametrize(("m", "n"), [(150, 150), (200, 70), (70, 200)])
+def test_equals_the_reference(granularity, causal, m, n):
+    assert_same(*both(m, n, granularity=granularity, causal=causal))
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("smooth_k", [True, False])
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("precision", ["six-of-seven", "qk16"])
+def test_equals_the_reference_under_options(granularity, smooth_k, rotate, precision):
+    assert_same(*both(90, 130, granularity=granularity, smooth_k=smooth_k, rotate=rotate,
+                      precision=precision, with_dlse=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("product", [*sagebwd.PRODUCTS, None])
+def test_equals_the_reference_with_one_product_in_int8(granularity, product):
+    plan = () if product is None else (product,)
+    # 16-bit rounding of P and dS magnifies a last-bit difference of exp2 to half an ulp of bf16.
+    assert_same(*both(100, 100, granularity=granularity, precision=plan, with_dlse=True), 4e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(d=128), dict(dtype="fp16"), dict(group_kv=128), dict(sigma=10.0), dict(heads_kv=4),
+     dict(heads_kv=1, seed=3)],
+)  # fmt: skip
+def test_equals_the_reference_on_other_shapes(options):
+    assert_same(*both(130, 190, **options))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 65), (65, 1)])
+def test_shortest_lengths(m, n):
+    got, expected = both(m, n)
+    for name in NAMES:
+        # With one key dq and dk are differences of equal numbers: compare on the scale of dv.
+        scale = max(np.abs(expected[name]).max(), 1e-2)
+        np.testing.assert_allclose(got[name], expected[name], atol=2e-4 * scale, err_msg=name)
+
+
+def test_float64_math_has_the_same_quantisers():
+    q, k, v, dout = (torch.from_numpy(x).bfloat16() for x in
+                     reference.random_inputs(200, head_dim=64))  # fmt: skip
+    results = []
+    for math_dtype in (torch.float32, torch.float64):
+        out, lse = emulation.emulated_forward(q, k, v, math_dtype=math_dtype)
+        results.append([out, *emulation.emulated_backward(dout, q, k, v, out, lse,
+                                                          math_dtype=math_dtype)])  # fmt: skip
+    for a, b in zip(*results):
+        assert relative(a.double(), b.double()) < 1e-3  # both rounded to bf16
+
+
+def tensors(m=90, n=90, h=4, hk=2, d=64, dtype=torch.bfloat16, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((2, h, m, d), (2, hk, n, d), (2, hk, n, d))
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, "top-left", "bottom-right"])
+def test_gradients_against_autograd_in_fp64(causal):
+    q, k, v = tensors(90, 60)
+    out, lse = emulation.emulated_attention(q, k, v, causal=causal, return_lse=True)
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    qd, kd, vd = (t.detach().double().requires_grad_() for t in (q, k, v))
+    scores = qd @ kd.repeat_interleave(2, 1).mT / 8
+    visible = numerics.visible_keys(causal or "none", 90, 60, "cpu")
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    seen = scores.isfinite().any(-1, keepdim=True)
+    scores = scores.masked_fill(~seen, 0)
+    out_exact = torch.softmax(scores, -1) @ vd.repeat_interleave(2, 1) * seen
+    lse_exact = scores.logsumexp(-1)
+    # No gradient flows into rows that see nothing.
+    dlse = dlse * seen[..., 0]
+    torch.autograd.backward([out, lse], [dout, dlse])
+    torch.autograd.backward([out_exact, lse_exact], [dout.double(), dlse.double()])
+    assert relative(out.detach().double(), out_exact.detach()) < 0.015
+    assert bool((lse[~seen[..., 0]] == -torch.inf).all())
+    for t, exact in ((q, qd), (k, kd), (v, vd)):
+        assert relative(t.grad.double(), exact.grad) < 0.03
+
+
+def test_int8_dp_is_worse():
+    q, k, v = tensors(256, 256)
+    dout = torch.randn_like(q)
+    exact = reference.exact(*(t.detach().float().numpy() for t in (q, k, v, dout)))
+    errors = []
+    for plan in ("six-of-seven", sagebwd.PRODUCTS):
+        out = emulation.emulated_attention(q, k, v, plan=plan, granularity="block")
+        (dq,) = torch.autograd.grad(out, q, dout)
+        errors.append(relative(dq.double(), exact["dq"]))
+    assert errors[1] > 1.02 * errors[0]
+
+
+def test_layouts_agree():
+    q, k, v = tensors(70, 50)
+    expected = emulation.emulated_attention(q, k, v)
+    swapped = (t.transpose(1, 2) for t in (q, k, v))
+    got = emulation.emulated_attention(*swapped, layout="bshd")
+    assert torch.equal(got.transpose(1, 2), expected)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    q, k, v = tensors()
+    whole = emulation.emulated_attention(q, k, v, causal=True)
+    gradients = torch.autograd.grad(whole.sum(), (q, k, v))
+    monkeypatch.setattr(emulation, "CHUNK_ELEMENTS", 1)
+    parts = emulation.emulated_attention(q, k, v, causal=True)
+    assert torch.equal(whole, parts)
+    for a, b in zip(gradients, torch.autograd.grad(parts.sum(), (q, k, v))):
+        assert torch.equal(a, b)
+
+
+def test_precision_settings_of_the_caller_do_not_matter():
+    q, k, v = tensors()
+    expected = emulation.emulated_attention(q, k, v)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with torch.autocast("cpu", torch.bfloat16):
+            got = emulation.emulated_attention(q, k, v)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(got, expected)
+
+
+def test_autocast_casts_inputs():
+    q, k, v = (t.detach().float() for t in tensors())
+    with pytest.raises(sagebwd.SpecError, match=r"torch.float32.*bfloat16"):
+        emulation.emulated_attention(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert emulation.emulated_attention(q, k, v).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_one_bad_element_stays_visible(which, value):
+    named = dict(zip("qkv", (t.detach() for t in tensors(70, 70))))
+    named[which][0, 1, 5, 7] = value
+    out = emulation.emulated_attention(**named)
+    assert not out[0].isfinite().all()
+    assert out[1].isfinite().all()  # nor does it leave its batch
+
+
+def test_empty_inputs():
+    q, k, v = tensors(8, 0)
+    out, lse = emulation.emulated_attention(q, k, v, return_lse=True)
+    assert bool((out == 0).all()) and bool((lse == -torch.inf).all())
+    out.sum().backward()
+    assert bool((q.grad == 0).all()) and k.grad.shape == k.shape
+
+
+def test_double_backward_is_refused():
+    q, k, v = tensors()
+    out = emulation.emulated_attention(q, k, v)
+    (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiated twice"):
+        (out.sum() + gradient.square().sum()).backward()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(plan=("s", "qk")), "unknown products qk"),
+        (dict(group_q=0), "group_q=0"),
+        (dict(group_kv=1.5), "group_kv=1.5"),
+        (dict(math_dtype=torch.bfloat16), "math_dtype"),
+        (dict(granularity="tensor"), "tensor"),
+        (dict(causal="up"), "causal='up'"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(sagebwd.SpecError, match=message):
+        emulation.emulated_attention(*tensors(), **options)
+
+
+def test_hadamard_is_orthogonal_and_blocked():
+    matrix = numerics.hadamard(torch.eye(96, dtype=torch.float32))
+    torch.testing.assert_close(matrix @ matrix.T, torch.eye(96))
+    assert bool((matrix[:32, 32:] == 0).all())  # 32 is the largest power of two in 96
+    sylvester = torch.tensor([[1.0, 1], [1, -1]])
+    for _ in range(4):
+        sylvester = torch.cat((torch.cat((sylvester, sylvester), 1),
+                               torch.cat((sylvester, -sylvester), 1)))  # fmt: skip
+    torch.testing.assert_close(matrix[:32, :32] * 32**0.5, sylvester)

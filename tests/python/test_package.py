@@ -1,0 +1,69 @@
+"""What importing gives, with and without PyTorch."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import sagebwd
+
+BLOCK_TORCH = "import sys; sys.modules['torch'] = None; "
+
+
+def python(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_every_public_name_is_there_and_documented():
+    for name in sagebwd.__all__:
+        value = getattr(sagebwd, name)
+        assert name == "PRODUCTS" or inspect.getdoc(value), name
+
+
+def test_import_opens_no_cuda_library():
+    code = (
+        BLOCK_TORCH + "import sagebwd; sagebwd.archs(); sagebwd.emit('sm_80', head_dim=64); "
+        "maps = open('/proc/self/maps').read(); print('libcuda' in maps, 'libnvrtc' in maps)"
+    )
+    assert python(code).split() == ["False", "False"]
+
+
+def test_without_torch_the_rest_works():
+    code = BLOCK_TORCH + (
+        "import sagebwd\n"
+        "q, k, v, dout = sagebwd.reference.random_inputs(32, head_dim=64)\n"
+        "assert sagebwd.trace(q, k, v, dout)['dQ']['cosine'] > 0.99\n"
+        "assert sagebwd.emit('sm_90a')\n"
+        "for name in ('attention', 'attention_forward', 'attention_backward', 'warmup'):\n"
+        "    try: getattr(sagebwd, name)(q, k, v)\n"
+        "    except ImportError as error: print(error)\n"
+    )
+    refusals = python(code).splitlines()
+    assert len(refusals) == 4
+    assert all("needs PyTorch" in line and "pip install torch" in line for line in refusals)
+
+
+def test_errors_mirror_the_library():
+    assert issubclass(sagebwd.SpecError, ValueError)
+    for error in (sagebwd.LibraryError, sagebwd.CompileError, sagebwd.DriverError):
+        assert issubclass(error, RuntimeError)
+    assert sagebwd.SpecError.__module__ == "sagebwd"
+
+
+def test_spec_is_a_value():
+    assert sagebwd.Spec(head_dim=64) == sagebwd.Spec(head_dim=64, group_q=64, group_kv=64)
+    assert sagebwd.Spec(head_dim=64) != sagebwd.Spec(head_dim=128)
+    assert len({sagebwd.Spec(head_dim=64), sagebwd.Spec(head_dim=64)}) == 1
+    assert "d64 bf16" in str(sagebwd.Spec(head_dim=64))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("head_dim", 80), ("dtype", "fp32"), ("causal", "left"), ("granularity", "tensor"),
+     ("precision", "fp8"), ("group_q", 7)],
+)  # fmt: skip
+def test_spec_errors_name_the_value(field, value):
+    with pytest.raises(sagebwd.SpecError, match=str(value)):
+        sagebwd.Spec(**{field: value})

@@ -1,0 +1,120 @@
+"""The CPU reference through NumPy."""
+
+import numpy as np
+import pytest
+import sagebwd
+from sagebwd import reference
+
+
+def attention_in_numpy(q, k, v, dout, dlse, scale, offset):
+    """One (M, D), (N, D) head in float64; `offset` of the causal diagonal, or None."""
+    s = scale * q @ k.T
+    visible = np.ones(s.shape, bool)
+    if offset is not None:
+        visible = np.arange(s.shape[1])[None] <= np.arange(s.shape[0])[:, None] + offset
+    s = np.where(visible, s, -np.inf)
+    top = np.where(visible.any(1, keepdims=True), s.max(1, keepdims=True), 0)
+    weights = np.exp(s - top)
+    total = weights.sum(1, keepdims=True)
+    p = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    out = p @ v
+    with np.errstate(divide="ignore"):
+        lse = (top + np.log(total))[:, 0]
+    ds = p * (dout @ v.T - (dout * out).sum(1, keepdims=True) + dlse[:, None])
+    return out, lse, scale * ds @ k, scale * ds.T @ q, p.T @ dout
+
+
+@pytest.mark.parametrize("causal", ["none", "top-left", "bottom-right"])
+def test_exact_is_attention(causal):
+    b, h, hk, m, n, d = 2, 4, 2, 37, 23, 64
+    rng = np.random.default_rng(1)
+    q, dout = (rng.standard_normal((b, h, m, d), dtype=np.float32) for _ in range(2))
+    k, v = (rng.standard_normal((b, hk, n, d), dtype=np.float32) for _ in range(2))
+    dlse = rng.standard_normal((b, h, m), dtype=np.float32)
+    got = reference.exact(q, k, v, dout, dlse=dlse, causal=causal, softmax_scale=0.2)
+    offset = {"none": None, "top-left": 0, "bottom-right": n - m}[causal]
+    dk, dv = np.zeros((b, hk, n, d)), np.zeros((b, hk, n, d))
+    for i in range(b):
+        for j in range(h):
+            one = [x.astype(np.float64) for x in
+                   (q[i, j], k[i, j // 2], v[i, j // 2], dout[i, j], dlse[i, j])]  # fmt: skip
+            out, lse, dq, dk_one, dv_one = attention_in_numpy(*one, 0.2, offset)
+            np.testing.assert_allclose(got["out"][i, j], out, atol=1e-6)
+            np.testing.assert_allclose(got["lse"][i, j], lse, atol=1e-6)
+            np.testing.assert_allclose(got["dq"][i, j], dq, atol=1e-6)
+            dk[i, j // 2] += dk_one
+            dv[i, j // 2] += dv_one
+    np.testing.assert_allclose(got["dk"], dk, atol=1e-5)
+    np.testing.assert_allclose(got["dv"], dv, atol=1e-5)
+    assert got["p"] is None
+
+
+def test_matrices_are_returned_where_asked_for():
+    q, k, v, dout = reference.random_inputs(40, head_dim=64, seq_len_kv=24)
+    got = reference.exact(q, k, v, dout, matrices=True)
+    assert got["p"].shape == got["dp"].shape == got["ds"].shape == (1, 1, 40, 24)
+    np.testing.assert_allclose(got["p"].sum(-1), 1, atol=1e-12)
+    forward_only = reference.exact(q, k, v)
+    assert forward_only["dq"] is None
+    assert np.array_equal(forward_only["out"], got["out"])
+
+
+def test_emulation_without_int8_products_is_close_to_exact():
+    q, k, v, dout = reference.random_inputs(100, head_dim=64, heads=2)
+    exact = reference.exact(q, k, v, dout)
+    plain = reference.emulate(q, k, v, dout, precision=())
+    int8 = reference.emulate(q, k, v, dout)
+    for name in ("out", "dq", "dk", "dv"):
+        norm = np.linalg.norm(exact[name])
+        assert np.linalg.norm(plain[name] - exact[name]) < 0.006 * norm, name
+        assert 0.006 * norm < np.linalg.norm(int8[name] - exact[name]) < 0.03 * norm, name
+
+
+def test_backward_from_a_given_forward():
+    q, k, v, dout = reference.random_inputs(64, head_dim=64)
+    forward = reference.emulate(q, k, v, round_outputs=True)
+    whole = reference.emulate(q, k, v, dout, round_outputs=True)
+    parts = reference.emulate(q, k, v, dout, round_outputs=True, out=forward["out"],
+                              lse=forward["lse"])  # fmt: skip
+    for name in ("dq", "dk", "dv"):
+        assert np.array_equal(parts[name], whole[name]), name
+
+
+def test_random_inputs_repeat_and_are_rounded():
+    first = reference.random_inputs(50, head_dim=64, heads=4, heads_kv=2, sigma=3, seed=5)
+    again = reference.random_inputs(50, head_dim=64, heads=4, heads_kv=2, sigma=3, seed=5)
+    other = reference.random_inputs(50, head_dim=64, heads=4, heads_kv=2, sigma=3, seed=6)
+    assert [x.shape for x in first] == [(1, 4, 50, 64), (1, 2, 50, 64), (1, 2, 50, 64),
+                                        (1, 4, 50, 64)]  # fmt: skip
+    for a, b, c in zip(first, again, other):
+        assert np.array_equal(a, b) and not np.array_equal(a, c)
+        assert np.array_equal(a, reference.round_to(a, "bf16"))
+    assert abs(first[0].std() - 3) < 0.1 and abs(first[2].std() - 1) < 0.05
+
+
+def test_round_to():
+    x = np.array([1.0, 1 + 2**-9, 1 + 3 * 2**-9, 65504, 3e38, np.nan], np.float32)
+    bf16 = reference.round_to(x, "bf16")
+    assert bf16[:3].tolist() == [1.0, 1.0, 1 + 2**-7]
+    assert np.isnan(bf16[5])
+    assert reference.round_to(x, "fp16")[:4].tolist() == [1.0, 1 + 2**-9, 1 + 3 * 2**-9, 65504]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update(k=a["k"][:, :, :, :32]), "k has shape"),
+        (lambda a: a.update(v=a["v"][:, :, :9]), "v has shape"),
+        (lambda a: a.update(q=a["q"][0]), "rank 4"),
+        (lambda a: a.update(dout=a["dout"][:, :1]), "dout has shape"),
+        (lambda a: a.update(causal="yes"), "yes"),
+        (lambda a: a.update(softmax_scale=0), "softmax_scale=0"),
+        (lambda a: a.update(k=a["k"][:, :2].repeat(2, 1)[:, :3], v=a["v"][:, :3]), "3"),
+    ],
+)
+def test_refused(change, message):
+    q, k, v, dout = reference.random_inputs(16, head_dim=64, heads=4)
+    arguments = dict(q=q, k=k, v=v, dout=dout)
+    change(arguments)
+    with pytest.raises(sagebwd.SpecError, match=message):
+        reference.exact(**arguments)

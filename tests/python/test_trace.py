@@ -1,0 +1,108 @@
+"""sagebwd.trace: which errors it reports, and that they are errors."""
+
+import math
+
+import numpy as np
+import pytest
+import sagebwd
+from sagebwd import reference
+
+TENSORS = ["delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"]
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return reference.random_inputs(256, head_dim=64, heads=2)
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+def test_figures_are_those_of_the_reference(inputs, granularity):
+    table = sagebwd.trace(*inputs, granularity=granularity)
+    assert list(table) == TENSORS
+    exact = reference.exact(*inputs, matrices=True)
+    emulated = reference.emulate(*inputs, granularity=granularity, matrices=True)
+    for name, key in (("O", "out"), ("dQ", "dq"), ("dK", "dk"), ("dV", "dv"), ("P", "p")):
+        x, expected = emulated[key].ravel().astype(np.float64), exact[key].ravel()
+        rel_l2 = np.linalg.norm(x - expected) / np.linalg.norm(expected)
+        cosine = x @ expected / np.linalg.norm(x) / np.linalg.norm(expected)
+        assert table[name]["rel_l2"] == pytest.approx(rel_l2, rel=0.02, abs=1e-6), name
+        assert table[name]["cosine"] == pytest.approx(cosine, abs=1e-5), name
+
+
+def test_exact_products_have_no_error(inputs):
+    table = sagebwd.trace(*inputs)
+    assert table["dP"]["rel_l2"] < 1e-6  # the one product that stays in 16 bits
+    assert 0.005 < table["dQ"]["rel_l2"] < 0.03
+
+
+def test_each_product_costs_what_depends_on_it(inputs):
+    depends = {
+        "s": {"P", "dS", "O", "delta", "dQ", "dK", "dV"},
+        "pv": {"O", "delta"},
+        "dv": {"dV"},
+        "dp": {"dP", "dS", "dQ", "dK"},
+        "dq": {"dQ"},
+        "dk": {"dK"},
+    }
+    plain = sagebwd.trace(*inputs, precision=())
+    for product, affected in depends.items():
+        table = sagebwd.trace(*inputs, precision=(product,))
+        for name in affected:
+            assert table[name]["rel_l2"] > plain[name]["rel_l2"] + 5e-4, (product, name)
+        for name in set(TENSORS) - affected - {"dS", "dQ", "dK"}:
+            assert table[name]["rel_l2"] < plain[name]["rel_l2"] + 1e-4, (product, name)
+
+
+def test_row_beats_block(inputs):
+    row, block = (sagebwd.trace(*inputs, granularity=g) for g in ("row", "block"))
+    for name in ("dQ", "dK", "dV"):
+        assert row[name]["rel_l2"] < block[name]["rel_l2"]
+
+
+def test_torch_tensors_give_the_same_table(inputs):
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    expected = sagebwd.trace(*inputs, causal=True)
+    tensors = [torch.from_numpy(x).bfloat16() for x in inputs]
+    assert sagebwd.trace(*tensors, causal=True) == expected
+    half = sagebwd.trace(*(t.half() for t in tensors), causal=True)
+    assert half == sagebwd.trace(*inputs, causal=True, dtype="fp16")
+
+
+def test_the_emulation_in_pytorch_gives_the_same_table(inputs):
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    from sagebwd.tracing import _trace_torch
+
+    expected = sagebwd.trace(*inputs, causal="top-left")
+    rules = dict(causal="top-left", granularity="row", group_q=None, group_kv=None, smooth_k=True,
+                 rotate=True)  # fmt: skip
+    table = _trace_torch([torch.from_numpy(x) for x in inputs], "bf16", "six-of-seven", None, rules)
+    assert list(table) == TENSORS
+    for name in TENSORS:
+        for figure in ("cosine", "rel_l2"):
+            assert table[name][figure] == pytest.approx(expected[name][figure], rel=2e-3, abs=1e-5)
+
+
+def test_non_finite_inputs_are_seen(inputs):
+    q, k, v, dout = (x.copy() for x in inputs)
+    v[0, 0, 3, 5] = np.nan
+    assert math.isnan(sagebwd.trace(q, k, v, dout)["O"]["rel_l2"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(precision="int4"), "int4"),
+        (dict(precision=("s", "o")), "unknown products o"),
+        (dict(dtype="fp8"), "fp8"),
+        (dict(granularity="tensor"), "tensor"),
+        (dict(causal="up"), "causal='up'"),
+        (dict(softmax_scale=-1), "softmax_scale=-1"),
+    ],
+)
+def test_refused(inputs, change, message):
+    with pytest.raises(sagebwd.SpecError, match=message):
+        sagebwd.trace(*inputs, **change)
+    with pytest.raises(TypeError, match="did you mean 'granularity'"):
+        sagebwd.trace(*inputs, granularty="row")
+    with pytest.raises(sagebwd.SpecError, match="k has rank 3"):
+        sagebwd.trace(inputs[0], inputs[1][0], *inputs[2:])
