@@ -211,17 +211,19 @@ def warm_up(specs: list[dict], device: str, record: Record) -> None:
         return
     import sagebwd
 
-    def one(spec: dict) -> None:
+    def one(spec: dict) -> Exception | None:
         options = dict(spec)
         try:
             sagebwd.warmup(dtype=DTYPES[options.pop("dtype")], device=0, **options)
         except Exception as error:  # noqa: BLE001 - its cases will fail and be counted
-            print_failure(str(spec), error)
-            record.add("not_compiled", {"spec": spec, "error": brief(error)})
+            return error
 
     with ThreadPoolExecutor(4) as pool:
-        for done, _ in enumerate(pool.map(one, specs), 1):
+        for done, (spec, error) in enumerate(zip(specs, pool.map(one, specs)), 1):
             progress(done, len(specs), "compiled")
+            if error:
+                print_failure(str(spec), error)
+                record.add("not_compiled", {"spec": spec, "error": brief(error)})
 
 
 def poison_allocations() -> None:

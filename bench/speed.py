@@ -22,8 +22,8 @@ HEADS_TIMES_DIM = 2048
 PASSES = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 PEERS = {"fa2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 #: Of any output against FlashAttention-2's, on unit normal inputs: more is a wrong kernel, whose
-#: speed means nothing. INT8 itself costs .02 here, bf16 .003.
-LARGEST_ERROR = 0.06
+#: speed means nothing. By the emulation INT8 itself costs .018 under `row`, .059 under `block`.
+LARGEST_ERROR = {"row": 0.03, "block": 0.08}
 
 
 def attentions(options, causal: bool) -> dict:
@@ -70,6 +70,7 @@ def measure(options, head_dim: int, causal: bool, tokens: int, record: Record) -
     q, k, v = (normal().requires_grad_() for _ in range(3))
     dout = normal()
     calls, errors, refused = {}, {}, {}
+    granularities = {c.label(): c.granularity for c in map(AttentionChoice.parse, options.ours)}
     reference = None
     for label, attend in attentions(options, causal).items():
         try:
@@ -102,7 +103,8 @@ def measure(options, head_dim: int, causal: bool, tokens: int, record: Record) -
             "batch": batch, "heads": heads, "dtype": options.dtype,
             "rel_l2_to_fa2": errors[label],
             # NaN must not pass, hence the form of the comparison.
-            "correct": all(e <= LARGEST_ERROR for e in errors[label].values()),
+            "correct": all(e <= LARGEST_ERROR[granularities.get(label, "row")]
+                           for e in errors[label].values()),
         }
         for name, factor in PASSES.items():
             timing = timings[name][label]
@@ -125,8 +127,8 @@ def line(row: dict) -> str:
     if "error" in row:
         return f"{shape} {row['attention']:32} {row['error']}"
     cells = "".join(
-        f"{row[name]['median_ms']:9.3f} ms {row[name]['tflops']:6.0f} {row[name]['ratio_to_fa2']:5.2f}x"
-        for name in PASSES
+        f"{one['median_ms']:9.3f} ms {one['tflops']:6.0f} {one['ratio_to_fa2']:5.2f}x"
+        for one in (row[name] for name in PASSES)
     )
     return f"{shape} {row['attention']:32}{cells}{'' if row['correct'] else '  WRONG'}"
 

@@ -1,4 +1,4 @@
-"""The measuring harness: what it records, what it calls wrong, what its scripts do without a GPU."""
+"""The measuring harness: what it records, what it calls wrong, its scripts without a GPU."""
 
 import json
 import math
@@ -206,7 +206,9 @@ def test_a_wrong_lse_is_called_wrong(judged):
     _, _, expected, exact, scale = judged
     shifted = replace(expected, lse=expected.lse + 0.05)
     assert cases.judge(shifted, expected, exact, scale)["wrong"][0].startswith("lse: off")
-    hidden = replace(expected, lse=expected.lse.clone().index_fill_(2, torch.tensor([7]), -math.inf))
+    lse = expected.lse.clone()
+    lse[..., 7] = -math.inf
+    hidden = replace(expected, lse=lse)
     assert "not -inf just where" in cases.judge(hidden, expected, exact, scale)["wrong"][0]
 
 
@@ -245,7 +247,8 @@ def test_fresh_memory_is_poisoned():
 
 def test_errors_command_judges_by_the_limits(tmp_path, monkeypatch, capsys):
     out = tmp_path / "errors.json"
-    words = ["--device", "cpu", "--out", str(out), "--tokens", "256", "--heads", "1", "--sigma", "3"]
+    words = ["--device", "cpu", "--out", str(out), "--tokens", "256", "--heads", "1",
+             "--sigma", "3"]  # fmt: skip
     errors.main(words)
     rows = {(row["input"], row["scheme"]): row for row in read(out)["rows"]}
     row = rows["sigma 3", "row 64x64"]
@@ -277,7 +280,7 @@ def test_speed_command_and_its_picture(tmp_path, capsys):
     rows = {row["attention"]: row for row in read(out)["rows"]}
     assert rows.keys() == {"fa2", "cudnn", "emulated", "sagebwd"}
     assert "error" in rows["sagebwd"] and not rows["sagebwd"]["correct"]
-    assert rows["emulated"]["correct"] and 0 < rows["emulated"]["rel_l2_to_fa2"]["dQ"] < 0.06
+    assert rows["emulated"]["correct"] and 0 < rows["emulated"]["rel_l2_to_fa2"]["dQ"] < 0.03
     both = rows["fa2"]["forward+backward"]
     operations = 3.5 * 4 * 32 * 64 * 64 * 64 / 2
     assert both["tflops"] == pytest.approx(operations / both["median_ms"] / 1e9, abs=0.01)
