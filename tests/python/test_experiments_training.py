@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -195,9 +196,9 @@ def test_non_finite_training_stops_and_says_where(text, monkeypatch, poisoned):
         return v * math.nan if poisoned == "attention output" and len(calls) > 3 else v
 
     monkeypatch.setattr(train, "make_attention", lambda choice, device: attend)
-    config = TrainConfig(**TINY_CONFIG.__dict__ | {"log_every": 1})
+    config = replace(TINY_CONFIG, log_every=1)
     if poisoned == "parameter":
-        config = TrainConfig(**config.__dict__ | {"lr": 1e30})
+        config = replace(config, lr=1e30)
     with pytest.raises(NonFinite, match=r"step \d+: loss .*non-finite"):
         train.train(config, attention("sdpa"), text)
 
@@ -283,6 +284,23 @@ def test_compare_command_survives_a_broken_attention(text_file, tmp_path, capsys
     assert [row["step"] for row in rows] == ["4", "8", "12"]
     assert rows[2]["sdpa:seed=1,steps=8"] == "" and float(rows[2]["emulated"]) > 0
     assert "mean |d|" in capsys.readouterr().out
+
+
+def test_compare_keeps_finished_runs(text, tmp_path, monkeypatch):
+    planned = [PlannedRun.parse("sdpa"), PlannedRun.parse("sdpa:seed=1")]
+    first = compare.compare(planned[:1], TINY_CONFIG, text, tmp_path)
+    trained = []
+    original = compare.recorded_train
+    monkeypatch.setattr(
+        compare, "recorded_train",
+        lambda config, *rest: trained.append(config.seed) or original(config, *rest))
+    second = compare.compare(planned, TINY_CONFIG, text, tmp_path, reuse=True)
+    assert trained == [1]
+    assert second.curves["sdpa"] == pytest.approx(first.curves["sdpa"], rel=1e-5)
+    assert second.record["runs"]["sdpa:seed=1"]["against_reference"]["steps_compared"] == 3
+    # Another configuration is another run.
+    compare.compare(planned[:1], replace(TINY_CONFIG, lr=0.02), text, tmp_path, reuse=True)
+    assert trained == [1, 0]
 
 
 def test_curves_are_plotted_where_matplotlib_is(tmp_path):

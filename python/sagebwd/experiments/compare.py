@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -23,8 +24,10 @@ from .train import (
     TrainConfig,
     add_training_arguments,
     config_of,
+    read_rows,
     recorded_train,
     save_checkpoint,
+    validation_curve,
 )
 
 #: SDPA first, as the reference; then ours, two negative controls, and SDPA under another seed.
@@ -90,13 +93,14 @@ class Comparison:
             "runs": {},
         }
 
-    def add(self, label: str, curve: dict[int, float], record: dict) -> None:
+    def add(self, label: str, rows: list[dict], record: dict) -> None:
+        curve = validation_curve(rows)
         self.curves[label] = curve
         kept = ("config", "text", "status", "parameters", "batches_sha256", "seconds",
-                "final_val_loss")
+                "final_val_loss", "environment")
         reference = self.record["reference"]
         self.record["runs"][label] = {key: record[key] for key in kept if key in record} | {
-            "ms_per_step_median": record["ms_per_step_median"],
+            "ms_per_step_median": median(row["ms_per_step"] for row in rows),
             "against_reference": None if label == reference or reference not in self.curves
             else differences(curve, self.curves[reference])
             | {"same_batches": record["batches_sha256"]
@@ -149,23 +153,41 @@ def differences(curve: dict[int, float], reference: dict[int, float]) -> dict:
     }
 
 
+def finished_before(
+    stem: Path, config: TrainConfig, text: Text
+) -> tuple[list[dict], dict] | None:
+    """Rows and record of an earlier run of just this configuration on just this text."""
+    try:
+        record = json.loads(stem.with_name(stem.name + ".json").read_text())
+        rows = read_rows(stem.with_name(stem.name + ".csv"))
+    except (OSError, ValueError):
+        return None
+    same = record["config"] == asdict(config) and record["text"] == list(text.files)
+    return (rows, record) if same and record["status"] == "finished" else None
+
+
 def compare(
     planned: list[PlannedRun], common: TrainConfig, text: Text, out: Path,
-    checkpoints: Path | None = None,
+    checkpoints: Path | None = None, reuse: bool = False,
 ) -> Comparison:
-    """Trains every planned run; one that fails is recorded and the next one starts."""
+    """Trains every planned run; one that fails is recorded and the next one starts.
+
+    With `reuse`, runs that finished in `out` with the same configuration and text count as done.
+    """
     comparison = Comparison(out, planned)
     for run in planned:
         config = run.config(common)
+        if reuse and (done := finished_before(out / run.stem(), config, text)):
+            print(f"{run.label()}: finished before", file=sys.stderr)
+            comparison.add(run.label(), *done)
+            continue
         try:
             result, record = recorded_train(config, run.choice, text, out, run.stem())
         except Exception as error:  # noqa: BLE001 - one broken attention must not cost the others
             print_failure(run.label(), error)
             comparison.add_failure(run.label(), error)
             continue
-        times = [row["ms_per_step"] for row in result.rows]
-        record["ms_per_step_median"] = median(times)
-        comparison.add(run.label(), result.validation_curve(), record)
+        comparison.add(run.label(), result.rows, record)
         if checkpoints:
             save_checkpoint(checkpoints / f"{run.stem()}.pt", result, config, run.choice)
         del result
@@ -180,6 +202,8 @@ def main(arguments: list[str] | None = None) -> int:
                         help="the first is the reference; default: " + " ".join(DEFAULT_RUNS))
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="keep trained models")
+    parser.add_argument("--reuse", action="store_true",
+                        help="keep runs that finished there before with the same configuration")
     options = parser.parse_args(arguments)
     try:
         planned = [PlannedRun.parse(run) for run in options.runs]
@@ -189,7 +213,8 @@ def main(arguments: list[str] | None = None) -> int:
         text = Text.read(options.text, common.held_out_fraction)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    comparison = compare(planned, common, text, options.out, options.checkpoints)
+    comparison = compare(planned, common, text, options.out, options.checkpoints,
+                         options.reuse)
     print(comparison.table())
     plot_if_possible(options.out / "validation-curves.csv")
     finished = all("final_val_loss" in r for r in comparison.record["runs"].values())

@@ -78,7 +78,23 @@ class Run:
     seconds: float
 
     def validation_curve(self) -> dict[int, float]:
-        return {row["step"]: row["val_loss"] for row in self.rows if row["val_loss"] is not None}
+        return validation_curve(self.rows)
+
+
+def validation_curve(rows: list[dict]) -> dict[int, float]:
+    """Step to validation loss, of the rows that have one."""
+    return {row["step"]: row["val_loss"] for row in rows if row["val_loss"] is not None}
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The rows that a RowWriter wrote."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {key: (int if key in ("step", "tokens") else float)(value) if value else None
+         for key, value in row.items()}
+        for row in rows
+    ]
 
 
 def be_deterministic() -> None:
