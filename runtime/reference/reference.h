@@ -16,12 +16,12 @@ namespace sagebwd::reference {
 
 /// Which of the seven products are INT8 in the emulation; the kernels build two of these plans.
 struct ProductPlan {
-  bool s = true;    ///< S = tau Q K^T, in forward and backward (products 1 and 3)
-  bool pv = true;   ///< O = P V
-  bool dv = true;   ///< dV = P^T dO
-  bool dp = false;  ///< dP = dO V^T
-  bool dq = true;   ///< dQ = tau dS K
-  bool dk = true;   ///< dK = tau dS^T Q
+  bool s = true;   ///< S = tau Q K^T, in forward and backward (products 1 and 3)
+  bool pv = true;  ///< O = P V
+  bool dv = true;  ///< dV = P^T dO
+  bool dp = false; ///< dP = dO V^T
+  bool dq = true;  ///< dQ = tau dS K
+  bool dk = true;  ///< dK = tau dS^T Q
 };
 ProductPlan plan_of(Precision);
 
@@ -36,9 +36,9 @@ struct Inputs {
 
 /// What a computation gives; matrices of (B, H, M, N) only where asked for.
 template <typename T> struct Outputs {
-  std::vector<T> o, lse, delta;         ///< (B, H, M, D), (B, H, M), (B, H, M)
-  std::vector<T> dq, dk, dv;            ///< like q, k, v
-  std::vector<T> p, dp, ds;             ///< (B, H, M, N); ds without the softmax scale
+  std::vector<T> o, lse, delta; ///< (B, H, M, D), (B, H, M), (B, H, M)
+  std::vector<T> dq, dk, dv;    ///< like q, k, v
+  std::vector<T> p, dp, ds;     ///< (B, H, M, N); ds without the softmax scale
 };
 
 /// FP64 throughout. `keep_matrices` fills p, dp and ds.
@@ -62,7 +62,7 @@ ErrorFigures compare(const std::vector<T>& x, const std::vector<double>& referen
 
 /// Round to nearest even, as float values.
 float round_to(DType, float);
-uint16_t encode(DType, float);  ///< the 16 bits
+uint16_t encode(DType, float); ///< the 16 bits
 float decode(DType, uint16_t);
 
 /// q, k ~ N(0, sigma^2), v, dout ~ N(0, 1), rounded to `dtype`; the same seed gives the same

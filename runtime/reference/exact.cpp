@@ -1,0 +1,106 @@
+//===- exact.cpp - Attention in FP64 ---------------------------------------===//
+#include "runtime/reference/gemm.h"
+#include "runtime/reference/head.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace sagebwd::reference {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class ExactHead final : public HeadComputation<double> {
+public:
+  explicit ExactHead(const Head& head)
+      : head_(head), q_(head.q, head.q + head.queries * head.channels),
+        k_(head.k, head.k + head.keys * head.channels),
+        v_(head.v, head.v + head.keys * head.channels) {
+    if (head.dout) {
+      dout_.assign(head.dout, head.dout + head.queries * head.channels);
+      dk.assign(head.keys * head.channels, 0);
+      dv.assign(head.keys * head.channels, 0);
+    }
+  }
+
+  Panel<double> panel(int64_t first, int64_t rows) override {
+    Panel<double> out;
+    out.first = first;
+    out.rows = rows;
+    forward(out);
+    if (head_.dout)
+      backward(out);
+    return out;
+  }
+
+private:
+  MatrixView<double> rows_of(const std::vector<double>& tensor, int64_t first = 0) const {
+    return {tensor.data() + first * head_.channels, head_.channels};
+  }
+
+  void forward(Panel<double>& out) const {
+    const int64_t n = head_.keys, d = head_.channels;
+    out.p.resize(out.rows * n);
+    out.o.resize(out.rows * d);
+    out.lse.resize(out.rows);
+    gemm(out.rows, n, d, rows_of(q_, out.first), rows_of(k_).transposed(), out.p.data(), n);
+    for (int64_t i = 0; i < out.rows; ++i) {
+      double* p = out.p.data() + i * n;
+      const int64_t visible = head_.visible(out.first + i);
+      std::fill(p + visible, p + n, 0.0);
+      double maximum = -kInfinity, sum = 0;
+      for (int64_t j = 0; j < visible; ++j) {
+        p[j] *= head_.softmax_scale;
+        maximum = std::max(maximum, p[j]);
+      }
+      for (int64_t j = 0; j < visible; ++j)
+        sum += p[j] = std::exp(p[j] - maximum);
+      for (int64_t j = 0; j < visible; ++j)
+        p[j] /= sum;
+      out.lse[i] = visible == 0 ? -kInfinity : maximum + std::log(sum);
+    }
+    gemm(out.rows, d, n, {out.p.data(), n}, rows_of(v_), out.o.data(), d);
+  }
+
+  void backward(Panel<double>& out) {
+    const int64_t n = head_.keys, d = head_.channels;
+    out.dp.resize(out.rows * n);
+    out.ds.resize(out.rows * n);
+    out.dq.resize(out.rows * d);
+    out.delta.assign(out.rows, 0);
+    const MatrixView<double> dout = rows_of(dout_, out.first);
+    gemm(out.rows, n, d, dout, rows_of(v_).transposed(), out.dp.data(), n);
+    for (int64_t i = 0; i < out.rows; ++i) {
+      for (int64_t c = 0; c < d; ++c)
+        out.delta[i] += dout.data[i * d + c] * out.o[i * d + c];
+      if (head_.dlse)
+        out.delta[i] -= head_.dlse[out.first + i];
+      for (int64_t j = 0; j < head_.visible(out.first + i); ++j)
+        out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
+    }
+    const MatrixView<double> p{out.p.data(), n}, ds{out.ds.data(), n};
+    gemm(n, d, out.rows, p.transposed(), dout, dv.data(), d, true);
+    gemm(n, d, out.rows, ds.transposed(), rows_of(q_, out.first), dk.data(), d, true);
+    gemm(out.rows, d, n, ds, rows_of(k_), out.dq.data(), d);
+    for (double& x : out.dq)
+      x *= head_.softmax_scale;
+  }
+
+  Head head_;
+  std::vector<double> q_, k_, v_, dout_;
+};
+
+} // namespace
+
+std::unique_ptr<HeadComputation<double>> exact_head(const Head& head) {
+  return std::make_unique<ExactHead>(head);
+}
+
+Outputs<double> exact(const Inputs& in, Causal causal, bool keep_matrices) {
+  check(in);
+  return run_heads<double>(in, keep_matrices, kExactPanel,
+                           [&](int64_t head) { return exact_head(head_of(in, causal, head)); });
+}
+
+} // namespace sagebwd::reference

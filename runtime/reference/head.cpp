@@ -1,0 +1,196 @@
+//===- head.cpp - Heads of an attention operation on the CPU ---------------===//
+#include "runtime/reference/head.h"
+
+#include "runtime/reference/gemm.h" // kExactIntegerDepth
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace sagebwd::reference {
+namespace {
+
+void expect_size(const char* name, size_t given, int64_t expected, bool optional) {
+  if (given == static_cast<size_t>(expected) || (optional && given == 0))
+    return;
+  throw SpecError(std::string(name) + " holds " + std::to_string(given) +
+                  " values; the problem's sizes imply " + std::to_string(expected) +
+                  (optional ? " (or none)" : ""));
+}
+
+} // namespace
+
+void parallel_for(int64_t count, const std::function<void(int64_t)>& work) {
+  thread_local bool nested = false;
+  const int64_t threads =
+      nested ? 1 : std::min<int64_t>(count, std::max(1u, std::thread::hardware_concurrency()));
+  std::atomic<int64_t> next = 0;
+  std::exception_ptr failure;
+  std::mutex failure_mutex;
+  const auto loop = [&] {
+    const bool outer = std::exchange(nested, true);
+    try {
+      for (int64_t i; (i = next++) < count;)
+        work(i);
+    } catch (...) {
+      const std::lock_guard lock(failure_mutex);
+      failure = std::current_exception();
+      next = count;
+    }
+    nested = outer;
+  };
+  std::vector<std::thread> others;
+  for (int64_t i = 1; i < threads; ++i)
+    others.emplace_back(loop);
+  loop();
+  for (std::thread& thread : others)
+    thread.join();
+  if (failure)
+    std::rethrow_exception(failure);
+}
+
+void check(const Inputs& in) {
+  const Problem& p = in.problem;
+  if (p.batch < 1 || p.heads < 1 || p.heads_kv < 1 || p.seq_q < 1 || p.seq_kv < 1 ||
+      in.head_dim < 1)
+    throw SpecError("the reference needs sizes of at least one; got batch " +
+                    std::to_string(p.batch) + ", heads " + std::to_string(p.heads) + "/" +
+                    std::to_string(p.heads_kv) + ", lengths " + std::to_string(p.seq_q) + "/" +
+                    std::to_string(p.seq_kv) + ", head dim " + std::to_string(in.head_dim));
+  if (p.heads % p.heads_kv != 0)
+    throw SpecError(std::to_string(p.heads) + " query heads cannot share " +
+                    std::to_string(p.heads_kv) +
+                    " key/value heads: make the first a multiple of the second");
+  if (!(in.softmax_scale >= 0) || std::isinf(in.softmax_scale))
+    throw SpecError("softmax_scale " + std::to_string(in.softmax_scale) +
+                    " is not supported: give a positive finite number, or 0 for 1/sqrt(head_dim)");
+  const int64_t rows = p.batch * p.heads * p.seq_q;
+  const int64_t keys = p.batch * p.heads_kv * p.seq_kv * in.head_dim;
+  expect_size("q", in.q.size(), rows * in.head_dim, false);
+  expect_size("k", in.k.size(), keys, false);
+  expect_size("v", in.v.size(), keys, false);
+  expect_size("dout", in.dout.size(), rows * in.head_dim, true);
+  expect_size("dlse", in.dlse.size(), rows, true);
+}
+
+void check(const Inputs& in, const AttentionSpec& spec) {
+  check(in);
+  if (spec.head_dim != in.head_dim)
+    throw SpecError("the spec's head dim is " + std::to_string(spec.head_dim) + ", the inputs' " +
+                    std::to_string(in.head_dim) + ": they must agree");
+  const int64_t depth = std::max({spec.group_q, spec.group_kv, spec.head_dim});
+  if (spec.group_q < 1 || spec.group_kv < 1 || depth > kExactIntegerDepth)
+    throw SpecError("groups of " + std::to_string(spec.group_q) + " queries and " +
+                    std::to_string(spec.group_kv) + " keys at head dim " +
+                    std::to_string(spec.head_dim) + " cannot be emulated: each must lie in 1.." +
+                    std::to_string(kExactIntegerDepth) + " (resolved() fills in the defaults)");
+}
+
+int64_t Head::visible(int64_t query) const {
+  if (causal == Causal::none)
+    return keys;
+  const int64_t offset = causal == Causal::bottom_right ? keys - queries : 0;
+  return std::clamp<int64_t>(query + offset + 1, 0, keys);
+}
+
+Head head_of(const Inputs& in, Causal causal, int64_t index) {
+  const Problem& p = in.problem;
+  const int64_t batch = index / p.heads, head = index % p.heads;
+  const int64_t kv = batch * p.heads_kv + head / (p.heads / p.heads_kv);
+  const int64_t query_offset = index * p.seq_q * in.head_dim;
+  const int64_t key_offset = kv * p.seq_kv * in.head_dim;
+  Head result;
+  result.queries = p.seq_q;
+  result.keys = p.seq_kv;
+  result.channels = in.head_dim;
+  result.softmax_scale = in.softmax_scale != 0
+                             ? in.softmax_scale
+                             : static_cast<float>(1 / std::sqrt(static_cast<double>(in.head_dim)));
+  result.causal = causal;
+  result.q = in.q.data() + query_offset;
+  result.k = in.k.data() + key_offset;
+  result.v = in.v.data() + key_offset;
+  result.dout = in.dout.empty() ? nullptr : in.dout.data() + query_offset;
+  result.dlse = in.dlse.empty() ? nullptr : in.dlse.data() + index * p.seq_q;
+  return result;
+}
+
+template <typename T>
+Outputs<T> run_heads(const Inputs& in, bool keep_matrices, int64_t panel_rows,
+                     const std::function<std::unique_ptr<HeadComputation<T>>(int64_t)>& make) {
+  const Problem& p = in.problem;
+  const int64_t heads = p.batch * p.heads, queries = p.seq_q, channels = in.head_dim;
+  const bool backward = !in.dout.empty();
+  Outputs<T> out;
+  const auto size = [&](std::vector<T>& tensor, int64_t columns, bool wanted) {
+    if (wanted)
+      tensor.resize(heads * queries * columns);
+  };
+  size(out.o, channels, true);
+  size(out.lse, 1, true);
+  size(out.delta, 1, backward);
+  size(out.dq, channels, backward);
+  size(out.p, p.seq_kv, keep_matrices);
+  size(out.dp, p.seq_kv, keep_matrices && backward);
+  size(out.ds, p.seq_kv, keep_matrices && backward);
+
+  std::vector<std::vector<T>> dk(heads), dv(heads);
+  parallel_for(heads, [&](int64_t head) {
+    auto computation = make(head);
+    for (int64_t first = 0; first < queries; first += panel_rows) {
+      const Panel<T> panel = computation->panel(first, std::min(panel_rows, queries - first));
+      const auto put = [&](const std::vector<T>& from, std::vector<T>& to, int64_t columns) {
+        if (!to.empty())
+          std::copy(from.begin(), from.end(), to.begin() + (head * queries + first) * columns);
+      };
+      put(panel.o, out.o, channels);
+      put(panel.lse, out.lse, 1);
+      put(panel.delta, out.delta, 1);
+      put(panel.dq, out.dq, channels);
+      put(panel.p, out.p, p.seq_kv);
+      put(panel.dp, out.dp, p.seq_kv);
+      put(panel.ds, out.ds, p.seq_kv);
+    }
+    dk[head] = std::move(computation->dk);
+    dv[head] = std::move(computation->dv);
+  });
+  if (!backward)
+    return out;
+
+  out.dk = sum_over_groups<T>(p, dk, head_of(in, Causal::none, 0).softmax_scale);
+  out.dv = sum_over_groups<T>(p, dv, 1);
+  return out;
+}
+
+template <typename T>
+std::vector<T> sum_over_groups(const Problem& p, const std::vector<std::vector<T>>& of_head,
+                               T scale) {
+  const int64_t group = p.heads / p.heads_kv, head_size = of_head[0].size();
+  std::vector<T> result(p.batch * p.heads_kv * head_size);
+  parallel_for(p.batch * p.heads_kv, [&](int64_t kv) {
+    T* sum = result.data() + kv * head_size;
+    for (int64_t head = kv * group; head < (kv + 1) * group; ++head)
+      for (int64_t i = 0; i < head_size; ++i)
+        sum[i] += of_head[head][i];
+    for (int64_t i = 0; i < head_size; ++i)
+      sum[i] *= scale;
+  });
+  return result;
+}
+
+template std::vector<float> sum_over_groups(const Problem&, const std::vector<std::vector<float>>&,
+                                            float);
+template std::vector<double> sum_over_groups(const Problem&,
+                                             const std::vector<std::vector<double>>&, double);
+template Outputs<float>
+run_heads(const Inputs&, bool, int64_t,
+          const std::function<std::unique_ptr<HeadComputation<float>>(int64_t)>&);
+template Outputs<double>
+run_heads(const Inputs&, bool, int64_t,
+          const std::function<std::unique_ptr<HeadComputation<double>>(int64_t)>&);
+
+} // namespace sagebwd::reference

@@ -1,0 +1,106 @@
+//===- quantizer.cpp - psi and the Hadamard rotation -----------------------===//
+#include "runtime/reference/quantizer.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+namespace sagebwd::reference {
+namespace {
+
+constexpr float kTiny = 0x1p-119f; ///< the reciprocal of anything larger is finite
+
+/// Magnitudes compare as integers, and there a NaN is the largest: no maximum hides one.
+int32_t magnitude_bits(float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; }
+
+/// Half to even, for |x| < 2^22, in a form that compilers vectorise.
+float round_half_even(float x) {
+  constexpr float shifter = 0x1.8p23f;
+  return (x + shifter) - shifter;
+}
+
+float level_of(float x, float inverse, float lowest, float highest) {
+  return round_half_even(std::min(std::max(x * inverse, lowest), highest));
+}
+
+} // namespace
+
+Scale scale_of(float maximum, float levels) {
+  if (!std::isfinite(maximum))
+    return {std::numeric_limits<float>::quiet_NaN(), 0};
+  if (maximum < kTiny)
+    return {0, 0};
+  return {maximum * (1.0f / levels), levels / maximum};
+}
+
+Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride, Sharing sharing,
+                   float levels) {
+  const bool by_row = sharing == Sharing::row;
+  std::vector<int32_t> largest(by_row ? rows : columns, 0);
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* from = x + i * stride;
+    if (by_row) {
+      for (int64_t j = 0; j < columns; ++j)
+        largest[i] = std::max(largest[i], magnitude_bits(from[j]));
+    } else {
+      for (int64_t j = 0; j < columns; ++j)
+        largest[j] = std::max(largest[j], magnitude_bits(from[j]));
+    }
+  }
+  if (sharing == Sharing::whole && columns > 0)
+    std::fill(largest.begin(), largest.end(), *std::max_element(largest.begin(), largest.end()));
+
+  Quantized result;
+  result.levels.resize(rows * columns);
+  result.row_step.assign(rows, 1);
+  result.column_step.assign(columns, 1);
+  std::vector<float> inverse(largest.size());
+  for (size_t i = 0; i < largest.size(); ++i) {
+    const Scale scale = scale_of(std::bit_cast<float>(largest[i]), levels);
+    inverse[i] = scale.inverse;
+    if (by_row)
+      result.row_step[i] = scale.step;
+    else if (sharing == Sharing::column)
+      result.column_step[i] = scale.step;
+    else
+      std::fill(result.row_step.begin(), result.row_step.end(), scale.step);
+  }
+  const float lowest = levels == kUnsignedLevels ? 0 : -levels;
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* from = x + i * stride;
+    float* to = result.levels.data() + i * columns;
+    for (int64_t j = 0; j < columns; ++j) {
+      const float n = inverse[by_row ? i : j];
+      // Groups without an inverse hold zeros: there x may be NaN or Inf, which has no level.
+      to[j] = n == 0 ? 0 : level_of(from[j], n, lowest, levels);
+    }
+  }
+  return result;
+}
+
+void add_scaled(float* sum, const float* product, int64_t rows, int64_t columns, const float* row,
+                const float* column) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j)
+      sum[i * columns + j] += product[i * columns + j] * row[i] * column[j];
+}
+
+void rotate(float* token, int channels) {
+  const int size = channels & -channels;
+  const float norm = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
+  for (int first = 0; first < channels; first += size) {
+    float* x = token + first;
+    for (int stride = 1; stride < size; stride *= 2)
+      for (int block = 0; block < size; block += 2 * stride)
+        for (int i = block; i < block + stride; ++i) {
+          const float a = x[i], b = x[i + stride];
+          x[i] = a + b;
+          x[i + stride] = a - b;
+        }
+    for (int i = 0; i < size; ++i)
+      x[i] *= norm;
+  }
+}
+
+} // namespace sagebwd::reference

@@ -1,0 +1,42 @@
+//===- quantizer.h - psi and the Hadamard rotation, as the kernels do them -===//
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace sagebwd::reference {
+
+inline constexpr float kSignedLevels = 127;
+inline constexpr float kUnsignedLevels = 255;
+
+/// The value of one level and its inverse.
+struct Scale {
+  float step;
+  float inverse;
+};
+/// psi's scale of a group whose largest magnitude is `maximum`: 0 below 2^-119, NaN where the
+/// maximum is not finite.
+Scale scale_of(float maximum, float levels);
+
+/// What shares one scale.
+enum class Sharing { row, column, whole };
+
+/// A quantised matrix: element (i, j) stands for levels(i, j) * row_step[i] * column_step[j]. The
+/// steps along which the scale does not vary are 1.
+struct Quantized {
+  std::vector<float> levels; ///< rows x columns, integers
+  std::vector<float> row_step, column_step;
+};
+/// `levels`: kSignedLevels, or kUnsignedLevels for values that are never negative.
+Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride, Sharing,
+                   float levels);
+
+/// Adds product(i, j) * row[i] * column[j] to sum(i, j).
+void add_scaled(float* sum, const float* product, int64_t rows, int64_t columns, const float* row,
+                const float* column);
+
+/// Normalised Hadamard transform of a token's channels in FP32, in Sylvester order, in blocks of
+/// the largest power of two that divides `channels`.
+void rotate(float* token, int channels);
+
+} // namespace sagebwd::reference

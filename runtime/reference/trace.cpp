@@ -1,0 +1,101 @@
+//===- trace.cpp - Errors against exact attention --------------------------===//
+#include "runtime/reference/head.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace sagebwd::reference {
+namespace {
+
+/// What cosine and relative L2 need, summable over parts of a tensor.
+struct ErrorSums {
+  double x_x = 0, x_r = 0, r_r = 0, difference = 0;
+
+  template <typename T> void add(const std::vector<T>& x, const std::vector<double>& reference) {
+    if (x.size() != reference.size())
+      throw SpecError("cannot compare " + std::to_string(x.size()) + " values with " +
+                      std::to_string(reference.size()));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double a = x[i], r = reference[i];
+      x_x += a * a;
+      x_r += a * r;
+      r_r += r * r;
+      difference += (a - r) * (a - r);
+    }
+  }
+  void add(const ErrorSums& other) {
+    x_x += other.x_x;
+    x_r += other.x_r;
+    r_r += other.r_r;
+    difference += other.difference;
+  }
+  ErrorFigures figures() const {
+    if (x_x == 0 && r_r == 0) // both all zero, such as dS of a single key
+      return {1, 0};
+    const double cosine = x_x == 0 || r_r == 0 ? 0 : x_r / (std::sqrt(x_x) * std::sqrt(r_r));
+    return {cosine, std::sqrt(difference) / std::sqrt(r_r)};
+  }
+};
+
+constexpr std::array<const char*, 8> kTensors = {"delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"};
+
+} // namespace
+
+template <typename T>
+ErrorFigures compare(const std::vector<T>& x, const std::vector<double>& reference) {
+  ErrorSums sums;
+  sums.add(x, reference);
+  return sums.figures();
+}
+template ErrorFigures compare(const std::vector<float>&, const std::vector<double>&);
+template ErrorFigures compare(const std::vector<double>&, const std::vector<double>&);
+
+std::vector<TraceRow> trace(const Inputs& in, const AttentionSpec& spec, const ProductPlan& plan) {
+  check(in, spec);
+  if (in.dout.empty())
+    throw SpecError("a trace covers the backward pass: the inputs need dout");
+  const Problem& p = in.problem;
+  const int64_t heads = p.batch * p.heads;
+  std::vector<std::array<ErrorSums, kTensors.size()>> of_head(heads);
+
+  // Panel by panel in step, so that no M x N matrix is ever held whole.
+  std::vector<std::vector<double>> exact_dk(heads), exact_dv(heads);
+  std::vector<std::vector<float>> dk(heads), dv(heads);
+  parallel_for(heads, [&](int64_t head) {
+    const Head inputs = head_of(in, spec.causal, head);
+    auto exact = exact_head(inputs);
+    auto emulated = emulated_head(inputs, spec, plan, false);
+    auto& sums = of_head[head];
+    for (int64_t first = 0; first < p.seq_q; first += spec.group_q) {
+      const int64_t rows = std::min<int64_t>(spec.group_q, p.seq_q - first);
+      const Panel<double> r = exact->panel(first, rows);
+      const Panel<float> x = emulated->panel(first, rows);
+      sums[0].add(x.delta, r.delta);
+      sums[1].add(x.p, r.p);
+      sums[2].add(x.dp, r.dp);
+      sums[3].add(x.ds, r.ds);
+      sums[4].add(x.o, r.o);
+      sums[5].add(x.dq, r.dq);
+    }
+    exact_dk[head] = std::move(exact->dk);
+    exact_dv[head] = std::move(exact->dv);
+    dk[head] = std::move(emulated->dk);
+    dv[head] = std::move(emulated->dv);
+  });
+  std::array<ErrorSums, kTensors.size()> all{};
+  for (const auto& sums : of_head)
+    for (size_t i = 0; i < all.size(); ++i)
+      all[i].add(sums[i]);
+  const float scale = head_of(in, spec.causal, 0).softmax_scale;
+  all[6].add(sum_over_groups<float>(p, dk, scale), sum_over_groups<double>(p, exact_dk, scale));
+  all[7].add(sum_over_groups<float>(p, dv, 1), sum_over_groups<double>(p, exact_dv, 1));
+
+  std::vector<TraceRow> rows;
+  for (size_t i = 0; i < all.size(); ++i)
+    rows.push_back({kTensors[i], all[i].figures()});
+  return rows;
+}
+
+} // namespace sagebwd::reference
