@@ -14,7 +14,7 @@ title "2. The same in a second process: from the cache in $SAGEBWD_CACHE_DIR"
 $sagebwd build --arch $archs --head-dim 64,128 --dtype bf16 | tail -n 1
 
 title "3. Error against FP64, cosine / relative L2 (emulated on the CPU, bit for bit as the kernels quantise)"
-shape="--head-dim 128 --seq-len 1024 --heads 8 --sigma 1"
+shape="--head-dim 128 --seq-len 1024 --heads 4 --sigma 1"
 $sagebwd trace --device cpu $shape --granularity row >build/logs/trace-row.txt
 $sagebwd trace --device cpu $shape --granularity block >build/logs/trace-block.txt
 awk '
