@@ -6,9 +6,10 @@ Lengths from 1, queries and keys of different number, strided and padded views, 
 scales, a gradient of lse. All memory that PyTorch hands out is filled with NaN first, and the gaps
 of padded inputs hold NaN, so that an element left unwritten or read from outside shows.
 
-A result is wrong if any element is not finite, or if its error exceeds that of the emulation of the
-same spec on the same inputs by more than the margins below; once over the whole tensor, and once
-over each row (token), so that a single wrong row in a large tensor counts.
+A result is wrong if any element is not finite, if its error exceeds that of the emulation of the
+same spec on the same inputs by more than the margins below (once over the whole tensor, and once
+over each row, so that a single wrong token in a large tensor counts), or if it is far from the
+emulation itself.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from sagebwd.experiments.environment import brief, print_failure
 WHOLE = (1.3, 0.004)
 ROW = (1.5, 0.05)
 LSE = (1.5, 2e-3)
+#: Their distance itself; the emulation in FP64 and in FP32 differ by up to .004.
+TO_EMULATION = 0.02
 LENGTHS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300)
 CHOICES = {
     "head_dim": (64, 128),
@@ -169,6 +172,8 @@ def judge(found: Attended, expected: Attended, exact: Attended, scale: Attended)
                          "kernels_to_emulation": float((x - e).norm()) / norm if norm else 0.0}
         if not whole[0] <= WHOLE[0] * whole[1] + WHOLE[1]:
             wrong.append(f"{name}: error {whole[0]:.4f}, emulation {whole[1]:.4f}")
+        if not figures[name]["kernels_to_emulation"] <= TO_EMULATION:
+            wrong.append(f"{name}: {figures[name]['kernels_to_emulation']:.4f} off the emulation")
         if not rows[0] <= ROW[0] * rows[1] + ROW[1]:
             wrong.append(f"{name}: a row's error {rows[0]:.4f}, emulation's worst {rows[1]:.4f}")
     seen = exact.lse > -torch.inf
@@ -261,7 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
     record = Record(
         options.out, cases=options.cases, seed=options.seed, specs=specs,
         subject=subject_of(options.device).__name__,
-        margins={"whole": WHOLE, "row": ROW, "lse": LSE})
+        margins={"whole": WHOLE, "row": ROW, "lse": LSE, "to_emulation": TO_EMULATION})
     warm_up(specs, options.device, record)
     indices = options.only or range(options.cases)
     results, wrong = [], 0
