@@ -1,0 +1,165 @@
+//===- reference_exact_test.cpp - FP64 attention against its definition ----===//
+#include "runtime/reference/reference.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+using namespace sagebwd;
+using namespace sagebwd::reference;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Sums written out from the definition; shares no code with the library.
+struct Naive {
+  std::vector<double> o, lse;
+  explicit Naive(const Inputs& in, Causal causal) {
+    const Problem& p = in.problem;
+    const int64_t d = in.head_dim;
+    const double tau = in.softmax_scale ? in.softmax_scale : 1 / std::sqrt(double(d));
+    for (int64_t b = 0; b < p.batch; ++b)
+      for (int64_t h = 0; h < p.heads; ++h)
+        for (int64_t i = 0; i < p.seq_q; ++i) {
+          const float* q = &in.q[((b * p.heads + h) * p.seq_q + i) * d];
+          const int64_t kv = b * p.heads_kv + h * p.heads_kv / p.heads;
+          double sum = 0;
+          std::vector<double> row(d, 0);
+          for (int64_t j = 0; j < p.seq_kv; ++j) {
+            if ((causal == Causal::top_left && j > i) ||
+                (causal == Causal::bottom_right && j > i + p.seq_kv - p.seq_q))
+              continue;
+            double s = 0;
+            for (int64_t c = 0; c < d; ++c)
+              s += double(q[c]) * in.k[(kv * p.seq_kv + j) * d + c];
+            const double e = std::exp(tau * s);
+            sum += e;
+            for (int64_t c = 0; c < d; ++c)
+              row[c] += e * in.v[(kv * p.seq_kv + j) * d + c];
+          }
+          for (double x : row)
+            o.push_back(sum == 0 ? 0 : x / sum);
+          lse.push_back(std::log(sum));
+        }
+  }
+  /// The function whose gradients the backward pass gives.
+  static double loss(const Inputs& in, Causal causal) {
+    const Naive forward(in, causal);
+    double sum = 0;
+    for (size_t i = 0; i < forward.o.size(); ++i)
+      sum += forward.o[i] * in.dout[i];
+    for (size_t i = 0; i < in.dlse.size(); ++i)
+      sum += forward.lse[i] * in.dlse[i];
+    return sum;
+  }
+};
+
+struct Case {
+  Problem problem;
+  int head_dim;
+  Causal causal;
+  bool dlse = false;
+};
+
+class ExactTest : public testing::TestWithParam<Case> {
+protected:
+  Inputs inputs() const {
+    Inputs in = random_inputs(GetParam().problem, GetParam().head_dim, DType::bf16, 1, 7);
+    const Problem& p = in.problem;
+    if (GetParam().dlse)
+      in.dlse = random_inputs({p.batch, p.heads, p.heads, p.seq_q, 1}, 1, DType::bf16, 1, 8).q;
+    return in;
+  }
+};
+
+TEST_P(ExactTest, ForwardIsTheDefinition) {
+  const Inputs in = inputs();
+  const Outputs<double> out = exact(in, GetParam().causal);
+  const Naive naive(in, GetParam().causal);
+  for (size_t i = 0; i < naive.o.size(); ++i)
+    EXPECT_NEAR(out.o[i], naive.o[i], 1e-6) << i; // the default scale is an FP32 number
+  for (size_t i = 0; i < naive.lse.size(); ++i) {
+    if (naive.lse[i] == -kInfinity)
+      EXPECT_EQ(out.lse[i], -kInfinity) << i;
+    else
+      EXPECT_NEAR(out.lse[i], naive.lse[i], 1e-6) << i;
+  }
+}
+
+TEST_P(ExactTest, GradientsAreDirectionalDerivatives) {
+  const Inputs in = inputs();
+  const Outputs<double> out = exact(in, GetParam().causal);
+  const Inputs direction = random_inputs(in.problem, in.head_dim, DType::bf16, 1, 9);
+  const auto check = [&](std::vector<float> Inputs::*tensor, const std::vector<double>& gradient) {
+    // Powers of two keep the steps exact in the float inputs.
+    const float step = 0x1p-10f;
+    double expected = 0;
+    for (size_t i = 0; i < gradient.size(); ++i)
+      expected += gradient[i] * (direction.*tensor)[i];
+    Inputs up = in, down = in;
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      (up.*tensor)[i] += step * (direction.*tensor)[i];
+      (down.*tensor)[i] -= step * (direction.*tensor)[i];
+    }
+    const double measured =
+        (Naive::loss(up, GetParam().causal) - Naive::loss(down, GetParam().causal)) / (2 * step);
+    EXPECT_NEAR(expected, measured, 1e-4 * (1 + std::abs(measured)));
+  };
+  check(&Inputs::q, out.dq);
+  check(&Inputs::k, out.dk);
+  check(&Inputs::v, out.dv);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ExactTest,
+                         testing::Values(Case{{1, 1, 1, 1, 1}, 16, Causal::none},
+                                         Case{{2, 4, 2, 9, 13}, 16, Causal::none},
+                                         Case{{1, 2, 1, 11, 11}, 8, Causal::top_left, true},
+                                         Case{{1, 2, 2, 7, 12}, 8, Causal::bottom_right, true},
+                                         Case{{1, 2, 2, 12, 70}, 8, Causal::top_left},
+                                         Case{{1, 3, 1, 70, 5}, 8, Causal::none, true}));
+
+TEST(Exact, QueriesThatSeeNothingAreZero) {
+  const Inputs in = random_inputs({1, 2, 1, 12, 5}, 16, DType::bf16, 1, 3);
+  const Outputs<double> out = exact(in, Causal::bottom_right, true);
+  const Naive naive(in, Causal::bottom_right);
+  for (int64_t h = 0; h < 2; ++h)
+    for (int64_t i = 0; i < 12; ++i) {
+      const int64_t row = h * 12 + i;
+      EXPECT_EQ(out.lse[row] == -kInfinity, i < 7);
+      for (int64_t c = 0; c < 16; ++c) {
+        EXPECT_NEAR(out.o[row * 16 + c], naive.o[row * 16 + c], 1e-6);
+        if (i < 7) {
+          EXPECT_EQ(out.dq[row * 16 + c], 0);
+        }
+      }
+    }
+  for (double x : out.dk)
+    EXPECT_TRUE(std::isfinite(x));
+}
+
+TEST(Exact, NonFiniteInputsReachTheOutputs) {
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+    for (auto tensor : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::dout}) {
+      Inputs in = random_inputs({1, 1, 1, 20, 20}, 16, DType::bf16, 1, 5);
+      (in.*tensor)[3] = bad;
+      const Outputs<double> out = exact(in, Causal::none);
+      double sum = 0;
+      for (auto* values : {&out.o, &out.dq, &out.dk, &out.dv})
+        for (double x : *values)
+          sum += x;
+      EXPECT_FALSE(std::isfinite(sum));
+    }
+}
+
+TEST(Exact, RefusesInputsOfOtherSizes) {
+  Inputs in = random_inputs({1, 2, 1, 4, 4}, 16, DType::bf16, 1, 5);
+  in.k.pop_back();
+  EXPECT_THROW(exact(in, Causal::none), SpecError);
+  Inputs heads = random_inputs({1, 3, 2, 4, 4}, 16, DType::bf16, 1, 5);
+  EXPECT_THROW(exact(heads, Causal::none), SpecError);
+}
+
+} // namespace

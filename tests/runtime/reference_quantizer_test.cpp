@@ -1,0 +1,176 @@
+//===- reference_quantizer_test.cpp - psi, rotation, rounding, products ----===//
+#include "runtime/reference/gemm.h"
+#include "runtime/reference/quantizer.h"
+#include "runtime/reference/reference.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <set>
+
+using namespace sagebwd;
+using namespace sagebwd::reference;
+
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+TEST(Quantizer, RoundsHalfToEven) {
+  const std::vector<float> x = {127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 126.5f, -126.5f};
+  const Quantized q = quantize(x.data(), 1, 9, 9, Sharing::row, kSignedLevels);
+  EXPECT_EQ(q.levels, (std::vector<float>{127, 0, 2, 2, 0, -2, -2, 126, -126}));
+  EXPECT_EQ(q.row_step[0], 127 * (1.0f / 127));
+}
+
+TEST(Quantizer, UnsignedUsesAllLevels) {
+  const std::vector<float> x = {1, 0.5f, 0, 0.001f};
+  const Quantized q = quantize(x.data(), 1, 4, 4, Sharing::row, kUnsignedLevels);
+  EXPECT_EQ(q.levels, (std::vector<float>{255, 128, 0, 0}));
+}
+
+TEST(Quantizer, ScaleBelongsToWhatSharesIt) {
+  const std::vector<float> x = {1, 2, 3, 40};
+  const Quantized rows = quantize(x.data(), 2, 2, 2, Sharing::row, kSignedLevels);
+  EXPECT_EQ(rows.row_step, (std::vector<float>{2 * (1.0f / 127), 40 * (1.0f / 127)}));
+  EXPECT_EQ(rows.column_step, (std::vector<float>{1, 1}));
+  const Quantized columns = quantize(x.data(), 2, 2, 2, Sharing::column, kSignedLevels);
+  EXPECT_EQ(columns.column_step, (std::vector<float>{3 * (1.0f / 127), 40 * (1.0f / 127)}));
+  EXPECT_EQ(columns.levels, (std::vector<float>{42, 6, 127, 127}));
+  const Quantized whole = quantize(x.data(), 2, 2, 2, Sharing::whole, kSignedLevels);
+  EXPECT_EQ(whole.row_step, (std::vector<float>(2, 40 * (1.0f / 127))));
+  EXPECT_EQ(whole.levels, (std::vector<float>{3, 6, 10, 127}));
+}
+
+TEST(Quantizer, TinyGroupsAreZero) {
+  for (float maximum : {0.0f, 0x1p-149f, 0x1.fffffep-120f}) {
+    const Quantized q = quantize(&maximum, 1, 1, 1, Sharing::row, kSignedLevels);
+    EXPECT_EQ(q.levels[0], 0);
+    EXPECT_EQ(q.row_step[0], 0);
+  }
+  const float smallest = 0x1p-119f;
+  EXPECT_EQ(quantize(&smallest, 1, 1, 1, Sharing::row, kSignedLevels).levels[0], 127);
+}
+
+TEST(Quantizer, NonFiniteGroupsStayNonFinite) {
+  for (float bad : {kNan, -kNan, kInfinity, -kInfinity})
+    for (size_t position : {0, 1, 2}) {
+      std::vector<float> x = {1, 5, 2};
+      x[position] = bad;
+      const Quantized q = quantize(x.data(), 1, 3, 3, Sharing::whole, kSignedLevels);
+      EXPECT_TRUE(std::isnan(q.row_step[0]));
+      EXPECT_EQ(q.levels, (std::vector<float>{0, 0, 0}));
+    }
+}
+
+TEST(Rotation, IsTheSylvesterHadamardMatrix) {
+  for (int channels : {16, 64, 128}) {
+    for (int column : {0, 1, 5, channels - 1}) {
+      std::vector<float> x(channels, 0);
+      x[column] = 1;
+      rotate(x.data(), channels);
+      for (int row = 0; row < channels; ++row) {
+        const double sign = __builtin_popcount(row & column) % 2 ? -1 : 1;
+        EXPECT_FLOAT_EQ(x[row], sign / std::sqrt(double(channels)));
+      }
+    }
+  }
+}
+
+TEST(Rotation, KeepsInnerProductsInBlocksOfAPowerOfTwo) {
+  for (int channels : {48, 96, 128}) {
+    const Inputs in = random_inputs({1, 1, 1, 1, 1}, channels, DType::bf16, 1, 11);
+    std::vector<float> a = in.q, b = in.k;
+    double before = 0, after = 0;
+    for (int i = 0; i < channels; ++i)
+      before += double(a[i]) * b[i];
+    rotate(a.data(), channels);
+    rotate(b.data(), channels);
+    for (int i = 0; i < channels; ++i)
+      after += double(a[i]) * b[i];
+    EXPECT_NEAR(before, after, 1e-4);
+    EXPECT_NE(a, in.q);
+  }
+}
+
+TEST(Rounding, EveryHalfSurvives) {
+  for (DType dtype : {DType::bf16, DType::fp16})
+    for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+      const float x = decode(dtype, static_cast<uint16_t>(bits));
+      if (std::isnan(x))
+        ASSERT_TRUE(std::isnan(round_to(dtype, x)));
+      else
+        ASSERT_EQ(encode(dtype, x), bits);
+    }
+}
+
+TEST(Rounding, TiesGoToTheEvenNeighbour) {
+  for (DType dtype : {DType::bf16, DType::fp16}) {
+    const uint16_t infinity = dtype == DType::bf16 ? 0x7f80 : 0x7c00;
+    for (uint16_t low = 0; low + 1 < infinity; ++low) {
+      const float a = decode(dtype, low), b = decode(dtype, static_cast<uint16_t>(low + 1));
+      const float middle = a + (b - a) / 2;
+      ASSERT_EQ(encode(dtype, middle), low % 2 ? low + 1 : low);
+      ASSERT_EQ(encode(dtype, std::nextafter(middle, kInfinity)), low + 1);
+      ASSERT_EQ(encode(dtype, std::nextafter(middle, 0.0f)), low);
+    }
+  }
+  EXPECT_EQ(round_to(DType::fp16, 65519.996f), 65504);
+  EXPECT_EQ(round_to(DType::fp16, 65520), kInfinity);
+  EXPECT_EQ(round_to(DType::fp16, -70000), -kInfinity);
+}
+
+TEST(Random, IsNormalReproducibleAndRounded) {
+  const Inputs a = random_inputs({1, 4, 2, 100, 50}, 64, DType::bf16, 3, 1);
+  EXPECT_EQ(a.q, random_inputs({1, 4, 2, 100, 50}, 64, DType::bf16, 3, 1).q);
+  EXPECT_NE(a.q, random_inputs({1, 4, 2, 100, 50}, 64, DType::bf16, 3, 2).q);
+  EXPECT_NE(a.k, a.v);
+  EXPECT_EQ(a.k.size(), 2u * 50 * 64);
+  const auto moments = [](const std::vector<float>& x) {
+    double mean = 0, square = 0;
+    for (float value : x) {
+      mean += value / x.size();
+      square += double(value) * value / x.size();
+    }
+    return std::pair(mean, std::sqrt(square));
+  };
+  EXPECT_NEAR(moments(a.q).first, 0, 0.07);
+  EXPECT_NEAR(moments(a.q).second, 3, 0.06);
+  EXPECT_NEAR(moments(a.dout).second, 1, 0.02);
+  for (float x : a.q)
+    EXPECT_EQ(x, round_to(DType::bf16, x));
+  EXPECT_GT(std::set<float>(a.q.begin(), a.q.end()).size(), 500u);
+}
+
+template <typename T> void check_gemm() {
+  for (auto [m, n, k] :
+       {std::array<int64_t, 3>{1, 1, 1}, {7, 33, 5}, {64, 128, 64}, {13, 17, 600}}) {
+    std::vector<T> a(m * k), b(k * n), c(m * n, 3);
+    for (size_t i = 0; i < a.size(); ++i)
+      a[i] = static_cast<T>(int(i * 37 % 256));
+    for (size_t i = 0; i < b.size(); ++i)
+      b[i] = static_cast<T>(int(i * 91 % 255) - 127);
+    std::vector<int64_t> expected(m * n, 0);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j)
+        for (int64_t l = 0; l < k; ++l)
+          expected[i * n + j] += int64_t(a[i * k + l]) * int64_t(b[l * n + j]);
+    const MatrixView<T> view_a{a.data(), k}, view_b{b.data(), n};
+    gemm(m, n, k, view_a, view_b, c.data(), n);
+    for (int64_t i = 0; i < m * n; ++i)
+      ASSERT_EQ(c[i], expected[i]);
+    std::vector<T> transposed(n * m, 1);
+    gemm(n, m, k, view_b.transposed(), view_a.transposed(), transposed.data(), m, true);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j)
+        ASSERT_EQ(transposed[j * m + i], expected[i * n + j] + 1);
+  }
+}
+TEST(Gemm, IntegersAreExact) {
+  check_gemm<float>();
+  check_gemm<double>();
+}
+
+} // namespace
