@@ -51,7 +51,7 @@ struct DeviceTensor {
 
 /// Without a GPU: what a cluster's build machine does.
 int compile_only(const AttentionSpec& spec) {
-  printf("No GPU here (%s).\nCompiling for sm_80 instead:\n", driver::unavailable().c_str());
+  printf("No GPU here: %s\nCompiling for sm_80 instead:\n", driver::unavailable().c_str());
   std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, find_arch("sm_80"));
   for (const KernelSpec& kernel : kernels_of(Pass::backward, spec, find_arch("sm_80")))
     kernels.push_back(kernel);

@@ -1,6 +1,5 @@
 """What doctor, emit, build and trace print."""
 
-import math
 import re
 
 import pytest
@@ -164,7 +163,7 @@ def test_trace_plan_quantises_only_what_it_names(sagebwd):
     only_pv = trace(sagebwd, *SMALL, "--plan", "pv")
     assert exact["O"]["rel_l2"] < 0.004  # bf16 alone
     assert only_pv["O"]["rel_l2"] > 2 * exact["O"]["rel_l2"]
-    assert math.isclose(only_pv["P"]["rel_l2"], exact["P"]["rel_l2"])
+    assert only_pv["P"]["rel_l2"] < 1e-5  # P as it leaves the softmax
 
 
 def test_trace_shows_what_dp_in_int8_costs(sagebwd):
