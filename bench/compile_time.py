@@ -19,7 +19,7 @@ from statistics import median
 
 from harness import Record, parser
 
-from sagebwd.experiments.environment import repository
+from sagebwd.experiments.environment import brief, repository
 
 COLD_LIMIT_MS = 3000.0
 WARM_LIMIT_MS = 50.0
@@ -84,7 +84,13 @@ def main(arguments: list[str] | None = None) -> int:
                     limits_ms={"cold": COLD_LIMIT_MS, "warm": WARM_LIMIT_MS})
     passed = True
     for name, words in SPECS.items():
-        row = measure(tool, ["--arch", options.arch, *words], options)
+        try:
+            row = measure(tool, ["--arch", options.arch, *words], options)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            record.add("ops", {"op": name, "error": brief(error), "passed": False})
+            passed = False
+            continue
         record.add("ops", {"op": name} | row)
         print(f"{name:18} {len(row['kernels'])} kernels, cold {row['cold_ms']['median']:7.0f} ms, "
               f"from disk {row['warm_ms']['median']:5.1f} ms"
