@@ -156,61 +156,93 @@ def visible_keys(causal, m, n, device):
 
 
 class _Scores:
-    """S in the log2 domain and what the passes share with it."""
+    """S in the log2 domain as `x * factor`, and what the passes share with it."""
 
     def __init__(self, q, k, rules):
         self.rules = rules
         self.q, self.k = q.float(), k.float()
-        self.k_mean = self.k.mean(-2, keepdim=True) if rules.smooth_k else None
+        self.k_mean = self.k.mean(-2, keepdim=True, dtype=torch.float64).float()
         self.k_smooth = self.k - self.k_mean if rules.smooth_k else self.k
         self.visible = visible_keys(rules.causal, q.shape[-2], k.shape[-2], q.device)
         #: what quantised scores lack of the raw ones, (n, G, M, 1): tau q . mean(K)
         self.shift = None
         if rules.smooth_k and "s" in rules.plan:
-            self.shift = (self.q * self.k_mean).sum(-1, keepdim=True) * rules.scale
+            self.shift = _dot(self.q, self.k_mean) * rules.scale
+        self.x, self.factor = self._products()
+
+    def _products(self):
+        rules = self.rules
+        if "s" not in rules.plan:
+            factor = torch.full((1,), rules.scale_log2, device=self.q.device)
+            return self.q.to(rules.math) @ self.k.to(rules.math).mT, factor
+        q, k = self.q, self.k_smooth
+        if rules.rotate:
+            q, k = hadamard(q), hadamard(k)
+        row = rules.granularity == "row"
+        q, q_scale = _token_integers(q, 1 if row else rules.group_q)
+        k, k_scale = _token_integers(k, 1 if row else rules.group_kv)
+        return (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT, rules.scale_log2 * q_scale
 
     def log2(self):
-        rules = self.rules
-        if "s" in rules.plan:
-            q, k = self.q, self.k_smooth
-            if rules.rotate:
-                q, k = hadamard(q), hadamard(k)
-            row = rules.granularity == "row"
-            q, q_scale = _token_integers(q, 1 if row else rules.group_q)
-            k, k_scale = _token_integers(k, 1 if row else rules.group_kv)
-            x = (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT
-            s = x * (q_scale * rules.scale_log2)
-        else:
-            s = (self.q.to(rules.math) @ self.k.to(rules.math).mT) * rules.scale_log2
+        """The scores themselves, -inf where a query does not see a key."""
+        s = self.x * self.factor
         return s if self.visible is None else s.masked_fill(~self.visible, -torch.inf)
+
+    def exp2(self, addend):
+        """2^(S + addend), zero where a query does not see a key.
+
+        The exponent is rounded once, as by a fused multiply-add: hence the detour over FP64, where
+        exp2 is rounded once as well.
+        """
+        exponent = self.x.double() * self.factor.double() + addend
+        p = exponent.to(self.rules.math).double().exp2().to(self.rules.math)
+        return p if self.visible is None else p.masked_fill(~self.visible, 0)
+
+
+def _dot(a, b):
+    """Sum over the last axis, kept, rounded to FP32 once."""
+    return (a.double() * b.double()).sum(-1, keepdim=True).float()
 
 
 def forward_chunk(q, k, v, rules):
     """out (n, G, M, D) and lse (n, G, M), not rounded to the output type."""
     scores = _Scores(q, k, rules)
-    s = scores.log2()
-    m, n = s.shape[-2:]
-    tiles = _tiles(s, 1, rules.group_kv, fill=-torch.inf)
-    tile_max = tiles.amax(-1, keepdim=True)
-    unseen = tile_max == -torch.inf
-    p255 = (tiles - tile_max.masked_fill(unseen, 0) + _LOG2_255).exp2()
-    row_max = tile_max.amax(-2, keepdim=True)
-    weight = (tile_max - row_max.masked_fill(row_max == -torch.inf, 0)).exp2()
-    total = (p255 * weight).sum((-3, -2, -1)).unsqueeze(-1)
+    m, n = scores.x.shape[-2:]
+    levels = _LOG2_255 if "pv" in rules.plan else 0.0
+    tile_max = _tiles(scores.log2(), 1, rules.group_kv, fill=-torch.inf).amax(-1)[..., 0, :]
+    row_max = tile_max.amax(-1, keepdim=True)
+    seen, tile_seen = _seen(scores.visible, m, n, rules.group_kv)
+    if seen is not None:  # no -inf - -inf where nothing is seen; where a score is -inf, NaN stays
+        tile_max, row_max = tile_max.where(tile_seen, -torch.inf), row_max.where(seen, 0)
+    weight = _per_key((tile_max - row_max).exp2(), rules.group_kv, n)
+    shift = tile_max if seen is None else tile_max.where(tile_seen, 0)
+    p = scores.exp2(_per_key(levels - shift, rules.group_kv, n))
+    total = (p * weight).sum(-1, keepdim=True)
     v = v.float()
     if "pv" in rules.plan:
-        p = p255.clamp(0, 255).round()
+        p = p.clamp(0, 255).round()
         v = _quantized(v, *_transposed_tile(rules, rules.group_kv, v), rules.math)
     else:
-        p = p255.to(rules.dtype).to(rules.math)
-    out = _untiled(p * weight, m, n) @ v.to(rules.math)
-    row_max = row_max[..., 0, 0]
-    nothing = row_max == -torch.inf
-    out = (out / total).masked_fill(nothing, 0)
-    lse = (row_max + (total / 255).log2()) * _LN2
+        p = p.to(rules.dtype).to(rules.math)
+    out = (p * weight) @ v.to(rules.math) / total
+    lse = (row_max + total.log2() - levels) * _LN2
     if scores.shift is not None:
         lse = lse + scores.shift
-    return out, lse.masked_fill(nothing, -torch.inf)[..., 0]
+    if seen is not None:
+        out, lse = out.where(seen, 0), lse.where(seen, -torch.inf)
+    return out, lse[..., 0]
+
+
+def _seen(visible, m, n, group):
+    """Whether a row sees any key, (M, 1), and any key of a tile, (M, tiles); None: all do."""
+    if visible is None:
+        return None, None
+    tiles = _tiles(visible.float(), 1, group).amax(-1)[..., 0, :] > 0
+    return tiles.any(-1, keepdim=True), tiles
+
+
+def _per_key(x, group, n):
+    return x.repeat_interleave(group, -1)[..., :n]
 
 
 def _transposed_tile(rules, group, x):
@@ -223,14 +255,11 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, keep=False):
     scores = _Scores(q, k, rules)
     plan, low, exact = rules.plan, rules.dtype, rules.math
     dout, out = dout.float(), out.float()
-    delta = (dout * out).sum(-1, keepdim=True, dtype=exact)
+    delta = _dot(dout, out)
     if dlse is not None:
         delta = delta - dlse[..., None]
     lse = lse[..., None] if scores.shift is None else lse[..., None] - scores.shift
-    lse_log2 = (lse * _LOG2E).masked_fill(lse == -torch.inf, torch.inf)
-    p = (scores.log2() - lse_log2).exp2()
-    if scores.visible is not None:
-        p = p.masked_fill(~scores.visible, 0)
+    p = scores.exp2(-(lse * _LOG2E).masked_fill(lse == -torch.inf, torch.inf))
     dp = _dp(dout, v.float(), rules)
     ds = p * (dp - delta)
     if scores.visible is not None:
@@ -259,8 +288,9 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, keep=False):
 
 
 def _dp(dout, v, rules):
-    if "dp" in rules.plan:
-        row = rules.granularity == "row"
-        dout = _quantized(dout, 1 if row else rules.group_q, dout.shape[-1], rules.math)
-        v = _quantized(v, 1 if row else rules.group_kv, v.shape[-1], rules.math)
-    return dout.to(rules.math) @ v.to(rules.math).mT
+    if "dp" not in rules.plan:
+        return dout.to(rules.math) @ v.to(rules.math).mT
+    row = rules.granularity == "row"
+    dout, dout_scale = _token_integers(dout, 1 if row else rules.group_q)
+    v, v_scale = _token_integers(v, 1 if row else rules.group_kv)
+    return (dout.to(rules.math) @ v.to(rules.math).mT) * (dout_scale * v_scale.mT)

@@ -17,7 +17,7 @@ def relative(x, expected):
     x, expected = (np.asarray(t, dtype=np.float64) for t in (x, expected))
     seen = np.isfinite(expected)
     assert np.array_equal(seen, np.isfinite(x))
-    return np.linalg.norm((x - expected)[seen]) / np.linalg.norm(expected[seen])
+    return np.linalg.norm(x[seen] - expected[seen]) / np.linalg.norm(expected[seen])
 
 
 def both(m, n, *, d=64, heads=4, heads_kv=2, dtype="bf16", sigma=1.0, with_dlse=False, seed=0,
@@ -46,10 +46,20 @@ def both(m, n, *, d=64, heads=4, heads_kv=2, dtype="bf16", sigma=1.0, with_dlse=
     return got, expected
 
 
-def assert_same(got, expected, tolerance=1e-4):
+def assert_same(got, expected):
+    """Equal but for FP32 summation order.
+
+    That order can move a number across a rounding tie of a quantiser, which changes one row of one
+    result by one level of one element: nearly all rows must agree to FP32, all results to 1e-3.
+    """
     for name in NAMES:
         assert got[name].shape == expected[name].shape, name
-        assert relative(got[name], expected[name]) <= tolerance, name
+        assert relative(got[name], expected[name]) <= (1e-6 if name == "lse" else 1e-3), name
+        if name != "lse":
+            difference = np.linalg.norm(got[name].double().numpy() - expected[name], axis=-1)
+            rows = np.linalg.norm(expected[name].astype(np.float64), axis=-1)
+            typical = np.sqrt(np.mean(rows**2))
+            assert np.mean(difference > 1e-5 * typical) <= 0.02, name
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])
@@ -72,8 +82,7 @@ def test_equals_the_reference_under_options(granularity, smooth_k, rotate, preci
 @pytest.mark.parametrize("product", [*sagebwd.PRODUCTS, None])
 def test_equals_the_reference_with_one_product_in_int8(granularity, product):
     plan = () if product is None else (product,)
-    # 16-bit rounding of P and dS magnifies a last-bit difference of exp2 to half an ulp of bf16.
-    assert_same(*both(100, 100, granularity=granularity, precision=plan, with_dlse=True), 4e-4)
+    assert_same(*both(100, 100, granularity=granularity, precision=plan, with_dlse=True))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +98,9 @@ def test_equals_the_reference_on_other_shapes(options):
 def test_shortest_lengths(m, n):
     got, expected = both(m, n)
     for name in NAMES:
-        # With one key dq and dk are differences of equal numbers: compare on the scale of dv.
-        scale = max(np.abs(expected[name]).max(), 1e-2)
-        np.testing.assert_allclose(got[name], expected[name], atol=2e-4 * scale, err_msg=name)
+        # With one key dq and dk are differences of equal numbers: nothing but rounding.
+        scale = np.abs(expected["dv"]).max()
+        np.testing.assert_allclose(got[name], expected[name], atol=1e-5 * scale, err_msg=name)
 
 
 def test_float64_math_has_the_same_quantisers():
