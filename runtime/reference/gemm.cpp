@@ -1,7 +1,7 @@
 //===- gemm.cpp - Small matrix products on the CPU -------------------------===//
 //
-// Both operands are packed, then blocks of C are kept in registers. Compilers vectorise over the
-// columns of C, so vector width does not change the order of any sum.
+// Both operands are packed, then blocks of C are kept in registers. Vectors run over the columns
+// of C, so their width does not change the order of any sum; nor are products and sums fused.
 //
 //===----------------------------------------------------------------------===//
 #include "runtime/reference/gemm.h"
@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <vector>
 
-// One binary for every x86-64: the loader picks the widest version the CPU has.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define SAGEBWD_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+// A fused product and sum rounds once where other machines round twice.
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
 #else
-#define SAGEBWD_EVERY_CPU
+#pragma GCC optimize("fp-contract=off")
 #endif
 
 namespace sagebwd::reference {
@@ -44,26 +44,45 @@ void pack(const T* from, int64_t vector_stride, int64_t depth_stride, int64_t co
   }
 }
 
-/// A block of C from packed operands: sum[i][j] = sum over d of a[d][i] b[d][j].
-template <typename T>
-[[gnu::always_inline]] inline void multiply_block(int64_t depth, const T* __restrict a,
-                                                  const T* __restrict b, T* __restrict result) {
-  T sum[kRows][kColumns<T>] = {};
-  for (int64_t d = 0; d < depth; ++d) {
+/// A block of C from packed operands: sum[i][j] = sum over d of a[d][i] b[d][j], in strips of
+/// columns whose sums fit into the registers of a machine with vectors of `bytes`.
+template <int bytes, typename T>
+[[gnu::always_inline]] inline void multiply_block(int64_t depth, const T* a, const T* b,
+                                                  T* result) {
+  typedef T Vector __attribute__((vector_size(bytes), aligned(alignof(T)), may_alias));
+  constexpr int width = bytes / sizeof(T);
+  constexpr int vectors = bytes == 64 ? 1 : 2;
+  for (int strip = 0; strip < kColumns<T>; strip += vectors * width) {
+    Vector sum[kRows][vectors] = {};
+    for (int64_t d = 0; d < depth; ++d) {
+      const auto* row = reinterpret_cast<const Vector*>(b + d * kColumns<T> + strip);
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+        for (int j = 0; j < vectors; ++j)
+          sum[i][j] += a[d * kRows + i] * row[j];
+    }
     for (int i = 0; i < kRows; ++i)
-      for (int j = 0; j < kColumns<T>; ++j)
-        sum[i][j] += a[d * kRows + i] * b[d * kColumns<T> + j];
+      for (int j = 0; j < vectors; ++j)
+        *reinterpret_cast<Vector*>(result + i * kColumns<T> + strip + j * width) = sum[i][j];
   }
-  for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kColumns<T>; ++j)
-      result[i * kColumns<T> + j] = sum[i][j];
 }
-SAGEBWD_EVERY_CPU void block(int64_t depth, const float* a, const float* b, float* result) {
-  multiply_block(depth, a, b, result);
-}
-SAGEBWD_EVERY_CPU void block(int64_t depth, const double* a, const double* b, double* result) {
-  multiply_block(depth, a, b, result);
-}
+
+// One binary for every x86-64: the loader picks the widest version that the CPU has.
+#define SAGEBWD_BLOCK(attributes, bytes)                                                           \
+  attributes void block(int64_t depth, const float* a, const float* b, float* result) {            \
+    multiply_block<bytes>(depth, a, b, result);                                                    \
+  }                                                                                                \
+  attributes void block(int64_t depth, const double* a, const double* b, double* result) {         \
+    multiply_block<bytes>(depth, a, b, result);                                                    \
+  }
+#ifdef __x86_64__
+SAGEBWD_BLOCK(__attribute__((target("avx512f"))), 64)
+SAGEBWD_BLOCK(__attribute__((target("avx2"))), 32)
+SAGEBWD_BLOCK(__attribute__((target("default"))), 16)
+#else
+SAGEBWD_BLOCK(, 16)
+#endif
 
 template <typename T>
 void multiply(int64_t m, int64_t n, int64_t k, MatrixView<T> a, MatrixView<T> b, T* c,
