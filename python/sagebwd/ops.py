@@ -14,6 +14,7 @@ from sagebwd import _core, options
 from sagebwd.options import SpecError
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DEVICES = ("cuda", "meta")
 
 # How both operators are told what to compute; from `causal` on in the order of `_core.Spec`.
 _OPTIONS = (
@@ -56,7 +57,7 @@ def check_types(q, k, v):
                 f"{name} is {t.dtype}; the kernels take torch.bfloat16 or "
                 "torch.float16: convert it, or run under torch.autocast('cuda')"
             )
-        if t.device.type not in ("cuda", "meta"):
+        if t.device.type not in DEVICES:
             raise SpecError(
                 f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU "
                 "there are sagebwd.trace, sagebwd.reference and "

@@ -1,0 +1,168 @@
+"""The operators' plumbing on the CPU: the emulation stands in for the kernels.
+
+Everything around the kernels is the real thing: schema, fakes, autograd, compile, checkpoints.
+"""
+
+import pytest
+import sagebwd
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from sagebwd import emulation, ops  # noqa: E402
+
+
+def forward(q, k, v, scale, layout, causal, granularity, precision, smooth_k, rotate, *_):
+    out, lse = emulation.emulated_forward(
+        q, k, v, layout=layout, causal=causal, softmax_scale=scale, granularity=granularity,
+        plan=precision, smooth_k=smooth_k, rotate=rotate,
+    )  # fmt: skip
+    return out.contiguous(), lse
+
+
+def backward(dout, q, k, v, out, lse, dlse, scale, layout, causal, granularity, precision,
+             smooth_k, rotate, *_):  # fmt: skip
+    gradients = emulation.emulated_backward(
+        dout, q, k, v, out, lse, dlse=dlse, layout=layout, causal=causal, softmax_scale=scale,
+        granularity=granularity, plan=precision, smooth_k=smooth_k, rotate=rotate,
+    )  # fmt: skip
+    return tuple(g.contiguous() for g in gradients)
+
+
+@pytest.fixture(autouse=True)
+def kernels_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
+    with torch.library._scoped_library("sagebwd", "IMPL") as library:
+        library.impl("forward", forward, "CPU", allow_override=True)
+        library.impl("backward", backward, "CPU", allow_override=True)
+        yield
+
+
+def make(m=40, n=40, h=4, hk=2, layout="bhsd", grad=True):
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(heads, length):
+        shape = (2, heads, length, 64) if layout == "bhsd" else (2, length, heads, 64)
+        return torch.randn(shape, generator=generator).bfloat16().requires_grad_(grad)
+
+    return (randn(h, m), randn(hk, n), randn(hk, n)), randn(h, m).detach()
+
+
+def equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+OPTIONS = ("bottom-right", "row", "six-of-seven", True, True, True, 0, 0)
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor",
+          "test_aot_dispatch_dynamic")  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("scale", [None, 0.2])
+def test_opcheck_forward(layout, scale):
+    inputs, _ = make(40, 30, layout=layout)
+    arguments = (*inputs, scale, layout, *OPTIONS)
+    torch.library.opcheck(torch.ops.sagebwd.forward.default, arguments, test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("with_dlse", [False, True])
+def test_opcheck_backward(with_dlse):
+    (q, k, v), dout = make(40, 30, grad=False)
+    out, lse = sagebwd.attention_forward(q, k, v)
+    dlse = torch.randn_like(lse) if with_dlse else None
+    arguments = (dout, q, k, v, out, lse, dlse, None, "bhsd", *OPTIONS)
+    torch.library.opcheck(torch.ops.sagebwd.backward.default, arguments, test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_autograd_equals_the_explicit_backward(return_lse):
+    inputs, dout = make(40, 30)
+    result = sagebwd.attention(*inputs, causal="top-left", return_lse=return_lse)
+    out, lse = sagebwd.attention_forward(*(t.detach() for t in inputs), causal="top-left")
+    dlse = torch.randn_like(lse) if return_lse else None
+    got = torch.autograd.grad(result, inputs, (dout, dlse) if return_lse else dout)
+    want = sagebwd.attention_backward(dout, *(t.detach() for t in inputs), out, lse, dlse=dlse,
+                                      causal="top-left")  # fmt: skip
+    assert equal(got, want)
+
+
+def test_gradient_of_lse_alone():
+    inputs, _ = make()
+    _, lse = sagebwd.attention(*inputs, return_lse=True)
+    dq, _, dv = torch.autograd.grad(lse.sum(), inputs)
+    assert float(dq.abs().max()) > 0 and bool((dv == 0).all())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_gives_the_same_bits(dynamic):
+    def layer(q, k, v):
+        return sagebwd.attention(q * 2, k, v, causal=True) * 0.5
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for m in (40, 72):
+        inputs, dout = make(m, m)
+        expected, got = layer(*inputs), compiled(*inputs)
+        assert torch.equal(got, expected)
+        assert equal(torch.autograd.grad(got, inputs, dout),
+                     torch.autograd.grad(expected, inputs, dout))  # fmt: skip
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    inputs, dout = make()
+    expected = torch.autograd.grad(sagebwd.attention(*inputs), inputs, dout)
+    checkpoint(sagebwd.attention, *inputs, use_reentrant=reentrant).backward(dout)
+    assert equal([t.grad for t in inputs], expected)
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_selective_checkpointing(save):
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+    )
+
+    operator = torch.ops.sagebwd.forward.default
+    calls = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            calls.append(function)
+            return function(*args, **(kwargs or {}))
+
+    def policy(context, function, *args, **kwargs):
+        keep = save and function is operator
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    inputs, dout = make()
+    expected = torch.autograd.grad(sagebwd.attention(*inputs), inputs, dout)
+    with Count():
+        out = checkpoint(
+            sagebwd.attention,
+            *inputs,
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(policy),
+        )
+        out.backward(dout)
+    assert equal([t.grad for t in inputs], expected)
+    assert calls.count(operator) == (1 if save else 2)
+
+
+def test_expanded_gradient():
+    inputs, dout = make()
+    summed = torch.autograd.grad(sagebwd.attention(*inputs).sum(), inputs)
+    ones = torch.autograd.grad(sagebwd.attention(*inputs), inputs, torch.ones_like(dout))
+    assert equal(summed, ones)
+
+
+def test_saved_tensors_are_guarded_against_change_in_place():
+    inputs, dout = make()
+    out = sagebwd.attention(*inputs)
+    with torch.no_grad():
+        inputs[0].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward(dout)
