@@ -21,7 +21,6 @@ _OPTIONS = (
     "float? softmax_scale, str layout, str causal, str granularity, str precision, bool smooth_k, "
     "bool rotate, bool deterministic, int group_q, int group_kv"
 )
-_OPTION_COUNT = _OPTIONS.count(",") + 1
 
 _library = torch.library.Library("sagebwd", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
@@ -130,7 +129,9 @@ def _operand(t, layout):
     dimension of size one is never used.
     """
     shape, stride = t.shape, t.stride()
-    batch, first, second = (stride[i] if shape[i] > 1 else 0 for i in range(3))
+    batch = stride[0] if shape[0] > 1 else 0
+    first = stride[1] if shape[1] > 1 else 0
+    second = stride[2] if shape[2] > 1 else 0
     address = t.data_ptr()
     if stride[3] != 1 or (batch | first | second) & 7 or address & 15:
         return None
@@ -265,25 +266,41 @@ def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *numeri
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def _setup_forward(ctx, inputs, output):
-    q, k, v, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.set_materialize_grads(False)  # an unused lse costs nothing
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, keyset, q, k, v, *given):
+        out, lse = _below_autograd(keyset, q, k, v, *given)
+        ctx.options = given
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)  # an unused lse costs nothing
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        unwanted = (None,) * (4 + len(ctx.options))
+        if dout is None and dlse is None:
+            return unwanted
+        q, k, v, out, lse = ctx.saved_tensors
+        if dout is None:
+            dout = torch.zeros_like(out)
+        gradients = torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, *ctx.options)
+        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:]))
+        return (None, *wanted, *unwanted[4:])
 
 
-def _differentiate_forward(ctx, dout, dlse):
-    no_gradients = (None,) * _OPTION_COUNT
-    if dout is None and dlse is None:
-        return (None, None, None, *no_gradients)
-    q, k, v, out, lse = ctx.saved_tensors
-    if dout is None:
-        dout = torch.zeros_like(out)
-    gradients = torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, *ctx.options)
-    wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad))
-    return (*wanted, *no_gradients)
+def _below_autograd(keyset, *arguments):
+    with torch._C._AutoDispatchBelowAutograd():
+        operator = torch.ops.sagebwd.forward.default
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
 
-torch.library.register_autograd(
-    "sagebwd::forward", _differentiate_forward, setup_context=_setup_forward, lib=_library
-)
+def _forward_autograd(keyset, q, k, v, *given):
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _Differentiable.apply(keyset, q, k, v, *given)
+    return _below_autograd(keyset, q, k, v, *given)
+
+
+# What torch.library.register_autograd does, short of parsing the schema in every call, which takes
+# longer than all the rest of the forward's host side.
+_library.impl("forward", _forward_autograd, "Autograd", with_keyset=True)
 torch.library.register_autograd("sagebwd::backward", options.refuse_double_backward, lib=_library)
