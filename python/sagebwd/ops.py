@@ -283,7 +283,12 @@ class _Differentiable(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        gradients = torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, *ctx.options)
+        operator = torch.ops.sagebwd.backward.default
+        if torch.is_grad_enabled():  # create_graph=True: leave a node that refuses
+            gradients = operator(dout, q, k, v, out, lse, dlse, *ctx.options)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                gradients = operator(dout, q, k, v, out, lse, dlse, *ctx.options)
         wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:]))
         return (None, *wanted, *unwanted[4:])
 
