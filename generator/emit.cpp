@@ -115,7 +115,7 @@ void configure_attention(Configuration& c, const KernelSpec& k) {
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
   c.add("SHARED_BYTES", shared_bytes(k.kind, s, k.tile));
   // A operands stay in registers where they leave room for the accumulators.
-  const bool narrow = s.head_dim <= 64;
+  const bool narrow = s.head_dim <= 64 && k.tile.blocks_per_sm * k.tile.warps <= 8;
   const bool dq = k.kind == KernelKind::backward_dq;
   c.add("SCORE_ROWS_IN_REGISTERS", narrow || (dq && !qk16));
   c.add("VALUE_ROWS_IN_REGISTERS", narrow);

@@ -118,6 +118,17 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
   return "";
 }
 
+/// The spec as one kernel sees it: what it does not depend on is set to one value, so that specs
+/// share kernels. Where the causal diagonal lies is an argument.
+AttentionSpec needed_by(KernelKind kind, AttentionSpec s) {
+  s.deterministic = true;
+  if (!is_attention(kind))
+    s.causal = Causal::none;
+  else if (s.causal == Causal::bottom_right)
+    s.causal = Causal::top_left;
+  return s;
+}
+
 } // namespace
 
 void check_tile(const KernelSpec& k) {
@@ -148,7 +159,19 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
                   std::string(arch.name));
 }
 
+Tiles default_tiles(const AttentionSpec& spec, const Arch& arch) {
+  const AttentionSpec s = resolved(spec);
+  return {default_tile(KernelKind::forward, s, arch),
+          default_tile(KernelKind::backward_dq, s, arch),
+          default_tile(KernelKind::backward_dkv, s, arch)};
+}
+
 std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const Arch& arch) {
+  return kernels_of(pass, spec, arch, default_tiles(spec, arch));
+}
+
+std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const Arch& arch,
+                                   const Tiles& tiles) {
   const AttentionSpec s = resolved(spec);
   const bool scores8 = s.precision == Precision::six_of_seven;
   std::vector<KernelKind> kinds;
@@ -163,8 +186,13 @@ std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const A
     kinds.insert(kinds.end(),
                  {KernelKind::quantize_dout, KernelKind::backward_dq, KernelKind::backward_dkv});
   std::vector<KernelSpec> kernels;
-  for (KernelKind kind : kinds)
-    kernels.push_back({kind, pass, s, arch, default_tile(kind, s, arch)});
+  for (KernelKind kind : kinds) {
+    const TileConfig tile = kind == KernelKind::forward        ? tiles.forward
+                            : kind == KernelKind::backward_dq  ? tiles.backward_dq
+                            : kind == KernelKind::backward_dkv ? tiles.backward_dkv
+                                                               : TileConfig{};
+    kernels.push_back({kind, pass, needed_by(kind, s), arch, tile});
+  }
   return kernels;
 }
 

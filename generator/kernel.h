@@ -73,7 +73,15 @@ void check_tile(const KernelSpec&);
 /// Dynamic shared memory of a kernel with this tile.
 int shared_bytes(KernelKind, const AttentionSpec&, const TileConfig&);
 
-/// The kernels one pass needs, in launch order, with default tiles.
+/// The tiles of an operation's three attention kernels.
+struct Tiles {
+  TileConfig forward, backward_dq, backward_dkv;
+};
+Tiles default_tiles(const AttentionSpec&, const Arch&);
+
+/// The kernels one pass needs, in launch order.
+std::vector<KernelSpec> kernels_of(Pass, const AttentionSpec&, const Arch&, const Tiles&);
+/// The same with default tiles.
 std::vector<KernelSpec> kernels_of(Pass, const AttentionSpec&, const Arch&);
 
 } // namespace sagebwd

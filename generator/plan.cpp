@@ -31,8 +31,7 @@ std::vector<Field> plain(std::initializer_list<Operand> operands) {
 /// What the quantisation kernel of one tensor reads and writes.
 struct QuantizeRole {
   O x, stride_b, stride_h, stride_s, tokens, padded;
-  O rows8 = O::no_bytes, rows8_scale = O::no_floats;
-  O transposed8 = O::no_bytes, transposed8_scale = O::no_floats;
+  O rows8, transposed8, transposed8_step;
 };
 
 std::vector<Field> quantize_fields(const QuantizeRole& r) {
@@ -41,134 +40,69 @@ std::vector<Field> quantize_fields(const QuantizeRole& r) {
                                {"x_stride_h", r.stride_h},
                                {"x_stride_s", r.stride_s},
                                {"rows8", r.rows8},
-                               {"rows8_scale", r.rows8_scale},
                                {"transposed8", r.transposed8},
-                               {"transposed8_scale", r.transposed8_scale},
+                               {"transposed8_step", r.transposed8_step},
                                {"tokens", r.tokens},
                                {"padded", r.padded}};
   for (O operand :
-       {O::k_mean, O::q_bias, O::lse, O::lse_log2, O::out, O::out_stride_b, O::out_stride_h,
-        O::out_stride_s, O::dlse, O::delta, O::heads, O::heads_kv, O::softmax_scale})
+       {O::k_mean, O::k8_step, O::q_rows, O::lse, O::out, O::out_stride_b, O::out_stride_h,
+        O::out_stride_s, O::dlse, O::heads, O::heads_kv, O::softmax_scale})
     fields.push_back({name_of(operand), operand});
   return fields;
 }
 
+// clang-format off
 std::vector<Field> make_fields(KernelKind kind) {
   switch (kind) {
   case KernelKind::key_mean_partial:
-    return plain(
-        {O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s, O::k_partial, O::heads_kv, O::seq_kv});
+    return plain({O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s, O::k_partial, O::heads_kv,
+                  O::seq_kv});
   case KernelKind::key_mean:
     return plain({O::k_partial, O::k_mean, O::heads_kv, O::seq_kv});
   case KernelKind::quantize_q:
     return quantize_fields({O::q, O::q_stride_b, O::q_stride_h, O::q_stride_s, O::seq_q,
-                            O::padded_q, O::q8, O::q8_scale, O::qt8, O::qt8_scale});
+                            O::padded_q, O::q8, O::qt8, O::q_channels});
   case KernelKind::quantize_k:
     return quantize_fields({O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s, O::seq_kv,
-                            O::padded_kv, O::k8, O::k8_scale, O::kt8, O::kt8_scale});
+                            O::padded_kv, O::k8, O::kt8, O::kt8_step});
   case KernelKind::quantize_v:
     return quantize_fields({O::v, O::v_stride_b, O::v_stride_h, O::v_stride_s, O::seq_kv,
-                            O::padded_kv, O::no_bytes, O::no_floats, O::vt8, O::vt8_scale});
+                            O::padded_kv, O::no_bytes, O::vt8, O::vt8_step});
   case KernelKind::quantize_dout:
     return quantize_fields({O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s, O::seq_q,
-                            O::padded_q, O::no_bytes, O::no_floats, O::dot8, O::dot8_scale});
+                            O::padded_q, O::no_bytes, O::dot8, O::q_channels});
   case KernelKind::forward:
-    return plain({O::q,        O::q_stride_b,   O::q_stride_h,    O::q_stride_s,
-                  O::k,        O::k_stride_b,   O::k_stride_h,    O::k_stride_s,
-                  O::out,      O::out_stride_b, O::out_stride_h,  O::out_stride_s,
-                  O::lse,      O::q8,           O::q8_scale,      O::q_bias,
-                  O::k8,       O::k8_scale,     O::vt8,           O::vt8_scale,
-                  O::heads,    O::heads_kv,     O::seq_q,         O::seq_kv,
-                  O::padded_q, O::padded_kv,    O::causal_offset, O::softmax_scale});
+    return plain({O::q, O::q_stride_b, O::q_stride_h, O::q_stride_s,
+                  O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s,
+                  O::out, O::out_stride_b, O::out_stride_h, O::out_stride_s,
+                  O::lse, O::q8, O::q_rows, O::k8, O::k8_step, O::vt8, O::vt8_step,
+                  O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
+                  O::causal_offset, O::softmax_scale});
   case KernelKind::backward_dq:
-    return plain({O::q,
-                  O::q_stride_b,
-                  O::q_stride_h,
-                  O::q_stride_s,
-                  O::k,
-                  O::k_stride_b,
-                  O::k_stride_h,
-                  O::k_stride_s,
-                  O::v,
-                  O::v_stride_b,
-                  O::v_stride_h,
-                  O::v_stride_s,
-                  O::dout,
-                  O::dout_stride_b,
-                  O::dout_stride_h,
-                  O::dout_stride_s,
-                  O::dq,
-                  O::dq_stride_b,
-                  O::dq_stride_h,
-                  O::dq_stride_s,
-                  O::dlse,
-                  O::k_mean,
-                  O::q8,
-                  O::q8_scale,
-                  O::k8,
-                  O::k8_scale,
-                  O::kt8,
-                  O::kt8_scale,
-                  O::lse_log2,
-                  O::delta,
-                  O::tile_p_max,
-                  O::tile_ds_max,
-                  O::heads,
-                  O::heads_kv,
-                  O::seq_q,
-                  O::seq_kv,
-                  O::padded_q,
-                  O::padded_kv,
-                  O::causal_offset,
-                  O::softmax_scale});
+    return plain({O::q, O::q_stride_b, O::q_stride_h, O::q_stride_s,
+                  O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s,
+                  O::v, O::v_stride_b, O::v_stride_h, O::v_stride_s,
+                  O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s,
+                  O::dq, O::dq_stride_b, O::dq_stride_h, O::dq_stride_s,
+                  O::dlse, O::k_mean, O::q8, O::q_rows, O::k8, O::k8_step, O::kt8, O::kt8_step,
+                  O::tile_p_max, O::tile_ds_max,
+                  O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
+                  O::causal_offset, O::softmax_scale});
   case KernelKind::backward_dkv:
-    return plain({O::q,
-                  O::q_stride_b,
-                  O::q_stride_h,
-                  O::q_stride_s,
-                  O::k,
-                  O::k_stride_b,
-                  O::k_stride_h,
-                  O::k_stride_s,
-                  O::v,
-                  O::v_stride_b,
-                  O::v_stride_h,
-                  O::v_stride_s,
-                  O::dout,
-                  O::dout_stride_b,
-                  O::dout_stride_h,
-                  O::dout_stride_s,
-                  O::dk,
-                  O::dk_stride_b,
-                  O::dk_stride_h,
-                  O::dk_stride_s,
-                  O::dv,
-                  O::dv_stride_b,
-                  O::dv_stride_h,
-                  O::dv_stride_s,
-                  O::q8,
-                  O::q8_scale,
-                  O::k8,
-                  O::k8_scale,
-                  O::qt8,
-                  O::qt8_scale,
-                  O::dot8,
-                  O::dot8_scale,
-                  O::lse_log2,
-                  O::delta,
-                  O::tile_p_max,
-                  O::tile_ds_max,
-                  O::heads,
-                  O::heads_kv,
-                  O::seq_q,
-                  O::seq_kv,
-                  O::padded_q,
-                  O::padded_kv,
-                  O::causal_offset,
-                  O::softmax_scale});
+    return plain({O::q, O::q_stride_b, O::q_stride_h, O::q_stride_s,
+                  O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s,
+                  O::v, O::v_stride_b, O::v_stride_h, O::v_stride_s,
+                  O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s,
+                  O::dk, O::dk_stride_b, O::dk_stride_h, O::dk_stride_s,
+                  O::dv, O::dv_stride_b, O::dv_stride_h, O::dv_stride_s,
+                  O::q8, O::q_rows, O::k8, O::k8_step, O::qt8, O::dot8, O::q_channels,
+                  O::tile_p_max, O::tile_ds_max,
+                  O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
+                  O::causal_offset, O::softmax_scale});
   }
   return {};
 }
+// clang-format on
 
 /// One buffer of the workspace.
 struct Buffer {
@@ -189,26 +123,22 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::k_partial, heads_k * ceil_div(p.seq_kv, kMeanChunk) * d * 4);
     add(O::k_mean, heads_k * d * 4);
   }
+  add(O::q_rows, rows_q * 3 * 4);
   if (scores8) {
     add(O::q8, rows_q * d);
-    add(O::q8_scale, rows_q * 4);
     add(O::k8, rows_k * d);
-    add(O::k8_scale, rows_k * 4);
+    add(O::k8_step, rows_k * 4);
   }
   if (!backward) {
-    add(O::q_bias, rows_q * 4);
     add(O::vt8, rows_k * d);
-    add(O::vt8_scale, rows_k / s.group_kv * d * 4);
+    add(O::vt8_step, rows_k / s.group_kv * d * 4);
     return buffers;
   }
   add(O::qt8, rows_q * d);
-  add(O::qt8_scale, rows_q / s.group_q * d * 4);
   add(O::dot8, rows_q * d);
-  add(O::dot8_scale, rows_q / s.group_q * d * 4);
+  add(O::q_channels, rows_q / s.group_q * 2 * d * 4);
   add(O::kt8, rows_k * d);
-  add(O::kt8_scale, rows_k / s.group_kv * d * 4);
-  add(O::lse_log2, rows_q * 4);
-  add(O::delta, rows_q * 4);
+  add(O::kt8_step, rows_k / s.group_kv * d * 4);
   if (s.granularity == Granularity::block) {
     const int64_t tiles = rows_q / s.group_q * (padded(p.seq_kv) / s.group_kv);
     add(O::tile_p_max, tiles * 4);

@@ -23,33 +23,36 @@ struct Problem {
   int64_t seq_kv = 1;
 };
 
-/// Everything a kernel can be handed. Pointers first, then strides (elements), then scalars.
+/// Everything a kernel can be handed: its name and its C type in generated code. The layouts of the
+/// workspace are those of templates/kernels/quantize.cuh.
+// clang-format off
 #define SAGEBWD_OPERANDS(X)                                                                        \
   /* tensors of the caller */                                                                      \
-  X(q, "const Element*")                                                                           \
-  X(k, "const Element*") X(v, "const Element*") X(out, "Element*") X(lse, "float*")                \
-      X(dout, "const Element*") X(dlse, "const float*") X(dq, "Element*") X(dk, "Element*")        \
-          X(dv, "Element*") /* workspace */                                                        \
-      X(k_partial, "float*") X(k_mean, "float*") X(q8, "s8*") X(q8_scale, "float*") X(             \
-          q_bias, "float*") X(k8, "s8*") X(k8_scale, "float*") X(vt8, "s8*")                       \
-          X(vt8_scale, "float*") X(qt8, "s8*") X(qt8_scale, "float*") X(kt8, "s8*") X(             \
-              kt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*") X(lse_log2, "float*")    \
-              X(delta, "float*") X(tile_p_max, "float*") X(                                        \
-                  tile_ds_max,                                                                     \
-                  "float*") /* strides of the caller's tensors, in elements: batch, head, token */ \
-      X(q_stride_b, "s64") X(q_stride_h, "s64") X(q_stride_s, "s64") X(k_stride_b, "s64")          \
-          X(k_stride_h, "s64") X(k_stride_s, "s64") X(v_stride_b, "s64") X(v_stride_h, "s64")      \
-              X(v_stride_s, "s64") X(out_stride_b, "s64") X(out_stride_h, "s64")                   \
-                  X(out_stride_s, "s64") X(dout_stride_b, "s64") X(dout_stride_h, "s64")           \
-                      X(dout_stride_s, "s64") X(dq_stride_b, "s64") X(dq_stride_h, "s64")          \
-                          X(dq_stride_s, "s64") X(dk_stride_b, "s64") X(dk_stride_h, "s64")        \
-                              X(dk_stride_s, "s64") X(dv_stride_b, "s64") X(dv_stride_h, "s64")    \
-                                  X(dv_stride_s, "s64") /* sizes */                                \
-      X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int") X(padded_q, "int")       \
-          X(padded_kv, "int") X(causal_offset, "int")                                              \
-              X(softmax_scale, "float") /* fields that a role of a shared kernel leaves empty */   \
-      X(no_bytes, "s8*") X(no_floats, "float*") X(no_lse, "const float*") X(no_tensor, "Element*") \
-          X(no_stride, "s64")
+  X(q, "const Element*") X(k, "const Element*") X(v, "const Element*")                             \
+  X(out, "Element*") X(lse, "float*") X(dout, "const Element*") X(dlse, "const float*")            \
+  X(dq, "Element*") X(dk, "Element*") X(dv, "Element*")                                            \
+  /* workspace */                                                                                  \
+  X(k_partial, "float*") X(k_mean, "float*")                                                       \
+  X(q8, "s8*") X(k8, "s8*") X(k8_step, "float*") X(vt8, "s8*") X(vt8_step, "float*")               \
+  X(qt8, "s8*") X(kt8, "s8*") X(kt8_step, "float*") X(dot8, "s8*")                                 \
+  X(q_rows, "float*") X(q_channels, "float*")                                                      \
+  X(tile_p_max, "float*") X(tile_ds_max, "float*")                                                 \
+  /* strides of the caller's tensors, in elements: batch, head, token */                           \
+  X(q_stride_b, "s64") X(q_stride_h, "s64") X(q_stride_s, "s64")                                   \
+  X(k_stride_b, "s64") X(k_stride_h, "s64") X(k_stride_s, "s64")                                   \
+  X(v_stride_b, "s64") X(v_stride_h, "s64") X(v_stride_s, "s64")                                   \
+  X(out_stride_b, "s64") X(out_stride_h, "s64") X(out_stride_s, "s64")                             \
+  X(dout_stride_b, "s64") X(dout_stride_h, "s64") X(dout_stride_s, "s64")                          \
+  X(dq_stride_b, "s64") X(dq_stride_h, "s64") X(dq_stride_s, "s64")                                \
+  X(dk_stride_b, "s64") X(dk_stride_h, "s64") X(dk_stride_s, "s64")                                \
+  X(dv_stride_b, "s64") X(dv_stride_h, "s64") X(dv_stride_s, "s64")                                \
+  /* sizes */                                                                                      \
+  X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
+  X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int")                                   \
+  X(softmax_scale, "float")                                                                        \
+  /* what a role of the quantisation kernel leaves empty */                                        \
+  X(no_bytes, "s8*") X(no_floats, "float*")
+// clang-format on
 
 enum class Operand {
 #define X(name, type) name,

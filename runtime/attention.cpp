@@ -94,6 +94,7 @@ void check_workspace(const void* workspace, size_t given, size_t needed) {
 struct Attention::State {
   AttentionSpec spec;
   Arch arch;
+  Tiles tiles;
   int device = 0;
   std::mutex mutex;
   std::vector<LoadedKernel> kernels[2]; ///< of each pass; empty until loaded
@@ -114,7 +115,7 @@ const std::vector<LoadedKernel>& Attention::State::loaded(Pass pass, driver::Str
                             " are not loaded yet: call warmup() before the capture",
                         900); // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     std::vector<LoadedKernel> fresh;
-    for (const auto& built : build_all(kernels_of(pass, spec, arch)))
+    for (const auto& built : build_all(kernels_of(pass, spec, arch, tiles)))
       fresh.push_back(load(*built));
     result = std::move(fresh);
   }
@@ -140,11 +141,13 @@ void Attention::State::run(Pass pass, const Problem& problem, OperandValues& val
   }
 }
 
-Attention::Attention(const AttentionSpec& spec, int device) : state_(std::make_unique<State>()) {
+Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles)
+    : state_(std::make_unique<State>()) {
   state_->spec = resolved(spec);
   state_->device = device;
   const driver::DeviceInfo info = driver::device_info(device);
   state_->arch = arch_for_capability(info.major, info.minor);
+  state_->tiles = tiles ? *tiles : default_tiles(state_->spec, state_->arch);
 }
 
 Attention::~Attention() = default;

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace sagebwd {
 
@@ -25,13 +26,13 @@ struct Tensor {
 
 struct ForwardArgs {
   Problem problem;
-  Tensor q, k, v;             ///< (B, H, M, D), (B, Hk, N, D) twice; bf16 or fp16
-  Tensor out;                 ///< (B, H, M, D), same type
-  float* lse = nullptr;       ///< (B, H, M) contiguous: natural log of the scaled scores' sum
-  float softmax_scale = 0;    ///< positive and finite
-  void* workspace = nullptr;  ///< forward_workspace_bytes(), 256-byte aligned
+  Tensor q, k, v;            ///< (B, H, M, D), (B, Hk, N, D) twice; bf16 or fp16
+  Tensor out;                ///< (B, H, M, D), same type
+  float* lse = nullptr;      ///< (B, H, M) contiguous: natural log of the scaled scores' sum
+  float softmax_scale = 0;   ///< positive and finite
+  void* workspace = nullptr; ///< forward_workspace_bytes(), 256-byte aligned
   size_t workspace_bytes = 0;
-  void* stream = nullptr;     ///< CUstream
+  void* stream = nullptr; ///< CUstream
 };
 
 struct BackwardArgs {
@@ -50,8 +51,10 @@ struct BackwardArgs {
 /// warmup().
 class Attention {
 public:
-  /// Resolves the spec; raises SpecError, LibraryError or DriverError.
-  Attention(const AttentionSpec&, int device = 0);
+  /// Resolves the spec; raises SpecError, LibraryError or DriverError. `tiles` replaces the
+  /// architecture's default.
+  explicit Attention(const AttentionSpec&, int device = 0,
+                     const std::optional<Tiles>& tiles = std::nullopt);
   ~Attention();
 
   const AttentionSpec& spec() const;

@@ -25,6 +25,21 @@ constexpr float LN_2 = 0.693147181f;
 /// Tokens in one tile of a transposed copy: channels x 64 tokens, contiguous in memory.
 constexpr int TOKENS_PER_TILE = 64;
 
+/// q_rows[head][tile of 64 queries][row vector][slot]: what the attention kernels read per query.
+constexpr int ROW_STEP = 0;  ///< value of one level of a score, softmax scale and log2(e) included
+constexpr int ROW_SHIFT = 1; ///< forward: the score shift of K-smoothing; backward: lse, in log2 units
+constexpr int ROW_MINUS_DELTA = 2; ///< backward: where dP starts from
+constexpr int ROW_VECTORS = 3;
+/// q_channels[head][group of queries][channel vector][slot]: steps of the transposed copies.
+constexpr int CHANNEL_Q = 0;
+constexpr int CHANNEL_DOUT = 1;
+constexpr int CHANNEL_VECTORS = 2;
+
+/// 1.5 * 2^23. A product's INT32 sum that starts from these bits is, read as FP32, MAGIC + sum
+/// exactly, for sums below 2^22: 255 * 127 * 128 and 127 * 127 * 256 are.
+constexpr float MAGIC = 12582912.0f;
+constexpr int MAGIC_BITS = 0x4B400000;
+
 __device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x >> 5; }
 __device__ __forceinline__ int minimum(int a, int b) { return a < b ? a : b; }

@@ -171,6 +171,9 @@ public:
     std::vector<const char*> options = {arch_option.c_str()};
     for (const std::string& option : Nvrtc::options())
       options.push_back(option.c_str());
+    // From 13 on NVRTC may answer from the driver's cache, without the report of ptxas.
+    if (library_.major >= 13)
+      options.push_back("--no-cache");
     return library_.nvrtcCompileProgram(program_, static_cast<int>(options.size()), options.data());
   }
   std::string cubin() const {

@@ -10,7 +10,9 @@
 // Scales of P and dS: exact maxima a key and query group (`row`), or those of the whole block that
 // backward_dq has found (`block`). No atomics: the sum's order is fixed.
 //
-// Shared memory streams in two halves: Q and dO for S and dP, then their transposed copies.
+// With STAGES = 2 shared memory holds the next tile's Q, dO and transposed copies while this one's
+// are worked on, and everything between two barriers can overlap. With STAGES = 1 there is one copy:
+// its two halves (rows for S and dP, transposed for dV and dK) are refilled in turn.
 //
 //===----------------------------------------------------------------------===//
 
@@ -27,13 +29,21 @@ struct SharedLayout {
   static constexpr int DOUT_BYTES = TILE_Q * VALUE_ROW_BYTES;
   static constexpr int TRANSPOSED = DOUT + STAGES * DOUT_BYTES; ///< Q, then dO
   static constexpr int TRANSPOSED_BYTES = 2 * HEAD_DIM * TILE_Q;
-  static constexpr int ROWS = TRANSPOSED + STAGES * TRANSPOSED_BYTES; ///< Q's steps, lse, delta
-  static constexpr int ROWS_BYTES = 3 * TILE_Q * 4;
+  static constexpr int ROWS = TRANSPOSED + STAGES * TRANSPOSED_BYTES; ///< vectors per query
+  static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
   static constexpr int CHANNELS = ROWS + STAGES * ROWS_BYTES; ///< steps of transposed Q, then dO
-  static constexpr int CHANNELS_BYTES = 2 * HEAD_DIM * 4;
+  static constexpr int CHANNELS_BYTES = CHANNEL_VECTORS * HEAD_DIM * 4;
   static constexpr int TOTAL = CHANNELS + STAGES * CHANNELS_BYTES;
 };
 static_assert(SharedLayout::TOTAL == SHARED_BYTES, "the host launches with what is used here");
+
+/// Where the walk over the queries of a group's heads stands.
+struct Walk {
+  int head;      ///< query head; heads_end past the last
+  int tile;      ///< of TILE_Q queries
+  s64 token;     ///< of the tile's first query in the padded copies
+  s64 dout;      ///< and its place in dO, in elements
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
@@ -46,46 +56,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
   const int first_key = blockIdx.x * BLOCK_KV;
   const int first_tile = CAUSAL ? maximum(0, first_key - p.causal_offset) / TILE_Q : 0;
-  const int tiles = maximum(0, ceil_div(p.seq_q, TILE_Q) - first_tile);
-  const int steps = tiles * heads_per_kv; // tile by tile, head after head
+  const int last_tile = ceil_div(p.seq_q, TILE_Q) - 1;
+  const int heads_end = (kv_head + 1) * heads_per_kv;
+  // To the first tile of the next head from the last of this one.
+  const s64 token_turn = p.padded_q - static_cast<s64>(last_tile - first_tile) * TILE_Q;
+  const s64 dout_turn =
+      p.dout_stride_h - static_cast<s64>(last_tile - first_tile) * TILE_Q * p.dout_stride_s;
+  const auto advance = [&](Walk walk) {
+    const bool same_head = walk.tile < last_tile;
+    return Walk{same_head ? walk.head : walk.head + 1, same_head ? walk.tile + 1 : first_tile,
+                walk.token + (same_head ? TILE_Q : token_turn),
+                walk.dout + (same_head ? TILE_Q * p.dout_stride_s : dout_turn)};
+  };
 
-  const auto load_rows = [&](int step) {
-    if (step < steps) {
-      const int head = kv_head * heads_per_kv + step / tiles;
-      const int first = (first_tile + step % tiles) * TILE_Q, stage = step % STAGES;
-      const s64 token = (static_cast<s64>(batch) * p.heads + head) * p.padded_q + first;
+  const auto load_rows = [&](const Walk& walk, int stage) {
+    if (walk.head < heads_end) {
+      const int first = walk.tile * TILE_Q;
       const u32 tile = shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES;
-      const u32 rows = shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES;
-      if constexpr (QK16) {
+      if constexpr (QK16)
         load_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(
-            tile, p.q + batch * p.q_stride_b + head * p.q_stride_h + first * p.q_stride_s,
+            tile, p.q + batch * p.q_stride_b + walk.head * p.q_stride_h + first * p.q_stride_s,
             p.q_stride_s * 2, p.seq_q - first);
-      } else {
-        load_dense_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(tile, p.q8 + token * HEAD_DIM);
-        load_floats<TILE_Q, THREADS>(rows, p.q8_scale + token);
-      }
-      load_floats<TILE_Q, THREADS>(rows + TILE_Q * 4, p.lse_log2 + token);
-      load_floats<TILE_Q, THREADS>(rows + TILE_Q * 8, p.delta + token);
+      else
+        load_dense_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(tile, p.q8 + walk.token * HEAD_DIM);
+      load_floats<ROW_VECTORS * TILE_Q, THREADS>(
+          shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES,
+          p.q_rows + walk.token * ROW_VECTORS);
       load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(
-          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES,
-          p.dout + batch * p.dout_stride_b + head * p.dout_stride_h + first * p.dout_stride_s,
+          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES, p.dout + walk.dout,
           p.dout_stride_s * 2, p.seq_q - first);
     }
     cp_async_commit();
   };
-  const auto load_transposed = [&](int step) {
-    if (step < steps) {
-      const int head = kv_head * heads_per_kv + step / tiles;
-      const int first = (first_tile + step % tiles) * TILE_Q, stage = step % STAGES;
-      const s64 token = (static_cast<s64>(batch) * p.heads + head) * p.padded_q + first;
+  const auto load_transposed = [&](const Walk& walk, int stage) {
+    if (walk.head < heads_end) {
       const u32 tile = shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
-      const u32 scales = shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES;
-      load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(tile, p.qt8 + token * HEAD_DIM);
+      load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(tile, p.qt8 + walk.token * HEAD_DIM);
       load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(tile + HEAD_DIM * TILE_Q,
-                                                          p.dot8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(scales, p.qt8_scale + token / GROUP_Q * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(scales + HEAD_DIM * 4,
-                                     p.dot8_scale + token / GROUP_Q * HEAD_DIM);
+                                                          p.dot8 + walk.token * HEAD_DIM);
+      load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(
+          shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES,
+          p.q_channels + walk.token / GROUP_Q * (CHANNEL_VECTORS * HEAD_DIM));
     }
     cp_async_commit();
   };
@@ -103,40 +114,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       shared + SharedLayout::VALUES,
       p.v + batch * p.v_stride_b + kv_head * p.v_stride_h + first_key * p.v_stride_s,
       p.v_stride_s * 2, p.seq_kv - first_key);
-  load_rows(0);
+  const int first_head = kv_head * heads_per_kv, first_token = first_tile * TILE_Q;
+  Walk walk = {first_tile <= last_tile ? first_head : heads_end, first_tile,
+               (static_cast<s64>(batch) * p.heads + first_head) * p.padded_q + first_token,
+               batch * p.dout_stride_b + first_head * p.dout_stride_h +
+                   first_token * p.dout_stride_s};
+  load_rows(walk, 0);
   if constexpr (STAGES == 2)
-    load_transposed(0);
+    load_transposed(walk, 0);
 
   const int warp_key = first_key + warp_id() * 16;
   const int key[2] = {warp_key + row_in_warp, warp_key + row_in_warp + 8};
   float key_step[2] = {1.0f, 1.0f};
   if constexpr (!QK16) {
-    key_step[0] = p.k8_scale[flat_kv_head * p.padded_kv + key[0]];
-    key_step[1] = p.k8_scale[flat_kv_head * p.padded_kv + key[1]];
+    key_step[0] = p.k8_step[flat_kv_head * p.padded_kv + sigma_slot(key[0])];
+    key_step[1] = p.k8_step[flat_kv_head * p.padded_kv + sigma_slot(key[1])];
   }
-  const float log2_scale = p.softmax_scale * LOG2_E;
+  const float common_step = p.softmax_scale * LOG2_E;
 
   RowFragments<SCORE_ROW_BYTES, SCORE_ROWS_IN_REGISTERS> keys;
   RowFragments<VALUE_ROW_BYTES, VALUE_ROWS_IN_REGISTERS> values;
   float dk[HEAD_DIM / 8][4] = {}, dv[HEAD_DIM / 8][4] = {};
 
-  for (int step = 0; step < steps; ++step) {
-    const int stage = step % STAGES, first_query = (first_tile + step % tiles) * TILE_Q;
+  for (int step = 0; walk.head < heads_end; ++step) {
+    const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
+    const int first_query = walk.tile * TILE_Q;
+    const Walk next = advance(walk);
 
-    cp_async_wait<STAGES - 1>();
+    cp_async_wait<0>();
     __syncthreads();
-    if constexpr (STAGES == 1)
-      load_transposed(step);
-    else
-      load_rows(step + 1);
+    if constexpr (STAGES == 2)
+      load_rows(next, next_stage);
+    load_transposed(STAGES == 2 ? next : walk, next_stage);
     if (step == 0) {
       keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
       values.load(shared + SharedLayout::VALUES, warp_id() * 16);
     }
     float largest_p[2] = {0, 0}, largest_ds[2] = {0, 0};
     if constexpr (BLOCK_SCALES) {
-      const int head = kv_head * heads_per_kv + step / tiles;
-      const s64 row = (static_cast<s64>(batch) * p.heads + head) * (p.padded_q / GROUP_Q) +
+      const s64 row = (static_cast<s64>(batch) * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
                       first_query / GROUP_Q;
       const s64 tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
       // A block in which no query sees a key was not visited.
@@ -147,19 +163,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       }
     }
 
-    const u32 rows = shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES + quad_lane * 8;
-    float x[COLUMNS8][4], ds[COLUMNS8][4];
-    {
-      ScoreSum products[COLUMNS8][4] = {};
-      multiply_scores<COLUMNS8>(products, keys,
-                                shared + SharedLayout::QUERIES +
-                                    stage * SharedLayout::QUERIES_BYTES);
+    const u32 rows = shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES;
+    Scores::Sum sums[COLUMNS8][4];
+    multiply_scores<COLUMNS8>(sums, keys,
+                              shared + SharedLayout::QUERIES +
+                                  stage * SharedLayout::QUERIES_BYTES);
+    float ds[COLUMNS8][4]; // dP - delta at first
+    multiply_values<COLUMNS8>(ds, values,
+                              shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES,
+                              [&](int j) {
+                                const float4 start =
+                                    read_columns(rows + ROW_MINUS_DELTA * TILE_Q * 4, j / 2);
+                                return j % 2 == 0 ? Quad{start.x, start.y, start.x, start.y}
+                                                  : Quad{start.z, start.w, start.z, start.w};
+                              });
+    float x[COLUMNS8][4];
 #pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
+    for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          x[j][i] = static_cast<float>(products[j][i]) * key_step[i >> 1];
-      }
+      for (int i = 0; i < 4; ++i)
+        x[j][i] = Scores::scaled(sums[j][i], key_step[i >> 1]);
     }
     if ((CAUSAL && warp_key + 15 > first_query + p.causal_offset) || warp_key + 16 > p.seq_kv) {
 #pragma unroll
@@ -173,65 +196,70 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       }
     }
 #pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j) {
-      float2 score_step = {log2_scale, log2_scale};
-      if constexpr (!QK16) {
-        const float2 query_step = read_float2(rows + j * 32);
-        score_step = {log2_scale * query_step.x, log2_scale * query_step.y};
-      }
-      const float2 lse = read_float2(rows + TILE_Q * 4 + j * 32);
-      const float2 delta = read_float2(rows + TILE_Q * 8 + j * 32);
+    for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
+      const float4 steps = QK16 ? float4{common_step, common_step, common_step, common_step}
+                                : read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
+      const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
+      const float step[4] = {steps.x, steps.y, steps.z, steps.w};
+      const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        x[j][2 * r] = exp2_approx(__fmaf_rn(x[j][2 * r], score_step.x, -lse.x));
-        x[j][2 * r + 1] = exp2_approx(__fmaf_rn(x[j][2 * r + 1], score_step.y, -lse.y));
-        if constexpr (!BLOCK_SCALES)
-          largest_p[r] = max_nan(largest_p[r], max_nan(x[j][2 * r], x[j][2 * r + 1]));
-        ds[j][2 * r] = -delta.x;
-        ds[j][2 * r + 1] = -delta.y;
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int column = 2 * half + (i & 1);
+          float& score = x[2 * pair + half][i];
+          score = exp2_approx(__fmaf_rn(score, step[column], -lse[column]));
+          if constexpr (!BLOCK_SCALES)
+            largest_p[i >> 1] = max_nan(largest_p[i >> 1], score);
+        }
       }
     }
-    multiply_values<COLUMNS8>(ds, values,
-                              shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES);
+    // P is all that dV needs: its product goes ahead of the arithmetic on dS, which it hides.
+    if constexpr (!BLOCK_SCALES) {
+      largest_p[0] = quad_max_nan(largest_p[0]);
+      largest_p[1] = quad_max_nan(largest_p[1]);
+    }
+    const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest_p[0]);
+    const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest_p[1]);
+    u32 p8[TILE_Q / 32][4];
+#pragma unroll
+    for (int k = 0; k < TILE_Q / 32; ++k)
+      quantize_fragment<false>(p8[k], &x[4 * k], p_low.inverse, p_high.inverse);
+
+    if constexpr (STAGES == 1) {
+      cp_async_wait<0>();
+      __syncthreads();
+      load_rows(next, 0);
+    }
+    const u32 transposed =
+        shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
+    const u32 channels = shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES;
+    multiply_tokens<false, TILE_Q / 32>(dv, p8, transposed + HEAD_DIM * TILE_Q,
+                                        channels + CHANNEL_DOUT * HEAD_DIM * 4, p_low.step,
+                                        p_high.step);
+
 #pragma unroll
     for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         ds[j][i] *= x[j][i];
         if constexpr (!BLOCK_SCALES)
-          largest_ds[i >> 1] = max_nan(largest_ds[i >> 1], magnitude(ds[j][i]));
+          largest_ds[i >> 1] = max_magnitude(largest_ds[i >> 1], ds[j][i]);
       }
     }
     if constexpr (!BLOCK_SCALES) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        largest_p[r] = quad_max_nan(largest_p[r]);
-        largest_ds[r] = quad_max_nan(largest_ds[r]);
-      }
+      largest_ds[0] = quad_max_nan(largest_ds[0]);
+      largest_ds[1] = quad_max_nan(largest_ds[1]);
     }
-    const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest_p[0]);
-    const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest_p[1]);
     const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
     const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-    u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4];
+    u32 ds8[TILE_Q / 32][4];
 #pragma unroll
-    for (int k = 0; k < TILE_Q / 32; ++k) {
-      quantize_fragment<false>(p8[k], &x[4 * k], p_low.inverse, p_high.inverse);
+    for (int k = 0; k < TILE_Q / 32; ++k)
       quantize_fragment<true>(ds8[k], &ds[4 * k], ds_low.inverse, ds_high.inverse);
-    }
-
-    cp_async_wait<STAGES - 1>();
-    __syncthreads();
-    if constexpr (STAGES == 1)
-      load_rows(step + 1);
-    else
-      load_transposed(step + 1);
-    const u32 transposed =
-        shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
-    const u32 channels = shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES;
-    multiply_tokens<false, TILE_Q / 32>(dv, p8, transposed + HEAD_DIM * TILE_Q,
-                                        channels + HEAD_DIM * 4, p_low.step, p_high.step);
-    multiply_tokens<true, TILE_Q / 32>(dk, ds8, transposed, channels, ds_low.step, ds_high.step);
+    multiply_tokens<true, TILE_Q / 32>(dk, ds8, transposed, channels + CHANNEL_Q * HEAD_DIM * 4,
+                                       ds_low.step, ds_high.step);
+    walk = next;
   }
   cp_async_wait<0>();
 

@@ -8,7 +8,9 @@
 //                          GROUP_Q x GROUP_KV (`block`), which backward_dkv then reads
 //   dQ += dS K             INT8
 //
-// Shared memory streams in two halves: K and V for S and dP, then transposed K for dQ.
+// With STAGES = 2 shared memory holds the next group's keys and values while this one's are worked
+// on. With STAGES = 1 there is one copy: its two halves (K and V for S and dP, transposed K for dQ)
+// are refilled in turn.
 //
 //===----------------------------------------------------------------------===//
 
@@ -24,11 +26,11 @@ struct SharedLayout {
   static constexpr int VALUES_BYTES = GROUP_KV * VALUE_ROW_BYTES;
   static constexpr int KEYS_T = VALUES + STAGES * VALUES_BYTES;
   static constexpr int KEYS_T_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int KEY_SCALES = KEYS_T + STAGES * KEYS_T_BYTES;
-  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
-  static constexpr int KEY_T_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
-  static constexpr int KEY_T_SCALES_BYTES = HEAD_DIM * 4;
-  static constexpr int MAXIMA = KEY_T_SCALES + STAGES * KEY_T_SCALES_BYTES;
+  static constexpr int KEY_STEPS = KEYS_T + STAGES * KEYS_T_BYTES;
+  static constexpr int KEY_STEPS_BYTES = GROUP_KV * 4;
+  static constexpr int CHANNEL_STEPS = KEY_STEPS + STAGES * KEY_STEPS_BYTES;
+  static constexpr int CHANNEL_STEPS_BYTES = HEAD_DIM * 4;
+  static constexpr int MAXIMA = CHANNEL_STEPS + STAGES * CHANNEL_STEPS_BYTES;
   static constexpr int TOTAL = MAXIMA + (BLOCK_SCALES ? 2 * WARPS * 8 : 0);
 };
 static_assert(SharedLayout::TOTAL == SHARED_BYTES, "the host launches with what is used here");
@@ -63,8 +65,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       } else {
         load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
         load_floats<GROUP_KV, THREADS>(
-            shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES,
-            p.k8_scale + token);
+            shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES,
+            p.k8_step + token);
       }
       load_tile<GROUP_KV, VALUE_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
@@ -80,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
           p.kt8 + token * HEAD_DIM);
       load_floats<HEAD_DIM, THREADS>(
-          shared + SharedLayout::KEY_T_SCALES + stage * SharedLayout::KEY_T_SCALES_BYTES,
-          p.kt8_scale + token / GROUP_KV * HEAD_DIM);
+          shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
+          p.kt8_step + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
@@ -105,13 +107,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const int warp_query = first_query + warp_id() * 16;
   const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
-  float score_step[2], lse[2], delta[2]; // scores and lse in log2 units
+  float score_step[2], lse[2], minus_delta[2]; // scores and lse in log2 units
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const s64 row = flat_head * p.padded_q + query[r];
-    score_step[r] = p.softmax_scale * LOG2_E * (QK16 ? 1.0f : p.q8_scale[row]);
-    lse[r] = p.lse_log2[row];
-    delta[r] = p.delta[row];
+    const s64 first_row = flat_head * p.padded_q;
+    score_step[r] = QK16 ? p.softmax_scale * LOG2_E
+                         : read_row(p.q_rows, first_row, query[r], ROW_STEP);
+    lse[r] = read_row(p.q_rows, first_row, query[r], ROW_SHIFT);
+    minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
   }
 
   RowFragments<SCORE_ROW_BYTES, SCORE_ROWS_IN_REGISTERS> queries;
@@ -121,38 +124,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   for (int group = 0; group < groups; ++group) {
     const int stage = group % STAGES, first_key = group * GROUP_KV;
 
-    cp_async_wait<STAGES - 1>();
+    cp_async_wait<0>();
     __syncthreads();
-    if constexpr (STAGES == 1)
-      load_transposed_keys(group);
-    else
+    if constexpr (STAGES == 2)
       load_keys_and_values(group + 1);
+    load_transposed_keys(STAGES == 2 ? group + 1 : group);
     if (group == 0) {
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
       dout.load(shared + SharedLayout::DOUT, warp_id() * 16);
     }
 
-    float ds[KEY_TILES][COLUMNS8][4];
+    float ds[KEY_TILES][COLUMNS8][4]; // dP - delta at first
     float largest_ds[2] = {0, 0}, largest_p = 0;
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile) {
       const int tile_key = first_key + tile * TOKENS_PER_TILE;
-      ScoreSum products[COLUMNS8][4] = {};
-      multiply_scores<COLUMNS8>(products, queries,
-                                shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
-                                    tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
       float x[COLUMNS8][4];
-      const u32 key_scales = shared + SharedLayout::KEY_SCALES +
-                             stage * SharedLayout::KEY_SCALES_BYTES + tile * TOKENS_PER_TILE * 4 +
-                             quad_lane * 8;
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-        const float2 key_step = QK16 ? float2{1.0f, 1.0f} : read_float2(key_scales + j * 32);
-        x[j][0] = static_cast<float>(products[j][0]) * key_step.x;
-        x[j][1] = static_cast<float>(products[j][1]) * key_step.y;
-        x[j][2] = static_cast<float>(products[j][2]) * key_step.x;
-        x[j][3] = static_cast<float>(products[j][3]) * key_step.y;
-      }
+      score_tile<COLUMNS8>(
+          x, queries,
+          shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
+              tile * TOKENS_PER_TILE * SCORE_ROW_BYTES,
+          shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES +
+              tile * TOKENS_PER_TILE * 4);
+      multiply_values<COLUMNS8>(ds[tile], dout,
+                                shared + SharedLayout::VALUES +
+                                    stage * SharedLayout::VALUES_BYTES +
+                                    tile * TOKENS_PER_TILE * VALUE_ROW_BYTES,
+                                [&](int) {
+                                  return Quad{minus_delta[0], minus_delta[0], minus_delta[1],
+                                              minus_delta[1]};
+                                });
       const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
       if (tile_key + TOKENS_PER_TILE > minimum(first_hidden, p.seq_kv)) {
 #pragma unroll
@@ -171,21 +172,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[i >> 1], -lse[i >> 1]));
-          ds[tile][j][i] = -delta[i >> 1];
           if constexpr (BLOCK_SCALES)
             largest_p = max_nan(largest_p, x[j][i]);
         }
       }
-      multiply_values<COLUMNS8>(ds[tile], dout,
-                                shared + SharedLayout::VALUES +
-                                    stage * SharedLayout::VALUES_BYTES +
-                                    tile * TOKENS_PER_TILE * VALUE_ROW_BYTES);
 #pragma unroll
       for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           ds[tile][j][i] *= x[j][i];
-          largest_ds[i >> 1] = max_nan(largest_ds[i >> 1], magnitude(ds[tile][j][i]));
+          largest_ds[i >> 1] = max_magnitude(largest_ds[i >> 1], ds[tile][j][i]);
         }
       }
     }
@@ -203,13 +199,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       largest_ds[1] = quad_max_nan(largest_ds[1]);
     }
 
-    cp_async_wait<STAGES - 1>();
-    __syncthreads();
-    if constexpr (STAGES == 1)
+    if constexpr (STAGES == 1) {
+      cp_async_wait<0>();
+      __syncthreads();
       load_keys_and_values(group + 1);
-    else
-      load_transposed_keys(group + 1);
-
+    } else if constexpr (BLOCK_SCALES) {
+      __syncthreads();
+    }
     if constexpr (BLOCK_SCALES) {
 #pragma unroll
       for (int warp = 0; warp < WARPS; ++warp) {
@@ -232,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       quantize_fragment<true>(ds8[step], &ds[step / 2][4 * (step % 2)], low.inverse, high.inverse);
     multiply_tokens<true, GROUP_KV / 32>(
         dq, ds8, shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
-        shared + SharedLayout::KEY_T_SCALES + stage * SharedLayout::KEY_T_SCALES_BYTES, low.step,
+        shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES, low.step,
         high.step);
   }
   cp_async_wait<0>();

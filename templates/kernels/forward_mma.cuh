@@ -7,8 +7,8 @@
 //   O = O alpha + P V    unsigned x signed INT8, one scale a channel and group
 // alpha and beta carry the running maximum: each group's P is taken against its own maximum.
 //
-// Shared memory streams in two halves, K before V, each waited for just before its product. With
-// STAGES = 1 a half is refilled while the other is worked on; with 2 a whole group ahead.
+// With STAGES = 2 shared memory holds the next group's keys and values while this one's are worked
+// on. With STAGES = 1 there is one copy: K and V are refilled in turn.
 //
 //===----------------------------------------------------------------------===//
 
@@ -21,11 +21,11 @@ struct SharedLayout {
   static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
   static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
   static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int KEY_SCALES = VALUES + STAGES * VALUES_BYTES;
-  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
-  static constexpr int VALUE_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
-  static constexpr int VALUE_SCALES_BYTES = HEAD_DIM * 4;
-  static constexpr int TOTAL = VALUE_SCALES + STAGES * VALUE_SCALES_BYTES;
+  static constexpr int KEY_STEPS = VALUES + STAGES * VALUES_BYTES;
+  static constexpr int KEY_STEPS_BYTES = GROUP_KV * 4;
+  static constexpr int CHANNEL_STEPS = KEY_STEPS + STAGES * KEY_STEPS_BYTES;
+  static constexpr int CHANNEL_STEPS_BYTES = HEAD_DIM * 4;
+  static constexpr int TOTAL = CHANNEL_STEPS + STAGES * CHANNEL_STEPS_BYTES;
 };
 static_assert(SharedLayout::TOTAL == SHARED_BYTES, "the host launches with what is used here");
 
@@ -64,8 +64,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const s64 token = flat_kv_head * p.padded_kv + first;
         load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
         load_floats<GROUP_KV, THREADS>(
-            shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES,
-            p.k8_scale + token);
+            shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES,
+            p.k8_step + token);
       }
     }
     cp_async_commit();
@@ -78,8 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           p.vt8 + token * HEAD_DIM);
       load_floats<HEAD_DIM, THREADS>(
-          shared + SharedLayout::VALUE_SCALES + stage * SharedLayout::VALUE_SCALES_BYTES,
-          p.vt8_scale + token / GROUP_KV * HEAD_DIM);
+          shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
+          p.vt8_step + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
@@ -103,8 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   float score_step[2]; // of a query's scores, in log2 units
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    score_step[r] = p.softmax_scale * LOG2_E *
-                    (QK16 ? 1.0f : p.q8_scale[flat_head * p.padded_q + query[r]]);
+    score_step[r] = QK16 ? p.softmax_scale * LOG2_E
+                         : read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_STEP);
 
   RowFragments<SCORE_ROW_BYTES, true> queries;
   float o[HEAD_DIM / 8][4] = {};
@@ -113,30 +113,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   for (int group = 0; group < groups; ++group) {
     const int stage = group % STAGES, first_key = group * GROUP_KV;
 
-    cp_async_wait<STAGES - 1>();
+    cp_async_wait<0>();
     __syncthreads();
-    if constexpr (STAGES == 1)
-      load_values(group);
-    else
+    if constexpr (STAGES == 2)
       load_keys(group + 1);
+    load_values(STAGES == 2 ? group + 1 : group);
     if (group == 0)
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
 
-    ScoreSum products[COLUMNS8][4] = {};
-    multiply_scores<COLUMNS8>(products, queries,
-                              shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES);
-
     float x[COLUMNS8][4];
-    const u32 key_scales = shared + SharedLayout::KEY_SCALES +
-                           stage * SharedLayout::KEY_SCALES_BYTES + quad_lane * 8;
-#pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j) {
-      const float2 key_step = QK16 ? float2{1.0f, 1.0f} : read_float2(key_scales + j * 32);
-      x[j][0] = static_cast<float>(products[j][0]) * key_step.x;
-      x[j][1] = static_cast<float>(products[j][1]) * key_step.y;
-      x[j][2] = static_cast<float>(products[j][2]) * key_step.x;
-      x[j][3] = static_cast<float>(products[j][3]) * key_step.y;
-    }
+    score_tile<COLUMNS8>(x, queries,
+                         shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES,
+                         shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES);
     const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
     if (first_key + GROUP_KV > minimum(first_hidden, p.seq_kv)) {
 #pragma unroll
@@ -190,15 +178,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       }
     }
 
-    cp_async_wait<STAGES - 1>();
-    __syncthreads();
-    if constexpr (STAGES == 1)
+    if constexpr (STAGES == 1) {
+      cp_async_wait<0>();
+      __syncthreads();
       load_keys(group + 1);
-    else
-      load_values(group + 1);
+    }
     multiply_tokens<false, GROUP_KV / 32>(
         o, p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
-        shared + SharedLayout::VALUE_SCALES + stage * SharedLayout::VALUE_SCALES_BYTES, beta[0],
+        shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES, beta[0],
         beta[1]);
   }
   cp_async_wait<0>();
@@ -207,13 +194,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(rows[r].sum);
-    const bool sees_nothing = rows[r].maximum == -INFINITY_F && sum == 0;
+    const bool sees_nothing = CAUSAL && query[r] + p.causal_offset < 0;
     inverse_sum[r] = sees_nothing ? 0.0f : __fdiv_rn(1.0f, sum);
     if (quad_lane == 0 && query[r] < p.seq_q) {
-      const s64 padded_row = flat_head * p.padded_q + query[r];
       float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN)
-        lse += p.q_bias[padded_row]; // back to the raw domain
+        lse += read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_SHIFT); // back to the raw domain
       p.lse[flat_head * p.seq_q + query[r]] = sees_nothing ? -INFINITY_F : lse;
     }
   }

@@ -7,7 +7,7 @@
 //                     tokens: smoothed (K), never rotated, slots in the order sigma
 //                     (tile/permutation.cuh), one scale a channel or a block
 //   role q            q . mean(K), to move lse between the raw and the smoothed domain
-//   role dout         delta = rowsum(dO * O) - dlse
+//   role dout         minus_delta = dlse - rowsum(dO * O)
 // Tokens past the end are written as zeros, so that the products need no bounds.
 //
 //===----------------------------------------------------------------------===//
@@ -15,6 +15,13 @@
 constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
 constexpr int QUADS = GROUP / 4;     ///< one per thread row: 4 tokens whose bytes form one word
 static_assert(THREADS == OCTETS * QUADS, "one thread holds 4 tokens x 8 channels");
+
+/// Slots of this thread's 4 tokens are consecutive: the first one's place in a row vector.
+__device__ __forceinline__ s64 row_vector(s64 head_row, int first_token, int quad, int vectors,
+                                          int vector) {
+  const s64 tile = (head_row + first_token) / TOKENS_PER_TILE + quad / (TOKENS_PER_TILE / 4);
+  return (tile * vectors + vector) * TOKENS_PER_TILE + quad % (TOKENS_PER_TILE / 4) * 4;
+}
 
 __device__ __forceinline__ void load_octet(float (&x)[8], const Element* from) {
   const uint4 words = *reinterpret_cast<const uint4*>(from);
@@ -66,7 +73,7 @@ __device__ __forceinline__ void write_rows(const Params& p, float (&x)[4][8], s6
     largest[i] = 0;
 #pragma unroll
     for (int c = 0; c < 8; ++c)
-      largest[i] = max_nan(largest[i], magnitude(x[i][c]));
+      largest[i] = max_magnitude(largest[i], x[i][c]);
     largest[i] = token_max(largest[i]);
   }
   if constexpr (BLOCK_SCALES) {
@@ -85,9 +92,16 @@ __device__ __forceinline__ void write_rows(const Params& p, float (&x)[4][8], s6
     bytes.x = pack_s8(x[i][0] * n, x[i][1] * n, x[i][2] * n, x[i][3] * n);
     bytes.y = pack_s8(x[i][4] * n, x[i][5] * n, x[i][6] * n, x[i][7] * n);
     *reinterpret_cast<uint2*>(p.rows8 + token * HEAD_DIM + octet * 8) = bytes;
-    // A token of zeros gets a positive step, so that a masked score of -inf stays -inf.
-    if (octet == 0)
-      p.rows8_scale[token] = scale.step == 0 ? 1.0f : scale.step;
+    if (octet == 0) {
+      // A token of zeros gets a positive step, so that a masked score of -inf stays -inf.
+      const float step = scale.step == 0 ? 1.0f : scale.step;
+      if constexpr (ROLE == Role::q)
+        p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_STEP) + i] =
+            step * (p.softmax_scale * LOG2_E);
+      else // 22 bits, see MAGIC
+        p.k8_step[row_vector(head_row, first_token, quad, 1, 0) + i] =
+            __uint_as_float(__float_as_uint(step) & ~3u);
+    }
   }
 }
 
@@ -103,8 +117,8 @@ __device__ __forceinline__ void write_transposed(const Params& p, const float (&
   float largest[8];
 #pragma unroll
   for (int c = 0; c < 8; ++c)
-    largest[c] = max_nan(max_nan(magnitude(x[0][c]), magnitude(x[1][c])),
-                         max_nan(magnitude(x[2][c]), magnitude(x[3][c])));
+    largest[c] = max_magnitude(
+        max_magnitude(max_magnitude(max_magnitude(0, x[0][c]), x[1][c]), x[2][c]), x[3][c]);
   if constexpr (BLOCK_SCALES) {
     float all = 0;
 #pragma unroll
@@ -127,9 +141,14 @@ __device__ __forceinline__ void write_transposed(const Params& p, const float (&
     }
   }
   __syncthreads();
-  if (threadIdx.x < HEAD_DIM)
-    p.transposed8_scale[(head_row + first_token) / GROUP * HEAD_DIM + threadIdx.x] =
-        scales[threadIdx.x].step;
+  if (threadIdx.x < HEAD_DIM) {
+    constexpr bool OF_QUERIES = ROLE == Role::q || ROLE == Role::dout;
+    const s64 group = (head_row + first_token) / GROUP;
+    const s64 vector = !OF_QUERIES ? group
+                                   : group * CHANNEL_VECTORS +
+                                         (ROLE == Role::q ? CHANNEL_Q : CHANNEL_DOUT);
+    p.transposed8_step[vector * HEAD_DIM + sigma_slot(threadIdx.x)] = scales[threadIdx.x].step;
+  }
 
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
@@ -156,7 +175,7 @@ __device__ __forceinline__ void write_transposed(const Params& p, const float (&
   }
 }
 
-/// delta[token] = rowsum(dO * O), less the gradient that flows through lse.
+/// Minus delta = rowsum(dO * O), plus the gradient that flows through lse: where dP starts from.
 __device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4][8], s64 flat_head,
                                             int first_token, int quad, int octet) {
   const Element* out =
@@ -175,7 +194,8 @@ __device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4]
     if (octet == 0) {
       if (p.dlse != nullptr && token < p.tokens)
         sum -= p.dlse[flat_head * p.tokens + token];
-      p.delta[flat_head * p.padded + token] = sum;
+      p.q_rows[row_vector(flat_head * p.padded, first_token, quad, ROW_VECTORS, ROW_MINUS_DELTA) +
+               i] = -sum;
     }
   }
 }
@@ -199,13 +219,14 @@ __device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x
       shift = token_sum(shift) * p.softmax_scale;
     }
     if (octet == 0) {
+      float& place =
+          p.q_rows[row_vector(flat_head * p.padded, first_token, quad, ROW_VECTORS, ROW_SHIFT) + i];
       if constexpr (BACKWARD) {
         // A query that sees no key has lse = -inf: +inf makes each of its probabilities 0.
         const float lse = token < p.tokens ? p.lse[flat_head * p.tokens + token] : -INFINITY_F;
-        p.lse_log2[flat_head * p.padded + token] =
-            lse == -INFINITY_F ? INFINITY_F : (lse - shift) * LOG2_E;
+        place = lse == -INFINITY_F ? INFINITY_F : (lse - shift) * LOG2_E;
       } else {
-        p.q_bias[flat_head * p.padded + token] = shift;
+        place = shift;
       }
     }
   }

@@ -1,7 +1,13 @@
 //===- ptx/cp_async.cuh - Asynchronous copies into shared memory -----------===//
 
-/// 16 bytes from global to shared memory; zeros where not `valid`.
-__device__ __forceinline__ void cp_async_16(u32 shared_address, const void* global, bool valid) {
+/// 16 bytes from global to shared memory.
+__device__ __forceinline__ void cp_async_16(u32 shared_address, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(global)
+               : "memory");
+}
+/// The same, but zeros where not `valid`; nothing is read then.
+__device__ __forceinline__ void cp_async_16_or_zeros(u32 shared_address, const void* global,
+                                                     bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(global),
                "r"(bytes)

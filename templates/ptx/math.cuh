@@ -28,6 +28,9 @@ __device__ __forceinline__ float max_number(float a, float b) {
   asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
-__device__ __forceinline__ float magnitude(float x) {
-  return __uint_as_float(__float_as_uint(x) & 0x7fffffffu);
+/// max_nan(a, |b|) in one instruction.
+__device__ __forceinline__ float max_magnitude(float a, float b) {
+  float y;
+  asm("{ .reg .f32 size; abs.f32 size, %2; max.NaN.f32 %0, %1, size; }" : "=f"(y) : "f"(a), "f"(b));
+  return y;
 }

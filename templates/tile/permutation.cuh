@@ -15,6 +15,11 @@ __device__ __forceinline__ int token_of_quad(int quad, int i) {
   return first_token_of_quad(quad) + (i & 1) + (i >> 1) * 8;
 }
 
+/// The slot of a token, or of a channel, in the order sigma.
+__device__ __forceinline__ int sigma_slot(int index) {
+  return (index & ~15) | (index >> 1 & 3) << 2 | (index >> 3 & 1) << 1 | (index & 1);
+}
+
 /// The A fragment of 32 summed tokens from accumulators x[0..3] of their n8 tiles, rows scaled by
 /// `inverse_low` (row g) and `inverse_high` (row g + 8).
 template <bool SIGNED>

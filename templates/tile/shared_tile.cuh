@@ -31,26 +31,36 @@ __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 lane_address, int
   ldmatrix_x4(r, (lane_address ^ (step << 5)) + row * ROW_BYTES);
 }
 
-/// Starts copying ROWS rows from global memory; rows at or past `valid_rows` become zeros.
+/// Starts copying a dense tile.
+template <int ROWS, int ROW_BYTES, int THREADS>
+__device__ __forceinline__ void load_dense_tile(u32 tile, const void* source) {
+  constexpr int CHUNKS = ROW_BYTES / 16, ROWS_A_TURN = THREADS / CHUNKS;
+  const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  const char* from = static_cast<const char*>(source) + threadIdx.x * 16;
+#pragma unroll
+  for (int turn = 0; turn < ROWS; turn += ROWS_A_TURN)
+    cp_async_16(tile + chunk_offset<ROW_BYTES>(row + turn, chunk), from + turn * ROW_BYTES);
+}
+/// Starts copying ROWS rows of a strided tensor; rows at or past `valid_rows` become zeros.
 template <int ROWS, int ROW_BYTES, int THREADS>
 __device__ __forceinline__ void load_tile(u32 tile, const void* source, s64 row_stride_bytes,
                                           int valid_rows) {
-  constexpr int CHUNKS = ROW_BYTES / 16;
+  constexpr int CHUNKS = ROW_BYTES / 16, ROWS_A_TURN = THREADS / CHUNKS;
+  const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  const char* from = static_cast<const char*>(source) + row * row_stride_bytes + chunk * 16;
+  const s64 turn_stride = row_stride_bytes * ROWS_A_TURN;
+  if (valid_rows >= ROWS) {
 #pragma unroll
-  for (int i = 0; i < ROWS * CHUNKS; i += THREADS) {
-    const int index = i + threadIdx.x;
-    if (ROWS * CHUNKS % THREADS != 0 && index >= ROWS * CHUNKS)
-      break;
-    const int row = index / CHUNKS, chunk = index % CHUNKS;
-    const bool valid = row < valid_rows;
-    const char* from = static_cast<const char*>(source) + (valid ? row * row_stride_bytes : 0);
-    cp_async_16(tile + chunk_offset<ROW_BYTES>(row, chunk), from + (valid ? chunk * 16 : 0), valid);
+    for (int turn = 0; turn < ROWS; turn += ROWS_A_TURN, from += turn_stride)
+      cp_async_16(tile + chunk_offset<ROW_BYTES>(row + turn, chunk), from);
+  } else {
+#pragma unroll
+    for (int turn = 0; turn < ROWS; turn += ROWS_A_TURN, from += turn_stride) {
+      const bool valid = row + turn < valid_rows;
+      cp_async_16_or_zeros(tile + chunk_offset<ROW_BYTES>(row + turn, chunk),
+                           valid ? static_cast<const void*>(from) : source, valid);
+    }
   }
-}
-/// Starts copying a dense tile, every row of it valid.
-template <int ROWS, int ROW_BYTES, int THREADS>
-__device__ __forceinline__ void load_dense_tile(u32 tile, const void* source) {
-  load_tile<ROWS, ROW_BYTES, THREADS>(tile, source, ROW_BYTES, ROWS);
 }
 /// Starts copying COUNT floats (a multiple of 4).
 template <int COUNT, int THREADS>
@@ -59,7 +69,7 @@ __device__ __forceinline__ void load_floats(u32 destination, const float* source
   for (int i = 0; i < COUNT / 4; i += THREADS) {
     const int index = i + threadIdx.x;
     if (index < COUNT / 4)
-      cp_async_16(destination + index * 16, source + index * 4, true);
+      cp_async_16(destination + index * 16, source + index * 4);
   }
 }
 __device__ __forceinline__ float read_float(u32 address) {
@@ -70,6 +80,13 @@ __device__ __forceinline__ float read_float(u32 address) {
 __device__ __forceinline__ float2 read_float2(u32 address) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+__device__ __forceinline__ float4 read_float4(u32 address) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address));
   return x;
 }
 __device__ __forceinline__ void write_float(u32 address, float x) {
