@@ -60,6 +60,7 @@ def test_options(granularity, smooth_k, rotate, precision):
 @pytest.mark.parametrize("m, n", [(129, 129), (63, 300), (300, 63), (257, 31), (64, 1), (2, 500)])
 def test_lengths(m, n, causal):
     limits = {name: 2 * limit for name, limit in LIMITS["row"].items()}  # few numbers, more noise
+    limits["lse"] = 0.02  # of one key it is a single score, which nothing averages
     if min(m, n) == 1 or causal:
         # A row that sees one key has dP = delta: its dS is a rounding error of either side.
         tensors = make(m, n)
