@@ -153,7 +153,11 @@ void bind_environment(py::module_& m) {
 
 } // namespace
 
+#if PYBIND11_VERSION_HEX >= 0x020D0000
 PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
+#else // the distributions' versions
+PYBIND11_MODULE(_core, m) {
+#endif
   m.doc() = "The C++ library of sagebwd. Internal: use the package's own functions.";
   python::bind_errors(m);
   bind_spec(m);

@@ -4,27 +4,25 @@
 #include "generator/spec.h"
 #include "runtime/error.h"
 
-#include <pybind11/gil_safe_call_once.h>
 #include <pybind11/pybind11.h>
 
 namespace sagebwd::python {
 
 namespace py = pybind11;
 
-/// The Python exception type that mirrors `Error`; made by the first call, alive for good.
-template <typename Error>
-py::object& exception_type(const char* name = "", PyObject* base = nullptr) {
-  static py::gil_safe_call_once_and_store<py::object> storage;
-  return storage
-      .call_once_and_store_result([&] {
-        return py::reinterpret_steal<py::object>(PyErr_NewException(name, base, nullptr));
-      })
-      .get_stored();
+/// The Python exception type that mirrors `Error`; set once, at import, and alive for good.
+template <typename Error> inline PyObject* exception_type = nullptr;
+
+template <typename Error> void bind_error(py::module_& m, const char* name, PyObject* base) {
+  if (!exception_type<Error>)
+    exception_type<Error> =
+        PyErr_NewException((std::string("sagebwd.") + name).c_str(), base, nullptr);
+  m.attr(name) = py::reinterpret_borrow<py::object>(exception_type<Error>);
 }
 
 template <typename Error, typename... Attributes>
 void raise(const Error& error, Attributes&&... attributes) {
-  const py::object& type = exception_type<Error>();
+  py::handle type = exception_type<Error>;
   py::object instance = type(error.what());
   (py::setattr(instance, attributes.first, py::cast(attributes.second)), ...);
   PyErr_SetObject(type.ptr(), instance.ptr());
@@ -33,10 +31,10 @@ void raise(const Error& error, Attributes&&... attributes) {
 /// SpecError is a ValueError, the others are RuntimeErrors. CompileError carries `log` and
 /// `numbered_source`, DriverError carries `code`.
 inline void bind_errors(py::module_& m) {
-  m.attr("SpecError") = exception_type<SpecError>("sagebwd.SpecError", PyExc_ValueError);
-  m.attr("LibraryError") = exception_type<LibraryError>("sagebwd.LibraryError", PyExc_RuntimeError);
-  m.attr("CompileError") = exception_type<CompileError>("sagebwd.CompileError", PyExc_RuntimeError);
-  m.attr("DriverError") = exception_type<DriverError>("sagebwd.DriverError", PyExc_RuntimeError);
+  bind_error<SpecError>(m, "SpecError", PyExc_ValueError);
+  bind_error<LibraryError>(m, "LibraryError", PyExc_RuntimeError);
+  bind_error<CompileError>(m, "CompileError", PyExc_RuntimeError);
+  bind_error<DriverError>(m, "DriverError", PyExc_RuntimeError);
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer)

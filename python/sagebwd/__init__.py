@@ -21,16 +21,16 @@ from sagebwd.options import PRODUCTS
 from sagebwd.tracing import trace
 
 try:
-    from sagebwd.functional import attention, attention_backward, attention_forward, warmup
-except ModuleNotFoundError as _error:
-    if _error.name != "torch":
-        raise
+    import torch as _torch  # noqa: F401
+except (ImportError, OSError):  # not installed, or not in working order
     from sagebwd._without_torch import (
         attention,
         attention_backward,
         attention_forward,
         warmup,
     )
+else:
+    from sagebwd.functional import attention, attention_backward, attention_forward, warmup
 
 _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 

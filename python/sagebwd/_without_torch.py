@@ -1,11 +1,19 @@
-"""What stands in for the functions on torch tensors where PyTorch is not installed."""
+"""What stands in for the functions on torch tensors where PyTorch does not import."""
+
+
+def _reason():
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError) as error:
+        return str(error)
+    return "it came after sagebwd was imported"
 
 
 def _refusal(name):
     def refuse(*args, **kwargs):
         raise ImportError(
-            f"sagebwd.{name} needs PyTorch, which is not installed: pip install torch. Without it "
-            "there are sagebwd.reference, trace, emit, build and doctor"
+            f"sagebwd.{name} needs PyTorch ({_reason()}): pip install torch and start Python anew. "
+            "Without it there are sagebwd.reference, trace, emit, build and doctor"
         )
 
     refuse.__name__ = name
