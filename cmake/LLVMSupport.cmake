@@ -31,7 +31,7 @@ target_link_libraries(LLVMSupportOnly INTERFACE ${SAGEBWD_LLVM_LIBDIR}/libLLVMSu
 find_package(Threads REQUIRED)
 target_link_libraries(LLVMSupportOnly INTERFACE Threads::Threads)
 find_library(SAGEBWD_TINFO NAMES tinfo libtinfo.so.6)
-if(SAGEBWD_TINFO AND llvm_version LESS 17)
+if(SAGEBWD_TINFO AND llvm_version LESS 19) # terminfo went with LLVM 19
   target_link_libraries(LLVMSupportOnly INTERFACE ${SAGEBWD_TINFO})
 endif()
 find_library(SAGEBWD_Z NAMES z libz.so.1)
