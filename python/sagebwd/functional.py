@@ -90,7 +90,8 @@ def attention_forward(
 ):
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
-    Partial results over chunks of the keys merge by their lse, as ring attention does.
+    Partial results over chunks of the keys merge by their lse; for the backward of chunks see
+    `attention_backward`.
     """
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.forward(
@@ -125,8 +126,10 @@ def attention_backward(
     Args:
         dout: gradient of out, like q, with any strides.
         q, k, v and the options: as given to the forward.
-        out: like q; lse: float32 of (batch, heads, queries). They may be those of more keys than k
-            holds (the merged result of ring attention).
+        out: like q; lse: float32 of (batch, heads, queries). They must come from exactly these
+            keys under smooth_k=True: what smoothing takes from dq is put back on that premise. With
+            a chunk of the keys (ring attention), pass smooth_k=False, best on keys from which one
+            mean, shared by all chunks, has been taken.
         dlse: gradient of lse, float32 like it, or None.
 
     Raises what `attention` raises.
@@ -134,8 +137,7 @@ def attention_backward(
     _check_tensors(dout=dout, out=out, lse=lse)
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale, layout, _causal(causal, layout, q, k),
-        granularity,
+        dout, q, k, v, out, lse, dlse, softmax_scale, layout, _causal(causal, layout, q, k), granularity,
         precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
     )  # fmt: skip
 
