@@ -137,8 +137,8 @@ def attention_backward(
     _check_tensors(dout=dout, out=out, lse=lse)
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale, layout, _causal(causal, layout, q, k), granularity,
-        precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
+        dout, q, k, v, out, lse, dlse, softmax_scale, layout, _causal(causal, layout, q, k),
+        granularity, precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
     )  # fmt: skip
 
 
