@@ -5,12 +5,24 @@
 #include "tools/spec_options.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 
 namespace sagebwd::tools {
 
 namespace {
+
+/// What is rarely varied may be left out: "128x64w8s2" is of the usual tile's family and has one
+/// block per SM.
+TileConfig read_tile(std::string typed, const TileConfig& usual) {
+  const std::string shown = to_string(usual);
+  if (typed.find('b') == std::string::npos)
+    typed += " b1";
+  if (std::isdigit(static_cast<unsigned char>(typed.front())))
+    typed.insert(0, shown, 0, shown.find_first_of("0123456789"));
+  return parse_tile(typed);
+}
 
 class Emit : public Command {
 public:
@@ -94,8 +106,7 @@ std::vector<KernelSpec> Emit::chosen_kernels() const {
     for (KernelSpec& kernel : chosen) {
       if (kernel.tile == TileConfig{})
         throw UsageError("--tile: " + kernel_ + " has no tile");
-      // Residency is rarely what one wants to vary: "128x64w8s2" means one block per SM.
-      kernel.tile = parse_tile(tile_.find('b') == std::string::npos ? tile_ + " b1" : tile_);
+      kernel.tile = read_tile(tile_, kernel.tile);
     }
   }
   return chosen;

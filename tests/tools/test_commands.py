@@ -135,8 +135,8 @@ def trace(sagebwd, *arguments):
 
 def test_trace_gives_every_tensor(sagebwd):
     result = sagebwd(
-        *"trace --device cpu --head-dim 128 --seq-len 1024 --heads 8 --sigma 1".split(),
-        *"--granularity row --json".split(),
+        "trace", "--device", "cpu", "--head-dim", 128, "--seq-len", 1024, "--heads", 8,
+        "--sigma", 1, "--granularity", "row", "--json",
     )
     tensors = result.json["tensors"]
     assert set(tensors) == TENSORS

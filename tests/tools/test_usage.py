@@ -39,7 +39,7 @@ def test_version(sagebwd):
     [
         (["biuld"], "unknown command 'biuld'; did you mean 'build'?"),
         (["frobnicate"], "unknown command 'frobnicate'"),
-        (["trace", "--head-dims", "64"], "unknown option '--head-dims'; did you mean '--head-dim'?"),
+        (["trace", "--head-dims", "64"], "option '--head-dims'; did you mean '--head-dim'?"),
         (["trace", "64"], "unexpected argument '64'"),
         (["trace", "--seq-len"], "--seq-len needs a value"),
         (["trace", "--json=1"], "--json takes no value"),
