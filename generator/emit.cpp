@@ -18,7 +18,7 @@ namespace {
 
 using Paths = std::vector<std::string_view>;
 
-Paths templates_of(KernelKind kind) {
+Paths templates_of(KernelKind kind, const TileConfig& tile) {
   switch (kind) {
   case KernelKind::key_mean_partial:
     return {"ptx/convert.cuh", "kernels/key_mean_partial.cuh"};
@@ -33,12 +33,19 @@ Paths templates_of(KernelKind kind) {
   default:
     break;
   }
-  Paths paths = {"ptx/convert.cuh",    "ptx/math.cuh",         "ptx/mma.cuh",
-                 "ptx/ldmatrix.cuh",   "ptx/cp_async.cuh",     "tile/shared_tile.cuh",
-                 "tile/quantizer.cuh", "tile/permutation.cuh", "tile/scores.cuh"};
-  paths.push_back(kind == KernelKind::forward       ? "kernels/forward_mma.cuh"
-                  : kind == KernelKind::backward_dq ? "kernels/backward_dq_mma.cuh"
-                                                    : "kernels/backward_dkv_mma.cuh");
+  const bool wgmma = tile.family == Family::wgmma;
+  Paths paths = {"ptx/convert.cuh",      "ptx/math.cuh",       "ptx/cp_async.cuh",
+                 "tile/shared_tile.cuh", "tile/quantizer.cuh", "tile/permutation.cuh",
+                 "tile/accumulators.cuh"};
+  if (wgmma)
+    paths.insert(paths.end(), {"ptx/wgmma.cuh", "tile/products_wgmma.cuh"});
+  else
+    paths.insert(paths.end(), {"ptx/mma.cuh", "ptx/ldmatrix.cuh", "tile/fragments.cuh",
+                               "tile/products_mma.cuh"});
+  paths.push_back("tile/products.cuh");
+  paths.push_back(kind == KernelKind::forward       ? "kernels/forward.cuh"
+                  : kind == KernelKind::backward_dq ? "kernels/backward_dq.cuh"
+                                                    : "kernels/backward_dkv.cuh");
   return paths;
 }
 
@@ -101,6 +108,7 @@ void configure_quantize(Configuration& c, const KernelSpec& k) {
 void configure_attention(Configuration& c, const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
   const bool qk16 = s.precision == Precision::qk16;
+  c.line(k.tile.family == Family::wgmma ? "#define FAMILY_WGMMA 1" : "#define FAMILY_WGMMA 0");
   c.add("CAUSAL", s.causal != Causal::none);
   c.add("QK16", qk16);
   c.add("SMOOTH_K", s.smooth_k);
@@ -114,10 +122,13 @@ void configure_attention(Configuration& c, const KernelSpec& k) {
   c.add("STAGES", k.tile.stages);
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
   c.add("SHARED_BYTES", shared_bytes(k.kind, s, k.tile));
+  // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them.
+  c.add("LEAN_COPIES", k.tile.family == Family::wgmma);
   // A operands stay in registers where they leave room for the accumulators.
   const bool narrow = s.head_dim <= 64 && k.tile.blocks_per_sm * k.tile.warps <= 8;
+  const bool forward = k.kind == KernelKind::forward;
   const bool dq = k.kind == KernelKind::backward_dq;
-  c.add("SCORE_ROWS_IN_REGISTERS", narrow || (dq && !qk16));
+  c.add("SCORE_ROWS_IN_REGISTERS", narrow || forward || (dq && !qk16 && s.group_kv == 64));
   c.add("VALUE_ROWS_IN_REGISTERS", narrow);
 }
 
@@ -144,7 +155,7 @@ std::string template_text(std::string_view path) {
 
 KernelSource emit(const KernelSpec& kernel) {
   KernelSpec k = kernel;
-  k.attention = resolved(k.attention);
+  k.attention = resolved(k.attention, k.arch);
   check_tile(k);
 
   KernelSource source;
@@ -168,7 +179,7 @@ KernelSource emit(const KernelSpec& kernel) {
                 "headers.\n"
                 "#pragma nv_diag_suppress 177 // not every kernel uses every constant\n\n" +
                 template_text("base.cuh") + "\n" + c.text() + "\n" + params_struct(k.kind);
-  for (std::string_view path : templates_of(k.kind))
+  for (std::string_view path : templates_of(k.kind, k.tile))
     source.text += "\n" + template_text(path);
   const std::string placeholder = "KERNEL(";
   const size_t at = source.text.find(placeholder);

@@ -27,22 +27,26 @@ std::string describe(const TileConfig& tile) { return "'" + to_string(tile) + "'
 std::string_view to_string(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 std::string_view to_string(KernelKind kind) { return kKindNames[static_cast<size_t>(kind)]; }
 
+std::string_view to_string(Family family) { return family == Family::mma ? "mma" : "wgmma"; }
+
 std::string to_string(const TileConfig& t) {
-  return std::to_string(t.block_q) + "x" + std::to_string(t.block_kv) + " w" +
-         std::to_string(t.warps) + " s" + std::to_string(t.stages) + " b" +
-         std::to_string(t.blocks_per_sm);
+  return std::string(to_string(t.family)) + " " + std::to_string(t.block_q) + "x" +
+         std::to_string(t.block_kv) + " w" + std::to_string(t.warps) + " s" +
+         std::to_string(t.stages) + " b" + std::to_string(t.blocks_per_sm);
 }
 
 TileConfig parse_tile(std::string_view text) {
   TileConfig t;
-  int end = 0;
   const std::string s(text);
-  if (std::sscanf(s.c_str(), "%dx%d w%d s%d b%d%n", &t.block_q, &t.block_kv, &t.warps, &t.stages,
-                  &t.blocks_per_sm, &end) != 5 ||
-      static_cast<size_t>(end) != s.size())
+  char family[8] = "";
+  int end = 0;
+  const int read = std::sscanf(s.c_str(), "%7s %dx%d w%d s%d b%d%n", family, &t.block_q,
+                               &t.block_kv, &t.warps, &t.stages, &t.blocks_per_sm, &end);
+  t.family = family == to_string(Family::wgmma) ? Family::wgmma : Family::mma;
+  if (read != 6 || static_cast<size_t>(end) != s.size() || family != to_string(t.family))
     throw SpecError("cannot read tile '" + s +
-                    "': expected block_q x block_kv, warps, stages, blocks per SM, as in "
-                    "'128x64 w8 s2 b1'");
+                    "': expected the family (mma or wgmma), block_q x block_kv, warps, stages and "
+                    "blocks per SM, as in 'mma 128x64 w8 s2 b1'");
   return t;
 }
 
@@ -65,9 +69,9 @@ std::string kernel_name(const KernelSpec& k) {
   if (!s.rotate && s.precision != Precision::qk16)
     name += "_unrotated";
   if (is_attention(k.kind))
-    name += "_" + std::to_string(k.tile.block_q) + "x" + std::to_string(k.tile.block_kv) + "_w" +
-            std::to_string(k.tile.warps) + "_s" + std::to_string(k.tile.stages) + "_b" +
-            std::to_string(k.tile.blocks_per_sm);
+    name += "_" + std::string(to_string(k.tile.family)) + "_" + std::to_string(k.tile.block_q) +
+            "x" + std::to_string(k.tile.block_kv) + "_w" + std::to_string(k.tile.warps) + "_s" +
+            std::to_string(k.tile.stages) + "_b" + std::to_string(k.tile.blocks_per_sm);
   return name;
 }
 
@@ -99,9 +103,11 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
                       const Arch& arch) {
   const bool keys = kind == KernelKind::backward_dkv;
   const int walked = keys ? 64 : s.group_kv, rows = keys ? t.block_kv : t.block_q;
-  if (t.warps < 1 || t.warps > 8 || rows != 16 * t.warps || 128 % rows != 0)
-    return "a warp takes 16 " + std::string(keys ? "keys" : "queries") +
-           ", and a block 16, 32, 64 or 128";
+  if (t.family == Family::wgmma && arch.name != "sm_90a")
+    return "wgmma exists on sm_90a alone; elsewhere the family is mma";
+  if ((t.warps != 4 && t.warps != 8) || rows != 16 * t.warps)
+    return "a block takes 64 " + std::string(keys ? "keys" : "queries") +
+           " with 4 warps or 128 with 8";
   if ((keys ? t.block_q : t.block_kv) != walked)
     return "this kernel walks over " + std::to_string(walked) + (keys ? " queries" : " keys") +
            " at a time";
@@ -144,23 +150,28 @@ void check_tile(const KernelSpec& k) {
 TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
   if (!is_attention(kind))
     return {};
-  const bool keys = kind == KernelKind::backward_dkv;
-  // The first that fits: wide blocks read less, two stages hide more.
-  for (const auto& [warps, stages] : {std::pair{8, 2}, {8, 1}, {4, 2}, {4, 1}, {2, 1}}) {
-    TileConfig tile;
+  const bool keys = kind == KernelKind::backward_dkv, wide = s.head_dim > 64;
+  TileConfig tile;
+  tile.family = arch.name == "sm_90a" ? Family::wgmma : Family::mma;
+  // Small blocks, several to an SM, hide each other's waits: on an H200 they beat larger blocks and
+  // deeper pipelines. As many as the registers allow without spills.
+  tile.stages = 1;
+  const bool wgmma = tile.family == Family::wgmma;
+  tile.blocks_per_sm = !wide && wgmma ? 3 : 2;
+  for (int warps : {4, 8}) {
     tile.warps = warps;
-    tile.stages = stages;
     tile.block_q = keys ? 64 : 16 * warps;
     tile.block_kv = keys ? 16 * warps : s.group_kv;
     if (objection(kind, s, tile, arch).empty())
       return tile;
+    tile.blocks_per_sm = 1;
   }
   throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
                   std::string(arch.name));
 }
 
 Tiles default_tiles(const AttentionSpec& spec, const Arch& arch) {
-  const AttentionSpec s = resolved(spec);
+  const AttentionSpec s = resolved(spec, arch);
   return {default_tile(KernelKind::forward, s, arch),
           default_tile(KernelKind::backward_dq, s, arch),
           default_tile(KernelKind::backward_dkv, s, arch)};
@@ -172,7 +183,7 @@ std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const A
 
 std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const Arch& arch,
                                    const Tiles& tiles) {
-  const AttentionSpec s = resolved(spec);
+  const AttentionSpec s = resolved(spec, arch);
   const bool scores8 = s.precision == Precision::six_of_seven;
   std::vector<KernelKind> kinds;
   // The mean serves the INT8 copies of K: for S, and transposed for dQ.

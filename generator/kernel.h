@@ -26,9 +26,15 @@ enum class KernelKind {
 };
 std::string_view to_string(KernelKind);
 
+/// The matrix instructions a kernel is built from: warp-level mma.sync (sm_80 and later) or
+/// warpgroup-level wgmma (sm_90a).
+enum class Family { mma, wgmma };
+std::string_view to_string(Family);
+
 /// How fast an attention kernel runs; never what it computes, but for FP32 summation order.
 /// `block_q` x `block_kv` is the tile one thread block works on at a time.
 struct TileConfig {
+  Family family = Family::mma;
   int block_q = 0;
   int block_kv = 0;
   int warps = 0;
@@ -37,7 +43,7 @@ struct TileConfig {
 
   bool operator==(const TileConfig&) const = default;
 };
-/// "128x64 w8 s2 b1"; `parse_tile` reads it back.
+/// "mma 128x64 w8 s2 b1"; `parse_tile` reads it back.
 std::string to_string(const TileConfig&);
 TileConfig parse_tile(std::string_view);
 

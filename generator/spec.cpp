@@ -66,7 +66,8 @@ AttentionSpec resolved(AttentionSpec spec) {
   if (spec.group_q == 0)
     spec.group_q = row ? 64 : 128;
   if (spec.group_kv == 0)
-    spec.group_kv = 64;
+    spec.group_kv =
+        row && spec.precision == Precision::six_of_seven && spec.head_dim <= 64 ? 128 : 64;
   if (row ? spec.group_q != 64 : spec.group_q != 128)
     throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
                     std::string(to_string(spec.granularity)) + "': it is " + (row ? "64" : "128") +
@@ -74,8 +75,15 @@ AttentionSpec resolved(AttentionSpec spec) {
   if (row ? spec.group_kv != 64 && spec.group_kv != 128 : spec.group_kv != 64)
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
                     std::string(to_string(spec.granularity)) + "': it is " +
-                    (row ? "64 or 128" : "64") + " there; leave it out for the default of 64");
+                    (row ? "64 or 128" : "64") + " there; leave it out for the default");
   return spec;
+}
+
+AttentionSpec resolved(AttentionSpec spec, const Arch& arch) {
+  if (spec.group_kv == 0 && spec.granularity == Granularity::row &&
+      spec.precision == Precision::six_of_seven && arch.name == "sm_90a")
+    spec.group_kv = 128;
+  return resolved(spec);
 }
 
 std::string to_string(const AttentionSpec& s) {

@@ -57,11 +57,6 @@ struct AttentionSpec {
   bool operator==(const AttentionSpec&) const = default;
 };
 
-/// Fills in default group sizes and checks every field; raises SpecError.
-AttentionSpec resolved(AttentionSpec);
-/// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
-std::string to_string(const AttentionSpec&);
-
 /// One GPU architecture that kernels are compiled for.
 struct Arch {
   std::string_view name; ///< NVRTC's name, e.g. "sm_90a"
@@ -72,6 +67,14 @@ struct Arch {
 
   bool operator==(const Arch& other) const { return name == other.name; }
 };
+
+/// Fills in default group sizes and checks every field; raises SpecError. Keys form groups of 128
+/// under `row` where the registers allow it: with wgmma, and at head dimension 64; else of 64.
+AttentionSpec resolved(AttentionSpec, const Arch&);
+/// The same for no architecture in particular: any but sm_90a.
+AttentionSpec resolved(AttentionSpec);
+/// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
+std::string to_string(const AttentionSpec&);
 
 const std::vector<Arch>& all_archs();
 const Arch& find_arch(std::string_view name);          ///< raises SpecError

@@ -143,10 +143,10 @@ void Attention::State::run(Pass pass, const Problem& problem, OperandValues& val
 
 Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles)
     : state_(std::make_unique<State>()) {
-  state_->spec = resolved(spec);
   state_->device = device;
   const driver::DeviceInfo info = driver::device_info(device);
   state_->arch = arch_for_capability(info.major, info.minor);
+  state_->spec = resolved(spec, state_->arch);
   state_->tiles = tiles ? *tiles : default_tiles(state_->spec, state_->arch);
 }
 

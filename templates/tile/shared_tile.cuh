@@ -1,42 +1,46 @@
 //===- tile/shared_tile.cuh - Tiles in shared memory, conflict-free --------===//
 //
-// A tile is rows of ROW_BYTES (64, 128, 256 or 512) in 16-byte chunks. Chunk c of row r lies at
-// place c ^ f(r), so that the 8 rows of one ldmatrix matrix fall into 8 different bank groups:
-// f(r) = r % 8, or (r / 2) % 4 where two rows share a 128-byte line. Tiles start at multiples of
-// 1024 bytes, hence a step of 32 bytes along a row is an XOR of the address.
+// A tile is 64 rows of ROW_BYTES (64, 128 or 256) in 16-byte chunks. Rows of 256 bytes are split
+// into two panels of 64 rows x 128 bytes. Chunk c of row r lies at place c ^ f(r), so that the 8
+// rows of one ldmatrix matrix fall into 8 different bank groups: f(r) = r % 8, or (r / 2) % 4 for
+// rows of 64 bytes, two of which share a line. These are the 128- and 64-byte swizzles that wgmma
+// reads. Tiles start at multiples of 1024 bytes, hence a step of 32 bytes along a row is an XOR of
+// the address.
 //
 //===----------------------------------------------------------------------===//
 
-template <int ROW_BYTES> __device__ __forceinline__ u32 swizzle(int row) {
-  return ROW_BYTES == 64 ? (row >> 1) & 3 : row & 7;
+constexpr int TILE_ROWS = 64;
+
+/// Bytes from one row of a panel to the next, and of a panel.
+template <int ROW_BYTES> constexpr int PITCH = ROW_BYTES < 128 ? ROW_BYTES : 128;
+template <int ROW_BYTES> constexpr int PANEL_BYTES = TILE_ROWS * PITCH<ROW_BYTES>;
+template <int ROW_BYTES> constexpr int CHUNKS_A_PANEL = PITCH<ROW_BYTES> / 16;
+
+/// The place of a row in tiles that lie one after the other.
+template <int ROW_BYTES> __device__ __forceinline__ u32 row_offset(int row) {
+  return row / TILE_ROWS * (TILE_ROWS * ROW_BYTES) + row % TILE_ROWS * PITCH<ROW_BYTES>;
 }
 template <int ROW_BYTES> __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
-  return row * ROW_BYTES + ((chunk ^ swizzle<ROW_BYTES>(row)) << 4);
+  const int swizzle = ROW_BYTES == 64 ? (row >> 1) & 3 : row & 7;
+  const int panel = chunk / CHUNKS_A_PANEL<ROW_BYTES>, place = chunk % CHUNKS_A_PANEL<ROW_BYTES>;
+  return row_offset<ROW_BYTES>(row) + panel * PANEL_BYTES<ROW_BYTES> + ((place ^ swizzle) << 4);
 }
 
-/// This lane's part of the address of an A fragment (16 rows x 32 bytes), to be added to a tile.
-template <int ROW_BYTES> __device__ __forceinline__ u32 a_lane_offset() {
-  const int lane = lane_id();
-  return chunk_offset<ROW_BYTES>(lane & 15, lane >> 4);
-}
-/// The same for two B fragments: 16 rows of the tile, which are 16 columns of B, x 32 bytes.
-template <int ROW_BYTES> __device__ __forceinline__ u32 b_lane_offset() {
-  const int lane = lane_id();
-  return chunk_offset<ROW_BYTES>((lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);
-}
-/// Fragment at `row` (a multiple of 16) and 32-byte step `step` of the tile that `lane_address`
-/// (tile + lane offset) lies in. As B: columns 0-7 in r[0], r[1], columns 8-15 in r[2], r[3].
-template <int ROW_BYTES>
-__device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 lane_address, int row, int step) {
-  ldmatrix_x4(r, (lane_address ^ (step << 5)) + row * ROW_BYTES);
+/// This thread's number for copies. With LEAN_COPIES it is read afresh each time, so that what is
+/// computed from it does not occupy registers over the whole loop.
+__device__ __forceinline__ int copying_thread() {
+  int thread = threadIdx.x;
+  if constexpr (LEAN_COPIES)
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
 }
 
 /// Starts copying a dense tile.
 template <int ROWS, int ROW_BYTES, int THREADS>
 __device__ __forceinline__ void load_dense_tile(u32 tile, const void* source) {
   constexpr int CHUNKS = ROW_BYTES / 16, ROWS_A_TURN = THREADS / CHUNKS;
-  const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-  const char* from = static_cast<const char*>(source) + threadIdx.x * 16;
+  const int thread = copying_thread(), row = thread / CHUNKS, chunk = thread % CHUNKS;
+  const char* from = static_cast<const char*>(source) + thread * 16;
 #pragma unroll
   for (int turn = 0; turn < ROWS; turn += ROWS_A_TURN)
     cp_async_16(tile + chunk_offset<ROW_BYTES>(row + turn, chunk), from + turn * ROW_BYTES);
@@ -46,7 +50,7 @@ template <int ROWS, int ROW_BYTES, int THREADS>
 __device__ __forceinline__ void load_tile(u32 tile, const void* source, s64 row_stride_bytes,
                                           int valid_rows) {
   constexpr int CHUNKS = ROW_BYTES / 16, ROWS_A_TURN = THREADS / CHUNKS;
-  const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  const int thread = copying_thread(), row = thread / CHUNKS, chunk = thread % CHUNKS;
   const char* from = static_cast<const char*>(source) + row * row_stride_bytes + chunk * 16;
   const s64 turn_stride = row_stride_bytes * ROWS_A_TURN;
   if (valid_rows >= ROWS) {
@@ -67,7 +71,7 @@ template <int COUNT, int THREADS>
 __device__ __forceinline__ void load_floats(u32 destination, const float* source) {
 #pragma unroll
   for (int i = 0; i < COUNT / 4; i += THREADS) {
-    const int index = i + threadIdx.x;
+    const int index = i + copying_thread();
     if (index < COUNT / 4)
       cp_async_16(destination + index * 16, source + index * 4);
   }

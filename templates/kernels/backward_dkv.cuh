@@ -1,4 +1,4 @@
-//===- kernels/backward_dkv_mma.cuh - dK and dV, with mma.sync --------------===//
+//===- kernels/backward_dkv.cuh - dK and dV -------------------------------------===//
 //
 // SageBwd, Algorithm 2, the half that sums over queries. One block takes BLOCK_KV keys of one
 // key/value head, 16 a warp, and walks over the queries of every head of its group, 64 at a time.
@@ -39,10 +39,10 @@ static_assert(SharedLayout::TOTAL == SHARED_BYTES, "the host launches with what 
 
 /// Where the walk over the queries of a group's heads stands.
 struct Walk {
-  int head;      ///< query head; heads_end past the last
-  int tile;      ///< of TILE_Q queries
-  s64 token;     ///< of the tile's first query in the padded copies
-  s64 dout;      ///< and its place in dO, in elements
+  int head;  ///< query head; heads_end past the last
+  int tile;  ///< of TILE_Q queries
+  s64 token; ///< the tile's first query in the padded copies
+  s64 dout;  ///< and its place in dO, in elements
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int first_tile = CAUSAL ? maximum(0, first_key - p.causal_offset) / TILE_Q : 0;
   const int last_tile = ceil_div(p.seq_q, TILE_Q) - 1;
   const int heads_end = (kv_head + 1) * heads_per_kv;
-  // To the first tile of the next head from the last of this one.
+  // From the last tile of a head to the first of the next.
   const s64 token_turn = p.padded_q - static_cast<s64>(last_tile - first_tile) * TILE_Q;
   const s64 dout_turn =
       p.dout_stride_h - static_cast<s64>(last_tile - first_tile) * TILE_Q * p.dout_stride_s;
@@ -83,7 +83,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES,
           p.q_rows + walk.token * ROW_VECTORS);
       load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(
-          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES, p.dout + walk.dout,
+          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES,
+          p.dout + walk.dout,
           p.dout_stride_s * 2, p.seq_q - first);
     }
     cp_async_commit();
@@ -132,51 +133,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
   const float common_step = p.softmax_scale * LOG2_E;
 
-  RowFragments<SCORE_ROW_BYTES, SCORE_ROWS_IN_REGISTERS> keys;
-  RowFragments<VALUE_ROW_BYTES, VALUE_ROWS_IN_REGISTERS> values;
+  ScoreRows keys;
+  ValueRows values;
   float dk[HEAD_DIM / 8][4] = {}, dv[HEAD_DIM / 8][4] = {};
 
   for (int step = 0; walk.head < heads_end; ++step) {
     const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
-    const int first_query = walk.tile * TILE_Q;
-    const Walk next = advance(walk);
+    const int head = walk.head, first_query = walk.tile * TILE_Q;
 
-    cp_async_wait<0>();
-    __syncthreads();
-    if constexpr (STAGES == 2)
-      load_rows(next, next_stage);
-    load_transposed(STAGES == 2 ? next : walk, next_stage);
+    wait_for_tiles();
+    if constexpr (STAGES == 2) {
+      walk = advance(walk);
+      load_rows(walk, next_stage);
+    }
+    load_transposed(walk, next_stage);
     if (step == 0) {
       keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
       values.load(shared + SharedLayout::VALUES, warp_id() * 16);
     }
-    float largest_p[2] = {0, 0}, largest_ds[2] = {0, 0};
-    if constexpr (BLOCK_SCALES) {
-      const s64 row = (static_cast<s64>(batch) * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
-                      first_query / GROUP_Q;
-      const s64 tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
-      // A block in which no query sees a key was not visited.
-      const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;
-      if (!CAUSAL || warp_key / GROUP_KV * GROUP_KV <= last_query + p.causal_offset) {
-        largest_p[0] = largest_p[1] = p.tile_p_max[tile];
-        largest_ds[0] = largest_ds[1] = p.tile_ds_max[tile];
-      }
-    }
-
     const u32 rows = shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES;
     Scores::Sum sums[COLUMNS8][4];
-    multiply_scores<COLUMNS8>(sums, keys,
-                              shared + SharedLayout::QUERIES +
-                                  stage * SharedLayout::QUERIES_BYTES);
+    issue_scores(sums, keys,
+                 shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES);
     float ds[COLUMNS8][4]; // dP - delta at first
-    multiply_values<COLUMNS8>(ds, values,
-                              shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES,
-                              [&](int j) {
-                                const float4 start =
-                                    read_columns(rows + ROW_MINUS_DELTA * TILE_Q * 4, j / 2);
-                                return j % 2 == 0 ? Quad{start.x, start.y, start.x, start.y}
-                                                  : Quad{start.z, start.w, start.z, start.w};
-                              });
+    const auto minus_delta = [&](int j) {
+      const float4 of_pair = read_columns(rows + ROW_MINUS_DELTA * TILE_Q * 4, j / 2);
+      return j % 2 == 0 ? Quad{of_pair.x, of_pair.y, of_pair.x, of_pair.y}
+                        : Quad{of_pair.z, of_pair.w, of_pair.z, of_pair.w};
+    };
+    issue_values(ds, values, shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES,
+                 minus_delta);
+    finish<1>(sums);
+    float largest_p[2] = {0, 0}, largest_ds[2] = {0, 0};
     float x[COLUMNS8][4];
 #pragma unroll
     for (int j = 0; j < COLUMNS8; ++j) {
@@ -214,30 +202,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         }
       }
     }
-    // P is all that dV needs: its product goes ahead of the arithmetic on dS, which it hides.
     if constexpr (!BLOCK_SCALES) {
       largest_p[0] = quad_max_nan(largest_p[0]);
       largest_p[1] = quad_max_nan(largest_p[1]);
+    } else {
+      const s64 row = (static_cast<s64>(batch) * p.heads + head) * (p.padded_q / GROUP_Q) +
+                      first_query / GROUP_Q;
+      const s64 tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
+      // A block in which no query sees a key was not visited.
+      const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;
+      if (!CAUSAL || warp_key / GROUP_KV * GROUP_KV <= last_query + p.causal_offset) {
+        largest_p[0] = largest_p[1] = p.tile_p_max[tile];
+        largest_ds[0] = largest_ds[1] = p.tile_ds_max[tile];
+      }
     }
+
     const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest_p[0]);
     const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest_p[1]);
-    u32 p8[TILE_Q / 32][4];
+    u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4];
 #pragma unroll
     for (int k = 0; k < TILE_Q / 32; ++k)
       quantize_fragment<false>(p8[k], &x[4 * k], p_low.inverse, p_high.inverse);
 
-    if constexpr (STAGES == 1) {
-      cp_async_wait<0>();
-      __syncthreads();
-      load_rows(next, 0);
-    }
-    const u32 transposed =
-        shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
-    const u32 channels = shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES;
-    multiply_tokens<false, TILE_Q / 32>(dv, p8, transposed + HEAD_DIM * TILE_Q,
-                                        channels + CHANNEL_DOUT * HEAD_DIM * 4, p_low.step,
-                                        p_high.step);
-
+    finish_values<0>(ds, minus_delta);
 #pragma unroll
     for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
@@ -253,13 +240,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
     const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-    u32 ds8[TILE_Q / 32][4];
 #pragma unroll
     for (int k = 0; k < TILE_Q / 32; ++k)
       quantize_fragment<true>(ds8[k], &ds[4 * k], ds_low.inverse, ds_high.inverse);
-    multiply_tokens<true, TILE_Q / 32>(dk, ds8, transposed, channels + CHANNEL_Q * HEAD_DIM * 4,
-                                       ds_low.step, ds_high.step);
-    walk = next;
+
+    if constexpr (STAGES == 1) {
+      wait_for_tiles();
+      walk = advance(walk);
+      load_rows(walk, 0);
+    }
+    const u32 transposed =
+        shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
+    const u32 channels = shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES;
+    const u32 dout_steps = channels + CHANNEL_DOUT * HEAD_DIM * 4;
+    const u32 q_steps = channels + CHANNEL_Q * HEAD_DIM * 4;
+    // Both products are under way at once where there are registers for both.
+    TokenProducts<false, TILE_Q / 32> p_dout;
+    TokenProducts<true, TILE_Q / 32> ds_q;
+    p_dout.issue(p8, transposed + HEAD_DIM * TILE_Q);
+    if constexpr (HEAD_DIM <= 64)
+      ds_q.issue(ds8, transposed);
+    p_dout.template add_to<HEAD_DIM <= 64 ? 1 : 0>(dv, dout_steps, p_low.step, p_high.step);
+    if constexpr (HEAD_DIM > 64)
+      ds_q.issue(ds8, transposed);
+    ds_q.template add_to<0>(dk, q_steps, ds_low.step, ds_high.step);
   }
   cp_async_wait<0>();
 

@@ -1,4 +1,4 @@
-//===- kernels/forward_mma.cuh - O and lse, with mma.sync ------------------===//
+//===- kernels/forward.cuh - O and lse ------------------------------------------===//
 //
 // SageBwd, Algorithm 1. One block takes BLOCK_Q queries of one head, 16 a warp, and walks over the
 // keys a quantisation group (GROUP_KV) at a time:
@@ -84,7 +84,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     cp_async_commit();
   };
 
-  // Q, kept in registers for the whole walk.
   if constexpr (QK16)
     load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
         shared + SharedLayout::QUERIES,
@@ -106,25 +105,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     score_step[r] = QK16 ? p.softmax_scale * LOG2_E
                          : read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_STEP);
 
-  RowFragments<SCORE_ROW_BYTES, true> queries;
+  ScoreRows queries;
   float o[HEAD_DIM / 8][4] = {};
   RowState rows[2];
 
   for (int group = 0; group < groups; ++group) {
     const int stage = group % STAGES, first_key = group * GROUP_KV;
 
-    cp_async_wait<0>();
-    __syncthreads();
+    wait_for_tiles();
     if constexpr (STAGES == 2)
       load_keys(group + 1);
     load_values(STAGES == 2 ? group + 1 : group);
     if (group == 0)
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
 
+    Scores::Sum sums[COLUMNS8][4];
+#pragma unroll
+    for (int tile = 0; tile < KEY_TILES; ++tile)
+      issue_scores(&sums[tile * 8], queries,
+                   shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
+                       tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
+    finish<0>(sums);
     float x[COLUMNS8][4];
-    score_tile<COLUMNS8>(x, queries,
-                         shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES,
-                         shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES);
+    scale_columns(x, sums,
+                  shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES);
     const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
     if (first_key + GROUP_KV > minimum(first_hidden, p.seq_kv)) {
 #pragma unroll
@@ -179,14 +183,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
 
     if constexpr (STAGES == 1) {
-      cp_async_wait<0>();
-      __syncthreads();
+      wait_for_tiles();
       load_keys(group + 1);
     }
-    multiply_tokens<false, GROUP_KV / 32>(
-        o, p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
-        shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES, beta[0],
-        beta[1]);
+    TokenProducts<false, GROUP_KV / 32> p_v;
+    p_v.issue(p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES);
+    p_v.template add_to<0>(
+        o, shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
+        beta[0], beta[1]);
   }
   cp_async_wait<0>();
 

@@ -1,4 +1,4 @@
-//===- kernels/backward_dq_mma.cuh - dQ, with mma.sync ----------------------===//
+//===- kernels/backward_dq.cuh - dQ ---------------------------------------------===//
 //
 // SageBwd, Algorithm 2, the half that sums over keys. One block takes BLOCK_Q queries of one head,
 // 16 a warp, and walks over the keys a quantisation group (GROUP_KV) at a time:
@@ -117,15 +117,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
   }
 
-  RowFragments<SCORE_ROW_BYTES, SCORE_ROWS_IN_REGISTERS> queries;
-  RowFragments<VALUE_ROW_BYTES, VALUE_ROWS_IN_REGISTERS> dout;
+  ScoreRows queries;
+  ValueRows dout;
   float dq[HEAD_DIM / 8][4] = {};
+  const auto start = [&](int) {
+    return Quad{minus_delta[0], minus_delta[0], minus_delta[1], minus_delta[1]};
+  };
 
   for (int group = 0; group < groups; ++group) {
     const int stage = group % STAGES, first_key = group * GROUP_KV;
 
-    cp_async_wait<0>();
-    __syncthreads();
+    wait_for_tiles();
     if constexpr (STAGES == 2)
       load_keys_and_values(group + 1);
     load_transposed_keys(STAGES == 2 ? group + 1 : group);
@@ -139,21 +141,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile) {
       const int tile_key = first_key + tile * TOKENS_PER_TILE;
+      Scores::Sum sums[COLUMNS8][4];
+      issue_scores(sums, queries,
+                   shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
+                       tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
+      issue_values(ds[tile], dout,
+                   shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES +
+                       tile * TOKENS_PER_TILE * VALUE_ROW_BYTES,
+                   start);
+      finish<1>(sums);
       float x[COLUMNS8][4];
-      score_tile<COLUMNS8>(
-          x, queries,
-          shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
-              tile * TOKENS_PER_TILE * SCORE_ROW_BYTES,
-          shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES +
-              tile * TOKENS_PER_TILE * 4);
-      multiply_values<COLUMNS8>(ds[tile], dout,
-                                shared + SharedLayout::VALUES +
-                                    stage * SharedLayout::VALUES_BYTES +
-                                    tile * TOKENS_PER_TILE * VALUE_ROW_BYTES,
-                                [&](int) {
-                                  return Quad{minus_delta[0], minus_delta[0], minus_delta[1],
-                                              minus_delta[1]};
-                                });
+      scale_columns(x, sums,
+                    shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES +
+                        tile * TOKENS_PER_TILE * 4);
       const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
       if (tile_key + TOKENS_PER_TILE > minimum(first_hidden, p.seq_kv)) {
 #pragma unroll
@@ -176,6 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             largest_p = max_nan(largest_p, x[j][i]);
         }
       }
+      finish_values<0>(ds[tile], start);
 #pragma unroll
       for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
@@ -200,8 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
 
     if constexpr (STAGES == 1) {
-      cp_async_wait<0>();
-      __syncthreads();
+      wait_for_tiles();
       load_keys_and_values(group + 1);
     } else if constexpr (BLOCK_SCALES) {
       __syncthreads();
@@ -226,10 +226,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
     for (int step = 0; step < GROUP_KV / 32; ++step)
       quantize_fragment<true>(ds8[step], &ds[step / 2][4 * (step % 2)], low.inverse, high.inverse);
-    multiply_tokens<true, GROUP_KV / 32>(
-        dq, ds8, shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
-        shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES, low.step,
-        high.step);
+    TokenProducts<true, GROUP_KV / 32> ds_k;
+    ds_k.issue(ds8, shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES);
+    ds_k.template add_to<0>(
+        dq, shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
+        low.step, high.step);
   }
   cp_async_wait<0>();
 
