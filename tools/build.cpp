@@ -20,7 +20,8 @@ public:
       : Command(
             "build", "compile every kernel of an operation into the cache",
             "Compiles forward and backward for each architecture and spec, or takes them from\n"
-            "the cache. Needs no GPU. 'ms' is the time this process spent compiling.\n"
+            "the cache. Needs no GPU. 'ms' is the time this process spent compiling. What\n"
+            "does not compile is listed, and the exit code is 1.\n"
             "\n"
             "examples:\n"
             "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
@@ -35,21 +36,30 @@ public:
     std::vector<std::vector<KernelSpec>> operations = wanted();
     Progress progress("building", operations.size());
     std::vector<Built> kernels;
+    std::vector<std::string> failures;
     for (const auto& operation : operations) {
-      for (Built& kernel : build_all(operation))
-        kernels.push_back(std::move(kernel));
       const KernelSpec& any = operation.front();
-      progress.advance(std::string(any.arch.name) + " " + to_string(any.attention));
+      const std::string what = std::string(any.arch.name) + " " + to_string(any.attention);
+      try {
+        for (Built& kernel : build_all(operation))
+          kernels.push_back(std::move(kernel));
+      } catch (const CompileError& error) { // the others are still wanted
+        failures.push_back(what + ": " + error.what());
+      }
+      progress.advance(what);
     }
     double total_ms = milliseconds_since(start);
-    json ? print_as_json(kernels, total_ms) : print_as_table(kernels, total_ms);
-    return kDone;
+    json ? print_as_json(kernels, failures, total_ms) : print_as_table(kernels, total_ms);
+    for (const std::string& failure : failures)
+      fprintf(stderr, "sagebwd build: %s\n", failure.c_str());
+    return failures.empty() ? kDone : kFailed;
   }
 
 private:
   /// One list for each architecture and spec. A kernel that several specs share is in the first.
   std::vector<std::vector<KernelSpec>> wanted() const;
-  void print_as_json(const std::vector<Built>&, double total_ms) const;
+  void print_as_json(const std::vector<Built>&, const std::vector<std::string>& failures,
+                     double total_ms) const;
   void print_as_table(const std::vector<Built>&, double total_ms) const;
 
   SpecOptions spec_;
@@ -75,7 +85,8 @@ std::vector<std::vector<KernelSpec>> Build::wanted() const {
   return operations;
 }
 
-void Build::print_as_json(const std::vector<Built>& kernels, double total_ms) const {
+void Build::print_as_json(const std::vector<Built>& kernels,
+                          const std::vector<std::string>& failures, double total_ms) const {
   llvm::json::Array array;
   for (const Built& kernel : kernels)
     array.push_back(llvm::json::Object{{"name", kernel->entry.kernel_name},
@@ -86,7 +97,9 @@ void Build::print_as_json(const std::vector<Built>& kernels, double total_ms) co
                                        {"registers", kernel->entry.registers},
                                        {"spill_bytes", kernel->entry.spill_bytes},
                                        {"shared_bytes", kernel->entry.shared_bytes}});
-  print_json(llvm::json::Object{{"kernels", std::move(array)}, {"total_ms", total_ms}});
+  print_json(llvm::json::Object{{"kernels", std::move(array)},
+                                {"failures", llvm::json::Array(failures)},
+                                {"total_ms", total_ms}});
 }
 
 void Build::print_as_table(const std::vector<Built>& kernels, double total_ms) const {
