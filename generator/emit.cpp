@@ -124,6 +124,10 @@ void configure_attention(Configuration& c, const KernelSpec& k) {
   c.add("SHARED_BYTES", shared_bytes(k.kind, s, k.tile));
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them.
   c.add("LEAN_COPIES", k.tile.family == Family::wgmma);
+  // Unrolled, this product takes registers that dK and dV under `block` do not leave at 128.
+  const bool crowded =
+      k.kind == KernelKind::backward_dkv && s.head_dim > 64 && s.granularity == Granularity::block;
+  c.add("VALUE_UNROLL", !crowded ? s.head_dim / 16 : k.arch.major == 10 ? 2 : 1);
   // A operands stay in registers where they leave room for the accumulators.
   const bool narrow = s.head_dim <= 64 && k.tile.blocks_per_sm * k.tile.warps <= 8;
   const bool forward = k.kind == KernelKind::forward;
@@ -162,6 +166,10 @@ KernelSource emit(const KernelSpec& kernel) {
   source.name = kernel_name(k);
   source.threads = threads_of(k);
   source.shared_bytes = shared_bytes(k.kind, k.attention, k.tile);
+
+  // ptxas' own balance between speed and registers spills a few bytes here.
+  if (k.kind == KernelKind::backward_dkv && k.tile.family == Family::mma)
+    source.options.push_back("--ptxas-options=--register-usage-level=0");
 
   Configuration c;
   c.line(std::string("using Element = ") + std::string(to_string(k.attention.dtype)) + ";");

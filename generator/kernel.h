@@ -68,6 +68,7 @@ struct KernelSource {
   std::string text;     ///< complete, header-free CUDA C++; NVRTC and nvcc take it unchanged
   int threads = 0;      ///< per block
   int shared_bytes = 0; ///< dynamic shared memory per block
+  std::vector<std::string> options; ///< of the compiler, beyond those of every kernel
 };
 /// The same spec gives the same bytes on every machine. Raises SpecError.
 KernelSource emit(const KernelSpec&);

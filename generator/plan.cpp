@@ -237,7 +237,7 @@ Grid grid_of(const KernelSpec& k, const Problem& p) {
   return {};
 }
 
-void check(const AttentionSpec&, const Problem& p) {
+void check(const AttentionSpec& spec, const Problem& p) {
   const auto named = [](std::string_view name, int64_t value) {
     return std::string(name) + " = " + std::to_string(value);
   };
@@ -255,6 +255,14 @@ void check(const AttentionSpec&, const Problem& p) {
           named("query length", p.seq_q) + " is not supported: 1 to 2^31 - 1024 tokens");
   require(p.seq_kv >= 1 && p.seq_kv <= kMaxTokens,
           named("key length", p.seq_kv) + " is not supported: 1 to 2^31 - 1024 tokens");
+  if (spec.granularity == Granularity::block) {
+    const double tiles = double(p.batch) * double(p.heads) *
+                         double(padded(p.seq_q) / spec.group_q) *
+                         double(padded(p.seq_kv) / spec.group_kv);
+    require(tiles < 2147483648.0, "granularity 'block' keeps two maxima for each of " +
+                                      std::to_string(tiles) +
+                                      " tiles: 2^31 are supported; take 'row' or a smaller batch");
+  }
 }
 
 } // namespace sagebwd

@@ -166,10 +166,12 @@ public:
   ScopedProgram(const ScopedProgram&) = delete;
   ScopedProgram& operator=(const ScopedProgram&) = delete;
 
-  Result compile(const std::string& arch) {
+  Result compile(const std::string& arch, const std::vector<std::string>& more_options = {}) {
     std::string arch_option = "--gpu-architecture=" + arch;
     std::vector<const char*> options = {arch_option.c_str()};
     for (const std::string& option : Nvrtc::options())
+      options.push_back(option.c_str());
+    for (const std::string& option : more_options)
       options.push_back(option.c_str());
     // From 13 on NVRTC may answer from the driver's cache, without the report of ptxas.
     if (library_.major >= 13)
@@ -239,7 +241,7 @@ const std::vector<std::string>& Nvrtc::options() {
 }
 
 Compilation Nvrtc::compile(std::string_view name, std::string_view source, std::string_view arch,
-                           bool want_ptx) {
+                           bool want_ptx, const std::vector<std::string>& more_options) {
   const std::vector<int>& known = library_->archs;
   if (std::find(known.begin(), known.end(), number_of(arch)) == known.end()) {
     std::string list;
@@ -252,7 +254,7 @@ Compilation Nvrtc::compile(std::string_view name, std::string_view source, std::
 
   auto start = std::chrono::steady_clock::now();
   ScopedProgram program(*library_, name, source);
-  Result result = program.compile(std::string(arch));
+  Result result = program.compile(std::string(arch), more_options);
   Compilation compilation;
   compilation.log = program.log();
 

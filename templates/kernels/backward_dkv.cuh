@@ -139,14 +139,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   for (int step = 0; walk.head < heads_end; ++step) {
     const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
-    const int head = walk.head, first_query = walk.tile * TILE_Q;
+    const int first_query = walk.tile * TILE_Q;
+    const Walk next = advance(walk);
 
     wait_for_tiles();
-    if constexpr (STAGES == 2) {
-      walk = advance(walk);
-      load_rows(walk, next_stage);
-    }
-    load_transposed(walk, next_stage);
+    if constexpr (STAGES == 2)
+      load_rows(next, next_stage);
+    load_transposed(STAGES == 2 ? next : walk, next_stage);
     if (step == 0) {
       keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
       values.load(shared + SharedLayout::VALUES, warp_id() * 16);
@@ -206,9 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       largest_p[0] = quad_max_nan(largest_p[0]);
       largest_p[1] = quad_max_nan(largest_p[1]);
     } else {
-      const s64 row = (static_cast<s64>(batch) * p.heads + head) * (p.padded_q / GROUP_Q) +
-                      first_query / GROUP_Q;
-      const s64 tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
+      const int row = (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) + first_query / GROUP_Q;
+      const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
       // A block in which no query sees a key was not visited.
       const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;
       if (!CAUSAL || warp_key / GROUP_KV * GROUP_KV <= last_query + p.causal_offset) {
@@ -246,8 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
-      walk = advance(walk);
-      load_rows(walk, 0);
+      load_rows(next, 0);
     }
     const u32 transposed =
         shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
@@ -264,6 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (HEAD_DIM > 64)
       ds_q.issue(ds8, transposed);
     ds_q.template add_to<0>(dk, q_steps, ds_low.step, ds_high.step);
+    walk = next;
   }
   cp_async_wait<0>();
 

@@ -97,7 +97,7 @@ template <typename Rows, typename Start>
 __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u32 tile,
                                              const Start& start) {
   const u32 address = tile + b_lane_offset<VALUE_ROW_BYTES>();
-#pragma unroll
+#pragma unroll VALUE_UNROLL
   for (int step = 0; step < VALUE_STEPS; ++step) {
     u32 a[4];
     rows.get(a, step);
