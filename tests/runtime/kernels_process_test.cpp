@@ -113,12 +113,12 @@ TEST(CompileWithNvrtc, EqualInputsGiveEqualFiles) {
 /// 64 values live across a barrier, in 32 registers.
 constexpr const char* kSpilling = R"(
 extern "C" __global__ __launch_bounds__(1024, 2) void spilling(float* p) {
-  float r[64];
+  float r[128];
 #pragma unroll
-  for (int i = 0; i < 64; i++) r[i] = p[i * 97];
+  for (int i = 0; i < 128; i++) r[i] = p[i * 97];
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 64; i++) p[i * 31] = r[i] * r[63 - i];
+  for (int i = 0; i < 128; i++) p[i * 31] = r[i] * r[127 - i];
 }
 )";
 
