@@ -1,0 +1,140 @@
+//===- kernels_test.cpp - Which kernels an operation needs -----------------===//
+
+#include "tests/generator/specs.h"
+
+#include <algorithm>
+#include <map>
+#include <regex>
+#include <set>
+
+using namespace sagebwd;
+using test::kinds_of;
+using enum KernelKind;
+using Kinds = std::vector<KernelKind>;
+
+namespace {
+
+constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
+
+Kinds kinds_for(Pass pass, Precision precision, bool smooth_k) {
+  AttentionSpec s;
+  s.precision = precision, s.smooth_k = smooth_k;
+  return kinds_of(kernels_of(pass, s, find_arch("sm_80")));
+}
+
+TEST(Kernels, OfAForwardPass) {
+  EXPECT_EQ(kinds_for(Pass::forward, Precision::six_of_seven, true),
+            (Kinds{key_mean_partial, key_mean, quantize_q, quantize_k, quantize_v, forward}));
+  EXPECT_EQ(kinds_for(Pass::forward, Precision::six_of_seven, false),
+            (Kinds{quantize_q, quantize_k, quantize_v, forward}));
+  for (bool smooth_k : {false, true}) // S reads Q and K themselves
+    EXPECT_EQ(kinds_for(Pass::forward, Precision::qk16, smooth_k), (Kinds{quantize_v, forward}));
+}
+
+TEST(Kernels, OfABackwardPass) {
+  const Kinds rest = {quantize_q, quantize_k, quantize_dout, backward_dq, backward_dkv};
+  Kinds smooth = {key_mean_partial, key_mean};
+  smooth.insert(smooth.end(), rest.begin(), rest.end());
+  for (Precision precision : {Precision::six_of_seven, Precision::qk16}) {
+    EXPECT_EQ(kinds_for(Pass::backward, precision, true), smooth);
+    EXPECT_EQ(kinds_for(Pass::backward, precision, false), rest);
+  }
+}
+
+TEST(Kernels, CarryPassArchitectureAndTheirTile) {
+  const Arch& arch = find_arch("sm_90a");
+  const Tiles tiles = {parse_tile("wgmma 128x128 w8 s1 b1"), parse_tile("wgmma 64x128 w4 s1 b1"),
+                       parse_tile("mma 64x64 w4 s1 b1")};
+  for (Pass pass : kPasses)
+    for (const KernelSpec& k : kernels_of(pass, {}, arch, tiles)) {
+      EXPECT_EQ(k.pass, pass);
+      EXPECT_EQ(k.arch, arch);
+      EXPECT_EQ(k.tile, k.kind == forward        ? tiles.forward
+                        : k.kind == backward_dq  ? tiles.backward_dq
+                        : k.kind == backward_dkv ? tiles.backward_dkv
+                                                 : TileConfig{});
+    }
+}
+
+TEST(Kernels, AreSharedWhereTheDiagonalLiesElsewhere) {
+  for (AttentionSpec spec : test::all_specs())
+    for (Pass pass : kPasses) {
+      const Arch& arch = find_arch("sm_80");
+      spec.causal = Causal::top_left;
+      const auto top_left = kernels_of(pass, spec, arch);
+      spec.causal = Causal::bottom_right;
+      EXPECT_EQ(kernels_of(pass, spec, arch), top_left) << to_string(spec);
+    }
+}
+
+TEST(Kernels, OfQuantisationDoNotDependOnTheMask) {
+  for (AttentionSpec spec : test::all_specs())
+    for (Pass pass : kPasses) {
+      const Arch& arch = find_arch("sm_80");
+      spec.causal = Causal::none;
+      const auto full = kernels_of(pass, spec, arch);
+      spec.causal = Causal::top_left;
+      const auto causal = kernels_of(pass, spec, arch);
+      ASSERT_EQ(kinds_of(full), kinds_of(causal));
+      for (size_t i = 0; i < full.size(); ++i)
+        EXPECT_EQ(full[i] == causal[i], full[i].kind < forward) << to_string(full[i].kind);
+    }
+}
+
+TEST(Kernels, DoNotDependOnTheDeterminismFlag) { // every kernel is deterministic
+  for (Pass pass : kPasses) {
+    AttentionSpec spec;
+    spec.deterministic = false;
+    EXPECT_EQ(kernels_of(pass, spec, find_arch("sm_80")), kernels_of(pass, {}, find_arch("sm_80")));
+  }
+}
+
+TEST(Kernels, OfSpecsThatAreNotBuiltAreRefused) {
+  AttentionSpec spec;
+  spec.head_dim = 96;
+  test::expect_refusal([&] { kernels_of(Pass::forward, spec, find_arch("sm_80")); },
+                       {"head dimension 96"});
+}
+
+TEST(KernelName, TellsWhatTheKernelIs) {
+  AttentionSpec s;
+  EXPECT_EQ(kernel_name(test::kernel_of(backward_dkv, Pass::backward, s, "sm_80")),
+            "sagebwd_backward_dkv_d128_bf16_row64x64_mma_64x64_w4_s1_b2");
+  s = {64, DType::fp16, Causal::bottom_right, Granularity::block, Precision::qk16, false};
+  EXPECT_EQ(kernel_name(test::kernel_of(forward, Pass::forward, s, "sm_90a")),
+            "sagebwd_forward_d64_fp16_causal_block128x64_qk16_unsmoothed_wgmma_64x64_w4_s1_b3");
+}
+
+TEST(KernelName, IsAnIdentifierAndNamesOneSourceOnAnArchitecture) {
+  const std::regex identifier("sagebwd_[a-z0-9_]+");
+  std::map<std::string, std::string> source_of;
+  std::set<std::string> ambiguous;
+  for (const char* arch : {"sm_80", "sm_90a"})
+    for (const AttentionSpec& spec : test::all_specs())
+      for (Pass pass : kPasses)
+        for (const KernelSpec& kernel : kernels_of(pass, spec, find_arch(arch))) {
+          const KernelSource source = emit(kernel);
+          EXPECT_EQ(source.name, kernel_name(kernel));
+          EXPECT_TRUE(std::regex_match(source.name, identifier)) << source.name;
+          // Names tell kernels apart in what a profiler shows: a name, one text.
+          const auto at = source_of.emplace(source.name, source.text).first;
+          if (at->second != source.text)
+            ambiguous.insert(source.name);
+        }
+  EXPECT_EQ(ambiguous, std::set<std::string>()) << "these names have two sources each";
+  EXPECT_GT(source_of.size(), 500u);
+}
+
+TEST(KernelName, TellsTilesApart) {
+  KernelSpec kernel = test::kernel_of(forward, Pass::forward, {}, "sm_90a");
+  std::vector<std::string> names;
+  for (const char* tile : {"mma 64x64 w4 s1 b1", "wgmma 64x64 w4 s1 b1", "mma 128x64 w8 s1 b1",
+                           "mma 64x64 w4 s2 b1", "mma 64x64 w4 s1 b2", "mma 64x128 w4 s1 b1"}) {
+    kernel.tile = parse_tile(tile);
+    names.push_back(kernel_name(kernel));
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::unique(names.begin(), names.end()), names.end());
+}
+
+} // namespace

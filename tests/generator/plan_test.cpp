@@ -1,0 +1,286 @@
+//===- plan_test.cpp - Operands, workspace and launch geometry -------------===//
+
+#include "generator/plan.h"
+#include "tests/generator/specs.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+using namespace sagebwd;
+using test::expect_refusal;
+using enum KernelKind;
+using O = Operand;
+
+namespace {
+
+constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
+const std::set<O> kWorkspace = {O::k_partial,  O::k_mean,     O::q8,         O::k8,
+                                O::k8_step,    O::vt8,        O::vt8_step,   O::qt8,
+                                O::kt8,        O::kt8_step,   O::dot8,       O::q_rows,
+                                O::q_channels, O::tile_p_max, O::tile_ds_max};
+
+size_t index(O operand) { return static_cast<size_t>(operand); }
+
+TEST(Operands, HaveTheTypesThatPackParamsKnows) {
+  for (size_t i = 0; i < index(O::count); ++i) {
+    const std::string type(type_of(static_cast<O>(i)));
+    EXPECT_TRUE(type.back() == '*' || type == "s64" || type == "int" || type == "float") << type;
+  }
+}
+
+TEST(Operands, EveryKernelsFieldsHaveDifferentNames) {
+  for (int kind = 0; kind <= int(backward_dkv); ++kind) {
+    std::set<std::string_view> names;
+    for (const Field& field : fields_of(static_cast<KernelKind>(kind)))
+      EXPECT_TRUE(names.insert(field.name).second) << field.name;
+    EXPECT_FALSE(names.empty());
+  }
+}
+
+TEST(Operands, RolesOfTheQuantisationKernelHaveTheSameFields) {
+  const auto layout = [](KernelKind kind) {
+    std::vector<std::pair<std::string_view, bool>> fields; // name, and whether 8 bytes
+    for (const Field& f : fields_of(kind))
+      fields.emplace_back(f.name, type_of(f.operand) != "int" && type_of(f.operand) != "float");
+    return fields;
+  };
+  for (KernelKind kind : {quantize_k, quantize_v, quantize_dout})
+    EXPECT_EQ(layout(kind), layout(quantize_q));
+}
+
+TEST(PackParams, LaysOutAsACompilerDoes) {
+  struct KeyMeanPartial {
+    uint64_t k;
+    int64_t k_stride_b, k_stride_h, k_stride_s;
+    uint64_t k_partial;
+    int heads_kv, seq_kv;
+  };
+  struct Quantize {
+    uint64_t x;
+    int64_t x_stride_b, x_stride_h, x_stride_s;
+    uint64_t rows8, transposed8, transposed8_step;
+    int tokens, padded;
+    uint64_t k_mean, k8_step, q_rows, lse, out;
+    int64_t out_stride_b, out_stride_h, out_stride_s;
+    uint64_t dlse;
+    int heads, heads_kv;
+    float softmax_scale;
+  };
+  OperandValues values{};
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = 0x0101010100000000u + i; // 32-bit fields keep the low half
+  const float scale = 0.125f;
+  values[index(O::softmax_scale)] = 0;
+  std::memcpy(&values[index(O::softmax_scale)], &scale, 4);
+  std::byte params[512] = {};
+
+  ASSERT_EQ(pack_params(fields_of(key_mean_partial), values, params), sizeof(KeyMeanPartial));
+  KeyMeanPartial mean;
+  std::memcpy(&mean, params, sizeof mean);
+  EXPECT_EQ(mean.k, values[index(O::k)]);
+  EXPECT_EQ(uint64_t(mean.k_stride_s), values[index(O::k_stride_s)]);
+  EXPECT_EQ(mean.k_partial, values[index(O::k_partial)]);
+  EXPECT_EQ(size_t(mean.heads_kv), index(O::heads_kv));
+  EXPECT_EQ(size_t(mean.seq_kv), index(O::seq_kv));
+
+  ASSERT_EQ(pack_params(fields_of(quantize_q), values, params), sizeof(Quantize));
+  Quantize q;
+  std::memcpy(&q, params, sizeof q);
+  EXPECT_EQ(q.x, values[index(O::q)]);
+  EXPECT_EQ(q.rows8, values[index(O::q8)]);
+  EXPECT_EQ(q.transposed8, values[index(O::qt8)]);
+  EXPECT_EQ(q.transposed8_step, values[index(O::q_channels)]);
+  EXPECT_EQ(size_t(q.tokens), index(O::seq_q));
+  EXPECT_EQ(size_t(q.padded), index(O::padded_q));
+  EXPECT_EQ(q.k_mean, values[index(O::k_mean)]);
+  EXPECT_EQ(q.dlse, values[index(O::dlse)]);
+  EXPECT_EQ(size_t(q.heads_kv), index(O::heads_kv));
+  EXPECT_EQ(q.softmax_scale, scale);
+}
+
+TEST(PackParams, AlignsAFieldBehindASmallerOne) {
+  struct Mixed {
+    int heads;
+    uint64_t q;
+    float softmax_scale;
+  };
+  const std::vector<Field> fields = {
+      {"heads", O::heads}, {"q", O::q}, {"softmax_scale", O::softmax_scale}};
+  OperandValues values{};
+  values[index(O::q)] = 0x1122334455667788u;
+  std::byte params[512] = {};
+  ASSERT_EQ(pack_params(fields, values, params), sizeof(Mixed));
+  Mixed mixed;
+  std::memcpy(&mixed, params, sizeof mixed);
+  EXPECT_EQ(mixed.q, 0x1122334455667788u);
+}
+
+TEST(PackParams, EveryKernelFitsIts512Bytes) {
+  for (int kind = 0; kind <= int(backward_dkv); ++kind) {
+    std::byte params[1024];
+    EXPECT_LE(pack_params(fields_of(static_cast<KernelKind>(kind)), {}, params), 512u);
+  }
+}
+
+const Problem kProblems[] = {{1, 1, 1, 1, 1},
+                             {2, 4, 2, 64, 128},
+                             {3, 6, 2, 129, 257},
+                             {1, 8, 1, 1000, 77},
+                             {2, 2, 2, 4096, 300}};
+
+/// The workspace that kernels of a pass dereference, read off their sources.
+std::set<O> dereferenced(Pass pass, const AttentionSpec& s) {
+  const bool scores8 = s.precision == Precision::six_of_seven;
+  std::set<O> used;
+  if (pass == Pass::backward || scores8)
+    used.insert(O::q_rows);
+  if (scores8)
+    used.insert({O::q8, O::k8, O::k8_step});
+  if (s.smooth_k && (scores8 || pass == Pass::backward))
+    used.insert({O::k_partial, O::k_mean});
+  if (pass == Pass::forward)
+    used.insert({O::vt8, O::vt8_step});
+  else
+    used.insert({O::qt8, O::dot8, O::q_channels, O::kt8, O::kt8_step});
+  if (pass == Pass::backward && s.granularity == Granularity::block)
+    used.insert({O::tile_p_max, O::tile_ds_max});
+  return used;
+}
+
+/// The least a buffer must hold, from the layouts in templates/base.cuh and kernels/.
+int64_t least_bytes(O operand, const AttentionSpec& s, const Problem& p) {
+  const int64_t q = p.batch * p.heads * p.seq_q, kv = p.batch * p.heads_kv * p.seq_kv;
+  const int64_t d = s.head_dim, head_kv = p.batch * p.heads_kv;
+  const auto groups = [](int64_t tokens, int64_t group) { return (tokens + group - 1) / group; };
+  const int64_t q_groups = p.batch * p.heads * groups(p.seq_q, s.group_q);
+  const int64_t kv_groups = groups(p.seq_kv, s.group_kv);
+  switch (operand) {
+  case O::k_partial:
+    return head_kv * groups(p.seq_kv, kMeanChunk) * d * 4;
+  case O::k_mean:
+    return head_kv * d * 4;
+  case O::q8:
+  case O::qt8:
+  case O::dot8:
+    return q * d;
+  case O::k8:
+  case O::vt8:
+  case O::kt8:
+    return kv * d;
+  case O::k8_step:
+    return kv * 4;
+  case O::vt8_step:
+  case O::kt8_step:
+    return head_kv * kv_groups * d * 4;
+  case O::q_rows:
+    return q * 3 * 4;
+  case O::q_channels:
+    return q_groups * 2 * d * 4;
+  default:
+    return q_groups * kv_groups * 4; // tile maxima
+  }
+}
+
+TEST(Workspace, HoldsEachBufferOnceAlignedAndWithoutOverlap) {
+  constexpr uint64_t kBase = uint64_t{1} << 40, kNowhere = 7;
+  for (const AttentionSpec& spec : test::all_specs())
+    for (const Problem& p : kProblems)
+      for (Pass pass : kPasses) {
+        const AttentionSpec s = resolved(spec);
+        SCOPED_TRACE(to_string(s) + ", " + std::string(to_string(pass)));
+        OperandValues values;
+        values.fill(kNowhere);
+        place_workspace(pass, s, p, kBase, values);
+        const size_t bytes = workspace_bytes(pass, s, p);
+
+        std::vector<std::pair<uint64_t, O>> placed;
+        for (O operand : kWorkspace)
+          if (values[index(operand)] != kNowhere)
+            placed.emplace_back(values[index(operand)], operand);
+        for (O operand : dereferenced(pass, s))
+          EXPECT_NE(values[index(operand)], kNowhere) << name_of(operand);
+        std::sort(placed.begin(), placed.end());
+        EXPECT_EQ(placed.front().first, kBase);
+        for (size_t i = 0; i < placed.size(); ++i) {
+          const auto [address, operand] = placed[i];
+          const uint64_t end = i + 1 < placed.size() ? placed[i + 1].first : kBase + bytes;
+          EXPECT_EQ(address % 256, 0u) << name_of(operand);
+          EXPECT_GE(int64_t(end - address), least_bytes(operand, s, p)) << name_of(operand);
+        }
+        for (O tensor : {O::q, O::k, O::v, O::out, O::lse, O::dout, O::dlse, O::dq, O::dk, O::dv,
+                         O::q_stride_b, O::softmax_scale, O::no_bytes, O::no_floats})
+          EXPECT_EQ(values[index(tensor)], kNowhere) << name_of(tensor);
+      }
+}
+
+TEST(Workspace, SizesComeAlong) {
+  OperandValues values{};
+  AttentionSpec s;
+  s.causal = Causal::bottom_right;
+  place_workspace(Pass::forward, resolved(s), {2, 6, 3, 129, 100}, 0, values);
+  const auto value = [&](O operand) { return static_cast<int>(values[index(operand)]); };
+  EXPECT_EQ(value(O::heads), 6);
+  EXPECT_EQ(value(O::heads_kv), 3);
+  EXPECT_EQ(value(O::seq_q), 129);
+  EXPECT_EQ(value(O::seq_kv), 100);
+  EXPECT_EQ(value(O::padded_q), 256);
+  EXPECT_EQ(value(O::padded_kv), 128);
+  EXPECT_EQ(value(O::causal_offset), -29);
+  for (Causal causal : {Causal::none, Causal::top_left}) {
+    s.causal = causal;
+    place_workspace(Pass::forward, resolved(s), {2, 6, 3, 129, 100}, 0, values);
+    EXPECT_EQ(value(O::causal_offset), 0);
+  }
+}
+
+TEST(Grid, CoversEveryToken) {
+  const Problem p = {2, 6, 3, 300, 520};
+  const auto grid = [&](KernelKind kind, Pass pass, Granularity granularity = Granularity::row) {
+    AttentionSpec s;
+    s.granularity = granularity;
+    const Grid g = grid_of(test::kernel_of(kind, pass, s, "sm_80"), p);
+    return std::array<unsigned, 3>{g.x, g.y, g.z};
+  };
+  using Blocks = std::array<unsigned, 3>;
+  EXPECT_EQ(grid(key_mean_partial, Pass::forward), (Blocks{3, 3, 2})); // 256 keys each
+  EXPECT_EQ(grid(key_mean, Pass::forward), (Blocks{1, 3, 2}));
+  EXPECT_EQ(grid(quantize_q, Pass::forward), (Blocks{6, 6, 2})); // 384 padded queries, by 64
+  EXPECT_EQ(grid(quantize_dout, Pass::backward, Granularity::block), (Blocks{3, 6, 2}));
+  EXPECT_EQ(grid(quantize_k, Pass::forward), (Blocks{10, 3, 2})); // 640 padded keys, by 64
+  EXPECT_EQ(grid(quantize_v, Pass::forward), (Blocks{10, 3, 2}));
+  EXPECT_EQ(grid(forward, Pass::forward), (Blocks{5, 6, 2}));
+  EXPECT_EQ(grid(backward_dq, Pass::backward, Granularity::block), (Blocks{3, 6, 2}));
+  EXPECT_EQ(grid(backward_dkv, Pass::backward), (Blocks{9, 3, 2}));
+}
+
+TEST(Check, ProblemsNoKernelRunsAreRefused) {
+  const auto checking = [](Problem p, Granularity granularity = Granularity::row) {
+    AttentionSpec s;
+    s.granularity = granularity;
+    return [s = resolved(s), p] { check(s, p); };
+  };
+  for (const Problem& p : kProblems)
+    EXPECT_NO_THROW(checking(p)());
+  expect_refusal(checking({0, 1, 1, 1, 1}), {"batch = 0", "1 to 65535"});
+  expect_refusal(checking({65536, 1, 1, 1, 1}), {"batch = 65536", "1 to 65535"});
+  expect_refusal(checking({1, 0, 1, 1, 1}), {"heads = 0", "1 to 65535"});
+  expect_refusal(checking({1, 65536, 1, 1, 1}), {"heads = 65536"});
+  expect_refusal(checking({1, 4, 0, 1, 1}), {"key/value heads = 0"});
+  expect_refusal(checking({1, 4, 3, 1, 1}),
+                 {"heads = 4", "key/value heads = 3", "multiple", "same number of query heads"});
+  expect_refusal(checking({1, 4, 8, 1, 1}), {"key/value heads = 8"});
+  expect_refusal(checking({1, 1, 1, 0, 1}), {"query length = 0", "2^31 - 1024"});
+  expect_refusal(checking({1, 1, 1, 1, -5}), {"key length = -5"});
+  expect_refusal(checking({1, 1, 1, int64_t{1} << 31, 1}), {"query length = 2147483648"});
+  const Problem large = {64, 64, 1, 131072, 131072};
+  EXPECT_NO_THROW(checking(large)());
+  expect_refusal(checking(large, Granularity::block), {"'block'", "2^31", "'row'"});
+  expect_refusal(
+      [&] {
+        workspace_bytes(Pass::forward, resolved({}), {0, 1, 1, 1, 1});
+      },
+      {"batch = 0"});
+}
+
+} // namespace

@@ -1,0 +1,137 @@
+//===- spec_test.cpp - Parsing, printing and checking specs ---------------===//
+
+#include "tests/generator/specs.h"
+
+using namespace sagebwd;
+using test::expect_refusal;
+
+namespace {
+
+TEST(Spec, NamesAreReadBack) {
+  for (DType x : {DType::bf16, DType::fp16})
+    EXPECT_EQ(parse_dtype(to_string(x)), x);
+  for (Causal x : {Causal::none, Causal::top_left, Causal::bottom_right})
+    EXPECT_EQ(parse_causal(to_string(x)), x);
+  for (Granularity x : {Granularity::row, Granularity::block})
+    EXPECT_EQ(parse_granularity(to_string(x)), x);
+  for (Precision x : {Precision::six_of_seven, Precision::qk16})
+    EXPECT_EQ(parse_precision(to_string(x)), x);
+}
+
+TEST(Spec, UnknownNamesAreRefusedWithTheKnownOnes) {
+  expect_refusal([] { parse_dtype("fp8"); }, {"dtype", "'fp8'", "bf16, fp16"});
+  expect_refusal([] { parse_causal("left"); },
+                 {"causal mask", "'left'", "none, top-left, bottom-right"});
+  expect_refusal([] { parse_granularity("tensor"); }, {"granularity", "'tensor'", "row, block"});
+  expect_refusal([] { parse_precision("int4"); }, {"precision", "'int4'", "six-of-seven, qk16"});
+  expect_refusal([] { parse_dtype(""); }, {"''", "bf16"});
+  expect_refusal([] { parse_dtype("BF16"); }, {"'BF16'"});
+}
+
+TEST(Spec, ResolvingFillsInTheGroupsOfTheGranularity) {
+  const auto groups = [](int d, Granularity g, Precision p, const char* arch) {
+    AttentionSpec s;
+    s.head_dim = d, s.granularity = g, s.precision = p;
+    s = resolved(s, find_arch(arch));
+    return std::pair(s.group_q, s.group_kv);
+  };
+  using enum Precision;
+  using Groups = std::pair<int, int>;
+  EXPECT_EQ(groups(64, Granularity::row, six_of_seven, "sm_80"), Groups(64, 128));
+  EXPECT_EQ(groups(128, Granularity::row, six_of_seven, "sm_80"), Groups(64, 64));
+  EXPECT_EQ(groups(128, Granularity::row, six_of_seven, "sm_90a"), Groups(64, 128));
+  EXPECT_EQ(groups(64, Granularity::row, qk16, "sm_80"), Groups(64, 64));
+  EXPECT_EQ(groups(128, Granularity::row, qk16, "sm_90a"), Groups(64, 64));
+  for (const char* arch : {"sm_80", "sm_90a", "sm_120"})
+    for (int d : {64, 128})
+      EXPECT_EQ(groups(d, Granularity::block, six_of_seven, arch), Groups(128, 64));
+}
+
+TEST(Spec, ResolvingTwiceChangesNothing) {
+  for (const AttentionSpec& spec : test::all_specs())
+    for (const Arch& arch : all_archs()) {
+      const AttentionSpec once = resolved(spec, arch);
+      EXPECT_EQ(resolved(once, arch), once);
+      EXPECT_EQ(resolved(once), once);
+      AttentionSpec rest = once; // the groups alone are filled in
+      rest.group_q = spec.group_q, rest.group_kv = spec.group_kv;
+      EXPECT_EQ(rest, spec);
+    }
+}
+
+TEST(Spec, WithoutAnArchitectureItIsThatOfAnyButSm90a) {
+  for (const AttentionSpec& spec : test::all_specs())
+    for (const Arch& arch : all_archs())
+      if (arch.name != "sm_90a")
+        EXPECT_EQ(resolved(spec, arch), resolved(spec)) << arch.name;
+}
+
+TEST(Spec, WhatIsNotBuiltIsRefused) {
+  for (int head_dim : {-64, 0, 1, 32, 80, 96, 192, 256}) {
+    AttentionSpec s;
+    s.head_dim = head_dim;
+    expect_refusal([&] { resolved(s); }, {("dimension " + std::to_string(head_dim)).c_str(),
+                                          "64 and 128", "pad q, k and v"});
+  }
+  const auto with_groups = [](Granularity granularity, int q, int kv) {
+    AttentionSpec s;
+    s.granularity = granularity, s.group_q = q, s.group_kv = kv;
+    return [s] { resolved(s); };
+  };
+  using enum Granularity;
+  expect_refusal(with_groups(row, 128, 0), {"group_q = 128", "'row'", "it is 64", "leave it out"});
+  expect_refusal(with_groups(row, -1, 0), {"group_q = -1"});
+  expect_refusal(with_groups(row, 0, 32), {"group_kv = 32", "'row'", "64 or 128", "leave it out"});
+  expect_refusal(with_groups(row, 0, -64), {"group_kv = -64"});
+  expect_refusal(with_groups(block, 64, 0), {"group_q = 64", "'block'", "it is 128"});
+  expect_refusal(with_groups(block, 0, 128), {"group_kv = 128", "'block'", "it is 64"});
+}
+
+TEST(Spec, IsPrintedOnOneLineAndNoTwoAlike) {
+  AttentionSpec s;
+  EXPECT_EQ(to_string(resolved(s)),
+            "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic");
+  s = {64,    DType::fp16, Causal::bottom_right, Granularity::block, Precision::qk16, false,
+       false, false};
+  EXPECT_EQ(to_string(resolved(s)), "d64 fp16 causal=bottom-right block 128x64 qk16");
+
+  std::vector<std::pair<std::string, AttentionSpec>> printed;
+  for (const AttentionSpec& spec : test::all_specs()) {
+    const AttentionSpec full = resolved(spec);
+    for (const auto& [text, other] : printed)
+      if (text == to_string(full))
+        EXPECT_EQ(other, full) << text;
+    printed.emplace_back(to_string(full), full);
+  }
+}
+
+TEST(Arch, AreFoundByName) {
+  for (const Arch& arch : all_archs()) {
+    EXPECT_EQ(find_arch(arch.name), arch);
+    EXPECT_EQ(arch_for_capability(arch.major, arch.minor), arch);
+  }
+  for (const char* name : {"sm_90", "sm_75", "SM_80", "80", ""})
+    expect_refusal([&] { find_arch(name); }, {("'" + std::string(name) + "'").c_str(),
+                                              "supported are sm_80, ", "sm_90a", "sm_121"});
+}
+
+TEST(Arch, ServeLaterMinorVersionsOfTheirMajorVersion) {
+  EXPECT_EQ(arch_for_capability(8, 8).name, "sm_87");
+  EXPECT_EQ(arch_for_capability(10, 1).name, "sm_100");
+  EXPECT_EQ(arch_for_capability(12, 9).name, "sm_121");
+  expect_refusal([] { arch_for_capability(7, 5); },
+                 {"capability 7.5", "not supported", "8.0", "12.1"});
+  expect_refusal([] { arch_for_capability(13, 0); }, {"capability 13.0"});
+}
+
+// CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+TEST(Arch, KnowTheirSharedMemory) {
+  for (const Arch& arch : all_archs()) {
+    const int capability = arch.major * 10 + arch.minor;
+    const bool consumer = capability == 86 || capability == 89 || arch.major == 12;
+    const int kilobytes = consumer ? 99 : arch.major == 8 ? 163 : 227;
+    EXPECT_EQ(arch.max_shared_bytes, kilobytes * 1024) << arch.name;
+  }
+}
+
+} // namespace

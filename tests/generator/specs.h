@@ -1,0 +1,63 @@
+//===- specs.h - The specs the generator's tests run over ------------------===//
+#pragma once
+
+#include "generator/kernel.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <initializer_list>
+
+namespace sagebwd::test {
+
+/// Every spec with default groups, and `row` with both sizes of key groups. Not resolved.
+inline std::vector<AttentionSpec> all_specs() {
+  std::vector<AttentionSpec> specs;
+  for (int head_dim : {64, 128})
+    for (DType dtype : {DType::bf16, DType::fp16})
+      for (Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right})
+        for (Precision precision : {Precision::six_of_seven, Precision::qk16})
+          for (bool smooth_k : {false, true})
+            for (bool rotate : {false, true})
+              for (int keys : {0, 64, 128}) {
+                AttentionSpec s = {head_dim,  dtype,    causal, Granularity::row,
+                                   precision, smooth_k, rotate};
+                s.group_kv = keys;
+                specs.push_back(s);
+                s.granularity = Granularity::block;
+                if (keys == 0)
+                  specs.push_back(s);
+              }
+  return specs;
+}
+
+inline std::vector<KernelKind> kinds_of(const std::vector<KernelSpec>& kernels) {
+  std::vector<KernelKind> kinds;
+  for (const KernelSpec& kernel : kernels)
+    kinds.push_back(kernel.kind);
+  return kinds;
+}
+
+/// The kernel of one kind among those of a pass, with its default tile.
+inline KernelSpec kernel_of(KernelKind kind, Pass pass, const AttentionSpec& spec,
+                            std::string_view arch) {
+  for (const KernelSpec& kernel : kernels_of(pass, spec, find_arch(arch)))
+    if (kernel.kind == kind)
+      return kernel;
+  throw std::logic_error("this pass has no such kernel");
+}
+
+/// The call raises SpecError, and its message has all of the parts.
+inline void expect_refusal(const std::function<void()>& call,
+                           std::initializer_list<const char*> parts) {
+  try {
+    call();
+    ADD_FAILURE() << "it was not refused; expected was a message with '" << *parts.begin() << "'";
+  } catch (const SpecError& error) {
+    for (const char* part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "'" << part << "' is not in: " << error.what();
+  }
+}
+
+} // namespace sagebwd::test

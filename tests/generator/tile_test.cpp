@@ -1,0 +1,119 @@
+//===- tile_test.cpp - Tiles and the shared memory they take ---------------===//
+
+#include "tests/generator/specs.h"
+
+using namespace sagebwd;
+using test::expect_refusal;
+
+namespace {
+
+constexpr KernelKind kAttention[] = {KernelKind::forward, KernelKind::backward_dq,
+                                     KernelKind::backward_dkv};
+
+/// Checks a tile of a kernel of the default spec of 128 channels, written as text.
+std::function<void()> checking(KernelKind kind, const char* tile, const char* arch = "sm_80",
+                               Granularity granularity = Granularity::row) {
+  AttentionSpec s;
+  s.granularity = granularity;
+  s = resolved(s);
+  const Pass pass = kind == KernelKind::forward ? Pass::forward : Pass::backward;
+  return [=] { check_tile({kind, pass, s, find_arch(arch), parse_tile(tile)}); };
+}
+
+TEST(Tile, IsReadBack) {
+  for (const char* text : {"mma 128x64 w8 s2 b1", "wgmma 64x128 w4 s1 b3"})
+    EXPECT_EQ(to_string(parse_tile(text)), text);
+  const TileConfig tile = parse_tile("wgmma 64x128 w4 s1 b3");
+  EXPECT_EQ(tile, (TileConfig{Family::wgmma, 64, 128, 4, 1, 3}));
+}
+
+TEST(Tile, OtherTextIsRefusedWithAnExample) {
+  for (const char* text : {"", "mma", "128x64 w8 s2 b1", "mma 128x64 w8 s2", "mma 128x64 w8 s2 b",
+                           "mma 128x64 w8 s2 b1 ", "mma 128x64 w8 s2 b1x", "mma128x64 w8 s2 b1",
+                           "hmma 128x64 w8 s2 b1", "wgmmaa 128x64 w8 s2 b1", "mma 128,64 w8 s2 b1"})
+    expect_refusal([&] { parse_tile(text); }, {("'" + std::string(text) + "'").c_str(),
+                                               "mma or wgmma", "as in 'mma 128x64 w8 s2 b1'"});
+}
+
+TEST(Tile, TheUsualOnesSuit) {
+  EXPECT_NO_THROW(checking(KernelKind::forward, "mma 128x64 w8 s2 b1")());
+  EXPECT_NO_THROW(checking(KernelKind::backward_dq, "mma 64x64 w4 s1 b2")());
+  EXPECT_NO_THROW(checking(KernelKind::backward_dkv, "mma 64x128 w8 s1 b1")());
+  EXPECT_NO_THROW(checking(KernelKind::backward_dkv, "wgmma 64x64 w4 s1 b2", "sm_90a")());
+}
+
+TEST(Tile, WhatCannotBeBuiltIsRefusedAndSaysWhy) {
+  using enum KernelKind;
+  const char* who = "does not suit forward of d128 bf16 causal=none row 64x64";
+  expect_refusal(
+      checking(forward, "mma 96x64 w6 s1 b1"),
+      {"'mma 96x64 w6 s1 b1'", who, "on sm_80", "64 queries with 4 warps or 128 with 8"});
+  expect_refusal(checking(forward, "mma 128x64 w4 s1 b1"), {"64 queries with 4 warps"});
+  expect_refusal(checking(backward_dkv, "mma 64x128 w4 s1 b1"), {"64 keys with 4 warps"});
+  expect_refusal(checking(forward, "mma 64x128 w4 s1 b1"), {"walks over 64 keys"});
+  expect_refusal(checking(backward_dkv, "mma 128x64 w4 s1 b1"), {"walks over 64 queries"});
+  expect_refusal(checking(forward, "mma 64x64 w4 s0 b1"), {"1 or 2 stages"});
+  expect_refusal(checking(forward, "mma 64x64 w4 s3 b1"), {"1 or 2 stages"});
+  expect_refusal(checking(forward, "mma 64x64 w4 s1 b0"), {"1 to 8 blocks"});
+  expect_refusal(checking(forward, "mma 64x64 w4 s1 b9"), {"1 to 8 blocks"});
+  expect_refusal(checking(backward_dq, "mma 64x64 w4 s1 b1", "sm_80", Granularity::block),
+                 {"'block'", "group of 128 queries"});
+  for (const Arch& arch : all_archs())
+    if (arch.name != "sm_90a")
+      expect_refusal(checking(forward, "wgmma 64x64 w4 s1 b1", arch.name.data()),
+                     {"wgmma exists on sm_90a alone", "the family is mma"});
+}
+
+TEST(Tile, WhatDoesNotFitIsRefusedWithBothSizes) {
+  const char* tile = "mma 128x64 w8 s2 b1";
+  EXPECT_NO_THROW(checking(KernelKind::backward_dq, tile, "sm_80")());
+  // Q and dO: 128 * (128 + 256); K, V, transposed K: 64 * (128 + 256 + 128), steps 64 * 4 + 128 * 4
+  expect_refusal(checking(KernelKind::backward_dq, tile, "sm_89"),
+                 {"needs 116224 bytes", "sm_89 has 101376"});
+}
+
+TEST(Tile, QuantisationPassesHaveNone) {
+  for (int kind = 0; kind < int(KernelKind::forward); ++kind) {
+    const auto quantisation = static_cast<KernelKind>(kind);
+    EXPECT_EQ(default_tile(quantisation, resolved({}), find_arch("sm_80")), TileConfig{});
+    EXPECT_EQ(shared_bytes(quantisation, resolved({}), {}), 0);
+  }
+}
+
+/// 128 queries and 64 keys of 16-bit rows of Q, dO, K and V exceed 99 KB.
+bool too_large(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  return kind == KernelKind::backward_dq && s.granularity == Granularity::block &&
+         s.precision == Precision::qk16 && s.head_dim == 128 && arch.max_shared_bytes < 100 * 1024;
+}
+
+TEST(Tile, DefaultsSuitEverySpecOnEveryArchitecture) {
+  for (const AttentionSpec& spec : test::all_specs())
+    for (const Arch& arch : all_archs()) {
+      const AttentionSpec s = resolved(spec, arch);
+      SCOPED_TRACE(to_string(s) + " on " + std::string(arch.name));
+      for (KernelKind kind : kAttention) {
+        if (too_large(kind, s, arch)) {
+          test::expect_refusal([&] { default_tile(kind, s, arch); },
+                               {"no tile of backward_dq fits", to_string(s).c_str(),
+                                arch.name.data(), "take 'row'"});
+          continue;
+        }
+        const TileConfig tile = default_tile(kind, s, arch);
+        const Pass pass = kind == KernelKind::forward ? Pass::forward : Pass::backward;
+        EXPECT_NO_THROW(check_tile({kind, pass, s, arch, tile}));
+        EXPECT_EQ(tile.family, arch.name == "sm_90a" ? Family::wgmma : Family::mma);
+        const int bytes = shared_bytes(kind, s, tile);
+        const bool consumer = arch.name == "sm_86" || arch.name == "sm_89" || arch.major == 12;
+        EXPECT_LE(bytes, consumer ? 99 * 1024 : arch.max_shared_bytes);
+        // Every SM has 1 KB more than a block may take, and keeps 1 KB of each block's for itself.
+        // Asking for a residency that cannot be had is vain, but may not cost registers: 256
+        // threads have all 255.
+        if (tile.blocks_per_sm * tile.warps * 32 > 256)
+          EXPECT_LE(tile.blocks_per_sm * (bytes + 1024), arch.max_shared_bytes + 1024)
+              << to_string(kind) << " " << to_string(tile);
+        EXPECT_LE(tile.blocks_per_sm * tile.warps * 32, arch.major == 8 ? 1536 : 2048);
+      }
+    }
+}
+
+} // namespace
