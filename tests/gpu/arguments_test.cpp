@@ -1,0 +1,125 @@
+//===- arguments_test.cpp - What is refused, and how it says so ------------===//
+#include "tests/gpu/operation.h"
+
+#include <functional>
+#include <limits>
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+
+namespace {
+
+class Arguments : public OnGpu {
+protected:
+  static constexpr int kHeadDim = 64;
+
+  void* shifted(void* pointer, int bytes) { return static_cast<char*>(pointer) + bytes; }
+
+  /// Expects a SpecError that says all of `parts`, and that nothing was launched.
+  template <typename Call> void expect_refused(Call call, const std::vector<std::string>& parts) {
+    SCOPED_TRACE(parts.front());
+    try {
+      call();
+      ADD_FAILURE() << "not refused";
+    } catch (const SpecError& error) {
+      for (const std::string& part : parts)
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    driver::synchronize();
+  }
+};
+
+TEST_F(Arguments, RefusalsNameTheValue) {
+  Attention attention({kHeadDim});
+  const Problem problem{1, 4, 2, 100, 90};
+  Operands operands(attention, reference::random_inputs(problem, kHeadDim, DType::bf16, 1, 0));
+  const auto forward = [&](const std::vector<std::string>& parts,
+                           const std::function<void(ForwardArgs&)>& change) {
+    expect_refused(
+        [&] {
+          ForwardArgs args = operands.forward;
+          change(args);
+          attention.forward(args);
+        },
+        parts);
+  };
+  const auto backward = [&](const std::vector<std::string>& parts,
+                            const std::function<void(BackwardArgs&)>& change) {
+    expect_refused(
+        [&] {
+          BackwardArgs args = operands.backward;
+          change(args);
+          attention.backward(args);
+        },
+        parts);
+  };
+  const std::string bytes = std::to_string(operands.forward.workspace_bytes);
+  const std::string fewer = std::to_string(operands.forward.workspace_bytes - 1);
+  const std::string backward_bytes = std::to_string(operands.backward.workspace_bytes);
+
+  forward({"q:", "16 bytes"}, [&](auto& a) { a.q.data = shifted(a.q.data, 8); });
+  forward({"v:", "null"}, [](auto& a) { a.v.data = nullptr; });
+  forward({"out:", "16 bytes"}, [&](auto& a) { a.out.data = shifted(a.out.data, 2); });
+  forward({"lse:", "null"}, [](auto& a) { a.lse = nullptr; });
+  forward({"k:", "token stride is 68"}, [](auto& a) { a.k.stride_s = 68; });
+  forward({"k:", "head stride is 6401"}, [](auto& a) { a.k.stride_h = 6401; });
+  forward({"workspace", fewer, bytes}, [](auto& a) { --a.workspace_bytes; });
+  forward({"workspace", "256"}, [](auto& a) { a.workspace = nullptr; });
+  forward({"workspace", "256"}, [&](auto& a) { a.workspace = shifted(a.workspace, 64); });
+  forward({"softmax_scale = 0.0"}, [](auto& a) { a.softmax_scale = 0; });
+  forward({"softmax_scale = -0.125"}, [](auto& a) { a.softmax_scale = -0.125f; });
+  forward({"softmax_scale = ", "nan"}, [](auto& a) { a.softmax_scale = NAN; });
+  forward({"softmax_scale = inf"}, [](auto& a) { a.softmax_scale = INFINITY; });
+  forward({"heads = 3", "key/value heads = 2"}, [](auto& a) { a.problem.heads = 3; });
+  forward({"query length = 0"}, [](auto& a) { a.problem.seq_q = 0; });
+  forward({"key length = -1"}, [](auto& a) { a.problem.seq_kv = -1; });
+  forward({"batch = 65536"}, [](auto& a) { a.problem.batch = 65536; });
+
+  backward({"dout:", "16 bytes"}, [&](auto& a) { a.dout.data = shifted(a.dout.data, 4); });
+  backward({"dk:", "token stride is 70"}, [](auto& a) { a.dk.stride_s = 70; });
+  backward({"lse:", "null"}, [](auto& a) { a.lse = nullptr; });
+  backward({"workspace", "1 bytes", backward_bytes}, [](auto& a) { a.workspace_bytes = 1; });
+  backward({"softmax_scale = -1"}, [](auto& a) { a.softmax_scale = -1; });
+  backward({"heads = 5"}, [](auto& a) { a.problem.heads = 5; });
+
+  // Refused calls launched nothing: the outputs are as they were.
+  for (const float x : operands.lse.download<float>())
+    ASSERT_TRUE(std::isnan(x));
+}
+
+TEST_F(Arguments, SpecsAndTilesAreChecked) {
+  expect_refused([] { Attention attention({96}); }, {"head dimension 96", "64 and 128"});
+  AttentionSpec groups;
+  groups.group_q = 32;
+  expect_refused([&] { Attention attention(groups); }, {"group_q = 32"});
+
+  const AttentionSpec spec = resolved({kHeadDim});
+  Tiles tiles = default_tiles(spec, find_arch("sm_80"));
+  tiles.backward_dq.warps = 3;
+  Attention attention(spec, 0, tiles);
+  expect_refused([&] { attention.warmup(); }, {"w3", "backward_dq"});
+}
+
+TEST_F(Arguments, StridesOfSingleDimensionsDoNotMatter) {
+  Attention attention({kHeadDim});
+  const Problem problem{1, 1, 1, 50, 1};
+  const auto in = reference::random_inputs(problem, kHeadDim, DType::bf16, 1, 0);
+  const auto expected = run(attention, in);
+  Operands operands(attention, in);
+  operands.forward.k.stride_s = operands.forward.q.stride_h = 3;
+  operands.forward.out.stride_b = -1;
+  attention.forward(operands.forward);
+  driver::synchronize();
+  EXPECT_EQ(operands.out.download_checked("out"), expected.o);
+}
+
+TEST_F(Arguments, UnknownGpusAreNamed) {
+  try {
+    Attention attention({kHeadDim}, 1000);
+    ADD_FAILURE() << "not refused";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("1000"), std::string::npos) << error.what();
+  }
+}
+
+} // namespace

@@ -1,0 +1,34 @@
+//===- build_test.cpp - The kernels of this suite, compiled in parallel ----===//
+//
+// Runs first: the other tests then find their kernels in this process's store.
+//
+//===----------------------------------------------------------------------===//
+#include "runtime/kernels.h"
+#include "tests/gpu/cases.h"
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+
+namespace {
+
+class Build : public OnGpu {};
+
+TEST_F(Build, KernelsOfEveryCase) {
+  const driver::DeviceInfo info = driver::device_info(0);
+  const Arch& arch = arch_for_capability(info.major, info.minor);
+  std::vector<KernelSpec> kernels;
+  for (const Case& c : all_cases()) {
+    if (!runs_on(c, arch))
+      continue;
+    const AttentionSpec spec = resolved(c.spec, arch);
+    const Tiles tiles = c.tiles ? *c.tiles : default_tiles(spec, arch);
+    for (Pass pass : {Pass::forward, Pass::backward})
+      for (const KernelSpec& kernel : kernels_of(pass, spec, arch, tiles))
+        if (std::find(kernels.begin(), kernels.end(), kernel) == kernels.end())
+          kernels.push_back(kernel);
+  }
+  for (const auto& built : build_all(kernels))
+    EXPECT_GT(built->threads, 0);
+}
+
+} // namespace

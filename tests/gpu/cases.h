@@ -1,0 +1,110 @@
+//===- cases.h - The kernels that the GPU tests run ------------------------===//
+#pragma once
+
+#include "tests/gpu/device.h"
+
+#include <algorithm>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace sagebwd::test {
+
+/// A spec, and its tiles where they are not the architecture's default.
+struct Case {
+  std::string name;
+  AttentionSpec spec;
+  std::optional<Tiles> tiles;
+};
+
+/// Tiles of one family; those of mma are the defaults of sm_80, which sm_90a can run too.
+inline Tiles mma_tiles(const AttentionSpec& spec) {
+  return default_tiles(spec, find_arch("sm_80"));
+}
+/// Eight warps and two stages, where sm_90a's defaults have fewer.
+inline Tiles large_wgmma_tiles(const AttentionSpec& spec) {
+  const TileConfig queries{Family::wgmma, 128, spec.group_kv, 8, 2, 1};
+  return {queries, queries, TileConfig{Family::wgmma, 64, 128, 8, 2, 1}};
+}
+inline bool runs_on(const Case& c, const Arch& arch) {
+  return !c.tiles || c.tiles->forward.family == Family::mma || arch.name == "sm_90a";
+}
+
+/// Every value of every option, with every other at least once; both families.
+inline const std::vector<Case>& all_cases() {
+  static const std::vector<Case> cases = [] {
+    using enum DType;
+    using enum Precision;
+    constexpr auto row = Granularity::row, block = Granularity::block;
+    constexpr auto none = Causal::none, top = Causal::top_left, bottom = Causal::bottom_right;
+    std::vector<Case> list = {
+        {"D128_bf16_Row", {128, bf16, none, row}, {}},
+        {"D128_fp16_Row_BottomRight", {128, fp16, bottom, row}, {}},
+        {"D64_bf16_Row_TopLeft", {64, bf16, top, row}, {}},
+        {"D64_fp16_Row", {64, fp16, none, row}, {}},
+        {"D128_bf16_Row64", {128, bf16, none, row, six_of_seven, true, true, true, 64, 64}, {}},
+        {"D64_bf16_Row64", {64, bf16, none, row, six_of_seven, true, true, true, 64, 64}, {}},
+        {"D128_bf16_Block", {128, bf16, none, block}, {}},
+        {"D64_fp16_Block_TopLeft", {64, fp16, top, block}, {}},
+        {"D128_bf16_Qk16", {128, bf16, none, row, qk16}, {}},
+        {"D64_fp16_Qk16_TopLeft", {64, fp16, top, row, qk16}, {}},
+        {"D128_bf16_Block_Qk16_BottomRight", {128, bf16, bottom, block, qk16}, {}},
+        {"D128_bf16_Row_Unsmoothed", {128, bf16, none, row, six_of_seven, false, true}, {}},
+        {"D64_fp16_Row_Unrotated", {64, fp16, none, row, six_of_seven, true, false}, {}},
+        {"D128_bf16_Block_Plain", {128, bf16, none, block, six_of_seven, false, false}, {}},
+    };
+    const std::vector<Case> mma = {
+        {"Mma_D128_bf16_Row64", {128, bf16, none, row, six_of_seven, true, true, true, 64, 64}, {}},
+        {"Mma_D64_fp16_Row_TopLeft",
+         {64, fp16, top, row, six_of_seven, true, true, true, 64, 128},
+         {}},
+        {"Mma_D128_bf16_Block", resolved({128, bf16, none, block}), {}},
+        {"Mma_D128_fp16_Qk16_BottomRight",
+         {128, fp16, bottom, row, qk16, true, true, true, 64, 64},
+         {}},
+    };
+    for (Case c : mma) {
+      c.tiles = mma_tiles(c.spec);
+      list.push_back(c);
+    }
+    Case large{"Wgmma8Warps_D64_bf16_Row128",
+               {64, bf16, top, row, six_of_seven, true, true, true, 64, 128},
+               {}};
+    large.tiles = large_wgmma_tiles(large.spec);
+    list.push_back(large);
+    return list;
+  }();
+  return cases;
+}
+
+inline std::vector<Case> cases_named(const std::vector<std::string>& names) {
+  std::vector<Case> found;
+  for (const Case& c : all_cases())
+    if (std::find(names.begin(), names.end(), c.name) != names.end())
+      found.push_back(c);
+  if (found.size() != names.size())
+    throw SpecError("a test names a case that does not exist");
+  return found;
+}
+
+/// How GoogleTest shows a case.
+inline void PrintTo(const Case& c, std::ostream* out) { *out << to_string(c.spec); }
+inline std::string case_name(const testing::TestParamInfo<Case>& info) { return info.param.name; }
+
+/// A test of one case on GPU 0, skipped where its tiles cannot run.
+class CaseTest : public OnGpu, public testing::WithParamInterface<Case> {
+protected:
+  void SetUp() override {
+    OnGpu::SetUp();
+    if (IsSkipped())
+      return;
+    const driver::DeviceInfo info = driver::device_info(0);
+    if (!runs_on(GetParam(), arch_for_capability(info.major, info.minor)))
+      GTEST_SKIP() << "wgmma needs sm_90a";
+    attention.emplace(GetParam().spec, 0, GetParam().tiles);
+  }
+  std::optional<Attention> attention;
+};
+
+} // namespace sagebwd::test

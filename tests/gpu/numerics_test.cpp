@@ -1,0 +1,207 @@
+//===- numerics_test.cpp - Outputs against FP64 and the emulation ----------===//
+#include "tests/gpu/cases.h"
+#include "tests/gpu/operation.h"
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+
+namespace {
+
+/// Relative L2 against the emulation given the same out and lse: FP32 sums in another order flip
+/// the rounding of an integer here and there, no more.
+constexpr double kEmulationLimit = 3e-3;
+
+reference::Inputs inputs_for(const AttentionSpec& spec, const Problem& problem) {
+  return reference::random_inputs(problem, spec.head_dim, spec.dtype, 1, 7);
+}
+
+/// Deterministic, of both signs, about 1 in size.
+void add_dlse(reference::Inputs& in) {
+  const Problem& p = in.problem;
+  in.dlse.resize(p.batch * p.heads * p.seq_q);
+  for (size_t i = 0; i < in.dlse.size(); ++i)
+    in.dlse[i] = std::sin(static_cast<float>(i) * 1.7f);
+}
+
+/// Relative L2 against FP64 at sigma 1 and some hundred tokens.
+struct Limits {
+  double out, gradients_of_scores, dv, lse;
+};
+Limits limits_of(const AttentionSpec& spec) {
+  return spec.granularity == Granularity::row ? Limits{0.02, 0.03, 0.02, 0.002}
+                                              : Limits{0.03, 0.08, 0.05, 0.002};
+}
+
+void expect_close(const Attention& attention, const reference::Inputs& in,
+                  const reference::Outputs<float>& got) {
+  const auto exact = reference::exact(in, attention.spec().causal);
+  const Limits limits = limits_of(attention.spec());
+  EXPECT_LE(distance(got.o, exact.o).relative(), limits.out);
+  EXPECT_LE(distance(got.lse, exact.lse).relative(), limits.lse);
+  EXPECT_LE(distance(got.dq, exact.dq).relative(), limits.gradients_of_scores);
+  EXPECT_LE(distance(got.dk, exact.dk).relative(), limits.gradients_of_scores);
+  EXPECT_LE(distance(got.dv, exact.dv).relative(), limits.dv);
+
+  const auto emulated = emulate_like(attention, in, got);
+  EXPECT_LE(distance(got.o, emulated.o).relative(), kEmulationLimit);
+  EXPECT_LE(distance(got.lse, emulated.lse).relative(), kEmulationLimit);
+  EXPECT_LE(distance(got.dq, emulated.dq).relative(), kEmulationLimit);
+  EXPECT_LE(distance(got.dk, emulated.dk).relative(), kEmulationLimit);
+  EXPECT_LE(distance(got.dv, emulated.dv).relative(), kEmulationLimit);
+}
+
+class Numerics : public CaseTest {};
+
+TEST_P(Numerics, NearExactAndEmulated) {
+  const auto in = inputs_for(attention->spec(), {1, 4, 2, 512, 600});
+  expect_close(*attention, in, run(*attention, in));
+}
+
+TEST_P(Numerics, GradientThroughLse) {
+  auto in = inputs_for(attention->spec(), {1, 2, 1, 512, 512});
+  for (float& x : in.k) // keys with a mean, which smoothing takes off and dQ needs back
+    x = reference::round_to(attention->spec().dtype, x + 2);
+  add_dlse(in);
+  const auto got = run(*attention, in);
+  expect_close(*attention, in, got);
+  // It is a gradient that counts: without it dQ is another.
+  in.dlse.clear();
+  const auto without = run(*attention, in);
+  EXPECT_GE(distance(got.dq, without.dq).relative(), 0.1);
+}
+
+double longest_token(const std::vector<float>& values, int channels) {
+  double longest = 0;
+  for (size_t first = 0; first < values.size(); first += channels) {
+    double sum = 0;
+    for (int c = 0; c < channels; ++c)
+      sum += static_cast<double>(values[first + c]) * values[first + c];
+    longest = std::max(longest, sum);
+  }
+  return std::sqrt(longest);
+}
+
+double norm(const std::vector<float>& values) {
+  double sum = 0;
+  for (float x : values)
+    sum += static_cast<double>(x) * x;
+  return std::sqrt(sum);
+}
+
+TEST_P(Numerics, AnyLengths) {
+  const AttentionSpec& spec = attention->spec();
+  const double against_exact = spec.granularity == Granularity::row ? 0.1 : 0.2;
+  constexpr double kAgainstEmulation = 0.02; // of few numbers, one flipped rounding weighs more
+  const std::pair<int64_t, int64_t> lengths[] = {{1, 1},   {1, 300},   {63, 1},   {2, 65},
+                                                 {65, 64}, {300, 129}, {129, 300}};
+  for (const auto& [m, n] : lengths) {
+    SCOPED_TRACE("M = " + std::to_string(m) + ", N = " + std::to_string(n));
+    const auto in = inputs_for(spec, {1, 2, 1, m, n});
+    const auto got = run(*attention, in);
+    const auto exact = reference::exact(in, spec.causal);
+    const auto emulated = emulate_like(*attention, in, got);
+    EXPECT_LE(distance(got.lse, exact.lse).largest_error, 0.1);
+    EXPECT_LE(distance(got.lse, emulated.lse).largest_error, 1e-3);
+
+    // Where rows see one key dS = dP - delta is nothing but rounding: errors are then measured
+    // by what is subtracted.
+    const double terms =
+        norm(in.dout) * longest_token(in.v, spec.head_dim) / std::sqrt(spec.head_dim) / 128;
+    const auto expect_near = [&](const char* name, const std::vector<float>& x,
+                                 const std::vector<double>& fp64, const std::vector<float>& cpu,
+                                 double at_least) {
+      SCOPED_TRACE(name);
+      const Distance to_exact = distance(x, fp64), to_emulated = distance(x, cpu);
+      EXPECT_LE(to_exact.error, against_exact * std::max(to_exact.norm, at_least));
+      EXPECT_LE(to_emulated.error, kAgainstEmulation * std::max(to_emulated.norm, at_least));
+    };
+    expect_near("out", got.o, exact.o, emulated.o, 0);
+    expect_near("dv", got.dv, exact.dv, emulated.dv, 0);
+    expect_near("dq", got.dq, exact.dq, emulated.dq, terms * longest_token(in.k, spec.head_dim));
+    expect_near("dk", got.dk, exact.dk, emulated.dk, terms * longest_token(in.q, spec.head_dim));
+  }
+}
+
+TEST_P(Numerics, SameBitsWhateverTheMemoryAndTheStream) {
+  const auto in = inputs_for(attention->spec(), {2, 4, 2, 130, 200});
+  const auto first = run(*attention, in);
+  {
+    SCOPED_TRACE("again");
+    expect_identical(run(*attention, in), first);
+  }
+  {
+    SCOPED_TRACE("a workspace of zeros");
+    expect_identical(run(*attention, in, {{}, nullptr, 0}), first);
+  }
+  for (const Layout layout : {Layout{false, 8}, Layout{true, 0}, Layout{true, 24}}) {
+    SCOPED_TRACE(std::string(layout.bshd ? "BSHD" : "BHSD") + " with a padding of " +
+                 std::to_string(layout.padding));
+    expect_identical(run(*attention, in, {layout, nullptr, kPoison}), first);
+  }
+  SCOPED_TRACE("a stream of its own");
+  const driver::Stream stream = driver::create_stream();
+  expect_identical(run(*attention, in, {{}, stream, kPoison}), first);
+  driver::destroy_stream(stream);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Numerics, testing::ValuesIn(all_cases()), case_name);
+
+class SomeNumerics : public CaseTest {};
+
+TEST_P(SomeNumerics, GroupedQueries) {
+  for (const int64_t heads_kv : {1, 2, 3, 6}) {
+    SCOPED_TRACE(std::to_string(heads_kv) + " key/value heads");
+    const auto in = inputs_for(attention->spec(), {1, 6, heads_kv, 512, 300});
+    expect_close(*attention, in, run(*attention, in));
+  }
+}
+
+TEST_P(SomeNumerics, SoftmaxScale) {
+  auto in = inputs_for(attention->spec(), {1, 2, 2, 512, 512});
+  in.softmax_scale = 0.5f / std::sqrt(static_cast<float>(in.head_dim));
+  expect_close(*attention, in, run(*attention, in));
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, SomeNumerics,
+                         testing::ValuesIn(cases_named({"D128_bf16_Row", "D128_bf16_Block",
+                                                        "Mma_D128_bf16_Row64"})),
+                         case_name);
+
+class BlindRows : public CaseTest {};
+
+TEST_P(BlindRows, GiveZeroAndNoGradient) {
+  const int64_t m = 200, n = 70, blind = m - n;
+  const int64_t d = attention->spec().head_dim;
+  auto in = inputs_for(attention->spec(), {1, 2, 1, m, n});
+  const auto check = [&] {
+    const auto got = run(*attention, in);
+    for (int64_t head = 0; head < 2; ++head)
+      for (int64_t i = 0; i < blind; ++i) {
+        ASSERT_EQ(got.lse[head * m + i], -INFINITY) << "query " << i;
+        for (int64_t c = 0; c < d; ++c) {
+          ASSERT_EQ(got.o[(head * m + i) * d + c], 0) << "query " << i;
+          ASSERT_EQ(got.dq[(head * m + i) * d + c], 0) << "query " << i;
+        }
+      }
+    // What the blind rows hold reaches no key.
+    auto other = in;
+    for (int64_t head = 0; head < 2; ++head)
+      for (int64_t i = 0; i < blind / 128 * 128 * d; ++i) // whole groups: scales are their own
+        other.dout[head * m * d + i] *= 3;
+    const auto again = run(*attention, other);
+    EXPECT_EQ(again.dk, got.dk);
+    EXPECT_EQ(again.dv, got.dv);
+  };
+  check();
+  SCOPED_TRACE("with a gradient of lse");
+  add_dlse(in);
+  check();
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, BlindRows,
+                         testing::ValuesIn(cases_named({"D128_fp16_Row_BottomRight",
+                                                        "D128_bf16_Block_Qk16_BottomRight",
+                                                        "Mma_D128_fp16_Qk16_BottomRight"})),
+                         case_name);
+
+} // namespace
