@@ -1,6 +1,7 @@
 //===- build_test.cpp - The kernels of this suite, compiled in parallel ----===//
 //
-// Runs first: the other tests then find their kernels in this process's store.
+// Runs first (the first file's tests do): the others then find their kernels in this process's
+// store.
 //
 //===----------------------------------------------------------------------===//
 #include "runtime/kernels.h"

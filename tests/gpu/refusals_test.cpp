@@ -1,4 +1,4 @@
-//===- arguments_test.cpp - What is refused, and how it says so ------------===//
+//===- refusals_test.cpp - What is refused, and how it says so -------------===//
 #include "tests/gpu/operation.h"
 
 #include <functional>
