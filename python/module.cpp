@@ -23,14 +23,16 @@ void bind_spec(py::module_& m) {
   py::class_<AttentionSpec>(m, "Spec", "The resolved numerics of one attention operation.")
       .def(py::init([](int head_dim, const std::string& dtype, const std::string& causal,
                        const std::string& granularity, const std::string& precision, bool smooth_k,
-                       bool rotate, bool deterministic, int group_q, int group_kv) {
-             return resolved({head_dim, parse_dtype(dtype), parse_causal(causal),
-                              parse_granularity(granularity), parse_precision(precision), smooth_k,
-                              rotate, deterministic, group_q, group_kv});
+                       bool rotate, bool deterministic, int group_q, int group_kv,
+                       const std::string& arch) {
+             const AttentionSpec spec = {head_dim, parse_dtype(dtype), parse_causal(causal),
+                                         parse_granularity(granularity), parse_precision(precision),
+                                         smooth_k, rotate, deterministic, group_q, group_kv};
+             return arch.empty() ? resolved(spec) : resolved(spec, find_arch(arch));
            }),
            "head_dim"_a = 128, "dtype"_a = "bf16", "causal"_a = "none", "granularity"_a = "row",
            "precision"_a = "six-of-seven", "smooth_k"_a = true, "rotate"_a = true,
-           "deterministic"_a = true, "group_q"_a = 0, "group_kv"_a = 0)
+           "deterministic"_a = true, "group_q"_a = 0, "group_kv"_a = 0, "arch"_a = "")
       .def_readonly("head_dim", &AttentionSpec::head_dim)
       .def_property_readonly("dtype", [](const AttentionSpec& s) { return to_string(s.dtype); })
       .def_property_readonly("causal", [](const AttentionSpec& s) { return to_string(s.causal); })

@@ -182,7 +182,7 @@ def emulation_rules(
     return rules_of(
         d, causal=options.causal_name(causal, m, n), softmax_scale=softmax_scale,
         granularity=granularity, group_q=group_q, group_kv=group_kv, smooth_k=smooth_k,
-        rotate=rotate, plan=plan, dtype=q.dtype, math_dtype=math_dtype,
+        rotate=rotate, plan=plan, dtype=q.dtype, math_dtype=math_dtype, device=q.device,
     )  # fmt: skip
 
 

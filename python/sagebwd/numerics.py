@@ -43,6 +43,19 @@ class Rules:
         return float(scale * torch.tensor(_LOG2E, dtype=torch.float32))
 
 
+def _kernel_defaults(head_dim, granularity, plan, device):
+    """The `Spec` that the kernels nearest to this plan have, on a CUDA device on that device."""
+    arch = ""
+    if device is not None and device.type == "cuda":
+        arch = _core.arch_for_capability(*torch.cuda.get_device_capability(device))
+    return _core.Spec(
+        head_dim=64 if head_dim <= 64 else 128,
+        granularity=granularity,
+        precision="six-of-seven" if "s" in plan else "qk16",
+        arch=arch,
+    )
+
+
 def rules_of(
     head_dim,
     *,
@@ -56,9 +69,12 @@ def rules_of(
     plan,
     dtype,
     math_dtype,
+    device=None,
 ):
-    """Checked `Rules`; raises SpecError. Groups may have any size here."""
-    defaults = _core.Spec(granularity=granularity)
+    """Checked `Rules`; raises SpecError. Groups may have any size here; left out, they are those of
+    the kernels on `device`."""
+    plan = options.plan_of(plan)
+    defaults = _kernel_defaults(head_dim, granularity, plan, device)
     for name, group in (("group_q", group_q), ("group_kv", group_kv)):
         if group is not None and (type(group) is not int or group < 1):
             raise SpecError(f"{name}={group!r}: pass a positive number of tokens, or None")
@@ -77,7 +93,7 @@ def rules_of(
         group_kv=group_kv or defaults.group_kv,
         smooth_k=bool(smooth_k),
         rotate=bool(rotate),
-        plan=options.plan_of(plan),
+        plan=plan,
         dtype=dtype,
         math=math_dtype,
     )

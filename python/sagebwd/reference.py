@@ -89,6 +89,7 @@ def emulate(
         dtype=dtype,
         causal=causal,
         granularity=granularity,
+        precision="six-of-seven" if "s" in plan else "qk16",
         smooth_k=smooth_k,
         rotate=rotate,
         group_q=group_q,

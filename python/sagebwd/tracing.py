@@ -161,7 +161,7 @@ def _trace_torch(tensors, dtype, precision, softmax_scale, options_given):
         raise SpecError(f"dtype={dtype!r}: pass 'bf16' or 'fp16'")
     q, k, v, dout = tensors = [t.to(low) for t in tensors]
     rules = numerics.rules_of(q.shape[3], softmax_scale=softmax_scale, plan=precision, dtype=low,
-                               math_dtype=torch.float32, **options_given)  # fmt: skip
+                               math_dtype=torch.float32, device=q.device, **options_given)  # fmt: skip
     kernels = _kernel_results(tensors, rules, options_given) if q.is_cuda else {}
     errors = {name: _Error() for name in TENSORS}
     kernel_errors = {name: _Error() for name in kernels}

@@ -53,7 +53,7 @@ def test_errors_mirror_the_library():
 
 
 def test_spec_is_a_value():
-    assert sagebwd.Spec(head_dim=64) == sagebwd.Spec(head_dim=64, group_q=64, group_kv=64)
+    assert sagebwd.Spec(head_dim=64) == sagebwd.Spec(head_dim=64, group_q=64, group_kv=128)
     assert sagebwd.Spec(head_dim=64) != sagebwd.Spec(head_dim=128)
     assert len({sagebwd.Spec(head_dim=64), sagebwd.Spec(head_dim=64)}) == 1
     assert "d64 bf16" in str(sagebwd.Spec(head_dim=64))
