@@ -129,8 +129,8 @@ TEST(CountProducts, FollowsBranchesAndNestedLoops) {
   const std::string bf16 = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {};\n";
   const std::string arms =
       "@%p1 bra $L_else;\n" + s8 + "bra.uni $L_join;\n$L_else:\n" + s8 + "$L_join:\n";
-  const std::string nested = "$L_inner:\n" + bf16 +
-                             "add.s32 %r1, %r1, 2;\nsetp.ne.s32 %p2, %r1, 8;\n"
+  const std::string nested = "mov.u32 %r1, -4;\n$L_inner:\n" + bf16 +
+                             "add.s32 %r1, %r1, 2;\nsetp.ne.s32 %p2, %r1, 4;\n"
                              "@%p2 bra $L_inner;\n";
   const auto count = [](const std::string& text) {
     return test::count_products(".entry k\n" + text + "ret;\n", false, "bf16");

@@ -138,21 +138,34 @@ void Counter::find_loops() {
   }
 }
 
-/// How often a loop with a counter from 0 runs: by `add counter, counter, step` and the comparison
-/// with its end in the block that jumps back.
+/// How often a loop runs, by its counter: `mov counter, first` before it, `add counter, counter,
+/// step` and the comparison with the end in the block that jumps back.
 int Counter::trips(int head) const {
-  static const std::regex compare(R"(setp\.(ne|lt)\.\w+\s+%p\d+, (%r\d+), (\d+);)");
+  static const std::regex compare(R"(setp\.(ne|lt)\.\w+\s+%p\d+, (%r\d+), (-?\d+);)");
   const Nodes& latches = latches_.at(head);
-  if (latches.size() == 1)
-    for (const std::string& line : blocks_[*latches.begin()].lines) {
-      std::smatch end, step;
-      if (!std::regex_search(line, end, compare))
-        continue;
-      const std::regex add("add\\.s32\\s+" + end[2].str() + ", " + end[2].str() + ", (\\d+);");
-      for (const std::string& other : blocks_[*latches.begin()].lines)
-        if (std::regex_search(other, step, add) && std::stoi(end[3]) % std::stoi(step[1]) == 0)
-          return std::stoi(end[3]) / std::stoi(step[1]);
-    }
+  const auto number = [](const std::vector<std::string>& lines, const std::string& pattern) {
+    std::optional<int> found;
+    std::smatch match;
+    for (const std::string& line : lines)
+      if (std::regex_match(line, match, std::regex(pattern)))
+        found = std::stoi(match[1]);
+    return found;
+  };
+  std::vector<std::string> before;
+  for (int block = 0; block < head; ++block)
+    before.insert(before.end(), blocks_[block].lines.begin(), blocks_[block].lines.end());
+  const std::vector<std::string>& latch = blocks_[*latches.begin()].lines;
+  for (const std::string& line : latch) {
+    std::smatch end;
+    if (latches.size() != 1 || !std::regex_search(line, end, compare))
+      continue;
+    const std::string counter = end[2];
+    const auto first = number(before, "mov\\.\\w+\\s+" + counter + ", (-?\\d+);");
+    const auto step = number(latch, "add\\.s32\\s+" + counter + ", " + counter + ", (\\d+);");
+    const int last = std::stoi(end[3]);
+    if (first && step && (last - *first) % *step == 0)
+      return (last - *first) / *step;
+  }
   throw std::runtime_error("a nested loop with products has no counter that can be read");
 }
 

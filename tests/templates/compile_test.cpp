@@ -1,0 +1,174 @@
+//===- compile_test.cpp - Default kernels compile without spills ------------===//
+//
+// A subset of (spec, architecture) pairs in which every value of every field meets every
+// architecture, each family and both head dimensions; not the full product, which takes minutes.
+// Kernels that pairs share are compiled once.
+//
+// Whether a kernel spills depends on ptxas' version: the kernels are laid out for that of
+// CUDA 13.0. With another one spills are reported, not failed.
+//
+//===----------------------------------------------------------------------===//
+
+#include "tests/templates/nvrtc_fixture.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+using namespace sagebwd;
+
+namespace {
+
+constexpr const char* kArchs[] = {"sm_80",  "sm_86",  "sm_89",  "sm_90a",
+                                  "sm_100", "sm_103", "sm_120", "sm_121"};
+
+bool supports(const Nvrtc& nvrtc, std::string_view arch) {
+  const std::vector<std::string> known = nvrtc.supported_archs();
+  const std::string plain(arch.substr(0, arch.find_last_not_of("a") + 1));
+  return std::find(known.begin(), known.end(), plain) != known.end();
+}
+
+/// Eight of the combinations of six two-valued fields, such that any two fields take all four
+/// pairs of values: an orthogonal array. `turn` flips fields, so that architectures differ.
+std::vector<AttentionSpec> covering_specs(int turn) {
+  std::vector<AttentionSpec> specs;
+  for (int i = 0; i < 8; ++i) {
+    const int a = i & 1, b = i >> 1 & 1, c = i >> 2 & 1;
+    const auto flipped = [&](int value, int field) { return (value ^ turn >> field % 3) & 1; };
+    AttentionSpec s;
+    s.head_dim = a ? 128 : 64;
+    s.granularity = b ? Granularity::block : Granularity::row;
+    s.precision = c ? Precision::qk16 : Precision::six_of_seven;
+    s.dtype = flipped(a ^ b, 0) ? DType::fp16 : DType::bf16;
+    s.causal = flipped(a ^ c, 1) ? Causal::top_left : Causal::none;
+    s.smooth_k = s.rotate = flipped(b ^ c, 2);
+    specs.push_back(s);
+    // Key groups of the size that is not the default, on two architectures.
+    s.group_kv = resolved(s).group_kv == 64 ? 128 : 64;
+    if (s.granularity == Granularity::row && turn % 4 == 0)
+      specs.push_back(s);
+  }
+  return specs;
+}
+
+struct Pair {
+  AttentionSpec spec;
+  const Arch* arch;
+};
+
+std::vector<Pair> covering_pairs() {
+  std::vector<Pair> pairs;
+  for (size_t turn = 0; turn < std::size(kArchs); ++turn)
+    for (const AttentionSpec& spec : covering_specs(static_cast<int>(turn)))
+      pairs.push_back({spec, &find_arch(kArchs[turn])});
+  // What most will use, on every architecture: six of seven, smoothed and rotated.
+  for (const char* arch : kArchs)
+    for (int head_dim : {64, 128}) {
+      AttentionSpec spec;
+      spec.head_dim = head_dim, spec.causal = Causal::top_left;
+      pairs.push_back({spec, &find_arch(arch)});
+      spec.granularity = Granularity::block, spec.causal = Causal::none;
+      pairs.push_back({spec, &find_arch(arch)});
+    }
+  return pairs;
+}
+
+/// Each kernel once, with the first pair it is of.
+std::map<std::string, KernelSpec> kernels_of_pairs(const std::vector<Pair>& pairs) {
+  std::map<std::string, KernelSpec> kernels;
+  for (const auto& [spec, arch] : pairs)
+    for (Pass pass : {Pass::forward, Pass::backward})
+      try {
+        for (const KernelSpec& kernel : kernels_of(pass, spec, *arch))
+          kernels.emplace(std::string(arch->name) + " " + kernel_name(kernel), kernel);
+      } catch (const SpecError&) { // the only defaults that do not fit, see tile_test.cpp
+        const bool too_large = spec.head_dim == 128 && spec.granularity == Granularity::block &&
+                               spec.precision == Precision::qk16 &&
+                               arch->max_shared_bytes < 100 * 1024;
+        if (!too_large)
+          throw;
+      }
+  return kernels;
+}
+
+class CompileTest : public test::WithNvrtc {};
+
+TEST_F(CompileTest, DefaultKernelsHaveNeitherSpillsNorWarnings) {
+  Nvrtc& nvrtc = Nvrtc::instance();
+  const bool laid_out_for = nvrtc.version_major() == 13 && nvrtc.version_minor() == 0;
+  const std::vector<Pair> pairs = covering_pairs();
+  ASSERT_LE(pairs.size(), 150u);
+  std::vector<std::pair<std::string, KernelSpec>> work;
+  std::set<std::string> unknown;
+  for (const auto& [label, kernel] : kernels_of_pairs(pairs))
+    if (supports(nvrtc, kernel.arch.name))
+      work.emplace_back(label, kernel);
+    else
+      unknown.insert(std::string(kernel.arch.name));
+  for (const std::string& arch : unknown)
+    std::cout << nvrtc.identity() << " does not know " << arch << ": its kernels are left out\n";
+  ASSERT_FALSE(work.empty());
+
+  std::atomic<size_t> next = 0;
+  std::mutex mutex; // of what is below, and of GoogleTest's output
+  int spilling = 0;
+  const auto worker = [&] {
+    for (size_t i = next++; i < work.size(); i = next++) {
+      const auto& [label, kernel] = work[i];
+      try {
+        const Compilation compilation = test::compile(kernel, /*want_ptx=*/false);
+        std::lock_guard lock(mutex);
+        const bool spills = compilation.spill_bytes != 0;
+        spilling += spills;
+        if (spills && !laid_out_for)
+          std::cout << label << " spills " << compilation.spill_bytes << " bytes with "
+                    << nvrtc.path() << "\n";
+        else
+          EXPECT_EQ(compilation.spill_bytes, 0) << label;
+        for (const std::string& warning : compile_warnings(compilation.log))
+          if (warning.find("spill") == std::string::npos)
+            ADD_FAILURE() << label << ": " << warning;
+        // More would not fit the launch bounds.
+        EXPECT_LE(compilation.registers, 255) << label;
+      } catch (const std::exception& error) {
+        std::lock_guard lock(mutex);
+        ADD_FAILURE() << label << ": " << error.what();
+      }
+    }
+  };
+  std::thread second(worker);
+  worker();
+  second.join();
+  std::cout << work.size() << " kernels of " << pairs.size() << " specs and architectures, "
+            << spilling << " with spills\n";
+}
+
+TEST(CoveringPairs, EveryTwoValuesMeetOnEveryFamilyAndAnyValueOnEveryArchitecture) {
+  const auto fields = [](const AttentionSpec& s) {
+    return std::array<int, 6>{
+        s.head_dim == 128,      s.granularity == Granularity::block, s.precision == Precision::qk16,
+        s.dtype == DType::fp16, s.causal == Causal::top_left,        s.smooth_k};
+  };
+  std::map<std::string, std::set<std::array<int, 2>>> values; // by architecture
+  std::map<bool, std::set<std::array<int, 4>>> meetings;      // by family
+  for (const auto& [spec, arch] : covering_pairs()) {
+    const auto f = fields(spec);
+    for (int i = 0; i < 6; ++i) {
+      values[std::string(arch->name)].insert({i, f[i]});
+      for (int j = i + 1; j < 6; ++j)
+        meetings[arch->name == "sm_90a"].insert({i, f[i], j, f[j]});
+    }
+  }
+  ASSERT_EQ(values.size(), std::size(kArchs));
+  for (const auto& [arch, found] : values)
+    EXPECT_EQ(found.size(), 12u) << arch;
+  for (const auto& [wgmma, found] : meetings)
+    EXPECT_EQ(found.size(), 60u) << (wgmma ? "wgmma" : "mma"); // 15 pairs of fields, 4 of values
+}
+
+} // namespace
