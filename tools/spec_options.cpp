@@ -62,7 +62,7 @@ std::vector<AttentionSpec> SpecOptions::all() const {
             spec.rotate = !no_rotate_;
             spec.group_q = group_q_;
             spec.group_kv = group_kv_;
-            spec = resolved(spec);
+            resolved(spec); // raises what is wrong with it; defaults depend on the architecture
             if (std::find(specs.begin(), specs.end(), spec) == specs.end())
               specs.push_back(spec);
           }

@@ -124,7 +124,7 @@ void replace_outputs(std::vector<reference::TraceRow>& rows, const reference::In
 }
 
 ExitCode Trace::run() {
-  AttentionSpec spec = spec_.one();
+  AttentionSpec spec = resolved(spec_.one());
   Problem problem = problem_.problem();
   check(spec, problem);
   ProductPlan plan = plan_.empty() ? reference::plan_of(spec.precision) : parse_plan(plan_);

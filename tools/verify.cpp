@@ -84,7 +84,10 @@ private:
 
 ExitCode Verify::run() {
   std::vector<AttentionSpec> specs = spec_.all();
-  if (specs == kinds_of_specs().all())
+  const bool usual = specs == kinds_of_specs().all();
+  for (AttentionSpec& spec : specs)
+    spec = resolved(spec);
+  if (usual)
     add_variants(specs);
   require_gpu(gpu_, "It");
   // One operation a spec: its kernels are loaded once.

@@ -63,10 +63,11 @@ def emit(
     `arch` is a name from `archs()`, or None for this machine's first GPU. Needs no CUDA. Raises
     SpecError for what cannot be built.
     """
+    arch = arch or local_arch()
     spec = _spec(locals())
     return [
         KernelSource(pass_=source.pop("pass"), **source)
-        for source in _core.emit(spec, arch or local_arch(), backward)
+        for source in _core.emit(spec, arch, backward)
     ]
 
 
@@ -92,13 +93,13 @@ def build(
     process did not compile it), compile_ms, registers, spill_bytes and shared_bytes. Raises
     SpecError, LibraryError (no NVRTC) or CompileError.
     """
-    spec = _spec(locals())
-    return _core.build(spec, arch or local_arch(), backward)
+    arch = arch or local_arch()
+    return _core.build(_spec(locals()), arch, backward)
 
 
 def _spec(given):
     names = (
         "head_dim", "dtype", "causal", "granularity", "group_q", "group_kv", "smooth_k", "rotate",
-        "precision", "deterministic",
+        "precision", "deterministic", "arch",
     )  # fmt: skip
     return options.spec(**{name: given[name] for name in names})

@@ -298,8 +298,10 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, keep=False):
     weights, operand = product("dq", ds, along_kv, scores.k_smooth, rules.group_kv, scores.k)
     dq = (weights @ operand) * rules.scale
     if dlse is not None and rules.smooth_k and "dq" in plan:
-        # The smoothed keys lack mean(K) times the row sum of dS, which is dlse.
-        dq = dq + rules.scale * dlse[..., None] * scores.k_mean
+        # The smoothed keys lack mean(K) times the row sum of dS, which is dlse where a query sees
+        # any key.
+        sums = dlse if scores.visible is None else dlse * scores.visible.any(-1)
+        dq = dq + rules.scale * sums[..., None] * scores.k_mean
     return (dq, dk, dv, delta, p, dp, ds) if keep else (dq, dk, dv)
 
 

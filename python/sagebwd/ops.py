@@ -154,14 +154,15 @@ def _required_operand(name, t, layout):
 
 
 @functools.cache
-def _spec(head_dim, dtype, *numerics):
-    return _core.Spec(head_dim, DTYPE_NAMES[dtype], *numerics)
+def _spec(head_dim, dtype, *numerics, arch=""):
+    return _core.Spec(head_dim, DTYPE_NAMES[dtype], *numerics, arch=arch)
 
 
 @functools.cache
 def operation(device, *numerics):
     """The `_core.Attention` of a device index and `_spec`'s arguments, made once."""
-    return _core.Attention(_spec(*numerics), device)
+    arch = _core.arch_for_capability(*torch.cuda.get_device_capability(device))
+    return _core.Attention(_spec(*numerics, arch=arch), device)
 
 
 def _forward(q, k, v, softmax_scale, layout, *numerics):

@@ -138,8 +138,10 @@ def spec(
     deterministic=True,
     group_q=None,
     group_kv=None,
+    arch=None,
 ):
-    """A resolved `Spec`; None as a group size means the granularity's own. Raises SpecError."""
+    """A resolved `Spec`; None as a group size means the default, which under 'row' depends on the
+    architecture (`arch`; None: any but sm_90a). Raises SpecError."""
     for name, group in (("group_q", group_q), ("group_kv", group_kv)):
         if group is not None and (isinstance(group, bool) or not isinstance(group, int)):
             raise SpecError(f"{name}={group!r}: pass a number of tokens, or None for the default")
@@ -160,6 +162,7 @@ def spec(
         deterministic=deterministic,
         group_q=group_q or 0,
         group_kv=group_kv or 0,
+        arch=arch or "",
     )
 
 

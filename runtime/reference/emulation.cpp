@@ -300,7 +300,7 @@ private:
     const bool lacks_mean = plan_.dq && spec_.smooth_k && head_.dlse;
     for (int64_t i = 0; i < rows * d; ++i) {
       out.dq[i] *= head_.softmax_scale;
-      if (lacks_mean)
+      if (lacks_mean && head_.visible(out.first + i / d) > 0)
         out.dq[i] += head_.softmax_scale * dlse(out.first + i / d) * mean_[i % d];
     }
     if (round_outputs_)

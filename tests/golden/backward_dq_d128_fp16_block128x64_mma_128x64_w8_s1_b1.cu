@@ -1001,8 +1001,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + quad_lane * 2;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float gradient =
-            query[i >> 1] < p.seq_q ? p.dlse[flat_head * p.seq_q + query[i >> 1]] : 0.0f;
+        const bool sees_keys = !CAUSAL || query[i >> 1] + p.causal_offset >= 0;
+        const float gradient = sees_keys && query[i >> 1] < p.seq_q
+                                   ? p.dlse[flat_head * p.seq_q + query[i >> 1]]
+                                   : 0.0f;
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 8; ++j)
           dq[j][i] += gradient * mean[8 * j + (i & 1)];

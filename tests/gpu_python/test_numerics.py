@@ -44,7 +44,8 @@ def check(tensors, *, dlse=None, limits=None, **options):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("d", [64, 128])
 def test_specs(d, dtype, causal, granularity):
-    check(make(512, d=d, dtype=dtype), causal=causal, granularity=granularity)
+    # Long enough for the few values that an approximate exponential rounds the other way to average.
+    check(make(1024, h=8, d=d, dtype=dtype), causal=causal, granularity=granularity)
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])

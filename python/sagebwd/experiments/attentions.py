@@ -129,7 +129,7 @@ def sdpa(backend: str | None, causal: bool) -> Attend:
     """PyTorch's attention, by the named member of SDPBackend or not at all; None: any."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    forced = nullcontext if backend is None else partial(sdpa_kernel, SDPBackend[backend])
+    forced = nullcontext if backend is None else partial(sdpa_kernel, getattr(SDPBackend, backend))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with forced():
