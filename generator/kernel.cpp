@@ -128,6 +128,8 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
 /// share kernels. Where the causal diagonal lies is an argument.
 AttentionSpec needed_by(KernelKind kind, AttentionSpec s) {
   s.deterministic = true;
+  if (s.precision == Precision::qk16) // nothing is rotated but Q and K for INT8 scores
+    s.rotate = false;
   if (!is_attention(kind))
     s.causal = Causal::none;
   else if (s.causal == Causal::bottom_right)
