@@ -160,16 +160,20 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   tile.stages = 1;
   const bool wgmma = tile.family == Family::wgmma;
   tile.blocks_per_sm = !wide && wgmma ? 3 : 2;
+  std::string why;
   for (int warps : {4, 8}) {
     tile.warps = warps;
     tile.block_q = keys ? 64 : 16 * warps;
     tile.block_kv = keys ? 16 * warps : s.group_kv;
-    if (objection(kind, s, tile, arch).empty())
+    why = objection(kind, s, tile, arch);
+    if (why.empty())
       return tile;
     tile.blocks_per_sm = 1;
   }
+  const bool block = s.granularity == Granularity::block;
   throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
-                  std::string(arch.name));
+                  std::string(arch.name) + ": for " + describe(tile) + ", " + why + "; take " +
+                  (block ? "'row'" : "group_kv = 64") + ", another GPU, or precision six-of-seven");
 }
 
 Tiles default_tiles(const AttentionSpec& spec, const Arch& arch) {
@@ -179,13 +183,9 @@ Tiles default_tiles(const AttentionSpec& spec, const Arch& arch) {
           default_tile(KernelKind::backward_dkv, s, arch)};
 }
 
-std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const Arch& arch) {
-  return kernels_of(pass, spec, arch, default_tiles(spec, arch));
-}
+namespace {
 
-std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const Arch& arch,
-                                   const Tiles& tiles) {
-  const AttentionSpec s = resolved(spec, arch);
+std::vector<KernelKind> kinds_of(Pass pass, const AttentionSpec& s) {
   const bool scores8 = s.precision == Precision::six_of_seven;
   std::vector<KernelKind> kinds;
   // The mean serves the INT8 copies of K: for S, and transposed for dQ.
@@ -198,8 +198,25 @@ std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const A
   else
     kinds.insert(kinds.end(),
                  {KernelKind::quantize_dout, KernelKind::backward_dq, KernelKind::backward_dkv});
+  return kinds;
+}
+
+} // namespace
+
+std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const Arch& arch) {
+  // Not default_tiles(): a pass is to build where another's tiles do not fit.
+  const AttentionSpec s = resolved(spec, arch);
   std::vector<KernelSpec> kernels;
-  for (KernelKind kind : kinds) {
+  for (KernelKind kind : kinds_of(pass, s))
+    kernels.push_back({kind, pass, needed_by(kind, s), arch, default_tile(kind, s, arch)});
+  return kernels;
+}
+
+std::vector<KernelSpec> kernels_of(Pass pass, const AttentionSpec& spec, const Arch& arch,
+                                   const Tiles& tiles) {
+  const AttentionSpec s = resolved(spec, arch);
+  std::vector<KernelSpec> kernels;
+  for (KernelKind kind : kinds_of(pass, s)) {
     const TileConfig tile = kind == KernelKind::forward        ? tiles.forward
                             : kind == KernelKind::backward_dq  ? tiles.backward_dq
                             : kind == KernelKind::backward_dkv ? tiles.backward_dkv
