@@ -113,47 +113,67 @@ struct Buffer {
 int64_t padded(int64_t tokens) { return (tokens + kPadding - 1) / kPadding * kPadding; }
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+void require(bool condition, const std::string& what) {
+  if (!condition)
+    throw SpecError(what);
+}
+
+/// More than any device holds, and sums of a few such sizes stay below 2^64.
+constexpr int64_t kMaxBytes = int64_t{1} << 62;
+
+void require_addressable(bool condition) {
+  require(condition, "the workspace would take more than 2^62 bytes; take a smaller batch, fewer "
+                     "heads or shorter sequences");
+}
+
+/// The product of positive factors.
+int64_t bytes_of(std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  for (int64_t factor : factors) {
+    require_addressable(factor <= kMaxBytes / product);
+    product *= factor;
+  }
+  return product;
+}
+
 std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const Problem& p) {
   const int64_t d = s.head_dim, heads_q = p.batch * p.heads, heads_k = p.batch * p.heads_kv;
-  const int64_t rows_q = heads_q * padded(p.seq_q), rows_k = heads_k * padded(p.seq_kv);
+  const int64_t tokens_q = padded(p.seq_q), tokens_k = padded(p.seq_kv);
+  const int64_t groups_q = tokens_q / s.group_q, groups_k = tokens_k / s.group_kv;
   const bool scores8 = s.precision == Precision::six_of_seven, backward = pass == Pass::backward;
   std::vector<Buffer> buffers;
-  const auto add = [&](Operand operand, int64_t bytes) { buffers.push_back({operand, bytes}); };
+  const auto add = [&](Operand operand, std::initializer_list<int64_t> factors) {
+    buffers.push_back({operand, bytes_of(factors)});
+  };
   if (s.smooth_k && (scores8 || backward)) {
-    add(O::k_partial, heads_k * ceil_div(p.seq_kv, kMeanChunk) * d * 4);
-    add(O::k_mean, heads_k * d * 4);
+    add(O::k_partial, {heads_k, ceil_div(p.seq_kv, kMeanChunk), d, 4});
+    add(O::k_mean, {heads_k, d, 4});
   }
-  add(O::q_rows, rows_q * 3 * 4);
+  add(O::q_rows, {heads_q, tokens_q, 3, 4});
   if (scores8) {
-    add(O::q8, rows_q * d);
-    add(O::k8, rows_k * d);
-    add(O::k8_step, rows_k * 4);
+    add(O::q8, {heads_q, tokens_q, d});
+    add(O::k8, {heads_k, tokens_k, d});
+    add(O::k8_step, {heads_k, tokens_k, 4});
   }
   if (!backward) {
-    add(O::vt8, rows_k * d);
-    add(O::vt8_step, rows_k / s.group_kv * d * 4);
+    add(O::vt8, {heads_k, tokens_k, d});
+    add(O::vt8_step, {heads_k, groups_k, d, 4});
     return buffers;
   }
-  add(O::qt8, rows_q * d);
-  add(O::dot8, rows_q * d);
-  add(O::q_channels, rows_q / s.group_q * 2 * d * 4);
-  add(O::kt8, rows_k * d);
-  add(O::kt8_step, rows_k / s.group_kv * d * 4);
+  add(O::qt8, {heads_q, tokens_q, d});
+  add(O::dot8, {heads_q, tokens_q, d});
+  add(O::q_channels, {heads_q, groups_q, 2, d, 4});
+  add(O::kt8, {heads_k, tokens_k, d});
+  add(O::kt8_step, {heads_k, groups_k, d, 4});
   if (s.granularity == Granularity::block) {
-    const int64_t tiles = rows_q / s.group_q * (padded(p.seq_kv) / s.group_kv);
-    add(O::tile_p_max, tiles * 4);
-    add(O::tile_ds_max, tiles * 4);
+    add(O::tile_p_max, {heads_q, groups_q, groups_k, 4});
+    add(O::tile_ds_max, {heads_q, groups_q, groups_k, 4});
   }
   return buffers;
 }
 
 constexpr int64_t kAlignment = 256;
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-void require(bool condition, const std::string& what) {
-  if (!condition)
-    throw SpecError(what);
-}
 
 } // namespace
 
@@ -186,13 +206,16 @@ size_t pack_params(const std::vector<Field>& fields, const OperandValues& values
 size_t workspace_bytes(Pass pass, const AttentionSpec& spec, const Problem& problem) {
   check(spec, problem);
   int64_t total = 0;
-  for (const Buffer& buffer : workspace_buffers(pass, spec, problem))
+  for (const Buffer& buffer : workspace_buffers(pass, spec, problem)) {
+    require_addressable(aligned(buffer.bytes) <= kMaxBytes - total);
     total += aligned(buffer.bytes);
+  }
   return static_cast<size_t>(total);
 }
 
 void place_workspace(Pass pass, const AttentionSpec& spec, const Problem& p, uint64_t workspace,
                      OperandValues& values) {
+  workspace_bytes(pass, spec, p); // refuses what cannot be placed
   const auto set = [&](Operand operand, uint64_t value) {
     values[static_cast<size_t>(operand)] = value;
   };
@@ -238,6 +261,9 @@ Grid grid_of(const KernelSpec& k, const Problem& p) {
 }
 
 void check(const AttentionSpec& spec, const Problem& p) {
+  require(spec.group_q > 0 && spec.group_kv > 0,
+          "the group sizes of '" + to_string(spec) +
+              "' are not filled in: pass the spec through resolved() first");
   const auto named = [](std::string_view name, int64_t value) {
     return std::string(name) + " = " + std::to_string(value);
   };

@@ -83,7 +83,8 @@ inline constexpr int64_t kPadding = 128;
 /// Keys summed by one block of the key-mean pass.
 inline constexpr int64_t kMeanChunk = 256;
 
-/// Bytes of device memory a pass needs beside the caller's tensors.
+/// Bytes of device memory a pass needs beside the caller's tensors. The spec must be resolved, here
+/// and below; raises SpecError where it is not, as check() does, and beyond 2^62 bytes.
 size_t workspace_bytes(Pass, const AttentionSpec&, const Problem&);
 /// Fills in workspace pointers (from `workspace`) and sizes; the caller's tensors stay as they are.
 void place_workspace(Pass, const AttentionSpec&, const Problem&, uint64_t workspace,
@@ -95,7 +96,8 @@ struct Grid {
 /// Blocks of a kernel for a problem. Raises SpecError for sizes beyond the hardware's grids.
 Grid grid_of(const KernelSpec&, const Problem&);
 
-/// Raises SpecError for problems no kernel can run: sizes below one, heads that do not divide.
+/// Raises SpecError for problems no kernel can run: sizes below one, heads that do not divide; and
+/// for a spec that is not resolved.
 void check(const AttentionSpec&, const Problem&);
 
 } // namespace sagebwd

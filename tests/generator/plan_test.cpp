@@ -283,4 +283,31 @@ TEST(Check, ProblemsNoKernelRunsAreRefused) {
       {"batch = 0"});
 }
 
+TEST(Check, SpecsMustBeResolved) {
+  const Problem p = {1, 1, 1, 1, 1};
+  OperandValues values{};
+  expect_refusal([&] { check({}, p); }, {"row 0x0", "resolved()"});
+  for (Pass pass : kPasses) {
+    expect_refusal([&] { workspace_bytes(pass, {}, p); }, {"resolved()"});
+    expect_refusal([&] { place_workspace(pass, {}, p, 0, values); }, {"resolved()"});
+  }
+}
+
+TEST(Workspace, BeyondWhatCanBeAddressedIsRefused) {
+  const int64_t tokens = (int64_t{1} << 31) - 1024;
+  OperandValues values{};
+  for (Pass pass : kPasses) {
+    // One buffer of over 2^62 bytes; then several that are only together.
+    for (const Problem& p :
+         {Problem{65535, 65535, 65535, 1, tokens}, Problem{65535, 65535, 1, tokens, 1},
+          Problem{1 << 14, 1 << 10, 1, tokens, 1}}) {
+      expect_refusal([&] { workspace_bytes(pass, resolved({}), p); },
+                     {"2^62 bytes", "smaller batch"});
+      expect_refusal([&] { place_workspace(pass, resolved({}), p, 0, values); }, {"2^62 bytes"});
+    }
+    EXPECT_GT(workspace_bytes(pass, resolved({}), {1 << 12, 1 << 9, 1, tokens, 1}),
+              size_t{1} << 59);
+  }
+}
+
 } // namespace
