@@ -59,7 +59,7 @@ struct KernelSpec {
 };
 
 /// Unique among all kernels of all specs and a C identifier, e.g.
-/// "sagebwd_backward_dkv_d128_bf16_row_64x64_s8_t64x128_w8_s2".
+/// "sagebwd_forward_d128_bf16_causal_row64x128_wgmma_64x128_w4_s1_b2".
 std::string kernel_name(const KernelSpec&);
 
 /// The generated source and what its launch needs.

@@ -131,7 +131,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     key_step[0] = p.k8_step[flat_kv_head * p.padded_kv + sigma_slot(key[0])];
     key_step[1] = p.k8_step[flat_kv_head * p.padded_kv + sigma_slot(key[1])];
   }
-  const float common_step = p.softmax_scale * LOG2_E;
 
   ScoreRows keys;
   ValueRows values;
@@ -184,8 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
 #pragma unroll
     for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
-      const float4 steps = QK16 ? float4{common_step, common_step, common_step, common_step}
-                                : read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
+      const float4 steps = read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
       const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
       const float step[4] = {steps.x, steps.y, steps.z, steps.w};
       const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
