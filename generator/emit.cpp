@@ -124,10 +124,13 @@ void configure_attention(Configuration& c, const KernelSpec& k) {
   c.add("SHARED_BYTES", shared_bytes(k.kind, s, k.tile));
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them.
   c.add("LEAN_COPIES", k.tile.family == Family::wgmma);
-  // Unrolled, this product takes registers that dK and dV under `block` do not leave at 128.
-  const bool crowded =
-      k.kind == KernelKind::backward_dkv && s.head_dim > 64 && s.granularity == Granularity::block;
-  c.add("VALUE_UNROLL", !crowded ? s.head_dim / 16 : k.arch.major == 10 ? 2 : 1);
+  // Unrolled, this product takes registers that dK and dV under `block` do not leave at 128. What
+  // does not spill differs among datacentre Blackwells.
+  const bool blackwell = k.arch.major == 10 || k.arch.major == 11;
+  const bool roomy = blackwell && s.causal != Causal::none && (qk16 || k.arch.name == "sm_103");
+  const bool crowded = k.kind == KernelKind::backward_dkv && s.head_dim > 64 &&
+                       s.granularity == Granularity::block && !roomy;
+  c.add("VALUE_UNROLL", !crowded ? s.head_dim / 16 : blackwell ? 2 : 1);
   // A operands stay in registers where they leave room for the accumulators.
   const bool narrow = s.head_dim <= 64 && k.tile.blocks_per_sm * k.tile.warps <= 8;
   const bool forward = k.kind == KernelKind::forward;

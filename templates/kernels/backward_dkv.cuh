@@ -203,7 +203,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       largest_p[0] = quad_max_nan(largest_p[0]);
       largest_p[1] = quad_max_nan(largest_p[1]);
     } else {
-      const int row = (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) + first_query / GROUP_Q;
+      // The same number twice; which costs ptxas fewer registers depends on the head dimension.
+      const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
+                                     : (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
+                                           first_query / GROUP_Q;
       const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
       // A block in which no query sees a key was not visited.
       const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;

@@ -48,10 +48,6 @@ std::vector<AttentionSpec> covering_specs(int turn) {
     s.causal = flipped(a ^ c, 1) ? Causal::top_left : Causal::none;
     s.smooth_k = s.rotate = flipped(b ^ c, 2);
     specs.push_back(s);
-    // Key groups of the size that is not the default, on two architectures.
-    s.group_kv = resolved(s).group_kv == 64 ? 128 : 64;
-    if (s.granularity == Granularity::row && turn % 4 == 0)
-      specs.push_back(s);
   }
   return specs;
 }
