@@ -871,7 +871,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     key_step[0] = p.k8_step[flat_kv_head * p.padded_kv + sigma_slot(key[0])];
     key_step[1] = p.k8_step[flat_kv_head * p.padded_kv + sigma_slot(key[1])];
   }
-  const float common_step = p.softmax_scale * LOG2_E;
 
   ScoreRows keys;
   ValueRows values;
@@ -924,8 +923,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
 #pragma unroll
     for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
-      const float4 steps = QK16 ? float4{common_step, common_step, common_step, common_step}
-                                : read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
+      const float4 steps = read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
       const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
       const float step[4] = {steps.x, steps.y, steps.z, steps.w};
       const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
@@ -945,7 +943,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       largest_p[0] = quad_max_nan(largest_p[0]);
       largest_p[1] = quad_max_nan(largest_p[1]);
     } else {
-      const int row = (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) + first_query / GROUP_Q;
+      // The same number twice; which costs ptxas fewer registers depends on the head dimension.
+      const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
+                                     : (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
+                                           first_query / GROUP_Q;
       const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
       // A block in which no query sees a key was not visited.
       const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;

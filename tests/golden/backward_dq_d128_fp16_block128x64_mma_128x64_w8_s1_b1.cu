@@ -1000,14 +1000,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (p.dlse != nullptr) {
       const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + quad_lane * 2;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool sees_keys = !CAUSAL || query[i >> 1] + p.causal_offset >= 0;
-        const float gradient = sees_keys && query[i >> 1] < p.seq_q
-                                   ? p.dlse[flat_head * p.seq_q + query[i >> 1]]
-                                   : 0.0f;
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_query + warp_id() * 16 + row_in_warp + 8 * r;
+        if (row >= p.seq_q || (CAUSAL && row + p.causal_offset < 0))
+          continue;
+        const float gradient = p.dlse[flat_head * p.seq_q + row];
 #pragma unroll
-        for (int j = 0; j < HEAD_DIM / 8; ++j)
-          dq[j][i] += gradient * mean[8 * j + (i & 1)];
+        for (int j = 0; j < HEAD_DIM / 8; ++j) {
+          dq[j][2 * r] += gradient * mean[8 * j];
+          dq[j][2 * r + 1] += gradient * mean[8 * j + 1];
+        }
       }
     }
   }

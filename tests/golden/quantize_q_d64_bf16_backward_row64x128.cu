@@ -535,8 +535,11 @@ __device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x
       shift = token_sum(shift) * p.softmax_scale;
     }
     if (octet == 0) {
-      float& place =
-          p.q_rows[row_vector(flat_head * p.padded, first_token, quad, ROW_VECTORS, ROW_SHIFT) + i];
+      const s64 head_row = flat_head * p.padded;
+      float& place = p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SHIFT) + i];
+      if constexpr (!WRITE_ROWS) // 16-bit scores have no steps of their own
+        p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_STEP) + i] =
+            p.softmax_scale * LOG2_E;
       if constexpr (BACKWARD) {
         // A query that sees no key has lse = -inf: +inf makes each of its probabilities 0.
         const float lse = token < p.tokens ? p.lse[flat_head * p.tokens + token] : -INFINITY_F;
