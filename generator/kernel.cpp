@@ -40,7 +40,7 @@ TileConfig parse_tile(std::string_view text) {
   const std::string s(text);
   char family[8] = "";
   int end = 0;
-  const int read = std::sscanf(s.c_str(), "%7s %dx%d w%d s%d b%d%n", family, &t.block_q,
+  const int read = std::sscanf(s.c_str(), "%7s %6dx%6d w%6d s%6d b%6d%n", family, &t.block_q,
                                &t.block_kv, &t.warps, &t.stages, &t.blocks_per_sm, &end);
   t.family = family == to_string(Family::wgmma) ? Family::wgmma : Family::mma;
   if (read != 6 || static_cast<size_t>(end) != s.size() || family != to_string(t.family))

@@ -48,6 +48,12 @@ public:
       }
       progress.advance(what);
     }
+    const CacheStore& store = user_store();
+    if (!store.disabled_reason().empty())
+      failures.push_back("nothing is kept on disk: " + store.disabled_reason());
+    else if (const uint64_t lost = store.counters().publish_failures)
+      failures.push_back(std::to_string(lost) + " kernels could not be kept in " +
+                         store.directory() + ": they are compiled, but not there for others");
     double total_ms = milliseconds_since(start);
     json ? print_as_json(kernels, failures, total_ms) : print_as_table(kernels, total_ms);
     for (const std::string& failure : failures)

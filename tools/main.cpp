@@ -8,8 +8,11 @@
 #include "tools/command.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <new>
 
 using namespace sagebwd;
 using namespace sagebwd::tools;
@@ -86,6 +89,8 @@ ExitCode dispatch(const Commands& commands, std::vector<std::string> arguments) 
     return wrong_use(error.what(), name);
   } catch (const CompileError& error) {
     fprintf(stderr, "sagebwd %s: %s\n%s\n", name.c_str(), error.what(), error.log.c_str());
+  } catch (const std::bad_alloc&) {
+    fprintf(stderr, "sagebwd %s: out of memory; make the problem smaller\n", name.c_str());
   } catch (const std::exception& error) {
     fprintf(stderr, "sagebwd %s: %s\n", name.c_str(), error.what());
   }
@@ -101,5 +106,11 @@ int main(int count, char** values) {
   commands.push_back(make_build());
   commands.push_back(make_verify());
   commands.push_back(make_trace());
-  return dispatch(commands, {values + 1, values + count});
+  const int code = dispatch(commands, {values + 1, values + count});
+  // What did not reach its reader, on a full disk say, must not pass for done.
+  if (fflush(stdout) != 0 || ferror(stdout)) {
+    fprintf(stderr, "sagebwd: cannot write to standard output: %s\n", strerror(errno));
+    return kFailed;
+  }
+  return code;
 }

@@ -127,6 +127,12 @@ ExitCode Trace::run() {
   AttentionSpec spec = resolved(spec_.one());
   Problem problem = problem_.problem();
   check(spec, problem);
+  const double work = double(problem.batch) * double(problem.heads) * double(problem.seq_q) *
+                      double(problem.seq_kv) * spec.head_dim;
+  if (constexpr double kMostWork = 1e13; work > kMostWork)
+    throw UsageError("batch x heads x queries x keys x head dimension is " + format("%.3g", work) +
+                     ", and this CPU reference takes up to 1e13 (minutes): shorten --seq-len or "
+                     "trace fewer --heads");
   ProductPlan plan = plan_.empty() ? reference::plan_of(spec.precision) : parse_plan(plan_);
   if (on_gpu_) {
     if (!same(plan, reference::plan_of(spec.precision)))
