@@ -25,9 +25,16 @@ void bind_spec(py::module_& m) {
                        const std::string& granularity, const std::string& precision, bool smooth_k,
                        bool rotate, bool deterministic, int group_q, int group_kv,
                        const std::string& arch) {
-             const AttentionSpec spec = {head_dim, parse_dtype(dtype), parse_causal(causal),
-                                         parse_granularity(granularity), parse_precision(precision),
-                                         smooth_k, rotate, deterministic, group_q, group_kv};
+             const AttentionSpec spec = {head_dim,
+                                         parse_dtype(dtype),
+                                         parse_causal(causal),
+                                         parse_granularity(granularity),
+                                         parse_precision(precision),
+                                         smooth_k,
+                                         rotate,
+                                         deterministic,
+                                         group_q,
+                                         group_kv};
              return arch.empty() ? resolved(spec) : resolved(spec, find_arch(arch));
            }),
            "head_dim"_a = 128, "dtype"_a = "bf16", "causal"_a = "none", "granularity"_a = "row",

@@ -22,7 +22,8 @@ public:
 class CompileError : public std::runtime_error {
 public:
   CompileError(const std::string& what, std::string log, std::string numbered_source)
-      : std::runtime_error(what), log(std::move(log)), numbered_source(std::move(numbered_source)) {}
+      : std::runtime_error(what), log(std::move(log)), numbered_source(std::move(numbered_source)) {
+  }
   std::string log;             ///< NVRTC's program log
   std::string numbered_source; ///< the generated source with line numbers
 };

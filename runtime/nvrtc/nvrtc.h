@@ -54,8 +54,7 @@ public:
   /// numbered source. Spills and ptxas warnings are reported, not refused, here.
   /// LibraryError where this NVRTC does not know the architecture.
   Compilation compile(std::string_view name, std::string_view source, std::string_view arch,
-                      bool want_ptx = false,
-                      const std::vector<std::string>& more_options = {});
+                      bool want_ptx = false, const std::vector<std::string>& more_options = {});
 
 private:
   Nvrtc();

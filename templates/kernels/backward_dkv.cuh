@@ -11,8 +11,8 @@
 // backward_dq has found (`block`). No atomics: the sum's order is fixed.
 //
 // With STAGES = 2 shared memory holds the next tile's Q, dO and transposed copies while this one's
-// are worked on, and everything between two barriers can overlap. With STAGES = 1 there is one copy:
-// its two halves (rows for S and dP, transposed for dV and dK) are refilled in turn.
+// are worked on, and everything between two barriers can overlap. With STAGES = 1 there is one
+// copy: its two halves (rows for S and dP, transposed for dV and dK) are refilled in turn.
 //
 //===----------------------------------------------------------------------===//
 
@@ -79,12 +79,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             p.q_stride_s * 2, p.seq_q - first);
       else
         load_dense_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(tile, p.q8 + walk.token * HEAD_DIM);
-      load_floats<ROW_VECTORS * TILE_Q, THREADS>(
-          shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES,
-          p.q_rows + walk.token * ROW_VECTORS);
+      load_floats<ROW_VECTORS * TILE_Q, THREADS>(shared + SharedLayout::ROWS +
+                                                     stage * SharedLayout::ROWS_BYTES,
+                                                 p.q_rows + walk.token * ROW_VECTORS);
       load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(
-          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES,
-          p.dout + walk.dout,
+          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES, p.dout + walk.dout,
           p.dout_stride_s * 2, p.seq_q - first);
     }
     cp_async_commit();
@@ -151,8 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     const u32 rows = shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES;
     Scores::Sum sums[COLUMNS8][4];
-    issue_scores(sums, keys,
-                 shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES);
+    issue_scores(sums, keys, shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES);
     float ds[COLUMNS8][4]; // dP - delta at first
     const auto minus_delta = [&](int j) {
       const float4 of_pair = read_columns(rows + ROW_MINUS_DELTA * TILE_Q * 4, j / 2);

@@ -64,9 +64,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             p.k_stride_s * 2, p.seq_kv - first);
       } else {
         load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
-        load_floats<GROUP_KV, THREADS>(
-            shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES,
-            p.k8_step + token);
+        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
+                                           stage * SharedLayout::KEY_STEPS_BYTES,
+                                       p.k8_step + token);
       }
       load_tile<GROUP_KV, VALUE_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
@@ -81,22 +81,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
           p.kt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(
-          shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
-          p.kt8_step + token / GROUP_KV * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_STEPS +
+                                         stage * SharedLayout::CHANNEL_STEPS_BYTES,
+                                     p.kt8_step + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
 
   if constexpr (QK16)
-    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES,
-        p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s,
-        p.q_stride_s * 2, p.seq_q - first_query);
+    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(shared + SharedLayout::QUERIES,
+                                                 p.q + batch * p.q_stride_b + head * p.q_stride_h +
+                                                     first_query * p.q_stride_s,
+                                                 p.q_stride_s * 2, p.seq_q - first_query);
   else
     load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES,
-        p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
+        shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
   load_tile<BLOCK_Q, VALUE_ROW_BYTES, THREADS>(
       shared + SharedLayout::DOUT,
       p.dout + batch * p.dout_stride_b + head * p.dout_stride_h + first_query * p.dout_stride_s,
@@ -111,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const s64 first_row = flat_head * p.padded_q;
-    score_step[r] = QK16 ? p.softmax_scale * LOG2_E
-                         : read_row(p.q_rows, first_row, query[r], ROW_STEP);
+    score_step[r] =
+        QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_STEP);
     lse[r] = read_row(p.q_rows, first_row, query[r], ROW_SHIFT);
     minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
   }

@@ -63,9 +63,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       } else {
         const s64 token = flat_kv_head * p.padded_kv + first;
         load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
-        load_floats<GROUP_KV, THREADS>(
-            shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES,
-            p.k8_step + token);
+        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
+                                           stage * SharedLayout::KEY_STEPS_BYTES,
+                                       p.k8_step + token);
       }
     }
     cp_async_commit();
@@ -77,22 +77,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           p.vt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(
-          shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
-          p.vt8_step + token / GROUP_KV * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_STEPS +
+                                         stage * SharedLayout::CHANNEL_STEPS_BYTES,
+                                     p.vt8_step + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
 
   if constexpr (QK16)
-    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES,
-        p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s,
-        p.q_stride_s * 2, p.seq_q - first_query);
+    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(shared + SharedLayout::QUERIES,
+                                                 p.q + batch * p.q_stride_b + head * p.q_stride_h +
+                                                     first_query * p.q_stride_s,
+                                                 p.q_stride_s * 2, p.seq_q - first_query);
   else
     load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES,
-        p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
+        shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
   load_keys(0);
   if constexpr (STAGES == 2)
     load_values(0);
@@ -203,7 +202,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (quad_lane == 0 && query[r] < p.seq_q) {
       float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN)
-        lse += read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_SHIFT); // back to the raw domain
+        lse += read_row(p.q_rows, flat_head * p.padded_q, query[r],
+                        ROW_SHIFT); // back to the raw domain
       p.lse[flat_head * p.seq_q + query[r]] = sees_nothing ? -INFINITY_F : lse;
     }
   }

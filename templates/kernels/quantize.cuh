@@ -77,8 +77,8 @@ __device__ __forceinline__ void write_rows(const Params& p, float (&x)[4][8], s6
     largest[i] = token_max(largest[i]);
   }
   if constexpr (BLOCK_SCALES) {
-    const float all = block_max(max_nan(max_nan(largest[0], largest[1]),
-                                        max_nan(largest[2], largest[3])));
+    const float all =
+        block_max(max_nan(max_nan(largest[0], largest[1]), max_nan(largest[2], largest[3])));
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       largest[i] = all;
@@ -144,9 +144,9 @@ __device__ __forceinline__ void write_transposed(const Params& p, const float (&
   if (threadIdx.x < HEAD_DIM) {
     constexpr bool OF_QUERIES = ROLE == Role::q || ROLE == Role::dout;
     const s64 group = (head_row + first_token) / GROUP;
-    const s64 vector = !OF_QUERIES ? group
-                                   : group * CHANNEL_VECTORS +
-                                         (ROLE == Role::q ? CHANNEL_Q : CHANNEL_DOUT);
+    const s64 vector = !OF_QUERIES
+                           ? group
+                           : group * CHANNEL_VECTORS + (ROLE == Role::q ? CHANNEL_Q : CHANNEL_DOUT);
     p.transposed8_step[vector * HEAD_DIM + sigma_slot(threadIdx.x)] = scales[threadIdx.x].step;
   }
 
@@ -205,8 +205,8 @@ __device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4]
 __device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x)[4][8],
                                                 s64 flat_head, int first_token, int quad,
                                                 int octet) {
-  const s64 flat_kv_head = static_cast<s64>(blockIdx.z) * p.heads_kv +
-                           blockIdx.y / (p.heads / p.heads_kv);
+  const s64 flat_kv_head =
+      static_cast<s64>(blockIdx.z) * p.heads_kv + blockIdx.y / (p.heads / p.heads_kv);
   const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + octet * 8;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -43,8 +43,7 @@ template <int PITCH_BYTES> __device__ __forceinline__ u64 matrix_descriptor(u32 
 /// Both operands in shared memory; D starts from zero unless `accumulate`.
 __device__ __forceinline__ void wgmma_s8(int (*d)[4], u64 a, u64 b, bool accumulate) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " ACCUMULATORS
-               ", %32, %33, p; }"
+               "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " ACCUMULATORS ", %32, %33, p; }"
                : ACCUMULATOR_OPERANDS("r")
                : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }

@@ -4,7 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2; ///< a token of V or dO, 16-bit
+constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2;    ///< a token of V or dO, 16-bit
 constexpr int TOKEN_ROW_BYTES = TOKENS_PER_TILE; ///< a channel of a transposed tile, 8-bit
 constexpr int SCORE_ROW_BYTES = QK16 ? HEAD_DIM * 2 : HEAD_DIM; ///< a token of Q or K for S
 

@@ -18,4 +18,3 @@ __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 lane_address, int
   ldmatrix_x4(r, (lane_address ^ (step % STEPS_A_PANEL << 5)) +
                      step / STEPS_A_PANEL * PANEL_BYTES<ROW_BYTES> + row_offset<ROW_BYTES>(row));
 }
-

@@ -37,12 +37,8 @@ struct FloatScores {
   }
   static __device__ __forceinline__ float scaled(float sum, float) { return sum; }
 };
-template <bool FLOATING> struct ScoresOf {
-  using type = IntegerScores;
-};
-template <> struct ScoresOf<true> {
-  using type = FloatScores;
-};
+template <bool FLOATING> struct ScoresOf { using type = IntegerScores; };
+template <> struct ScoresOf<true> { using type = FloatScores; };
 using Scores = ScoresOf<QK16>::type;
 
 /// A's fragments of 16 rows: kept in registers, or read again each time they are needed.
@@ -116,8 +112,7 @@ __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u3
   }
 }
 
-template <int PENDING, typename Sum, int N>
-__device__ __forceinline__ void finish(Sum (&)[N][4]) {}
+template <int PENDING, typename Sum, int N> __device__ __forceinline__ void finish(Sum (&)[N][4]) {}
 template <int PENDING, int N, typename Start>
 __device__ __forceinline__ void finish_values(float (&)[N][4], const Start&) {}
 

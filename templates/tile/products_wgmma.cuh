@@ -25,12 +25,8 @@ struct FloatScores {
   }
   static __device__ __forceinline__ float scaled(float sum, float) { return sum; }
 };
-template <bool FLOATING> struct ScoresOf {
-  using type = IntegerScores;
-};
-template <> struct ScoresOf<true> {
-  using type = FloatScores;
-};
+template <bool FLOATING> struct ScoresOf { using type = IntegerScores; };
+template <> struct ScoresOf<true> { using type = FloatScores; };
 using Scores = ScoresOf<QK16>::type;
 
 /// The tile of 64 rows that this warpgroup's A operand is.

@@ -13,7 +13,7 @@ constexpr int TILE_ROWS = 64;
 
 /// Bytes from one row of a panel to the next, and of a panel.
 template <int ROW_BYTES> constexpr int PITCH = ROW_BYTES < 128 ? ROW_BYTES : 128;
-template <int ROW_BYTES> constexpr int PANEL_BYTES = TILE_ROWS * PITCH<ROW_BYTES>;
+template <int ROW_BYTES> constexpr int PANEL_BYTES = TILE_ROWS* PITCH<ROW_BYTES>;
 template <int ROW_BYTES> constexpr int CHUNKS_A_PANEL = PITCH<ROW_BYTES> / 16;
 
 /// The place of a row in tiles that lie one after the other.

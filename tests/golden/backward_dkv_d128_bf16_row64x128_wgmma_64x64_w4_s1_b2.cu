@@ -30,8 +30,9 @@ constexpr float LN_2 = 0.693147181f;
 constexpr int TOKENS_PER_TILE = 64;
 
 /// q_rows[head][tile of 64 queries][row vector][slot]: what the attention kernels read per query.
-constexpr int ROW_STEP = 0;  ///< value of one level of a score, softmax scale and log2(e) included
-constexpr int ROW_SHIFT = 1; ///< forward: the score shift of K-smoothing; backward: lse, in log2 units
+constexpr int ROW_STEP = 0; ///< value of one level of a score, softmax scale and log2(e) included
+/// Forward: the score shift of K-smoothing. Backward: lse, in log2 units.
+constexpr int ROW_SHIFT = 1;
 constexpr int ROW_MINUS_DELTA = 2; ///< backward: where dP starts from
 constexpr int ROW_VECTORS = 3;
 /// q_channels[head][group of queries][channel vector][slot]: steps of the transposed copies.
@@ -244,7 +245,7 @@ constexpr int TILE_ROWS = 64;
 
 /// Bytes from one row of a panel to the next, and of a panel.
 template <int ROW_BYTES> constexpr int PITCH = ROW_BYTES < 128 ? ROW_BYTES : 128;
-template <int ROW_BYTES> constexpr int PANEL_BYTES = TILE_ROWS * PITCH<ROW_BYTES>;
+template <int ROW_BYTES> constexpr int PANEL_BYTES = TILE_ROWS* PITCH<ROW_BYTES>;
 template <int ROW_BYTES> constexpr int CHUNKS_A_PANEL = PITCH<ROW_BYTES> / 16;
 
 /// The place of a row in tiles that lie one after the other.
@@ -429,7 +430,7 @@ __device__ __forceinline__ void quantize_fragment(u32 (&a)[4], const float (*x)[
 //
 //===----------------------------------------------------------------------===//
 
-constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2; ///< a token of V or dO, 16-bit
+constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2;    ///< a token of V or dO, 16-bit
 constexpr int TOKEN_ROW_BYTES = TOKENS_PER_TILE; ///< a channel of a transposed tile, 8-bit
 constexpr int SCORE_ROW_BYTES = QK16 ? HEAD_DIM * 2 : HEAD_DIM; ///< a token of Q or K for S
 
@@ -514,8 +515,7 @@ template <int PITCH_BYTES> __device__ __forceinline__ u64 matrix_descriptor(u32 
 /// Both operands in shared memory; D starts from zero unless `accumulate`.
 __device__ __forceinline__ void wgmma_s8(int (*d)[4], u64 a, u64 b, bool accumulate) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " ACCUMULATORS
-               ", %32, %33, p; }"
+               "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " ACCUMULATORS ", %32, %33, p; }"
                : ACCUMULATOR_OPERANDS("r")
                : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
@@ -592,12 +592,8 @@ struct FloatScores {
   }
   static __device__ __forceinline__ float scaled(float sum, float) { return sum; }
 };
-template <bool FLOATING> struct ScoresOf {
-  using type = IntegerScores;
-};
-template <> struct ScoresOf<true> {
-  using type = FloatScores;
-};
+template <bool FLOATING> struct ScoresOf { using type = IntegerScores; };
+template <> struct ScoresOf<true> { using type = FloatScores; };
 using Scores = ScoresOf<QK16>::type;
 
 /// The tile of 64 rows that this warpgroup's A operand is.
@@ -751,8 +747,8 @@ __device__ __forceinline__ void wait_for_tiles() {
 // backward_dq has found (`block`). No atomics: the sum's order is fixed.
 //
 // With STAGES = 2 shared memory holds the next tile's Q, dO and transposed copies while this one's
-// are worked on, and everything between two barriers can overlap. With STAGES = 1 there is one copy:
-// its two halves (rows for S and dP, transposed for dV and dK) are refilled in turn.
+// are worked on, and everything between two barriers can overlap. With STAGES = 1 there is one
+// copy: its two halves (rows for S and dP, transposed for dV and dK) are refilled in turn.
 //
 //===----------------------------------------------------------------------===//
 
@@ -819,12 +815,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             p.q_stride_s * 2, p.seq_q - first);
       else
         load_dense_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(tile, p.q8 + walk.token * HEAD_DIM);
-      load_floats<ROW_VECTORS * TILE_Q, THREADS>(
-          shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES,
-          p.q_rows + walk.token * ROW_VECTORS);
+      load_floats<ROW_VECTORS * TILE_Q, THREADS>(shared + SharedLayout::ROWS +
+                                                     stage * SharedLayout::ROWS_BYTES,
+                                                 p.q_rows + walk.token * ROW_VECTORS);
       load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(
-          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES,
-          p.dout + walk.dout,
+          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES, p.dout + walk.dout,
           p.dout_stride_s * 2, p.seq_q - first);
     }
     cp_async_commit();
@@ -891,8 +886,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     const u32 rows = shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES;
     Scores::Sum sums[COLUMNS8][4];
-    issue_scores(sums, keys,
-                 shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES);
+    issue_scores(sums, keys, shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES);
     float ds[COLUMNS8][4]; // dP - delta at first
     const auto minus_delta = [&](int j) {
       const float4 of_pair = read_columns(rows + ROW_MINUS_DELTA * TILE_Q * 4, j / 2);

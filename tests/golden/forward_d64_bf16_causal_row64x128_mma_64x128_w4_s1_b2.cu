@@ -30,8 +30,9 @@ constexpr float LN_2 = 0.693147181f;
 constexpr int TOKENS_PER_TILE = 64;
 
 /// q_rows[head][tile of 64 queries][row vector][slot]: what the attention kernels read per query.
-constexpr int ROW_STEP = 0;  ///< value of one level of a score, softmax scale and log2(e) included
-constexpr int ROW_SHIFT = 1; ///< forward: the score shift of K-smoothing; backward: lse, in log2 units
+constexpr int ROW_STEP = 0; ///< value of one level of a score, softmax scale and log2(e) included
+/// Forward: the score shift of K-smoothing. Backward: lse, in log2 units.
+constexpr int ROW_SHIFT = 1;
 constexpr int ROW_MINUS_DELTA = 2; ///< backward: where dP starts from
 constexpr int ROW_VECTORS = 3;
 /// q_channels[head][group of queries][channel vector][slot]: steps of the transposed copies.
@@ -230,7 +231,7 @@ constexpr int TILE_ROWS = 64;
 
 /// Bytes from one row of a panel to the next, and of a panel.
 template <int ROW_BYTES> constexpr int PITCH = ROW_BYTES < 128 ? ROW_BYTES : 128;
-template <int ROW_BYTES> constexpr int PANEL_BYTES = TILE_ROWS * PITCH<ROW_BYTES>;
+template <int ROW_BYTES> constexpr int PANEL_BYTES = TILE_ROWS* PITCH<ROW_BYTES>;
 template <int ROW_BYTES> constexpr int CHUNKS_A_PANEL = PITCH<ROW_BYTES> / 16;
 
 /// The place of a row in tiles that lie one after the other.
@@ -415,7 +416,7 @@ __device__ __forceinline__ void quantize_fragment(u32 (&a)[4], const float (*x)[
 //
 //===----------------------------------------------------------------------===//
 
-constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2; ///< a token of V or dO, 16-bit
+constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2;    ///< a token of V or dO, 16-bit
 constexpr int TOKEN_ROW_BYTES = TOKENS_PER_TILE; ///< a channel of a transposed tile, 8-bit
 constexpr int SCORE_ROW_BYTES = QK16 ? HEAD_DIM * 2 : HEAD_DIM; ///< a token of Q or K for S
 
@@ -541,7 +542,6 @@ __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 lane_address, int
                      step / STEPS_A_PANEL * PANEL_BYTES<ROW_BYTES> + row_offset<ROW_BYTES>(row));
 }
 
-
 //===- tile/products_mma.cuh - Products of 16 rows a warp, with mma.sync ----===//
 //
 // The same names stand in products_wgmma.cuh, where products run asynchronously: issue_... starts
@@ -581,12 +581,8 @@ struct FloatScores {
   }
   static __device__ __forceinline__ float scaled(float sum, float) { return sum; }
 };
-template <bool FLOATING> struct ScoresOf {
-  using type = IntegerScores;
-};
-template <> struct ScoresOf<true> {
-  using type = FloatScores;
-};
+template <bool FLOATING> struct ScoresOf { using type = IntegerScores; };
+template <> struct ScoresOf<true> { using type = FloatScores; };
 using Scores = ScoresOf<QK16>::type;
 
 /// A's fragments of 16 rows: kept in registers, or read again each time they are needed.
@@ -660,8 +656,7 @@ __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u3
   }
 }
 
-template <int PENDING, typename Sum, int N>
-__device__ __forceinline__ void finish(Sum (&)[N][4]) {}
+template <int PENDING, typename Sum, int N> __device__ __forceinline__ void finish(Sum (&)[N][4]) {}
 template <int PENDING, int N, typename Start>
 __device__ __forceinline__ void finish_values(float (&)[N][4], const Start&) {}
 
@@ -812,9 +807,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       } else {
         const s64 token = flat_kv_head * p.padded_kv + first;
         load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
-        load_floats<GROUP_KV, THREADS>(
-            shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES,
-            p.k8_step + token);
+        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
+                                           stage * SharedLayout::KEY_STEPS_BYTES,
+                                       p.k8_step + token);
       }
     }
     cp_async_commit();
@@ -826,22 +821,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           p.vt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(
-          shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
-          p.vt8_step + token / GROUP_KV * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_STEPS +
+                                         stage * SharedLayout::CHANNEL_STEPS_BYTES,
+                                     p.vt8_step + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
 
   if constexpr (QK16)
-    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES,
-        p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s,
-        p.q_stride_s * 2, p.seq_q - first_query);
+    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(shared + SharedLayout::QUERIES,
+                                                 p.q + batch * p.q_stride_b + head * p.q_stride_h +
+                                                     first_query * p.q_stride_s,
+                                                 p.q_stride_s * 2, p.seq_q - first_query);
   else
     load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES,
-        p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
+        shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
   load_keys(0);
   if constexpr (STAGES == 2)
     load_values(0);
@@ -952,7 +946,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (quad_lane == 0 && query[r] < p.seq_q) {
       float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN)
-        lse += read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_SHIFT); // back to the raw domain
+        lse += read_row(p.q_rows, flat_head * p.padded_q, query[r],
+                        ROW_SHIFT); // back to the raw domain
       p.lse[flat_head * p.seq_q + query[r]] = sees_nothing ? -INFINITY_F : lse;
     }
   }
