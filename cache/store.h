@@ -1,45 +1,95 @@
-//===- store.h - The user's cubin directory --------------------------------===//
+//===- store.h - The layers of the cache on disk ---------------------------===//
 //
-// One file an entry. A write publishes a whole file by rename or nothing; a bad read is unlinked,
-// counted and treated as a miss; a directory that cannot be used costs one warning, never a call.
+// The user's directory, then read-only packs. One file an entry. A write publishes a whole file by
+// rename or nothing; a bad read is unlinked, counted and treated as a miss; a directory that cannot
+// be used costs one warning, never a call.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 #include "cache/entry.h"
+#include "cache/lock.h"
+#include "cache/pack.h"
+#include "cache/record.h"
 
 #include <atomic>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 namespace sagebwd {
 
 struct CacheCounters {
-  std::atomic<uint64_t> hits{0}, misses{0}, heals{0}, publish_failures{0};
+  std::atomic<uint64_t> memory_hits{0}; ///< this process had it already
+  std::atomic<uint64_t> hits{0};        ///< from the directory
+  std::atomic<uint64_t> pack_hits{0};
+  std::atomic<uint64_t> misses{0};   ///< in the directory and all packs
+  std::atomic<uint64_t> waits{0};    ///< for another process that was compiling it
+  std::atomic<uint64_t> timeouts{0}; ///< of such waits: it was compiled all the same
+  std::atomic<uint64_t> heals{0};    ///< bad files removed
+  std::atomic<uint64_t> evictions{0};
+  std::atomic<uint64_t> publish_failures{0};
+  std::atomic<uint64_t> compiles{0};
+  std::atomic<uint64_t> compile_us{0}; ///< summed over threads
+};
+
+struct StoreOptions {
+  std::string directory; ///< empty: none
+  std::vector<std::string> packs;
+  uint64_t byte_limit = uint64_t{1} << 30; ///< of the directory's entries; 0: none
+  std::chrono::milliseconds lock_limit{60000};
+
+  /// SAGEBWD_CACHE_DIR (else $XDG_CACHE_HOME/sagebwd, else ~/.cache/sagebwd), SAGEBWD_CACHE_PACKS
+  /// (paths separated by colons), SAGEBWD_CACHE_LIMIT (e.g. 512M; 0: none). Raises
+  /// std::invalid_argument for a limit that is none.
+  static StoreOptions from_environment();
 };
 
 class CacheStore {
 public:
-  /// An empty path means SAGEBWD_CACHE_DIR, else $XDG_CACHE_HOME/sagebwd, else ~/.cache/sagebwd,
-  /// else no directory at all. Nothing is created before the first publish. A directory that
-  /// another user owns or that others may write is refused: a cubin is code.
+  /// Nothing is created before the first publish, no pack opened before the first miss in the
+  /// directory. A directory that another user owns or that others may write is refused: a cubin is
+  /// code.
+  explicit CacheStore(StoreOptions options);
+  /// The environment's options; a directory given here replaces the environment's.
   explicit CacheStore(std::string directory = "");
 
+  /// Raises PackError for a named pack that cannot be used.
   std::optional<CacheEntry> load(const CacheKey&);
-  /// False where it could not be kept; the caller goes on with the bytes it has.
+  /// False where it could not be kept; the caller goes on with the bytes it has. Evicts the least
+  /// recently used entries beyond the byte limit.
   bool publish(const CacheKey&, const CacheEntry&);
+  /// The right to compile a key; see KeyLock. Ends early once the entry is there.
+  KeyLock lock(const CacheKey&);
 
-  const std::string& directory() const { return directory_; }
+  std::optional<TuningRecord> load_record(const CacheKey&);
+  bool publish_record(const TuningRecord&);
+
+  const std::string& directory() const { return options_.directory; }
+  const StoreOptions& options() const { return options_; }
   /// Why the directory is not used, or empty.
   const std::string& disabled_reason() const { return disabled_reason_; }
+  /// In the order in which they are asked. Raises PackError.
+  const std::vector<std::shared_ptr<const Pack>>& packs();
   const CacheCounters& counters() const { return counters_; }
+  CacheCounters& counters() { return counters_; }
 
 private:
-  static std::string file_name(const CacheKey&);
+  std::optional<CacheEntry> find_in_directory(const CacheKey&);
+  std::optional<CacheEntry> find_in_packs(const CacheKey&);
+  void stay_within_limit(uint64_t published_bytes);
   void warn_once(const std::string& what);
 
-  std::string directory_;
+  StoreOptions options_;
   std::string disabled_reason_;
   CacheCounters counters_;
+  UseMarks used_;
+  std::mutex mutex_; ///< of what follows
+  std::vector<std::shared_ptr<const Pack>> packs_;
+  bool packs_open_ = false;
+  uint64_t unscanned_bytes_ = 0; ///< published since the directory was last measured
+  std::optional<uint64_t> measured_bytes_;
   std::atomic<bool> warned_{false};
 };
 

@@ -1,0 +1,33 @@
+//===- eviction.h - Keeping a directory within its limit -------------------===//
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sagebwd {
+
+/// A kept kernel as a listing sees it, without opening it.
+struct KeptFile {
+  std::string digest;
+  uint64_t bytes = 0;
+  std::chrono::system_clock::time_point last_use; ///< our own stamp, not the file system's atime
+};
+/// Compiled kernels in a directory, least recently used first. A stamp in the future (a clock that
+/// jumped) counts as now. Empty for a directory that is not there or is refused.
+std::vector<KeptFile> kept_files(const std::string& directory);
+
+struct PruneResult {
+  uint64_t kept = 0, kept_bytes = 0;
+  uint64_t evicted = 0, evicted_bytes = 0;
+  uint64_t swept = 0; ///< leftovers of writers that were killed
+};
+/// Removes leftovers of dead writers, then the least recently used kernels until those that stay
+/// take at most `byte_limit` bytes (nothing: no limit), and those not used for `unused_for`. Kernels
+/// that a living process uses stay.
+PruneResult prune(const std::string& directory, std::optional<uint64_t> byte_limit,
+                  std::optional<std::chrono::seconds> unused_for = std::nullopt);
+
+} // namespace sagebwd

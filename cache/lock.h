@@ -1,0 +1,48 @@
+//===- lock.h - One byte of a file for each key ----------------------------===//
+//
+// Open-file-description locks on single bytes of one file: they exclude threads as well as
+// processes, vanish with whoever held them, and leave no files behind. A lock is an optimisation,
+// never correctness: where the file system has none, or nobody lets go in time, work goes on.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+namespace sagebwd {
+
+/// Exclusive use of one key while it lives.
+class KeyLock {
+public:
+  /// Waits until the key is free, `limit` has passed, or `enough()`, asked between attempts, says
+  /// that there is nothing to wait for.
+  KeyLock(const std::string& directory, const std::string& digest,
+          std::chrono::milliseconds limit, const std::function<bool()>& enough);
+  ~KeyLock();
+  KeyLock(const KeyLock&) = delete;
+  KeyLock& operator=(const KeyLock&) = delete;
+
+  bool held() const { return held_; }
+  bool waited() const { return waited_; }       ///< someone else held it at first
+  bool timed_out() const { return timed_out_; } ///< and still does
+
+private:
+  int fd_ = -1;
+  bool held_ = false, waited_ = false, timed_out_ = false;
+};
+
+/// Says of keys that this process uses them, while it lives; shared among processes.
+class UseMarks {
+public:
+  ~UseMarks();
+  void mark(const std::string& directory, const std::string& digest);
+  /// Whether any process, this one included, uses a key.
+  static bool used(const std::string& directory, const std::string& digest);
+
+private:
+  int fd_ = -1;
+};
+
+} // namespace sagebwd

@@ -1,0 +1,54 @@
+//===- pack.h - Many entries in one read-only file -------------------------===//
+//
+// What a machine with NVRTC builds for machines that may not compile: compiled kernels and tuning
+// records, one index, one manifest. The same contents give the same bytes, in whatever order they
+// were made.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace sagebwd {
+
+/// A pack that cannot be read or written. The message names the file, says what is wrong with it
+/// and what to do.
+class PackError : public std::runtime_error {
+public:
+  using std::runtime_error::runtime_error;
+};
+
+/// An open pack; thread-safe. Its file may be replaced or removed while it is open.
+class Pack {
+public:
+  /// Reads and checks the header and the index, not the contents: they are checked as they are
+  /// read. Raises PackError: no such file, no pack, another format version, truncated, owned by
+  /// neither this user nor root, or writable by others (a cubin is code).
+  static std::shared_ptr<const Pack> open(const std::string& path);
+  ~Pack();
+  Pack(const Pack&) = delete;
+  Pack& operator=(const Pack&) = delete;
+
+  const std::string& path() const;
+  const std::vector<std::string>& digests() const; ///< of the keys it holds, sorted
+  /// The bytes kept under a key's digest, as they were added; nothing where there are none.
+  /// Raises PackError where the file is shorter than its index says.
+  std::optional<std::string> read(const std::string& digest) const;
+  /// JSON: format, archs, lowest_driver, and of each item its kind ("kernel" or "tuning"), digest,
+  /// bytes, and the fields of its key. Raises PackError where it does not match its checksum.
+  std::string manifest() const;
+
+private:
+  struct File;
+  explicit Pack(std::unique_ptr<File>);
+  std::unique_ptr<File> file_;
+};
+
+/// Publishes a pack of serialized entries and tuning records, whole or not at all. Raises PackError.
+void write_pack(const std::string& path, const std::vector<std::string>& items);
+
+} // namespace sagebwd
