@@ -12,8 +12,8 @@ namespace sagebwd {
 struct CacheEntry {
   std::string kernel_name;
   std::string arch;
-  std::string compiler;      ///< e.g. "nvrtc 13.0 build 36424714"
-  int lowest_driver = 0;     ///< CUDA version of the oldest driver that loads it, e.g. 12080
+  std::string compiler;  ///< e.g. "nvrtc 13.0 build 36424714"
+  int lowest_driver = 0; ///< CUDA version of the oldest driver that loads it, e.g. 12080
   int registers = 0;
   int spill_bytes = 0;
   int shared_bytes = 0;  ///< static and dynamic

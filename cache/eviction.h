@@ -25,8 +25,8 @@ struct PruneResult {
   uint64_t swept = 0; ///< leftovers of writers that were killed
 };
 /// Removes leftovers of dead writers, then the least recently used kernels until those that stay
-/// take at most `byte_limit` bytes (nothing: no limit), and those not used for `unused_for`. Kernels
-/// that a living process uses stay.
+/// take at most `byte_limit` bytes (nothing: no limit), and those not used for `unused_for`.
+/// Kernels that a living process uses stay.
 PruneResult prune(const std::string& directory, std::optional<uint64_t> byte_limit,
                   std::optional<std::chrono::seconds> unused_for = std::nullopt);
 

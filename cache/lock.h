@@ -18,8 +18,8 @@ class KeyLock {
 public:
   /// Waits until the key is free, `limit` has passed, or `enough()`, asked between attempts, says
   /// that there is nothing to wait for.
-  KeyLock(const std::string& directory, const std::string& digest,
-          std::chrono::milliseconds limit, const std::function<bool()>& enough);
+  KeyLock(const std::string& directory, const std::string& digest, std::chrono::milliseconds limit,
+          const std::function<bool()>& enough);
   ~KeyLock();
   KeyLock(const KeyLock&) = delete;
   KeyLock& operator=(const KeyLock&) = delete;

@@ -48,7 +48,8 @@ private:
   std::unique_ptr<File> file_;
 };
 
-/// Publishes a pack of serialized entries and tuning records, whole or not at all. Raises PackError.
+/// Publishes a pack of serialized entries and tuning records, whole or not at all. Raises
+/// PackError.
 void write_pack(const std::string& path, const std::vector<std::string>& items);
 
 } // namespace sagebwd

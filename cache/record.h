@@ -16,9 +16,9 @@ namespace sagebwd {
 
 /// One tile that was tried.
 struct TriedTile {
-  std::string tile;    ///< as to_string(TileConfig) prints it
-  std::string outcome; ///< "timed", or why it dropped out: "crashed", "hung", "wrong", ...
-  std::string detail;  ///< of the outcome, for people
+  std::string tile;       ///< as to_string(TileConfig) prints it
+  std::string outcome;    ///< "timed", or why it dropped out: "crashed", "hung", "wrong", ...
+  std::string detail;     ///< of the outcome, for people
   std::vector<double> ms; ///< every timing, in the order taken
   double median_ms = 0, mad_ms = 0;
 };

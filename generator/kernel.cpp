@@ -75,6 +75,34 @@ std::string kernel_name(const KernelSpec& k) {
   return name;
 }
 
+std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
+  const AttentionSpec& s = k.attention;
+  const auto yes_no = [](bool value) { return std::string(value ? "yes" : "no"); };
+  std::vector<std::pair<std::string, std::string>> fields = {
+      {"kind", std::string(to_string(k.kind))},
+      {"pass", std::string(to_string(k.pass))},
+      {"head_dim", std::to_string(s.head_dim)},
+      {"dtype", std::string(to_string(s.dtype))},
+      {"causal", std::string(to_string(s.causal))},
+      {"granularity", std::string(to_string(s.granularity))},
+      {"precision", std::string(to_string(s.precision))},
+      {"smooth_k", yes_no(s.smooth_k)},
+      {"rotate", yes_no(s.rotate)},
+      {"deterministic", yes_no(s.deterministic)},
+      {"group_q", std::to_string(s.group_q)},
+      {"group_kv", std::to_string(s.group_kv)},
+  };
+  if (is_attention(k.kind)) {
+    fields.emplace_back("family", to_string(k.tile.family));
+    fields.emplace_back("block_q", std::to_string(k.tile.block_q));
+    fields.emplace_back("block_kv", std::to_string(k.tile.block_kv));
+    fields.emplace_back("warps", std::to_string(k.tile.warps));
+    fields.emplace_back("stages", std::to_string(k.tile.stages));
+    fields.emplace_back("blocks_per_sm", std::to_string(k.tile.blocks_per_sm));
+  }
+  return fields;
+}
+
 int shared_bytes(KernelKind kind, const AttentionSpec& s, const TileConfig& t) {
   const int d = s.head_dim, tokens = 64;
   const bool block = s.granularity == Granularity::block;

@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace sagebwd {
@@ -61,6 +62,10 @@ struct KernelSpec {
 /// Unique among all kernels of all specs and a C identifier, e.g.
 /// "sagebwd_forward_d128_bf16_causal_row64x128_wgmma_64x128_w4_s1_b2".
 std::string kernel_name(const KernelSpec&);
+
+/// The fields of a spec one by one, as text, without the architecture: what a cache key shows of
+/// it. Kernels of equal fields have equal sources.
+std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec&);
 
 /// The generated source and what its launch needs.
 struct KernelSource {

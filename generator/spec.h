@@ -63,6 +63,7 @@ struct Arch {
   int major;             ///< compute capability
   int minor;
   int max_shared_bytes; ///< the most shared memory one block may use
+  int first_cuda;       ///< the first CUDA version whose driver and NVRTC know it, e.g. 12080
   int registers_per_sm = 65536;
 
   bool operator==(const Arch& other) const { return name == other.name; }
