@@ -124,9 +124,6 @@ int shared_bytes(KernelKind kind, const AttentionSpec& s, const TileConfig& t) {
   }
 }
 
-namespace {
-
-/// Why a tile cannot be built for a kernel, or empty.
 std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig& t,
                       const Arch& arch) {
   const bool keys = kind == KernelKind::backward_dkv;
@@ -151,6 +148,8 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
            std::string(arch.name) + " has " + std::to_string(arch.max_shared_bytes) + " per block";
   return "";
 }
+
+namespace {
 
 /// The spec as one kernel sees it: what it does not depend on is set to one value, so that specs
 /// share kernels. Where the causal diagonal lies is an argument.

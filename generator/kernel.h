@@ -80,6 +80,8 @@ KernelSource emit(const KernelSpec&);
 
 /// A sound tile for a kernel on an architecture, without tuning. Raises SpecError where none fits.
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
+/// Why a kernel's tile cannot be built, or empty. The spec must be resolved.
+std::string objection(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
 /// Raises SpecError where a kernel's tile cannot be built, and says why.
 void check_tile(const KernelSpec&);
 /// Dynamic shared memory of a kernel with this tile.

@@ -1,0 +1,125 @@
+//===- space_test.cpp - The tiles worth trying -----------------------------===//
+
+#include "generator/space.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+using namespace sagebwd;
+
+namespace {
+
+constexpr KernelKind kKinds[] = {KernelKind::forward, KernelKind::backward_dq,
+                                 KernelKind::backward_dkv};
+
+using Visit = std::function<void(KernelKind, const AttentionSpec&, const Arch&,
+                                 const std::vector<TileConfig>&)>;
+
+/// Every architecture, kernel and option that shapes a tile. Counts those without any tile.
+int for_each_space(const Visit& visit) {
+  int without = 0;
+  for (const Arch& arch : all_archs())
+    for (int head_dim : {64, 128})
+      for (Granularity granularity : {Granularity::row, Granularity::block})
+        for (Precision precision : {Precision::six_of_seven, Precision::qk16})
+          for (KernelKind kind : kKinds) {
+            AttentionSpec spec;
+            spec.head_dim = head_dim;
+            spec.granularity = granularity;
+            spec.precision = precision;
+            spec = resolved(spec, arch);
+            SCOPED_TRACE(to_string(spec) + " " + std::string(to_string(kind)) + " " +
+                         std::string(arch.name));
+            try {
+              visit(kind, spec, arch, tiles_worth_trying(kind, spec, arch));
+            } catch (const SpecError&) {
+              EXPECT_THROW(default_tile(kind, spec, arch), SpecError);
+              ++without;
+            }
+          }
+  return without;
+}
+
+TEST(Space, TheDefaultComesFirstAndEveryTileCanBeBuilt) {
+  const int without = for_each_space([](KernelKind kind, const AttentionSpec& spec,
+                                        const Arch& arch, const std::vector<TileConfig>& tiles) {
+    ASSERT_FALSE(tiles.empty());
+    EXPECT_EQ(tiles.front(), default_tile(kind, spec, arch));
+    for (const TileConfig& tile : tiles) {
+      EXPECT_EQ(objection(kind, spec, tile, arch), "") << to_string(tile);
+      EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1) << to_string(tile);
+    }
+  });
+  EXPECT_LE(without, 4); // 99 KB do not hold D 128, 16-bit Q, under `block`
+}
+
+TEST(Space, TheBlocksOfAnSmFitItsMemory) {
+  // The CUDA C++ Programming Guide's table of technical specifications, KB of shared memory per SM.
+  const auto capacity = [](const Arch& arch) {
+    const int version = 10 * arch.major + arch.minor;
+    return 1024 * (version == 80 || version == 87                     ? 164
+                   : version == 86 || version == 89 || version >= 120 ? 100
+                                                                      : 228);
+  };
+  for_each_space([&](KernelKind kind, const AttentionSpec& spec, const Arch& arch,
+                     const std::vector<TileConfig>& tiles) {
+    for (size_t i = 1; i < tiles.size(); ++i) {
+      const TileConfig& t = tiles[i];
+      EXPECT_LE(t.blocks_per_sm * (shared_bytes(kind, spec, t) + 1024), capacity(arch))
+          << to_string(t);
+      // Accumulators of the output alone: less than a thread's share of the registers.
+      const int outputs = (kind == KernelKind::backward_dkv ? 2 : 1) * spec.head_dim / 2;
+      EXPECT_LT(outputs * 32 * t.warps * t.blocks_per_sm, 65536) << to_string(t);
+    }
+  });
+}
+
+TEST(Space, NoTwoTilesGiveTheSameCode) {
+  for_each_space(
+      [](KernelKind, const AttentionSpec&, const Arch&, const std::vector<TileConfig>& tiles) {
+        std::set<std::string> seen;
+        for (TileConfig t : tiles) {
+          const int registers = std::min(255, 65536 / (32 * t.warps * t.blocks_per_sm) / 8 * 8);
+          t.blocks_per_sm = 0;
+          EXPECT_TRUE(seen.insert(to_string(t) + std::to_string(registers)).second) << to_string(t);
+        }
+      });
+}
+
+TEST(Space, HopperChoosesBetweenFamiliesAndOthersDoNot) {
+  for_each_space(
+      [](KernelKind, const AttentionSpec&, const Arch& arch, const std::vector<TileConfig>& tiles) {
+        std::set<Family> families;
+        for (const TileConfig& tile : tiles)
+          families.insert(tile.family);
+        EXPECT_EQ(families.size(), arch.name == "sm_90a" ? 2u : 1u);
+      });
+}
+
+TEST(Space, OffersAChoiceWhereThereIsRoom) {
+  const Arch& hopper = find_arch("sm_90a");
+  for (int head_dim : {64, 128})
+    for (KernelKind kind : kKinds) {
+      AttentionSpec spec;
+      spec.head_dim = head_dim;
+      EXPECT_GE(tiles_worth_trying(kind, resolved(spec, hopper), hopper).size(), 6u);
+    }
+}
+
+TEST(Space, IsTheSameEveryTime) {
+  const Arch& arch = find_arch("sm_89");
+  const AttentionSpec spec = resolved(AttentionSpec(), arch);
+  EXPECT_EQ(tiles_worth_trying(KernelKind::forward, spec, arch),
+            tiles_worth_trying(KernelKind::forward, spec, arch));
+}
+
+TEST(Space, KernelsWithoutATileHaveNone) {
+  const Arch& arch = find_arch("sm_80");
+  for (KernelKind kind : {KernelKind::key_mean, KernelKind::quantize_q, KernelKind::quantize_dout})
+    EXPECT_TRUE(tiles_worth_trying(kind, resolved(AttentionSpec()), arch).empty());
+}
+
+} // namespace
