@@ -1,18 +1,15 @@
 //===- directory.cpp - Whole files in a private directory ------------------===//
 
 #include "cache/directory.h"
+#include "cache/posix.h"
 
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FileSystem.h"
 
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
-#include <fcntl.h>
+#include <ctime>
 #include <filesystem>
 #include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 namespace sagebwd {
 
@@ -21,33 +18,10 @@ namespace {
 /// No cubin comes near it; a sparse file of terabytes must not end the process.
 constexpr off_t kLongestFile = off_t(256) << 20;
 
-class Descriptor {
-public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0)
-      ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  explicit operator bool() const { return fd_ >= 0; }
-  int get() const { return fd_; }
-  /// File systems may report a failed write only here.
-  bool close() {
-    int result = ::close(fd_);
-    fd_ = -1;
-    return result == 0;
-  }
+/// Stamps younger than this are left as they are: a hit need not write.
+constexpr time_t kStampSeconds = 600;
 
-private:
-  int fd_;
-};
-
-int open_directory(const std::string& path) {
-  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-}
-
-std::string error_text(int error) { return std::strerror(error); }
+constexpr const char* kTemporary = ".tmp-";
 
 /// Of an open directory, so that what is checked is what is used.
 std::string reason_to_refuse(int fd, const std::string& path) {
@@ -90,17 +64,44 @@ bool read_all(int fd, size_t size, std::string& bytes) {
 }
 
 /// Unique among threads, processes, and hosts that share the file system.
-std::string temporary_name() {
+std::string unique_name(const std::string& prefix) {
   uint64_t random = 0;
   if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
     random = reinterpret_cast<uintptr_t>(&random); // O_EXCL decides in any case
-  return ".tmp-" + std::to_string(::getpid()) + "-" + llvm::utohexstr(random, /*LowerCase=*/true);
+  return prefix + std::to_string(::getpid()) + "-" + llvm::utohexstr(random, /*LowerCase=*/true);
 }
 
 void remove_at(int directory, const std::string& name) {
-  // rmdir takes an empty directory only; a full one stays and is a miss for ever.
-  if (::unlinkat(directory, name.c_str(), 0) != 0 && (errno == EISDIR || errno == EPERM))
-    ::unlinkat(directory, name.c_str(), AT_REMOVEDIR);
+  if (::unlinkat(directory, name.c_str(), 0) == 0 || (errno != EISDIR && errno != EPERM))
+    return;
+  // rmdir takes an empty directory only. What a full one holds is not ours to delete.
+  if (::unlinkat(directory, name.c_str(), AT_REMOVEDIR) != 0)
+    ::renameat(directory, name.c_str(), directory, unique_name(name + ".aside-").c_str());
+}
+
+/// Our own stamp: a file's atime depends on mount options, its mtime is nobody else's here.
+void stamp_use(int file, const struct stat& info) {
+  time_t age = ::time(nullptr) - info.st_mtime;
+  if (age < 0 || age > kStampSeconds)
+    ::futimens(file, nullptr); // fails on a read-only file system, where nothing is evicted either
+}
+
+/// Empty, or why it failed; `swept` where a sweep took the file before its writer had locked it.
+std::string write_and_rename(int directory, const std::string& name, const std::string& bytes,
+                             bool& swept) {
+  std::string temporary = unique_name(kTemporary);
+  Descriptor file(
+      ::openat(directory, temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file)
+    return "a file cannot be created: " + error_text(errno);
+  bool locked = lock_byte(file.get(), F_WRLCK, 0) != LockStatus::busy;
+  if (locked && write_all(file.get(), bytes) && ::fsync(file.get()) == 0 &&
+      ::renameat(directory, temporary.c_str(), directory, name.c_str()) == 0)
+    return file.close() ? "" : "it cannot be written: " + error_text(errno);
+  int error = errno;
+  swept = !locked || error == ENOENT;
+  ::unlinkat(directory, temporary.c_str(), 0);
+  return "it cannot be written: " + error_text(error);
 }
 
 } // namespace
@@ -111,6 +112,8 @@ std::string default_cache_directory() {
     return std::string(value ? value : "");
   };
   if (std::string path = variable("SAGEBWD_CACHE_DIR"); !path.empty()) {
+    if (path.rfind("~/", 0) == 0 && !variable("HOME").empty()) // quoted, so no shell expanded it
+      path = variable("HOME") + path.substr(1);
     std::error_code error;
     std::filesystem::path absolute = std::filesystem::absolute(path, error);
     return error ? path : absolute.string();
@@ -124,7 +127,7 @@ std::string default_cache_directory() {
 }
 
 std::string reason_to_refuse(const std::string& path) {
-  Descriptor directory(open_directory(path));
+  Descriptor directory = open_directory(path);
   if (directory)
     return reason_to_refuse(directory.get(), path);
   if (errno == ENOENT)
@@ -133,7 +136,7 @@ std::string reason_to_refuse(const std::string& path) {
 }
 
 ReadStatus read_file(const std::string& path, const std::string& name, std::string& bytes) {
-  Descriptor directory(open_directory(path));
+  Descriptor directory = open_directory(path);
   if (!directory || !reason_to_refuse(directory.get(), path).empty())
     return ReadStatus::absent;
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
@@ -148,39 +151,75 @@ ReadStatus read_file(const std::string& path, const std::string& name, std::stri
     remove_at(directory.get(), name);
     return ReadStatus::removed;
   }
-  return read_all(file.get(), static_cast<size_t>(info.st_size), bytes) ? ReadStatus::ok
-                                                                        : ReadStatus::absent;
+  if (!read_all(file.get(), static_cast<size_t>(info.st_size), bytes))
+    return ReadStatus::absent;
+  stamp_use(file.get(), info);
+  return ReadStatus::ok;
+}
+
+bool file_exists(const std::string& path, const std::string& name) {
+  struct stat info;
+  return ::lstat((path + "/" + name).c_str(), &info) == 0;
 }
 
 void remove_file(const std::string& path, const std::string& name) {
-  Descriptor directory(open_directory(path));
+  Descriptor directory = open_directory(path);
   if (directory)
     remove_at(directory.get(), name);
 }
 
-std::string publish_file(const std::string& path, const std::string& name,
-                         const std::string& bytes) {
+std::string make_private_directory(const std::string& path) {
   if (std::error_code error = llvm::sys::fs::create_directories(path, /*IgnoreExisting=*/true,
                                                                 llvm::sys::fs::perms::owner_all))
     return path + " cannot be created: " + error.message();
-  Descriptor directory(open_directory(path));
+  return reason_to_refuse(path);
+}
+
+std::string publish_file(const std::string& path, const std::string& name,
+                         const std::string& bytes) {
+  if (std::string reason = make_private_directory(path); !reason.empty())
+    return reason;
+  Descriptor directory = open_directory(path);
   if (!directory)
     return path + " cannot be opened: " + error_text(errno);
   if (std::string reason = reason_to_refuse(directory.get(), path); !reason.empty())
     return reason;
 
-  std::string temporary = temporary_name();
-  Descriptor file(::openat(directory.get(), temporary.c_str(),
-                           O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
-  if (!file)
-    return "a file cannot be created in " + path + ": " + error_text(errno);
-  if (!write_all(file.get(), bytes) || ::fsync(file.get()) != 0 || !file.close() ||
-      ::renameat(directory.get(), temporary.c_str(), directory.get(), name.c_str()) != 0) {
-    int error = errno;
-    ::unlinkat(directory.get(), temporary.c_str(), 0);
-    return name + " cannot be written in " + path + ": " + error_text(error);
+  std::string problem;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    bool swept = false;
+    problem = write_and_rename(directory.get(), name, bytes, swept);
+    if (problem.empty())
+      return "";
+    if (!swept)
+      break;
   }
-  return "";
+  return name + " is not kept in " + path + ": " + problem;
+}
+
+uint64_t sweep_leftovers(const std::string& path) {
+  Descriptor directory = open_directory(path);
+  if (!directory || !reason_to_refuse(directory.get(), path).empty())
+    return 0;
+  uint64_t swept = 0;
+  std::error_code ignored;
+  for (const auto& item : std::filesystem::directory_iterator(path, ignored)) {
+    std::string name = item.path().filename();
+    if (name.rfind(kTemporary, 0) != 0)
+      continue;
+    Descriptor file(
+        ::openat(directory.get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat info;
+    if (!file || ::fstat(file.get(), &info) != 0)
+      continue;
+    LockStatus lock = lock_byte(file.get(), F_WRLCK, 0);
+    // Without locks, a writer that takes a day is none.
+    bool dead = lock == LockStatus::taken ||
+                (lock == LockStatus::unavailable && ::time(nullptr) - info.st_mtime > 24 * 3600);
+    if (dead && ::unlinkat(directory.get(), name.c_str(), 0) == 0)
+      ++swept;
+  }
+  return swept;
 }
 
 } // namespace sagebwd

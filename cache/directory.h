@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace sagebwd {
@@ -23,14 +24,26 @@ enum class ReadStatus {
   absent,  ///< nothing there, or it cannot be read now
   removed, ///< a link, a directory, another user's file or the like was there
 };
+/// Stamps the file's last use.
 ReadStatus read_file(const std::string& directory, const std::string& name, std::string& bytes);
 
-/// Best effort.
+/// Whether a name is there, whatever it is.
+bool file_exists(const std::string& directory, const std::string& name);
+
+/// Best effort. A directory that holds something is moved aside instead.
 void remove_file(const std::string& directory, const std::string& name);
 
-/// Creates the directory (0700) if needed; writes a unique file beside the name, syncs it and
-/// renames it. Returns why it failed, or empty.
+/// Creates the directory (0700, and its parents) if needed. Returns why it cannot be used, or
+/// empty.
+std::string make_private_directory(const std::string& directory);
+
+/// Makes the directory if needed; writes a unique file beside the name, syncs it and renames it.
+/// The writer holds a lock on the unique file, so that leftovers of dead writers can be told from
+/// files that are being written. Returns why it failed, or empty.
 std::string publish_file(const std::string& directory, const std::string& name,
                          const std::string& bytes);
+
+/// Removes what writers that were killed left behind; says how many files.
+uint64_t sweep_leftovers(const std::string& directory);
 
 } // namespace sagebwd

@@ -10,9 +10,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "cache/entry.h"
+#include "cache/bounded_json.h"
 #include "cache/llvm_compat.h"
 
-#include "llvm/Support/JSON.h"
 #include "llvm/Support/raw_ostream.h"
 
 namespace sagebwd {
@@ -20,15 +20,12 @@ namespace sagebwd {
 namespace {
 
 constexpr llvm::StringLiteral kMagic("SAGEBWDK");
-constexpr uint32_t kFormatVersion = 1;
+constexpr uint32_t kFormatVersion = 2;
 constexpr size_t kVersionOffset = 8;
 constexpr size_t kChecksumOffset = 12;
 constexpr size_t kBodyOffset = 44;
 constexpr size_t kJsonOffset = 48;
 static_assert(kMagic.size() == kVersionOffset);
-
-/// Longer key fields (the source) are shown by their digest: the file need not carry them twice.
-constexpr size_t kLongestClearField = 1024;
 
 std::string little_endian(uint32_t value) {
   std::string bytes;
@@ -56,23 +53,15 @@ std::string utf8(const std::string& text) {
   return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
 }
 
-llvm::json::Object describe(const CacheKey& key) {
-  llvm::json::Object fields;
-  for (const auto& [label, value] : key.fields)
-    fields[utf8(label)] =
-        value.size() <= kLongestClearField ? utf8(value) : "sha256:" + sha256_hex(value);
-  return llvm::json::Object{{"digest", key.digest}, {"fields", std::move(fields)}};
-}
-
 std::string print(const CacheKey& key, const CacheEntry& entry) {
   // An object prints its members sorted by name: the same entry, the same bytes.
   llvm::json::Value value = llvm::json::Object{
-      {"key", describe(key)},
+      {"digest", key.digest},
+      {"fields", json_of_fields(key.fields)},
       {"kernel", utf8(entry.kernel_name)},
       {"arch", utf8(entry.arch)},
       {"compiler", utf8(entry.compiler)},
-      {"source_sha256", utf8(entry.source_digest)},
-      {"options", utf8(entry.options)},
+      {"lowest_driver", entry.lowest_driver},
       {"registers", entry.registers},
       {"spill_bytes", entry.spill_bytes},
       {"shared_bytes", entry.shared_bytes},
@@ -84,9 +73,9 @@ std::string print(const CacheKey& key, const CacheEntry& entry) {
 }
 
 bool read(const llvm::json::Object& object, llvm::StringRef name, std::string& out) {
-  auto text = llvm_compat::to_optional<llvm::StringRef>(object.getString(name));
+  auto text = text_of(object, name);
   if (text)
-    out = text->str();
+    out = std::move(*text);
   return text.has_value();
 }
 
@@ -95,6 +84,72 @@ bool read(const llvm::json::Object& object, llvm::StringRef name, int& out) {
   if (number)
     out = static_cast<int>(*number);
   return number.has_value();
+}
+
+/// The parts of a file whose checksum is right; the JSON is not parsed yet.
+struct Parts {
+  llvm::StringRef json, cubin;
+};
+
+/// Why the bytes are no whole file, or empty.
+const char* split(llvm::StringRef bytes, Parts& parts) {
+  if (bytes.size() < kJsonOffset)
+    return "it is shorter than an entry's header";
+  if (bytes.substr(0, kMagic.size()) != kMagic)
+    return "it is no sagebwd entry";
+  if (read_little_endian(bytes.data() + kVersionOffset) != kFormatVersion)
+    return "it has another format version";
+  if (bytes.substr(kChecksumOffset, kBodyOffset - kChecksumOffset) !=
+      checksum_of(bytes.substr(kBodyOffset)))
+    return "its checksum does not match: it is truncated or corrupt";
+  size_t json_size = read_little_endian(bytes.data() + kBodyOffset);
+  if (json_size > bytes.size() - kJsonOffset)
+    return "its JSON is longer than the file";
+  parts = {bytes.substr(kJsonOffset, json_size), bytes.substr(kJsonOffset + json_size)};
+  return "";
+}
+
+const char* read(const llvm::json::Object& object, llvm::StringRef cubin, CacheEntry& entry) {
+  int cubin_bytes = 0;
+  if (!read(object, "kernel", entry.kernel_name) || !read(object, "arch", entry.arch) ||
+      !read(object, "compiler", entry.compiler) ||
+      !read(object, "lowest_driver", entry.lowest_driver) ||
+      !read(object, "registers", entry.registers) ||
+      !read(object, "spill_bytes", entry.spill_bytes) ||
+      !read(object, "shared_bytes", entry.shared_bytes) ||
+      !read(object, "cubin_bytes", cubin_bytes))
+    return "its JSON lacks a field";
+  if (cubin.size() != static_cast<size_t>(cubin_bytes))
+    return "its cubin has another length than its JSON says";
+  entry.cubin = cubin.str();
+  return "";
+}
+
+/// Why the bytes are no entry, or empty. Without `key`, of whatever key.
+std::string read(const std::string& bytes, const CacheKey* key, StoredEntry& stored) {
+  Parts parts;
+  if (const char* why = split(bytes, parts); *why)
+    return why;
+  // From here on the bytes are what someone meant to write.
+  std::optional<llvm::json::Value> parsed = parse_bounded_json(parts.json);
+  const llvm::json::Object* object = parsed ? parsed->getAsObject() : nullptr;
+  if (!object)
+    return "its JSON does not parse";
+  std::string digest;
+  if (!read(*object, "digest", digest))
+    return "its JSON holds no key";
+  if (key) { // found under the key's name: nothing but the digest needs to be compared
+    if (digest != key->digest)
+      return "it is the entry of another key";
+  } else {
+    auto fields = fields_of_json(object->getObject("fields"));
+    if (!fields)
+      return "its JSON holds no key";
+    stored.key = make_key(std::move(*fields));
+    if (digest != stored.key.digest)
+      return "its digest is not that of its fields";
+  }
+  return read(*object, parts.cubin, stored.entry);
 }
 
 } // namespace
@@ -107,53 +162,19 @@ std::string serialize(const CacheKey& key, const CacheEntry& entry) {
 
 std::optional<CacheEntry> deserialize(const std::string& bytes, const CacheKey& key,
                                       std::string* why) {
-  auto reject = [&](const char* reason) -> std::optional<CacheEntry> {
-    if (why)
-      *why = reason;
-    return std::nullopt;
-  };
-  if (bytes.size() < kJsonOffset)
-    return reject("it is shorter than an entry's header");
-  llvm::StringRef all(bytes);
-  if (all.substr(0, kMagic.size()) != kMagic)
-    return reject("it is no sagebwd entry");
-  if (read_little_endian(bytes.data() + kVersionOffset) != kFormatVersion)
-    return reject("it has another format version");
-  llvm::StringRef checksum = all.substr(kChecksumOffset, kBodyOffset - kChecksumOffset);
-  if (checksum != checksum_of(all.substr(kBodyOffset)))
-    return reject("its checksum does not match: it is truncated or corrupt");
+  StoredEntry stored;
+  std::string problem = read(bytes, &key, stored);
+  if (why)
+    *why = problem;
+  return problem.empty() ? std::optional(std::move(stored.entry)) : std::nullopt;
+}
 
-  // From here on the bytes are what some version of this library wrote.
-  size_t json_size = read_little_endian(bytes.data() + kBodyOffset);
-  if (json_size > bytes.size() - kJsonOffset)
-    return reject("its JSON is longer than the file");
-  llvm::Expected<llvm::json::Value> parsed = llvm::json::parse(all.substr(kJsonOffset, json_size));
-  if (!parsed) {
-    llvm::consumeError(parsed.takeError());
-    return reject("its JSON does not parse");
-  }
-  const llvm::json::Object* object = parsed->getAsObject();
-  const llvm::json::Object* stored_key = object ? object->getObject("key") : nullptr;
-  std::string digest;
-  if (!stored_key || !read(*stored_key, "digest", digest))
-    return reject("its JSON holds no key");
-  if (digest != key.digest)
-    return reject("it is the entry of another key");
-
-  CacheEntry entry;
-  int cubin_bytes = 0;
-  if (!read(*object, "kernel", entry.kernel_name) || !read(*object, "arch", entry.arch) ||
-      !read(*object, "compiler", entry.compiler) ||
-      !read(*object, "source_sha256", entry.source_digest) ||
-      !read(*object, "options", entry.options) || !read(*object, "registers", entry.registers) ||
-      !read(*object, "spill_bytes", entry.spill_bytes) ||
-      !read(*object, "shared_bytes", entry.shared_bytes) ||
-      !read(*object, "cubin_bytes", cubin_bytes))
-    return reject("its JSON lacks a field");
-  entry.cubin = bytes.substr(kJsonOffset + json_size);
-  if (entry.cubin.size() != static_cast<size_t>(cubin_bytes))
-    return reject("its cubin has another length than its JSON says");
-  return entry;
+std::optional<StoredEntry> inspect_entry(const std::string& bytes, std::string* why) {
+  StoredEntry stored;
+  std::string problem = read(bytes, nullptr, stored);
+  if (why)
+    *why = problem;
+  return problem.empty() ? std::optional(std::move(stored)) : std::nullopt;
 }
 
 } // namespace sagebwd

@@ -1,7 +1,9 @@
-//===- key.cpp - The name of a compiled kernel -----------------------------===//
+//===- key.cpp - The name of a cached thing --------------------------------===//
 
-#include "cache/entry.h"
+#include "cache/key.h"
 #include "cache/llvm_compat.h"
+
+#include <algorithm>
 
 namespace sagebwd {
 
@@ -18,7 +20,15 @@ void update(llvm::SHA256& hash, const std::string& text) {
 
 } // namespace
 
+std::string CacheKey::operator[](const std::string& label) const {
+  for (const auto& [name, value] : fields)
+    if (name == label)
+      return value;
+  return "";
+}
+
 CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields) {
+  std::sort(fields.begin(), fields.end());
   llvm::SHA256 hash;
   for (const auto& [label, value] : fields) {
     update(hash, label);
@@ -31,6 +41,10 @@ std::string sha256_hex(const std::string& text) {
   llvm::SHA256 hash;
   hash.update(llvm::StringRef(text));
   return llvm_compat::hex(llvm_compat::finish(hash));
+}
+
+bool is_digest(const std::string& text) {
+  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
 } // namespace sagebwd

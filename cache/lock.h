@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <string>
 
 namespace sagebwd {
@@ -29,11 +30,13 @@ public:
   bool timed_out() const { return timed_out_; } ///< and still does
 
 private:
+  static constexpr std::chrono::milliseconds kLongestPause{20};
+
   int fd_ = -1;
   bool held_ = false, waited_ = false, timed_out_ = false;
 };
 
-/// Says of keys that this process uses them, while it lives; shared among processes.
+/// Says of keys that this process uses them, for as long as it lives. Thread-safe.
 class UseMarks {
 public:
   ~UseMarks();
@@ -42,6 +45,7 @@ public:
   static bool used(const std::string& directory, const std::string& digest);
 
 private:
+  std::mutex mutex_;
   int fd_ = -1;
 };
 

@@ -1,49 +1,201 @@
-//===- store.cpp - The user's cubin directory ------------------------------===//
+//===- store.cpp - The layers of the cache on disk -------------------------===//
 
 #include "cache/store.h"
 #include "cache/directory.h"
+#include "cache/eviction.h"
 
+#include <charconv>
 #include <cstdio>
+#include <cstdlib>
 
 namespace sagebwd {
 
-CacheStore::CacheStore(std::string directory)
-    : directory_(directory.empty() ? default_cache_directory() : std::move(directory)) {
-  if (directory_.empty())
-    disabled_reason_ = "none of SAGEBWD_CACHE_DIR, XDG_CACHE_HOME and HOME names a directory";
-  else
-    disabled_reason_ = reason_to_refuse(directory_);
+namespace {
+
+std::string kernel_file(const CacheKey& key) { return key.digest + ".kernel"; }
+std::string record_file(const CacheKey& key) { return key.digest + ".tuning"; }
+
+uint64_t parse_limit(const std::string& text) {
+  uint64_t number = 0;
+  auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(stop, text.data() + text.size());
+  int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
+  if (error != std::errc() || shift < 0 || number > (UINT64_MAX >> shift))
+    throw std::invalid_argument("SAGEBWD_CACHE_LIMIT is '" + text +
+                                "'; it takes a number of bytes, with K, M or G if you like, such "
+                                "as 512M, or 0 for no limit");
+  return number << shift;
+}
+
+StoreOptions options_for(std::string directory) {
+  StoreOptions options = StoreOptions::from_environment();
+  if (!directory.empty())
+    options.directory = std::move(directory);
+  return options;
+}
+
+} // namespace
+
+std::vector<std::pair<const char*, uint64_t>> listed(const CacheCounters& c) {
+  return {{"memory_hits", c.memory_hits},
+          {"hits", c.hits},
+          {"pack_hits", c.pack_hits},
+          {"misses", c.misses},
+          {"waits", c.waits},
+          {"timeouts", c.timeouts},
+          {"heals", c.heals},
+          {"evictions", c.evictions},
+          {"publish_failures", c.publish_failures},
+          {"compiles", c.compiles},
+          {"compile_us", c.compile_us}};
+}
+
+std::string to_string(const CacheCounters& counters) {
+  std::string text;
+  for (const auto& [name, value] : listed(counters))
+    text += (text.empty() ? "" : " ") + std::string(name) + "=" + std::to_string(value);
+  return text;
+}
+
+StoreOptions StoreOptions::from_environment() {
+  StoreOptions options;
+  options.directory = default_cache_directory();
+  if (const char* limit = std::getenv("SAGEBWD_CACHE_LIMIT"); limit && *limit)
+    options.byte_limit = parse_limit(limit);
+  const char* packs = std::getenv("SAGEBWD_CACHE_PACKS");
+  for (std::string rest = packs ? packs : ""; !rest.empty();) {
+    size_t end = rest.find(':');
+    if (end != 0)
+      options.packs.push_back(rest.substr(0, end));
+    rest = end == std::string::npos ? "" : rest.substr(end + 1);
+  }
+  return options;
+}
+
+CacheStore::CacheStore(std::string directory) : CacheStore(options_for(std::move(directory))) {}
+
+CacheStore::CacheStore(StoreOptions options) : options_(std::move(options)) {
+  disabled_reason_ = options_.directory.empty()
+                         ? "none of SAGEBWD_CACHE_DIR, XDG_CACHE_HOME and HOME names a directory"
+                         : reason_to_refuse(options_.directory);
 }
 
 std::optional<CacheEntry> CacheStore::load(const CacheKey& key) {
-  auto miss = [&]() -> std::optional<CacheEntry> {
-    ++counters_.misses;
-    return std::nullopt;
-  };
-  if (!disabled_reason_.empty()) {
-    warn_once(disabled_reason_);
-    return miss();
+  if (std::optional<CacheEntry> entry = find_in_directory(key)) {
+    ++counters_.hits;
+    return entry;
   }
+  if (std::optional<CacheEntry> entry = find_in_packs(key)) {
+    ++counters_.pack_hits;
+    return entry;
+  }
+  ++counters_.misses;
+  return std::nullopt;
+}
 
-  std::string name = file_name(key), bytes;
-  ReadStatus status = read_file(directory_, name, bytes);
+std::optional<CacheEntry> CacheStore::load_again(const CacheKey& key) {
+  std::optional<CacheEntry> entry = find_in_directory(key);
+  counters_.hits += entry.has_value();
+  return entry;
+}
+
+std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key) {
+  if (!disabled_reason_.empty())
+    return std::nullopt;
+  std::string bytes;
+  ReadStatus status = read_file(directory(), kernel_file(key), bytes);
   if (status == ReadStatus::absent)
-    return miss();
+    return std::nullopt;
   if (status == ReadStatus::ok) {
     if (std::optional<CacheEntry> entry = deserialize(bytes, key)) {
-      ++counters_.hits;
+      used_.mark(directory(), key.digest);
       return entry;
     }
-    remove_file(directory_, name);
+    remove_file(directory(), kernel_file(key));
   }
   ++counters_.heals; // what was there is gone: the next publish takes its place
-  return miss();
+  return std::nullopt;
+}
+
+std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key) {
+  for (const std::shared_ptr<const Pack>& pack : packs()) {
+    std::optional<std::string> bytes = pack->read(key.digest);
+    if (!bytes)
+      continue;
+    std::string why;
+    if (std::optional<CacheEntry> entry = deserialize(*bytes, key, &why))
+      return entry;
+    throw PackError(pack->path() + ": the kernel " + key.digest + " in it is bad: " + why +
+                    "; 'sagebwd cache verify --pack' lists what else is; copy or build it again");
+  }
+  return std::nullopt;
 }
 
 bool CacheStore::publish(const CacheKey& key, const CacheEntry& entry) {
+  const std::string bytes = serialize(key, entry);
   std::string problem = disabled_reason_;
   if (problem.empty())
-    problem = publish_file(directory_, file_name(key), serialize(key, entry));
+    problem = publish_file(directory(), kernel_file(key), bytes);
+  if (!problem.empty()) {
+    ++counters_.publish_failures;
+    warn_once(problem);
+    return false;
+  }
+  used_.mark(directory(), key.digest);
+  stay_within_limit(bytes.size());
+  return true;
+}
+
+void CacheStore::stay_within_limit(uint64_t published_bytes) {
+  std::lock_guard lock(mutex_);
+  // Others publish too, so the estimate is renewed now and then.
+  constexpr int kPublishesBetweenScans = 64;
+  estimated_bytes_ += published_bytes;
+  const uint64_t limit = options_.byte_limit;
+  const bool over = limit > 0 && estimated_bytes_ > limit;
+  if (!over && publishes_++ % kPublishesBetweenScans != 0)
+    return;
+  PruneResult result = prune(directory(), std::nullopt);
+  if (limit > 0 && result.kept_bytes > limit) // a tenth of room, not to prune at every publish
+    result = prune(directory(), limit - limit / 10);
+  counters_.evictions += result.evicted;
+  estimated_bytes_ = result.kept_bytes;
+}
+
+KeyLock CacheStore::lock(const CacheKey& key) {
+  const bool usable = disabled_reason_.empty();
+  return KeyLock(usable ? directory() : "", key.digest, options_.lock_limit,
+                 [&] { return file_exists(directory(), kernel_file(key)); });
+}
+
+std::optional<TuningRecord> CacheStore::load_record(const CacheKey& key) {
+  std::string bytes;
+  auto accept = [&](const std::string& text) {
+    std::optional<TuningRecord> record = parse_record(text);
+    if (record && record->key.digest != key.digest)
+      record.reset();
+    return record;
+  };
+  if (disabled_reason_.empty()) {
+    ReadStatus status = read_file(directory(), record_file(key), bytes);
+    if (status == ReadStatus::ok) {
+      if (std::optional<TuningRecord> record = accept(bytes))
+        return record;
+      remove_file(directory(), record_file(key));
+    }
+    counters_.heals += status != ReadStatus::absent;
+  }
+  for (const std::shared_ptr<const Pack>& pack : packs())
+    if (std::optional<std::string> found = pack->read(key.digest))
+      if (std::optional<TuningRecord> record = accept(*found))
+        return record;
+  return std::nullopt;
+}
+
+bool CacheStore::publish_record(const TuningRecord& record) {
+  std::string problem = disabled_reason_;
+  if (problem.empty())
+    problem = publish_file(directory(), record_file(record.key), serialize(record));
   if (problem.empty())
     return true;
   ++counters_.publish_failures;
@@ -51,7 +203,17 @@ bool CacheStore::publish(const CacheKey& key, const CacheEntry& entry) {
   return false;
 }
 
-std::string CacheStore::file_name(const CacheKey& key) { return key.digest + ".kernel"; }
+const std::vector<std::shared_ptr<const Pack>>& CacheStore::packs() {
+  std::lock_guard lock(mutex_);
+  if (!packs_open_) {
+    std::vector<std::shared_ptr<const Pack>> opened;
+    for (const std::string& path : options_.packs)
+      opened.push_back(Pack::open(path));
+    packs_ = std::move(opened);
+    packs_open_ = true;
+  }
+  return packs_;
+}
 
 void CacheStore::warn_once(const std::string& what) {
   if (!warned_.exchange(true))

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace sagebwd {
@@ -33,6 +34,11 @@ struct CacheCounters {
   std::atomic<uint64_t> compiles{0};
   std::atomic<uint64_t> compile_us{0}; ///< summed over threads
 };
+/// Name and value of each, in one order everywhere.
+std::vector<std::pair<const char*, uint64_t>> listed(const CacheCounters&);
+
+/// "memory_hits=12 hits=13 ...".
+std::string to_string(const CacheCounters&);
 
 struct StoreOptions {
   std::string directory; ///< empty: none
@@ -57,6 +63,9 @@ public:
 
   /// Raises PackError for a named pack that cannot be used.
   std::optional<CacheEntry> load(const CacheKey&);
+  /// The same in the directory alone, once the right to compile is had: another may have published
+  /// since. Counts no second miss.
+  std::optional<CacheEntry> load_again(const CacheKey&);
   /// False where it could not be kept; the caller goes on with the bytes it has. Evicts the least
   /// recently used entries beyond the byte limit.
   bool publish(const CacheKey&, const CacheEntry&);
@@ -88,8 +97,8 @@ private:
   std::mutex mutex_; ///< of what follows
   std::vector<std::shared_ptr<const Pack>> packs_;
   bool packs_open_ = false;
-  uint64_t unscanned_bytes_ = 0; ///< published since the directory was last measured
-  std::optional<uint64_t> measured_bytes_;
+  uint64_t estimated_bytes_ = 0; ///< in the directory
+  uint64_t publishes_ = 0;
   std::atomic<bool> warned_{false};
 };
 

@@ -17,6 +17,13 @@ public:
   using std::runtime_error::runtime_error;
 };
 
+/// SAGEBWD_OFFLINE=1 forbids compiling, and a kernel is in no layer of the cache. The message says
+/// where was looked and which command builds it.
+class OfflineError : public std::runtime_error {
+public:
+  using std::runtime_error::runtime_error;
+};
+
 /// NVRTC refused a kernel, or compiled it with spills. A defect of this library, so the message
 /// carries all that a report needs.
 class CompileError : public std::runtime_error {

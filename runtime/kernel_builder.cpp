@@ -1,6 +1,8 @@
-//===- kernel_builder.cpp - Memory, disk, compile --------------------------===//
+//===- kernel_builder.cpp - Memory, disk, packs, compile -------------------===//
 
 #include "runtime/kernel_builder.h"
+#include "runtime/compile_width.h"
+#include "runtime/prebuild_command.h"
 
 #include <algorithm>
 #include <chrono>
@@ -50,8 +52,10 @@ KernelBuilder::Built KernelBuilder::find_in_memory(const KernelSpec& spec) const
 }
 
 KernelBuilder::Built KernelBuilder::build(const KernelSpec& spec) {
-  if (Built kernel = find_in_memory(spec))
+  if (Built kernel = find_in_memory(spec)) {
+    ++store_.counters().memory_hits;
     return kernel;
+  }
 
   std::promise<Built> promise;
   {
@@ -77,19 +81,60 @@ KernelBuilder::Built KernelBuilder::build(const KernelSpec& spec) {
   }
 }
 
-BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
-  KernelSource source = emit_(spec);
-  CacheKey key = key_of(source, spec);
-  BuiltKernel kernel{spec, {}, source.threads, source.shared_bytes, /*cached=*/true};
-  if (std::optional<CacheEntry> entry = store_.load(key)) {
-    kernel.entry = std::move(*entry);
-    return kernel;
-  }
-  kernel.cached = false;
+namespace {
+
+[[noreturn]] void raise_offline(const KernelSpec& spec, const std::string& name,
+                                CacheStore& store) {
+  std::string places = store.disabled_reason().empty() ? store.directory() : "";
+  for (const std::shared_ptr<const Pack>& pack : store.packs())
+    places += (places.empty() ? "" : ", ") + pack->path();
+  throw OfflineError(
+      "SAGEBWD_OFFLINE=1 forbids compiling, and " + name + " for " + std::string(spec.arch.name) +
+      " is not in " +
+      (places.empty() ? "any place: neither a directory nor a pack is named" : places) +
+      ". Where NVRTC is, run: " + prebuild_command(spec.attention, spec.arch) +
+      "; then name the file in SAGEBWD_CACHE_PACKS");
+}
+
+} // namespace
+
+std::optional<CacheEntry> KernelBuilder::accepted(std::optional<CacheEntry> entry) const {
+  if (entry && policy_.accept && !policy_.accept(*entry))
+    entry.reset();
+  return entry;
+}
+
+CacheEntry KernelBuilder::compile(const KernelSource& source, const KernelSpec& spec,
+                                  const CacheKey& key) {
+  const auto start = std::chrono::steady_clock::now();
   Compiled compiled = compile_(source, spec);
+  const auto spent = std::chrono::steady_clock::now() - start;
+  CacheCounters& counters = store_.counters();
+  ++counters.compiles;
+  counters.compile_us +=
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(spent).count());
   if (compiled.keep)
     store_.publish(key, compiled.entry);
-  kernel.entry = std::move(compiled.entry);
+  return std::move(compiled.entry);
+}
+
+BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
+  KernelSource source = emit_(spec);
+  const CacheKey key = key_of(source, spec);
+  BuiltKernel kernel{spec, {}, source.threads, source.shared_bytes, /*cached=*/true};
+  std::optional<CacheEntry> entry = accepted(store_.load(key));
+  if (!entry && policy_.offline)
+    raise_offline(spec, source.name, store_);
+  if (!entry) {
+    const KeyLock lock = store_.lock(key);
+    store_.counters().waits += lock.waited();
+    store_.counters().timeouts += lock.timed_out();
+    entry = accepted(store_.load_again(key)); // of whoever had the lock until now
+    kernel.cached = entry.has_value();
+    if (!entry)
+      entry = compile(source, spec, key);
+  }
+  kernel.entry = std::move(*entry);
   return kernel;
 }
 
@@ -108,7 +153,7 @@ std::vector<KernelBuilder::Built> KernelBuilder::build_all(const std::vector<Ker
       }
   };
 
-  size_t width = std::min<size_t>(specs.size(), std::max(1u, std::thread::hardware_concurrency()));
+  const size_t width = std::min(specs.size(), compile_width());
   std::vector<std::thread> helpers;
   try {
     for (size_t i = 1; i < width; ++i)

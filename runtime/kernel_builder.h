@@ -1,4 +1,4 @@
-//===- kernel_builder.h - Memory, disk, compile ----------------------------===//
+//===- kernel_builder.h - Memory, disk, packs, compile ---------------------===//
 //
 // The order in which a kernel is looked for, apart from who emits and who compiles it.
 //
@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <future>
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 
@@ -18,8 +19,9 @@ struct KernelSpecHash {
   size_t operator()(const KernelSpec&) const;
 };
 
-/// Thread-safe. Two threads that ask for one spec compile it once; different specs compile at the
-/// same time. A failure is reported to everyone who waits for it, and not remembered.
+/// Thread-safe. Threads and processes that ask for one spec compile it once; different specs
+/// compile at the same time. A failure is reported to every thread that waits for it, and not
+/// remembered.
 class KernelBuilder {
 public:
   using Built = std::shared_ptr<const BuiltKernel>;
@@ -31,11 +33,22 @@ public:
   };
   using Compile = std::function<Compiled(const KernelSource&, const KernelSpec&)>;
 
+  struct Policy {
+    bool offline = false; ///< a kernel that is in no layer is an OfflineError
+    /// Kept entries for which this is false are compiled anew; without it all count.
+    std::function<bool(const CacheEntry&)> accept = nullptr;
+    /// SAGEBWD_OFFLINE=1; SAGEBWD_RECOMPILE=1: only entries of the NVRTC at hand count.
+    static Policy from_environment();
+  };
+
+  KernelBuilder(CacheStore& store, Emit emit, Compile compile, Policy policy)
+      : store_(store), emit_(std::move(emit)), compile_(std::move(compile)),
+        policy_(std::move(policy)) {}
   KernelBuilder(CacheStore& store, Emit emit, Compile compile)
-      : store_(store), emit_(std::move(emit)), compile_(std::move(compile)) {}
+      : KernelBuilder(store, std::move(emit), std::move(compile), Policy()) {}
 
   Built build(const KernelSpec&);
-  /// On at most as many threads as the machine runs at once. Raises the error of the first spec,
+  /// On as many threads as compile_width() says. Raises the error of the first spec,
   /// in the given order, of those that failed.
   std::vector<Built> build_all(const std::vector<KernelSpec>&);
 
@@ -43,10 +56,13 @@ private:
   Built find_in_memory(const KernelSpec&) const;
   /// Every layer below memory.
   BuiltKernel make(const KernelSpec&);
+  std::optional<CacheEntry> accepted(std::optional<CacheEntry>) const;
+  CacheEntry compile(const KernelSource&, const KernelSpec&, const CacheKey&);
 
   CacheStore& store_;
   Emit emit_;
   Compile compile_;
+  Policy policy_;
   mutable std::shared_mutex mutex_;
   std::unordered_map<KernelSpec, std::shared_future<Built>, KernelSpecHash> kernels_;
 };

@@ -4,6 +4,8 @@
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -12,7 +14,7 @@ namespace sagebwd {
 namespace {
 
 /// Of the key and of what an entry promises. Raise it when either changes its meaning.
-constexpr const char* kSchema = "sagebwd kernel 1";
+constexpr const char* kSchema = "sagebwd kernel 2";
 
 std::string joined_options(const KernelSource& source) {
   std::string text;
@@ -28,18 +30,34 @@ std::string joined_options(const KernelSource& source) {
 /// refuse the kernel for. Every listing shows them.
 constexpr int kTolerableSpillBytes = 128;
 
-bool spills_allowed() {
-  const char* value = std::getenv("SAGEBWD_ALLOW_SPILLS");
+bool is_set(const char* name) {
+  const char* value = std::getenv(name);
   return value && std::string_view(value) == "1";
+}
+
+/// One line of what the cache did, for SAGEBWD_STATS=1.
+void print_counters() {
+  std::fprintf(stderr, "sagebwd: %s\n", to_string(user_store().counters()).c_str());
 }
 
 /// Never destroyed: threads may still build while the process ends.
 KernelBuilder& builder() {
-  static KernelBuilder& builder = *new KernelBuilder(user_store(), emit, compile_with_nvrtc);
+  static KernelBuilder& builder = *new KernelBuilder(user_store(), emit, compile_with_nvrtc,
+                                                     KernelBuilder::Policy::from_environment());
   return builder;
 }
 
 } // namespace
+
+KernelBuilder::Policy KernelBuilder::Policy::from_environment() {
+  Policy policy;
+  policy.offline = is_set("SAGEBWD_OFFLINE");
+  if (!policy.offline && is_set("SAGEBWD_RECOMPILE"))
+    policy.accept = [](const CacheEntry& entry) {
+      return entry.compiler == Nvrtc::instance().identity();
+    };
+  return policy;
+}
 
 KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const KernelSpec& spec) {
   Nvrtc& nvrtc = Nvrtc::instance();
@@ -49,7 +67,7 @@ KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const Ker
   if (compilation.spill_bytes <= kTolerableSpillBytes)
     std::erase_if(warnings,
                   [](const std::string& w) { return w.find("C75") == std::string::npos; });
-  if (!warnings.empty() && !spills_allowed()) {
+  if (!warnings.empty() && !is_set("SAGEBWD_ALLOW_SPILLS")) {
     std::string what = source.name + " compiles for " + std::string(spec.arch.name) +
                        ", but is not usable: a defect of its tile configuration (" +
                        to_string(spec.tile) + "). Please report it with this text; " +
@@ -63,8 +81,7 @@ KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const Ker
   entry.kernel_name = source.name;
   entry.arch = spec.arch.name;
   entry.compiler = nvrtc.identity();
-  entry.source_digest = sha256_hex(source.text);
-  entry.options = joined_options(source);
+  entry.lowest_driver = std::max(1000 * nvrtc.version_major(), spec.arch.first_cuda);
   entry.registers = compilation.registers;
   entry.spill_bytes = compilation.spill_bytes;
   entry.shared_bytes = compilation.static_shared_bytes + source.shared_bytes;
@@ -74,15 +91,22 @@ KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const Ker
 }
 
 CacheStore& user_store() {
-  static CacheStore& store = *new CacheStore;
+  static CacheStore& store = *[] {
+    auto* made = new CacheStore; // never destroyed, like the builder
+    if (is_set("SAGEBWD_STATS"))
+      std::atexit(print_counters);
+    return made;
+  }();
   return store;
 }
 
 CacheKey key_of(const KernelSource& source, const KernelSpec& spec) {
-  return make_key({{"schema", kSchema},
-                   {"source", source.text},
-                   {"options", joined_options(source)},
-                   {"arch", std::string(spec.arch.name)}});
+  std::vector<std::pair<std::string, std::string>> fields = labelled(spec);
+  fields.emplace_back("schema", kSchema);
+  fields.emplace_back("source", sha256_hex(source.text));
+  fields.emplace_back("options", joined_options(source));
+  fields.emplace_back("arch", spec.arch.name);
+  return make_key(std::move(fields));
 }
 
 std::shared_ptr<const BuiltKernel> build(const KernelSpec& spec) { return builder().build(spec); }

@@ -1,0 +1,60 @@
+//===- posix.h - Descriptors and single-byte locks -------------------------===//
+//
+// Internal to cache/.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <string>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+
+namespace sagebwd {
+
+class Descriptor {
+public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0)
+      ::close(fd_);
+  }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  explicit operator bool() const { return fd_ >= 0; }
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+  /// File systems may report a failed write only here.
+  bool close() { return ::close(std::exchange(fd_, -1)) == 0; }
+
+private:
+  int fd_;
+};
+
+inline Descriptor open_directory(const std::string& path) {
+  return Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+inline std::string error_text(int error) { return std::strerror(error); }
+
+/// A lock on one byte, of the open file description: it excludes threads and processes alike and
+/// goes with the last descriptor.
+enum class LockStatus { taken, busy, unavailable };
+inline LockStatus lock_byte(int fd, short type, off_t byte) {
+  struct flock lock = {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = byte;
+  lock.l_len = 1;
+  if (::fcntl(fd, F_OFD_SETLK, &lock) == 0)
+    return LockStatus::taken;
+  return errno == EAGAIN || errno == EACCES ? LockStatus::busy : LockStatus::unavailable;
+}
+
+} // namespace sagebwd
