@@ -1,0 +1,330 @@
+//===- gpu_bench.cpp - Candidates on a GPU -----------------------------------===//
+
+#include "runtime/tuner/gpu_bench.h"
+
+#include "runtime/loaded_kernel.h"
+#include "runtime/reference/reference.h"
+#include "runtime/tuner/worker.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace sagebwd {
+namespace {
+
+/// More than twice the L2 cache of any GPU we know (126 MB).
+constexpr size_t kFlushBytes = size_t{256} << 20;
+/// NaN in bf16, fp16 and FP32, and none that a kernel stores: its NaNs are 0x7fff and 0x7fffffff.
+constexpr uint8_t kPoison = 0xff;
+constexpr int kVettingRuns = 2; // a race shows by chance
+
+class DeviceBuffer {
+public:
+  explicit DeviceBuffer(size_t bytes)
+      : bytes_(bytes), pointer_(driver::allocate(std::max<size_t>(bytes, 256))) {}
+  ~DeviceBuffer() { driver::release(pointer_); }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  driver::Pointer pointer() const { return pointer_; }
+  size_t bytes() const { return bytes_; }
+
+private:
+  size_t bytes_;
+  driver::Pointer pointer_;
+};
+
+/// Device memory that a kernel writes, and what the default wrote there.
+struct Output {
+  const char* name;
+  driver::Pointer pointer;
+  size_t bytes;
+  enum Kind { elements, floats } kind;
+  bool whole; ///< every value is written; not so the maxima of tiles that nobody sees
+  std::string by_default;
+};
+
+std::string download(const Output& output) {
+  std::string bytes(output.bytes, '\0');
+  driver::copy_to_host(bytes.data(), output.pointer, output.bytes);
+  return bytes;
+}
+
+double value_at(const Output& output, const std::string& bytes, size_t i, DType dtype) {
+  if (output.kind == Output::floats) {
+    float value;
+    std::memcpy(&value, bytes.data() + 4 * i, 4);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, bytes.data() + 2 * i, 2);
+  return reference::decode(dtype, bits);
+}
+
+bool has_poison(const Output& output, const std::string& bytes) {
+  const size_t size = output.kind == Output::floats ? 4 : 2;
+  const char poison[4] = {'\xff', '\xff', '\xff', '\xff'};
+  for (size_t at = 0; at + size <= bytes.size(); at += size)
+    if (std::memcmp(bytes.data() + at, poison, size) == 0)
+      return true;
+  return false;
+}
+
+/// ||x - default|| / ||default||; infinite where one is not finite and the other differs.
+double rel_l2(const Output& output, const std::string& bytes, DType dtype) {
+  double error = 0, norm = 0;
+  const size_t size = output.kind == Output::floats ? 4 : 2;
+  for (size_t i = 0; i < bytes.size() / size; ++i) {
+    if (std::memcmp(bytes.data() + size * i, output.by_default.data() + size * i, size) == 0 &&
+        !std::isfinite(value_at(output, bytes, i, dtype)))
+      continue;
+    const double x = value_at(output, bytes, i, dtype);
+    const double expected = value_at(output, output.by_default, i, dtype);
+    error += (x - expected) * (x - expected);
+    norm += expected * expected;
+  }
+  if (!std::isfinite(error))
+    return INFINITY;
+  return norm > 0 ? std::sqrt(error / norm) : error > 0 ? INFINITY : 0;
+}
+
+/// 16-bit normal numbers, as many as fill any tensor by repetition. Their count has no factor in
+/// common with a tensor's sizes, so that no two tokens or heads are alike.
+std::vector<uint16_t> normal_numbers(DType dtype) {
+  constexpr int64_t kCount = (int64_t{1} << 21) - 9; // a prime
+  const reference::Inputs in =
+      reference::random_inputs({1, 1, 1, (kCount + 63) / 64, 1}, 64, dtype, 1.0, /*seed=*/1);
+  std::vector<uint16_t> bits(kCount);
+  for (int64_t i = 0; i < kCount; ++i)
+    bits[i] = reference::encode(dtype, in.q[i]);
+  return bits;
+}
+
+void upload_repeated(const DeviceBuffer& buffer, const std::vector<uint16_t>& numbers,
+                     size_t first) {
+  size_t at = 0;
+  while (at < buffer.bytes()) {
+    const size_t bytes = std::min(buffer.bytes() - at, 2 * (numbers.size() - first));
+    driver::copy_to_device(buffer.pointer() + at, numbers.data() + first, bytes);
+    at += bytes;
+    first = 0;
+  }
+}
+
+void set(OperandValues& values, Operand operand, uint64_t value) {
+  values[static_cast<size_t>(operand)] = value;
+}
+uint64_t get(const OperandValues& values, Operand operand) {
+  return values[static_cast<size_t>(operand)];
+}
+
+/// A contiguous (batch, head, token, channel) tensor; its stride operands follow one another.
+void set_tensor(OperandValues& values, Operand operand, Operand stride_b, driver::Pointer pointer,
+                int64_t heads, int64_t tokens, int64_t channels) {
+  set(values, operand, pointer);
+  const int64_t strides[3] = {heads * tokens * channels, tokens * channels, channels};
+  for (int i = 0; i < 3; ++i)
+    set(values, static_cast<Operand>(static_cast<int>(stride_b) + i),
+        static_cast<uint64_t>(strides[i]));
+}
+
+} // namespace
+
+struct GpuBench::State {
+  explicit State(const BenchSetup& given) : setup(given), scope(given.device) {}
+
+  const DeviceBuffer& make(size_t bytes) {
+    buffers.push_back(std::make_unique<DeviceBuffer>(bytes));
+    return *buffers.back();
+  }
+  void allocate();
+  void find_outputs();
+  void run_operation();
+  const LoadedKernel& loaded(const BenchKernel&);
+  void run(const LoadedKernel& kernel) {
+    launch(kernel, setup.problem, values[static_cast<int>(kernel.spec.pass)], nullptr);
+  }
+  double run_timed(const LoadedKernel&);
+
+  BenchSetup setup;
+  driver::DeviceScope scope;
+  std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+  OperandValues values[2] = {}; ///< of each pass
+  driver::Pointer backward_workspace_end = 0;
+  driver::Pointer flush = 0;
+  std::vector<Output> outputs;                 ///< of the kernel whose tiles compete
+  std::map<std::string, LoadedKernel> kernels; ///< by machine code
+  driver::Event start = driver::create_event(), stop = driver::create_event();
+};
+
+void GpuBench::State::allocate() {
+  const Problem& p = setup.problem;
+  const int64_t d = setup.spec.head_dim, queries = p.batch * p.heads * p.seq_q,
+                keys = p.batch * p.heads_kv * p.seq_kv;
+  const bool backward = setup.kind != KernelKind::forward;
+  const std::vector<uint16_t> numbers = normal_numbers(setup.spec.dtype);
+  OperandValues& forward_values = values[static_cast<int>(Pass::forward)];
+
+  const auto tensor = [&](Operand operand, Operand stride_b, bool of_keys, size_t seed) {
+    const DeviceBuffer& buffer = make(static_cast<size_t>(2 * (of_keys ? keys : queries) * d));
+    if (seed > 0)
+      upload_repeated(buffer, numbers, seed * numbers.size() / 7);
+    set_tensor(forward_values, operand, stride_b, buffer.pointer(), of_keys ? p.heads_kv : p.heads,
+               of_keys ? p.seq_kv : p.seq_q, d);
+  };
+  tensor(Operand::q, Operand::q_stride_b, false, 1);
+  tensor(Operand::k, Operand::k_stride_b, true, 2);
+  tensor(Operand::v, Operand::v_stride_b, true, 3);
+  tensor(Operand::out, Operand::out_stride_b, false, 0);
+  set(forward_values, Operand::lse, make(static_cast<size_t>(4 * queries)).pointer());
+  const float scale = 1 / std::sqrt(static_cast<float>(d));
+  set(forward_values, Operand::softmax_scale, uint64_t{std::bit_cast<uint32_t>(scale)});
+  if (backward) {
+    tensor(Operand::dout, Operand::dout_stride_b, false, 4);
+    tensor(Operand::dq, Operand::dq_stride_b, false, 0);
+    tensor(Operand::dk, Operand::dk_stride_b, true, 0);
+    tensor(Operand::dv, Operand::dv_stride_b, true, 0);
+  }
+  values[static_cast<int>(Pass::backward)] = forward_values;
+  for (Pass pass : {Pass::forward, Pass::backward}) {
+    if (pass == Pass::backward && !backward)
+      break;
+    const DeviceBuffer& workspace = make(workspace_bytes(pass, setup.spec, p));
+    driver::fill(workspace.pointer(), kPoison, workspace.bytes());
+    place_workspace(pass, setup.spec, p, workspace.pointer(), values[static_cast<int>(pass)]);
+    backward_workspace_end = workspace.pointer() + workspace.bytes();
+  }
+  flush = make(kFlushBytes).pointer();
+}
+
+void GpuBench::State::find_outputs() {
+  const Problem& p = setup.problem;
+  const size_t d = static_cast<size_t>(setup.spec.head_dim);
+  const size_t queries = static_cast<size_t>(p.batch * p.heads * p.seq_q),
+               keys = static_cast<size_t>(p.batch * p.heads_kv * p.seq_kv);
+  const OperandValues& v = values[setup.kind != KernelKind::forward];
+  const auto add = [&](const char* name, Operand operand, size_t bytes, Output::Kind kind,
+                       bool whole = true) {
+    outputs.push_back({name, get(v, operand), bytes, kind, whole, ""});
+  };
+  if (setup.kind == KernelKind::forward) {
+    add("out", Operand::out, 2 * queries * d, Output::elements);
+    add("lse", Operand::lse, 4 * queries, Output::floats);
+  } else if (setup.kind == KernelKind::backward_dq) {
+    add("dq", Operand::dq, 2 * queries * d, Output::elements);
+    if (setup.spec.granularity == Granularity::block) { // the workspace's last two buffers
+      const uint64_t p_max = get(v, Operand::tile_p_max), ds_max = get(v, Operand::tile_ds_max);
+      add("tile_p_max", Operand::tile_p_max, ds_max - p_max, Output::floats, false);
+      add("tile_ds_max", Operand::tile_ds_max, backward_workspace_end - ds_max, Output::floats,
+          false);
+    }
+  } else {
+    add("dk", Operand::dk, 2 * keys * d, Output::elements);
+    add("dv", Operand::dv, 2 * keys * d, Output::elements);
+  }
+}
+
+void GpuBench::State::run_operation() {
+  for (const Output& output : outputs)
+    driver::fill(output.pointer, kPoison, output.bytes);
+  for (const BenchKernel& kernel : setup.operation)
+    run(loaded(kernel));
+  driver::synchronize();
+  for (Output& output : outputs) {
+    output.by_default = download(output);
+    if (output.whole && has_poison(output, output.by_default))
+      throw SpecError(std::string("the default tile leaves elements of ") + output.name +
+                      " unwritten: a defect of its kernel");
+  }
+}
+
+const LoadedKernel& GpuBench::State::loaded(const BenchKernel& kernel) {
+  const std::string identity = kernel.name + kernel.cubin;
+  auto found = kernels.find(identity);
+  if (found == kernels.end())
+    found = kernels
+                .emplace(identity, load_kernel(kernel.spec, kernel.name, kernel.cubin,
+                                               kernel.threads, kernel.shared_bytes))
+                .first;
+  return found->second;
+}
+
+double GpuBench::State::run_timed(const LoadedKernel& kernel) {
+  // The write also covers the time the host takes to launch.
+  driver::fill(flush, 0, kFlushBytes);
+  driver::record(start, nullptr);
+  run(kernel);
+  driver::record(stop, nullptr);
+  return driver::elapsed_ms(start, stop);
+}
+
+GpuBench::GpuBench() = default;
+GpuBench::~GpuBench() = default;
+
+void GpuBench::open(const BenchSetup& setup) {
+  if (const std::string& why = driver::unavailable(); !why.empty())
+    throw LibraryError(why);
+  check(setup.spec, setup.problem);
+  state_ = std::make_unique<State>(setup);
+  state_->allocate();
+  state_->find_outputs();
+  state_->run_operation();
+}
+
+Vetting GpuBench::vet(const BenchKernel& kernel) {
+  State& s = *state_;
+  const LoadedKernel& loaded = s.loaded(kernel);
+  Vetting vetting;
+  for (int run = 0; run < kVettingRuns; ++run) {
+    for (const Output& output : s.outputs)
+      driver::fill(output.pointer, kPoison, output.bytes);
+    vetting.ms = s.run_timed(loaded);
+    driver::synchronize();
+    for (const Output& output : s.outputs) {
+      const std::string bytes = download(output);
+      if (bytes == output.by_default)
+        continue;
+      vetting.identical = false;
+      if (output.whole && has_poison(output, bytes)) {
+        vetting.wrong = std::string(output.name) + " is not wholly written";
+        return vetting;
+      }
+      const double error = rel_l2(output, bytes, s.setup.spec.dtype);
+      vetting.rel_l2 = std::max(vetting.rel_l2, error);
+      if (!(error <= kLargestRelL2)) {
+        char text[128];
+        std::snprintf(text, sizeof(text), "%s differs from the default's by %.3g (rel. L2)",
+                      output.name, error);
+        vetting.wrong = text;
+        return vetting;
+      }
+    }
+  }
+  return vetting;
+}
+
+double GpuBench::time_ms(const BenchKernel& kernel) {
+  return state_->run_timed(state_->loaded(kernel));
+}
+
+int tune_worker_main() {
+  int type = 0;
+  socklen_t size = sizeof(type);
+  if (::getsockopt(STDIN_FILENO, SOL_SOCKET, SO_TYPE, &type, &size) != 0) {
+    std::fprintf(stderr, "sagebwd tune-worker: the tuner starts this by itself; to tune, run "
+                         "'sagebwd tune'\n");
+    return 2;
+  }
+  GpuBench bench;
+  const int code = tuner::run_worker(bench);
+  std::fflush(nullptr);
+  // Not through destructors: after a fault every driver call fails, and the process ends anyway.
+  ::_exit(code);
+}
+
+} // namespace sagebwd

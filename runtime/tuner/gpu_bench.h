@@ -1,0 +1,26 @@
+//===- gpu_bench.h - Candidates on a GPU ------------------------------------===//
+#pragma once
+
+#include "runtime/tuner/bench.h"
+
+#include <memory>
+
+namespace sagebwd {
+
+/// Kernels on scratch buffers of random normal inputs. Everything runs on the null stream, which
+/// nobody shares: the process is the tuner's worker.
+class GpuBench : public Bench {
+public:
+  GpuBench();
+  ~GpuBench() override;
+  /// Raises LibraryError, DriverError (out of memory included) or SpecError.
+  void open(const BenchSetup&) override;
+  Vetting vet(const BenchKernel&) override;
+  double time_ms(const BenchKernel&) override;
+
+private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+} // namespace sagebwd

@@ -1,0 +1,295 @@
+//===- protocol.cpp - What a tuner and its worker say to each other ----------===//
+
+#include "runtime/tuner/protocol.h"
+
+#include "cache/bounded_json.h"
+
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/Support/FormatVariadic.h"
+
+#include <array>
+#include <cmath>
+
+namespace sagebwd::tuner {
+namespace {
+
+using llvm::json::Array;
+using llvm::json::Object;
+using llvm::json::Value;
+
+constexpr std::array<llvm::StringLiteral, 4> kOrders = {"open", "add", "vet", "time"};
+constexpr std::array<llvm::StringLiteral, 7> kReports = {"hello", "opened", "vetted", "starting",
+                                                         "timed", "done",   "failed"};
+
+/// Nothing for an unknown word.
+template <typename Kind, size_t N>
+std::optional<Kind> kind_of(const std::array<llvm::StringLiteral, N>& names,
+                            const std::string& text) {
+  for (size_t i = 0; i < N; ++i)
+    if (names[i] == text)
+      return static_cast<Kind>(i);
+  return std::nullopt;
+}
+
+std::string line(Object object) {
+  return llvm::formatv("{0}", Value(std::move(object))).str() + "\n";
+}
+
+std::string utf8(const std::string& text) {
+  return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
+}
+Value number(double value) { return std::isfinite(value) ? Value(value) : Value(nullptr); }
+
+/// Members by name; remembers whether one was missing.
+class Reader {
+public:
+  explicit Reader(const Object* object) : object_(object), sound_(object != nullptr) {}
+  bool sound() const { return sound_; }
+
+  std::string text(llvm::StringRef name) {
+    return take(sound_ ? text_of(*object_, name) : std::nullopt);
+  }
+  int64_t integer(llvm::StringRef name) {
+    return take(sound_ ? llvm_compat::to_optional<int64_t>(object_->getInteger(name))
+                       : std::nullopt);
+  }
+  bool yes(llvm::StringRef name) {
+    return take(sound_ ? llvm_compat::to_optional<bool>(object_->getBoolean(name)) : std::nullopt);
+  }
+  double real(llvm::StringRef name) {
+    return take(sound_ ? llvm_compat::to_optional<double>(object_->getNumber(name)) : std::nullopt);
+  }
+  const Object* object(llvm::StringRef name) {
+    return sound_ ? required(object_->getObject(name)) : nullptr;
+  }
+  const Array* array(llvm::StringRef name) {
+    return sound_ ? required(object_->getArray(name)) : nullptr;
+  }
+  void require(bool condition) { sound_ = sound_ && condition; }
+
+private:
+  template <typename T> T take(std::optional<T> value) {
+    require(value.has_value());
+    return value ? *value : T{};
+  }
+  template <typename T> const T* required(const T* value) {
+    require(value != nullptr);
+    return value;
+  }
+  const Object* object_;
+  bool sound_;
+};
+
+Object json_of(const AttentionSpec& s) {
+  return Object{{"head_dim", s.head_dim},
+                {"dtype", std::string(to_string(s.dtype))},
+                {"causal", std::string(to_string(s.causal))},
+                {"granularity", std::string(to_string(s.granularity))},
+                {"precision", std::string(to_string(s.precision))},
+                {"smooth_k", s.smooth_k},
+                {"rotate", s.rotate},
+                {"deterministic", s.deterministic},
+                {"group_q", s.group_q},
+                {"group_kv", s.group_kv}};
+}
+
+AttentionSpec spec_of(const Object* object, Reader& outer) {
+  Reader r(object);
+  AttentionSpec s;
+  s.head_dim = static_cast<int>(r.integer("head_dim"));
+  const std::string dtype = r.text("dtype"), causal = r.text("causal"),
+                    granularity = r.text("granularity"), precision = r.text("precision");
+  s.smooth_k = r.yes("smooth_k");
+  s.rotate = r.yes("rotate");
+  s.deterministic = r.yes("deterministic");
+  s.group_q = static_cast<int>(r.integer("group_q"));
+  s.group_kv = static_cast<int>(r.integer("group_kv"));
+  outer.require(r.sound());
+  if (!r.sound())
+    return s;
+  s.dtype = parse_dtype(dtype); // each raises SpecError, which the callers below catch
+  s.causal = parse_causal(causal);
+  s.granularity = parse_granularity(granularity);
+  s.precision = parse_precision(precision);
+  return s;
+}
+
+Object json_of(const BenchKernel& kernel) {
+  return Object{
+      {"kind", static_cast<int>(kernel.spec.kind)}, {"pass", static_cast<int>(kernel.spec.pass)},
+      {"spec", json_of(kernel.spec.attention)},     {"arch", std::string(kernel.spec.arch.name)},
+      {"tile", to_string(kernel.spec.tile)},        {"name", utf8(kernel.name)},
+      {"cubin", llvm::toHex(kernel.cubin)},         {"threads", kernel.threads},
+      {"shared_bytes", kernel.shared_bytes}};
+}
+
+KernelKind kernel_kind(int64_t number, Reader& r) {
+  r.require(number >= 0 && number <= static_cast<int64_t>(KernelKind::backward_dkv));
+  return r.sound() ? static_cast<KernelKind>(number) : KernelKind::forward;
+}
+
+BenchKernel kernel_of(const Object* object, Reader& outer) {
+  Reader r(object);
+  BenchKernel kernel{};
+  kernel.spec.kind = kernel_kind(r.integer("kind"), r);
+  kernel.spec.pass = r.integer("pass") == 0 ? Pass::forward : Pass::backward;
+  kernel.spec.attention = spec_of(r.object("spec"), r);
+  const std::string arch = r.text("arch"), tile = r.text("tile"), cubin = r.text("cubin");
+  kernel.name = r.text("name");
+  kernel.threads = static_cast<int>(r.integer("threads"));
+  kernel.shared_bytes = static_cast<int>(r.integer("shared_bytes"));
+  r.require(llvm::tryGetFromHex(cubin, kernel.cubin));
+  outer.require(r.sound());
+  if (!r.sound())
+    return kernel;
+  kernel.spec.arch = find_arch(arch);
+  kernel.spec.tile = parse_tile(tile);
+  return kernel;
+}
+
+Object json_of(const BenchSetup& setup) {
+  Array operation;
+  for (const BenchKernel& kernel : setup.operation)
+    operation.push_back(json_of(kernel));
+  const Problem& p = setup.problem;
+  return Object{{"device", setup.device},
+                {"spec", json_of(setup.spec)},
+                {"problem", Array{p.batch, p.heads, p.heads_kv, p.seq_q, p.seq_kv}},
+                {"kind", static_cast<int>(setup.kind)},
+                {"operation", std::move(operation)},
+                {"exact", setup.exact}};
+}
+
+BenchSetup setup_of(const Object* object, Reader& outer) {
+  Reader r(object);
+  BenchSetup setup;
+  setup.device = static_cast<int>(r.integer("device"));
+  setup.spec = spec_of(r.object("spec"), r);
+  setup.kind = kernel_kind(r.integer("kind"), r);
+  setup.exact = r.yes("exact");
+  if (const Array* problem = r.array("problem")) {
+    std::array<int64_t, 5> sizes{};
+    r.require(problem->size() == sizes.size());
+    for (size_t i = 0; i < sizes.size() && r.sound(); ++i) {
+      const auto size = llvm_compat::to_optional<int64_t>((*problem)[i].getAsInteger());
+      r.require(size.has_value());
+      sizes[i] = size.value_or(0);
+    }
+    setup.problem = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
+  }
+  if (const Array* operation = r.array("operation"))
+    for (const Value& kernel : *operation)
+      setup.operation.push_back(kernel_of(kernel.getAsObject(), r));
+  outer.require(r.sound());
+  return setup;
+}
+
+} // namespace
+
+std::string line_of(const Order& order) {
+  Object object{{"order", kOrders[order.kind]}};
+  switch (order.kind) {
+  case Order::open:
+    object["setup"] = json_of(order.setup);
+    break;
+  case Order::add:
+    object["kernel"] = json_of(order.kernel);
+    object["candidate"] = order.candidate;
+    break;
+  case Order::vet:
+    object["candidate"] = order.candidate;
+    break;
+  case Order::time:
+    object["candidates"] = Array(order.candidates);
+    object["rounds"] = order.rounds;
+    break;
+  }
+  return line(std::move(object));
+}
+
+std::optional<Order> parse_order(const std::string& text) try {
+  const std::optional<Value> value = parse_bounded_json(text);
+  Reader r(value ? value->getAsObject() : nullptr);
+  const std::optional<Order::Kind> kind = kind_of<Order::Kind>(kOrders, r.text("order"));
+  if (!kind)
+    return std::nullopt;
+  Order order;
+  order.kind = *kind;
+  switch (order.kind) {
+  case Order::open:
+    order.setup = setup_of(r.object("setup"), r);
+    break;
+  case Order::add:
+    order.kernel = kernel_of(r.object("kernel"), r);
+    [[fallthrough]];
+  case Order::vet:
+    order.candidate = static_cast<int>(r.integer("candidate"));
+    break;
+  case Order::time:
+    if (const Array* candidates = r.array("candidates"))
+      for (const Value& candidate : *candidates) {
+        const auto index = llvm_compat::to_optional<int64_t>(candidate.getAsInteger());
+        r.require(index.has_value());
+        order.candidates.push_back(static_cast<int>(index.value_or(-1)));
+      }
+    order.rounds = static_cast<int>(r.integer("rounds"));
+    break;
+  }
+  return r.sound() ? std::optional(std::move(order)) : std::nullopt;
+} catch (const SpecError&) {
+  return std::nullopt;
+}
+
+std::string line_of(const Report& report) {
+  Object object{{"report", kReports[report.kind]}};
+  switch (report.kind) {
+  case Report::hello:
+    object["protocol"] = report.protocol;
+    break;
+  case Report::vetted:
+    object["candidate"] = report.candidate;
+    object["wrong"] = utf8(report.vetting.wrong);
+    object["identical"] = report.vetting.identical;
+    object["rel_l2"] = number(report.vetting.rel_l2);
+    object["ms"] = number(report.vetting.ms);
+    break;
+  case Report::starting:
+    object["candidate"] = report.candidate;
+    break;
+  case Report::timed:
+    object["candidate"] = report.candidate;
+    object["ms"] = number(report.ms);
+    break;
+  case Report::failed:
+    object["detail"] = utf8(report.detail);
+    break;
+  case Report::opened:
+  case Report::done:
+    break;
+  }
+  return line(std::move(object));
+}
+
+std::optional<Report> parse_report(const std::string& text) {
+  const std::optional<Value> value = parse_bounded_json(text);
+  Reader r(value ? value->getAsObject() : nullptr);
+  const std::optional<Report::Kind> kind = kind_of<Report::Kind>(kReports, r.text("report"));
+  if (!kind)
+    return std::nullopt;
+  Report report;
+  report.kind = *kind;
+  if (report.kind == Report::hello)
+    report.protocol = static_cast<int>(r.integer("protocol"));
+  if (report.kind == Report::vetted || report.kind == Report::starting ||
+      report.kind == Report::timed)
+    report.candidate = static_cast<int>(r.integer("candidate"));
+  if (report.kind == Report::vetted)
+    report.vetting = {r.text("wrong"), r.yes("identical"), r.real("rel_l2"), r.real("ms")};
+  if (report.kind == Report::timed)
+    report.ms = r.real("ms");
+  if (report.kind == Report::failed)
+    report.detail = r.text("detail");
+  return r.sound() ? std::optional(report) : std::nullopt;
+}
+
+} // namespace sagebwd::tuner

@@ -1,0 +1,256 @@
+//===- trials.cpp - Candidates against each other ----------------------------===//
+
+#include "runtime/tuner/trials.h"
+
+#include "runtime/tuner/selection.h"
+#include "runtime/tuner/worker_process.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+namespace sagebwd::tuner {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+using Heard = WorkerProcess::Heard;
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words)
+    text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+std::string short_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2g", value);
+  return text;
+}
+
+class Trials {
+public:
+  Trials(const std::vector<std::string>& command, const BenchSetup& setup,
+         std::vector<Candidate>& candidates, const TrialLimits& limits,
+         const TrialProgress& progress)
+      : command_(command), setup_(setup), candidates_(candidates), limits_(limits),
+        progress_(progress), vet_ms_(candidates.size(), 0) {}
+
+  void run() {
+    vet_all();
+    while (!time_all()) // one has dropped out: the others compete again
+      for (Candidate& candidate : candidates_)
+        candidate.tried.ms.clear();
+    for (int index : alive()) {
+      TriedTile& tried = candidates_[index].tried;
+      const Timing timing = timing_of(tried.ms);
+      tried.outcome = "timed";
+      tried.median_ms = timing.median_ms;
+      tried.mad_ms = timing.mad_ms;
+    }
+  }
+
+private:
+  std::vector<int> alive() const {
+    std::vector<int> indices;
+    for (size_t i = 0; i < candidates_.size(); ++i)
+      if (candidates_[i].tried.outcome.empty())
+        indices.push_back(static_cast<int>(i));
+    return indices;
+  }
+
+  void start();
+  /// Has a worker that knows the candidate.
+  bool ready(int index);
+  void vet_all();
+  /// False where a candidate has dropped out.
+  bool time_all();
+  int rounds_for(const std::vector<int>& indices) const;
+  /// A candidate loses and costs its worker.
+  void drop(int index, const std::string& outcome, const std::string& detail);
+  /// The same, by how the worker failed.
+  void drop(int index, Heard, const Report&, Milliseconds limit);
+  void report(const char* stage, int index, int done, int total) const {
+    if (progress_)
+      progress_(stage, candidates_[index].tried.tile, done, total);
+  }
+
+  const std::vector<std::string>& command_;
+  const BenchSetup& setup_;
+  std::vector<Candidate>& candidates_;
+  const TrialLimits& limits_;
+  const TrialProgress& progress_;
+  std::vector<double> vet_ms_;
+
+  std::unique_ptr<WorkerProcess> worker_;
+  bool untouched_ = false;   ///< the worker has run nothing but the default
+  std::vector<bool> handed_; ///< candidates the worker knows
+};
+
+void Trials::start() {
+  // A start may fail by bad luck once, for want of memory say; twice is a reason to give up.
+  std::string why;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    worker_ = std::make_unique<WorkerProcess>(command_);
+    untouched_ = true;
+    handed_.assign(candidates_.size(), false);
+    Order order;
+    order.kind = Order::open;
+    order.setup = setup_;
+    Report hello, opened;
+    Heard heard = worker_->hear(hello, limits_.open);
+    if (heard == Heard::report && hello.kind == Report::hello && hello.protocol != kProtocol)
+      throw TuneError("the tuner's worker '" + joined(command_) + "' is of another version: it " +
+                      "speaks protocol " + std::to_string(hello.protocol) + ", this library " +
+                      std::to_string(kProtocol) +
+                      ". Name this version's with SAGEBWD_TUNE_WORKER.");
+    const bool greeted = heard == Heard::report && hello.kind == Report::hello;
+    if (greeted) {
+      worker_->send(order, limits_.open);
+      heard = worker_->hear(opened, limits_.open);
+      if (heard == Heard::report && opened.kind == Report::opened)
+        return;
+    }
+    if (heard == Heard::report && opened.kind == Report::failed)
+      why = opened.detail;
+    else if (heard == Heard::nothing)
+      why = "it did nothing within " + std::to_string(limits_.open.count()) + " ms";
+    else
+      why = (heard == Heard::gone ? "it " : "it talked nonsense and ") + worker_->end();
+    worker_.reset();
+  }
+  throw TuneError("nothing can be tuned: the tuner's worker '" + joined(command_) +
+                  "' does not start: " + why);
+}
+
+bool Trials::ready(int index) {
+  if (!worker_)
+    start();
+  if (handed_[index])
+    return true;
+  Order order;
+  order.kind = Order::add;
+  order.kernel = candidates_[index].kernel;
+  order.candidate = index;
+  handed_[index] = true;
+  return worker_->send(order, limits_.vet);
+}
+
+void Trials::drop(int index, const std::string& outcome, const std::string& detail) {
+  worker_.reset();
+  TriedTile& tried = candidates_[index].tried;
+  tried.outcome = outcome;
+  tried.detail = detail;
+  tried.ms.clear();
+  if (index == 0)
+    throw TuneError("the default tile, " + tried.tile + ", dropped out itself (" + outcome +
+                    "): " + detail);
+}
+
+void Trials::drop(int index, Heard heard, const Report& report, Milliseconds limit) {
+  if (heard == Heard::report && report.kind == Report::failed)
+    return drop(index, "failed", report.detail);
+  const std::string ended = worker_->end();
+  switch (heard) {
+  case Heard::gone:
+    return drop(index, "crashed", "its worker " + ended);
+  case Heard::nothing:
+    return drop(index, "hung", "nothing came within " + std::to_string(limit.count()) + " ms");
+  default:
+    return drop(index, "garbled", "its worker said what no worker says");
+  }
+}
+
+void Trials::vet_all() {
+  std::vector<int> queue = alive();
+  const int total = static_cast<int>(queue.size());
+  for (int done = 0; done < total;) {
+    const int index = queue[done];
+    report("vetting", index, done, total);
+    Order order;
+    order.kind = Order::vet;
+    order.candidate = index;
+    Report answer;
+    Heard heard = Heard::gone;
+    if (ready(index) && worker_->send(order, limits_.vet))
+      heard = worker_->hear(answer, limits_.vet);
+    else if (worker_)
+      heard = worker_->hear(answer, Milliseconds(0)); // what it said before it ended
+    ++done;
+    const bool sound =
+        heard == Heard::report && answer.kind == Report::vetted && answer.candidate == index;
+    // What an earlier candidate spoilt is not this one's fault: once more in a fresh worker. A hang
+    // is believed at once, for it takes long.
+    const bool first_in_worker = untouched_;
+    untouched_ = false;
+    if (!first_in_worker && heard != Heard::nothing && !(sound && answer.vetting.wrong.empty())) {
+      worker_.reset();
+      --done;
+    } else if (!sound) {
+      drop(index, heard, answer, limits_.vet);
+    } else if (!answer.vetting.wrong.empty()) {
+      drop(index, "wrong", answer.vetting.wrong);
+    } else if (setup_.exact && !answer.vetting.identical) {
+      TriedTile& tried = candidates_[index].tried;
+      tried.outcome = "inexact";
+      tried.detail = "not the default's bits (rel. L2 " + short_number(answer.vetting.rel_l2) +
+                     "): summed in another order, which deterministic=off allows";
+    }
+    vet_ms_[index] = answer.vetting.ms;
+  }
+}
+
+int Trials::rounds_for(const std::vector<int>& indices) const {
+  double round_ms = 0;
+  for (int index : indices)
+    round_ms += vet_ms_[index] + 0.2; // and the write over the L2 cache
+  const double fit = static_cast<double>(limits_.timing.count()) / std::max(round_ms, 1e-3);
+  const int most = std::max(limits_.rounds, kFewestRounds);
+  return fit >= most ? most : std::max(kFewestRounds, static_cast<int>(fit));
+}
+
+bool Trials::time_all() {
+  const std::vector<int> indices = alive();
+  Order order;
+  order.kind = Order::time;
+  order.candidates = indices;
+  order.rounds = rounds_for(indices);
+  const int total = order.rounds * static_cast<int>(indices.size());
+  int running = indices.front(), done = 0;
+  bool sent = true;
+  for (int index : indices)
+    sent = sent && ready(index);
+  sent = sent && worker_->send(order, limits_.vet);
+  while (true) {
+    const auto limit =
+        limits_.launch + Milliseconds(static_cast<int64_t>(std::ceil(20 * vet_ms_[running])));
+    Report answer;
+    const Heard heard = worker_->hear(answer, sent ? limit : Milliseconds(0));
+    const bool known = std::find(indices.begin(), indices.end(), answer.candidate) != indices.end();
+    if (heard == Heard::report && answer.kind == Report::starting && known) {
+      running = answer.candidate;
+    } else if (heard == Heard::report && answer.kind == Report::timed && known &&
+               answer.candidate == running && answer.ms > 0) {
+      candidates_[running].tried.ms.push_back(answer.ms);
+      report("timing", running, done++, total);
+    } else if (heard == Heard::report && answer.kind == Report::done && done == total) {
+      return true;
+    } else {
+      drop(running, heard, answer, limit);
+      return false;
+    }
+  }
+}
+
+} // namespace
+
+void run_trials(const std::vector<std::string>& worker, const BenchSetup& setup,
+                std::vector<Candidate>& candidates, const TrialLimits& limits,
+                const TrialProgress& progress) {
+  if (candidates.empty() || !candidates.front().tried.outcome.empty())
+    throw TuneError("there is no default to compare with");
+  Trials(worker, setup, candidates, limits, progress).run();
+}
+
+} // namespace sagebwd::tuner

@@ -1,0 +1,20 @@
+//===- worker.h - The process that runs candidates --------------------------===//
+#pragma once
+
+#include "runtime/tuner/bench.h"
+
+namespace sagebwd::tuner {
+
+/// Serves a tuner over `socket` until it hangs up or an order fails; gives the exit code. Ends with
+/// the tuner, however that ends. Standard output goes to standard error from here on.
+int run_worker(Bench&, int socket = 0);
+
+} // namespace sagebwd::tuner
+
+namespace sagebwd {
+
+/// What `sagebwd tune-worker` is: a worker with a GPU, whose tuner is at standard input. Says so
+/// and gives exit code 2 where a person started it.
+int tune_worker_main();
+
+} // namespace sagebwd
