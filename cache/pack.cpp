@@ -1,0 +1,308 @@
+//===- pack.cpp - Many entries in one read-only file -----------------------===//
+//
+// Layout, integers little endian:
+//   0   8  magic
+//   8   4  format version
+//   12 32  SHA-256 of every byte from 44 to the end of the index
+//   44  4  number of items
+//   48  8  bytes of the manifest
+//   56 32  SHA-256 of the manifest
+//   88  .  index: for each item digest (32), offset (8), bytes (8); sorted by digest
+//       .  manifest (JSON), then the items in the index's order, without gaps, to the file's end
+// So there is one layout for given items. Opening reads the index alone; an item has its own
+// checksum.
+//
+//===----------------------------------------------------------------------===//
+
+#include "cache/pack.h"
+#include "cache/llvm_compat.h"
+#include "cache/pack_contents.h"
+#include "cache/posix.h"
+
+#include "llvm/Support/Endian.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <sys/random.h>
+
+namespace sagebwd {
+
+namespace {
+
+namespace endian = llvm::support::endian;
+
+constexpr llvm::StringLiteral kMagic("SAGEBWDP");
+constexpr uint32_t kFormatVersion = 1;
+constexpr size_t kVersionAt = 8, kChecksumAt = 12, kCountAt = 44, kManifestBytesAt = 48,
+                 kManifestChecksumAt = 56, kIndexAt = 88;
+constexpr size_t kDigestBytes = 32, kRowBytes = kDigestBytes + 8 + 8;
+/// Bounds what a hostile file can make us allocate: far beyond any pack.
+constexpr uint64_t kMostItems = 1 << 18, kLongestManifest = uint64_t{512} << 20,
+                   kLongestItem = uint64_t{256} << 20;
+
+constexpr const char* kAgain = "; copy it again, or build it again with 'sagebwd prebuild'";
+
+std::string sha256(llvm::StringRef bytes) {
+  llvm::SHA256 hash;
+  hash.update(bytes);
+  llvm_compat::Sha256Digest digest = llvm_compat::finish(hash);
+  return std::string(digest.begin(), digest.end());
+}
+
+/// Where an item is; in the order of the digests.
+struct Place {
+  uint64_t offset, bytes;
+};
+
+//===--- Reading ----------------------------------------------------------===//
+
+/// Why a file must not be trusted, or empty.
+std::string reason_to_refuse_pack(const struct stat& info, const std::string& path) {
+  const std::string quoted = "'" + path + "'";
+  if (!S_ISREG(info.st_mode))
+    return S_ISDIR(info.st_mode) ? "it is a directory, not a pack" : "it is no regular file";
+  if (info.st_uid != ::geteuid() && info.st_uid != 0)
+    return "it belongs to user " + std::to_string(info.st_uid) + ", who is neither user " +
+           std::to_string(::geteuid()) + " of this process nor root, and a pack holds code; if " +
+           "you trust it, make a copy of your own with cp, or as root run: chown root " + quoted;
+  if (info.st_mode & (S_IWGRP | S_IWOTH))
+    return "other users may write it, and a pack holds code; if you trust what is in it now, " +
+           ("run: chmod go-w " + quoted);
+  return "";
+}
+
+/// False where the file ends earlier, or cannot be read.
+bool read_at(int fd, uint64_t offset, uint64_t size, std::string& bytes) {
+  bytes.resize(size);
+  for (uint64_t done = 0; done < size;) {
+    ssize_t count =
+        ::pread(fd, bytes.data() + done, size - done, static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR)
+      continue;
+    if (count <= 0)
+      return false;
+    done += static_cast<uint64_t>(count);
+  }
+  return true;
+}
+
+} // namespace
+
+struct Pack::File {
+  std::string path;
+  Descriptor descriptor;
+  uint64_t manifest_offset = 0, manifest_bytes = 0;
+  std::string manifest_checksum;
+  std::vector<std::string> digests;
+  std::vector<Place> places;
+
+  /// Why it is no sound pack, or empty.
+  std::string read_index(uint64_t file_bytes);
+  [[noreturn]] void fail(const std::string& what) const { throw PackError(path + ": " + what); }
+};
+
+std::string Pack::File::read_index(uint64_t file_bytes) {
+  std::string head;
+  if (file_bytes < kIndexAt || !read_at(descriptor.get(), 0, kIndexAt, head))
+    return std::string("it is shorter than a pack's header: truncated, or no pack") + kAgain;
+  if (llvm::StringRef(head).substr(0, kMagic.size()) != kMagic)
+    return "it is no pack of sagebwd; 'sagebwd prebuild' and 'sagebwd cache export' write packs";
+  const uint32_t version = endian::read32le(head.data() + kVersionAt);
+  if (version != kFormatVersion)
+    return "it was written by " +
+           std::string(version > kFormatVersion ? "a newer" : "another, older") +
+           " version of sagebwd (pack format " + std::to_string(version) + ", this one reads " +
+           std::to_string(kFormatVersion) + "); " +
+           "use that version, or build the pack again with this one's 'sagebwd prebuild'";
+
+  const uint64_t count = endian::read32le(head.data() + kCountAt);
+  manifest_bytes = endian::read64le(head.data() + kManifestBytesAt);
+  manifest_checksum = head.substr(kManifestChecksumAt, kDigestBytes);
+  manifest_offset = kIndexAt + count * kRowBytes;
+  const std::string truncated = std::string("it is truncated or corrupt") + kAgain;
+  std::string rows;
+  if (count > kMostItems || manifest_bytes > kLongestManifest || manifest_offset > file_bytes ||
+      !read_at(descriptor.get(), kIndexAt, count * kRowBytes, rows))
+    return truncated;
+  if (head.substr(kChecksumAt, kDigestBytes) != sha256(head.substr(kCountAt) + rows))
+    return "the checksum of its index does not match: " + truncated;
+
+  uint64_t end = manifest_offset + manifest_bytes;
+  for (const char* row = rows.data(); row < rows.data() + rows.size(); row += kRowBytes) {
+    const Place place = {endian::read64le(row + kDigestBytes),
+                         endian::read64le(row + kDigestBytes + 8)};
+    std::string digest = llvm::toHex(llvm::StringRef(row, kDigestBytes), /*LowerCase=*/true);
+    if (place.offset != end || place.bytes > kLongestItem ||
+        (!digests.empty() && digest <= digests.back()))
+      return "its index is wrong: " + truncated;
+    end += place.bytes; // cannot overflow: at most kMostItems of kLongestItem
+    digests.push_back(std::move(digest));
+    places.push_back(place);
+  }
+  if (end != file_bytes)
+    return "it has " + std::to_string(file_bytes) + " bytes where its index says " +
+           std::to_string(end) + ": " + truncated;
+  return "";
+}
+
+std::shared_ptr<const Pack> Pack::open(const std::string& path) {
+  auto file = std::make_unique<File>();
+  file->path = path;
+  // O_NONBLOCK: opening a FIFO must not wait for its writer. A link is fine: what it leads to is
+  // what is checked.
+  file->descriptor = Descriptor(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  struct stat info;
+  if (!file->descriptor || ::fstat(file->descriptor.get(), &info) != 0) {
+    const int error = errno;
+    file->fail("the pack cannot be opened: " + error_text(error) +
+               (error == ENOENT ? "; write it with 'sagebwd prebuild', or correct the path" : ""));
+  }
+  if (std::string why = reason_to_refuse_pack(info, path); !why.empty())
+    file->fail(why);
+  if (std::string why = file->read_index(static_cast<uint64_t>(info.st_size)); !why.empty())
+    file->fail(why);
+  return std::shared_ptr<const Pack>(new Pack(std::move(file)));
+}
+
+Pack::Pack(std::unique_ptr<File> file) : file_(std::move(file)) {}
+Pack::~Pack() = default;
+
+const std::string& Pack::path() const { return file_->path; }
+const std::vector<std::string>& Pack::digests() const { return file_->digests; }
+
+std::optional<std::string> Pack::read(const std::string& digest) const {
+  const auto found = std::lower_bound(file_->digests.begin(), file_->digests.end(), digest);
+  if (found == file_->digests.end() || *found != digest)
+    return std::nullopt;
+  const Place& place = file_->places[static_cast<size_t>(found - file_->digests.begin())];
+  std::string bytes;
+  if (!read_at(file_->descriptor.get(), place.offset, place.bytes, bytes))
+    file_->fail("it was truncated while in use, or cannot be read" + std::string(kAgain));
+  return bytes;
+}
+
+std::string Pack::manifest() const {
+  std::string text;
+  if (!read_at(file_->descriptor.get(), file_->manifest_offset, file_->manifest_bytes, text))
+    file_->fail("it was truncated while in use, or cannot be read" + std::string(kAgain));
+  if (sha256(text) != file_->manifest_checksum)
+    file_->fail("its manifest is corrupt: the checksum does not match" + std::string(kAgain));
+  return text;
+}
+
+//===--- Writing ----------------------------------------------------------===//
+
+namespace {
+
+void append32(std::string& bytes, uint32_t value) {
+  char little[4];
+  endian::write32le(little, value);
+  bytes.append(little, sizeof(little));
+}
+
+void append64(std::string& bytes, uint64_t value) {
+  char little[8];
+  endian::write64le(little, value);
+  bytes.append(little, sizeof(little));
+}
+
+/// All that comes before the items.
+std::string head_of(const PackContents& contents) {
+  std::string body; // from the number of items on
+  append32(body, static_cast<uint32_t>(contents.items.size()));
+  append64(body, contents.manifest.size());
+  body += sha256(contents.manifest);
+  uint64_t offset = kIndexAt + contents.items.size() * kRowBytes + contents.manifest.size();
+  for (const auto& [digest, bytes] : contents.items) {
+    body += llvm::fromHex(digest);
+    append64(body, offset);
+    append64(body, bytes->size());
+    offset += bytes->size();
+  }
+  std::string head = kMagic.str();
+  append32(head, kFormatVersion);
+  return head + sha256(body) + body + contents.manifest;
+}
+
+bool write_all(int fd, const std::string& bytes) {
+  for (size_t done = 0; done < bytes.size();) {
+    ssize_t count = ::write(fd, bytes.data() + done, bytes.size() - done);
+    if (count < 0 && errno == EINTR)
+      continue;
+    if (count < 0)
+      return false;
+    done += static_cast<size_t>(count);
+  }
+  return true;
+}
+
+bool write_items(int fd, const PackContents& contents) {
+  for (const auto& [digest, bytes] : contents.items)
+    if (!write_all(fd, *bytes))
+      return false;
+  return true;
+}
+
+/// Removes what writers of this name that were killed left behind: files nobody holds locked.
+void sweep(int folder, const std::string& folder_path, const std::string& prefix) {
+  std::error_code ignored;
+  for (const auto& item : std::filesystem::directory_iterator(folder_path, ignored)) {
+    const std::string name = item.path().filename();
+    if (name.rfind(prefix, 0) != 0)
+      continue;
+    Descriptor file(::openat(folder, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file && lock_byte(file.get(), F_WRLCK, 0) == LockStatus::taken)
+      ::unlinkat(folder, name.c_str(), 0);
+  }
+}
+
+} // namespace
+
+void write_pack(const std::string& path, const std::vector<std::string>& items) {
+  auto fail = [&](const std::string& what) { throw PackError(path + " is not written: " + what); };
+  std::string why;
+  std::optional<PackContents> contents = pack_contents(items, kFormatVersion, &why);
+  if (!contents)
+    fail(why);
+  if (contents->items.size() > kMostItems || contents->manifest.size() > kLongestManifest)
+    fail("a pack holds at most " + std::to_string(kMostItems) + " items, these are " +
+         std::to_string(contents->items.size()) + "; write several");
+  for (const auto& [digest, bytes] : contents->items)
+    if (bytes->size() > kLongestItem)
+      fail("the item " + digest + " has more than " + std::to_string(kLongestItem) + " bytes");
+
+  const std::filesystem::path target(path);
+  const std::string name = target.filename();
+  const std::string folder_path = target.has_parent_path() ? target.parent_path().string() : ".";
+  // A rename would replace a device by a file.
+  std::error_code ignored;
+  const auto status = std::filesystem::status(target, ignored);
+  if (name.empty() || (exists(status) && !is_regular_file(status)))
+    fail("there is something that is no regular file; name a file");
+  Descriptor folder = open_directory(folder_path);
+  if (!folder)
+    fail("its folder cannot be opened: " + error_text(errno));
+
+  // Locked while it is being written, so that leftovers of dead writers can be told from it.
+  const std::string prefix = "." + name + ".tmp-";
+  sweep(folder.get(), folder_path, prefix);
+  uint64_t random = 0;
+  if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
+    random = static_cast<uint64_t>(::getpid()); // O_EXCL decides in any case
+  const std::string temporary = prefix + llvm::utohexstr(random, /*LowerCase=*/true);
+  Descriptor file(
+      ::openat(folder.get(), temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (!file)
+    fail("a file cannot be created beside it: " + error_text(errno));
+  lock_byte(file.get(), F_WRLCK, 0);
+  if (!write_all(file.get(), head_of(*contents)) || !write_items(file.get(), *contents) ||
+      ::fsync(file.get()) != 0 ||
+      ::renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) != 0) {
+    const int error = errno;
+    ::unlinkat(folder.get(), temporary.c_str(), 0);
+    fail(error_text(error) + (error == ENOSPC ? "; free some space and run it again" : ""));
+  }
+  ::fsync(folder.get());
+}
+
+} // namespace sagebwd
