@@ -1,0 +1,92 @@
+"""A pack built elsewhere runs here, offline: no NVRTC, an empty cache, nothing compiled.
+
+    sagebwd prebuild --arch sm_90a --head-dim 64,128 --dtype bf16 --out FILE   # where NVRTC is
+    python bench/offline_pack.py FILE                                          # where the GPU is
+
+Runs `sagebwd verify` (random problems against FP64) with the pack alone, then asks for a kernel that
+is not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import Record, parser
+
+from sagebwd.experiments.environment import repository
+
+#: What the pack above holds: the defaults of sm_90a.
+PRESENT = ["--head-dim", "64,128", "--dtype", "bf16", "--causal", "none,top-left",
+           "--granularity", "row", "--precision", "six-of-seven", "--group-kv", "128"]
+ABSENT = ["--head-dim", "64", "--dtype", "fp16", "--causal", "none", "--granularity", "row",
+          "--precision", "six-of-seven", "--group-kv", "128"]
+
+
+def counters_of(text: str) -> dict[str, int]:
+    """What SAGEBWD_STATS=1 prints at exit."""
+    for line in text.splitlines():
+        if line.startswith("sagebwd: memory_hits="):
+            words = line.removeprefix("sagebwd: ").split()
+            return {name: int(value) for name, value in (word.split("=") for word in words)}
+    return {}
+
+
+def verify(tool: Path, pack: Path, words: list[str], cases: int) -> dict:
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {
+            "SAGEBWD_CACHE_DIR": cache, "SAGEBWD_CACHE_PACKS": str(pack), "SAGEBWD_OFFLINE": "1",
+            "SAGEBWD_NVRTC": str(Path(cache) / "there is no NVRTC"), "SAGEBWD_STATS": "1",
+        }  # fmt: skip
+        done = subprocess.run(
+            [tool, "verify", "--cases", str(cases), *words, "--json"],
+            capture_output=True, text=True, env=environment, timeout=300,
+        )  # fmt: skip
+        kept = sorted(path.name for path in Path(cache).glob("*.kernel"))
+    report = json.loads(done.stdout) if done.stdout.strip() else {}
+    return {
+        "exit_code": done.returncode,
+        "cases": report.get("cases"),
+        "wrong": report.get("wrong"),
+        "counters": counters_of(done.stderr),
+        "kernels_in_directory": len(kept),
+        "error": next((line for line in done.stderr.splitlines() if "SAGEBWD_OFFLINE" in line), ""),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser(__doc__.splitlines()[0], "offline-pack.json")
+    options.add_argument("pack", type=Path)
+    options.add_argument("--tool", type=Path, help="default: build/bin/sagebwd")
+    options.add_argument("--cases", type=int, default=40)
+    options = options.parse_args(arguments)
+    root = repository()
+    tool = options.tool or (root / "build/bin/sagebwd" if root else Path("sagebwd"))
+    content = options.pack.read_bytes()
+    record = Record(options.out, cases=options.cases)
+    record.set(pack={"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
+
+    present = verify(tool, options.pack, PRESENT, options.cases)
+    counters = present["counters"]
+    present["passed"] = (
+        present["exit_code"] == 0 and present["wrong"] == 0 and present["cases"] == options.cases
+        and counters.get("pack_hits", 0) > 0 and counters.get("compiles") == 0
+        and present["kernels_in_directory"] == 0
+    )  # fmt: skip
+    record.set(present=present)
+    absent = verify(tool, options.pack, ABSENT, 1)
+    absent["passed"] = absent["exit_code"] == 1 and "sagebwd prebuild" in absent["error"]
+    record.set(absent=absent)
+    print(f"{present['cases']} cases, {present['wrong']} wrong, "
+          f"{counters.get('pack_hits')} kernels from the pack, {counters.get('compiles')} compiled")
+    print(f"a kernel that is not in it: {absent['error']}")
+    return record.finish(present["passed"] and absent["passed"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
