@@ -2,6 +2,7 @@
 
 #include "cache/record.h"
 #include "cache/bounded_json.h"
+#include "cache/json_depth.h"
 
 #include "llvm/Support/FormatVariadic.h"
 
@@ -17,6 +18,7 @@ using llvm::json::Value;
 
 constexpr llvm::StringLiteral kSchemaName("sagebwd tuning ");
 constexpr int kSchemaNumber = 1;
+constexpr int kDeepest = 8; ///< a timing of a candidate of a record of a file takes 6
 /// Far beyond any record; parsing takes some fifty times as much memory.
 constexpr size_t kLongestRecord = size_t{4} << 20, kLongestFile = size_t{64} << 20;
 
@@ -25,7 +27,7 @@ std::string utf8(const std::string& text) {
   return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
 }
 /// JSON has no infinities.
-double finite(double value) { return std::isfinite(value) ? value : 0; }
+double finite(double value) { return std::isfinite(value) ? value + 0.0 : 0; }
 
 std::string print(const Value& value, bool indented) {
   return indented ? llvm::formatv("{0:2}", value).str() : llvm::formatv("{0}", value).str();
@@ -143,6 +145,10 @@ std::optional<Value> parse(const std::string& bytes, size_t longest, std::string
   why = "it is no JSON";
   if (bytes.size() > longest) {
     why = "it has " + std::to_string(bytes.size()) + " bytes, more than any tuning record";
+    return std::nullopt;
+  }
+  if (json_depth(bytes) > kDeepest) {
+    why = "it is nested deeper than any tuning record";
     return std::nullopt;
   }
   std::optional<Value> value = parse_bounded_json(bytes);

@@ -3,6 +3,7 @@
 #include "runtime/tuner/protocol.h"
 
 #include "cache/bounded_json.h"
+#include "cache/json_depth.h"
 
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -20,6 +21,14 @@ using llvm::json::Value;
 constexpr std::array<llvm::StringLiteral, 4> kOrders = {"open", "add", "vet", "time"};
 constexpr std::array<llvm::StringLiteral, 7> kReports = {"hello", "opened", "vetted", "starting",
                                                          "timed", "done",   "failed"};
+
+/// Nothing where a line is no JSON object.
+std::optional<Value> parse(const std::string& line) {
+  constexpr int kDeepest = 8;
+  if (json_depth(line) > kDeepest)
+    return std::nullopt;
+  return parse_bounded_json(line);
+}
 
 /// Nothing for an unknown word.
 template <typename Kind, size_t N>
@@ -208,7 +217,7 @@ std::string line_of(const Order& order) {
 }
 
 std::optional<Order> parse_order(const std::string& text) try {
-  const std::optional<Value> value = parse_bounded_json(text);
+  const std::optional<Value> value = parse(text);
   Reader r(value ? value->getAsObject() : nullptr);
   const std::optional<Order::Kind> kind = kind_of<Order::Kind>(kOrders, r.text("order"));
   if (!kind)
@@ -271,7 +280,7 @@ std::string line_of(const Report& report) {
 }
 
 std::optional<Report> parse_report(const std::string& text) {
-  const std::optional<Value> value = parse_bounded_json(text);
+  const std::optional<Value> value = parse(text);
   Reader r(value ? value->getAsObject() : nullptr);
   const std::optional<Report::Kind> kind = kind_of<Report::Kind>(kReports, r.text("report"));
   if (!kind)
