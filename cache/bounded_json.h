@@ -17,9 +17,16 @@ namespace sagebwd {
 /// Nothing where the text is no JSON, or nested deeper than LLVM's recursive parser may follow.
 inline std::optional<llvm::json::Value> parse_bounded_json(llvm::StringRef text) {
   constexpr int kDeepest = 64;
-  int depth = 0; // brackets in strings count as well: too careful by a little
-  for (char c : text) {
-    depth += (c == '[' || c == '{') - (c == ']' || c == '}');
+  int depth = 0;
+  bool in_string = false; // where brackets mean nothing
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"')
+      in_string = !in_string;
+    else if (in_string)
+      i += c == '\\'; // and what it escapes
+    else
+      depth += (c == '[' || c == '{') - (c == ']' || c == '}');
     if (depth > kDeepest)
       return std::nullopt;
   }
