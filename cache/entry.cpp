@@ -15,6 +15,8 @@
 
 #include "llvm/Support/raw_ostream.h"
 
+#include <limits>
+
 namespace sagebwd {
 
 namespace {
@@ -79,11 +81,13 @@ bool read(const llvm::json::Object& object, llvm::StringRef name, std::string& o
   return text.has_value();
 }
 
+/// Counts and sizes: never negative.
 bool read(const llvm::json::Object& object, llvm::StringRef name, int& out) {
   auto number = llvm_compat::to_optional<int64_t>(object.getInteger(name));
-  if (number)
-    out = static_cast<int>(*number);
-  return number.has_value();
+  if (!number || *number < 0 || *number > std::numeric_limits<int>::max())
+    return false;
+  out = static_cast<int>(*number);
+  return true;
 }
 
 /// The parts of a file whose checksum is right; the JSON is not parsed yet.
@@ -118,7 +122,7 @@ const char* read(const llvm::json::Object& object, llvm::StringRef cubin, CacheE
       !read(object, "spill_bytes", entry.spill_bytes) ||
       !read(object, "shared_bytes", entry.shared_bytes) ||
       !read(object, "cubin_bytes", cubin_bytes))
-    return "its JSON lacks a field";
+    return "a field of its JSON is missing or out of range";
   if (cubin.size() != static_cast<size_t>(cubin_bytes))
     return "its cubin has another length than its JSON says";
   entry.cubin = cubin.str();
