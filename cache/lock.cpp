@@ -34,10 +34,11 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
   Descriptor file = open_lock_file(directory, kLocks);
   if (!file)
     return;
+  byte_ = byte_of(digest);
   const auto deadline = std::chrono::steady_clock::now() + limit;
   // A millisecond at first, as most of what is waited for takes tens of them.
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
-    switch (lock_byte(file.get(), F_WRLCK, byte_of(digest))) {
+    switch (lock_byte(file.get(), F_WRLCK, byte_)) {
     case LockStatus::taken:
       held_ = true;
       fd_ = file.release();
@@ -59,8 +60,10 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
 }
 
 KeyLock::~KeyLock() {
-  if (fd_ >= 0)
-    ::close(fd_); // which lets go
+  if (fd_ < 0)
+    return;
+  lock_byte(fd_, F_UNLCK, byte_); // a child that was forked meanwhile has the descriptor too
+  ::close(fd_);
 }
 
 UseMarks::~UseMarks() {
@@ -79,7 +82,7 @@ void UseMarks::mark(const std::string& directory, const std::string& digest) {
 bool UseMarks::used(const std::string& directory, const std::string& digest) {
   Descriptor file(
       ::open((directory + "/" + kUsers).c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  return file && lock_byte(file.get(), F_WRLCK, byte_of(digest)) == LockStatus::busy;
+  return file && byte_is_locked(file.get(), byte_of(digest));
 }
 
 } // namespace sagebwd

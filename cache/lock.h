@@ -8,6 +8,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -33,6 +34,7 @@ private:
   static constexpr std::chrono::milliseconds kLongestPause{20};
 
   int fd_ = -1;
+  int64_t byte_ = 0;
   bool held_ = false, waited_ = false, timed_out_ = false;
 };
 
