@@ -71,12 +71,14 @@ std::string unique_name(const std::string& prefix) {
   return prefix + std::to_string(::getpid()) + "-" + llvm::utohexstr(random, /*LowerCase=*/true);
 }
 
-void remove_at(int directory, const std::string& name) {
-  if (::unlinkat(directory, name.c_str(), 0) == 0 || (errno != EISDIR && errno != EPERM))
-    return;
+bool remove_at(int directory, const std::string& name) {
+  if (::unlinkat(directory, name.c_str(), 0) == 0)
+    return true;
+  if (errno != EISDIR && errno != EPERM)
+    return false;
   // rmdir takes an empty directory only. What a full one holds is not ours to delete.
-  if (::unlinkat(directory, name.c_str(), AT_REMOVEDIR) != 0)
-    ::renameat(directory, name.c_str(), directory, unique_name(name + ".aside-").c_str());
+  return ::unlinkat(directory, name.c_str(), AT_REMOVEDIR) == 0 ||
+         ::renameat(directory, name.c_str(), directory, unique_name(name + ".aside-").c_str()) == 0;
 }
 
 /// Our own stamp: a file's atime depends on mount options, its mtime is nobody else's here.
@@ -162,10 +164,9 @@ bool file_exists(const std::string& path, const std::string& name) {
   return ::lstat((path + "/" + name).c_str(), &info) == 0;
 }
 
-void remove_file(const std::string& path, const std::string& name) {
+bool remove_file(const std::string& path, const std::string& name) {
   Descriptor directory = open_directory(path);
-  if (directory)
-    remove_at(directory.get(), name);
+  return directory && remove_at(directory.get(), name);
 }
 
 std::string make_private_directory(const std::string& path) {
@@ -202,9 +203,10 @@ uint64_t sweep_leftovers(const std::string& path) {
   if (!directory || !reason_to_refuse(directory.get(), path).empty())
     return 0;
   uint64_t swept = 0;
-  std::error_code ignored;
-  for (const auto& item : std::filesystem::directory_iterator(path, ignored)) {
-    std::string name = item.path().filename();
+  std::error_code error;
+  for (std::filesystem::directory_iterator item(path, error), end; !error && item != end;
+       item.increment(error)) {
+    std::string name = item->path().filename();
     if (name.rfind(kTemporary, 0) != 0)
       continue;
     Descriptor file(

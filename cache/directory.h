@@ -30,8 +30,8 @@ ReadStatus read_file(const std::string& directory, const std::string& name, std:
 /// Whether a name is there, whatever it is.
 bool file_exists(const std::string& directory, const std::string& name);
 
-/// Best effort. A directory that holds something is moved aside instead.
-void remove_file(const std::string& directory, const std::string& name);
+/// Says whether this call removed it. A directory that holds something is moved aside instead.
+bool remove_file(const std::string& directory, const std::string& name);
 
 /// Creates the directory (0700, and its parents) if needed. Returns why it cannot be used, or
 /// empty.

@@ -7,6 +7,7 @@
 #include "cache/posix.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 
 namespace sagebwd {
@@ -17,10 +18,13 @@ using Clock = std::chrono::system_clock;
 
 constexpr std::string_view kSuffix = ".kernel";
 
-/// As it is, before a stamp in the future is taken for now.
+/// As it is, before a stamp in the future is taken for now; but some file systems know stamps
+/// beyond the year 2262, where the clock's 64 bits of nanoseconds end.
 Clock::time_point stamp_of(const struct stat& info) {
+  constexpr time_t kLastSecond = INT64_MAX / std::nano::den - 1;
   return Clock::time_point(std::chrono::duration_cast<Clock::duration>(
-      std::chrono::seconds(info.st_mtim.tv_sec) + std::chrono::nanoseconds(info.st_mtim.tv_nsec)));
+      std::chrono::seconds(std::clamp(info.st_mtim.tv_sec, -kLastSecond, kLastSecond)) +
+      std::chrono::nanoseconds(info.st_mtim.tv_nsec)));
 }
 
 std::string name_of(const KeptFile& file) { return file.digest + std::string(kSuffix); }
@@ -69,13 +73,17 @@ PruneResult prune(const std::string& directory, std::optional<uint64_t> byte_lim
   result.kept = files.size();
   const Clock::time_point now = Clock::now();
   for (const KeptFile& file : files) {
-    const bool stale = unused_for && now - file.last_use > *unused_for;
+    const auto unused = std::chrono::duration_cast<std::chrono::seconds>(now - file.last_use);
+    const bool stale = unused_for && unused > *unused_for;
     const bool too_much = byte_limit && result.kept_bytes > *byte_limit;
     if ((!stale && !too_much) || UseMarks::used(directory, file.digest))
       continue;
-    remove_file(directory, name_of(file));
-    ++result.evicted;
-    result.evicted_bytes += file.bytes;
+    if (remove_file(directory, name_of(file))) {
+      ++result.evicted;
+      result.evicted_bytes += file.bytes;
+    } else if (file_exists(directory, name_of(file))) {
+      continue; // on a read-only file system, say
+    }           // else another process was faster
     --result.kept;
     result.kept_bytes -= file.bytes;
   }

@@ -4,6 +4,7 @@
 #include "cache/directory.h"
 #include "cache/eviction.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -32,6 +33,12 @@ StoreOptions options_for(std::string directory) {
   if (!directory.empty())
     options.directory = std::move(directory);
   return options;
+}
+
+[[noreturn]] void raise_bad_item(const Pack& pack, const std::string& item,
+                                 const std::string& why) {
+  throw PackError(pack.path() + ": the " + item + " in it is bad: " + why +
+                  "; 'sagebwd cache verify --pack' lists what else is; copy or build it again");
 }
 
 } // namespace
@@ -80,12 +87,12 @@ CacheStore::CacheStore(StoreOptions options) : options_(std::move(options)) {
                          : reason_to_refuse(options_.directory);
 }
 
-std::optional<CacheEntry> CacheStore::load(const CacheKey& key) {
-  if (std::optional<CacheEntry> entry = find_in_directory(key)) {
+std::optional<CacheEntry> CacheStore::load(const CacheKey& key, const Accept& accept) {
+  if (std::optional<CacheEntry> entry = find_in_directory(key, accept)) {
     ++counters_.hits;
     return entry;
   }
-  if (std::optional<CacheEntry> entry = find_in_packs(key)) {
+  if (std::optional<CacheEntry> entry = find_in_packs(key, accept)) {
     ++counters_.pack_hits;
     return entry;
   }
@@ -93,13 +100,13 @@ std::optional<CacheEntry> CacheStore::load(const CacheKey& key) {
   return std::nullopt;
 }
 
-std::optional<CacheEntry> CacheStore::load_again(const CacheKey& key) {
-  std::optional<CacheEntry> entry = find_in_directory(key);
+std::optional<CacheEntry> CacheStore::load_again(const CacheKey& key, const Accept& accept) {
+  std::optional<CacheEntry> entry = find_in_directory(key, accept);
   counters_.hits += entry.has_value();
   return entry;
 }
 
-std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key) {
+std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key, const Accept& accept) {
   if (!disabled_reason_.empty())
     return std::nullopt;
   std::string bytes;
@@ -108,6 +115,8 @@ std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key) {
     return std::nullopt;
   if (status == ReadStatus::ok) {
     if (std::optional<CacheEntry> entry = deserialize(bytes, key)) {
+      if (accept && !accept(*entry))
+        return std::nullopt;
       used_.mark(directory(), key.digest);
       return entry;
     }
@@ -117,16 +126,17 @@ std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key) {
   return std::nullopt;
 }
 
-std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key) {
+std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key, const Accept& accept) {
   for (const std::shared_ptr<const Pack>& pack : packs()) {
     std::optional<std::string> bytes = pack->read(key.digest);
     if (!bytes)
       continue;
     std::string why;
-    if (std::optional<CacheEntry> entry = deserialize(*bytes, key, &why))
+    std::optional<CacheEntry> entry = deserialize(*bytes, key, &why);
+    if (!entry)
+      raise_bad_item(*pack, "kernel " + key.digest, why);
+    if (!accept || accept(*entry))
       return entry;
-    throw PackError(pack->path() + ": the kernel " + key.digest + " in it is bad: " + why +
-                    "; 'sagebwd cache verify --pack' lists what else is; copy or build it again");
   }
   return std::nullopt;
 }
@@ -148,47 +158,55 @@ bool CacheStore::publish(const CacheKey& key, const CacheEntry& entry) {
 
 void CacheStore::stay_within_limit(uint64_t published_bytes) {
   std::lock_guard lock(mutex_);
-  // Others publish too, so the estimate is renewed now and then.
-  constexpr int kPublishesBetweenScans = 64;
-  estimated_bytes_ += published_bytes;
-  const uint64_t limit = options_.byte_limit;
-  const bool over = limit > 0 && estimated_bytes_ > limit;
-  if (!over && publishes_++ % kPublishesBetweenScans != 0)
+  if (published_bytes <= unwatched_bytes_) {
+    unwatched_bytes_ -= published_bytes;
     return;
+  }
+  const uint64_t limit = options_.byte_limit;
   PruneResult result = prune(directory(), std::nullopt);
   if (limit > 0 && result.kept_bytes > limit) // a tenth of room, not to prune at every publish
     result = prune(directory(), limit - limit / 10);
   counters_.evictions += result.evicted;
-  estimated_bytes_ = result.kept_bytes;
+  // Others publish too, unseen: so many processes together fill the room that is left.
+  constexpr uint64_t kPublishers = 64;
+  unwatched_bytes_ =
+      limit == 0 ? UINT64_MAX : (limit - std::min(limit, result.kept_bytes)) / kPublishers;
 }
 
 KeyLock CacheStore::lock(const CacheKey& key) {
-  const bool usable = disabled_reason_.empty();
-  return KeyLock(usable ? directory() : "", key.digest, options_.lock_limit,
-                 [&] { return file_exists(directory(), kernel_file(key)); });
+  if (!disabled_reason_.empty())
+    return KeyLock("", key.digest, options_.lock_limit, [] { return true; });
+  auto exists = [&] { return file_exists(directory(), kernel_file(key)); };
+  // What is there already was of no use to the caller: another compiler's entry, say.
+  return KeyLock(directory(), key.digest, options_.lock_limit,
+                 [exists, before = exists()] { return !before && exists(); });
 }
 
 std::optional<TuningRecord> CacheStore::load_record(const CacheKey& key) {
-  std::string bytes;
-  auto accept = [&](const std::string& text) {
-    std::optional<TuningRecord> record = parse_record(text);
-    if (record && record->key.digest != key.digest)
+  std::string bytes, why;
+  auto record_in = [&](const std::string& text) {
+    std::optional<TuningRecord> record = parse_record(text, &why);
+    if (record && record->key.digest != key.digest) {
+      why = "it is the record of another key";
       record.reset();
+    }
     return record;
   };
   if (disabled_reason_.empty()) {
     ReadStatus status = read_file(directory(), record_file(key), bytes);
-    if (status == ReadStatus::ok) {
-      if (std::optional<TuningRecord> record = accept(bytes))
-        return record;
-      remove_file(directory(), record_file(key));
-    }
-    counters_.heals += status != ReadStatus::absent;
+    const bool there = status == ReadStatus::ok;
+    if (std::optional<TuningRecord> record = there ? record_in(bytes) : std::nullopt)
+      return record;
+    if (there && !is_newer_record(bytes))
+      counters_.heals += remove_file(directory(), record_file(key));
+    counters_.heals += status == ReadStatus::removed;
   }
   for (const std::shared_ptr<const Pack>& pack : packs())
-    if (std::optional<std::string> found = pack->read(key.digest))
-      if (std::optional<TuningRecord> record = accept(*found))
+    if (std::optional<std::string> found = pack->read(key.digest)) {
+      if (std::optional<TuningRecord> record = record_in(*found))
         return record;
+      raise_bad_item(*pack, "tuning record " + key.digest, why);
+    }
   return std::nullopt;
 }
 

@@ -13,6 +13,7 @@
 #include "cache/record.h"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -61,15 +62,17 @@ public:
   /// The environment's options; a directory given here replaces the environment's.
   explicit CacheStore(std::string directory = "");
 
+  /// What a caller may have against a sound entry; empty: nothing.
+  using Accept = std::function<bool(const CacheEntry&)>;
   /// Raises PackError for a named pack that cannot be used.
-  std::optional<CacheEntry> load(const CacheKey&);
+  std::optional<CacheEntry> load(const CacheKey&, const Accept& = nullptr);
   /// The same in the directory alone, once the right to compile is had: another may have published
   /// since. Counts no second miss.
-  std::optional<CacheEntry> load_again(const CacheKey&);
+  std::optional<CacheEntry> load_again(const CacheKey&, const Accept& = nullptr);
   /// False where it could not be kept; the caller goes on with the bytes it has. Evicts the least
   /// recently used entries beyond the byte limit.
   bool publish(const CacheKey&, const CacheEntry&);
-  /// The right to compile a key; see KeyLock. Ends early once the entry is there.
+  /// The right to compile a key; see KeyLock. Ends early once another has published an entry.
   KeyLock lock(const CacheKey&);
 
   std::optional<TuningRecord> load_record(const CacheKey&);
@@ -85,8 +88,8 @@ public:
   CacheCounters& counters() { return counters_; }
 
 private:
-  std::optional<CacheEntry> find_in_directory(const CacheKey&);
-  std::optional<CacheEntry> find_in_packs(const CacheKey&);
+  std::optional<CacheEntry> find_in_directory(const CacheKey&, const Accept&);
+  std::optional<CacheEntry> find_in_packs(const CacheKey&, const Accept&);
   void stay_within_limit(uint64_t published_bytes);
   void warn_once(const std::string& what);
 
@@ -97,8 +100,7 @@ private:
   std::mutex mutex_; ///< of what follows
   std::vector<std::shared_ptr<const Pack>> packs_;
   bool packs_open_ = false;
-  uint64_t estimated_bytes_ = 0; ///< in the directory
-  uint64_t publishes_ = 0;
+  uint64_t unwatched_bytes_ = 0; ///< to publish before the directory is looked over again
   std::atomic<bool> warned_{false};
 };
 

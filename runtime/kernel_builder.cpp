@@ -98,12 +98,6 @@ namespace {
 
 } // namespace
 
-std::optional<CacheEntry> KernelBuilder::accepted(std::optional<CacheEntry> entry) const {
-  if (entry && policy_.accept && !policy_.accept(*entry))
-    entry.reset();
-  return entry;
-}
-
 CacheEntry KernelBuilder::compile(const KernelSource& source, const KernelSpec& spec,
                                   const CacheKey& key) {
   const auto start = std::chrono::steady_clock::now();
@@ -122,14 +116,14 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
   KernelSource source = emit_(spec);
   const CacheKey key = key_of(source, spec);
   BuiltKernel kernel{spec, {}, source.threads, source.shared_bytes, /*cached=*/true};
-  std::optional<CacheEntry> entry = accepted(store_.load(key));
+  std::optional<CacheEntry> entry = store_.load(key, policy_.accept);
   if (!entry && policy_.offline)
     raise_offline(spec, source.name, store_);
   if (!entry) {
     const KeyLock lock = store_.lock(key);
     store_.counters().waits += lock.waited();
     store_.counters().timeouts += lock.timed_out();
-    entry = accepted(store_.load_again(key)); // of whoever had the lock until now
+    entry = store_.load_again(key, policy_.accept); // of whoever had the lock until now
     kernel.cached = entry.has_value();
     if (!entry)
       entry = compile(source, spec, key);

@@ -36,7 +36,7 @@ public:
   struct Policy {
     bool offline = false; ///< a kernel that is in no layer is an OfflineError
     /// Kept entries for which this is false are compiled anew; without it all count.
-    std::function<bool(const CacheEntry&)> accept = nullptr;
+    CacheStore::Accept accept = nullptr;
     /// SAGEBWD_OFFLINE=1; SAGEBWD_RECOMPILE=1: only entries of the NVRTC at hand count.
     static Policy from_environment();
   };
@@ -56,7 +56,6 @@ private:
   Built find_in_memory(const KernelSpec&) const;
   /// Every layer below memory.
   BuiltKernel make(const KernelSpec&);
-  std::optional<CacheEntry> accepted(std::optional<CacheEntry>) const;
   CacheEntry compile(const KernelSource&, const KernelSpec&, const CacheKey&);
 
   CacheStore& store_;
