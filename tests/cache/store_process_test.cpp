@@ -19,7 +19,6 @@
 
 using namespace sagebwd;
 using test::TempDirectory;
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -84,7 +83,7 @@ TEST(CacheStoreProcesses, ReadersSeeWholeEntriesWhileWritersReplaceThem) {
     }));
   for (pid_t child : children)
     EXPECT_EQ(finish(child), 0);
-  EXPECT_EQ(std::distance(fs::directory_iterator(temp.path()), fs::directory_iterator()), 1);
+  EXPECT_EQ(test::files_in(temp.path()).size(), 1u);
 }
 
 TEST(CacheStoreProcesses, AKilledWriterLeavesNoEntry) {
@@ -175,8 +174,7 @@ TEST(CacheStoreProcesses, AFullDiskCostsOneWarningAndLeavesNothing) {
       return 13;
     if (store.load(other) || !store.load(sample_key()))
       return 14;
-    return std::distance(fs::directory_iterator(temp.path()), fs::directory_iterator()) == 1 ? 0
-                                                                                             : 15;
+    return test::files_in(temp.path()).size() == 1 ? 0 : 15;
   }));
   if (status == kNotPermitted)
     GTEST_SKIP() << "mounting a small file system is not permitted here";

@@ -35,14 +35,6 @@ std::string file_of(const CacheStore& store, const CacheKey& key) {
   return store.directory() + "/" + key.digest + ".kernel";
 }
 
-/// But for the files that only carry locks.
-size_t files_in(const std::string& directory) {
-  size_t count = 0;
-  for (const auto& item : fs::directory_iterator(directory))
-    count += item.path().filename() != "users" && item.path().filename() != "locks";
-  return count;
-}
-
 TEST(CacheStore, KeepsEntriesInAPrivateDirectoryMadeOnTheFirstPublish) {
   TempDirectory temp;
   CacheStore store(temp / "a/b/cache");
@@ -54,7 +46,7 @@ TEST(CacheStore, KeepsEntriesInAPrivateDirectoryMadeOnTheFirstPublish) {
   EXPECT_EQ(mode_of(store.directory()), 0700);
   EXPECT_EQ(mode_of(temp / "a"), 0700);
   EXPECT_EQ(mode_of(file_of(store, key_number(1))), 0600);
-  EXPECT_EQ(files_in(store.directory()), 1u) << "a temporary file is left";
+  EXPECT_EQ(test::files_in(store.directory()).size(), 1u) << "a temporary file is left";
 
   std::optional<CacheEntry> entry = CacheStore(store.directory()).load(key_number(1));
   ASSERT_TRUE(entry);
@@ -151,7 +143,7 @@ TEST(CacheStore, RefusesADirectoryThatOthersMayWrite) {
     std::string text = testing::internal::GetCapturedStderr();
     EXPECT_NE(text.find(temp.path()), std::string::npos) << text;
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
-    EXPECT_EQ(files_in(temp.path()), 1u);
+    EXPECT_EQ(test::files_in(temp.path()).size(), 1u);
 
     // Opened to others after the store began: no better.
     EXPECT_FALSE(before.load(key_number(1)));

@@ -7,6 +7,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace sagebwd::test {
 
@@ -66,6 +67,15 @@ inline std::string read_text(const std::string& path) {
 
 inline void write_text(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
+}
+
+/// The paths of all in a cache directory but the files that only carry locks.
+inline std::vector<std::string> files_in(const std::string& directory) {
+  std::vector<std::string> paths;
+  for (const auto& item : std::filesystem::directory_iterator(directory))
+    if (item.path().filename() != "users" && item.path().filename() != "locks")
+      paths.push_back(item.path());
+  return paths;
 }
 
 } // namespace sagebwd::test

@@ -93,8 +93,8 @@ TEST(KernelBuilder, ACorruptEntryIsCompiledAgain) {
   CacheStore store(temp.path());
   Bench first(store), second(store), third(store);
   first.builder.build(spec_number(1));
-  for (const auto& file : std::filesystem::directory_iterator(temp.path()))
-    std::filesystem::resize_file(file.path(), file.file_size() - 1);
+  for (const std::string& file : test::files_in(temp.path()))
+    std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
   EXPECT_FALSE(second.builder.build(spec_number(1))->cached);
   EXPECT_EQ(store.counters().heals, 1u);
   EXPECT_TRUE(third.builder.build(spec_number(1))->cached);
@@ -108,7 +108,7 @@ TEST(KernelBuilder, WhatIsNotToBeKeptStaysInMemory) {
   bench.builder.build(spec_number(1));
   bench.builder.build(spec_number(1));
   EXPECT_EQ(bench.compiles, 1);
-  EXPECT_TRUE(std::filesystem::is_empty(temp.path()));
+  EXPECT_TRUE(test::files_in(temp.path()).empty());
 }
 
 TEST(KernelBuilder, WorksWithoutADirectory) {
@@ -261,18 +261,35 @@ TEST(KernelSpecHash, EveryFieldSeparatesSpecs) {
   }
 }
 
-TEST(KeyOf, NamesSchemaSourceOptionsAndArchitectureAndNothingElse) {
-  KernelSource source{"k", "text", 128, 0};
-  CacheKey key = key_of(source, spec_number(1));
-  std::vector<std::string> labels;
-  for (const auto& field : key.fields)
-    labels.push_back(field.first);
-  EXPECT_EQ(labels, (std::vector<std::string>{"schema", "source", "options", "arch"}));
-  EXPECT_EQ(key.digest, key_of(source, spec_number(2)).digest);
-  KernelSpec other = spec_number(1);
+TEST(KeyOf, NamesTheSpecSchemaSourceOptionsAndArchitectureAndNothingElse) {
+  const KernelSpec spec = spec_number(1);
+  const KernelSource source{"k", "text", 128, 0, {}};
+  std::vector<std::pair<std::string, std::string>> expected = labelled(spec);
+  expected.emplace_back("schema", "sagebwd kernel 2");
+  expected.emplace_back("source", sha256_hex("text"));
+  expected.emplace_back("options", key_of(source, spec)["options"]);
+  expected.emplace_back("arch", "sm_90a");
+  EXPECT_EQ(key_of(source, spec).digest, make_key(expected).digest);
+  EXPECT_EQ(key_of({"another", "text", 64, 1, {}}, spec).digest, make_key(expected).digest);
+}
+
+TEST(KeyOf, ChangesInOneFieldWithWhateverChanges) {
+  auto differing = [](const CacheKey& a, const CacheKey& b) {
+    std::vector<std::string> labels;
+    for (size_t i = 0; i < a.fields.size(); ++i)
+      if (a.fields[i] != b.fields[i])
+        labels.push_back(a.fields[i].first);
+    return labels;
+  };
+  const KernelSpec spec = spec_number(1);
+  const CacheKey key = key_of({"k", "text", 128, 0, {}}, spec);
+  using Labels = std::vector<std::string>;
+  EXPECT_EQ(differing(key, key_of({"k", "text ", 128, 0, {}}, spec)), Labels{"source"});
+  EXPECT_EQ(differing(key, key_of({"k", "text", 128, 0, {"-G"}}, spec)), Labels{"options"});
+  EXPECT_EQ(differing(key, key_of({"k", "text", 128, 0, {}}, spec_number(2))), Labels{"group_q"});
+  KernelSpec other = spec;
   other.arch = find_arch("sm_80");
-  EXPECT_NE(key.digest, key_of(source, other).digest);
-  EXPECT_NE(key.digest, key_of({"k", "text ", 128, 0}, spec_number(1)).digest);
+  EXPECT_EQ(differing(key, key_of({"k", "text", 128, 0, {}}, other)), Labels{"arch"});
 }
 
 } // namespace
