@@ -1,0 +1,176 @@
+//===- records.cpp - Which tile won for what ---------------------------------===//
+
+#include "runtime/tuner/records.h"
+
+#include "cache/directory.h"
+#include "runtime/driver/driver.h"
+#include "runtime/kernels.h"
+#include "runtime/tuner/trials.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+namespace sagebwd {
+namespace {
+
+constexpr const char* kSuffix = ".tuning";
+const char* const kTileFields[] = {"family", "block_q", "block_kv",
+                                   "warps",  "stages",  "blocks_per_sm"};
+
+/// A key's fields are JSON: a driver's name for a GPU may be anything.
+std::string printable(std::string text) {
+  for (char& c : text)
+    if (c < ' ' || c > '~')
+      c = '?';
+  return text;
+}
+
+/// As kernels_of() gives it, with the default tile.
+KernelSpec kernel_spec(KernelKind kind, const AttentionSpec& spec, const Arch& arch) {
+  const Pass pass = kind == KernelKind::forward ? Pass::forward : Pass::backward;
+  Tiles tiles; // those of other kernels are not looked at
+  tiles.forward = tiles.backward_dq = tiles.backward_dkv = default_tile(kind, spec, arch);
+  for (const KernelSpec& kernel : kernels_of(pass, spec, arch, tiles))
+    if (kernel.kind == kind)
+      return kernel;
+  throw SpecError(std::string(to_string(kind)) + " has no tile to tune");
+}
+
+} // namespace
+
+Gpu gpu_of(int device) {
+  const driver::DeviceInfo info = driver::device_info(device);
+  const int version = driver::driver_version();
+  return {printable(info.name), info.sm_count, arch_for_capability(info.major, info.minor),
+          std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10)};
+}
+
+CacheKey record_key(KernelKind kind, const AttentionSpec& spec, const Gpu& gpu,
+                    const Bucket& bucket) {
+  const KernelSpec kernel = kernel_spec(kind, spec, gpu.arch);
+  auto fields = labelled(kernel);
+  std::erase_if(fields, [](const auto& field) {
+    return field.first == "deterministic" ||
+           std::find(std::begin(kTileFields), std::end(kTileFields), field.first) !=
+               std::end(kTileFields);
+  });
+  // Kernels do not depend on it, what may win does.
+  fields.emplace_back("deterministic", spec.deterministic ? "yes" : "no");
+  fields.emplace_back("schema", kTuningSchema);
+  fields.emplace_back("arch", gpu.arch.name);
+  fields.emplace_back("gpu", gpu.name);
+  fields.emplace_back("sm_count", std::to_string(gpu.sm_count));
+  fields.emplace_back("driver", gpu.driver);
+  fields.emplace_back("bucket", to_string(bucket));
+  fields.emplace_back("source", sha256_hex(emit(kernel).text));
+  return make_key(std::move(fields));
+}
+
+TileConfig tile_of(const TuningRecord& record, KernelKind kind, const AttentionSpec& spec,
+                   const Arch& arch) {
+  const TileConfig tile = parse_tile(record.tile);
+  KernelSpec kernel = kernel_spec(kind, spec, arch);
+  kernel.tile = tile;
+  check_tile(kernel);
+  return tile;
+}
+
+std::optional<TuningRecord> Records::find(const CacheKey& key) {
+  {
+    std::lock_guard lock(mutex_);
+    if (auto found = known_.find(key.digest); found != known_.end())
+      return found->second;
+  }
+  return reload(key);
+}
+
+std::optional<TuningRecord> Records::reload(const CacheKey& key) {
+  std::optional<TuningRecord> record = store_.load_record(key);
+  std::lock_guard lock(mutex_);
+  if (record) {
+    known_.insert_or_assign(key.digest, *record);
+    return record;
+  }
+  auto found = known_.find(key.digest);
+  return found == known_.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool Records::keep(const TuningRecord& record) {
+  const bool kept = store_.publish_record(record);
+  {
+    std::lock_guard lock(mutex_);
+    known_.insert_or_assign(record.key.digest, record);
+  }
+  generation_.fetch_add(1, std::memory_order_release);
+  return kept;
+}
+
+Records::Merged Records::merge(const std::vector<TuningRecord>& records, bool overwrite) {
+  for (const TuningRecord& record : records) // all or none
+    parse_tile(record.tile);
+  Merged merged;
+  size_t lost = 0;
+  for (const TuningRecord& record : records) {
+    const bool known = find(record.key).has_value();
+    if (known && !overwrite) {
+      ++merged.kept;
+      continue;
+    }
+    lost += !keep(record);
+    ++(known ? merged.replaced : merged.added);
+  }
+  if (lost > 0)
+    throw TuneError(std::to_string(lost) + " tuning records could not be kept: " +
+                    (store_.disabled_reason().empty() ? store_.directory() + " cannot be written"
+                                                      : store_.disabled_reason()));
+  return merged;
+}
+
+std::vector<TuningRecord> Records::all(std::vector<std::string>* problems) {
+  std::set<std::string> seen;
+  std::vector<TuningRecord> records;
+  const auto add = [&](const std::string& place, const std::string& bytes) {
+    std::string why;
+    std::optional<TuningRecord> record = parse_record(bytes, &why);
+    if (!record) {
+      if (problems)
+        problems->push_back(place + ": " + why);
+    } else if (seen.insert(record->key.digest).second) {
+      records.push_back(std::move(*record));
+    }
+  };
+
+  std::error_code unreadable;
+  std::filesystem::directory_iterator files;
+  if (store_.disabled_reason().empty())
+    files = std::filesystem::directory_iterator(store_.directory(), unreadable);
+  for (; files != std::filesystem::directory_iterator(); files.increment(unreadable)) {
+    const std::string name = files->path().filename().string();
+    std::string bytes;
+    if (name.size() == 64 + 7 && name.ends_with(kSuffix) && is_digest(name.substr(0, 64)) &&
+        read_file(store_.directory(), name, bytes) == ReadStatus::ok)
+      add(files->path().string(), bytes);
+  }
+  for (const std::shared_ptr<const Pack>& pack : store_.packs())
+    for (const std::string& digest : pack->digests())
+      if (const auto bytes = pack->read(digest); bytes && bytes->starts_with("{"))
+        add(pack->path() + " (" + digest + ")", *bytes);
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [digest, record] : known_) // what no directory keeps
+      if (seen.insert(digest).second)
+        records.push_back(record);
+  }
+  std::sort(records.begin(), records.end(), [](const TuningRecord& a, const TuningRecord& b) {
+    return a.key.digest < b.key.digest;
+  });
+  return records;
+}
+
+Records& user_records() {
+  static Records& records = *new Records(user_store());
+  return records;
+}
+
+} // namespace sagebwd

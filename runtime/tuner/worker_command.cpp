@@ -1,0 +1,70 @@
+//===- worker_command.cpp - Which program runs candidates --------------------===//
+
+#include "runtime/tuner/tuner.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <unistd.h>
+
+namespace sagebwd {
+namespace {
+
+constexpr const char* kProgram = "sagebwd";
+constexpr const char* kSubcommand = "tune-worker";
+
+std::mutex& worker_mutex() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+std::vector<std::string>& process_worker() {
+  static std::vector<std::string>& command = *new std::vector<std::string>;
+  return command;
+}
+
+bool is_program(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
+}
+
+} // namespace
+
+void set_tune_worker(std::vector<std::string> command) {
+  std::lock_guard lock(worker_mutex());
+  process_worker() = std::move(command);
+}
+
+std::vector<std::string> worker_command(const std::vector<std::string>& given) {
+  if (!given.empty())
+    return given;
+  if (const char* named = std::getenv("SAGEBWD_TUNE_WORKER"); named && *named) {
+    if (!is_program(named))
+      throw TuneError("SAGEBWD_TUNE_WORKER is '" + std::string(named) +
+                      "', which is no program; it takes the path of the sagebwd command line");
+    return {named, kSubcommand};
+  }
+  {
+    std::lock_guard lock(worker_mutex());
+    if (!process_worker().empty())
+      return process_worker();
+  }
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error && self.filename() == kProgram)
+    return {self.string(), kSubcommand};
+  if (!error && is_program(self.parent_path() / kProgram))
+    return {(self.parent_path() / kProgram).string(), kSubcommand};
+  const char* path = std::getenv("PATH");
+  for (std::string rest = path ? path : ""; !rest.empty();) {
+    const size_t end = rest.find(':');
+    const std::filesystem::path folder = rest.substr(0, end);
+    if (folder.is_absolute() && is_program(folder / kProgram))
+      return {(folder / kProgram).string(), kSubcommand};
+    rest = end == std::string::npos ? "" : rest.substr(end + 1);
+  }
+  throw TuneError("tuning runs candidates in a process of its own, the sagebwd command line, and "
+                  "there is none beside " +
+                  self.string() + " or in PATH: name it with SAGEBWD_TUNE_WORKER");
+}
+
+} // namespace sagebwd
