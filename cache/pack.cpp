@@ -190,6 +190,13 @@ std::string Pack::manifest() const {
   return text;
 }
 
+std::vector<std::string> Pack::archs() const {
+  std::optional<std::vector<std::string>> archs = archs_of_manifest(manifest());
+  if (!archs)
+    file_->fail("its manifest is none of ours" + std::string(kAgain));
+  return std::move(*archs);
+}
+
 //===--- Writing ----------------------------------------------------------===//
 
 namespace {
@@ -258,7 +265,23 @@ void sweep(int folder, const std::string& folder_path, const std::string& prefix
 
 } // namespace
 
-void write_pack(const std::string& path, const std::vector<std::string>& items) {
+void check_pack_path(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const fs::path target(path);
+  if (target.filename().empty() || target.filename() == "." || target.filename() == "..")
+    throw PackError("'" + path + "' is no file's name; name the pack's file");
+  // A rename would replace a device by a file.
+  if (const auto status = fs::status(target, ignored); exists(status) && !is_regular_file(status))
+    throw PackError(path + " is there and is no regular file; name another file");
+  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
+  if (!is_directory(fs::status(folder, ignored)))
+    throw PackError(path + " cannot be written: there is no folder " + folder.string() +
+                    "; make it, or name another file");
+}
+
+uint64_t write_pack(const std::string& path, const std::vector<std::string>& items) {
+  check_pack_path(path);
   auto fail = [&](const std::string& what) { throw PackError(path + " is not written: " + what); };
   std::string why;
   std::optional<PackContents> contents = pack_contents(items, kFormatVersion, &why);
@@ -274,11 +297,6 @@ void write_pack(const std::string& path, const std::vector<std::string>& items) 
   const std::filesystem::path target(path);
   const std::string name = target.filename();
   const std::string folder_path = target.has_parent_path() ? target.parent_path().string() : ".";
-  // A rename would replace a device by a file.
-  std::error_code ignored;
-  const auto status = std::filesystem::status(target, ignored);
-  if (name.empty() || (exists(status) && !is_regular_file(status)))
-    fail("there is something that is no regular file; name a file");
   Descriptor folder = open_directory(folder_path);
   if (!folder)
     fail("its folder cannot be opened: " + error_text(errno));
@@ -295,7 +313,11 @@ void write_pack(const std::string& path, const std::vector<std::string>& items) 
   if (!file)
     fail("a file cannot be created beside it: " + error_text(errno));
   lock_byte(file.get(), F_WRLCK, 0);
-  if (!write_all(file.get(), head_of(*contents)) || !write_items(file.get(), *contents) ||
+  const std::string head = head_of(*contents);
+  uint64_t bytes = head.size();
+  for (const auto& [digest, item] : contents->items)
+    bytes += item->size();
+  if (!write_all(file.get(), head) || !write_items(file.get(), *contents) ||
       ::fsync(file.get()) != 0 ||
       ::renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) != 0) {
     const int error = errno;
@@ -303,6 +325,7 @@ void write_pack(const std::string& path, const std::vector<std::string>& items) 
     fail(error_text(error) + (error == ENOSPC ? "; free some space and run it again" : ""));
   }
   ::fsync(folder.get());
+  return bytes;
 }
 
 } // namespace sagebwd

@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -41,6 +42,8 @@ public:
   /// JSON: format, archs, lowest_driver, and of each item its kind ("kernel" or "tuning"), digest,
   /// bytes, and the fields of its key. Raises PackError where it does not match its checksum.
   std::string manifest() const;
+  /// The architectures of its items, by the manifest. Raises PackError as that does.
+  std::vector<std::string> archs() const;
 
 private:
   struct File;
@@ -48,8 +51,11 @@ private:
   std::unique_ptr<File> file_;
 };
 
-/// Publishes a pack of serialized entries and tuning records, whole or not at all. Raises
-/// PackError.
-void write_pack(const std::string& path, const std::vector<std::string>& items);
+/// Publishes a pack of serialized entries and tuning records, whole or not at all; an earlier file
+/// stays until then. Returns its size in bytes. Raises PackError.
+uint64_t write_pack(const std::string& path, const std::vector<std::string>& items);
+/// Raises PackError for a path at which there is something that must not be replaced by a pack: for
+/// those who are about to spend minutes on its items.
+void check_pack_path(const std::string& path);
 
 } // namespace sagebwd

@@ -1,0 +1,76 @@
+//===- work_folder.cpp - What an interrupted prebuild leaves to the next ---===//
+
+#include "runtime/work_folder.h"
+
+#include "cache/directory.h"
+#include "cache/pack.h"
+#include "cache/posix.h"
+
+#include <filesystem>
+
+namespace sagebwd {
+
+namespace {
+
+constexpr const char* kLock = "prebuild.lock";
+
+/// The lock file of a folder that was removed meanwhile excludes nobody.
+bool is_at(int fd, const std::string& path) {
+  struct stat opened, named;
+  return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+} // namespace
+
+std::string work_folder_of(const std::string& output) { return output + ".partial"; }
+
+WorkFolder::WorkFolder(const std::string& output) : path_(work_folder_of(output)) {
+  check_pack_path(output);
+  const std::string file = path_ + "/" + kLock;
+  auto fail = [&](const std::string& what) {
+    throw PackError(output + " cannot be built: " + what);
+  };
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    if (std::string reason = make_private_directory(path_); !reason.empty())
+      fail("its work folder " + reason);
+    Descriptor lock(
+        ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+    if (!lock && errno == ENOENT) // another removed the folder just now
+      continue;
+    if (!lock)
+      fail(file + ": " + error_text(errno));
+    // Where the file system has no locks, two prebuilds do the work twice, and that is all.
+    if (lock_byte(lock.get(), F_WRLCK, 0) == LockStatus::busy)
+      fail("another process is building it right now; wait for it, or name another file");
+    if (!is_at(lock.get(), file))
+      continue;
+    lock_ = lock.release();
+    return;
+  }
+  fail(path_ + " is removed again and again");
+}
+
+WorkFolder::~WorkFolder() {
+  if (lock_ >= 0)
+    ::close(lock_);
+}
+
+void WorkFolder::remove() {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  for (const auto& item : fs::directory_iterator(path_, ignored)) {
+    const std::string name = item.path().filename();
+    if (ends_with(name, ".kernel") || name.rfind(".tmp-", 0) == 0 || name == "locks" ||
+        name == "users")
+      fs::remove(item.path(), ignored);
+  }
+  fs::remove(path_ + "/" + kLock, ignored);
+  fs::remove(path_, ignored);
+}
+
+} // namespace sagebwd
