@@ -5,19 +5,19 @@
 //===----------------------------------------------------------------------===//
 
 #include "cache/store.h"
+#include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <fcntl.h>
-#include <functional>
 #include <sched.h>
 #include <sys/mount.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 using namespace sagebwd;
+using test::finish;
+using test::start;
 using test::TempDirectory;
 
 namespace {
@@ -33,20 +33,6 @@ CacheEntry entry_of(char letter, size_t size) {
   entry.kernel_name = std::string(1, letter);
   entry.cubin.assign(size, letter);
   return entry;
-}
-
-pid_t start(const std::function<int()>& work) {
-  pid_t child = ::fork();
-  if (child == 0)
-    ::_exit(work());
-  return child;
-}
-
-/// The child's exit status; -1 where it was killed.
-int finish(pid_t child) {
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 TEST(CacheStoreProcesses, ReadersSeeWholeEntriesWhileWritersReplaceThem) {
