@@ -52,8 +52,11 @@ void Progress::advance(const std::string& done) {
   constexpr size_t kWidth = 30;
   size_t filled = total_ ? kWidth * done_ / total_ : kWidth;
   std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
-  fprintf(stderr, "\r\033[K%s [%s] %zu/%zu %s", what_.c_str(), bar.c_str(), done_, total_,
-          done.c_str());
+  const double seconds = milliseconds_since(start_) / 1e3;
+  const double rate = static_cast<double>(done_) / seconds;
+  const double rest = static_cast<double>(total_ - std::min(done_, total_)) / rate;
+  fprintf(stderr, "\r\033[K%s [%s] %zu/%zu, %.3g/s, %.0f s left: %s", what_.c_str(), bar.c_str(),
+          done_, total_, rate, rest, done.c_str());
   fflush(stderr);
 }
 

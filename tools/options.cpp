@@ -158,7 +158,13 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
       value = arguments[++i];
     }
     option->set(value);
+    option->given = true;
   }
+}
+
+bool OptionTable::given(const std::string& name) const {
+  return std::any_of(options_.begin(), options_.end(),
+                     [&](const Option& option) { return option.name == name && option.given; });
 }
 
 std::string OptionTable::help() const {

@@ -43,6 +43,8 @@ public:
 
   /// Reads "--name value" and "--name=value". Raises UsageError.
   void parse(const std::vector<std::string>& arguments);
+  /// Whether the arguments named an option.
+  bool given(const std::string& name) const;
   /// One line an option.
   std::string help() const;
 
@@ -50,6 +52,7 @@ private:
   struct Option {
     std::string name, placeholder, help;
     std::function<void(const std::string&)> set; ///< with "" for flags
+    bool given = false;
   };
   void integer_option(std::string name, int64_t low, int64_t high, std::function<void(int64_t)> set,
                       std::string initial, std::string help);

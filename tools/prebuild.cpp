@@ -1,0 +1,237 @@
+//===- prebuild.cpp - Many operations' kernels in one pack -----------------===//
+#include "runtime/prebuild.h"
+#include "tools/command.h"
+#include "tools/console.h"
+#include "tools/spec_list.h"
+#include "tools/spec_options.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <optional>
+
+namespace sagebwd::tools {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Built = std::shared_ptr<const BuiltKernel>;
+
+/// Raises std::runtime_error for a file that cannot be read.
+std::string read_input(const std::string& path, size_t longest) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(longest + 1, '\0');
+  if (file)
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file.eof() && (!file || file.gcount() == 0))
+    throw std::runtime_error(path + " cannot be read: " + std::strerror(errno));
+  text.resize(static_cast<size_t>(file.gcount()));
+  return text;
+}
+
+/// "12.8" of 12080.
+std::string version_text(int cuda) {
+  return std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10);
+}
+
+class Prebuild : public Command {
+public:
+  Prebuild()
+      : Command(
+            "prebuild", "compile the kernels of many operations into one pack",
+            "Writes every kernel that the operations need, forward and backward, into one file\n"
+            "for machines that may not compile. Needs NVRTC, but no GPU. Lists combine: every\n"
+            "architecture with every head dimension, and so on. A run that was killed goes on\n"
+            "where it was. The same operations give the same bytes. Use the file with\n"
+            "SAGEBWD_CACHE_PACKS=FILE, and SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd prebuild --arch sm_80,sm_86,sm_89,sm_90a,sm_120 --head-dim 64,128 \\\n"
+            "      --dtype bf16,fp16 --out fleet.pack\n"
+            "  sagebwd prebuild --specs specs.yaml --out fleet.pack\n"
+            "  sagebwd prebuild --arch sm_90a --records tuned.json --out h200.pack\n"
+            "  sagebwd prebuild --arch sm_90a --dry-run\n"
+            "\n"
+            "a list of specs, in YAML or JSON; only arch has no default:\n"
+            "  - arch: [sm_80, sm_90a]\n"
+            "    head_dim: [64, 128]\n"
+            "    dtype: bf16\n"
+            "    causal: [none, top-left]\n"
+            "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
+        spec_({"64", "128"}, {"bf16", "fp16"}, {"none", "top-left"}, {"row"}, {"six-of-seven"}) {
+    options.list("arch", "ARCH,..", archs_, "architectures");
+    spec_.declare(options, /*lists=*/true);
+    options.list("pass", "PASS,..", passes_, "forward, backward");
+    options.text("specs", "FILE", specs_file_, "a list of specs, instead of the options above");
+    options.list("records", "FILE,..", record_files_,
+                 "tuning records ('sagebwd tune --export'): they and their tiles go in too");
+    options.text("out", "FILE", out_, "the pack");
+    options.flag("dry-run", dry_run_, "list what would be built");
+  }
+
+  ExitCode run() override {
+    const std::vector<WantedOperation> operations = wanted();
+    const std::vector<TuningRecord> given = records();
+    PrebuildRequest request;
+    request.output = out_;
+    request.records = records_of(operations, given);
+    request.kernels = kernels_of(operations, given);
+    if (!given.empty() && request.records.empty())
+      throw UsageError("none of the " + std::to_string(given.size()) +
+                       " tuning records is of the operations asked for; leave --records out, or "
+                       "name what was tuned");
+    if (dry_run_)
+      return list(request.kernels);
+    if (out_.empty())
+      throw UsageError("name the pack with --out FILE, or take --dry-run");
+
+    const Clock::time_point start = Clock::now();
+    std::optional<Progress> progress(std::in_place, "prebuilding", request.kernels.size());
+    request.progress = [&](const BuiltKernel& kernel, size_t, size_t) {
+      progress->advance(kernel.entry.arch + " " + kernel.entry.kernel_name);
+    };
+    const PrebuildResult result = prebuild(request);
+    progress.reset();
+    report(result, given.size() - request.records.size(), milliseconds_since(start) / 1e3);
+    return kDone;
+  }
+
+private:
+  struct Summary {
+    size_t kernels = 0, compiled = 0;
+    uint64_t cubin_bytes = 0;
+    int lowest_driver = 0;
+    double compile_s = 0;
+    void add(const BuiltKernel& kernel) {
+      ++kernels;
+      compiled += !kernel.cached;
+      cubin_bytes += kernel.entry.cubin.size();
+      lowest_driver = std::max(lowest_driver, kernel.entry.lowest_driver);
+      compile_s += kernel.cached ? 0 : kernel.entry.compile_ms / 1e3;
+    }
+  };
+
+  std::vector<WantedOperation> wanted() const;
+  std::vector<TuningRecord> records() const;
+  ExitCode list(const std::vector<KernelSpec>&) const;
+  void report(const PrebuildResult&, size_t records_left_out, double seconds) const;
+
+  SpecOptions spec_;
+  std::vector<std::string> archs_, passes_{"forward", "backward"}, record_files_;
+  std::string specs_file_, out_;
+  bool dry_run_ = false;
+};
+
+std::vector<WantedOperation> Prebuild::wanted() const {
+  if (!specs_file_.empty()) {
+    for (const char* name : {"arch", "head-dim", "dtype", "causal", "granularity", "precision",
+                             "group-q", "group-kv", "no-smooth-k", "no-rotate", "pass"})
+      if (options.given(name))
+        throw UsageError("--specs and --" + std::string(name) +
+                         " contradict each other: the file says what to build");
+    return parse_spec_list(read_input(specs_file_, kLongestSpecList), specs_file_);
+  }
+  if (archs_.empty())
+    throw UsageError("name architectures with --arch (e.g. --arch sm_80,sm_90a), or a list of "
+                     "specs with --specs");
+  for (const std::string& pass : passes_)
+    if (pass != "forward" && pass != "backward")
+      throw UsageError("--pass is '" + pass + "'; it is forward, backward or both");
+  const auto has = [&](const char* pass) {
+    return std::find(passes_.begin(), passes_.end(), pass) != passes_.end();
+  };
+  std::vector<WantedOperation> operations;
+  for (const Arch& arch : parse_archs(archs_))
+    for (const AttentionSpec& spec : spec_.all())
+      operations.push_back({spec, arch, has("forward"), has("backward")});
+  return operations;
+}
+
+std::vector<TuningRecord> Prebuild::records() const {
+  constexpr size_t kLongestFile = size_t{64} << 20;
+  std::vector<TuningRecord> records;
+  for (const std::string& path : record_files_) {
+    std::string why;
+    auto more = parse_records(read_input(path, kLongestFile), &why);
+    if (!more)
+      throw std::runtime_error(path + " holds no tuning records: " + why);
+    records.insert(records.end(), more->begin(), more->end());
+  }
+  return records;
+}
+
+ExitCode Prebuild::list(const std::vector<KernelSpec>& kernels) const {
+  if (json) {
+    llvm::json::Array array;
+    for (const KernelSpec& kernel : kernels)
+      array.push_back(llvm::json::Object{{"name", kernel_name(kernel)},
+                                         {"arch", std::string(kernel.arch.name)},
+                                         {"pass", std::string(to_string(kernel.pass))}});
+    print_json(llvm::json::Object{{"kernels", std::move(array)}});
+    return kDone;
+  }
+  Table table({"kernel", "arch", "pass"});
+  for (const KernelSpec& kernel : kernels)
+    table.add(
+        {kernel_name(kernel), std::string(kernel.arch.name), std::string(to_string(kernel.pass))});
+  table.print();
+  printf("%zu kernels\n", kernels.size());
+  return kDone;
+}
+
+void Prebuild::report(const PrebuildResult& result, size_t records_left_out, double seconds) const {
+  std::vector<std::pair<std::string, Summary>> archs;
+  Summary all;
+  for (const Built& kernel : result.kernels) {
+    if (archs.empty() || archs.back().first != kernel->entry.arch)
+      archs.emplace_back(kernel->entry.arch, Summary());
+    archs.back().second.add(*kernel);
+    all.add(*kernel);
+  }
+  if (json) {
+    llvm::json::Array array;
+    for (const auto& [arch, summary] : archs)
+      array.push_back(llvm::json::Object{{"arch", arch},
+                                         {"kernels", static_cast<int64_t>(summary.kernels)},
+                                         {"cubin_bytes", static_cast<int64_t>(summary.cubin_bytes)},
+                                         {"lowest_driver", summary.lowest_driver},
+                                         {"compile_s", summary.compile_s}});
+    print_json(llvm::json::Object{
+        {"out", out_},
+        {"bytes", static_cast<int64_t>(result.pack_bytes)},
+        {"kernels", static_cast<int64_t>(all.kernels)},
+        {"compiled", static_cast<int64_t>(all.compiled)},
+        {"resumed", static_cast<int64_t>(all.kernels - all.compiled)},
+        {"records", static_cast<int64_t>(result.records)},
+        {"records_left_out", static_cast<int64_t>(records_left_out)},
+        {"compiler", result.kernels.empty() ? "" : result.kernels.front()->entry.compiler},
+        {"lowest_driver", all.lowest_driver},
+        {"threads", static_cast<int64_t>(result.threads)},
+        {"compile_s", all.compile_s},
+        {"seconds", seconds},
+        {"archs", std::move(array)}});
+    return;
+  }
+  Table table({"arch", "kernels", "KiB", "lowest driver", "compile s"});
+  for (const auto& [arch, summary] : archs)
+    table.add({arch, std::to_string(summary.kernels), std::to_string(summary.cubin_bytes >> 10),
+               version_text(summary.lowest_driver), format("%.1f", summary.compile_s)});
+  table.print();
+  printf("%s: %zu kernels, %zu tuning records, %.1f MiB, in %.1f s on %zu threads", out_.c_str(),
+         all.kernels, result.records, static_cast<double>(result.pack_bytes) / (1 << 20), seconds,
+         result.threads);
+  if (all.compiled < all.kernels)
+    printf("; %zu were there from an interrupted run", all.kernels - all.compiled);
+  if (records_left_out)
+    printf("; %zu tuning records are of other operations: left out", records_left_out);
+  printf("\nIt loads on drivers of CUDA %s or newer. Use it with SAGEBWD_CACHE_PACKS=%s\n",
+         version_text(all.lowest_driver).c_str(), out_.c_str());
+}
+
+} // namespace
+
+std::unique_ptr<Command> make_prebuild() { return std::make_unique<Prebuild>(); }
+
+} // namespace sagebwd::tools

@@ -1,0 +1,30 @@
+//===- spec_list.h - A file that lists operations --------------------------===//
+//
+// YAML, or JSON, which is YAML too: a list of mappings (or one alone). Each value is a word or a
+// list of words; lists combine as those of the command line do.
+//
+//   - arch: [sm_80, sm_90a]
+//     head_dim: [64, 128]
+//     dtype: bf16
+//     causal: [none, top-left]
+//   - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "runtime/prebuild.h"
+
+#include <string>
+#include <vector>
+
+namespace sagebwd::tools {
+
+/// Beyond any list that a person or a script has use for.
+inline constexpr size_t kLongestSpecList = 256 << 10;
+
+/// Keys that are left out have the command line's defaults; only `arch` has none. Raises UsageError
+/// that names the file and the line: no YAML, an unknown key or word, a key or word given twice,
+/// what cannot be built.
+std::vector<WantedOperation> parse_spec_list(const std::string& text, const std::string& file_name);
+
+} // namespace sagebwd::tools
