@@ -119,6 +119,8 @@ void Trials::start() {
     else
       why = (heard == Heard::gone ? "it " : "it talked nonsense and ") + worker_->end();
     worker_.reset();
+    if (heard == Heard::nothing)
+      break; // twice the limit is too long
   }
   throw TuneError("nothing can be tuned: the tuner's worker '" + joined(command_) +
                   "' does not start: " + why);
