@@ -51,7 +51,7 @@ std::string sha256(llvm::StringRef bytes) {
 
 /// Where an item is; in the order of the digests.
 struct Place {
-  uint64_t offset, bytes;
+  uint64_t offset, size; ///< in bytes
 };
 
 //===--- Reading ----------------------------------------------------------===//
@@ -91,19 +91,19 @@ bool read_at(int fd, uint64_t offset, uint64_t size, std::string& bytes) {
 struct Pack::File {
   std::string path;
   Descriptor descriptor;
-  uint64_t manifest_offset = 0, manifest_bytes = 0;
+  uint64_t bytes = 0, manifest_offset = 0, manifest_bytes = 0;
   std::string manifest_checksum;
   std::vector<std::string> digests;
   std::vector<Place> places;
 
   /// Why it is no sound pack, or empty.
-  std::string read_index(uint64_t file_bytes);
+  std::string read_index();
   [[noreturn]] void fail(const std::string& what) const { throw PackError(path + ": " + what); }
 };
 
-std::string Pack::File::read_index(uint64_t file_bytes) {
+std::string Pack::File::read_index() {
   std::string head;
-  if (file_bytes < kIndexAt || !read_at(descriptor.get(), 0, kIndexAt, head))
+  if (bytes < kIndexAt || !read_at(descriptor.get(), 0, kIndexAt, head))
     return std::string("it is shorter than a pack's header: truncated, or no pack") + kAgain;
   if (llvm::StringRef(head).substr(0, kMagic.size()) != kMagic)
     return "it is no pack of sagebwd; 'sagebwd prebuild' and 'sagebwd cache export' write packs";
@@ -121,7 +121,7 @@ std::string Pack::File::read_index(uint64_t file_bytes) {
   manifest_offset = kIndexAt + count * kRowBytes;
   const std::string truncated = std::string("it is truncated or corrupt") + kAgain;
   std::string rows;
-  if (count > kMostItems || manifest_bytes > kLongestManifest || manifest_offset > file_bytes ||
+  if (count > kMostItems || manifest_bytes > kLongestManifest || manifest_offset > bytes ||
       !read_at(descriptor.get(), kIndexAt, count * kRowBytes, rows))
     return truncated;
   if (head.substr(kChecksumAt, kDigestBytes) != sha256(head.substr(kCountAt) + rows))
@@ -132,15 +132,15 @@ std::string Pack::File::read_index(uint64_t file_bytes) {
     const Place place = {endian::read64le(row + kDigestBytes),
                          endian::read64le(row + kDigestBytes + 8)};
     std::string digest = llvm::toHex(llvm::StringRef(row, kDigestBytes), /*LowerCase=*/true);
-    if (place.offset != end || place.bytes > kLongestItem ||
+    if (place.offset != end || place.size > kLongestItem ||
         (!digests.empty() && digest <= digests.back()))
       return "its index is wrong: " + truncated;
-    end += place.bytes; // cannot overflow: at most kMostItems of kLongestItem
+    end += place.size; // cannot overflow: at most kMostItems of kLongestItem
     digests.push_back(std::move(digest));
     places.push_back(place);
   }
-  if (end != file_bytes)
-    return "it has " + std::to_string(file_bytes) + " bytes where its index says " +
+  if (end != bytes)
+    return "it has " + std::to_string(bytes) + " bytes where its index says " +
            std::to_string(end) + ": " + truncated;
   return "";
 }
@@ -159,7 +159,8 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path) {
   }
   if (std::string why = reason_to_refuse_pack(info, path); !why.empty())
     file->fail(why);
-  if (std::string why = file->read_index(static_cast<uint64_t>(info.st_size)); !why.empty())
+  file->bytes = static_cast<uint64_t>(info.st_size);
+  if (std::string why = file->read_index(); !why.empty())
     file->fail(why);
   return std::shared_ptr<const Pack>(new Pack(std::move(file)));
 }
@@ -168,6 +169,7 @@ Pack::Pack(std::unique_ptr<File> file) : file_(std::move(file)) {}
 Pack::~Pack() = default;
 
 const std::string& Pack::path() const { return file_->path; }
+uint64_t Pack::bytes() const { return file_->bytes; }
 const std::vector<std::string>& Pack::digests() const { return file_->digests; }
 
 std::optional<std::string> Pack::read(const std::string& digest) const {
@@ -176,7 +178,7 @@ std::optional<std::string> Pack::read(const std::string& digest) const {
     return std::nullopt;
   const Place& place = file_->places[static_cast<size_t>(found - file_->digests.begin())];
   std::string bytes;
-  if (!read_at(file_->descriptor.get(), place.offset, place.bytes, bytes))
+  if (!read_at(file_->descriptor.get(), place.offset, place.size, bytes))
     file_->fail("it was truncated while in use, or cannot be read" + std::string(kAgain));
   return bytes;
 }
