@@ -13,6 +13,8 @@ constexpr std::array<std::string_view, 9> kKindNames = {
     "quantize_dout",    "forward",  "backward_dq", "backward_dkv"};
 
 bool is_attention(KernelKind kind) { return kind >= KernelKind::forward; }
+/// The kernels of the keys' mean are the same in both passes and under every option.
+bool is_mean(KernelKind kind) { return kind <= KernelKind::key_mean; }
 
 /// Bytes of a token of Q or K for S, and of a token of V or dO.
 int score_row(const AttentionSpec& s) {
@@ -54,8 +56,8 @@ std::string kernel_name(const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
   std::string name = "sagebwd_" + std::string(to_string(k.kind)) + "_d" +
                      std::to_string(s.head_dim) + "_" + std::string(to_string(s.dtype));
-  if (k.kind == KernelKind::key_mean_partial || k.kind == KernelKind::key_mean)
-    return name + "_" + std::string(to_string(k.pass));
+  if (is_mean(k.kind))
+    return name;
   if (!is_attention(k.kind))
     name += "_" + std::string(to_string(k.pass));
   else if (s.causal != Causal::none)
@@ -80,18 +82,20 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
   const auto yes_no = [](bool value) { return std::string(value ? "yes" : "no"); };
   std::vector<std::pair<std::string, std::string>> fields = {
       {"kind", std::string(to_string(k.kind))},
-      {"pass", std::string(to_string(k.pass))},
       {"head_dim", std::to_string(s.head_dim)},
       {"dtype", std::string(to_string(s.dtype))},
-      {"causal", std::string(to_string(s.causal))},
-      {"granularity", std::string(to_string(s.granularity))},
-      {"precision", std::string(to_string(s.precision))},
-      {"smooth_k", yes_no(s.smooth_k)},
-      {"rotate", yes_no(s.rotate)},
-      {"deterministic", yes_no(s.deterministic)},
-      {"group_q", std::to_string(s.group_q)},
-      {"group_kv", std::to_string(s.group_kv)},
   };
+  if (is_mean(k.kind))
+    return fields;
+  fields.insert(fields.end(), {{"pass", std::string(to_string(k.pass))},
+                               {"causal", std::string(to_string(s.causal))},
+                               {"granularity", std::string(to_string(s.granularity))},
+                               {"precision", std::string(to_string(s.precision))},
+                               {"smooth_k", yes_no(s.smooth_k)},
+                               {"rotate", yes_no(s.rotate)},
+                               {"deterministic", yes_no(s.deterministic)},
+                               {"group_q", std::to_string(s.group_q)},
+                               {"group_kv", std::to_string(s.group_kv)}});
   if (is_attention(k.kind)) {
     fields.emplace_back("family", to_string(k.tile.family));
     fields.emplace_back("block_q", std::to_string(k.tile.block_q));

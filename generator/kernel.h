@@ -59,12 +59,12 @@ struct KernelSpec {
   bool operator==(const KernelSpec&) const = default;
 };
 
-/// Unique among all kernels of all specs and a C identifier, e.g.
+/// A C identifier; kernels of one name and architecture are the same, e.g.
 /// "sagebwd_forward_d128_bf16_causal_row64x128_wgmma_64x128_w4_s1_b2".
 std::string kernel_name(const KernelSpec&);
 
-/// The fields of a spec one by one, as text, without the architecture: what a cache key shows of
-/// it. Kernels of equal fields have equal sources.
+/// The fields of a spec that its kernel depends on, one by one, as text, without the architecture:
+/// what a cache key shows of it. Kernels of equal fields have equal sources.
 std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec&);
 
 /// The generated source and what its launch needs.
