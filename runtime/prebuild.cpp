@@ -123,7 +123,7 @@ std::string nvrtc_for(const std::vector<KernelSpec>& kernels) {
   std::set<std::string_view> seen;
   for (const KernelSpec& kernel : kernels)
     if (seen.insert(kernel.arch.name).second)
-      nvrtc.compile("nothing", "", kernel.arch.name);
+      nvrtc.compile("nothing", "extern \"C\" __global__ void nothing() {}", kernel.arch.name);
   return nvrtc.identity();
 }
 

@@ -10,6 +10,8 @@
 
 namespace sagebwd {
 
+namespace fs = std::filesystem;
+
 namespace {
 
 constexpr const char* kLock = "prebuild.lock";
@@ -56,12 +58,17 @@ WorkFolder::WorkFolder(const std::string& output) : path_(work_folder_of(output)
 }
 
 WorkFolder::~WorkFolder() {
+  std::error_code ignored;
+  bool holds_work = false;
+  for (const auto& item : fs::directory_iterator(path_, ignored))
+    holds_work |= ends_with(item.path().filename(), ".kernel");
+  if (!holds_work)
+    remove();
   if (lock_ >= 0)
     ::close(lock_);
 }
 
 void WorkFolder::remove() {
-  namespace fs = std::filesystem;
   std::error_code ignored;
   for (const auto& item : fs::directory_iterator(path_, ignored)) {
     const std::string name = item.path().filename();
