@@ -97,7 +97,7 @@ void bind_kernels(py::module_& m) {
         std::vector<std::shared_ptr<const BuiltKernel>> built;
         {
           py::gil_scoped_release released;
-          built = build_all(kernels_for(spec, find_arch(arch), backward));
+          built = build_operation(kernels_for(spec, find_arch(arch), backward), spec);
         }
         py::list figures;
         for (const auto& kernel : built)

@@ -21,7 +21,11 @@ public:
 /// where was looked and which command builds it.
 class OfflineError : public std::runtime_error {
 public:
-  using std::runtime_error::runtime_error;
+  OfflineError(std::string missing, const std::string& command)
+      : std::runtime_error(missing + ". Where NVRTC is, run: " + command +
+                           "; then name the file in SAGEBWD_CACHE_PACKS"),
+        missing(std::move(missing)) {}
+  std::string missing; ///< what is not where, without the command
 };
 
 /// NVRTC refused a kernel, or compiled it with spills. A defect of this library, so the message

@@ -90,10 +90,9 @@ namespace {
     places += (places.empty() ? "" : ", ") + pack->path();
   throw OfflineError(
       "SAGEBWD_OFFLINE=1 forbids compiling, and " + name + " for " + std::string(spec.arch.name) +
-      " is not in " +
-      (places.empty() ? "any place: neither a directory nor a pack is named" : places) +
-      ". Where NVRTC is, run: " + prebuild_command(spec.attention, spec.arch) +
-      "; then name the file in SAGEBWD_CACHE_PACKS");
+          " is not in " +
+          (places.empty() ? "any place: neither a directory nor a pack is named" : places),
+      prebuild_command(spec));
 }
 
 } // namespace

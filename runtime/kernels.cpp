@@ -3,6 +3,7 @@
 #include "runtime/kernels.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
+#include "runtime/prebuild_command.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -113,6 +114,21 @@ std::shared_ptr<const BuiltKernel> build(const KernelSpec& spec) { return builde
 
 std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<KernelSpec>& specs) {
   return builder().build_all(specs);
+}
+
+std::vector<std::shared_ptr<const BuiltKernel>>
+build_operation(const std::vector<KernelSpec>& kernels, const AttentionSpec& spec) {
+  try {
+    return build_all(kernels);
+  } catch (const OfflineError& error) {
+    // A kernel's own spec is narrower than the operation's. A tuned tile among them is named.
+    KernelSpec named = kernels.front();
+    for (const KernelSpec& kernel : kernels)
+      if (!(kernel.tile == default_tile(kernel.kind, kernel.attention, kernel.arch)))
+        named = kernel;
+    named.attention = spec;
+    throw OfflineError(error.missing, prebuild_command(named));
+  }
 }
 
 } // namespace sagebwd

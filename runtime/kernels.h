@@ -30,9 +30,13 @@ CacheStore& user_store();
 /// The key under which a kernel is kept.
 CacheKey key_of(const KernelSource&, const KernelSpec&);
 
-/// Raises CompileError, LibraryError (no NVRTC where one is needed) or SpecError.
+/// Raises CompileError, LibraryError (no NVRTC where one is needed), OfflineError, PackError or
+/// SpecError.
 std::shared_ptr<const BuiltKernel> build(const KernelSpec&);
 /// The same for several, compiled in parallel; results in the given order.
 std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<KernelSpec>&);
+/// The same for kernels of one operation: an OfflineError names the command that builds all of it.
+std::vector<std::shared_ptr<const BuiltKernel>> build_operation(const std::vector<KernelSpec>&,
+                                                                const AttentionSpec&);
 
 } // namespace sagebwd
