@@ -1,0 +1,553 @@
+//===- prebuild_test.cpp - Packs made by prebuild() ------------------------===//
+//
+// With a stand-in compiler, but for the cases at the end.
+//
+//===----------------------------------------------------------------------===//
+
+#include "runtime/nvrtc/nvrtc.h"
+#include "runtime/prebuild.h"
+#include "runtime/prebuild_command.h"
+#include "tests/cache/temp_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <random>
+#include <signal.h>
+#include <sstream>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+using namespace sagebwd;
+using test::ScopedVariable;
+using test::TempDirectory;
+namespace fs = std::filesystem;
+
+namespace {
+
+WantedOperation operation(const char* arch = "sm_80", int head_dim = 64,
+                          Causal causal = Causal::none) {
+  WantedOperation operation{{}, find_arch(arch)};
+  operation.spec.head_dim = head_dim;
+  operation.spec.causal = causal;
+  return operation;
+}
+
+std::vector<WantedOperation> some_operations() {
+  return {operation("sm_80", 64), operation("sm_90a", 128),
+          operation("sm_80", 64, Causal::top_left)};
+}
+
+/// Names itself, counts, and fails for what it is told to.
+struct StandIn {
+  std::string name = "stand-in 1";
+  std::atomic<int> compiles{0};
+  std::string fails_for = "";
+  useconds_t pause_us = 0;
+
+  KernelBuilder::Compiled operator()(const KernelSource& source, const KernelSpec& spec) {
+    ++compiles;
+    if (pause_us)
+      ::usleep(pause_us);
+    if (!fails_for.empty() && source.name.find(fails_for) != std::string::npos)
+      throw CompileError("no " + source.name, "a log", "1 source");
+    CacheEntry entry;
+    entry.kernel_name = source.name;
+    entry.arch = spec.arch.name;
+    entry.compiler = name;
+    entry.lowest_driver = spec.arch.first_cuda;
+    entry.compile_ms = compiles; // never kept
+    entry.cubin = source.text;
+    return {entry, /*keep=*/true};
+  }
+};
+
+PrebuildRequest request_for(const std::string& output, std::vector<KernelSpec> kernels,
+                            StandIn& compiler) {
+  PrebuildRequest request;
+  request.output = output;
+  request.kernels = std::move(kernels);
+  request.compile = [&](const KernelSource& source, const KernelSpec& spec) {
+    return compiler(source, spec);
+  };
+  request.compiler = [&] { return compiler.name; };
+  return request;
+}
+
+TuningRecord record_of(const WantedOperation& operation, KernelKind kind, const TileConfig& tile,
+                       const char* bucket = "q8192 kv8192 full") {
+  for (Pass pass : {Pass::forward, Pass::backward})
+    for (const KernelSpec& kernel : kernels_of(pass, operation.spec, operation.arch))
+      if (kernel.kind == kind) {
+        TuningRecord record;
+        auto fields = labelled(kernel);
+        std::erase_if(fields, [](const auto& field) {
+          const std::string& label = field.first;
+          return label == "family" || label == "block_q" || label == "block_kv" ||
+                 label == "warps" || label == "stages" || label == "blocks_per_sm";
+        });
+        fields.emplace_back("schema", kTuningSchema);
+        fields.emplace_back("arch", kernel.arch.name);
+        fields.emplace_back("gpu", "NVIDIA X");
+        fields.emplace_back("bucket", bucket);
+        record.key = make_key(std::move(fields));
+        record.tile = to_string(tile);
+        record.default_tile = to_string(kernel.tile);
+        return record;
+      }
+  throw std::logic_error("no such kernel");
+}
+
+std::string message_of(const std::function<void()>& attempt) {
+  try {
+    attempt();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// Kernels of equal fields are one, whichever spec they are listed under.
+bool same(const KernelSpec& a, const KernelSpec& b) {
+  return a.arch == b.arch && labelled(a) == labelled(b);
+}
+long count_of(const std::vector<KernelSpec>& kernels, const KernelSpec& wanted) {
+  return std::count_if(kernels.begin(), kernels.end(),
+                       [&](const KernelSpec& kernel) { return same(kernel, wanted); });
+}
+
+//===--- The command that a missing kernel's error names -------------------===//
+
+/// What the command line makes of a command of one spec.
+WantedOperation operation_of(const std::string& command) {
+  std::istringstream words(command);
+  std::string word, subcommand;
+  words >> word >> subcommand;
+  EXPECT_EQ(word + " " + subcommand, "sagebwd prebuild");
+  WantedOperation operation{{}, all_archs().front()};
+  std::map<std::string, std::function<void(const std::string&)>> options = {
+      {"--arch", [&](auto& value) { operation.arch = find_arch(value); }},
+      {"--head-dim", [&](auto& value) { operation.spec.head_dim = std::stoi(value); }},
+      {"--dtype", [&](auto& value) { operation.spec.dtype = parse_dtype(value); }},
+      {"--causal", [&](auto& value) { operation.spec.causal = parse_causal(value); }},
+      {"--granularity",
+       [&](auto& value) { operation.spec.granularity = parse_granularity(value); }},
+      {"--precision", [&](auto& value) { operation.spec.precision = parse_precision(value); }},
+      {"--group-q", [&](auto& value) { operation.spec.group_q = std::stoi(value); }},
+      {"--group-kv", [&](auto& value) { operation.spec.group_kv = std::stoi(value); }},
+      {"--pass", [&](auto& value) { operation.backward = value != "forward"; }},
+      {"--records", [](auto&) {}},
+      {"--out", [](auto& value) { EXPECT_EQ(value, "FILE"); }},
+  };
+  while (words >> word) {
+    if (word == "--no-smooth-k" || word == "--no-rotate") {
+      (word == "--no-rotate" ? operation.spec.rotate : operation.spec.smooth_k) = false;
+      continue;
+    }
+    auto option = options.find(word);
+    if (option == options.end()) {
+      ADD_FAILURE() << "unknown option " << word;
+      return operation;
+    }
+    std::string value;
+    words >> value;
+    option->second(value);
+  }
+  return operation;
+}
+
+/// All that differ in anything, and can be built.
+std::vector<AttentionSpec> every_spec() {
+  std::vector<AttentionSpec> specs;
+  for (int head_dim : {64, 128})
+    for (DType dtype : {DType::bf16, DType::fp16})
+      for (Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right})
+        for (Granularity granularity : {Granularity::row, Granularity::block})
+          for (Precision precision : {Precision::six_of_seven, Precision::qk16})
+            for (int flags = 0; flags < 8; ++flags)
+              for (int group_kv : {0, 64, 128})
+                if (granularity == Granularity::row || group_kv < 128)
+                  specs.push_back({head_dim, dtype, causal, granularity, precision, bool(flags & 1),
+                                   bool(flags & 2), bool(flags & 4), 0, group_kv});
+  return specs;
+}
+
+TEST(PrebuildCommand, BuildsAPackThatHoldsTheKernel) {
+  size_t kernels_seen = 0;
+  std::mt19937 random(3);
+  for (const Arch& arch : all_archs())
+    for (const AttentionSpec& spec : every_spec()) {
+      if (random() % 4) // of some 5000, to keep it short; others each time the list changes
+        continue;
+      for (Pass pass : {Pass::forward, Pass::backward}) {
+        std::vector<KernelSpec> kernels;
+        try {
+          kernels = kernels_of(pass, spec, arch);
+        } catch (const SpecError&) {
+          continue; // no kernel that anyone could miss
+        }
+        for (const KernelSpec& kernel : kernels) {
+          const std::string command = prebuild_command(kernel);
+          ASSERT_EQ(command, prebuild_command(kernel.attention, kernel.arch));
+          const std::vector<KernelSpec> built = kernels_of({operation_of(command)});
+          ASSERT_EQ(count_of(built, kernel), 1)
+              << command << " does not build " << kernel_name(kernel);
+          ++kernels_seen;
+        }
+      }
+    }
+  EXPECT_GT(kernels_seen, 5000u);
+}
+
+TEST(PrebuildCommand, IsTheShortestForDefaults) {
+  EXPECT_EQ(prebuild_command(AttentionSpec(), find_arch("sm_90a")),
+            "sagebwd prebuild --arch sm_90a --head-dim 128 --dtype bf16 --causal none --out FILE");
+  AttentionSpec spec;
+  spec.head_dim = 64;
+  spec.dtype = DType::fp16;
+  spec.causal = Causal::bottom_right;
+  spec.granularity = Granularity::block;
+  spec.smooth_k = spec.rotate = false;
+  EXPECT_EQ(prebuild_command(spec, find_arch("sm_80")),
+            "sagebwd prebuild --arch sm_80 --head-dim 64 --dtype fp16 --causal bottom-right "
+            "--granularity block --no-smooth-k --no-rotate --out FILE");
+}
+
+TEST(PrebuildCommand, NamesTheForwardAloneWhereNoBackwardFits) {
+  AttentionSpec spec;
+  spec.granularity = Granularity::block;
+  spec.precision = Precision::qk16;
+  EXPECT_TRUE(contains(prebuild_command(spec, find_arch("sm_86")), " --pass forward "));
+  EXPECT_FALSE(contains(prebuild_command(spec, find_arch("sm_80")), "--pass"));
+}
+
+TEST(PrebuildCommand, AsksForTheRecordsOfATunedTile) {
+  KernelSpec kernel = kernels_of(Pass::forward, AttentionSpec(), find_arch("sm_80")).back();
+  EXPECT_FALSE(contains(prebuild_command(kernel), "--records"));
+  kernel.tile.stages = 2;
+  EXPECT_TRUE(contains(prebuild_command(kernel), "--records RECORDS --out FILE"));
+}
+
+//===--- What is wanted ----------------------------------------------------===//
+
+TEST(PrebuildKernels, AreThoseOfEachPassOnceInAFixedOrder) {
+  std::vector<WantedOperation> operations = some_operations();
+  const std::vector<KernelSpec> kernels = kernels_of(operations);
+  for (const WantedOperation& operation : operations)
+    for (Pass pass : {Pass::forward, Pass::backward})
+      for (const KernelSpec& kernel : kernels_of(pass, operation.spec, operation.arch))
+        EXPECT_EQ(count_of(kernels, kernel), 1) << kernel_name(kernel);
+  std::reverse(operations.begin(), operations.end());
+  operations.push_back(operations.front());
+  const std::vector<KernelSpec> again = kernels_of(operations);
+  EXPECT_TRUE(std::equal(again.begin(), again.end(), kernels.begin(), kernels.end(), same));
+}
+
+TEST(PrebuildKernels, OnePassAlone) {
+  WantedOperation forward = operation();
+  forward.backward = false;
+  for (const KernelSpec& kernel : kernels_of({forward}))
+    EXPECT_EQ(kernel.pass, Pass::forward);
+  EXPECT_LT(kernels_of({forward}).size(), kernels_of({operation()}).size());
+}
+
+TEST(PrebuildKernels, RecordsAddTheirTilesForWhatIsAskedFor) {
+  const WantedOperation asked = operation("sm_80", 64, Causal::bottom_right);
+  const TileConfig tuned = {Family::mma, 128, 128, 8, 2, 1};
+  const TuningRecord record = record_of(asked, KernelKind::forward, tuned);
+  const TuningRecord other = record_of(operation("sm_120"), KernelKind::forward, tuned);
+  EXPECT_EQ(records_of({asked}, {other, record}).size(), 1u);
+  const std::vector<KernelSpec> kernels = kernels_of({asked}, {other, record});
+  EXPECT_EQ(kernels.size(), kernels_of({asked}).size() + 1);
+  EXPECT_EQ(std::count_if(kernels.begin(), kernels.end(),
+                          [&](const KernelSpec& kernel) { return kernel.tile == tuned; }),
+            1);
+  // The default's own record adds no kernel.
+  const TileConfig plain = default_tile(KernelKind::forward, resolved(asked.spec), asked.arch);
+  const TuningRecord same = record_of(asked, KernelKind::forward, plain);
+  EXPECT_EQ(records_of({asked}, {same}).size(), 1u);
+  EXPECT_TRUE(kernels_of({asked}, {same}) == kernels_of({asked}));
+}
+
+TEST(PrebuildKernels, RecordsThatCannotBeUsedAreNamed) {
+  TuningRecord record =
+      record_of(operation(), KernelKind::forward, {Family::mma, 64, 128, 4, 1, 2});
+  for (const char* tile : {"banana", "wgmma 64x128 w4 s1 b2", "mma 72x128 w4 s1 b2"}) {
+    record.tile = tile;
+    std::string what = message_of([&] { kernels_of({operation()}, {record}); });
+    EXPECT_TRUE(contains(what, record.key.digest)) << what;
+  }
+  record.key = make_key({{"schema", kTuningSchema}});
+  EXPECT_TRUE(contains(message_of([&] { records_of({operation()}, {record}); }), "head_dim"));
+}
+
+//===--- The machinery -----------------------------------------------------===//
+
+TEST(Prebuild, WritesAPackThatServesTheBuilder) {
+  TempDirectory temp;
+  StandIn compiler;
+  const std::vector<KernelSpec> kernels = kernels_of(some_operations());
+  size_t reported = 0;
+  PrebuildRequest request = request_for(temp / "p.pack", kernels, compiler);
+  const std::thread::id here = std::this_thread::get_id();
+  request.progress = [&](const BuiltKernel&, size_t done, size_t total) {
+    EXPECT_EQ(std::this_thread::get_id(), here);
+    EXPECT_EQ(done, ++reported);
+    EXPECT_EQ(total, kernels.size());
+  };
+  const PrebuildResult result = prebuild(request);
+  EXPECT_EQ(reported, kernels.size());
+  EXPECT_EQ(result.kernels.size(), kernels.size());
+  EXPECT_EQ(result.pack_bytes, fs::file_size(temp / "p.pack"));
+  EXPECT_FALSE(fs::exists(temp / "p.pack.partial"));
+  EXPECT_EQ(compiler.compiles, static_cast<int>(kernels.size()));
+
+  StoreOptions options;
+  options.packs = {temp / "p.pack"};
+  CacheStore store(options);
+  KernelBuilder::Policy offline;
+  offline.offline = true;
+  KernelBuilder builder(
+      store, emit, [](auto&, auto&) -> KernelBuilder::Compiled { throw std::logic_error("!"); },
+      offline);
+  for (const auto& kernel : builder.build_all(kernels)) {
+    EXPECT_TRUE(kernel->cached);
+    EXPECT_FALSE(kernel->entry.cubin.empty());
+  }
+  EXPECT_EQ(store.counters().pack_hits, kernels.size());
+}
+
+TEST(Prebuild, TheSameInputsGiveTheSameBytesInAnyOrder) {
+  TempDirectory temp;
+  StandIn compiler;
+  std::vector<KernelSpec> kernels = kernels_of(some_operations());
+  prebuild(request_for(temp / "a.pack", kernels, compiler));
+  std::shuffle(kernels.begin(), kernels.end(), std::mt19937(5));
+  kernels.push_back(kernels[3]);
+  prebuild(request_for(temp / "b.pack", kernels, compiler));
+  EXPECT_TRUE(test::read_text(temp / "a.pack") == test::read_text(temp / "b.pack"));
+}
+
+TEST(Prebuild, RecordsGoIntoThePack) {
+  TempDirectory temp;
+  StandIn compiler;
+  const TuningRecord record =
+      record_of(operation(), KernelKind::forward, {Family::mma, 128, 128, 8, 2, 1});
+  PrebuildRequest request =
+      request_for(temp / "p.pack", kernels_of({operation()}, {record}), compiler);
+  request.records = {record};
+  EXPECT_EQ(prebuild(request).records, 1u);
+  StoreOptions options;
+  options.packs = {temp / "p.pack"};
+  CacheStore store(options);
+  std::optional<TuningRecord> found = store.load_record(record.key);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->tile, record.tile);
+}
+
+TEST(Prebuild, GoesOnWhereAFailureEndedItAndNamesAllFailures) {
+  TempDirectory temp;
+  const std::vector<KernelSpec> kernels = kernels_of(some_operations());
+  StandIn compiler;
+  prebuild(request_for(temp / "whole.pack", kernels, compiler));
+
+  compiler.compiles = 0;
+  compiler.fails_for = "backward_dq";
+  try {
+    prebuild(request_for(temp / "p.pack", kernels, compiler));
+    FAIL() << "a pack was written without some kernels";
+  } catch (const CompileError& error) {
+    const std::string what = error.what();
+    EXPECT_EQ(what.rfind("3 of " + std::to_string(kernels.size()) + " kernels", 0), 0u) << what;
+    for (const KernelSpec& kernel : kernels)
+      EXPECT_EQ(contains(what, kernel_name(kernel)), kernel.kind == KernelKind::backward_dq);
+    EXPECT_TRUE(contains(what, temp / "p.pack.partial")) << what;
+    EXPECT_EQ(error.log, "a log");
+  }
+  EXPECT_FALSE(fs::exists(temp / "p.pack"));
+  EXPECT_EQ(compiler.compiles, static_cast<int>(kernels.size()));
+
+  compiler.compiles = 0;
+  compiler.fails_for = "";
+  const PrebuildResult result = prebuild(request_for(temp / "p.pack", kernels, compiler));
+  EXPECT_EQ(compiler.compiles, 3);
+  EXPECT_EQ(std::count_if(result.kernels.begin(), result.kernels.end(),
+                          [](const auto& kernel) { return kernel->cached; }),
+            static_cast<long>(kernels.size()) - 3);
+  EXPECT_TRUE(test::read_text(temp / "whole.pack") == test::read_text(temp / "p.pack"));
+  EXPECT_FALSE(fs::exists(temp / "p.pack.partial"));
+}
+
+TEST(Prebuild, KernelsOfAnotherCompilerDoNotCount) {
+  TempDirectory temp;
+  const std::vector<KernelSpec> kernels = kernels_of({operation()});
+  StandIn old;
+  old.name = "stand-in 0";
+  old.fails_for = "forward_d64";
+  EXPECT_THROW(prebuild(request_for(temp / "p.pack", kernels, old)), CompileError);
+  StandIn compiler;
+  prebuild(request_for(temp / "p.pack", kernels, compiler));
+  EXPECT_EQ(compiler.compiles, static_cast<int>(kernels.size()));
+  StandIn again;
+  prebuild(request_for(temp / "q.pack", kernels, again));
+  EXPECT_TRUE(test::read_text(temp / "p.pack") == test::read_text(temp / "q.pack"));
+}
+
+TEST(Prebuild, BadFilesInTheWorkFolderAreCompiledAnew) {
+  TempDirectory temp;
+  const std::vector<KernelSpec> kernels = kernels_of({operation()});
+  StandIn compiler;
+  compiler.fails_for = "forward_d64";
+  EXPECT_THROW(prebuild(request_for(temp / "p.pack", kernels, compiler)), CompileError);
+  int spoilt = 0;
+  for (const auto& file : fs::directory_iterator(temp / "p.pack.partial"))
+    if (file.path().extension() == ".kernel" && ++spoilt <= 3)
+      fs::resize_file(file.path(), spoilt == 1 ? 0 : file.file_size() / 2);
+  compiler.compiles = 0;
+  compiler.fails_for = "";
+  prebuild(request_for(temp / "p.pack", kernels, compiler));
+  EXPECT_EQ(compiler.compiles, 3 + 1);
+  prebuild(request_for(temp / "q.pack", kernels, compiler));
+  EXPECT_TRUE(test::read_text(temp / "p.pack") == test::read_text(temp / "q.pack"));
+}
+
+TEST(Prebuild, KilledAgainAndAgainItEndsWithTheSameBytes) {
+  TempDirectory temp;
+  const std::vector<KernelSpec> kernels = kernels_of(some_operations());
+  StandIn compiler;
+  compiler.pause_us = 2000;
+  prebuild(request_for(temp / "whole.pack", kernels, compiler));
+  int killed = 0;
+  for (int round = 0; round < 8; ++round) {
+    pid_t child = ::fork();
+    if (child == 0) {
+      prebuild(request_for(temp / "p.pack", kernels, compiler));
+      ::_exit(0);
+    }
+    ::usleep(static_cast<useconds_t>(5000 + 4000 * round));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    killed += WIFSIGNALED(status);
+  }
+  EXPECT_GT(killed, 0);
+  prebuild(request_for(temp / "p.pack", kernels, compiler));
+  EXPECT_TRUE(test::read_text(temp / "whole.pack") == test::read_text(temp / "p.pack"));
+  size_t files = 0;
+  for (const auto& file : fs::directory_iterator(temp.path()))
+    files += file.exists();
+  EXPECT_EQ(files, 2u) << "leftovers";
+}
+
+TEST(Prebuild, TwoOfOneFileAtOnceGiveAnErrorToTheSecond) {
+  TempDirectory temp;
+  const std::vector<KernelSpec> kernels = kernels_of({operation()});
+  StandIn slow, other;
+  PrebuildRequest request = request_for(temp / "p.pack", kernels, slow);
+  std::string why;
+  request.progress = [&](const BuiltKernel&, size_t done, size_t) {
+    if (done == 1)
+      why = message_of([&] { prebuild(request_for(temp / "p.pack", kernels, other)); });
+  };
+  prebuild(request);
+  EXPECT_TRUE(contains(why, "another process is building it")) << why;
+  EXPECT_TRUE(contains(why, temp / "p.pack")) << why;
+  EXPECT_EQ(other.compiles, 0);
+  EXPECT_EQ(Pack::open(temp / "p.pack")->digests().size(), kernels.size());
+}
+
+TEST(Prebuild, WhatIsNoCompileErrorEndsItAtOnce) {
+  TempDirectory temp;
+  StandIn compiler;
+  PrebuildRequest request = request_for(temp / "p.pack", kernels_of(some_operations()), compiler);
+  request.progress = [](const BuiltKernel&, size_t done, size_t) {
+    if (done == 2)
+      throw std::runtime_error("enough");
+  };
+  EXPECT_EQ(message_of([&] { prebuild(request); }), "enough");
+  EXPECT_FALSE(fs::exists(temp / "p.pack"));
+  request.progress = nullptr;
+  request.compile = [](auto&, auto&) -> KernelBuilder::Compiled {
+    throw LibraryError("no compiler");
+  };
+  request.output = temp / "q.pack";
+  EXPECT_EQ(message_of([&] { prebuild(request); }), "no compiler");
+  EXPECT_FALSE(fs::exists(temp / "q.pack.partial")) << "an empty folder stayed";
+}
+
+TEST(Prebuild, WhatMayNotBeKeptIsNotPacked) {
+  TempDirectory temp;
+  StandIn compiler;
+  PrebuildRequest request = request_for(temp / "p.pack", kernels_of({operation()}), compiler);
+  request.compile = [&](const KernelSource& source, const KernelSpec& spec) {
+    return KernelBuilder::Compiled{compiler(source, spec).entry, /*keep=*/false};
+  };
+  EXPECT_TRUE(contains(message_of([&] { prebuild(request); }), "packs take sound kernels only"));
+  EXPECT_FALSE(fs::exists(temp / "p.pack"));
+}
+
+TEST(Prebuild, AnOutputThatCannotBeWrittenIsRefusedBeforeAnythingIsCompiled) {
+  TempDirectory temp;
+  StandIn compiler;
+  const std::vector<KernelSpec> kernels = kernels_of({operation()});
+  fs::create_directory(temp / "folder");
+  test::write_text(temp / "taken.partial", "a file");
+  fs::create_directory(temp / "open.partial");
+  ::chmod((temp / "open.partial").c_str(), 0777);
+  for (const char* name : {"folder", "none/p.pack", "taken", "open"}) {
+    std::string why = message_of([&] { prebuild(request_for(temp / name, kernels, compiler)); });
+    EXPECT_TRUE(contains(why, temp / name)) << why;
+  }
+  EXPECT_TRUE(contains(message_of([&] { prebuild(request_for("/dev/null", kernels, compiler)); }),
+                       "no regular file"));
+  EXPECT_EQ(compiler.compiles, 0);
+  EXPECT_EQ(test::read_text(temp / "taken.partial"), "a file");
+}
+
+TEST(Prebuild, OtherFilesInTheWorkFolderStay) {
+  TempDirectory temp;
+  fs::create_directory(temp / "p.pack.partial");
+  ::chmod((temp / "p.pack.partial").c_str(), 0700);
+  test::write_text(temp / "p.pack.partial/thesis.txt", "mine");
+  StandIn compiler;
+  prebuild(request_for(temp / "p.pack", kernels_of({operation()}), compiler));
+  EXPECT_EQ(test::read_text(temp / "p.pack.partial/thesis.txt"), "mine");
+}
+
+//===--- With NVRTC --------------------------------------------------------===//
+
+TEST(PrebuildWithNvrtc, KilledAndResumedItGivesTheBytesOfAnUninterruptedRun) {
+  TempDirectory temp;
+  WantedOperation forward = operation("sm_80", 64);
+  forward.backward = false;
+  PrebuildRequest request;
+  request.kernels = kernels_of({forward});
+  request.output = temp / "whole.pack";
+  const PrebuildResult whole = prebuild(request);
+  for (const auto& kernel : whole.kernels) {
+    EXPECT_EQ(kernel->entry.compiler, Nvrtc::instance().identity());
+    EXPECT_FALSE(kernel->cached);
+  }
+  request.output = temp / "p.pack";
+  request.progress = [](const BuiltKernel&, size_t done, size_t) {
+    if (done == 2)
+      throw std::runtime_error("interrupted");
+  };
+  EXPECT_EQ(message_of([&] { prebuild(request); }), "interrupted");
+  request.progress = nullptr;
+  const PrebuildResult resumed = prebuild(request);
+  EXPECT_GE(std::count_if(resumed.kernels.begin(), resumed.kernels.end(),
+                          [](const auto& kernel) { return kernel->cached; }),
+            2);
+  EXPECT_TRUE(test::read_text(temp / "whole.pack") == test::read_text(temp / "p.pack"));
+}
+
+} // namespace
