@@ -4,34 +4,18 @@
 
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
+#include "runtime/loaded_kernel.h"
+#include "runtime/tuner/tile_choice.h"
 
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <mutex>
 
 namespace sagebwd {
 namespace {
-
-/// A kernel in a device's primary context.
-struct LoadedKernel {
-  KernelSpec spec;
-  driver::Function function = nullptr;
-  unsigned threads = 0;
-  unsigned shared_bytes = 0;
-};
-
-/// Modules stay loaded for the life of the process: unloading would have to wait for the device.
-LoadedKernel load(const BuiltKernel& built) {
-  LoadedKernel kernel;
-  kernel.spec = built.spec;
-  const driver::Module module = driver::load_module(built.entry.cubin);
-  kernel.function = driver::get_function(module, built.entry.kernel_name);
-  kernel.threads = static_cast<unsigned>(built.threads);
-  kernel.shared_bytes = static_cast<unsigned>(built.shared_bytes);
-  if (built.shared_bytes > 0)
-    driver::set_max_dynamic_shared(kernel.function, built.shared_bytes);
-  return kernel;
-}
 
 void set(OperandValues& values, Operand operand, uint64_t value) {
   values[static_cast<size_t>(operand)] = value;
@@ -94,32 +78,103 @@ void check_workspace(const void* workspace, size_t given, size_t needed) {
 struct Attention::State {
   AttentionSpec spec;
   Arch arch;
-  Tiles tiles;
   int device = 0;
+  TileChoice tiles;
   std::mutex mutex;
-  std::vector<LoadedKernel> kernels[2]; ///< of each pass; empty until loaded
+  std::vector<LoadedKernel> loaded; ///< of every pass and tile so far
+  /// What ran before, by bucket; never freed, for another thread may be running it.
+  struct Launches {
+    uint64_t generation; ///< of the records it was chosen by
+    std::vector<LoadedKernel> kernels;
+  };
+  std::vector<std::unique_ptr<const Launches>> all_launches;
+  std::array<std::atomic<const Launches*>, TileChoice::kBuckets> launches[2] = {};
 
-  const std::vector<LoadedKernel>& loaded(Pass pass, driver::Stream stream);
+  State(const AttentionSpec& given, int ordinal, const driver::DeviceInfo& info,
+        const std::optional<Tiles>& explicit_tiles)
+      : arch(arch_for_capability(info.major, info.minor)), device(ordinal),
+        tiles(spec = resolved(given, arch), arch, ordinal, info.sm_count, explicit_tiles) {}
+
+  const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
+  const LoadedKernel* find_loaded(const KernelSpec&) const;
+  /// Nothing where kernels would have to be loaded, and may not be.
+  std::optional<std::vector<LoadedKernel>> load(const std::vector<KernelSpec>&, bool may_load);
+  std::vector<LoadedKernel> load_while_capturing(Pass, const Problem&);
   void run(Pass pass, const Problem&, OperandValues&, void* workspace, size_t workspace_size,
            float softmax_scale, void* stream);
 };
 
-/// The kernels of a pass, built and loaded on first use. The device's context is current.
-const std::vector<LoadedKernel>& Attention::State::loaded(Pass pass, driver::Stream stream) {
-  std::lock_guard lock(mutex);
-  std::vector<LoadedKernel>& result = kernels[static_cast<int>(pass)];
-  if (result.empty()) {
-    if (driver::is_capturing(stream))
-      throw DriverError("the stream is being captured into a CUDA graph and the " +
-                            std::string(to_string(pass)) + " kernels of " + to_string(spec) +
-                            " are not loaded yet: call warmup() before the capture",
-                        900); // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    std::vector<LoadedKernel> fresh;
-    for (const auto& built : build_all(kernels_of(pass, spec, arch, tiles)))
-      fresh.push_back(load(*built));
-    result = std::move(fresh);
-  }
+const LoadedKernel* Attention::State::find_loaded(const KernelSpec& spec) const {
+  for (const LoadedKernel& kernel : loaded)
+    if (kernel.spec == spec)
+      return &kernel;
+  return nullptr;
+}
+
+std::optional<std::vector<LoadedKernel>>
+Attention::State::load(const std::vector<KernelSpec>& specs, bool may_load) {
+  std::vector<KernelSpec> missing;
+  for (const KernelSpec& spec : specs)
+    if (!find_loaded(spec))
+      missing.push_back(spec);
+  if (!missing.empty() && !may_load)
+    return std::nullopt;
+  for (const auto& built : build_all(missing))
+    loaded.push_back(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin,
+                                 built->threads, built->shared_bytes));
+  std::vector<LoadedKernel> result;
+  for (const KernelSpec& spec : specs)
+    result.push_back(*find_loaded(spec));
   return result;
+}
+
+/// Into a graph goes what is loaded: nothing is compiled, loaded or tuned while it is captured.
+std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
+                                                                 const Problem& problem) {
+  if (auto chosen = load(tiles.without_tuning(pass, problem), /*may_load=*/false))
+    return *chosen;
+  if (tiles.may_fall_back())
+    if (auto by_default = load(tiles.by_default(pass), /*may_load=*/false)) {
+      static std::atomic<bool> warned{false};
+      if (!warned.exchange(true))
+        std::fprintf(stderr, "sagebwd: warning: a CUDA graph is captured with default tiles, for "
+                             "the tuned ones are not loaded: warm up with the problem's size "
+                             "before the capture\n");
+      return *by_default;
+    }
+  throw DriverError("the stream is being captured into a CUDA graph and the " +
+                        std::string(to_string(pass)) + " kernels of " + to_string(spec) +
+                        " are not loaded yet: call warmup() before the capture",
+                    900); // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+}
+
+/// The kernels of a pass, chosen, built and loaded on first use. The device's context is current.
+const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Problem& problem,
+                                                           driver::Stream stream) {
+  auto& slot = launches[static_cast<int>(pass)][tiles.bucket(pass, problem)];
+  const auto current = [&]() -> const Launches* {
+    const Launches* found = slot.load(std::memory_order_acquire);
+    return found && found->generation == tiles.generation() ? found : nullptr;
+  };
+  if (const Launches* found = current())
+    return found->kernels;
+  std::lock_guard lock(mutex);
+  if (const Launches* found = current())
+    return found->kernels;
+  const bool capturing = driver::is_capturing(stream);
+  auto fresh = std::make_unique<Launches>();
+  fresh->generation = tiles.generation();
+  if (capturing) {
+    fresh->kernels = load_while_capturing(pass, problem);
+  } else {
+    fresh->kernels = *load(tiles.kernels(pass, problem), /*may_load=*/true);
+    fresh->generation = tiles.generation(); // choosing may have tuned
+  }
+  all_launches.push_back(std::move(fresh));
+  const Launches* result = all_launches.back().get();
+  if (!capturing) // what a capture makes do with is no lasting choice
+    slot.store(result, std::memory_order_release);
+  return result->kernels;
 }
 
 void Attention::State::run(Pass pass, const Problem& problem, OperandValues& values,
@@ -132,34 +187,37 @@ void Attention::State::run(Pass pass, const Problem& problem, OperandValues& val
 
   const driver::DeviceScope scope(device);
   const auto cuda_stream = static_cast<driver::Stream>(stream);
-  for (const LoadedKernel& kernel : loaded(pass, cuda_stream)) {
-    alignas(16) std::byte params[512];
-    pack_params(fields_of(kernel.spec.kind), values, params);
-    const Grid grid = grid_of(kernel.spec, problem);
-    driver::launch(kernel.function, grid.x, grid.y, grid.z, kernel.threads, kernel.shared_bytes,
-                   cuda_stream, params);
-  }
+  for (const LoadedKernel& kernel : kernels(pass, problem, cuda_stream))
+    launch(kernel, problem, values, cuda_stream);
 }
 
 Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles)
-    : state_(std::make_unique<State>()) {
-  state_->device = device;
-  const driver::DeviceInfo info = driver::device_info(device);
-  state_->arch = arch_for_capability(info.major, info.minor);
-  state_->spec = resolved(spec, state_->arch);
-  state_->tiles = tiles ? *tiles : default_tiles(state_->spec, state_->arch);
-}
+    : state_(std::make_unique<State>(spec, device, driver::device_info(device), tiles)) {}
 
 Attention::~Attention() = default;
 
 const AttentionSpec& Attention::spec() const { return state_->spec; }
 const Arch& Attention::arch() const { return state_->arch; }
 
-void Attention::warmup(bool backward) {
+void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
   const driver::DeviceScope scope(state_->device);
-  state_->loaded(Pass::forward, nullptr);
-  if (backward)
-    state_->loaded(Pass::backward, nullptr);
+  for (Pass pass : {Pass::forward, Pass::backward}) {
+    if (pass == Pass::backward && !backward)
+      break;
+    if (problem) {
+      check(state_->spec, *problem);
+      state_->kernels(pass, *problem, nullptr);
+    } else {
+      std::lock_guard lock(state_->mutex);
+      state_->load(state_->tiles.by_default(pass), /*may_load=*/true);
+    }
+  }
+}
+
+TileConfig Attention::tile(KernelKind kind, const Problem& problem) {
+  check(state_->spec, problem);
+  std::lock_guard lock(state_->mutex);
+  return state_->tiles.tile(kind, problem);
 }
 
 size_t Attention::forward_workspace_bytes(const Problem& problem) const {

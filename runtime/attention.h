@@ -49,18 +49,26 @@ struct BackwardArgs {
 
 /// One operation on one device. Thread-safe; kernels are compiled or loaded on first use, or by
 /// warmup().
+///
+/// Which tiles they have is SAGEBWD_TUNE's to say (runtime/tuner/mode.h): by default those of
+/// tuning records where there are any. A call whose size falls into a bucket seen before looks
+/// nothing up.
 class Attention {
 public:
-  /// Resolves the spec; raises SpecError, LibraryError or DriverError. `tiles` replaces the
-  /// architecture's default.
+  /// Resolves the spec; raises SpecError (also for an unknown SAGEBWD_TUNE), LibraryError or
+  /// DriverError. `tiles` replaces the default and tuned ones.
   explicit Attention(const AttentionSpec&, int device = 0,
                      const std::optional<Tiles>& tiles = std::nullopt);
   ~Attention();
 
   const AttentionSpec& spec() const;
   const Arch& arch() const;
-  /// Compiles and loads every kernel; after it, calls can be captured into a CUDA graph.
-  void warmup(bool backward = true);
+  /// Compiles and loads every kernel with its default tile, or with the tile that calls of a
+  /// problem's size run with (under SAGEBWD_TUNE=tune this tunes). After it, such calls can be
+  /// captured into a CUDA graph.
+  void warmup(bool backward = true, const std::optional<Problem>& problem = std::nullopt);
+  /// The tile that calls of this size run with. Raises TuneError: SAGEBWD_TUNE=frozen, no record.
+  TileConfig tile(KernelKind, const Problem&);
 
   size_t forward_workspace_bytes(const Problem&) const;
   size_t backward_workspace_bytes(const Problem&) const;

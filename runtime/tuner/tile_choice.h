@@ -1,0 +1,50 @@
+//===- tile_choice.h - The tiles of one operation on one device -------------===//
+#pragma once
+
+#include "runtime/tuner/tuner.h"
+
+#include <optional>
+#include <vector>
+
+namespace sagebwd {
+
+/// By what is given, the mode, and the records. Not thread-safe but for bucket() and generation().
+class TileChoice {
+public:
+  /// Raises SpecError for an unknown SAGEBWD_TUNE. The spec must be resolved.
+  TileChoice(const AttentionSpec&, const Arch&, int device, int sm_count,
+             const std::optional<Tiles>& given);
+
+  static constexpr size_t kBuckets = 256;
+  /// Problems of one bucket have the same tiles. Allocates nothing, and reads no file.
+  size_t bucket(Pass, const Problem&) const;
+  /// Rises when records change.
+  uint64_t generation() const { return records_ ? records_->generation() : 0; }
+
+  /// The kernels of a pass with the tiles for a problem; may tune.
+  std::vector<KernelSpec> kernels(Pass, const Problem&);
+  /// The same by the records there are. Raises TuneError: frozen, and none.
+  std::vector<KernelSpec> without_tuning(Pass, const Problem&);
+  /// With the given tiles, or the default's.
+  std::vector<KernelSpec> by_default(Pass) const;
+  /// Whether the default may stand in for a tuned tile.
+  bool may_fall_back() const { return mode_ != TuneMode::frozen; }
+
+  TileConfig tile(KernelKind, const Problem&);
+
+private:
+  bool fixed() const { return given_ || mode_ == TuneMode::off; }
+  std::vector<KernelSpec> kernels(Pass, const Problem&, TuneMode);
+  TileConfig tile(KernelKind, const Problem&, TuneMode);
+  const TuneSurroundings& surroundings(TuneMode);
+
+  AttentionSpec spec_;
+  Arch arch_;
+  int device_, sm_count_;
+  std::optional<Tiles> given_;
+  TuneMode mode_;
+  Records* records_ = nullptr; ///< where they may matter
+  std::optional<TuneSurroundings> surroundings_, surroundings_to_tune_;
+};
+
+} // namespace sagebwd

@@ -1,0 +1,198 @@
+//===- tune.cpp - Find the fastest tiles for this GPU ----------------------===//
+#include "runtime/tuner/tuner.h"
+#include "tools/command.h"
+#include "tools/console.h"
+#include "tools/on_gpu.h"
+#include "tools/spec_options.h"
+#include "tools/tuning_records.h"
+
+#include <memory>
+#include <mutex>
+
+namespace sagebwd::tools {
+
+namespace {
+
+class Tune : public Command {
+public:
+  Tune()
+      : Command(
+            "tune", "find the fastest tiles for this GPU",
+            "Times every tile worth trying, for each of the operation's three attention\n"
+            "kernels, in a process of its own. A tile replaces the default only where it is\n"
+            "faster beyond doubt and, unless --no-deterministic, gives the same bits. What wins\n"
+            "is kept as a tuning record, which calls of such sizes use from then on.\n"
+            "SAGEBWD_TUNE=off|use|tune|frozen says whether they do (default: use).\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd tune --head-dim 128 --seq-len 8192\n"
+            "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
+            "  sagebwd tune --kernel forward --tile 'mma 64x64 w4 s1 b2' --force\n"
+            "  sagebwd tune --list\n"
+            "  sagebwd tune --export h200.json\n"
+            "  sagebwd tune --import h200.json\n") {
+    spec_.declare(options, /*lists=*/false);
+    options.flag("no-deterministic", any_order_, "let a tile win that sums in another order");
+    problem_.declare(options);
+    options.integer("gpu", device_, 0, 1023, "the GPU, numbered from 0");
+    options.list("kernel", "NAME,..", kernels_, "forward, backward_dq, backward_dkv");
+    options.list("tile", "TILE,..", tiles_, "let only these compete with the default");
+    options.integer("rounds", rounds_, tuner::kFewestRounds, 1000, "timings of each, at most");
+    options.flag("force", force_, "tune again what has a record");
+    options.flag("list", list_, "list the records here");
+    options.text("export", "FILE", export_, "write the records here into a file");
+    options.text("import", "FILE", import_, "take over the records of a file");
+    options.flag("overwrite", overwrite_, "let imported records replace those here");
+  }
+
+  ExitCode run() override {
+    if (list_ + !export_.empty() + !import_.empty() > 1)
+      throw UsageError("--list, --export and --import are three things: give one of them");
+    if (overwrite_ && import_.empty())
+      throw UsageError("--overwrite belongs to --import");
+    if (list_)
+      return list_records(json);
+    if (!export_.empty())
+      return export_records(export_, json);
+    if (!import_.empty())
+      return import_records(import_, overwrite_, json);
+    return tune_here();
+  }
+
+private:
+  TuneRequest request() const;
+  ExitCode tune_here();
+  void print_as_json(const TuneRequest&, const std::vector<Tuned>&, double seconds) const;
+  void print_as_tables(const std::vector<Tuned>&, double seconds) const;
+
+  SpecOptions spec_;
+  ProblemOptions problem_;
+  std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_;
+  bool any_order_ = false, force_ = false, list_ = false, overwrite_ = false;
+  int device_ = 0, rounds_ = 15;
+  std::string export_, import_;
+};
+
+KernelKind parse_kernel(const std::string& name) {
+  for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
+    if (name == to_string(kind))
+      return kind;
+  throw UsageError("--kernel is '" + name +
+                   "'; those with tiles are forward, backward_dq and backward_dkv");
+}
+
+/// A bar for each stage of each kernel.
+class StageBars {
+public:
+  void show(const TuneProgress& p) {
+    std::lock_guard lock(mutex_);
+    const std::string what = std::string(to_string(p.kernel)) + ": " + p.stage;
+    if (what != what_) {
+      bar_.reset();
+      bar_ = std::make_unique<Progress>(what, static_cast<size_t>(p.total));
+      what_ = what;
+    }
+    bar_->advance(p.tile);
+  }
+
+private:
+  std::mutex mutex_;
+  std::string what_;
+  std::unique_ptr<Progress> bar_;
+};
+
+TuneRequest Tune::request() const {
+  TuneRequest request;
+  request.spec = spec_.one();
+  request.spec.deterministic = !any_order_;
+  request.problem = problem_.problem();
+  request.device = device_;
+  request.kernels.clear();
+  for (const std::string& name : kernels_)
+    request.kernels.push_back(parse_kernel(name));
+  for (const std::string& tile : tiles_)
+    request.only.push_back(parse_tile(tile));
+  request.force = force_;
+  request.limits.rounds = rounds_;
+  return request;
+}
+
+ExitCode Tune::tune_here() {
+  TuneRequest request = this->request();
+  check(resolved(request.spec), request.problem); // wrong use is that without a GPU as well
+  require_gpu(device_, "sagebwd tune");
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<Tuned> kernels;
+  {
+    StageBars bars;
+    request.progress = [&](const TuneProgress& progress) { bars.show(progress); };
+    kernels = tune(request);
+  }
+  const double seconds = milliseconds_since(start) / 1000;
+  json ? print_as_json(request, kernels, seconds) : print_as_tables(kernels, seconds);
+  size_t lost = 0;
+  for (const Tuned& kernel : kernels)
+    lost += !kernel.kept;
+  if (lost > 0)
+    fprintf(stderr, "sagebwd tune: %zu records could not be kept; no later run will know them\n",
+            lost);
+  return lost > 0 ? kFailed : kDone;
+}
+
+void Tune::print_as_json(const TuneRequest& request, const std::vector<Tuned>& kernels,
+                         double seconds) const {
+  const Problem& p = request.problem;
+  llvm::json::Array array;
+  for (const Tuned& kernel : kernels) {
+    llvm::json::Object object = json_of(kernel.record);
+    object["fresh"] = kernel.fresh;
+    object["kept"] = kernel.kept;
+    array.push_back(std::move(object));
+  }
+  print_json(llvm::json::Object{{"problem", llvm::json::Object{{"batch", p.batch},
+                                                               {"heads", p.heads},
+                                                               {"heads_kv", p.heads_kv},
+                                                               {"seq_q", p.seq_q},
+                                                               {"seq_kv", p.seq_kv}}},
+                                {"spec", to_string(request.spec)},
+                                {"seconds", seconds},
+                                {"kernels", std::move(array)}});
+}
+
+/// "1.234", or "-" for a tile that was not timed.
+std::string ms_text(const TriedTile& tried, double ms) {
+  return tried.outcome == "timed" ? format("%.4f", ms) : "-";
+}
+
+/// The first line; compilers say more.
+std::string brief(const std::string& text) {
+  constexpr size_t kLongest = 100;
+  std::string line = text.substr(0, text.find('\n'));
+  return line.size() > kLongest ? line.substr(0, kLongest - 3) + "..." : line;
+}
+
+void Tune::print_as_tables(const std::vector<Tuned>& kernels, double seconds) const {
+  for (const Tuned& kernel : kernels) {
+    const TuningRecord& record = kernel.record;
+    const double by_default = median_ms_of(record, record.default_tile);
+    printf("%s, %s, on %s%s\n", record.key["kind"].c_str(), record.key["bucket"].c_str(),
+           record.key["gpu"].c_str(), kernel.fresh ? "" : " (tuned before; --force tunes again)");
+    Table table({"", "tile", "outcome", "median ms", "MAD", "vs default", "why"});
+    for (const TriedTile& tried : record.candidates)
+      table.add({tried.tile == record.tile ? "*" : "", tried.tile, tried.outcome,
+                 ms_text(tried, tried.median_ms), ms_text(tried, tried.mad_ms),
+                 tried.outcome == "timed" && tried.median_ms > 0
+                     ? format("%.3f", by_default / tried.median_ms)
+                     : "-",
+                 brief(tried.detail)});
+    table.print();
+    printf("\n");
+  }
+  printf("%zu kernels in %.1f s; * wins, the first is the default\n", kernels.size(), seconds);
+}
+
+} // namespace
+
+std::unique_ptr<Command> make_tune() { return std::make_unique<Tune>(); }
+
+} // namespace sagebwd::tools
