@@ -103,9 +103,12 @@ inline std::string resealed_pack(std::string bytes) {
 inline void reseal(llvm::json::Object& record) {
   if (auto fields = fields_of_json(record.getObject("key")))
     record["digest"] = make_key(std::move(*fields)).digest;
-  record.erase("checksum");
-  llvm::json::Value contents = llvm::json::Object(record);
-  record["checksum"] = sha256_hex(llvm::formatv("{0}", contents).str());
+  llvm::json::Object contents; // LLVM 14 must not copy an object from which something was erased
+  for (const auto& [name, value] : record)
+    if (name != "checksum")
+      contents[name] = value;
+  record["checksum"] =
+      sha256_hex(llvm::formatv("{0}", llvm::json::Value(std::move(contents))).str());
 }
 
 /// The digest and the checksum of a record, or of all records of a file.

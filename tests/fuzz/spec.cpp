@@ -1,0 +1,62 @@
+//===- spec.cpp - Fuzzes the readers of specs and tiles --------------------===//
+
+#include "generator/kernel.h"
+#include "tests/fuzz/target.h"
+
+using namespace sagebwd;
+
+std::vector<std::string> seeds() {
+  return {
+      "bf16",  "fp16",         "none", "top-left", "bottom-right",        "row",
+      "block", "six-of-seven", "qk16", "sm_90a",   "mma 128x64 w8 s2 b1", "wgmma 64x128 w4 s1 b3"};
+}
+
+std::string resealed(std::string input) { return input; }
+
+namespace {
+
+/// What is accepted prints as it was read; what is not raises SpecError and nothing else.
+template <typename Parse> void check(Parse parse, const std::string& text) {
+  try {
+    require(to_string(parse(text)) == text);
+  } catch (const SpecError& error) {
+    require(*error.what() != 0);
+  }
+}
+
+/// A tile may come from a record that somebody else wrote: judging it must be safe, whatever it is.
+void check_tile_everywhere(const std::string& text) {
+  TileConfig tile;
+  try {
+    tile = parse_tile(text);
+  } catch (const SpecError&) {
+    return;
+  }
+  require(parse_tile(to_string(tile)) == tile);
+  for (const Arch& arch : all_archs())
+    for (int head_dim : {64, 128}) {
+      AttentionSpec spec;
+      spec.head_dim = head_dim;
+      spec = resolved(spec, arch);
+      for (KernelKind kind :
+           {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
+        if (objection(kind, spec, tile, arch).empty())
+          require(shared_bytes(kind, spec, tile) <= arch.max_shared_bytes);
+    }
+}
+
+} // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  check(parse_dtype, text);
+  check(parse_causal, text);
+  check(parse_granularity, text);
+  check(parse_precision, text);
+  check_tile_everywhere(text);
+  try {
+    require(find_arch(text).name == text);
+  } catch (const SpecError&) {
+  }
+  return 0;
+}
