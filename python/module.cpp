@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #include "python/module_attention.h"
 #include "python/module_errors.h"
+#include "python/module_prebuild.h"
 #include "python/module_reference.h"
 
 #include "runtime/driver/driver.h"
@@ -174,4 +175,5 @@ PYBIND11_MODULE(_core, m) {
   bind_environment(m);
   python::bind_reference(m);
   python::bind_attention(m);
+  python::bind_prebuild(m);
 }

@@ -1,6 +1,7 @@
 //===- module_errors.h - The library's errors as Python exceptions ---------===//
 #pragma once
 
+#include "cache/pack.h"
 #include "generator/spec.h"
 #include "runtime/error.h"
 
@@ -33,6 +34,8 @@ void raise(const Error& error, Attributes&&... attributes) {
 inline void bind_errors(py::module_& m) {
   bind_error<SpecError>(m, "SpecError", PyExc_ValueError);
   bind_error<LibraryError>(m, "LibraryError", PyExc_RuntimeError);
+  bind_error<OfflineError>(m, "OfflineError", PyExc_RuntimeError);
+  bind_error<PackError>(m, "PackError", PyExc_RuntimeError);
   bind_error<CompileError>(m, "CompileError", PyExc_RuntimeError);
   bind_error<DriverError>(m, "DriverError", PyExc_RuntimeError);
   py::register_local_exception_translator([](std::exception_ptr pointer) {
@@ -42,6 +45,10 @@ inline void bind_errors(py::module_& m) {
     } catch (const SpecError& e) {
       raise(e);
     } catch (const LibraryError& e) {
+      raise(e);
+    } catch (const OfflineError& e) {
+      raise(e);
+    } catch (const PackError& e) {
       raise(e);
     } catch (const CompileError& e) {
       raise(e, std::pair("log", e.log), std::pair("numbered_source", e.numbered_source));

@@ -5,6 +5,7 @@
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
     sagebwd.reference.exact(q, k, v, dout)            # NumPy, on the CPU
     sagebwd.emit('sm_90a'), sagebwd.build('sm_90a')   # the kernels' source; their machine code
+    sagebwd.prebuild('a.pack', arch=['sm_80'])        # for machines that may not compile
     sagebwd.doctor()                                  # what this machine has and lacks
 
 Importing needs neither a GPU nor a driver. Without PyTorch everything but `attention` and its
@@ -14,10 +15,19 @@ relatives works.
 from importlib import metadata as _metadata
 
 from sagebwd import _nvrtc, reference
-from sagebwd._core import CompileError, DriverError, LibraryError, Spec, SpecError
+from sagebwd._core import (
+    CompileError,
+    DriverError,
+    LibraryError,
+    OfflineError,
+    PackError,
+    Spec,
+    SpecError,
+)
 from sagebwd._doctor import doctor
 from sagebwd.kernels import KernelSource, archs, build, emit
 from sagebwd.options import PRODUCTS
+from sagebwd.prebuilding import prebuild
 from sagebwd.tracing import trace
 
 try:
@@ -45,6 +55,8 @@ __all__ = [
     "DriverError",
     "KernelSource",
     "LibraryError",
+    "OfflineError",
+    "PackError",
     "Spec",
     "SpecError",
     "archs",
@@ -54,6 +66,7 @@ __all__ = [
     "build",
     "doctor",
     "emit",
+    "prebuild",
     "reference",
     "trace",
     "warmup",

@@ -1,0 +1,77 @@
+//===- module_prebuild.h - Packs from Python -------------------------------===//
+#pragma once
+
+#include "runtime/prebuild.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace sagebwd::python {
+
+namespace py = pybind11;
+
+inline std::vector<TuningRecord> parse_record_files(const std::vector<std::string>& texts) {
+  std::vector<TuningRecord> records;
+  for (const std::string& text : texts) {
+    std::string why;
+    auto more = parse_records(text, &why);
+    if (!more)
+      throw SpecError("no tuning records: " + why);
+    records.insert(records.end(), more->begin(), more->end());
+  }
+  return records;
+}
+
+inline py::dict prebuild_pack(const std::string& out,
+                              const std::vector<std::pair<AttentionSpec, std::string>>& specs,
+                              bool backward, const std::vector<std::string>& record_files,
+                              const py::object& progress) {
+  std::vector<WantedOperation> operations;
+  for (const auto& [spec, arch] : specs)
+    operations.push_back({spec, find_arch(arch), /*forward=*/true, backward});
+  const std::vector<TuningRecord> given = parse_record_files(record_files);
+  PrebuildRequest request;
+  request.output = out;
+  request.records = records_of(operations, given);
+  request.kernels = kernels_of(operations, given);
+  if (!given.empty() && request.records.empty())
+    throw SpecError("none of the " + std::to_string(given.size()) +
+                    " tuning records is of the operations asked for");
+  request.progress = [&](const BuiltKernel& kernel, size_t done, size_t total) {
+    py::gil_scoped_acquire held;
+    if (PyErr_CheckSignals() != 0) // Ctrl-C
+      throw py::error_already_set();
+    if (!progress.is_none())
+      progress(kernel.entry.kernel_name, kernel.entry.arch, done, total);
+  };
+  PrebuildResult result;
+  {
+    py::gil_scoped_release released;
+    result = prebuild(request);
+  }
+  size_t resumed = 0;
+  int lowest_driver = 0;
+  for (const auto& kernel : result.kernels) {
+    resumed += kernel->cached;
+    lowest_driver = std::max(lowest_driver, kernel->entry.lowest_driver);
+  }
+  using namespace pybind11::literals;
+  return py::dict(
+      "out"_a = out, "bytes"_a = result.pack_bytes, "kernels"_a = result.kernels.size(),
+      "compiled"_a = result.kernels.size() - resumed, "resumed"_a = resumed,
+      "records"_a = result.records, "records_left_out"_a = given.size() - result.records,
+      "compiler"_a = result.kernels.empty() ? "" : result.kernels.front()->entry.compiler,
+      "lowest_driver"_a = lowest_driver, "threads"_a = result.threads);
+}
+
+inline void bind_prebuild(py::module_& m) {
+  using namespace pybind11::literals;
+  m.def("prebuild", prebuild_pack, "out"_a, "specs"_a, "backward"_a, "record_files"_a,
+        "progress"_a);
+}
+
+} // namespace sagebwd::python

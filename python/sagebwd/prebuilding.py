@@ -1,0 +1,76 @@
+"""Packs: the kernels of many operations in one file, for machines that may not compile."""
+
+import itertools
+import os
+
+from sagebwd import _core, options
+
+__all__ = ["prebuild"]
+
+
+def _list(value):
+    """One value or several, as a list without repeats."""
+    several = isinstance(value, (list, tuple, set, frozenset))
+    return list(dict.fromkeys(value if several else [value]))
+
+
+def _read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@options.refuses_unknown_keywords
+def prebuild(
+    out,
+    *,
+    arch,
+    head_dim=(64, 128),
+    dtype=("bf16", "fp16"),
+    causal=("none", "top-left"),
+    granularity="row",
+    precision="six-of-seven",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    backward=True,
+    records=(),
+    progress=None,
+):
+    """Compiles the kernels of every combination of the options into the pack `out`.
+
+    `arch` and the options up to `precision` take one value or several. Needs NVRTC, but no GPU.
+    The same options give the same bytes; a call that was interrupted goes on where it was. Use
+    the file with SAGEBWD_CACHE_PACKS=out, and SAGEBWD_OFFLINE=1 where nothing may be compiled.
+
+    `records` names files of tuning records: those of these operations go into the pack, with the
+    kernels of their tiles. `progress(kernel, arch, done, total)` is called after each kernel.
+
+    Returns a dict: out, bytes, kernels, compiled (by this call), resumed (by an interrupted one),
+    records, records_left_out (of other operations), compiler, lowest_driver (the CUDA version of
+    the oldest driver that loads all of it, e.g. 12080) and threads. Raises SpecError, PackError
+    (the file cannot be written), LibraryError (no NVRTC for these architectures) or CompileError
+    (then there is no pack, and what did compile is kept for the next call).
+    """
+    if arch is None:
+        raise options.SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
+    keywords = {"group_q": group_q, "group_kv": group_kv, "smooth_k": smooth_k, "rotate": rotate}
+    specs = [
+        (
+            options.spec(
+                head_dim=d, dtype=t, causal=c, granularity=g, precision=p, arch=a, **keywords
+            ),
+            a,
+        )
+        for a, d, t, c, g, p in itertools.product(
+            *map(_list, (arch, head_dim, dtype, causal, granularity, precision))
+        )
+    ]
+    if not specs:
+        raise options.SpecError("an empty list among the options: there is nothing to build")
+    files = [_read(path) for path in ([records] if _is_path(records) else records)]
+    return _core.prebuild(os.fspath(out), specs, bool(backward), files, progress)
+
+
+def _is_path(value):
+    return isinstance(value, (str, bytes, os.PathLike))
