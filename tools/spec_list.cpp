@@ -136,13 +136,13 @@ private:
                : 1;
   }
 
-  Word word(yaml::Node* node, const std::string& where) {
+  Word word(yaml::Node* node, const std::string& where, unsigned line) {
     check();
     auto* scalar = llvm::dyn_cast_or_null<yaml::ScalarNode>(node);
     if (!scalar) {
       if (node && llvm::isa<yaml::AliasNode>(node))
-        fail(line_of(*node), "anchors and aliases are not taken; write the words out");
-      fail(node ? line_of(*node) : 1, where + " takes a word or a list of words");
+        fail(line, "anchors and aliases are not taken; write the words out");
+      fail(line, where + " takes a word or a list of words");
     }
     llvm::SmallString<32> storage;
     return {scalar->getValue(storage).str(), line_of(*scalar)};
@@ -155,15 +155,15 @@ private:
       fail(line_of(node), "a spec is a mapping, such as {arch: sm_90a, head_dim: 128}");
     Entry entry{{}, line_of(node)};
     for (yaml::KeyValueNode& pair : *mapping) {
-      const Word key = word(pair.getKey(), "a key");
+      const Word key = word(pair.getKey(), "a key", entry.line);
       yaml::Node* node = pair.getValue();
       check();
       Value value{{}, key.line};
       if (auto* list = llvm::dyn_cast_or_null<yaml::SequenceNode>(node))
         for (yaml::Node& item : *list)
-          value.words.push_back(word(&item, key.text));
+          value.words.push_back(word(&item, key.text, key.line));
       else
-        value.words.push_back(word(node, key.text));
+        value.words.push_back(word(node, key.text, key.line));
       check();
       if (value.words.empty())
         fail(key.line, key.text + " has no value");

@@ -1,0 +1,306 @@
+"""sagebwd prebuild: packs, resuming, lists of specs, and running from a pack alone."""
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from conftest import BINARY
+
+SMALL = ["--arch", "sm_80", "--head-dim", "64", "--dtype", "bf16", "--causal", "none"]
+OFFLINE = {"SAGEBWD_OFFLINE": "1"}
+
+
+def sha(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def kept_in(folder):
+    return len(list(folder.glob("*.kernel"))) if folder.exists() else 0
+
+
+def kernels_in_dry_run(result):
+    assert result.code == 0, result.err
+    return {(kernel["arch"], kernel["name"]) for kernel in result.json["kernels"]}
+
+
+# --- packs -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_pack(sagebwd, doctor, tmp_path_factory):
+    if not doctor["can_compile"]:
+        pytest.skip("no NVRTC: " + doctor["nvrtc"]["error"].splitlines()[0])
+    path = tmp_path_factory.mktemp("packs") / "small.pack"
+    result = sagebwd("prebuild", *SMALL, "--out", path, "--json")
+    assert result.code == 0, result.err
+    return path, result.json
+
+
+def test_figures_of_a_pack(small_pack):
+    path, figures = small_pack
+    assert figures["bytes"] == path.stat().st_size
+    assert figures["kernels"] == figures["compiled"] == sum(a["kernels"] for a in figures["archs"])
+    assert figures["resumed"] == 0
+    assert figures["lowest_driver"] >= 12000
+    assert figures["compiler"].startswith("nvrtc ")
+    assert path.stat().st_mode & 0o133 == 0
+    assert not path.with_name("small.pack.partial").exists()
+
+
+def test_another_order_gives_the_same_bytes(sagebwd, small_pack, tmp_path):
+    specs = tmp_path / "specs.json"
+    entry = {"arch": "sm_80", "head_dim": 64, "dtype": "bf16", "causal": "none"}
+    specs.write_text(json.dumps([{**entry, "pass": "backward"}, {**entry, "pass": "forward"}]))
+    result = sagebwd("prebuild", "--specs", specs, "--out", tmp_path / "b.pack")
+    assert result.code == 0, result.err
+    assert "lowest driver" in result.out and "SAGEBWD_CACHE_PACKS=" in result.out
+    assert sha(tmp_path / "b.pack") == sha(small_pack[0])
+
+
+def test_killed_and_run_again_it_gives_the_same_bytes(sagebwd, small_pack, tmp_path):
+    out = tmp_path / "p.pack"
+    work = tmp_path / "p.pack.partial"
+    command = [BINARY, "prebuild", *SMALL, "--out", out]
+    for kernels in (1, 4):  # killed when so many are kept
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        limit = time.monotonic() + 60
+        while kept_in(work) < kernels and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it was done before it could be killed"
+        assert not out.exists()
+    kept = kept_in(work)
+    assert kept >= 4
+    figures = sagebwd("prebuild", *SMALL, "--out", out, "--json").json
+    assert figures["resumed"] == kept
+    assert figures["compiled"] == figures["kernels"] - kept
+    assert sha(out) == sha(small_pack[0])
+    assert not work.exists()
+
+
+def test_the_second_of_two_at_once_is_told(sagebwd, needs_nvrtc, tmp_path):
+    out = tmp_path / "p.pack"
+    process = subprocess.Popen([BINARY, "prebuild", *SMALL, "--out", out],
+                               stdout=subprocess.DEVNULL)  # fmt: skip
+    limit = time.monotonic() + 60
+    while kept_in(tmp_path / "p.pack.partial") == 0 and time.monotonic() < limit:
+        time.sleep(0.001)
+    second = sagebwd("prebuild", *SMALL, "--out", out)
+    assert process.wait() == 0
+    assert second.code == 1
+    assert "another process is building it" in second.err and str(out) in second.err
+    assert out.exists()
+
+
+def test_without_nvrtc_it_says_so(sagebwd, tmp_path):
+    result = sagebwd("prebuild", *SMALL, "--out", tmp_path / "p.pack",
+                     SAGEBWD_NVRTC=str(tmp_path / "libnvrtc.so.13"))  # fmt: skip
+    assert result.code == 1
+    assert "libnvrtc" in result.err and "SAGEBWD_NVRTC" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("where", ["none/p.pack", "folder", "link/p.pack"])
+def test_an_output_that_cannot_be_written(sagebwd, tmp_path, where):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    result = sagebwd("prebuild", *SMALL, "--out", tmp_path / where, timeout=10)
+    assert result.code == 1
+    assert str(tmp_path / where) in result.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link"]
+
+
+# --- running from a pack ---------------------------------------------------------------------------
+
+
+def test_offline_a_pack_is_enough(sagebwd, small_pack, tmp_path):
+    environment = {
+        "SAGEBWD_CACHE_DIR": str(tmp_path / "cache"),
+        "SAGEBWD_CACHE_PACKS": str(small_pack[0]),
+        "SAGEBWD_NVRTC": str(tmp_path / "no-such-libnvrtc.so"),
+    }
+    result = sagebwd("build", *SMALL, "--json", **OFFLINE, **environment)
+    assert result.code == 0, result.err
+    assert all(kernel["cached"] for kernel in result.json["kernels"])
+    assert not (tmp_path / "cache").exists() or kept_in(tmp_path / "cache") == 0
+
+
+def test_offline_a_missing_kernel_names_the_command_that_builds_it(sagebwd, small_pack, tmp_path):
+    environment = {
+        "SAGEBWD_CACHE_DIR": str(tmp_path / "cache"),
+        "SAGEBWD_CACHE_PACKS": str(small_pack[0]),
+    }
+    wanted = ["--arch", "sm_90a", "--head-dim", "64", "--dtype", "fp16", "--causal", "none",
+              "--no-smooth-k"]  # fmt: skip
+    result = sagebwd("build", *wanted, **OFFLINE, **environment)
+    assert result.code == 1
+    assert str(small_pack[0]) in result.err
+    start = result.err.index("sagebwd prebuild ")
+    command = shlex.split(result.err[start : result.err.index(" --out FILE", start)])
+    assert command[1:] == ["prebuild", *wanted]
+    made = sagebwd(*command[1:], "--out", tmp_path / "more.pack")
+    assert made.code == 0, made.err
+    environment["SAGEBWD_CACHE_PACKS"] += f":{tmp_path / 'more.pack'}"
+    assert sagebwd("build", *wanted, **OFFLINE, **environment).code == 0
+
+
+@pytest.mark.parametrize("damage", ["missing", "open", "truncated", "text", "newer"])
+def test_a_named_pack_that_cannot_be_used_is_an_error(sagebwd, small_pack, tmp_path, damage):
+    path = tmp_path / "p.pack"
+    data = bytearray(small_pack[0].read_bytes())
+    if damage == "truncated":
+        del data[-1:]
+    if damage == "newer":
+        data[8] = 99
+    if damage != "missing":
+        path.write_bytes(b"words" * 100 if damage == "text" else data)
+        path.chmod(0o666 if damage == "open" else 0o644)
+    result = sagebwd("build", *SMALL, SAGEBWD_CACHE_PACKS=str(path),
+                     SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))  # fmt: skip
+    assert result.code == 1
+    assert str(path) in result.err
+    remedy = {"missing": "prebuild", "open": "chmod go-w", "truncated": "copy it again",
+              "text": "no pack of sagebwd", "newer": "a newer version"}  # fmt: skip
+    assert remedy[damage] in result.err
+
+
+# --- what is built ---------------------------------------------------------------------------------
+
+
+def test_defaults_are_both_dims_dtypes_and_masks(sagebwd):
+    names = {name for _, name in kernels_in_dry_run(
+        sagebwd("prebuild", "--arch", "sm_80", "--dry-run", "--json"))}  # fmt: skip
+    for part in ("_d64_", "_d128_", "_bf16", "_fp16", "_causal_", "forward_", "backward_dkv_"):
+        assert any(part in name for name in names), part
+    assert any("sagebwd_forward_" in name and "causal" not in name for name in names)
+
+
+def test_it_builds_what_build_builds(sagebwd, needs_nvrtc):
+    options = ["--arch", "sm_80,sm_90a", "--head-dim", "64", "--dtype", "bf16", "--causal", "none"]
+    built = sagebwd("build", *options, "--json").json["kernels"]
+    assert kernels_in_dry_run(sagebwd("prebuild", *options, "--dry-run", "--json")) == {
+        (kernel["arch"], kernel["name"]) for kernel in built
+    }
+
+
+def test_lists_of_specs_and_options_agree(sagebwd, tmp_path):
+    (tmp_path / "specs.yaml").write_text(
+        "# what we train\n"
+        "- arch: [sm_80, sm_90a]\n"
+        "  head_dim: [64, 128]\n"
+        "  dtype: bf16\n"
+        "  causal:\n"
+        "    - none\n"
+        "    - 'top-left'\n"
+        "- {arch: sm_120, smooth_k: false, group_kv: 64, precision: qk16, pass: forward}\n"
+    )
+    listed = kernels_in_dry_run(
+        sagebwd("prebuild", "--specs", tmp_path / "specs.yaml", "--dry-run", "--json")
+    )
+    first = sagebwd("prebuild", "--arch", "sm_90a,sm_80", "--dtype", "bf16", "--dry-run", "--json")
+    second = sagebwd("prebuild", "--arch", "sm_120", "--no-smooth-k", "--group-kv", "64",
+                     "--precision", "qk16", "--pass", "forward", "--dry-run", "--json")  # fmt: skip
+    assert listed == kernels_in_dry_run(first) | kernels_in_dry_run(second)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "1: it holds no specs"),
+        ("# nothing\n", "it holds no specs"),
+        ("[]", "it holds no specs"),
+        ("- arch: sm_80\n  headdim: 64\n", ":2: unknown key 'headdim'; did you mean 'head_dim'?"),
+        ("- arch: sm_80\n- arch: sm_99\n", ":2: arch: unknown architecture 'sm_99'"),
+        ("- head_dim: 64\n", ":1: a spec needs 'arch'"),
+        ("- arch: sm_80\n  arch: sm_86\n", ":2: 'arch' is given twice"),
+        ("- arch: [sm_80, sm_86, sm_80]\n", ":1: arch lists 'sm_80' twice"),
+        ("- arch: sm_80\n  head_dim: 80\n", ":1: head dimension 80 is not built"),
+        ("- arch: sm_80\n  head_dim: many\n", ":2: head_dim: 'many' is no whole number"),
+        ("- arch: sm_80\n  dtype:\n    - bf16\n    - fp8\n", ":4: dtype: unknown dtype 'fp8'"),
+        ("- arch: sm_80\n  rotate: maybe\n", ":2: rotate: 'maybe' is neither true nor false"),
+        ("- arch: sm_80\n  pass: sideways\n", ":2: pass: unknown pass 'sideways'"),
+        ("- arch: sm_80\n  granularity: [row, block]\n  group_kv: 128\n", ":1: group_kv = 128 is"),
+        ("- arch: sm_86\n  granularity: block\n  precision: qk16\n", ":1: no tile of backward"),
+        ("- arch:\n", "takes a word or a list"),
+        ("- arch: []\n", ":1: arch has no value"),
+        ("- arch: {sm_80: 1}\n", ":1: arch takes a word or a list"),
+        ("- sm_80\n", ":1: a spec is a mapping"),
+        ("sm_80", ":1: a spec is a mapping"),
+        ("- arch: &a sm_80\n- arch: *a\n", ":2: anchors and aliases"),
+        ("arch: sm_80\n---\narch: sm_86\n", "one document"),
+        ("- arch: [sm_80\n", ":"),
+        ('[{"arch": "sm_80"}', ":"),
+        ("- arch: 'sm_80\n", ":"),
+        ("\x00\x01", ":1: a control character"),
+        ("[" * 5000, "nests too deeply"),
+        ("- " * 5000, "nests too deeply"),
+        ("- arch: sm_80\n" * 30000, "more than 256 KiB"),
+    ],
+)
+def test_bad_lists_of_specs(sagebwd, tmp_path, text, message):
+    path = tmp_path / "specs.yaml"
+    path.write_text(text)
+    result = sagebwd("prebuild", "--specs", path, "--dry-run", timeout=20)
+    assert result.code == 2, result.err
+    assert f"{path}" in result.err and message in result.err
+    assert result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--arch"),
+        (["--arch", "sm_80"], "--out FILE"),
+        (["--arch", "sm_91", "--dry-run"], "'sm_91'"),
+        (["--arch", "sm_80", "--head-dim", "72", "--dry-run"], "72"),
+        (["--arch", "sm_80", "--pass", "both", "--dry-run"], "--pass is 'both'"),
+        (["--arch", "sm_80", "--granularity", "row,block", "--group-kv", "128", "--dry-run"],
+         "group_kv = 128 is not supported under 'block'"),
+        (["--arch", "sm_86", "--granularity", "block", "--precision", "qk16", "--dry-run"],
+         "no tile of backward"),
+        (["--specs", "x.yaml", "--head-dim", "64"], "--specs and --head-dim contradict"),
+        (["--specs", "x.yaml", "--arch", "sm_80"], "--specs and --arch contradict"),
+    ],
+)  # fmt: skip
+def test_wrong_use(sagebwd, arguments, message):
+    result = sagebwd("prebuild", *arguments)
+    assert result.code == 2, result.err
+    assert message in result.err
+
+
+def test_files_that_cannot_be_read(sagebwd, tmp_path):
+    missing = sagebwd("prebuild", "--specs", tmp_path / "none.yaml", "--dry-run")
+    assert missing.code == 1 and "none.yaml cannot be read: No such file" in missing.err
+    folder = sagebwd("prebuild", "--specs", tmp_path, "--dry-run")
+    assert folder.code == 1 and "cannot be read" in folder.err
+    (tmp_path / "records.json").write_text('{"schema": "sagebwd tuning 99"}')
+    newer = sagebwd("prebuild", *SMALL, "--records", tmp_path / "records.json", "--dry-run")
+    assert newer.code == 1 and "records.json" in newer.err and "newer" in newer.err
+
+
+def test_a_reader_of_another_user_loads_a_root_owned_pack(small_pack):
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        folder.chmod(0o755)
+        shutil.copy(small_pack[0], folder / "root.pack")
+        (folder / "root.pack").chmod(0o444)
+        shutil.copy(BINARY, folder / "sagebwd")
+        environment = {
+            "SAGEBWD_CACHE_DIR": "/nonexistent/cache",
+            "SAGEBWD_CACHE_PACKS": str(folder / "root.pack"),
+            **OFFLINE,
+        }
+        result = subprocess.run([folder / "sagebwd", "build", *SMALL, "--json"], env=environment,
+                                user=nobody, capture_output=True, text=True)  # fmt: skip
+    assert all(kernel["cached"] for kernel in json.loads(result.stdout)["kernels"]), result.stderr
