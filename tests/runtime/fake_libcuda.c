@@ -2,7 +2,13 @@
  *
  * Compiled to a libcuda.so.1 by driver_fake_test.cpp. Its answers come from the environment:
  * FAKE_INIT and FAKE_LOAD (what cuInit and cuModuleLoadData return), FAKE_DEVICES, FAKE_FAILS (a
- * function that fails). -DOLD leaves out cuGetProcAddress.
+ * function that fails), FAKE_NAME, FAKE_MAJOR, FAKE_MINOR and FAKE_SMS (of its GPUs),
+ *FAKE_CAPTURING (any stream is being captured). FAKE_QUIET=1: nothing is written down. -DOLD leaves
+ *out cuGetProcAddress.
+ *
+ * FAKE_KERNELS says what kernels do, by a part of their names: "s2_b2=0.5 w8=fault w4_s2=hang
+ * b3=wrong" lets the first take 0.5 ms, and the others raise 700, never end, or write other values.
+ * Device memory reads as what the last kernel wrote: 1 in every byte.
  *
  * Each function is here in the version that the runtime declares. Where CUDA has an older one of
  * the same name, that is a trap: it answers 999.
@@ -13,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int answer(const char* name) {
   const char* fails = getenv("FAKE_FAILS");
@@ -23,7 +30,27 @@ static int number(const char* variable, int otherwise) {
   return value ? atoi(value) : otherwise;
 }
 static int trap(void) { return 999; }
-#define SAY(...) (printf("cuda: " __VA_ARGS__), printf("\n"))
+#define SAY(...) (getenv("FAKE_QUIET") ? 0 : (printf("cuda: " __VA_ARGS__), printf("\n")))
+
+static char last_launch[512]; /* the kernel's name */
+static int faulted = 0;
+/* What the last launched kernel does, or NULL. */
+static const char* behaviour(void) {
+  static char value[32];
+  const char* all = getenv("FAKE_KERNELS");
+  for (char part[256]; all && sscanf(all, " %255[^=]=%31s", part, value) == 2;
+       all = strchr(all, '='), all += strcspn(all, " "))
+    if (strstr(last_launch, part))
+      return value;
+  return NULL;
+}
+static int wait_for_kernel(void) {
+  const char* how = behaviour();
+  while (how && strcmp(how, "hang") == 0)
+    usleep(100000);
+  faulted |= how && strcmp(how, "fault") == 0;
+  return faulted ? 700 : 0;
+}
 
 int cuInit(unsigned flags) { return flags ? 1 : number("FAKE_INIT", 0); }
 int cuDriverGetVersion(int* version) { return *version = 12040, 0; }
@@ -35,10 +62,17 @@ int cuGetErrorString(int error, const char** text) { return *text = "as the test
 int cuDeviceGetCount(int* count) { return *count = number("FAKE_DEVICES", 2), 0; }
 int cuDeviceGet(int* device, int ordinal) { return *device = 10 + ordinal, 0; }
 int cuDeviceGetName(char* name, int size, int device) {
-  snprintf(name, size, "Fake GPU %d", device);
+  const char* given = getenv("FAKE_NAME");
+  given ? snprintf(name, size, "%s", given) : snprintf(name, size, "Fake GPU %d", device);
   return 0;
 }
-int cuDeviceGetAttribute(int* value, int attribute, int device) { return *value = attribute, 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  const char* variable = attribute == 75   ? "FAKE_MAJOR"
+                         : attribute == 76 ? "FAKE_MINOR"
+                         : attribute == 16 ? "FAKE_SMS"
+                                           : "FAKE_NOTHING";
+  return *value = number(variable, attribute), 0;
+}
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = (size_t)5 << 32, 0; }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   SAY("retain %d", device);
@@ -47,7 +81,11 @@ int cuDevicePrimaryCtxRetain(void** context, int device) {
 }
 int cuCtxPushCurrent_v2(void* context) { return SAY("push %d", (int)(uintptr_t)context), 0; }
 int cuCtxPopCurrent_v2(void** context) { return SAY("pop"), 0; }
-int cuCtxSynchronize(void) { return SAY("synchronize"), answer("cuCtxSynchronize"); }
+int cuCtxSynchronize(void) {
+  SAY("synchronize");
+  int fault = wait_for_kernel();
+  return fault ? fault : answer("cuCtxSynchronize");
+}
 int cuModuleLoadData(void** module, const void* image) {
   SAY("load %.5s", (const char*)image);
   *module = (void*)7;
@@ -55,7 +93,7 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
   SAY("function %s of %d", name, (int)(uintptr_t)module);
-  *function = (void*)8;
+  *function = getenv("FAKE_KERNELS") ? strdup(name) : (void*)8;
   return 0;
 }
 int cuFuncSetAttribute(void* function, int attribute, int value) {
@@ -66,19 +104,31 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
   SAY("launch %d grid %u %u %u block %u %u %u shared %u stream %d param %d extra %p",
       (int)(uintptr_t)function, gx, gy, gz, bx, by, bz, shared, (int)(uintptr_t)stream,
       *(int*)params[0], (void*)extra);
+  if (getenv("FAKE_KERNELS"))
+    snprintf(last_launch, sizeof(last_launch), "%s", (const char*)function);
   return answer("cuLaunchKernel");
 }
-int cuStreamIsCapturing(void* stream, int* status) { return *status = stream != NULL, 0; }
+int cuStreamIsCapturing(void* stream, int* status) {
+  return *status = stream != NULL || getenv("FAKE_CAPTURING"), 0;
+}
 int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) { return *pointer = 4096, answer("cuMemAlloc"); }
 int cuMemFree_v2(uint64_t pointer) { return SAY("free %d", (int)pointer), 0; }
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { return 0; }
-int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { return memset(to, 1, bytes), 0; }
+int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
+  const char* how = behaviour();
+  memset(to, how && strcmp(how, "wrong") == 0 ? 2 : 1, bytes);
+  return faulted ? 700 : 0;
+}
 int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count) { return 0; }
 int cuEventCreate(void** event, unsigned flags) { return *event = (void*)9, 0; }
 int cuEventDestroy_v2(void* event) { return 0; }
 int cuEventRecord(void* event, void* stream) { return 0; }
-int cuEventSynchronize(void* event) { return SAY("wait"), 0; }
-int cuEventElapsedTime(float* ms, void* start, void* stop) { return *ms = 1.5f, 0; }
+int cuEventSynchronize(void* event) { return SAY("wait"), wait_for_kernel(); }
+int cuEventElapsedTime(float* ms, void* start, void* stop) {
+  const char* how = behaviour();
+  *ms = how && atof(how) > 0 ? (float)atof(how) : 1.5f;
+  return 0;
+}
 int cuStreamCreate(void** stream, unsigned flags) { return *stream = (void*)(uintptr_t)flags, 0; }
 int cuStreamDestroy_v2(void* stream) { return 0; }
 int cuStreamSynchronize(void* stream) { return 0; }

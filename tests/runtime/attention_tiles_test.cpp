@@ -1,0 +1,279 @@
+//===- attention_tiles_test.cpp - Which tiles an operation runs with -------===//
+//
+// On a fake driver (fake_libcuda.c), in a child process that is this executable again: GPUs nobody
+// has seen, tuning records, modes, captures. Where kernels are launched, NVRTC compiles them.
+//
+//===----------------------------------------------------------------------===//
+
+#include "runtime/attention.h"
+#include "runtime/nvrtc/nvrtc.h"
+#include "runtime/tuner/tuner.h"
+#include "tests/cache/temp_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <sys/wait.h>
+
+using namespace sagebwd;
+using test::ScopedVariable;
+
+namespace {
+
+constexpr const char* kChildVariable = "SAGEBWD_TEST_CHILD";
+
+const Problem kShort = {1, 1, 1, 512, 512}, kLong = {1, 32, 32, 8192, 8192};
+
+AttentionSpec spec() {
+  AttentionSpec s;
+  s.head_dim = 64;
+  return s;
+}
+
+/// Prints what an action gives, or the error it ends with.
+void say(const char* what, const std::function<std::string()>& action) {
+  std::string result;
+  try {
+    result = action();
+  } catch (const SpecError& error) {
+    result = std::string("SpecError: ") + error.what();
+  } catch (const TuneError& error) {
+    result = std::string("TuneError: ") + error.what();
+  } catch (const DriverError& error) {
+    result = std::string("DriverError: ") + error.what();
+  }
+  std::printf("%s: %s\n", what, result.c_str());
+}
+
+/// Keeps a record by which a tile has won.
+void keep(KernelKind kind, const Problem& problem, const std::string& tile) {
+  const Gpu gpu = gpu_of(0);
+  TuningRecord record;
+  record.key =
+      record_key(kind, resolved(spec(), gpu.arch), gpu, bucket_of(kind, problem, gpu.sm_count));
+  record.tile = record.default_tile = tile;
+  user_records().keep(record);
+}
+
+void show_tiles() {
+  Attention attention(spec());
+  std::printf("arch: %s\n", std::string(attention.arch().name).c_str());
+  for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
+    say(std::string(to_string(kind)).c_str(),
+        [&] { return to_string(attention.tile(kind, kLong)); });
+}
+
+void use_records() {
+  Attention attention(spec()), given(spec(), 0, default_tiles(spec(), find_arch("sm_80")));
+  const auto forward = [](Attention& a, const Problem& p) {
+    return [&a, p] { return to_string(a.tile(KernelKind::forward, p)); };
+  };
+  say("before", forward(attention, kLong));
+  keep(KernelKind::forward, kLong, "mma 128x128 w8 s1 b1");
+  say("after", forward(attention, kLong));
+  say("same bucket", forward(attention, {4, 32, 8, 5000, 4500}));
+  say("other bucket", forward(attention, kShort));
+  say("given tiles", forward(given, kLong));
+  say("other kernel", [&] { return to_string(attention.tile(KernelKind::backward_dq, kLong)); });
+  keep(KernelKind::forward, kLong, "mma 64x128 w4 s2 b2");
+  say("tuned again", forward(attention, kLong));
+}
+
+void fit_only_forward() {
+  AttentionSpec s;
+  s.granularity = Granularity::block;
+  s.precision = Precision::qk16;
+  Attention attention(s);
+  for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq})
+    say(std::string(to_string(kind)).c_str(),
+        [&] { return to_string(attention.tile(kind, kLong)); });
+}
+
+/// The grid's first extent, which the fake driver writes down, tells 64 queries a block from 128.
+void launch() {
+  Attention attention(spec());
+  std::vector<char> memory(1 << 20);
+  ForwardArgs args;
+  args.problem = kShort;
+  char* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256);
+  args.q = args.k = args.v = args.out = {aligned, 0, 0, 64};
+  args.lse = reinterpret_cast<float*>(aligned);
+  args.softmax_scale = 1;
+  args.workspace = aligned;
+  args.workspace_bytes = attention.forward_workspace_bytes(kShort);
+  const auto forward = [&](void* stream) {
+    return [&, stream] {
+      args.stream = stream;
+      attention.forward(args);
+      return std::string("launched");
+    };
+  };
+  int captured = 0; // to the fake driver every stream but the null stream is being captured
+  say("capture, nothing loaded", forward(&captured));
+  attention.warmup(false);
+  say("capture, default", forward(&captured));
+  keep(KernelKind::forward, kShort, "mma 128x128 w8 s1 b1");
+  say("capture, tuned but not loaded", forward(&captured));
+  attention.warmup(false, kShort);
+  say("capture, tuned", forward(&captured));
+  say("tuned", forward(nullptr));
+}
+
+const std::map<std::string, std::function<void()>>& scenarios() {
+  static const std::map<std::string, std::function<void()>> map = {
+      {"tiles", show_tiles},
+      {"records", use_records},
+      {"forward only", fit_only_forward},
+      {"launch", launch},
+      {"constructor",
+       [] { say("constructor", [] { return to_string(Attention(spec()).spec()); }); }}};
+  return map;
+}
+
+class AttentionTiles : public testing::Test {
+protected:
+  static void SetUpTestSuite() {
+    folder_ = new test::TempDirectory;
+    const std::string command = "cc -w -shared -fPIC -Wl,-soname,libcuda.so.1 -o '" +
+                                (*folder_ / "libcuda.so.1") +
+                                "' '" SAGEBWD_SOURCE_DIR "/tests/runtime/fake_libcuda.c'";
+    if (!std::getenv(kChildVariable))
+      ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+  /// The lines of a scenario in a new process: those of the fake driver where `driver`.
+  std::string run(const std::string& scenario, bool driver = false) {
+    ScopedVariable child(kChildVariable, scenario);
+    ScopedVariable path("LD_LIBRARY_PATH", folder_->path());
+    ScopedVariable cache("SAGEBWD_CACHE_DIR", cache_ / "cache");
+    ScopedVariable quiet("FAKE_QUIET", driver ? std::nullopt : std::optional<std::string>("1"));
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    const std::string command =
+        "'" + self + "' --gtest_filter=AttentionTiles.AGpuNobodyHasSeenHasTheDefault 2>&1";
+    std::FILE* pipe = ::popen(command.c_str(), "r");
+    std::string output;
+    char buffer[4096];
+    while (size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
+      output.append(buffer, count);
+    EXPECT_EQ(::pclose(pipe), 0) << output;
+    const size_t begin = output.find("begin\n"), end = output.find("end\n");
+    EXPECT_NE(end, std::string::npos) << output;
+    return end == std::string::npos ? output : output.substr(begin + 6, end - begin - 6);
+  }
+  static void expect_in(const std::string& output, const std::string& part) {
+    EXPECT_NE(output.find(part), std::string::npos) << "'" << part << "' is not in:\n" << output;
+  }
+
+  inline static test::TempDirectory* folder_ = nullptr; ///< of the fake driver
+  test::TempDirectory cache_;
+  /// What a test does not say; in the child, what the parent says stays.
+  static std::optional<std::string> unless_child(const char* name, const char* value) {
+    if (!std::getenv(kChildVariable))
+      return value;
+    const char* given = std::getenv(name);
+    return given ? std::optional<std::string>(given) : std::nullopt;
+  }
+  ScopedVariable mode_{"SAGEBWD_TUNE", unless_child("SAGEBWD_TUNE", "use")};
+  ScopedVariable major_{"FAKE_MAJOR", unless_child("FAKE_MAJOR", "8")};
+  ScopedVariable minor_{"FAKE_MINOR", unless_child("FAKE_MINOR", "0")};
+  ScopedVariable sms_{"FAKE_SMS", unless_child("FAKE_SMS", "108")};
+};
+
+TEST_F(AttentionTiles, AGpuNobodyHasSeenHasTheDefault) {
+  if (const char* scenario = std::getenv(kChildVariable)) {
+    std::setvbuf(stdout, nullptr, _IONBF, 0); // in one order with standard error
+    std::printf("begin\n");
+    scenarios().at(scenario)();
+    std::printf("end\n");
+    return;
+  }
+  const auto on = [&](const char* major, const char* minor, const char* sms) {
+    ScopedVariable a("FAKE_MAJOR", major), b("FAKE_MINOR", minor), c("FAKE_SMS", sms);
+    ScopedVariable name("FAKE_NAME", "NVIDIA \xff Future 9000");
+    return run("tiles");
+  };
+  for (const auto& [output, arch] : {std::pair(on("12", "5", "400"), "sm_121"),
+                                     {on("8", "8", "17"), "sm_87"},
+                                     {on("9", "0", "264"), "sm_90a"},
+                                     {on("10", "7", "160"), "sm_103"}}) {
+    const Tiles tiles = default_tiles(resolved(spec(), find_arch(arch)), find_arch(arch));
+    EXPECT_EQ(output, std::string("arch: ") + arch + "\nforward: " + to_string(tiles.forward) +
+                          "\nbackward_dq: " + to_string(tiles.backward_dq) +
+                          "\nbackward_dkv: " + to_string(tiles.backward_dkv) + "\n");
+  }
+}
+
+TEST_F(AttentionTiles, AGpuWithoutTheInstructionsIsRefused) {
+  ScopedVariable major("FAKE_MAJOR", "13"), minor("FAKE_MINOR", "0");
+  expect_in(run("constructor"), "SpecError: compute capability 13.0");
+}
+
+TEST_F(AttentionTiles, RecordsAreUsedFromTheMomentTheyAreThere) {
+  EXPECT_EQ(run("records"), "before: mma 64x128 w4 s1 b2\n"
+                            "after: mma 128x128 w8 s1 b1\n"
+                            "same bucket: mma 128x128 w8 s1 b1\n"
+                            "other bucket: mma 64x128 w4 s1 b2\n"
+                            "given tiles: mma 64x128 w4 s1 b2\n"
+                            "other kernel: mma 64x128 w4 s1 b2\n"
+                            "tuned again: mma 64x128 w4 s2 b2\n");
+  expect_in(run("tiles"), "forward: mma 64x128 w4 s2 b2\n"); // in a new process
+  ScopedVariable sms("FAKE_SMS", "109");
+  expect_in(run("tiles"), "forward: mma 64x128 w4 s1 b2\n"); // another GPU
+}
+
+TEST_F(AttentionTiles, TheModeDecides) {
+  run("records");
+  {
+    ScopedVariable off("SAGEBWD_TUNE", "off");
+    expect_in(run("tiles"), "forward: mma 64x128 w4 s1 b2\n");
+  }
+  {
+    ScopedVariable frozen("SAGEBWD_TUNE", "frozen");
+    const std::string output = run("tiles");
+    expect_in(output, "forward: mma 64x128 w4 s2 b2\n");
+    expect_in(output, "backward_dq: TuneError: SAGEBWD_TUNE=frozen, and there is no tuning record "
+                      "of backward_dq of d64");
+    expect_in(output, "run: sagebwd tune --head-dim 64");
+  }
+  ScopedVariable unknown("SAGEBWD_TUNE", "always");
+  expect_in(run("constructor"), "constructor: SpecError: SAGEBWD_TUNE is 'always'");
+}
+
+TEST_F(AttentionTiles, AForwardNeedsNoTileOfTheBackward) {
+  ScopedVariable minor("FAKE_MINOR", "6");
+  const std::string output = run("forward only");
+  expect_in(output, "forward: mma ");
+  expect_in(output, "backward_dq: SpecError: no tile of backward_dq fits");
+}
+
+TEST_F(AttentionTiles, ACaptureTakesWhatIsLoaded) {
+  try {
+    Nvrtc::instance();
+  } catch (const LibraryError& error) {
+    GTEST_SKIP() << "no NVRTC: " << error.what();
+  }
+  const std::string output = run("launch", /*driver=*/true);
+  const auto section = [&](const std::string& from, const std::string& to) {
+    const size_t begin = output.find(from), end = output.find(to);
+    EXPECT_LT(begin, end) << output;
+    return begin < end ? output.substr(begin, end - begin) : "";
+  };
+  expect_in(output, "capture, nothing loaded: DriverError: the stream is being captured");
+  // The attention kernel's launch: 512 queries in blocks of 64, or of 128.
+  const std::string by_default = "grid 8 1 1 block 128 1 1 shared 21248",
+                    tuned = "grid 4 1 1 block 256 1 1 shared 25344";
+  expect_in(section("capture, nothing", "capture, default: "), by_default);
+  const std::string stale = section("capture, default: ", "capture, tuned but not loaded: ");
+  expect_in(stale, by_default);
+  EXPECT_EQ(stale.find(tuned), std::string::npos);
+  expect_in(output, "captured with default tiles");
+  expect_in(section("capture, tuned but not loaded: ", "capture, tuned: "), tuned);
+  expect_in(output.substr(output.find("capture, tuned: ")), tuned);
+  EXPECT_EQ(output.substr(output.find("capture, tuned: ")).find("cuda: load"), std::string::npos)
+      << "something is loaded twice";
+}
+
+} // namespace
