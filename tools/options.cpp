@@ -128,9 +128,23 @@ void OptionTable::word(std::string name, std::string words,
   options_.push_back({std::move(name), std::move(words), std::move(help), std::move(set)});
 }
 
+void OptionTable::positional(std::string placeholder, std::string& value, std::string help) {
+  auto set = [&value, placeholder](const std::string& given) {
+    if (!value.empty())
+      throw UsageError("unexpected argument '" + given + "'; one " + placeholder + " is enough: '" +
+                       value + "'");
+    value = given;
+  };
+  positional_.push_back({"", std::move(placeholder), std::move(help), std::move(set)});
+}
+
 void OptionTable::parse(const std::vector<std::string>& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
+    if (!positional_.empty() && !argument.empty() && argument.front() != '-') {
+      positional_.front().set(argument);
+      continue;
+    }
     std::string name = argument, value;
     bool has_value = false;
     if (size_t equals = argument.find('='); equals != std::string::npos) {
@@ -170,6 +184,10 @@ bool OptionTable::given(const std::string& name) const {
 std::string OptionTable::help() const {
   constexpr size_t kColumn = 30;
   std::string lines;
+  for (const Option& option : positional_)
+    lines += "  " + option.placeholder +
+             std::string(kColumn - 2 - std::min(kColumn - 3, option.placeholder.size()), ' ') +
+             option.help + "\n";
   for (const Option& option : options_) {
     std::string line = "  --" + option.name;
     if (!option.placeholder.empty())

@@ -41,6 +41,9 @@ public:
   void word(std::string name, std::string words, std::function<void(const std::string&)> parse,
             std::string help);
 
+  /// The one argument without a name, such as a FILE; empty where it is not given.
+  void positional(std::string placeholder, std::string& value, std::string help);
+
   /// Reads "--name value" and "--name=value". Raises UsageError.
   void parse(const std::vector<std::string>& arguments);
   /// Whether the arguments named an option.
@@ -58,6 +61,7 @@ private:
                       std::string initial, std::string help);
 
   std::vector<Option> options_;
+  std::vector<Option> positional_; ///< at most one
 };
 
 /// "; did you mean 'build'?", or nothing where no candidate is near.

@@ -1,0 +1,164 @@
+//===- explain.cpp - Why a kernel is not in the cache ----------------------===//
+
+#include "cache/explain.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+namespace sagebwd {
+
+namespace {
+
+/// Fields of a later rank have defaults by those of the earlier ones, or follow from them.
+enum Rank : size_t { kSpec, kGroups, kTile, kDerived, kRanks };
+
+Rank rank_of(const std::string& label) {
+  if (label == "group_q" || label == "group_kv")
+    return kGroups;
+  if (label == "family" || label == "block_q" || label == "block_kv" || label == "warps" ||
+      label == "stages" || label == "blocks_per_sm")
+    return kTile;
+  if (label == "options" || label == "source")
+    return kDerived;
+  return kSpec; // schema, arch and whatever a later version adds included
+}
+
+std::vector<FieldDifference> differences(const CacheKey& wanted, const CacheKey& kept) {
+  std::map<std::string, FieldDifference> all;
+  for (const auto& [label, value] : wanted.fields)
+    all[label].wanted = value;
+  for (const auto& [label, value] : kept.fields)
+    all[label].kept = value;
+  std::vector<FieldDifference> differing;
+  for (auto& [label, values] : all)
+    if (values.wanted != values.kept)
+      differing.push_back({label, std::move(values.wanted), std::move(values.kept)});
+  return differing;
+}
+
+/// Smaller is nearer. The earlier ranks weigh more: what they differ in brings the rest along.
+struct Distance {
+  std::array<size_t, kRanks> fields{};
+  bool other_kind = false;
+  std::string name, arch, digest;
+
+  auto order() const {
+    return std::tie(fields[kSpec], other_kind, fields[kGroups], fields[kTile], fields[kDerived],
+                    name, arch, digest);
+  }
+};
+
+Distance distance_of(const CacheKey& wanted, const KeptItem& item) {
+  Distance distance{{}, false, item.name, item.arch, item.digest};
+  for (const FieldDifference& field : differences(wanted, item.key)) {
+    ++distance.fields[rank_of(field.label)];
+    distance.other_kind |= field.label == "kind";
+  }
+  return distance;
+}
+
+void point_to(const KeptItem& item, Explanation& explanation) {
+  explanation.in_pack = item.in_pack;
+  explanation.place = item.place;
+  explanation.nearest = item.name;
+  explanation.arch = item.arch;
+}
+
+/// What of the differing fields made the difference, and what may follow from it.
+void sort_out(std::vector<FieldDifference> fields, Explanation& explanation) {
+  size_t first = kRanks;
+  for (const FieldDifference& field : fields)
+    first = std::min<size_t>(first, rank_of(field.label));
+  // Options that differ are why; the source is then another matter.
+  const bool options = std::any_of(fields.begin(), fields.end(),
+                                   [](const auto& field) { return field.label == "options"; });
+  for (FieldDifference& field : fields) {
+    const bool follows =
+        rank_of(field.label) > first || (first == kDerived && options && field.label == "source");
+    (follows ? explanation.following : explanation.differences).push_back(std::move(field));
+  }
+}
+
+std::string listed(const std::vector<FieldDifference>& fields) {
+  auto shown = [](const std::string& value) { return value.empty() ? "none" : value; };
+  std::string text;
+  for (const FieldDifference& field : fields) {
+    text += text.empty() ? "" : " and ";
+    if (field.label == "source")
+      text += "source is another one (the templates or the generator changed)";
+    else
+      text += field.label + " is " + shown(field.kept) + ", not " + shown(field.wanted);
+  }
+  return text;
+}
+
+} // namespace
+
+Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
+                    const std::string& compiler) {
+  Explanation explanation;
+  const KeptItem* nearest = nullptr;
+  Distance least;
+  for (const KeptItem& item : kept) {
+    if (!item.kernel)
+      continue;
+    if (item.digest == wanted.digest) {
+      if (!item.problem.empty()) {
+        explanation.verdict = Explanation::bad;
+        explanation.problem = item.problem;
+        point_to(item, explanation);
+        if (item.in_pack)
+          return explanation; // an error: later packs are not asked
+        continue;
+      }
+      point_to(item, explanation);
+      explanation.verdict = Explanation::present;
+      if (!compiler.empty() && item.compiler != compiler) {
+        explanation.verdict = Explanation::other_compiler;
+        explanation.differences = {{"compiler", compiler, item.compiler}};
+      }
+      return explanation;
+    }
+    if (!item.problem.empty())
+      continue;
+    Distance distance = distance_of(wanted, item);
+    if (!nearest || distance.order() < least.order()) {
+      nearest = &item;
+      least = std::move(distance);
+    }
+  }
+  if (explanation.verdict == Explanation::bad || !nearest)
+    return explanation;
+  explanation.verdict = Explanation::differs;
+  point_to(*nearest, explanation);
+  sort_out(differences(wanted, nearest->key), explanation);
+  return explanation;
+}
+
+std::string to_string(const Explanation& e) {
+  switch (e.verdict) {
+  case Explanation::present:
+    return "in " + e.place +
+           (e.problem.empty() ? "" : "; the directory's own is bad: " + e.problem);
+  case Explanation::other_compiler:
+    return "in " + e.place + ", but compiled by '" + e.differences.front().kept + "', and '" +
+           e.differences.front().wanted + "' is asked for (SAGEBWD_RECOMPILE=1)";
+  case Explanation::bad:
+    return "in " + e.place + ", but bad: " + e.problem +
+           (e.in_pack ? "; copy or build the pack again" : "; the next use replaces it");
+  case Explanation::nothing:
+    return "not kept, nor is any other kernel";
+  case Explanation::differs:
+    break;
+  }
+  std::string text = "not kept; nearest: " + e.nearest + " (" + e.arch + ") in " + e.place +
+                     ", whose " + listed(e.differences);
+  std::string following;
+  for (const FieldDifference& field : e.following)
+    following += (following.empty() ? "" : ", ") + field.label;
+  return following.empty() ? text : text + " (and, with it, " + following + ")";
+}
+
+} // namespace sagebwd

@@ -1,0 +1,169 @@
+//===- inventory.cpp - All that is kept, read and checked ------------------===//
+
+#include "cache/inventory.h"
+#include "cache/directory.h"
+#include "cache/entry.h"
+#include "cache/posix.h"
+#include "cache/record.h"
+
+#include <algorithm>
+#include <filesystem>
+
+namespace sagebwd {
+
+namespace {
+
+/// As directory.cpp has it: no cubin comes near it.
+constexpr off_t kLongestFile = off_t(256) << 20;
+constexpr std::string_view kKernel = ".kernel", kTuning = ".tuning";
+
+/// The names in a directory; empty where it is not there or refused.
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> names;
+  if (!reason_to_refuse(directory).empty())
+    return names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator item(directory, error), end; !error && item != end;
+       item.increment(error))
+    names.push_back(item->path().filename());
+  return names;
+}
+
+/// Why a file is not what this library left there, or empty.
+std::string objection_to(const struct stat& info) {
+  if (S_ISDIR(info.st_mode))
+    return "it is a directory";
+  if (!S_ISREG(info.st_mode))
+    return "it is no regular file";
+  if (info.st_uid != ::geteuid())
+    return "it belongs to user " + std::to_string(info.st_uid);
+  if (info.st_mode & (S_IWGRP | S_IWOTH))
+    return "other users may write it";
+  if (info.st_size > kLongestFile)
+    return "it is longer than any kernel";
+  return "";
+}
+
+/// False where the file is gone. What cannot be read is a problem of the item.
+bool read_file(const KeptName& name, KeptItem& item, std::string& bytes) {
+  const std::string path = name.place + "/" + name.file;
+  // O_NONBLOCK: opening a FIFO must not wait for its writer.
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat info;
+  if (!file || ::fstat(file.get(), &info) != 0) {
+    const int error = errno;
+    item.problem =
+        error == ELOOP ? "it is a symbolic link" : "it cannot be read: " + error_text(error);
+    return error != ENOENT;
+  }
+  item.bytes = static_cast<uint64_t>(info.st_size);
+  item.last_use = std::chrono::system_clock::from_time_t(info.st_mtim.tv_sec);
+  item.problem = objection_to(info);
+  if (!item.problem.empty())
+    return true;
+  bytes.resize(item.bytes);
+  for (size_t done = 0; done < bytes.size();) {
+    ssize_t count = ::read(file.get(), bytes.data() + done, bytes.size() - done);
+    if (count < 0 && errno == EINTR)
+      continue;
+    if (count <= 0) {
+      item.problem = count < 0 ? "it cannot be read: " + error_text(errno) : "it is truncated";
+      return true;
+    }
+    done += static_cast<size_t>(count);
+  }
+  return true;
+}
+
+void inspect_kernel(const std::string& bytes, KeptItem& item) {
+  std::optional<StoredEntry> stored = inspect_entry(bytes, &item.problem);
+  if (!stored)
+    return;
+  item.key = std::move(stored->key);
+  item.name = std::move(stored->entry.kernel_name);
+  item.arch = std::move(stored->entry.arch);
+  item.compiler = std::move(stored->entry.compiler);
+  item.lowest_driver = stored->entry.lowest_driver;
+}
+
+void inspect_record(const std::string& bytes, KeptItem& item) {
+  item.newer = is_newer_record(bytes);
+  if (item.newer)
+    return;
+  std::optional<TuningRecord> record = parse_record(bytes, &item.problem);
+  if (!record)
+    return;
+  item.key = std::move(record->key);
+  const CacheKey& key = item.key;
+  item.name = key["kind"] + " d" + key["head_dim"] + " " + key["dtype"] +
+              " causal=" + key["causal"] + " " + key["bucket"] + " on " + key["gpu"] + ": " +
+              record->tile;
+  item.arch = key["arch"];
+  item.compiler = std::move(record->compiler);
+}
+
+} // namespace
+
+std::vector<KeptName> kept_names(const std::string& directory) {
+  std::vector<KeptName> kept;
+  for (std::string& file : names_in(directory)) {
+    const std::string_view suffix = file.ends_with(kKernel) ? kKernel : kTuning;
+    if (!file.ends_with(suffix))
+      continue;
+    std::string digest = file.substr(0, file.size() - suffix.size());
+    if (is_digest(digest))
+      kept.push_back({directory, std::move(file), std::move(digest), nullptr});
+  }
+  std::sort(kept.begin(), kept.end(),
+            [](const KeptName& a, const KeptName& b) { return a.file < b.file; });
+  return kept;
+}
+
+std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>& pack) {
+  std::vector<KeptName> kept;
+  for (const std::string& digest : pack->digests())
+    kept.push_back({pack->path(), "", digest, pack});
+  return kept;
+}
+
+std::optional<KeptItem> read_kept(const KeptName& name, std::string* bytes) {
+  KeptItem item;
+  item.place = name.place;
+  item.digest = name.digest;
+  item.in_pack = name.pack != nullptr;
+  std::string content;
+  if (name.pack) {
+    std::optional<std::string> found = name.pack->read(name.digest);
+    if (!found)
+      return std::nullopt;
+    content = std::move(*found);
+    item.bytes = content.size();
+    item.kernel = content.empty() || content.front() != '{';
+  } else {
+    item.kernel = name.file.ends_with(kKernel);
+    if (!read_file(name, item, content))
+      return std::nullopt;
+  }
+  if (!item.problem.empty())
+    return item;
+  item.kernel ? inspect_kernel(content, item) : inspect_record(content, item);
+  if (item.problem.empty() && !item.newer && item.key.digest != item.digest)
+    item.problem = "it is the entry of another key";
+  if (bytes && item.problem.empty())
+    *bytes = std::move(content);
+  return item;
+}
+
+uint64_t count_leftovers(const std::string& directory) {
+  uint64_t count = 0;
+  for (const std::string& name : names_in(directory)) {
+    if (name.rfind(".tmp-", 0) != 0)
+      continue;
+    Descriptor file(
+        ::open((directory + "/" + name).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    count += file && !byte_is_locked(file.get(), 0); // its writer holds a lock
+  }
+  return count;
+}
+
+} // namespace sagebwd

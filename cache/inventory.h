@@ -1,0 +1,55 @@
+//===- inventory.h - All that is kept, read and checked --------------------===//
+//
+// For listings: looking at something neither stamps its use nor removes it where it is bad.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "cache/key.h"
+#include "cache/pack.h"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sagebwd {
+
+/// A file of a directory or an item of a pack, by its name alone.
+struct KeptName {
+  std::string place;                ///< the directory, or the pack's path
+  std::string file;                 ///< in the directory; empty for a pack's item
+  std::string digest;               ///< of its key, if it is what it should be
+  std::shared_ptr<const Pack> pack; ///< null for the directory's
+};
+/// Kernels and tuning records, sorted by digest; whatever lies under such a name, a link or a
+/// folder too. Nothing for a directory that is not there or is refused.
+std::vector<KeptName> kept_names(const std::string& directory);
+std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>&);
+
+struct KeptItem {
+  std::string place; ///< as its name says
+  std::string digest;
+  bool in_pack = false;
+  bool kernel = true; ///< or a tuning record
+  uint64_t bytes = 0;
+  std::optional<std::chrono::system_clock::time_point> last_use; ///< of a file in the directory
+  std::string problem;                                           ///< why it is bad, or empty
+  bool newer = false; ///< a record that a newer version wrote: not bad, and not ours to read
+
+  // Of what is sound:
+  CacheKey key;
+  std::string name; ///< of the kernel, or what was tuned on what
+  std::string arch;
+  std::string compiler;
+  int lowest_driver = 0; ///< of a kernel, e.g. 12080
+};
+/// Nothing where it is no longer there. `bytes`, if given, gets those of a sound item.
+std::optional<KeptItem> read_kept(const KeptName&, std::string* bytes = nullptr);
+
+/// Files that writers left behind when they were killed.
+uint64_t count_leftovers(const std::string& directory);
+
+} // namespace sagebwd

@@ -1,0 +1,199 @@
+//===- cache.cpp - 'sagebwd cache' and what its commands share -------------===//
+#include "tools/cache.h"
+#include "tools/spec_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <ctime>
+
+namespace sagebwd::tools {
+
+namespace {
+
+class Cache : public Command {
+public:
+  Cache()
+      : Command("cache", "look after what is compiled and tuned",
+                "Compiled kernels and tuning records are kept in SAGEBWD_CACHE_DIR (else in\n"
+                "~/.cache/sagebwd), at most SAGEBWD_CACHE_LIMIT bytes of kernels, and read from\n"
+                "the packs that SAGEBWD_CACHE_PACKS names (a:b). Every command takes --json.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd cache stat\n"
+                "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
+                "  sagebwd cache prune --unused-for 30d\n"
+                "  sagebwd cache export --out kernels.pack\n") {
+    subcommands.push_back(make_cache_ls());
+    subcommands.push_back(make_cache_stat());
+    subcommands.push_back(make_cache_verify());
+    subcommands.push_back(make_cache_prune());
+    subcommands.push_back(make_cache_explain());
+    subcommands.push_back(make_cache_export());
+    subcommands.push_back(make_cache_import());
+  }
+  ExitCode run() override { return kWrongUse; } // never called: there are subcommands
+};
+
+/// A whole number and one letter of `units`, or no letter where there is a `plain` unit.
+uint64_t parse_quantity(const std::string& option, const std::string& text,
+                        const std::vector<std::pair<char, uint64_t>>& units, uint64_t plain,
+                        const std::string& wanted) {
+  uint64_t number = 0, unit = plain;
+  auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string letter(stop, text.data() + text.size());
+  if (!letter.empty()) {
+    auto found = std::find_if(units.begin(), units.end(), [&](const auto& candidate) {
+      return letter == std::string(1, candidate.first);
+    });
+    unit = found == units.end() ? 0 : found->second;
+  }
+  constexpr uint64_t kMost = INT64_MAX; // what JSON and std::chrono hold
+  if (error != std::errc() || unit == 0 || number > kMost / unit)
+    throw UsageError("--" + option + " is '" + text + "'; it takes " + wanted);
+  return number * unit;
+}
+
+void add_pack(const std::string& path, Layers& layers) {
+  try {
+    std::shared_ptr<const Pack> pack = Pack::open(path);
+    for (KeptName& name : kept_names(pack))
+      layers.names.push_back(std::move(name));
+    layers.packs.push_back(std::move(pack));
+  } catch (const PackError& error) {
+    layers.failures.push_back(error.what());
+  }
+}
+
+} // namespace
+
+std::unique_ptr<Command> make_cache() { return std::make_unique<Cache>(); }
+
+Layers user_layers() {
+  const CacheStore& store = user_store();
+  Layers layers;
+  if (store.disabled_reason().empty())
+    layers.names = kept_names(store.directory());
+  else
+    layers.failures.push_back("the directory is not used: " + store.disabled_reason());
+  for (const std::string& path : store.options().packs)
+    add_pack(path, layers);
+  return layers;
+}
+
+Layers layers_of(const std::vector<std::string>& packs) {
+  Layers layers;
+  for (const std::string& path : packs)
+    add_pack(path, layers);
+  return layers;
+}
+
+void visit_items(Layers& layers, const char* what,
+                 const std::function<void(const KeptName&, KeptItem, std::string bytes)>& visit) {
+  Progress progress(what, layers.names.size());
+  for (const KeptName& name : layers.names) {
+    try {
+      std::string bytes;
+      if (std::optional<KeptItem> item = read_kept(name, &bytes))
+        visit(name, std::move(*item), std::move(bytes));
+    } catch (const PackError& error) {
+      if (std::find(layers.failures.begin(), layers.failures.end(), error.what()) ==
+          layers.failures.end())
+        layers.failures.push_back(error.what());
+    }
+    progress.advance(name.digest.substr(0, 12));
+  }
+}
+
+void ItemFilter::declare(OptionTable& options) {
+  options.list("arch", "ARCH,..", archs_, "only of these architectures");
+  options.text("kernel", "TEXT", kernel_, "only those whose name contains this");
+}
+
+void ItemFilter::check() const { parse_archs(archs_); }
+
+bool ItemFilter::matches(const KeptItem& item) const {
+  return (archs_.empty() || std::find(archs_.begin(), archs_.end(), item.arch) != archs_.end()) &&
+         item.name.find(kernel_) != std::string::npos;
+}
+
+ExitCode report_failures(const char* command, const std::vector<std::string>& failures) {
+  for (const std::string& failure : failures)
+    fprintf(stderr, "sagebwd %s: %s\n", command, failure.c_str());
+  return failures.empty() ? kDone : kFailed;
+}
+
+uint64_t parse_bytes(const std::string& option, const std::string& text) {
+  return parse_quantity(
+      option, text, {{'K', uint64_t{1} << 10}, {'M', uint64_t{1} << 20}, {'G', uint64_t{1} << 30}},
+      1, "a number of bytes, with K, M or G if you like, such as 512M");
+}
+
+std::chrono::seconds parse_duration(const std::string& option, const std::string& text) {
+  constexpr uint64_t kDay = 24 * 3600, kCentury = 36525 * kDay; // the clock's nanoseconds overflow
+  const uint64_t seconds =
+      parse_quantity(option, text, {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', kDay}}, 0,
+                     "a whole number and s, m, h or d, such as 30d");
+  return std::chrono::seconds(std::min(seconds, kCentury));
+}
+
+std::string readable_bytes(uint64_t bytes) {
+  const double value = static_cast<double>(bytes);
+  if (bytes < 1 << 10)
+    return std::to_string(bytes) + " B";
+  if (bytes < 1 << 20)
+    return format("%.1f KiB", value / (1 << 10));
+  if (bytes < 1 << 30)
+    return format("%.1f MiB", value / (1 << 20));
+  return format("%.1f GiB", value / (1 << 30));
+}
+
+std::string utc_time(std::chrono::system_clock::time_point time) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+std::string readable_age(std::chrono::system_clock::time_point time) {
+  using namespace std::chrono;
+  const int64_t age = duration_cast<seconds>(system_clock::now() - time).count();
+  if (age < 60)
+    return "now";
+  if (age < 2 * 3600)
+    return std::to_string(age / 60) + " min ago";
+  if (age < 48 * 3600)
+    return std::to_string(age / 3600) + " h ago";
+  return std::to_string(age / (24 * 3600)) + " d ago";
+}
+
+std::string readable_cuda(int version) {
+  return format("CUDA %d.%d", version / 1000, version % 1000 / 10);
+}
+
+llvm::json::Object json_of(const KeptItem& item) {
+  llvm::json::Object object{{"kind", item.kernel ? "kernel" : "tuning"},    {"digest", item.digest},
+                            {"layer", item.in_pack ? "pack" : "directory"}, {"place", item.place},
+                            {"bytes", static_cast<int64_t>(item.bytes)},    {"last_use", nullptr}};
+  if (item.last_use)
+    object["last_use"] = utc_time(*item.last_use);
+  if (item.newer)
+    object["newer"] = true;
+  if (!item.problem.empty()) {
+    object["bad"] = item.problem;
+    return object;
+  }
+  object["name"] = item.name;
+  object["arch"] = item.arch;
+  object["compiler"] = item.compiler;
+  if (item.kernel)
+    object["lowest_driver"] = item.lowest_driver;
+  llvm::json::Object fields;
+  for (const auto& [label, value] : item.key.fields)
+    fields[label] = value;
+  object["fields"] = std::move(fields);
+  return object;
+}
+
+} // namespace sagebwd::tools
