@@ -3,7 +3,8 @@
 #include "tools/spec_list.h"
 #include "tools/options.h"
 
-#include "llvm/Support/JSON.h"
+#include "llvm/ADT/SmallString.h"
+#include "llvm/Support/ConvertUTF.h"
 #include "llvm/Support/SourceMgr.h"
 #include "llvm/Support/YAMLParser.h"
 
@@ -11,6 +12,7 @@
 #include <charconv>
 #include <functional>
 #include <map>
+#include <memory>
 
 namespace sagebwd::tools {
 
@@ -72,10 +74,9 @@ public:
       line += c == '\n';
       if (static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t')
         fail(static_cast<unsigned>(line), "a control character: it is no YAML text");
-      if (static_cast<unsigned char>(c) >= 0x80)
-        non_ascii_ = true;
     }
-    if (non_ascii_ && !llvm::json::isUTF8(text))
+    auto* begin = reinterpret_cast<const llvm::UTF8*>(text.data());
+    if (!llvm::isLegalUTF8String(&begin, begin + text.size()))
       throw UsageError(file_ + " is no UTF-8 text");
     if (too_deep(text))
       throw UsageError(file_ + " nests too deeply: it is a list of mappings of words or lists");
@@ -174,7 +175,6 @@ private:
   }
 
   std::string file_, error_;
-  bool non_ascii_ = false;
   llvm::SourceMgr sources_;
   std::unique_ptr<yaml::Stream> stream_;
 };
