@@ -119,7 +119,7 @@ Attention::State::load(const std::vector<KernelSpec>& specs, bool may_load) {
       missing.push_back(spec);
   if (!missing.empty() && !may_load)
     return std::nullopt;
-  for (const auto& built : build_all(missing))
+  for (const auto& built : build_operation(missing, spec))
     loaded.push_back(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin,
                                  built->threads, built->shared_bytes));
   std::vector<LoadedKernel> result;

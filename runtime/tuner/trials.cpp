@@ -136,7 +136,7 @@ bool Trials::ready(int index) {
   order.kernel = candidates_[index].kernel;
   order.candidate = index;
   handed_[index] = true;
-  return worker_->send(order, limits_.vet);
+  return worker_->send(order, limits_.open);
 }
 
 void Trials::drop(int index, const std::string& outcome, const std::string& detail) {
@@ -167,6 +167,7 @@ void Trials::drop(int index, Heard heard, const Report& report, Milliseconds lim
 void Trials::vet_all() {
   std::vector<int> queue = alive();
   const int total = static_cast<int>(queue.size());
+  Milliseconds limit = limits_.open; // of the default's, by which the others' is set
   for (int done = 0; done < total;) {
     const int index = queue[done];
     report("vetting", index, done, total);
@@ -175,8 +176,9 @@ void Trials::vet_all() {
     order.candidate = index;
     Report answer;
     Heard heard = Heard::gone;
-    if (ready(index) && worker_->send(order, limits_.vet))
-      heard = worker_->hear(answer, limits_.vet);
+    const auto start = std::chrono::steady_clock::now();
+    if (ready(index) && worker_->send(order, limits_.open))
+      heard = worker_->hear(answer, limit);
     else if (worker_)
       heard = worker_->hear(answer, Milliseconds(0)); // what it said before it ended
     ++done;
@@ -190,7 +192,7 @@ void Trials::vet_all() {
       worker_.reset();
       --done;
     } else if (!sound) {
-      drop(index, heard, answer, limits_.vet);
+      drop(index, heard, answer, limit);
     } else if (!answer.vetting.wrong.empty()) {
       drop(index, "wrong", answer.vetting.wrong);
     } else if (setup_.exact && !answer.vetting.identical) {
@@ -200,6 +202,10 @@ void Trials::vet_all() {
                      "): summed in another order, which deterministic=off allows";
     }
     vet_ms_[index] = answer.vetting.ms;
+    if (index == 0) {
+      const auto took = std::chrono::steady_clock::now() - start;
+      limit = std::max(limits_.vet, std::chrono::duration_cast<Milliseconds>(10 * took));
+    }
   }
 }
 
@@ -223,7 +229,7 @@ bool Trials::time_all() {
   bool sent = true;
   for (int index : indices)
     sent = sent && ready(index);
-  sent = sent && worker_->send(order, limits_.vet);
+  sent = sent && worker_->send(order, limits_.open);
   while (true) {
     const auto limit =
         limits_.launch + Milliseconds(static_cast<int64_t>(std::ceil(20 * vet_ms_[running])));

@@ -29,7 +29,7 @@ struct Candidate {
 
 struct TrialLimits {
   std::chrono::milliseconds open{60000};   ///< a worker's start, buffers and the default's outputs
-  std::chrono::milliseconds vet{20000};    ///< one candidate's
+  std::chrono::milliseconds vet{5000};     ///< one candidate's, or ten times the default's
   std::chrono::milliseconds launch{5000};  ///< one timed launch, beside 20 times what vetting took
   std::chrono::milliseconds timing{15000}; ///< of all rounds together: decides how many there are
   int rounds = 15;                         ///< at most; at least kFewestRounds
