@@ -8,6 +8,7 @@
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "tests/cache/temp_directory.h"
+#include "tests/runtime/real_operation.h"
 
 #include <gtest/gtest.h>
 
@@ -35,11 +36,7 @@ bool maps_nvrtc() {
 }
 
 std::vector<KernelSpec> operation() {
-  AttentionSpec spec = resolved(AttentionSpec());
-  std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, find_arch("sm_80"));
-  for (const KernelSpec& kernel : kernels_of(Pass::backward, spec, find_arch("sm_80")))
-    kernels.push_back(kernel);
-  return kernels;
+  return test::real_operation(AttentionSpec(), find_arch("sm_80"));
 }
 
 void build_and_report() {
