@@ -86,8 +86,13 @@ namespace {
 [[noreturn]] void raise_offline(const KernelSpec& spec, const std::string& name,
                                 CacheStore& store) {
   std::string places = store.disabled_reason().empty() ? store.directory() : "";
-  for (const std::shared_ptr<const Pack>& pack : store.packs())
-    places += (places.empty() ? "" : ", ") + pack->path();
+  for (const std::shared_ptr<const Pack>& pack : store.packs()) {
+    std::string archs;
+    for (const std::string& arch : pack->archs())
+      archs += (archs.empty() ? "" : ", ") + arch;
+    places += (places.empty() ? "" : ", ") + pack->path() + " (a pack for " +
+              (archs.empty() ? "nothing" : archs) + ")";
+  }
   throw OfflineError(
       "SAGEBWD_OFFLINE=1 forbids compiling, and " + name + " for " + std::string(spec.arch.name) +
           " is not in " +

@@ -55,7 +55,12 @@ std::string prebuild_command(const AttentionSpec& spec, const Arch& arch) {
 }
 
 std::string prebuild_command(const KernelSpec& kernel) {
-  const bool tuned = !(kernel.tile == default_tile(kernel.kind, kernel.attention, kernel.arch));
+  bool tuned = true;
+  try {
+    tuned = !(kernel.tile == default_tile(kernel.kind, kernel.attention, kernel.arch));
+  } catch (const SpecError&) {
+    // There is no default: only a record can have chosen this one.
+  }
   return command(kernel.attention, kernel.arch, tuned ? " --records RECORDS" : "");
 }
 

@@ -142,7 +142,7 @@ def test_offline_a_missing_kernel_names_the_command_that_builds_it(sagebwd, smal
               "--no-smooth-k"]  # fmt: skip
     result = sagebwd("build", *wanted, **OFFLINE, **environment)
     assert result.code == 1
-    assert str(small_pack[0]) in result.err
+    assert f"{small_pack[0]} (a pack for sm_80)" in result.err
     start = result.err.index("sagebwd prebuild ")
     command = shlex.split(result.err[start : result.err.index(" --out FILE", start)])
     assert command[1:] == ["prebuild", *wanted]
