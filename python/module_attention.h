@@ -13,6 +13,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 
 namespace sagebwd::python {
 
@@ -39,8 +40,13 @@ inline void bind_attention(py::module_& m) {
       .def(py::init<const AttentionSpec&, int>(), "spec"_a, "device"_a = 0, Released())
       .def_property_readonly("spec", &Attention::spec)
       .def_property_readonly("arch", [](const Attention& a) { return a.arch().name; })
-      .def("warmup", &Attention::warmup, "backward"_a = true, Released(),
-           "Compiles and loads every kernel.")
+      .def(
+          "warmup",
+          [](Attention& a, bool backward, const std::optional<ProblemTuple>& problem) {
+            a.warmup(backward, problem ? std::optional(problem_of(*problem)) : std::nullopt);
+          },
+          "backward"_a = true, "problem"_a = std::nullopt, Released(),
+          "Compiles and loads every kernel.")
       .def(
           "forward_workspace_bytes",
           [](const Attention& a, const ProblemTuple& p) {

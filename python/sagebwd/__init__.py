@@ -6,6 +6,8 @@
     sagebwd.reference.exact(q, k, v, dout)            # NumPy, on the CPU
     sagebwd.emit('sm_90a'), sagebwd.build('sm_90a')   # the kernels' source; their machine code
     sagebwd.prebuild('a.pack', arch=['sm_80'])        # for machines that may not compile
+    sagebwd.tune(head_dim=128, seq_len=8192)          # the fastest tiles for this GPU
+    sagebwd.cache_stats()                             # what the cache of kernels did here
     sagebwd.doctor()                                  # what this machine has and lacks
 
 Importing needs neither a GPU nor a driver. Without PyTorch everything but `attention` and its
@@ -23,12 +25,15 @@ from sagebwd._core import (
     PackError,
     Spec,
     SpecError,
+    TuneError,
 )
 from sagebwd._doctor import doctor
+from sagebwd.caching import cache_stats
 from sagebwd.kernels import KernelSource, archs, build, emit
 from sagebwd.options import PRODUCTS
 from sagebwd.prebuilding import prebuild
 from sagebwd.tracing import trace
+from sagebwd.tuning import TunedKernel, export_records, import_records, tune
 
 try:
     import torch as _torch  # noqa: F401
@@ -59,15 +64,21 @@ __all__ = [
     "PackError",
     "Spec",
     "SpecError",
+    "TuneError",
+    "TunedKernel",
     "archs",
     "attention",
     "attention_backward",
     "attention_forward",
     "build",
+    "cache_stats",
     "doctor",
     "emit",
+    "export_records",
+    "import_records",
     "prebuild",
     "reference",
     "trace",
+    "tune",
     "warmup",
 ]

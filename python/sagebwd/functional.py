@@ -62,6 +62,8 @@ def attention(
         LibraryError, CompileError, DriverError (RuntimeErrors): NVRTC or the driver is missing, a
             kernel does not compile, or a CUDA call failed; in particular when a kernel would have
             to be compiled during the capture of a CUDA graph (see `warmup`).
+        OfflineError, PackError (RuntimeErrors): SAGEBWD_OFFLINE=1 and a kernel is in no layer of
+            the cache, or a pack that SAGEBWD_CACHE_PACKS names cannot be used.
     """
     q, k, v = _inputs(q, k, v)
     out, lse = torch.ops.sagebwd.forward(
@@ -157,12 +159,15 @@ def warmup(
     deterministic=True,
     backward=True,
     device=None,
+    sizes=None,
 ):
     """Compiles (or takes from the cache) and loads every kernel of one operation.
 
     After it, calls with these options run without a compile and can be captured into a CUDA graph.
     `device`: a CUDA device, None for the current one. Without `backward` only the forward's
-    kernels. Raises what `attention` raises.
+    kernels. `sizes`: (batch, heads, key/value heads, queries, keys) of the calls to come; without
+    it the kernels have their default tiles, with it those that tuning found for such calls.
+    Raises what `attention` raises.
     """
     if dtype not in ops.DTYPE_NAMES:
         raise SpecError(f"dtype={dtype}; the kernels take torch.bfloat16 or torch.float16")
@@ -172,7 +177,7 @@ def warmup(
     ops.operation(
         index, head_dim, dtype, causal_name(causal, 1, 1), granularity, precision, smooth_k,
         rotate, deterministic, group_q or 0, group_kv or 0,
-    ).warmup(backward)  # fmt: skip
+    ).warmup(backward, sizes)  # fmt: skip
 
 
 def _check_tensors(**tensors):

@@ -1,0 +1,126 @@
+//===- module_tuning.h - The tuner from Python -----------------------------===//
+//
+// Records cross this line as their files' text, which the package reads as JSON.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "python/module_attention.h"
+#include "python/module_errors.h"
+#include "runtime/tuner/tuner.h"
+#include "runtime/tuner/worker.h"
+
+#include <string>
+#include <vector>
+
+namespace sagebwd::python {
+
+inline KernelKind parse_tuned_kernel(const std::string& name) {
+  for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
+    if (name == to_string(kind))
+      return kind;
+  throw SpecError("'" + name +
+                  "' is no kernel with tiles: those are forward, backward_dq and backward_dkv");
+}
+
+inline std::vector<KernelKind> tuned_kernels(const std::vector<std::string>& names) {
+  std::vector<KernelKind> kinds;
+  for (const std::string& name : names)
+    kinds.push_back(parse_tuned_kernel(name));
+  return kinds;
+}
+
+inline TuneRequest tune_request(const AttentionSpec& spec, const ProblemTuple& problem, int device,
+                                const std::vector<std::string>& kernels) {
+  TuneRequest request;
+  request.spec = spec;
+  request.problem = problem_of(problem);
+  request.device = device;
+  request.kernels = tuned_kernels(kernels);
+  return request;
+}
+
+inline py::list tune_kernels(const AttentionSpec& spec, const ProblemTuple& problem, int device,
+                             const std::vector<std::string>& kernels,
+                             const std::vector<std::string>& tiles, bool force, int rounds,
+                             const py::object& progress) {
+  TuneRequest request = tune_request(spec, problem, device, kernels);
+  for (const std::string& tile : tiles)
+    request.only.push_back(parse_tile(tile));
+  request.force = force;
+  request.limits.rounds = rounds;
+  request.progress = [&](const TuneProgress& p) {
+    if (p.stage == "compiling")
+      return; // on other threads, where nothing may be raised
+    py::gil_scoped_acquire held;
+    if (PyErr_CheckSignals() != 0) // Ctrl-C
+      throw py::error_already_set();
+    if (!progress.is_none())
+      progress(std::string(to_string(p.kernel)), p.stage, p.tile, p.done, p.total);
+  };
+  std::vector<Tuned> tuned;
+  {
+    py::gil_scoped_release released;
+    tuned = tune(request);
+  }
+  using namespace pybind11::literals;
+  py::list results;
+  for (const Tuned& kernel : tuned)
+    results.append(py::dict("kernel"_a = std::string(to_string(kernel.kernel)),
+                            "record"_a = serialize(kernel.record), "fresh"_a = kernel.fresh,
+                            "kept"_a = kernel.kept));
+  return results;
+}
+
+/// (kernel, digest of the record's key, tile) of what calls of a problem's size run with here.
+inline std::vector<std::array<std::string, 3>>
+tiles_in_use(const AttentionSpec& given, const ProblemTuple& problem, int device,
+             const std::vector<std::string>& kernels) {
+  const TuneRequest request = tune_request(given, problem, device, kernels);
+  const TuneSurroundings around = surroundings_of(device, TuneMode::use);
+  const AttentionSpec spec = resolved(given, around.gpu.arch);
+  std::vector<std::array<std::string, 3>> result;
+  for (KernelKind kind : request.kernels) {
+    const Bucket bucket = bucket_of(kind, request.problem, around.gpu.sm_count);
+    result.push_back({std::string(to_string(kind)),
+                      record_key(kind, spec, around.gpu, bucket).digest,
+                      to_string(chosen_tile(TuneMode::use, kind, request, around))});
+  }
+  return result;
+}
+
+inline void bind_tuning(py::module_& m) {
+  using namespace pybind11::literals;
+  using Released = py::call_guard<py::gil_scoped_release>;
+
+  bind_error<TuneError>(m, "TuneError", PyExc_RuntimeError);
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer)
+        std::rethrow_exception(pointer);
+    } catch (const TuneError& e) {
+      raise(e);
+    }
+  });
+  m.def("tune", tune_kernels, "spec"_a, "problem"_a, "device"_a, "kernels"_a, "tiles"_a, "force"_a,
+        "rounds"_a, "progress"_a);
+  m.def("tiles_in_use", tiles_in_use, "spec"_a, "problem"_a, "device"_a, "kernels"_a, Released());
+  m.def(
+      "tuning_records", [] { return serialize_records(user_records().all()); }, Released(),
+      "The text of a file that import_tuning_records reads.");
+  m.def(
+      "import_tuning_records",
+      [](const std::string& text, bool overwrite) {
+        std::string why;
+        const auto records = parse_records(text, &why);
+        if (!records)
+          throw SpecError("these are no tuning records: " + why);
+        const Records::Merged merged = user_records().merge(*records, overwrite);
+        return std::array<size_t, 3>{merged.added, merged.kept, merged.replaced};
+      },
+      "text"_a, "overwrite"_a, Released());
+  m.def("set_tune_worker", set_tune_worker, "command"_a);
+  m.def("tune_worker_main", tune_worker_main);
+}
+
+} // namespace sagebwd::python

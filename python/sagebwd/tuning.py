@@ -1,0 +1,208 @@
+"""Tuning: the fastest tiles for this GPU, found once and kept as records."""
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+
+from sagebwd import _core, options
+
+__all__ = ["KERNELS", "TunedKernel", "export_records", "import_records", "tune"]
+
+TuneError = _core.TuneError
+
+#: The kernels that have tiles. Each is tuned by itself.
+KERNELS = ("forward", "backward_dq", "backward_dkv")
+
+if sys.executable:  # an embedded interpreter has none; there the sagebwd command line serves
+    _core.set_tune_worker(
+        [sys.executable, os.path.join(os.path.dirname(__file__), "tune_worker.py")]
+    )
+
+
+@dataclass(frozen=True)
+class TunedKernel:
+    """What tuning one kernel found."""
+
+    kernel: str  #: 'forward', 'backward_dq' or 'backward_dkv'
+    tile: str  #: the winner
+    default_tile: str
+    default_ms: float  #: median
+    tuned_ms: float  #: median
+    fresh: bool  #: tuned now; else the record was there
+    kept: bool  #: on disk, for other processes
+    record: dict = field(repr=False)  #: everything, with all timings of all candidates
+
+    @property
+    def speedup(self):
+        return self.default_ms / self.tuned_ms if self.tuned_ms else 1.0
+
+
+@options.refuses_unknown_keywords
+def tune(
+    *,
+    head_dim=128,
+    seq_len=8192,
+    seq_kv=None,
+    batch=1,
+    heads=8,
+    heads_kv=None,
+    dtype="bf16",
+    causal="none",
+    granularity="row",
+    group_q=None,
+    group_kv=None,
+    smooth_k=True,
+    rotate=True,
+    precision="six-of-seven",
+    deterministic=True,
+    kernels=KERNELS,
+    tiles=(),
+    force=False,
+    rounds=15,
+    device=None,
+    group=None,
+    progress=None,
+):
+    """Times every tile worth trying on this GPU and keeps the winners; a list of TunedKernel.
+
+    Calls whose sizes fall into the same bucket use them from then on (SAGEBWD_TUNE=off|use|
+    tune|frozen says whether). A tile replaces the default only where it is faster beyond doubt
+    and, unless `deterministic` is False, gives the same bits. What has a record is not tuned again,
+    unless `force`. `tiles`: let only these compete with the default. `progress` is called with
+    (kernel, stage, tile, done, total).
+
+    `group`: a torch.distributed group whose ranks all call this. Rank 0 tunes, the others take its
+    records; TuneError on every rank where they would not run the same tiles all the same.
+
+    Raises SpecError, LibraryError, CompileError or TuneError.
+    """
+    if isinstance(tiles, str):
+        tiles = (tiles,)
+    if isinstance(kernels, str):
+        kernels = (kernels,)
+    if not isinstance(rounds, int) or not 5 <= rounds <= 1000:
+        raise options.SpecError(f"rounds={rounds!r}: pass a whole number from 5 to 1000")
+    if device is None:
+        device = _current_device()
+    names = (
+        "head_dim", "dtype", "causal", "granularity", "group_q", "group_kv", "smooth_k", "rotate",
+        "precision", "deterministic",
+    )  # fmt: skip
+    given = locals()
+    spec_options = {name: given[name] for name in names}
+    options.spec(**spec_options)  # wrong use is wrong use without a GPU as well
+    problem = (batch, heads, heads_kv or heads, seq_len, seq_kv or seq_len)
+
+    def tune_here():
+        spec = options.spec(**spec_options, arch=_arch(device))
+        return _core.tune(
+            spec, problem, device, list(kernels), list(tiles), force, rounds, progress
+        )
+
+    if group is None:
+        found = tune_here()
+    else:
+        found, trouble = _tune_in_group(group, tune_here)
+        _check_agreement(group, trouble, spec_options, problem, device, list(kernels))
+    return [_tuned_kernel(**kernel) for kernel in found]
+
+
+def export_records(path):
+    """Writes every record here into a file, for machines with such GPUs; how many there are."""
+    text = _core.tuning_records()
+    unfinished = f"{os.fspath(path)}.unfinished-{os.getpid()}"
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    except OSError:
+        if os.path.exists(unfinished):
+            os.unlink(unfinished)
+        raise
+    return len(json.loads(text)["records"])
+
+
+def import_records(path, overwrite=False):
+    """Takes over a file's records; a dict of how many were added, kept as they were, replaced.
+
+    Records that are here already stay, unless `overwrite`. All or nothing: SpecError for a file
+    that is not wholly sound.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    added, kept, replaced = _core.import_tuning_records(text, overwrite)
+    return {"added": added, "kept": kept, "replaced": replaced}
+
+
+def _tuned_kernel(kernel, record, fresh, kept):
+    record = json.loads(record)
+    medians = {tried["tile"]: tried["median_ms"] for tried in record["candidates"]}
+    tile, default_tile = record["tile"], record["default_tile"]
+    return TunedKernel(
+        kernel, tile, default_tile, medians[default_tile], medians[tile], fresh, kept, record
+    )
+
+
+def _current_device():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return torch.cuda.current_device()
+    return 0
+
+
+def _arch(device):
+    from sagebwd.kernels import local_arch
+
+    return local_arch(device)
+
+
+def _tune_in_group(group, tune_here):
+    """Rank 0's results, and why they cannot be kept here, or None. An error on rank 0 is raised on
+    every rank."""
+    import torch.distributed as dist
+
+    message = [None]
+    if dist.get_rank(group) == 0:
+        try:
+            message = [("found", tune_here())]
+        except Exception as error:  # the others must not wait for ever
+            message = [("error", f"{type(error).__name__}: {error}")]
+            dist.broadcast_object_list(message, src=dist.get_global_rank(group, 0), group=group)
+            raise
+    dist.broadcast_object_list(message, src=dist.get_global_rank(group, 0), group=group)
+    what, found = message[0]
+    if what == "error":
+        raise TuneError(f"rank 0 could not tune: {found}")
+    try:
+        if dist.get_rank(group) != 0:
+            for kernel in found:
+                _core.import_tuning_records(kernel["record"], True)
+    except Exception as error:  # the others must not wait for ever
+        return found, error
+    return found, None
+
+
+def _check_agreement(group, trouble, spec_options, problem, device, kernels):
+    """Raises TuneError on every rank where ranks would run different tiles."""
+    import torch.distributed as dist
+
+    try:
+        if trouble is not None:
+            raise trouble
+        spec = options.spec(**spec_options, arch=_arch(device))
+        in_use = _core.tiles_in_use(spec, problem, device, kernels)
+        mine = hashlib.sha256(json.dumps(in_use).encode()).hexdigest()
+    except Exception as error:  # the others must not wait for ever
+        mine, in_use = f"{type(error).__name__}: {error}", None
+    digests = [None] * dist.get_world_size(group)
+    dist.all_gather_object(digests, mine, group=group)
+    differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if differing or in_use is None:
+        raise TuneError(
+            f"ranks {differing} of the group do not run with rank 0's tiles: they have another "
+            f"GPU, driver or version of sagebwd, or no record could be kept. Rank 0: {digests[0]}, "
+            f"rank {(differing or [0])[0]}: {digests[(differing or [0])[0]]}, "
+            f"here: {in_use if in_use is not None else mine}"
+        )
