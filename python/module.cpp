@@ -9,6 +9,7 @@
 #include "python/module_errors.h"
 #include "python/module_prebuild.h"
 #include "python/module_reference.h"
+#include "python/module_tuning.h"
 
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
@@ -175,5 +176,6 @@ PYBIND11_MODULE(_core, m) {
   bind_environment(m);
   python::bind_reference(m);
   python::bind_attention(m);
+  python::bind_tuning(m);
   python::bind_prebuild(m);
 }
