@@ -300,12 +300,20 @@ mark.touch()
 """
 
 
+SPEED = """#!{python}
+print('{{"disk_process_ms": 3.5, "disk_ms": 2.5, "lookup_ns": 50}}')
+"""
+
+
 @pytest.mark.parametrize("cached, status", [("mark.exists()", None), ("True", "empty cache"),
                                             ("False", "compiled again")])
 def test_compile_time_trusts_no_cache_flag(tmp_path, cached, status):
     tool = tmp_path / "sagebwd"
     tool.write_text(TOOL.format(python=sys.executable, cached=cached))
-    tool.chmod(0o755)
+    speed = tmp_path / "cache_speed"
+    speed.write_text(SPEED.format(python=sys.executable))
+    for program in (tool, speed):
+        program.chmod(0o755)
     out = tmp_path / "compile-time.json"
     words = ["--tool", str(tool), "--out", str(out), "--cold-runs", "1", "--warm-runs", "2"]
     code = compile_time.main(words)
@@ -314,6 +322,7 @@ def test_compile_time_trusts_no_cache_flag(tmp_path, cached, status):
         assert code == 1 and status in op["error"]
     else:
         assert op["cold_ms"]["runs"] == 1 and op["warm_ms"]["runs"] == 2
+        assert op["disk_process_ms"] == 3.5 and op["lookup_ns"] == 50
 
 
 GOOGLETEST = """#!{python}
