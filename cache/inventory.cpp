@@ -1,6 +1,7 @@
 //===- inventory.cpp - All that is kept, read and checked ------------------===//
 
 #include "cache/inventory.h"
+#include "cache/bounded_json.h"
 #include "cache/directory.h"
 #include "cache/entry.h"
 #include "cache/posix.h"
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 namespace sagebwd {
 
@@ -152,6 +154,66 @@ std::optional<KeptItem> read_kept(const KeptName& name, std::string* bytes) {
   if (bytes && item.problem.empty())
     *bytes = std::move(content);
   return item;
+}
+
+PackSummary summarize(const Pack& pack, DriverNeeds* needs) {
+  PackSummary summary;
+  const std::optional<llvm::json::Value> parsed = parse_bounded_json(pack.manifest());
+  const llvm::json::Object* manifest = parsed ? parsed->getAsObject() : nullptr;
+  const llvm::json::Array* items = manifest ? manifest->getArray("items") : nullptr;
+  if (!items)
+    throw PackError(pack.path() + ": its manifest lists no items; build the pack again");
+  std::set<std::string> archs;
+  for (const llvm::json::Value& value : *items) {
+    const llvm::json::Object* item = value.getAsObject();
+    const llvm::json::Object* fields = item ? item->getObject("fields") : nullptr;
+    if (!fields)
+      throw PackError(pack.path() + ": its manifest has an item without fields; build it again");
+    const std::string arch = text_of(*fields, "arch").value_or("");
+    archs.insert(arch);
+    if (text_of(*item, "kind") != "kernel") {
+      ++summary.records;
+      continue;
+    }
+    ++summary.kernels;
+    const auto driver = llvm_compat::to_optional<int64_t>(item->getInteger("lowest_driver"));
+    const int lowest = static_cast<int>(driver.value_or(0));
+    summary.lowest_driver = std::max(summary.lowest_driver, lowest);
+    if (needs)
+      ++(*needs)[{arch, lowest}];
+  }
+  summary.archs.assign(archs.begin(), archs.end());
+  return summary;
+}
+
+DriverNeeds driver_needs(const std::string& directory) {
+  DriverNeeds needs;
+  for (const KeptName& name : kept_names(directory))
+    if (std::optional<KeptItem> item = read_kept(name);
+        item && item->kernel && item->problem.empty())
+      ++needs[{item->arch, item->lowest_driver}];
+  return needs;
+}
+
+std::string driver_warning(const DriverNeeds& needs, const std::string& place,
+                           const std::vector<std::string>& archs, int driver_version) {
+  auto cuda = [](int version) {
+    return "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  };
+  size_t count = 0;
+  int lowest = 0;
+  for (const auto& [need, kernels] : needs) {
+    const auto& [arch, driver] = need;
+    if (driver <= driver_version || std::find(archs.begin(), archs.end(), arch) == archs.end())
+      continue;
+    count += kernels;
+    lowest = std::max(lowest, driver);
+  }
+  if (count == 0)
+    return "";
+  return std::to_string(count) + (count == 1 ? " kernel in " : " kernels in ") + place +
+         (count == 1 ? " needs" : " need") + " a driver for " + cuda(lowest) +
+         " or newer; this one is for " + cuda(driver_version);
 }
 
 uint64_t count_leftovers(const std::string& directory) {

@@ -10,9 +10,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace sagebwd {
@@ -48,6 +50,24 @@ struct KeptItem {
 };
 /// Nothing where it is no longer there. `bytes`, if given, gets those of a sound item.
 std::optional<KeptItem> read_kept(const KeptName&, std::string* bytes = nullptr);
+
+/// What a pack's manifest says of it.
+struct PackSummary {
+  size_t kernels = 0, records = 0;
+  std::vector<std::string> archs;
+  int lowest_driver = 0; ///< of the driver that loads all of it
+};
+/// How many kernels of an architecture need at least which driver: {"sm_90a", 13000} to 12.
+using DriverNeeds = std::map<std::pair<std::string, int>, size_t>;
+
+/// Raises PackError for a manifest that cannot be read. Adds to `needs`, if given.
+PackSummary summarize(const Pack&, DriverNeeds* needs = nullptr);
+/// Of the sound kernels of a directory. Reads all of it.
+DriverNeeds driver_needs(const std::string& directory);
+/// "12 kernels in PLACE need a driver for CUDA 13.0 or newer; this one is for CUDA 12.8", or empty
+/// where this driver loads all kernels of the given architectures.
+std::string driver_warning(const DriverNeeds&, const std::string& place,
+                           const std::vector<std::string>& archs, int driver_version);
 
 /// Files that writers left behind when they were killed.
 uint64_t count_leftovers(const std::string& directory);

@@ -1,5 +1,6 @@
 //===- build.cpp - Compile the kernels of operations into the cache --------===//
-#include "runtime/kernels.h"
+#include "runtime/kernel_builder.h"
+#include "runtime/nvrtc/nvrtc.h"
 #include "tools/command.h"
 #include "tools/console.h"
 #include "tools/spec_options.h"
@@ -28,12 +29,15 @@ public:
             "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
             "  SAGEBWD_CACHE_DIR=/shared/cubins sagebwd build --arch sm_90a --causal top-left\n") {
     options.list("arch", "ARCH,..", archs_, "architectures");
+    options.flag("recompile", recompile_,
+                 "what another version of NVRTC compiled is compiled anew");
     spec_.declare(options, /*lists=*/true);
   }
 
   ExitCode run() override {
     Clock::time_point start = Clock::now();
     std::vector<std::vector<KernelSpec>> operations = wanted();
+    KernelBuilder builder(user_store(), emit, compile_with_nvrtc, policy());
     Progress progress("building", operations.size());
     std::vector<Built> kernels;
     std::vector<std::string> failures;
@@ -41,15 +45,17 @@ public:
       const KernelSpec& any = operation.front();
       const std::string what = std::string(any.arch.name) + " " + to_string(any.attention);
       try {
-        for (Built& kernel : build_all(operation))
+        for (Built& kernel : builder.build_all(operation))
           kernels.push_back(std::move(kernel));
       } catch (const CompileError& error) { // the others are still wanted
+        failures.push_back(what + ": " + error.what());
+      } catch (const OfflineError& error) {
         failures.push_back(what + ": " + error.what());
       }
       progress.advance(what);
     }
     const CacheStore& store = user_store();
-    if (!store.disabled_reason().empty())
+    if (!store.disabled_reason().empty() && store.counters().compiles > 0)
       failures.push_back("nothing is kept on disk: " + store.disabled_reason());
     else if (const uint64_t lost = store.counters().publish_failures)
       failures.push_back(std::to_string(lost) + " kernels could not be kept in " +
@@ -62,6 +68,7 @@ public:
   }
 
 private:
+  KernelBuilder::Policy policy() const;
   /// One list for each architecture and spec. A kernel that several specs share is in the first.
   std::vector<std::vector<KernelSpec>> wanted() const;
   void print_as_json(const std::vector<Built>&, const std::vector<std::string>& failures,
@@ -70,7 +77,19 @@ private:
 
   SpecOptions spec_;
   std::vector<std::string> archs_{"sm_80"};
+  bool recompile_ = false;
 };
+
+KernelBuilder::Policy Build::policy() const {
+  KernelBuilder::Policy policy = KernelBuilder::Policy::from_environment();
+  if (recompile_ && policy.offline)
+    throw UsageError("--recompile compiles, which SAGEBWD_OFFLINE=1 forbids; unset one of them");
+  if (recompile_)
+    policy.accept = [](const CacheEntry& entry) {
+      return entry.compiler == Nvrtc::instance().identity();
+    };
+  return policy;
+}
 
 /// What this process spent on it; the entry remembers what its first compile took.
 double spent_ms(const BuiltKernel& kernel) { return kernel.cached ? 0 : kernel.entry.compile_ms; }
@@ -103,7 +122,11 @@ void Build::print_as_json(const std::vector<Built>& kernels,
                                        {"registers", kernel->entry.registers},
                                        {"spill_bytes", kernel->entry.spill_bytes},
                                        {"shared_bytes", kernel->entry.shared_bytes}});
+  llvm::json::Object counters;
+  for (const auto& [name, value] : listed(user_store().counters()))
+    counters[name] = static_cast<int64_t>(value);
   print_json(llvm::json::Object{{"kernels", std::move(array)},
+                                {"counters", std::move(counters)},
                                 {"failures", llvm::json::Array(failures)},
                                 {"total_ms", total_ms}});
 }
@@ -120,6 +143,13 @@ void Build::print_as_table(const std::vector<Built>& kernels, double total_ms) c
   }
   table.print();
   printf("%zu kernels, %zu from the cache, %.0f ms in all\n", kernels.size(), cached, total_ms);
+  const CacheCounters& c = user_store().counters();
+  auto number = [](const std::atomic<uint64_t>& value) {
+    return static_cast<unsigned long long>(value);
+  };
+  printf("directory %llu hits, packs %llu, waits %llu, compiles %llu (%.1f s of all threads)\n",
+         number(c.hits), number(c.pack_hits), number(c.waits), number(c.compiles),
+         static_cast<double>(c.compile_us) / 1e6);
 }
 
 } // namespace

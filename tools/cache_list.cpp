@@ -1,5 +1,4 @@
 //===- cache_list.cpp - 'sagebwd cache ls' and 'stat' ----------------------===//
-#include "cache/bounded_json.h"
 #include "cache/eviction.h"
 #include "tools/cache.h"
 
@@ -112,10 +111,8 @@ public:
 private:
   struct PackFacts {
     std::string path, problem;
-    size_t items = 0;
     uint64_t bytes = 0;
-    std::vector<std::string> archs;
-    int64_t lowest_driver = 0;
+    PackSummary summary;
   };
   static PackFacts examine(const std::string& path);
   void print_as_json() const;
@@ -130,21 +127,10 @@ Stat::PackFacts Stat::examine(const std::string& path) {
   PackFacts facts;
   facts.path = path;
   try {
-    std::shared_ptr<const Pack> pack = Pack::open(path);
-    facts.items = pack->digests().size();
+    facts.summary = summarize(*Pack::open(path));
     std::error_code gone; // leaves the size 0
     if (const uintmax_t size = std::filesystem::file_size(path, gone); !gone)
       facts.bytes = size;
-    std::optional<json::Value> manifest = parse_bounded_json(pack->manifest());
-    const json::Object* object = manifest ? manifest->getAsObject() : nullptr;
-    if (!object)
-      throw PackError(path + ": its manifest is no JSON object");
-    if (auto driver = object->getInteger("lowest_driver"))
-      facts.lowest_driver = *driver;
-    if (const json::Array* archs = object->getArray("archs"))
-      for (const json::Value& arch : *archs)
-        if (auto name = arch.getAsString())
-          facts.archs.push_back(name->str());
   } catch (const PackError& error) {
     facts.problem = error.what();
   }
@@ -157,10 +143,11 @@ void Stat::print_as_json() const {
   for (const PackFacts& pack : packs_) {
     json::Object object{{"path", pack.path}, {"usable", pack.problem.empty()}};
     if (pack.problem.empty()) {
-      object["items"] = static_cast<int64_t>(pack.items);
+      object["kernels"] = static_cast<int64_t>(pack.summary.kernels);
+      object["records"] = static_cast<int64_t>(pack.summary.records);
       object["bytes"] = static_cast<int64_t>(pack.bytes);
-      object["archs"] = json::Array(pack.archs);
-      object["lowest_driver"] = pack.lowest_driver;
+      object["archs"] = json::Array(pack.summary.archs);
+      object["lowest_driver"] = pack.summary.lowest_driver;
     } else {
       object["error"] = pack.problem;
     }
@@ -207,11 +194,12 @@ void Stat::print_as_text() const {
       continue;
     }
     std::string archs;
-    for (const std::string& arch : pack.archs)
+    for (const std::string& arch : pack.summary.archs)
       archs += " " + arch;
-    printf("pack       %s: %zu items, %s, drivers from %s on,%s\n", pack.path.c_str(), pack.items,
-           readable_bytes(pack.bytes).c_str(),
-           readable_cuda(static_cast<int>(pack.lowest_driver)).c_str(), archs.c_str());
+    printf("pack       %s: %zu kernels, %zu records, %s, drivers from %s on,%s\n",
+           pack.path.c_str(), pack.summary.kernels, pack.summary.records,
+           readable_bytes(pack.bytes).c_str(), readable_cuda(pack.summary.lowest_driver).c_str(),
+           archs.c_str());
   }
 }
 

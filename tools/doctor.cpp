@@ -1,13 +1,16 @@
 //===- doctor.cpp - What this machine has, and what is missing for what ----===//
+#include "cache/inventory.h"
 #include "cache/store.h"
 #include "generator/spec.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
+#include "runtime/tuner/mode.h"
 #include "tools/command.h"
 #include "tools/console.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 
 namespace sagebwd::tools {
@@ -92,6 +95,40 @@ CacheUse measure(const std::string& directory) {
   return use;
 }
 
+/// A pack that SAGEBWD_CACHE_PACKS names.
+struct PackState {
+  std::string path, error;
+  PackSummary summary;
+  DriverNeeds needs;
+};
+
+std::vector<PackState> look_at_packs() {
+  std::vector<PackState> packs;
+  for (const std::string& path : user_store().options().packs) {
+    PackState state;
+    state.path = path;
+    try {
+      state.summary = summarize(*Pack::open(path), &state.needs);
+    } catch (const PackError& error) {
+      state.error = error.what();
+    }
+    packs.push_back(std::move(state));
+  }
+  return packs;
+}
+
+bool is_set(const char* name) {
+  const char* value = std::getenv(name);
+  return value && std::string(value) == "1";
+}
+
+/// ", at most 1024 MiB of kernels"
+std::string limit_text() {
+  const uint64_t limit = user_store().options().byte_limit;
+  return limit ? format(", at most %.0f MiB of kernels", static_cast<double>(limit) / (1 << 20))
+               : ", without a limit";
+}
+
 /// What is worth knowing about an architecture, beyond whether it compiles.
 std::string note_for(const Arch& arch) {
   if (arch.name == "sm_103")
@@ -104,8 +141,9 @@ public:
   Doctor()
       : Command(
             "doctor", "what this machine has, and what is missing for what",
-            "Looks for the run-time compiler (NVRTC), the CUDA driver, GPUs and the cache\n"
-            "directory. Finding something missing is not a failure. Neither Python nor PyTorch\n"
+            "Looks for the run-time compiler (NVRTC), the CUDA driver, GPUs, the cache directory\n"
+            "and packs, and kernels that this driver is too old for. Finding something missing is "
+            "not a failure. Neither Python nor PyTorch\n"
             "is needed.\n"
             "\n"
             "examples:\n"
@@ -115,6 +153,7 @@ public:
   ExitCode run() override {
     compiler_ = look_for_compiler();
     gpus_ = look_for_gpus();
+    packs_ = look_at_packs();
     collect_missing();
     json ? print_as_json() : print_as_text();
     return kDone;
@@ -122,11 +161,14 @@ public:
 
 private:
   void collect_missing();
+  void collect_kernels_too_new();
   void print_as_json() const;
   void print_as_text() const;
 
   CompilerState compiler_;
   std::vector<Gpu> gpus_;
+  std::vector<PackState> packs_;
+  std::string tuning_; ///< the mode
   std::vector<Missing> missing_;
 };
 
@@ -157,6 +199,37 @@ void Doctor::collect_missing() {
     missing_.push_back({"a cache directory: " + store.disabled_reason(),
                         "keeping compiled kernels between processes",
                         "set SAGEBWD_CACHE_DIR to a directory of your own"});
+  for (const PackState& pack : packs_)
+    if (!pack.error.empty())
+      missing_.push_back({"a usable pack: " + pack.error, "any kernel that is not in the directory",
+                          "repair it, or take it out of SAGEBWD_CACHE_PACKS"});
+  try {
+    tuning_ = to_string(tune_mode());
+  } catch (const SpecError& error) {
+    tuning_ = "?";
+    missing_.push_back({"a tuning mode: " + std::string(error.what()), "running kernels",
+                        "set SAGEBWD_TUNE to one of them, or unset it"});
+  }
+  collect_kernels_too_new();
+}
+
+void Doctor::collect_kernels_too_new() {
+  std::vector<std::string> archs; // of this machine's GPUs: other kernels are for others
+  for (const Gpu& gpu : gpus_)
+    archs.push_back(gpu.arch);
+  if (archs.empty())
+    return;
+  auto check = [&](const DriverNeeds& needs, const std::string& place, const char* remedy) {
+    std::string warning = driver_warning(needs, place, archs, driver::driver_version());
+    if (!warning.empty())
+      missing_.push_back({"a newer driver: " + warning, "loading those kernels", remedy});
+  };
+  for (const PackState& pack : packs_)
+    check(pack.needs, pack.path,
+          "update the driver, or build the pack with the NVRTC of this driver's CUDA version");
+  check(driver_needs(user_store().directory()), user_store().directory(),
+        "update the driver; or point SAGEBWD_NVRTC at an NVRTC of its CUDA version and run "
+        "'sagebwd build --recompile'");
 }
 
 void Doctor::print_as_json() const {
@@ -192,9 +265,26 @@ void Doctor::print_as_json() const {
   json::Object cache{{"directory", store.directory()},
                      {"usable", store.disabled_reason().empty()},
                      {"files", static_cast<int64_t>(use.files)},
-                     {"bytes", static_cast<int64_t>(use.bytes)}};
+                     {"bytes", static_cast<int64_t>(use.bytes)},
+                     {"byte_limit", static_cast<int64_t>(store.options().byte_limit)},
+                     {"offline", is_set("SAGEBWD_OFFLINE")}};
   if (!store.disabled_reason().empty())
     cache["error"] = store.disabled_reason();
+
+  json::Array packs;
+  for (const PackState& pack : packs_) {
+    json::Object object{{"path", pack.path}, {"usable", pack.error.empty()}};
+    if (pack.error.empty()) {
+      object["kernels"] = static_cast<int64_t>(pack.summary.kernels);
+      object["records"] = static_cast<int64_t>(pack.summary.records);
+      object["architectures"] = json::Array(pack.summary.archs);
+      object["lowest_driver"] = pack.summary.lowest_driver;
+    } else {
+      object["error"] = pack.error;
+    }
+    packs.push_back(std::move(object));
+  }
+  cache["packs"] = std::move(packs);
 
   json::Array archs;
   for (const Arch& arch : all_archs()) {
@@ -216,6 +306,7 @@ void Doctor::print_as_json() const {
                           {"driver", std::move(driver_object)},
                           {"gpus", std::move(gpus)},
                           {"cache", std::move(cache)},
+                          {"tuning", tuning_},
                           {"architectures", std::move(archs)},
                           {"missing", std::move(missing)}});
 }
@@ -242,10 +333,20 @@ void Doctor::print_as_text() const {
   const CacheStore& store = user_store();
   CacheUse use = measure(store.directory());
   if (store.disabled_reason().empty())
-    printf("cache   %s: %zu files, %.1f MiB\n", store.directory().c_str(), use.files,
-           static_cast<double>(use.bytes) / (1 << 20));
+    printf("cache   %s: %zu files, %.1f MiB%s\n", store.directory().c_str(), use.files,
+           static_cast<double>(use.bytes) / (1 << 20), limit_text().c_str());
   else
     printf("cache   not used: %s\n", store.disabled_reason().c_str());
+  for (const PackState& pack : packs_)
+    if (pack.error.empty())
+      printf("pack    %s: %zu kernels, %zu tuning records, CUDA %d.%d or newer\n",
+             pack.path.c_str(), pack.summary.kernels, pack.summary.records,
+             pack.summary.lowest_driver / 1000, pack.summary.lowest_driver % 1000 / 10);
+    else
+      printf("pack    not usable: %s\n", pack.error.c_str());
+  if (is_set("SAGEBWD_OFFLINE"))
+    puts("offline SAGEBWD_OFFLINE=1: nothing is compiled");
+  printf("tuning  %s\n", tuning_.c_str());
 
   printf("archs  ");
   for (const Arch& arch : all_archs())

@@ -12,11 +12,16 @@ from sagebwd import _core
 def doctor():
     """A dict of everything the library depends on, for people and for bug reports.
 
-    Keys: sagebwd, python, torch, driver, nvrtc, cache, and `can`: for each use of the package an
-    empty string where it works here, else what it lacks. Never raises for a missing part.
+    Keys: sagebwd, python, torch, driver, nvrtc, cache, packs, tuning (SAGEBWD_TUNE's mode),
+    warnings (kernels that this driver is too old for, and the like), and `can`: for each use of the
+    package an empty string where it works here, else what it lacks. Never raises for a missing
+    part.
     """
     driver, nvrtc = _core.driver(), _core.nvrtc()
     torch = _torch()
+    cache = _core.cache()
+    packs = [_pack(path) for path in cache["packs"]]
+    tuning, warnings = _tuning()
     no_gpu = driver["missing"] or ("" if driver["devices"] else "the driver lists no GPU")
     return {
         "sagebwd": _version(),
@@ -24,11 +29,15 @@ def doctor():
         "torch": torch,
         "driver": driver,
         "nvrtc": nvrtc,
-        "cache": _core.cache(),
+        "cache": cache,
+        "packs": packs,
+        "tuning": tuning,
+        "warnings": warnings + _driver_warnings(driver),
         "archs": _core.archs(),
         "can": {
             "emit sources and compute the NumPy reference": "",
-            "build kernels": nvrtc["missing"],
+            "build kernels": nvrtc["missing"]
+            or ("SAGEBWD_OFFLINE=1 forbids compiling" if cache["offline"] else ""),
             "run cached kernels": no_gpu,
             "sagebwd.attention": torch["missing"] or no_gpu or nvrtc["missing"],
         },
@@ -39,6 +48,32 @@ def _version():
     import sagebwd  # complete only after this module
 
     return sagebwd.__version__
+
+
+def _pack(path):
+    try:
+        return {"path": path, "missing": "", **_core.pack(path)}
+    except _core.PackError as error:
+        return {"path": path, "missing": str(error)}
+
+
+def _tuning():
+    """The mode, and what is wrong with it."""
+    try:
+        return _core.tune_mode(), []
+    except _core.SpecError as error:
+        return None, [str(error)]
+
+
+def _driver_warnings(driver):
+    """Kernels kept for this machine's GPUs that its driver is too old for."""
+    archs = []
+    for device in driver["devices"]:
+        try:
+            archs.append(_core.arch_for_capability(device["major"], device["minor"]))
+        except _core.SpecError:  # `can` does not speak of GPUs nobody has seen
+            continue
+    return _core.driver_warnings(archs, driver["version"]) if archs else []
 
 
 def _torch():
@@ -64,7 +99,20 @@ def _lines(report):
             f"{device['sm_count']} SMs, {device['memory_bytes'] >> 20} MiB"
         )
     yield f"NVRTC    {nvrtc['missing'] or '{identity} at {path}'.format(**nvrtc)}"
-    yield f"cache    {cache['disabled_reason'] or cache['directory'] or 'none'}"
+    limit = f"at most {cache['byte_limit'] >> 20} MiB" if cache["byte_limit"] else "without a limit"
+    yield f"cache    {cache['disabled_reason'] or '{}, {}'.format(cache['directory'], limit)}"
+    for pack in report["packs"]:
+        version = pack.get("lowest_driver", 0)
+        yield "pack     " + (
+            pack["missing"]
+            or f"{pack['path']}: {pack['kernels']} kernels, {pack['records']} tuning records, "
+            f"CUDA {version // 1000}.{version % 1000 // 10} or newer"
+        )
+    if cache["offline"]:
+        yield "offline  SAGEBWD_OFFLINE=1: nothing is compiled"
+    yield f"tuning   {report['tuning'] or 'not a mode'}"
+    for warning in report["warnings"]:
+        yield f"warning  {warning}"
     for use, lacks in report["can"].items():
         yield f"{'no ' if lacks else 'yes'}      {use}" + (f": {lacks}" if lacks else "")
 
