@@ -33,8 +33,8 @@ TEST(CompileWidth, IsTheCoresWhereThereIsMemory) {
 }
 
 TEST(CompileWidth, IsBoundedByMemoryAndAtLeastOne) {
-  EXPECT_EQ(compile_width(64, 1024 * kMiB), 8u);
-  EXPECT_EQ(compile_width(64, 300 * kMiB), 2u);
+  EXPECT_EQ(compile_width(64, 1536 * kMiB), 8u);
+  EXPECT_EQ(compile_width(64, 400 * kMiB), 2u);
   EXPECT_EQ(compile_width(64, 10 * kMiB), 1u);
   EXPECT_EQ(compile_width(64, 0), 1u);
 }
