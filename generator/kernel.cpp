@@ -184,13 +184,15 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   if (!is_attention(kind))
     return {};
   const bool keys = kind == KernelKind::backward_dkv, wide = s.head_dim > 64;
+  const bool forward = kind == KernelKind::forward, wgmma = arch.name == "sm_90a";
+  const bool scores8 = s.precision == Precision::six_of_seven, group128 = s.group_kv == 128;
   TileConfig tile;
-  tile.family = arch.name == "sm_90a" ? Family::wgmma : Family::mma;
-  // Small blocks, several to an SM, hide each other's waits: on an H200 they beat larger blocks and
-  // deeper pipelines. As many as the registers allow without spills.
-  tile.stages = 1;
-  const bool wgmma = tile.family == Family::wgmma;
-  tile.blocks_per_sm = !wide && wgmma ? 3 : 2;
+  tile.family = wgmma ? Family::wgmma : Family::mma;
+  // Small blocks, several to an SM, hide each other's waits: tuned on an H200 they beat larger
+  // blocks and deeper pipelines. As many as the registers allow without spills.
+  const bool third = !wide || (forward ? scores8 : !keys && !scores8 && !group128);
+  tile.blocks_per_sm = wgmma && third ? 3 : 2;
+  tile.stages = wgmma && wide && forward && scores8 && group128 ? 2 : 1; // else the third spills
   std::string why;
   for (int warps : {4, 8}) {
     tile.warps = warps;
@@ -199,7 +201,7 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
     why = objection(kind, s, tile, arch);
     if (why.empty())
       return tile;
-    tile.blocks_per_sm = 1;
+    tile.blocks_per_sm = wgmma && !wide ? 2 : 1;
   }
   const bool block = s.granularity == Granularity::block;
   throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +

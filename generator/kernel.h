@@ -60,7 +60,7 @@ struct KernelSpec {
 };
 
 /// A C identifier; kernels of one name and architecture are the same, e.g.
-/// "sagebwd_forward_d128_bf16_causal_row64x128_wgmma_64x128_w4_s1_b2".
+/// "sagebwd_forward_d128_bf16_causal_row64x128_wgmma_64x128_w4_s2_b3".
 std::string kernel_name(const KernelSpec&);
 
 /// The fields of a spec that its kernel depends on, one by one, as text, without the architecture:
