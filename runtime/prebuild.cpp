@@ -70,6 +70,12 @@ std::string untiled(KernelSpec kernel) {
   return identity_of(kernel);
 }
 
+/// Whether this version would look for the record: its key holds the source of the default tile.
+bool is_current(const TuningRecord& record, KernelSpec kernel) {
+  kernel.tile = default_tile(kernel.kind, kernel.attention, kernel.arch);
+  return record.key["source"] == sha256_hex(emit(kernel).text);
+}
+
 std::map<std::string, KernelSpec> default_kernels(const std::vector<WantedOperation>& operations) {
   std::map<std::string, KernelSpec> kernels;
   for (const WantedOperation& operation : operations)
@@ -90,7 +96,8 @@ std::vector<TuningRecord> records_of(const std::vector<WantedOperation>& operati
   std::vector<TuningRecord> found;
   for (const TuningRecord& record : records)
     try {
-      if (wanted.count(untiled(kernel_of(record))))
+      if (const KernelSpec kernel = kernel_of(record);
+          wanted.count(untiled(kernel)) && is_current(record, kernel))
         found.push_back(record);
     } catch (const SpecError& error) {
       throw SpecError("the tuning record " + record.key.digest +

@@ -26,7 +26,7 @@ struct WantedOperation {
 /// tile that cannot be built.
 std::vector<KernelSpec> kernels_of(const std::vector<WantedOperation>&,
                                    const std::vector<TuningRecord>& = {});
-/// Those of the records that are of one of the operations' kernels.
+/// Those of the records that are of one of the operations' kernels, as this version generates them.
 std::vector<TuningRecord> records_of(const std::vector<WantedOperation>&,
                                      const std::vector<TuningRecord>&);
 

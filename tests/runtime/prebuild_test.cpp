@@ -7,6 +7,7 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild.h"
 #include "runtime/prebuild_command.h"
+#include "runtime/tuner/records.h"
 #include "tests/cache/temp_directory.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +16,10 @@
 #include <atomic>
 #include <map>
 #include <random>
+#include <sched.h>
 #include <signal.h>
 #include <sstream>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <thread>
@@ -78,28 +81,13 @@ PrebuildRequest request_for(const std::string& output, std::vector<KernelSpec> k
   return request;
 }
 
-TuningRecord record_of(const WantedOperation& operation, KernelKind kind, const TileConfig& tile,
-                       const char* bucket = "q8192 kv8192 full") {
-  for (Pass pass : {Pass::forward, Pass::backward})
-    for (const KernelSpec& kernel : kernels_of(pass, operation.spec, operation.arch))
-      if (kernel.kind == kind) {
-        TuningRecord record;
-        auto fields = labelled(kernel);
-        std::erase_if(fields, [](const auto& field) {
-          const std::string& label = field.first;
-          return label == "family" || label == "block_q" || label == "block_kv" ||
-                 label == "warps" || label == "stages" || label == "blocks_per_sm";
-        });
-        fields.emplace_back("schema", kTuningSchema);
-        fields.emplace_back("arch", kernel.arch.name);
-        fields.emplace_back("gpu", "NVIDIA X");
-        fields.emplace_back("bucket", bucket);
-        record.key = make_key(std::move(fields));
-        record.tile = to_string(tile);
-        record.default_tile = to_string(kernel.tile);
-        return record;
-      }
-  throw std::logic_error("no such kernel");
+TuningRecord record_of(const WantedOperation& operation, KernelKind kind, const TileConfig& tile) {
+  const AttentionSpec spec = resolved(operation.spec, operation.arch);
+  TuningRecord record;
+  record.key = record_key(kind, spec, {"NVIDIA X", 132, operation.arch, "13.0"}, Bucket());
+  record.tile = to_string(tile);
+  record.default_tile = to_string(default_tile(kind, spec, operation.arch));
+  return record;
 }
 
 std::string message_of(const std::function<void()>& attempt) {
@@ -275,6 +263,18 @@ TEST(PrebuildKernels, RecordsAddTheirTilesForWhatIsAskedFor) {
   const TuningRecord same = record_of(asked, KernelKind::forward, plain);
   EXPECT_EQ(records_of({asked}, {same}).size(), 1u);
   EXPECT_TRUE(kernels_of({asked}, {same}) == kernels_of({asked}));
+}
+
+TEST(PrebuildKernels, RecordsOfOtherTemplatesAreLeftOut) {
+  TuningRecord record =
+      record_of(operation(), KernelKind::forward, {Family::mma, 128, 128, 8, 2, 1});
+  EXPECT_EQ(records_of({operation()}, {record}).size(), 1u);
+  auto fields = record.key.fields;
+  for (auto& [label, value] : fields)
+    if (label == "source")
+      value = sha256_hex("another");
+  record.key = make_key(fields);
+  EXPECT_TRUE(records_of({operation()}, {record}).empty());
 }
 
 TEST(PrebuildKernels, RecordsThatCannotBeUsedAreNamed) {
@@ -510,6 +510,41 @@ TEST(Prebuild, AnOutputThatCannotBeWrittenIsRefusedBeforeAnythingIsCompiled) {
                        "no regular file"));
   EXPECT_EQ(compiler.compiles, 0);
   EXPECT_EQ(test::read_text(temp / "taken.partial"), "a file");
+}
+
+TEST(Prebuild, AFullDiskIsAnErrorAndWhatFitsIsKept) {
+  TempDirectory temp;
+  StandIn compiler;
+  const std::vector<KernelSpec> kernels = kernels_of({operation()});
+  pid_t child = ::fork();
+  if (child == 0) {
+    // A mount of our own, seen by this process only.
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", temp.path().c_str(), "tmpfs", 0, "size=300k,mode=700") != 0)
+      ::_exit(77);
+    const std::string why =
+        message_of([&] { prebuild(request_for(temp / "p.pack", kernels, compiler)); });
+    if (!contains(why, "No space left on device") || !contains(why, temp / "p.pack"))
+      ::_exit(11);
+    std::vector<std::string> names;
+    for (const auto& file : fs::directory_iterator(temp.path()))
+      names.push_back(file.path().filename());
+    if (names != std::vector<std::string>{"p.pack.partial"})
+      ::_exit(12);
+    const int first = compiler.compiles;
+    if (::mount("tmpfs", temp.path().c_str(), "tmpfs", MS_REMOUNT, "size=64m,mode=700") != 0)
+      ::_exit(13);
+    const PrebuildResult result = prebuild(request_for(temp / "p.pack", kernels, compiler));
+    const bool resumed = compiler.compiles - first < static_cast<int>(kernels.size());
+    ::_exit(resumed && Pack::open(temp / "p.pack")->digests().size() == kernels.size() ? 0 : 14);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77)
+    GTEST_SKIP() << "mounting a small file system is not permitted here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(Prebuild, OtherFilesInTheWorkFolderStay) {
