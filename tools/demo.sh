@@ -13,7 +13,18 @@ $sagebwd build --arch $archs --head-dim 64,128 --dtype bf16 | attention_kernels
 title "2. The same in a second process: from the cache in $SAGEBWD_CACHE_DIR"
 $sagebwd build --arch $archs --head-dim 64,128 --dtype bf16 | tail -n 1
 
-title "3. Error against FP64, cosine / relative L2 (emulated on the CPU, bit for bit as the kernels quantise)"
+title "3. A pack, and a machine that may not compile: no NVRTC, an empty cache"
+pack=build/logs/demo.pack
+$sagebwd prebuild --arch sm_90a --head-dim 64 --dtype bf16 --out $pack | tail -n 1
+offline() {
+  SAGEBWD_OFFLINE=1 SAGEBWD_CACHE_PACKS=$pack SAGEBWD_CACHE_DIR=$root/build/logs/empty-cache \
+    SAGEBWD_NVRTC=/nowhere $sagebwd build --arch sm_90a "$@"
+}
+offline --head-dim 64 | tail -n 1
+echo "What is not in it is an error that says how to get it:"
+offline --head-dim 128 2>&1 | fold -s -w 100 || true
+
+title "4. Error against FP64, cosine / relative L2 (emulated on the CPU, bit for bit as the kernels quantise)"
 shape="--head-dim 128 --seq-len 1024 --heads 4 --sigma 1"
 $sagebwd trace --device cpu $shape --granularity row >build/logs/trace-row.txt
 $sagebwd trace --device cpu $shape --granularity block >build/logs/trace-block.txt
@@ -42,16 +53,18 @@ echo "Table 2: captured from a trained model, harder inputs; 'sagebwd trace' and
 echo "trace your own."
 
 if $sagebwd doctor | grep -q '^gpu 0'; then
-  title "4. On this GPU, random problems against FP64"
+  title "5. On this GPU, random problems against FP64"
   $sagebwd verify --cases 20
-  title "5. Forward and backward from C++"
+  title "6. Forward and backward from C++"
   build/bin/attention_example
+  title "7. Tuned for this GPU"
+  $sagebwd tune --head-dim 128 --seq-len 2048 --batch 4 --heads 16
   if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    title "6. Beside PyTorch's attention"
+    title "8. Beside PyTorch's attention"
     "$python" examples/compare_with_pytorch.py
   fi
 else
-  title "4. No GPU here: kernels were compiled, not run"
+  title "5. No GPU here: kernels were compiled, not run"
   $sagebwd doctor | grep '^driver' || true
 fi
 title "Next: build/bin/sagebwd --help, ./run test, README.md"
