@@ -5,7 +5,6 @@
 #include "cache/store.h"
 #include "tests/cache/temp_directory.h"
 
-#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/JSON.h"
 
 #include <gtest/gtest.h>
@@ -276,16 +275,17 @@ TEST(PackWriting, AKilledWriterLeavesTheOldFileAndTheNextSweeps) {
     if (child == 0)
       for (;;)
         write_pack(temp / "p.pack", large);
-    ::usleep(static_cast<useconds_t>(3000 + 2500 * round));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (files_in(temp.path()) < 2 && std::chrono::steady_clock::now() < deadline)
+      ::usleep(static_cast<useconds_t>(50 * round)); // at other moments each time
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
-    auto pack = Pack::open(temp / "p.pack");
-    EXPECT_EQ(pack->digests().size(), 1u);
+    EXPECT_EQ(Pack::open(temp / "p.pack")->digests().size(), 1u);
     leftovers += files_in(temp.path()) - 1;
+    write_pack(temp / "p.pack", {kernel_number(0)});
+    EXPECT_EQ(files_in(temp.path()), 1u) << "a leftover was not swept";
   }
   EXPECT_GT(leftovers, 0u) << "no writer was killed while it wrote";
-  write_pack(temp / "p.pack", {kernel_number(2)});
-  EXPECT_EQ(files_in(temp.path()), 1u);
 }
 
 TEST(PackOwnership, RefusesWhatOthersMayWrite) {
@@ -380,158 +380,6 @@ TEST(PackOpening, OneTruncatedWhileOpenIsAnError) {
   EXPECT_TRUE(contains(refusal([&] { pack->read(pack->digests().back()); }), "truncated"));
   fs::resize_file(temp / "p.pack", 100);
   EXPECT_TRUE(contains(refusal([&] { pack->manifest(); }), "truncated"));
-}
-
-//===--- Hostile bytes ----------------------------------------------------===//
-
-/// Opens and reads all of it. Whatever is not refused must be one of the items, whole.
-void expect_refused_or_right(const std::string& path, const std::vector<std::string>& items) {
-  try {
-    auto pack = Pack::open(path);
-    for (const std::string& digest : pack->digests()) {
-      std::optional<std::string> bytes = pack->read(digest);
-      ASSERT_TRUE(bytes);
-      const bool ours = std::find(items.begin(), items.end(), *bytes) != items.end();
-      const bool sound = inspect_entry(*bytes) || parse_record(*bytes);
-      ASSERT_EQ(ours, sound) << "an item was changed and still passes for one";
-    }
-    pack->manifest();
-  } catch (const PackError& error) {
-    ASSERT_EQ(std::string(error.what()).rfind(path, 0), 0u) << error.what();
-  }
-}
-
-TEST(PackBytes, EveryTruncationIsRefused) {
-  TempDirectory temp;
-  write_pack(temp / "p.pack", {kernel_number(1), kernel_number(2)});
-  const std::string bytes = test::read_text(temp / "p.pack");
-  for (size_t size = 0; size < bytes.size(); ++size) {
-    test::write_text(temp / "t.pack", bytes.substr(0, size));
-    ASSERT_NE(refusal(temp / "t.pack"), "") << size;
-  }
-  test::write_text(temp / "t.pack", bytes + "x");
-  EXPECT_NE(refusal(temp / "t.pack"), "");
-}
-
-TEST(PackBytes, EveryFlippedBitOfHeaderAndIndexIsRefused) {
-  TempDirectory temp;
-  write_pack(temp / "p.pack", {kernel_number(1), kernel_number(2)});
-  const std::string bytes = test::read_text(temp / "p.pack");
-  constexpr size_t kIndexEnd = 88 + 2 * 48;
-  for (size_t bit = 0; bit < 8 * kIndexEnd; ++bit) {
-    std::string changed = bytes;
-    changed[bit / 8] ^= static_cast<char>(1 << bit % 8);
-    test::write_text(temp / "t.pack", changed);
-    ASSERT_NE(refusal(temp / "t.pack"), "") << "bit " << bit;
-  }
-}
-
-TEST(PackBytes, MutationsAreRefusedOrChangeNothing) {
-  TempDirectory temp;
-  std::vector<std::string> items = some_items();
-  write_pack(temp / "p.pack", items);
-  const std::string bytes = test::read_text(temp / "p.pack");
-  std::mt19937 random(7);
-  auto below = [&](size_t end) {
-    return std::uniform_int_distribution<size_t>(0, end - 1)(random);
-  };
-  for (int round = 0; round < 3000; ++round) {
-    std::string changed = bytes;
-    switch (below(5)) {
-    case 0: // some bits
-      for (size_t flips = 1 + below(4); flips > 0; --flips)
-        changed[below(changed.size())] ^= static_cast<char>(1 << below(8));
-      break;
-    case 1: // a huge or zero number somewhere in the header or index
-      changed.replace(below(88 + 48 * items.size() - 8), 8, std::string(8, below(2) ? '\xff' : 0));
-      break;
-    case 2: // a part of it elsewhere
-      changed.replace(below(changed.size() - 96), 48,
-                      changed.substr(below(changed.size() - 96), 48));
-      break;
-    case 3:
-      changed.resize(below(changed.size()));
-      break;
-    case 4:
-      changed.erase(below(changed.size() - 200), 1 + below(100));
-      break;
-    }
-    test::write_text(temp / "t.pack", changed);
-    expect_refused_or_right(temp / "t.pack", items);
-    if (HasFatalFailure())
-      FAIL() << "round " << round;
-  }
-}
-
-/// A pack as someone would forge it: whatever index, with a right checksum.
-struct ForgedPack {
-  uint32_t count = 0;
-  uint64_t manifest_bytes = 2;
-  struct Row {
-    char digest;
-    uint64_t offset, bytes;
-  };
-  std::vector<Row> rows;
-  std::string tail = "{}";
-
-  static std::string little(uint64_t value, int bytes) {
-    std::string text;
-    for (int i = 0; i < bytes; ++i)
-      text.push_back(static_cast<char>(value >> (8 * i)));
-    return text;
-  }
-  std::string bytes() const {
-    auto sha = [](const std::string& text) { return llvm::fromHex(sha256_hex(text)); };
-    std::string body = little(count, 4) + little(manifest_bytes, 8) + sha("{}");
-    for (const Row& row : rows)
-      body += std::string(32, row.digest) + little(row.offset, 8) + little(row.bytes, 8);
-    return "SAGEBWDP" + little(1, 4) + sha(body) + body + tail;
-  }
-};
-
-TEST(PackBytes, ForgedIndicesAreRefused) {
-  TempDirectory temp;
-  auto check = [&](const ForgedPack& forged) {
-    test::write_text(temp / "f.pack", forged.bytes());
-    return refusal(temp / "f.pack");
-  };
-  constexpr uint64_t kHuge = ~uint64_t{0};
-  const uint64_t first = 88 + 2 * 48 + 2;
-  auto two = [&](ForgedPack::Row a, ForgedPack::Row b) {
-    return ForgedPack{2, 2, {a, b}, "{}" + std::string(20, 'x')};
-  };
-  // The forgery itself is right, so what follows is refused for its index.
-  ASSERT_EQ(check(two({'a', first, 10}, {'b', first + 10, 10})), "");
-  EXPECT_NE(check(two({'b', first, 10}, {'a', first + 10, 10})), "") << "unsorted";
-  EXPECT_NE(check(two({'a', first, 10}, {'a', first + 10, 10})), "") << "a digest twice";
-  EXPECT_NE(check(two({'a', first, 10}, {'b', first, 20})), "") << "overlapping";
-  EXPECT_NE(check(two({'a', first, 10}, {'b', first + 15, 5})), "") << "a gap";
-  EXPECT_NE(check(two({'a', first - 5, 15}, {'b', first + 10, 10})), "") << "in the manifest";
-  EXPECT_NE(check(two({'a', first, 10}, {'b', first + 10, 11})), "") << "beyond the file";
-  EXPECT_NE(check(two({'a', first, 10}, {'b', first + 10, 9})), "") << "short of the file";
-  EXPECT_NE(check(two({'a', first, kHuge}, {'b', first - 1, 10})), "") << "wrapping around";
-  EXPECT_NE(check({0xffffffff, 2, {}, "{}"}), "") << "more items than bytes";
-  EXPECT_NE(check({0, kHuge, {}, "{}"}), "") << "a manifest of 2^64 bytes";
-  EXPECT_NE(check({0, 3, {}, "{}"}), "") << "a manifest beyond the file";
-}
-
-TEST(PackBytes, ASparseFileOfTerabytesCostsNothing) {
-  TempDirectory temp;
-  test::write_text(temp / "f.pack", ForgedPack{0xffffffff, 2, {}, "{}"}.bytes());
-  if (::truncate((temp / "f.pack").c_str(), off_t{1} << 42) != 0)
-    GTEST_SKIP() << "the file system has no sparse files of this size";
-  auto start = std::chrono::steady_clock::now();
-  EXPECT_NE(refusal(temp / "f.pack"), "");
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
-}
-
-TEST(PackBytes, AWrongManifestIsNoticedWhenRead) {
-  TempDirectory temp;
-  ForgedPack forged;
-  forged.tail = "{]";
-  test::write_text(temp / "f.pack", forged.bytes());
-  auto pack = Pack::open(temp / "f.pack");
-  EXPECT_TRUE(contains(refusal([&] { pack->manifest(); }), "manifest is corrupt"));
 }
 
 } // namespace
