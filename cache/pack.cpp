@@ -265,6 +265,23 @@ void sweep(int folder, const std::string& folder_path, const std::string& prefix
   }
 }
 
+/// A new file, locked while it is written, so that leftovers of dead writers can be told from it.
+Descriptor create_locked(int folder, const std::string& prefix, std::string& name) {
+  for (;;) {
+    uint64_t random = 0;
+    if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
+      random = static_cast<uint64_t>(::getpid()); // O_EXCL decides in any case
+    name = prefix + llvm::utohexstr(random, /*LowerCase=*/true);
+    Descriptor file(::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+    if (!file)
+      return file;
+    lock_byte(file.get(), F_WRLCK, 0);
+    struct stat info;
+    if (::fstat(file.get(), &info) != 0 || info.st_nlink > 0)
+      return file; // else another writer swept it before it was locked
+  }
+}
+
 } // namespace
 
 void check_pack_path(const std::string& path) {
@@ -303,18 +320,12 @@ uint64_t write_pack(const std::string& path, const std::vector<std::string>& ite
   if (!folder)
     fail("its folder cannot be opened: " + error_text(errno));
 
-  // Locked while it is being written, so that leftovers of dead writers can be told from it.
   const std::string prefix = "." + name + ".tmp-";
   sweep(folder.get(), folder_path, prefix);
-  uint64_t random = 0;
-  if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
-    random = static_cast<uint64_t>(::getpid()); // O_EXCL decides in any case
-  const std::string temporary = prefix + llvm::utohexstr(random, /*LowerCase=*/true);
-  Descriptor file(
-      ::openat(folder.get(), temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  std::string temporary;
+  Descriptor file = create_locked(folder.get(), prefix, temporary);
   if (!file)
     fail("a file cannot be created beside it: " + error_text(errno));
-  lock_byte(file.get(), F_WRLCK, 0);
   const std::string head = head_of(*contents);
   uint64_t bytes = head.size();
   for (const auto& [digest, item] : contents->items)
