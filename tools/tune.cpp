@@ -6,6 +6,7 @@
 #include "tools/spec_options.h"
 #include "tools/tuning_records.h"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 
@@ -188,7 +189,10 @@ void Tune::print_as_tables(const std::vector<Tuned>& kernels, double seconds) co
     table.print();
     printf("\n");
   }
-  printf("%zu kernels in %.1f s; * wins, the first is the default\n", kernels.size(), seconds);
+  const CacheStore& store = user_records().store();
+  const bool kept = std::all_of(kernels.begin(), kernels.end(), [](auto& k) { return k.kept; });
+  printf("%zu kernels in %.1f s, %s; * wins, the first is the default\n", kernels.size(), seconds,
+         kept ? ("kept in " + store.directory()).c_str() : "not all kept");
 }
 
 } // namespace

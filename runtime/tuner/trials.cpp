@@ -170,14 +170,14 @@ void Trials::vet_all() {
   Milliseconds limit = limits_.open; // of the default's, by which the others' is set
   for (int done = 0; done < total;) {
     const int index = queue[done];
-    report("vetting", index, done, total);
     Order order;
     order.kind = Order::vet;
     order.candidate = index;
     Report answer;
     Heard heard = Heard::gone;
+    const bool asked = ready(index) && worker_->send(order, limits_.open);
     const auto start = std::chrono::steady_clock::now();
-    if (ready(index) && worker_->send(order, limits_.open))
+    if (asked)
       heard = worker_->hear(answer, limit);
     else if (worker_)
       heard = worker_->hear(answer, Milliseconds(0)); // what it said before it ended
@@ -191,7 +191,10 @@ void Trials::vet_all() {
     if (!first_in_worker && heard != Heard::nothing && !(sound && answer.vetting.wrong.empty())) {
       worker_.reset();
       --done;
-    } else if (!sound) {
+      continue;
+    }
+    report("vetting", index, done, total);
+    if (!sound) {
       drop(index, heard, answer, limit);
     } else if (!answer.vetting.wrong.empty()) {
       drop(index, "wrong", answer.vetting.wrong);
@@ -241,7 +244,7 @@ bool Trials::time_all() {
     } else if (heard == Heard::report && answer.kind == Report::timed && known &&
                answer.candidate == running && answer.ms > 0) {
       candidates_[running].tried.ms.push_back(answer.ms);
-      report("timing", running, done++, total);
+      report("timing", running, ++done, total);
     } else if (heard == Heard::report && answer.kind == Report::done && done == total) {
       return true;
     } else {

@@ -36,7 +36,7 @@ struct TrialLimits {
 };
 inline constexpr int kFewestRounds = 5;
 
-/// "vetting" or "timing", the tile, and how many of how many steps are done.
+/// "vetting" or "timing", the tile that is done, and how many of how many steps are.
 using TrialProgress =
     std::function<void(const std::string& stage, const std::string& tile, int done, int total)>;
 

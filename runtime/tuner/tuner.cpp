@@ -6,6 +6,7 @@
 #include "generator/space.h"
 #include "runtime/compile_width.h"
 #include "runtime/nvrtc/nvrtc.h"
+#include "runtime/nvrtc/ptxas_report.h"
 #include "runtime/tuner/selection.h"
 
 #include <algorithm>
@@ -48,6 +49,19 @@ std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurrou
   if (record && !around.compiler.empty() && record->compiler != around.compiler)
     record.reset();
   return record;
+}
+
+/// By what the compiler says of it, in few words.
+void drop(TriedTile& tried, const CompileError& error) {
+  const auto report = nvrtc::parse_ptxas_report(error.log);
+  const std::vector<std::string> warnings = compile_warnings(error.log);
+  if (report && report->spill_bytes > 0) {
+    tried.outcome = "spills";
+    tried.detail = std::to_string(report->spill_bytes) + " bytes";
+  } else {
+    tried.outcome = "not compiled";
+    tried.detail = warnings.empty() ? error.what() : warnings.front();
+  }
 }
 
 /// Tuning one kernel.
@@ -123,6 +137,8 @@ std::vector<Candidate> KernelTuning::compile() {
           candidate.tried.outcome = "spills";
           candidate.tried.detail = std::to_string(built->entry.spill_bytes) + " bytes";
         }
+      } catch (const CompileError& error) {
+        drop(candidate.tried, error);
       } catch (const std::exception& error) {
         candidate.tried.outcome = "not compiled";
         candidate.tried.detail = error.what();
