@@ -275,10 +275,10 @@ Descriptor create_locked(int folder, const std::string& prefix, std::string& nam
     Descriptor file(::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
     if (!file)
       return file;
-    lock_byte(file.get(), F_WRLCK, 0);
     struct stat info;
-    if (::fstat(file.get(), &info) != 0 || info.st_nlink > 0)
-      return file; // else another writer swept it before it was locked
+    if (lock_byte(file.get(), F_WRLCK, 0) != LockStatus::busy &&
+        (::fstat(file.get(), &info) != 0 || info.st_nlink > 0))
+      return file; // else another writer sweeps it, or has done so, before it was locked
   }
 }
 

@@ -288,6 +288,27 @@ TEST(PackWriting, AKilledWriterLeavesTheOldFileAndTheNextSweeps) {
   EXPECT_GT(leftovers, 0u) << "no writer was killed while it wrote";
 }
 
+TEST(PackWriting, WritersOfOnePackDoNotHinderEachOther) {
+  TempDirectory temp;
+  std::vector<pid_t> writers;
+  for (int number = 0; number < 4; ++number) {
+    writers.push_back(::fork());
+    if (writers.back() == 0) {
+      for (int round = 0; round < 100; ++round)
+        if (!refusal([&] { write_pack(temp / "p.pack", {kernel_number(number)}); }).empty())
+          ::_exit(1);
+      ::_exit(0);
+    }
+  }
+  for (pid_t writer : writers) {
+    int status = -1;
+    ::waitpid(writer, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(Pack::open(temp / "p.pack")->digests().size(), 1u);
+  EXPECT_EQ(files_in(temp.path()), 1u);
+}
+
 TEST(PackOwnership, RefusesWhatOthersMayWrite) {
   TempDirectory temp;
   write_pack(temp / "p.pack", some_items());
