@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 namespace sagebwd::tools {
@@ -55,8 +56,13 @@ void Progress::advance(const std::string& done) {
   const double seconds = milliseconds_since(start_) / 1e3;
   const double rate = static_cast<double>(done_) / seconds;
   const double rest = static_cast<double>(total_ - std::min(done_, total_)) / rate;
-  fprintf(stderr, "\r\033[K%s [%s] %zu/%zu, %.3g/s, %.0f s left: %s", what_.c_str(), bar.c_str(),
-          done_, total_, rate, rest, done.c_str());
+  std::string line = format("%s [%s] %zu/%zu, %.3g/s, %.0f s left: %s", what_.c_str(), bar.c_str(),
+                            done_, total_, rate, rest, done.c_str());
+  // A line that wraps would stay.
+  winsize size = {};
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1)
+    line.resize(std::min<size_t>(line.size(), size.ws_col - 1));
+  fprintf(stderr, "\r\033[K%s", line.c_str());
   fflush(stderr);
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -227,7 +228,7 @@ void Prebuild::report(const PrebuildResult& result, size_t records_left_out, dou
   if (records_left_out)
     printf("; %zu tuning records are of other operations: left out", records_left_out);
   printf("\nIt loads on drivers of CUDA %s or newer. Use it with SAGEBWD_CACHE_PACKS=%s\n",
-         version_text(all.lowest_driver).c_str(), out_.c_str());
+         version_text(all.lowest_driver).c_str(), std::filesystem::absolute(out_).c_str());
 }
 
 } // namespace

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -116,6 +117,60 @@ def test_an_output_that_cannot_be_written(sagebwd, tmp_path, where):
     assert result.code == 1
     assert str(tmp_path / where) in result.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link"]
+
+
+# --- tuning records --------------------------------------------------------------------------------
+
+
+def manifest_of(pack):
+    """As cache/pack.cpp lays it out."""
+    data = pack.read_bytes()
+    count, size = struct.unpack_from("<IQ", data, 44)
+    start = 88 + 48 * count
+    return json.loads(data[start : start + size])
+
+
+def record_of(kernel, tile):
+    """A tuning record for a kernel of a manifest, as cache/record.cpp writes it."""
+    tile_fields = ("family", "block_q", "block_kv", "warps", "stages", "blocks_per_sm", "options")
+    key = {k: v for k, v in kernel["fields"].items() if k not in tile_fields}
+    key |= {"schema": "sagebwd tuning 1", "gpu": "NVIDIA X", "bucket": "q512 kv512 full"}
+    hashed = hashlib.sha256()
+    for text in (text for pair in sorted(key.items()) for text in pair):
+        hashed.update(struct.pack("<Q", len(text)) + text.encode())
+    record = {"schema": key["schema"], "digest": hashed.hexdigest(), "key": key, "tile": tile,
+              "default_tile": tile, "compiler": "nvrtc", "candidates": []}  # fmt: skip
+    compact = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return record | {"checksum": hashlib.sha256(compact.encode()).hexdigest()}
+
+
+def test_records_go_in_with_the_kernels_of_their_tiles(sagebwd, small_pack, tmp_path):
+    manifest = manifest_of(small_pack[0])
+    assert manifest["archs"] == ["sm_80"]
+    assert manifest["lowest_driver"] == small_pack[1]["lowest_driver"]
+    assert len(manifest["items"]) == small_pack[1]["kernels"]
+    [forward] = [k for k in manifest["items"] if k["kernel"].startswith("sagebwd_forward_")]
+    tuned = record_of(forward, "mma 128x128 w8 s2 b1")
+    fields = forward["fields"]
+    elsewhere = record_of({"fields": {**fields, "arch": "sm_120"}}, "mma 64x128 w4 s1 b2")
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps({"schema": "sagebwd tuning 1", "records": [tuned, elsewhere]}))
+
+    out = tmp_path / "tuned.pack"
+    result = sagebwd("prebuild", *SMALL, "--records", path, "--out", out, "--json")
+    assert result.code == 0, result.err
+    assert result.json["records"] == result.json["records_left_out"] == 1
+    assert result.json["kernels"] == small_pack[1]["kernels"] + 1
+    items = manifest_of(out)["items"]
+    assert any("mma_128x128_w8_s2_b1" in item.get("kernel", "") for item in items)
+    assert [i["tile"] for i in items if i["kind"] == "tuning"] == [tuned["tile"]]
+
+    path.write_text(json.dumps(elsewhere))
+    none = sagebwd("prebuild", *SMALL, "--records", path, "--out", tmp_path / "x.pack")
+    assert none.code == 2 and "none of the 1 tuning records" in none.err
+    path.write_text(json.dumps({**tuned, "tile": "mma 64x64 w4 s1 b1"}))
+    changed = sagebwd("prebuild", *SMALL, "--records", path, "--out", tmp_path / "x.pack")
+    assert changed.code == 1 and "checksum" in changed.err
 
 
 # --- running from a pack ---------------------------------------------------------------------------
