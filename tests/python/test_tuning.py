@@ -1,0 +1,236 @@
+"""sagebwd.tune on a fake driver: everything but the kernels themselves is the real thing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import sagebwd
+from sagebwd import _core
+
+ROOT = Path(__file__).resolve().parents[2]
+FAST = "mma 128x64 w8 s2 b1"  # of sm_80's forward at head dim 128
+needs_nvrtc = pytest.mark.skipif(bool(_core.nvrtc()["missing"]), reason="needs NVRTC")
+
+try:
+    import torch.distributed
+
+    has_gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+except (ImportError, AttributeError):
+    has_gloo = False
+needs_gloo = pytest.mark.skipif(not has_gloo, reason="needs PyTorch with gloo")
+
+PREAMBLE = """
+import json, os, sys
+import sagebwd
+SMALL = dict(seq_len=1024, heads=2, kernels="forward", rounds=5, tiles=["mma 128x64 w8 s2 b1"])
+def show(value):
+    print("result:" + json.dumps(value), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory):
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    subprocess.run(
+        ["cc", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o",
+         folder / "libcuda.so.1", ROOT / "tests/runtime/fake_libcuda.c"],
+        check=True,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def start(fake_driver, tmp_path):
+    """Starts Python code on a fake GPU; `finish` gives what it shows."""
+
+    def run(code, **environment):
+        variables = {
+            "LD_LIBRARY_PATH": str(fake_driver), "SAGEBWD_CACHE_DIR": str(tmp_path / "cache"),
+            "FAKE_QUIET": "1", "FAKE_MAJOR": "8", "FAKE_MINOR": "0", "FAKE_SMS": "108",
+            "FAKE_KERNELS": "128x64_w8_s2=0.9",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+            env=os.environ | variables | environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    return run
+
+
+def finish(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    return [json.loads(line[7:]) for line in out.splitlines() if line.startswith("result:")]
+
+
+@needs_nvrtc
+def test_the_winner_is_found_kept_and_moved(start, tmp_path):
+    first, second, calls, moved, again = finish(
+        start(
+            """
+            calls = []
+            def tuned(**more):
+                (kernel,) = sagebwd.tune(**SMALL, **more)
+                return kernel
+            for kernel in tuned(progress=lambda *call: calls.append(call)), tuned():
+                show([kernel.tile, kernel.fresh, kernel.kept, round(kernel.speedup, 3),
+                      kernel.record["key"]["gpu"]])
+            show(calls)
+            show(sagebwd.export_records(os.environ["FILE"]))
+            show(sagebwd.import_records(os.environ["FILE"], overwrite=True))
+            """,
+            FILE=str(tmp_path / "records.json"),
+        )
+    )
+    assert first == [FAST, True, True, 1.667, "Fake GPU 10"]
+    assert second == [FAST, False, True, 1.667, "Fake GPU 10"]
+    assert calls[0] == ["forward", "vetting", "mma 64x64 w4 s1 b2", 1, 2]
+    assert calls[-1] == ["forward", "timing", FAST, 10, 10]
+    assert moved == 1
+    assert again == {"added": 0, "kept": 0, "replaced": 1}
+    assert json.loads((tmp_path / "records.json").read_text())["records"][0]["tile"] == FAST
+
+
+@needs_nvrtc
+def test_ctrl_c_ends_it(start):
+    # The callback raises what a signal would.
+    (result,) = finish(
+        start(
+            """
+            def interrupt(*call):
+                raise KeyboardInterrupt
+            try:
+                sagebwd.tune(**SMALL, progress=interrupt)
+            except KeyboardInterrupt:
+                show("ended")
+            """
+        )
+    )
+    assert result == "ended"
+
+
+def test_wrong_use_is_refused_without_a_gpu():
+    with pytest.raises(sagebwd.SpecError, match="rounds=1"):
+        sagebwd.tune(rounds=1)
+    with pytest.raises(sagebwd.SpecError, match="head dimension 63"):
+        sagebwd.tune(head_dim=63)
+    with pytest.raises(TypeError, match="did you mean 'kernels'"):
+        sagebwd.tune(kernel="forward")
+
+
+def test_refusals_on_a_gpu(start):
+    assert finish(
+        start(
+            """
+            for options in (dict(kernels="quantize_q"), dict(tiles="nonsense"), dict(heads=0),
+                            dict(tiles="wgmma 64x64 w4 s1 b2"), dict(device=9)):
+                try:
+                    sagebwd.tune(**(SMALL | options))
+                    show("done")
+                except sagebwd.SpecError as error:
+                    show(str(error).splitlines()[0][:30])
+            """
+        )
+    ) == [
+        "'quantize_q' is no kernel with",
+        "cannot read tile 'nonsense': e",
+        "heads = 0 is not supported: 1 ",
+        "there is no candidate: ",
+        "device 9: there are 2 GPUs her",
+    ]
+
+
+def test_files_that_are_none_are_refused(tmp_path):
+    (tmp_path / "newer.json").write_text('{"schema": "sagebwd tuning 2", "records": []}')
+    with pytest.raises(sagebwd.SpecError, match="newer version"):
+        sagebwd.import_records(tmp_path / "newer.json")
+    (tmp_path / "binary").write_bytes(b"\xff\x00\xfe")
+    with pytest.raises(sagebwd.SpecError, match="no JSON"):
+        sagebwd.import_records(tmp_path / "binary")
+    with pytest.raises(FileNotFoundError):
+        sagebwd.import_records(tmp_path / "none")
+    with pytest.raises(FileNotFoundError):
+        sagebwd.export_records(tmp_path / "none" / "records.json")
+
+
+def test_the_worker_is_started_by_the_tuner_alone():
+    for command in (["-m", "sagebwd.tune_worker"], [ROOT / "python/sagebwd/tune_worker.py"]):
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, check=False,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )  # fmt: skip
+        assert done.returncode == 2, done.stderr
+        assert "the tuner starts this by itself" in done.stderr
+
+
+GROUP = """
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method="file://" + os.environ["RENDEZVOUS"], rank=rank,
+                        world_size=2)
+try:
+    (kernel,) = sagebwd.tune(**SMALL, group=dist.group.WORLD)
+    show([kernel.tile, len(list(__import__("pathlib").Path(
+        os.environ["SAGEBWD_CACHE_DIR"]).glob("*.tuning")))])
+except (sagebwd.TuneError, sagebwd.LibraryError) as error:
+    show(type(error).__name__ + ": " + str(error))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def group(start, tmp_path):
+    """Runs two ranks, each with a cache of its own; what each shows."""
+
+    def run(*differing):
+        processes = [
+            start(
+                GROUP, RANK=str(rank), RENDEZVOUS=str(tmp_path / "rendezvous"),
+                SAGEBWD_CACHE_DIR=str(tmp_path / f"cache{rank}"), GLOO_SOCKET_IFNAME="lo",
+                **environment,
+            )
+            for rank, environment in enumerate(differing)
+        ]  # fmt: skip
+        return [finish(process)[0] for process in processes]
+
+    return run
+
+
+@needs_nvrtc
+@needs_gloo
+def test_rank_0_tunes_and_the_others_take_its_records(group):
+    # Rank 1 could not tune: it has no NVRTC.
+    assert group({}, {"SAGEBWD_NVRTC": "/nowhere/libnvrtc.so"}) == [[FAST, 1], [FAST, 1]]
+
+
+@needs_nvrtc
+@needs_gloo
+def test_ranks_that_would_differ_raise_everywhere(group):
+    zero, one = group({}, {"FAKE_SMS": "109"})
+    for result in (zero, one):
+        assert result.startswith("TuneError: ranks [1] of the group do not run with rank 0's tiles")
+
+
+@needs_gloo
+def test_what_ends_rank_0_ends_the_others(group):
+    zero, one = group({"FAKE_DEVICES": "0"}, {})
+    assert zero.startswith("LibraryError: ")
+    assert one.startswith("TuneError: rank 0 could not tune: LibraryError: ")
+
+
+@needs_nvrtc
+@needs_gloo
+def test_what_ends_another_rank_ends_rank_0(group):
+    zero, one = group({}, {"FAKE_DEVICES": "0"})
+    for result in (zero, one):
+        assert result.startswith("TuneError: ranks [1]"), result
+        assert "LibraryError" in result
