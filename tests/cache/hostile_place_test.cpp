@@ -163,11 +163,15 @@ TEST(HostilePlace, WithoutFreeDescriptorsNothingIsTakenForBad) {
               store.publish(key_number(1), entry_of(1000));
               rlimit descriptors = {};
               ::getrlimit(RLIMIT_NOFILE, &descriptors);
-              const rlimit none = {0, descriptors.rlim_max};
-              ::setrlimit(RLIMIT_NOFILE, &none);
-              if (store.load(key_number(1)) || store.counters().heals != 0)
-                return 11;
-              prune(temp.path(), 0);
+              const int next = ::dup(0);
+              ::close(next);
+              for (int left : {0, 1}) { // not even the directory opens; only the directory does
+                const rlimit few = {static_cast<rlim_t>(next + left), descriptors.rlim_max};
+                ::setrlimit(RLIMIT_NOFILE, &few);
+                if (store.load(key_number(1)) || store.counters().heals != 0)
+                  return 11;
+                prune(temp.path(), std::nullopt);
+              }
               ::setrlimit(RLIMIT_NOFILE, &descriptors);
               return store.load(key_number(1)) ? 0 : 12;
             })),
@@ -383,6 +387,20 @@ TEST(HostilePlace, TheByteLimitHoldsUnderManyPublishers) {
   std::printf("at most %llu bytes with %d publishers at a time, limit %llu; %llu evicted here\n",
               static_cast<unsigned long long>(most), kAlive,
               static_cast<unsigned long long>(kLimit), static_cast<unsigned long long>(evictions));
+}
+
+TEST(HostilePlace, APublisherNoticesWhatOthersPublishedSince) {
+  constexpr uint64_t kLimit = 400000;
+  constexpr size_t kCubin = 10000;
+  TempDirectory temp;
+  CacheStore store(options_in(temp.path(), kLimit));
+  ASSERT_TRUE(store.publish(key_number(100), entry_of(kCubin)));
+  publish_elsewhere(temp.path(), {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, (kLimit - 2 * kCubin) / 10);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(store.publish(key_number(101 + i), entry_of(kCubin)));
+    EXPECT_LE(bytes_in(temp.path()), kLimit);
+  }
+  EXPECT_GT(store.counters().evictions, 0u);
 }
 
 TEST(HostilePlace, TheLimitComesFromTheEnvironment) {

@@ -70,6 +70,27 @@ TEST(Mutations, FourThousandEntriesAreRefusedOrSound) {
   EXPECT_GT(deep, 300) << "checksums keep the damage from what lies behind them";
 }
 
+TEST(Mutations, NumbersThatDoNotFitAreRefused) {
+  const std::string sound = some_entry(1);
+  const size_t json_bytes = llvm::support::endian::read32le(sound.data() + 44);
+  auto with = [&](const std::string& number, const std::string& value) {
+    std::string json = sound.substr(48, json_bytes);
+    const std::string label = "\"" + number + "\":";
+    const size_t at = json.find(label) + label.size();
+    json.replace(at, json.find_first_of(",}", at) - at, value);
+    char length[4];
+    llvm::support::endian::write32le(length, static_cast<uint32_t>(json.size()));
+    return test::resealed_entry(sound.substr(0, 44) + std::string(length, 4) + json +
+                                sound.substr(48 + json_bytes));
+  };
+  EXPECT_TRUE(deserialize(with("registers", "255"), some_key(1)));
+  for (const char* number :
+       {"registers", "spill_bytes", "shared_bytes", "lowest_driver", "cubin_bytes"})
+    for (const char* value : {"-1", "2147483648", "4294967597", "9223372036854775808", "1e30",
+                              "0.5", "null", "\"1\"", "[]"})
+      EXPECT_FALSE(deserialize(with(number, value), some_key(1))) << number << " " << value;
+}
+
 TEST(Mutations, AThousandFilesInAnEntrysPlaceAreHealed) {
   Random random(2);
   TempDirectory temp;

@@ -85,6 +85,29 @@ TEST(Threads, ManyKeysAreCompiledOnceEach) {
   EXPECT_EQ(store.counters().compiles, static_cast<uint64_t>(kKeys));
 }
 
+/// Without a directory there are no locks on files either: only memory holds the threads together.
+TEST(Threads, AtTheSameMomentWithoutADirectory) {
+  constexpr int kKeys = 400;
+  TempDirectory temp;
+  CompileLog log(temp / "compiles");
+  CacheStore store(options_in(""));
+  testing::internal::CaptureStderr(); // the warning that nothing is kept
+  KernelBuilder builder(store, test::emit_stand_in,
+                        [&log](const KernelSource& source, const KernelSpec& spec) {
+                          log.add();
+                          return test::compile_stand_in(source, spec);
+                        });
+  std::barrier together(kThreads);
+  in_threads([&](int) {
+    for (int k = 0; k < kKeys; ++k) {
+      together.arrive_and_wait();
+      builder.build(spec_number(k));
+    }
+  });
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(log.count(), kKeys);
+}
+
 /// As copies of the library in one process would: only the locks on files hold them together.
 TEST(Threads, StoresOfTheirOwnStillCompileOnce) {
   TempDirectory temp;
