@@ -12,10 +12,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <sys/wait.h>
+#include <thread>
+#include <vector>
 
 using namespace sagebwd;
 using test::ScopedVariable;
@@ -91,22 +94,57 @@ void fit_only_forward() {
         [&] { return to_string(attention.tile(kind, kLong)); });
 }
 
+/// Arguments that the fake driver's kernels do not look at.
+class Arguments {
+public:
+  Arguments(const Attention& attention, const Problem& problem) : memory_(1 << 20) {
+    char* const aligned =
+        memory_.data() + (256 - reinterpret_cast<uintptr_t>(memory_.data()) % 256);
+    forward.problem = problem;
+    forward.q = forward.k = forward.v = forward.out = {aligned, 64, 64, 64};
+    forward.lse = reinterpret_cast<float*>(aligned);
+    forward.softmax_scale = 1;
+    forward.workspace = aligned;
+    forward.workspace_bytes = attention.forward_workspace_bytes(problem);
+  }
+  ForwardArgs forward;
+
+private:
+  std::vector<char> memory_;
+};
+
+/// Calls of many sizes while records come and go.
+void call_from_many_threads() {
+  Attention attention(spec());
+  attention.warmup(false);
+  const char* const kTiles[] = {"mma 128x128 w8 s1 b1", "mma 64x128 w4 s2 b2"};
+  for (const char* tile : kTiles) { // compiled before the race
+    keep(KernelKind::forward, kShort, tile);
+    attention.warmup(false, kShort);
+  }
+  std::atomic<int> calls{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i)
+    threads.emplace_back([&, i] {
+      Arguments args(attention, {1, 1, 1, int64_t{256} << (i % 4), 512});
+      for (int call = 0; call < 200; ++call, ++calls)
+        attention.forward(args.forward);
+    });
+  for (int i = 0; i < 40; ++i)
+    keep(KernelKind::forward, {1, 1, 1, int64_t{256} << (i % 4), 512}, kTiles[i % 2]);
+  for (std::thread& thread : threads)
+    thread.join();
+  std::printf("calls: %d\n", calls.load());
+}
+
 /// The grid's first extent, which the fake driver writes down, tells 64 queries a block from 128.
 void launch() {
   Attention attention(spec());
-  std::vector<char> memory(1 << 20);
-  ForwardArgs args;
-  args.problem = kShort;
-  char* const aligned = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256);
-  args.q = args.k = args.v = args.out = {aligned, 0, 0, 64};
-  args.lse = reinterpret_cast<float*>(aligned);
-  args.softmax_scale = 1;
-  args.workspace = aligned;
-  args.workspace_bytes = attention.forward_workspace_bytes(kShort);
+  Arguments args(attention, kShort);
   const auto forward = [&](void* stream) {
     return [&, stream] {
-      args.stream = stream;
-      attention.forward(args);
+      args.forward.stream = stream;
+      attention.forward(args.forward);
       return std::string("launched");
     };
   };
@@ -127,6 +165,7 @@ const std::map<std::string, std::function<void()>>& scenarios() {
       {"records", use_records},
       {"forward only", fit_only_forward},
       {"launch", launch},
+      {"threads", call_from_many_threads},
       {"constructor",
        [] { say("constructor", [] { return to_string(Attention(spec()).spec()); }); }}};
   return map;
@@ -249,12 +288,25 @@ TEST_F(AttentionTiles, AForwardNeedsNoTileOfTheBackward) {
   expect_in(output, "backward_dq: SpecError: no tile of backward_dq fits");
 }
 
-TEST_F(AttentionTiles, ACaptureTakesWhatIsLoaded) {
+/// Why kernels cannot be compiled here, or empty.
+std::string no_compiler() {
   try {
     Nvrtc::instance();
+    return "";
   } catch (const LibraryError& error) {
-    GTEST_SKIP() << "no NVRTC: " << error.what();
+    return std::string("no NVRTC: ") + error.what();
   }
+}
+
+TEST_F(AttentionTiles, ThreadsMayCallWhileRecordsChange) {
+  if (const std::string why = no_compiler(); !why.empty())
+    GTEST_SKIP() << why;
+  EXPECT_EQ(run("threads"), "calls: 1600\n");
+}
+
+TEST_F(AttentionTiles, ACaptureTakesWhatIsLoaded) {
+  if (const std::string why = no_compiler(); !why.empty())
+    GTEST_SKIP() << why;
   const std::string output = run("launch", /*driver=*/true);
   const auto section = [&](const std::string& from, const std::string& to) {
     const size_t begin = output.find(from), end = output.find(to);
