@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <tuple>
 
 namespace sagebwd {
@@ -69,16 +70,19 @@ void point_to(const KeptItem& item, Explanation& explanation) {
 /// What of the differing fields made the difference, and what may follow from it.
 void sort_out(std::vector<FieldDifference> fields, Explanation& explanation) {
   size_t first = kRanks;
-  for (const FieldDifference& field : fields)
+  std::set<std::string> labels;
+  for (const FieldDifference& field : fields) {
     first = std::min<size_t>(first, rank_of(field.label));
-  // Options that differ are why; the source is then another matter.
-  const bool options = std::any_of(fields.begin(), fields.end(),
-                                   [](const auto& field) { return field.label == "options"; });
-  for (FieldDifference& field : fields) {
-    const bool follows =
-        rank_of(field.label) > first || (first == kDerived && options && field.label == "source");
-    (follows ? explanation.following : explanation.differences).push_back(std::move(field));
+    labels.insert(field.label);
   }
+  auto follows = [&](const std::string& label) {
+    return rank_of(label) > first ||
+           (label == "source" && labels.count("options")) || // the source is then another matter
+           (label == "rotate" && labels.count("precision")); // qk16 has nothing to rotate
+  };
+  for (FieldDifference& field : fields)
+    (follows(field.label) ? explanation.following : explanation.differences)
+        .push_back(std::move(field));
 }
 
 std::string listed(const std::vector<FieldDifference>& fields) {

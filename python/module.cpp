@@ -17,6 +17,7 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/tuner/mode.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace py = pybind11;
@@ -64,12 +65,16 @@ void bind_spec(py::module_& m) {
       .def("__repr__", [](const AttentionSpec& s) { return "<Spec " + to_string(s) + ">"; });
 }
 
-/// The kernels of both passes, or of the forward alone, in launch order.
+/// The kernels of both passes, or of the forward alone, in launch order; each once, also where both
+/// passes launch it.
 std::vector<KernelSpec> kernels_for(const AttentionSpec& spec, const Arch& arch, bool backward) {
   std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, arch);
   if (backward)
     for (KernelSpec& kernel : kernels_of(Pass::backward, spec, arch))
-      kernels.push_back(std::move(kernel));
+      if (std::none_of(kernels.begin(), kernels.end(), [&](const KernelSpec& other) {
+            return kernel_name(other) == kernel_name(kernel);
+          }))
+        kernels.push_back(std::move(kernel));
   return kernels;
 }
 

@@ -8,6 +8,7 @@
 #include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 namespace sagebwd::tools {
 
@@ -84,9 +85,10 @@ std::vector<KernelSpec> Emit::chosen_kernels() const {
   if (!pass_.empty() && pass_ != "forward" && pass_ != "backward")
     throw UsageError("--pass is '" + pass_ + "'; it is forward or backward");
   std::vector<KernelSpec> all, chosen;
+  std::set<std::string> names; // a kernel that both passes launch is one
   for (Pass pass : {Pass::forward, Pass::backward})
     for (const KernelSpec& kernel : kernels_of(pass, spec_.one(), arch))
-      if (pass_.empty() || to_string(pass) == pass_)
+      if ((pass_.empty() || to_string(pass) == pass_) && names.insert(kernel_name(kernel)).second)
         all.push_back(kernel);
 
   std::vector<std::string> kinds;

@@ -252,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"dtype", [](KernelSpec& k) { k = of({.dtype = DType::fp16}); }},
         Variant{"causal", [](KernelSpec& k) { k = of({.causal = Causal::top_left}); }},
         Variant{"granularity", [](KernelSpec& k) { k = of({.granularity = Granularity::block}); }},
-        Variant{"precision", [](KernelSpec& k) { k.attention.precision = Precision::qk16; }},
+        Variant{"precision", [](KernelSpec& k) { k = of({.precision = Precision::qk16}); }},
         Variant{"smooth_k", [](KernelSpec& k) { k.attention.smooth_k = false; }},
         Variant{"rotate", [](KernelSpec& k) { k = of({.rotate = false}); }},
         Variant{"arch", [](KernelSpec& k) { k = of({}, "sm_90a"); }},

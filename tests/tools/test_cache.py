@@ -1,0 +1,475 @@
+"""sagebwd cache: ls, stat, verify, prune, explain, export, import."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+SUBCOMMANDS = ["ls", "stat", "verify", "prune", "explain", "export", "import"]
+SPEC = ["--arch", "sm_80", "--head-dim", 64]
+
+
+@pytest.fixture(scope="module")
+def built(sagebwd, doctor, tmp_path_factory):
+    """A directory with every kernel of one operation; not to be changed."""
+    if not doctor["can_compile"]:
+        pytest.skip("no NVRTC: " + doctor["nvrtc"]["error"].splitlines()[0])
+    directory = tmp_path_factory.mktemp("built") / "cache"
+    result = sagebwd("build", *SPEC, SAGEBWD_CACHE_DIR=str(directory))
+    assert result.code == 0, result.err
+    return directory
+
+
+@pytest.fixture
+def cache(built, tmp_path, sagebwd):
+    """Runs `sagebwd cache` on a copy of it, with `.directory`."""
+    directory = tmp_path / "cache"
+    shutil.copytree(built, directory)
+
+    def run(*arguments, **environment):
+        return sagebwd("cache", *arguments, **{"SAGEBWD_CACHE_DIR": str(directory), **environment})
+
+    run.directory = directory
+    run.kernels = lambda: sorted(directory.glob("*.kernel"))
+    return run
+
+
+def empty(tmp_path, name="empty"):
+    return {"SAGEBWD_CACHE_DIR": str(tmp_path / name)}
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+    return path
+
+
+# --- usage ----------------------------------------------------------------------------------------
+
+
+def test_without_a_subcommand_they_are_listed(sagebwd):
+    result = sagebwd("cache")
+    assert result.code == 2 and result.out == ""
+    assert all(f"cache {name} " in result.err for name in SUBCOMMANDS)
+    assert sagebwd("cache", "--help").out == sagebwd("help", "cache").out == result.err
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_each_subcommand_has_help_with_examples_and_json(sagebwd, name):
+    result = sagebwd("cache", name, "--help")
+    assert result.code == 0
+    assert f"\n  sagebwd cache {name}" in result.out and "--json" in result.out
+    assert sagebwd("help", "cache", name).out == result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lst"], "unknown command 'cache lst'; did you mean 'ls'?"),
+        (["--json"], "unknown option '--json'"),
+        (["ls", "--jsn"], "did you mean '--json'?"),
+        (["ls", "--arch", "sm_1"], "sm_1"),
+        (["stat", "here"], "unexpected argument 'here'"),
+        (["verify", "--pack", "a", "--remove"], "--remove is for the directory"),
+        (["prune", "--unused-for", "30"], "--unused-for is '30'; it takes a whole number and s, m"),
+        (["prune", "--unused-for", "3w"], "such as 30d"),
+        (["prune", "--unused-for", "-1d"], "--unused-for is '-1d'"),
+        (["prune", "--limit", "lots"], "--limit is 'lots'; it takes a number of bytes"),
+        (["prune", "--limit", "99999999999G"], "--limit is"),
+        (["prune", "--limit", "0"], "give --all"),
+        (["prune", "--all", "--limit", "1M"], "--all removes everything"),
+        (["explain", "--head-dim", "80"], "80"),
+        (["explain", "--arch", "sm_1"], "sm_1"),
+        (["export"], "--out FILE"),
+        (["import"], "needs a FILE"),
+        (["import", "a", "b"], "unexpected argument 'b'"),
+    ],
+)
+def test_wrong_use_exits_2(sagebwd, arguments, message):
+    result = sagebwd("cache", *arguments)
+    assert result.code == 2, result.err
+    assert message in result.err and "--help" in result.err and result.out == ""
+
+
+@pytest.mark.parametrize("name", ["ls", "stat", "verify", "prune", "explain"])
+def test_an_absent_directory_is_empty_and_stays_absent(sagebwd, tmp_path, name):
+    result = sagebwd("cache", name, "--json", **empty(tmp_path))
+    assert result.code == 0, result.err
+    assert result.json and not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize("name", ["ls", "verify", "prune", "export", "import"])
+def test_a_directory_that_others_may_write_is_refused(sagebwd, tmp_path, name):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    more = {"export": ["--out", tmp_path / "p"], "import": [tmp_path / "p"]}.get(name, [])
+    result = sagebwd("cache", name, *more, SAGEBWD_CACHE_DIR=str(shared))
+    assert result.code == 1
+    assert "may be written by other users; run: chmod go-w" in result.err
+    stat = sagebwd("cache", "stat", "--json", SAGEBWD_CACHE_DIR=str(shared))
+    assert stat.code == 0 and "chmod go-w" in stat.json["disabled_reason"]
+
+
+# --- ls and stat ----------------------------------------------------------------------------------
+
+
+def test_ls_lists_what_build_built(cache, sagebwd):
+    listed = cache("ls", "--json").json["items"]
+    built = sagebwd("build", *SPEC, "--json", SAGEBWD_CACHE_DIR=str(cache.directory)).json
+    assert sorted(item["name"] for item in listed) == sorted(k["name"] for k in built["kernels"])
+    for item in listed:
+        assert item["kind"] == "kernel" and item["layer"] == "directory"
+        assert item["arch"] == "sm_80" and item["compiler"].startswith("nvrtc ")
+        assert item["lowest_driver"] >= 12000 and item["fields"]["head_dim"] == "64"
+        file = cache.directory / f"{item['digest']}.kernel"
+        assert file.stat().st_size == item["bytes"]
+    text = cache("ls").out
+    assert all(item["name"] in text for item in listed)
+    assert f"{len(listed)} kernels, 0 tuning records, 0 bad" in text
+
+
+def test_ls_filters(cache):
+    def names(*arguments):
+        return [item["name"] for item in cache("ls", "--json", *arguments).json["items"]]
+
+    every = names()
+    assert names("--kernel", "backward_dq") == [n for n in every if "backward_dq" in n] != []
+    assert names("--arch", "sm_80") == every and names("--arch", "sm_90a") == []
+
+
+def test_looking_is_no_use_and_heals_nothing(cache):
+    truncate(cache.kernels()[0])
+    for path in cache.kernels():
+        os.utime(path, (1e9, 1e9))
+    before = {path: path.read_bytes() for path in cache.kernels()}
+    for name in ("ls", "stat", "verify", "explain"):
+        cache(name)
+    assert {path: path.read_bytes() for path in cache.kernels()} == before
+    assert all(path.stat().st_mtime == 1e9 for path in before)
+
+
+def test_bad_files_are_listed_as_such(cache):
+    bad = truncate(cache.kernels()[0])
+    items = {item["digest"]: item for item in cache("ls", "--json").json["items"]}
+    assert "checksum" in items[bad.stem]["bad"] and "name" not in items[bad.stem]
+    assert re.search(rf"^bad: {bad.stem[:12]}.kernel", cache("ls").out, re.MULTILINE)
+
+
+def test_stat(cache):
+    stat = cache("stat", "--json", SAGEBWD_CACHE_LIMIT="1M").json
+    files = cache.kernels()
+    assert stat["directory"] == str(cache.directory)
+    assert stat["kernels"] == len(files)
+    assert stat["bytes"] == sum(path.stat().st_size for path in files)
+    assert stat["byte_limit"] == 1 << 20 and stat["records"] == 0 and stat["leftovers"] == 0
+    share = 100 * stat["bytes"] / (1 << 20)
+    assert f"] {share:.1f} % of 1.0 MiB" in cache("stat", SAGEBWD_CACHE_LIMIT="1M").out
+    assert "no limit" in cache("stat", SAGEBWD_CACHE_LIMIT="0").out
+    (cache.directory / ".tmp-123").write_bytes(b"half")
+    assert cache("stat", "--json").json["leftovers"] == 1
+
+
+def test_stat_shows_packs_and_what_is_wrong_with_them(cache, tmp_path):
+    pack, none = tmp_path / "a.pack", tmp_path / "none.pack"
+    assert cache("export", "--out", pack).code == 0
+    result = cache("stat", "--json", SAGEBWD_CACHE_PACKS=f"{pack}:{none}")
+    good, bad = result.json["packs"]
+    assert good["kernels"] == len(cache.kernels()) and good["archs"] == ["sm_80"]
+    assert good["bytes"] == pack.stat().st_size and good["lowest_driver"] >= 12000
+    assert not bad["usable"] and str(none) in bad["error"]
+    assert cache("ls", SAGEBWD_CACHE_PACKS=str(none)).code == 1
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+
+def test_verify_finds_what_is_bad_and_removes_it(cache):
+    assert cache("verify").code == 0
+    files = cache.kernels()
+    truncate(files[0])
+    flipped = bytearray(files[1].read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    files[1].write_bytes(flipped)
+    files[2].write_bytes(b"")
+    files[3].unlink()
+    files[3].symlink_to("/etc/passwd")
+    files[4].unlink()
+    files[4].mkdir()
+    shutil.copy(files[6], files[5])
+    (cache.directory / ("0" * 64 + ".tuning")).write_text("{}")
+
+    result = cache("verify", "--json")
+    assert result.code == 1
+    bad = {item["digest"]: item["bad"] for item in result.json["bad"]}
+    assert set(bad) == {path.stem for path in files[:6]} | {"0" * 64}
+    assert "symbolic link" in bad[files[3].stem] and "directory" in bad[files[4].stem]
+    assert "another key" in bad[files[5].stem]
+    text = cache("verify").out
+    assert "heal by themselves" in text and str(files[0]) in text
+
+    removed = cache("verify", "--remove", "--json")
+    assert removed.code == 1 and removed.json["removed"] == 7
+    assert cache("verify").code == 0
+    assert set(files[6:]) <= set(cache.kernels())
+
+
+def test_verify_reads_packs(cache, tmp_path):
+    pack = tmp_path / "a.pack"
+    assert cache("export", "--out", pack).code == 0
+    assert cache("verify", "--pack", pack).code == 0
+    assert cache("verify", "--json", SAGEBWD_CACHE_PACKS=str(pack)).json["read"] == 2 * len(
+        cache.kernels()
+    )
+    data = bytearray(pack.read_bytes())
+    data[-100] ^= 1  # within the last item
+    pack.write_bytes(data)
+    result = cache("verify", "--pack", pack, "--json")
+    assert result.code == 1 and len(result.json["bad"]) == 1
+    assert result.json["bad"][0]["place"] == str(pack)
+    pack.write_bytes(data[:-1])
+    result = cache("verify", "--pack", pack)
+    assert result.code == 1 and str(pack) in result.err
+
+
+# --- prune ----------------------------------------------------------------------------------------
+
+
+def test_prune_by_age(cache):
+    files = cache.kernels()
+    for path in files[:3]:
+        os.utime(path, (time.time() - 3 * 86400,) * 2)
+    dry = cache("prune", "--unused-for", "2d", "--dry-run", "--json").json
+    assert dry["evicted"] == 3 and dry["dry_run"] and len(cache.kernels()) == len(files)
+    wet = cache("prune", "--unused-for", "2d", "--json").json
+    assert wet == {**dry, "dry_run": False}
+    assert cache.kernels() == files[3:]
+
+
+def test_prune_by_bytes_takes_the_least_recently_used_first(cache):
+    files = cache.kernels()
+    for age, path in enumerate(files):
+        os.utime(path, (time.time() - 60 * age,) * 2)
+    limit = sum(path.stat().st_size for path in files[:2])
+    result = cache("prune", "--limit", limit, "--json").json
+    assert result["kept"] == 2 and result["kept_bytes"] == limit
+    assert cache.kernels() == files[:2]
+
+
+def test_prune_obeys_the_environments_limit_and_sweeps(cache):
+    (cache.directory / ".tmp-123").write_bytes(b"half")
+    assert "0 kernels" in cache("prune", SAGEBWD_CACHE_LIMIT="0").out
+    assert not list(cache.directory.glob(".tmp-*"))
+    before = len(cache.kernels())
+    result = cache("prune", "--json", SAGEBWD_CACHE_LIMIT="1K").json
+    assert result["evicted"] == before and cache.kernels() == []
+
+
+def test_prune_all(cache):
+    record = cache.directory / ("0" * 64 + ".tuning")
+    record.write_text("{}")
+    assert "would be removed" in cache("prune", "--all", "--dry-run").out
+    assert cache("prune", "--all", "--yes").code == 0
+    assert cache.kernels() == [] and record.exists()
+
+
+def test_prune_spares_what_a_running_process_uses(cache):
+    # The way the library marks it: a read lock on the key's byte of the file 'users'.
+    held = cache.kernels()[0]
+    code = (
+        "import fcntl, struct, sys\n"
+        "byte = int(sys.argv[2][:15], 16)\n"
+        "f = open(sys.argv[1], 'a+b')\n"
+        "fcntl.fcntl(f, 37, struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, byte, 1, 0))\n"
+        "print('held', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        ["python3", "-c", code, cache.directory / "users", held.stem],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as holder:  # fmt: skip
+        assert holder.stdout.readline() == "held\n"
+        result = cache("prune", "--all", "--json").json
+        holder.stdin.close()
+    assert result["in_use"] == 1 and cache.kernels() == [held]
+    assert cache("prune", "--all", "--json").json["evicted"] == 1
+
+
+# --- explain --------------------------------------------------------------------------------------
+
+
+def explained(cache, *arguments, **environment):
+    result = cache("explain", "--json", *arguments, **environment)
+    assert result.code == 0, result.err
+    return result.json["kernels"]
+
+
+def test_explain_present(cache, built):
+    kernels = explained(cache, *SPEC, SAGEBWD_NVRTC="/nonexistent")  # which it does not open
+    assert len(kernels) == len(cache.kernels())
+    assert all(k["verdict"] == "present" and k["layer"] == "directory" for k in kernels)
+    text = cache("explain", *SPEC).out
+    assert f"{len(kernels)} of {len(kernels)} kernels are in the cache" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        (["--head-dim", "128"], "head_dim"),
+        (["--dtype", "fp16"], "dtype"),
+        (["--causal", "top-left"], "causal"),
+        (["--granularity", "block"], "granularity"),
+        (["--precision", "qk16"], "precision"),
+        (["--group-kv", "64"], "group_kv"),
+        (["--no-smooth-k"], "smooth_k"),
+        (["--no-rotate"], "rotate"),
+        (["--arch", "sm_90a"], "arch"),
+    ],
+)
+def test_explain_names_the_field_that_differs(cache, option, field):
+    wanted = dict(zip(SPEC[::2], SPEC[1::2]))  # the option replaces its own
+    wanted.update(zip(option[::2], option[1::2]))
+    rest = option if len(option) == 1 else []
+    arguments = [word for pair in wanted.items() for word in pair] + rest
+    kernels = {k["name"]: k for k in explained(cache, *arguments)}
+    forward = next(k for name, k in kernels.items() if name.startswith("sagebwd_forward"))
+    assert forward["verdict"] == "absent"
+    assert [difference["field"] for difference in forward["differs"]] == [field]
+    assert f"whose {field} is" in forward["text"]
+    for kernel in kernels.values():
+        assert field in {d["field"] for d in kernel["differs"]} or kernel["verdict"] == "present"
+
+
+def test_explain_bad_entries_and_packs(cache, tmp_path):
+    pack = tmp_path / "a.pack"
+    assert cache("export", "--out", pack).code == 0
+    bad = truncate(cache.kernels()[0])
+    by_digest = {k["digest"]: k for k in explained(cache, *SPEC)}
+    assert by_digest[bad.stem]["verdict"] == "bad" and "checksum" in by_digest[bad.stem]["text"]
+    by_digest = {k["digest"]: k for k in explained(cache, *SPEC, SAGEBWD_CACHE_PACKS=str(pack))}
+    assert by_digest[bad.stem]["verdict"] == "present"
+    assert by_digest[bad.stem]["place"] == str(pack)
+    elsewhere = explained(cache, *SPEC, SAGEBWD_CACHE_PACKS=str(pack), **empty(tmp_path))
+    assert {k["layer"] for k in elsewhere} == {"pack"}
+
+
+def test_explain_an_empty_cache(sagebwd, tmp_path):
+    result = sagebwd("cache", "explain", **empty(tmp_path))
+    assert result.code == 0 and "nor is any other kernel" in result.out
+
+
+# --- export and import ----------------------------------------------------------------------------
+
+
+def test_a_pack_carries_everything_to_another_directory(cache, sagebwd, tmp_path):
+    pack, other = tmp_path / "a.pack", empty(tmp_path, "other")
+    exported = cache("export", "--out", pack, "--json").json
+    assert exported["kernels"] == len(cache.kernels()) and exported["records"] == 0
+    again = tmp_path / "b.pack"
+    assert cache("export", "--out", again).code == 0
+    assert again.read_bytes() == pack.read_bytes()
+
+    first = sagebwd("cache", "import", pack, "--json", **other).json
+    assert (first["imported"], first["present"]) == (exported["kernels"], 0)
+    second = sagebwd("cache", "import", pack, "--json", **other).json
+    assert (second["imported"], second["present"]) == (0, exported["kernels"])
+    for path in cache.kernels():
+        assert (tmp_path / "other" / path.name).read_bytes() == path.read_bytes()
+    use = {"SAGEBWD_OFFLINE": "1", "SAGEBWD_NVRTC": "/nonexistent"}
+    for source in (other, {**empty(tmp_path, "third"), "SAGEBWD_CACHE_PACKS": str(pack)}):
+        result = sagebwd("build", *SPEC, "--json", **use, **source)
+        assert result.code == 0, result.err
+        assert all(kernel["cached"] for kernel in result.json["kernels"])
+
+
+def test_export_filters_and_leaves_out_what_is_bad(cache, tmp_path):
+    pack = tmp_path / "a.pack"
+    assert cache("export", "--out", pack, "--kernel", "backward", "--json").json["kernels"] > 0
+    nothing = cache("export", "--out", tmp_path / "b.pack", "--arch", "sm_120")
+    assert nothing.code == 1 and "let through" in nothing.err
+    assert not (tmp_path / "b.pack").exists()
+
+    bad = truncate(cache.kernels()[0])
+    result = cache("export", "--out", pack, "--json")
+    assert result.code == 1 and bad.stem in result.err
+    assert result.json["kernels"] == len(cache.kernels()) - 1
+    assert cache("verify", "--pack", pack).code == 0
+
+
+def test_export_to_where_nothing_can_be_written(cache, tmp_path):
+    result = cache("export", "--out", tmp_path / "none" / "a.pack")
+    assert result.code == 1 and str(tmp_path / "none" / "a.pack") in result.err
+
+
+def test_import_takes_the_good_and_lists_the_bad(cache, sagebwd, tmp_path):
+    pack, other = tmp_path / "a.pack", empty(tmp_path, "other")
+    assert cache("export", "--out", pack).code == 0
+    data = bytearray(pack.read_bytes())
+    data[-100] ^= 1
+    pack.write_bytes(data)
+    result = sagebwd("cache", "import", pack, "--json", **other)
+    assert result.code == 1 and "is bad" in result.err
+    assert result.json["imported"] == len(cache.kernels()) - 1
+    assert len(result.json["failures"]) == 1
+    assert sagebwd("cache", "verify", **other).code == 0
+
+
+def test_import_replaces_a_bad_file_and_keeps_a_good_one(cache, tmp_path):
+    pack = tmp_path / "a.pack"
+    assert cache("export", "--out", pack).code == 0
+    truncate(cache.kernels()[0])
+    result = cache("import", pack, "--json").json
+    assert (result["imported"], result["present"]) == (1, len(cache.kernels()) - 1)
+    assert cache("verify").code == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "cannot be opened"),
+        (lambda path: path.write_text("x" * 500), "no pack of sagebwd"),
+        (lambda path: path.write_bytes(b"SAGEBWDP" + b"\x63\0\0\0" + bytes(500)), "newer version"),
+        (lambda path: path.mkdir(), "directory"),
+        (lambda path: (path.write_text("x"), path.chmod(0o666)), "other users may write it"),
+    ],
+)
+def test_import_of_no_pack(sagebwd, tmp_path, make, message):
+    path = tmp_path / "a.pack"
+    make(path)
+    result = sagebwd("cache", "import", path, **empty(tmp_path))
+    assert result.code == 1 and message in result.err and str(path) in result.err
+    assert not Path(empty(tmp_path)["SAGEBWD_CACHE_DIR"]).exists()
+
+
+# --- build and SAGEBWD_STATS ----------------------------------------------------------------------
+
+
+def test_build_counts(cache, sagebwd):
+    here = {"SAGEBWD_CACHE_DIR": str(cache.directory)}
+    cache.kernels()[0].unlink()
+    truncate(cache.kernels()[0])
+    count = len(cache.kernels()) + 1
+    result = sagebwd("build", *SPEC, "--json", SAGEBWD_STATS="1", **here)
+    counters = result.json["counters"]
+    assert counters["hits"] == count - 2 and counters["compiles"] == 2
+    assert counters["heals"] == 1 and counters["misses"] == 2 and counters["compile_us"] > 0
+    line = next(line for line in result.err.splitlines() if line.startswith("sagebwd: memory_hits"))
+    assert dict(pair.split("=") for pair in line.split()[1:]) == {
+        name: str(value) for name, value in counters.items()
+    }
+
+
+def test_build_recompile_asks_for_this_nvrtc(cache, sagebwd, tmp_path):
+    here = {"SAGEBWD_CACHE_DIR": str(cache.directory)}
+    same = sagebwd("build", *SPEC, "--recompile", "--json", **here)
+    assert all(kernel["cached"] for kernel in same.json["kernels"])
+    refused = sagebwd("build", *SPEC, "--recompile", SAGEBWD_OFFLINE="1", **here)
+    assert refused.code == 2 and "SAGEBWD_OFFLINE=1 forbids" in refused.err
+
+
+def test_build_offline_says_what_is_missing(sagebwd, tmp_path):
+    result = sagebwd("build", "--arch", "sm_80,sm_90a", SAGEBWD_OFFLINE="1", **empty(tmp_path))
+    assert result.code == 1
+    assert result.err.count("sagebwd prebuild --arch sm_") == 2
