@@ -15,10 +15,10 @@ TuneError = _core.TuneError
 #: The kernels that have tiles. Each is tuned by itself.
 KERNELS = ("forward", "backward_dq", "backward_dkv")
 
-if sys.executable:  # an embedded interpreter has none; there the sagebwd command line serves
-    _core.set_tune_worker(
-        [sys.executable, os.path.join(os.path.dirname(__file__), "tune_worker.py")]
-    )
+_WORKER = os.path.join(os.path.dirname(__file__), "tune_worker.py")
+# An embedded interpreter has no executable, a zipped package no file: there the command line serves.
+if sys.executable and os.path.exists(_WORKER):
+    _core.set_tune_worker([sys.executable, _WORKER])
 
 
 @dataclass(frozen=True)

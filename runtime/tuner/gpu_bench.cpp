@@ -138,10 +138,7 @@ void set_tensor(OperandValues& values, Operand operand, Operand stride_b, driver
 struct GpuBench::State {
   explicit State(const BenchSetup& given) : setup(given), scope(given.device) {}
 
-  const DeviceBuffer& make(size_t bytes) {
-    buffers.push_back(std::make_unique<DeviceBuffer>(bytes));
-    return *buffers.back();
-  }
+  const DeviceBuffer& make(size_t bytes);
   void allocate();
   void find_outputs();
   void run_operation();
@@ -161,6 +158,25 @@ struct GpuBench::State {
   std::map<std::string, LoadedKernel> kernels; ///< by machine code
   driver::Event start = driver::create_event(), stop = driver::create_event();
 };
+
+const DeviceBuffer& GpuBench::State::make(size_t bytes) {
+  try {
+    buffers.push_back(std::make_unique<DeviceBuffer>(bytes));
+  } catch (const DriverError& error) {
+    constexpr int kOutOfMemory = 2; // CUDA_ERROR_OUT_OF_MEMORY
+    if (error.code != kOutOfMemory)
+      throw;
+    size_t held = 0;
+    for (const auto& buffer : buffers)
+      held += buffer->bytes();
+    throw DriverError(std::string(error.what()) + ". The worker holds " +
+                          std::to_string(held >> 20) + " MiB of buffers and needs another " +
+                          std::to_string(bytes >> 20) +
+                          " MiB: free memory on the GPU, or tune a smaller batch",
+                      error.code);
+  }
+  return *buffers.back();
+}
 
 void GpuBench::State::allocate() {
   const Problem& p = setup.problem;
