@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from cache_helpers import OPERATION
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build/bin/sagebwd"))
@@ -56,3 +58,28 @@ def doctor(sagebwd):
 def needs_nvrtc(doctor):
     if not doctor["can_compile"]:
         pytest.skip("no NVRTC: " + doctor["nvrtc"]["error"].splitlines()[0])
+
+
+@pytest.fixture(scope="session")
+def built(sagebwd, doctor, tmp_path_factory):
+    """A cache with every kernel of one operation, OPERATION; not to be changed."""
+    if not doctor["can_compile"]:
+        pytest.skip("no NVRTC: " + doctor["nvrtc"]["error"].splitlines()[0])
+    directory = tmp_path_factory.mktemp("built") / "cache"
+    result = sagebwd("build", *OPERATION, SAGEBWD_CACHE_DIR=str(directory))
+    assert result.code == 0, result.err
+    return directory
+
+
+@pytest.fixture
+def cache(built, tmp_path, sagebwd):
+    """Runs `sagebwd cache` on a copy of it, with `.directory`."""
+    directory = tmp_path / "cache"
+    shutil.copytree(built, directory)
+
+    def run(*arguments, **environment):
+        return sagebwd("cache", *arguments, **{"SAGEBWD_CACHE_DIR": str(directory), **environment})
+
+    run.directory = directory
+    run.kernels = lambda: sorted(directory.glob("*.kernel"))
+    return run

@@ -1,50 +1,15 @@
-"""sagebwd cache: ls, stat, verify, prune, explain, export, import."""
+"""sagebwd cache: usage, ls, stat, verify, prune."""
 
 import os
 import re
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
+from cache_helpers import OPERATION, empty, truncate
 
 SUBCOMMANDS = ["ls", "stat", "verify", "prune", "explain", "export", "import"]
-SPEC = ["--arch", "sm_80", "--head-dim", 64]
-
-
-@pytest.fixture(scope="module")
-def built(sagebwd, doctor, tmp_path_factory):
-    """A directory with every kernel of one operation; not to be changed."""
-    if not doctor["can_compile"]:
-        pytest.skip("no NVRTC: " + doctor["nvrtc"]["error"].splitlines()[0])
-    directory = tmp_path_factory.mktemp("built") / "cache"
-    result = sagebwd("build", *SPEC, SAGEBWD_CACHE_DIR=str(directory))
-    assert result.code == 0, result.err
-    return directory
-
-
-@pytest.fixture
-def cache(built, tmp_path, sagebwd):
-    """Runs `sagebwd cache` on a copy of it, with `.directory`."""
-    directory = tmp_path / "cache"
-    shutil.copytree(built, directory)
-
-    def run(*arguments, **environment):
-        return sagebwd("cache", *arguments, **{"SAGEBWD_CACHE_DIR": str(directory), **environment})
-
-    run.directory = directory
-    run.kernels = lambda: sorted(directory.glob("*.kernel"))
-    return run
-
-
-def empty(tmp_path, name="empty"):
-    return {"SAGEBWD_CACHE_DIR": str(tmp_path / name)}
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-7])
-    return path
 
 
 # --- usage ----------------------------------------------------------------------------------------
@@ -119,7 +84,7 @@ def test_a_directory_that_others_may_write_is_refused(sagebwd, tmp_path, name):
 
 def test_ls_lists_what_build_built(cache, sagebwd):
     listed = cache("ls", "--json").json["items"]
-    built = sagebwd("build", *SPEC, "--json", SAGEBWD_CACHE_DIR=str(cache.directory)).json
+    built = sagebwd("build", *OPERATION, "--json", SAGEBWD_CACHE_DIR=str(cache.directory)).json
     assert sorted(item["name"] for item in listed) == sorted(k["name"] for k in built["kernels"])
     for item in listed:
         assert item["kind"] == "kernel" and item["layer"] == "directory"
@@ -295,181 +260,3 @@ def test_prune_spares_what_a_running_process_uses(cache):
         holder.stdin.close()
     assert result["in_use"] == 1 and cache.kernels() == [held]
     assert cache("prune", "--all", "--json").json["evicted"] == 1
-
-
-# --- explain --------------------------------------------------------------------------------------
-
-
-def explained(cache, *arguments, **environment):
-    result = cache("explain", "--json", *arguments, **environment)
-    assert result.code == 0, result.err
-    return result.json["kernels"]
-
-
-def test_explain_present(cache, built):
-    kernels = explained(cache, *SPEC, SAGEBWD_NVRTC="/nonexistent")  # which it does not open
-    assert len(kernels) == len(cache.kernels())
-    assert all(k["verdict"] == "present" and k["layer"] == "directory" for k in kernels)
-    text = cache("explain", *SPEC).out
-    assert f"{len(kernels)} of {len(kernels)} kernels are in the cache" in text
-
-
-@pytest.mark.parametrize(
-    ("option", "field"),
-    [
-        (["--head-dim", "128"], "head_dim"),
-        (["--dtype", "fp16"], "dtype"),
-        (["--causal", "top-left"], "causal"),
-        (["--granularity", "block"], "granularity"),
-        (["--precision", "qk16"], "precision"),
-        (["--group-kv", "64"], "group_kv"),
-        (["--no-smooth-k"], "smooth_k"),
-        (["--no-rotate"], "rotate"),
-        (["--arch", "sm_90a"], "arch"),
-    ],
-)
-def test_explain_names_the_field_that_differs(cache, option, field):
-    wanted = dict(zip(SPEC[::2], SPEC[1::2]))  # the option replaces its own
-    wanted.update(zip(option[::2], option[1::2]))
-    rest = option if len(option) == 1 else []
-    arguments = [word for pair in wanted.items() for word in pair] + rest
-    kernels = {k["name"]: k for k in explained(cache, *arguments)}
-    forward = next(k for name, k in kernels.items() if name.startswith("sagebwd_forward"))
-    assert forward["verdict"] == "absent"
-    assert [difference["field"] for difference in forward["differs"]] == [field]
-    assert f"whose {field} is" in forward["text"]
-    for kernel in kernels.values():
-        assert field in {d["field"] for d in kernel["differs"]} or kernel["verdict"] == "present"
-
-
-def test_explain_bad_entries_and_packs(cache, tmp_path):
-    pack = tmp_path / "a.pack"
-    assert cache("export", "--out", pack).code == 0
-    bad = truncate(cache.kernels()[0])
-    by_digest = {k["digest"]: k for k in explained(cache, *SPEC)}
-    assert by_digest[bad.stem]["verdict"] == "bad" and "checksum" in by_digest[bad.stem]["text"]
-    by_digest = {k["digest"]: k for k in explained(cache, *SPEC, SAGEBWD_CACHE_PACKS=str(pack))}
-    assert by_digest[bad.stem]["verdict"] == "present"
-    assert by_digest[bad.stem]["place"] == str(pack)
-    elsewhere = explained(cache, *SPEC, SAGEBWD_CACHE_PACKS=str(pack), **empty(tmp_path))
-    assert {k["layer"] for k in elsewhere} == {"pack"}
-
-
-def test_explain_an_empty_cache(sagebwd, tmp_path):
-    result = sagebwd("cache", "explain", **empty(tmp_path))
-    assert result.code == 0 and "nor is any other kernel" in result.out
-
-
-# --- export and import ----------------------------------------------------------------------------
-
-
-def test_a_pack_carries_everything_to_another_directory(cache, sagebwd, tmp_path):
-    pack, other = tmp_path / "a.pack", empty(tmp_path, "other")
-    exported = cache("export", "--out", pack, "--json").json
-    assert exported["kernels"] == len(cache.kernels()) and exported["records"] == 0
-    again = tmp_path / "b.pack"
-    assert cache("export", "--out", again).code == 0
-    assert again.read_bytes() == pack.read_bytes()
-
-    first = sagebwd("cache", "import", pack, "--json", **other).json
-    assert (first["imported"], first["present"]) == (exported["kernels"], 0)
-    second = sagebwd("cache", "import", pack, "--json", **other).json
-    assert (second["imported"], second["present"]) == (0, exported["kernels"])
-    for path in cache.kernels():
-        assert (tmp_path / "other" / path.name).read_bytes() == path.read_bytes()
-    use = {"SAGEBWD_OFFLINE": "1", "SAGEBWD_NVRTC": "/nonexistent"}
-    for source in (other, {**empty(tmp_path, "third"), "SAGEBWD_CACHE_PACKS": str(pack)}):
-        result = sagebwd("build", *SPEC, "--json", **use, **source)
-        assert result.code == 0, result.err
-        assert all(kernel["cached"] for kernel in result.json["kernels"])
-
-
-def test_export_filters_and_leaves_out_what_is_bad(cache, tmp_path):
-    pack = tmp_path / "a.pack"
-    assert cache("export", "--out", pack, "--kernel", "backward", "--json").json["kernels"] > 0
-    nothing = cache("export", "--out", tmp_path / "b.pack", "--arch", "sm_120")
-    assert nothing.code == 1 and "let through" in nothing.err
-    assert not (tmp_path / "b.pack").exists()
-
-    bad = truncate(cache.kernels()[0])
-    result = cache("export", "--out", pack, "--json")
-    assert result.code == 1 and bad.stem in result.err
-    assert result.json["kernels"] == len(cache.kernels()) - 1
-    assert cache("verify", "--pack", pack).code == 0
-
-
-def test_export_to_where_nothing_can_be_written(cache, tmp_path):
-    result = cache("export", "--out", tmp_path / "none" / "a.pack")
-    assert result.code == 1 and str(tmp_path / "none" / "a.pack") in result.err
-
-
-def test_import_takes_the_good_and_lists_the_bad(cache, sagebwd, tmp_path):
-    pack, other = tmp_path / "a.pack", empty(tmp_path, "other")
-    assert cache("export", "--out", pack).code == 0
-    data = bytearray(pack.read_bytes())
-    data[-100] ^= 1
-    pack.write_bytes(data)
-    result = sagebwd("cache", "import", pack, "--json", **other)
-    assert result.code == 1 and "is bad" in result.err
-    assert result.json["imported"] == len(cache.kernels()) - 1
-    assert len(result.json["failures"]) == 1
-    assert sagebwd("cache", "verify", **other).code == 0
-
-
-def test_import_replaces_a_bad_file_and_keeps_a_good_one(cache, tmp_path):
-    pack = tmp_path / "a.pack"
-    assert cache("export", "--out", pack).code == 0
-    truncate(cache.kernels()[0])
-    result = cache("import", pack, "--json").json
-    assert (result["imported"], result["present"]) == (1, len(cache.kernels()) - 1)
-    assert cache("verify").code == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, "cannot be opened"),
-        (lambda path: path.write_text("x" * 500), "no pack of sagebwd"),
-        (lambda path: path.write_bytes(b"SAGEBWDP" + b"\x63\0\0\0" + bytes(500)), "newer version"),
-        (lambda path: path.mkdir(), "directory"),
-        (lambda path: (path.write_text("x"), path.chmod(0o666)), "other users may write it"),
-    ],
-)
-def test_import_of_no_pack(sagebwd, tmp_path, make, message):
-    path = tmp_path / "a.pack"
-    make(path)
-    result = sagebwd("cache", "import", path, **empty(tmp_path))
-    assert result.code == 1 and message in result.err and str(path) in result.err
-    assert not Path(empty(tmp_path)["SAGEBWD_CACHE_DIR"]).exists()
-
-
-# --- build and SAGEBWD_STATS ----------------------------------------------------------------------
-
-
-def test_build_counts(cache, sagebwd):
-    here = {"SAGEBWD_CACHE_DIR": str(cache.directory)}
-    cache.kernels()[0].unlink()
-    truncate(cache.kernels()[0])
-    count = len(cache.kernels()) + 1
-    result = sagebwd("build", *SPEC, "--json", SAGEBWD_STATS="1", **here)
-    counters = result.json["counters"]
-    assert counters["hits"] == count - 2 and counters["compiles"] == 2
-    assert counters["heals"] == 1 and counters["misses"] == 2 and counters["compile_us"] > 0
-    line = next(line for line in result.err.splitlines() if line.startswith("sagebwd: memory_hits"))
-    assert dict(pair.split("=") for pair in line.split()[1:]) == {
-        name: str(value) for name, value in counters.items()
-    }
-
-
-def test_build_recompile_asks_for_this_nvrtc(cache, sagebwd, tmp_path):
-    here = {"SAGEBWD_CACHE_DIR": str(cache.directory)}
-    same = sagebwd("build", *SPEC, "--recompile", "--json", **here)
-    assert all(kernel["cached"] for kernel in same.json["kernels"])
-    refused = sagebwd("build", *SPEC, "--recompile", SAGEBWD_OFFLINE="1", **here)
-    assert refused.code == 2 and "SAGEBWD_OFFLINE=1 forbids" in refused.err
-
-
-def test_build_offline_says_what_is_missing(sagebwd, tmp_path):
-    result = sagebwd("build", "--arch", "sm_80,sm_90a", SAGEBWD_OFFLINE="1", **empty(tmp_path))
-    assert result.code == 1
-    assert result.err.count("sagebwd prebuild --arch sm_") == 2

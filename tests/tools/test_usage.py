@@ -2,7 +2,7 @@
 
 import pytest
 
-COMMANDS = ["doctor", "emit", "build", "tune", "verify", "trace"]
+COMMANDS = ["doctor", "emit", "build", "prebuild", "tune", "verify", "trace", "cache"]
 
 
 def test_no_command_lists_them(sagebwd):

@@ -1,0 +1,15 @@
+"""What the tests of `sagebwd cache` share."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATION = ["--arch", "sm_80", "--head-dim", 64]
+
+
+def empty(tmp_path, name="empty"):
+    return {"SAGEBWD_CACHE_DIR": str(tmp_path / name)}
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+    return path
