@@ -54,7 +54,25 @@ bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
   return a == other && registers_for(a, arch) == registers_for(b, arch);
 }
 
+/// dP is formed of 16-bit values, and S under qk16.
+bool has_16_bit_products(KernelKind kind, const AttentionSpec& s) {
+  return kind != KernelKind::forward || s.precision == Precision::qk16;
+}
+
 } // namespace
+
+std::string objection_to_trying(KernelKind kind, const AttentionSpec& s, const TileConfig& tile,
+                                const Arch& arch) {
+  if (std::string why = objection(kind, s, tile, arch); !why.empty())
+    return why;
+  const Family family = default_tile(kind, s, arch).family;
+  if (s.deterministic && has_16_bit_products(kind, s) && tile.family != family)
+    return std::string(to_string(tile.family)) + " sums 16-bit products in another order than " +
+           std::string(to_string(family)) +
+           ", the default's family: under 'deterministic' results "
+           "must not change by a bit";
+  return "";
+}
 
 std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const AttentionSpec& spec,
                                            const Arch& arch) {
@@ -70,7 +88,7 @@ std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const AttentionSpec&
           const int rows = 16 * warps;
           const TileConfig tile = {family, keys ? 64 : rows, keys ? rows : s.group_kv,
                                    warps,  stages,           blocks};
-          if (objection(kind, s, tile, arch).empty() && lives(kind, s, tile, arch) &&
+          if (objection_to_trying(kind, s, tile, arch).empty() && lives(kind, s, tile, arch) &&
               std::none_of(tiles.begin(), tiles.end(),
                            [&](const TileConfig& known) { return same_code(known, tile, arch); }))
             tiles.push_back(tile);

@@ -14,4 +14,10 @@ namespace sagebwd {
 /// for kernels without a tile; raises SpecError where not even a default fits.
 std::vector<TileConfig> tiles_worth_trying(KernelKind, const AttentionSpec&, const Arch&);
 
+/// Why a tile must not take the default's place, or empty: it cannot be built, or it would change
+/// bits of a `deterministic` operation. Integer products sum exactly, so that every tile gives the
+/// same bits; sums of 16-bit products follow the order of the matrix instruction, which is one
+/// within a family. The spec must be resolved.
+std::string objection_to_trying(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
+
 } // namespace sagebwd

@@ -3,6 +3,7 @@
 #include "runtime/tuner/records.h"
 
 #include "cache/directory.h"
+#include "generator/space.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
 #include "runtime/tuner/trials.h"
@@ -73,6 +74,9 @@ TileConfig tile_of(const TuningRecord& record, KernelKind kind, const AttentionS
   KernelSpec kernel = kernel_spec(kind, spec, arch);
   kernel.tile = tile;
   check_tile(kernel);
+  if (std::string why = objection_to_trying(kind, spec, tile, arch); !why.empty())
+    throw SpecError("tile '" + record.tile + "' of a tuning record is not for " + to_string(spec) +
+                    ": " + why);
   return tile;
 }
 

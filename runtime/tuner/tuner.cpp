@@ -107,7 +107,7 @@ std::vector<TileConfig> KernelTuning::candidates() {
   for (const TileConfig& tile : request_.only) {
     if (tile == tiles.front())
       only_default_ = true;
-    else if (objection(kind_, spec_, tile, arch).empty() &&
+    else if (objection_to_trying(kind_, spec_, tile, arch).empty() &&
              std::find(tiles.begin(), tiles.end(), tile) == tiles.end())
       tiles.push_back(tile);
   }
@@ -279,7 +279,8 @@ std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& arou
     for (const TileConfig& tile : request.only)
       for (KernelKind kind : request.kernels)
         why += "\n  '" + to_string(tile) + "' for " + std::string(to_string(kind)) + ": " +
-               objection(kind, resolved(request.spec, around.gpu.arch), tile, around.gpu.arch);
+               objection_to_trying(kind, resolved(request.spec, around.gpu.arch), tile,
+                                   around.gpu.arch);
     throw SpecError(why);
   }
   std::vector<Tuned> results;
