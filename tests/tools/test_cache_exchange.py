@@ -61,7 +61,8 @@ def test_explain_bad_entries_and_packs(cache, tmp_path):
     bad = truncate(cache.kernels()[0])
     by_digest = {k["digest"]: k for k in explained(cache, *OPERATION)}
     assert by_digest[bad.stem]["verdict"] == "bad" and "checksum" in by_digest[bad.stem]["text"]
-    by_digest = {k["digest"]: k for k in explained(cache, *OPERATION, SAGEBWD_CACHE_PACKS=str(pack))}
+    with_pack = explained(cache, *OPERATION, SAGEBWD_CACHE_PACKS=str(pack))
+    by_digest = {k["digest"]: k for k in with_pack}
     assert by_digest[bad.stem]["verdict"] == "present"
     assert by_digest[bad.stem]["place"] == str(pack)
     elsewhere = explained(cache, *OPERATION, SAGEBWD_CACHE_PACKS=str(pack), **empty(tmp_path))
@@ -226,15 +227,29 @@ def test_another_compilers_entry_counts_unless_recompiling_is_asked_for(cache, s
 
 def write_record(directory):
     """A tuning record without candidates, as the library serializes it."""
-    fields = {"schema": "sagebwd tuning 1", "kind": "forward", "arch": "sm_80", "gpu": "A100",
-              "head_dim": "64", "dtype": "bf16", "causal": "none", "bucket": "q512 kv512 full"}
+    fields = {
+        "schema": "sagebwd tuning 1",
+        "kind": "forward",
+        "arch": "sm_80",
+        "gpu": "A100",
+        "head_dim": "64",
+        "dtype": "bf16",
+        "causal": "none",
+        "bucket": "q512 kv512 full",
+    }
     digest = hashlib.sha256()
     for label, value in sorted(fields.items()):
         for text in (label.encode(), value.encode()):
             digest.update(len(text).to_bytes(8, "little") + text)
-    record = {"schema": "sagebwd tuning 1", "digest": digest.hexdigest(), "key": fields,
-              "tile": "mma 64x64 w4 s1 b2", "default_tile": "mma 64x64 w4 s1 b2",
-              "compiler": "nvrtc 13.0 build 1", "candidates": []}
+    record = {
+        "schema": "sagebwd tuning 1",
+        "digest": digest.hexdigest(),
+        "key": fields,
+        "tile": "mma 64x64 w4 s1 b2",
+        "default_tile": "mma 64x64 w4 s1 b2",
+        "compiler": "nvrtc 13.0 build 1",
+        "candidates": [],
+    }
     compact = json.dumps(record, sort_keys=True, separators=(",", ":"))
     record["checksum"] = hashlib.sha256(compact.encode()).hexdigest()
     path = directory / f"{digest.hexdigest()}.tuning"
