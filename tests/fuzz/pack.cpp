@@ -1,6 +1,7 @@
 //===- pack.cpp - Fuzzes the reader of packs -------------------------------===//
 
 #include "cache/pack.h"
+#include "cache/explain.h"
 #include "cache/store.h"
 #include "tests/cache/mutations.h"
 #include "tests/cache/temp_directory.h"
@@ -38,7 +39,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       bytes += pack->read(digest)->size();
     }
     require(bytes <= size && !pack->read(std::string(64, 'g')));
-    pack->manifest();
+    DriverNeeds needs;
+    const PackSummary summary = summarize(*pack, &needs);
+    driver_warning(needs, path, summary.archs, 12080);
+  } catch (const PackError&) {
+  }
+  try { // what a listing and an explanation make of it
+    std::vector<KeptItem> kept;
+    for (const KeptName& name : kept_names(Pack::open(path)))
+      if (std::optional<KeptItem> item = read_kept(name)) {
+        require(!item->problem.empty() || item->newer || item->key.digest == item->digest);
+        kept.push_back(std::move(*item));
+      }
+    require(!to_string(explain(test::some_key(4), kept)).empty());
   } catch (const PackError&) {
   }
   StoreOptions options;

@@ -1,6 +1,7 @@
 //===- target.h - What each fuzz target provides ---------------------------===//
 //
-// With Clang each target becomes a libFuzzer executable. In a build folder of its own:
+// With Clang each target becomes a libFuzzer executable. In a build folder of its own, with LLVM 15
+// or newer, as Clang does not take LLVM 14's JSON.h in C++20:
 //
 //   cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++
 //   ninja -C build/fuzz fuzz_entry fuzz_entry_replay
