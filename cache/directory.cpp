@@ -88,20 +88,18 @@ void stamp_use(int file, const struct stat& info) {
     ::futimens(file, nullptr); // fails on a read-only file system, where nothing is evicted either
 }
 
-/// Empty, or why it failed; `swept` where a sweep took the file before its writer had locked it.
-std::string write_and_rename(int directory, const std::string& name, const std::string& bytes,
-                             bool& swept) {
+/// Empty, or why it failed.
+std::string write_and_rename(int directory, const std::string& name, const std::string& bytes) {
   std::string temporary = unique_name(kTemporary);
   Descriptor file(
       ::openat(directory, temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file)
     return "a file cannot be created: " + error_text(errno);
-  bool locked = lock_byte(file.get(), F_WRLCK, 0) != LockStatus::busy;
-  if (locked && write_all(file.get(), bytes) && ::fsync(file.get()) == 0 &&
+  lock_byte(file.get(), F_WRLCK, 0); // before the first byte: see is_leftover()
+  if (write_all(file.get(), bytes) && ::fsync(file.get()) == 0 &&
       ::renameat(directory, temporary.c_str(), directory, name.c_str()) == 0)
     return file.close() ? "" : "it cannot be written: " + error_text(errno);
   int error = errno;
-  swept = !locked || error == ENOENT;
   ::unlinkat(directory, temporary.c_str(), 0);
   return "it cannot be written: " + error_text(error);
 }
@@ -186,16 +184,25 @@ std::string publish_file(const std::string& path, const std::string& name,
   if (std::string reason = reason_to_refuse(directory.get(), path); !reason.empty())
     return reason;
 
-  std::string problem;
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    bool swept = false;
-    problem = write_and_rename(directory.get(), name, bytes, swept);
-    if (problem.empty())
-      return "";
-    if (!swept)
-      break;
+  std::string problem = write_and_rename(directory.get(), name, bytes);
+  return problem.empty() ? "" : name + " is not kept in " + path + ": " + problem;
+}
+
+bool is_leftover(int file) {
+  constexpr time_t kMinute = 60, kDay = 24 * 3600;
+  struct stat info; // from before the lock is looked at
+  if (::fstat(file, &info) != 0)
+    return false;
+  const time_t age = std::abs(::time(nullptr) - info.st_mtime); // a clock may have jumped
+  switch (probe_byte(file, 0)) {
+  case LockStatus::taken:
+    return info.st_size > 0 || age > kMinute;
+  case LockStatus::busy:
+    return false;
+  case LockStatus::unavailable:
+    break;
   }
-  return name + " is not kept in " + path + ": " + problem;
+  return age > kDay; // who takes so long is gone
 }
 
 uint64_t sweep_leftovers(const std::string& path) {
@@ -211,14 +218,7 @@ uint64_t sweep_leftovers(const std::string& path) {
       continue;
     Descriptor file(
         ::openat(directory.get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    struct stat info;
-    if (!file || ::fstat(file.get(), &info) != 0)
-      continue;
-    LockStatus lock = lock_byte(file.get(), F_WRLCK, 0);
-    // Without locks, a writer that takes a day is none.
-    bool dead = lock == LockStatus::taken ||
-                (lock == LockStatus::unavailable && ::time(nullptr) - info.st_mtime > 24 * 3600);
-    if (dead && ::unlinkat(directory.get(), name.c_str(), 0) == 0)
+    if (file && is_leftover(file.get()) && ::unlinkat(directory.get(), name.c_str(), 0) == 0)
       ++swept;
   }
   return swept;

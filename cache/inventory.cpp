@@ -223,7 +223,7 @@ uint64_t count_leftovers(const std::string& directory) {
       continue;
     Descriptor file(
         ::open((directory + "/" + name).c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    count += file && !byte_is_locked(file.get(), 0); // its writer holds a lock
+    count += file && is_leftover(file.get());
   }
   return count;
 }

@@ -82,7 +82,7 @@ void UseMarks::mark(const std::string& directory, const std::string& digest) {
 bool UseMarks::used(const std::string& directory, const std::string& digest) {
   Descriptor file(
       ::open((directory + "/" + kUsers).c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  return file && byte_is_locked(file.get(), byte_of(digest));
+  return file && probe_byte(file.get(), byte_of(digest)) == LockStatus::busy;
 }
 
 } // namespace sagebwd

@@ -57,14 +57,16 @@ inline LockStatus lock_byte(int fd, short type, off_t byte) {
   return errno == EAGAIN || errno == EACCES ? LockStatus::busy : LockStatus::unavailable;
 }
 
-/// Whether someone else's lock excludes a write lock; without trying it, which others would see.
-inline bool byte_is_locked(int fd, off_t byte) {
+/// What a write lock on it would meet; without trying, which others would see.
+inline LockStatus probe_byte(int fd, off_t byte) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   lock.l_start = byte;
   lock.l_len = 1;
-  return ::fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  if (::fcntl(fd, F_OFD_GETLK, &lock) != 0)
+    return LockStatus::unavailable;
+  return lock.l_type == F_UNLCK ? LockStatus::taken : LockStatus::busy;
 }
 
 } // namespace sagebwd

@@ -16,6 +16,7 @@ using namespace sagebwd;
 using test::TempDirectory;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -99,6 +100,10 @@ int temporaries_of(const std::string& directory, const std::string& writer) {
   return count;
 }
 
+void set_age(const std::string& path, std::chrono::seconds age) {
+  std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - age);
+}
+
 TEST(KilledWriters, NeverSpoilOrStallAnythingAndTheirLeftoversAreSwept) {
   TempDirectory temp;
   std::minstd_rand random(7);
@@ -139,6 +144,13 @@ TEST(KilledWriters, NeverSpoilOrStallAnythingAndTheirLeftoversAreSwept) {
 
   EXPECT_GT(leftovers, 0) << "no writer was killed in the middle of a file: this proves nothing";
   prune(temp.path(), std::nullopt);
+  for (const std::string& path : test::files_in(temp.path()))
+    if (path.find("/.tmp-") != std::string::npos) {
+      EXPECT_EQ(std::filesystem::file_size(path), 0u)
+          << "only these may still be about to be written";
+      set_age(path, 120s);
+    }
+  prune(temp.path(), std::nullopt);
   EXPECT_EQ(temporaries_of(temp.path(), ""), 0);
   std::printf("%d kills left %d files half written\n", kKills, leftovers);
 }
@@ -149,6 +161,11 @@ TEST(KilledWriters, ASweepTakesTheLeftoversAndNothingElse) {
   ASSERT_TRUE(store.publish(key_number(1), entry_of(1)));
   for (int i = 0; i < 3; ++i)
     test::write_text(temp / ".tmp-123-" + std::to_string(i), "half an en");
+  for (auto [name, age] :
+       {std::pair(".tmp-young", 0s), {".tmp-old", 120s}, {".tmp-future", -120s}}) {
+    test::write_text(temp / name, "");
+    set_age(temp / name, age);
+  }
   // One that a living process is still writing, and things that are no files of ours.
   const std::string busy = temp / ".tmp-busy";
   const pid_t writer = test::start([&] {
@@ -157,6 +174,8 @@ TEST(KilledWriters, ASweepTakesTheLeftoversAndNothingElse) {
     lock.l_type = F_WRLCK;
     lock.l_len = 1;
     ::fcntl(file, F_OFD_SETLK, &lock);
+    if (::write(file, "half", 4) != 4)
+      return 1;
     ::raise(SIGSTOP);
     return 0;
   });
@@ -165,8 +184,9 @@ TEST(KilledWriters, ASweepTakesTheLeftoversAndNothingElse) {
   test::write_text(temp / "elsewhere", "precious");
   std::filesystem::create_symlink(temp / "elsewhere", temp / ".tmp-link");
 
-  EXPECT_EQ(prune(temp.path(), std::nullopt).swept, 3u);
+  EXPECT_EQ(prune(temp.path(), std::nullopt).swept, 5u);
   EXPECT_TRUE(std::filesystem::exists(busy));
+  EXPECT_TRUE(std::filesystem::exists(temp / ".tmp-young")) << "its writer may be about to lock it";
   EXPECT_EQ(test::read_text(temp / "elsewhere"), "precious");
   EXPECT_TRUE(store.load(key_number(1)));
 

@@ -142,6 +142,37 @@ TEST(Threads, BuildAllFromManyThreadsAtOnce) {
   EXPECT_EQ(log.count(), 8);
 }
 
+TEST(Threads, APackServesThemAllOffline) {
+  constexpr int kKeys = 8, kMissing = 64; // which is a group size there is: an error names it
+  TempDirectory temp;
+  std::vector<std::string> items;
+  for (int number = 0; number < kKeys; ++number) {
+    const KernelSpec spec = spec_number(number);
+    const KernelSource source = test::emit_stand_in(spec);
+    items.push_back(serialize(key_of(source, spec), test::compile_stand_in(source, spec).entry));
+  }
+  write_pack(temp / "some.pack", items);
+  StoreOptions options = options_in(temp / "cache");
+  options.packs = {temp / "some.pack"};
+  CacheStore store(options);
+  KernelBuilder builder(store, test::emit_stand_in, test::compile_stand_in, {/*offline=*/true, {}});
+  std::atomic<int> wrong{0}, missing{0};
+  in_threads([&](int i) {
+    for (int k = 0; k <= kKeys; ++k)
+      try {
+        const int number = (i + k) % (kKeys + 1);
+        const KernelSpec spec = spec_number(number < kKeys ? number : kMissing);
+        wrong += builder.build(spec)->entry.cubin != cubin_of(spec);
+      } catch (const OfflineError&) {
+        ++missing;
+      }
+  });
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(missing, kThreads) << "the one that is in no layer, in each thread";
+  EXPECT_EQ(store.counters().pack_hits, static_cast<uint64_t>(kKeys));
+  EXPECT_EQ(store.counters().compiles, 0u);
+}
+
 TEST(Threads, ReadersPublishersAndPrunersShareAStore) {
   constexpr int kKeys = 4;
   TempDirectory temp;
