@@ -79,8 +79,10 @@ void List::print_as_table(const std::vector<KeptItem>& items) const {
   }
   if (!items.empty())
     table.print();
+  const CacheStore& store = user_store();
   printf("%zu kernels, %zu tuning records, %zu bad, %s in all; directory %s\n", kernels, records,
-         bad, readable_bytes(bytes).c_str(), user_store().directory().c_str());
+         bad, readable_bytes(bytes).c_str(),
+         store.disabled_reason().empty() ? store.directory().c_str() : "not used");
 }
 
 class Stat : public Command {
