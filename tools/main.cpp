@@ -108,9 +108,7 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
   try {
     command.options.parse(arguments);
     return command.run();
-  } catch (const UsageError& error) {
-    return wrong_use(error.what(), name);
-  } catch (const SpecError& error) {
+  } catch (const std::invalid_argument& error) { // an option, a spec or a variable's value
     return wrong_use(error.what(), name);
   } catch (const CompileError& error) {
     fprintf(stderr, "sagebwd %s: %s\n%s\n", name.c_str(), error.what(), error.log.c_str());

@@ -11,6 +11,7 @@ import functools
 import torch
 
 from sagebwd import _core, options
+from sagebwd.kernels import local_arch
 from sagebwd.options import SpecError
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -161,8 +162,7 @@ def _spec(head_dim, dtype, *numerics, arch=""):
 @functools.cache
 def operation(device, *numerics):
     """The `_core.Attention` of a device index and `_spec`'s arguments, made once."""
-    arch = _core.arch_for_capability(*torch.cuda.get_device_capability(device))
-    return _core.Attention(_spec(*numerics, arch=arch), device)
+    return _core.Attention(_spec(*numerics, arch=local_arch(device)), device)
 
 
 def _forward(q, k, v, softmax_scale, layout, *numerics):
