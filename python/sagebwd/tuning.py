@@ -16,7 +16,7 @@ TuneError = _core.TuneError
 KERNELS = ("forward", "backward_dq", "backward_dkv")
 
 _WORKER = os.path.join(os.path.dirname(__file__), "tune_worker.py")
-# An embedded interpreter has no executable, a zipped package no file: there the command line serves.
+# An embedded interpreter has no executable, a zipped package no file: the command line serves.
 if sys.executable and os.path.exists(_WORKER):
     _core.set_tune_worker([sys.executable, _WORKER])
 

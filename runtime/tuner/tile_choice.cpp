@@ -37,7 +37,7 @@ size_t TileChoice::bucket(Pass pass, const Problem& problem) const {
   const Bucket of_queries =
       bucket_of(forward ? KernelKind::forward : KernelKind::backward_dq, problem, sm_count_);
   const bool keys_full = !forward && bucket_of(KernelKind::backward_dkv, problem, sm_count_).full;
-  static_assert(kBuckets == 8 * 8 * 2 * 2); // 512 to 65536: eight classes of lengths
+  static_assert(kBuckets == 256); // 8 classes of lengths (512 to 65536) twice, 2 flags
   return ((size_t{of_queries.seq_q} * 8 + of_queries.seq_kv) * 2 + of_queries.full) * 2 + keys_full;
 }
 

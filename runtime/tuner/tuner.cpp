@@ -31,8 +31,8 @@ Pass pass_of(KernelKind kind) {
 std::vector<KernelSpec> operation_of(KernelKind kind, const AttentionSpec& spec, const Arch& arch) {
   std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, arch);
   if (pass_of(kind) == Pass::backward)
-    for (KernelSpec& kernel : kernels_of(Pass::backward, spec, arch))
-      kernels.push_back(std::move(kernel));
+    for (const KernelSpec& kernel : kernels_of(Pass::backward, spec, arch))
+      kernels.push_back(kernel);
   while (kernels.back().kind != kind) // dQ's kernel does not need dK's and dV's
     kernels.pop_back();
   return kernels;

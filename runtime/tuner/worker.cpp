@@ -48,7 +48,7 @@ public:
         return std::nullopt;
       received_.append(buffer, static_cast<size_t>(count));
     }
-    const std::optional<Order> order = parse_order(received_.substr(0, end));
+    std::optional<Order> order = parse_order(received_.substr(0, end));
     received_.erase(0, end + 1);
     searched_ = 0;
     return order;
