@@ -2,14 +2,13 @@
 
 #include "cache/directory.h"
 #include "cache/posix.h"
+#include "cache/whole_file.h"
 
-#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FileSystem.h"
 
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
-#include <sys/random.h>
 
 namespace sagebwd {
 
@@ -36,18 +35,6 @@ std::string reason_to_refuse(int fd, const std::string& path) {
   return "";
 }
 
-bool write_all(int fd, const std::string& bytes) {
-  for (size_t done = 0; done < bytes.size();) {
-    ssize_t count = ::write(fd, bytes.data() + done, bytes.size() - done);
-    if (count < 0 && errno == EINTR)
-      continue;
-    if (count < 0)
-      return false;
-    done += static_cast<size_t>(count);
-  }
-  return true;
-}
-
 /// False on an error, and where the file ends before or after `size` bytes.
 bool read_all(int fd, size_t size, std::string& bytes) {
   bytes.resize(size);
@@ -61,14 +48,6 @@ bool read_all(int fd, size_t size, std::string& bytes) {
     done += static_cast<size_t>(count);
   }
   return true;
-}
-
-/// Unique among threads, processes, and hosts that share the file system.
-std::string unique_name(const std::string& prefix) {
-  uint64_t random = 0;
-  if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
-    random = reinterpret_cast<uintptr_t>(&random); // O_EXCL decides in any case
-  return prefix + std::to_string(::getpid()) + "-" + llvm::utohexstr(random, /*LowerCase=*/true);
 }
 
 bool remove_at(int directory, const std::string& name) {
@@ -86,22 +65,6 @@ void stamp_use(int file, const struct stat& info) {
   time_t age = ::time(nullptr) - info.st_mtime;
   if (age < 0 || age > kStampSeconds)
     ::futimens(file, nullptr); // fails on a read-only file system, where nothing is evicted either
-}
-
-/// Empty, or why it failed.
-std::string write_and_rename(int directory, const std::string& name, const std::string& bytes) {
-  std::string temporary = unique_name(kTemporary);
-  Descriptor file(
-      ::openat(directory, temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file)
-    return "a file cannot be created: " + error_text(errno);
-  lock_byte(file.get(), F_WRLCK, 0); // before the first byte: see is_leftover()
-  if (write_all(file.get(), bytes) && ::fsync(file.get()) == 0 &&
-      ::renameat(directory, temporary.c_str(), directory, name.c_str()) == 0)
-    return file.close() ? "" : "it cannot be written: " + error_text(errno);
-  int error = errno;
-  ::unlinkat(directory, temporary.c_str(), 0);
-  return "it cannot be written: " + error_text(error);
 }
 
 } // namespace
@@ -184,44 +147,15 @@ std::string publish_file(const std::string& path, const std::string& name,
   if (std::string reason = reason_to_refuse(directory.get(), path); !reason.empty())
     return reason;
 
-  std::string problem = write_and_rename(directory.get(), name, bytes);
-  return problem.empty() ? "" : name + " is not kept in " + path + ": " + problem;
-}
-
-bool is_leftover(int file) {
-  constexpr time_t kMinute = 60, kDay = 24 * 3600;
-  struct stat info; // from before the lock is looked at
-  if (::fstat(file, &info) != 0)
-    return false;
-  const time_t age = std::abs(::time(nullptr) - info.st_mtime); // a clock may have jumped
-  switch (probe_byte(file, 0)) {
-  case LockStatus::taken:
-    return info.st_size > 0 || age > kMinute;
-  case LockStatus::busy:
-    return false;
-  case LockStatus::unavailable:
-    break;
-  }
-  return age > kDay; // who takes so long is gone
+  const int error = replace_file(directory.get(), name, kTemporary, {&bytes}, 0600);
+  return error == 0 ? "" : name + " is not kept in " + path + ": " + error_text(error);
 }
 
 uint64_t sweep_leftovers(const std::string& path) {
   Descriptor directory = open_directory(path);
   if (!directory || !reason_to_refuse(directory.get(), path).empty())
     return 0;
-  uint64_t swept = 0;
-  std::error_code error;
-  for (std::filesystem::directory_iterator item(path, error), end; !error && item != end;
-       item.increment(error)) {
-    std::string name = item->path().filename();
-    if (name.rfind(kTemporary, 0) != 0)
-      continue;
-    Descriptor file(
-        ::openat(directory.get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (file && is_leftover(file.get()) && ::unlinkat(directory.get(), name.c_str(), 0) == 0)
-      ++swept;
-  }
-  return swept;
+  return sweep_leftovers(directory.get(), path, kTemporary);
 }
 
 } // namespace sagebwd

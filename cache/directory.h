@@ -45,8 +45,5 @@ std::string publish_file(const std::string& directory, const std::string& name,
 
 /// Removes what writers that were killed left behind; says how many files.
 uint64_t sweep_leftovers(const std::string& directory);
-/// Whether the writer of an open temporary file is gone. A living one locks it before it writes to
-/// it; while it is empty it may be about to, for a minute.
-bool is_leftover(int file);
 
 } // namespace sagebwd

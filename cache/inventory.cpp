@@ -6,6 +6,7 @@
 #include "cache/entry.h"
 #include "cache/posix.h"
 #include "cache/record.h"
+#include "cache/whole_file.h"
 
 #include <algorithm>
 #include <filesystem>

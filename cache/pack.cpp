@@ -18,12 +18,12 @@
 #include "cache/llvm_compat.h"
 #include "cache/pack_contents.h"
 #include "cache/posix.h"
+#include "cache/whole_file.h"
 
 #include "llvm/Support/Endian.h"
 
 #include <algorithm>
 #include <filesystem>
-#include <sys/random.h>
 
 namespace sagebwd {
 
@@ -233,55 +233,6 @@ std::string head_of(const PackContents& contents) {
   return head + sha256(body) + body + contents.manifest;
 }
 
-bool write_all(int fd, const std::string& bytes) {
-  for (size_t done = 0; done < bytes.size();) {
-    ssize_t count = ::write(fd, bytes.data() + done, bytes.size() - done);
-    if (count < 0 && errno == EINTR)
-      continue;
-    if (count < 0)
-      return false;
-    done += static_cast<size_t>(count);
-  }
-  return true;
-}
-
-bool write_items(int fd, const PackContents& contents) {
-  for (const auto& [digest, bytes] : contents.items)
-    if (!write_all(fd, *bytes))
-      return false;
-  return true;
-}
-
-/// Removes what writers of this name that were killed left behind: files nobody holds locked.
-void sweep(int folder, const std::string& folder_path, const std::string& prefix) {
-  std::error_code ignored;
-  for (const auto& item : std::filesystem::directory_iterator(folder_path, ignored)) {
-    const std::string name = item.path().filename();
-    if (name.rfind(prefix, 0) != 0)
-      continue;
-    Descriptor file(::openat(folder, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (file && lock_byte(file.get(), F_WRLCK, 0) == LockStatus::taken)
-      ::unlinkat(folder, name.c_str(), 0);
-  }
-}
-
-/// A new file, locked while it is written, so that leftovers of dead writers can be told from it.
-Descriptor create_locked(int folder, const std::string& prefix, std::string& name) {
-  for (;;) {
-    uint64_t random = 0;
-    if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
-      random = static_cast<uint64_t>(::getpid()); // O_EXCL decides in any case
-    name = prefix + llvm::utohexstr(random, /*LowerCase=*/true);
-    Descriptor file(::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-    if (!file)
-      return file;
-    struct stat info;
-    if (lock_byte(file.get(), F_WRLCK, 0) != LockStatus::busy &&
-        (::fstat(file.get(), &info) != 0 || info.st_nlink > 0))
-      return file; // else another writer sweeps it, or has done so, before it was locked
-  }
-}
-
 } // namespace
 
 void check_pack_path(const std::string& path) {
@@ -321,23 +272,17 @@ uint64_t write_pack(const std::string& path, const std::vector<std::string>& ite
     fail("its folder cannot be opened: " + error_text(errno));
 
   const std::string prefix = "." + name + ".tmp-";
-  sweep(folder.get(), folder_path, prefix);
-  std::string temporary;
-  Descriptor file = create_locked(folder.get(), prefix, temporary);
-  if (!file)
-    fail("a file cannot be created beside it: " + error_text(errno));
+  sweep_leftovers(folder.get(), folder_path, prefix);
   const std::string head = head_of(*contents);
-  uint64_t bytes = head.size();
+  std::vector<const std::string*> parts = {&head};
   for (const auto& [digest, item] : contents->items)
-    bytes += item->size();
-  if (!write_all(file.get(), head) || !write_items(file.get(), *contents) ||
-      ::fsync(file.get()) != 0 ||
-      ::renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) != 0) {
-    const int error = errno;
-    ::unlinkat(folder.get(), temporary.c_str(), 0);
+    parts.push_back(item);
+  if (const int error = replace_file(folder.get(), name, prefix, parts, 0644))
     fail(error_text(error) + (error == ENOSPC ? "; free some space and run it again" : ""));
-  }
   ::fsync(folder.get());
+  uint64_t bytes = 0;
+  for (const std::string* part : parts)
+    bytes += part->size();
   return bytes;
 }
 
