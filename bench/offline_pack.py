@@ -3,8 +3,8 @@
     sagebwd prebuild --arch sm_90a --head-dim 64,128 --dtype bf16 --out FILE   # where NVRTC is
     python bench/offline_pack.py FILE                                          # where the GPU is
 
-Runs `sagebwd verify` (random problems against FP64) with the pack alone, then asks for a kernel that
-is not in it.
+Runs `sagebwd verify` (random problems against FP64) with the pack alone, then asks for a kernel
+that is not in it.
 """
 
 from __future__ import annotations

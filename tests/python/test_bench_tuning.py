@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-import tuning  # noqa: E402
+import tuning
 
 
 def candidate(tile, median_ms, outcome="timed"):

@@ -2,13 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
 import sagebwd
 from sagebwd import _core
 
@@ -31,19 +31,6 @@ SMALL = dict(seq_len=1024, heads=2, kernels="forward", rounds=5, tiles=["mma 128
 def show(value):
     print("result:" + json.dumps(value), flush=True)
 """
-
-
-@pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory):
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
-    folder = tmp_path_factory.mktemp("driver")
-    subprocess.run(
-        ["cc", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o",
-         folder / "libcuda.so.1", ROOT / "tests/runtime/fake_libcuda.c"],
-        check=True,
-    )  # fmt: skip
-    return folder
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What the tests of `sagebwd cache` share."""
 
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 OPERATION = ["--arch", "sm_80", "--head-dim", 64]
 
 

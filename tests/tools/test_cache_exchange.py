@@ -2,12 +2,10 @@
 
 import hashlib
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from cache_helpers import OPERATION, ROOT, empty, truncate
+from cache_helpers import OPERATION, empty, truncate
 
 # --- explain --------------------------------------------------------------------------------------
 
@@ -285,18 +283,11 @@ def test_a_record_of_a_newer_version_is_neither_bad_nor_lost(cache, tmp_path):
     assert cache("export", "--out", tmp_path / "a.pack", "--json").json["records"] == 0
 
 
-@pytest.fixture(scope="module")
-def old_driver(tmp_path_factory):
+@pytest.fixture
+def old_driver(fake_driver):
     """Variables of a fake driver for CUDA 12.4 and a GPU of sm_80."""
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
-    folder = tmp_path_factory.mktemp("driver")
-    subprocess.run(
-        ["cc", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o",
-         folder / "libcuda.so.1", ROOT / "tests/runtime/fake_libcuda.c"],
-        check=True,
-    )  # fmt: skip
-    return {"LD_LIBRARY_PATH": str(folder), "FAKE_QUIET": "1", "FAKE_MAJOR": "8", "FAKE_MINOR": "0"}
+    return {"LD_LIBRARY_PATH": str(fake_driver), "FAKE_QUIET": "1", "FAKE_MAJOR": "8",
+            "FAKE_MINOR": "0"}  # fmt: skip
 
 
 def test_doctor_warns_of_kernels_too_new_for_the_driver(cache, sagebwd, old_driver, tmp_path):

@@ -3,28 +3,11 @@
 import json
 import re
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 FAST = "mma 128x64 w8 s2 b1"  # of sm_80's forward at head dim 128
 SMALL = ["--kernel", "forward", "--seq-len", 1024, "--heads", 2, "--rounds", 5]
-
-
-@pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory):
-    """The folder of a libcuda.so.1 whose kernels take what FAKE_KERNELS says."""
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
-    folder = tmp_path_factory.mktemp("driver")
-    subprocess.run(
-        ["cc", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o",
-         folder / "libcuda.so.1", ROOT / "tests/runtime/fake_libcuda.c"],
-        check=True,
-    )  # fmt: skip
-    return folder
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def kernels_in_dry_run(result):
     return {(kernel["arch"], kernel["name"]) for kernel in result.json["kernels"]}
 
 
-# --- packs -----------------------------------------------------------------------------------------
+# --- packs ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_an_output_that_cannot_be_written(sagebwd, tmp_path, where):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link"]
 
 
-# --- tuning records --------------------------------------------------------------------------------
+# --- tuning records -------------------------------------------------------------------------------
 
 
 def manifest_of(pack):
@@ -174,7 +174,7 @@ def test_records_go_in_with_the_kernels_of_their_tiles(sagebwd, small_pack, tmp_
     assert changed.code == 1 and "checksum" in changed.err
 
 
-# --- running from a pack ---------------------------------------------------------------------------
+# --- running from a pack --------------------------------------------------------------------------
 
 
 def test_offline_a_pack_is_enough(sagebwd, small_pack, tmp_path):
@@ -228,7 +228,7 @@ def test_a_named_pack_that_cannot_be_used_is_an_error(sagebwd, small_pack, tmp_p
     assert remedy[damage] in result.err
 
 
-# --- what is built ---------------------------------------------------------------------------------
+# --- what is built --------------------------------------------------------------------------------
 
 
 def test_defaults_are_both_dims_dtypes_and_masks(sagebwd):
