@@ -8,6 +8,7 @@
 #include "runtime/prebuild.h"
 #include "runtime/tuner/records.h"
 #include "tests/cache/temp_directory.h"
+#include "tests/runtime/prebuild_requests.h"
 
 #include <gtest/gtest.h>
 
@@ -23,156 +24,10 @@
 #include <unistd.h>
 
 using namespace sagebwd;
-using test::ScopedVariable;
-using test::TempDirectory;
+using namespace sagebwd::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-WantedOperation operation(const char* arch = "sm_80", int head_dim = 64,
-                          Causal causal = Causal::none) {
-  WantedOperation operation{{}, find_arch(arch)};
-  operation.spec.head_dim = head_dim;
-  operation.spec.causal = causal;
-  return operation;
-}
-
-std::vector<WantedOperation> some_operations() {
-  return {operation("sm_80", 64), operation("sm_90a", 128),
-          operation("sm_80", 64, Causal::top_left)};
-}
-
-/// Names itself, counts, and fails for what it is told to.
-struct StandIn {
-  std::string name = "stand-in 1";
-  std::atomic<int> compiles{0};
-  std::string fails_for = "";
-  useconds_t pause_us = 0;
-
-  KernelBuilder::Compiled operator()(const KernelSource& source, const KernelSpec& spec) {
-    ++compiles;
-    if (pause_us)
-      ::usleep(pause_us);
-    if (!fails_for.empty() && source.name.find(fails_for) != std::string::npos)
-      throw CompileError("no " + source.name, "a log", "1 source");
-    CacheEntry entry;
-    entry.kernel_name = source.name;
-    entry.arch = spec.arch.name;
-    entry.compiler = name;
-    entry.lowest_driver = spec.arch.first_cuda;
-    entry.compile_ms = compiles; // never kept
-    entry.cubin = source.text;
-    return {entry, /*keep=*/true};
-  }
-};
-
-PrebuildRequest request_for(const std::string& output, std::vector<KernelSpec> kernels,
-                            StandIn& compiler) {
-  PrebuildRequest request;
-  request.output = output;
-  request.kernels = std::move(kernels);
-  request.compile = [&](const KernelSource& source, const KernelSpec& spec) {
-    return compiler(source, spec);
-  };
-  request.compiler = [&] { return compiler.name; };
-  return request;
-}
-
-TuningRecord record_of(const WantedOperation& operation, KernelKind kind, const TileConfig& tile) {
-  const AttentionSpec spec = resolved(operation.spec, operation.arch);
-  TuningRecord record;
-  record.key = record_key(kind, spec, {"NVIDIA X", 132, operation.arch, "13.0"}, Bucket());
-  record.tile = to_string(tile);
-  record.default_tile = to_string(default_tile(kind, spec, operation.arch));
-  return record;
-}
-
-std::string message_of(const std::function<void()>& attempt) {
-  try {
-    attempt();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-/// Kernels of equal fields are one, whichever spec they are listed under.
-bool same(const KernelSpec& a, const KernelSpec& b) {
-  return a.arch == b.arch && labelled(a) == labelled(b);
-}
-long count_of(const std::vector<KernelSpec>& kernels, const KernelSpec& wanted) {
-  return std::count_if(kernels.begin(), kernels.end(),
-                       [&](const KernelSpec& kernel) { return same(kernel, wanted); });
-}
-
-//===--- What is wanted ----------------------------------------------------===//
-
-TEST(PrebuildKernels, AreThoseOfEachPassOnceInAFixedOrder) {
-  std::vector<WantedOperation> operations = some_operations();
-  const std::vector<KernelSpec> kernels = kernels_of(operations);
-  for (const WantedOperation& operation : operations)
-    for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& kernel : kernels_of(pass, operation.spec, operation.arch))
-        EXPECT_EQ(count_of(kernels, kernel), 1) << kernel_name(kernel);
-  std::reverse(operations.begin(), operations.end());
-  operations.push_back(operations.front());
-  const std::vector<KernelSpec> again = kernels_of(operations);
-  EXPECT_TRUE(std::equal(again.begin(), again.end(), kernels.begin(), kernels.end(), same));
-}
-
-TEST(PrebuildKernels, OnePassAlone) {
-  WantedOperation forward = operation();
-  forward.backward = false;
-  for (const KernelSpec& kernel : kernels_of({forward}))
-    EXPECT_EQ(kernel.pass, Pass::forward);
-  EXPECT_LT(kernels_of({forward}).size(), kernels_of({operation()}).size());
-}
-
-TEST(PrebuildKernels, RecordsAddTheirTilesForWhatIsAskedFor) {
-  const WantedOperation asked = operation("sm_80", 64, Causal::bottom_right);
-  const TileConfig tuned = {Family::mma, 128, 128, 8, 2, 1};
-  const TuningRecord record = record_of(asked, KernelKind::forward, tuned);
-  const TuningRecord other = record_of(operation("sm_120"), KernelKind::forward, tuned);
-  EXPECT_EQ(records_of({asked}, {other, record}).size(), 1u);
-  const std::vector<KernelSpec> kernels = kernels_of({asked}, {other, record});
-  EXPECT_EQ(kernels.size(), kernels_of({asked}).size() + 1);
-  EXPECT_EQ(std::count_if(kernels.begin(), kernels.end(),
-                          [&](const KernelSpec& kernel) { return kernel.tile == tuned; }),
-            1);
-  // The default's own record adds no kernel.
-  const TileConfig plain = default_tile(KernelKind::forward, resolved(asked.spec), asked.arch);
-  const TuningRecord same = record_of(asked, KernelKind::forward, plain);
-  EXPECT_EQ(records_of({asked}, {same}).size(), 1u);
-  EXPECT_TRUE(kernels_of({asked}, {same}) == kernels_of({asked}));
-}
-
-TEST(PrebuildKernels, RecordsOfOtherTemplatesAreLeftOut) {
-  TuningRecord record =
-      record_of(operation(), KernelKind::forward, {Family::mma, 128, 128, 8, 2, 1});
-  EXPECT_EQ(records_of({operation()}, {record}).size(), 1u);
-  auto fields = record.key.fields;
-  for (auto& [label, value] : fields)
-    if (label == "source")
-      value = sha256_hex("another");
-  record.key = make_key(fields);
-  EXPECT_TRUE(records_of({operation()}, {record}).empty());
-}
-
-TEST(PrebuildKernels, RecordsThatCannotBeUsedAreNamed) {
-  TuningRecord record =
-      record_of(operation(), KernelKind::forward, {Family::mma, 64, 128, 4, 1, 2});
-  for (const char* tile : {"banana", "wgmma 64x128 w4 s1 b2", "mma 72x128 w4 s1 b2"}) {
-    record.tile = tile;
-    std::string what = message_of([&] { kernels_of({operation()}, {record}); });
-    EXPECT_TRUE(contains(what, record.key.digest)) << what;
-  }
-  record.key = make_key({{"schema", kTuningSchema}});
-  EXPECT_TRUE(contains(message_of([&] { records_of({operation()}, {record}); }), "head_dim"));
-}
 
 //===--- The machinery -----------------------------------------------------===//
 

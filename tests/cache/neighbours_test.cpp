@@ -1,0 +1,190 @@
+//===- neighbours_test.cpp - A directory shared with others ----------------===//
+//
+// Other processes, other versions of the library, and a byte limit for all of them.
+//
+//===----------------------------------------------------------------------===//
+
+#include "cache/eviction.h"
+#include "cache/store.h"
+#include "tests/cache/mutations.h"
+#include "tests/cache/numbered_entries.h"
+#include "tests/cache/processes.h"
+#include "tests/cache/temp_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <sys/stat.h>
+#include <thread>
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+TEST(Neighbours, WhatALivingProcessUsesIsNotEvicted) {
+  TempDirectory temp;
+  publish_elsewhere(temp.path(), {1, 2});
+  const pid_t user = start([&] {
+    CacheStore store(options_in(temp.path()));
+    const bool loaded = store.load(key_number(1)).has_value();
+    ::raise(SIGSTOP);
+    return loaded ? 0 : 1;
+  });
+  ASSERT_TRUE(test::wait_until_stopped(user));
+  EXPECT_EQ(prune(temp.path(), 0).evicted, 1u);
+  EXPECT_EQ(prune(temp.path(), std::nullopt, 0s).evicted, 0u);
+  EXPECT_EQ(order_in(temp.path()), (std::vector<int>{1}));
+  ::kill(user, SIGCONT);
+  ASSERT_EQ(finish(user), 0);
+  EXPECT_EQ(prune(temp.path(), 0).evicted, 1u) << "its user is gone";
+}
+
+TEST(Neighbours, AskingWhoUsesAKeyDoesNotDisturbWhoBeginsTo) {
+  TempDirectory temp;
+  CacheStore(options_in(temp.path())).publish(key_number(9), entry_of(10)); // makes the directory
+  std::atomic<bool> done{false};
+  std::thread pruner([&] {
+    while (!done)
+      UseMarks::used(temp.path(), key_number(1).digest);
+  });
+  for (int round = 0; round < 5000; ++round) {
+    UseMarks marks;
+    marks.mark(temp.path(), key_number(1).digest);
+    if (!UseMarks::used(temp.path(), key_number(1).digest)) {
+      ADD_FAILURE() << "the mark got lost in round " << round;
+      break;
+    }
+  }
+  done = true;
+  pruner.join();
+}
+
+TEST(Neighbours, TwoVersionsShareADirectory) {
+  TempDirectory temp;
+  auto key_of_schema = [](const char* schema) {
+    return make_key({{"schema", schema}, {"source", "the same"}});
+  };
+  CacheStore old_store(options_in(temp.path())), new_store(options_in(temp.path()));
+  CacheEntry old_entry = entry_of(100), new_entry = entry_of(200);
+  ASSERT_TRUE(old_store.publish(key_of_schema("sagebwd kernel 2"), old_entry));
+  ASSERT_TRUE(new_store.publish(key_of_schema("sagebwd kernel 3"), new_entry));
+  EXPECT_EQ(old_store.load(key_of_schema("sagebwd kernel 2"))->cubin, old_entry.cubin);
+  EXPECT_EQ(new_store.load(key_of_schema("sagebwd kernel 3"))->cubin, new_entry.cubin);
+  EXPECT_EQ(old_store.counters().heals + new_store.counters().heals, 0u);
+  EXPECT_EQ(kept_files(temp.path()).size(), 2u);
+}
+
+TEST(Neighbours, AnotherFormatUnderAnEntrysNameIsAMiss) {
+  TempDirectory temp;
+  CacheStore store(options_in(temp.path()));
+  for (char version : {'\0', '\1', '\3', '\xff'}) {
+    std::string bytes = serialize(key_number(1), entry_of(100));
+    bytes[8] = version;
+    test::write_text(file_of(temp.path(), 1), test::resealed_entry(bytes));
+    EXPECT_FALSE(store.load(key_number(1)));
+    ASSERT_TRUE(store.publish(key_number(1), entry_of(100)));
+    EXPECT_TRUE(store.load(key_number(1)));
+  }
+}
+
+TEST(Neighbours, ARecordOfANewerVersionIsNeitherReadNorRemoved) {
+  TempDirectory temp;
+  CacheStore store(options_in(temp.path()));
+  const TuningRecord record = test::some_record(1);
+  ASSERT_TRUE(store.publish_record(record));
+  const std::string file = temp / (record.key.digest + ".tuning");
+  std::string text = test::read_text(file);
+  const std::string schema = "\"schema\": \"sagebwd tuning 1\",\n  \"tile\"";
+  ASSERT_NE(text.find(schema), std::string::npos) << text;
+  text.replace(text.find(schema), schema.size(), "\"schema\": \"sagebwd tuning 2\",\n  \"tile\"");
+  test::write_text(file, text);
+  EXPECT_FALSE(store.load_record(record.key));
+  EXPECT_EQ(test::read_text(file), text);
+  EXPECT_EQ(store.counters().heals, 0u);
+
+  test::write_text(file, "{}");
+  EXPECT_FALSE(store.load_record(record.key));
+  EXPECT_FALSE(std::filesystem::exists(file));
+  EXPECT_EQ(store.counters().heals, 1u);
+}
+
+TEST(Neighbours, TheByteLimitHoldsUnderManyPublishers) {
+  constexpr uint64_t kLimit = 400000;
+  constexpr size_t kCubin = 10000;
+  constexpr int kAlive = 8, kChildren = 48, kEach = 6;
+  // Of a living publisher nothing is evicted: neither what it keeps nor what it is writing.
+  constexpr uint64_t kMost = kLimit + kAlive * (kEach + 1) * (kCubin + 1000);
+  TempDirectory temp;
+  // One that looks the directory over now and then publishes on, as if nobody else did.
+  CacheStore own(options_in(temp.path(), kLimit));
+  uint64_t most = 0, evictions = 0;
+  int number = 0;
+  std::vector<pid_t> living;
+  for (int child = 0; child < kChildren; ++child) {
+    living.push_back(start([&, first = number] {
+      CacheStore store(options_in(temp.path(), kLimit));
+      for (int i = 0; i < kEach; ++i)
+        if (!store.publish(key_number(first + i), entry_of(kCubin)))
+          return 1;
+      return 0;
+    }));
+    number += kEach;
+    if (living.size() == kAlive) {
+      EXPECT_EQ(finish(living.front()), 0);
+      living.erase(living.begin());
+    }
+    if (child % 8 == 0)
+      own.publish(key_number(1000000 + child), entry_of(kCubin));
+    most = std::max(most, bytes_in(temp.path()));
+  }
+  for (pid_t child : living)
+    EXPECT_EQ(finish(child), 0);
+  EXPECT_LE(most, kMost);
+  EXPECT_GT(most, kLimit / 2) << "the limit was never near";
+
+  const pid_t last = start([&] {
+    CacheStore store(options_in(temp.path(), kLimit));
+    store.publish(key_number(2000000), entry_of(kCubin));
+    return store.counters().evictions > 0 || bytes_in(temp.path()) <= kLimit ? 0 : 1;
+  });
+  EXPECT_EQ(finish(last), 0);
+  EXPECT_LE(bytes_in(temp.path()), kLimit);
+  evictions = own.counters().evictions;
+  std::printf("at most %llu bytes with %d publishers at a time, limit %llu; %llu evicted here\n",
+              static_cast<unsigned long long>(most), kAlive,
+              static_cast<unsigned long long>(kLimit), static_cast<unsigned long long>(evictions));
+}
+
+TEST(Neighbours, APublisherNoticesWhatOthersPublishedSince) {
+  constexpr uint64_t kLimit = 400000;
+  constexpr size_t kCubin = 10000;
+  TempDirectory temp;
+  CacheStore store(options_in(temp.path(), kLimit));
+  ASSERT_TRUE(store.publish(key_number(100), entry_of(kCubin)));
+  publish_elsewhere(temp.path(), {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, (kLimit - 2 * kCubin) / 10);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(store.publish(key_number(101 + i), entry_of(kCubin)));
+    EXPECT_LE(bytes_in(temp.path()), kLimit);
+  }
+  EXPECT_GT(store.counters().evictions, 0u);
+}
+
+TEST(Neighbours, TheLimitComesFromTheEnvironment) {
+  auto limit = [](const char* text) {
+    ScopedVariable variable("SAGEBWD_CACHE_LIMIT", text);
+    return StoreOptions::from_environment().byte_limit;
+  };
+  EXPECT_EQ(limit(""), uint64_t{1} << 30);
+  EXPECT_EQ(limit("0"), 0u);
+  EXPECT_EQ(limit("512M"), uint64_t{512} << 20);
+  EXPECT_EQ(limit("3G"), uint64_t{3} << 30);
+  EXPECT_EQ(limit("7K"), 7u << 10);
+  EXPECT_EQ(limit("123"), 123u);
+  for (const char* bad : {"1T", "M", "-1", "1 G", "1g", "18446744073709551616", "17179869184G"})
+    EXPECT_THROW(limit(bad), std::invalid_argument) << bad;
+}
+
+} // namespace

@@ -1,0 +1,75 @@
+//===- prebuild_kernels_test.cpp - What a pack is to hold ------------------===//
+
+#include "tests/runtime/prebuild_requests.h"
+
+#include <gtest/gtest.h>
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+
+namespace {
+
+TEST(PrebuildKernels, AreThoseOfEachPassOnceInAFixedOrder) {
+  std::vector<WantedOperation> operations = some_operations();
+  const std::vector<KernelSpec> kernels = kernels_of(operations);
+  for (const WantedOperation& operation : operations)
+    for (Pass pass : {Pass::forward, Pass::backward})
+      for (const KernelSpec& kernel : kernels_of(pass, operation.spec, operation.arch))
+        EXPECT_EQ(count_of(kernels, kernel), 1) << kernel_name(kernel);
+  std::reverse(operations.begin(), operations.end());
+  operations.push_back(operations.front());
+  const std::vector<KernelSpec> again = kernels_of(operations);
+  EXPECT_TRUE(std::equal(again.begin(), again.end(), kernels.begin(), kernels.end(), same));
+}
+
+TEST(PrebuildKernels, OnePassAlone) {
+  WantedOperation forward = operation();
+  forward.backward = false;
+  for (const KernelSpec& kernel : kernels_of({forward}))
+    EXPECT_EQ(kernel.pass, Pass::forward);
+  EXPECT_LT(kernels_of({forward}).size(), kernels_of({operation()}).size());
+}
+
+TEST(PrebuildKernels, RecordsAddTheirTilesForWhatIsAskedFor) {
+  const WantedOperation asked = operation("sm_80", 64, Causal::bottom_right);
+  const TileConfig tuned = {Family::mma, 128, 128, 8, 2, 1};
+  const TuningRecord record = record_of(asked, KernelKind::forward, tuned);
+  const TuningRecord other = record_of(operation("sm_120"), KernelKind::forward, tuned);
+  EXPECT_EQ(records_of({asked}, {other, record}).size(), 1u);
+  const std::vector<KernelSpec> kernels = kernels_of({asked}, {other, record});
+  EXPECT_EQ(kernels.size(), kernels_of({asked}).size() + 1);
+  EXPECT_EQ(std::count_if(kernels.begin(), kernels.end(),
+                          [&](const KernelSpec& kernel) { return kernel.tile == tuned; }),
+            1);
+  // The default's own record adds no kernel.
+  const TileConfig plain = default_tile(KernelKind::forward, resolved(asked.spec), asked.arch);
+  const TuningRecord same = record_of(asked, KernelKind::forward, plain);
+  EXPECT_EQ(records_of({asked}, {same}).size(), 1u);
+  EXPECT_TRUE(kernels_of({asked}, {same}) == kernels_of({asked}));
+}
+
+TEST(PrebuildKernels, RecordsOfOtherTemplatesAreLeftOut) {
+  TuningRecord record =
+      record_of(operation(), KernelKind::forward, {Family::mma, 128, 128, 8, 2, 1});
+  EXPECT_EQ(records_of({operation()}, {record}).size(), 1u);
+  auto fields = record.key.fields;
+  for (auto& [label, value] : fields)
+    if (label == "source")
+      value = sha256_hex("another");
+  record.key = make_key(fields);
+  EXPECT_TRUE(records_of({operation()}, {record}).empty());
+}
+
+TEST(PrebuildKernels, RecordsThatCannotBeUsedAreNamed) {
+  TuningRecord record =
+      record_of(operation(), KernelKind::forward, {Family::mma, 64, 128, 4, 1, 2});
+  for (const char* tile : {"banana", "wgmma 64x128 w4 s1 b2", "mma 72x128 w4 s1 b2"}) {
+    record.tile = tile;
+    std::string what = message_of([&] { kernels_of({operation()}, {record}); });
+    EXPECT_TRUE(contains(what, record.key.digest)) << what;
+  }
+  record.key = make_key({{"schema", kTuningSchema}});
+  EXPECT_TRUE(contains(message_of([&] { records_of({operation()}, {record}); }), "head_dim"));
+}
+
+} // namespace
