@@ -23,8 +23,23 @@ bool is_at(int fd, const std::string& path) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+bool holds_kernels(const std::string& path) {
+  std::error_code ignored;
+  for (const auto& item : fs::directory_iterator(path, ignored))
+    if (item.path().extension() == ".kernel")
+      return true;
+  return false;
+}
+
+/// Why what is there is not to be worked in, and emptied at the end; or empty.
+std::string reason_to_leave_alone(const std::string& path) {
+  std::error_code ignored;
+  if (fs::is_symlink(fs::symlink_status(path, ignored)))
+    return path + " is a link; remove it, or name another file";
+  if (holds_kernels(path) && !fs::exists(path + "/" + kLock, ignored))
+    return path + " holds kernels and is no work folder of a prebuild, for it has no " + kLock +
+           "; move it away, or name another file";
+  return "";
 }
 
 } // namespace
@@ -37,6 +52,8 @@ WorkFolder::WorkFolder(const std::string& output) : path_(work_folder_of(output)
   auto fail = [&](const std::string& what) {
     throw PackError(output + " cannot be built: " + what);
   };
+  if (std::string reason = reason_to_leave_alone(path_); !reason.empty())
+    fail("its work folder " + reason);
   for (int attempt = 0; attempt < 100; ++attempt) {
     if (std::string reason = make_private_directory(path_); !reason.empty())
       fail("its work folder " + reason);
@@ -58,11 +75,7 @@ WorkFolder::WorkFolder(const std::string& output) : path_(work_folder_of(output)
 }
 
 WorkFolder::~WorkFolder() {
-  std::error_code ignored;
-  bool holds_work = false;
-  for (const auto& item : fs::directory_iterator(path_, ignored))
-    holds_work |= ends_with(item.path().filename(), ".kernel");
-  if (!holds_work)
+  if (!holds_kernels(path_))
     remove();
   if (lock_ >= 0)
     ::close(lock_);
@@ -72,7 +85,7 @@ void WorkFolder::remove() {
   std::error_code ignored;
   for (const auto& item : fs::directory_iterator(path_, ignored)) {
     const std::string name = item.path().filename();
-    if (ends_with(name, ".kernel") || name.rfind(".tmp-", 0) == 0 || name == "locks" ||
+    if (item.path().extension() == ".kernel" || name.rfind(".tmp-", 0) == 0 || name == "locks" ||
         name == "users")
       fs::remove(item.path(), ignored);
   }

@@ -297,6 +297,29 @@ TEST(Prebuild, OtherFilesInTheWorkFolderStay) {
   EXPECT_EQ(test::read_text(temp / "p.pack.partial/thesis.txt"), "mine");
 }
 
+TEST(Prebuild, AWorkFolderThatIsNotItsOwnIsLeftAlone) {
+  TempDirectory temp;
+  StandIn compiler;
+  const std::vector<KernelSpec> kernels = kernels_of(some_operations());
+  ASSERT_TRUE(CacheStore(temp / "precious")
+                  .publish(make_key({{"name", "precious"}}), {.kernel_name = "precious"}));
+  const auto kernel_files = [&](const std::string& folder) {
+    return std::count_if(fs::directory_iterator(folder), fs::directory_iterator(),
+                         [](const auto& item) { return item.path().extension() == ".kernel"; });
+  };
+  fs::create_directory_symlink(temp / "precious", temp / "a.pack.partial");
+  fs::copy(temp / "precious", temp / "b.pack.partial");
+  fs::permissions(temp / "b.pack.partial", fs::perms::owner_all);
+  EXPECT_TRUE(contains(
+      message_of([&] { prebuild(request_for(temp / "a.pack", kernels, compiler)); }), "is a link"));
+  EXPECT_TRUE(
+      contains(message_of([&] { prebuild(request_for(temp / "b.pack", kernels, compiler)); }),
+               "no work folder"));
+  EXPECT_EQ(compiler.compiles, 0);
+  EXPECT_EQ(kernel_files(temp / "precious"), 1);
+  EXPECT_EQ(kernel_files(temp / "b.pack.partial"), 1);
+}
+
 //===--- With NVRTC --------------------------------------------------------===//
 
 TEST(PrebuildWithNvrtc, KilledAndResumedItGivesTheBytesOfAnUninterruptedRun) {
