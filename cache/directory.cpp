@@ -14,13 +14,23 @@ namespace sagebwd {
 
 namespace {
 
-/// No cubin comes near it; a sparse file of terabytes must not end the process.
-constexpr off_t kLongestFile = off_t(256) << 20;
-
 /// Stamps younger than this are left as they are: a hit need not write.
 constexpr time_t kStampSeconds = 600;
 
 constexpr const char* kTemporary = ".tmp-";
+
+/// Whether others may write files of a directory too.
+bool holds_writable_files(const std::string& path) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator item(path, error), end; !error && item != end;
+       item.increment(error)) {
+    struct stat info;
+    if (::lstat(item->path().c_str(), &info) == 0 && !S_ISLNK(info.st_mode) &&
+        (info.st_mode & (S_IWGRP | S_IWOTH)))
+      return true;
+  }
+  return false;
+}
 
 /// Of an open directory, so that what is checked is what is used.
 std::string reason_to_refuse(int fd, const std::string& path) {
@@ -31,7 +41,8 @@ std::string reason_to_refuse(int fd, const std::string& path) {
     return path + " belongs to user " + std::to_string(info.st_uid) + ", not to user " +
            std::to_string(::geteuid()) + " who runs this process";
   if (info.st_mode & (S_IWGRP | S_IWOTH))
-    return path + " may be written by other users; run: chmod go-w '" + path + "'";
+    return path + " may be written by other users; run: chmod " +
+           (holds_writable_files(path) ? "-R " : "") + "go-w '" + path + "'";
   return "";
 }
 
@@ -98,7 +109,14 @@ std::string reason_to_refuse(const std::string& path) {
   return path + " cannot be opened as a directory: " + error_text(errno);
 }
 
-ReadStatus read_file(const std::string& path, const std::string& name, std::string& bytes) {
+std::string reason_not_writable(const std::string& path) {
+  return ::access(path.c_str(), W_OK | X_OK) == 0 || errno == ENOENT
+             ? ""
+             : path + " cannot be written: " + error_text(errno);
+}
+
+ReadStatus read_file(const std::string& path, const std::string& name, std::string& bytes,
+                     std::string* why) {
   Descriptor directory = open_directory(path);
   if (!directory || !reason_to_refuse(directory.get(), path).empty())
     return ReadStatus::absent;
@@ -109,10 +127,12 @@ ReadStatus read_file(const std::string& path, const std::string& name, std::stri
   bool link_or_socket = !file && (errno == ELOOP || errno == ENXIO);
   if (!link_or_socket && (!file || ::fstat(file.get(), &info) != 0))
     return ReadStatus::absent; // too many open files, say: no reason to remove anything
-  if (link_or_socket || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid() ||
-      (info.st_mode & (S_IWGRP | S_IWOTH)) || info.st_size > kLongestFile) {
-    remove_at(directory.get(), name);
-    return ReadStatus::removed;
+  const std::string objection =
+      link_or_socket ? "it is a symbolic link or a socket" : objection_to(info, path + "/" + name);
+  if (!objection.empty()) {
+    if (why)
+      *why = objection;
+    return ReadStatus::refused;
   }
   if (!read_all(file.get(), static_cast<size_t>(info.st_size), bytes))
     return ReadStatus::absent;

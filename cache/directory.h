@@ -19,13 +19,17 @@ std::string default_cache_directory();
 /// empty. A directory that does not exist yet is fine.
 std::string reason_to_refuse(const std::string& directory);
 
+/// Why nothing can be removed from a directory, or empty.
+std::string reason_not_writable(const std::string& directory);
+
 enum class ReadStatus {
   ok,
   absent,  ///< nothing there, or it cannot be read now
-  removed, ///< a link, a directory, another user's file or the like was there
+  refused, ///< a link, a directory, a file that others own or may write, or the like is there
 };
-/// Stamps the file's last use.
-ReadStatus read_file(const std::string& directory, const std::string& name, std::string& bytes);
+/// Stamps the file's last use. Removes nothing; `why`, if given, gets the reason of a refusal.
+ReadStatus read_file(const std::string& directory, const std::string& name, std::string& bytes,
+                     std::string* why = nullptr);
 
 /// Whether a name is there, whatever it is.
 bool file_exists(const std::string& directory, const std::string& name);

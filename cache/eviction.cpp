@@ -82,8 +82,9 @@ PruneResult prune(const std::string& directory, std::optional<uint64_t> byte_lim
       ++result.evicted;
       result.evicted_bytes += file.bytes;
     } else if (file_exists(directory, name_of(file))) {
-      continue; // on a read-only file system, say
-    }           // else another process was faster
+      ++result.stuck; // on a read-only file system, say
+      continue;
+    } // else another process was faster
     --result.kept;
     result.kept_bytes -= file.bytes;
   }

@@ -22,6 +22,7 @@ std::vector<KeptFile> kept_files(const std::string& directory);
 struct PruneResult {
   uint64_t kept = 0, kept_bytes = 0;
   uint64_t evicted = 0, evicted_bytes = 0;
+  uint64_t stuck = 0; ///< should have been evicted and could not
   uint64_t swept = 0; ///< leftovers of writers that were killed
 };
 /// Removes leftovers of dead writers, then the least recently used kernels until those that stay

@@ -16,8 +16,6 @@ namespace sagebwd {
 
 namespace {
 
-/// As directory.cpp has it: no cubin comes near it.
-constexpr off_t kLongestFile = off_t(256) << 20;
 constexpr std::string_view kKernel = ".kernel", kTuning = ".tuning";
 
 /// The names in a directory; empty where it is not there or refused.
@@ -30,21 +28,6 @@ std::vector<std::string> names_in(const std::string& directory) {
        item.increment(error))
     names.push_back(item->path().filename());
   return names;
-}
-
-/// Why a file is not what this library left there, or empty.
-std::string objection_to(const struct stat& info) {
-  if (S_ISDIR(info.st_mode))
-    return "it is a directory";
-  if (!S_ISREG(info.st_mode))
-    return "it is no regular file";
-  if (info.st_uid != ::geteuid())
-    return "it belongs to user " + std::to_string(info.st_uid);
-  if (info.st_mode & (S_IWGRP | S_IWOTH))
-    return "other users may write it";
-  if (info.st_size > kLongestFile)
-    return "it is longer than any kernel";
-  return "";
 }
 
 /// False where the file is gone. What cannot be read is a problem of the item.
@@ -61,7 +44,7 @@ bool read_file(const KeptName& name, KeptItem& item, std::string& bytes) {
   }
   item.bytes = static_cast<uint64_t>(info.st_size);
   item.last_use = std::chrono::system_clock::from_time_t(info.st_mtim.tv_sec);
-  item.problem = objection_to(info);
+  item.problem = objection_to(info, path);
   if (!item.problem.empty())
     return true;
   bytes.resize(item.bytes);

@@ -2,6 +2,7 @@
 
 #include "cache/store.h"
 #include "cache/directory.h"
+#include "cache/environment.h"
 #include "cache/eviction.h"
 
 #include <algorithm>
@@ -69,6 +70,7 @@ StoreOptions StoreOptions::from_environment() {
   options.directory = default_cache_directory();
   if (const char* limit = std::getenv("SAGEBWD_CACHE_LIMIT"); limit && *limit)
     options.byte_limit = parse_limit(limit);
+  options.heal = !is_switched_on("SAGEBWD_OFFLINE");
   const char* packs = std::getenv("SAGEBWD_CACHE_PACKS");
   for (std::string rest = packs ? packs : ""; !rest.empty();) {
     size_t end = rest.find(':');
@@ -120,10 +122,19 @@ std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key, con
       used_.mark(directory(), key.digest);
       return entry;
     }
-    remove_file(directory(), kernel_file(key));
   }
-  ++counters_.heals; // what was there is gone: the next publish takes its place
+  if (options_.heal) // the next publish takes its place
+    counters_.heals += remove_file(directory(), kernel_file(key));
   return std::nullopt;
+}
+
+std::string CacheStore::objection(const CacheKey& key) const {
+  std::string bytes, why;
+  if (!disabled_reason_.empty())
+    return "";
+  if (read_file(directory(), kernel_file(key), bytes, &why) == ReadStatus::ok)
+    deserialize(bytes, key, &why);
+  return why;
 }
 
 std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key, const Accept& accept) {
@@ -193,13 +204,14 @@ std::optional<TuningRecord> CacheStore::load_record(const CacheKey& key) {
     return record;
   };
   if (disabled_reason_.empty()) {
-    ReadStatus status = read_file(directory(), record_file(key), bytes);
+    const ReadStatus status = read_file(directory(), record_file(key), bytes, &why);
     const bool there = status == ReadStatus::ok;
     if (std::optional<TuningRecord> record = there ? record_in(bytes) : std::nullopt)
       return record;
-    if (there && !is_newer_record(bytes))
-      counters_.heals += remove_file(directory(), record_file(key));
-    counters_.heals += status == ReadStatus::removed;
+    const bool newer = there && is_newer_record(bytes);
+    if (status != ReadStatus::absent && !newer && !record_warned_.exchange(true))
+      std::fprintf(stderr, "sagebwd: warning: a tuning record is not used: %s/%s: %s\n",
+                   directory().c_str(), record_file(key).c_str(), why.c_str());
   }
   for (const std::shared_ptr<const Pack>& pack : packs())
     if (std::optional<std::string> found = pack->read(key.digest)) {
@@ -235,10 +247,8 @@ const std::vector<std::shared_ptr<const Pack>>& CacheStore::packs() {
 
 void CacheStore::warn_once(const std::string& what) {
   if (!warned_.exchange(true))
-    std::fprintf(stderr,
-                 "sagebwd: warning: kernels are not kept on disk: %s. Every process compiles them "
-                 "again; set SAGEBWD_CACHE_DIR to a directory of your own to keep them.\n",
-                 what.c_str());
+    std::fprintf(stderr, "sagebwd: warning: kernels are not kept on disk: %s. %s\n", what.c_str(),
+                 options_.if_not_kept.c_str());
 }
 
 } // namespace sagebwd

@@ -1,8 +1,8 @@
 //===- store.h - The layers of the cache on disk ---------------------------===//
 //
 // The user's directory, then read-only packs. One file an entry. A write publishes a whole file by
-// rename or nothing; a bad read is unlinked, counted and treated as a miss; a directory that cannot
-// be used costs one warning, never a call.
+// rename or nothing; a bad kernel is unlinked, counted and treated as a miss; a directory that
+// cannot be used costs one warning, never a call.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -46,10 +46,15 @@ struct StoreOptions {
   std::vector<std::string> packs;
   uint64_t byte_limit = uint64_t{1} << 30; ///< of the directory's entries; 0: none
   std::chrono::milliseconds lock_limit{60000};
+  /// Whether bad kernels are removed. Not by who cannot make them again; tuning records never are.
+  bool heal = true;
+  /// What follows where the directory cannot be written, for the one warning of it.
+  std::string if_not_kept = "Every process compiles them again; set SAGEBWD_CACHE_DIR to a "
+                            "directory of your own to keep them.";
 
   /// SAGEBWD_CACHE_DIR (else $XDG_CACHE_HOME/sagebwd, else ~/.cache/sagebwd), SAGEBWD_CACHE_PACKS
-  /// (paths separated by colons), SAGEBWD_CACHE_LIMIT (e.g. 512M; 0: none). Raises
-  /// std::invalid_argument for a limit that is none.
+  /// (paths separated by colons), SAGEBWD_CACHE_LIMIT (e.g. 512M; 0: none), SAGEBWD_OFFLINE (1:
+  /// nothing is healed). Raises std::invalid_argument for a value that is none.
   static StoreOptions from_environment();
 };
 
@@ -75,6 +80,10 @@ public:
   /// The right to compile a key; see KeyLock. Ends early once another has published an entry.
   KeyLock lock(const CacheKey&);
 
+  /// Why a kernel that lies in the directory is not used, or empty.
+  std::string objection(const CacheKey&) const;
+
+  /// A record that is bad or that others may write costs one warning and stays where it is.
   std::optional<TuningRecord> load_record(const CacheKey&);
   bool publish_record(const TuningRecord&);
 
@@ -101,7 +110,7 @@ private:
   std::vector<std::shared_ptr<const Pack>> packs_;
   bool packs_open_ = false;
   uint64_t unwatched_bytes_ = 0; ///< to publish before the directory is looked over again
-  std::atomic<bool> warned_{false};
+  std::atomic<bool> warned_{false}, record_warned_{false};
 };
 
 } // namespace sagebwd

@@ -35,6 +35,22 @@ bool write_all(int fd, const std::vector<const std::string*>& parts) {
 
 } // namespace
 
+std::string objection_to(const struct stat& info, const std::string& path) {
+  // No cubin comes near it; a sparse file of terabytes must not end the process.
+  constexpr off_t kLongestFile = off_t(256) << 20;
+  if (S_ISDIR(info.st_mode))
+    return "it is a directory";
+  if (!S_ISREG(info.st_mode))
+    return "it is no regular file";
+  if (info.st_uid != ::geteuid())
+    return "it belongs to user " + std::to_string(info.st_uid);
+  if (info.st_mode & (S_IWGRP | S_IWOTH))
+    return "other users may write it; run: chmod go-w '" + path + "'";
+  if (info.st_size > kLongestFile)
+    return "it is longer than any kernel";
+  return "";
+}
+
 std::string unique_name(const std::string& prefix) {
   uint64_t random = 0;
   if (::getrandom(&random, sizeof(random), 0) != sizeof(random))

@@ -9,10 +9,15 @@
 
 #include <cstdint>
 #include <string>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <vector>
 
 namespace sagebwd {
+
+/// Why the file at `path` is not to be trusted (it is none, another user owns it, others may write
+/// it, no kernel is as long), or empty.
+std::string objection_to(const struct stat& info, const std::string& path);
 
 /// Unique among threads, processes, and hosts that share the file system.
 std::string unique_name(const std::string& prefix);

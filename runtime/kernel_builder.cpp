@@ -84,8 +84,12 @@ KernelBuilder::Built KernelBuilder::build(const KernelSpec& spec) {
 namespace {
 
 [[noreturn]] void raise_offline(const KernelSpec& spec, const std::string& name,
-                                CacheStore& store) {
-  std::string places = store.disabled_reason().empty() ? store.directory() : "";
+                                const CacheKey& key, CacheStore& store) {
+  std::string places = store.directory();
+  if (!places.empty() && !store.disabled_reason().empty())
+    places += " (not used: " + store.disabled_reason() + ")";
+  else if (const std::string why = store.objection(key); !why.empty())
+    places += " (" + key.digest + ".kernel is there, but " + why + ")";
   for (const std::shared_ptr<const Pack>& pack : store.packs()) {
     std::string archs;
     for (const std::string& arch : pack->archs())
@@ -122,7 +126,7 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
   BuiltKernel kernel{spec, {}, source.threads, source.shared_bytes, /*cached=*/true};
   std::optional<CacheEntry> entry = store_.load(key, policy_.accept);
   if (!entry && policy_.offline)
-    raise_offline(spec, source.name, store_);
+    raise_offline(spec, source.name, key, store_);
   if (!entry) {
     const KeyLock lock = store_.lock(key);
     store_.counters().waits += lock.waited();

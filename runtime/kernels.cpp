@@ -1,6 +1,7 @@
 //===- kernels.cpp - From a KernelSpec to machine code ---------------------===//
 
 #include "runtime/kernels.h"
+#include "cache/environment.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild_command.h"
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <unistd.h>
 
 namespace sagebwd {
 
@@ -31,14 +33,12 @@ std::string joined_options(const KernelSource& source) {
 /// refuse the kernel for. Every listing shows them.
 constexpr int kTolerableSpillBytes = 128;
 
-bool is_set(const char* name) {
-  const char* value = std::getenv(name);
-  return value && std::string_view(value) == "1";
-}
+pid_t counting_process = 0;
 
-/// One line of what the cache did, for SAGEBWD_STATS=1.
+/// One line of what the cache did, for SAGEBWD_STATS=1. A forked child has its parent's counters.
 void print_counters() {
-  std::fprintf(stderr, "sagebwd: %s\n", to_string(user_store().counters()).c_str());
+  if (::getpid() == counting_process)
+    std::fprintf(stderr, "sagebwd: %s\n", to_string(user_store().counters()).c_str());
 }
 
 /// Never destroyed: threads may still build while the process ends.
@@ -52,8 +52,10 @@ KernelBuilder& builder() {
 
 KernelBuilder::Policy KernelBuilder::Policy::from_environment() {
   Policy policy;
-  policy.offline = is_set("SAGEBWD_OFFLINE");
-  if (!policy.offline && is_set("SAGEBWD_RECOMPILE"))
+  policy.offline = is_switched_on("SAGEBWD_OFFLINE");
+  const bool recompile = is_switched_on("SAGEBWD_RECOMPILE");
+  is_switched_on("SAGEBWD_ALLOW_SPILLS"); // a bad value is an error before the first compile
+  if (!policy.offline && recompile)
     policy.accept = [](const CacheEntry& entry) {
       return entry.compiler == Nvrtc::instance().identity();
     };
@@ -68,7 +70,7 @@ KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const Ker
   if (compilation.spill_bytes <= kTolerableSpillBytes)
     std::erase_if(warnings,
                   [](const std::string& w) { return w.find("C75") == std::string::npos; });
-  if (!warnings.empty() && !is_set("SAGEBWD_ALLOW_SPILLS")) {
+  if (!warnings.empty() && !is_switched_on("SAGEBWD_ALLOW_SPILLS")) {
     std::string what = source.name + " compiles for " + std::string(spec.arch.name) +
                        ", but is not usable: a defect of its tile configuration (" +
                        to_string(spec.tile) + "). Please report it with this text; " +
@@ -93,8 +95,10 @@ KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const Ker
 
 CacheStore& user_store() {
   static CacheStore& store = *[] {
+    const bool counts = is_switched_on("SAGEBWD_STATS");
     auto* made = new CacheStore; // never destroyed, like the builder
-    if (is_set("SAGEBWD_STATS"))
+    counting_process = ::getpid();
+    if (counts)
       std::atexit(print_counters);
     return made;
   }();

@@ -132,14 +132,18 @@ Records::Merged Records::merge(const std::vector<TuningRecord>& records, bool ov
 }
 
 std::vector<TuningRecord> Records::all(std::vector<std::string>* problems) {
+  const auto report = [&](const std::string& problem) {
+    if (!problems)
+      throw TuneError(problem);
+    problems->push_back(problem);
+  };
   std::set<std::string> seen;
   std::vector<TuningRecord> records;
   const auto add = [&](const std::string& place, const std::string& bytes) {
     std::string why;
     std::optional<TuningRecord> record = parse_record(bytes, &why);
     if (!record) {
-      if (problems)
-        problems->push_back(place + ": " + why);
+      report(place + ": " + why);
     } else if (seen.insert(record->key.digest).second) {
       records.push_back(std::move(*record));
     }
@@ -151,10 +155,13 @@ std::vector<TuningRecord> Records::all(std::vector<std::string>* problems) {
     files = std::filesystem::directory_iterator(store_.directory(), unreadable);
   for (; files != std::filesystem::directory_iterator(); files.increment(unreadable)) {
     const std::string name = files->path().filename().string();
-    std::string bytes;
-    if (name.size() == 64 + 7 && name.ends_with(kSuffix) && is_digest(name.substr(0, 64)) &&
-        read_file(store_.directory(), name, bytes) == ReadStatus::ok)
+    if (name.size() != 64 + 7 || !name.ends_with(kSuffix) || !is_digest(name.substr(0, 64)))
+      continue;
+    std::string bytes, why = "it cannot be read";
+    if (read_file(store_.directory(), name, bytes, &why) == ReadStatus::ok)
       add(files->path().string(), bytes);
+    else if (file_exists(store_.directory(), name)) // not gone meanwhile
+      report(files->path().string() + ": " + why);
   }
   for (const std::shared_ptr<const Pack>& pack : store_.packs())
     for (const std::string& digest : pack->digests())

@@ -49,7 +49,8 @@ public:
   /// whose tile no kernel of this version has, TuneError where one cannot be kept; nothing is lost.
   Merged merge(const std::vector<TuningRecord>&, bool overwrite);
 
-  /// All there are, directory first, each once, by digest. `problems` takes what could not be read.
+  /// All there are, directory first, each once, by digest. `problems` takes what could not be read;
+  /// without it, that raises TuneError.
   std::vector<TuningRecord> all(std::vector<std::string>* problems = nullptr);
 
   /// Rises whenever a record is kept: who remembers an answer asks again.

@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "cache/environment.h"
 #include "cache/eviction.h"
 #include "cache/store.h"
 #include "tests/cache/mutations.h"
@@ -107,8 +108,58 @@ TEST(Neighbours, ARecordOfANewerVersionIsNeitherReadNorRemoved) {
 
   test::write_text(file, "{}");
   EXPECT_FALSE(store.load_record(record.key));
-  EXPECT_FALSE(std::filesystem::exists(file));
-  EXPECT_EQ(store.counters().heals, 1u);
+  EXPECT_EQ(test::read_text(file), "{}") << "a record is lost by reading it";
+  EXPECT_EQ(store.counters().heals, 0u);
+  EXPECT_TRUE(store.publish_record(record));
+  EXPECT_TRUE(store.load_record(record.key));
+}
+
+TEST(Neighbours, ARecordThatOthersMayWriteStaysAndIsReported) {
+  TempDirectory temp;
+  CacheStore store(options_in(temp.path()));
+  const TuningRecord record = test::some_record(1);
+  ASSERT_TRUE(store.publish_record(record));
+  const std::string file = temp / (record.key.digest + ".tuning");
+  ASSERT_EQ(::chmod(file.c_str(), 0660), 0);
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i)
+    EXPECT_FALSE(store.load_record(record.key));
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  EXPECT_NE(text.find("run: chmod go-w '" + file + "'"), std::string::npos) << text;
+  ASSERT_EQ(::chmod(file.c_str(), 0600), 0);
+  EXPECT_TRUE(store.load_record(record.key));
+}
+
+TEST(Neighbours, OfflineNothingIsRemovedAndTheReasonIsKnown) {
+  TempDirectory temp;
+  ScopedVariable offline("SAGEBWD_OFFLINE", "1"), own("SAGEBWD_CACHE_DIR", temp.path());
+  CacheStore store;
+  ASSERT_TRUE(store.publish(key_number(1), entry_of(10)));
+  const std::string file = file_of(temp.path(), 1);
+  ASSERT_EQ(::chmod(file.c_str(), 0660), 0);
+  EXPECT_FALSE(store.load(key_number(1)));
+  EXPECT_EQ(store.counters().heals, 0u);
+  EXPECT_NE(store.objection(key_number(1)).find("run: chmod go-w '" + file), std::string::npos);
+
+  ASSERT_EQ(::chmod(temp.path().c_str(), 0770), 0);
+  EXPECT_NE(CacheStore().disabled_reason().find("run: chmod -R go-w"), std::string::npos);
+  ASSERT_EQ(::chmod(temp.path().c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(file.c_str(), 0600), 0);
+  EXPECT_TRUE(store.load(key_number(1)));
+  EXPECT_EQ(store.objection(key_number(1)), "");
+}
+
+TEST(Neighbours, ASwitchThatIsNoneIsAnError) {
+  const auto on = [](std::optional<std::string> value) {
+    ScopedVariable variable("SAGEBWD_OFFLINE", value);
+    return is_switched_on("SAGEBWD_OFFLINE");
+  };
+  EXPECT_TRUE(on("1"));
+  for (const std::optional<std::string>& no : {std::optional<std::string>(), {""}, {"0"}})
+    EXPECT_FALSE(on(no));
+  for (const char* bad : {"true", "yes", "2", "01", " 1"})
+    EXPECT_THROW(on(bad), std::invalid_argument) << bad;
 }
 
 TEST(Neighbours, TheByteLimitHoldsUnderManyPublishers) {

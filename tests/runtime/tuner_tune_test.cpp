@@ -315,6 +315,19 @@ TEST_F(Tune, ANewerVersionsRecordIsLeftAlone) {
   EXPECT_NE(problems[0].find("newer version"), std::string::npos);
 }
 
+TEST_F(Tune, ListingARecordThatOthersMayWriteKeepsItAndSaysSo) {
+  const TuningRecord record = tuned().record;
+  const std::string path = directory_ + "/" + record.key.digest + ".tuning";
+  std::filesystem::permissions(path, std::filesystem::perms(0660));
+  std::vector<std::string> problems;
+  EXPECT_TRUE(Records(store()).all(&problems).empty());
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_NE(problems[0].find("run: chmod go-w '" + path + "'"), std::string::npos) << problems[0];
+  EXPECT_THROW(Records(store()).all(), TuneError);
+  std::filesystem::permissions(path, std::filesystem::perms(0600));
+  EXPECT_EQ(Records(store()).all().size(), 1u);
+}
+
 TEST_F(Tune, RecordsMoveBetweenMachines) {
   traits_[kFast] = "ms=0.8";
   tuned();
