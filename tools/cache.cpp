@@ -118,7 +118,7 @@ bool ItemFilter::matches(const KeptItem& item) const {
 
 ExitCode report_failures(const char* command, const std::vector<std::string>& failures) {
   for (const std::string& failure : failures)
-    fprintf(stderr, "sagebwd %s: %s\n", command, failure.c_str());
+    fprintf(stderr, "sagebwd %s: %s\n", command, printable(failure).c_str());
   return failures.empty() ? kDone : kFailed;
 }
 

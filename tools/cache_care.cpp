@@ -17,9 +17,11 @@ public:
   VerifyCache()
       : Command("cache verify", "read everything and list what is bad",
                 "Reads every kernel and tuning record of the directory and the packs and checks\n"
-                "checksums, keys and owners. The exit code is 1 if anything is bad. Bad files of\n"
-                "the directory heal by themselves: their next use compiles them again. A bad pack\n"
-                "does not: copy or build it again.\n"
+                "checksums, keys and owners. The exit code is 1 if anything is bad. In\n"
+                "the directory, bad kernels heal by themselves, as their next use compiles them "
+                "again;\n"
+                "tuning records stay until --remove. A bad pack does not heal: copy or build it\n"
+                "again.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd cache verify\n"
@@ -52,6 +54,12 @@ public:
       bad_in_directory_ += !item.in_pack;
       bad_.push_back({name.file, std::move(item)});
     });
+    if (remove_ && bad_in_directory_ > removed_) {
+      const std::string reason = reason_not_writable(user_store().directory());
+      layers.failures.push_back(std::to_string(bad_in_directory_ - removed_) +
+                                " bad files could not be removed" +
+                                (reason.empty() ? "" : ": " + reason));
+    }
     json ? print_as_json(layers.failures) : print_as_text();
     const ExitCode code = report_failures("cache verify", layers.failures);
     return bad_.empty() ? code : kFailed;
@@ -88,12 +96,12 @@ void VerifyCache::print_as_text() const {
     printf("bad  %s: %s\n",
            bad.item.in_pack ? (bad.item.place + ", item " + bad.item.digest).c_str()
                             : (bad.item.place + "/" + bad.file).c_str(),
-           bad.item.problem.c_str());
+           printable(bad.item.problem).c_str());
   printf("%zu items read, %s: %zu bad%s\n", read_, readable_bytes(bytes_).c_str(), bad_.size(),
          remove_ ? format(", %zu removed", removed_).c_str() : "");
-  if (bad_in_directory_ > removed_)
-    puts("Bad files of the directory heal by themselves at their next use; --remove removes them "
-         "now.");
+  if (bad_in_directory_ > 0 && !remove_)
+    puts("Bad kernels of the directory heal by themselves at their next use, bad tuning records "
+         "stay; --remove removes both now.");
 }
 
 class Prune : public Command {
@@ -129,7 +137,14 @@ public:
     if (!dry_run_)
       result = prune(store.directory(), limit_bytes_, age_);
     json ? print_as_json(result, plan.in_use) : print_as_text(result, plan.in_use);
-    return kDone;
+    const std::string reason = reason_not_writable(store.directory());
+    std::vector<std::string> failures;
+    if (result.stuck > 0)
+      failures.push_back(std::to_string(result.stuck) + " kernels could not be removed" +
+                         (reason.empty() ? "" : ": " + reason));
+    else if (!reason.empty() && plan.result.swept > result.swept)
+      failures.push_back("leftovers could not be swept: " + reason);
+    return report_failures("cache prune", failures);
   }
 
 private:

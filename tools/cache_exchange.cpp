@@ -89,14 +89,18 @@ public:
     Layers layers;
     layers.packs.push_back(Pack::open(pack_));
     layers.names = kept_names(layers.packs.front());
+    check_limit(layers);
     visit_items(layers, "importing", [&](const KeptName&, KeptItem item, std::string bytes) {
       if (!item.problem.empty())
         layers.failures.push_back("item " + item.digest + " is bad: " + item.problem);
       else if (item.newer)
         layers.failures.push_back("item " + item.digest + " was written by a newer version");
       else
-        take(item, bytes, layers.failures);
+        take(item, bytes);
     });
+    if (lost_ > 0)
+      layers.failures.push_back(std::to_string(lost_) + " items could not be kept in " +
+                                store.directory());
     if (json)
       print_json(json::Object{{"pack", pack_},
                               {"directory", store.directory()},
@@ -111,14 +115,29 @@ public:
   }
 
 private:
-  void take(const KeptItem&, const std::string& bytes, std::vector<std::string>& failures);
+  /// Raises std::runtime_error for kernels that the directory would have to evict again.
+  void check_limit(Layers layers) const;
+  void take(const KeptItem&, const std::string& bytes);
 
   std::string pack_;
-  size_t imported_ = 0, present_ = 0;
+  size_t imported_ = 0, present_ = 0, lost_ = 0;
 };
 
-void Import::take(const KeptItem& item, const std::string& bytes,
-                  std::vector<std::string>& failures) {
+void Import::check_limit(Layers layers) const {
+  const uint64_t limit = user_store().options().byte_limit;
+  uint64_t bytes = 0;
+  if (limit > 0)
+    visit_items(layers, "weighing", [&](const KeptName&, const KeptItem& item, std::string) {
+      bytes += item.kernel && item.problem.empty() ? item.bytes : 0;
+    });
+  if (bytes > limit)
+    throw std::runtime_error(pack_ + " holds " + readable_bytes(bytes) +
+                             " of kernels and the directory may keep " + readable_bytes(limit) +
+                             ", so nothing is imported: raise SAGEBWD_CACHE_LIMIT, or name the "
+                             "pack in SAGEBWD_CACHE_PACKS, which uses it without importing it");
+}
+
+void Import::take(const KeptItem& item, const std::string& bytes) {
   CacheStore& store = user_store();
   const std::string file = item.digest + (item.kernel ? ".kernel" : ".tuning");
   const std::optional<KeptItem> here = read_kept({store.directory(), file, item.digest, nullptr});
@@ -134,10 +153,7 @@ void Import::take(const KeptItem& item, const std::string& bytes,
     const std::optional<TuningRecord> record = parse_record(bytes);
     kept = record && store.publish_record(*record);
   }
-  if (kept)
-    ++imported_;
-  else
-    failures.push_back("item " + item.digest + " could not be kept in " + store.directory());
+  ++(kept ? imported_ : lost_);
 }
 
 } // namespace

@@ -1,4 +1,5 @@
 //===- cache_explain.cpp - 'sagebwd cache explain' -------------------------===//
+#include "cache/environment.h"
 #include "cache/explain.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "tools/cache.h"
@@ -50,8 +51,7 @@ public:
     visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
       kept.push_back(std::move(item));
     });
-    const char* recompile = std::getenv("SAGEBWD_RECOMPILE");
-    if (recompile && std::string(recompile) == "1")
+    if (is_switched_on("SAGEBWD_RECOMPILE"))
       compiler_ = Nvrtc::instance().identity();
     for (const KernelSpec& kernel : wanted) {
       const CacheKey key = key_of(emit(kernel), kernel);

@@ -13,6 +13,24 @@
 
 namespace sagebwd::tools {
 
+std::string printable(std::string text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
+    const bool c1 = i + 1 < text.size() && byte(i) == 0xc2 && byte(i + 1) < 0xa0; // in UTF-8
+    if (c1 || byte(i) < ' ' || byte(i) == 0x7f)
+      text[i] = '?';
+    if (c1)
+      text[++i] = '?';
+  }
+  return text;
+}
+
+void Table::add(std::vector<std::string> row) {
+  for (std::string& cell : row)
+    cell = printable(std::move(cell));
+  rows_.push_back(std::move(row));
+}
+
 void Table::print() const {
   const size_t columns = rows_.front().size();
   std::vector<size_t> widths(columns);

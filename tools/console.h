@@ -9,11 +9,14 @@
 
 namespace sagebwd::tools {
 
+/// With '?' for control characters: what a file or a driver says must not steer the terminal.
+std::string printable(std::string text);
+
 /// Columns as wide as their widest cell; numbers are right-aligned.
 class Table {
 public:
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
-  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void add(std::vector<std::string> row);
   /// To standard output.
   void print() const;
 

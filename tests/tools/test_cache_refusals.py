@@ -1,0 +1,53 @@
+"""What `sagebwd cache` refuses, and what it says where it cannot do its work."""
+
+import shutil
+import subprocess
+
+import pytest
+from cache_helpers import truncate
+from conftest import BINARY
+
+UNSHARE = shutil.which("unshare")
+
+
+def read_only(cache, *arguments):
+    """Runs `sagebwd cache` with its directory mounted read-only."""
+    if not UNSHARE or subprocess.run([UNSHARE, "-rm", "true"], check=False).returncode:
+        pytest.skip("no user namespaces here")
+    script = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    return subprocess.run(
+        [UNSHARE, "-rm", "sh", "-c", script, cache.directory, BINARY, "cache", *arguments],
+        env={"SAGEBWD_CACHE_DIR": str(cache.directory)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )
+
+
+def test_prune_says_why_nothing_is_removed(cache):
+    result = read_only(cache, "prune", "--all", "--yes")
+    assert result.returncode == 1, result.stdout
+    assert "could not be removed" in result.stderr and "Read-only" in result.stderr
+    assert cache.kernels()
+
+
+def test_verify_says_why_nothing_is_removed(cache):
+    truncate(cache.kernels()[0])
+    result = read_only(cache, "verify", "--remove")
+    assert result.returncode == 1
+    assert "1 bad files could not be removed" in result.stderr and "Read-only" in result.stderr
+    assert "--remove removes" not in result.stdout
+
+
+def test_import_honours_the_limit(cache, sagebwd, tmp_path):
+    pack = tmp_path / "a.pack"
+    assert cache("export", "--out", pack).code == 0
+    other = {"SAGEBWD_CACHE_DIR": str(tmp_path / "other"), "SAGEBWD_CACHE_LIMIT": "10K"}
+    result = sagebwd("cache", "import", pack, **other)
+    assert result.code == 1 and "raise SAGEBWD_CACHE_LIMIT" in result.err
+    assert not list((tmp_path / "other").glob("*.kernel"))
+    assert sagebwd("cache", "import", pack, **{**other, "SAGEBWD_CACHE_LIMIT": "0"}).code == 0
+
+
+@pytest.mark.parametrize("variable", ["SAGEBWD_OFFLINE", "SAGEBWD_STATS"])
+def test_a_switch_that_is_none_is_wrong_use(cache, variable):
+    result = cache("stat", **{variable: "true"})
+    assert result.code == 2 and f"{variable} is 'true'" in result.err
