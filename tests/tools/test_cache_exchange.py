@@ -223,13 +223,13 @@ def test_another_compilers_entry_counts_unless_recompiling_is_asked_for(cache, s
     assert compiles("--recompile") == 0
 
 
-def write_record(directory):
+def write_record(directory, gpu="A100"):
     """A tuning record without candidates, as the library serializes it."""
     fields = {
         "schema": "sagebwd tuning 1",
         "kind": "forward",
         "arch": "sm_80",
-        "gpu": "A100",
+        "gpu": gpu,
         "head_dim": "64",
         "dtype": "bf16",
         "causal": "none",

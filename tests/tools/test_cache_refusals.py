@@ -4,8 +4,9 @@ import shutil
 import subprocess
 
 import pytest
-from cache_helpers import truncate
+from cache_helpers import OPERATION, truncate
 from conftest import BINARY
+from test_cache_exchange import write_record
 
 UNSHARE = shutil.which("unshare")
 
@@ -51,3 +52,22 @@ def test_import_honours_the_limit(cache, sagebwd, tmp_path):
 def test_a_switch_that_is_none_is_wrong_use(cache, variable):
     result = cache("stat", **{variable: "true"})
     assert result.code == 2 and f"{variable} is 'true'" in result.err
+
+
+@pytest.mark.parametrize("arguments", [("cache", "ls"), ("tune", "--list")])
+def test_a_record_does_not_steer_the_terminal(sagebwd, tmp_path, arguments):
+    tmp_path.chmod(0o700)
+    write_record(tmp_path, gpu="A100\x1b[2J")
+    result = sagebwd(*arguments, SAGEBWD_CACHE_DIR=str(tmp_path))
+    assert result.code == 0 and "A100?[2J" in result.out and "\x1b" not in result.out
+
+
+def test_offline_an_entry_that_others_may_write_stays_and_is_named(cache, sagebwd):
+    for kernel in cache.kernels():
+        kernel.chmod(0o660)
+    before = cache.kernels()
+    result = sagebwd(
+        "build", *OPERATION, SAGEBWD_CACHE_DIR=str(cache.directory), SAGEBWD_OFFLINE="1"
+    )
+    assert result.code == 1 and "run: chmod go-w" in result.err, result.err
+    assert cache.kernels() == before
