@@ -1,0 +1,34 @@
+//===- stats_test.cpp - SAGEBWD_STATS ---------------------------------------===//
+
+#include "runtime/kernels.h"
+#include "tests/cache/temp_directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace sagebwd;
+
+namespace {
+
+TEST(StatsDeathTest, AForkedChildDoesNotRepeatItsParentsCounters) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe"); // a process whose store is not made yet
+  const test::ScopedVariable stats("SAGEBWD_STATS", "1");
+  const auto parent_and_child = [] {
+    user_store();
+    if (::fork() == 0)
+      std::exit(0);
+    ::wait(nullptr);
+    std::exit(7);
+  };
+  EXPECT_EXIT(parent_and_child(), testing::ExitedWithCode(7),
+              testing::Truly([](const std::string& text) {
+                const size_t first = text.find("memory_hits=");
+                return first != std::string::npos &&
+                       text.find("memory_hits=", first + 1) == std::string::npos;
+              }));
+}
+
+} // namespace
