@@ -99,6 +99,7 @@ struct Attention::State {
   const LoadedKernel* find_loaded(const KernelSpec&) const;
   /// Nothing where kernels would have to be loaded, and may not be.
   std::optional<std::vector<LoadedKernel>> load(const std::vector<KernelSpec>&, bool may_load);
+  std::vector<LoadedKernel> load_chosen(Pass, const Problem&);
   std::vector<LoadedKernel> load_while_capturing(Pass, const Problem&);
   void run(Pass pass, const Problem&, OperandValues&, void* workspace, size_t workspace_size,
            float softmax_scale, void* stream);
@@ -126,6 +127,31 @@ Attention::State::load(const std::vector<KernelSpec>& specs, bool may_load) {
   for (const KernelSpec& spec : specs)
     result.push_back(*find_loaded(spec));
   return result;
+}
+
+/// A tuned tile that cannot be had here (a record from elsewhere, offline or with another NVRTC)
+/// must not cost the operation.
+std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem& problem) {
+  const std::vector<KernelSpec> chosen = tiles.kernels(pass, problem);
+  std::string why;
+  try {
+    return *load(chosen, /*may_load=*/true);
+  } catch (const CompileError& error) {
+    why = error.what();
+    if (!tiles.may_fall_back() || chosen == tiles.by_default(pass))
+      throw;
+  } catch (const OfflineError& error) {
+    why = error.what();
+    if (!tiles.may_fall_back() || chosen == tiles.by_default(pass))
+      throw;
+  }
+  static std::atomic<bool> warned{false};
+  if (!warned.exchange(true))
+    std::fprintf(stderr,
+                 "sagebwd: warning: the default tile is used, for the tuned one cannot be "
+                 "had: %s\n",
+                 why.c_str());
+  return *load(tiles.by_default(pass), /*may_load=*/true);
 }
 
 /// Into a graph goes what is loaded: nothing is compiled, loaded or tuned while it is captured.
@@ -167,8 +193,13 @@ const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Prob
   if (capturing) {
     fresh->kernels = load_while_capturing(pass, problem);
   } else {
-    fresh->kernels = *load(tiles.kernels(pass, problem), /*may_load=*/true);
-    fresh->generation = tiles.generation(); // choosing may have tuned
+    // Records may change meanwhile, by what is tuned here too: then they are asked again.
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      fresh->generation = tiles.generation();
+      fresh->kernels = load_chosen(pass, problem);
+      if (fresh->generation == tiles.generation())
+        break;
+    }
   }
   all_launches.push_back(std::move(fresh));
   const Launches* result = all_launches.back().get();

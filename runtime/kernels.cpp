@@ -2,6 +2,7 @@
 
 #include "runtime/kernels.h"
 #include "cache/environment.h"
+#include "runtime/driver/driver.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild_command.h"
@@ -55,9 +56,12 @@ KernelBuilder::Policy KernelBuilder::Policy::from_environment() {
   policy.offline = is_switched_on("SAGEBWD_OFFLINE");
   const bool recompile = is_switched_on("SAGEBWD_RECOMPILE");
   is_switched_on("SAGEBWD_ALLOW_SPILLS"); // a bad value is an error before the first compile
-  if (!policy.offline && recompile)
-    policy.accept = [](const CacheEntry& entry) {
-      return entry.compiler == Nvrtc::instance().identity();
+  if (!policy.offline)
+    policy.accept = [recompile](const CacheEntry& entry) {
+      // A neighbour with a newer driver may have compiled it. Where nothing is run, any will do.
+      const int driver = driver::opened_driver_version();
+      return (driver == 0 || entry.lowest_driver <= driver) &&
+             (!recompile || entry.compiler == Nvrtc::instance().identity());
     };
   return policy;
 }

@@ -25,8 +25,9 @@ bool is_at(int fd, const std::string& path) {
 
 bool holds_kernels(const std::string& path) {
   std::error_code ignored;
-  for (const auto& item : fs::directory_iterator(path, ignored))
-    if (item.path().extension() == ".kernel")
+  for (fs::directory_iterator item(path, ignored), end; !ignored && item != end;
+       item.increment(ignored))
+    if (item->path().extension() == ".kernel")
       return true;
   return false;
 }
@@ -82,12 +83,16 @@ WorkFolder::~WorkFolder() {
 }
 
 void WorkFolder::remove() {
-  std::error_code ignored;
-  for (const auto& item : fs::directory_iterator(path_, ignored)) {
-    const std::string name = item.path().filename();
-    if (item.path().extension() == ".kernel" || name.rfind(".tmp-", 0) == 0 || name == "locks" ||
+  if (!is_at(lock_, path_ + "/" + kLock)) // another has made the folder anew, or there is none
+    return;
+  std::error_code ignored, unremoved;
+  for (fs::directory_iterator item(path_, ignored), end; !ignored && item != end;
+       item.increment(ignored)) {
+    const fs::path file = item->path();
+    const std::string name = file.filename();
+    if (file.extension() == ".kernel" || name.rfind(".tmp-", 0) == 0 || name == "locks" ||
         name == "users")
-      fs::remove(item.path(), ignored);
+      fs::remove(file, unremoved);
   }
   fs::remove(path_ + "/" + kLock, ignored);
   fs::remove(path_, ignored);

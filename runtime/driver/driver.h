@@ -26,6 +26,8 @@ const std::string& unavailable();
 
 int device_count();
 int driver_version(); ///< e.g. 13000
+/// The same, or 0 where this process has not opened a usable driver so far. Opens none.
+int opened_driver_version();
 struct DeviceInfo {
   std::string name;
   int major = 0, minor = 0;

@@ -2,6 +2,7 @@
 
 #include "runtime/driver/library.h"
 
+#include <atomic>
 #include <dlfcn.h>
 
 namespace sagebwd::driver {
@@ -57,6 +58,10 @@ std::string error_text(const Library& table, Result result) {
 
 } // namespace
 
+namespace {
+std::atomic<int> opened_version{0};
+}
+
 Library::Library() {
   void* handle = nullptr;
   std::string tried;
@@ -92,7 +97,11 @@ Library::Library() {
     unavailable = "the CUDA driver does not list its GPUs: " + error_text(*this, result);
   else if (devices == 0)
     unavailable = "the CUDA driver sees no GPU; is CUDA_VISIBLE_DEVICES set to hide it?";
+  else if (int version = 0; cuDriverGetVersion.address && !cuDriverGetVersion.address(&version))
+    opened_version = version;
 }
+
+int opened_driver_version() { return opened_version; }
 
 const Library& table() {
   static const Library& library = *new Library; // outlives every thread

@@ -8,8 +8,10 @@
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 namespace sagebwd::tuner {
 namespace {
@@ -259,7 +261,8 @@ std::string line_of(const Report& report) {
     object["candidate"] = report.candidate;
     object["wrong"] = utf8(report.vetting.wrong);
     object["identical"] = report.vetting.identical;
-    object["rel_l2"] = number(report.vetting.rel_l2);
+    // Infinite where an output is not finite, which JSON lacks.
+    object["rel_l2"] = number(std::min(report.vetting.rel_l2, std::numeric_limits<double>::max()));
     object["ms"] = number(report.vetting.ms);
     break;
   case Report::starting:

@@ -110,6 +110,16 @@ bool Records::keep(const TuningRecord& record) {
   return kept;
 }
 
+void Records::give_up(const CacheKey& key) {
+  std::lock_guard lock(mutex_);
+  given_up_.insert(key.digest);
+}
+
+bool Records::is_given_up(const CacheKey& key) {
+  std::lock_guard lock(mutex_);
+  return given_up_.count(key.digest) > 0;
+}
+
 Records::Merged Records::merge(const std::vector<TuningRecord>& records, bool overwrite) {
   for (const TuningRecord& record : records) // all or none
     parse_tile(record.tile);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -42,6 +43,10 @@ public:
   /// False where it stays in this process, for there is no directory to keep it in.
   bool keep(const TuningRecord&);
 
+  /// What could not be tuned, for as long as this lives.
+  void give_up(const CacheKey&);
+  bool is_given_up(const CacheKey&);
+
   struct Merged {
     size_t added = 0, kept = 0, replaced = 0;
   };
@@ -61,6 +66,7 @@ private:
   CacheStore& store_;
   std::mutex mutex_;
   std::unordered_map<std::string, TuningRecord> known_; ///< by digest
+  std::set<std::string> given_up_;                      ///< likewise
   std::atomic<uint64_t> generation_{0};
 };
 

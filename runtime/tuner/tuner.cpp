@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <unistd.h>
@@ -22,6 +23,9 @@ namespace sagebwd {
 namespace {
 
 using tuner::Candidate;
+
+/// How long a rank waits for rank 0 to begin.
+constexpr std::chrono::seconds kRankGrace{20};
 
 Pass pass_of(KernelKind kind) {
   return kind == KernelKind::forward ? Pass::forward : Pass::backward;
@@ -252,16 +256,58 @@ std::string tune_command(const TuneRequest& request, const Arch& arch) {
 
 void warn(const std::string& what) { std::fprintf(stderr, "sagebwd: warning: %s\n", what.c_str()); }
 
-/// Nothing where none comes in time.
+/// Whether a process holds the lock under which a record is tuned.
+bool somebody_tunes(const CacheStore& store, const CacheKey& key) {
+  const KeyLock lock(store.directory(), key.digest, std::chrono::milliseconds(0),
+                     [] { return false; });
+  return lock.waited();
+}
+
+/// Nothing where none comes in time, or nobody is making one: rank 0 may never meet this problem,
+/// or keep its records elsewhere.
 std::optional<TuningRecord> wait_for_record(const CacheKey& key, const TuneRequest& request,
                                             const TuneSurroundings& around) {
-  const auto deadline = std::chrono::steady_clock::now() + request.wait_limit;
-  while (true) {
-    std::optional<TuningRecord> record = current_record(key, around);
-    if (record || std::chrono::steady_clock::now() >= deadline)
+  const CacheStore& store = around.records.store();
+  std::optional<TuningRecord> record = current_record(key, around);
+  if (record || !store.disabled_reason().empty())
+    return record;
+  std::fprintf(stderr, "sagebwd: waiting for rank 0 to tune (SAGEBWD_TUNE=tune)\n");
+  const auto start = std::chrono::steady_clock::now();
+  auto seen = start; // of somebody at work
+  for (;;) {
+    const auto now = std::chrono::steady_clock::now();
+    if (somebody_tunes(store, key))
+      seen = now;
+    if ((record = current_record(key, around)) || now - start >= request.wait_limit ||
+        now - seen >= kRankGrace)
       return record;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
+}
+
+/// The record that mode `tune` runs with. A training step does not fail for what cannot be tuned.
+std::optional<TuningRecord> tuned_or_awaited(KernelKind kind, const CacheKey& key,
+                                             const TuneRequest& request,
+                                             const TuneSurroundings& around) {
+  if (around.records.is_given_up(key)) // not tried at every call
+    return current_record(key, around);
+  std::string why;
+  if (process_rank().value_or(0) == 0) {
+    TuneRequest one = request;
+    one.kernels = {kind};
+    try {
+      return tune(one, around).front().record;
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+  } else if (std::optional<TuningRecord> record = wait_for_record(key, request, around)) {
+    return record;
+  } else {
+    why = "rank 0 left no record";
+  }
+  around.records.give_up(key);
+  warn(describe(kind, request, around) + " is not tuned: " + why + "; the default tile is used");
+  return std::nullopt;
 }
 
 } // namespace
@@ -317,14 +363,8 @@ TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& reques
   std::optional<TuningRecord> record;
   if (mode != TuneMode::tune)
     record = around.records.find(key);
-  else if (process_rank().value_or(0) == 0) {
-    TuneRequest one = request;
-    one.kernels = {kind};
-    record = tune(one, around).front().record;
-  } else if (!(record = wait_for_record(key, request, around))) {
-    warn("rank 0 left no tuning record of " + describe(kind, request, around) + " within " +
-         std::to_string(request.wait_limit.count() / 1000) + " s; the default tile is used");
-  }
+  else
+    record = tuned_or_awaited(kind, key, request, around);
   if (!record && mode == TuneMode::frozen)
     throw TuneError("SAGEBWD_TUNE=frozen, and there is no tuning record of " +
                     describe(kind, request, around) +

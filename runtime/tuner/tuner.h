@@ -41,7 +41,7 @@ struct TuneRequest {
   tuner::TrialLimits limits;
   /// For another process that tunes the same.
   std::chrono::milliseconds wait_limit{300000};
-  std::function<void(const TuneProgress&)> progress; ///< may be called from several threads
+  std::function<void(const TuneProgress&)> progress; ///< from several threads; must not throw
 };
 
 /// One kernel's outcome.
@@ -73,8 +73,8 @@ std::vector<std::string> worker_command(const std::vector<std::string>& given = 
 void set_tune_worker(std::vector<std::string> command);
 
 /// Which tile a kernel runs with: by the mode the default's, a record's, or the one that tuning now
-/// finds. Under TuneMode::tune, ranks but 0 wait for a record of rank 0, and take the default with
-/// a warning where none comes in `request.wait_limit`. Raises TuneError: frozen, and no record.
+/// finds. Under TuneMode::tune, ranks but 0 wait for a record of rank 0; where none comes, or
+/// tuning fails, the default is taken with one warning. Raises TuneError: frozen, and no record.
 TileConfig chosen_tile(TuneMode, KernelKind, const TuneRequest&, const TuneSurroundings&);
 /// The surroundings that tune() uses. Under TuneMode::tune this opens NVRTC.
 TuneSurroundings surroundings_of(int device, TuneMode);

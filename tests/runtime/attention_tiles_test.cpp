@@ -159,6 +159,33 @@ void launch() {
   say("tuned", forward(nullptr));
 }
 
+/// A record from a machine whose compiler can do more: here the tile spills.
+void launch_what_cannot_be_built() {
+  Attention attention(spec());
+  Arguments args(attention, kShort);
+  keep(KernelKind::forward, kShort, "mma 64x128 w4 s1 b8");
+  say("call", [&] {
+    attention.forward(args.forward);
+    return std::string("launched");
+  });
+}
+
+/// A record that comes while the kernels of a first call are being compiled.
+void tune_during_the_first_call() {
+  Attention attention(spec());
+  Arguments args(attention, kShort);
+  std::thread other([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    keep(KernelKind::forward, kShort, "mma 128x128 w8 s1 b1");
+  });
+  attention.forward(args.forward);
+  other.join();
+  say("second", [&] {
+    attention.forward(args.forward);
+    return std::string("launched");
+  });
+}
+
 const std::map<std::string, std::function<void()>>& scenarios() {
   static const std::map<std::string, std::function<void()>> map = {
       {"tiles", show_tiles},
@@ -166,6 +193,8 @@ const std::map<std::string, std::function<void()>>& scenarios() {
       {"forward only", fit_only_forward},
       {"launch", launch},
       {"threads", call_from_many_threads},
+      {"spills", launch_what_cannot_be_built},
+      {"late record", tune_during_the_first_call},
       {"constructor",
        [] { say("constructor", [] { return to_string(Attention(spec()).spec()); }); }}};
   return map;
@@ -302,6 +331,23 @@ TEST_F(AttentionTiles, ThreadsMayCallWhileRecordsChange) {
   if (const std::string why = no_compiler(); !why.empty())
     GTEST_SKIP() << why;
   EXPECT_EQ(run("threads"), "calls: 1600\n");
+}
+
+TEST_F(AttentionTiles, ATunedTileThatCannotBeBuiltCostsTheOperationNothing) {
+  if (const std::string why = no_compiler(); !why.empty())
+    GTEST_SKIP() << why;
+  const std::string output = run("spills");
+  expect_in(output, "the default tile is used, for the tuned one cannot be had");
+  expect_in(output, "call: launched");
+}
+
+TEST_F(AttentionTiles, ARecordThatComesDuringTheFirstCallIsNotMissed) {
+  if (const std::string why = no_compiler(); !why.empty())
+    GTEST_SKIP() << why;
+  const std::string output = run("late record", /*driver=*/true);
+  const size_t last = output.rfind("grid 4 1 1 block 256"); // 512 queries in blocks of 128
+  ASSERT_NE(last, std::string::npos) << output;
+  EXPECT_EQ(output.find("grid 8 1 1 block 128 1 1 shared 21248", last), std::string::npos);
 }
 
 TEST_F(AttentionTiles, ACaptureTakesWhatIsLoaded) {

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include <random>
 
 using namespace sagebwd;
@@ -94,6 +96,10 @@ TEST(Protocol, ReportsAreReadBack) {
   EXPECT_FALSE(vetted->vetting.identical);
   EXPECT_EQ(vetted->vetting.rel_l2, 0.125);
   EXPECT_EQ(vetted->vetting.ms, 1.5);
+  report.vetting.rel_l2 = INFINITY; // where an output is not finite
+  const std::optional<Report> infinite = parse_report(line_of(report));
+  ASSERT_TRUE(infinite);
+  EXPECT_GT(infinite->vetting.rel_l2, 1e300);
   report.kind = Report::failed;
   report.detail = "cuLaunchKernel failed";
   EXPECT_EQ(parse_report(line_of(report))->detail, report.detail);

@@ -282,9 +282,32 @@ TEST_F(Tune, ARankThatWaitsInVainTakesTheDefaultWithAWarning) {
   request_.wait_limit = 300ms;
   testing::internal::CaptureStderr();
   EXPECT_EQ(chosen(TuneMode::tune), default_());
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("rank 0 left no tuning record"),
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("rank 0 left no record"),
             std::string::npos);
   EXPECT_EQ(workers(), 0u);
+}
+
+TEST_F(Tune, ARankThatCanSeeNoRecordDoesNotWait) {
+  ScopedVariable rank("RANK", "3");
+  directory_ = "";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(chosen(TuneMode::tune), default_());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+}
+
+TEST_F(Tune, WhatCannotBeTunedIsTriedOnceAndCostsNoStep) {
+  request_.worker = {"/nonexistent/worker"};
+  Records records(store());
+  const auto call = [&] {
+    return chosen_tile(TuneMode::tune, KernelKind::forward, request_, around(records));
+  };
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(call(), default_());
+  EXPECT_EQ(call(), default_());
+  const std::string text = testing::internal::GetCapturedStderr();
+  const size_t first = text.find("is not tuned");
+  ASSERT_NE(first, std::string::npos) << text;
+  EXPECT_EQ(text.find("is not tuned", first + 1), std::string::npos) << "it was tried again";
 }
 
 TEST_F(Tune, WithoutADirectoryItIsKnownToThisProcess) {
