@@ -124,18 +124,23 @@ std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<Kern
   return builder().build_all(specs);
 }
 
+OfflineError of_operation(const OfflineError& error, const std::vector<KernelSpec>& kernels,
+                          const AttentionSpec& spec) {
+  // A kernel's own spec is narrower than the operation's. A tuned tile among them is named.
+  KernelSpec named = kernels.front();
+  for (const KernelSpec& kernel : kernels)
+    if (!(kernel.tile == default_tile(kernel.kind, kernel.attention, kernel.arch)))
+      named = kernel;
+  named.attention = spec;
+  return OfflineError(error.missing, prebuild_command(named));
+}
+
 std::vector<std::shared_ptr<const BuiltKernel>>
 build_operation(const std::vector<KernelSpec>& kernels, const AttentionSpec& spec) {
   try {
     return build_all(kernels);
   } catch (const OfflineError& error) {
-    // A kernel's own spec is narrower than the operation's. A tuned tile among them is named.
-    KernelSpec named = kernels.front();
-    for (const KernelSpec& kernel : kernels)
-      if (!(kernel.tile == default_tile(kernel.kind, kernel.attention, kernel.arch)))
-        named = kernel;
-    named.attention = spec;
-    throw OfflineError(error.missing, prebuild_command(named));
+    throw of_operation(error, kernels, spec);
   }
 }
 

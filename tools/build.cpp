@@ -36,21 +36,20 @@ public:
 
   ExitCode run() override {
     Clock::time_point start = Clock::now();
-    std::vector<std::vector<KernelSpec>> operations = wanted();
+    std::vector<Operation> operations = wanted();
     KernelBuilder builder(user_store(), emit, compile_with_nvrtc, policy());
     Progress progress("building", operations.size());
     std::vector<Built> kernels;
     std::vector<std::string> failures;
-    for (const auto& operation : operations) {
-      const KernelSpec& any = operation.front();
-      const std::string what = std::string(any.arch.name) + " " + to_string(any.attention);
+    for (const auto& [spec, operation] : operations) {
+      const std::string what = std::string(operation.front().arch.name) + " " + to_string(spec);
       try {
         for (Built& kernel : builder.build_all(operation))
           kernels.push_back(std::move(kernel));
       } catch (const CompileError& error) { // the others are still wanted
         failures.push_back(what + ": " + error.what());
       } catch (const OfflineError& error) {
-        failures.push_back(what + ": " + error.what());
+        failures.push_back(what + ": " + of_operation(error, operation, spec).what());
       }
       progress.advance(what);
     }
@@ -69,8 +68,12 @@ public:
 
 private:
   KernelBuilder::Policy policy() const;
-  /// One list for each architecture and spec. A kernel that several specs share is in the first.
-  std::vector<std::vector<KernelSpec>> wanted() const;
+  /// Of one architecture and spec; a kernel that several specs share is in the first.
+  struct Operation {
+    AttentionSpec spec; ///< resolved
+    std::vector<KernelSpec> kernels;
+  };
+  std::vector<Operation> wanted() const;
   void print_as_json(const std::vector<Built>&, const std::vector<std::string>& failures,
                      double total_ms) const;
   void print_as_table(const std::vector<Built>&, double total_ms) const;
@@ -94,8 +97,8 @@ KernelBuilder::Policy Build::policy() const {
 /// What this process spent on it; the entry remembers what its first compile took.
 double spent_ms(const BuiltKernel& kernel) { return kernel.cached ? 0 : kernel.entry.compile_ms; }
 
-std::vector<std::vector<KernelSpec>> Build::wanted() const {
-  std::vector<std::vector<KernelSpec>> operations;
+std::vector<Build::Operation> Build::wanted() const {
+  std::vector<Operation> operations;
   std::set<std::string> seen;
   for (const Arch& arch : parse_archs(archs_))
     for (const AttentionSpec& spec : spec_.all()) {
@@ -105,7 +108,7 @@ std::vector<std::vector<KernelSpec>> Build::wanted() const {
           if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
             kernels.push_back(kernel);
       if (!kernels.empty())
-        operations.push_back(std::move(kernels));
+        operations.push_back({resolved(spec, arch), std::move(kernels)});
     }
   return operations;
 }

@@ -61,8 +61,13 @@ void OptionTable::text(std::string name, std::string placeholder, std::string& v
                        std::string help) {
   if (!value.empty())
     help += " (default " + value + ")";
-  options_.push_back({std::move(name), std::move(placeholder), std::move(help),
-                      [&value](const std::string& given) { value = given; }});
+  // An unset variable of a shell must not turn one command into another.
+  auto set = [&value, name](const std::string& given) {
+    if (given.empty())
+      throw UsageError("--" + name + " is empty");
+    value = given;
+  };
+  options_.push_back({name, std::move(placeholder), std::move(help), std::move(set)});
 }
 
 void OptionTable::list(std::string name, std::string placeholder, std::vector<std::string>& values,

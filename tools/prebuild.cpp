@@ -22,6 +22,10 @@ using Built = std::shared_ptr<const BuiltKernel>;
 
 /// Raises std::runtime_error for a file that cannot be read.
 std::string read_input(const std::string& path, size_t longest) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  if (exists(status) && !is_regular_file(status)) // a FIFO would be waited for
+    throw std::runtime_error(path + " cannot be read: it is no regular file");
   std::ifstream file(path, std::ios::binary);
   std::string text(longest + 1, '\0');
   if (file)

@@ -22,7 +22,7 @@ namespace {
 
 std::string read_whole(const std::string& path) {
   constexpr off_t kLongest = off_t{64} << 20;
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); // nor wait for a FIFO
   struct stat info;
   if (fd < 0 || ::fstat(fd, &info) != 0)
     fail(path, "read");
@@ -45,6 +45,9 @@ std::string read_whole(const std::string& path) {
 
 /// Whole or not at all: what was there stays until the new file is complete.
 void write_whole(const std::string& path, const std::string& text) {
+  struct stat there;
+  if (::lstat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) // a rename would replace it
+    throw std::runtime_error(path + " is there and is no regular file; name another file");
   const std::string unfinished = path + ".unfinished-" + std::to_string(::getpid());
   const int fd = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0)

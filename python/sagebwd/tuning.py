@@ -110,7 +110,12 @@ def tune(
 
 
 def export_records(path):
-    """Writes every record here into a file, for machines with such GPUs; how many there are."""
+    """Writes every record here into a file, for machines with such GPUs; how many there are.
+
+    Raises TuneError where a record cannot be read, OSError where the file cannot be written.
+    """
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+        raise OSError(f"{os.fspath(path)} is there and is no regular file; name another file")
     text = _core.tuning_records()
     unfinished = f"{os.fspath(path)}.unfinished-{os.getpid()}"
     try:
@@ -130,6 +135,8 @@ def import_records(path, overwrite=False):
     Records that are here already stay, unless `overwrite`. All or nothing: SpecError for a file
     that is not wholly sound.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would be waited for
+        raise OSError(f"{os.fspath(path)} is no regular file")
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read()
     added, kept, replaced = _core.import_tuning_records(text, overwrite)
