@@ -299,7 +299,8 @@ TEST(Inventory, ReadsWithoutTouching) {
   EXPECT_EQ(explain(key_of(kernel), items).verdict, Explanation::bad);
 
   fs::permissions(file, fs::perms::others_write, fs::perm_options::add);
-  EXPECT_EQ(items_in(store.directory()).front().problem, "other users may write it");
+  EXPECT_EQ(items_in(store.directory()).front().problem,
+            "other users may write it; run: chmod go-w '" + file + "'");
   fs::remove(file);
   fs::create_symlink("/etc/passwd", file);
   EXPECT_EQ(items_in(store.directory()).front().problem, "it is a symbolic link");
