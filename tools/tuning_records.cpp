@@ -159,7 +159,12 @@ ExitCode import_records(const std::string& path, bool overwrite, bool json) {
   const auto records = parse_records(read_whole(path), &why);
   if (!records)
     throw std::runtime_error(path + " is not taken over, nothing has changed: " + why);
-  const Records::Merged merged = user_records().merge(*records, overwrite);
+  Records::Merged merged;
+  try {
+    merged = user_records().merge(*records, overwrite);
+  } catch (const SpecError& error) { // the file's fault, not the command line's
+    throw std::runtime_error(path + " is not taken over, nothing has changed: " + error.what());
+  }
   if (json)
     print_json(llvm::json::Object{{"file", path},
                                   {"added", merged.added},
