@@ -99,11 +99,11 @@ Options parse(int count, char** arguments) {
     else if (name == "--head-dim")
       options.spec.head_dim = std::stoi(value);
     else if (name == "--dtype")
-      options.spec.dtype = parse_dtype(value);
+      options.spec.dtype = parse_word<DType>(value);
     else if (name == "--granularity")
-      options.spec.granularity = parse_granularity(value);
+      options.spec.granularity = parse_word<Granularity>(value);
     else if (name == "--causal")
-      options.spec.causal = parse_causal(value);
+      options.spec.causal = parse_word<Causal>(value);
     else if (name == "--check")
       options.check = std::stod(value);
     else

@@ -52,10 +52,8 @@ struct DeviceTensor {
 /// Without a GPU: what a cluster's build machine does.
 int compile_only(const AttentionSpec& spec) {
   printf("No GPU here: %s\nCompiling for sm_80 instead:\n", driver::unavailable().c_str());
-  std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, find_arch("sm_80"));
-  for (const KernelSpec& kernel : kernels_of(Pass::backward, spec, find_arch("sm_80")))
-    kernels.push_back(kernel);
-  for (const auto& kernel : build_all(kernels))
+  const Arch& arch = find_arch("sm_80");
+  for (const auto& kernel : build_all(distinct_kernels(resolved(spec, arch), arch)))
     printf("  %-72s %3d registers%s\n", kernel->entry.kernel_name.c_str(), kernel->entry.registers,
            kernel->cached ? ", from the cache" : "");
   return 0;
@@ -71,7 +69,6 @@ int run() {
   spec.head_dim = 128;
   spec.dtype = DType::bf16;
   spec.causal = Causal::top_left;
-  spec = resolved(spec);
   if (!driver::unavailable().empty())
     return compile_only(spec);
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "generator/spec.h"
+#include "generator/tile.h"
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,9 +13,14 @@
 namespace sagebwd {
 
 enum class Pass { forward, backward };
-std::string_view to_string(Pass);
+template <> struct Words<Pass> {
+  static constexpr std::string_view what = "pass";
+  static constexpr std::pair<Pass, std::string_view> all[] = {{Pass::forward, "forward"},
+                                                              {Pass::backward, "backward"}};
+};
 
-/// The kernels of one operation, in launch order within each pass.
+/// The kernels of one operation, in launch order within each pass. What each is, its definition
+/// says (generator/definition.h).
 enum class KernelKind {
   key_mean_partial, ///< sums of K over chunks of keys
   key_mean,         ///< mean of K over keys, FP32
@@ -25,46 +32,43 @@ enum class KernelKind {
   backward_dq,      ///< dQ
   backward_dkv,     ///< dK and dV
 };
-std::string_view to_string(KernelKind);
-
-/// The matrix instructions a kernel is built from: warp-level mma.sync (sm_80 and later) or
-/// warpgroup-level wgmma (sm_90a).
-enum class Family { mma, wgmma };
-std::string_view to_string(Family);
-
-/// How fast an attention kernel runs; never what it computes, but for FP32 summation order.
-/// `block_q` x `block_kv` is the tile one thread block works on at a time.
-struct TileConfig {
-  Family family = Family::mma;
-  int block_q = 0;
-  int block_kv = 0;
-  int warps = 0;
-  int stages = 0;        ///< copies of each streamed tile kept in shared memory
-  int blocks_per_sm = 1; ///< residency the register allocation must allow
-
-  bool operator==(const TileConfig&) const = default;
+template <> struct Words<KernelKind> {
+  static constexpr std::string_view what = "kernel";
+  static constexpr std::pair<KernelKind, std::string_view> all[] = {
+      {KernelKind::key_mean_partial, "key_mean_partial"},
+      {KernelKind::key_mean, "key_mean"},
+      {KernelKind::quantize_q, "quantize_q"},
+      {KernelKind::quantize_k, "quantize_k"},
+      {KernelKind::quantize_v, "quantize_v"},
+      {KernelKind::quantize_dout, "quantize_dout"},
+      {KernelKind::forward, "forward"},
+      {KernelKind::backward_dq, "backward_dq"},
+      {KernelKind::backward_dkv, "backward_dkv"}};
 };
-/// "mma 128x64 w8 s2 b1"; `parse_tile` reads it back.
-std::string to_string(const TileConfig&);
-TileConfig parse_tile(std::string_view);
 
 /// Everything that decides one kernel's source and machine code.
 struct KernelSpec {
   KernelKind kind;
   Pass pass;
-  AttentionSpec attention; ///< resolved
+  AttentionSpec attention; ///< resolved; what the kernel does not depend on is the default
   Arch arch;
-  TileConfig tile; ///< zero for the quantisation passes
+  TileConfig tile; ///< default-made for kernels without tiles
 
   bool operator==(const KernelSpec&) const = default;
 };
+/// Calls the visitor with the spec's and the tile's fields in turn.
+template <typename Visitor> void visit_fields(const KernelSpec& k, Visitor&& visit) {
+  visit_fields(k.attention, visit);
+  visit_fields(k.tile, visit);
+}
 
 /// A C identifier; kernels of one name and architecture are the same, e.g.
-/// "sagebwd_forward_d128_bf16_causal_row64x128_wgmma_64x128_w4_s2_b3".
+/// "sagebwd_forward_d128_causal_top_left_64x128_wgmma_64x128_w4_s2_b3". Of the spec it names the
+/// head dimension and what is not the default.
 std::string kernel_name(const KernelSpec&);
 
-/// The fields of a spec that its kernel depends on, one by one, as text, without the architecture:
-/// what a cache key shows of it. Kernels of equal fields have equal sources.
+/// The fields of a spec, one by one, as text, without the architecture: what a cache key shows of
+/// it. Kernels of equal fields have equal sources.
 std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec&);
 
 /// The generated source and what its launch needs.
@@ -78,24 +82,20 @@ struct KernelSource {
 /// The same spec gives the same bytes on every machine. Raises SpecError.
 KernelSource emit(const KernelSpec&);
 
-/// A sound tile for a kernel on an architecture, without tuning. Raises SpecError where none fits.
-TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
-/// Why a kernel's tile cannot be built, or empty. The spec must be resolved.
-std::string objection(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
-/// Raises SpecError where a kernel's tile cannot be built, and says why.
-void check_tile(const KernelSpec&);
-/// Dynamic shared memory of a kernel with this tile.
-int shared_bytes(KernelKind, const AttentionSpec&, const TileConfig&);
+/// Kernels that have tiles: those of a pass, or all.
+const std::vector<KernelKind>& tiled_kernels(Pass);
+const std::vector<KernelKind>& tiled_kernels();
+/// The one of that name; raises SpecError, which names them.
+KernelKind parse_tiled_kernel(std::string_view name);
 
-/// The tiles of an operation's three attention kernels.
-struct Tiles {
-  TileConfig forward, backward_dq, backward_dkv;
-};
-Tiles default_tiles(const AttentionSpec&, const Arch&);
+/// Tiles that are not the default, by kernel.
+using Tiles = std::map<KernelKind, TileConfig>;
 
-/// The kernels one pass needs, in launch order.
-std::vector<KernelSpec> kernels_of(Pass, const AttentionSpec&, const Arch&, const Tiles&);
-/// The same with default tiles.
-std::vector<KernelSpec> kernels_of(Pass, const AttentionSpec&, const Arch&);
+/// The kernels one pass needs, in launch order, with these tiles and else the default's.
+std::vector<KernelSpec> kernels_of(Pass, const ResolvedSpec&, const Arch&, const Tiles& = {});
+/// The kernels of a forward and, if wanted, of its backward, each once: some serve both passes.
+std::vector<KernelSpec> distinct_kernels(const ResolvedSpec&, const Arch&, bool backward = true);
+/// The one with tiles, with this tile.
+KernelSpec tiled_kernel(KernelKind, const ResolvedSpec&, const Arch&, const TileConfig&);
 
 } // namespace sagebwd

@@ -1,6 +1,8 @@
-//===- space.cpp - The tiles worth trying ----------------------------------===//
+//===- space.cpp - The tiles that can be built, and those worth trying -----===//
 
 #include "generator/space.h"
+
+#include "generator/definition.h"
 
 #include <algorithm>
 
@@ -15,24 +17,7 @@ constexpr int kRegisterUnit = 8;
 /// Registers that no thread goes without: addresses, the row's scales, the loop.
 constexpr int kOtherRegisters = 16;
 
-/// Values of FP32 or INT32 a thread of a kernel holds at one time: a warp's 16 rows by n columns
-/// are n / 2 a thread.
-int accumulators(KernelKind kind, const AttentionSpec& s, Family family) {
-  const int output = s.head_dim / 2, group = s.group_kv / 2, tile = 64 / 2;
-  // An 8-bit A operand takes a quarter of its columns' registers. wgmma keeps the products of a
-  // whole group apart until they are scaled; mma.sync forms 16 columns at a time.
-  const int products = family == Family::wgmma ? output : 8;
-  switch (kind) {
-  case KernelKind::forward: // O; the group's scores, then its P in 8 bits and the products
-    return output + std::max(group, group / 4 + products);
-  case KernelKind::backward_dq: // dQ; the group's dS and a tile's scores, then dS in 8 bits
-    return output + std::max(group + tile, group / 4 + products);
-  case KernelKind::backward_dkv: // dK and dV; a tile's P and dP, then dS, P in 8 bits and products
-    return 2 * output + std::max(2 * tile, tile + tile / 4 + products);
-  default:
-    return 0;
-  }
-}
+constexpr int kMostBlocks = 8; ///< on an SM that a tile may ask for
 
 int registers_for(const TileConfig& t, const Arch& arch) {
   const int share = arch.registers_per_sm / (32 * t.warps * t.blocks_per_sm);
@@ -44,7 +29,7 @@ int registers_for(const TileConfig& t, const Arch& arch) {
 bool lives(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const Arch& arch) {
   const int block_bytes = shared_bytes(kind, s, t) + kReservedBytes;
   return t.blocks_per_sm * block_bytes <= arch.max_shared_bytes + kReservedBytes &&
-         registers_for(t, arch) >= accumulators(kind, s, t.family) + kOtherRegisters;
+         registers_for(t, arch) >= tiling_of(kind).accumulators(s, t.family) + kOtherRegisters;
 }
 
 /// Residency reaches a kernel's code only as the registers it may use.
@@ -54,19 +39,98 @@ bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
   return a == other && registers_for(a, arch) == registers_for(b, arch);
 }
 
-/// dP is formed of 16-bit values, and S under qk16.
-bool has_16_bit_products(KernelKind kind, const AttentionSpec& s) {
-  return kind != KernelKind::forward || s.precision == Precision::qk16;
+/// The tile of a kernel whose blocks own 16 queries or keys a warp.
+TileConfig tile_of(const Tiling& tiling, const AttentionSpec& s, Family family, int warps,
+                   int stages, int blocks_per_sm) {
+  const bool keys = tiling.blocks_own_keys;
+  return {.family = family,
+          .block_q = keys ? kTokensPerTile : 16 * warps,
+          .block_kv = keys ? 16 * warps : s.group_kv,
+          .warps = warps,
+          .stages = stages,
+          .blocks_per_sm = blocks_per_sm};
 }
 
+std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
+
 } // namespace
+
+int shared_bytes(KernelKind kind, const AttentionSpec& s, const TileConfig& tile) {
+  const Tiling* tiling = definition_of(kind).tiling;
+  return tiling ? tiling->shared_bytes(s, tile) : 0;
+}
+
+std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig& t,
+                      const Arch& arch) {
+  const Tiling& tiling = tiling_of(kind);
+  const bool keys = tiling.blocks_own_keys;
+  const int walked = keys ? kTokensPerTile : s.group_kv, rows = keys ? t.block_kv : t.block_q;
+  if (t.family == Family::wgmma && arch.name != "sm_90a")
+    return "wgmma exists on sm_90a alone; elsewhere the family is mma";
+  if ((t.warps != 4 && t.warps != 8) || rows != 16 * t.warps)
+    return "a block takes 64 " + std::string(keys ? "keys" : "queries") +
+           " with 4 warps or 128 with 8";
+  if ((keys ? t.block_q : t.block_kv) != walked)
+    return "this kernel walks over " + std::to_string(walked) + (keys ? " queries" : " keys") +
+           " at a time";
+  if (t.stages < 1 || t.stages > 2)
+    return "1 or 2 stages are supported";
+  if (t.blocks_per_sm < 1 || t.blocks_per_sm > kMostBlocks)
+    return "1 to " + std::to_string(kMostBlocks) + " blocks per SM are supported";
+  if (std::string why = tiling.objection(s, t); !why.empty())
+    return why;
+  if (const int bytes = tiling.shared_bytes(s, t); bytes > arch.max_shared_bytes)
+    return "it needs " + std::to_string(bytes) + " bytes of shared memory and " +
+           std::string(arch.name) + " has " + std::to_string(arch.max_shared_bytes) + " per block";
+  return "";
+}
+
+void check_tile(const KernelSpec& k) {
+  if (!definition_of(k.kind).tiling)
+    return;
+  if (const std::string why = objection(k.kind, k.attention, k.tile, k.arch); !why.empty())
+    throw SpecError("tile " + quoted(k.tile) + " does not suit " + std::string(to_string(k.kind)) +
+                    " of " + to_string(k.attention) + " on " + std::string(k.arch.name) + ": " +
+                    why);
+}
+
+TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  const Tiling* tiling = definition_of(kind).tiling;
+  if (!tiling)
+    return {};
+  const Family family = arch.name == "sm_90a" ? Family::wgmma : Family::mma;
+  // Small blocks, several to an SM, hide each other's waits: tuned on an H200 they beat larger
+  // blocks and deeper pipelines. As many as the registers allow without spills.
+  const TileConfig preferred = tiling->preferred(s, family);
+  TileConfig tile = tile_of(*tiling, s, family, 4, preferred.stages, preferred.blocks_per_sm);
+  std::string why = objection(kind, s, tile, arch);
+  if (why.empty())
+    return tile;
+  const int blocks = family == Family::wgmma && s.head_dim <= 64 ? 2 : 1;
+  tile = tile_of(*tiling, s, family, 8, preferred.stages, blocks);
+  why = objection(kind, s, tile, arch);
+  if (why.empty())
+    return tile;
+  const bool block = s.granularity == Granularity::block;
+  throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
+                  std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
+                  (block ? "'row'" : "group_kv = 64") + ", another GPU, or precision six-of-seven");
+}
+
+bool has_default_tile(const KernelSpec& k) {
+  try {
+    return k.tile == default_tile(k.kind, k.attention, k.arch);
+  } catch (const SpecError&) {
+    return false; // there is none: only a record can have chosen this one
+  }
+}
 
 std::string objection_to_trying(KernelKind kind, const AttentionSpec& s, const TileConfig& tile,
                                 const Arch& arch) {
   if (std::string why = objection(kind, s, tile, arch); !why.empty())
     return why;
   const Family family = default_tile(kind, s, arch).family;
-  if (s.deterministic && has_16_bit_products(kind, s) && tile.family != family)
+  if (s.deterministic && tiling_of(kind).sums_16_bit_products(s) && tile.family != family)
     return std::string(to_string(tile.family)) + " sums 16-bit products in another order than " +
            std::string(to_string(family)) +
            ", the default's family: under 'deterministic' results "
@@ -74,21 +138,19 @@ std::string objection_to_trying(KernelKind kind, const AttentionSpec& s, const T
   return "";
 }
 
-std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const AttentionSpec& spec,
+std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const ResolvedSpec& spec,
                                            const Arch& arch) {
-  if (kind < KernelKind::forward)
+  const Tiling* tiling = definition_of(kind).tiling;
+  if (!tiling)
     return {};
-  const AttentionSpec s = resolved(spec, arch);
-  const bool keys = kind == KernelKind::backward_dkv;
-  std::vector<TileConfig> tiles = {default_tile(kind, s, arch)};
-  for (Family family : {Family::mma, Family::wgmma})
+  std::vector<TileConfig> tiles = {default_tile(kind, spec, arch)};
+  for (const auto& [family, name] : Words<Family>::all)
     for (int warps : {4, 8})
       for (int stages : {1, 2})
-        for (int blocks = 8; blocks >= 1; --blocks) { // of equal ones, the most that fit
-          const int rows = 16 * warps;
-          const TileConfig tile = {family, keys ? 64 : rows, keys ? rows : s.group_kv,
-                                   warps,  stages,           blocks};
-          if (objection_to_trying(kind, s, tile, arch).empty() && lives(kind, s, tile, arch) &&
+        for (int blocks = kMostBlocks; blocks >= 1; --blocks) { // of equal ones, the most that fit
+          const TileConfig tile = tile_of(*tiling, spec, family, warps, stages, blocks);
+          if (objection_to_trying(kind, spec, tile, arch).empty() &&
+              lives(kind, spec, tile, arch) &&
               std::none_of(tiles.begin(), tiles.end(),
                            [&](const TileConfig& known) { return same_code(known, tile, arch); }))
             tiles.push_back(tile);

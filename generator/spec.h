@@ -1,25 +1,19 @@
 //===- spec.h - What an attention operation computes, and for which GPU ---===//
 //
-// An AttentionSpec fixes the numerics of the operation, a TileConfig only its speed, an Arch the
-// instruction set. Everything here is a plain value: parsed, printed, validated and compared.
+// An AttentionSpec fixes the numerics of the operation, an Arch the instruction set. Everything
+// here is a plain value: parsed, printed, validated and compared.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/fields.h"
+
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace sagebwd {
-
-/// A spec, tile or architecture that cannot be built. The message says what was given, what is
-/// supported and what to do.
-class SpecError : public std::invalid_argument {
-public:
-  using std::invalid_argument::invalid_argument;
-};
 
 enum class DType { bf16, fp16 };
 /// `top_left`: key j is visible to query i iff j <= i; `bottom_right`: iff j <= i + N - M.
@@ -30,15 +24,28 @@ enum class Granularity { row, block };
 /// Which of the seven products are INT8: all but dP = dO V^T, or all but that and S = Q K^T.
 enum class Precision { six_of_seven, qk16 };
 
-std::string_view to_string(DType);
-std::string_view to_string(Causal);
-std::string_view to_string(Granularity);
-std::string_view to_string(Precision);
-/// The inverses; unknown names raise SpecError and list the known ones.
-DType parse_dtype(std::string_view);
-Causal parse_causal(std::string_view);
-Granularity parse_granularity(std::string_view);
-Precision parse_precision(std::string_view);
+template <> struct Words<DType> {
+  static constexpr std::string_view what = "dtype";
+  static constexpr std::pair<DType, std::string_view> all[] = {{DType::bf16, "bf16"},
+                                                               {DType::fp16, "fp16"}};
+};
+template <> struct Words<Causal> {
+  static constexpr std::string_view what = "causal mask";
+  static constexpr std::pair<Causal, std::string_view> all[] = {
+      {Causal::none, "none"},
+      {Causal::top_left, "top-left"},
+      {Causal::bottom_right, "bottom-right"}};
+};
+template <> struct Words<Granularity> {
+  static constexpr std::string_view what = "granularity";
+  static constexpr std::pair<Granularity, std::string_view> all[] = {{Granularity::row, "row"},
+                                                                     {Granularity::block, "block"}};
+};
+template <> struct Words<Precision> {
+  static constexpr std::string_view what = "precision";
+  static constexpr std::pair<Precision, std::string_view> all[] = {
+      {Precision::six_of_seven, "six-of-seven"}, {Precision::qk16, "qk16"}};
+};
 
 /// The numerics of one attention operation. Group sizes of 0 mean "the default of this
 /// granularity"; `resolved()` fills them in.
@@ -57,6 +64,30 @@ struct AttentionSpec {
   bool operator==(const AttentionSpec&) const = default;
 };
 
+template <typename Self, typename Visitor>
+requires std::is_same_v<std::remove_const_t<Self>, AttentionSpec>
+constexpr void visit_fields(Self& s, Visitor&& visit) {
+  visit(Label{"head_dim", "d", "head dimension: 64, 128"}, s.head_dim);
+  visit(Label{"dtype", " ", "of q, k, v and their gradients"}, s.dtype);
+  visit(Label{"causal", " causal=", "which keys a query sees"}, s.causal);
+  visit(Label{"granularity", " ", "what shares a quantisation scale"}, s.granularity);
+  visit(Label{"group_q", " ", "queries in a quantisation group, 0: the granularity's own"},
+        s.group_q);
+  visit(Label{"group_kv", "x", "keys in a quantisation group, 0: the granularity's own"},
+        s.group_kv);
+  visit(Label{"precision", " ", "which products are INT8"}, s.precision);
+  visit(Label{"smooth_k", " smooth_k", "take the mean of K from it"}, s.smooth_k);
+  visit(Label{"rotate", " rotate", "Hadamard-rotate Q and K for S before quantising them"},
+        s.rotate);
+  visit(Label{"deterministic", " deterministic", "the same inputs give the same bits"},
+        s.deterministic);
+}
+
+/// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
+std::string to_string(const AttentionSpec&);
+/// Its inverse; raises SpecError.
+AttentionSpec parse_spec(std::string_view);
+
 /// One GPU architecture that kernels are compiled for.
 struct Arch {
   std::string_view name; ///< NVRTC's name, e.g. "sm_90a"
@@ -69,16 +100,29 @@ struct Arch {
   bool operator==(const Arch& other) const { return name == other.name; }
 };
 
-/// Fills in default group sizes and checks every field; raises SpecError. Keys form groups of 128
-/// under `row` where the registers allow it: with wgmma, and at head dimension 64; else of 64.
-AttentionSpec resolved(AttentionSpec, const Arch&);
-/// The same for no architecture in particular: any but sm_90a.
-AttentionSpec resolved(AttentionSpec);
-/// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
-std::string to_string(const AttentionSpec&);
-
 const std::vector<Arch>& all_archs();
 const Arch& find_arch(std::string_view name);          ///< raises SpecError
 const Arch& arch_for_capability(int major, int minor); ///< raises SpecError
+
+/// A spec with every field checked and every group size filled in. Only resolved() makes one, so
+/// that whoever is handed one need not ask.
+class ResolvedSpec {
+public:
+  const AttentionSpec& operator*() const { return spec_; }
+  const AttentionSpec* operator->() const { return &spec_; }
+  operator const AttentionSpec&() const { return spec_; }
+  bool operator==(const ResolvedSpec&) const = default;
+
+private:
+  explicit ResolvedSpec(const AttentionSpec& spec) : spec_(spec) {}
+  friend ResolvedSpec resolved(AttentionSpec);
+  AttentionSpec spec_;
+};
+
+/// Fills in default group sizes and checks every field; raises SpecError. Keys form groups of 128
+/// under `row` where the registers allow it: with wgmma, and at head dimension 64; else of 64.
+ResolvedSpec resolved(AttentionSpec, const Arch&);
+/// The same for no architecture in particular: any but sm_90a.
+ResolvedSpec resolved(AttentionSpec);
 
 } // namespace sagebwd

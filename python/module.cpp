@@ -26,56 +26,43 @@ using namespace sagebwd;
 
 namespace {
 
-void bind_spec(py::module_& m) {
-  py::class_<AttentionSpec>(m, "Spec", "The resolved numerics of one attention operation.")
-      .def(py::init([](int head_dim, const std::string& dtype, const std::string& causal,
-                       const std::string& granularity, const std::string& precision, bool smooth_k,
-                       bool rotate, bool deterministic, int group_q, int group_kv,
-                       const std::string& arch) {
-             const AttentionSpec spec = {head_dim,
-                                         parse_dtype(dtype),
-                                         parse_causal(causal),
-                                         parse_granularity(granularity),
-                                         parse_precision(precision),
-                                         smooth_k,
-                                         rotate,
-                                         deterministic,
-                                         group_q,
-                                         group_kv};
-             return arch.empty() ? resolved(spec) : resolved(spec, find_arch(arch));
-           }),
-           "head_dim"_a = 128, "dtype"_a = "bf16", "causal"_a = "none", "granularity"_a = "row",
-           "precision"_a = "six-of-seven", "smooth_k"_a = true, "rotate"_a = true,
-           "deterministic"_a = true, "group_q"_a = 0, "group_kv"_a = 0, "arch"_a = "")
-      .def_readonly("head_dim", &AttentionSpec::head_dim)
-      .def_property_readonly("dtype", [](const AttentionSpec& s) { return to_string(s.dtype); })
-      .def_property_readonly("causal", [](const AttentionSpec& s) { return to_string(s.causal); })
-      .def_property_readonly("granularity",
-                             [](const AttentionSpec& s) { return to_string(s.granularity); })
-      .def_property_readonly("precision",
-                             [](const AttentionSpec& s) { return to_string(s.precision); })
-      .def_readonly("smooth_k", &AttentionSpec::smooth_k)
-      .def_readonly("rotate", &AttentionSpec::rotate)
-      .def_readonly("deterministic", &AttentionSpec::deterministic)
-      .def_readonly("group_q", &AttentionSpec::group_q)
-      .def_readonly("group_kv", &AttentionSpec::group_kv)
-      .def("__eq__", [](const AttentionSpec& a, const AttentionSpec& b) { return a == b; })
-      .def("__hash__", [](const AttentionSpec& s) { return py::hash(py::str(to_string(s))); })
-      .def("__str__", [](const AttentionSpec& s) { return to_string(s); })
-      .def("__repr__", [](const AttentionSpec& s) { return "<Spec " + to_string(s) + ">"; });
+template <typename T> py::object python_value(const T& value) {
+  if constexpr (Worded<T>)
+    return py::cast(to_string(value));
+  else
+    return py::cast(value);
 }
 
-/// The kernels of both passes, or of the forward alone, in launch order; each once, also where both
-/// passes launch it.
-std::vector<KernelSpec> kernels_for(const AttentionSpec& spec, const Arch& arch, bool backward) {
-  std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, arch);
-  if (backward)
-    for (KernelSpec& kernel : kernels_of(Pass::backward, spec, arch))
-      if (std::none_of(kernels.begin(), kernels.end(), [&](const KernelSpec& other) {
-            return kernel_name(other) == kernel_name(kernel);
-          }))
-        kernels.push_back(std::move(kernel));
-  return kernels;
+void bind_spec(py::module_& m) {
+  py::class_<ResolvedSpec> spec(m, "Spec", "The resolved numerics of one attention operation.");
+  spec.def(py::init([](const std::map<std::string, std::string>& words, const std::string& arch) {
+             AttentionSpec given;
+             for (const auto& [name, word] : words)
+               if (!set_field(given, name, word))
+                 throw SpecError("a spec has no '" + name + "'");
+             return arch.empty() ? resolved(given) : resolved(given, find_arch(arch));
+           }),
+           "words"_a = std::map<std::string, std::string>(), "arch"_a = "")
+      .def("__eq__", [](const ResolvedSpec& a, const ResolvedSpec& b) { return a == b; })
+      .def("__hash__", [](const ResolvedSpec& s) { return py::hash(py::str(to_string(*s))); })
+      .def("__str__", [](const ResolvedSpec& s) { return to_string(*s); })
+      .def("__repr__", [](const ResolvedSpec& s) { return "<Spec " + to_string(*s) + ">"; })
+      .def(py::pickle([](const ResolvedSpec& s) { return to_string(*s); },
+                      [](const std::string& text) { return resolved(parse_spec(text)); }));
+  py::dict fields; // by name: the default, and what it decides
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
+    spec.def_property_readonly(
+        std::string(label.name).c_str(), [name = label.name](const ResolvedSpec& s) {
+          py::object found;
+          visit_fields(*s, [&]<typename Value>(const Label& other, const Value& value) {
+            if (other.name == name)
+              found = python_value(value);
+          });
+          return found;
+        });
+    fields[py::str(std::string(label.name))] = py::make_tuple(python_value(usual), label.help);
+  });
+  m.attr("spec_fields") = fields;
 }
 
 void bind_kernels(py::module_& m) {
@@ -89,9 +76,9 @@ void bind_kernels(py::module_& m) {
         [](int major, int minor) { return arch_for_capability(major, minor).name; });
   m.def(
       "emit",
-      [](const AttentionSpec& spec, const std::string& arch, bool backward) {
+      [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
         py::list sources;
-        for (const KernelSpec& kernel : kernels_for(spec, find_arch(arch), backward)) {
+        for (const KernelSpec& kernel : distinct_kernels(spec, find_arch(arch), backward)) {
           KernelSource source = emit(kernel);
           sources.append(py::dict("name"_a = source.name, "kind"_a = to_string(kernel.kind),
                                   "pass"_a = to_string(kernel.pass),
@@ -104,11 +91,11 @@ void bind_kernels(py::module_& m) {
       "spec"_a, "arch"_a, "backward"_a = true);
   m.def(
       "build",
-      [](const AttentionSpec& spec, const std::string& arch, bool backward) {
+      [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
         std::vector<std::shared_ptr<const BuiltKernel>> built;
         {
           py::gil_scoped_release released;
-          built = build_operation(kernels_for(spec, find_arch(arch), backward), spec);
+          built = build_operation(distinct_kernels(spec, find_arch(arch), backward), spec);
         }
         py::list figures;
         for (const auto& kernel : built)

@@ -37,8 +37,11 @@ inline void bind_attention(py::module_& m) {
   using Released = py::call_guard<py::gil_scoped_release>;
 
   py::class_<Attention>(m, "Attention", "One operation on one device; thread-safe.")
-      .def(py::init<const AttentionSpec&, int>(), "spec"_a, "device"_a = 0, Released())
-      .def_property_readonly("spec", &Attention::spec)
+      .def(py::init([](const ResolvedSpec& spec, int device) {
+             return std::make_unique<Attention>(*spec, device);
+           }),
+           "spec"_a, "device"_a = 0, Released())
+      .def_property_readonly("spec", [](const Attention& a) { return resolved(a.spec()); })
       .def_property_readonly("arch", [](const Attention& a) { return a.arch().name; })
       .def(
           "warmup",

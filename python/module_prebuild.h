@@ -27,12 +27,12 @@ inline std::vector<TuningRecord> parse_record_files(const std::vector<std::strin
 }
 
 inline py::dict prebuild_pack(const std::string& out,
-                              const std::vector<std::pair<AttentionSpec, std::string>>& specs,
+                              const std::vector<std::pair<ResolvedSpec, std::string>>& specs,
                               bool backward, const std::vector<std::string>& record_files,
                               const py::object& progress) {
   std::vector<WantedOperation> operations;
   for (const auto& [spec, arch] : specs)
-    operations.push_back({spec, find_arch(arch), /*forward=*/true, backward});
+    operations.push_back({*spec, find_arch(arch), /*forward=*/true, backward});
   const std::vector<TuningRecord> given = parse_record_files(record_files);
   PrebuildRequest request;
   request.output = out;

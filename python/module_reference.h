@@ -121,12 +121,12 @@ inline void bind_reference(py::module_& m) {
   using namespace pybind11::literals;
 
   m.def("plan_of", [](const std::string& precision) {
-    return names_of(reference::plan_of(parse_precision(precision)));
+    return names_of(reference::plan_of(parse_word<Precision>(precision)));
   });
   m.def(
       "round_to",
       [](const Array& array, const std::string& dtype) {
-        DType type = parse_dtype(dtype);
+        DType type = parse_word<DType>(dtype);
         Array result(std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
         const float* from = array.data();
         float* to = result.mutable_data();
@@ -143,7 +143,7 @@ inline void bind_reference(py::module_& m) {
         reference::Inputs in;
         {
           py::gil_scoped_release released;
-          in = reference::random_inputs(p, head_dim, parse_dtype(dtype), sigma, seed);
+          in = reference::random_inputs(p, head_dim, parse_word<DType>(dtype), sigma, seed);
         }
         std::vector<int64_t> query{batch, heads, seq_q, head_dim};
         std::vector<int64_t> key{batch, heads_kv, seq_kv, head_dim};
@@ -158,7 +158,7 @@ inline void bind_reference(py::module_& m) {
          const std::optional<Array>& dlse, float softmax_scale, const std::string& causal,
          bool keep_matrices) {
         reference::Inputs in = inputs_of(q, k, v, dout, dlse, softmax_scale);
-        Causal mask = parse_causal(causal);
+        Causal mask = parse_word<Causal>(causal);
         reference::Outputs<double> outputs;
         {
           py::gil_scoped_release released;
@@ -169,7 +169,7 @@ inline void bind_reference(py::module_& m) {
       "q"_a, "k"_a, "v"_a, "dout"_a, "dlse"_a, "softmax_scale"_a, "causal"_a, "keep_matrices"_a);
   m.def(
       "emulate",
-      [](const AttentionSpec& spec, const std::vector<std::string>& plan, const Array& q,
+      [](const ResolvedSpec& spec, const std::vector<std::string>& plan, const Array& q,
          const Array& k, const Array& v, const std::optional<Array>& dout,
          const std::optional<Array>& dlse, float softmax_scale, bool keep_matrices,
          bool round_outputs, const std::optional<Array>& given_out,
@@ -189,7 +189,7 @@ inline void bind_reference(py::module_& m) {
       "keep_matrices"_a, "round_outputs"_a, "given_out"_a, "given_lse"_a);
   m.def(
       "trace",
-      [](const AttentionSpec& spec, const std::vector<std::string>& plan, const Array& q,
+      [](const ResolvedSpec& spec, const std::vector<std::string>& plan, const Array& q,
          const Array& k, const Array& v, const Array& dout, float softmax_scale) {
         reference::Inputs in = inputs_of(q, k, v, dout, std::nullopt, softmax_scale);
         std::vector<reference::TraceRow> rows;

@@ -15,32 +15,24 @@
 
 namespace sagebwd::python {
 
-inline KernelKind parse_tuned_kernel(const std::string& name) {
-  for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
-    if (name == to_string(kind))
-      return kind;
-  throw SpecError("'" + name +
-                  "' is no kernel with tiles: those are forward, backward_dq and backward_dkv");
-}
-
 inline std::vector<KernelKind> tuned_kernels(const std::vector<std::string>& names) {
   std::vector<KernelKind> kinds;
   for (const std::string& name : names)
-    kinds.push_back(parse_tuned_kernel(name));
+    kinds.push_back(parse_tiled_kernel(name));
   return kinds;
 }
 
-inline TuneRequest tune_request(const AttentionSpec& spec, const ProblemTuple& problem, int device,
+inline TuneRequest tune_request(const ResolvedSpec& spec, const ProblemTuple& problem, int device,
                                 const std::vector<std::string>& kernels) {
   TuneRequest request;
-  request.spec = spec;
+  request.spec = *spec;
   request.problem = problem_of(problem);
   request.device = device;
   request.kernels = tuned_kernels(kernels);
   return request;
 }
 
-inline py::list tune_kernels(const AttentionSpec& spec, const ProblemTuple& problem, int device,
+inline py::list tune_kernels(const ResolvedSpec& spec, const ProblemTuple& problem, int device,
                              const std::vector<std::string>& kernels,
                              const std::vector<std::string>& tiles, bool force, int rounds,
                              const py::object& progress) {
@@ -74,11 +66,11 @@ inline py::list tune_kernels(const AttentionSpec& spec, const ProblemTuple& prob
 
 /// (kernel, digest of the record's key, tile) of what calls of a problem's size run with here.
 inline std::vector<std::array<std::string, 3>>
-tiles_in_use(const AttentionSpec& given, const ProblemTuple& problem, int device,
+tiles_in_use(const ResolvedSpec& given, const ProblemTuple& problem, int device,
              const std::vector<std::string>& kernels) {
   const TuneRequest request = tune_request(given, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device, TuneMode::use);
-  const AttentionSpec spec = resolved(given, around.gpu.arch);
+  const ResolvedSpec spec = resolved(*given, around.gpu.arch);
   std::vector<std::array<std::string, 3>> result;
   for (KernelKind kind : request.kernels) {
     const Bucket bucket = bucket_of(kind, request.problem, around.gpu.sm_count);

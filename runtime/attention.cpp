@@ -9,7 +9,6 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <mutex>
@@ -17,43 +16,56 @@
 namespace sagebwd {
 namespace {
 
-void set(OperandValues& values, Operand operand, uint64_t value) {
-  values[static_cast<size_t>(operand)] = value;
-}
-void set(OperandValues& values, Operand operand, const void* pointer) {
-  set(values, operand, reinterpret_cast<uint64_t>(pointer));
-}
-
 /// The copies move 16 bytes at a time.
 constexpr int64_t kAlignBytes = 16, kElementBytes = 2;
 
-/// Puts a tensor and its strides in; `first` is its pointer's operand, `stride_b` its first
-/// stride's. Strides of dimensions of size 1 do not matter and are not looked at.
-void set_tensor(OperandValues& values, const char* name, const Tensor& tensor, int64_t batch,
-                int64_t heads, int64_t tokens, Operand pointer, Operand stride_b) {
+/// Puts a tensor and its strides in. Strides of dimensions of size 1 do not matter and are not
+/// looked at.
+void set_checked(OperandValues& values, Operand operand, const Tensor& tensor, int64_t batch,
+                 int64_t heads, int64_t tokens) {
+  const std::string name(name_of(operand));
   const auto refuse = [&](const std::string& what) {
-    throw SpecError(std::string(name) + ": " + what +
+    throw SpecError(name + ": " + what +
                     "; channels must be contiguous and every token 16-byte aligned: make a "
                     "contiguous copy");
   };
   if (tensor.data == nullptr)
-    throw SpecError(std::string(name) + ": the address is null; hand in device memory");
-  if (reinterpret_cast<uint64_t>(tensor.data) % kAlignBytes != 0)
+    throw SpecError(name + ": the address is null; hand in device memory");
+  const auto address = reinterpret_cast<uint64_t>(tensor.data);
+  if (address % kAlignBytes != 0)
     refuse("the address is not a multiple of 16 bytes");
-  const std::pair<int64_t, int64_t> dimensions[] = {
-      {batch, tensor.stride_b}, {heads, tensor.stride_h}, {tokens, tensor.stride_s}};
-  set(values, pointer, tensor.data);
+  const struct {
+    const char* name;
+    int64_t size, stride;
+  } dimensions[] = {{"batch", batch, tensor.stride_b},
+                    {"head", heads, tensor.stride_h},
+                    {"token", tokens, tensor.stride_s}};
+  int64_t strides[3] = {};
   for (int i = 0; i < 3; ++i) {
-    const auto [size, stride] = dimensions[i];
-    if (size > 1 && stride * kElementBytes % kAlignBytes != 0)
-      refuse("the " +
-             std::string(i == 0   ? "batch"
-                         : i == 1 ? "head"
-                                  : "token") +
-             " stride is " + std::to_string(stride) + " elements, not a multiple of 8");
-    set(values, static_cast<Operand>(static_cast<int>(stride_b) + i),
-        static_cast<uint64_t>(size > 1 ? stride : 0));
+    const auto& dimension = dimensions[i];
+    if (dimension.size <= 1)
+      continue;
+    if (dimension.stride * kElementBytes % kAlignBytes != 0)
+      refuse("the " + std::string(dimension.name) + " stride is " +
+             std::to_string(dimension.stride) + " elements, not a multiple of 8");
+    strides[i] = dimension.stride;
   }
+  set_tensor(values, operand, address, strides);
+}
+
+/// (batch, query heads, queries, channels), and the same of keys.
+void set_of_queries(OperandValues& values, Operand operand, const Tensor& tensor,
+                    const Problem& p) {
+  set_checked(values, operand, tensor, p.batch, p.heads, p.seq_q);
+}
+void set_of_keys(OperandValues& values, Operand operand, const Tensor& tensor, const Problem& p) {
+  set_checked(values, operand, tensor, p.batch, p.heads_kv, p.seq_kv);
+}
+
+void set_lse(OperandValues& values, const float* lse, const char* remedy) {
+  if (lse == nullptr)
+    throw SpecError(std::string("lse: the address is null; hand in ") + remedy);
+  set(values, Operand::lse, reinterpret_cast<uint64_t>(lse));
 }
 
 void check_scale(float scale) {
@@ -76,8 +88,8 @@ void check_workspace(const void* workspace, size_t given, size_t needed) {
 } // namespace
 
 struct Attention::State {
-  AttentionSpec spec;
   Arch arch;
+  ResolvedSpec spec;
   int device = 0;
   TileChoice tiles;
   std::mutex mutex;
@@ -92,8 +104,8 @@ struct Attention::State {
 
   State(const AttentionSpec& given, int ordinal, const driver::DeviceInfo& info,
         const std::optional<Tiles>& explicit_tiles)
-      : arch(arch_for_capability(info.major, info.minor)), device(ordinal),
-        tiles(spec = resolved(given, arch), arch, ordinal, info.sm_count, explicit_tiles) {}
+      : arch(arch_for_capability(info.major, info.minor)), spec(resolved(given, arch)),
+        device(ordinal), tiles(spec, arch, ordinal, info.sm_count, explicit_tiles) {}
 
   const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
   const LoadedKernel* find_loaded(const KernelSpec&) const;
@@ -169,7 +181,7 @@ std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
       return *by_default;
     }
   throw DriverError("the stream is being captured into a CUDA graph and the " +
-                        std::string(to_string(pass)) + " kernels of " + to_string(spec) +
+                        std::string(to_string(pass)) + " kernels of " + to_string(*spec) +
                         " are not loaded yet: call warmup() before the capture",
                     900); // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 }
@@ -214,7 +226,7 @@ void Attention::State::run(Pass pass, const Problem& problem, OperandValues& val
   check_scale(softmax_scale);
   check_workspace(workspace, workspace_size, sagebwd::workspace_bytes(pass, spec, problem));
   place_workspace(pass, spec, problem, reinterpret_cast<uint64_t>(workspace), values);
-  set(values, Operand::softmax_scale, uint64_t{std::bit_cast<uint32_t>(softmax_scale)});
+  set(values, Operand::softmax_scale, softmax_scale);
 
   const driver::DeviceScope scope(device);
   const auto cuda_stream = static_cast<driver::Stream>(stream);
@@ -262,13 +274,11 @@ void Attention::forward(const ForwardArgs& a) {
   const Problem& p = a.problem;
   check(state_->spec, p);
   OperandValues values{};
-  set_tensor(values, "q", a.q, p.batch, p.heads, p.seq_q, Operand::q, Operand::q_stride_b);
-  set_tensor(values, "k", a.k, p.batch, p.heads_kv, p.seq_kv, Operand::k, Operand::k_stride_b);
-  set_tensor(values, "v", a.v, p.batch, p.heads_kv, p.seq_kv, Operand::v, Operand::v_stride_b);
-  set_tensor(values, "out", a.out, p.batch, p.heads, p.seq_q, Operand::out, Operand::out_stride_b);
-  if (a.lse == nullptr)
-    throw SpecError("lse: the address is null; hand in (batch, heads, query) floats");
-  set(values, Operand::lse, a.lse);
+  set_of_queries(values, Operand::q, a.q, p);
+  set_of_keys(values, Operand::k, a.k, p);
+  set_of_keys(values, Operand::v, a.v, p);
+  set_of_queries(values, Operand::out, a.out, p);
+  set_lse(values, a.lse, "(batch, heads, query) floats");
   state_->run(Pass::forward, p, values, a.workspace, a.workspace_bytes, a.softmax_scale, a.stream);
 }
 
@@ -276,19 +286,16 @@ void Attention::backward(const BackwardArgs& a) {
   const Problem& p = a.problem;
   check(state_->spec, p);
   OperandValues values{};
-  set_tensor(values, "q", a.q, p.batch, p.heads, p.seq_q, Operand::q, Operand::q_stride_b);
-  set_tensor(values, "k", a.k, p.batch, p.heads_kv, p.seq_kv, Operand::k, Operand::k_stride_b);
-  set_tensor(values, "v", a.v, p.batch, p.heads_kv, p.seq_kv, Operand::v, Operand::v_stride_b);
-  set_tensor(values, "out", a.out, p.batch, p.heads, p.seq_q, Operand::out, Operand::out_stride_b);
-  set_tensor(values, "dout", a.dout, p.batch, p.heads, p.seq_q, Operand::dout,
-             Operand::dout_stride_b);
-  set_tensor(values, "dq", a.dq, p.batch, p.heads, p.seq_q, Operand::dq, Operand::dq_stride_b);
-  set_tensor(values, "dk", a.dk, p.batch, p.heads_kv, p.seq_kv, Operand::dk, Operand::dk_stride_b);
-  set_tensor(values, "dv", a.dv, p.batch, p.heads_kv, p.seq_kv, Operand::dv, Operand::dv_stride_b);
-  if (a.lse == nullptr)
-    throw SpecError("lse: the address is null; hand in what the forward pass gave");
-  set(values, Operand::lse, a.lse);
-  set(values, Operand::dlse, a.dlse);
+  set_of_queries(values, Operand::q, a.q, p);
+  set_of_keys(values, Operand::k, a.k, p);
+  set_of_keys(values, Operand::v, a.v, p);
+  set_of_queries(values, Operand::out, a.out, p);
+  set_of_queries(values, Operand::dout, a.dout, p);
+  set_of_queries(values, Operand::dq, a.dq, p);
+  set_of_keys(values, Operand::dk, a.dk, p);
+  set_of_keys(values, Operand::dv, a.dv, p);
+  set_lse(values, a.lse, "what the forward pass gave");
+  set(values, Operand::dlse, reinterpret_cast<uint64_t>(a.dlse));
   state_->run(Pass::backward, p, values, a.workspace, a.workspace_bytes, a.softmax_scale, a.stream);
 }
 

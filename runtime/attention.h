@@ -61,7 +61,7 @@ public:
                      const std::optional<Tiles>& tiles = std::nullopt);
   ~Attention();
 
-  const AttentionSpec& spec() const;
+  const AttentionSpec& spec() const; ///< resolved
   const Arch& arch() const;
   /// Compiles and loads every kernel with its default tile, or with the tile that calls of a
   /// problem's size run with (under SAGEBWD_TUNE=tune this tunes). After it, such calls can be

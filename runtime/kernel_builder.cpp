@@ -15,27 +15,12 @@ namespace sagebwd {
 
 size_t KernelSpecHash::operator()(const KernelSpec& spec) const {
   size_t hash = std::hash<std::string_view>()(spec.arch.name);
-  auto add = [&](auto value) {
+  const auto add = [&](auto value) {
     hash = hash * 1000003 + static_cast<size_t>(value); // collisions only cost a comparison
   };
   add(spec.kind);
   add(spec.pass);
-  const AttentionSpec& attention = spec.attention;
-  add(attention.head_dim);
-  add(attention.dtype);
-  add(attention.causal);
-  add(attention.granularity);
-  add(attention.precision);
-  add(attention.smooth_k);
-  add(attention.rotate);
-  add(attention.deterministic);
-  add(attention.group_q);
-  add(attention.group_kv);
-  add(spec.tile.block_q);
-  add(spec.tile.block_kv);
-  add(spec.tile.warps);
-  add(spec.tile.stages);
-  add(spec.tile.blocks_per_sm);
+  visit_fields(spec, [&](const Label&, auto value) { add(value); });
   return hash;
 }
 

@@ -2,6 +2,7 @@
 
 #include "runtime/kernels.h"
 #include "cache/environment.h"
+#include "generator/space.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
@@ -125,18 +126,14 @@ std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<Kern
 }
 
 OfflineError of_operation(const OfflineError& error, const std::vector<KernelSpec>& kernels,
-                          const AttentionSpec& spec) {
-  // A kernel's own spec is narrower than the operation's. A tuned tile among them is named.
-  KernelSpec named = kernels.front();
-  for (const KernelSpec& kernel : kernels)
-    if (!(kernel.tile == default_tile(kernel.kind, kernel.attention, kernel.arch)))
-      named = kernel;
-  named.attention = spec;
-  return OfflineError(error.missing, prebuild_command(named));
+                          const ResolvedSpec& spec) {
+  // A kernel's own spec is narrower than the operation's.
+  const bool tuned = !std::all_of(kernels.begin(), kernels.end(), has_default_tile);
+  return OfflineError(error.missing, prebuild_command(spec, kernels.front().arch, tuned));
 }
 
 std::vector<std::shared_ptr<const BuiltKernel>>
-build_operation(const std::vector<KernelSpec>& kernels, const AttentionSpec& spec) {
+build_operation(const std::vector<KernelSpec>& kernels, const ResolvedSpec& spec) {
   try {
     return build_all(kernels);
   } catch (const OfflineError& error) {

@@ -37,9 +37,8 @@ std::shared_ptr<const BuiltKernel> build(const KernelSpec&);
 std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<KernelSpec>&);
 /// The same for kernels of one operation: an OfflineError names the command that builds all of it.
 std::vector<std::shared_ptr<const BuiltKernel>> build_operation(const std::vector<KernelSpec>&,
-                                                                const AttentionSpec&);
+                                                                const ResolvedSpec&);
 /// What build_operation() raises for an error about one of the operation's kernels.
-OfflineError of_operation(const OfflineError&, const std::vector<KernelSpec>&,
-                          const AttentionSpec&);
+OfflineError of_operation(const OfflineError&, const std::vector<KernelSpec>&, const ResolvedSpec&);
 
 } // namespace sagebwd

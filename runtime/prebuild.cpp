@@ -1,6 +1,7 @@
 //===- prebuild.cpp - One pack of every kernel that operations need --------===//
 
 #include "runtime/prebuild.h"
+#include "generator/space.h"
 
 #include "runtime/compile_width.h"
 #include "runtime/nvrtc/nvrtc.h"
@@ -34,34 +35,15 @@ std::string identity_of(const KernelSpec& kernel) {
 /// none.
 KernelSpec kernel_of(const TuningRecord& record) {
   const CacheKey& key = record.key;
-  const auto number = [&](const char* label) {
-    const std::string text = key[label];
-    const bool digits = !text.empty() && text.size() < 6 &&
-                        text.find_first_not_of("0123456789") == std::string::npos;
-    if (!digits)
-      throw SpecError(std::string("it has no ") + label);
-    return std::stoi(text);
-  };
   AttentionSpec spec;
-  spec.head_dim = number("head_dim");
-  spec.dtype = parse_dtype(key["dtype"]);
-  spec.causal = parse_causal(key["causal"]);
-  spec.granularity = parse_granularity(key["granularity"]);
-  spec.precision = parse_precision(key["precision"]);
-  spec.smooth_k = key["smooth_k"] == "yes";
-  spec.rotate = key["rotate"] == "yes";
-  spec.deterministic = key["deterministic"] == "yes";
-  spec.group_q = number("group_q");
-  spec.group_kv = number("group_kv");
-  const Pass pass = key["pass"] == to_string(Pass::forward) ? Pass::forward : Pass::backward;
-  const TileConfig tile = parse_tile(record.tile);
-  // The generator's own list knows what a kernel does not depend on.
-  for (KernelSpec& kernel : kernels_of(pass, spec, find_arch(key["arch"]), Tiles{tile, tile, tile}))
-    if (to_string(kernel.kind) == key["kind"]) {
-      check_tile(kernel);
-      return kernel;
-    }
-  throw SpecError("its kernel '" + key["kind"] + "' is none of the operation's");
+  visit_fields(spec, [&]<typename T>(const Label& label, T& value) {
+    value = parse_value<T>(label.name, key[std::string(label.name)]);
+  });
+  const Arch& arch = find_arch(key["arch"]);
+  const KernelSpec kernel = tiled_kernel(parse_tiled_kernel(key["kind"]), resolved(spec, arch),
+                                         arch, parse_tile(record.tile));
+  check_tile(kernel);
+  return kernel;
 }
 
 /// What stays of a kernel when its tile does not matter.
@@ -81,7 +63,8 @@ std::map<std::string, KernelSpec> default_kernels(const std::vector<WantedOperat
   for (const WantedOperation& operation : operations)
     for (Pass pass : {Pass::forward, Pass::backward})
       if (pass == Pass::forward ? operation.forward : operation.backward)
-        for (const KernelSpec& kernel : kernels_of(pass, operation.spec, operation.arch))
+        for (const KernelSpec& kernel :
+             kernels_of(pass, resolved(operation.spec, operation.arch), operation.arch))
           kernels.emplace(identity_of(kernel), kernel);
   return kernels;
 }

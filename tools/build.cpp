@@ -42,7 +42,7 @@ public:
     std::vector<Built> kernels;
     std::vector<std::string> failures;
     for (const auto& [spec, operation] : operations) {
-      const std::string what = std::string(operation.front().arch.name) + " " + to_string(spec);
+      const std::string what = std::string(operation.front().arch.name) + " " + to_string(*spec);
       try {
         for (Built& kernel : builder.build_all(operation))
           kernels.push_back(std::move(kernel));
@@ -70,7 +70,7 @@ private:
   KernelBuilder::Policy policy() const;
   /// Of one architecture and spec; a kernel that several specs share is in the first.
   struct Operation {
-    AttentionSpec spec; ///< resolved
+    ResolvedSpec spec;
     std::vector<KernelSpec> kernels;
   };
   std::vector<Operation> wanted() const;
@@ -101,14 +101,14 @@ std::vector<Build::Operation> Build::wanted() const {
   std::vector<Operation> operations;
   std::set<std::string> seen;
   for (const Arch& arch : parse_archs(archs_))
-    for (const AttentionSpec& spec : spec_.all()) {
+    for (const AttentionSpec& spec : spec_.all(options)) {
+      const ResolvedSpec full = resolved(spec, arch);
       std::vector<KernelSpec> kernels;
-      for (Pass pass : {Pass::forward, Pass::backward})
-        for (const KernelSpec& kernel : kernels_of(pass, spec, arch))
-          if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
-            kernels.push_back(kernel);
+      for (const KernelSpec& kernel : distinct_kernels(full, arch))
+        if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
+          kernels.push_back(kernel);
       if (!kernels.empty())
-        operations.push_back({resolved(spec, arch), std::move(kernels)});
+        operations.push_back({full, std::move(kernels)});
     }
   return operations;
 }

@@ -81,11 +81,10 @@ std::vector<KernelSpec> Explain::kernels() const {
   std::vector<KernelSpec> kernels;
   std::set<std::string> seen; // some kernels serve both passes, or several specs
   for (const Arch& arch : parse_archs(archs_))
-    for (const AttentionSpec& spec : spec_.all())
-      for (Pass pass : {Pass::forward, Pass::backward})
-        for (const KernelSpec& kernel : kernels_of(pass, spec, arch))
-          if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
-            kernels.push_back(kernel);
+    for (const AttentionSpec& spec : spec_.all(options))
+      for (const KernelSpec& kernel : distinct_kernels(resolved(spec, arch), arch))
+        if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
+          kernels.push_back(kernel);
   return kernels;
 }
 

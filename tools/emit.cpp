@@ -82,14 +82,11 @@ private:
 
 std::vector<KernelSpec> Emit::chosen_kernels() const {
   const Arch& arch = find_arch(arch_);
-  if (!pass_.empty() && pass_ != "forward" && pass_ != "backward")
-    throw UsageError("--pass is '" + pass_ + "'; it is forward or backward");
-  std::vector<KernelSpec> all, chosen;
-  std::set<std::string> names; // a kernel that both passes launch is one
-  for (Pass pass : {Pass::forward, Pass::backward})
-    for (const KernelSpec& kernel : kernels_of(pass, spec_.one(), arch))
-      if ((pass_.empty() || to_string(pass) == pass_) && names.insert(kernel_name(kernel)).second)
-        all.push_back(kernel);
+  const ResolvedSpec spec = resolved(spec_.one(options), arch);
+  std::vector<KernelSpec> chosen;
+  const std::vector<KernelSpec> all = pass_.empty()
+                                          ? distinct_kernels(spec, arch)
+                                          : kernels_of(parse_word<Pass>(pass_), spec, arch);
 
   std::vector<std::string> kinds;
   for (const KernelSpec& kernel : all) {

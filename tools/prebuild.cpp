@@ -12,6 +12,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <set>
 
 namespace sagebwd::tools {
 
@@ -65,7 +66,7 @@ public:
             "    dtype: bf16\n"
             "    causal: [none, top-left]\n"
             "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
-        spec_({"64", "128"}, {"bf16", "fp16"}, {"none", "top-left"}, {"row"}, {"six-of-seven"}) {
+        spec_(usual_words()) {
     options.list("arch", "ARCH,..", archs_, "architectures");
     spec_.declare(options, /*lists=*/true);
     options.list("pass", "PASS,..", passes_, "forward, backward");
@@ -141,16 +142,14 @@ std::vector<WantedOperation> Prebuild::wanted() const {
   if (archs_.empty())
     throw UsageError("name architectures with --arch (e.g. --arch sm_80,sm_90a), or a list of "
                      "specs with --specs");
+  std::set<Pass> passes;
   for (const std::string& pass : passes_)
-    if (pass != "forward" && pass != "backward")
-      throw UsageError("--pass is '" + pass + "'; it is forward, backward or both");
-  const auto has = [&](const char* pass) {
-    return std::find(passes_.begin(), passes_.end(), pass) != passes_.end();
-  };
+    passes.insert(parse_word<Pass>(pass));
   std::vector<WantedOperation> operations;
   for (const Arch& arch : parse_archs(archs_))
-    for (const AttentionSpec& spec : spec_.all())
-      operations.push_back({spec, arch, has("forward"), has("backward")});
+    for (const AttentionSpec& spec : spec_.all(options))
+      operations.push_back(
+          {spec, arch, passes.count(Pass::forward) > 0, passes.count(Pass::backward) > 0});
   return operations;
 }
 

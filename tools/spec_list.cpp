@@ -1,7 +1,7 @@
 //===- spec_list.cpp - A file that lists operations ------------------------===//
 
 #include "tools/spec_list.h"
-#include "tools/options.h"
+#include "tools/spec_options.h"
 
 #include "llvm/ADT/SmallString.h"
 #include "llvm/Support/ConvertUTF.h"
@@ -9,7 +9,6 @@
 #include "llvm/Support/YAMLParser.h"
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <map>
 #include <memory>
@@ -181,21 +180,6 @@ private:
 
 //===--- From words to operations -----------------------------------------===//
 
-int whole_number(const std::string& text) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || value < 1)
-    throw SpecError("'" + text + "' is no whole number above zero");
-  return value;
-}
-
-bool yes_or_no(const std::string& text) {
-  if (text != "true" && text != "false")
-    throw SpecError("'" + text + "' is neither true nor false");
-  return text == "true";
-}
-
 /// A key: its default words, and what one of its words sets.
 struct Key {
   std::string name;
@@ -203,33 +187,27 @@ struct Key {
   std::function<void(WantedOperation&, const std::string&)> set;
 };
 
-const std::vector<Key>& known_keys() {
-  using O = WantedOperation;
+std::vector<Key> make_keys() {
   using W = const std::string&;
-  static const std::vector<Key> keys = {
-      {"arch", {}, [](O& o, W w) { o.arch = find_arch(w); }},
-      {"head_dim", {"64", "128"}, [](O& o, W w) { o.spec.head_dim = whole_number(w); }},
-      {"dtype", {"bf16", "fp16"}, [](O& o, W w) { o.spec.dtype = parse_dtype(w); }},
-      {"causal", {"none", "top-left"}, [](O& o, W w) { o.spec.causal = parse_causal(w); }},
-      {"granularity", {"row"}, [](O& o, W w) { o.spec.granularity = parse_granularity(w); }},
-      {"precision", {"six-of-seven"}, [](O& o, W w) { o.spec.precision = parse_precision(w); }},
-      {"smooth_k", {"true"}, [](O& o, W w) { o.spec.smooth_k = yes_or_no(w); }},
-      {"rotate", {"true"}, [](O& o, W w) { o.spec.rotate = yes_or_no(w); }},
-      {"deterministic", {"true"}, [](O& o, W w) { o.spec.deterministic = yes_or_no(w); }},
-      {"group_q",
-       {"default"},
-       [](O& o, W w) { o.spec.group_q = w == "default" ? 0 : whole_number(w); }},
-      {"group_kv",
-       {"default"},
-       [](O& o, W w) { o.spec.group_kv = w == "default" ? 0 : whole_number(w); }},
-      {"pass",
-       {"forward", "backward"},
-       [](O& o, W w) {
-         if (w != "forward" && w != "backward")
-           throw SpecError("unknown pass '" + w + "': supported are forward, backward");
-         (w == "forward" ? o.forward : o.backward) = true;
-       }},
-  };
+  std::vector<Key> keys = {
+      {"arch", {}, [](WantedOperation& o, W word) { o.arch = find_arch(word); }}};
+  visit_fields(usual<AttentionSpec>(), [&](const Label& label, const auto& usual) {
+    const auto found = usual_words().find(label.name);
+    keys.push_back(
+        {std::string(label.name),
+         found != usual_words().end() ? found->second : std::vector<std::string>{value_text(usual)},
+         [name = label.name](WantedOperation& o, W word) {
+           set_field(o.spec, name, word == "default" ? "0" : word);
+         }});
+  });
+  keys.push_back({"pass", {"forward", "backward"}, [](WantedOperation& o, W word) {
+                    (parse_word<Pass>(word) == Pass::forward ? o.forward : o.backward) = true;
+                  }});
+  return keys;
+}
+
+const std::vector<Key>& known_keys() {
+  static const std::vector<Key> keys = make_keys();
   return keys;
 }
 

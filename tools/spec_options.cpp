@@ -2,70 +2,83 @@
 #include "tools/spec_options.h"
 
 #include <algorithm>
-#include <charconv>
 
 namespace sagebwd::tools {
 
 namespace {
 
-/// A list, or the same with one value only.
-void declare_words(OptionTable& table, bool lists, std::string name, std::string words,
-                   std::vector<std::string>& values, std::string help) {
-  if (lists)
-    return table.list(name, words + ",..", values, help);
-  help += " (default " + values.front() + ")";
-  table.word(
-      name, words, [&values](const std::string& given) { values = {given}; }, help);
-}
-
-int parse_head_dim(const std::string& text) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end)
-    throw UsageError("--head-dim is '" + text + "'; it takes a whole number, such as 64 or 128");
-  return value;
+std::string option_name(std::string_view field) {
+  std::string name(field);
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
 }
 
 } // namespace
 
-void SpecOptions::declare(OptionTable& table, bool lists) {
-  declare_words(table, lists, "head-dim", "D", head_dims_, "head dimension: 64, 128");
-  declare_words(table, lists, "dtype", "TYPE", dtypes_, "bf16, fp16");
-  declare_words(table, lists, "causal", "KIND", causals_, "none, top-left, bottom-right");
-  declare_words(table, lists, "granularity", "KIND", granularities_,
-                "what shares a quantisation scale: row, block");
-  declare_words(table, lists, "precision", "PLAN", precisions_,
-                "which products are INT8: six-of-seven, qk16");
-  table.integer("group-q", group_q_, 0, 1 << 16,
-                "queries in a quantisation group, 0: the granularity's own");
-  table.integer("group-kv", group_kv_, 0, 1 << 16,
-                "keys in a quantisation group, 0: the granularity's own");
-  table.flag("no-smooth-k", no_smooth_k_, "leave the mean of K in");
-  table.flag("no-rotate", no_rotate_, "quantise Q and K for S without the Hadamard rotation");
+const SpecWords& usual_words() {
+  static const SpecWords words = {
+      {"head_dim", {"64", "128"}}, {"dtype", {"bf16", "fp16"}}, {"causal", {"none", "top-left"}}};
+  return words;
 }
 
-std::vector<AttentionSpec> SpecOptions::all() const {
-  std::vector<AttentionSpec> specs;
-  for (const std::string& head_dim : head_dims_)
-    for (const std::string& dtype : dtypes_)
-      for (const std::string& causal : causals_)
-        for (const std::string& granularity : granularities_)
-          for (const std::string& precision : precisions_) {
-            AttentionSpec spec;
-            spec.head_dim = parse_head_dim(head_dim);
-            spec.dtype = parse_dtype(dtype);
-            spec.causal = parse_causal(causal);
-            spec.granularity = parse_granularity(granularity);
-            spec.precision = parse_precision(precision);
-            spec.smooth_k = !no_smooth_k_;
-            spec.rotate = !no_rotate_;
-            spec.group_q = group_q_;
-            spec.group_kv = group_kv_;
-            resolved(spec); // raises what is wrong with it; defaults depend on the architecture
-            if (std::find(specs.begin(), specs.end(), spec) == specs.end())
-              specs.push_back(spec);
-          }
+std::vector<AttentionSpec> combinations(const SpecWords& words) {
+  std::vector<AttentionSpec> specs = {AttentionSpec()};
+  visit_fields(usual<AttentionSpec>(), [&](const Label& label, const auto&) {
+    const auto found = words.find(label.name);
+    if (found == words.end())
+      return;
+    std::vector<AttentionSpec> product;
+    for (const AttentionSpec& spec : specs)
+      for (const std::string& word : found->second) {
+        AttentionSpec more = spec;
+        set_field(more, label.name, word);
+        if (std::find(product.begin(), product.end(), more) == product.end())
+          product.push_back(more);
+      }
+    specs = std::move(product);
+  });
+  return specs;
+}
+
+void SpecOptions::declare(OptionTable& table, bool lists) {
+  table.word(
+      "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
+      "the whole spec in one line, as messages print it, instead of the options below");
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
+    const std::string name = option_name(label.name), field(label.name);
+    std::string help(label.help);
+    if constexpr (std::is_same_v<T, bool>)
+      return table.flag("no-" + name, off_[field], "do not " + help);
+    std::vector<std::string>& words = words_.try_emplace(field, 1, value_text(usual)).first->second;
+    const std::string placeholder = Worded<T> ? "KIND" : "N";
+    if constexpr (Worded<T>)
+      help += ": " + known_words<T>();
+    if (lists)
+      return table.list(name, placeholder + ",..", words, help);
+    table.word(
+        name, placeholder,
+        [&words, field](const std::string& word) {
+          AttentionSpec checked;
+          set_field(checked, field, word);
+          words = {word};
+        },
+        help + " (default " + words.front() + ")");
+  });
+}
+
+std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
+  SpecWords words = words_;
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
+    const std::string option = (std::is_same_v<T, bool> ? "no-" : "") + option_name(label.name);
+    if (whole_ && table.given(option))
+      throw UsageError("--spec says all of a spec: leave out --" + option + ", or --spec");
+    if (const auto off = off_.find(label.name); off != off_.end() && off->second)
+      words[off->first] = {"no"};
+  });
+  const std::vector<AttentionSpec> specs =
+      whole_ ? std::vector<AttentionSpec>{*whole_} : combinations(words);
+  for (const AttentionSpec& spec : specs)
+    resolved(spec); // raises what is wrong with it; defaults depend on the architecture
   return specs;
 }
 

@@ -4,34 +4,36 @@
 #include "generator/plan.h"
 #include "tools/options.h"
 
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace sagebwd::tools {
 
-/// The options that name an AttentionSpec. Values are parsed when asked for, so that defaults and
-/// lists share one path.
+/// Words for the fields of a spec, by the field's name; what is missing has its default.
+using SpecWords = std::map<std::string, std::vector<std::string>, std::less<>>;
+/// What a cluster is likely to need: what `prebuild` builds unless told otherwise.
+const SpecWords& usual_words();
+/// Every combination of the words, not resolved. Raises SpecError for a word that is none.
+std::vector<AttentionSpec> combinations(const SpecWords&);
+
+/// The options that name an AttentionSpec: one for each of its fields, and --spec for all at once.
 class SpecOptions {
 public:
-  using Words = std::vector<std::string>;
+  explicit SpecOptions(SpecWords defaults = {}) : words_(std::move(defaults)) {}
 
-  SpecOptions() = default;
-  SpecOptions(Words head_dims, Words dtypes, Words causals, Words granularities, Words precisions)
-      : head_dims_(std::move(head_dims)), dtypes_(std::move(dtypes)), causals_(std::move(causals)),
-        granularities_(std::move(granularities)), precisions_(std::move(precisions)) {}
-
-  /// `lists`: head dims, dtypes, causal kinds, granularities and precisions may be several.
+  /// `lists`: an option's words may be several.
   void declare(OptionTable&, bool lists);
-  /// Every combination, resolved. Raises SpecError.
-  std::vector<AttentionSpec> all() const;
+  /// Every combination; each can be resolved. Raises SpecError, or UsageError.
+  std::vector<AttentionSpec> all(const OptionTable&) const;
   /// The only one.
-  AttentionSpec one() const { return all().front(); }
+  AttentionSpec one(const OptionTable& table) const { return all(table).front(); }
 
 private:
-  Words head_dims_{"128"}, dtypes_{"bf16"}, causals_{"none"}, granularities_{"row"},
-      precisions_{"six-of-seven"};
-  int group_q_ = 0, group_kv_ = 0;
-  bool no_smooth_k_ = false, no_rotate_ = false;
+  SpecWords words_;
+  std::map<std::string, bool, std::less<>> off_;
+  std::optional<AttentionSpec> whole_;
 };
 
 /// --batch, --heads, --heads-kv, --seq-len, --seq-kv.

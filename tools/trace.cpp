@@ -124,27 +124,27 @@ void replace_outputs(std::vector<reference::TraceRow>& rows, const reference::In
 }
 
 ExitCode Trace::run() {
-  AttentionSpec spec = resolved(spec_.one());
+  const ResolvedSpec spec = resolved(spec_.one(options));
   Problem problem = problem_.problem();
   check(spec, problem);
   const double work = double(problem.batch) * double(problem.heads) * double(problem.seq_q) *
-                      double(problem.seq_kv) * spec.head_dim;
+                      double(problem.seq_kv) * spec->head_dim;
   if (constexpr double kMostWork = 1e13; work > kMostWork)
     throw UsageError("batch x heads x queries x keys x head dimension is " + format("%.3g", work) +
                      ", and this CPU reference takes up to 1e13 (minutes): shorten --seq-len or "
                      "trace fewer --heads");
-  ProductPlan plan = plan_.empty() ? reference::plan_of(spec.precision) : parse_plan(plan_);
+  ProductPlan plan = plan_.empty() ? reference::plan_of(spec->precision) : parse_plan(plan_);
   if (on_gpu_) {
-    if (!same(plan, reference::plan_of(spec.precision)))
+    if (!same(plan, reference::plan_of(spec->precision)))
       throw UsageError("--plan " + to_string(plan) +
                        " has no kernels: they compute --precision "
                        "six-of-seven or qk16. Leave --plan out, or use --device cpu");
     require_gpu(gpu_, "--device cuda");
   }
   reference::Inputs inputs =
-      reference::random_inputs(problem, spec.head_dim, spec.dtype, sigma_, seed_);
+      reference::random_inputs(problem, spec->head_dim, spec->dtype, sigma_, seed_);
   if (key_offset_ != 0)
-    offset_keys(inputs, spec.dtype, key_offset_);
+    offset_keys(inputs, spec->dtype, key_offset_);
 
   std::vector<reference::TraceRow> rows = reference::trace(inputs, spec, plan);
   if (on_gpu_)
@@ -156,7 +156,7 @@ ExitCode Trace::run() {
   Table table({"tensor", "cosine", "rel. L2"});
   for (const reference::TraceRow& row : rows)
     table.add({row.tensor, format("%.6f", row.figures.cosine), format("%.5f", row.figures.rel_l2)});
-  printf("%s, INT8 products %s, sigma %g, seed %llu, %s\n", sagebwd::to_string(spec).c_str(),
+  printf("%s, INT8 products %s, sigma %g, seed %llu, %s\n", sagebwd::to_string(*spec).c_str(),
          to_string(plan).c_str(), sigma_, static_cast<unsigned long long>(seed_),
          on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");
   table.print();

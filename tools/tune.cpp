@@ -33,7 +33,6 @@ public:
             "  sagebwd tune --export h200.json\n"
             "  sagebwd tune --import h200.json\n") {
     spec_.declare(options, /*lists=*/false);
-    options.flag("no-deterministic", any_order_, "let a tile win that sums in another order");
     problem_.declare(options);
     options.integer("gpu", device_, 0, 1023, "the GPU, numbered from 0");
     options.list("kernel", "NAME,..", kernels_, "forward, backward_dq, backward_dkv");
@@ -69,18 +68,10 @@ private:
   SpecOptions spec_;
   ProblemOptions problem_;
   std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_;
-  bool any_order_ = false, force_ = false, list_ = false, overwrite_ = false;
+  bool force_ = false, list_ = false, overwrite_ = false;
   int device_ = 0, rounds_ = 15;
   std::string export_, import_;
 };
-
-KernelKind parse_kernel(const std::string& name) {
-  for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
-    if (name == to_string(kind))
-      return kind;
-  throw UsageError("--kernel is '" + name +
-                   "'; those with tiles are forward, backward_dq and backward_dkv");
-}
 
 /// A bar for each stage of each kernel.
 class StageBars {
@@ -104,13 +95,12 @@ private:
 
 TuneRequest Tune::request() const {
   TuneRequest request;
-  request.spec = spec_.one();
-  request.spec.deterministic = !any_order_;
+  request.spec = spec_.one(options);
   request.problem = problem_.problem();
   request.device = device_;
   request.kernels.clear();
   for (const std::string& name : kernels_)
-    request.kernels.push_back(parse_kernel(name));
+    request.kernels.push_back(parse_tiled_kernel(name));
   for (const std::string& tile : tiles_)
     request.only.push_back(parse_tile(tile));
   request.force = force_;

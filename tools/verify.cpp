@@ -19,9 +19,11 @@ struct Worst {
   std::string where;
 };
 
-SpecOptions kinds_of_specs() {
-  return SpecOptions({"64", "128"}, {"bf16", "fp16"}, {"none", "top-left"}, {"row", "block"},
-                     {"six-of-seven", "qk16"});
+SpecWords kinds_of_specs() {
+  SpecWords words = usual_words();
+  words["granularity"] = {"row", "block"};
+  words["precision"] = {"six-of-seven", "qk16"};
+  return words;
 }
 
 /// Without smoothing, without rotation, with both off, with larger groups: eight of them.
@@ -36,7 +38,7 @@ void add_variants(std::vector<AttentionSpec>& specs) {
     variant.rotate = kind == 0 || kind == 2;
     if (kind == 2)
       variant.group_kv = 128;
-    variants.push_back(resolved(variant));
+    variants.push_back(*resolved(variant));
   }
   specs.insert(specs.end(), variants.begin(), variants.end());
 }
@@ -69,7 +71,7 @@ private:
   void print_as_json() const;
   void print_summary() const;
 
-  SpecOptions spec_ = kinds_of_specs();
+  SpecOptions spec_{kinds_of_specs()};
   int64_t cases_ = 100, max_len_ = 1024;
   uint64_t seed_ = 0;
   int gpu_ = 0;
@@ -83,10 +85,10 @@ private:
 };
 
 ExitCode Verify::run() {
-  std::vector<AttentionSpec> specs = spec_.all();
-  const bool usual = specs == kinds_of_specs().all();
+  std::vector<AttentionSpec> specs = spec_.all(options);
+  const bool usual = specs == combinations(kinds_of_specs());
   for (AttentionSpec& spec : specs)
-    spec = resolved(spec);
+    spec = *resolved(spec);
   if (usual)
     add_variants(specs);
   require_gpu(gpu_, "It");

@@ -3,28 +3,21 @@
 import torch
 
 from sagebwd import ops
-from sagebwd.options import SpecError, causal_name, check_layout, refuses_unknown_keywords
+from sagebwd.options import Operation, causal_name, check_layout, takes, text_of
 
 _CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@refuses_unknown_keywords
+@takes()
 def attention(
     q,
     k,
     v,
     *,
-    causal=False,
     softmax_scale=None,
     layout="bhsd",
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    precision="six-of-seven",
-    deterministic=True,
     return_lse=False,
+    options,
 ):
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
@@ -37,17 +30,9 @@ def attention(
             bytes. Under torch.autocast inputs are cast to its dtype.
         k, v: (batch, heads_kv, keys, head_dim); heads must be a multiple of heads_kv (query head
             h reads key head h // (heads // heads_kv)).
-        causal: False, 'top-left' (key j is visible to query i iff j <= i), 'bottom-right' (iff
-            j <= i + keys - queries), or True where there are as many queries as keys.
         softmax_scale: positive; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
-        granularity: what shares a quantisation scale: 'row', a token or a channel of a group of
-            tokens; 'block', a group of tokens (the paper's).
-        group_q, group_kv: tokens of a group; None means the granularity's own.
-        smooth_k: subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367).
-        rotate: apply a Hadamard transform to q and k before quantising them for q k^T.
-        precision: 'six-of-seven', or 'qk16' to compute q k^T in 16 bits.
-        deterministic: the same inputs give the same bits.
+        {options}
         return_lse: also return the log-sum-exp.
 
     Returns:
@@ -67,28 +52,20 @@ def attention(
     """
     q, k, v = _inputs(q, k, v)
     out, lse = torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _causal(causal, layout, q, k), granularity,
-        precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
-    )  # fmt: skip
+        q, k, v, softmax_scale, layout, _text(options, layout, q, k)
+    )
     return (out, lse) if return_lse else out
 
 
-@refuses_unknown_keywords
+@takes()
 def attention_forward(
     q,
     k,
     v,
     *,
-    causal=False,
     softmax_scale=None,
     layout="bhsd",
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    precision="six-of-seven",
-    deterministic=True,
+    options,
 ):
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
@@ -97,12 +74,11 @@ def attention_forward(
     """
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _causal(causal, layout, q, k), granularity,
-        precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
-    )  # fmt: skip
+        q, k, v, softmax_scale, layout, _text(options, layout, q, k)
+    )
 
 
-@refuses_unknown_keywords
+@takes()
 def attention_backward(
     dout,
     q,
@@ -112,16 +88,9 @@ def attention_backward(
     lse,
     *,
     dlse=None,
-    causal=False,
     softmax_scale=None,
     layout="bhsd",
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    precision="six-of-seven",
-    deterministic=True,
+    options,
 ):
     """(dq, dk, dv), contiguous, like q, k and v: a pure function of its arguments.
 
@@ -139,45 +108,29 @@ def attention_backward(
     _check_tensors(dout=dout, out=out, lse=lse)
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale, layout, _causal(causal, layout, q, k),
-        granularity, precision, smooth_k, rotate, deterministic, group_q or 0, group_kv or 0,
-    )  # fmt: skip
+        dout, q, k, v, out, lse, dlse, softmax_scale, layout, _text(options, layout, q, k)
+    )
 
 
-@refuses_unknown_keywords
-def warmup(
-    *,
-    head_dim=128,
-    dtype=torch.bfloat16,
-    causal=False,
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    precision="six-of-seven",
-    deterministic=True,
-    backward=True,
-    device=None,
-    sizes=None,
-):
+@takes(Operation)
+def warmup(*, backward=True, device=None, sizes=None, options):
     """Compiles (or takes from the cache) and loads every kernel of one operation.
 
     After it, calls with these options run without a compile and can be captured into a CUDA graph.
-    `device`: a CUDA device, None for the current one. Without `backward` only the forward's
-    kernels. `sizes`: (batch, heads, key/value heads, queries, keys) of the calls to come; without
-    it the kernels have their default tiles, with it those that tuning found for such calls.
+
+    Args:
+        backward: without it only the forward's kernels.
+        device: a CUDA device, None for the current one.
+        sizes: (batch, heads, key/value heads, queries, keys) of the calls to come; without it the
+            kernels have their default tiles, with it those that tuning found for such calls.
+        {options}
+
     Raises what `attention` raises.
     """
-    if dtype not in ops.DTYPE_NAMES:
-        raise SpecError(f"dtype={dtype}; the kernels take torch.bfloat16 or torch.float16")
     index = torch.device("cuda" if device is None else device).index
     if index is None:
         index = torch.cuda.current_device()
-    ops.operation(
-        index, head_dim, dtype, causal_name(causal, 1, 1), granularity, precision, smooth_k,
-        rotate, deterministic, group_q or 0, group_kv or 0,
-    ).warmup(backward, sizes)  # fmt: skip
+    ops.operation(index, text_of(options)).warmup(bool(backward), sizes)
 
 
 def _check_tensors(**tensors):
@@ -202,12 +155,11 @@ def _inputs(q, k, v):
     return q, k, v
 
 
-def _causal(causal, layout, q, k):
-    """The mask's name. Lengths are looked at only where they decide."""
-    if causal is not True:
-        return causal_name(causal, 0, 0)
-    check_layout(layout)
-    if q.dim() != 4 or k.dim() != 4:
-        return "top-left"  # the operator refuses these ranks with its own message
-    token = 2 if layout == "bhsd" else 1
-    return causal_name(causal, q.shape[token], k.shape[token])
+def _text(options, layout, q, k):
+    """The options for the operators. Lengths are looked at only where they decide."""
+    if options["causal"] is True:
+        check_layout(layout)
+        if q.dim() == 4 and k.dim() == 4:  # the operator refuses other ranks with its own message
+            token = 2 if layout == "bhsd" else 1
+            options = {**options, "causal": causal_name(True, q.shape[token], k.shape[token])}
+    return text_of(options)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from sagebwd import _core, options
+from sagebwd import _core
+from sagebwd.options import Operation, SpecError, spec, takes
 
 __all__ = ["KernelSource", "archs", "build", "emit", "local_arch"]
 
@@ -37,69 +38,40 @@ def local_arch(device=0):
             f"{', '.join(archs())}"
         )
     if not 0 <= device < len(driver["devices"]):
-        raise options.SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
+        raise SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
     info = driver["devices"][device]
     return _core.arch_for_capability(info["major"], info["minor"])
 
 
-@options.refuses_unknown_keywords
-def emit(
-    arch=None,
-    *,
-    head_dim=128,
-    dtype="bf16",
-    causal="none",
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    precision="six-of-seven",
-    deterministic=True,
-    backward=True,
-):
+@takes(Operation)
+def emit(arch=None, *, backward=True, options):
     """The CUDA source of every kernel of one operation, as a list of KernelSource.
 
-    `arch` is a name from `archs()`, or None for this machine's first GPU. Needs no CUDA. Raises
-    SpecError for what cannot be built.
+    Needs no CUDA. Raises SpecError for what cannot be built.
+
+    Args:
+        arch: a name from `archs()`, or None for this machine's first GPU.
+        backward: without it only the forward's kernels.
+        {options}
     """
     arch = arch or local_arch()
-    spec = _spec(locals())
     return [
         KernelSource(pass_=source.pop("pass"), **source)
-        for source in _core.emit(spec, arch, backward)
+        for source in _core.emit(spec(arch, **options), arch, bool(backward))
     ]
 
 
-@options.refuses_unknown_keywords
-def build(
-    arch=None,
-    *,
-    head_dim=128,
-    dtype="bf16",
-    causal="none",
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    precision="six-of-seven",
-    deterministic=True,
-    backward=True,
-):
+@takes(Operation)
+def build(arch=None, *, backward=True, options):
     """Compiles every kernel of one operation into the cache; needs NVRTC, but no GPU.
 
     Returns what `sagebwd build --json` prints: a list of dicts with name, pass, cached (this
     process did not compile it), compile_ms, registers, spill_bytes and shared_bytes. Raises
     SpecError, LibraryError (no NVRTC) or CompileError.
+
+    Args:
+        arch, backward: as for `emit`.
+        {options}
     """
     arch = arch or local_arch()
-    return _core.build(_spec(locals()), arch, backward)
-
-
-def _spec(given):
-    names = (
-        "head_dim", "dtype", "causal", "granularity", "group_q", "group_kv", "smooth_k", "rotate",
-        "precision", "deterministic", "arch",
-    )  # fmt: skip
-    return options.spec(**{name: given[name] for name in names})
+    return _core.build(spec(arch, **options), arch, bool(backward))

@@ -14,14 +14,11 @@ from sagebwd import _core, options
 from sagebwd.kernels import local_arch
 from sagebwd.options import SpecError
 
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda", "meta")
 
-# How both operators are told what to compute; from `causal` on in the order of `_core.Spec`.
-_OPTIONS = (
-    "float? softmax_scale, str layout, str causal, str granularity, str precision, bool smooth_k, "
-    "bool rotate, bool deterministic, int group_q, int group_kv"
-)
+# How both operators are told what to compute: `spec` is a line of options.text_of.
+_OPTIONS = "float? softmax_scale, str layout, str spec"
 
 _library = torch.library.Library("sagebwd", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
@@ -52,7 +49,7 @@ def check_types(q, k, v):
                 f"{name} has rank {t.dim()} (shape {_shape(t)}); it must have rank 4: "
                 "(batch, head, token, channel), or layout='bshd'"
             )
-        if t.dtype not in DTYPE_NAMES:
+        if t.dtype not in DTYPES:
             raise SpecError(
                 f"{name} is {t.dtype}; the kernels take torch.bfloat16 or "
                 "torch.float16: convert it, or run under torch.autocast('cuda')"
@@ -155,20 +152,21 @@ def _required_operand(name, t, layout):
 
 
 @functools.cache
-def _spec(head_dim, dtype, *numerics, arch=""):
-    return _core.Spec(head_dim, DTYPE_NAMES[dtype], *numerics, arch=arch)
+def _checked(text, head_dim, dtype):
+    options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
 
 
 @functools.cache
-def operation(device, *numerics):
-    """The `_core.Attention` of a device index and `_spec`'s arguments, made once."""
-    return _core.Attention(_spec(*numerics, arch=local_arch(device)), device)
+def operation(device, text, **tensors):
+    """The `_core.Attention` of a device index and a line of options, made once. `tensors`: the
+    head_dim and dtype of tensors, where the line does not say."""
+    return _core.Attention(options.spec_of_text(text, local_arch(device), **tensors), device)
 
 
-def _forward(q, k, v, softmax_scale, layout, *numerics):
+def _forward(q, k, v, softmax_scale, layout, spec):
     problem = _problem(q, k, v, layout)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-    kernels = operation(q.get_device(), q.shape[3], q.dtype, *numerics)
+    kernels = operation(q.get_device(), spec, head_dim=q.shape[3], dtype=q.dtype)
     operands = [_required_operand(n, t, layout) for n, t in (("q", q), ("k", k), ("v", v))]
     out = q.new_empty(q.shape)
     lse = q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
@@ -190,10 +188,10 @@ def _forward(q, k, v, softmax_scale, layout, *numerics):
     return out, lse
 
 
-def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *numerics):
+def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
     problem = _check_backward(dout, q, k, v, out, lse, dlse, layout)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-    kernels = operation(q.get_device(), q.shape[3], q.dtype, *numerics)
+    kernels = operation(q.get_device(), spec, head_dim=q.shape[3], dtype=q.dtype)
     operands = [_required_operand(n, t, layout) for n, t in (("q", q), ("k", k), ("v", v))]
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     if q.numel() == 0 or k.numel() == 0:
@@ -249,17 +247,17 @@ for _key in ("CUDA", "CPU"):  # on the CPU to refuse with our own message
 
 
 @torch.library.register_fake("sagebwd::forward", lib=_library)
-def _forward_fake(q, k, v, softmax_scale, layout, *numerics):
+def _forward_fake(q, k, v, softmax_scale, layout, spec):
     problem = _problem(q, k, v, layout)
     options.check_softmax_scale(softmax_scale, q.shape[3])
-    _spec(int(q.shape[3]), q.dtype, *numerics)
+    _checked(spec, int(q.shape[3]), q.dtype)
     return q.new_empty(q.shape), q.new_empty(
         (problem[0], problem[1], problem[3]), dtype=torch.float32
     )
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)
-def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, *numerics):
+def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
     _check_backward(dout, q, k, v, out, lse, dlse, layout)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 

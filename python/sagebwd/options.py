@@ -1,9 +1,16 @@
-"""The options of the operation, as every front end spells and checks them."""
+"""The options of the operation, as every front end spells and checks them.
 
+`Options` is the one list: its fields become keywords of every public function that takes them, and
+`spec` hands them to the C++ library, whose own list a test compares with this one.
+"""
+
+import dataclasses
 import difflib
 import functools
 import inspect
 import numbers
+import operator
+import textwrap
 
 from sagebwd import _core
 
@@ -12,6 +19,50 @@ SpecError = _core.SpecError
 #: Products of SageBwd that a plan may name: S = tau Q K^T (forward and backward), O = P V,
 #: dV = P^T dO, dP = dO V^T, dQ = tau dS K, dK = tau dS^T Q.
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
+
+
+def _option(default, text):
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What attention computes, beside its tensors."""
+
+    causal: object = _option(
+        False,
+        "False, 'top-left' (key j is visible to query i iff j <= i), 'bottom-right' (iff j <= i + "
+        "keys - queries), or True where there are as many queries as keys.",
+    )
+    granularity: str = _option(
+        "row",
+        "what shares a quantisation scale: 'row', a token or a channel of a group of tokens; "
+        "'block', a group of tokens (the paper's).",
+    )
+    group_q: int = _option(None, "queries of a group; None means the granularity's own.")
+    group_kv: int = _option(None, "keys of a group; None means the granularity's own.")
+    smooth_k: bool = _option(
+        True,
+        "subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367).",
+    )
+    rotate: bool = _option(
+        True, "apply a Hadamard transform to q and k before quantising them for q k^T."
+    )
+    precision: str = _option(
+        "six-of-seven", "'six-of-seven', or 'qk16' to compute q k^T in 16 bits."
+    )
+    deterministic: bool = _option(True, "the same inputs give the same bits.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation(Options):
+    """`Options` where no tensor says the rest."""
+
+    head_dim: int = _option(128, "64 or 128.")
+    dtype: object = _option("bf16", "'bf16' or 'fp16', or PyTorch's or NumPy's name of them.")
+
+
+# ---- keywords ------------------------------------------------------------------------------------
 
 # What other attention functions call an option of ours, for error messages.
 _FOREIGN_NAMES = {
@@ -33,18 +84,49 @@ _ABSENT = {
 }
 
 
-def refuses_unknown_keywords(function):
-    """Makes an unknown keyword a TypeError that names the near ones."""
-    known = frozenset(inspect.signature(function).parameters)
+def takes(kind=Options, but=()):
+    """Puts the fields of `kind` among the keywords of a function, which gets them as `options`.
 
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        for name in kwargs:
-            if name not in known:
-                _refuse_keyword(function.__name__, name, known)
-        return function(*args, **kwargs)
+    The function's signature and the place of `{options}` in its docstring list them; `but` names
+    those left out. An unknown keyword is a TypeError that names the near ones.
+    """
 
-    return wrapper
+    def decorate(function):
+        fields = [f for f in dataclasses.fields(kind) if f.name not in but]
+        defaults = {f.name: f.default for f in fields}
+        own = [p for p in inspect.signature(function).parameters.values() if p.name != "options"]
+        known = frozenset(p.name for p in own) | frozenset(defaults)
+
+        @functools.wraps(function)
+        def wrapper(*arguments, **keywords):
+            options = {name: keywords.pop(name, default) for name, default in defaults.items()}
+            for name in keywords:
+                if name not in known:
+                    _refuse_keyword(function.__name__, name, known)
+            return function(*arguments, options=options, **keywords)
+
+        listed = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
+            for f in fields
+        ]
+        wrapper.__signature__ = inspect.Signature(own + listed)
+        if function.__doc__:
+            wrapper.__doc__ = function.__doc__.replace("{options}", _described(fields))
+        return wrapper
+
+    return decorate
+
+
+def _described(fields):
+    return "\n        ".join(
+        textwrap.fill(
+            f"{f.name}: {f.metadata['help']}",
+            width=100,
+            initial_indent="",
+            subsequent_indent=" " * 12,
+        )
+        for f in fields
+    )
 
 
 def _refuse_keyword(function, name, known):
@@ -62,7 +144,10 @@ def _refuse_keyword(function, name, known):
     raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")
 
 
-def causal_name(causal, seq_q, seq_kv):
+# ---- spellings -----------------------------------------------------------------------------------
+
+
+def causal_name(causal, seq_q=1, seq_kv=1):
     """'none', 'top-left' or 'bottom-right' for what a caller may pass.
 
     `True` is clear only where there are as many queries as keys.
@@ -78,9 +163,75 @@ def causal_name(causal, seq_q, seq_kv):
                 "in flash-attention)"
             )
         return "top-left"
-    if causal == "none" or causal == "top-left" or causal == "bottom-right":
+    if isinstance(causal, str) and causal in ("none", "top-left", "bottom-right"):
         return causal
     raise SpecError(f"causal={causal!r}: pass False, True, 'top-left' or 'bottom-right'")
+
+
+def dtype_name(dtype):
+    """'bf16' or 'fp16' for those, and for PyTorch's and NumPy's names of them."""
+    name = getattr(dtype, "__name__", None) or str(dtype)  # numpy.float16 is a class
+    known = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}
+    short = known.get(name.rsplit(".", 1)[-1])
+    if short is None:
+        raise SpecError(f"dtype={dtype!r}: pass 'bf16' or 'fp16' (or torch.bfloat16, torch.float16)")
+    return short
+
+
+def whole_number(name, value, least=1):
+    """`value` as an int; SpecError for what is none, or below `least`."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number < 1 << 62:
+        raise SpecError(f"{name}={value!r}: pass a whole number of at least {least}")
+    return number
+
+
+def _spelled(name, value):
+    """An option's value as the C++ library reads it. Raises SpecError."""
+    if name == "causal":
+        return causal_name(value)
+    if name == "dtype":
+        return dtype_name(value)
+    if name in ("smooth_k", "rotate", "deterministic"):
+        if value is not True and value is not False:
+            raise SpecError(f"{name}={value!r}: pass True or False")
+        return "yes" if value else "no"
+    if name in ("group_q", "group_kv"):
+        return "0" if value is None else str(whole_number(f"{name} (None for the default)", value))
+    if name == "head_dim":
+        return str(whole_number(name, value))
+    if not isinstance(value, str):
+        raise SpecError(f"{name}={value!r}: pass a word, such as {_default_of(name)!r}")
+    return value
+
+
+def _default_of(name):
+    return Operation.__dataclass_fields__[name].default
+
+
+def text_of(options):
+    """Options in one line, which `spec_of_text` reads. Plain Python, for torch.compile traces it."""
+    return " ".join([f"{name}={_spelled(name, value)}" for name, value in options.items()])
+
+
+def spec_of_text(text, arch=None, **more):
+    """The resolved `Spec` of `text_of`'s line and further options."""
+    given = dict(item.split("=", 1) for item in text.split())
+    return _core.Spec({**given, **{name: _spelled(name, x) for name, x in more.items()}}, arch or "")
+
+
+def spec(arch=None, **given):
+    """The resolved `Spec` of options by name; what is left out has its default.
+
+    Default groups depend on the architecture under 'row' (`arch`; None: any but sm_90a). Raises
+    SpecError.
+    """
+    if arch is not None and not isinstance(arch, str):
+        raise SpecError(f"arch={arch!r}: pass a name such as 'sm_90a'")
+    return _core.Spec({name: _spelled(name, value) for name, value in given.items()}, arch or "")
 
 
 def check_layout(layout):
@@ -103,6 +254,9 @@ def check_softmax_scale(scale, head_dim):
     return float(scale)
 
 
+# ---- precision plans -----------------------------------------------------------------------------
+
+
 def plan_of(precision):
     """The INT8 products that `precision` means: the name of a plan or an iterable of products.
 
@@ -112,7 +266,12 @@ def plan_of(precision):
     """
     if isinstance(precision, str):
         return frozenset(_core.plan_of(precision))
-    plan = frozenset(precision)
+    try:
+        plan = frozenset(precision)
+    except TypeError:
+        raise SpecError(
+            f"precision={precision!r}: pass 'six-of-seven', 'qk16' or some of {PRODUCTS}"
+        ) from None
     unknown = sorted(map(str, plan - set(PRODUCTS)))
     if unknown:
         raise SpecError(f"unknown products {', '.join(unknown)} in a plan: known are {PRODUCTS}")
@@ -125,45 +284,6 @@ def precision_of(plan):
         if plan == plan_of(name):
             return name
     return None
-
-
-def spec(
-    head_dim=128,
-    dtype="bf16",
-    causal="none",
-    granularity="row",
-    precision="six-of-seven",
-    smooth_k=True,
-    rotate=True,
-    deterministic=True,
-    group_q=None,
-    group_kv=None,
-    arch=None,
-):
-    """A resolved `Spec`; None as a group size means the default, which under 'row' depends on the
-    architecture (`arch`; None: any but sm_90a). Raises SpecError."""
-    for name, group in (("group_q", group_q), ("group_kv", group_kv)):
-        if group is not None and (isinstance(group, bool) or not isinstance(group, int)):
-            raise SpecError(f"{name}={group!r}: pass a number of tokens, or None for the default")
-        if group is not None and group < 1:
-            raise SpecError(
-                f"{name}={group}: a group holds at least one token; pass None for the default"
-            )
-    if causal is True or causal is False:
-        causal = causal_name(causal, 1, 1)
-    return _core.Spec(
-        head_dim=head_dim,
-        dtype=dtype,
-        causal=causal,
-        granularity=granularity,
-        precision=precision,
-        smooth_k=smooth_k,
-        rotate=rotate,
-        deterministic=deterministic,
-        group_q=group_q or 0,
-        group_kv=group_kv or 0,
-        arch=arch or "",
-    )
 
 
 def refuse_double_backward(ctx, *gradients):

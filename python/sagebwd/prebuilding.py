@@ -3,9 +3,13 @@
 import itertools
 import os
 
-from sagebwd import _core, options
+from sagebwd import _core
+from sagebwd.options import Operation, SpecError, spec, takes
 
 __all__ = ["prebuild"]
+
+# Options that may have several values.
+_SEVERAL = ("head_dim", "dtype", "causal", "granularity", "precision")
 
 
 def _list(value):
@@ -19,7 +23,7 @@ def _read(path):
         return file.read()
 
 
-@options.refuses_unknown_keywords
+@takes(Operation, but=(*_SEVERAL, "deterministic"))
 def prebuild(
     out,
     *,
@@ -29,13 +33,10 @@ def prebuild(
     causal=("none", "top-left"),
     granularity="row",
     precision="six-of-seven",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
     backward=True,
     records=(),
     progress=None,
+    options,
 ):
     """Compiles the kernels of every combination of the options into the pack `out`.
 
@@ -53,21 +54,14 @@ def prebuild(
     (then there is no pack, and what did compile is kept for the next call).
     """
     if arch is None:
-        raise options.SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
-    keywords = {"group_q": group_q, "group_kv": group_kv, "smooth_k": smooth_k, "rotate": rotate}
+        raise SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
+    several = [head_dim, dtype, causal, granularity, precision]
     specs = [
-        (
-            options.spec(
-                head_dim=d, dtype=t, causal=c, granularity=g, precision=p, arch=a, **keywords
-            ),
-            a,
-        )
-        for a, d, t, c, g, p in itertools.product(
-            *map(_list, (arch, head_dim, dtype, causal, granularity, precision))
-        )
+        (spec(a, **dict(zip(_SEVERAL, values)), **options), a)
+        for a, *values in itertools.product(*map(_list, (arch, *several)))
     ]
     if not specs:
-        raise options.SpecError("an empty list among the options: there is nothing to build")
+        raise SpecError("an empty list among the options: there is nothing to build")
     files = [_read(path) for path in ([records] if _is_path(records) else records)]
     return _core.prebuild(os.fspath(out), specs, bool(backward), files, progress)
 

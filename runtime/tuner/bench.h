@@ -24,7 +24,7 @@ struct BenchKernel {
 /// What is timed, and the operation around it with its default tiles.
 struct BenchSetup {
   int device = 0;
-  AttentionSpec spec; ///< resolved
+  ResolvedSpec spec = resolved(AttentionSpec());
   Problem problem;
   KernelKind kind = KernelKind::forward; ///< the kernel whose tiles compete
   std::vector<BenchKernel> operation;    ///< up to that kernel, in launch order, both passes

@@ -2,6 +2,8 @@
 
 #include "runtime/tuner/bucket.h"
 
+#include "generator/definition.h"
+
 #include <algorithm>
 #include <bit>
 
@@ -18,7 +20,7 @@ uint8_t length_class(int64_t tokens) {
 } // namespace
 
 Bucket bucket_of(KernelKind kind, const Problem& p, int sm_count) {
-  const bool keys = kind == KernelKind::backward_dkv;
+  const bool keys = tiling_of(kind).blocks_own_keys;
   // In floating point: products of lengths no GPU holds must not overflow.
   const double blocks = static_cast<double>(p.batch) *
                         static_cast<double>(keys ? p.heads_kv : p.heads) *

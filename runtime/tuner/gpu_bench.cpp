@@ -2,12 +2,13 @@
 
 #include "runtime/tuner/gpu_bench.h"
 
+#include "generator/definition.h"
+
 #include "runtime/loaded_kernel.h"
 #include "runtime/reference/reference.h"
 #include "runtime/tuner/worker.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -40,23 +41,23 @@ private:
 };
 
 /// Device memory that a kernel writes, and what the default wrote there.
-struct Output {
-  const char* name;
+struct Written {
+  Output output;
   driver::Pointer pointer;
-  size_t bytes;
-  enum Kind { elements, floats } kind;
-  bool whole; ///< every value is written; not so the maxima of tiles that nobody sees
   std::string by_default;
+  const char* name() const { return name_of(output.operand).data(); }
+  size_t value_bytes() const { return output.type == Output::floats ? 4 : 2; }
+  size_t bytes() const { return value_bytes() * static_cast<size_t>(output.values); }
 };
 
-std::string download(const Output& output) {
-  std::string bytes(output.bytes, '\0');
-  driver::copy_to_host(bytes.data(), output.pointer, output.bytes);
+std::string download(const Written& written) {
+  std::string bytes(written.bytes(), '\0');
+  driver::copy_to_host(bytes.data(), written.pointer, written.bytes());
   return bytes;
 }
 
-double value_at(const Output& output, const std::string& bytes, size_t i, DType dtype) {
-  if (output.kind == Output::floats) {
+double value_at(const Written& written, const std::string& bytes, size_t i, DType dtype) {
+  if (written.output.type == Output::floats) {
     float value;
     std::memcpy(&value, bytes.data() + 4 * i, 4);
     return value;
@@ -66,8 +67,8 @@ double value_at(const Output& output, const std::string& bytes, size_t i, DType 
   return reference::decode(dtype, bits);
 }
 
-bool has_poison(const Output& output, const std::string& bytes) {
-  const size_t size = output.kind == Output::floats ? 4 : 2;
+bool has_poison(const Written& written, const std::string& bytes) {
+  const size_t size = written.value_bytes();
   const char poison[4] = {'\xff', '\xff', '\xff', '\xff'};
   for (size_t at = 0; at + size <= bytes.size(); at += size)
     if (std::memcmp(bytes.data() + at, poison, size) == 0)
@@ -76,15 +77,15 @@ bool has_poison(const Output& output, const std::string& bytes) {
 }
 
 /// ||x - default|| / ||default||; infinite where one is not finite and the other differs.
-double rel_l2(const Output& output, const std::string& bytes, DType dtype) {
+double rel_l2(const Written& written, const std::string& bytes, DType dtype) {
   double error = 0, norm = 0;
-  const size_t size = output.kind == Output::floats ? 4 : 2;
+  const size_t size = written.value_bytes();
   for (size_t i = 0; i < bytes.size() / size; ++i) {
-    if (std::memcmp(bytes.data() + size * i, output.by_default.data() + size * i, size) == 0 &&
-        !std::isfinite(value_at(output, bytes, i, dtype)))
+    if (std::memcmp(bytes.data() + size * i, written.by_default.data() + size * i, size) == 0 &&
+        !std::isfinite(value_at(written, bytes, i, dtype)))
       continue;
-    const double x = value_at(output, bytes, i, dtype);
-    const double expected = value_at(output, output.by_default, i, dtype);
+    const double x = value_at(written, bytes, i, dtype);
+    const double expected = value_at(written, written.by_default, i, dtype);
     error += (x - expected) * (x - expected);
     norm += expected * expected;
   }
@@ -116,23 +117,6 @@ void upload_repeated(const DeviceBuffer& buffer, const std::vector<uint16_t>& nu
   }
 }
 
-void set(OperandValues& values, Operand operand, uint64_t value) {
-  values[static_cast<size_t>(operand)] = value;
-}
-uint64_t get(const OperandValues& values, Operand operand) {
-  return values[static_cast<size_t>(operand)];
-}
-
-/// A contiguous (batch, head, token, channel) tensor; its stride operands follow one another.
-void set_tensor(OperandValues& values, Operand operand, Operand stride_b, driver::Pointer pointer,
-                int64_t heads, int64_t tokens, int64_t channels) {
-  set(values, operand, pointer);
-  const int64_t strides[3] = {heads * tokens * channels, tokens * channels, channels};
-  for (int i = 0; i < 3; ++i)
-    set(values, static_cast<Operand>(static_cast<int>(stride_b) + i),
-        static_cast<uint64_t>(strides[i]));
-}
-
 } // namespace
 
 struct GpuBench::State {
@@ -152,9 +136,8 @@ struct GpuBench::State {
   driver::DeviceScope scope;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
   OperandValues values[2] = {}; ///< of each pass
-  driver::Pointer backward_workspace_end = 0;
   driver::Pointer flush = 0;
-  std::vector<Output> outputs;                 ///< of the kernel whose tiles compete
+  std::vector<Written> outputs;                ///< of the kernel whose tiles compete
   std::map<std::string, LoadedKernel> kernels; ///< by machine code
   driver::Event start = driver::create_event(), stop = driver::create_event();
 };
@@ -180,31 +163,29 @@ const DeviceBuffer& GpuBench::State::make(size_t bytes) {
 
 void GpuBench::State::allocate() {
   const Problem& p = setup.problem;
-  const int64_t d = setup.spec.head_dim, queries = p.batch * p.heads * p.seq_q,
-                keys = p.batch * p.heads_kv * p.seq_kv;
-  const bool backward = setup.kind != KernelKind::forward;
-  const std::vector<uint16_t> numbers = normal_numbers(setup.spec.dtype);
+  const int64_t d = setup.spec->head_dim;
+  const bool backward = tiling_of(setup.kind).pass == Pass::backward;
+  const std::vector<uint16_t> numbers = normal_numbers(setup.spec->dtype);
   OperandValues& forward_values = values[static_cast<int>(Pass::forward)];
 
-  const auto tensor = [&](Operand operand, Operand stride_b, bool of_keys, size_t seed) {
-    const DeviceBuffer& buffer = make(static_cast<size_t>(2 * (of_keys ? keys : queries) * d));
+  const auto tensor = [&](Operand operand, int64_t heads, int64_t tokens, size_t seed) {
+    const DeviceBuffer& buffer = make(static_cast<size_t>(2 * p.batch * heads * tokens * d));
     if (seed > 0)
       upload_repeated(buffer, numbers, seed * numbers.size() / 7);
-    set_tensor(forward_values, operand, stride_b, buffer.pointer(), of_keys ? p.heads_kv : p.heads,
-               of_keys ? p.seq_kv : p.seq_q, d);
+    set_tensor(forward_values, operand, buffer.pointer(), {heads * tokens * d, tokens * d, d});
   };
-  tensor(Operand::q, Operand::q_stride_b, false, 1);
-  tensor(Operand::k, Operand::k_stride_b, true, 2);
-  tensor(Operand::v, Operand::v_stride_b, true, 3);
-  tensor(Operand::out, Operand::out_stride_b, false, 0);
-  set(forward_values, Operand::lse, make(static_cast<size_t>(4 * queries)).pointer());
-  const float scale = 1 / std::sqrt(static_cast<float>(d));
-  set(forward_values, Operand::softmax_scale, uint64_t{std::bit_cast<uint32_t>(scale)});
+  tensor(Operand::q, p.heads, p.seq_q, 1);
+  tensor(Operand::k, p.heads_kv, p.seq_kv, 2);
+  tensor(Operand::v, p.heads_kv, p.seq_kv, 3);
+  tensor(Operand::out, p.heads, p.seq_q, 0);
+  set(forward_values, Operand::lse,
+      make(static_cast<size_t>(4 * p.batch * p.heads * p.seq_q)).pointer());
+  set(forward_values, Operand::softmax_scale, 1 / std::sqrt(static_cast<float>(d)));
   if (backward) {
-    tensor(Operand::dout, Operand::dout_stride_b, false, 4);
-    tensor(Operand::dq, Operand::dq_stride_b, false, 0);
-    tensor(Operand::dk, Operand::dk_stride_b, true, 0);
-    tensor(Operand::dv, Operand::dv_stride_b, true, 0);
+    tensor(Operand::dout, p.heads, p.seq_q, 4);
+    tensor(Operand::dq, p.heads, p.seq_q, 0);
+    tensor(Operand::dk, p.heads_kv, p.seq_kv, 0);
+    tensor(Operand::dv, p.heads_kv, p.seq_kv, 0);
   }
   values[static_cast<int>(Pass::backward)] = forward_values;
   for (Pass pass : {Pass::forward, Pass::backward}) {
@@ -213,48 +194,26 @@ void GpuBench::State::allocate() {
     const DeviceBuffer& workspace = make(workspace_bytes(pass, setup.spec, p));
     driver::fill(workspace.pointer(), kPoison, workspace.bytes());
     place_workspace(pass, setup.spec, p, workspace.pointer(), values[static_cast<int>(pass)]);
-    backward_workspace_end = workspace.pointer() + workspace.bytes();
   }
   flush = make(kFlushBytes).pointer();
 }
 
 void GpuBench::State::find_outputs() {
-  const Problem& p = setup.problem;
-  const size_t d = static_cast<size_t>(setup.spec.head_dim);
-  const size_t queries = static_cast<size_t>(p.batch * p.heads * p.seq_q),
-               keys = static_cast<size_t>(p.batch * p.heads_kv * p.seq_kv);
-  const OperandValues& v = values[setup.kind != KernelKind::forward];
-  const auto add = [&](const char* name, Operand operand, size_t bytes, Output::Kind kind,
-                       bool whole = true) {
-    outputs.push_back({name, get(v, operand), bytes, kind, whole, ""});
-  };
-  if (setup.kind == KernelKind::forward) {
-    add("out", Operand::out, 2 * queries * d, Output::elements);
-    add("lse", Operand::lse, 4 * queries, Output::floats);
-  } else if (setup.kind == KernelKind::backward_dq) {
-    add("dq", Operand::dq, 2 * queries * d, Output::elements);
-    if (setup.spec.granularity == Granularity::block) { // the workspace's last two buffers
-      const uint64_t p_max = get(v, Operand::tile_p_max), ds_max = get(v, Operand::tile_ds_max);
-      add("tile_p_max", Operand::tile_p_max, ds_max - p_max, Output::floats, false);
-      add("tile_ds_max", Operand::tile_ds_max, backward_workspace_end - ds_max, Output::floats,
-          false);
-    }
-  } else {
-    add("dk", Operand::dk, 2 * keys * d, Output::elements);
-    add("dv", Operand::dv, 2 * keys * d, Output::elements);
-  }
+  const Tiling& tiling = tiling_of(setup.kind);
+  for (const Output& output : tiling.outputs(setup.spec, setup.problem))
+    outputs.push_back({output, get(values[static_cast<int>(tiling.pass)], output.operand), ""});
 }
 
 void GpuBench::State::run_operation() {
-  for (const Output& output : outputs)
-    driver::fill(output.pointer, kPoison, output.bytes);
+  for (const Written& written : outputs)
+    driver::fill(written.pointer, kPoison, written.bytes());
   for (const BenchKernel& kernel : setup.operation)
     run(loaded(kernel));
   driver::synchronize();
-  for (Output& output : outputs) {
-    output.by_default = download(output);
-    if (output.whole && has_poison(output, output.by_default))
-      throw SpecError(std::string("the default tile leaves elements of ") + output.name +
+  for (Written& written : outputs) {
+    written.by_default = download(written);
+    if (written.output.whole && has_poison(written, written.by_default))
+      throw SpecError(std::string("the default tile leaves elements of ") + written.name() +
                       " unwritten: a defect of its kernel");
   }
 }
@@ -297,25 +256,25 @@ Vetting GpuBench::vet(const BenchKernel& kernel) {
   const LoadedKernel& loaded = s.loaded(kernel);
   Vetting vetting;
   for (int run = 0; run < kVettingRuns; ++run) {
-    for (const Output& output : s.outputs)
-      driver::fill(output.pointer, kPoison, output.bytes);
+    for (const Written& written : s.outputs)
+      driver::fill(written.pointer, kPoison, written.bytes());
     vetting.ms = s.run_timed(loaded);
     driver::synchronize();
-    for (const Output& output : s.outputs) {
-      const std::string bytes = download(output);
-      if (bytes == output.by_default)
+    for (const Written& written : s.outputs) {
+      const std::string bytes = download(written);
+      if (bytes == written.by_default)
         continue;
       vetting.identical = false;
-      if (output.whole && has_poison(output, bytes)) {
-        vetting.wrong = std::string(output.name) + " is not wholly written";
+      if (written.output.whole && has_poison(written, bytes)) {
+        vetting.wrong = std::string(written.name()) + " is not wholly written";
         return vetting;
       }
-      const double error = rel_l2(output, bytes, s.setup.spec.dtype);
+      const double error = rel_l2(written, bytes, s.setup.spec->dtype);
       vetting.rel_l2 = std::max(vetting.rel_l2, error);
       if (!(error <= kLargestRelL2)) {
         char text[128];
         std::snprintf(text, sizeof(text), "%s differs from the default's by %.3g (rel. L2)",
-                      output.name, error);
+                      written.name(), error);
         vetting.wrong = text;
         return vetting;
       }

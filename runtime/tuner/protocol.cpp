@@ -91,70 +91,33 @@ private:
   bool sound_;
 };
 
-Object json_of(const AttentionSpec& s) {
-  return Object{{"head_dim", s.head_dim},
-                {"dtype", std::string(to_string(s.dtype))},
-                {"causal", std::string(to_string(s.causal))},
-                {"granularity", std::string(to_string(s.granularity))},
-                {"precision", std::string(to_string(s.precision))},
-                {"smooth_k", s.smooth_k},
-                {"rotate", s.rotate},
-                {"deterministic", s.deterministic},
-                {"group_q", s.group_q},
-                {"group_kv", s.group_kv}};
-}
-
-AttentionSpec spec_of(const Object* object, Reader& outer) {
-  Reader r(object);
-  AttentionSpec s;
-  s.head_dim = static_cast<int>(r.integer("head_dim"));
-  const std::string dtype = r.text("dtype"), causal = r.text("causal"),
-                    granularity = r.text("granularity"), precision = r.text("precision");
-  s.smooth_k = r.yes("smooth_k");
-  s.rotate = r.yes("rotate");
-  s.deterministic = r.yes("deterministic");
-  s.group_q = static_cast<int>(r.integer("group_q"));
-  s.group_kv = static_cast<int>(r.integer("group_kv"));
-  outer.require(r.sound());
-  if (!r.sound())
-    return s;
-  s.dtype = parse_dtype(dtype); // each raises SpecError, which the callers below catch
-  s.causal = parse_causal(causal);
-  s.granularity = parse_granularity(granularity);
-  s.precision = parse_precision(precision);
-  return s;
-}
-
 Object json_of(const BenchKernel& kernel) {
-  return Object{
-      {"kind", static_cast<int>(kernel.spec.kind)}, {"pass", static_cast<int>(kernel.spec.pass)},
-      {"spec", json_of(kernel.spec.attention)},     {"arch", std::string(kernel.spec.arch.name)},
-      {"tile", to_string(kernel.spec.tile)},        {"name", utf8(kernel.name)},
-      {"cubin", llvm::toHex(kernel.cubin)},         {"threads", kernel.threads},
-      {"shared_bytes", kernel.shared_bytes}};
+  const KernelSpec& spec = kernel.spec;
+  return Object{{"kind", std::string(to_string(spec.kind))},
+                {"pass", std::string(to_string(spec.pass))},
+                {"spec", to_string(spec.attention)},
+                {"arch", std::string(spec.arch.name)},
+                {"tile", to_string(spec.tile)},
+                {"name", utf8(kernel.name)},
+                {"cubin", llvm::toHex(kernel.cubin)},
+                {"threads", kernel.threads},
+                {"shared_bytes", kernel.shared_bytes}};
 }
 
-KernelKind kernel_kind(int64_t number, Reader& r) {
-  r.require(number >= 0 && number <= static_cast<int64_t>(KernelKind::backward_dkv));
-  return r.sound() ? static_cast<KernelKind>(number) : KernelKind::forward;
-}
-
+/// Raises SpecError for words that are none, which the callers below catch.
 BenchKernel kernel_of(const Object* object, Reader& outer) {
   Reader r(object);
   BenchKernel kernel{};
-  kernel.spec.kind = kernel_kind(r.integer("kind"), r);
-  kernel.spec.pass = r.integer("pass") == 0 ? Pass::forward : Pass::backward;
-  kernel.spec.attention = spec_of(r.object("spec"), r);
-  const std::string arch = r.text("arch"), tile = r.text("tile"), cubin = r.text("cubin");
+  const std::string kind = r.text("kind"), pass = r.text("pass"), spec = r.text("spec"),
+                    arch = r.text("arch"), tile = r.text("tile"), cubin = r.text("cubin");
   kernel.name = r.text("name");
   kernel.threads = static_cast<int>(r.integer("threads"));
   kernel.shared_bytes = static_cast<int>(r.integer("shared_bytes"));
   r.require(llvm::tryGetFromHex(cubin, kernel.cubin));
   outer.require(r.sound());
-  if (!r.sound())
-    return kernel;
-  kernel.spec.arch = find_arch(arch);
-  kernel.spec.tile = parse_tile(tile);
+  if (r.sound())
+    kernel.spec = {parse_word<KernelKind>(kind), parse_word<Pass>(pass), parse_spec(spec),
+                   find_arch(arch), parse_tile(tile)};
   return kernel;
 }
 
@@ -164,9 +127,9 @@ Object json_of(const BenchSetup& setup) {
     operation.push_back(json_of(kernel));
   const Problem& p = setup.problem;
   return Object{{"device", setup.device},
-                {"spec", json_of(setup.spec)},
+                {"spec", to_string(*setup.spec)},
                 {"problem", Array{p.batch, p.heads, p.heads_kv, p.seq_q, p.seq_kv}},
-                {"kind", static_cast<int>(setup.kind)},
+                {"kind", std::string(to_string(setup.kind))},
                 {"operation", std::move(operation)},
                 {"exact", setup.exact}};
 }
@@ -175,8 +138,7 @@ BenchSetup setup_of(const Object* object, Reader& outer) {
   Reader r(object);
   BenchSetup setup;
   setup.device = static_cast<int>(r.integer("device"));
-  setup.spec = spec_of(r.object("spec"), r);
-  setup.kind = kernel_kind(r.integer("kind"), r);
+  const std::string spec = r.text("spec"), kind = r.text("kind");
   setup.exact = r.yes("exact");
   if (const Array* problem = r.array("problem")) {
     std::array<int64_t, 5> sizes{};
@@ -192,6 +154,10 @@ BenchSetup setup_of(const Object* object, Reader& outer) {
     for (const Value& kernel : *operation)
       setup.operation.push_back(kernel_of(kernel.getAsObject(), r));
   outer.require(r.sound());
+  if (r.sound()) {
+    setup.spec = resolved(parse_spec(spec));
+    setup.kind = parse_word<KernelKind>(kind);
+  }
   return setup;
 }
 

@@ -16,8 +16,6 @@ namespace sagebwd {
 namespace {
 
 constexpr const char* kSuffix = ".tuning";
-const char* const kTileFields[] = {"family", "block_q", "block_kv",
-                                   "warps",  "stages",  "blocks_per_sm"};
 
 /// A key's fields are JSON: a driver's name for a GPU may be anything.
 std::string printable(std::string text) {
@@ -25,17 +23,6 @@ std::string printable(std::string text) {
     if (c < ' ' || c > '~')
       c = '?';
   return text;
-}
-
-/// As kernels_of() gives it, with the default tile.
-KernelSpec kernel_spec(KernelKind kind, const AttentionSpec& spec, const Arch& arch) {
-  const Pass pass = kind == KernelKind::forward ? Pass::forward : Pass::backward;
-  Tiles tiles; // those of other kernels are not looked at
-  tiles.forward = tiles.backward_dq = tiles.backward_dkv = default_tile(kind, spec, arch);
-  for (const KernelSpec& kernel : kernels_of(pass, spec, arch, tiles))
-    if (kernel.kind == kind)
-      return kernel;
-  throw SpecError(std::string(to_string(kind)) + " has no tile to tune");
 }
 
 } // namespace
@@ -47,17 +34,17 @@ Gpu gpu_of(int device) {
           std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10)};
 }
 
-CacheKey record_key(KernelKind kind, const AttentionSpec& spec, const Gpu& gpu,
+CacheKey record_key(KernelKind kind, const ResolvedSpec& spec, const Gpu& gpu,
                     const Bucket& bucket) {
-  const KernelSpec kernel = kernel_spec(kind, spec, gpu.arch);
-  auto fields = labelled(kernel);
-  std::erase_if(fields, [](const auto& field) {
-    return field.first == "deterministic" ||
-           std::find(std::begin(kTileFields), std::end(kTileFields), field.first) !=
-               std::end(kTileFields);
+  const KernelSpec kernel = tiled_kernel(kind, spec, gpu.arch, default_tile(kind, spec, gpu.arch));
+  std::vector<std::pair<std::string, std::string>> fields = {
+      {"kind", std::string(to_string(kind))}, {"pass", std::string(to_string(kernel.pass))}};
+  visit_fields(kernel.attention, [&](const Label& label, const auto& value) {
+    if (label.name != "deterministic")
+      fields.emplace_back(label.name, value_text(value));
   });
   // Kernels do not depend on it, what may win does.
-  fields.emplace_back("deterministic", spec.deterministic ? "yes" : "no");
+  fields.emplace_back("deterministic", spec->deterministic ? "yes" : "no");
   fields.emplace_back("schema", kTuningSchema);
   fields.emplace_back("arch", gpu.arch.name);
   fields.emplace_back("gpu", gpu.name);
@@ -68,12 +55,10 @@ CacheKey record_key(KernelKind kind, const AttentionSpec& spec, const Gpu& gpu,
   return make_key(std::move(fields));
 }
 
-TileConfig tile_of(const TuningRecord& record, KernelKind kind, const AttentionSpec& spec,
+TileConfig tile_of(const TuningRecord& record, KernelKind kind, const ResolvedSpec& spec,
                    const Arch& arch) {
   const TileConfig tile = parse_tile(record.tile);
-  KernelSpec kernel = kernel_spec(kind, spec, arch);
-  kernel.tile = tile;
-  check_tile(kernel);
+  check_tile(tiled_kernel(kind, spec, arch, tile));
   if (std::string why = objection_to_trying(kind, spec, tile, arch); !why.empty())
     throw SpecError("tile '" + record.tile + "' of a tuning record is not for " + to_string(spec) +
                     ": " + why);

@@ -25,11 +25,11 @@ struct Gpu {
 Gpu gpu_of(int device);
 
 /// Of an attention kernel; the spec must be resolved. Specs that share a kernel share its records.
-CacheKey record_key(KernelKind, const AttentionSpec&, const Gpu&, const Bucket&);
+CacheKey record_key(KernelKind, const ResolvedSpec&, const Gpu&, const Bucket&);
 
 /// The tile of a record, checked against the kernel it is for. Raises SpecError: it was made by
 /// hand, or by a version with other tiles.
-TileConfig tile_of(const TuningRecord&, KernelKind, const AttentionSpec&, const Arch&);
+TileConfig tile_of(const TuningRecord&, KernelKind, const ResolvedSpec&, const Arch&);
 
 /// Records in memory, then in a store's directory and packs. Thread-safe.
 class Records {

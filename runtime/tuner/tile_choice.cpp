@@ -2,27 +2,12 @@
 
 #include "runtime/tuner/tile_choice.h"
 
+#include "generator/space.h"
+
 #include <cstdio>
 
 namespace sagebwd {
-namespace {
-
-TileConfig tile_in(const Tiles& tiles, KernelKind kind) {
-  switch (kind) {
-  case KernelKind::forward:
-    return tiles.forward;
-  case KernelKind::backward_dq:
-    return tiles.backward_dq;
-  case KernelKind::backward_dkv:
-    return tiles.backward_dkv;
-  default:
-    return {};
-  }
-}
-
-} // namespace
-
-TileChoice::TileChoice(const AttentionSpec& spec, const Arch& arch, int device, int sm_count,
+TileChoice::TileChoice(const ResolvedSpec& spec, const Arch& arch, int device, int sm_count,
                        const std::optional<Tiles>& given)
     : spec_(spec), arch_(arch), device_(device), sm_count_(sm_count), given_(given),
       mode_(tune_mode()) {
@@ -33,12 +18,12 @@ TileChoice::TileChoice(const AttentionSpec& spec, const Arch& arch, int device, 
 size_t TileChoice::bucket(Pass pass, const Problem& problem) const {
   if (fixed())
     return 0;
-  const bool forward = pass == Pass::forward;
-  const Bucket of_queries =
-      bucket_of(forward ? KernelKind::forward : KernelKind::backward_dq, problem, sm_count_);
-  const bool keys_full = !forward && bucket_of(KernelKind::backward_dkv, problem, sm_count_).full;
-  static_assert(kBuckets == 256); // 8 classes of lengths (512 to 65536) twice, 2 flags
-  return ((size_t{of_queries.seq_q} * 8 + of_queries.seq_kv) * 2 + of_queries.full) * 2 + keys_full;
+  size_t index = 0; // of two kernels at most, whether each fills the GPU; then 8 classes of lengths
+  for (KernelKind kind : tiled_kernels(pass))
+    index = index * 2 + bucket_of(kind, problem, sm_count_).full;
+  const Bucket lengths = bucket_of(tiled_kernels(pass).front(), problem, sm_count_);
+  static_assert(kBuckets == 4 * 8 * 8);
+  return (index * 8 + lengths.seq_q) * 8 + lengths.seq_kv;
 }
 
 const TuneSurroundings& TileChoice::surroundings(TuneMode mode) {
@@ -49,8 +34,6 @@ const TuneSurroundings& TileChoice::surroundings(TuneMode mode) {
 }
 
 TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, TuneMode mode) {
-  if (given_)
-    return tile_in(*given_, kind);
   const TuneSurroundings& around = surroundings(mode);
   TuneRequest request;
   request.spec = spec_;
@@ -61,26 +44,25 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, TuneMode mo
     if (progress.stage == "compiling" && progress.done == progress.total && !said) {
       said = true;
       std::fprintf(stderr, "sagebwd: tuning %s of %s (SAGEBWD_TUNE=tune), %d candidates\n",
-                   std::string(to_string(kind)).c_str(), to_string(spec_).c_str(), progress.total);
+                   std::string(to_string(kind)).c_str(), to_string(*spec_).c_str(), progress.total);
     }
   };
   return chosen_tile(mode, kind, request, around);
 }
 
 TileConfig TileChoice::tile(KernelKind kind, const Problem& problem) {
-  return kind < KernelKind::forward ? TileConfig{} : tile(kind, problem, mode_);
+  if (!given_)
+    return tile(kind, problem, mode_);
+  const auto found = given_->find(kind);
+  return found == given_->end() ? default_tile(kind, spec_, arch_) : found->second;
 }
 
 std::vector<KernelSpec> TileChoice::kernels(Pass pass, const Problem& problem, TuneMode mode) {
   if (fixed())
     return by_default(pass);
   Tiles tiles;
-  if (pass == Pass::forward) {
-    tiles.forward = tile(KernelKind::forward, problem, mode);
-  } else {
-    tiles.backward_dq = tile(KernelKind::backward_dq, problem, mode);
-    tiles.backward_dkv = tile(KernelKind::backward_dkv, problem, mode);
-  }
+  for (KernelKind kind : tiled_kernels(pass))
+    tiles[kind] = tile(kind, problem, mode);
   return kernels_of(pass, spec_, arch_, tiles);
 }
 
@@ -93,7 +75,7 @@ std::vector<KernelSpec> TileChoice::without_tuning(Pass pass, const Problem& pro
 }
 
 std::vector<KernelSpec> TileChoice::by_default(Pass pass) const {
-  return given_ ? kernels_of(pass, spec_, arch_, *given_) : kernels_of(pass, spec_, arch_);
+  return kernels_of(pass, spec_, arch_, given_.value_or(Tiles{}));
 }
 
 } // namespace sagebwd

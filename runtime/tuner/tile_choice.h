@@ -11,8 +11,8 @@ namespace sagebwd {
 /// By what is given, the mode, and the records. Not thread-safe but for bucket() and generation().
 class TileChoice {
 public:
-  /// Raises SpecError for an unknown SAGEBWD_TUNE. The spec must be resolved.
-  TileChoice(const AttentionSpec&, const Arch&, int device, int sm_count,
+  /// Raises SpecError for an unknown SAGEBWD_TUNE.
+  TileChoice(const ResolvedSpec&, const Arch&, int device, int sm_count,
              const std::optional<Tiles>& given);
 
   static constexpr size_t kBuckets = 256;
@@ -38,7 +38,7 @@ private:
   TileConfig tile(KernelKind, const Problem&, TuneMode);
   const TuneSurroundings& surroundings(TuneMode);
 
-  AttentionSpec spec_;
+  ResolvedSpec spec_;
   Arch arch_;
   int device_, sm_count_;
   std::optional<Tiles> given_;

@@ -3,6 +3,7 @@
 #include "runtime/tuner/tuner.h"
 
 #include "cache/lock.h"
+#include "generator/definition.h"
 #include "generator/space.h"
 #include "runtime/compile_width.h"
 #include "runtime/nvrtc/nvrtc.h"
@@ -27,14 +28,10 @@ using tuner::Candidate;
 /// How long a rank waits for rank 0 to begin.
 constexpr std::chrono::seconds kRankGrace{20};
 
-Pass pass_of(KernelKind kind) {
-  return kind == KernelKind::forward ? Pass::forward : Pass::backward;
-}
-
 /// The kernels of the operation up to one kind, in launch order, with default tiles.
-std::vector<KernelSpec> operation_of(KernelKind kind, const AttentionSpec& spec, const Arch& arch) {
+std::vector<KernelSpec> operation_of(KernelKind kind, const ResolvedSpec& spec, const Arch& arch) {
   std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, arch);
-  if (pass_of(kind) == Pass::backward)
+  if (tiling_of(kind).pass == Pass::backward)
     for (const KernelSpec& kernel : kernels_of(Pass::backward, spec, arch))
       kernels.push_back(kernel);
   while (kernels.back().kind != kind) // dQ's kernel does not need dK's and dV's
@@ -97,7 +94,7 @@ private:
   KernelKind kind_;
   const TuneRequest& request_;
   const TuneSurroundings& around_;
-  AttentionSpec spec_;
+  ResolvedSpec spec_;
   bool only_default_ = false; ///< what was asked for is the default alone
   std::vector<TileConfig> tiles_;
   CacheKey key_;
@@ -169,7 +166,7 @@ BenchSetup KernelTuning::setup() {
   setup.spec = spec_;
   setup.problem = request_.problem;
   setup.kind = kind_;
-  setup.exact = spec_.deterministic;
+  setup.exact = spec_->deterministic;
   for (const KernelSpec& kernel : operation_of(kind_, spec_, around_.gpu.arch))
     setup.operation.push_back(bench_kernel(*around_.build(kernel)));
   return setup;
@@ -227,31 +224,20 @@ Tuned KernelTuning::run() {
 }
 
 std::string describe(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around) {
-  const AttentionSpec spec = resolved(request.spec, around.gpu.arch);
-  return std::string(to_string(kind)) + " of " + to_string(spec) + " for " +
+  const ResolvedSpec spec = resolved(request.spec, around.gpu.arch);
+  return std::string(to_string(kind)) + " of " + to_string(*spec) + " for " +
          to_string(bucket_of(kind, request.problem, around.gpu.sm_count)) + " on " +
          around.gpu.name + " (" + std::to_string(around.gpu.sm_count) + " SMs, driver " +
          around.gpu.driver + ")";
 }
 
 std::string tune_command(const TuneRequest& request, const Arch& arch) {
-  const AttentionSpec spec = resolved(request.spec, arch);
+  const ResolvedSpec spec = resolved(request.spec, arch);
   const Problem& p = request.problem;
-  std::string command =
-      "sagebwd tune --head-dim " + std::to_string(spec.head_dim) + " --dtype " +
-      std::string(to_string(spec.dtype)) + " --causal " + std::string(to_string(spec.causal)) +
-      " --granularity " + std::string(to_string(spec.granularity)) + " --precision " +
-      std::string(to_string(spec.precision)) + " --group-q " + std::to_string(spec.group_q) +
-      " --group-kv " + std::to_string(spec.group_kv);
-  if (!spec.smooth_k)
-    command += " --no-smooth-k";
-  if (!spec.rotate)
-    command += " --no-rotate";
-  if (!spec.deterministic)
-    command += " --no-deterministic";
-  return command + " --batch " + std::to_string(p.batch) + " --heads " + std::to_string(p.heads) +
-         " --heads-kv " + std::to_string(p.heads_kv) + " --seq-len " + std::to_string(p.seq_q) +
-         " --seq-kv " + std::to_string(p.seq_kv) + " --gpu " + std::to_string(request.device);
+  return "sagebwd tune --spec '" + to_string(*spec) + "' --batch " + std::to_string(p.batch) +
+         " --heads " + std::to_string(p.heads) + " --heads-kv " + std::to_string(p.heads_kv) +
+         " --seq-len " + std::to_string(p.seq_q) + " --seq-kv " + std::to_string(p.seq_kv) +
+         " --gpu " + std::to_string(request.device);
 }
 
 void warn(const std::string& what) { std::fprintf(stderr, "sagebwd: warning: %s\n", what.c_str()); }
@@ -354,7 +340,7 @@ TuneSurroundings surroundings_of(int device, TuneMode mode) {
 TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& request,
                        const TuneSurroundings& around) {
   const Arch& arch = around.gpu.arch;
-  const AttentionSpec spec = resolved(request.spec, arch);
+  const ResolvedSpec spec = resolved(request.spec, arch);
   const TileConfig fallback = default_tile(kind, spec, arch);
   if (mode == TuneMode::off)
     return fallback;

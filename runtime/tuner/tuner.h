@@ -30,8 +30,7 @@ struct TuneRequest {
   Problem problem;
   int device = 0;
   /// Each is tuned by itself and has a record of its own.
-  std::vector<KernelKind> kernels = {KernelKind::forward, KernelKind::backward_dq,
-                                     KernelKind::backward_dkv};
+  std::vector<KernelKind> kernels = tiled_kernels();
   /// Only these compete with the default; kernels that none of them suits are left out. Empty: all
   /// that are worth trying.
   std::vector<TileConfig> only;

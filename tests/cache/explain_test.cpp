@@ -196,7 +196,8 @@ TEST(Explain, SaysWhichLayerHasIt) {
 //===--- Of real kernels, through real files -------------------------------===//
 
 KernelSpec forward_kernel(const AttentionSpec& spec, const char* arch = "sm_80") {
-  for (const KernelSpec& kernel : kernels_of(Pass::forward, spec, find_arch(arch)))
+  for (const KernelSpec& kernel :
+       kernels_of(Pass::forward, resolved(spec, find_arch(arch)), find_arch(arch)))
     if (kernel.kind == KernelKind::forward)
       return kernel;
   throw std::logic_error("no forward kernel");
@@ -271,7 +272,9 @@ TEST(Explain, NamesAllOfARealTileAndKindThatDiffer) {
   KernelSpec wide = of({});
   wide.tile = {Family::mma, 128, 64, 8, 1, 1}; // queries and warps go together
   EXPECT_EQ(differing(of({}), wide), (Labels{"block_q", "blocks_per_sm", "warps"}));
-  const KernelSpec dq = kernels_of(Pass::backward, {}, find_arch("sm_80")).at(5);
+  const KernelSpec dq =
+      kernels_of(Pass::backward, resolved(AttentionSpec(), find_arch("sm_80")), find_arch("sm_80"))
+          .at(5);
   ASSERT_EQ(dq.kind, KernelKind::backward_dq);
   EXPECT_EQ(differing(of({}), dq), (Labels{"kind", "pass"}));
   KernelSpec mma = of({.group_kv = 64}, "sm_90a");

@@ -1,14 +1,25 @@
 //===- spec.cpp - Fuzzes the readers of specs and tiles --------------------===//
 
 #include "generator/kernel.h"
+#include "generator/space.h"
 #include "tests/fuzz/target.h"
 
 using namespace sagebwd;
 
 std::vector<std::string> seeds() {
-  return {
-      "bf16",  "fp16",         "none", "top-left", "bottom-right",        "row",
-      "block", "six-of-seven", "qk16", "sm_90a",   "mma 128x64 w8 s2 b1", "wgmma 64x128 w4 s1 b3"};
+  return {"bf16",
+          "fp16",
+          "none",
+          "top-left",
+          "bottom-right",
+          "row",
+          "block",
+          "six-of-seven",
+          "qk16",
+          "sm_90a",
+          "mma 128x64 w8 s2 b1",
+          "wgmma 64x128 w4 s1 b3",
+          "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic"};
 }
 
 std::string resealed(std::string input) { return input; }
@@ -37,9 +48,8 @@ void check_tile_everywhere(const std::string& text) {
     for (int head_dim : {64, 128}) {
       AttentionSpec spec;
       spec.head_dim = head_dim;
-      spec = resolved(spec, arch);
-      for (KernelKind kind :
-           {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
+      spec = *resolved(spec, arch);
+      for (KernelKind kind : tiled_kernels())
         if (objection(kind, spec, tile, arch).empty())
           require(shared_bytes(kind, spec, tile) <= arch.max_shared_bytes);
     }
@@ -49,10 +59,11 @@ void check_tile_everywhere(const std::string& text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
-  check(parse_dtype, text);
-  check(parse_causal, text);
-  check(parse_granularity, text);
-  check(parse_precision, text);
+  check(parse_spec, text);
+  check(parse_word<DType>, text);
+  check(parse_word<Causal>, text);
+  check(parse_word<Granularity>, text);
+  check(parse_word<Precision>, text);
   check_tile_everywhere(text);
   try {
     require(find_arch(text).name == text);

@@ -1,5 +1,6 @@
 //===- kernels_test.cpp - Which kernels an operation needs -----------------===//
 
+#include "generator/definition.h"
 #include "tests/generator/specs.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
 Kinds kinds_for(Pass pass, Precision precision, bool smooth_k) {
   AttentionSpec s;
   s.precision = precision, s.smooth_k = smooth_k;
-  return kinds_of(kernels_of(pass, s, find_arch("sm_80")));
+  return kinds_of(kernels_of(pass, resolved(s, find_arch("sm_80")), find_arch("sm_80")));
 }
 
 TEST(Kernels, OfAForwardPass) {
@@ -43,16 +44,14 @@ TEST(Kernels, OfABackwardPass) {
 
 TEST(Kernels, CarryPassArchitectureAndTheirTile) {
   const Arch& arch = find_arch("sm_90a");
-  const Tiles tiles = {parse_tile("wgmma 128x128 w8 s1 b1"), parse_tile("wgmma 64x128 w4 s1 b1"),
-                       parse_tile("mma 64x64 w4 s1 b1")};
+  const Tiles tiles = {{forward, parse_tile("wgmma 128x128 w8 s1 b1")},
+                       {backward_dq, parse_tile("wgmma 64x128 w4 s1 b1")},
+                       {backward_dkv, parse_tile("mma 64x64 w4 s1 b1")}};
   for (Pass pass : kPasses)
-    for (const KernelSpec& k : kernels_of(pass, {}, arch, tiles)) {
+    for (const KernelSpec& k : kernels_of(pass, resolved(AttentionSpec(), arch), arch, tiles)) {
       EXPECT_EQ(k.pass, pass);
       EXPECT_EQ(k.arch, arch);
-      EXPECT_EQ(k.tile, k.kind == forward        ? tiles.forward
-                        : k.kind == backward_dq  ? tiles.backward_dq
-                        : k.kind == backward_dkv ? tiles.backward_dkv
-                                                 : TileConfig{});
+      EXPECT_EQ(k.tile, tiles.count(k.kind) ? tiles.at(k.kind) : TileConfig());
     }
 }
 
@@ -61,9 +60,9 @@ TEST(Kernels, AreSharedWhereTheDiagonalLiesElsewhere) {
     for (Pass pass : kPasses) {
       const Arch& arch = find_arch("sm_80");
       spec.causal = Causal::top_left;
-      const auto top_left = kernels_of(pass, spec, arch);
+      const auto top_left = kernels_of(pass, resolved(spec, arch), arch);
       spec.causal = Causal::bottom_right;
-      EXPECT_EQ(kernels_of(pass, spec, arch), top_left) << to_string(spec);
+      EXPECT_EQ(kernels_of(pass, resolved(spec, arch), arch), top_left) << to_string(spec);
     }
 }
 
@@ -72,12 +71,13 @@ TEST(Kernels, OfQuantisationDoNotDependOnTheMask) {
     for (Pass pass : kPasses) {
       const Arch& arch = find_arch("sm_80");
       spec.causal = Causal::none;
-      const auto full = kernels_of(pass, spec, arch);
+      const auto full = kernels_of(pass, resolved(spec, arch), arch);
       spec.causal = Causal::top_left;
-      const auto causal = kernels_of(pass, spec, arch);
+      const auto causal = kernels_of(pass, resolved(spec, arch), arch);
       ASSERT_EQ(kinds_of(full), kinds_of(causal));
       for (size_t i = 0; i < full.size(); ++i)
-        EXPECT_EQ(full[i] == causal[i], full[i].kind < forward) << to_string(full[i].kind);
+        EXPECT_EQ(full[i] == causal[i], !definition_of(full[i].kind).tiling)
+            << to_string(full[i].kind);
     }
 }
 
@@ -85,24 +85,27 @@ TEST(Kernels, DoNotDependOnTheDeterminismFlag) { // every kernel is deterministi
   for (Pass pass : kPasses) {
     AttentionSpec spec;
     spec.deterministic = false;
-    EXPECT_EQ(kernels_of(pass, spec, find_arch("sm_80")), kernels_of(pass, {}, find_arch("sm_80")));
+    EXPECT_EQ(kernels_of(pass, resolved(spec, find_arch("sm_80")), find_arch("sm_80")),
+              kernels_of(pass, resolved(AttentionSpec(), find_arch("sm_80")), find_arch("sm_80")));
   }
 }
 
 TEST(Kernels, OfSpecsThatAreNotBuiltAreRefused) {
   AttentionSpec spec;
   spec.head_dim = 96;
-  test::expect_refusal([&] { kernels_of(Pass::forward, spec, find_arch("sm_80")); },
-                       {"head dimension 96"});
+  test::expect_refusal(
+      [&] { kernels_of(Pass::forward, resolved(spec, find_arch("sm_80")), find_arch("sm_80")); },
+      {"head dimension 96"});
 }
 
 TEST(KernelName, TellsWhatTheKernelIs) {
   AttentionSpec s;
   EXPECT_EQ(kernel_name(test::kernel_of(backward_dkv, Pass::backward, s, "sm_80")),
-            "sagebwd_backward_dkv_d128_bf16_row64x64_mma_64x64_w4_s1_b2");
+            "sagebwd_backward_dkv_d128_64x64_mma_64x64_w4_s1_b2");
   s = {64, DType::fp16, Causal::bottom_right, Granularity::block, Precision::qk16, false};
   EXPECT_EQ(kernel_name(test::kernel_of(forward, Pass::forward, s, "sm_90a")),
-            "sagebwd_forward_d64_fp16_causal_block128x64_qk16_unsmoothed_wgmma_64x64_w4_s1_b3");
+            "sagebwd_forward_d64_fp16_causal_top_left_block_128x64_qk16_no_smooth_k_wgmma_64x64_w4_"
+            "s1_b3");
 }
 
 TEST(KernelName, IsAnIdentifierAndNamesOneSourceOnAnArchitecture) {
@@ -112,7 +115,8 @@ TEST(KernelName, IsAnIdentifierAndNamesOneSourceOnAnArchitecture) {
   for (const char* arch : {"sm_80", "sm_90a"})
     for (const AttentionSpec& spec : test::all_specs())
       for (Pass pass : kPasses)
-        for (const KernelSpec& kernel : kernels_of(pass, spec, find_arch(arch))) {
+        for (const KernelSpec& kernel :
+             kernels_of(pass, resolved(spec, find_arch(arch)), find_arch(arch))) {
           const KernelSource source = emit(kernel);
           EXPECT_EQ(source.name, kernel_name(kernel));
           EXPECT_TRUE(std::regex_match(source.name, identifier)) << source.name;

@@ -30,9 +30,9 @@ TEST(Operands, HaveTheTypesThatPackParamsKnows) {
 }
 
 TEST(Operands, EveryKernelsFieldsHaveDifferentNames) {
-  for (int kind = 0; kind <= int(backward_dkv); ++kind) {
+  for (const auto& [kind, name] : Words<KernelKind>::all) {
     std::set<std::string_view> names;
-    for (const Field& field : fields_of(static_cast<KernelKind>(kind)))
+    for (const Field& field : fields_of(kind))
       EXPECT_TRUE(names.insert(field.name).second) << field.name;
     EXPECT_FALSE(names.empty());
   }
@@ -116,11 +116,29 @@ TEST(PackParams, AlignsAFieldBehindASmallerOne) {
   EXPECT_EQ(mixed.q, 0x1122334455667788u);
 }
 
-TEST(PackParams, EveryKernelFitsIts512Bytes) {
-  for (int kind = 0; kind <= int(backward_dkv); ++kind) {
-    std::byte params[1024];
-    EXPECT_LE(pack_params(fields_of(static_cast<KernelKind>(kind)), {}, params), 512u);
+TEST(PackParams, EveryKernelFitsWhatALaunchTakes) {
+  for (const auto& [kind, name] : Words<KernelKind>::all) {
+    std::byte params[kMaxParamsBytes];
+    EXPECT_LE(pack_params(fields_of(kind), {}, params), kMaxParamsBytes);
   }
+}
+
+TEST(Operands, ATensorMapIs128BytesOn64) {
+  const Extent map = extent_of("TensorMap");
+  EXPECT_EQ(map.bytes, 128u);
+  EXPECT_EQ(map.alignment, 64u);
+}
+
+TEST(Operands, TensorsOfTheCallerBringTheirStrides) {
+  for (O tensor : {O::q, O::k, O::v, O::out, O::dout, O::dq, O::dk, O::dv})
+    EXPECT_EQ(name_of(strides_of(tensor)), std::string(name_of(tensor)) + "_stride_b");
+  for (O other : {O::lse, O::q8, O::heads, O::q_stride_b})
+    EXPECT_EQ(strides_of(other), O::count) << name_of(other);
+  std::vector<std::string_view> names;
+  for (const Field& field : fields_named({O::dq, O::lse}))
+    names.push_back(field.name);
+  EXPECT_EQ(names, (std::vector<std::string_view>{"dq", "dq_stride_b", "dq_stride_h", "dq_stride_s",
+                                                  "lse"}));
 }
 
 const Problem kProblems[] = {{1, 1, 1, 1, 1},
@@ -187,8 +205,8 @@ TEST(Workspace, HoldsEachBufferOnceAlignedAndWithoutOverlap) {
   for (const AttentionSpec& spec : test::all_specs())
     for (const Problem& p : kProblems)
       for (Pass pass : kPasses) {
-        const AttentionSpec s = resolved(spec);
-        SCOPED_TRACE(to_string(s) + ", " + std::string(to_string(pass)));
+        const ResolvedSpec s = resolved(spec);
+        SCOPED_TRACE(to_string(*s) + ", " + std::string(to_string(pass)));
         OperandValues values;
         values.fill(kNowhere);
         place_workspace(pass, s, p, kBase, values);
@@ -209,7 +227,7 @@ TEST(Workspace, HoldsEachBufferOnceAlignedAndWithoutOverlap) {
           EXPECT_GE(int64_t(end - address), least_bytes(operand, s, p)) << name_of(operand);
         }
         for (O tensor : {O::q, O::k, O::v, O::out, O::lse, O::dout, O::dlse, O::dq, O::dk, O::dv,
-                         O::q_stride_b, O::softmax_scale, O::no_bytes, O::no_floats})
+                         O::q_stride_b, O::softmax_scale, O::no_bytes})
           EXPECT_EQ(values[index(tensor)], kNowhere) << name_of(tensor);
       }
 }
@@ -278,19 +296,9 @@ TEST(Check, ProblemsNoKernelRunsAreRefused) {
   expect_refusal(checking(large, Granularity::block), {"'block'", "2^31", "'row'"});
   expect_refusal(
       [&] {
-        workspace_bytes(Pass::forward, resolved({}), {0, 1, 1, 1, 1});
+        workspace_bytes(Pass::forward, resolved(AttentionSpec()), {0, 1, 1, 1, 1});
       },
       {"batch = 0"});
-}
-
-TEST(Check, SpecsMustBeResolved) {
-  const Problem p = {1, 1, 1, 1, 1};
-  OperandValues values{};
-  expect_refusal([&] { check({}, p); }, {"row 0x0", "resolved()"});
-  for (Pass pass : kPasses) {
-    expect_refusal([&] { workspace_bytes(pass, {}, p); }, {"resolved()"});
-    expect_refusal([&] { place_workspace(pass, {}, p, 0, values); }, {"resolved()"});
-  }
 }
 
 TEST(Workspace, BeyondWhatCanBeAddressedIsRefused) {
@@ -301,11 +309,12 @@ TEST(Workspace, BeyondWhatCanBeAddressedIsRefused) {
     for (const Problem& p :
          {Problem{65535, 65535, 65535, 1, tokens}, Problem{65535, 65535, 1, tokens, 1},
           Problem{1 << 14, 1 << 10, 1, tokens, 1}}) {
-      expect_refusal([&] { workspace_bytes(pass, resolved({}), p); },
+      expect_refusal([&] { workspace_bytes(pass, resolved(AttentionSpec()), p); },
                      {"2^62 bytes", "smaller batch"});
-      expect_refusal([&] { place_workspace(pass, resolved({}), p, 0, values); }, {"2^62 bytes"});
+      expect_refusal([&] { place_workspace(pass, resolved(AttentionSpec()), p, 0, values); },
+                     {"2^62 bytes"});
     }
-    EXPECT_GT(workspace_bytes(pass, resolved({}), {1 << 12, 1 << 9, 1, tokens, 1}),
+    EXPECT_GT(workspace_bytes(pass, resolved(AttentionSpec()), {1 << 12, 1 << 9, 1, tokens, 1}),
               size_t{1} << 59);
   }
 }

@@ -12,8 +12,7 @@ using namespace sagebwd;
 
 namespace {
 
-constexpr KernelKind kKinds[] = {KernelKind::forward, KernelKind::backward_dq,
-                                 KernelKind::backward_dkv};
+const std::vector<KernelKind>& kKinds = tiled_kernels();
 
 using Visit = std::function<void(KernelKind, const AttentionSpec&, const Arch&,
                                  const std::vector<TileConfig>&)>;
@@ -32,13 +31,13 @@ int for_each_space(const Visit& visit) {
               spec.head_dim = head_dim;
               spec.granularity = granularity;
               spec.precision = precision;
-              spec = resolved(spec, arch);
+              const ResolvedSpec full = resolved(spec, arch);
               SCOPED_TRACE(to_string(spec) + " " + std::string(to_string(kind)) + " " +
                            std::string(arch.name));
               try {
-                visit(kind, spec, arch, tiles_worth_trying(kind, spec, arch));
+                visit(kind, full, arch, tiles_worth_trying(kind, full, arch));
               } catch (const SpecError&) {
-                EXPECT_THROW(default_tile(kind, spec, arch), SpecError);
+                EXPECT_THROW(default_tile(kind, full, arch), SpecError);
                 ++without;
               }
             }
@@ -105,7 +104,7 @@ TEST(Space, HopperChoosesBetweenFamiliesWhereTheyGiveTheSameBits) {
 
 TEST(Space, AnotherFamilyIsRefusedWhereBitsWouldChange) {
   const Arch& arch = find_arch("sm_90a");
-  AttentionSpec spec = resolved(AttentionSpec(), arch);
+  AttentionSpec spec = *resolved(AttentionSpec(), arch);
   const TileConfig mma = parse_tile("mma 64x128 w4 s1 b2");
   EXPECT_EQ(objection(KernelKind::backward_dq, spec, mma, arch), "");
   EXPECT_NE(objection_to_trying(KernelKind::backward_dq, spec, mma, arch).find("deterministic"),
@@ -130,7 +129,7 @@ TEST(Space, OffersAChoiceWhereThereIsRoom) {
 
 TEST(Space, IsTheSameEveryTime) {
   const Arch& arch = find_arch("sm_89");
-  const AttentionSpec spec = resolved(AttentionSpec(), arch);
+  const ResolvedSpec spec = resolved(AttentionSpec(), arch);
   EXPECT_EQ(tiles_worth_trying(KernelKind::forward, spec, arch),
             tiles_worth_trying(KernelKind::forward, spec, arch));
 }

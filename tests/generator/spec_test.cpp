@@ -9,31 +9,33 @@ namespace {
 
 TEST(Spec, NamesAreReadBack) {
   for (DType x : {DType::bf16, DType::fp16})
-    EXPECT_EQ(parse_dtype(to_string(x)), x);
+    EXPECT_EQ(parse_word<DType>(to_string(x)), x);
   for (Causal x : {Causal::none, Causal::top_left, Causal::bottom_right})
-    EXPECT_EQ(parse_causal(to_string(x)), x);
+    EXPECT_EQ(parse_word<Causal>(to_string(x)), x);
   for (Granularity x : {Granularity::row, Granularity::block})
-    EXPECT_EQ(parse_granularity(to_string(x)), x);
+    EXPECT_EQ(parse_word<Granularity>(to_string(x)), x);
   for (Precision x : {Precision::six_of_seven, Precision::qk16})
-    EXPECT_EQ(parse_precision(to_string(x)), x);
+    EXPECT_EQ(parse_word<Precision>(to_string(x)), x);
 }
 
 TEST(Spec, UnknownNamesAreRefusedWithTheKnownOnes) {
-  expect_refusal([] { parse_dtype("fp8"); }, {"dtype", "'fp8'", "bf16, fp16"});
-  expect_refusal([] { parse_causal("left"); },
+  expect_refusal([] { parse_word<DType>("fp8"); }, {"dtype", "'fp8'", "bf16, fp16"});
+  expect_refusal([] { parse_word<Causal>("left"); },
                  {"causal mask", "'left'", "none, top-left, bottom-right"});
-  expect_refusal([] { parse_granularity("tensor"); }, {"granularity", "'tensor'", "row, block"});
-  expect_refusal([] { parse_precision("int4"); }, {"precision", "'int4'", "six-of-seven, qk16"});
-  expect_refusal([] { parse_dtype(""); }, {"''", "bf16"});
-  expect_refusal([] { parse_dtype("BF16"); }, {"'BF16'"});
+  expect_refusal([] { parse_word<Granularity>("tensor"); },
+                 {"granularity", "'tensor'", "row, block"});
+  expect_refusal([] { parse_word<Precision>("int4"); },
+                 {"precision", "'int4'", "six-of-seven, qk16"});
+  expect_refusal([] { parse_word<DType>(""); }, {"''", "bf16"});
+  expect_refusal([] { parse_word<DType>("BF16"); }, {"'BF16'"});
 }
 
 TEST(Spec, ResolvingFillsInTheGroupsOfTheGranularity) {
   const auto groups = [](int d, Granularity g, Precision p, const char* arch) {
     AttentionSpec s;
     s.head_dim = d, s.granularity = g, s.precision = p;
-    s = resolved(s, find_arch(arch));
-    return std::pair(s.group_q, s.group_kv);
+    const ResolvedSpec full = resolved(s, find_arch(arch));
+    return std::pair(full->group_q, full->group_kv);
   };
   using enum Precision;
   using Groups = std::pair<int, int>;
@@ -50,10 +52,10 @@ TEST(Spec, ResolvingFillsInTheGroupsOfTheGranularity) {
 TEST(Spec, ResolvingTwiceChangesNothing) {
   for (const AttentionSpec& spec : test::all_specs())
     for (const Arch& arch : all_archs()) {
-      const AttentionSpec once = resolved(spec, arch);
+      const ResolvedSpec once = resolved(spec, arch);
       EXPECT_EQ(resolved(once, arch), once);
       EXPECT_EQ(resolved(once), once);
-      AttentionSpec rest = once; // the groups alone are filled in
+      AttentionSpec rest = *once; // the groups alone are filled in
       rest.group_q = spec.group_q, rest.group_kv = spec.group_kv;
       EXPECT_EQ(rest, spec);
     }
@@ -89,20 +91,63 @@ TEST(Spec, WhatIsNotBuiltIsRefused) {
 
 TEST(Spec, IsPrintedOnOneLineAndNoTwoAlike) {
   AttentionSpec s;
-  EXPECT_EQ(to_string(resolved(s)),
+  EXPECT_EQ(to_string(*resolved(s)),
             "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic");
   s = {64,    DType::fp16, Causal::bottom_right, Granularity::block, Precision::qk16, false,
        false, false};
-  EXPECT_EQ(to_string(resolved(s)), "d64 fp16 causal=bottom-right block 128x64 qk16");
+  EXPECT_EQ(to_string(*resolved(s)), "d64 fp16 causal=bottom-right block 128x64 qk16");
 
   std::vector<std::pair<std::string, AttentionSpec>> printed;
   for (const AttentionSpec& spec : test::all_specs()) {
-    const AttentionSpec full = resolved(spec);
+    const AttentionSpec full = *resolved(spec);
     for (const auto& [text, other] : printed)
       if (text == to_string(full))
         EXPECT_EQ(other, full) << text;
     printed.emplace_back(to_string(full), full);
   }
+}
+
+TEST(Spec, ItsLineIsReadBack) {
+  for (const AttentionSpec& spec : test::all_specs())
+    for (bool deterministic : {false, true}) {
+      AttentionSpec s = spec;
+      s.deterministic = deterministic;
+      EXPECT_EQ(parse_spec(to_string(s)), s) << to_string(s);
+      EXPECT_EQ(parse_spec(to_string(*resolved(s))), *resolved(s));
+    }
+}
+
+TEST(Spec, OtherLinesAreRefusedWithAnExample) {
+  const std::string line = to_string(*resolved(AttentionSpec()));
+  for (const std::string& text :
+       {std::string(), std::string("d128"), line + " ", line + "x", " " + line, line.substr(1),
+        std::string("d128 fp8 causal=none row 64x64 six-of-seven"),
+        std::string("d128 bf16 causal=none row 64x64 six-of-seven rotate smooth_k"),
+        std::string("d99999999999 bf16 causal=none row 64x64 six-of-seven")})
+    expect_refusal([&] { parse_spec(text); }, {("'" + text + "'").c_str(), line.c_str()});
+}
+
+TEST(Spec, FieldsAreSetByNameFromText) {
+  AttentionSpec s;
+  visit_fields(*resolved({64, DType::fp16, Causal::bottom_right, Granularity::block,
+                          Precision::qk16, false, false, false}),
+               [&](const Label& label, const auto& value) {
+                 EXPECT_TRUE(set_field(s, label.name, value_text(value))) << label.name;
+               });
+  EXPECT_EQ(to_string(s), "d64 fp16 causal=bottom-right block 128x64 qk16");
+  EXPECT_FALSE(set_field(s, "headdim", "64"));
+  expect_refusal([&] { set_field(s, "head_dim", "64x"); }, {"head_dim", "'64x'", "whole number"});
+  expect_refusal([&] { set_field(s, "rotate", "maybe"); }, {"rotate", "'maybe'", "yes or no"});
+}
+
+TEST(Spec, DifferencesAreTheFieldsThatDiffer) {
+  AttentionSpec s;
+  s.rotate = false, s.group_kv = 128;
+  std::string seen;
+  visit_differences(s, AttentionSpec(), [&](const Label& label, const auto& value) {
+    seen += std::string(label.name) + "=" + value_text(value) + " ";
+  });
+  EXPECT_EQ(seen, "group_kv=128 rotate=no ");
 }
 
 TEST(Arch, AreFoundByName) {
@@ -113,6 +158,11 @@ TEST(Arch, AreFoundByName) {
   for (const char* name : {"sm_90", "sm_75", "SM_80", "80", ""})
     expect_refusal([&] { find_arch(name); }, {("'" + std::string(name) + "'").c_str(),
                                               "supported are sm_80, ", "sm_90a", "sm_121"});
+  for (const auto& [given, meant] : {std::pair("sm_90", "'sm_90a'"),
+                                     {"SM_80", "'sm_80'"},
+                                     {"80", "'sm_80'"},
+                                     {"8.9", "'sm_89'"}})
+    expect_refusal([&] { find_arch(given); }, {"did you mean", meant});
 }
 
 TEST(Arch, ServeLaterMinorVersionsOfTheirMajorVersion) {

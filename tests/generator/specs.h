@@ -41,7 +41,8 @@ inline std::vector<KernelKind> kinds_of(const std::vector<KernelSpec>& kernels) 
 /// The kernel of one kind among those of a pass, with its default tile.
 inline KernelSpec kernel_of(KernelKind kind, Pass pass, const AttentionSpec& spec,
                             std::string_view arch) {
-  for (const KernelSpec& kernel : kernels_of(pass, spec, find_arch(arch)))
+  for (const KernelSpec& kernel :
+       kernels_of(pass, resolved(spec, find_arch(arch)), find_arch(arch)))
     if (kernel.kind == kind)
       return kernel;
   throw std::logic_error("this pass has no such kernel");

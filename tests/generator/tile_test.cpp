@@ -1,5 +1,7 @@
 //===- tile_test.cpp - Tiles and the shared memory they take ---------------===//
 
+#include "generator/definition.h"
+#include "generator/space.h"
 #include "tests/generator/specs.h"
 
 using namespace sagebwd;
@@ -7,17 +9,14 @@ using test::expect_refusal;
 
 namespace {
 
-constexpr KernelKind kAttention[] = {KernelKind::forward, KernelKind::backward_dq,
-                                     KernelKind::backward_dkv};
+const std::vector<KernelKind>& kAttention = tiled_kernels();
 
 /// Checks a tile of a kernel of the default spec of 128 channels, written as text.
 std::function<void()> checking(KernelKind kind, const char* tile, const char* arch = "sm_80",
                                Granularity granularity = Granularity::row) {
   AttentionSpec s;
   s.granularity = granularity;
-  s = resolved(s);
-  const Pass pass = kind == KernelKind::forward ? Pass::forward : Pass::backward;
-  return [=] { check_tile({kind, pass, s, find_arch(arch), parse_tile(tile)}); };
+  return [=] { check_tile(tiled_kernel(kind, resolved(s), find_arch(arch), parse_tile(tile))); };
 }
 
 TEST(Tile, IsReadBack) {
@@ -73,10 +72,12 @@ TEST(Tile, WhatDoesNotFitIsRefusedWithBothSizes) {
 }
 
 TEST(Tile, QuantisationPassesHaveNone) {
-  for (int kind = 0; kind < int(KernelKind::forward); ++kind) {
-    const auto quantisation = static_cast<KernelKind>(kind);
-    EXPECT_EQ(default_tile(quantisation, resolved({}), find_arch("sm_80")), TileConfig{});
-    EXPECT_EQ(shared_bytes(quantisation, resolved({}), {}), 0);
+  for (const auto& [quantisation, name] : Words<KernelKind>::all) {
+    if (definition_of(quantisation).tiling)
+      continue;
+    EXPECT_EQ(default_tile(quantisation, resolved(AttentionSpec()), find_arch("sm_80")),
+              TileConfig{});
+    EXPECT_EQ(shared_bytes(quantisation, resolved(AttentionSpec()), {}), 0);
   }
 }
 
@@ -90,21 +91,20 @@ bool too_large(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
 TEST(Tile, DefaultsSuitEverySpecOnEveryArchitecture) {
   for (const AttentionSpec& spec : test::all_specs())
     for (const Arch& arch : all_archs()) {
-      const AttentionSpec s = resolved(spec, arch);
-      SCOPED_TRACE(to_string(s) + " on " + std::string(arch.name));
+      const ResolvedSpec s = resolved(spec, arch);
+      SCOPED_TRACE(to_string(*s) + " on " + std::string(arch.name));
       for (KernelKind kind : kAttention) {
         if (too_large(kind, s, arch)) {
-          const bool block = s.granularity == Granularity::block;
+          const bool block = s->granularity == Granularity::block;
           test::expect_refusal([&] { default_tile(kind, s, arch); },
-                               {"no tile of backward_dq fits", to_string(s).c_str(),
+                               {"no tile of backward_dq fits", to_string(*s).c_str(),
                                 arch.name.data(), "bytes of shared memory",
                                 block ? "take 'row'" : "take group_kv = 64"});
           EXPECT_NO_THROW(kernels_of(Pass::forward, s, arch)); // which has no such tile
           continue;
         }
         const TileConfig tile = default_tile(kind, s, arch);
-        const Pass pass = kind == KernelKind::forward ? Pass::forward : Pass::backward;
-        EXPECT_NO_THROW(check_tile({kind, pass, s, arch, tile}));
+        EXPECT_NO_THROW(check_tile(tiled_kernel(kind, s, arch, tile)));
         EXPECT_EQ(tile.family, arch.name == "sm_90a" ? Family::wgmma : Family::mma);
         const int bytes = shared_bytes(kind, s, tile);
         const bool consumer = arch.name == "sm_86" || arch.name == "sm_89" || arch.major == 12;

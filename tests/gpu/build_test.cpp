@@ -21,10 +21,9 @@ TEST_F(Build, KernelsOfEveryCase) {
   for (const Case& c : all_cases()) {
     if (!runs_on(c, arch))
       continue;
-    const AttentionSpec spec = resolved(c.spec, arch);
-    const Tiles tiles = c.tiles ? *c.tiles : default_tiles(spec, arch);
+    const ResolvedSpec spec = resolved(c.spec, arch);
     for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& kernel : kernels_of(pass, spec, arch, tiles))
+      for (const KernelSpec& kernel : kernels_of(pass, spec, arch, c.tiles.value_or(Tiles{})))
         if (std::find(kernels.begin(), kernels.end(), kernel) == kernels.end())
           kernels.push_back(kernel);
   }

@@ -1,6 +1,7 @@
 //===- cases.h - The kernels that the GPU tests run ------------------------===//
 #pragma once
 
+#include "generator/space.h"
 #include "tests/gpu/device.h"
 
 #include <algorithm>
@@ -20,15 +21,20 @@ struct Case {
 
 /// Tiles of one family; those of mma are the defaults of sm_80, which sm_90a can run too.
 inline Tiles mma_tiles(const AttentionSpec& spec) {
-  return default_tiles(spec, find_arch("sm_80"));
+  Tiles tiles;
+  for (KernelKind kind : tiled_kernels())
+    tiles[kind] = default_tile(kind, resolved(spec), find_arch("sm_80"));
+  return tiles;
 }
 /// Eight warps and two stages, where sm_90a's defaults have fewer.
 inline Tiles large_wgmma_tiles(const AttentionSpec& spec) {
   const TileConfig queries{Family::wgmma, 128, spec.group_kv, 8, 2, 1};
-  return {queries, queries, TileConfig{Family::wgmma, 64, 128, 8, 2, 1}};
+  return {{KernelKind::forward, queries},
+          {KernelKind::backward_dq, queries},
+          {KernelKind::backward_dkv, {Family::wgmma, 64, 128, 8, 2, 1}}};
 }
 inline bool runs_on(const Case& c, const Arch& arch) {
-  return !c.tiles || c.tiles->forward.family == Family::mma || arch.name == "sm_90a";
+  return !c.tiles || c.tiles->begin()->second.family == Family::mma || arch.name == "sm_90a";
 }
 
 /// Every value of every option, with every other at least once; both families.
@@ -59,7 +65,7 @@ inline const std::vector<Case>& all_cases() {
         {"Mma_D64_fp16_Row_TopLeft",
          {64, fp16, top, row, six_of_seven, true, true, true, 64, 128},
          {}},
-        {"Mma_D128_bf16_Block", resolved({128, bf16, none, block}), {}},
+        {"Mma_D128_bf16_Block", {128, bf16, none, block}, {}},
         {"Mma_D128_fp16_Qk16_BottomRight",
          {128, fp16, bottom, row, qk16, true, true, true, 64, 64},
          {}},

@@ -93,10 +93,8 @@ TEST_F(Arguments, SpecsAndTilesAreChecked) {
   groups.group_q = 32;
   expect_refused([&] { Attention attention(groups); }, {"group_q = 32"});
 
-  const AttentionSpec spec = resolved({kHeadDim});
-  Tiles tiles = default_tiles(spec, find_arch("sm_80"));
-  tiles.backward_dq.warps = 3;
-  Attention attention(spec, 0, tiles);
+  const TileConfig three = {Family::mma, 48, 64, 3, 1, 1};
+  Attention attention({kHeadDim}, 0, Tiles{{KernelKind::backward_dq, three}});
   expect_refused([&] { attention.warmup(); }, {"w3", "backward_dq"});
 }
 

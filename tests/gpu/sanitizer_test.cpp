@@ -46,7 +46,7 @@ TEST_P(Sanitizer, ForwardAndBackward) {
   const Problem problem{1, 2, 1, m, n};
   const auto in = reference::random_inputs(problem, spec.head_dim, spec.dtype, 1, 1);
   printf("spec: %s, %s\n", to_string(spec).c_str(),
-         GetParam().tiles ? to_string(GetParam().tiles->forward).c_str() : "default tiles");
+         GetParam().tiles ? to_string(GetParam().tiles->begin()->second).c_str() : "default tiles");
 
   const auto encoded = [&](const std::vector<float>& values) {
     std::vector<uint16_t> bits;

@@ -20,8 +20,7 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr const char* kWorkerVariable = "SAGEBWD_TEST_WORKER";
-constexpr KernelKind kKinds[] = {KernelKind::forward, KernelKind::backward_dq,
-                                 KernelKind::backward_dkv};
+const std::vector<KernelKind>& kKinds = tiled_kernels();
 
 TEST(TunerWorkerOnGpu, RefusesToBeStartedByHand) {
   if (std::getenv(kWorkerVariable))
@@ -42,7 +41,7 @@ protected:
     gpu_ = gpu_of(0);
     request_.worker = {std::filesystem::read_symlink("/proc/self/exe").string(),
                        "--gtest_filter=TunerWorkerOnGpu.*"};
-    request_.spec = resolved(request_.spec, gpu_.arch);
+    request_.spec = *resolved(request_.spec, gpu_.arch);
     request_.problem = {1, 4, 2, 1024, 1024};
     request_.limits.rounds = 9;
   }
@@ -75,7 +74,7 @@ protected:
 
 TEST_F(TunerOnGpu, FaultsHangsAndLiesCostThemselvesOnly) {
   BenchSetup setup;
-  setup.spec = request_.spec;
+  setup.spec = resolved(request_.spec, gpu_.arch);
   setup.problem = request_.problem;
   setup.kind = KernelKind::forward;
   for (const KernelSpec& spec : kernels_of(Pass::forward, setup.spec, gpu_.arch))
@@ -128,23 +127,17 @@ TEST_F(TunerOnGpu, FaultsHangsAndLiesCostThemselvesOnly) {
 }
 
 /// Outputs with every candidate that deterministic lets take part, against the default's.
-void expect_same_bits(const AttentionSpec& spec, const std::vector<Tuned>& kernels,
-                      const Arch& arch) {
+void expect_same_bits(const AttentionSpec& spec, const std::vector<Tuned>& kernels) {
   const Problem problem = {1, 4, 2, 333, 500};
   const reference::Inputs in = reference::random_inputs(problem, spec.head_dim, spec.dtype, 1.0, 5);
-  const Tiles defaults = default_tiles(spec, arch);
-  Attention by_default(spec, 0, defaults);
+  Attention by_default(spec, 0, Tiles{});
   const reference::Outputs<float> expected = test::run(by_default, in);
   for (const Tuned& kernel : kernels)
     for (const TriedTile& tried : kernel.record.candidates) {
       if (tried.outcome != "timed")
         continue;
       SCOPED_TRACE(std::string(to_string(kernel.kernel)) + " " + tried.tile);
-      Tiles tiles = defaults;
-      (kernel.kernel == KernelKind::forward       ? tiles.forward
-       : kernel.kernel == KernelKind::backward_dq ? tiles.backward_dq
-                                                  : tiles.backward_dkv) = parse_tile(tried.tile);
-      Attention attention(spec, 0, tiles);
+      Attention attention(spec, 0, Tiles{{kernel.kernel, parse_tile(tried.tile)}});
       test::expect_identical(test::run(attention, in), expected);
     }
 }
@@ -155,10 +148,10 @@ TEST_F(TunerOnGpu, WhateverWinsTheBitsAreTheDefaults) {
       AttentionSpec spec;
       spec.head_dim = head_dim;
       spec.granularity = granularity;
-      request_.spec = resolved(spec, gpu_.arch);
+      request_.spec = *resolved(spec, gpu_.arch);
       const std::vector<Tuned> kernels = tuned();
       EXPECT_EQ(kernels.size(), 3u);
-      expect_same_bits(request_.spec, kernels, gpu_.arch);
+      expect_same_bits(request_.spec, kernels);
     }
 }
 
@@ -166,21 +159,15 @@ TEST_F(TunerOnGpu, NotDeterministicItDiffersByTheOrderOfSumsAtMost) {
   request_.spec.deterministic = false;
   const reference::Inputs in = reference::random_inputs({1, 4, 2, 512, 512}, request_.spec.head_dim,
                                                         request_.spec.dtype, 1.0, 5);
-  const Tiles defaults = default_tiles(request_.spec, gpu_.arch);
-  Attention by_default(request_.spec, 0, defaults);
+  Attention by_default(request_.spec, 0, Tiles{});
   const reference::Outputs<float> expected = test::run(by_default, in);
-  Tiles tiles = defaults;
   for (const Tuned& kernel : tuned())
     for (const TriedTile& tried : kernel.record.candidates) {
       EXPECT_NE(tried.outcome, "inexact");
       if (tried.outcome != "timed")
         continue;
       SCOPED_TRACE(std::string(to_string(kernel.kernel)) + " " + tried.tile);
-      tiles = defaults;
-      (kernel.kernel == KernelKind::forward       ? tiles.forward
-       : kernel.kernel == KernelKind::backward_dq ? tiles.backward_dq
-                                                  : tiles.backward_dkv) = parse_tile(tried.tile);
-      Attention attention(request_.spec, 0, tiles);
+      Attention attention(request_.spec, 0, Tiles{{kernel.kernel, parse_tile(tried.tile)}});
       const reference::Outputs<float> outputs = test::run(attention, in);
       EXPECT_LE(test::distance(outputs.o, expected.o).relative(), kLargestRelL2);
       EXPECT_LE(test::distance(outputs.dq, expected.dq).relative(), kLargestRelL2);

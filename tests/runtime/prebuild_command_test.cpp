@@ -6,10 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
-#include <map>
 #include <random>
-#include <sstream>
+#include <regex>
 
 using namespace sagebwd;
 
@@ -30,40 +28,15 @@ long count_of(const std::vector<KernelSpec>& kernels, const KernelSpec& wanted) 
 
 /// What the command line makes of a command of one spec.
 WantedOperation operation_of(const std::string& command) {
-  std::istringstream words(command);
-  std::string word, subcommand;
-  words >> word >> subcommand;
-  EXPECT_EQ(word + " " + subcommand, "sagebwd prebuild");
-  WantedOperation operation{{}, all_archs().front()};
-  std::map<std::string, std::function<void(const std::string&)>> options = {
-      {"--arch", [&](auto& value) { operation.arch = find_arch(value); }},
-      {"--head-dim", [&](auto& value) { operation.spec.head_dim = std::stoi(value); }},
-      {"--dtype", [&](auto& value) { operation.spec.dtype = parse_dtype(value); }},
-      {"--causal", [&](auto& value) { operation.spec.causal = parse_causal(value); }},
-      {"--granularity",
-       [&](auto& value) { operation.spec.granularity = parse_granularity(value); }},
-      {"--precision", [&](auto& value) { operation.spec.precision = parse_precision(value); }},
-      {"--group-q", [&](auto& value) { operation.spec.group_q = std::stoi(value); }},
-      {"--group-kv", [&](auto& value) { operation.spec.group_kv = std::stoi(value); }},
-      {"--pass", [&](auto& value) { operation.backward = value != "forward"; }},
-      {"--records", [](auto&) {}},
-      {"--out", [](auto& value) { EXPECT_EQ(value, "FILE"); }},
-  };
-  while (words >> word) {
-    if (word == "--no-smooth-k" || word == "--no-rotate") {
-      (word == "--no-rotate" ? operation.spec.rotate : operation.spec.smooth_k) = false;
-      continue;
-    }
-    auto option = options.find(word);
-    if (option == options.end()) {
-      ADD_FAILURE() << "unknown option " << word;
-      return operation;
-    }
-    std::string value;
-    words >> value;
-    option->second(value);
+  std::smatch parts;
+  const std::regex form("sagebwd prebuild --arch (\\S+) --spec '([^']+)'( --pass forward)?"
+                        "( --records RECORDS)? --out FILE");
+  if (!std::regex_match(command, parts, form)) {
+    ADD_FAILURE() << "not understood: " << command;
+    return {{}, all_archs().front()};
   }
-  return operation;
+  return {parse_spec(parts[2].str()), find_arch(parts[1].str()), /*forward=*/true,
+          /*backward=*/!parts[3].matched};
 }
 
 /// All that differ in anything, and can be built.
@@ -92,13 +65,12 @@ TEST(PrebuildCommand, BuildsAPackThatHoldsTheKernel) {
       for (Pass pass : {Pass::forward, Pass::backward}) {
         std::vector<KernelSpec> kernels;
         try {
-          kernels = kernels_of(pass, spec, arch);
+          kernels = kernels_of(pass, resolved(spec, arch), arch);
         } catch (const SpecError&) {
           continue; // no kernel that anyone could miss
         }
         for (const KernelSpec& kernel : kernels) {
           const std::string command = prebuild_command(kernel);
-          ASSERT_EQ(command, prebuild_command(kernel.attention, kernel.arch));
           const std::vector<KernelSpec> built = kernels_of({operation_of(command)});
           ASSERT_EQ(count_of(built, kernel), 1)
               << command << " does not build " << kernel_name(kernel);
@@ -109,30 +81,25 @@ TEST(PrebuildCommand, BuildsAPackThatHoldsTheKernel) {
   EXPECT_GT(kernels_seen, 5000u);
 }
 
-TEST(PrebuildCommand, IsTheShortestForDefaults) {
-  EXPECT_EQ(prebuild_command(AttentionSpec(), find_arch("sm_90a")),
-            "sagebwd prebuild --arch sm_90a --head-dim 128 --dtype bf16 --causal none --out FILE");
-  AttentionSpec spec;
-  spec.head_dim = 64;
-  spec.dtype = DType::fp16;
-  spec.causal = Causal::bottom_right;
-  spec.granularity = Granularity::block;
-  spec.smooth_k = spec.rotate = false;
-  EXPECT_EQ(prebuild_command(spec, find_arch("sm_80")),
-            "sagebwd prebuild --arch sm_80 --head-dim 64 --dtype fp16 --causal bottom-right "
-            "--granularity block --no-smooth-k --no-rotate --out FILE");
+TEST(PrebuildCommand, SaysTheWholeSpec) {
+  const Arch& arch = find_arch("sm_90a");
+  EXPECT_EQ(prebuild_command(resolved(AttentionSpec(), arch), arch),
+            "sagebwd prebuild --arch sm_90a --spec 'd128 bf16 causal=none row 64x128 six-of-seven "
+            "smooth_k rotate deterministic' --out FILE");
 }
 
 TEST(PrebuildCommand, NamesTheForwardAloneWhereNoBackwardFits) {
   AttentionSpec spec;
   spec.granularity = Granularity::block;
   spec.precision = Precision::qk16;
-  EXPECT_TRUE(contains(prebuild_command(spec, find_arch("sm_86")), " --pass forward "));
-  EXPECT_FALSE(contains(prebuild_command(spec, find_arch("sm_80")), "--pass"));
+  EXPECT_TRUE(contains(prebuild_command(resolved(spec), find_arch("sm_86")), " --pass forward "));
+  EXPECT_FALSE(contains(prebuild_command(resolved(spec), find_arch("sm_80")), "--pass"));
 }
 
 TEST(PrebuildCommand, AsksForTheRecordsOfATunedTile) {
-  KernelSpec kernel = kernels_of(Pass::forward, AttentionSpec(), find_arch("sm_80")).back();
+  KernelSpec kernel =
+      kernels_of(Pass::forward, resolved(AttentionSpec(), find_arch("sm_80")), find_arch("sm_80"))
+          .back();
   EXPECT_FALSE(contains(prebuild_command(kernel), "--records"));
   kernel.tile.stages = 2;
   EXPECT_TRUE(contains(prebuild_command(kernel), "--records RECORDS --out FILE"));

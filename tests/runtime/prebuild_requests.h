@@ -1,6 +1,7 @@
 //===- prebuild_requests.h - What tests of prebuilding ask for -------------===//
 #pragma once
 
+#include "generator/space.h"
 #include "runtime/prebuild.h"
 #include "runtime/tuner/records.h"
 
@@ -62,7 +63,7 @@ inline PrebuildRequest request_for(const std::string& output, std::vector<Kernel
 
 inline TuningRecord record_of(const WantedOperation& operation, KernelKind kind,
                               const TileConfig& tile) {
-  const AttentionSpec spec = resolved(operation.spec, operation.arch);
+  const ResolvedSpec spec = resolved(operation.spec, operation.arch);
   TuningRecord record;
   record.key = record_key(kind, spec, {"NVIDIA X", 132, operation.arch, "13.0"}, Bucket());
   record.tile = to_string(tile);

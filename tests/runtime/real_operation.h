@@ -12,7 +12,7 @@ inline std::vector<KernelSpec> real_operation(const AttentionSpec& wanted, const
   const AttentionSpec spec = resolved(wanted, arch);
   std::map<std::string, KernelSpec> kernels;
   for (Pass pass : {Pass::forward, Pass::backward})
-    for (const KernelSpec& kernel : kernels_of(pass, spec, arch))
+    for (const KernelSpec& kernel : kernels_of(pass, resolved(spec, arch), arch))
       kernels.emplace(kernel_name(kernel), kernel);
   std::vector<KernelSpec> list;
   for (const auto& [name, kernel] : kernels)

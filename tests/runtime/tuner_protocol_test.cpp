@@ -34,7 +34,7 @@ Order open_order() {
   Order order;
   order.kind = Order::open;
   order.setup.device = 3;
-  order.setup.spec = kernel().spec.attention;
+  order.setup.spec = resolved(kernel().spec.attention);
   order.setup.problem = {2, 8, 4, 1000, int64_t{1} << 33};
   order.setup.kind = KernelKind::backward_dq;
   order.setup.operation = {kernel(), kernel()};
@@ -57,7 +57,7 @@ TEST(Protocol, OrdersAreReadBack) {
   ASSERT_TRUE(open);
   EXPECT_EQ(open->kind, Order::open);
   EXPECT_EQ(open->setup.device, 3);
-  EXPECT_EQ(open->setup.spec, kernel().spec.attention);
+  EXPECT_EQ(*open->setup.spec, kernel().spec.attention);
   EXPECT_EQ(open->setup.problem.seq_kv, int64_t{1} << 33);
   EXPECT_EQ(open->setup.problem.heads_kv, 4);
   EXPECT_EQ(open->setup.kind, KernelKind::backward_dq);

@@ -187,7 +187,7 @@ TEST_F(Trials, WhatDroppedOutBeforeTakesNoPart) {
   candidates[1].tried.outcome = "not compiled";
   BenchSetup setup;
   setup.operation = {candidates[0].kernel};
-  setup.spec = candidates[0].kernel.spec.attention;
+  setup.spec = resolved(candidates[0].kernel.spec.attention);
   run_trials(test_worker(), setup, candidates, limits_);
   EXPECT_EQ(outcomes(candidates), (Words{"timed", "not compiled"}));
 }

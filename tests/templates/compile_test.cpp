@@ -82,7 +82,7 @@ std::map<std::string, KernelSpec> kernels_of_pairs(const std::vector<Pair>& pair
   for (const auto& [spec, arch] : pairs)
     for (Pass pass : {Pass::forward, Pass::backward})
       try {
-        for (const KernelSpec& kernel : kernels_of(pass, spec, *arch))
+        for (const KernelSpec& kernel : kernels_of(pass, resolved(spec, *arch), *arch))
           kernels.emplace(std::string(arch->name) + " " + kernel_name(kernel), kernel);
       } catch (const SpecError&) { // the only defaults that do not fit, see tile_test.cpp
         const bool too_large = spec.head_dim == 128 && spec.granularity == Granularity::block &&

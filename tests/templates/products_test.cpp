@@ -85,7 +85,8 @@ protected:
       for (Granularity granularity : {Granularity::row, Granularity::block}) {
         spec.head_dim = head_dim, spec.granularity = granularity;
         for (Pass pass : {Pass::forward, Pass::backward})
-          for (const KernelSpec& kernel : kernels_of(pass, spec, find_arch(arch)))
+          for (const KernelSpec& kernel :
+               kernels_of(pass, resolved(spec, find_arch(arch)), find_arch(arch)))
             if (kernel.kind >= KernelKind::forward)
               check(kernel);
       }
@@ -115,11 +116,14 @@ TEST_F(ProductsTest, OfTheWgmmaFamilyUnderQk16FiveAreInt8) {
 TEST_F(ProductsTest, DoNotDependOnTheTile) {
   AttentionSpec spec;
   spec.granularity = Granularity::block;
-  check(kernels_of(Pass::backward, spec, find_arch("sm_100")).back());
-  const Tiles tiles = {parse_tile("mma 128x64 w8 s2 b1"), parse_tile("mma 128x64 w8 s2 b1"),
-                       parse_tile("mma 64x128 w8 s2 b1")};
+  check(
+      kernels_of(Pass::backward, resolved(spec, find_arch("sm_100")), find_arch("sm_100")).back());
+  const Tiles tiles = {{KernelKind::forward, parse_tile("mma 128x64 w8 s2 b1")},
+                       {KernelKind::backward_dq, parse_tile("mma 128x64 w8 s2 b1")},
+                       {KernelKind::backward_dkv, parse_tile("mma 64x128 w8 s2 b1")}};
   for (Pass pass : {Pass::forward, Pass::backward})
-    for (const KernelSpec& kernel : kernels_of(pass, {}, find_arch("sm_80"), tiles))
+    for (const KernelSpec& kernel :
+         kernels_of(pass, resolved(AttentionSpec(), find_arch("sm_80")), find_arch("sm_80"), tiles))
       if (kernel.kind >= KernelKind::forward)
         check(kernel);
 }
@@ -153,7 +157,8 @@ TEST(CountProducts, FollowsBranchesAndNestedLoops) {
 TEST_F(ProductsTest, ParametersAreAsLargeAsThePlanPacksThem) {
   AttentionSpec spec;
   for (Pass pass : {Pass::forward, Pass::backward})
-    for (const KernelSpec& kernel : kernels_of(pass, spec, find_arch("sm_80"))) {
+    for (const KernelSpec& kernel :
+         kernels_of(pass, resolved(spec, find_arch("sm_80")), find_arch("sm_80"))) {
       std::byte params[512];
       const size_t bytes = pack_params(fields_of(kernel.kind), {}, params);
       const std::string declared = "_param_0[" + std::to_string(bytes) + "]";

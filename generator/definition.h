@@ -1,0 +1,64 @@
+//===- definition.h - All that the host knows of each kernel ---------------===//
+//
+// One entry a kernel, in generator/kernels/: the generator, the launch, the workspace's users and
+// the tuner ask it and never the kernel's name. A new kernel is a KernelKind, an entry and a
+// template.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "generator/configuration.h"
+#include "generator/plan.h"
+
+namespace sagebwd {
+
+/// A tensor that a tiled kernel writes, as a tuner compares it between tiles.
+struct Output {
+  Operand operand;
+  int64_t values; ///< contiguous elements, or floats
+  enum Type { elements, floats } type;
+  bool whole = true; ///< every value is written; not so the maxima of tiles that nobody sees
+};
+
+/// What a kernel with tiles adds. The specs are resolved.
+struct Tiling {
+  Pass pass;
+  bool blocks_own_keys; ///< and walk over queries; else the other way round
+  int (*shared_bytes)(const AttentionSpec&, const TileConfig&);
+  /// Beyond what holds for all of them, why a tile cannot be built; empty where it can.
+  std::string (*objection)(const AttentionSpec&, const TileConfig&);
+  /// Stages and residency of the default; the rest follows from what fits.
+  TileConfig (*preferred)(const AttentionSpec&, Family);
+  /// Values of FP32 or INT32 a thread holds at one time: a warp's 16 rows by n columns are n / 2.
+  int (*accumulators)(const AttentionSpec&, Family);
+  /// Whether it sums 16-bit products, whose bits depend on the order of the matrix instruction.
+  bool (*sums_16_bit_products)(const AttentionSpec&);
+  std::vector<Output> (*outputs)(const AttentionSpec&, const Problem&);
+};
+
+struct KernelDefinition {
+  KernelKind kind;
+  bool differs_by_pass; ///< the passes that launch it have kernels of their own
+  bool (*needed)(Pass, const AttentionSpec&);
+  /// The spec as the kernel sees it: what it does not depend on is the default, so that specs share
+  /// kernels.
+  void (*narrow)(AttentionSpec&);
+  std::vector<Field> fields; ///< of its Params struct, in order
+  std::string_view (*root_template)(const TileConfig&);
+  void (*configure)(Configuration&, const KernelSpec&);
+  int (*threads)(const KernelSpec&);
+  Grid (*grid)(const KernelSpec&, const Problem&);
+  std::vector<std::string> (*compiler_options)(const KernelSpec&) = nullptr;
+  const Tiling* tiling = nullptr; ///< none: a kernel without tiles
+};
+
+const KernelDefinition& definition_of(KernelKind);
+/// The tiling of a kernel that has tiles. Raises SpecError for another.
+const Tiling& tiling_of(KernelKind);
+
+// In generator/kernels/:
+std::vector<KernelDefinition> key_mean_kernels();
+std::vector<KernelDefinition> quantize_kernels();
+std::vector<KernelDefinition> attention_kernels();
+
+} // namespace sagebwd

@@ -1,0 +1,172 @@
+//===- fields.h - One list of a struct's fields, and what is read off it ---===//
+//
+// A struct of settings lists its fields once, in a function
+//   template <typename Self, typename Visitor> void visit_fields(Self&, Visitor&&)
+// that calls the visitor with each field's Label and the member. Its text and its parser, cache
+// keys, hashes, options of the command line and attributes in Python are loops over that list.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace sagebwd {
+
+/// A spec, tile or architecture that cannot be built. The message says what was given, what is
+/// supported and what to do.
+class SpecError : public std::invalid_argument {
+public:
+  using std::invalid_argument::invalid_argument;
+};
+
+/// What a field is called.
+struct Label {
+  std::string_view name; ///< in cache keys, JSON and Python; with hyphens, an option
+  std::string_view mark; ///< what stands before its value in the struct's one line of text
+  std::string_view help; ///< what it decides, for a listing
+};
+
+/// The words of an enumeration, each next to its value. Specialised by every enumeration that is a
+/// field: `what` names it in errors, `all` lists it.
+template <typename T> struct Words;
+
+template <typename T>
+concept Worded = requires {
+  Words<T>::all;
+};
+
+template <Worded T> std::string_view to_string(T value) {
+  for (const auto& [candidate, word] : Words<T>::all)
+    if (candidate == value)
+      return word;
+  return "?";
+}
+
+/// "bf16, fp16".
+template <Worded T> std::string known_words(std::string_view between = ", ") {
+  std::string known;
+  for (const auto& [value, word] : Words<T>::all)
+    known += (known.empty() ? "" : std::string(between)) + std::string(word);
+  return known;
+}
+
+template <Worded T> T parse_word(std::string_view text) {
+  for (const auto& [value, word] : Words<T>::all)
+    if (word == text)
+      return value;
+  throw SpecError("unknown " + std::string(Words<T>::what) + " '" + std::string(text) +
+                  "': supported are " + known_words<T>());
+}
+
+/// A field's value as text: a number, "yes" or "no", a word.
+template <typename T> std::string value_text(const T& value) {
+  if constexpr (std::is_same_v<T, bool>)
+    return value ? "yes" : "no";
+  else if constexpr (Worded<T>)
+    return std::string(to_string(value));
+  else
+    return std::to_string(value);
+}
+
+/// Its inverse, for the field of that name. Raises SpecError.
+template <typename T> T parse_value(std::string_view name, std::string_view text) {
+  if constexpr (std::is_same_v<T, bool>) {
+    const bool yes = text == "yes" || text == "true";
+    if (!yes && text != "no" && text != "false")
+      throw SpecError(std::string(name) + " is '" + std::string(text) + "': it takes yes or no");
+    return yes;
+  } else if constexpr (Worded<T>) {
+    return parse_word<T>(text);
+  } else {
+    T value{};
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || stop != text.data() + text.size())
+      throw SpecError(std::string(name) + " is '" + std::string(text) +
+                      "': it takes a whole number");
+    return value;
+  }
+}
+
+/// The struct's defaults, for who wants its labels.
+template <typename Struct> const Struct& usual() {
+  static const Struct defaults{};
+  return defaults;
+}
+
+/// Gives the field of that name the value that a text says. Raises SpecError for a text that says
+/// none; false where there is no such field.
+template <typename Struct>
+bool set_field(Struct& fields, std::string_view name, std::string_view text) {
+  bool found = false;
+  visit_fields(fields, [&]<typename T>(const Label& label, T& value) {
+    if (label.name == name) {
+      value = parse_value<T>(name, text);
+      found = true;
+    }
+  });
+  return found;
+}
+
+/// Calls the visitor with the fields of `given` whose values are not those of `usual`.
+template <typename Struct, typename Visitor>
+void visit_differences(const Struct& given, const Struct& usual, Visitor&& visit) {
+  visit_fields(given, [&]<typename T>(const Label& label, const T& value) {
+    bool same = false;
+    visit_fields(usual, [&]<typename Other>(const Label& other, const Other& its) {
+      if constexpr (std::is_same_v<T, Other>)
+        same = same || (label.name == other.name && value == its);
+    });
+    if (!same)
+      visit(label, value);
+  });
+}
+
+/// One line: each field's mark and value in order; of a bool the mark where it is true.
+template <typename Struct> std::string line_of(const Struct& fields) {
+  std::string line;
+  visit_fields(fields, [&](const Label& label, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>)
+      line += value ? label.mark : "";
+    else
+      line += std::string(label.mark) + value_text(value);
+  });
+  return line;
+}
+
+/// Reads what line_of() wrote, and nothing else; false where the text is no such line.
+template <typename Struct> bool parse_line(std::string_view text, Struct& fields) {
+  bool sound = true;
+  const auto skip = [&](std::string_view part) {
+    const bool there = text.substr(0, part.size()) == part;
+    text.remove_prefix(there ? part.size() : 0);
+    return there;
+  };
+  visit_fields(fields, [&]<typename T>(const Label& label, T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      const std::string_view behind = text.substr(std::min(text.size(), label.mark.size()));
+      value = (behind.empty() || behind.front() == ' ') && skip(label.mark);
+    } else if (sound = sound && skip(label.mark); sound) {
+      if constexpr (Worded<T>) {
+        std::string_view best; // one word may begin with another
+        for (const auto& [candidate, word] : Words<T>::all)
+          if (text.substr(0, word.size()) == word && word.size() > best.size())
+            best = word, value = candidate;
+        sound = !best.empty() && skip(best);
+      } else {
+        const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        sound = error == std::errc();
+        text.remove_prefix(static_cast<size_t>(stop - text.data()));
+      }
+    }
+  });
+  return sound && text.empty();
+}
+
+} // namespace sagebwd

@@ -1,0 +1,93 @@
+//===- operands.cpp - What kernels are handed ------------------------------===//
+
+#include "generator/operands.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+
+namespace sagebwd {
+namespace {
+
+constexpr std::string_view kNames[] = {
+#define X(name, type) #name,
+    SAGEBWD_OPERANDS(X)
+#undef X
+};
+constexpr std::string_view kTypes[] = {
+#define X(name, type) type,
+    SAGEBWD_OPERANDS(X)
+#undef X
+};
+
+constexpr size_t kCount = static_cast<size_t>(Operand::count);
+
+} // namespace
+
+std::string_view name_of(Operand operand) { return kNames[static_cast<size_t>(operand)]; }
+std::string_view type_of(Operand operand) { return kTypes[static_cast<size_t>(operand)]; }
+
+Extent extent_of(std::string_view type) {
+  if (type == "int" || type == "float")
+    return {4, 4};
+  if (type == "TensorMap")
+    return {128, 64};
+  return {8, 8};
+}
+
+Operand strides_of(Operand tensor) {
+  static const auto table = [] {
+    std::array<Operand, kCount> strides;
+    for (size_t i = 0; i < kCount; ++i) {
+      const auto* found =
+          std::find(std::begin(kNames), std::end(kNames), std::string(kNames[i]) + "_stride_b");
+      strides[i] = static_cast<Operand>(found - std::begin(kNames));
+    }
+    return strides;
+  }();
+  return table[static_cast<size_t>(tensor)];
+}
+
+std::vector<Field> fields_named(std::initializer_list<Operand> operands) {
+  std::vector<Field> fields;
+  for (Operand operand : operands) {
+    fields.push_back({name_of(operand), operand});
+    if (const Operand stride = strides_of(operand); stride != Operand::count)
+      for (int i = 0; i < 3; ++i) {
+        const auto of_dimension = static_cast<Operand>(static_cast<int>(stride) + i);
+        fields.push_back({name_of(of_dimension), of_dimension});
+      }
+  }
+  return fields;
+}
+
+void set(OperandValues& values, Operand operand, float value) {
+  set(values, operand, uint64_t{std::bit_cast<uint32_t>(value)});
+}
+
+void set_tensor(OperandValues& values, Operand tensor, uint64_t address,
+                const int64_t (&strides)[3]) {
+  set(values, tensor, address);
+  for (int i = 0; i < 3; ++i)
+    set(values, static_cast<Operand>(static_cast<int>(strides_of(tensor)) + i),
+        static_cast<uint64_t>(strides[i]));
+}
+
+size_t pack_params(const std::vector<Field>& fields, const OperandValues& values,
+                   std::byte* params) {
+  size_t end = 0, alignment = 8;
+  for (const Field& field : fields) {
+    const Extent extent = extent_of(type_of(field.operand));
+    const uint64_t& value = values[static_cast<size_t>(field.operand)];
+    end = (end + extent.alignment - 1) / extent.alignment * extent.alignment;
+    std::memcpy(params + end,
+                extent.bytes > sizeof(value) ? reinterpret_cast<const void*>(value) : &value,
+                extent.bytes);
+    end += extent.bytes;
+    alignment = std::max(alignment, extent.alignment);
+  }
+  return (end + alignment - 1) / alignment * alignment;
+}
+
+} // namespace sagebwd

@@ -1,0 +1,96 @@
+//===- operands.h - What kernels are handed --------------------------------===//
+//
+// A kernel's parameters are a list of operands. The emitter writes the kernel's `Params` struct
+// from that list and the runtime packs its bytes from the same list, so the two cannot disagree.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+#include <vector>
+
+namespace sagebwd {
+
+/// Everything a kernel can be handed: its name and its C type in generated code. The layouts of the
+/// workspace are those of templates/kernels/quantize.cuh.
+// clang-format off
+#define SAGEBWD_OPERANDS(X)                                                                        \
+  /* tensors of the caller */                                                                      \
+  X(q, "const Element*") X(k, "const Element*") X(v, "const Element*")                             \
+  X(out, "Element*") X(lse, "float*") X(dout, "const Element*") X(dlse, "const float*")            \
+  X(dq, "Element*") X(dk, "Element*") X(dv, "Element*")                                            \
+  /* workspace */                                                                                  \
+  X(k_partial, "float*") X(k_mean, "float*")                                                       \
+  X(q8, "s8*") X(k8, "s8*") X(k8_step, "float*") X(vt8, "s8*") X(vt8_step, "float*")               \
+  X(qt8, "s8*") X(kt8, "s8*") X(kt8_step, "float*") X(dot8, "s8*")                                 \
+  X(q_rows, "float*") X(q_channels, "float*")                                                      \
+  X(tile_p_max, "float*") X(tile_ds_max, "float*")                                                 \
+  /* strides of the caller's tensors, in elements: batch, head, token */                           \
+  X(q_stride_b, "s64") X(q_stride_h, "s64") X(q_stride_s, "s64")                                   \
+  X(k_stride_b, "s64") X(k_stride_h, "s64") X(k_stride_s, "s64")                                   \
+  X(v_stride_b, "s64") X(v_stride_h, "s64") X(v_stride_s, "s64")                                   \
+  X(out_stride_b, "s64") X(out_stride_h, "s64") X(out_stride_s, "s64")                             \
+  X(dout_stride_b, "s64") X(dout_stride_h, "s64") X(dout_stride_s, "s64")                          \
+  X(dq_stride_b, "s64") X(dq_stride_h, "s64") X(dq_stride_s, "s64")                                \
+  X(dk_stride_b, "s64") X(dk_stride_h, "s64") X(dk_stride_s, "s64")                                \
+  X(dv_stride_b, "s64") X(dv_stride_h, "s64") X(dv_stride_s, "s64")                                \
+  /* sizes */                                                                                      \
+  X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
+  X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int")                                   \
+  X(softmax_scale, "float")                                                                        \
+  /* what a role of the quantisation kernel leaves empty */                                        \
+  X(no_bytes, "s8*")
+// clang-format on
+
+enum class Operand {
+#define X(name, type) name,
+  SAGEBWD_OPERANDS(X)
+#undef X
+      count
+};
+std::string_view name_of(Operand);
+/// The C type in generated code: a pointer, "s64", "int", "float" or "TensorMap".
+std::string_view type_of(Operand);
+
+/// How a value of a C type lies in a struct. A TensorMap is CUDA's opaque 128 bytes.
+struct Extent {
+  size_t bytes, alignment;
+};
+Extent extent_of(std::string_view type);
+
+/// One field of a kernel's `Params` struct. The quantisation kernels call the tensor they read
+/// `x`, whichever it is: a field's name need not be its operand's.
+struct Field {
+  std::string_view name;
+  Operand operand;
+};
+/// Fields that bear their operands' names. A tensor of the caller brings its strides along.
+std::vector<Field> fields_named(std::initializer_list<Operand>);
+
+/// The operand of a tensor's batch stride, which those of its head and token strides follow;
+/// Operand::count for what has none.
+Operand strides_of(Operand tensor);
+
+/// One value per operand of a call: integers and pointers as 64 bits, floats as their bits, a
+/// TensorMap as the host's address of it.
+using OperandValues = std::array<uint64_t, static_cast<size_t>(Operand::count)>;
+inline void set(OperandValues& values, Operand operand, uint64_t value) {
+  values[static_cast<size_t>(operand)] = value;
+}
+inline uint64_t get(const OperandValues& values, Operand operand) {
+  return values[static_cast<size_t>(operand)];
+}
+void set(OperandValues& values, Operand operand, float value);
+/// A tensor's address and its strides in elements: batch, head, token.
+void set_tensor(OperandValues&, Operand tensor, uint64_t address, const int64_t (&strides)[3]);
+
+/// The bytes of a kernel's `Params` struct, laid out by C's rules; `params` holds them all.
+size_t pack_params(const std::vector<Field>&, const OperandValues&, std::byte* params);
+/// What CUDA lets a kernel have.
+inline constexpr size_t kMaxParamsBytes = 4096;
+
+} // namespace sagebwd
