@@ -15,10 +15,9 @@
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
-#include "runtime/tuner/mode.h"
+#include "runtime/settings.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -166,13 +165,12 @@ void bind_environment(py::module_& m) {
     py::dict counters;
     for (const auto& [name, value] : listed(store.counters()))
       counters[name] = value;
-    const char* offline = std::getenv("SAGEBWD_OFFLINE");
     return py::dict("directory"_a = store.directory(),
                     "disabled_reason"_a = store.disabled_reason(),
                     "byte_limit"_a = store.options().byte_limit, "packs"_a = store.options().packs,
-                    "offline"_a = offline && std::string(offline) == "1", "counters"_a = counters);
+                    "offline"_a = settings().offline, "counters"_a = counters);
   });
-  m.def("tune_mode", [] { return to_string(tune_mode()); });
+  m.def("tune_mode", [] { return to_string(settings().tune); });
   m.def("pack", [](const std::string& path) {
     PackSummary summary;
     {

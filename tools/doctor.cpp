@@ -5,7 +5,7 @@
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
-#include "runtime/tuner/mode.h"
+#include "runtime/settings.h"
 #include "tools/command.h"
 #include "tools/console.h"
 
@@ -117,11 +117,6 @@ std::vector<PackState> look_at_packs() {
   return packs;
 }
 
-bool is_set(const char* name) {
-  const char* value = std::getenv(name);
-  return value && std::string(value) == "1";
-}
-
 /// ", at most 1024 MiB of kernels"
 std::string limit_text() {
   const uint64_t limit = user_store().options().byte_limit;
@@ -204,7 +199,7 @@ void Doctor::collect_missing() {
       missing_.push_back({"a usable pack: " + pack.error, "any kernel that is not in the directory",
                           "repair it, or take it out of SAGEBWD_CACHE_PACKS"});
   try {
-    tuning_ = to_string(tune_mode());
+    tuning_ = to_string(settings().tune);
   } catch (const SpecError& error) {
     tuning_ = "?";
     missing_.push_back({"a tuning mode: " + std::string(error.what()), "running kernels",
@@ -267,7 +262,7 @@ void Doctor::print_as_json() const {
                      {"files", static_cast<int64_t>(use.files)},
                      {"bytes", static_cast<int64_t>(use.bytes)},
                      {"byte_limit", static_cast<int64_t>(store.options().byte_limit)},
-                     {"offline", is_set("SAGEBWD_OFFLINE")}};
+                     {"offline", settings().offline}};
   if (!store.disabled_reason().empty())
     cache["error"] = store.disabled_reason();
 
@@ -344,7 +339,7 @@ void Doctor::print_as_text() const {
              pack.summary.lowest_driver / 1000, pack.summary.lowest_driver % 1000 / 10);
     else
       printf("pack    not usable: %s\n", pack.error.c_str());
-  if (is_set("SAGEBWD_OFFLINE"))
+  if (settings().offline)
     puts("offline SAGEBWD_OFFLINE=1: nothing is compiled");
   printf("tuning  %s\n", tuning_.c_str());
 

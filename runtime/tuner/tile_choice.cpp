@@ -25,7 +25,7 @@ TileConfig tile_in(const Tiles& tiles, KernelKind kind) {
 TileChoice::TileChoice(const AttentionSpec& spec, const Arch& arch, int device, int sm_count,
                        const std::optional<Tiles>& given)
     : spec_(spec), arch_(arch), device_(device), sm_count_(sm_count), given_(given),
-      mode_(tune_mode()) {
+      mode_(settings().tune) {
   if (!fixed())
     records_ = &user_records();
 }

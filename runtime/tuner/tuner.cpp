@@ -292,7 +292,7 @@ std::optional<TuningRecord> tuned_or_awaited(KernelKind kind, const CacheKey& ke
   if (around.records.is_given_up(key)) // not tried at every call
     return current_record(key, around);
   std::string why;
-  if (process_rank().value_or(0) == 0) {
+  if (settings().rank.value_or(0) == 0) {
     TuneRequest one = request;
     one.kernels = {kind};
     try {

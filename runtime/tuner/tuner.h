@@ -7,7 +7,7 @@
 #pragma once
 
 #include "runtime/kernels.h"
-#include "runtime/tuner/mode.h"
+#include "runtime/settings.h"
 #include "runtime/tuner/records.h"
 #include "runtime/tuner/trials.h"
 

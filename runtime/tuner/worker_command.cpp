@@ -1,5 +1,6 @@
 //===- worker_command.cpp - Which program runs candidates --------------------===//
 
+#include "runtime/settings.h"
 #include "runtime/tuner/tuner.h"
 
 #include <cstdlib>
@@ -37,9 +38,9 @@ void set_tune_worker(std::vector<std::string> command) {
 std::vector<std::string> worker_command(const std::vector<std::string>& given) {
   if (!given.empty())
     return given;
-  if (const char* named = std::getenv("SAGEBWD_TUNE_WORKER"); named && *named) {
+  if (const std::string& named = settings().tune_worker; !named.empty()) {
     if (!is_program(named))
-      throw TuneError("SAGEBWD_TUNE_WORKER is '" + std::string(named) +
+      throw TuneError("SAGEBWD_TUNE_WORKER is '" + named +
                       "', which is no program; it takes the path of the sagebwd command line");
     return {named, kSubcommand};
   }
