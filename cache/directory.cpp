@@ -6,7 +6,6 @@
 
 #include "llvm/Support/FileSystem.h"
 
-#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 
@@ -79,26 +78,6 @@ void stamp_use(int file, const struct stat& info) {
 }
 
 } // namespace
-
-std::string default_cache_directory() {
-  auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value ? value : "");
-  };
-  if (std::string path = variable("SAGEBWD_CACHE_DIR"); !path.empty()) {
-    if (path.rfind("~/", 0) == 0 && !variable("HOME").empty()) // quoted, so no shell expanded it
-      path = variable("HOME") + path.substr(1);
-    std::error_code error;
-    std::filesystem::path absolute = std::filesystem::absolute(path, error);
-    return error ? path : absolute.string();
-  }
-  // The XDG base directory specification: a relative path is invalid and ignored.
-  if (std::string path = variable("XDG_CACHE_HOME"); !path.empty() && path[0] == '/')
-    return path + "/sagebwd";
-  if (std::string path = variable("HOME"); !path.empty() && path[0] == '/')
-    return path + "/.cache/sagebwd";
-  return "";
-}
 
 std::string reason_to_refuse(const std::string& path) {
   Descriptor directory = open_directory(path);

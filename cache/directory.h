@@ -11,10 +11,6 @@
 
 namespace sagebwd {
 
-/// The user's cache directory by the environment: SAGEBWD_CACHE_DIR, $XDG_CACHE_HOME/sagebwd,
-/// ~/.cache/sagebwd; empty where none is named. Always absolute.
-std::string default_cache_directory();
-
 /// Why a directory must not be used (it is none, another user owns it, others may write it), or
 /// empty. A directory that does not exist yet is fine.
 std::string reason_to_refuse(const std::string& directory);

@@ -2,13 +2,10 @@
 
 #include "cache/store.h"
 #include "cache/directory.h"
-#include "cache/environment.h"
 #include "cache/eviction.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
-#include <cstdlib>
 
 namespace sagebwd {
 
@@ -16,25 +13,6 @@ namespace {
 
 std::string kernel_file(const CacheKey& key) { return key.digest + ".kernel"; }
 std::string record_file(const CacheKey& key) { return key.digest + ".tuning"; }
-
-uint64_t parse_limit(const std::string& text) {
-  uint64_t number = 0;
-  auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const std::string unit(stop, text.data() + text.size());
-  int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
-  if (error != std::errc() || shift < 0 || number > (UINT64_MAX >> shift))
-    throw std::invalid_argument("SAGEBWD_CACHE_LIMIT is '" + text +
-                                "'; it takes a number of bytes, with K, M or G if you like, such "
-                                "as 512M, or 0 for no limit");
-  return number << shift;
-}
-
-StoreOptions options_for(std::string directory) {
-  StoreOptions options = StoreOptions::from_environment();
-  if (!directory.empty())
-    options.directory = std::move(directory);
-  return options;
-}
 
 [[noreturn]] void raise_bad_item(const Pack& pack, const std::string& item,
                                  const std::string& why) {
@@ -65,23 +43,12 @@ std::string to_string(const CacheCounters& counters) {
   return text;
 }
 
-StoreOptions StoreOptions::from_environment() {
-  StoreOptions options;
-  options.directory = default_cache_directory();
-  if (const char* limit = std::getenv("SAGEBWD_CACHE_LIMIT"); limit && *limit)
-    options.byte_limit = parse_limit(limit);
-  options.heal = !is_switched_on("SAGEBWD_OFFLINE");
-  const char* packs = std::getenv("SAGEBWD_CACHE_PACKS");
-  for (std::string rest = packs ? packs : ""; !rest.empty();) {
-    size_t end = rest.find(':');
-    if (end != 0)
-      options.packs.push_back(rest.substr(0, end));
-    rest = end == std::string::npos ? "" : rest.substr(end + 1);
-  }
-  return options;
-}
-
-CacheStore::CacheStore(std::string directory) : CacheStore(options_for(std::move(directory))) {}
+CacheStore::CacheStore(std::string directory)
+    : CacheStore([&] {
+        StoreOptions options;
+        options.directory = std::move(directory);
+        return options;
+      }()) {}
 
 CacheStore::CacheStore(StoreOptions options) : options_(std::move(options)) {
   disabled_reason_ = options_.directory.empty()

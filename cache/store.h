@@ -51,11 +51,6 @@ struct StoreOptions {
   /// What follows where the directory cannot be written, for the one warning of it.
   std::string if_not_kept = "Every process compiles them again; set SAGEBWD_CACHE_DIR to a "
                             "directory of your own to keep them.";
-
-  /// SAGEBWD_CACHE_DIR (else $XDG_CACHE_HOME/sagebwd, else ~/.cache/sagebwd), SAGEBWD_CACHE_PACKS
-  /// (paths separated by colons), SAGEBWD_CACHE_LIMIT (e.g. 512M; 0: none), SAGEBWD_OFFLINE (1:
-  /// nothing is healed). Raises std::invalid_argument for a value that is none.
-  static StoreOptions from_environment();
 };
 
 class CacheStore {
@@ -64,8 +59,8 @@ public:
   /// directory. A directory that another user owns or that others may write is refused: a cubin is
   /// code.
   explicit CacheStore(StoreOptions options);
-  /// The environment's options; a directory given here replaces the environment's.
-  explicit CacheStore(std::string directory = "");
+  /// With the other options as they are by default.
+  explicit CacheStore(std::string directory);
 
   /// What a caller may have against a sound entry; empty: nothing.
   using Accept = std::function<bool(const CacheEntry&)>;

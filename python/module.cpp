@@ -11,14 +11,13 @@
 #include "python/module_reference.h"
 #include "python/module_tuning.h"
 
-#include "cache/inventory.h"
+#include "runtime/diagnosis.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
-#include "runtime/tuner/mode.h"
+#include "runtime/settings.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -153,42 +152,22 @@ void bind_environment(py::module_& m) {
     py::dict counters;
     for (const auto& [name, value] : listed(store.counters()))
       counters[name] = value;
-    const char* offline = std::getenv("SAGEBWD_OFFLINE");
     return py::dict("directory"_a = store.directory(),
                     "disabled_reason"_a = store.disabled_reason(),
                     "byte_limit"_a = store.options().byte_limit, "packs"_a = store.options().packs,
-                    "offline"_a = offline && std::string(offline) == "1", "counters"_a = counters);
+                    "offline"_a = settings().offline, "counters"_a = counters);
   });
-  m.def("tune_mode", [] { return to_string(tune_mode()); });
-  m.def("pack", [](const std::string& path) {
-    PackSummary summary;
-    {
-      py::gil_scoped_release released;
-      summary = summarize(*Pack::open(path));
-    }
-    return py::dict("kernels"_a = summary.kernels, "records"_a = summary.records,
-                    "archs"_a = summary.archs, "lowest_driver"_a = summary.lowest_driver);
-  });
-  m.def("driver_warnings", [](const std::vector<std::string>& archs, int driver_version) {
-    py::gil_scoped_release released;
-    CacheStore& store = user_store();
-    std::vector<std::string> warnings;
-    auto check = [&](const DriverNeeds& needs, const std::string& place) {
-      std::string warning = driver_warning(needs, place, archs, driver_version);
-      if (!warning.empty())
-        warnings.push_back(std::move(warning));
-    };
-    for (const std::string& path : store.options().packs)
-      try {
-        DriverNeeds needs;
-        summarize(*Pack::open(path), &needs);
-        check(needs, path);
-      } catch (const PackError&) {
-        // What is wrong with it is said elsewhere.
-      }
-    check(driver_needs(store.directory()), store.directory());
-    return warnings;
-  });
+  m.def(
+      "diagnose",
+      [](const std::string& version, std::vector<std::pair<std::string, std::string>> parts,
+         const std::vector<std::array<std::string, 3>>& missing) {
+        CallersParts caller{std::move(parts), {}};
+        for (const auto& [what, needed_for, remedy] : missing)
+          caller.missing.push_back({what, needed_for, remedy});
+        const Diagnosis diagnosis = diagnose(version, caller);
+        return std::tuple(diagnosis.json, diagnosis.text, diagnosis.sound);
+      },
+      "version"_a, "parts"_a, "missing"_a, py::call_guard<py::gil_scoped_release>());
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 //===- module_prebuild.h - Packs from Python -------------------------------===//
 #pragma once
 
+#include "python/module_interrupt.h"
 #include "runtime/prebuild.h"
 
 #include <pybind11/pybind11.h>
@@ -43,13 +44,12 @@ inline py::dict prebuild_pack(const std::string& out,
                     " tuning records is of the operations asked for");
   request.progress = [&](const BuiltKernel& kernel, size_t done, size_t total) {
     py::gil_scoped_acquire held;
-    if (PyErr_CheckSignals() != 0) // Ctrl-C
-      throw py::error_already_set();
     if (!progress.is_none())
       progress(kernel.entry.kernel_name, kernel.entry.arch, done, total);
   };
   PrebuildResult result;
   {
+    const Interruptible interruptible;
     py::gil_scoped_release released;
     result = prebuild(request);
   }

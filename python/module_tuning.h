@@ -7,8 +7,10 @@
 
 #include "python/module_attention.h"
 #include "python/module_errors.h"
-#include "runtime/tuner/tuner.h"
-#include "runtime/tuner/worker.h"
+#include "python/module_interrupt.h"
+#include "runtime/tuner/tile_choice.h"
+#include "runtime/tuner/worker/command.h"
+#include "runtime/tuner/worker/worker.h"
 
 #include <string>
 #include <vector>
@@ -42,16 +44,15 @@ inline py::list tune_kernels(const ResolvedSpec& spec, const ProblemTuple& probl
   request.force = force;
   request.limits.rounds = rounds;
   request.progress = [&](const TuneProgress& p) {
-    if (p.stage == "compiling")
-      return; // on other threads, where nothing may be raised
+    if (p.stage == "compiling") // the command line's
+      return;
     py::gil_scoped_acquire held;
-    if (PyErr_CheckSignals() != 0) // Ctrl-C
-      throw py::error_already_set();
     if (!progress.is_none())
       progress(std::string(to_string(p.kernel)), p.stage, p.tile, p.done, p.total);
   };
   std::vector<Tuned> tuned;
   {
+    const Interruptible interruptible;
     py::gil_scoped_release released;
     tuned = tune(request);
   }

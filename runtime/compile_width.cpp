@@ -19,14 +19,6 @@ namespace {
 /// is asked for here leaves most of the memory to others and to compilers that take more.
 constexpr uint64_t kBytesForEach = uint64_t{192} << 20;
 
-size_t usable_cores() {
-  // Up to the kernel's largest machine; glibc's cpu_set_t ends at 1024.
-  cpu_set_t sets[8];
-  if (::sched_getaffinity(0, sizeof(sets), sets) == 0)
-    return static_cast<size_t>(CPU_COUNT_S(sizeof(sets), sets));
-  return std::thread::hardware_concurrency();
-}
-
 /// The number after a label in lines of "label number", or the file's first word. Nothing where it
 /// is no number ("max").
 std::optional<uint64_t> number_in(const std::string& path, const std::string& label = "") {
@@ -75,6 +67,14 @@ std::optional<uint64_t> left_in_groups(const std::string& mount, std::string pat
 }
 
 } // namespace
+
+size_t usable_cores() {
+  // Up to the kernel's largest machine; glibc's cpu_set_t ends at 1024.
+  cpu_set_t sets[8];
+  if (::sched_getaffinity(0, sizeof(sets), sets) == 0)
+    return static_cast<size_t>(CPU_COUNT_S(sizeof(sets), sets));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
 
 std::optional<uint64_t> available_memory(const std::string& root) {
   std::optional<uint64_t> least;

@@ -8,6 +8,9 @@
 
 namespace sagebwd {
 
+/// The cores that this process may use. At least one.
+size_t usable_cores();
+
 /// Threads that may compile side by side here and now: one for each core this process may use, but
 /// no more than the memory has room for. At least one.
 size_t compile_width();

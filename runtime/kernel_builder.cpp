@@ -2,14 +2,11 @@
 
 #include "runtime/kernel_builder.h"
 #include "runtime/compile_width.h"
+#include "runtime/parallel_for.h"
 #include "runtime/prebuild_command.h"
 
-#include <algorithm>
 #include <chrono>
-#include <exception>
 #include <mutex>
-#include <system_error>
-#include <thread>
 
 namespace sagebwd {
 
@@ -127,33 +124,7 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
 
 std::vector<KernelBuilder::Built> KernelBuilder::build_all(const std::vector<KernelSpec>& specs) {
   std::vector<Built> kernels(specs.size());
-  std::vector<std::exception_ptr> errors(specs.size());
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
-  auto work = [&] {
-    for (size_t i; !failed && (i = next++) < specs.size();)
-      try {
-        kernels[i] = build(specs[i]);
-      } catch (...) {
-        errors[i] = std::current_exception();
-        failed = true;
-      }
-  };
-
-  const size_t width = std::min(specs.size(), compile_width());
-  std::vector<std::thread> helpers;
-  try {
-    for (size_t i = 1; i < width; ++i)
-      helpers.emplace_back(work);
-  } catch (const std::system_error&) {
-    // No more threads to be had: those there are do the work.
-  }
-  work();
-  for (std::thread& helper : helpers)
-    helper.join();
-  for (const std::exception_ptr& error : errors)
-    if (error)
-      std::rethrow_exception(error);
+  parallel_for(specs.size(), compile_width(), [&](size_t i) { kernels[i] = build(specs[i]); });
   return kernels;
 }
 

@@ -15,6 +15,8 @@
 
 namespace sagebwd {
 
+struct Settings;
+
 struct KernelSpecHash {
   size_t operator()(const KernelSpec&) const;
 };
@@ -37,8 +39,8 @@ public:
     bool offline = false; ///< a kernel that is in no layer is an OfflineError
     /// Kept entries for which this is false are compiled anew; without it all count.
     CacheStore::Accept accept = nullptr;
-    /// SAGEBWD_OFFLINE=1; SAGEBWD_RECOMPILE=1: only entries of the NVRTC at hand count.
-    static Policy from_environment();
+    /// By `offline` and `recompile`: only entries of the NVRTC at hand count.
+    static Policy of(const Settings&);
   };
 
   KernelBuilder(CacheStore& store, Emit emit, Compile compile, Policy policy)
@@ -67,7 +69,9 @@ private:
 };
 
 /// Compiles with NVRTC, the only function here that opens it. CompileError for a result with spills
-/// or ptxas warnings, unless SAGEBWD_ALLOW_SPILLS=1; then it is not kept.
+/// or ptxas warnings, unless they are allowed; then it is not kept.
+KernelBuilder::Compiled compile_kernel(const KernelSource&, const KernelSpec&, bool allow_spills);
+/// As SAGEBWD_ALLOW_SPILLS says.
 KernelBuilder::Compiled compile_with_nvrtc(const KernelSource&, const KernelSpec&);
 
 } // namespace sagebwd

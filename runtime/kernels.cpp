@@ -1,12 +1,12 @@
 //===- kernels.cpp - From a KernelSpec to machine code ---------------------===//
 
 #include "runtime/kernels.h"
-#include "cache/environment.h"
 #include "generator/space.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild_command.h"
+#include "runtime/settings.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -46,19 +46,17 @@ void print_counters() {
 /// Never destroyed: threads may still build while the process ends.
 KernelBuilder& builder() {
   static KernelBuilder& builder = *new KernelBuilder(user_store(), emit, compile_with_nvrtc,
-                                                     KernelBuilder::Policy::from_environment());
+                                                     KernelBuilder::Policy::of(settings()));
   return builder;
 }
 
 } // namespace
 
-KernelBuilder::Policy KernelBuilder::Policy::from_environment() {
+KernelBuilder::Policy KernelBuilder::Policy::of(const Settings& settings) {
   Policy policy;
-  policy.offline = is_switched_on("SAGEBWD_OFFLINE");
-  const bool recompile = is_switched_on("SAGEBWD_RECOMPILE");
-  is_switched_on("SAGEBWD_ALLOW_SPILLS"); // a bad value is an error before the first compile
+  policy.offline = settings.offline;
   if (!policy.offline)
-    policy.accept = [recompile](const CacheEntry& entry) {
+    policy.accept = [recompile = settings.recompile](const CacheEntry& entry) {
       // A neighbour with a newer driver may have compiled it. Where nothing is run, any will do.
       const int driver = driver::opened_driver_version();
       return (driver == 0 || entry.lowest_driver <= driver) &&
@@ -68,6 +66,11 @@ KernelBuilder::Policy KernelBuilder::Policy::from_environment() {
 }
 
 KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const KernelSpec& spec) {
+  return compile_kernel(source, spec, settings().allow_spills);
+}
+
+KernelBuilder::Compiled compile_kernel(const KernelSource& source, const KernelSpec& spec,
+                                       bool allow_spills) {
   Nvrtc& nvrtc = Nvrtc::instance();
   Compilation compilation =
       nvrtc.compile(source.name, source.text, spec.arch.name, false, source.options);
@@ -75,7 +78,7 @@ KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const Ker
   if (compilation.spill_bytes <= kTolerableSpillBytes)
     std::erase_if(warnings,
                   [](const std::string& w) { return w.find("C75") == std::string::npos; });
-  if (!warnings.empty() && !is_switched_on("SAGEBWD_ALLOW_SPILLS")) {
+  if (!warnings.empty() && !allow_spills) {
     std::string what = source.name + " compiles for " + std::string(spec.arch.name) +
                        ", but is not usable: a defect of its tile configuration (" +
                        to_string(spec.tile) + "). Please report it with this text; " +
@@ -100,10 +103,9 @@ KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const Ker
 
 CacheStore& user_store() {
   static CacheStore& store = *[] {
-    const bool counts = is_switched_on("SAGEBWD_STATS");
-    auto* made = new CacheStore; // never destroyed, like the builder
+    auto* made = new CacheStore(settings().store_options()); // never destroyed, like the builder
     counting_process = ::getpid();
-    if (counts)
+    if (settings().stats)
       std::atexit(print_counters);
     return made;
   }();

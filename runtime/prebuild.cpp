@@ -5,21 +5,17 @@
 
 #include "runtime/compile_width.h"
 #include "runtime/nvrtc/nvrtc.h"
+#include "runtime/parallel_for.h"
 #include "runtime/work_folder.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
-#include <thread>
 
 namespace sagebwd {
 
 namespace {
-
-using Built = std::shared_ptr<const BuiltKernel>;
 
 //===--- What is wanted ----------------------------------------------------===//
 
@@ -130,93 +126,6 @@ KernelBuilder::Compile sound(const KernelBuilder::Compile& compile) {
   };
 }
 
-/// Builds on `width` threads; reports on the calling one. Returns what failed with a CompileError;
-/// any other error ends the work and is raised.
-class ParallelBuild {
-public:
-  ParallelBuild(KernelBuilder& builder, const PrebuildRequest& request,
-                const std::vector<KernelSpec>& kernels)
-      : builder_(builder), request_(request), kernels_(kernels), built(kernels.size()) {}
-
-  void run(size_t width) {
-    std::vector<std::thread> workers;
-    try {
-      for (size_t i = 0; i < width; ++i)
-        workers.emplace_back([this] { work(); });
-    } catch (const std::system_error&) {
-      if (workers.empty())
-        throw;
-      // No more threads to be had: those there are do the work.
-    }
-    try {
-      report();
-    } catch (...) {
-      fatal(std::current_exception());
-    }
-    for (std::thread& worker : workers)
-      worker.join();
-    if (fatal_)
-      std::rethrow_exception(fatal_);
-  }
-
-private:
-  KernelBuilder& builder_;
-  const PrebuildRequest& request_;
-  const std::vector<KernelSpec>& kernels_;
-  std::atomic<size_t> next_{0};
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_; ///< of what follows
-  std::condition_variable changed_;
-  std::deque<Built> news_;
-  size_t done_ = 0; ///< built or failed
-  std::exception_ptr fatal_;
-
-public:
-  std::vector<Built> built; ///< in the kernels' order; empty where it failed
-  std::map<size_t, CompileError> failures;
-
-private:
-  void work() {
-    for (size_t i; !stop_ && (i = next_++) < kernels_.size();)
-      try {
-        built[i] = builder_.build(kernels_[i]);
-        std::lock_guard lock(mutex_);
-        news_.push_back(built[i]);
-        ++done_;
-        changed_.notify_one();
-      } catch (const CompileError& error) { // the others are wanted all the same
-        std::lock_guard lock(mutex_);
-        failures.emplace(i, error);
-        ++done_;
-        changed_.notify_one();
-      } catch (...) {
-        fatal(std::current_exception());
-      }
-  }
-
-  void fatal(std::exception_ptr error) {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-    if (!fatal_)
-      fatal_ = error;
-    changed_.notify_one();
-  }
-
-  void report() {
-    for (size_t reported = 0;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return !news_.empty() || done_ == kernels_.size() || fatal_; });
-      if (fatal_ || news_.empty())
-        return;
-      const Built kernel = std::move(news_.front());
-      news_.pop_front();
-      lock.unlock();
-      if (request_.progress)
-        request_.progress(*kernel, ++reported, kernels_.size());
-    }
-  }
-};
-
 [[noreturn]] void raise_failures(const std::map<size_t, CompileError>& failures, size_t total,
                                  const PrebuildRequest& request) {
   std::string what = std::to_string(failures.size()) + " of " + std::to_string(total) +
@@ -251,19 +160,32 @@ PrebuildResult prebuild(const PrebuildRequest& request) {
 
   PrebuildResult result;
   result.threads = std::max<size_t>(1, std::min(kernels.size(), compile_width()));
-  ParallelBuild build(builder, request, kernels);
-  build.run(result.threads);
-  if (!build.failures.empty())
-    raise_failures(build.failures, kernels.size(), request);
+  result.kernels.resize(kernels.size());
+  std::map<size_t, CompileError> failures;
+  std::mutex failures_mutex;
+  const auto build = [&](size_t i) {
+    try {
+      result.kernels[i] = builder.build(kernels[i]);
+    } catch (const CompileError& error) { // the others are wanted all the same
+      std::lock_guard lock(failures_mutex);
+      failures.emplace(i, error);
+    }
+  };
+  size_t built = 0;
+  parallel_for(kernels.size(), result.threads, build, [&](size_t i) {
+    if (result.kernels[i] && request.progress)
+      request.progress(*result.kernels[i], ++built, kernels.size());
+  });
+  if (!failures.empty())
+    raise_failures(failures, kernels.size(), request);
 
   std::vector<std::string> items;
-  for (const Built& kernel : build.built)
+  for (const auto& kernel : result.kernels)
     items.push_back(serialize(key_of(request.emit(kernel->spec), kernel->spec), kernel->entry));
   for (const TuningRecord& record : request.records)
     items.push_back(serialize(record));
   result.pack_bytes = write_pack(request.output, items);
   folder.remove();
-  result.kernels = std::move(build.built);
   result.records = request.records.size();
   return result;
 }

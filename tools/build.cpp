@@ -1,6 +1,7 @@
 //===- build.cpp - Compile the kernels of operations into the cache --------===//
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
+#include "runtime/settings.h"
 #include "tools/command.h"
 #include "tools/console.h"
 #include "tools/spec_options.h"
@@ -84,7 +85,7 @@ private:
 };
 
 KernelBuilder::Policy Build::policy() const {
-  KernelBuilder::Policy policy = KernelBuilder::Policy::from_environment();
+  KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
   if (recompile_ && policy.offline)
     throw UsageError("--recompile compiles, which SAGEBWD_OFFLINE=1 forbids; unset one of them");
   if (recompile_)

@@ -1,7 +1,7 @@
 //===- cache_explain.cpp - 'sagebwd cache explain' -------------------------===//
-#include "cache/environment.h"
 #include "cache/explain.h"
 #include "runtime/nvrtc/nvrtc.h"
+#include "runtime/settings.h"
 #include "tools/cache.h"
 #include "tools/spec_options.h"
 
@@ -51,7 +51,7 @@ public:
     visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
       kept.push_back(std::move(item));
     });
-    if (is_switched_on("SAGEBWD_RECOMPILE"))
+    if (settings().recompile)
       compiler_ = Nvrtc::instance().identity();
     for (const KernelSpec& kernel : wanted) {
       const CacheKey key = key_of(emit(kernel), kernel);

@@ -5,7 +5,7 @@
 //===----------------------------------------------------------------------===//
 #include "generator/spec.h"
 #include "runtime/error.h"
-#include "runtime/tuner/worker.h"
+#include "runtime/tuner/worker/worker.h"
 #include "tools/command.h"
 
 #include <algorithm>

@@ -186,6 +186,14 @@ bool OptionTable::given(const std::string& name) const {
                      [&](const Option& option) { return option.name == name && option.given; });
 }
 
+std::vector<std::string> OptionTable::given() const {
+  std::vector<std::string> names;
+  for (const Option& option : options_)
+    if (option.given)
+      names.push_back(option.name);
+  return names;
+}
+
 std::string OptionTable::help() const {
   constexpr size_t kColumn = 30;
   std::string lines;

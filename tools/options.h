@@ -48,6 +48,8 @@ public:
   void parse(const std::vector<std::string>& arguments);
   /// Whether the arguments named an option.
   bool given(const std::string& name) const;
+  /// The names of all that were given.
+  std::vector<std::string> given() const;
   /// One line an option.
   std::string help() const;
 

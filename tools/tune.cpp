@@ -50,6 +50,8 @@ public:
       throw UsageError("--list, --export and --import are three things: give one of them");
     if (overwrite_ && import_.empty())
       throw UsageError("--overwrite belongs to --import");
+    if (list_ || !export_.empty() || !import_.empty())
+      refuse_tuning_options();
     if (list_)
       return list_records(json);
     if (!export_.empty())
@@ -61,6 +63,7 @@ public:
 
 private:
   TuneRequest request() const;
+  void refuse_tuning_options() const;
   ExitCode tune_here();
   void print_as_json(const TuneRequest&, const std::vector<Tuned>&, double seconds) const;
   void print_as_tables(const std::vector<Tuned>&, double seconds) const;
@@ -92,6 +95,15 @@ private:
   std::string what_;
   std::unique_ptr<Progress> bar_;
 };
+
+/// Who gives one expects it to select, or to tune.
+void Tune::refuse_tuning_options() const {
+  const char* action = list_ ? "list" : export_.empty() ? "import" : "export";
+  for (const std::string& name : options.given())
+    if (name != action && name != "json" && name != "overwrite")
+      throw UsageError("--" + name + " is for tuning, which --" + action +
+                       " does not do: leave one of them out");
+}
 
 TuneRequest Tune::request() const {
   TuneRequest request;

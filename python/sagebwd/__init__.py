@@ -16,6 +16,13 @@ relatives works.
 
 from importlib import metadata as _metadata
 
+try:
+    from sagebwd import _core  # noqa: F401
+except ImportError as _error:
+    from sagebwd import _extension
+
+    raise ImportError(_extension.reason(_error)) from None
+
 from sagebwd import _nvrtc, reference
 from sagebwd._core import (
     CompileError,

@@ -162,6 +162,11 @@ def _current_device():
 def _arch(device):
     from sagebwd.kernels import local_arch
 
+    if missing := _core.driver()["missing"]:
+        raise _core.LibraryError(
+            f"{missing}. Tuning times kernels: call it where such a GPU is, and take its records "
+            "over with export_records and import_records"
+        )
     return local_arch(device)
 
 

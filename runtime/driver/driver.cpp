@@ -68,6 +68,23 @@ int driver_version() {
   return version;
 }
 
+namespace {
+
+/// As nvidia-smi prints it.
+std::string uuid_text(const unsigned char (&bytes)[16]) {
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10)
+      text += '-';
+    text += kDigits[bytes[i] >> 4];
+    text += kDigits[bytes[i] & 15];
+  }
+  return text;
+}
+
+} // namespace
+
 DeviceInfo device_info(int ordinal) {
   const Library& cuda = library();
   Device device = device_of(ordinal);
@@ -75,6 +92,10 @@ DeviceInfo device_info(int ordinal) {
   char name[256] = {};
   cuda.cuDeviceGetName(name, sizeof(name) - 1, device);
   info.name = name;
+  if (unsigned char uuid[16] = {}; cuda.cuDeviceGetUuid.address) {
+    cuda.cuDeviceGetUuid(uuid, device);
+    info.uuid = uuid_text(uuid);
+  }
   info.major = attribute(device, kComputeCapabilityMajor);
   info.minor = attribute(device, kComputeCapabilityMinor);
   info.sm_count = attribute(device, kMultiprocessorCount);

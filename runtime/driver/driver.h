@@ -30,6 +30,7 @@ int driver_version(); ///< e.g. 13000
 int opened_driver_version();
 struct DeviceInfo {
   std::string name;
+  std::string uuid; ///< "GPU-8dd7...", in any process; empty before CUDA 11.4
   int major = 0, minor = 0;
   int sm_count = 0;
   int max_shared_bytes = 0; ///< per block, opted in

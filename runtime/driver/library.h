@@ -23,6 +23,7 @@ constexpr Result kSuccess = 0;
   X(cuDeviceGet, 2000, "cuDeviceGet", Device*, int)                                                \
   X(cuDeviceGetName, 2000, "cuDeviceGetName", char*, int, Device)                                  \
   X(cuDeviceGetAttribute, 2000, "cuDeviceGetAttribute", int*, int, Device)                         \
+  X(cuDeviceGetUuid, 11040, "cuDeviceGetUuid_v2", unsigned char*, Device)                          \
   X(cuDeviceTotalMem, 3020, "cuDeviceTotalMem_v2", size_t*, Device)                                \
   X(cuDevicePrimaryCtxRetain, 7000, "cuDevicePrimaryCtxRetain", Context*, Device)                  \
   X(cuCtxPushCurrent, 4000, "cuCtxPushCurrent_v2", Context)                                        \

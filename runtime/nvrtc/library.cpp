@@ -118,9 +118,9 @@ void* open(const Candidate& candidate, std::string& why) {
 
 } // namespace
 
-std::vector<Candidate> candidates() {
+std::vector<Candidate> candidates(const std::string& given) {
   Places places;
-  if (std::string given = variable("SAGEBWD_NVRTC"); !given.empty()) {
+  if (!given.empty()) {
     std::error_code error;
     if (fs::is_directory(given, error))
       places.folder(given, "SAGEBWD_NVRTC");

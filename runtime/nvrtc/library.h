@@ -18,8 +18,8 @@ struct Candidate {
   std::string origin; ///< why it is looked for there, for messages
 };
 
-/// Every place, in order. SAGEBWD_NVRTC leaves no other.
-std::vector<Candidate> candidates();
+/// Every place, in order. A file or folder that is given, as SAGEBWD_NVRTC does, leaves no other.
+std::vector<Candidate> candidates(const std::string& given);
 
 struct OpenLibrary {
   void* handle = nullptr;

@@ -3,6 +3,8 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/nvrtc/library.h"
 #include "runtime/nvrtc/ptxas_report.h"
+#include "runtime/parallel_for.h"
+#include "runtime/settings.h"
 
 #include <algorithm>
 #include <chrono>
@@ -87,6 +89,8 @@ struct Nvrtc::Library {
   SAGEBWD_NVRTC_FUNCTIONS(X)
 #undef X
   const char* (*nvrtcGetErrorString)(Result) = nullptr;
+  /// From 12.8 on; null before, where a compile cannot be ended early.
+  Result (*nvrtcSetFlowCallback)(Program, int (*)(void*, void*), void*) = nullptr;
 
   std::mutex build_mutex;
   std::string build; ///< empty until the first compile
@@ -110,12 +114,14 @@ private:
 };
 
 Nvrtc::Library::Library() {
-  nvrtc::OpenLibrary library = nvrtc::open_first(nvrtc::candidates());
+  nvrtc::OpenLibrary library = nvrtc::open_first(nvrtc::candidates(settings().nvrtc));
   path = library.path;
 #define X(name, ...) resolve(library.handle, #name, name);
   SAGEBWD_NVRTC_FUNCTIONS(X)
 #undef X
   resolve(library.handle, "nvrtcGetErrorString", nvrtcGetErrorString);
+  nvrtcSetFlowCallback = reinterpret_cast<decltype(nvrtcSetFlowCallback)>(
+      ::dlsym(library.handle, "nvrtcSetFlowCallback"));
 
   check(nvrtcVersion(&major, &minor), "nvrtcVersion");
   if (major < kOldestMajor)
@@ -176,7 +182,15 @@ public:
     // From 13 on NVRTC may answer from the driver's cache, without the report of ptxas.
     if (library_.major >= 13)
       options.push_back("--no-cache");
-    return library_.nvrtcCompileProgram(program_, static_cast<int>(options.size()), options.data());
+    using Flag = const std::atomic<bool>;
+    if (Flag* flag = interrupt_flag(); flag && library_.nvrtcSetFlowCallback)
+      library_.nvrtcSetFlowCallback(
+          program_, [](void* given, void*) -> int { return static_cast<Flag*>(given)->load(); },
+          const_cast<std::atomic<bool>*>(flag));
+    const Result result =
+        library_.nvrtcCompileProgram(program_, static_cast<int>(options.size()), options.data());
+    check_interrupt();
+    return result;
   }
   std::string cubin() const {
     return library_.text(program_, library_.nvrtcGetCUBINSize, library_.nvrtcGetCUBIN);

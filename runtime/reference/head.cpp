@@ -1,15 +1,12 @@
 //===- head.cpp - Heads of an attention operation on the CPU ---------------===//
 #include "runtime/reference/head.h"
+#include "runtime/compile_width.h"
+#include "runtime/parallel_for.h"
 
 #include "runtime/reference/gemm.h" // kExactIntegerDepth
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <exception>
-#include <mutex>
-#include <thread>
-#include <utility>
 
 namespace sagebwd::reference {
 namespace {
@@ -23,35 +20,6 @@ void expect_size(const char* name, size_t given, int64_t expected, bool optional
 }
 
 } // namespace
-
-void parallel_for(int64_t count, const std::function<void(int64_t)>& work) {
-  thread_local bool nested = false;
-  const int64_t threads =
-      nested ? 1 : std::min<int64_t>(count, std::max(1u, std::thread::hardware_concurrency()));
-  std::atomic<int64_t> next = 0;
-  std::exception_ptr failure;
-  std::mutex failure_mutex;
-  const auto loop = [&] {
-    const bool outer = std::exchange(nested, true);
-    try {
-      for (int64_t i; (i = next++) < count;)
-        work(i);
-    } catch (...) {
-      const std::lock_guard lock(failure_mutex);
-      failure = std::current_exception();
-      next = count;
-    }
-    nested = outer;
-  };
-  std::vector<std::thread> others;
-  for (int64_t i = 1; i < threads; ++i)
-    others.emplace_back(loop);
-  loop();
-  for (std::thread& thread : others)
-    thread.join();
-  if (failure)
-    std::rethrow_exception(failure);
-}
 
 void check(const Inputs& in) {
   const Problem& p = in.problem;
@@ -139,9 +107,10 @@ Outputs<T> run_heads(const Inputs& in, bool keep_matrices, int64_t panel_rows,
   size(out.ds, p.seq_kv, keep_matrices && backward);
 
   std::vector<std::vector<T>> dk(heads), dv(heads);
-  parallel_for(heads, [&](int64_t head) {
+  parallel_for(heads, usable_cores(), [&](int64_t head) {
     auto computation = make(head);
     for (int64_t first = 0; first < queries; first += panel_rows) {
+      check_interrupt();
       const Panel<T> panel = computation->panel(first, std::min(panel_rows, queries - first));
       const auto put = [&](const std::vector<T>& from, std::vector<T>& to, int64_t columns) {
         if (!to.empty())
@@ -171,7 +140,7 @@ std::vector<T> sum_over_groups(const Problem& p, const std::vector<std::vector<T
                                T scale) {
   const int64_t group = p.heads / p.heads_kv, head_size = of_head[0].size();
   std::vector<T> result(p.batch * p.heads_kv * head_size);
-  parallel_for(p.batch * p.heads_kv, [&](int64_t kv) {
+  parallel_for(p.batch * p.heads_kv, usable_cores(), [&](int64_t kv) {
     T* sum = result.data() + kv * head_size;
     for (int64_t head = kv * group; head < (kv + 1) * group; ++head)
       for (int64_t i = 0; i < head_size; ++i)

@@ -13,10 +13,6 @@
 
 namespace sagebwd::reference {
 
-/// Calls `work(0) .. work(count - 1)` on all cores; serial within another call. The first exception
-/// of any is thrown again.
-void parallel_for(int64_t count, const std::function<void(int64_t)>& work);
-
 /// Raises SpecError unless every tensor has the size that the problem implies.
 void check(const Inputs&);
 

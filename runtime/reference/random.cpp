@@ -4,6 +4,8 @@
 // by element, so that nothing depends on the order of generation.
 //
 //===----------------------------------------------------------------------===//
+#include "runtime/compile_width.h"
+#include "runtime/parallel_for.h"
 #include "runtime/reference/head.h"
 
 #include <array>
@@ -56,7 +58,7 @@ Inputs random_inputs(const Problem& p, int head_dim, DType dtype, double sigma, 
   in.problem = p;
   in.head_dim = head_dim;
   std::vector<float>* const tensors[4] = {&in.q, &in.k, &in.v, &in.dout};
-  parallel_for(4, [&](int64_t i) {
+  parallel_for(4, usable_cores(), [&](int64_t i) {
     *tensors[i] = normal(i == 0 || i == 3 ? queries : keys, i < 2 ? sigma : 1, dtype, seed,
                          static_cast<uint32_t>(i));
   });

@@ -1,4 +1,6 @@
 //===- trace.cpp - Errors against exact attention --------------------------===//
+#include "runtime/compile_width.h"
+#include "runtime/parallel_for.h"
 #include "runtime/reference/head.h"
 
 #include <algorithm>
@@ -63,12 +65,13 @@ std::vector<TraceRow> trace(const Inputs& in, const AttentionSpec& spec, const P
   // Panel by panel in step, so that no M x N matrix is ever held whole.
   std::vector<std::vector<double>> exact_dk(heads), exact_dv(heads);
   std::vector<std::vector<float>> dk(heads), dv(heads);
-  parallel_for(heads, [&](int64_t head) {
+  parallel_for(heads, usable_cores(), [&](int64_t head) {
     const Head inputs = head_of(in, spec.causal, head);
     auto exact = exact_head(inputs);
     auto emulated = emulated_head(inputs, spec, plan, false);
     auto& sums = of_head[head];
     for (int64_t first = 0; first < p.seq_q; first += spec.group_q) {
+      check_interrupt();
       const int64_t rows = std::min<int64_t>(spec.group_q, p.seq_q - first);
       const Panel<double> r = exact->panel(first, rows);
       const Panel<float> x = emulated->panel(first, rows);

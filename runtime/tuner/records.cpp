@@ -30,8 +30,12 @@ std::string printable(std::string text) {
 Gpu gpu_of(int device) {
   const driver::DeviceInfo info = driver::device_info(device);
   const int version = driver::driver_version();
-  return {printable(info.name), info.sm_count, arch_for_capability(info.major, info.minor),
-          std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10)};
+  return {printable(info.name),
+          info.sm_count,
+          arch_for_capability(info.major, info.minor),
+          std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10),
+          info.uuid,
+          info.memory_bytes};
 }
 
 CacheKey record_key(KernelKind kind, const ResolvedSpec& spec, const Gpu& gpu,

@@ -20,6 +20,10 @@ struct Gpu {
   int sm_count = 0;
   Arch arch;          ///< that its kernels are compiled for
   std::string driver; ///< CUDA version, e.g. "13.0"
+
+  // Which one it is, and what fits there; no part of a key.
+  std::string uuid;          ///< empty: not known
+  uint64_t memory_bytes = 0; ///< 0: not known
 };
 /// Raises LibraryError, DriverError, or SpecError for a GPU that no kernel runs on.
 Gpu gpu_of(int device);

@@ -8,6 +8,11 @@
 
 namespace sagebwd {
 
+/// Which tile a kernel runs with: by the mode the default's, a record's, or the one that tuning now
+/// finds. Under TuneMode::tune, ranks but 0 wait for a record of rank 0; where none comes, or
+/// tuning fails, the default is taken with one warning. Raises TuneError: frozen, and no record.
+TileConfig chosen_tile(TuneMode, KernelKind, const TuneRequest&, const TuneSurroundings&);
+
 /// By what is given, the mode, and the records. Not thread-safe but for bucket() and generation().
 class TileChoice {
 public:

@@ -3,7 +3,10 @@
 #include "runtime/tuner/trials.h"
 
 #include "runtime/tuner/selection.h"
-#include "runtime/tuner/worker_process.h"
+#include "runtime/tuner/worker/cubins.h"
+#include "runtime/tuner/worker/process.h"
+
+#include "llvm/ADT/StringExtras.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,14 +17,6 @@ namespace sagebwd::tuner {
 namespace {
 
 using Milliseconds = std::chrono::milliseconds;
-using Heard = WorkerProcess::Heard;
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words)
-    text += (text.empty() ? "" : " ") + word;
-  return text;
-}
 
 std::string short_number(double value) {
   char text[32];
@@ -35,7 +30,12 @@ public:
          std::vector<Candidate>& candidates, const TrialLimits& limits,
          const TrialProgress& progress)
       : command_(command), setup_(setup), candidates_(candidates), limits_(limits),
-        progress_(progress), vet_ms_(candidates.size(), 0) {}
+        progress_(progress), vet_ms_(candidates.size(), 0) {
+    for (BenchKernel& kernel : setup_.operation)
+      cubins_.add(kernel);
+    for (Candidate& candidate : candidates_)
+      cubins_.add(candidate.kernel);
+  }
 
   void run() {
     vet_all();
@@ -77,7 +77,8 @@ private:
   }
 
   const std::vector<std::string>& command_;
-  const BenchSetup& setup_;
+  BenchSetup setup_;
+  Cubins cubins_;
   std::vector<Candidate>& candidates_;
   const TrialLimits& limits_;
   const TrialProgress& progress_;
@@ -92,7 +93,7 @@ void Trials::start() {
   // A start may fail by bad luck once, for want of memory say; twice is a reason to give up.
   std::string why;
   for (int attempt = 0; attempt < 2; ++attempt) {
-    worker_ = std::make_unique<WorkerProcess>(command_);
+    worker_ = std::make_unique<WorkerProcess>(command_, cubins_.descriptor());
     untouched_ = true;
     handed_.assign(candidates_.size(), false);
     Order order;
@@ -100,19 +101,19 @@ void Trials::start() {
     order.setup = setup_;
     Report hello, opened;
     Heard heard = worker_->hear(hello, limits_.open);
-    if (heard == Heard::report && hello.kind == Report::hello && hello.protocol != kProtocol)
-      throw TuneError("the tuner's worker '" + joined(command_) + "' is of another version: it " +
-                      "speaks protocol " + std::to_string(hello.protocol) + ", this library " +
-                      std::to_string(kProtocol) +
-                      ". Name this version's with SAGEBWD_TUNE_WORKER.");
-    const bool greeted = heard == Heard::report && hello.kind == Report::hello;
+    if (heard == Heard::line && hello.kind == Report::hello && hello.protocol != kProtocol)
+      throw TuneError(
+          "the tuner's worker '" + llvm::join(command_, " ") + "' is of another version: it " +
+          "speaks protocol " + std::to_string(hello.protocol) + ", this library " +
+          std::to_string(kProtocol) + ". Name this version's with SAGEBWD_TUNE_WORKER.");
+    const bool greeted = heard == Heard::line && hello.kind == Report::hello;
     if (greeted) {
       worker_->send(order, limits_.open);
       heard = worker_->hear(opened, limits_.open);
-      if (heard == Heard::report && opened.kind == Report::opened)
+      if (heard == Heard::line && opened.kind == Report::opened)
         return;
     }
-    if (heard == Heard::report && opened.kind == Report::failed)
+    if (heard == Heard::line && opened.kind == Report::failed)
       why = opened.detail;
     else if (heard == Heard::nothing)
       why = "it did nothing within " + std::to_string(limits_.open.count()) + " ms";
@@ -122,7 +123,7 @@ void Trials::start() {
     if (heard == Heard::nothing)
       break; // twice the limit is too long
   }
-  throw TuneError("nothing can be tuned: the tuner's worker '" + joined(command_) +
+  throw TuneError("nothing can be tuned: the tuner's worker '" + llvm::join(command_, " ") +
                   "' does not start: " + why);
 }
 
@@ -151,7 +152,7 @@ void Trials::drop(int index, const std::string& outcome, const std::string& deta
 }
 
 void Trials::drop(int index, Heard heard, const Report& report, Milliseconds limit) {
-  if (heard == Heard::report && report.kind == Report::failed)
+  if (heard == Heard::line && report.kind == Report::failed)
     return drop(index, "failed", report.detail);
   const std::string ended = worker_->end();
   switch (heard) {
@@ -183,7 +184,7 @@ void Trials::vet_all() {
       heard = worker_->hear(answer, Milliseconds(0)); // what it said before it ended
     ++done;
     const bool sound =
-        heard == Heard::report && answer.kind == Report::vetted && answer.candidate == index;
+        heard == Heard::line && answer.kind == Report::vetted && answer.candidate == index;
     // What an earlier candidate spoilt is not this one's fault: once more in a fresh worker. A hang
     // is believed at once, for it takes long.
     const bool first_in_worker = untouched_;
@@ -239,13 +240,13 @@ bool Trials::time_all() {
     Report answer;
     const Heard heard = worker_->hear(answer, sent ? limit : Milliseconds(0));
     const bool known = std::find(indices.begin(), indices.end(), answer.candidate) != indices.end();
-    if (heard == Heard::report && answer.kind == Report::starting && known) {
+    if (heard == Heard::line && answer.kind == Report::starting && known) {
       running = answer.candidate;
-    } else if (heard == Heard::report && answer.kind == Report::timed && known &&
+    } else if (heard == Heard::line && answer.kind == Report::timed && known &&
                answer.candidate == running && answer.ms > 0) {
       candidates_[running].tried.ms.push_back(answer.ms);
       report("timing", running, ++done, total);
-    } else if (heard == Heard::report && answer.kind == Report::done && done == total) {
+    } else if (heard == Heard::line && answer.kind == Report::done && done == total) {
       return true;
     } else {
       drop(running, heard, answer, limit);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cache/record.h"
-#include "runtime/tuner/bench.h"
+#include "runtime/tuner/worker/bench.h"
 
 #include <chrono>
 #include <functional>

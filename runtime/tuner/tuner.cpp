@@ -8,25 +8,19 @@
 #include "runtime/compile_width.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/nvrtc/ptxas_report.h"
+#include "runtime/parallel_for.h"
 #include "runtime/tuner/selection.h"
+#include "runtime/tuner/worker/command.h"
+#include "runtime/tuner/worker/gpu_bench.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
-#include <mutex>
-#include <optional>
-#include <stdexcept>
-#include <system_error>
-#include <thread>
+#include <cstdio>
 #include <unistd.h>
 
 namespace sagebwd {
 namespace {
 
 using tuner::Candidate;
-
-/// How long a rank waits for rank 0 to begin.
-constexpr std::chrono::seconds kRankGrace{20};
 
 /// The kernels of the operation up to one kind, in launch order, with default tiles.
 std::vector<KernelSpec> operation_of(KernelKind kind, const ResolvedSpec& spec, const Arch& arch) {
@@ -42,14 +36,6 @@ std::vector<KernelSpec> operation_of(KernelKind kind, const ResolvedSpec& spec, 
 BenchKernel bench_kernel(const BuiltKernel& built) {
   return {built.spec, built.entry.kernel_name, built.entry.cubin, built.threads,
           built.shared_bytes};
-}
-
-/// What is kept now, whoever kept it, unless it is of another compiler.
-std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurroundings& around) {
-  std::optional<TuningRecord> record = around.records.reload(key);
-  if (record && !around.compiler.empty() && record->compiler != around.compiler)
-    record.reset();
-  return record;
 }
 
 /// By what the compiler says of it, in few words.
@@ -78,14 +64,18 @@ public:
   bool has_candidates() const {
     return tiles_.size() > 1 || request_.only.empty() || only_default_;
   }
+  /// Raises SpecError where the problem does not fit on the GPU.
+  void check_memory() const;
   Tuned run();
 
 private:
   std::vector<TileConfig> candidates();
   std::optional<TuningRecord> up_to_date();
-  std::vector<Candidate> compile();
-  BenchSetup setup();
+  Candidate compile(KernelSpec, const TileConfig&);
+  void compile(BenchSetup&, std::vector<Candidate>&);
+  BenchSetup setup() const;
   TuningRecord measure();
+  KeyLock lock(const std::string& digest, const std::function<bool()>& enough) const;
   void report(const std::string& stage, const std::string& tile, int done, int total) const {
     if (request_.progress)
       request_.progress({kind_, stage, tile, done, total});
@@ -118,63 +108,93 @@ std::vector<TileConfig> KernelTuning::candidates() {
 std::optional<TuningRecord> KernelTuning::up_to_date() {
   if (request_.force)
     return std::nullopt;
-  return current_record(key_, around_);
-}
-
-std::vector<Candidate> KernelTuning::compile() {
-  std::vector<Candidate> candidates(tiles_.size());
-  std::atomic<size_t> next{0};
-  std::atomic<int> done{0};
-  const auto work = [&] {
-    for (size_t i; (i = next++) < tiles_.size();) {
-      Candidate& candidate = candidates[i];
-      candidate.tried.tile = to_string(tiles_[i]);
-      KernelSpec spec = operation_of(kind_, spec_, around_.gpu.arch).back();
-      spec.tile = tiles_[i];
-      try {
-        const std::shared_ptr<const BuiltKernel> built = around_.build(spec);
-        candidate.kernel = bench_kernel(*built);
-        if (i > 0 && built->entry.spill_bytes > 0) {
-          candidate.tried.outcome = "spills";
-          candidate.tried.detail = std::to_string(built->entry.spill_bytes) + " bytes";
-        }
-      } catch (const CompileError& error) {
-        drop(candidate.tried, error);
-      } catch (const std::exception& error) {
-        candidate.tried.outcome = "not compiled";
-        candidate.tried.detail = error.what();
-      }
-      report("compiling", candidate.tried.tile, ++done, static_cast<int>(tiles_.size()));
-    }
+  std::optional<TuningRecord> record = current_record(key_, around_);
+  const auto competed = [&](const TileConfig& tile) {
+    return std::any_of(record->candidates.begin(), record->candidates.end(),
+                       [&](const TriedTile& tried) { return tried.tile == to_string(tile); });
   };
-  std::vector<std::thread> helpers;
-  try {
-    for (size_t i = 1; i < std::min(tiles_.size(), compile_width()); ++i)
-      helpers.emplace_back(work);
-  } catch (const std::system_error&) {
-    // No more threads to be had: those there are do the work.
-  }
-  work();
-  for (std::thread& helper : helpers)
-    helper.join();
-  return candidates;
+  if (record && !std::all_of(tiles_.begin(), tiles_.end(), competed)) // of a choice among fewer
+    record.reset();
+  return record;
 }
 
-BenchSetup KernelTuning::setup() {
+/// One that cannot take part says why.
+Candidate KernelTuning::compile(KernelSpec spec, const TileConfig& tile) {
+  Candidate candidate;
+  candidate.tried.tile = to_string(tile);
+  spec.tile = tile;
+  try {
+    const std::shared_ptr<const BuiltKernel> built = around_.build(spec);
+    candidate.kernel = bench_kernel(*built);
+    if (tile != tiles_.front() && built->entry.spill_bytes > 0) {
+      candidate.tried.outcome = "spills";
+      candidate.tried.detail = std::to_string(built->entry.spill_bytes) + " bytes";
+    }
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const CompileError& error) {
+    drop(candidate.tried, error);
+  } catch (const std::exception& error) {
+    candidate.tried.outcome = "not compiled";
+    candidate.tried.detail = error.what();
+  }
+  return candidate;
+}
+
+/// The operation with its default tiles, which must compile, and the candidates.
+void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates) {
+  const std::vector<KernelSpec> operation = operation_of(kind_, spec_, around_.gpu.arch);
+  const size_t others = operation.size();
+  bench.operation.resize(others);
+  candidates.resize(tiles_.size());
+  const auto build = [&](size_t i) {
+    if (i < others)
+      bench.operation[i] = bench_kernel(*around_.build(operation[i]));
+    else
+      candidates[i - others] = compile(operation.back(), tiles_[i - others]);
+  };
+  int done = 0;
+  parallel_for(others + tiles_.size(), compile_width(), build, [&](size_t i) {
+    if (i >= others)
+      report("compiling", candidates[i - others].tried.tile, ++done,
+             static_cast<int>(tiles_.size()));
+  });
+}
+
+BenchSetup KernelTuning::setup() const {
   BenchSetup setup;
   setup.device = request_.device;
+  setup.gpu = around_.gpu.uuid;
   setup.spec = spec_;
   setup.problem = request_.problem;
   setup.kind = kind_;
   setup.exact = spec_->deterministic;
-  for (const KernelSpec& kernel : operation_of(kind_, spec_, around_.gpu.arch))
-    setup.operation.push_back(bench_kernel(*around_.build(kernel)));
   return setup;
 }
 
+/// Before anything is compiled for it.
+void KernelTuning::check_memory() const {
+  const double needed = bench_bytes(kind_, spec_, request_.problem);
+  const double there = static_cast<double>(around_.gpu.memory_bytes);
+  if (there == 0 || needed <= there)
+    return;
+  const auto in_gib = [](double bytes) {
+    char text[64];
+    std::snprintf(text, sizeof(text), "%.1f GiB", bytes / (1 << 30));
+    return std::string(text);
+  };
+  const Problem& p = request_.problem;
+  throw SpecError("tuning " + std::string(to_string(kind_)) + " at batch " +
+                  std::to_string(p.batch) + ", " + std::to_string(p.heads) + " heads, lengths " +
+                  std::to_string(p.seq_q) + " and " + std::to_string(p.seq_kv) + " takes " +
+                  in_gib(needed) + " of GPU memory, and " + around_.gpu.name + " has " +
+                  in_gib(there) + ": make it smaller (lengths over 65536 share one record)");
+}
+
 TuningRecord KernelTuning::measure() {
-  const BenchSetup bench = setup(); // raises what is wrong with the default
-  std::vector<Candidate> candidates = compile();
+  BenchSetup bench = setup();
+  std::vector<Candidate> candidates;
+  compile(bench, candidates);
   if (candidates.size() > 1 && std::all_of(candidates.begin() + 1, candidates.end(), [](auto& c) {
         return c.tried.outcome == "not compiled";
       }))
@@ -187,12 +207,13 @@ TuningRecord KernelTuning::measure() {
     // Two tunings on one GPU would time each other. The host's name: many share a directory.
     char host[256] = "";
     ::gethostname(host, sizeof(host) - 1);
-    const CacheStore& store = around_.records.store();
-    const KeyLock gpu(store.disabled_reason().empty() ? store.directory() : "",
-                      sha256_hex("tuning on " + around_.gpu.name + " " +
-                                 std::to_string(request_.device) + " of " + host),
-                      request_.wait_limit, [] { return false; });
-    run_trials(worker_command(request_.worker), bench, candidates, request_.limits, progress);
+    const KeyLock gpu = lock(
+        sha256_hex("tuning on " + around_.gpu.name + " " +
+                   (around_.gpu.uuid.empty() ? std::to_string(request_.device) : around_.gpu.uuid) +
+                   " of " + host),
+        [] { return false; });
+    run_trials(worker_command(request_.worker, around_.worker), bench, candidates, request_.limits,
+               progress);
   }
   TuningRecord record;
   record.key = key_;
@@ -210,12 +231,20 @@ TuningRecord KernelTuning::measure() {
   return record;
 }
 
+/// Waits as long as the request says for another process that tunes the same, or on the same GPU.
+KeyLock KernelTuning::lock(const std::string& digest, const std::function<bool()>& enough) const {
+  const CacheStore& store = around_.records.store();
+  return KeyLock(store.disabled_reason().empty() ? store.directory() : "", digest,
+                 request_.wait_limit, [&] {
+                   check_interrupt();
+                   return enough();
+                 });
+}
+
 Tuned KernelTuning::run() {
   if (std::optional<TuningRecord> record = up_to_date())
     return {kind_, std::move(*record), /*fresh=*/false, /*kept=*/true};
-  const CacheStore& store = around_.records.store();
-  const KeyLock lock(store.disabled_reason().empty() ? store.directory() : "", key_.digest,
-                     request_.wait_limit, [&] { return up_to_date().has_value(); });
+  const KeyLock mine = lock(key_.digest, [&] { return up_to_date().has_value(); });
   if (std::optional<TuningRecord> record = up_to_date()) // of whoever had the lock until now
     return {kind_, std::move(*record), /*fresh=*/false, /*kept=*/true};
   Tuned tuned{kind_, measure(), /*fresh=*/true, /*kept=*/true};
@@ -223,86 +252,21 @@ Tuned KernelTuning::run() {
   return tuned;
 }
 
-std::string describe(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around) {
-  const ResolvedSpec spec = resolved(request.spec, around.gpu.arch);
-  return std::string(to_string(kind)) + " of " + to_string(*spec) + " for " +
-         to_string(bucket_of(kind, request.problem, around.gpu.sm_count)) + " on " +
-         around.gpu.name + " (" + std::to_string(around.gpu.sm_count) + " SMs, driver " +
-         around.gpu.driver + ")";
-}
-
-std::string tune_command(const TuneRequest& request, const Arch& arch) {
-  const ResolvedSpec spec = resolved(request.spec, arch);
-  const Problem& p = request.problem;
-  return "sagebwd tune --spec '" + to_string(*spec) + "' --batch " + std::to_string(p.batch) +
-         " --heads " + std::to_string(p.heads) + " --heads-kv " + std::to_string(p.heads_kv) +
-         " --seq-len " + std::to_string(p.seq_q) + " --seq-kv " + std::to_string(p.seq_kv) +
-         " --gpu " + std::to_string(request.device);
-}
-
-void warn(const std::string& what) { std::fprintf(stderr, "sagebwd: warning: %s\n", what.c_str()); }
-
-/// Whether a process holds the lock under which a record is tuned.
-bool somebody_tunes(const CacheStore& store, const CacheKey& key) {
-  const KeyLock lock(store.directory(), key.digest, std::chrono::milliseconds(0),
-                     [] { return false; });
-  return lock.waited();
-}
-
-/// Nothing where none comes in time, or nobody is making one: rank 0 may never meet this problem,
-/// or keep its records elsewhere.
-std::optional<TuningRecord> wait_for_record(const CacheKey& key, const TuneRequest& request,
-                                            const TuneSurroundings& around) {
-  const CacheStore& store = around.records.store();
-  std::optional<TuningRecord> record = current_record(key, around);
-  if (record || !store.disabled_reason().empty())
-    return record;
-  std::fprintf(stderr, "sagebwd: waiting for rank 0 to tune (SAGEBWD_TUNE=tune)\n");
-  const auto start = std::chrono::steady_clock::now();
-  auto seen = start; // of somebody at work
-  for (;;) {
-    const auto now = std::chrono::steady_clock::now();
-    if (somebody_tunes(store, key))
-      seen = now;
-    if ((record = current_record(key, around)) || now - start >= request.wait_limit ||
-        now - seen >= kRankGrace)
-      return record;
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-}
-
-/// The record that mode `tune` runs with. A training step does not fail for what cannot be tuned.
-std::optional<TuningRecord> tuned_or_awaited(KernelKind kind, const CacheKey& key,
-                                             const TuneRequest& request,
-                                             const TuneSurroundings& around) {
-  if (around.records.is_given_up(key)) // not tried at every call
-    return current_record(key, around);
-  std::string why;
-  if (process_rank().value_or(0) == 0) {
-    TuneRequest one = request;
-    one.kernels = {kind};
-    try {
-      return tune(one, around).front().record;
-    } catch (const std::exception& error) {
-      why = error.what();
-    }
-  } else if (std::optional<TuningRecord> record = wait_for_record(key, request, around)) {
-    return record;
-  } else {
-    why = "rank 0 left no record";
-  }
-  around.records.give_up(key);
-  warn(describe(kind, request, around) + " is not tuned: " + why + "; the default tile is used");
-  return std::nullopt;
-}
-
 } // namespace
+
+std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurroundings& around) {
+  std::optional<TuningRecord> record = around.records.reload(key);
+  if (record && !around.compiler.empty() && record->compiler != around.compiler)
+    record.reset();
+  return record;
+}
 
 std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& around) {
   check(resolved(request.spec, around.gpu.arch), request.problem);
   std::vector<KernelTuning> tunings;
   for (KernelKind kind : request.kernels) {
     KernelTuning tuning(kind, request, around);
+    tuning.check_memory();
     if (tuning.has_candidates())
       tunings.push_back(std::move(tuning));
   }
@@ -326,8 +290,12 @@ std::vector<Tuned> tune(const TuneRequest& request) {
 }
 
 TuneSurroundings surroundings_of(int device, TuneMode mode) {
-  TuneSurroundings around{user_records(), gpu_of(device),
-                          [](const KernelSpec& spec) { return build(spec); }, ""};
+  TuneSurroundings around{user_records(),
+                          gpu_of(device),
+                          [](const KernelSpec& spec) { return build(spec); },
+                          "",
+                          settings().rank.value_or(0),
+                          settings().tune_worker};
   try {
     if (mode == TuneMode::tune)
       around.compiler = Nvrtc::instance().identity();
@@ -335,39 +303,6 @@ TuneSurroundings surroundings_of(int device, TuneMode mode) {
     // Records that are there can be read without a compiler; tuning will say what is missing.
   }
   return around;
-}
-
-TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& request,
-                       const TuneSurroundings& around) {
-  const Arch& arch = around.gpu.arch;
-  const ResolvedSpec spec = resolved(request.spec, arch);
-  const TileConfig fallback = default_tile(kind, spec, arch);
-  if (mode == TuneMode::off)
-    return fallback;
-  const CacheKey key =
-      record_key(kind, spec, around.gpu, bucket_of(kind, request.problem, around.gpu.sm_count));
-  std::optional<TuningRecord> record;
-  if (mode != TuneMode::tune)
-    record = around.records.find(key);
-  else
-    record = tuned_or_awaited(kind, key, request, around);
-  if (!record && mode == TuneMode::frozen)
-    throw TuneError("SAGEBWD_TUNE=frozen, and there is no tuning record of " +
-                    describe(kind, request, around) +
-                    ". Where such a GPU is, run: " + tune_command(request, arch) +
-                    "; 'sagebwd tune --export' and '--import' move records between machines");
-  if (!record)
-    return fallback;
-  try {
-    return tile_of(*record, kind, spec, arch);
-  } catch (const SpecError& error) {
-    const std::string what = "the tuning record " + key.digest + " of " +
-                             describe(kind, request, around) + " cannot be used: " + error.what();
-    if (mode == TuneMode::frozen)
-      throw TuneError(what);
-    warn(what + "; the default tile is used");
-    return fallback;
-  }
 }
 
 } // namespace sagebwd

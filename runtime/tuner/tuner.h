@@ -7,7 +7,7 @@
 #pragma once
 
 #include "runtime/kernels.h"
-#include "runtime/tuner/mode.h"
+#include "runtime/settings.h"
 #include "runtime/tuner/records.h"
 #include "runtime/tuner/trials.h"
 
@@ -35,12 +35,13 @@ struct TuneRequest {
   /// that are worth trying.
   std::vector<TileConfig> only;
   bool force = false; ///< tune again what has a record
-  /// What runs candidates; see worker_command().
+  /// What runs candidates; see worker/command.h.
   std::vector<std::string> worker;
   tuner::TrialLimits limits;
   /// For another process that tunes the same.
   std::chrono::milliseconds wait_limit{300000};
-  std::function<void(const TuneProgress&)> progress; ///< from several threads; must not throw
+  /// On the calling thread; what it raises ends the tuning.
+  std::function<void(const TuneProgress&)> progress;
 };
 
 /// One kernel's outcome.
@@ -57,25 +58,20 @@ struct TuneSurroundings {
   Gpu gpu;
   std::function<std::shared_ptr<const BuiltKernel>(const KernelSpec&)> build;
   std::string compiler; ///< whose records are up to date; empty: anyone's
+  int rank = 0;         ///< of this process in its group
+  std::string worker;   ///< see worker_command()
 };
 
-/// Tunes what has no record, or a record of another compiler, and keeps what it finds. Raises
-/// SpecError (nothing to choose from, an impossible problem), LibraryError or TuneError.
+/// Tunes what has no record, or one of another compiler or of a choice among fewer tiles, and keeps
+/// what it finds. Raises SpecError (nothing to choose from, a problem that is impossible or too
+/// large for the GPU), LibraryError or TuneError; what the thread's watch raises ends it.
 std::vector<Tuned> tune(const TuneRequest&);
 std::vector<Tuned> tune(const TuneRequest&, const TuneSurroundings&);
 
-/// The command of a worker: `given`, else SAGEBWD_TUNE_WORKER (the path of a sagebwd), else
-/// set_tune_worker()'s, else this executable where it is sagebwd, else a sagebwd beside it or in
-/// PATH. Raises TuneError.
-std::vector<std::string> worker_command(const std::vector<std::string>& given = {});
-/// For programs that bring a worker of their own, such as a Python interpreter.
-void set_tune_worker(std::vector<std::string> command);
-
-/// Which tile a kernel runs with: by the mode the default's, a record's, or the one that tuning now
-/// finds. Under TuneMode::tune, ranks but 0 wait for a record of rank 0; where none comes, or
-/// tuning fails, the default is taken with one warning. Raises TuneError: frozen, and no record.
-TileConfig chosen_tile(TuneMode, KernelKind, const TuneRequest&, const TuneSurroundings&);
 /// The surroundings that tune() uses. Under TuneMode::tune this opens NVRTC.
 TuneSurroundings surroundings_of(int device, TuneMode);
+
+/// What is kept now, whoever kept it, unless it is of another compiler.
+std::optional<TuningRecord> current_record(const CacheKey&, const TuneSurroundings&);
 
 } // namespace sagebwd

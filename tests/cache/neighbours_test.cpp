@@ -4,7 +4,6 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "cache/environment.h"
 #include "cache/eviction.h"
 #include "cache/store.h"
 #include "tests/cache/mutations.h"
@@ -133,8 +132,10 @@ TEST(Neighbours, ARecordThatOthersMayWriteStaysAndIsReported) {
 
 TEST(Neighbours, OfflineNothingIsRemovedAndTheReasonIsKnown) {
   TempDirectory temp;
-  ScopedVariable offline("SAGEBWD_OFFLINE", "1"), own("SAGEBWD_CACHE_DIR", temp.path());
-  CacheStore store;
+  StoreOptions offline;
+  offline.directory = temp.path();
+  offline.heal = false;
+  CacheStore store(offline);
   ASSERT_TRUE(store.publish(key_number(1), entry_of(10)));
   const std::string file = file_of(temp.path(), 1);
   ASSERT_EQ(::chmod(file.c_str(), 0660), 0);
@@ -143,23 +144,11 @@ TEST(Neighbours, OfflineNothingIsRemovedAndTheReasonIsKnown) {
   EXPECT_NE(store.objection(key_number(1)).find("run: chmod go-w '" + file), std::string::npos);
 
   ASSERT_EQ(::chmod(temp.path().c_str(), 0770), 0);
-  EXPECT_NE(CacheStore().disabled_reason().find("run: chmod -R go-w"), std::string::npos);
+  EXPECT_NE(CacheStore(offline).disabled_reason().find("run: chmod -R go-w"), std::string::npos);
   ASSERT_EQ(::chmod(temp.path().c_str(), 0700), 0);
   ASSERT_EQ(::chmod(file.c_str(), 0600), 0);
   EXPECT_TRUE(store.load(key_number(1)));
   EXPECT_EQ(store.objection(key_number(1)), "");
-}
-
-TEST(Neighbours, ASwitchThatIsNoneIsAnError) {
-  const auto on = [](std::optional<std::string> value) {
-    ScopedVariable variable("SAGEBWD_OFFLINE", value);
-    return is_switched_on("SAGEBWD_OFFLINE");
-  };
-  EXPECT_TRUE(on("1"));
-  for (const std::optional<std::string>& no : {std::optional<std::string>(), {""}, {"0"}})
-    EXPECT_FALSE(on(no));
-  for (const char* bad : {"true", "yes", "2", "01", " 1"})
-    EXPECT_THROW(on(bad), std::invalid_argument) << bad;
 }
 
 TEST(Neighbours, TheByteLimitHoldsUnderManyPublishers) {
@@ -221,21 +210,6 @@ TEST(Neighbours, APublisherNoticesWhatOthersPublishedSince) {
     EXPECT_LE(bytes_in(temp.path()), kLimit);
   }
   EXPECT_GT(store.counters().evictions, 0u);
-}
-
-TEST(Neighbours, TheLimitComesFromTheEnvironment) {
-  auto limit = [](const char* text) {
-    ScopedVariable variable("SAGEBWD_CACHE_LIMIT", text);
-    return StoreOptions::from_environment().byte_limit;
-  };
-  EXPECT_EQ(limit(""), uint64_t{1} << 30);
-  EXPECT_EQ(limit("0"), 0u);
-  EXPECT_EQ(limit("512M"), uint64_t{512} << 20);
-  EXPECT_EQ(limit("3G"), uint64_t{3} << 30);
-  EXPECT_EQ(limit("7K"), 7u << 10);
-  EXPECT_EQ(limit("123"), 123u);
-  for (const char* bad : {"1T", "M", "-1", "1 G", "1g", "18446744073709551616", "17179869184G"})
-    EXPECT_THROW(limit(bad), std::invalid_argument) << bad;
 }
 
 } // namespace

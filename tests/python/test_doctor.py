@@ -1,41 +1,65 @@
 """sagebwd.doctor: it never fails, and says what is missing for what."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import sagebwd
 
 
-def run(*arguments):
+def run(*arguments, **variables):
     command = [sys.executable, "-m", "sagebwd.doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
 
 
 def test_report():
     report = sagebwd.doctor()
-    assert report["sagebwd"] == sagebwd.__version__
-    assert report["archs"] == sagebwd.archs()
-    assert report["driver"]["missing"] or report["driver"]["version"] >= 12000
-    assert report["nvrtc"]["missing"] or report["nvrtc"]["path"]
-    json.dumps(report)
-    can = report["can"]
-    assert can["build kernels"] == report["nvrtc"]["missing"]
-    if report["driver"]["missing"]:
-        assert can["sagebwd.attention"] and can["run cached kernels"]
+    assert report["version"] == sagebwd.__version__
+    assert [arch["name"] for arch in report["architectures"]] == sagebwd.archs()
+    assert report["driver"].get("error") or report["driver"]["cuda_version"] >= 12000
+    assert report["nvrtc"].get("error") or report["nvrtc"]["path"]
+    assert sys.executable in report["python"] and report["torch"]
+    for item in report["missing"]:
+        assert item["what"] and item["needed_for"] and item["remedy"]
 
 
 def test_command():
     result = run()
     assert result.returncode == 0 and "Warning" not in result.stderr, result.stderr
-    for word in ("sagebwd", "torch", "driver", "NVRTC", "cache", "sagebwd.attention"):
-        assert word in result.stdout
+    for word in ("sagebwd", "python", "torch", "driver", "nvrtc", "cache", "tuning"):
+        assert f"\n{word:8}" in "\n" + result.stdout
 
 
 def test_command_with_json():
     result = run("--json")
     assert result.returncode == 0
-    assert json.loads(result.stdout)["archs"] == sagebwd.archs()
+    assert json.loads(result.stdout) == sagebwd.doctor()
+
+
+def test_a_cache_that_cannot_be_used_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run("--json", SAGEBWD_CACHE_DIR=str(tmp_path / "file"))
+    assert result.returncode == 1
+    assert not json.loads(result.stdout)["cache"]["usable"]
+
+
+def test_both_doctors_say_the_same():
+    binary = Path(os.environ.get("SAGEBWD_BIN", "build/bin/sagebwd"))
+    if not binary.exists():
+        pytest.skip("the command line is not built")
+    nvrtc = sagebwd.doctor()["nvrtc"].get("path", "")  # Python looks in more places
+    other = subprocess.run([binary, "doctor", "--json"], capture_output=True, text=True,
+                           env=os.environ | {"SAGEBWD_NVRTC": nvrtc})  # fmt: skip
+    theirs = json.loads(other.stdout)
+    ours = json.loads(run("--json", SAGEBWD_NVRTC=nvrtc).stdout)
+    assert ours.keys() - theirs.keys() == {"python", "torch"}
+    missing = [m for m in ours.pop("missing") if "PyTorch" not in m["what"]]
+    assert missing == theirs.pop("missing")
+    assert {key: ours[key] for key in theirs} == theirs
 
 
 def test_wrong_use():

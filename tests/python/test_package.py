@@ -1,8 +1,12 @@
 """What importing gives, with and without PyTorch."""
 
 import inspect
+import os
+import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 import pytest
 import sagebwd
@@ -43,6 +47,30 @@ def test_without_torch_the_rest_works():
     refusals = python(code).splitlines()
     assert len(refusals) == 4
     assert all("needs PyTorch" in line and "pip install torch" in line for line in refusals)
+
+
+def test_an_extension_for_another_python_is_named(tmp_path):
+    source = Path(sagebwd.__file__).resolve().parent
+    package = tmp_path / "sagebwd"
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+
+    def refusal():
+        result = subprocess.run(
+            [sys.executable, "-c", "import sagebwd"], capture_output=True, text=True, cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+        assert result.returncode == 1
+        assert "circular" not in result.stderr and result.stderr.count("Traceback") == 1
+        return result.stderr.splitlines()[-1]
+
+    assert "is not built" in refusal()
+    (package / "_core.cpython-38-x86_64-linux-gnu.so").write_text("")
+    message = refusal()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for part in ("built for another Python", "cpython-38", f"this is Python {version}"):
+        assert part in message
+    (package / f"_core{EXTENSION_SUFFIXES[0]}").write_text("no ELF")
+    assert "cannot be loaded" in refusal()
 
 
 def test_errors_mirror_the_library():

@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -56,6 +58,25 @@ def test_an_interrupted_call_goes_on_and_gives_the_same_bytes(small_pack, tmp_pa
     assert figures["resumed"] + figures["compiled"] == figures["kernels"]
     assert sha(out) == sha(small_pack[0])
     assert [p.name for p in tmp_path.iterdir()] == ["p.pack"]
+
+
+@needs_nvrtc
+def test_a_signal_ends_it_while_it_compiles(tmp_path):
+    code = (
+        "import sagebwd\n"
+        "print('at work', flush=True)\n"
+        "sagebwd.prebuild('p.pack', arch=['sm_80', 'sm_90a'], head_dim=128)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout.readline() == "at work\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - start < 3  # a second, on a machine that is not busy
+    assert process.returncode != 0 and "KeyboardInterrupt" in err
+    assert not (tmp_path / "p.pack").exists()
 
 
 @needs_nvrtc

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,77 @@ def test_wrong_use_is_refused_without_a_gpu():
         sagebwd.tune(head_dim=63)
     with pytest.raises(TypeError, match="did you mean 'kernels'"):
         sagebwd.tune(kernel="forward")
+
+
+@pytest.mark.skipif(not _core.driver()["missing"], reason="needs a machine without a driver")
+def test_without_a_gpu_it_says_what_helps():
+    with pytest.raises(sagebwd.LibraryError, match="export_records and import_records") as raised:
+        sagebwd.tune()
+    assert "arch=" not in str(raised.value)
+
+
+def seconds_until_it_ends(process):
+    """After Ctrl-C, once it says that it is at work."""
+    while "at work" not in (line := process.stdout.readline()):
+        assert line, process.stderr.read()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode != 0 and "KeyboardInterrupt" in err, out + err
+    return time.monotonic() - start
+
+
+@needs_nvrtc
+def test_a_signal_ends_it_while_it_compiles(start, tmp_path):
+    process = start("print('at work', flush=True); sagebwd.tune(granularity='block')")
+    assert seconds_until_it_ends(process) < 3  # a second, on a machine that is not busy
+    assert not list(tmp_path.glob("cache/*.tuning"))
+
+
+@needs_nvrtc
+def test_a_signal_ends_it_while_a_candidate_hangs(start):
+    code = """
+        def progress(*call):
+            print("at work", flush=True)
+        sagebwd.tune(**SMALL, progress=progress)
+    """
+    process = start(code, FAKE_KERNELS="128x64_w8_s2=hang")
+    assert seconds_until_it_ends(process) < 3
+
+
+@needs_nvrtc
+def test_the_worker_takes_the_same_gpu_or_says_that_it_cannot(start):
+    tuned, refused = finish(
+        start(
+            """
+            sagebwd.doctor()  # opens the driver
+            os.environ["FAKE_FIRST"] = "1"  # as CUDA_VISIBLE_DEVICES: read when a process begins
+            show(sagebwd.tune(**SMALL, device=1)[0].tile)
+            try:
+                show(sagebwd.tune(**SMALL, device=0, force=True)[0].tile)
+            except sagebwd.TuneError as error:
+                show(str(error))
+            """
+        )
+    )
+    assert tuned == FAST
+    assert "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a00a, is not seen by its worker" in refused
+    assert "CUDA_VISIBLE_DEVICES" in refused
+
+
+def test_sizes_that_no_gpu_holds_are_refused_at_once(start):
+    (message,) = finish(
+        start(
+            """
+            try:
+                sagebwd.tune(batch=1000, heads=128, seq_len=1 << 20)
+            except sagebwd.SpecError as error:
+                show(str(error))
+            """
+        )
+    )
+    assert "GiB of GPU memory, and Fake GPU 10 has 20.0" in message
 
 
 def test_refusals_on_a_gpu(start):

@@ -187,6 +187,23 @@ void tune_during_the_first_call() {
   });
 }
 
+/// Of two buckets that have been launched, one changes.
+void tune_after_the_first_call() {
+  Attention attention(spec());
+  Arguments args(attention, kShort), longer(attention, {1, 1, 1, 1024, 512});
+  const auto forward = [&](Arguments& a) {
+    return [&] {
+      attention.forward(a.forward);
+      return std::string("launched");
+    };
+  };
+  say("first", forward(args));
+  say("first of another bucket", forward(longer));
+  keep(KernelKind::forward, kShort, "mma 128x128 w8 s1 b1");
+  say("second", forward(args));
+  say("second of another bucket", forward(longer));
+}
+
 const std::map<std::string, std::function<void()>>& scenarios() {
   static const std::map<std::string, std::function<void()>> map = {
       {"tiles", show_tiles},
@@ -196,6 +213,7 @@ const std::map<std::string, std::function<void()>>& scenarios() {
       {"threads", call_from_many_threads},
       {"spills", launch_what_cannot_be_built},
       {"late record", tune_during_the_first_call},
+      {"changed record", tune_after_the_first_call},
       {"constructor",
        [] { say("constructor", [] { return to_string(Attention(spec()).spec()); }); }}};
   return map;
@@ -351,6 +369,24 @@ TEST_F(AttentionTiles, ARecordThatComesDuringTheFirstCallIsNotMissed) {
   const size_t last = output.rfind("grid 4 1 1 block 256"); // 512 queries in blocks of 128
   ASSERT_NE(last, std::string::npos) << output;
   EXPECT_EQ(output.find("grid 8 1 1 block 128 1 1 shared 21248", last), std::string::npos);
+}
+
+TEST_F(AttentionTiles, ARecordThatComesAfterALaunchReplacesWhatIsLaunched) {
+  if (const std::string why = no_compiler(); !why.empty())
+    GTEST_SKIP() << why;
+  const std::string output = run("changed record", /*driver=*/true);
+  const auto section = [&](const std::string& from, const std::string& to) {
+    const size_t begin = from.empty() ? 0 : output.find(from + ": "), end = output.find(to + ": ");
+    EXPECT_LT(begin, end) << output;
+    return begin < end ? output.substr(begin, end - begin) : "";
+  };
+  // 512 and 1024 queries in blocks of 64, then 512 in blocks of 128.
+  expect_in(section("", "first"), "grid 8 1 1 block 128");
+  expect_in(section("first", "first of another bucket"), "grid 16 1 1 block 128");
+  const std::string second = section("first of another bucket", "second");
+  expect_in(second, "grid 4 1 1 block 256");
+  EXPECT_EQ(second.find("grid 8 1 1 block 128 1 1 shared 21248"), std::string::npos) << second;
+  expect_in(section("second", "second of another bucket"), "grid 16 1 1 block 128");
 }
 
 TEST_F(AttentionTiles, ACaptureTakesWhatIsLoaded) {

@@ -40,8 +40,9 @@ void use_everything() {
   using namespace driver;
   std::printf("count %d version %d\n", device_count(), driver_version());
   DeviceInfo info = device_info(1);
-  std::printf("%s sm_%d.%d, %d SMs, %d bytes shared, %zu bytes\n", info.name.c_str(), info.major,
-              info.minor, info.sm_count, info.max_shared_bytes, info.memory_bytes);
+  std::printf("%s (%s) sm_%d.%d, %d SMs, %d bytes shared, %zu bytes\n", info.name.c_str(),
+              info.uuid.c_str(), info.major, info.minor, info.sm_count, info.max_shared_bytes,
+              info.memory_bytes);
   DeviceScope scope(1);
   Function function = get_function(load_module("cubin"), "kernel");
   set_max_dynamic_shared(function, 99000);
@@ -130,7 +131,8 @@ protected:
 
 constexpr const char* kEverything =
     "count 2 version 12040\n"
-    "Fake GPU 11 sm_75.76, 16 SMs, 97 bytes shared, 21474836480 bytes\n"
+    "Fake GPU 11 (GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a00b) sm_75.76, 16 SMs, 97 bytes shared, "
+    "21474836480 bytes\n"
     "cuda: retain 11\ncuda: push 111\n"
     "cuda: load cubin\ncuda: function kernel of 7\n"
     "cuda: attribute 8 = 99000\n"

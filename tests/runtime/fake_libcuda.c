@@ -2,9 +2,9 @@
  *
  * Compiled to a libcuda.so.1 by driver_fake_test.cpp. Its answers come from the environment:
  * FAKE_INIT and FAKE_LOAD (what cuInit and cuModuleLoadData return), FAKE_DEVICES, FAKE_FAILS (a
- * function that fails), FAKE_NAME, FAKE_MAJOR, FAKE_MINOR and FAKE_SMS (of its GPUs),
- *FAKE_CAPTURING (any stream is being captured). FAKE_QUIET=1: nothing is written down. -DOLD leaves
- *out cuGetProcAddress.
+ * function that fails), FAKE_NAME, FAKE_MAJOR, FAKE_MINOR and FAKE_SMS (of its GPUs), FAKE_FIRST
+ * (how many of them a process does not see, when it begins), FAKE_CAPTURING (any stream is being
+ * captured). FAKE_QUIET=1: nothing is written down. -DOLD leaves out cuGetProcAddress.
  *
  * FAKE_KERNELS says what kernels do, by a part of their names: "s2_b2=0.5 w8=fault w4_s2=hang
  * b3=wrong" lets the first take 0.5 ms, and the others raise 700, never end, or write other values.
@@ -52,7 +52,11 @@ static int wait_for_kernel(void) {
   return faulted ? 700 : 0;
 }
 
-int cuInit(unsigned flags) { return flags ? 1 : number("FAKE_INIT", 0); }
+static int first; /* of the devices that can be seen */
+int cuInit(unsigned flags) {
+  first = number("FAKE_FIRST", 0);
+  return flags ? 1 : number("FAKE_INIT", 0);
+}
 int cuDriverGetVersion(int* version) { return *version = 12040, 0; }
 int cuGetErrorName(int error, const char** name) {
   *name = error == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER";
@@ -60,7 +64,7 @@ int cuGetErrorName(int error, const char** name) {
 }
 int cuGetErrorString(int error, const char** text) { return *text = "as the test asked", 0; }
 int cuDeviceGetCount(int* count) { return *count = number("FAKE_DEVICES", 2), 0; }
-int cuDeviceGet(int* device, int ordinal) { return *device = 10 + ordinal, 0; }
+int cuDeviceGet(int* device, int ordinal) { return *device = 10 + first + ordinal, 0; }
 int cuDeviceGetName(char* name, int size, int device) {
   const char* given = getenv("FAKE_NAME");
   given ? snprintf(name, size, "%s", given) : snprintf(name, size, "Fake GPU %d", device);
@@ -72,6 +76,9 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
                          : attribute == 16 ? "FAKE_SMS"
                                            : "FAKE_NOTHING";
   return *value = number(variable, attribute), 0;
+}
+int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
+  return memset(uuid, 0xa0, 16), uuid[15] = (unsigned char)device, 0;
 }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = (size_t)5 << 32, 0; }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -134,6 +141,7 @@ int cuStreamDestroy_v2(void* stream) { return 0; }
 int cuStreamSynchronize(void* stream) { return 0; }
 
 /* The first versions, with 32-bit sizes and pointers or without a context stack. */
+int cuDeviceGetUuid(void) { return trap(); }
 int cuDeviceTotalMem(void) { return trap(); }
 int cuCtxPushCurrent(void) { return trap(); }
 int cuCtxPopCurrent(void) { return trap(); }
@@ -156,6 +164,7 @@ int cuStreamDestroy(void) { return trap(); }
   X(cuDeviceGet, cuDeviceGet, 2000, 99999)                                                         \
   X(cuDeviceGetName, cuDeviceGetName, 2000, 99999)                                                 \
   X(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000, 99999)                                       \
+  X(cuDeviceGetUuid, cuDeviceGetUuid_v2, 11040, 99999)                                             \
   X(cuDeviceTotalMem, cuDeviceTotalMem_v2, 3020, 99999)                                            \
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, 99999)                               \
   X(cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, 99999)                                            \

@@ -121,10 +121,9 @@ extern "C" __global__ __launch_bounds__(1024, 2) void spilling(float* p) {
 )";
 
 TEST(CompileWithNvrtc, RefusesSpills) {
-  ScopedVariable allow("SAGEBWD_ALLOW_SPILLS", std::nullopt);
   KernelSource source{"spilling", kSpilling, 1024, 0};
   try {
-    compile_with_nvrtc(source, operation()[0]);
+    compile_kernel(source, operation()[0], /*allow_spills=*/false);
     FAIL() << "spills passed";
   } catch (const CompileError& error) {
     std::string what = error.what();
@@ -136,8 +135,7 @@ TEST(CompileWithNvrtc, RefusesSpills) {
 }
 
 TEST(CompileWithNvrtc, AllowedSpillsAreNotKept) {
-  ScopedVariable allow("SAGEBWD_ALLOW_SPILLS", "1");
-  auto compiled = compile_with_nvrtc({"spilling", kSpilling, 1024, 0}, operation()[0]);
+  auto compiled = compile_kernel({"spilling", kSpilling, 1024, 0}, operation()[0], true);
   EXPECT_FALSE(compiled.keep);
   EXPECT_GT(compiled.entry.spill_bytes, 0);
 }

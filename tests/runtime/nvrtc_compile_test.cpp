@@ -161,9 +161,8 @@ TEST(NvrtcLibrary, AMissingLibraryListsEveryPlaceTried) {
 TEST(NvrtcLibrary, AFileThatIsNoLibraryIsNamed) {
   test::TempDirectory temp;
   test::write_text(temp / "libnvrtc.so.13", "no ELF");
-  ScopedVariable given("SAGEBWD_NVRTC", temp / "libnvrtc.so.13");
   try {
-    nvrtc::open_first(nvrtc::candidates());
+    nvrtc::open_first(nvrtc::candidates(temp / "libnvrtc.so.13"));
     FAIL() << "it opened";
   } catch (const LibraryError& error) {
     EXPECT_NE(std::string(error.what()).find(temp / "libnvrtc.so.13"), std::string::npos);
@@ -173,11 +172,11 @@ TEST(NvrtcLibrary, AFileThatIsNoLibraryIsNamed) {
 TEST(NvrtcLibrary, LooksInTheDocumentedOrder) {
   test::TempDirectory temp;
   std::filesystem::create_directories(temp / "venv/lib/python3.11/site-packages");
-  ScopedVariable given("SAGEBWD_NVRTC", std::nullopt), conda("CONDA_PREFIX", std::nullopt);
+  ScopedVariable conda("CONDA_PREFIX", std::nullopt);
   ScopedVariable venv("VIRTUAL_ENV", temp / "venv");
   ScopedVariable home("CUDA_HOME", "/cuda-home"), path("CUDA_PATH", "/cuda-path");
 
-  std::vector<nvrtc::Candidate> places = nvrtc::candidates();
+  std::vector<nvrtc::Candidate> places = nvrtc::candidates("");
   auto position = [&](nvrtc::Candidate::Kind kind, const std::string& name) {
     auto same = [&](const nvrtc::Candidate& c) { return c.kind == kind && c.name == name; };
     auto found = std::find_if(places.begin(), places.end(), same);
@@ -198,8 +197,7 @@ TEST(NvrtcLibrary, LooksInTheDocumentedOrder) {
   };
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
 
-  ScopedVariable only("SAGEBWD_NVRTC", "/given/libnvrtc.so");
-  places = nvrtc::candidates();
+  places = nvrtc::candidates("/given/libnvrtc.so");
   ASSERT_EQ(places.size(), 1u);
   EXPECT_EQ(places[0].name, "/given/libnvrtc.so");
 }

@@ -7,7 +7,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "runtime/tuner/bench.h"
+#include "runtime/tuner/worker/bench.h"
 #include "runtime/tuner/trials.h"
 #include "tests/cache/temp_directory.h"
 

@@ -1,6 +1,6 @@
 //===- tuner_protocol_test.cpp - What tuner and worker say -----------------===//
 
-#include "runtime/tuner/protocol.h"
+#include "runtime/tuner/worker/protocol.h"
 
 #include <gtest/gtest.h>
 
@@ -22,9 +22,8 @@ BenchKernel kernel() {
   k.spec.arch = find_arch("sm_90a");
   k.spec.tile = parse_tile("wgmma 64x64 w4 s1 b2");
   k.name = "sagebwd_kernel";
-  k.cubin = std::string("\x7f"
-                        "ELF\0\n\xff",
-                        7);
+  k.cubin_at = size_t{1} << 33;
+  k.cubin_bytes = 70000;
   k.threads = 128;
   k.shared_bytes = 99000;
   return k;
@@ -34,6 +33,7 @@ Order open_order() {
   Order order;
   order.kind = Order::open;
   order.setup.device = 3;
+  order.setup.gpu = "GPU-1";
   order.setup.spec = resolved(kernel().spec.attention);
   order.setup.problem = {2, 8, 4, 1000, int64_t{1} << 33};
   order.setup.kind = KernelKind::backward_dq;
@@ -45,7 +45,8 @@ Order open_order() {
 void expect_equal(const BenchKernel& a, const BenchKernel& b) {
   EXPECT_EQ(a.spec, b.spec);
   EXPECT_EQ(a.name, b.name);
-  EXPECT_EQ(a.cubin, b.cubin);
+  EXPECT_EQ(a.cubin_at, b.cubin_at);
+  EXPECT_EQ(a.cubin_bytes, b.cubin_bytes);
   EXPECT_EQ(a.threads, b.threads);
   EXPECT_EQ(a.shared_bytes, b.shared_bytes);
 }
@@ -57,6 +58,7 @@ TEST(Protocol, OrdersAreReadBack) {
   ASSERT_TRUE(open);
   EXPECT_EQ(open->kind, Order::open);
   EXPECT_EQ(open->setup.device, 3);
+  EXPECT_EQ(open->setup.gpu, "GPU-1");
   EXPECT_EQ(*open->setup.spec, kernel().spec.attention);
   EXPECT_EQ(open->setup.problem.seq_kv, int64_t{1} << 33);
   EXPECT_EQ(open->setup.problem.heads_kv, 4);

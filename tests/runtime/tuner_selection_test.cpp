@@ -1,15 +1,11 @@
 //===- tuner_selection_test.cpp - Buckets, modes, and who wins -------------===//
 
-#include "generator/spec.h"
 #include "runtime/tuner/bucket.h"
-#include "runtime/tuner/mode.h"
 #include "runtime/tuner/selection.h"
-#include "tests/cache/temp_directory.h"
 
 #include <gtest/gtest.h>
 
 using namespace sagebwd;
-using test::ScopedVariable;
 
 namespace {
 
@@ -38,44 +34,6 @@ TEST(Bucket, IsFullFromTwoBlocksAnSm) {
   EXPECT_EQ(bucket(backward_dkv, {1, 33, 11, 1024, 1024}), "q1024 kv1024 partial");
   EXPECT_EQ(bucket(backward_dkv, {1, 33, 33, 128, 1024}), "q512 kv1024 full");
   EXPECT_EQ(bucket(forward, {65535, 65535, 1, 1 << 30, 1}), "q65536 kv512 full"); // no overflow
-}
-
-TEST(TuneModes, AreWords) {
-  for (const char* word : {"off", "use", "tune", "frozen"})
-    EXPECT_EQ(to_string(parse_tune_mode(word)), word);
-  for (const char* word : {"", "on", "Use", "tune "})
-    try {
-      parse_tune_mode(word);
-      FAIL() << word;
-    } catch (const SpecError& error) {
-      const std::string what = error.what();
-      for (const char* part : {"SAGEBWD_TUNE", "off", "use", "tune", "frozen"})
-        EXPECT_NE(what.find(part), std::string::npos) << what;
-      EXPECT_NE(what.find("'" + std::string(word) + "'"), std::string::npos) << what;
-    }
-}
-
-TEST(TuneModes, ComeFromTheEnvironment) {
-  ScopedVariable none("SAGEBWD_TUNE", std::nullopt);
-  EXPECT_EQ(tune_mode(), TuneMode::use);
-  ScopedVariable empty("SAGEBWD_TUNE", "");
-  EXPECT_EQ(tune_mode(), TuneMode::use);
-  ScopedVariable frozen("SAGEBWD_TUNE", "frozen");
-  EXPECT_EQ(tune_mode(), TuneMode::frozen);
-  ScopedVariable wrong("SAGEBWD_TUNE", "1");
-  EXPECT_THROW(tune_mode(), SpecError);
-}
-
-TEST(Rank, IsWhatALauncherSays) {
-  ScopedVariable a("RANK", std::nullopt), b("OMPI_COMM_WORLD_RANK", std::nullopt),
-      c("SLURM_PROCID", std::nullopt), d("PMI_RANK", std::nullopt);
-  EXPECT_EQ(process_rank(), std::nullopt);
-  ScopedVariable pmi("PMI_RANK", "3");
-  EXPECT_EQ(process_rank(), 3);
-  ScopedVariable torchrun("RANK", "0");
-  EXPECT_EQ(process_rank(), 0);
-  ScopedVariable nonsense("RANK", "many");
-  EXPECT_EQ(process_rank(), 3);
 }
 
 TEST(Median, AndItsDeviation) {

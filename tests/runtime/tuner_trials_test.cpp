@@ -1,10 +1,12 @@
 //===- tuner_trials_test.cpp - Candidates that crash, hang, lie and differ -===//
 
-#include "runtime/tuner/protocol.h"
+#include "runtime/parallel_for.h"
 #include "runtime/tuner/selection.h"
 #include "runtime/tuner/trials.h"
-#include "runtime/tuner/worker.h"
-#include "runtime/tuner/worker_process.h"
+#include "runtime/tuner/worker/cubins.h"
+#include "runtime/tuner/worker/process.h"
+#include "runtime/tuner/worker/protocol.h"
+#include "runtime/tuner/worker/worker.h"
 #include "tests/runtime/tuner_bench.h"
 
 #include <gtest/gtest.h>
@@ -39,12 +41,13 @@ TEST(TunerWorker, SpeaksFirstAndEndsWithTheLine) {
   ScopedVariable role(test::kWorkerVariable, "serves");
   const auto start = std::chrono::steady_clock::now();
   {
-    WorkerProcess worker(test_worker());
+    const Cubins none;
+    WorkerProcess worker(test_worker(), none.descriptor());
     Report hello;
-    ASSERT_EQ(worker.hear(hello, 20s), WorkerProcess::Heard::report);
+    ASSERT_EQ(worker.hear(hello, 20s), Heard::line);
     EXPECT_EQ(hello.kind, Report::hello);
     EXPECT_EQ(hello.protocol, kProtocol);
-    EXPECT_EQ(worker.hear(hello, 50ms), WorkerProcess::Heard::nothing);
+    EXPECT_EQ(worker.hear(hello, 50ms), Heard::nothing);
   }
   EXPECT_LT(std::chrono::steady_clock::now() - start, 15s);
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
@@ -245,6 +248,31 @@ TEST_F(Trials, AProgramThatIsNoneOrNotThereIsAnError) {
   limits_.open = 300ms;
   EXPECT_THROW(run_trials({"/bin/true"}, setup, candidates, limits_), TuneError);
   EXPECT_THROW(run_trials({"/bin/cat"}, setup, candidates, limits_), TuneError);
+}
+
+TEST_F(Trials, MachineCodeOfAnySizeArrives) {
+  const std::string padding(3 << 20, ' '); // more than a line may hold
+  const auto done = run({"ms=1" + padding, "", padding + "ms=0.5"});
+  EXPECT_EQ(outcomes(done), (Words{"timed", "timed", "timed"}));
+  EXPECT_NEAR(done[1].tried.median_ms, 1, 0.001);
+  EXPECT_NEAR(done[2].tried.median_ms, 0.5, 0.001);
+}
+
+TEST_F(Trials, AreInterruptedByTheWatchAndLeaveNoProcess) {
+  limits_.vet = 60s;
+  const auto start = std::chrono::steady_clock::now();
+  const ScopedWatch watch([&] {
+    if (workers() > 0 && std::chrono::steady_clock::now() - start > 500ms)
+      throw std::runtime_error("Ctrl-C");
+  });
+  try {
+    run({"vet=hang"});
+    FAIL() << "it was done";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "Ctrl-C");
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
 }
 
 TEST_F(Trials, LeaveNoProcessBehind) {

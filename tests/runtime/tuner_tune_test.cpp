@@ -5,7 +5,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/space.h"
-#include "runtime/tuner/tuner.h"
+#include "runtime/parallel_for.h"
+#include "runtime/tuner/tile_choice.h"
+#include "runtime/tuner/worker/command.h"
 #include "tests/runtime/tuner_bench.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +51,8 @@ protected:
               std::lock_guard lock(mutex_);
               return build(spec);
             },
-            compiler_};
+            compiler_,
+            rank_};
   }
   /// As a new process would find it.
   Tuned tuned() {
@@ -103,12 +106,9 @@ protected:
   test::TempDirectory temp_;
   ScopedVariable role_{test::kWorkerVariable, "serves"};
   ScopedVariable log_{test::kWorkerLog, temp_ / "log"};
-  ScopedVariable no_ranks_[4] = {{"RANK", std::nullopt},
-                                 {"OMPI_COMM_WORLD_RANK", std::nullopt},
-                                 {"SLURM_PROCID", std::nullopt},
-                                 {"PMI_RANK", std::nullopt}};
   std::string directory_ = temp_ / "cache";
   std::string compiler_ = "nvrtc 13.0";
+  int rank_ = 0;
   TuneRequest request_;
   std::map<std::string, std::string> traits_;
   std::mutex mutex_; ///< of traits_
@@ -212,6 +212,60 @@ TEST_F(Tune, OnlyNamedTilesCompete) {
   EXPECT_EQ(tune(request_, around(records)).size(), 1u);
 }
 
+TEST_F(Tune, AChoiceAmongFewerIsNotTakenForAFullOne) {
+  request_.only = {parse_tile(kFast)};
+  EXPECT_TRUE(tuned().fresh);
+  EXPECT_FALSE(tuned().fresh);
+  request_.only = {parse_tile("mma 64x64 w4 s2 b2")}; // did not compete
+  EXPECT_TRUE(tuned().fresh);
+  request_.only = {};
+  EXPECT_TRUE(tuned().fresh);
+  EXPECT_FALSE(tuned().fresh);
+  request_.only = {parse_tile(kFast)}; // competed among others
+  EXPECT_FALSE(tuned().fresh);
+  EXPECT_EQ(workers(), 3u);
+}
+
+TEST_F(Tune, WhatDoesNotFitOnTheGpuIsSaidBeforeAnythingIsDone) {
+  Records records(store());
+  TuneSurroundings surroundings = around(records);
+  surroundings.gpu.memory_bytes = uint64_t{80} << 30;
+  surroundings.build = [](const KernelSpec&) -> std::shared_ptr<const BuiltKernel> {
+    throw std::runtime_error("something is built");
+  };
+  request_.kernels = {KernelKind::backward_dq};
+  for (const Problem& problem : {Problem{64, 32, 32, 65536, 65536},
+                                 Problem{65535, 65535, 1, int64_t{1} << 30, int64_t{1} << 30}}) {
+    request_.problem = problem;
+    const std::string what = failure<SpecError>([&] { tune(request_, surroundings); });
+    for (const char* part :
+         {"backward_dq", "GiB of GPU memory, and Some GPU has 80.0 GiB", "smaller"})
+      EXPECT_NE(what.find(part), std::string::npos) << what;
+  }
+  request_.problem = {1, 32, 32, 8192, 8192};
+  EXPECT_EQ(failure<std::runtime_error>([&] { tune(request_, surroundings); }),
+            "something is built");
+}
+
+TEST_F(Tune, IsInterruptedWhileItCompiles) {
+  Records records(store());
+  TuneSurroundings surroundings = around(records);
+  std::atomic<bool> building{false};
+  surroundings.build = [&](const KernelSpec& spec) {
+    building = true;
+    while (!interrupt_flag()->load())
+      std::this_thread::sleep_for(5ms);
+    check_interrupt(); // as NVRTC's callback makes a compile end
+    return build(spec);
+  };
+  const ScopedWatch watch([&] {
+    if (building)
+      throw std::runtime_error("Ctrl-C");
+  });
+  EXPECT_EQ(failure<std::runtime_error>([&] { tune(request_, surroundings); }), "Ctrl-C");
+  EXPECT_TRUE(records.all().empty());
+}
+
 TEST_F(Tune, NoCandidateIsWrongUse) {
   request_.only = {parse_tile("wgmma 64x64 w4 s1 b2"), parse_tile("mma 64x64 w4 s9 b2")};
   const std::string what = failure<SpecError>([&] { tuned(); });
@@ -262,15 +316,15 @@ TEST_F(Tune, OfTwoProcessesOneTunesAndTheOtherReads) {
 
 TEST_F(Tune, OfAGroupRankZeroTunesAndTheOthersWait) {
   traits_[kFast] = "ms=0.8";
-  const auto rank = [&](const char* number) {
+  const auto rank = [&](int number) {
     return [this, number] {
-      ScopedVariable variable("RANK", number);
-      if (std::string(number) == "0")
+      rank_ = number;
+      if (number == 0)
         std::this_thread::sleep_for(300ms); // the others are there first
       return to_string(chosen(TuneMode::tune)) == kFast ? 0 : 1;
     };
   };
-  const pid_t one = start(rank("1")), two = start(rank("2")), zero = start(rank("0"));
+  const pid_t one = start(rank(1)), two = start(rank(2)), zero = start(rank(0));
   EXPECT_EQ(wait_for(zero), 0);
   EXPECT_EQ(wait_for(one), 0);
   EXPECT_EQ(wait_for(two), 0);
@@ -278,7 +332,7 @@ TEST_F(Tune, OfAGroupRankZeroTunesAndTheOthersWait) {
 }
 
 TEST_F(Tune, ARankThatWaitsInVainTakesTheDefaultWithAWarning) {
-  ScopedVariable rank("RANK", "3");
+  rank_ = 3;
   request_.wait_limit = 300ms;
   testing::internal::CaptureStderr();
   EXPECT_EQ(chosen(TuneMode::tune), default_());
@@ -288,7 +342,7 @@ TEST_F(Tune, ARankThatWaitsInVainTakesTheDefaultWithAWarning) {
 }
 
 TEST_F(Tune, ARankThatCanSeeNoRecordDoesNotWait) {
-  ScopedVariable rank("RANK", "3");
+  rank_ = 3;
   directory_ = "";
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(chosen(TuneMode::tune), default_());
@@ -387,26 +441,22 @@ TEST_F(Tune, RecordsMoveBetweenMachines) {
 }
 
 TEST(WorkerCommand, IsNamedFoundOrMissed) {
-  EXPECT_EQ(worker_command({"a", "b"}), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(worker_command({"a", "b"}, "/named"), (std::vector<std::string>{"a", "b"}));
   test::TempDirectory temp;
   const std::string program = temp / "sagebwd";
   test::write_text(program, "#!/bin/sh\n");
   std::filesystem::permissions(program, std::filesystem::perms::owner_all);
-  {
-    ScopedVariable named("SAGEBWD_TUNE_WORKER", program);
-    EXPECT_EQ(worker_command(), (std::vector<std::string>{program, "tune-worker"}));
-    ScopedVariable wrong("SAGEBWD_TUNE_WORKER", temp / "none");
-    EXPECT_THROW(worker_command(), TuneError);
-  }
-  ScopedVariable unnamed("SAGEBWD_TUNE_WORKER", std::nullopt);
+  EXPECT_EQ(worker_command({}, program), (std::vector<std::string>{program, "tune-worker"}));
+  EXPECT_THROW(worker_command({}, temp / "none"), TuneError);
   set_tune_worker({"python", "-m", "sagebwd.tune_worker"});
-  EXPECT_EQ(worker_command().front(), "python");
+  EXPECT_EQ(worker_command({}, "").front(), "python");
   set_tune_worker({});
   // Beside this executable, or in PATH, or nowhere.
   ScopedVariable path("PATH", "/nowhere::relative:" + temp.path());
   const std::filesystem::path beside =
       std::filesystem::read_symlink("/proc/self/exe").parent_path() / "sagebwd";
-  EXPECT_EQ(worker_command().front(), std::filesystem::exists(beside) ? beside.string() : program);
+  EXPECT_EQ(worker_command({}, "").front(),
+            std::filesystem::exists(beside) ? beside.string() : program);
 }
 
 } // namespace

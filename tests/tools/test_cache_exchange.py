@@ -312,7 +312,7 @@ def test_doctor_shows_limit_packs_and_modes(sagebwd, tmp_path):
     none = tmp_path / "none.pack"
     result = sagebwd("doctor", "--json", SAGEBWD_CACHE_LIMIT="5M", SAGEBWD_OFFLINE="1",
                      SAGEBWD_TUNE="frozen", SAGEBWD_CACHE_PACKS=str(none))  # fmt: skip
-    assert result.code == 0
+    assert result.code == 1  # no kernel can be had with such a pack
     report = result.json
     assert report["cache"]["byte_limit"] == 5 << 20 and report["cache"]["offline"]
     assert report["tuning"] == "frozen"

@@ -24,11 +24,52 @@ def test_doctor_without_nvrtc_and_cache(sagebwd, tmp_path):
     result = sagebwd(
         "doctor", "--json", SAGEBWD_NVRTC=str(tmp_path / "none.so"), SAGEBWD_CACHE_DIR=str(shared)
     )
-    assert result.code == 0
+    assert result.code == 1  # what is set is not usable
     report = result.json
-    assert not report["can_compile"]
+    assert not report["can_compile"] and not report["cache"]["usable"]
     assert str(tmp_path / "none.so") in report["nvrtc"]["error"]
     assert any("compiling" in item["needed_for"] for item in report["missing"])
+
+
+def test_doctor_says_of_the_cache_what_build_would(sagebwd, tmp_path):
+    (tmp_path / "file").write_text("")
+    places = {
+        str(tmp_path / "file"): "cannot be opened as a directory",
+        str(tmp_path / "file/cache"): "cannot be opened as a directory",
+        "/proc/nowhere": "cannot be created",  # not even by root
+        "": "none of SAGEBWD_CACHE_DIR, XDG_CACHE_HOME and HOME names a directory",
+    }
+    for place, reason in places.items():
+        variables = {"SAGEBWD_CACHE_DIR": place, "XDG_CACHE_HOME": "", "HOME": ""}
+        result = sagebwd("doctor", "--json", **variables)
+        assert result.code == 1 and not result.json["cache"]["usable"], place
+        assert reason in result.json["cache"]["error"]
+        needs = [m["needed_for"] for m in result.json["missing"] if reason in m["what"]]
+        assert needs == ["keeping compiled kernels between processes"]
+        assert (
+            f"cache   not used: {result.json['cache']['error']}"
+            in sagebwd("doctor", **variables).out
+        )
+
+
+def test_doctor_tries_the_cache_and_leaves_nothing(sagebwd, tmp_path):
+    fresh = tmp_path / "a/b/cache"
+    assert sagebwd("doctor", "--json", SAGEBWD_CACHE_DIR=str(fresh)).json["cache"]["usable"]
+    assert list(tmp_path.iterdir()) == []
+    fresh.mkdir(mode=0o700, parents=True)
+    assert sagebwd("doctor", SAGEBWD_CACHE_DIR=str(fresh)).code == 0
+    assert list(fresh.iterdir()) == []
+
+
+def test_doctor_names_variables_and_their_wrong_values(sagebwd):
+    result = sagebwd("doctor", "--json", SAGEBWD_TUNE="maybe", SAGEBWD_OFFLINE="yes",
+                     SAGEBWD_STATS="1")  # fmt: skip
+    assert result.code == 1
+    wrong = [m["what"] for m in result.json["missing"] if m["what"].startswith("a variable's")]
+    assert len(wrong) == 2 and "'yes'" in wrong[0] and "'maybe'" in wrong[1]
+    assert result.json["variables"]["SAGEBWD_STATS"] == "1"
+    help_text = sagebwd("doctor", "--help").out
+    assert all(name in help_text for name in result.json["variables"])
 
 
 def test_doctor_as_text(sagebwd):
@@ -57,8 +98,10 @@ def test_emit_prints_source_without_headers(sagebwd):
 
 
 def test_emit_pass_chooses_between_kernels_of_both(sagebwd):
-    sources = {p: sagebwd("emit", "--kernel", "quantize_k", "--pass", p).out
-               for p in ("forward", "backward")}
+    sources = {
+        p: sagebwd("emit", "--kernel", "quantize_k", "--pass", p).out
+        for p in ("forward", "backward")
+    }
     assert sources["forward"] != sources["backward"]
 
 
@@ -135,8 +178,20 @@ def trace(sagebwd, *arguments):
 
 def test_trace_gives_every_tensor(sagebwd):
     result = sagebwd(
-        "trace", "--device", "cpu", "--head-dim", 128, "--seq-len", 1024, "--heads", 8,
-        "--sigma", 1, "--granularity", "row", "--json",
+        "trace",
+        "--device",
+        "cpu",
+        "--head-dim",
+        128,
+        "--seq-len",
+        1024,
+        "--heads",
+        8,
+        "--sigma",
+        1,
+        "--granularity",
+        "row",
+        "--json",
     )
     tensors = result.json["tensors"]
     assert set(tensors) == TENSORS
@@ -176,14 +231,33 @@ def test_trace_shows_what_dp_in_int8_costs(sagebwd):
 
 def test_trace_shows_what_smoothing_is_for(sagebwd):
     offset = [*SMALL, "--key-offset", 20]
-    assert (trace(sagebwd, *offset, "--no-smooth-k")["dQ"]["rel_l2"]
-            > 1.5 * trace(sagebwd, *offset)["dQ"]["rel_l2"])
+    assert (
+        trace(sagebwd, *offset, "--no-smooth-k")["dQ"]["rel_l2"]
+        > 1.5 * trace(sagebwd, *offset)["dQ"]["rel_l2"]
+    )
 
 
 @pytest.mark.parametrize("causal", ["none", "top-left", "bottom-right"])
 def test_trace_takes_gqa_and_unequal_lengths(sagebwd, causal):
-    tensors = trace(sagebwd, "--batch", 2, "--heads", 4, "--heads-kv", 2, "--seq-len", 65,
-                    "--seq-kv", 130, "--head-dim", 64, "--dtype", "fp16", "--causal", causal)
+    tensors = trace(
+        sagebwd,
+        "--batch",
+        2,
+        "--heads",
+        4,
+        "--heads-kv",
+        2,
+        "--seq-len",
+        65,
+        "--seq-kv",
+        130,
+        "--head-dim",
+        64,
+        "--dtype",
+        "fp16",
+        "--causal",
+        causal,
+    )
     assert all(figures["cosine"] > 0.99 for figures in tensors.values())
 
 

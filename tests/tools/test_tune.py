@@ -117,6 +117,14 @@ def test_records_are_listed_exported_and_imported(tune, tmp_path):
     assert tune("--list", "--json", **there).json["records"] == [listed]
 
 
+@pytest.mark.usefixtures("needs_nvrtc")
+def test_a_tuning_of_named_tiles_is_not_taken_for_a_full_one(tune):
+    assert only(tune(*SMALL, "--json", "--tile", FAST))["fresh"]
+    full = only(tune(*SMALL, "--json"))
+    assert full["fresh"] and len(full["candidates"]) > 2
+    assert not only(tune(*SMALL, "--json", "--tile", FAST))["fresh"]
+
+
 def test_nothing_to_export_is_a_failure_and_leaves_the_file(tune, tmp_path):
     (tmp_path / "records.json").write_text("mine")
     result = tune("--export", tmp_path / "records.json")
@@ -170,6 +178,10 @@ def test_an_import_of_no_file_fails(tune, tmp_path):
         (["--rounds", 1], "--rounds is '1'"),
         (["--list", "--export", "x"], "give one of them"),
         (["--overwrite"], "--overwrite belongs to --import"),
+        (["--list", "--head-dim", 64], "--head-dim is for tuning, which --list does not do"),
+        (["--export", "x", "--force"], "--force is for tuning, which --export does not do"),
+        (["--import", "x", "--overwrite", "--gpu", 1], "--gpu is for tuning"),
+        (["--batch", 1000, "--heads", 128, "--seq-len", 1 << 20], "and Fake GPU 10 has 20.0"),
         (["--head-dim", 63], "head dimension 63"),
         (["--heads", 6, "--heads-kv", 4], "not a multiple"),
         (["--force=yes"], "--force takes no value"),

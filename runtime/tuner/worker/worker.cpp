@@ -1,15 +1,15 @@
 //===- worker.cpp - The process that runs candidates -------------------------===//
 
-#include "runtime/tuner/worker.h"
+#include "runtime/tuner/worker/worker.h"
 
-#include "runtime/tuner/protocol.h"
+#include "runtime/tuner/worker/cubins.h"
+#include "runtime/tuner/worker/line.h"
+#include "runtime/tuner/worker/protocol.h"
 
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <map>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 namespace sagebwd::tuner {
@@ -17,48 +17,6 @@ namespace {
 
 /// Launches of each candidate before its timings count: the first is slow, clocks rise.
 constexpr int kWarmupRounds = 2;
-
-class Line {
-public:
-  explicit Line(int socket) : socket_(socket) {}
-
-  /// False where the tuner is gone.
-  bool say(const Report& report) {
-    const std::string text = line_of(report);
-    for (size_t done = 0; done < text.size();) {
-      const ssize_t count = ::send(socket_, text.data() + done, text.size() - done, MSG_NOSIGNAL);
-      if (count < 0 && errno == EINTR)
-        continue;
-      if (count <= 0)
-        return false;
-      done += static_cast<size_t>(count);
-    }
-    return true;
-  }
-  /// Nothing where the tuner is gone, or says what no tuner of ours says.
-  std::optional<Order> hear() {
-    size_t end;
-    while ((end = received_.find('\n', searched_)) == std::string::npos) {
-      searched_ = received_.size();
-      char buffer[65536];
-      const ssize_t count = ::recv(socket_, buffer, sizeof(buffer), 0);
-      if (count < 0 && errno == EINTR)
-        continue;
-      if (count <= 0 || received_.size() > kLongestLine)
-        return std::nullopt;
-      received_.append(buffer, static_cast<size_t>(count));
-    }
-    std::optional<Order> order = parse_order(received_.substr(0, end));
-    received_.erase(0, end + 1);
-    searched_ = 0;
-    return order;
-  }
-
-private:
-  int socket_;
-  std::string received_;
-  size_t searched_ = 0; ///< of `received_`, without a newline
-};
 
 Report about(Report::Kind kind, int candidate) {
   Report report;
@@ -68,56 +26,64 @@ Report about(Report::Kind kind, int candidate) {
 }
 
 void time_all(Bench& bench, const std::map<int, BenchKernel>& kernels, const Order& order,
-              Line& line) {
+              LineSocket& line) {
   for (int round = -kWarmupRounds; round < order.rounds; ++round)
     for (int candidate : order.candidates) {
-      line.say(about(Report::starting, candidate));
+      line.say(line_of(about(Report::starting, candidate)));
       Report report = about(Report::timed, candidate);
       report.ms = bench.time_ms(kernels.at(candidate));
       if (round >= 0)
-        line.say(report);
+        line.say(line_of(report));
     }
-  line.say(about(Report::done, -1));
+  line.say(line_of(about(Report::done, -1)));
 }
 
 } // namespace
 
-int run_worker(Bench& bench, int socket) {
+int run_worker(Bench& bench) {
   // A candidate that never returns must not outlive a tuner that was killed.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::fflush(stdout);
   ::dup2(STDERR_FILENO, STDOUT_FILENO);
 
-  Line line(socket);
+  LineSocket line(kSocket);
   Report hello = about(Report::hello, -1);
   hello.protocol = kProtocol;
-  line.say(hello);
+  line.say(line_of(hello));
   std::map<int, BenchKernel> kernels;
   try {
-    while (std::optional<Order> order = line.hear())
+    std::string text;
+    while (line.hear(text) == Heard::line) {
+      std::optional<Order> order = parse_order(text);
+      if (!order) // what no tuner of ours says
+        return 1;
       switch (order->kind) {
       case Order::open:
+        for (BenchKernel& kernel : order->setup.operation)
+          read_cubin(kCubins, kernel);
         bench.open(order->setup);
-        line.say(about(Report::opened, -1));
+        line.say(line_of(about(Report::opened, -1)));
         break;
       case Order::add:
+        read_cubin(kCubins, order->kernel);
         kernels[order->candidate] = std::move(order->kernel);
         break;
       case Order::vet: {
         Report report = about(Report::vetted, order->candidate);
         report.vetting = bench.vet(kernels.at(order->candidate));
-        line.say(report);
+        line.say(line_of(report));
         break;
       }
       case Order::time:
         time_all(bench, kernels, *order, line);
         break;
       }
+    }
     return 0;
   } catch (const std::exception& error) {
     Report report = about(Report::failed, -1);
     report.detail = error.what();
-    line.say(report);
+    line.say(line_of(report));
     return 1;
   }
 }

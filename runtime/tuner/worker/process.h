@@ -1,7 +1,8 @@
-//===- worker_process.h - A worker, seen from its tuner ---------------------===//
+//===- process.h - A worker, seen from its tuner ----------------------------===//
 #pragma once
 
-#include "runtime/tuner/protocol.h"
+#include "runtime/tuner/worker/line.h"
+#include "runtime/tuner/worker/protocol.h"
 
 #include <chrono>
 #include <string>
@@ -10,13 +11,14 @@
 namespace sagebwd::tuner {
 
 /// A child process that may crash, hang or say anything. Nothing here waits longer than it is told,
-/// nor raises a signal in this process.
+/// nor raises a signal in this process; what the thread's watch raises ends a wait.
 class WorkerProcess {
 public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Raises std::runtime_error where the command cannot be started.
-  explicit WorkerProcess(const std::vector<std::string>& command);
+  /// Hands over `cubins`, a descriptor. Raises std::runtime_error where the command cannot be
+  /// started.
+  WorkerProcess(const std::vector<std::string>& command, int cubins);
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
@@ -24,12 +26,7 @@ public:
   /// False where the worker is gone or does not take it within the limit.
   bool send(const Order&, Milliseconds limit);
 
-  enum class Heard {
-    report,
-    gone,    ///< it ended, or closed the line
-    nothing, ///< within the limit
-    garbage, ///< what no worker of ours says
-  };
+  /// Garbage, too, where a line is no report.
   Heard hear(Report&, Milliseconds limit);
 
   /// Kills it where it still runs, and says how it ended: "was killed by signal 11 (Segmentation
@@ -38,8 +35,9 @@ public:
 
 private:
   using Clock = std::chrono::steady_clock;
-  /// Waits until the line can be read or, where asked, written; collects standard error meanwhile.
-  bool wait(bool to_write, Clock::time_point deadline);
+  /// Waits until the line can be read or, where asked, written, or until the deadline; collects
+  /// standard error meanwhile.
+  bool wait(bool to_write);
   void read_errors();
   bool reap(Milliseconds limit);
 
@@ -47,8 +45,8 @@ private:
   int socket_ = -1, errors_ = -1;
   int status_ = 0;
   bool reaped_ = false;
-  std::string received_;
-  size_t searched_ = 0;
+  Clock::time_point deadline_; ///< of the wait under way
+  LineSocket line_;
   std::string error_text_; ///< the end of standard error
 };
 

@@ -1,13 +1,13 @@
 //===- protocol.h - What a tuner and its worker say to each other -----------===//
 //
-// One JSON object a line, in both directions over one socket: the worker's standard input. Its
-// standard output is free for whatever a library prints. What does not parse is the other side's
-// failure, never this side's.
+// One JSON object a line, in both directions over one socket: the worker's standard input. Machine
+// code goes by a file (cubins.h). The worker's standard output is free for whatever a library
+// prints. What does not parse is the other side's failure, never this side's.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "runtime/tuner/bench.h"
+#include "runtime/tuner/worker/bench.h"
 
 #include <optional>
 #include <string>
@@ -16,9 +16,7 @@
 namespace sagebwd::tuner {
 
 /// Raise it when either side would misunderstand the other.
-inline constexpr int kProtocol = 1;
-/// A kernel's machine code makes the longest line.
-inline constexpr size_t kLongestLine = size_t{64} << 20;
+inline constexpr int kProtocol = 2;
 
 /// From the tuner.
 struct Order {

@@ -1,12 +1,11 @@
 //===- gpu_bench.cpp - Candidates on a GPU -----------------------------------===//
 
-#include "runtime/tuner/gpu_bench.h"
+#include "runtime/tuner/worker/gpu_bench.h"
 
 #include "generator/definition.h"
-
 #include "runtime/loaded_kernel.h"
 #include "runtime/reference/reference.h"
-#include "runtime/tuner/worker.h"
+#include "runtime/tuner/worker/worker.h"
 
 #include <algorithm>
 #include <cmath>
@@ -117,10 +116,36 @@ void upload_repeated(const DeviceBuffer& buffer, const std::vector<uint16_t>& nu
   }
 }
 
+/// Here. What the tuner's process sees first may be another here: the environment has changed
+/// since.
+int ordinal_of(const BenchSetup& setup) {
+  if (setup.gpu.empty())
+    return setup.device;
+  for (int ordinal = 0; ordinal < driver::device_count(); ++ordinal)
+    if (driver::device_info(ordinal).uuid == setup.gpu)
+      return ordinal;
+  throw LibraryError("GPU " + std::to_string(setup.device) + " of the tuner, " + setup.gpu +
+                     ", is not seen by its worker: CUDA_VISIBLE_DEVICES was changed after the "
+                     "tuner's process had opened the driver; set it before");
+}
+
 } // namespace
 
+double bench_bytes(KernelKind kind, const ResolvedSpec& spec, const Problem& p) {
+  // In floating point: products of lengths no GPU holds must not overflow.
+  const double rows = static_cast<double>(p.batch) * p.heads * p.seq_q;
+  const double keys = static_cast<double>(p.batch) * p.heads_kv * p.seq_kv;
+  const double tensors = 2.0 * spec->head_dim * (2 * rows + 2 * keys); // q, out, k, v
+  const bool backward = tiling_of(kind).pass == Pass::backward;
+  const double bytes = (backward ? 2 : 1) * tensors + 4 * rows + kFlushBytes;
+  if (bytes > 1e18) // the workspace's size is beyond integers
+    return bytes;
+  return bytes + static_cast<double>(workspace_bytes(Pass::forward, spec, p)) +
+         (backward ? static_cast<double>(workspace_bytes(Pass::backward, spec, p)) : 0);
+}
+
 struct GpuBench::State {
-  explicit State(const BenchSetup& given) : setup(given), scope(given.device) {}
+  explicit State(const BenchSetup& given) : setup(given), scope(ordinal_of(given)) {}
 
   const DeviceBuffer& make(size_t bytes);
   void allocate();

@@ -1,6 +1,7 @@
-//===- worker_command.cpp - Which program runs candidates --------------------===//
+//===- command.cpp - Which program runs candidates ---------------------------===//
 
-#include "runtime/tuner/tuner.h"
+#include "runtime/tuner/worker/command.h"
+#include "runtime/tuner/trials.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -34,12 +35,13 @@ void set_tune_worker(std::vector<std::string> command) {
   process_worker() = std::move(command);
 }
 
-std::vector<std::string> worker_command(const std::vector<std::string>& given) {
+std::vector<std::string> worker_command(const std::vector<std::string>& given,
+                                        const std::string& named) {
   if (!given.empty())
     return given;
-  if (const char* named = std::getenv("SAGEBWD_TUNE_WORKER"); named && *named) {
+  if (!named.empty()) {
     if (!is_program(named))
-      throw TuneError("SAGEBWD_TUNE_WORKER is '" + std::string(named) +
+      throw TuneError("SAGEBWD_TUNE_WORKER is '" + named +
                       "', which is no program; it takes the path of the sagebwd command line");
     return {named, kSubcommand};
   }

@@ -1,11 +1,14 @@
 //===- gpu_bench.h - Candidates on a GPU ------------------------------------===//
 #pragma once
 
-#include "runtime/tuner/bench.h"
+#include "runtime/tuner/worker/bench.h"
 
 #include <memory>
 
 namespace sagebwd {
+
+/// Bytes of device memory that tuning a kernel of the operation takes. The spec must be resolved.
+double bench_bytes(KernelKind, const ResolvedSpec&, const Problem&);
 
 /// Kernels on scratch buffers of random normal inputs. Everything runs on the null stream, which
 /// nobody shares: the process is the tuner's worker.

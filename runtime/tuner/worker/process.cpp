@@ -1,6 +1,10 @@
-//===- worker_process.cpp - A worker, seen from its tuner --------------------===//
+//===- process.cpp - A worker, seen from its tuner ---------------------------===//
 
-#include "runtime/tuner/worker_process.h"
+#include "runtime/tuner/worker/process.h"
+#include "runtime/parallel_for.h"
+#include "runtime/tuner/worker/worker.h"
+
+#include "llvm/ADT/StringExtras.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -34,16 +38,9 @@ int checked(int result, const char* what) {
   return result;
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words)
-    text += (text.empty() ? "" : " ") + word;
-  return text;
-}
-
 } // namespace
 
-WorkerProcess::WorkerProcess(const std::vector<std::string>& command) {
+WorkerProcess::WorkerProcess(const std::vector<std::string>& command, int cubins) : line_(-1) {
   int line[2], errors[2];
   checked(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line), "socketpair");
   if (::pipe2(errors, O_CLOEXEC) != 0) {
@@ -52,15 +49,17 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& command) {
     checked(-1, "pipe");
   }
   socket_ = line[0];
+  line_ = LineSocket(socket_, [this](bool to_write) { return wait(to_write); });
   errors_ = errors[0];
   ::fcntl(socket_, F_SETFL, O_NONBLOCK);
   ::fcntl(errors_, F_SETFL, O_NONBLOCK);
 
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, line[1], STDIN_FILENO);
+  ::posix_spawn_file_actions_adddup2(&actions, line[1], kSocket);
   ::posix_spawn_file_actions_adddup2(&actions, errors[1], STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, errors[1], STDERR_FILENO);
+  ::posix_spawn_file_actions_adddup2(&actions, cubins, kCubins);
   // The caller may block signals or ignore SIGCHLD's like; the worker starts as a shell would.
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
@@ -87,7 +86,7 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& command) {
   if (error != 0) {
     ::close(socket_);
     ::close(errors_);
-    throw std::runtime_error("the tuner's worker '" + joined(command) +
+    throw std::runtime_error("the tuner's worker '" + llvm::join(command, " ") +
                              "' cannot be started: " + std::strerror(error));
   }
 }
@@ -111,16 +110,17 @@ void WorkerProcess::read_errors() {
   }
 }
 
-bool WorkerProcess::wait(bool to_write, Clock::time_point deadline) {
+bool WorkerProcess::wait(bool to_write) {
   bool errors_open = true;
   while (true) {
-    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
+    check_interrupt();
+    const auto left = std::chrono::ceil<Milliseconds>(deadline_ - Clock::now());
     if (left <= 0ms)
       return false;
     pollfd fds[2] = {{socket_, static_cast<short>(to_write ? POLLOUT : POLLIN), 0},
                      {errors_, POLLIN, 0}};
-    const int ready = ::poll(fds, errors_open ? 2 : 1,
-                             static_cast<int>(std::min<int64_t>(left.count(), 1 << 30)));
+    const int ready =
+        ::poll(fds, errors_open ? 2 : 1, static_cast<int>(std::min(left, 100ms).count()));
     if (ready < 0 && errno != EINTR)
       return false;
     if (ready > 0 && errors_open && fds[1].revents) {
@@ -133,41 +133,19 @@ bool WorkerProcess::wait(bool to_write, Clock::time_point deadline) {
 }
 
 bool WorkerProcess::send(const Order& order, Milliseconds limit) {
-  const std::string text = line_of(order);
-  const Clock::time_point deadline = Clock::now() + limit;
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t count = ::send(socket_, text.data() + done, text.size() - done, MSG_NOSIGNAL);
-    if (count > 0)
-      done += static_cast<size_t>(count);
-    else if (errno != EINTR && (errno != EAGAIN || !wait(/*to_write=*/true, deadline)))
-      return false;
-  }
-  return true;
+  deadline_ = Clock::now() + limit;
+  return line_.say(line_of(order));
 }
 
-WorkerProcess::Heard WorkerProcess::hear(Report& report, Milliseconds limit) {
-  const Clock::time_point deadline = Clock::now() + limit;
-  size_t end;
-  while ((end = received_.find('\n', searched_)) == std::string::npos) {
-    searched_ = received_.size();
-    if (received_.size() > kLongestLine)
-      return Heard::garbage;
-    char buffer[65536];
-    const ssize_t count = ::recv(socket_, buffer, sizeof(buffer), 0);
-    if (count > 0)
-      received_.append(buffer, static_cast<size_t>(count));
-    else if (count == 0 || (errno != EAGAIN && errno != EINTR))
-      return Heard::gone;
-    else if (errno == EAGAIN && !wait(/*to_write=*/false, deadline))
-      return Heard::nothing;
-  }
-  const std::optional<Report> parsed = parse_report(received_.substr(0, end));
-  received_.erase(0, end + 1);
-  searched_ = 0;
+Heard WorkerProcess::hear(Report& report, Milliseconds limit) {
+  deadline_ = Clock::now() + limit;
+  std::string line;
+  const Heard heard = line_.hear(line);
+  const std::optional<Report> parsed = heard == Heard::line ? parse_report(line) : std::nullopt;
   if (!parsed)
-    return Heard::garbage;
+    return heard == Heard::line ? Heard::garbage : heard;
   report = *parsed;
-  return Heard::report;
+  return Heard::line;
 }
 
 bool WorkerProcess::reap(Milliseconds limit) {

@@ -1,11 +1,10 @@
 //===- protocol.cpp - What a tuner and its worker say to each other ----------===//
 
-#include "runtime/tuner/protocol.h"
+#include "runtime/tuner/worker/protocol.h"
 
 #include "cache/bounded_json.h"
 #include "cache/json_depth.h"
 
-#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 
 #include <algorithm>
@@ -99,9 +98,10 @@ Object json_of(const BenchKernel& kernel) {
                 {"arch", std::string(spec.arch.name)},
                 {"tile", to_string(spec.tile)},
                 {"name", utf8(kernel.name)},
-                {"cubin", llvm::toHex(kernel.cubin)},
                 {"threads", kernel.threads},
-                {"shared_bytes", kernel.shared_bytes}};
+                {"shared_bytes", kernel.shared_bytes},
+                {"cubin_at", static_cast<int64_t>(kernel.cubin_at)},
+                {"cubin_bytes", static_cast<int64_t>(kernel.cubin_bytes)}};
 }
 
 /// Raises SpecError for words that are none, which the callers below catch.
@@ -109,11 +109,12 @@ BenchKernel kernel_of(const Object* object, Reader& outer) {
   Reader r(object);
   BenchKernel kernel{};
   const std::string kind = r.text("kind"), pass = r.text("pass"), spec = r.text("spec"),
-                    arch = r.text("arch"), tile = r.text("tile"), cubin = r.text("cubin");
+                    arch = r.text("arch"), tile = r.text("tile");
+  kernel.cubin_at = static_cast<size_t>(r.integer("cubin_at"));
+  kernel.cubin_bytes = static_cast<size_t>(r.integer("cubin_bytes"));
   kernel.name = r.text("name");
   kernel.threads = static_cast<int>(r.integer("threads"));
   kernel.shared_bytes = static_cast<int>(r.integer("shared_bytes"));
-  r.require(llvm::tryGetFromHex(cubin, kernel.cubin));
   outer.require(r.sound());
   if (r.sound())
     kernel.spec = {parse_word<KernelKind>(kind), parse_word<Pass>(pass), parse_spec(spec),
@@ -127,6 +128,7 @@ Object json_of(const BenchSetup& setup) {
     operation.push_back(json_of(kernel));
   const Problem& p = setup.problem;
   return Object{{"device", setup.device},
+                {"gpu", setup.gpu},
                 {"spec", to_string(*setup.spec)},
                 {"problem", Array{p.batch, p.heads, p.heads_kv, p.seq_q, p.seq_kv}},
                 {"kind", std::string(to_string(setup.kind))},
@@ -138,6 +140,7 @@ BenchSetup setup_of(const Object* object, Reader& outer) {
   Reader r(object);
   BenchSetup setup;
   setup.device = static_cast<int>(r.integer("device"));
+  setup.gpu = r.text("gpu");
   const std::string spec = r.text("spec"), kind = r.text("kind");
   setup.exact = r.yes("exact");
   if (const Array* problem = r.array("problem")) {
@@ -164,23 +167,14 @@ BenchSetup setup_of(const Object* object, Reader& outer) {
 } // namespace
 
 std::string line_of(const Order& order) {
-  Object object{{"order", kOrders[order.kind]}};
-  switch (order.kind) {
-  case Order::open:
+  Object object{{"order", kOrders[order.kind]},
+                {"candidate", order.candidate},
+                {"candidates", Array(order.candidates)},
+                {"rounds", order.rounds}};
+  if (order.kind == Order::open)
     object["setup"] = json_of(order.setup);
-    break;
-  case Order::add:
+  if (order.kind == Order::add)
     object["kernel"] = json_of(order.kernel);
-    object["candidate"] = order.candidate;
-    break;
-  case Order::vet:
-    object["candidate"] = order.candidate;
-    break;
-  case Order::time:
-    object["candidates"] = Array(order.candidates);
-    object["rounds"] = order.rounds;
-    break;
-  }
   return line(std::move(object));
 }
 
@@ -192,60 +186,36 @@ std::optional<Order> parse_order(const std::string& text) try {
     return std::nullopt;
   Order order;
   order.kind = *kind;
-  switch (order.kind) {
-  case Order::open:
+  order.candidate = static_cast<int>(r.integer("candidate"));
+  order.rounds = static_cast<int>(r.integer("rounds"));
+  if (const Array* candidates = r.array("candidates"))
+    for (const Value& candidate : *candidates) {
+      const auto index = llvm_compat::to_optional<int64_t>(candidate.getAsInteger());
+      r.require(index.has_value());
+      order.candidates.push_back(static_cast<int>(index.value_or(-1)));
+    }
+  if (order.kind == Order::open)
     order.setup = setup_of(r.object("setup"), r);
-    break;
-  case Order::add:
+  if (order.kind == Order::add)
     order.kernel = kernel_of(r.object("kernel"), r);
-    [[fallthrough]];
-  case Order::vet:
-    order.candidate = static_cast<int>(r.integer("candidate"));
-    break;
-  case Order::time:
-    if (const Array* candidates = r.array("candidates"))
-      for (const Value& candidate : *candidates) {
-        const auto index = llvm_compat::to_optional<int64_t>(candidate.getAsInteger());
-        r.require(index.has_value());
-        order.candidates.push_back(static_cast<int>(index.value_or(-1)));
-      }
-    order.rounds = static_cast<int>(r.integer("rounds"));
-    break;
-  }
   return r.sound() ? std::optional(std::move(order)) : std::nullopt;
 } catch (const SpecError&) {
   return std::nullopt;
 }
 
 std::string line_of(const Report& report) {
-  Object object{{"report", kReports[report.kind]}};
-  switch (report.kind) {
-  case Report::hello:
-    object["protocol"] = report.protocol;
-    break;
-  case Report::vetted:
-    object["candidate"] = report.candidate;
-    object["wrong"] = utf8(report.vetting.wrong);
-    object["identical"] = report.vetting.identical;
-    // Infinite where an output is not finite, which JSON lacks.
-    object["rel_l2"] = number(std::min(report.vetting.rel_l2, std::numeric_limits<double>::max()));
-    object["ms"] = number(report.vetting.ms);
-    break;
-  case Report::starting:
-    object["candidate"] = report.candidate;
-    break;
-  case Report::timed:
-    object["candidate"] = report.candidate;
-    object["ms"] = number(report.ms);
-    break;
-  case Report::failed:
-    object["detail"] = utf8(report.detail);
-    break;
-  case Report::opened:
-  case Report::done:
-    break;
-  }
-  return line(std::move(object));
+  const Vetting& vetting = report.vetting;
+  return line(
+      Object{{"report", kReports[report.kind]},
+             {"protocol", report.protocol},
+             {"candidate", report.candidate},
+             {"ms", number(report.ms)},
+             {"detail", utf8(report.detail)},
+             {"wrong", utf8(vetting.wrong)},
+             {"identical", vetting.identical},
+             // Infinite where an output is not finite, which JSON lacks.
+             {"rel_l2", number(std::min(vetting.rel_l2, std::numeric_limits<double>::max()))},
+             {"vetting_ms", number(vetting.ms)}});
 }
 
 std::optional<Report> parse_report(const std::string& text) {
@@ -256,17 +226,13 @@ std::optional<Report> parse_report(const std::string& text) {
     return std::nullopt;
   Report report;
   report.kind = *kind;
-  if (report.kind == Report::hello)
-    report.protocol = static_cast<int>(r.integer("protocol"));
-  if (report.kind == Report::vetted || report.kind == Report::starting ||
-      report.kind == Report::timed)
+  report.protocol = static_cast<int>(r.integer("protocol"));
+  if (report.kind != Report::hello) { // which is all that another version's worker shares with ours
     report.candidate = static_cast<int>(r.integer("candidate"));
-  if (report.kind == Report::vetted)
-    report.vetting = {r.text("wrong"), r.yes("identical"), r.real("rel_l2"), r.real("ms")};
-  if (report.kind == Report::timed)
     report.ms = r.real("ms");
-  if (report.kind == Report::failed)
     report.detail = r.text("detail");
+    report.vetting = {r.text("wrong"), r.yes("identical"), r.real("rel_l2"), r.real("vetting_ms")};
+  }
   return r.sound() ? std::optional(report) : std::nullopt;
 }
 

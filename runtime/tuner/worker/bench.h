@@ -19,11 +19,14 @@ struct BenchKernel {
   std::string cubin; ///< bytes
   int threads = 0;
   int shared_bytes = 0; ///< dynamic
+  /// Between processes, where the bytes lie; see cubins.h.
+  size_t cubin_at = 0, cubin_bytes = 0;
 };
 
 /// What is timed, and the operation around it with its default tiles.
 struct BenchSetup {
   int device = 0;
+  std::string gpu; ///< its UUID, as processes may number GPUs differently; empty: not known
   ResolvedSpec spec = resolved(AttentionSpec());
   Problem problem;
   KernelKind kind = KernelKind::forward; ///< the kernel whose tiles compete

@@ -1,0 +1,407 @@
+//===- diagnosis.cpp - What this machine has, and what is missing for what -===//
+
+#include "runtime/diagnosis.h"
+
+#include "cache/directory.h"
+#include "cache/inventory.h"
+#include "generator/spec.h"
+#include "runtime/driver/driver.h"
+#include "runtime/nvrtc/nvrtc.h"
+#include "runtime/settings.h"
+
+#include "llvm/Support/FormatVariadic.h"
+#include "llvm/Support/JSON.h"
+#include "llvm/Support/raw_ostream.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <unistd.h>
+
+namespace sagebwd {
+namespace {
+
+namespace fs = std::filesystem;
+namespace json = llvm::json;
+
+json::Value utf8(const std::string& text) {
+  return json::isUTF8(text) ? text : json::fixUTF8(text);
+}
+
+/// "13.0"
+std::string cuda_version(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
+/// What NVRTC can do, or why it cannot be opened.
+struct CompilerState {
+  std::string path, identity, error;
+  int version_major = 0;
+  std::vector<std::string> archs;
+
+  bool supports(const Arch& arch) const {
+    // NVRTC lists "sm_90", which covers sm_90a.
+    std::string base(arch.name);
+    if (!base.empty() && base.back() == 'a')
+      base.pop_back();
+    return std::find(archs.begin(), archs.end(), base) != archs.end();
+  }
+};
+
+CompilerState look_for_compiler() {
+  CompilerState state;
+  try {
+    Nvrtc& nvrtc = Nvrtc::instance();
+    state.path = nvrtc.path();
+    state.identity = nvrtc.identity();
+    state.version_major = nvrtc.version_major();
+    state.archs = nvrtc.supported_archs();
+  } catch (const std::exception& error) {
+    state.error = error.what();
+  }
+  return state;
+}
+
+/// A GPU, and the architecture its kernels are built for.
+struct GpuState {
+  driver::DeviceInfo info;
+  std::string arch, error;
+};
+
+std::vector<GpuState> look_for_gpus() {
+  std::vector<GpuState> gpus;
+  for (int ordinal = 0; driver::unavailable().empty() && ordinal < driver::device_count();
+       ++ordinal) {
+    GpuState gpu{driver::device_info(ordinal), "", ""};
+    try {
+      gpu.arch = arch_for_capability(gpu.info.major, gpu.info.minor).name;
+    } catch (const SpecError& error) {
+      gpu.error = error.what();
+    }
+    gpus.push_back(std::move(gpu));
+  }
+  return gpus;
+}
+
+/// Why a kernel would not be kept in a directory, or empty. Leaves no trace.
+std::string reason_not_kept(const std::string& directory) {
+  std::error_code ignored;
+  std::vector<fs::path> made;
+  for (fs::path path = directory; path.has_relative_path() && !fs::exists(path, ignored);
+       path = path.parent_path())
+    made.push_back(path);
+  const std::string probe = ".tmp-doctor-" + std::to_string(::getpid());
+  const std::string why = publish_file(directory, probe, "");
+  remove_file(directory, probe);
+  for (const fs::path& path : made)
+    fs::remove(path, ignored);
+  return why;
+}
+
+struct CacheState {
+  StoreOptions options;
+  std::string error;
+  size_t files = 0;
+  uintmax_t bytes = 0;
+};
+
+CacheState look_at_cache(const Settings& settings) {
+  CacheState state;
+  state.options = settings.store_options();
+  const std::string& directory = state.options.directory;
+  state.error = CacheStore(state.options).disabled_reason();
+  if (state.error.empty())
+    state.error = reason_not_kept(directory);
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error))
+    if (it->is_regular_file(error)) {
+      ++state.files;
+      state.bytes += it->file_size(error);
+    }
+  return state;
+}
+
+/// A pack that SAGEBWD_CACHE_PACKS names.
+struct PackState {
+  std::string path, error;
+  PackSummary summary;
+  DriverNeeds needs;
+};
+
+std::vector<PackState> look_at_packs(const Settings& settings) {
+  std::vector<PackState> packs;
+  for (const std::string& path : settings.packs) {
+    PackState state;
+    state.path = path;
+    try {
+      state.summary = summarize(*Pack::open(path), &state.needs);
+    } catch (const PackError& error) {
+      state.error = error.what();
+    }
+    packs.push_back(std::move(state));
+  }
+  return packs;
+}
+
+/// What is worth knowing about an architecture, beyond whether it compiles.
+std::string note_for(const Arch& arch) {
+  return arch.name == "sm_103" ? "emulates s8 mma: each becomes several instructions" : "";
+}
+
+class Doctor {
+public:
+  Doctor(const std::string& version, const CallersParts& caller)
+      : version_(version), caller_(caller) {}
+
+  Diagnosis examine() {
+    settings_ = Settings::from_environment(&problems_);
+    if (problems_.empty())
+      compiler_ = look_for_compiler();
+    else
+      compiler_.error = "not looked for while a variable's value is none";
+    gpus_ = look_for_gpus();
+    cache_ = look_at_cache(settings_);
+    packs_ = look_at_packs(settings_);
+    collect_missing();
+    Diagnosis diagnosis;
+    llvm::raw_string_ostream(diagnosis.json) << llvm::formatv("{0:2}", as_json());
+    diagnosis.text = as_text();
+    diagnosis.sound =
+        problems_.empty() && cache_.error.empty() &&
+        std::all_of(packs_.begin(), packs_.end(), [](auto& pack) { return pack.error.empty(); });
+    return diagnosis;
+  }
+
+private:
+  void miss(std::string what, std::string needed_for, std::string remedy) {
+    missing_.push_back({std::move(what), std::move(needed_for), std::move(remedy)});
+  }
+  void collect_missing();
+  void collect_kernels_too_new();
+  json::Value as_json() const;
+  json::Value cache_as_json() const;
+  std::string as_text() const;
+
+  std::string version_;
+  const CallersParts& caller_;
+  std::vector<std::string> problems_; ///< of the environment
+  Settings settings_;
+  CompilerState compiler_;
+  std::vector<GpuState> gpus_;
+  CacheState cache_;
+  std::vector<PackState> packs_;
+  std::vector<Missing> missing_;
+};
+
+void Doctor::collect_missing() {
+  for (const std::string& problem : problems_)
+    miss("a variable's value: " + problem, "everything that reads the environment",
+         "set it to one of those, or unset it");
+  if (!compiler_.error.empty() && problems_.empty())
+    miss("NVRTC, CUDA's run-time compiler",
+         "compiling kernels (build, and the first use of each kernel)",
+         "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 or newer, or set "
+         "SAGEBWD_NVRTC to libnvrtc.so");
+  if (!driver::unavailable().empty()) {
+    miss("a CUDA driver with a GPU",
+         "running kernels (verify, trace --device cuda, attention itself)",
+         "install NVIDIA's driver on a machine with a GPU; emit, build and trace --device cpu work "
+         "without");
+  } else if (const int major = driver::driver_version() / 1000; compiler_.version_major > major) {
+    const std::string number = std::to_string(major);
+    miss("a driver for CUDA " + std::to_string(compiler_.version_major) +
+             " (this one is for CUDA " + number + ")",
+         "loading what this NVRTC compiles",
+         "update the driver, or pip install nvidia-cuda-nvrtc-cu" + number +
+             " and point SAGEBWD_NVRTC at its libnvrtc.so." + number);
+  }
+  if (!cache_.error.empty())
+    miss("a cache directory: " + cache_.error, "keeping compiled kernels between processes",
+         "set SAGEBWD_CACHE_DIR to a directory of your own");
+  for (const PackState& pack : packs_)
+    if (!pack.error.empty())
+      miss("a usable pack: " + pack.error, "any kernel that is not in the directory",
+           "repair it, or take it out of SAGEBWD_CACHE_PACKS");
+  collect_kernels_too_new();
+  missing_.insert(missing_.end(), caller_.missing.begin(), caller_.missing.end());
+}
+
+void Doctor::collect_kernels_too_new() {
+  std::vector<std::string> archs; // of this machine's GPUs: other kernels are for others
+  for (const GpuState& gpu : gpus_)
+    archs.push_back(gpu.arch);
+  if (archs.empty())
+    return;
+  const auto check = [&](const DriverNeeds& needs, const std::string& place, const char* remedy) {
+    std::string warning = driver_warning(needs, place, archs, driver::driver_version());
+    if (!warning.empty())
+      miss("a newer driver: " + warning, "loading those kernels", remedy);
+  };
+  for (const PackState& pack : packs_)
+    check(pack.needs, pack.path,
+          "update the driver, or build the pack with the NVRTC of this driver's CUDA version");
+  check(driver_needs(cache_.options.directory), cache_.options.directory,
+        "update the driver; or point SAGEBWD_NVRTC at an NVRTC of its CUDA version and run "
+        "'sagebwd build --recompile'");
+}
+
+json::Value Doctor::cache_as_json() const {
+  json::Array packs;
+  for (const PackState& pack : packs_) {
+    json::Object object{{"path", utf8(pack.path)}, {"usable", pack.error.empty()}};
+    if (pack.error.empty()) {
+      object["kernels"] = static_cast<int64_t>(pack.summary.kernels);
+      object["records"] = static_cast<int64_t>(pack.summary.records);
+      object["architectures"] = json::Array(pack.summary.archs);
+      object["lowest_driver"] = pack.summary.lowest_driver;
+    } else {
+      object["error"] = utf8(pack.error);
+    }
+    packs.push_back(std::move(object));
+  }
+  json::Object cache{{"directory", utf8(cache_.options.directory)},
+                     {"usable", cache_.error.empty()},
+                     {"files", static_cast<int64_t>(cache_.files)},
+                     {"bytes", static_cast<int64_t>(cache_.bytes)},
+                     {"byte_limit", static_cast<int64_t>(cache_.options.byte_limit)},
+                     {"offline", settings_.offline},
+                     {"packs", std::move(packs)}};
+  if (!cache_.error.empty())
+    cache["error"] = utf8(cache_.error);
+  return cache;
+}
+
+json::Value Doctor::as_json() const {
+  json::Object nvrtc{{"found", compiler_.error.empty()}};
+  if (compiler_.error.empty()) {
+    nvrtc["path"] = utf8(compiler_.path);
+    nvrtc["identity"] = compiler_.identity;
+    nvrtc["architectures"] = json::Array(compiler_.archs);
+  } else {
+    nvrtc["error"] = utf8(compiler_.error);
+  }
+
+  const std::string& no_driver = driver::unavailable();
+  json::Object driver_object{{"found", no_driver.empty()}};
+  if (no_driver.empty())
+    driver_object["cuda_version"] = driver::driver_version();
+  else
+    driver_object["error"] = utf8(no_driver);
+
+  json::Array gpus;
+  for (const GpuState& gpu : gpus_) {
+    json::Object object{
+        {"name", utf8(gpu.info.name)},
+        {"capability", std::to_string(gpu.info.major) + "." + std::to_string(gpu.info.minor)},
+        {"sm_count", gpu.info.sm_count},
+        {"memory_bytes", static_cast<int64_t>(gpu.info.memory_bytes)},
+        {"supported", gpu.error.empty()}};
+    object[gpu.error.empty() ? "arch" : "error"] = gpu.error.empty() ? gpu.arch : gpu.error;
+    gpus.push_back(std::move(object));
+  }
+
+  json::Array archs;
+  for (const Arch& arch : all_archs()) {
+    json::Object object{{"name", std::string(arch.name)}, {"compiles", compiler_.supports(arch)}};
+    if (std::string note = note_for(arch); !note.empty())
+      object["note"] = note;
+    archs.push_back(std::move(object));
+  }
+
+  json::Object variables;
+  for (const SettingVariable& variable : setting_variables())
+    if (const char* value = std::getenv(variable.name); value && *value)
+      variables[variable.name] = utf8(value);
+
+  json::Array missing;
+  for (const Missing& item : missing_)
+    missing.push_back(json::Object{
+        {"what", utf8(item.what)}, {"needed_for", item.needed_for}, {"remedy", item.remedy}});
+
+  json::Object report{{"version", version_},
+                      {"can_compile", compiler_.error.empty() && !settings_.offline},
+                      {"can_run", !gpus_.empty()},
+                      {"nvrtc", std::move(nvrtc)},
+                      {"driver", std::move(driver_object)},
+                      {"gpus", std::move(gpus)},
+                      {"cache", cache_as_json()},
+                      {"tuning", std::string(to_string(settings_.tune))},
+                      {"variables", std::move(variables)},
+                      {"architectures", std::move(archs)},
+                      {"missing", std::move(missing)}};
+  for (const auto& [name, value] : caller_.parts)
+    report[name] = utf8(value);
+  return report;
+}
+
+std::string Doctor::as_text() const {
+  std::string text;
+  const auto line = [&](const std::string& label, const auto&... words) {
+    text += label + std::string(label.size() < 8 ? 8 - label.size() : 1, ' ');
+    ((text += words), ...);
+    text += '\n';
+  };
+  const auto mebibytes = [](uintmax_t bytes, const char* digits) {
+    return llvm::formatv(digits, static_cast<double>(bytes) / (1 << 20)).str();
+  };
+
+  line("sagebwd", version_);
+  for (const auto& [name, value] : caller_.parts)
+    line(name, value);
+  if (compiler_.error.empty())
+    line("nvrtc", compiler_.identity, ", ", compiler_.path);
+  else
+    line("nvrtc", problems_.empty() ? "not found\n" : "", compiler_.error);
+  if (const std::string& why = driver::unavailable(); why.empty())
+    line("driver", "CUDA ", cuda_version(driver::driver_version()));
+  else
+    line("driver", "not usable: ", why);
+  for (size_t i = 0; i < gpus_.size(); ++i) {
+    const driver::DeviceInfo& info = gpus_[i].info;
+    line("gpu " + std::to_string(i), info.name, ", ", std::to_string(info.sm_count), " SMs, ",
+         llvm::formatv("{0:f1} GiB, ", static_cast<double>(info.memory_bytes) / (1 << 30)).str(),
+         gpus_[i].error.empty() ? gpus_[i].arch : gpus_[i].error);
+  }
+
+  if (const uint64_t limit = cache_.options.byte_limit; cache_.error.empty())
+    line("cache", cache_.options.directory, ": ", std::to_string(cache_.files), " file",
+         cache_.files == 1 ? "" : "s", ", ", mebibytes(cache_.bytes, "{0:f1} MiB"),
+         limit ? ", at most " + mebibytes(limit, "{0:f0} MiB of kernels") : ", without a limit");
+  else
+    line("cache", "not used: ", cache_.error);
+  for (const PackState& pack : packs_)
+    if (pack.error.empty())
+      line("pack", pack.path, ": ", std::to_string(pack.summary.kernels), " kernels, ",
+           std::to_string(pack.summary.records), " tuning records, CUDA ",
+           cuda_version(pack.summary.lowest_driver), " or newer");
+    else
+      line("pack", "not usable: ", pack.error);
+  if (settings_.offline)
+    line("offline", "SAGEBWD_OFFLINE=1: nothing is compiled");
+  line("tuning", to_string(settings_.tune));
+
+  std::string archs;
+  for (const Arch& arch : all_archs())
+    archs += (archs.empty() ? "" : " ") + std::string(arch.name) +
+             (compiler_.supports(arch) ? "" : " (no)");
+  line("archs", archs);
+  for (const Arch& arch : all_archs())
+    if (std::string note = note_for(arch); !note.empty())
+      line("", std::string(arch.name), " ", note);
+
+  if (missing_.empty())
+    text += "\nNothing is missing.\n";
+  for (const Missing& item : missing_)
+    text += "\nmissing     " + item.what + "\nneeded for  " + item.needed_for + "\nremedy      " +
+            item.remedy + "\n";
+  return text;
+}
+
+} // namespace
+
+Diagnosis diagnose(const std::string& version, const CallersParts& caller) {
+  return Doctor(version, caller).examine();
+}
+
+} // namespace sagebwd

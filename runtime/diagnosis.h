@@ -1,0 +1,34 @@
+//===- diagnosis.h - What this machine has, and what is missing for what ---===//
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sagebwd {
+
+/// Something this machine lacks.
+struct Missing {
+  std::string what, needed_for, remedy;
+};
+
+/// What a caller knows besides: name and value of its own parts, and what it misses.
+struct CallersParts {
+  std::vector<std::pair<std::string, std::string>> parts;
+  std::vector<Missing> missing;
+};
+
+struct Diagnosis {
+  std::string json; ///< one object, indented
+  std::string text; ///< the same for people
+  /// Whether whatever is set here can be used: the variables' values, the cache directory, the
+  /// packs. What is merely not there, such as a GPU, is no defect.
+  bool sound = true;
+};
+
+/// Looks for the compiler, the driver, GPUs, the cache and packs, as building and running would;
+/// tries the cache directory by a file, which is gone afterwards. Raises nothing for what is
+/// missing.
+Diagnosis diagnose(const std::string& version, const CallersParts& = {});
+
+} // namespace sagebwd

@@ -1,0 +1,152 @@
+//===- parallel_for.cpp - Work on several threads, and its interruption ----===//
+
+#include "runtime/parallel_for.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace sagebwd {
+namespace {
+
+/// Between two calls of a watch.
+constexpr std::chrono::milliseconds kPause{50};
+
+thread_local std::function<void()>* current_watch = nullptr;
+/// Of the loop that this thread works for.
+thread_local const std::atomic<bool>* interrupted = nullptr;
+
+class Loop {
+public:
+  Loop(size_t count, const std::function<void(size_t)>& work,
+       const std::function<void(size_t)>& done)
+      : count_(count), work_(work), done_(done) {}
+
+  void run(size_t width) {
+    const bool attends = done_ || current_watch; // the calling thread does, and works not
+    std::vector<std::thread> helpers;
+    if (!interrupted) // else it is nested
+      start(helpers, std::min(count_, width) - (attends ? 0 : 1));
+    if (helpers.empty())
+      return work_alone();
+    attends ? attend() : work();
+    for (std::thread& helper : helpers)
+      helper.join();
+    if (cause_)
+      std::rethrow_exception(cause_);
+    if (error_)
+      std::rethrow_exception(error_);
+  }
+
+private:
+  void start(std::vector<std::thread>& helpers, size_t number) {
+    try {
+      for (size_t i = 0; i < number; ++i) {
+        ++working_;
+        helpers.emplace_back([this] {
+          work();
+          std::lock_guard lock(mutex_);
+          --working_;
+          changed_.notify_one();
+        });
+      }
+    } catch (const std::system_error&) { // no more to be had: those there are do the work
+      --working_;
+    }
+  }
+
+  void work_alone() {
+    const auto* outer = std::exchange(interrupted, interrupted ? interrupted : &interrupted_);
+    try {
+      for (size_t i = 0; i < count_; ++i) {
+        check_interrupt();
+        work_(i);
+        if (done_)
+          done_(i);
+      }
+    } catch (...) {
+      interrupted = outer;
+      throw;
+    }
+    interrupted = outer;
+  }
+
+  void work() {
+    const auto* outer = std::exchange(interrupted, &interrupted_);
+    for (size_t i; !stop_ && (i = next_++) < count_;)
+      try {
+        work_(i);
+        std::lock_guard lock(mutex_);
+        if (done_)
+          news_.push_back(i);
+        changed_.notify_one();
+      } catch (...) {
+        std::lock_guard lock(mutex_);
+        stop_ = true;
+        if (!error_ || i < error_index_) {
+          error_ = std::current_exception();
+          error_index_ = i;
+        }
+      }
+    interrupted = outer;
+  }
+
+  void attend() try {
+    std::unique_lock lock(mutex_);
+    while (working_ > 0 || !news_.empty()) {
+      changed_.wait_for(lock, kPause, [&] { return working_ == 0 || !news_.empty(); });
+      std::deque<size_t> news = std::exchange(news_, {});
+      lock.unlock();
+      for (size_t i : news)
+        done_(i);
+      check_interrupt();
+      lock.lock();
+    }
+  } catch (...) {
+    cause_ = std::current_exception();
+    stop_ = interrupted_ = true;
+  }
+
+  const size_t count_;
+  const std::function<void(size_t)>&work_, &done_;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> stop_{false};        ///< nothing more is begun
+  std::atomic<bool> interrupted_{false}; ///< and what has begun may end early
+  std::atomic<size_t> working_{0};       ///< helpers
+  std::exception_ptr cause_;             ///< of the interruption
+  std::mutex mutex_;                     ///< of what follows
+  std::condition_variable changed_;
+  std::deque<size_t> news_;
+  std::exception_ptr error_;
+  size_t error_index_ = 0;
+};
+
+} // namespace
+
+void parallel_for(size_t count, size_t width, const std::function<void(size_t)>& work,
+                  const std::function<void(size_t)>& done) {
+  if (count > 0)
+    Loop(count, work, done).run(std::max<size_t>(1, width));
+}
+
+ScopedWatch::ScopedWatch(std::function<void()> watch)
+    : watch_(std::move(watch)), outer_(std::exchange(current_watch, &watch_)) {}
+ScopedWatch::~ScopedWatch() { current_watch = outer_; }
+
+const std::atomic<bool>* interrupt_flag() { return interrupted; }
+
+void check_interrupt() {
+  if (interrupted && *interrupted)
+    throw Interrupted();
+  if (current_watch)
+    (*current_watch)();
+}
+
+} // namespace sagebwd

@@ -1,0 +1,162 @@
+//===- settings.cpp - What the environment says, read once -----------------===//
+
+#include "runtime/settings.h"
+
+#include "generator/spec.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+
+namespace sagebwd {
+namespace {
+
+constexpr std::pair<TuneMode, std::string_view> kModes[] = {{TuneMode::off, "off"},
+                                                            {TuneMode::use, "use"},
+                                                            {TuneMode::tune, "tune"},
+                                                            {TuneMode::frozen, "frozen"}};
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+bool parse_switch(const char* name, const std::string& text) {
+  if (text == "0" || text == "1")
+    return text == "1";
+  throw SpecError(std::string(name) + " is '" + text +
+                  "'; it takes 1 for yes, and 0 or nothing for no");
+}
+
+uint64_t parse_limit(const std::string& text) {
+  uint64_t number = 0;
+  auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::string unit(stop, text.data() + text.size());
+  int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
+  if (error != std::errc() || shift < 0 || number > (UINT64_MAX >> shift))
+    throw SpecError("SAGEBWD_CACHE_LIMIT is '" + text +
+                    "'; it takes a number of bytes, with K, M or G if you like, such as 512M, or "
+                    "0 for no limit");
+  return number << shift;
+}
+
+std::vector<std::string> parse_packs(std::string rest) {
+  std::vector<std::string> packs;
+  while (!rest.empty()) {
+    const size_t end = rest.find(':');
+    if (end != 0)
+      packs.push_back(rest.substr(0, end));
+    rest = end == std::string::npos ? "" : rest.substr(end + 1);
+  }
+  return packs;
+}
+
+std::string cache_directory() {
+  if (std::string path = variable("SAGEBWD_CACHE_DIR"); !path.empty()) {
+    if (path.rfind("~/", 0) == 0 && !variable("HOME").empty()) // quoted, so no shell expanded it
+      path = variable("HOME") + path.substr(1);
+    std::error_code error;
+    std::filesystem::path absolute = std::filesystem::absolute(path, error);
+    return error ? path : absolute.string();
+  }
+  // The XDG base directory specification: a relative path is invalid and ignored.
+  if (std::string path = variable("XDG_CACHE_HOME"); !path.empty() && path[0] == '/')
+    return path + "/sagebwd";
+  if (std::string path = variable("HOME"); !path.empty() && path[0] == '/')
+    return path + "/.cache/sagebwd";
+  return "";
+}
+
+/// Launchers' variables, whose other values are not ours to judge.
+std::optional<int> rank_of_process() {
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"}) {
+    const std::string value = variable(name);
+    int rank = 0;
+    const char* end = value.data() + value.size();
+    const auto [stop, error] = std::from_chars(value.data(), end, rank);
+    if (error == std::errc() && stop == end && rank >= 0)
+      return rank;
+  }
+  return std::nullopt;
+}
+
+} // namespace
+
+std::string_view to_string(TuneMode mode) { return kModes[static_cast<size_t>(mode)].second; }
+
+TuneMode parse_tune_mode(std::string_view text) {
+  for (const auto& [mode, name] : kModes)
+    if (name == text)
+      return mode;
+  throw SpecError("SAGEBWD_TUNE is '" + std::string(text) +
+                  "': supported are off (default tiles), use (tuned tiles where there is a "
+                  "record), tune (tune what has none) and frozen (a missing record is an error)");
+}
+
+const std::vector<SettingVariable>& setting_variables() {
+  static const std::vector<SettingVariable> variables = {
+      {"SAGEBWD_CACHE_DIR", "a folder",
+       "where kernels and tuning records are kept; else $XDG_CACHE_HOME/sagebwd, ~/.cache/sagebwd"},
+      {"SAGEBWD_CACHE_PACKS", "files, separated by colons", "packs that are asked next"},
+      {"SAGEBWD_CACHE_LIMIT", "bytes, such as 512M; 0: no limit",
+       "how much the kernels in the directory may take (1G)"},
+      {"SAGEBWD_OFFLINE", "0 or 1", "a kernel that would have to be compiled is an error"},
+      {"SAGEBWD_RECOMPILE", "0 or 1", "compile anew what another NVRTC compiled"},
+      {"SAGEBWD_ALLOW_SPILLS", "0 or 1", "run kernels that spill registers, and do not keep them"},
+      {"SAGEBWD_STATS", "0 or 1", "the cache's counters on standard error at exit"},
+      {"SAGEBWD_NVRTC", "a file or folder", "the NVRTC library to use, and no other"},
+      {"SAGEBWD_TUNE", "off, use, tune or frozen", "what becomes of tuned tiles (use)"},
+      {"SAGEBWD_TUNE_WORKER", "a file", "the sagebwd command line that times candidates"},
+      {"SAGEBWD_TEMPLATE_DIR", "a folder", "templates to use instead of those in the library"},
+  };
+  return variables;
+}
+
+Settings Settings::from_environment(std::vector<std::string>* problems) {
+  // Sets a field by what a variable says, if it says anything.
+  const auto read = [&](const char* name, auto& field, auto parse) {
+    try {
+      if (const std::string text = variable(name); !text.empty())
+        field = parse(text);
+    } catch (const SpecError& error) {
+      if (!problems)
+        throw;
+      problems->push_back(error.what());
+    }
+  };
+  const auto read_switch = [&](const char* name, bool& field) {
+    read(name, field, [&](const std::string& text) { return parse_switch(name, text); });
+  };
+  const auto as_it_is = [](const std::string& text) { return text; };
+
+  Settings s;
+  s.cache_directory = sagebwd::cache_directory();
+  read("SAGEBWD_CACHE_PACKS", s.packs, parse_packs);
+  read("SAGEBWD_CACHE_LIMIT", s.byte_limit, parse_limit);
+  read_switch("SAGEBWD_OFFLINE", s.offline);
+  read_switch("SAGEBWD_RECOMPILE", s.recompile);
+  read_switch("SAGEBWD_ALLOW_SPILLS", s.allow_spills);
+  read_switch("SAGEBWD_STATS", s.stats);
+  read("SAGEBWD_NVRTC", s.nvrtc, as_it_is);
+  read("SAGEBWD_TUNE", s.tune, parse_tune_mode);
+  read("SAGEBWD_TUNE_WORKER", s.tune_worker, as_it_is);
+  read("SAGEBWD_TEMPLATE_DIR", s.template_dir, as_it_is);
+  s.rank = rank_of_process();
+  return s;
+}
+
+StoreOptions Settings::store_options() const {
+  StoreOptions options;
+  options.directory = cache_directory;
+  options.packs = packs;
+  options.byte_limit = byte_limit;
+  options.heal = !offline;
+  return options;
+}
+
+const Settings& settings() {
+  static const Settings settings = Settings::from_environment();
+  return settings;
+}
+
+} // namespace sagebwd

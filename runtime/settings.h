@@ -1,0 +1,53 @@
+//===- settings.h - What the environment says, read once -------------------===//
+#pragma once
+
+#include "cache/store.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sagebwd {
+
+enum class TuneMode {
+  off,    ///< the default tiles
+  use,    ///< tuned tiles where there is a record
+  tune,   ///< what has no record is tuned on first use
+  frozen, ///< a missing record is an error
+};
+std::string_view to_string(TuneMode);
+/// Raises SpecError for an unknown word, and lists the known ones.
+TuneMode parse_tune_mode(std::string_view);
+
+/// A variable of ours, for help texts and reports.
+struct SettingVariable {
+  const char *name, *values, *meaning;
+};
+const std::vector<SettingVariable>& setting_variables();
+
+/// An empty variable counts as one that is not set. A switch is on with 1 and off with 0.
+struct Settings {
+  std::string cache_directory;    ///< absolute; empty where nothing names one
+  std::vector<std::string> packs; ///< in the order in which they are asked
+  uint64_t byte_limit = StoreOptions().byte_limit;
+  bool offline = false, recompile = false, allow_spills = false, stats = false;
+  std::string nvrtc; ///< empty: looked for
+  TuneMode tune = TuneMode::use;
+  std::string tune_worker;  ///< empty: looked for
+  std::string template_dir; ///< empty: the embedded templates
+  /// This process's number in its group, where a launcher started one: torchrun, Open MPI, Slurm or
+  /// another MPI. Rank 0 tunes, the others read.
+  std::optional<int> rank;
+
+  StoreOptions store_options() const;
+  /// Raises SpecError for a value that is none: what is misspelt must not pass for the default.
+  /// With `problems`, these take what it would raise, and the default stands in.
+  static Settings from_environment(std::vector<std::string>* problems = nullptr);
+};
+
+/// The process's: the environment as it is at the first call that raises nothing.
+const Settings& settings();
+
+} // namespace sagebwd
