@@ -2,6 +2,7 @@
 #pragma once
 
 #include "generator/spec.h"
+#include "generator/templates.h"
 
 #include <string>
 #include <string_view>
@@ -75,8 +76,10 @@ struct KernelSource {
   int shared_bytes = 0; ///< dynamic shared memory per block
   std::vector<std::string> options; ///< of the compiler, beyond those of every kernel
 };
-/// The same spec gives the same bytes on every machine. Raises SpecError.
+/// From the embedded templates, or others. The same spec gives the same bytes on every machine.
+/// Raises SpecError.
 KernelSource emit(const KernelSpec&);
+KernelSource emit_from(const TemplateSource&, const KernelSpec&);
 
 /// A sound tile for a kernel on an architecture, without tuning. Raises SpecError where none fits.
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);

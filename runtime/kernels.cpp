@@ -3,6 +3,7 @@
 #include "runtime/kernels.h"
 #include "cache/environment.h"
 #include "runtime/driver/driver.h"
+#include "runtime/generate.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild_command.h"
@@ -44,7 +45,7 @@ void print_counters() {
 
 /// Never destroyed: threads may still build while the process ends.
 KernelBuilder& builder() {
-  static KernelBuilder& builder = *new KernelBuilder(user_store(), emit, compile_with_nvrtc,
+  static KernelBuilder& builder = *new KernelBuilder(user_store(), generate, compile_with_nvrtc,
                                                      KernelBuilder::Policy::from_environment());
   return builder;
 }

@@ -1,0 +1,27 @@
+//===- generate.cpp - Sources from the templates that the user names --------===//
+
+#include "runtime/generate.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+namespace sagebwd {
+
+TemplateSource templates_in(std::string folder) {
+  return [folder = std::move(folder)](std::string_view path) {
+    std::ifstream file(folder + "/" + std::string(path));
+    std::ostringstream text;
+    if (!(text << file.rdbuf()))
+      throw SpecError("cannot read template '" + std::string(path) +
+                      "' in SAGEBWD_TEMPLATE_DIR = '" + folder + "'");
+    return text.str();
+  };
+}
+
+KernelSource generate(const KernelSpec& kernel) {
+  const char* folder = std::getenv("SAGEBWD_TEMPLATE_DIR");
+  return folder && *folder ? emit_from(templates_in(folder), kernel) : emit(kernel);
+}
+
+} // namespace sagebwd
