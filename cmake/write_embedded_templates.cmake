@@ -1,5 +1,4 @@
 file(GLOB_RECURSE templates RELATIVE ${FOLDER} ${FOLDER}/*.cuh)
-list(SORT templates)
 set(text "#include \"generator/templates.h\"\n\nnamespace sagebwd {\n\n"
          "const std::map<std::string_view, std::string_view>& embedded_templates() {\n"
          "  static const std::map<std::string_view, std::string_view> files = {\n")

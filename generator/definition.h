@@ -43,8 +43,8 @@ struct KernelDefinition {
   /// The spec as the kernel sees it: what it does not depend on is the default, so that specs share
   /// kernels.
   void (*narrow)(AttentionSpec&);
-  std::vector<Field> fields; ///< of its Params struct, in order
-  std::string_view (*root_template)(const TileConfig&);
+  std::vector<Field> fields;      ///< of its Params struct, in order
+  std::string_view root_template; ///< under templates/; its includes bring the rest
   void (*configure)(Configuration&, const KernelSpec&);
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "generator/spec.h"
+#include "generator/templates.h"
 #include "generator/tile.h"
 
 #include <map>
@@ -79,8 +80,10 @@ struct KernelSource {
   int shared_bytes = 0; ///< dynamic shared memory per block
   std::vector<std::string> options; ///< of the compiler, beyond those of every kernel
 };
-/// The same spec gives the same bytes on every machine. Raises SpecError.
+/// From the embedded templates, or others. The same spec gives the same bytes on every machine.
+/// Raises SpecError.
 KernelSource emit(const KernelSpec&);
+KernelSource emit_from(const TemplateSource&, const KernelSpec&);
 
 /// Kernels that have tiles: those of a pass, or all.
 const std::vector<KernelKind>& tiled_kernels(Pass);

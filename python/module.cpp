@@ -13,6 +13,7 @@
 
 #include "runtime/diagnosis.h"
 #include "runtime/driver/driver.h"
+#include "runtime/generate.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
@@ -78,7 +79,7 @@ void bind_kernels(py::module_& m) {
       [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
         py::list sources;
         for (const KernelSpec& kernel : distinct_kernels(spec, find_arch(arch), backward)) {
-          KernelSource source = emit(kernel);
+          KernelSource source = generate(kernel);
           sources.append(py::dict("name"_a = source.name, "kind"_a = to_string(kernel.kind),
                                   "pass"_a = to_string(kernel.pass),
                                   "tile"_a = to_string(kernel.tile), "text"_a = source.text,

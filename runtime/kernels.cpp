@@ -3,6 +3,7 @@
 #include "runtime/kernels.h"
 #include "generator/space.h"
 #include "runtime/driver/driver.h"
+#include "runtime/generate.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild_command.h"
@@ -45,7 +46,7 @@ void print_counters() {
 
 /// Never destroyed: threads may still build while the process ends.
 KernelBuilder& builder() {
-  static KernelBuilder& builder = *new KernelBuilder(user_store(), emit, compile_with_nvrtc,
+  static KernelBuilder& builder = *new KernelBuilder(user_store(), generate, compile_with_nvrtc,
                                                      KernelBuilder::Policy::of(settings()));
   return builder;
 }

@@ -51,7 +51,7 @@ std::string untiled(KernelSpec kernel) {
 /// Whether this version would look for the record: its key holds the source of the default tile.
 bool is_current(const TuningRecord& record, KernelSpec kernel) {
   kernel.tile = default_tile(kernel.kind, kernel.attention, kernel.arch);
-  return record.key["source"] == sha256_hex(emit(kernel).text);
+  return record.key["source"] == sha256_hex(generate(kernel).text);
 }
 
 std::map<std::string, KernelSpec> default_kernels(const std::vector<WantedOperation>& operations) {

@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "runtime/generate.h"
 #include "runtime/kernel_builder.h"
 
 #include <functional>
@@ -38,7 +39,7 @@ struct PrebuildRequest {
   std::function<void(const BuiltKernel&, size_t done, size_t total)> progress = nullptr;
 
   /// Tests put others in their place.
-  KernelBuilder::Emit emit = sagebwd::emit;
+  KernelBuilder::Emit emit = generate;
   KernelBuilder::Compile compile = compile_with_nvrtc;
   /// The name that `compile` gives itself in its entries; asked once. NVRTC's by default, which
   /// also has to know every architecture.

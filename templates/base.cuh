@@ -3,6 +3,7 @@
 // Generated source includes no header of CUDA's or C++'s, so that a compile needs no include path.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
 
 using s8 = signed char;
 using u16 = unsigned short;

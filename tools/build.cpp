@@ -1,4 +1,5 @@
 //===- build.cpp - Compile the kernels of operations into the cache --------===//
+#include "runtime/generate.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
@@ -38,7 +39,7 @@ public:
   ExitCode run() override {
     Clock::time_point start = Clock::now();
     std::vector<Operation> operations = wanted();
-    KernelBuilder builder(user_store(), emit, compile_with_nvrtc, policy());
+    KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
     Progress progress("building", operations.size());
     std::vector<Built> kernels;
     std::vector<std::string> failures;

@@ -1,5 +1,6 @@
 //===- cache_explain.cpp - 'sagebwd cache explain' -------------------------===//
 #include "cache/explain.h"
+#include "runtime/generate.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 #include "tools/cache.h"
@@ -54,7 +55,7 @@ public:
     if (settings().recompile)
       compiler_ = Nvrtc::instance().identity();
     for (const KernelSpec& kernel : wanted) {
-      const CacheKey key = key_of(emit(kernel), kernel);
+      const CacheKey key = key_of(generate(kernel), kernel);
       explained_.push_back({kernel, key.digest, explain(key, kept, compiler_)});
     }
     json ? print_as_json(layers.failures) : print_as_text();

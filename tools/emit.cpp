@@ -1,5 +1,6 @@
 //===- emit.cpp - Print the generated source of a kernel -------------------===//
 #include "generator/kernel.h"
+#include "runtime/generate.h"
 #include "tools/command.h"
 #include "tools/console.h"
 #include "tools/spec_options.h"
@@ -58,7 +59,7 @@ public:
       return write_files(kernels);
     if (kernel_.empty())
       throw UsageError("name a kernel with --kernel, a folder with -o, or ask for --list");
-    KernelSource source = emit(kernels.front());
+    KernelSource source = generate(kernels.front());
     if (json)
       print_json(llvm::json::Object{{"name", source.name},
                                     {"threads", source.threads},
@@ -115,7 +116,7 @@ ExitCode Emit::print_list(const std::vector<KernelSpec>& kernels) const {
   Table table({"kernel", "pass", "tile", "threads", "shared bytes", "name"});
   llvm::json::Array array;
   for (const KernelSpec& kernel : kernels) {
-    KernelSource source = emit(kernel);
+    KernelSource source = generate(kernel);
     std::string tile = kernel.tile == TileConfig{} ? "" : to_string(kernel.tile);
     std::string kind(to_string(kernel.kind)), pass(to_string(kernel.pass));
     table.add({kind, pass, tile.empty() ? "-" : tile, std::to_string(source.threads),
@@ -142,7 +143,7 @@ ExitCode Emit::write_files(const std::vector<KernelSpec>& kernels) const {
     throw std::runtime_error("cannot create " + output_ + ": " + error.message());
   llvm::json::Array files;
   for (const KernelSpec& kernel : kernels) {
-    KernelSource source = emit(kernel);
+    KernelSource source = generate(kernel);
     fs::path path = fs::path(output_) / (source.name + ".cu");
     std::ofstream file(path, std::ios::binary);
     file << source.text;

@@ -40,7 +40,6 @@ int product_registers(const AttentionSpec& s, Family family) {
 /// What all three are specialised by.
 void configure_common(Configuration& c, const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
-  c.line(k.tile.family == Family::wgmma ? "#define FAMILY_WGMMA 1" : "#define FAMILY_WGMMA 0");
   c.add("CAUSAL", s.causal != Causal::none);
   c.add("QK16", scores16(s));
   c.add("SMOOTH_K", s.smooth_k);
@@ -63,7 +62,7 @@ bool leaves_room(const KernelSpec& k) {
   return !wide(k.attention) && k.tile.blocks_per_sm * k.tile.warps <= 8;
 }
 
-void configure_operands(Configuration& c, bool score_rows_in_registers, const KernelSpec& k,
+void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_in_registers,
                         int value_unroll) {
   c.add("VALUE_UNROLL", value_unroll);
   c.add("SCORE_ROWS_IN_REGISTERS", score_rows_in_registers || leaves_room(k));
@@ -96,10 +95,10 @@ const Tiling kForward = {
         },
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
     .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
-      // At 128 channels the third block spills unless a second stage halves what it loads.
-      const bool wgmma = family == Family::wgmma, spills = wide(s) && s.group_kv == 128;
-      return {.stages = wgmma && spills && !scores16(s) ? 2 : 1,
-              .blocks_per_sm = wgmma && (!wide(s) || !scores16(s)) ? 3 : 2};
+      const bool wgmma = family == Family::wgmma, third = wgmma && !(wide(s) && scores16(s));
+      // With one stage the third block spills there.
+      return {.stages = third && wide(s) && s.group_kv == 128 ? 2 : 1,
+              .blocks_per_sm = third ? 3 : 2};
     },
     // O; the group's scores, then its P in 8 bits and the products
     .accumulators =
@@ -197,6 +196,32 @@ Grid grid(const KernelSpec& k, const Problem& p) {
 
 int threads(const KernelSpec& k) { return k.tile.warps * 32; }
 
+bool in_forward(Pass pass, const AttentionSpec&) { return pass == Pass::forward; }
+bool in_backward(Pass pass, const AttentionSpec&) { return pass == Pass::backward; }
+
+void configure_forward(Configuration& c, const KernelSpec& k) {
+  configure_common(c, k);
+  configure_operands(c, k, /*score_rows_in_registers=*/true, k.attention.head_dim / 16);
+}
+
+void configure_dq(Configuration& c, const KernelSpec& k) {
+  configure_common(c, k);
+  configure_operands(c, k, !scores16(k.attention) && k.attention.group_kv == 64,
+                     k.attention.head_dim / 16);
+}
+
+void configure_dkv(Configuration& c, const KernelSpec& k) {
+  configure_common(c, k);
+  configure_operands(c, k, /*score_rows_in_registers=*/false, value_unroll_of_dkv(k));
+}
+
+/// ptxas' own balance between speed and registers spills a few bytes with mma.sync.
+std::vector<std::string> options_of_dkv(const KernelSpec& k) {
+  if (k.tile.family == Family::wgmma)
+    return {};
+  return {"--ptxas-options=--register-usage-level=0"};
+}
+
 } // namespace
 
 std::vector<KernelDefinition> attention_kernels() {
@@ -204,20 +229,13 @@ std::vector<KernelDefinition> attention_kernels() {
       {
           .kind = KernelKind::forward,
           .differs_by_pass = false,
-          .needed = [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; },
+          .needed = in_forward,
           .narrow = narrow,
           .fields = fields_named({O::q, O::k, O::out, O::lse, O::q8, O::q_rows, O::k8, O::k8_step,
                                   O::vt8, O::vt8_step, O::heads, O::heads_kv, O::seq_q, O::seq_kv,
                                   O::padded_q, O::padded_kv, O::causal_offset, O::softmax_scale}),
-          .root_template = [](const TileConfig&) -> std::string_view {
-            return "kernels/forward.cuh";
-          },
-          .configure =
-              [](Configuration& c, const KernelSpec& k) {
-                configure_common(c, k);
-                configure_operands(c, /*score_rows_in_registers=*/true, k,
-                                   k.attention.head_dim / 16);
-              },
+          .root_template = "kernels/forward.cuh",
+          .configure = configure_forward,
           .threads = threads,
           .grid = grid,
           .tiling = &kForward,
@@ -225,7 +243,7 @@ std::vector<KernelDefinition> attention_kernels() {
       {
           .kind = KernelKind::backward_dq,
           .differs_by_pass = false,
-          .needed = [](Pass pass, const AttentionSpec&) { return pass == Pass::backward; },
+          .needed = in_backward,
           .narrow = narrow,
           .fields = fields_named({O::q,
                                   O::k,
@@ -250,15 +268,8 @@ std::vector<KernelDefinition> attention_kernels() {
                                   O::padded_kv,
                                   O::causal_offset,
                                   O::softmax_scale}),
-          .root_template = [](const TileConfig&) -> std::string_view {
-            return "kernels/backward_dq.cuh";
-          },
-          .configure =
-              [](Configuration& c, const KernelSpec& k) {
-                configure_common(c, k);
-                configure_operands(c, !scores16(k.attention) && k.attention.group_kv == 64, k,
-                                   k.attention.head_dim / 16);
-              },
+          .root_template = "kernels/backward_dq.cuh",
+          .configure = configure_dq,
           .threads = threads,
           .grid = grid,
           .tiling = &kBackwardDq,
@@ -266,7 +277,7 @@ std::vector<KernelDefinition> attention_kernels() {
       {
           .kind = KernelKind::backward_dkv,
           .differs_by_pass = false,
-          .needed = [](Pass pass, const AttentionSpec&) { return pass == Pass::backward; },
+          .needed = in_backward,
           .narrow = narrow,
           .fields = fields_named({O::q,
                                   O::k,
@@ -291,22 +302,11 @@ std::vector<KernelDefinition> attention_kernels() {
                                   O::padded_kv,
                                   O::causal_offset,
                                   O::softmax_scale}),
-          .root_template = [](const TileConfig&) -> std::string_view {
-            return "kernels/backward_dkv.cuh";
-          },
-          .configure =
-              [](Configuration& c, const KernelSpec& k) {
-                configure_common(c, k);
-                configure_operands(c, /*score_rows_in_registers=*/false, k, value_unroll_of_dkv(k));
-              },
+          .root_template = "kernels/backward_dkv.cuh",
+          .configure = configure_dkv,
           .threads = threads,
           .grid = grid,
-          // ptxas' own balance between speed and registers spills a few bytes here.
-          .compiler_options = [](const KernelSpec& k) -> std::vector<std::string> {
-            if (k.tile.family == Family::mma)
-              return {"--ptxas-options=--register-usage-level=0"};
-            return {};
-          },
+          .compiler_options = options_of_dkv,
           .tiling = &kBackwardDkv,
       },
   };

@@ -29,9 +29,7 @@ std::vector<KernelDefinition> key_mean_kernels() {
           .needed = needed,
           .narrow = narrow,
           .fields = fields_named({O::k, O::k_partial, O::heads_kv, O::seq_kv}),
-          .root_template = [](const TileConfig&) -> std::string_view {
-            return "kernels/key_mean_partial.cuh";
-          },
+          .root_template = "kernels/key_mean_partial.cuh",
           .configure = configure,
           .threads = [](const KernelSpec& k) { return k.attention.head_dim / 8 * 16; },
           .grid = [](const KernelSpec&, const Problem& p) -> Grid {
@@ -44,9 +42,7 @@ std::vector<KernelDefinition> key_mean_kernels() {
           .needed = needed,
           .narrow = narrow,
           .fields = fields_named({O::k_partial, O::k_mean, O::heads_kv, O::seq_kv}),
-          .root_template = [](const TileConfig&) -> std::string_view {
-            return "kernels/key_mean.cuh";
-          },
+          .root_template = "kernels/key_mean.cuh",
           .configure = configure,
           .threads = [](const KernelSpec& k) { return k.attention.head_dim; },
           .grid = [](const KernelSpec&, const Problem& p) -> Grid {

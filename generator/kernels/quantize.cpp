@@ -100,7 +100,7 @@ KernelDefinition definition(const Role& role) {
       .needed = role.needed,
       .narrow = narrow,
       .fields = fields_of_role(role),
-      .root_template = [](const TileConfig&) -> std::string_view { return "kernels/quantize.cuh"; },
+      .root_template = "kernels/quantize.cuh",
       .configure = configure,
       .threads = [](const KernelSpec& k) { return k.attention.head_dim / 8 * group_of(k) / 4; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {

@@ -5,6 +5,7 @@
 #include "cache/directory.h"
 #include "generator/space.h"
 #include "runtime/driver/driver.h"
+#include "runtime/generate.h"
 #include "runtime/kernels.h"
 #include "runtime/tuner/trials.h"
 
@@ -55,7 +56,7 @@ CacheKey record_key(KernelKind kind, const ResolvedSpec& spec, const Gpu& gpu,
   fields.emplace_back("sm_count", std::to_string(gpu.sm_count));
   fields.emplace_back("driver", gpu.driver);
   fields.emplace_back("bucket", to_string(bucket));
-  fields.emplace_back("source", sha256_hex(emit(kernel).text));
+  fields.emplace_back("source", sha256_hex(generate(kernel).text));
   return make_key(std::move(fields));
 }
 

@@ -14,6 +14,11 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "configuration.cuh"
+#include "ptx/math.cuh"
+#include "tile/products.cuh"
+#include "tile/quantizer.cuh"
+
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of keys
 
@@ -33,7 +38,8 @@ struct SharedLayout {
   static constexpr int MAXIMA = CHANNEL_STEPS + STAGES * CHANNEL_STEPS_BYTES;
   static constexpr int TOTAL = MAXIMA + (BLOCK_SCALES ? 2 * WARPS * 8 : 0);
 };
-static_assert(SharedLayout::TOTAL == SHARED_BYTES, "the host launches with what is used here");
+static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
+              "the host launches with what is used here");
 static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole block");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)

@@ -1,5 +1,7 @@
 //===- kernels/key_mean.cuh - Mean of the keys, from the sums of chunks ----===//
 
+#include "configuration.cuh"
+
 /// Block (1, kv head, batch): k_mean[batch][head][channel], one thread a channel.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   const int chunks = ceil_div(p.seq_kv, MEAN_CHUNK);

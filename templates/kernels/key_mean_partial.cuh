@@ -5,6 +5,9 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "configuration.cuh"
+#include "ptx/convert.cuh"
+
 constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
 constexpr int ROWS_AT_ONCE = THREADS / OCTETS;
 

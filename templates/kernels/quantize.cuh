@@ -12,6 +12,13 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "configuration.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/math.cuh"
+#include "tile/permutation.cuh"
+#include "tile/quantizer.cuh"
+#include "tile/rotation.cuh"
+
 constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
 constexpr int QUADS = GROUP / 4;     ///< one per thread row: 4 tokens whose bytes form one word
 static_assert(THREADS == OCTETS * QUADS, "one thread holds 4 tokens x 8 channels");

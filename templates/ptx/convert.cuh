@@ -1,4 +1,7 @@
 //===- ptx/convert.cuh - Between 16-bit floats, FP32 and 8-bit integers ----===//
+#pragma once
+
+#include "base.cuh"
 
 /// Two packed 16-bit floats as FP32; the low half first.
 template <typename T> __device__ __forceinline__ float2 unpack(u32 pair);

@@ -1,4 +1,7 @@
 //===- ptx/cp_async.cuh - Asynchronous copies into shared memory -----------===//
+#pragma once
+
+#include "base.cuh"
 
 /// 16 bytes from global to shared memory.
 __device__ __forceinline__ void cp_async_16(u32 shared_address, const void* global) {

@@ -1,4 +1,7 @@
 //===- ptx/ldmatrix.cuh - Fragments from shared memory ---------------------===//
+#pragma once
+
+#include "base.cuh"
 
 /// Four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {

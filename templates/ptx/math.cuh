@@ -1,4 +1,5 @@
 //===- ptx/math.cuh - Scalar functions, one instruction each ---------------===//
+#pragma once
 
 /// 2^x; below 2^-126 the result is 0.
 __device__ __forceinline__ float exp2_approx(float x) {

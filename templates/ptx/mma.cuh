@@ -8,6 +8,9 @@
 // 8-bit and 16-bit elements share this layout in bytes: k = 32 of one, 16 of the other.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "base.cuh"
 
 __device__ __forceinline__ void mma_s8(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
                                        const int (&c)[4]) {

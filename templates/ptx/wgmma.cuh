@@ -5,6 +5,9 @@
 // rows of 32 bytes within a swizzled tile (tile/shared_tile.cuh), B's 64 columns being its rows.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "base.cuh"
 
 /// Orders this warpgroup's register writes before its next products.
 __device__ __forceinline__ void wgmma_fence() {

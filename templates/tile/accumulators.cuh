@@ -3,6 +3,12 @@
 // A warp holds 16 rows: x[j][i] of lane 4g + t is row g (i < 2) or g + 8, column 8j + 2t + i % 2.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "configuration.cuh"
+#include "ptx/convert.cuh"
+#include "tile/permutation.cuh"
+#include "tile/shared_tile.cuh"
 
 constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2;    ///< a token of V or dO, 16-bit
 constexpr int TOKEN_ROW_BYTES = TOKENS_PER_TILE; ///< a channel of a transposed tile, 8-bit

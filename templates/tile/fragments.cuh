@@ -1,4 +1,8 @@
 //===- tile/fragments.cuh - mma.sync operands from tiles in shared memory ---===//
+#pragma once
+
+#include "ptx/ldmatrix.cuh"
+#include "tile/shared_tile.cuh"
 
 /// This lane's part of the address of an A fragment (16 rows x 32 bytes), to be added to a tile.
 template <int ROW_BYTES> __device__ __forceinline__ u32 a_lane_offset() {

@@ -6,6 +6,9 @@
 // 2t+1, 2t+8, 2t+9. Every transposed copy is written in that order (kernels/quantize.cuh).
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "ptx/convert.cuh"
 
 /// Tokens of a quad, four tokens whose bytes form one word: first, first+1, first+8, first+9.
 __device__ __forceinline__ int first_token_of_quad(int quad) {

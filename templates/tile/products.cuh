@@ -1,4 +1,9 @@
 //===- tile/products.cuh - What both families of products share -------------===//
+#pragma once
+
+#include "ptx/cp_async.cuh"
+#include "tile/accumulators.cuh"
+#include "tile/family.cuh"
 
 /// Scores times the steps of their columns' tokens (in the order sigma); what is left is the rows'.
 template <int COLUMNS8>
@@ -20,8 +25,6 @@ __device__ __forceinline__ void scale_columns(float (&x)[COLUMNS8][4],
 /// Waits for this block's copies into shared memory, and for its readers of what they replaced.
 __device__ __forceinline__ void wait_for_tiles() {
   cp_async_wait<0>();
-#if FAMILY_WGMMA
-  fence_async_proxy();
-#endif
+  publish_copies();
   __syncthreads();
 }

@@ -4,6 +4,11 @@
 // one, finish waits for it. Here they are done when issue_... returns.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "ptx/mma.cuh"
+#include "tile/accumulators.cuh"
+#include "tile/fragments.cuh"
 
 constexpr int SCORE_STEPS = SCORE_ROW_BYTES / 32;
 constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
@@ -69,6 +74,9 @@ template <int ROW_BYTES> struct RowFragments<ROW_BYTES, false> {
 
 using ScoreRows = RowFragments<SCORE_ROW_BYTES, SCORE_ROWS_IN_REGISTERS>;
 using ValueRows = RowFragments<VALUE_ROW_BYTES, VALUE_ROWS_IN_REGISTERS>;
+
+/// The products read shared memory as every other instruction does.
+__device__ __forceinline__ void publish_copies() {}
 
 /// s = rows of A x (64 rows of the tile)^T, for S.
 template <typename Rows>

@@ -5,6 +5,11 @@
 // Operands of S and dP are read from shared memory, so that they cost no registers.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "ptx/wgmma.cuh"
+#include "tile/accumulators.cuh"
+#include "tile/shared_tile.cuh"
 
 constexpr int SCORE_STEPS = SCORE_ROW_BYTES / 32;
 constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
@@ -38,6 +43,9 @@ template <int ROW_BYTES> struct SharedRows {
 };
 using ScoreRows = SharedRows<SCORE_ROW_BYTES>;
 using ValueRows = SharedRows<VALUE_ROW_BYTES>;
+
+/// Makes this thread's finished copies into shared memory visible to the products.
+__device__ __forceinline__ void publish_copies() { fence_async_proxy(); }
 
 /// From a tile's descriptor to that of 32 bytes along its rows.
 template <int ROW_BYTES> __device__ __forceinline__ u64 advance(u64 descriptor, int step) {

@@ -5,6 +5,10 @@
 // non-finite step, so that whatever is computed from it is non-finite too.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "base.cuh"
+#include "ptx/math.cuh"
 
 constexpr float TINY = 1.5046327690525280e-36f; // 2^-119: its reciprocal is still finite
 constexpr int SIGNED_LEVELS = 127;

@@ -5,6 +5,9 @@
 // two: blocks of the largest power of two that divides HEAD_DIM.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "configuration.cuh"
 
 constexpr int HADAMARD_SIZE = HEAD_DIM & -HEAD_DIM;
 constexpr float HADAMARD_NORM = HADAMARD_SIZE == 16    ? 0.25f

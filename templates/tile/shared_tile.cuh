@@ -8,6 +8,10 @@
 // the address.
 //
 //===----------------------------------------------------------------------===//
+#pragma once
+
+#include "configuration.cuh"
+#include "ptx/cp_async.cuh"
 
 constexpr int TILE_ROWS = 64;
 

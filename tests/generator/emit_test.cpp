@@ -1,16 +1,20 @@
 //===- emit_test.cpp - Generated sources, and the golden ones ---------------===//
 //
-// tests/golden/ holds a few sources as they are generated, so that a change of the generator or of
-// a template shows what it changes. SAGEBWD_UPDATE_GOLDEN=1 rewrites them.
+// tests/golden/ holds what the generator itself writes of a few sources: the configuration, the
+// parameters and which templates stand around them. SAGEBWD_UPDATE_GOLDEN=1 rewrites them.
 //
 //===----------------------------------------------------------------------===//
 
 #include "generator/definition.h"
 #include "generator/space.h"
+#include "runtime/generate.h"
+#include "runtime/settings.h"
 #include "tests/cache/temp_directory.h"
 #include "tests/generator/specs.h"
 
-#include <regex>
+#include <filesystem>
+#include <map>
+#include <sstream>
 
 using namespace sagebwd;
 using enum KernelKind;
@@ -36,17 +40,54 @@ int occurrences(const std::string& text, const std::string& part) {
   return count;
 }
 
+/// The lines between a banner and the end of the parameters.
+std::string configuration_of(const std::string& text) {
+  const size_t from = text.find("//===- configuration.cuh"), params = text.find("struct Params {");
+  return text.substr(from, text.find("};\n", params) + 3 - from);
+}
+
+/// The templates of a source, by their banners, in order.
+std::vector<std::string> templates_in_text(const std::string& text) {
+  const std::string start = "//===- ";
+  std::vector<std::string> paths;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (const size_t end = line.find(".cuh - "); line.starts_with(start) && end != line.npos)
+      paths.push_back(line.substr(start.size(), end + 4 - start.size()));
+  return paths;
+}
+
 TEST(Emit, IsOneSelfContainedKernelAndDeterministic) {
   for (const KernelSpec& kernel : sample()) {
     const KernelSource source = emit(kernel), again = emit(KernelSpec(kernel));
     ASSERT_EQ(source.text, again.text) << source.name;
     ASSERT_EQ(source.options, again.options) << source.name;
     ASSERT_EQ(occurrences(source.text, "#include"), 0) << source.name;
+    ASSERT_EQ(occurrences(source.text, "#pragma once"), 0) << source.name;
     ASSERT_EQ(occurrences(source.text, "extern \"C\""), 1) << source.name;
     ASSERT_EQ(occurrences(source.text, source.name + "("), 1) << source.name;
     ASSERT_EQ(occurrences(source.text, "KERNEL("), 0) << source.name;
     ASSERT_EQ(source.text.rfind("// " + source.name + "\n", 0), 0u) << source.name;
     ASSERT_EQ(source.shared_bytes, shared_bytes(kernel.kind, kernel.attention, kernel.tile));
+  }
+}
+
+TEST(Emit, IsAConfigurationAmongWholeTemplates) {
+  for (const KernelSpec& kernel : sample()) {
+    const KernelSource source = emit(kernel);
+    size_t bytes = source.text.find("//===-");
+    for (const std::string& path : templates_in_text(source.text)) {
+      std::string part = path == "configuration.cuh"
+                             ? configuration_of(source.text)
+                             : expanded(path, [&](std::string_view wanted) {
+                                 return wanted == path ? embedded_template(path) : std::string();
+                               });
+      if (const size_t at = part.find("KERNEL("); at != part.npos)
+        part.replace(at, 6, source.name);
+      ASSERT_EQ(occurrences(source.text, part), 1) << source.name << " of " << path;
+      bytes += part.size() + 1; // a blank line between each two
+    }
+    ASSERT_EQ(bytes, source.text.size() + 1) << source.name;
   }
 }
 
@@ -61,6 +102,7 @@ TEST(Emit, LaunchesAsManyThreadsAsTheSourceIsWrittenFor) {
         << source.name;
     if (definition_of(kernel.kind).tiling) {
       ASSERT_EQ(source.threads, kernel.tile.warps * 32) << source.name;
+      ASSERT_GT(source.shared_bytes, 0) << "the kernel would not compare its own with it";
     }
   }
 }
@@ -84,13 +126,34 @@ TEST(Emit, TilesThatDoNotSuitAreRefused) {
 
 TEST(Emit, ReadsTemplatesFromAFolderWhereOneIsNamed) {
   const KernelSpec kernel = test::kernel_of(forward, Pass::forward, {}, "sm_80");
-  const std::string embedded = emit(kernel).text;
-  {
-    test::ScopedVariable folder("SAGEBWD_TEMPLATE_DIR", SAGEBWD_SOURCE_DIR "/templates");
-    EXPECT_EQ(emit(kernel).text, embedded) << "the embedded templates are stale: build again";
-  }
-  test::ScopedVariable nowhere("SAGEBWD_TEMPLATE_DIR", "/nowhere");
-  test::expect_refusal([&] { emit(kernel); }, {"base.cuh", "SAGEBWD_TEMPLATE_DIR", "'/nowhere'"});
+  const KernelSource embedded = emit(kernel);
+  EXPECT_EQ(emit_from(templates_in(SAGEBWD_SOURCE_DIR "/templates"), kernel).text, embedded.text)
+      << "the embedded templates are stale: build again";
+  test::TempDirectory folder;
+  std::filesystem::create_directory(folder / "kernels");
+  test::write_text(folder / "kernels/forward.cuh", "void KERNEL(int);\n");
+  test::ScopedVariable named("SAGEBWD_TEMPLATE_DIR", folder.path());
+  EXPECT_EQ(emit(kernel).text, embedded.text) << "the generator reads no environment";
+  EXPECT_EQ(Settings::from_environment().template_dir, folder.path());
+  EXPECT_NE(emit_from(templates_in(folder.path()), kernel)
+                .text.find("void " + embedded.name + "(int);\n"),
+            std::string::npos);
+  test::expect_refusal([&] { emit_from(templates_in("/nowhere"), kernel); },
+                       {"kernels/forward.cuh", "SAGEBWD_TEMPLATE_DIR", "'/nowhere'"});
+}
+
+TEST(Templates, StandOnceAndAfterWhatTheyInclude) {
+  const std::map<std::string, std::string, std::less<>> files = {
+      {"a", "// a\n#pragma once\n\n#include \"b\"\n#include \"c\"\n\nint a;\n"},
+      {"b", "// b\n#pragma once\n\n#include \"c\"\n\nint b;\n\n\nint b2;"},
+      {"c", "#include \"a\"\n// \"c\"\n"},
+      {"lost", "#include \"nowhere\"\n"}};
+  const TemplateSource source = [&](std::string_view path) {
+    const auto at = files.find(path);
+    return at != files.end() ? at->second : embedded_template(path);
+  };
+  EXPECT_EQ(expanded("a", source), "// \"c\"\n\n// b\n\nint b;\n\nint b2;\n\n// a\n\nint a;\n");
+  test::expect_refusal([&] { expanded("lost", source); }, {"no template 'nowhere'"});
 }
 
 struct Golden {
@@ -112,15 +175,19 @@ TEST(Golden, SourcesAreUnchanged) {
   for (const Golden& golden : kGolden) {
     const KernelSource source =
         emit(test::kernel_of(golden.kind, golden.pass, golden.spec, golden.arch));
+    std::string text = source.text.substr(0, source.text.find("//===-")) +
+                       configuration_of(source.text) + "\n// Its templates:\n";
+    for (const std::string& path : templates_in_text(source.text))
+      text += "//   " + path + "\n";
     const std::string name = source.name.substr(std::string("sagebwd_").size()) + ".cu";
     const std::string path = SAGEBWD_SOURCE_DIR "/tests/golden/" + name;
     if (std::getenv("SAGEBWD_UPDATE_GOLDEN"))
-      test::write_text(path, source.text);
+      test::write_text(path, text);
     const std::string kept = test::read_text(path);
-    if (kept == source.text)
+    if (kept == text)
       continue;
     size_t line = 1;
-    for (size_t i = 0; i < kept.size() && kept[i] == source.text[i]; ++i)
+    for (size_t i = 0; i < kept.size() && kept[i] == text[i]; ++i)
       line += kept[i] == '\n';
     ADD_FAILURE() << "tests/golden/" << name
                   << (kept.empty() ? " is missing"

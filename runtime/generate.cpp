@@ -1,0 +1,28 @@
+//===- generate.cpp - Sources from the templates that the user names --------===//
+
+#include "runtime/generate.h"
+
+#include "runtime/settings.h"
+
+#include <fstream>
+#include <sstream>
+
+namespace sagebwd {
+
+TemplateSource templates_in(std::string folder) {
+  return [folder = std::move(folder)](std::string_view path) {
+    std::ifstream file(folder + "/" + std::string(path));
+    std::ostringstream text;
+    if (!(text << file.rdbuf()))
+      throw SpecError("cannot read template '" + std::string(path) +
+                      "' in SAGEBWD_TEMPLATE_DIR = '" + folder + "'");
+    return text.str();
+  };
+}
+
+KernelSource generate(const KernelSpec& kernel) {
+  const std::string& folder = settings().template_dir;
+  return folder.empty() ? emit(kernel) : emit_from(templates_in(folder), kernel);
+}
+
+} // namespace sagebwd
