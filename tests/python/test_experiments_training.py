@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from sagebwd.experiments import capture, compare, train  # noqa: E402
 from sagebwd.experiments.attentions import AttentionChoice, make_attention  # noqa: E402
 from sagebwd.experiments.compare import PlannedRun, differences  # noqa: E402
+from sagebwd.experiments.config import config_of_record  # noqa: E402
 from sagebwd.experiments.data import Text  # noqa: E402
 from sagebwd.experiments.language_model import LanguageModel, ModelConfig  # noqa: E402
 from sagebwd.experiments.train import NonFinite, TrainConfig  # noqa: E402
@@ -69,7 +70,7 @@ def test_attention_choice_prints_what_it_parses(line):
     "line, named",
     [("flash", "known: sdpa"), ("sdpa:no-smooth-k", "no option 'smooth_k'"),
      ("emulated:precision=qk16", "no option 'precision'"), ("sagebwd:plan=s", "no option 'plan'"),
-     ("emulated:plan=s+xy", "unknown product xy"), ("sagebwd:speed=11", "unknown attention opt")],
+     ("emulated:plan=s+xy", "unknown products xy"), ("sagebwd:speed=11", "unknown attention opt")],
 )  # fmt: skip
 def test_attention_choice_refuses(line, named):
     with pytest.raises(ValueError, match=named):
@@ -233,7 +234,7 @@ def test_train_command_writes_rows_and_a_record(text_file, tmp_path, capsys):
     # Records are committed: no folder of the machine may be in them.
     assert "folder of a machine" not in content and str(tmp_path) not in content
     model, config, choice = capture.load_checkpoint(checkpoint, "cpu", None)
-    assert config == train.config_of_record(record["config"])
+    assert config == config_of_record(record["config"])
     assert model.parameter_count() == record["parameters"] and choice == attention("sdpa")
 
 
@@ -268,15 +269,22 @@ def test_differences_are_over_common_steps():
         differences({1: 1.0}, {2: 1.0})
 
 
-def test_compare_command_survives_a_broken_attention(text_file, tmp_path, capsys):
+def test_compare_command_survives_a_broken_attention(text_file, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
+
+    def break_one(choice, device):
+        if not choice.rotate:
+            raise RuntimeError("broken")
+        return make_attention(choice, device)
+
+    monkeypatch.setattr(train, "make_attention", break_one)
     status = compare.main(
         ["--text", str(text_file), "--out", str(out), *TINY,
-         "--runs", "sdpa", "sagebwd", "emulated", "sdpa:seed=1,steps=8"])  # fmt: skip
-    assert status == 1  # the kernels refuse CPU tensors
+         "--runs", "sdpa", "emulated:no-rotate", "emulated", "sdpa:seed=1,steps=8"])  # fmt: skip
+    assert status == 1
     record = json.loads((out / "training.json").read_text())
     assert record["reference"] == "sdpa"
-    assert record["runs"]["sagebwd"]["status"].startswith("stopped: ")
+    assert record["runs"]["emulated:no-rotate"]["status"] == "stopped: RuntimeError: broken"
     against = record["runs"]["emulated"]["against_reference"]
     assert against["same_batches"] is True
     assert 0 <= against["mean_abs"] <= against["max_abs"] < 0.1

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from sagebwd import Spec
+from sagebwd.options import PRODUCTS, plan_of
 
-from .language_model import Attend
+from .command import Failure, torch
 
-PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
-SIX_OF_SEVEN = frozenset(PRODUCTS) - {"dp"}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Causal self-attention of (batch, heads, tokens, head_dim) queries, keys and values.
+Attend = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 #: FP32 matrices of queries x keys that the emulation holds at once.
 LIVE_MATRICES = 10
 
@@ -29,7 +33,7 @@ class AttentionChoice:
     smooth_k: bool = True
     rotate: bool = True
     precision: str = "six-of-seven"
-    plan: frozenset[str] = SIX_OF_SEVEN
+    plan: frozenset[str] = plan_of("six-of-seven")
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
@@ -41,11 +45,7 @@ class AttentionChoice:
                     f"attention {self.name!r} has no option {field.name!r} (given: {given}); "
                     f"its options: {', '.join(OPTIONS_OF[self.name]) or 'none'}"
                 )
-        if unknown := self.plan - set(PRODUCTS):
-            raise ValueError(
-                f"unknown product {', '.join(sorted(unknown))} in the plan; known: "
-                f"{', '.join(PRODUCTS)}"
-            )
+        Spec(granularity=self.granularity, precision=self.precision)  # refuses unknown ones
 
     @staticmethod
     def parse(text: str) -> AttentionChoice:
@@ -77,9 +77,17 @@ class AttentionChoice:
                 options.append(f"{key}={value}")
         return ":".join(filter(None, (self.name, ",".join(options))))
 
+    def stem(self) -> str:
+        return file_stem(self.label())
+
     def options(self) -> dict:
         """The keywords that this attention's function takes."""
         return {key: value for key, value in asdict(self).items() if key in OPTIONS_OF[self.name]}
+
+
+def file_stem(label: str) -> str:
+    """Of the files of a run, without a suffix."""
+    return "train-" + "".join(c if c.isalnum() or c in "-+" else "-" for c in label)
 
 
 _COMMON = ("granularity", "group_q", "group_kv", "smooth_k", "rotate")
@@ -95,11 +103,18 @@ def _parse_option(key: str, value: str) -> dict:
     if name in ("granularity", "precision") and value:
         return {name: value}
     if name == "plan" and value:
-        return {name: frozenset(() if value == "none" else value.split("+"))}
+        return {name: plan_of(() if value == "none" else value.split("+"))}
     raise ValueError(
         f"unknown attention option {key!r}{'=' + value if value else ''}; known: granularity=row, "
         "group-q=64, group-kv=64, no-smooth-k, no-rotate, precision=qk16, plan=s+pv+dv+dq+dk"
     )
+
+
+def check_runs_on(choice: AttentionChoice, device: torch.device) -> None:
+    """Failure where this attention cannot run there: to be known before anything is written."""
+    if choice.name == "sagebwd" and device.type != "cuda":
+        raise Failure(f"attention {choice.label()!r} needs a CUDA GPU (python -m sagebwd.doctor "
+                      f"says what is missing): on {device.type} there are sdpa and emulated")
 
 
 def make_attention(
@@ -133,6 +148,6 @@ def sdpa(backend: str | None, causal: bool) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with forced():
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return attend

@@ -8,7 +8,6 @@ A run is written ``NAME[:OPTION,...]``; two options belong to the run, not to th
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -16,19 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from .attentions import AttentionChoice
+from . import command
+from .attentions import AttentionChoice, file_stem
+from .config import TrainConfig, add_training_arguments
 from .data import Text
 from .environment import brief, environment, print_failure, write_json
 from .plot import plot_if_possible
-from .train import (
-    TrainConfig,
-    add_training_arguments,
-    config_of,
-    read_rows,
-    recorded_train,
-    save_checkpoint,
-    validation_curve,
-)
+from .train import prepared, read_rows, recorded_train, save_checkpoint, validation_curve
 
 #: SDPA first, as the reference; then ours, two negative controls, and SDPA under another seed.
 DEFAULT_RUNS = (
@@ -70,7 +63,7 @@ class PlannedRun:
         return label + ("," if ":" in label else ":") + ",".join(own) if own else label
 
     def stem(self) -> str:
-        return "train-" + "".join(c if c.isalnum() or c in "-+" else "-" for c in self.label())
+        return file_stem(self.label())
 
     def config(self, common: TrainConfig) -> TrainConfig:
         """A shorter run keeps the schedule of the full one, so that the curves can be compared."""
@@ -121,6 +114,9 @@ class Comparison:
             for step in steps:
                 values = (curve.get(step) for curve in self.curves.values())
                 writer.writerow([step, *("" if v is None else f"{v:.6f}" for v in values)])
+
+    def all_finished(self) -> bool:
+        return all("final_val_loss" in run for run in self.record["runs"].values())
 
     def table(self) -> str:
         lines = [f"{'run':44} {'final val':>10} {'max |d|':>9} {'mean |d|':>9} {'ms/step':>8}"]
@@ -183,7 +179,7 @@ def compare(
             continue
         try:
             result, record = recorded_train(config, run.choice, text, out, run.stem())
-        except Exception as error:  # noqa: BLE001 - one broken attention must not cost the others
+        except Exception as error:  # one broken attention must not cost the others
             print_failure(run.label(), error)
             comparison.add_failure(run.label(), error)
             continue
@@ -195,8 +191,7 @@ def compare(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.compare",
-                                     description=__doc__.splitlines()[0])
+    parser = command.parser("compare", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=list(DEFAULT_RUNS), metavar="RUN",
                         help="the first is the reference; default: " + " ".join(DEFAULT_RUNS))
@@ -204,21 +199,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="keep trained models")
     parser.add_argument("--reuse", action="store_true",
                         help="keep runs that finished there before with the same configuration")
-    options = parser.parse_args(arguments)
-    try:
-        planned = [PlannedRun.parse(run) for run in options.runs]
-        common = config_of(options)
-        for run in planned:
-            run.config(common)
-        text = Text.read(options.text, common.held_out_fraction)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    comparison = compare(planned, common, text, options.out, options.checkpoints,
-                         options.reuse)
-    print(comparison.table())
-    plot_if_possible(options.out / "validation-curves.csv")
-    finished = all("final_val_loss" in r for r in comparison.record["runs"].values())
-    return 0 if finished else 1
+
+    def work(options) -> int:
+        with command.wrong_use(parser):
+            planned = [PlannedRun.parse(run) for run in options.runs]
+            common, text = prepared(options, [run.choice for run in planned])
+            for run in planned:
+                run.config(common)
+        comparison = compare(planned, common, text, options.out, options.checkpoints,
+                             options.reuse)
+        print(comparison.table())
+        plot_if_possible(options.out / "validation-curves.csv")
+        return 0 if comparison.all_finished() else 1
+
+    return command.run(parser, arguments, work)
 
 
 if __name__ == "__main__":

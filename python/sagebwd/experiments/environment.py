@@ -16,7 +16,7 @@ import sys
 import traceback
 from pathlib import Path
 
-import torch
+from .command import torch
 
 #: What a built package or a result depends on; recorded results are left out on purpose.
 SOURCE_FOLDERS = ("generator", "templates", "cache", "runtime", "tools", "python", "tests", "bench")
@@ -29,8 +29,8 @@ def environment() -> dict:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
+        "torch": torch and torch.__version__,
+        "torch_cuda": torch and torch.version.cuda,
         "cpus": os.cpu_count(),
         **gpu(),
         **tree(),
@@ -44,7 +44,7 @@ def command() -> str:
 
 
 def gpu() -> dict:
-    if not torch.cuda.is_available():
+    if torch is None or not torch.cuda.is_available():
         return {"gpu": None}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
