@@ -111,22 +111,10 @@ class _EmulatedAttention(torch.autograd.Function):
 
 @options.refuses_unknown_keywords
 def emulated_attention(
-    q,
-    k,
-    v,
-    *,
-    causal=False,
-    softmax_scale=None,
-    layout="bhsd",
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    plan="six-of-seven",
-    return_lse=False,
+    q, k, v, *, causal=False, softmax_scale=None, layout="bhsd", granularity="row", group_q=None,
+    group_kv=None, smooth_k=True, rotate=True, plan="six-of-seven", return_lse=False,
     math_dtype=torch.float32,
-):
+):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
     Args beyond `sagebwd.attention`'s:

@@ -8,7 +8,6 @@ table stands beside the paper's Table 2, one layer of its trained 325M Llama.
 
 from __future__ import annotations
 
-import pickle
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from .attentions import AttentionChoice, check_runs_on, make_attention
 from .command import torch
 from .config import TrainConfig, add_training_arguments, config_of_record
 from .data import Text
-from .environment import environment, write_json
+from .environment import brief, environment, write_json
 from .train import autocast, prepared, recorded_train, save_checkpoint
 
 if TYPE_CHECKING:
@@ -151,8 +150,10 @@ def load_checkpoint(
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         config = config_of_record(saved["config"] | {"device": device})
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no checkpoint of these commands: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:  # whatever the unpickler makes of bytes of another kind
+        raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
     choice = AttentionChoice.parse(attention or saved["attention"])
     model = LanguageModel(config.model, make_attention(choice, torch.device(device))).to(device)
     model.load_state_dict(saved["model"])

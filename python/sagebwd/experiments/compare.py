@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from . import command
-from .attentions import AttentionChoice, file_stem
+from .attentions import AttentionChoice
 from .config import TrainConfig, add_training_arguments
 from .data import Text
 from .environment import brief, environment, print_failure, write_json
@@ -34,36 +34,16 @@ DEFAULT_RUNS = (
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(AttentionChoice):
     """One run; a seed or number of steps of None means the comparison's."""
 
-    choice: AttentionChoice
     seed: int | None = None
     steps: int | None = None
+    known = AttentionChoice.known + ", seed=1, steps=500"
 
-    @staticmethod
-    def parse(text: str) -> PlannedRun:
-        name, _, options = text.partition(":")
-        own, rest = {}, []
-        for option in filter(None, options.split(",")):
-            key, _, value = option.partition("=")
-            if key in ("seed", "steps"):
-                if not value.isdigit():
-                    raise ValueError(f"{key}={value!r} in {text!r} is not a number")
-                own[key] = int(value)
-            else:
-                rest.append(option)
-        return PlannedRun(AttentionChoice.parse(":".join(filter(None, (name, ",".join(rest))))),
-                          **own)
-
-    def label(self) -> str:
-        own = [f"{key}={getattr(self, key)}" for key in ("seed", "steps")
-               if getattr(self, key) is not None]
-        label = self.choice.label()
-        return label + ("," if ":" in label else ":") + ",".join(own) if own else label
-
-    def stem(self) -> str:
-        return file_stem(self.label())
+    @property
+    def choice(self) -> AttentionChoice:
+        return AttentionChoice(self.name, **self.options())
 
     def config(self, common: TrainConfig) -> TrainConfig:
         """A shorter run keeps the schedule of the full one, so that the curves can be compared."""
@@ -92,12 +72,14 @@ class Comparison:
         kept = ("config", "text", "status", "parameters", "batches_sha256", "seconds",
                 "final_val_loss", "environment")
         reference = self.record["reference"]
+        against = None
+        if label != reference and reference in self.curves:
+            batches = self.record["runs"][reference]["batches_sha256"]
+            against = differences(curve, self.curves[reference]) | {
+                "same_batches": record["batches_sha256"] == batches}
         self.record["runs"][label] = {key: record[key] for key in kept if key in record} | {
             "ms_per_step_median": median(row["ms_per_step"] for row in rows),
-            "against_reference": None if label == reference or reference not in self.curves
-            else differences(curve, self.curves[reference])
-            | {"same_batches": record["batches_sha256"]
-               == self.record["runs"][reference]["batches_sha256"]},
+            "against_reference": against,
         }
         self.write()
 
@@ -124,13 +106,11 @@ class Comparison:
             if "final_val_loss" not in run:
                 lines.append(f"{label:44} {run['status']}")
                 continue
-            against = run["against_reference"]
-            lines.append(
-                f"{label:44} {run['final_val_loss']:10.4f} "
-                + (f"{against['max_abs']:9.4f} {against['mean_abs']:9.4f}" if against
-                   else f"{'-':>9} {'-':>9}")
-                + f" {run['ms_per_step_median']:8.1f}"
-            )
+            gaps = f"{'-':>9} {'-':>9}"
+            if against := run["against_reference"]:
+                gaps = f"{against['max_abs']:9.4f} {against['mean_abs']:9.4f}"
+            lines.append(f"{label:44} {run['final_val_loss']:10.4f} {gaps} "
+                         f"{run['ms_per_step_median']:8.1f}")
         return "\n".join(lines)
 
 

@@ -45,9 +45,6 @@ class Run:
     batches_sha256: str  #: over every batch: equal means that two runs saw the same bytes
     seconds: float
 
-    def validation_curve(self) -> dict[int, float]:
-        return validation_curve(self.rows)
-
 
 def validation_curve(rows: list[dict]) -> dict[int, float]:
     """Step to validation loss, of the rows that have one."""
@@ -139,11 +136,11 @@ def train(config: TrainConfig, choice: AttentionChoice, text: Text, on_row=None)
 
 
 def _optimiser(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
+    """Weight decay is for the matrices alone."""
+    parameters = list(model.parameters())
     groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     fused = torch.device(config.device).type == "cuda"
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=fused)
@@ -193,36 +190,26 @@ def _first_non_finite(model: LanguageModel, config: TrainConfig, sequences: Tens
 class RowWriter:
     """Appends rows to a CSV file and shows one progress line; nothing is lost on an interrupt."""
 
-    def __init__(self, path: Path, steps: int, title: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("w", newline="")
-        self.writer = csv.DictWriter(self.file, COLUMNS)
+    def __init__(self, file, steps: int, title: str) -> None:
+        self.file, self.steps, self.title, self.val_loss = file, steps, title, math.nan
+        self.writer = csv.DictWriter(file, COLUMNS)
         self.writer.writeheader()
-        self.steps, self.title, self.val_loss = steps, title, math.nan
 
     def __call__(self, row: dict) -> None:
-        shown = {
+        self.writer.writerow({
             key: "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
             for key, value in row.items()
-        }
-        self.writer.writerow(shown)
+        })
         self.file.flush()
-        if row["val_loss"] is not None:
-            self.val_loss = row["val_loss"]
-        done = row["step"] / self.steps
-        bar = "#" * round(20 * done)
-        line = (
-            f"{self.title} [{bar:<20}] {row['step']}/{self.steps} train {row['train_loss']:.4f} "
-            f"val {self.val_loss:.4f} {row['ms_per_step']:.1f} ms/step"
-        )
-        last = row["step"] == self.steps
+        new, last = row["val_loss"] is not None, row["step"] == self.steps
+        self.val_loss = row["val_loss"] if new else self.val_loss
+        bar = "#" * round(20 * row["step"] / self.steps)
+        line = (f"{self.title} [{bar:<20}] {row['step']}/{self.steps} train "
+                f"{row['train_loss']:.4f} val {self.val_loss:.4f} {row['ms_per_step']:.1f} ms/step")
         if sys.stderr.isatty():
             print(f"\r{line}", end="\n" if last else "", file=sys.stderr, flush=True)
-        elif last or row["val_loss"] is not None:
+        elif last or new:
             print(line, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        self.file.close()
 
 
 def recorded_train(
@@ -241,16 +228,13 @@ def recorded_train(
         print(f"{choice.label()}: slow; each of its (queries x keys) matrices takes "
               f"{4 * scores / 2**30:.1f} GiB a layer, cut into chunks that fit", file=sys.stderr)
     write_json(out / f"{stem}.json", record)
-    writer = RowWriter(out / f"{stem}.csv", config.run_steps, choice.label())
     try:
-        run = train(config, choice, text, writer)
+        with (out / f"{stem}.csv").open("w", newline="") as file:
+            run = train(config, choice, text, RowWriter(file, config.run_steps, choice.label()))
     except BaseException as error:
-        record["status"] = f"stopped: {brief(error)}"
-        write_json(out / f"{stem}.json", record)
+        write_json(out / f"{stem}.json", record | {"status": f"stopped: {brief(error)}"})
         raise
-    finally:
-        writer.close()
-    curve = run.validation_curve()
+    curve = validation_curve(run.rows)
     record |= {
         "status": "finished",
         "parameters": run.model.parameter_count(),
