@@ -48,12 +48,19 @@ def by_chunks(function, heads_kv, *tensors):
     Takes (B, H, ...) tensors or None, and gives the function's results like them.
     """
     tensors = grouped(heads_kv, *tensors)
-    with full_precision(tensors[0].device):
-        parts = [
+
+    def whole(parts):
+        groups, *rest = parts[0].shape[1:]
+        out = parts[0].new_empty(tensors[0].shape[0] // heads_kv, heads_kv * groups, *rest)
+        torch.cat(parts, out=grouped(heads_kv, out)[0])  # no view: it may be changed in place
+        return out
+
+    with torch.no_grad(), full_precision(tensors[0].device):
+        results = [
             function(*(None if t is None else t[part] for t in tensors))
             for part in chunks(*tensors[:2])
         ]
-    return [torch.cat(x).unflatten(0, (-1, heads_kv)).flatten(1, 2) for x in zip(*parts)]
+        return [whole(parts) for parts in zip(*results)]
 
 
 def forward(q, k, v, rules):

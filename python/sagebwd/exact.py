@@ -46,13 +46,12 @@ def exact_attention(
         found = [t[name] for name in ("O", "lse", "dQ", "dK", "dV")]
         return found + _scales(q, k, v, dout, dlse, t, tau) if scales else found
 
-    gathered = emulation.by_chunks(results, k.shape[1], q, k, v, dout, dlse)
-    found = [
-        Attended(*(x if i == 1 else emulation.swapped(layout, x)[0] for i, x in enumerate(five)))
-        for five in (gathered[:5], gathered[5:])
-        if five
-    ]
-    return tuple(found) if scales else found[0]
+    def attended(out, lse, *gradients):
+        (out,) = emulation.swapped(layout, out)
+        return Attended(out, lse, *emulation.swapped(layout, *gradients))
+
+    found = emulation.by_chunks(results, k.shape[1], q, k, v, dout, dlse)
+    return (attended(*found[:5]), attended(*found[5:])) if scales else attended(*found)
 
 
 def exact_chunk(q, k, v, dout, causal, scale, dlse=None):

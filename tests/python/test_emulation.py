@@ -209,6 +209,13 @@ def test_empty_inputs():
     assert bool((q.grad == 0).all()) and k.grad.shape == k.shape
 
 
+def test_outputs_may_be_changed_in_place():
+    """As long as no gradient is asked for: the backward needs out."""
+    out, lse = emulation.emulated_attention(*tensors(), return_lse=True)
+    expected = 2 * out.detach()
+    assert torch.equal(out.mul_(2), expected) and bool((lse.zero_() == 0).all())
+
+
 def test_double_backward_is_refused():
     q, k, v = tensors()
     out = emulation.emulated_attention(q, k, v)

@@ -27,14 +27,7 @@ TINY_CONFIG = TrainConfig(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def keep_settings():
-    before = torch.are_deterministic_algorithms_enabled()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny tensors: threads cost more than they do
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(before)
+pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
 
 @pytest.fixture

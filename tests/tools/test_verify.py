@@ -1,4 +1,4 @@
-"""sagebwd verify, on a driver whose kernels do nothing and whose memory reads as 1 in every byte."""
+"""sagebwd verify, on a driver whose kernels do nothing and whose memory reads as 1s."""
 
 import pytest
 
