@@ -9,9 +9,9 @@ table stands beside the paper's Table 2, one layer of its trained 325M Llama.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sagebwd import Spec
 
@@ -48,8 +48,7 @@ VARIANTS = {
 }
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """What one attention layer was handed: (batch, heads, tokens, head_dim) each."""
 
     q: Tensor
@@ -111,7 +110,7 @@ def trace_layer(captured: Captured) -> dict[str, dict[str, dict[str, float]]]:
 
     traced = {}
     for name, options in VARIANTS.items():
-        found = trace(captured.q, captured.k, captured.v, captured.dout, causal=True, **options)
+        found = trace(*captured, causal=True, **options)
         traced[name] = {tensor: found[tensor] for tensor in PAPER_TABLE_2}
         if "kernels" in found:  # on a GPU: O, dQ, dK, dV as the kernels give them
             traced[name]["kernels"] = found["kernels"]
@@ -130,16 +129,12 @@ def table(title: str, traced: dict[str, dict[str, dict[str, float]]]) -> str:
 def mean_over_layers(layers: dict[str, dict]) -> dict:
     """The mean of every figure over the traced layers."""
     every = [layer["variants"] for layer in layers.values()]
-    return {
-        variant: {
-            tensor: {
-                key: sum(v[variant][tensor][key] for v in every) / len(every)
-                for key in ("cosine", "rel_l2")
-            }
-            for tensor in PAPER_TABLE_2
-        }
-        for variant in VARIANTS
-    }
+
+    def mean(variant, tensor, key):
+        return sum(one[variant][tensor][key] for one in every) / len(every)
+
+    return {variant: {tensor: {key: mean(variant, tensor, key) for key in ("cosine", "rel_l2")}
+                      for tensor in PAPER_TABLE_2} for variant in VARIANTS}  # fmt: skip
 
 
 def load_checkpoint(
@@ -200,7 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
         captured = capture(model, sequences, config)
         if options.save:
             options.save.parent.mkdir(parents=True, exist_ok=True)
-            torch.save([asdict(layer) for layer in captured], options.save)
+            torch.save([layer._asdict() for layer in captured], options.save)
         write_traces(captured, layers, options.out / "capture.json", {
             "environment": environment(),
             "config": asdict(replace(config, device=options.device)),
@@ -223,10 +218,8 @@ def write_traces(captured: list[Captured], layers: list[int], path: Path, origin
     }
     for layer in layers:
         traced = trace_layer(captured[layer])
-        record["layers"][str(layer)] = {
-            "statistics": statistics(captured[layer]),
-            "variants": traced,
-        }
+        record["layers"][str(layer)] = {"statistics": statistics(captured[layer]),
+                                        "variants": traced}  # fmt: skip
         write_json(path, record)
         print(table(f"layer {layer}", traced), flush=True)
     record["mean_over_layers"] = mean_over_layers(record["layers"])

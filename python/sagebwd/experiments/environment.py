@@ -87,8 +87,8 @@ def tree() -> dict:
 def sources_digest(root: Path) -> str:
     """SHA-256 over the names and contents of the source files, in the order of their names."""
     files = [root / "CMakeLists.txt", root / "pyproject.toml"]
-    for folder in SOURCE_FOLDERS:
-        files += (f for f in (root / folder).rglob("*") if f.suffix in SOURCE_SUFFIXES)
+    files += (f for folder in SOURCE_FOLDERS for f in (root / folder).rglob("*")
+              if f.suffix in SOURCE_SUFFIXES)  # fmt: skip
     digest = hashlib.sha256()
     for file in sorted(f for f in files if f.is_file() and "results" not in f.parts):
         content = file.read_bytes()
