@@ -1,6 +1,6 @@
 """Renews every record that a machine with a GPU can give, in one process, with a progress line.
 
-    python bench/all.py                          # about six minutes on an H200
+    python bench/all.py                          # all of them
     python bench/all.py --only errors cases      # some of them
     python bench/all.py --out FOLDER             # elsewhere than bench/results
 
