@@ -6,6 +6,11 @@ Lengths from 1, queries and keys of different number, strided and padded views, 
 scales, a gradient of lse. All memory that PyTorch hands out is filled with NaN first, and the gaps
 of padded inputs hold NaN, so that an element left unwritten or read from outside shows.
 
+`sagebwd verify` draws cases too, and judges them in C++ by the CPU reference: it is for machines
+without PyTorch, and shares no code with what it judges by. This one goes through PyTorch's operator
+and its strides, and has FP64 and the emulation on the GPU, which is what lets it draw a thousand
+cases, look at every row, and vary magnitudes, scales and layouts more.
+
 A result is wrong if any element is not finite, if its error exceeds that of the emulation of the
 same spec on the same inputs by more than the margins below (once over the whole tensor, and once
 over each row, so that a single wrong token in a large tensor counts), or if it is far from the
@@ -14,6 +19,7 @@ emulation itself.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -22,10 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import torch
-from exact import Attended, exact_attention
 from harness import Record, parse, parser, progress
 from subjects import emulated, subject_of
 
+from sagebwd.exact import Attended, exact_attention
 from sagebwd.experiments.environment import brief, print_failure
 
 #: Kernels and emulation differ by FP32 rounding and by integers that it tips over: noise of the
@@ -205,8 +211,7 @@ def run_case(case: Case, device: str) -> dict:
     found = subject_of(device)(**given, **spec)
     expected = emulated(**given, **spec)
     exact, scale = exact_attention(
-        given["q"], given["k"], given["v"], given["dout"], spec["causal"], case.softmax_scale,
-        given["dlse"])
+        **given, causal=spec["causal"], softmax_scale=case.softmax_scale, scales=True)
     return judge(found, expected, exact, scale)
 
 
@@ -220,7 +225,7 @@ def warm_up(specs: list[dict], device: str, record: Record) -> None:
         options = dict(spec)
         try:
             sagebwd.warmup(dtype=DTYPES[options.pop("dtype")], device=0, **options)
-        except Exception as error:  # noqa: BLE001 - its cases will fail and be counted
+        except Exception as error:  # its cases will fail and be counted
             return error
 
     with ThreadPoolExecutor(4) as pool:
@@ -231,13 +236,21 @@ def warm_up(specs: list[dict], device: str, record: Record) -> None:
                 record.add("not_compiled", {"spec": spec, "error": brief(error)})
 
 
-def poison_allocations() -> None:
+@contextlib.contextmanager
+def poisoned_allocations():
     """Makes PyTorch fill fresh memory, workspaces too, with NaN or the largest integer."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    deterministic, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic
+    before = deterministic, filled.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    if not torch.isnan(torch.empty(8)).all():
-        raise RuntimeError("this PyTorch does not fill uninitialised memory: 2.2 or newer does")
+    filled.fill_uninitialized_memory = True
+    try:
+        if not torch.isnan(torch.empty(8)).all():
+            raise RuntimeError("this PyTorch does not fill uninitialised memory: 2.2 or newer does")
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        filled.fill_uninitialized_memory = before[1]
 
 
 def summary(results: list[dict]) -> dict:
@@ -255,13 +268,7 @@ def summary(results: list[dict]) -> dict:
     return table
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0], "cases.json")
-    options.add_argument("--cases", type=int, default=1000)
-    options.add_argument("--specs", type=int, default=40)
-    options.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
-    options = parse(options, arguments)
-    poison_allocations()
+def prove(options) -> int:
     specs = draw_specs(options.specs, random.Random(options.seed))
     record = Record(
         options.out, cases=options.cases, seed=options.seed, specs=specs,
@@ -274,7 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
         case = draw_case(index, specs, options.seed)
         try:
             result = run_case(case, options.device)
-        except Exception as error:  # noqa: BLE001 - a case that raises is a wrong case
+        except Exception as error:  # a case that raises is a wrong case
             print_failure(f"case {index}", error)
             result = {"wrong": [brief(error)], "figures": {}}
         results.append(result)
@@ -291,6 +298,16 @@ def main(arguments: list[str] | None = None) -> int:
     record.set(ran=len(results), wrong=wrong, distribution=summary(results))
     complete = len(results) == len(indices) and len(indices) > 0
     return record.finish(complete and wrong == 0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser(__doc__, "cases.json")
+    options.add_argument("--cases", type=int, default=1000)
+    options.add_argument("--specs", type=int, default=40)
+    options.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
+    options = parse(options, arguments)
+    with poisoned_allocations():
+        return prove(options)
 
 
 if __name__ == "__main__":

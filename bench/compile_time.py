@@ -10,18 +10,13 @@ the command line's start and output. Needs no GPU.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 from statistics import median
 
-from harness import Record, parser
+from harness import Record, first_cores, parse, parser, run_json
 
-from sagebwd.experiments.environment import brief, repository
+from sagebwd.experiments.environment import brief
 
 COLD_LIMIT_MS = 2000.0
 #: Of a new process that does nothing else, from its start to its end.
@@ -35,53 +30,34 @@ SPECS = {
 }
 
 
-def build(tool: Path, words: list[str], cache: str, cores: list[int]) -> tuple[float, list[dict]]:
-    """Wall time of one process in milliseconds, and the kernels it reports."""
-    environment = os.environ | {"SAGEBWD_CACHE_DIR": cache}
-    start = time.perf_counter()
-    done = subprocess.run(
-        [tool, "build", *words, "--json"], capture_output=True, text=True, env=environment,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores), timeout=300,
-    )
-    wall_ms = (time.perf_counter() - start) * 1e3
-    if done.returncode:
-        raise RuntimeError(f"sagebwd build {' '.join(words)} failed:\n{done.stderr or done.stdout}")
-    return wall_ms, json.loads(done.stdout)["kernels"]
-
-
-def library_alone(tool: Path, words: list[str], cores: list[int]) -> dict:
-    """What bin/cache_speed prints: disk_process_ms, disk_ms, lookup_ns, and more."""
-    done = subprocess.run(
-        [tool.with_name("cache_speed"), *words], capture_output=True, text=True, timeout=300,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )
-    if done.returncode:
-        raise RuntimeError(f"cache_speed {' '.join(words)} failed:\n{done.stderr or done.stdout}")
-    return json.loads(done.stdout)
-
-
-def measure(tool: Path, words: list[str], options) -> dict:
-    cores = sorted(os.sched_getaffinity(0))[: options.cores]
+def measure(words: list[str], options) -> dict:
+    """One operation: `sagebwd build` cold and warm, and what bin/cache_speed prints."""
+    cores = first_cores(options.cores)
     cold, warm = [], []
     for _ in range(options.cold_runs):
         with tempfile.TemporaryDirectory() as cache:
-            wall_ms, kernels = build(tool, words, cache, cores)
+
+            def build(cache=cache) -> tuple[list[dict], float]:
+                printed, seconds = run_json([options.program, "build", *words, "--json"],
+                                            timeout=300, cores=cores, SAGEBWD_CACHE_DIR=cache)
+                return printed["kernels"], seconds * 1e3
+
+            kernels, wall_ms = build()
             cold.append(wall_ms)
             if any(kernel["cached"] for kernel in kernels):
                 raise RuntimeError("an empty cache served a kernel: SAGEBWD_CACHE_DIR is ignored")
             for _ in range(options.warm_runs):
-                wall_ms, again = build(tool, words, cache, cores)
+                again, wall_ms = build()
                 warm.append(wall_ms)
                 if not all(kernel["cached"] for kernel in again):
                     raise RuntimeError("the second process compiled again")
-    alone = library_alone(tool, words, cores)
+    alone, _ = run_json([options.program.with_name("cache_speed"), *words], timeout=300,
+                        cores=cores)
     return {
         "kernels": kernels,
         "cold_ms": {"median": median(cold), "worst": max(cold), "runs": len(cold)},
         "warm_ms": {"median": median(warm), "worst": max(warm), "runs": len(warm)},
-        "disk_process_ms": alone["disk_process_ms"],
-        "disk_ms": alone["disk_ms"],
-        "lookup_ns": alone["lookup_ns"],
+        **{key: alone[key] for key in ("disk_process_ms", "disk_ms", "lookup_ns")},
         "passed": median(cold) <= COLD_LIMIT_MS
         and alone["disk_process_ms"] <= DISK_LIMIT_MS
         and alone["lookup_ns"] <= LOOKUP_LIMIT_NS,
@@ -89,26 +65,20 @@ def measure(tool: Path, words: list[str], options) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0], "compile-time.json")
-    options.add_argument("--tool", type=Path, help="default: build/bin/sagebwd")
+    options = parser(__doc__, "compile-time.json", "sagebwd")
     options.add_argument("--arch", default="sm_90a")
     options.add_argument("--cores", type=int, default=2, help="that the processes may use")
     options.add_argument("--cold-runs", type=int, default=3)
     options.add_argument("--warm-runs", type=int, default=5, help="after each cold one")
-    options = options.parse_args(arguments)
-    root = repository()
-    tool = options.tool or (root / "build/bin/sagebwd" if root else Path("sagebwd"))
-    if not tool.exists():
-        print(f"no {tool}: build it, or name it with --tool", file=sys.stderr)
-        return 2
+    options = parse(options, arguments, gpu=False)
     record = Record(options.out, arch=options.arch, cores=options.cores,
                     limits={"cold_ms": COLD_LIMIT_MS, "disk_process_ms": DISK_LIMIT_MS,
                             "lookup_ns": LOOKUP_LIMIT_NS})
     passed = True
     for name, words in SPECS.items():
         try:
-            row = measure(tool, ["--arch", options.arch, *words], options)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            row = measure(["--arch", options.arch, *words], options)
+        except RuntimeError as error:
             print(f"{name}: {error}", file=sys.stderr)
             record.add("ops", {"op": name, "error": brief(error), "passed": False})
             passed = False

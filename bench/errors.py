@@ -11,10 +11,10 @@ from __future__ import annotations
 import sys
 
 import torch
-from exact import Attended, exact_attention
 from harness import Record, cosine, parse, parser, relative_l2
 from subjects import emulated, subject_of
 
+from sagebwd.exact import Attended, exact_attention
 from sagebwd.experiments.environment import brief, print_failure
 
 TENSORS = ("O", "dQ", "dK", "dV")
@@ -81,7 +81,7 @@ def per_head(found: Attended, exact: Attended) -> dict[str, dict[str, float]]:
 def measure(name, inputs, causal, schemes, limits_of, paper, record: Record, options) -> list[dict]:
     """One input under every scheme; prints and records a row for each as it comes."""
     q, k, v, dout = (x.to(torch.bfloat16) for x in inputs)
-    exact, _ = exact_attention(q, k, v, dout, causal)
+    exact = exact_attention(q, k, v, dout, causal=causal)
     subject = subject_of(options.device)
     rows = []
     for scheme, spec in schemes.items():
@@ -95,7 +95,7 @@ def measure(name, inputs, causal, schemes, limits_of, paper, record: Record, opt
                 tensor: relative_l2(found.named()[tensor], expected.named()[tensor])
                 for tensor in TENSORS
             }
-        except Exception as error:  # noqa: BLE001 - recorded; the other schemes are still measured
+        except Exception as error:  # recorded; the other schemes are still measured
             print_failure(f"{name}, {scheme}", error)
             row |= {"error": brief(error), "passed": False}
         if paper:
@@ -131,7 +131,7 @@ def line(row: dict) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0], "errors.json")
+    options = parser(__doc__, "errors.json")
     options.add_argument("--tokens", type=int, default=4096)
     options.add_argument("--heads", type=int, default=16)
     options.add_argument("--head-dim", type=int, default=128)

@@ -6,52 +6,37 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from harness import Record, parse, parser
+from harness import Ran, Record, parse, parser, run
 
 from sagebwd.experiments.environment import repository
 
 
-def run(words: list, timeout: int) -> tuple[int | None, float]:
-    """The exit status (None: it ran past its limit) with the output passed through."""
-    start = time.perf_counter()
-    try:
-        status = subprocess.run([str(word) for word in words], timeout=timeout).returncode
-    except subprocess.TimeoutExpired:
-        status = None
-    return status, round(time.perf_counter() - start, 2)
-
-
-def suite(name: str, status: int | None, seconds: float, outcomes: dict[str, str]) -> dict:
+def suite(name: str, ran: Ran, outcomes: dict[str, str]) -> dict:
     """What one suite gave; a suite without results counts as failed."""
     named = {kind: sorted(n for n, o in outcomes.items() if o == kind)
              for kind in ("passed", "failed", "skipped")}
     return {
         "suite": name,
-        "exit_status": status,
-        "seconds": seconds,
+        "exit_status": ran.status,
+        "seconds": round(ran.seconds, 2),
         "passed": len(named["passed"]),
         "failed": len(named["failed"]),
         "skipped": len(named["skipped"]),
         "failures": named["failed"],
         "skips": named["skipped"],
-        "complete": status == 0 and bool(named["passed"]) and not named["failed"]
+        "complete": ran.status == 0 and bool(named["passed"]) and not named["failed"]
         and not named["skipped"],
     }
 
 
 def googletest(binary: Path, timeout: int, folder: Path) -> dict:
     report = folder / "googletest.json"
-    if not binary.exists():
-        print(f"no {binary.name}: build it first", file=sys.stderr)
-        return suite("googletest", None, 0.0, {})
-    status, seconds = run([binary, f"--gtest_output=json:{report}"], timeout)
+    ran = run([binary, f"--gtest_output=json:{report}"], timeout=timeout, show=True)
     outcomes = {}
     if report.exists():
         for group in json.loads(report.read_text())["testsuites"]:
@@ -60,13 +45,13 @@ def googletest(binary: Path, timeout: int, folder: Path) -> dict:
                     "skipped" if test.get("result") == "SKIPPED" or test.get("status") == "NOTRUN"
                     else "passed")
                 outcomes[f"{group['name']}.{test['name']}"] = outcome
-    return suite("googletest", status, seconds, outcomes)
+    return suite("googletest", ran, outcomes)
 
 
 def pytest(folder_of_tests: Path, timeout: int, folder: Path) -> dict:
     report = folder / "pytest.xml"
-    status, seconds = run(
-        [sys.executable, "-m", "pytest", "-q", folder_of_tests, f"--junitxml={report}"], timeout)
+    ran = run([sys.executable, "-m", "pytest", "-q", folder_of_tests, f"--junitxml={report}"],
+              timeout=timeout, show=True)
     outcomes = {}
     if report.exists():
         for test in ElementTree.parse(report).iter("testcase"):
@@ -74,24 +59,22 @@ def pytest(folder_of_tests: Path, timeout: int, folder: Path) -> dict:
             outcome = "failed" if kinds & {"failure", "error"} else (
                 "skipped" if "skipped" in kinds else "passed")
             outcomes[f"{test.get('classname', '')}.{test.get('name')}"] = outcome
-    return suite("pytest", status, seconds, outcomes)
+    return suite("pytest", ran, outcomes)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0], "gpu-tests.json")
-    options.add_argument("--binary", type=Path, help="default: build/bin/gpu_tests")
+    options = parser(__doc__, "gpu-tests.json", "gpu_tests")
     options.add_argument("--tests", type=Path, help="default: tests/gpu_python")
     options.add_argument("--timeout", type=int, default=500, help="seconds for each suite")
     options = parse(options, arguments)
     root = repository() or Path.cwd()
     record = Record(options.out)
+    suites = []
     with tempfile.TemporaryDirectory() as folder:
-        suites = [googletest(options.binary or root / "build/bin/gpu_tests", options.timeout,
-                             Path(folder))]
-        record.add("suites", suites[0])
-        suites.append(pytest(options.tests or root / "tests/gpu_python", options.timeout,
-                             Path(folder)))
-        record.add("suites", suites[1])
+        for runner, tests in ((googletest, options.program),
+                              (pytest, options.tests or root / "tests/gpu_python")):
+            suites.append(runner(tests, options.timeout, Path(folder)))
+            record.add("suites", suites[-1])
     totals = {key: sum(s[key] for s in suites) for key in ("passed", "failed", "skipped")}
     record.set(**{f"total_{key}": value for key, value in totals.items()})
     print(totals, *(name for s in suites for name in s["failures"] + s["skips"]), sep="\n  ")

@@ -1,12 +1,15 @@
-"""What every benchmark shares: records that only the harness writes, timing and error figures.
+"""What every benchmark shares: its options, its record, programs that it runs, timing and errors.
 
-A record names the tree, the GPU, the libraries, the command and the date, and is written again
-after every figure, so that an interrupted run keeps what it has.
+A record names the tree, the GPU, the libraries, the command and the date. Only the harness writes
+it, again after every figure, so that an interrupted run keeps what it has.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +19,41 @@ from statistics import median
 
 import torch
 
-from sagebwd.experiments.environment import environment, write_json
+from sagebwd.experiments.environment import environment, repository, write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 #: More than the L2 cache of any GPU we know; written between timed calls.
 FLUSH_BYTES = 256 << 20
+
+
+# ---- the command line and the record -------------------------------------------------------------
+
+
+def parser(description: str, result: str, program: str | None = None) -> argparse.ArgumentParser:
+    """The options that every benchmark has, and one for the built `program` that it measures."""
+    options = argparse.ArgumentParser(description=description.splitlines()[0])
+    options.add_argument("--out", type=Path, default=RESULTS / result,
+                         help=f"the record to write (default: bench/results/{result})")
+    options.add_argument("--device", default="cuda", help="cpu only to try the script itself")
+    options.add_argument("--seed", type=int, default=0)
+    if program:
+        options.add_argument("--tool" if program == "sagebwd" else "--binary", dest="program",
+                             type=Path, default=(repository() or Path()) / "build/bin" / program,
+                             metavar="FILE", help=f"default: build/bin/{program}")
+    return options
+
+
+def parse(
+    options: argparse.ArgumentParser, arguments: list[str] | None, gpu: bool = True
+) -> argparse.Namespace:
+    """The options, once it is sure that what they need is there: a GPU, the program."""
+    parsed = options.parse_args(arguments)
+    if gpu and parsed.device == "cuda" and not torch.cuda.is_available():
+        options.error("no CUDA GPU here: run this on a machine with one")
+    program = getattr(parsed, "program", None)
+    if program and not program.exists():
+        options.error(f"no {program}: build it (./run build), or name another")
+    return parsed
 
 
 class Record:
@@ -63,21 +96,68 @@ def nvrtc_identity() -> str | None:
     return found["identity"] or f"missing: {found['missing']}"
 
 
-def parser(description: str, result: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
-    options = argparse.ArgumentParser(description=description)
-    options.add_argument("--out", type=Path, default=RESULTS / result,
-                         help=f"the record to write (default: bench/results/{result})")
-    options.add_argument("--device", default="cuda", help="cpu only to try the script itself")
-    options.add_argument("--seed", type=int, default=0)
-    return options
+def progress(done: int, total: int, note: str) -> None:
+    """One line on a terminal; elsewhere a line every tenth."""
+    last = done == total
+    if sys.stderr.isatty():
+        print(f"\r{note} {done}/{total}", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last or done % max(1, total // 10) == 0:
+        print(f"{note} {done}/{total}", file=sys.stderr, flush=True)
 
 
-def parse(options: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    parsed = options.parse_args(arguments)
-    if parsed.device == "cuda" and not torch.cuda.is_available():
-        options.error("no CUDA GPU here: run this on a machine with one")
-    return parsed
+# ---- programs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a program gave. Its status is None where it ran past its limit."""
+
+    status: int | None
+    output: str
+    errors: str
+    seconds: float
+
+
+def first_cores(count: int) -> list[int]:
+    """Of those that this process may use."""
+    return sorted(os.sched_getaffinity(0))[:count]
+
+
+def run(words: list, *, timeout: float = 600, cores: list[int] | None = None, show: bool = False,
+        merge: bool = False, **variables: str) -> Ran:
+    """Runs a program with these environment variables on these cores. `show` lets its output
+    through instead of giving it, `merge` gives errors among the output."""
+    pipe = None if show else subprocess.PIPE
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [str(word) for word in words], stdout=pipe, text=True, errors="replace",
+            stderr=subprocess.STDOUT if merge else pipe, timeout=timeout,
+            env=os.environ | variables,
+            preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
+        )
+        status = done.returncode
+    except subprocess.TimeoutExpired as late:
+        done, status = late, None
+    except OSError as error:  # not there, or no program
+        return Ran(127, "", str(error), 0.0)
+    seconds = time.perf_counter() - start
+    texts = (x.decode(errors="replace") if isinstance(x, bytes) else x or ""
+             for x in (done.stdout, done.stderr))
+    return Ran(status, *texts, seconds)
+
+
+def run_json(words: list, **how) -> tuple[dict, float]:
+    """What a program printed as JSON, and its wall seconds; RuntimeError where it fails."""
+    done = run(words, **how)
+    if done.status != 0:
+        why = "ran past its limit" if done.status is None else "failed"
+        command = " ".join(map(str, (Path(words[0]).name, *words[1:])))
+        raise RuntimeError(f"{command} {why}: {done.errors or done.output}")
+    return json.loads(done.output), done.seconds
+
+
+# ---- timing and errors ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -146,12 +226,3 @@ def cosine(x: torch.Tensor, reference: torch.Tensor) -> float:
     x, reference = x.double().flatten(), reference.double().flatten()
     norms = float(x.norm() * reference.norm())
     return float(x @ reference) / norms if norms else float("nan")
-
-
-def progress(done: int, total: int, note: str) -> None:
-    """One line on a terminal; elsewhere a line every tenth."""
-    last = done == total
-    if sys.stderr.isatty():
-        print(f"\r{note} {done}/{total}", end="\n" if last else "", file=sys.stderr, flush=True)
-    elif last or done % max(1, total // 10) == 0:
-        print(f"{note} {done}/{total}", file=sys.stderr, flush=True)

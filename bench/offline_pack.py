@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from harness import Record, parser
-
-from sagebwd.experiments.environment import repository
+from harness import Record, parse, parser, run
 
 #: What the pack above holds: the defaults of sm_90a.
 PRESENT = ["--head-dim", "64,128", "--dtype", "bf16", "--causal", "none,top-left",
@@ -45,41 +41,35 @@ def without_folders(text: str) -> str:
 
 def verify(tool: Path, pack: Path, words: list[str], cases: int) -> dict:
     with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {
-            "SAGEBWD_CACHE_DIR": cache, "SAGEBWD_CACHE_PACKS": str(pack), "SAGEBWD_OFFLINE": "1",
-            "SAGEBWD_NVRTC": str(Path(cache) / "there is no NVRTC"), "SAGEBWD_STATS": "1",
-        }  # fmt: skip
-        done = subprocess.run(
-            [tool, "verify", "--cases", str(cases), *words, "--json"],
-            capture_output=True, text=True, env=environment, timeout=300,
-        )  # fmt: skip
+        done = run(
+            [tool, "verify", "--cases", cases, *words, "--json"], timeout=300,
+            SAGEBWD_CACHE_DIR=cache, SAGEBWD_CACHE_PACKS=str(pack), SAGEBWD_OFFLINE="1",
+            SAGEBWD_NVRTC=f"{cache}/there is no NVRTC", SAGEBWD_STATS="1",
+        )
         kept = sorted(path.name for path in Path(cache).glob("*.kernel"))
-    report = json.loads(done.stdout) if done.stdout.strip() else {}
+    report = json.loads(done.output) if done.output.strip() else {}
     return {
-        "exit_code": done.returncode,
+        "exit_code": done.status,
         "cases": report.get("cases"),
         "wrong": report.get("wrong"),
-        "counters": counters_of(done.stderr),
+        "counters": counters_of(done.errors),
         "kernels_in_directory": len(kept),
         "error": without_folders(
-            next((line for line in done.stderr.splitlines() if "SAGEBWD_OFFLINE" in line), "")
+            next((line for line in done.errors.splitlines() if "SAGEBWD_OFFLINE" in line), "")
         ),
     }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0], "offline-pack.json")
+    options = parser(__doc__, "offline-pack.json", "sagebwd")
     options.add_argument("pack", type=Path)
-    options.add_argument("--tool", type=Path, help="default: build/bin/sagebwd")
     options.add_argument("--cases", type=int, default=40)
-    options = options.parse_args(arguments)
-    root = repository()
-    tool = options.tool or (root / "build/bin/sagebwd" if root else Path("sagebwd"))
+    options = parse(options, arguments, gpu=False)
     content = options.pack.read_bytes()
     record = Record(options.out, cases=options.cases)
     record.set(pack={"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
 
-    present = verify(tool, options.pack, PRESENT, options.cases)
+    present = verify(options.program, options.pack, PRESENT, options.cases)
     counters = present["counters"]
     present["passed"] = (
         present["exit_code"] == 0 and present["wrong"] == 0 and present["cases"] == options.cases
@@ -87,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         and present["kernels_in_directory"] == 0
     )  # fmt: skip
     record.set(present=present)
-    absent = verify(tool, options.pack, ABSENT, 1)
+    absent = verify(options.program, options.pack, ABSENT, 1)
     absent["passed"] = absent["exit_code"] == 1 and "sagebwd prebuild" in absent["error"]
     record.set(absent=absent)
     print(f"{present['cases']} cases, {present['wrong']} wrong, "

@@ -18,16 +18,19 @@ import time
 from pathlib import Path
 from statistics import median
 
-from harness import Record, parser
+from harness import Record, first_cores, parse, parser
 
-from sagebwd.experiments.environment import brief, repository
+from sagebwd.experiments.environment import brief
 
 LIMIT_S = 480.0
 ARCHS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120")
 
 
 def run(command: list, cores: list[int], **variables) -> tuple[dict, float, int]:
-    """What a process printed as JSON, its wall seconds and its peak resident bytes."""
+    """What a process printed as JSON, its wall seconds and its peak resident bytes.
+
+    Not the harness's run(): only wait4 tells the peak of one process.
+    """
     start = time.perf_counter()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, env=os.environ | variables,
@@ -41,11 +44,11 @@ def run(command: list, cores: list[int], **variables) -> tuple[dict, float, int]
     return json.loads(printed), time.perf_counter() - start, usage.ru_maxrss << 10
 
 
-def measure(tool: Path, options, cores: list[int]) -> dict:
+def measure(options, cores: list[int]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         pack = Path(folder) / "fleet.pack"
         figures, wall_s, peak = run(
-            [tool, "prebuild", "--arch", ",".join(options.archs), "--head-dim", "64,128",
+            [options.program, "prebuild", "--arch", ",".join(options.archs), "--head-dim", "64,128",
              "--dtype", "bf16,fp16", "--out", pack, "--json"], cores,
         )
         if figures["compiled"] != figures["kernels"]:
@@ -53,7 +56,7 @@ def measure(tool: Path, options, cores: list[int]) -> dict:
         offline = {"SAGEBWD_CACHE_DIR": f"{folder}/cache", "SAGEBWD_CACHE_PACKS": str(pack),
                    "SAGEBWD_OFFLINE": "1", "SAGEBWD_NVRTC": f"{folder}/none"}
         for arch in options.archs:
-            run([tool, "build", "--arch", arch, "--json"], cores, **offline)
+            run([options.program, "build", "--arch", arch, "--json"], cores, **offline)
         return {
             "wall_s": wall_s,
             "peak_rss_bytes": peak,
@@ -65,24 +68,18 @@ def measure(tool: Path, options, cores: list[int]) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0], "prebuild.json")
-    options.add_argument("--tool", type=Path, help="default: build/bin/sagebwd")
+    options = parser(__doc__, "prebuild.json", "sagebwd")
     options.add_argument("--archs", type=lambda text: text.split(","), default=list(ARCHS))
     options.add_argument("--cores", type=int, default=2, help="that the processes may use")
     options.add_argument("--runs", type=int, default=3)
-    options = options.parse_args(arguments)
-    root = repository()
-    tool = options.tool or (root / "build/bin/sagebwd" if root else Path("sagebwd"))
-    if not tool.exists():
-        print(f"no {tool}: build it, or name it with --tool", file=sys.stderr)
-        return 2
-    cores = sorted(os.sched_getaffinity(0))[: options.cores]
+    options = parse(options, arguments, gpu=False)
+    cores = first_cores(options.cores)
     record = Record(options.out, archs=options.archs, head_dims=[64, 128], dtypes=["bf16", "fp16"],
                     cores=len(cores), limit_s=LIMIT_S)
     runs = []
     for _ in range(options.runs):
         try:
-            runs.append(measure(tool, options, cores))
+            runs.append(measure(options, cores))
         except (RuntimeError, OSError) as error:
             print(error, file=sys.stderr)
             record.add("runs", {"error": brief(error)})
@@ -90,9 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
         record.add("runs", runs[-1])
         one = runs[-1]
         print(f"{one['kernels']} kernels for {len(options.archs)} architectures: "
-              f"{one['wall_s']:.1f} s on {len(cores)} cores, {one['compile_s_per_kernel']:.3f} s a "
-              f"kernel, {one['bytes'] / 2**20:.1f} MiB, peak {one['peak_rss_bytes'] / 2**20:.0f} MiB",
-              flush=True)
+              f"{one['wall_s']:.1f} s on {len(cores)} cores, {one['compile_s_per_kernel']:.3f} s "
+              f"a kernel, {one['bytes'] / 2**20:.1f} MiB, "
+              f"peak {one['peak_rss_bytes'] / 2**20:.0f} MiB", flush=True)
     wall_s = median(one["wall_s"] for one in runs)
     same = len({one["sha256"] for one in runs}) == 1
     record.set(wall_s={"median": wall_s, "worst": max(one["wall_s"] for one in runs)},

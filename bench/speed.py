@@ -81,7 +81,7 @@ def measure(options, head_dim: int, causal: bool, tokens: int, record: Record) -
                 name: relative_l2(x.detach(), y.detach())
                 for name, x, y in zip(("O", "dQ", "dK", "dV"), results, reference)
             }
-        except Exception as error:  # noqa: BLE001 - recorded, and the others are still measured
+        except Exception as error:  # recorded, and the others are still measured
             if label == "fa2":
                 raise
             calls.pop(label, None)
@@ -134,7 +134,7 @@ def line(row: dict) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0], "speed.json")
+    options = parser(__doc__, "speed.json")
     options.add_argument("--ours", nargs="*", default=["sagebwd"], metavar="NAME[:OPTION,...]",
                          help="e.g. sagebwd sagebwd:granularity=block (default: sagebwd)")
     options.add_argument("--peers", nargs="*", default=["cudnn"], choices=["cudnn"])

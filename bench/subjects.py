@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
-from exact import Attended
 from torch import Tensor
+
+from sagebwd.exact import Attended
+
 
 def kernels(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, dlse=None, **options) -> Attended:
     """The kernels, by their explicit forward and backward; `options` as attention takes them."""
@@ -17,8 +19,7 @@ def kernels(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, dlse=None, **optio
 
 def emulated(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, given: Attended | None = None, dlse=None,
-    causal="none", softmax_scale=None, granularity="row", group_q=None, group_kv=None,
-    smooth_k=True, rotate=True, precision="six-of-seven",
+    precision="six-of-seven", **options,
 ) -> Attended:
     """The emulation of the same spec; its backward starts from `given`'s out and lse, if any.
 
@@ -26,14 +27,11 @@ def emulated(
     """
     from sagebwd import emulation
 
-    rules = emulation.rules_of(
-        q.shape[3], causal=causal, softmax_scale=softmax_scale, granularity=granularity,
-        group_q=group_q, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate, plan=precision,
-        dtype=q.dtype, math_dtype=torch.float32,
-    )
-    out, lse = emulation.forward(q, k, v, rules)
+    options["plan"] = precision
+    out, lse = emulation.emulated_forward(q, k, v, **options)
     start = (out, lse) if given is None else (given.out, given.lse)
-    return Attended(out, lse, *emulation.backward(dout, q, k, v, *start, dlse, rules))
+    gradients = emulation.emulated_backward(dout, q, k, v, *start, dlse=dlse, **options)
+    return Attended(out, lse, *gradients)
 
 
 def subject_of(device: str):

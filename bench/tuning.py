@@ -8,17 +8,14 @@ own, so that the records of this machine stay as they are.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
+from collections import Counter
 
-from harness import Record, parser
+from harness import Record, parse, parser, run_json
 
-from sagebwd.experiments.environment import brief, repository
+from sagebwd.experiments.environment import brief
 
 LIMIT_S = 60.0  #: of tuning one operation
 CASES = [
@@ -29,39 +26,23 @@ CASES = [
 ]
 
 
-def tune(tool: Path, case: dict, options, cache: str) -> tuple[float, dict]:
-    """Wall time of one `sagebwd tune` in seconds, and what it prints."""
-    words = ["--head-dim", case["head_dim"], "--seq-len", case["seq_len"],
-             "--causal", case["causal"], "--batch", options.batch, "--heads", options.heads,
-             "--rounds", options.rounds, "--gpu", options.gpu]  # fmt: skip
-    start = time.perf_counter()
-    done = subprocess.run(
-        [tool, "tune", *map(str, words), "--force", "--json"], capture_output=True, text=True,
-        env=os.environ | {"SAGEBWD_CACHE_DIR": cache}, timeout=600, check=False,
-    )  # fmt: skip
-    wall_s = time.perf_counter() - start
-    if done.returncode:
-        raise RuntimeError(f"sagebwd tune failed: {done.stderr or done.stdout}")
-    return wall_s, json.loads(done.stdout)
+def tune(case: dict, options, cache: str) -> tuple[dict, float]:
+    """What one `sagebwd tune` prints, and its wall time in seconds."""
+    given = case | {key: getattr(options, key) for key in ("batch", "heads", "rounds", "gpu")}
+    words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), value)]
+    return run_json([options.program, "tune", *words, "--force", "--json"], SAGEBWD_CACHE_DIR=cache)
 
 
 def row_of(kernel: dict) -> dict:
     """One kernel of a case: default against winner, and what became of all candidates."""
     candidates = {c["tile"]: c for c in kernel["candidates"]}
-    outcomes: dict[str, int] = {}
-    for candidate in kernel["candidates"]:
-        outcomes[candidate["outcome"]] = outcomes.get(candidate["outcome"], 0) + 1
     return {
-        "kernel": kernel["kernel"],
-        "bucket": kernel["bucket"],
-        "default_tile": kernel["default_tile"],
-        "default_ms": kernel["default_ms"],
+        **{key: kernel[key] for key in ("kernel", "bucket", "default_tile", "default_ms")},
         "default_mad_ms": candidates[kernel["default_tile"]]["mad_ms"],
-        "tile": kernel["tile"],
-        "tuned_ms": kernel["tuned_ms"],
+        **{key: kernel[key] for key in ("tile", "tuned_ms")},
         "tuned_mad_ms": candidates[kernel["tile"]]["mad_ms"],
         "speedup": kernel["speedup"],
-        "outcomes": outcomes,
+        "outcomes": Counter(candidate["outcome"] for candidate in kernel["candidates"]),
         "timings": {
             tile: {"median_ms": c["median_ms"], "mad_ms": c["mad_ms"]}
             for tile, c in candidates.items()
@@ -78,18 +59,12 @@ def summary(rows: list[dict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0], "tuning.json")
-    options.add_argument("--tool", type=Path, help="default: build/bin/sagebwd")
+    options = parser(__doc__, "tuning.json", "sagebwd")
     options.add_argument("--gpu", type=int, default=0)
     options.add_argument("--batch", type=int, default=1)
     options.add_argument("--heads", type=int, default=32)
     options.add_argument("--rounds", type=int, default=25)
-    options = options.parse_args(arguments)
-    root = repository()
-    tool = options.tool or (root / "build/bin/sagebwd" if root else Path("sagebwd"))
-    if not tool.exists():
-        print(f"no {tool}: build it, or name it with --tool", file=sys.stderr)
-        return 2
+    options = parse(options, arguments, gpu=False)
     record = Record(options.out, batch=options.batch, heads=options.heads, rounds=options.rounds,
                     cores=len(os.sched_getaffinity(0)), limit_s=LIMIT_S)
     passed = True
@@ -97,8 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
         for case in CASES:
             name = f"D{case['head_dim']} N{case['seq_len']} causal={case['causal']}"
             try:
-                wall_s, printed = tune(tool, case, options, cache)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                printed, wall_s = tune(case, options, cache)
+            except RuntimeError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 record.add("cases", case | {"error": brief(error), "passed": False})
                 passed = False

@@ -1,7 +1,8 @@
 //===- attention.cpp - Trainable INT8 attention from C++ -------------------===//
 //
 // Forward and backward on the GPU, without Python, checked against FP64 on the CPU. Without a GPU
-// it compiles the kernels and says so.
+// it compiles the kernels and says so. All of it is in this file, to be copied; what the project
+// itself runs kernels with is tools/on_gpu.h.
 //
 //   target_link_libraries(your_program PRIVATE sagebwd::sagebwd)
 //

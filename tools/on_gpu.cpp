@@ -1,89 +1,16 @@
 //===- on_gpu.cpp - The kernels, on host data ------------------------------===//
 #include "tools/on_gpu.h"
 
-#include "runtime/driver/driver.h"
-
+#include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 namespace sagebwd::tools {
 
 namespace {
 
-constexpr uint8_t kNaNByte = 0xff; ///< 0xffff is NaN in bf16 and fp16, 0xffffffff in FP32
-
-/// Device memory that starts as NaN.
-class Buffer {
-public:
-  explicit Buffer(size_t bytes) : bytes_(bytes), pointer_(bytes ? driver::allocate(bytes) : 0) {
-    if (bytes)
-      driver::fill(pointer_, kNaNByte, bytes);
-  }
-  ~Buffer() {
-    if (pointer_)
-      driver::release(pointer_);
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  template <typename T = void> T* as() const { return reinterpret_cast<T*>(pointer_); }
-  driver::Pointer pointer() const { return pointer_; }
-  size_t bytes() const { return bytes_; }
-
-private:
-  size_t bytes_;
-  driver::Pointer pointer_;
-};
-
-/// A (batch, head, token, channel) tensor of 16-bit elements and its strides.
-class DeviceTensor {
-public:
-  DeviceTensor(DType dtype, int64_t batch, int64_t heads, int64_t tokens, int head_dim,
-               Layout layout, int64_t padding)
-      : dtype_(dtype), batch_(batch), heads_(heads), tokens_(tokens), head_dim_(head_dim),
-        buffer_(sizeof(uint16_t) * batch * heads * tokens * (head_dim + padding)) {
-    int64_t row = head_dim + padding;
-    view_.data = buffer_.as();
-    view_.stride_b = heads * tokens * row;
-    view_.stride_h = layout == Layout::bhsd ? tokens * row : row;
-    view_.stride_s = layout == Layout::bhsd ? row : heads * row;
-  }
-
-  const Tensor& view() const { return view_; }
-
-  /// From contiguous (batch, head, token, channel). Padding holds NaN.
-  void upload(const std::vector<float>& values) {
-    std::vector<uint16_t> bits(buffer_.bytes() / sizeof(uint16_t), 0xffff);
-    for_each_element(
-        [&](size_t at, size_t index) { bits[at] = reference::encode(dtype_, values[index]); });
-    driver::copy_to_device(buffer_.pointer(), bits.data(), buffer_.bytes());
-  }
-
-  std::vector<float> download() const {
-    std::vector<uint16_t> bits(buffer_.bytes() / sizeof(uint16_t));
-    driver::copy_to_host(bits.data(), buffer_.pointer(), buffer_.bytes());
-    std::vector<float> values(static_cast<size_t>(batch_ * heads_ * tokens_ * head_dim_));
-    for_each_element(
-        [&](size_t at, size_t index) { values[index] = reference::decode(dtype_, bits[at]); });
-    return values;
-  }
-
-private:
-  /// Calls with the offset in memory and the index in the contiguous order.
-  template <typename Visit> void for_each_element(Visit visit) const {
-    size_t index = 0;
-    for (int64_t b = 0; b < batch_; ++b)
-      for (int64_t h = 0; h < heads_; ++h)
-        for (int64_t s = 0; s < tokens_; ++s)
-          for (int64_t d = 0; d < head_dim_; ++d)
-            visit(b * view_.stride_b + h * view_.stride_h + s * view_.stride_s + d, index++);
-  }
-
-  DType dtype_;
-  int64_t batch_, heads_, tokens_;
-  int head_dim_;
-  Buffer buffer_;
-  Tensor view_;
-};
+constexpr size_t kGuardBytes = 4096; ///< keeps the driver's alignment of 256 bytes
+constexpr uint16_t kUnwritten = 0xffff;
 
 } // namespace
 
@@ -98,73 +25,171 @@ void require_gpu(int device, const char* command) {
                        std::to_string(driver::device_count()) + ", numbered from 0.");
 }
 
-reference::Outputs<float> run_on_gpu(Attention& attention, int device,
-                                     const reference::Inputs& inputs, Layout layout,
-                                     int64_t padding) {
-  const Problem& problem = inputs.problem;
-  const bool backward = !inputs.dout.empty();
-  const float scale = inputs.softmax_scale != 0
-                          ? inputs.softmax_scale
-                          : 1 / std::sqrt(static_cast<float>(inputs.head_dim));
-  driver::DeviceScope scope(device);
+Buffer::Buffer(size_t bytes, std::optional<uint8_t> start)
+    : bytes_(bytes), guard_(start ? kGuardBytes : 0),
+      memory_(driver::allocate(bytes + 2 * guard_)) {
+  if (start)
+    driver::fill(memory_, kPoison, bytes + 2 * guard_);
+  if (start && *start != kPoison)
+    driver::fill(pointer(), *start, bytes);
+}
 
-  auto queries = [&] {
-    return DeviceTensor(attention.spec().dtype, problem.batch, problem.heads, problem.seq_q,
-                        inputs.head_dim, layout, padding);
-  };
-  auto keys = [&] {
-    return DeviceTensor(attention.spec().dtype, problem.batch, problem.heads_kv, problem.seq_kv,
-                        inputs.head_dim, layout, padding);
-  };
-  DeviceTensor q = queries(), out = queries(), k = keys(), v = keys();
-  q.upload(inputs.q);
-  k.upload(inputs.k);
-  v.upload(inputs.v);
-  const size_t lse_count = problem.batch * problem.heads * problem.seq_q;
-  Buffer lse(sizeof(float) * lse_count);
-  Buffer forward_workspace(attention.forward_workspace_bytes(problem));
+void Buffer::check_size(size_t given) const {
+  if (given != bytes_)
+    throw std::logic_error("given are " + std::to_string(given) + " bytes for device memory of " +
+                           std::to_string(bytes_));
+}
 
-  ForwardArgs forward;
-  forward.problem = problem;
-  forward.q = q.view(), forward.k = k.view(), forward.v = v.view();
-  forward.out = out.view();
-  forward.lse = lse.as<float>();
-  forward.softmax_scale = scale;
-  forward.workspace = forward_workspace.as();
-  forward.workspace_bytes = forward_workspace.bytes();
-  attention.forward(forward);
+void Buffer::check_guards(const char* name, Faults& faults) const {
+  std::vector<uint8_t> guard(guard_);
+  for (const auto& [where, place] :
+       {std::pair{"before ", memory_}, std::pair{"after ", pointer() + bytes_}}) {
+    if (guard_)
+      driver::copy_to_host(guard.data(), place, guard_);
+    if (std::any_of(guard.begin(), guard.end(), [](uint8_t byte) { return byte != kPoison; }))
+      faults.push_back(std::string("memory ") + where + name + " was written to");
+  }
+}
 
+DeviceTensor::DeviceTensor(DType dtype, int64_t batch, int64_t heads, int64_t tokens,
+                           int64_t channels, Layout layout, std::optional<uint8_t> start)
+    : dtype_(dtype), sizes_{batch, heads, tokens, channels},
+      buffer_(sizeof(uint16_t) * batch * heads * tokens * (channels + layout.padding), start) {
+  const int64_t row = channels + layout.padding;
+  view_ = {buffer_.as(), heads * tokens * row, layout.bshd ? row : tokens * row,
+           layout.bshd ? heads * row : row};
+}
+
+template <typename Visit> void DeviceTensor::for_each(Visit visit) const {
+  size_t index = 0;
+  for (int64_t b = 0; b < sizes_[0]; ++b)
+    for (int64_t h = 0; h < sizes_[1]; ++h)
+      for (int64_t s = 0; s < sizes_[2]; ++s)
+        for (int64_t c = 0; c < sizes_[3]; ++c)
+          visit(b * view_.stride_b + h * view_.stride_h + s * view_.stride_s + c, index++);
+}
+
+void DeviceTensor::upload(const std::vector<float>& values) {
+  if (values.size() != static_cast<size_t>(sizes_[0] * sizes_[1] * sizes_[2] * sizes_[3]))
+    throw std::logic_error("a tensor is given " + std::to_string(values.size()) + " values");
+  std::vector<uint16_t> bits(buffer_.bytes() / sizeof(uint16_t), kUnwritten);
+  for_each([&](size_t at, size_t i) { bits[at] = reference::encode(dtype_, values[i]); });
+  buffer_.upload(bits);
+}
+
+std::vector<float> DeviceTensor::download(const char* name, Faults& faults) const {
+  std::vector<uint16_t> bits = buffer_.download<uint16_t>();
+  std::vector<float> values(sizes_[0] * sizes_[1] * sizes_[2] * sizes_[3]);
+  size_t unwritten = 0;
+  for_each([&](size_t at, size_t i) {
+    unwritten += bits[at] == kUnwritten;
+    values[i] = reference::decode(dtype_, bits[at]);
+    bits[at] = kUnwritten;
+  });
+  if (unwritten)
+    faults.push_back(std::to_string(unwritten) + " elements of " + name + " were not written");
+  if (std::any_of(bits.begin(), bits.end(), [](uint16_t x) { return x != kUnwritten; }))
+    faults.push_back(std::string(name) + ": the padding between tokens was written to");
+  buffer_.check_guards(name, faults);
+  return values;
+}
+
+Operands::Operands(const Attention& attention, const reference::Inputs& in, const RunOptions& given)
+    : problem(in.problem), dtype(attention.spec().dtype), channels(in.head_dim), options(given),
+      forward_workspace(attention.forward_workspace_bytes(problem), options.workspace_start),
+      backward_workspace(attention.backward_workspace_bytes(problem), options.workspace_start) {
+  q.upload(in.q);
+  k.upload(in.k);
+  v.upload(in.v);
+  dout.upload(in.dout);
+  if (!in.dlse.empty())
+    dlse.upload(in.dlse);
+  const float scale =
+      in.softmax_scale != 0 ? in.softmax_scale : 1 / std::sqrt(static_cast<float>(channels));
+  forward = {problem,
+             q.view(),
+             k.view(),
+             v.view(),
+             out.view(),
+             lse.as<float>(),
+             scale,
+             forward_workspace.as(),
+             forward_workspace.bytes(),
+             options.stream};
+  backward = {problem,
+              q.view(),
+              k.view(),
+              v.view(),
+              out.view(),
+              dout.view(),
+              lse.as<float>(),
+              in.dlse.empty() ? nullptr : dlse.as<float>(),
+              dq.view(),
+              dk.view(),
+              dv.view(),
+              scale,
+              backward_workspace.as(),
+              backward_workspace.bytes(),
+              options.stream};
+  // The copies and fills ran on the null stream, which other streams do not wait for.
+  driver::synchronize();
+}
+
+DeviceTensor Operands::queries() const {
+  return DeviceTensor(dtype, problem.batch, problem.heads, problem.seq_q, channels, options.layout,
+                      options.start);
+}
+
+DeviceTensor Operands::keys() const {
+  return DeviceTensor(dtype, problem.batch, problem.heads_kv, problem.seq_kv, channels,
+                      options.layout, options.start);
+}
+
+reference::Outputs<float> Operands::download(Faults& faults) const {
   reference::Outputs<float> result;
+  result.o = out.download("out", faults);
+  result.dq = dq.download("dq", faults);
+  result.dk = dk.download("dk", faults);
+  result.dv = dv.download("dv", faults);
+  result.lse = lse.download<float>();
+  const std::vector<uint32_t> bits = lse.download<uint32_t>();
+  if (const auto unwritten = std::count(bits.begin(), bits.end(), 0xffffffffu))
+    faults.push_back(std::to_string(unwritten) + " elements of lse were not written");
+  lse.check_guards("lse", faults);
+  forward_workspace.check_guards("the forward workspace", faults);
+  backward_workspace.check_guards("the backward workspace", faults);
+  return result;
+}
+
+reference::Outputs<float> run_on_gpu(Attention& attention, int device,
+                                     const reference::Inputs& inputs, const RunOptions& options,
+                                     Faults* faults) {
+  driver::DeviceScope scope(device);
+  Operands operands(attention, inputs, options);
+  attention.forward(operands.forward);
+  attention.backward(operands.backward);
   driver::synchronize();
-  result.o = out.download();
-  result.lse.resize(lse_count);
-  driver::copy_to_host(result.lse.data(), lse.pointer(), lse.bytes());
-  if (!backward)
-    return result;
+  Faults found;
+  auto outputs = operands.download(found);
+  if (!faults && !found.empty())
+    throw LibraryError("the kernels of " + to_string(attention.spec()) + " are wrong: " + found[0]);
+  if (faults)
+    *faults = std::move(found);
+  return outputs;
+}
 
-  DeviceTensor dout = queries(), dq = queries(), dk = keys(), dv = keys();
-  dout.upload(inputs.dout);
-  Buffer dlse(sizeof(float) * inputs.dlse.size());
-  if (!inputs.dlse.empty())
-    driver::copy_to_device(dlse.pointer(), inputs.dlse.data(), dlse.bytes());
-  Buffer backward_workspace(attention.backward_workspace_bytes(problem));
-
-  BackwardArgs args;
-  args.problem = problem;
-  args.q = q.view(), args.k = k.view(), args.v = v.view();
-  args.out = out.view(), args.dout = dout.view();
-  args.lse = lse.as<float>();
-  args.dlse = inputs.dlse.empty() ? nullptr : dlse.as<float>();
-  args.dq = dq.view(), args.dk = dk.view(), args.dv = dv.view();
-  args.softmax_scale = scale;
-  args.workspace = backward_workspace.as();
-  args.workspace_bytes = backward_workspace.bytes();
-  attention.backward(args);
-
-  driver::synchronize();
-  result.dq = dq.download();
-  result.dk = dk.download();
-  result.dv = dv.download();
+reference::Outputs<float> emulate_like(const AttentionSpec& spec, const reference::Inputs& in,
+                                       const reference::Outputs<float>& run) {
+  const reference::ProductPlan plan = reference::plan_of(spec.precision);
+  reference::Inputs forward_only = in;
+  forward_only.dout.clear();
+  forward_only.dlse.clear();
+  auto forward = reference::emulate(forward_only, spec, plan, /*keep_matrices=*/false,
+                                    /*round_outputs=*/true);
+  auto result = reference::emulate(in, spec, plan, /*keep_matrices=*/false, /*round_outputs=*/true,
+                                   &run.o, &run.lse);
+  result.o = std::move(forward.o);
+  result.lse = std::move(forward.lse);
   return result;
 }
 

@@ -1,21 +1,130 @@
 //===- on_gpu.h - The kernels, on host data --------------------------------===//
+//
+// What the command line and the GPU tests run kernels with. Device memory starts as 0xff bytes,
+// which is NaN in bf16, fp16 and FP32 and never what a kernel stores (its NaNs are 0x7fff and
+// 0x7fffffff), and lies between guards: what is not written, or written beside, shows.
+//
+//===----------------------------------------------------------------------===//
 #pragma once
 
 #include "runtime/attention.h"
+#include "runtime/driver/driver.h"
 #include "runtime/reference/reference.h"
 
-namespace sagebwd::tools {
+#include <optional>
+#include <string>
+#include <vector>
 
-/// How the tensors lie in device memory.
-enum class Layout { bhsd, bshd };
+namespace sagebwd::tools {
 
 /// Raises LibraryError with a remedy where there is no such GPU.
 void require_gpu(int device, const char* command);
 
-/// Copies the inputs to the operation's device, runs forward and backward, copies o, lse, dq, dk
-/// and dv back. `padding` adds unused elements (a multiple of 8) to every token's stride, and the
-/// outputs' memory starts as NaN, so an element that is not written is seen.
+inline constexpr uint8_t kPoison = 0xff;
+
+/// What was not written, or written where nothing belongs; a sentence each.
+using Faults = std::vector<std::string>;
+
+/// Device memory between two guards.
+class Buffer {
+public:
+  /// Without `start` it is neither filled nor guarded: what compute-sanitizer wants to see.
+  explicit Buffer(size_t bytes, std::optional<uint8_t> start = kPoison);
+  ~Buffer() { driver::release(memory_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  driver::Pointer pointer() const { return memory_ + guard_; }
+  template <typename T = void> T* as() const { return reinterpret_cast<T*>(pointer()); }
+  size_t bytes() const { return bytes_; }
+
+  /// Copies as many bytes as there are.
+  template <typename T> void upload(const std::vector<T>& values) {
+    check_size(values.size() * sizeof(T));
+    driver::copy_to_device(pointer(), values.data(), bytes_);
+  }
+  template <typename T> std::vector<T> download() const {
+    std::vector<T> values(bytes_ / sizeof(T));
+    driver::copy_to_host(values.data(), pointer(), bytes_);
+    return values;
+  }
+  void check_guards(const char* name, Faults&) const;
+
+private:
+  void check_size(size_t given) const;
+
+  size_t bytes_, guard_;
+  driver::Pointer memory_;
+};
+
+/// Where the elements of a (batch, head, token, channel) tensor lie. `padding` elements (a multiple
+/// of 8) follow each token.
+struct Layout {
+  bool bshd = false;
+  int64_t padding = 0;
+};
+
+/// A tensor of 16-bit elements in device memory.
+class DeviceTensor {
+public:
+  DeviceTensor(DType, int64_t batch, int64_t heads, int64_t tokens, int64_t channels, Layout,
+               std::optional<uint8_t> start);
+
+  const Tensor& view() const { return view_; }
+  /// From contiguous values; padding stays NaN.
+  void upload(const std::vector<float>& values);
+  /// To contiguous values. A fault where an element is not written, or anything else is.
+  std::vector<float> download(const char* name, Faults&) const;
+
+private:
+  /// Calls with the place in memory and the index in contiguous order.
+  template <typename Visit> void for_each(Visit) const;
+
+  DType dtype_;
+  int64_t sizes_[4];
+  Buffer buffer_;
+  Tensor view_;
+};
+
+struct RunOptions {
+  Layout layout;
+  driver::Stream stream = nullptr;
+  std::optional<uint8_t> workspace_start = kPoison;
+  std::optional<uint8_t> start = kPoison; ///< of all other memory
+};
+
+/// All memory of one forward and backward call on the current device; inputs are uploaded.
+struct Operands {
+  Operands(const Attention&, const reference::Inputs&, const RunOptions& = {});
+
+  DeviceTensor queries() const;
+  DeviceTensor keys() const;
+  size_t rows_bytes() const {
+    return sizeof(float) * problem.batch * problem.heads * problem.seq_q;
+  }
+  /// All outputs, with what is wrong with their memory and the workspaces'.
+  reference::Outputs<float> download(Faults&) const;
+
+  Problem problem;
+  DType dtype;
+  int channels;
+  RunOptions options;
+  DeviceTensor q = queries(), k = keys(), v = keys(), dout = queries();
+  DeviceTensor out = queries(), dq = queries(), dk = keys(), dv = keys();
+  Buffer lse{rows_bytes(), options.start}, dlse{rows_bytes(), options.start};
+  Buffer forward_workspace, backward_workspace;
+  ForwardArgs forward;
+  BackwardArgs backward;
+};
+
+/// Copies the inputs to a device, runs forward and backward, copies o, lse, dq, dk and dv back.
+/// Without a place for the faults LibraryError is raised where there are any.
 reference::Outputs<float> run_on_gpu(Attention&, int device, const reference::Inputs&,
-                                     Layout = Layout::bhsd, int64_t padding = 0);
+                                     const RunOptions& = {}, Faults* = nullptr);
+
+/// What a run of these inputs should give: the emulated forward, and the emulated backward of the
+/// run's own out and lse.
+reference::Outputs<float> emulate_like(const AttentionSpec&, const reference::Inputs&,
+                                       const reference::Outputs<float>& run);
 
 } // namespace sagebwd::tools

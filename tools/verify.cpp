@@ -50,7 +50,8 @@ public:
                 "Draws lengths, strides, heads, sigmas and seeds, runs forward and backward, and\n"
                 "compares O, dQ, dK and dV with FP64 on the CPU. A tensor is wrong where it holds\n"
                 "a non-finite value, or where its error exceeds the bound that its quantisation\n"
-                "implies (see README). Exit code 1 where any is. Needs a GPU.\n"
+                "implies (see README); so is a write beside a tensor. Exit code 1 where any is. "
+                "Needs a GPU.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd verify\n"
@@ -67,7 +68,7 @@ public:
   ExitCode run() override;
 
 private:
-  void record(const VerifyCase&, const std::vector<Verdict>&);
+  void record(const VerifyCase&, const std::vector<Verdict>&, const Faults&);
   void print_as_json() const;
   void print_summary() const;
 
@@ -100,14 +101,17 @@ ExitCode Verify::run() {
     std::unique_ptr<Attention>& operation = operations[to_string(drawn.spec)];
     if (!operation)
       operation = std::make_unique<Attention>(drawn.spec, gpu_);
-    record(drawn, check_on_gpu(*operation, gpu_, drawn));
+    Faults faults;
+    const std::vector<Verdict> verdicts = check_on_gpu(*operation, gpu_, drawn, faults);
+    record(drawn, verdicts, faults);
     progress.advance(to_string(drawn));
   }
   json ? print_as_json() : print_summary();
   return wrong_.empty() ? kDone : kFailed;
 }
 
-void Verify::record(const VerifyCase& drawn, const std::vector<Verdict>& verdicts) {
+void Verify::record(const VerifyCase& drawn, const std::vector<Verdict>& verdicts,
+                    const Faults& faults) {
   ++done_;
   specs_.insert(to_string(drawn.spec));
   coverage_.add(drawn);
@@ -123,6 +127,8 @@ void Verify::record(const VerifyCase& drawn, const std::vector<Verdict>& verdict
       complaint += format(" %s %.4f > %.4f%s", verdict.tensor.c_str(), verdict.rel_l2,
                           verdict.bound, verdict.finite ? "" : " (non-finite)");
   }
+  for (const std::string& fault : faults)
+    complaint += " " + fault + ";";
   if (!complaint.empty())
     wrong_.push_back(to_string(drawn) + ":" + complaint);
   if (!json && !quiet_)

@@ -2,6 +2,7 @@
 #include "tools/verify_case.h"
 
 #include "tools/console.h"
+#include "tools/distance.h"
 
 #include <algorithm>
 #include <cmath>
@@ -54,35 +55,6 @@ int64_t draw_length(Random& random, int64_t max_len) {
   return std::min(length, max_len);
 }
 
-double norm(const std::vector<double>& values) {
-  double sum = 0;
-  for (double value : values)
-    sum += value * value;
-  return std::sqrt(sum);
-}
-
-template <typename A, typename B>
-double distance(const std::vector<A>& a, const std::vector<B>& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
-    sum += difference * difference;
-  }
-  return std::sqrt(sum);
-}
-
-/// The largest norm of a token's vector.
-double longest_row(const std::vector<float>& values, int head_dim) {
-  double longest = 0;
-  for (size_t begin = 0; begin < values.size(); begin += head_dim) {
-    double sum = 0;
-    for (int d = 0; d < head_dim; ++d)
-      sum += static_cast<double>(values[begin + d]) * values[begin + d];
-    longest = std::max(longest, sum);
-  }
-  return std::sqrt(longest);
-}
-
 Verdict judge(std::string tensor, double cap, const std::vector<float>& run,
               const std::vector<float>& emulated, const std::vector<double>& exact, double terms) {
   Verdict verdict;
@@ -95,9 +67,9 @@ Verdict judge(std::string tensor, double cap, const std::vector<float>& run,
   }
   // All zero on both sides is right.
   double scale = std::max({norm(exact), terms / 16, 1e-30});
-  verdict.rel_l2 = distance(run, exact) / scale;
-  verdict.to_emulation = distance(run, emulated) / scale;
-  verdict.bound = std::min(distance(emulated, exact) / scale + kSlack, cap);
+  verdict.rel_l2 = distance(run, exact).error / scale;
+  verdict.to_emulation = distance(run, emulated).error / scale;
+  verdict.bound = std::min(distance(emulated, exact).error / scale + kSlack, cap);
   return verdict;
 }
 
@@ -127,8 +99,8 @@ std::string to_string(const VerifyCase& drawn) {
                 sagebwd::to_string(drawn.spec).c_str(), static_cast<long long>(problem.batch),
                 static_cast<long long>(problem.heads), static_cast<long long>(problem.heads_kv),
                 static_cast<long long>(problem.seq_q), static_cast<long long>(problem.seq_kv),
-                drawn.layout == Layout::bhsd ? "bhsd" : "bshd",
-                static_cast<long long>(drawn.padding), drawn.sigma, drawn.dlse ? " dlse" : "",
+                drawn.layout.bshd ? "bshd" : "bhsd", static_cast<long long>(drawn.layout.padding),
+                drawn.sigma, drawn.dlse ? " dlse" : "",
                 static_cast<unsigned long long>(drawn.seed));
 }
 
@@ -167,8 +139,8 @@ VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len) {
     problem.batch = 1;
   if (too_much())
     problem.heads /= problem.heads_kv, problem.heads_kv = 1;
-  drawn.layout = random.one_of({Layout::bhsd, Layout::bshd});
-  drawn.padding = random.one_of<int64_t>({0, 0, 8, 64});
+  drawn.layout.bshd = random.one_of({false, true});
+  drawn.layout.padding = random.one_of<int64_t>({0, 0, 8, 64});
   drawn.sigma = random.one_of({0.1, 0.5, 1.0, 1.0, 2.0, 3.0, 5.0, 8.0});
   drawn.dlse = random.one_in(8);
   return drawn;
@@ -189,29 +161,25 @@ reference::Inputs inputs_of(const VerifyCase& drawn) {
 
 std::vector<Verdict> check(const VerifyCase& drawn, const reference::Inputs& inputs,
                            const reference::Outputs<float>& run) {
-  const AttentionSpec& spec = drawn.spec;
-  const reference::ProductPlan plan = reference::plan_of(spec.precision);
-  reference::Outputs<double> exact = reference::exact(inputs, spec.causal);
-  reference::Outputs<float> forward =
-      reference::emulate(inputs, spec, plan, /*keep_matrices=*/false, /*round_outputs=*/true);
-  reference::Outputs<float> backward = reference::emulate(
-      inputs, spec, plan, /*keep_matrices=*/false, /*round_outputs=*/true, &run.o, &run.lse);
+  const reference::Outputs<double> exact = reference::exact(inputs, drawn.spec.causal);
+  const reference::Outputs<float> emulated = emulate_like(drawn.spec, inputs, run);
   // dS = P o (dP - delta) is a difference: these are the sizes of what is subtracted.
   const double cap = cap_of(drawn);
   const double tau = 1 / std::sqrt(static_cast<double>(inputs.head_dim));
   const double deltas = tau * norm(exact.delta);
-  return {judge("O", cap, run.o, forward.o, exact.o, 0),
-          judge_lse(cap, run.lse, forward.lse, exact.lse),
-          judge("dQ", cap, run.dq, backward.dq, exact.dq,
-                deltas * longest_row(inputs.k, inputs.head_dim)),
-          judge("dK", cap, run.dk, backward.dk, exact.dk,
-                deltas * longest_row(inputs.q, inputs.head_dim)),
-          judge("dV", cap, run.dv, backward.dv, exact.dv, 0)};
+  return {judge("O", cap, run.o, emulated.o, exact.o, 0),
+          judge_lse(cap, run.lse, emulated.lse, exact.lse),
+          judge("dQ", cap, run.dq, emulated.dq, exact.dq,
+                deltas * longest_token(inputs.k, inputs.head_dim)),
+          judge("dK", cap, run.dk, emulated.dk, exact.dk,
+                deltas * longest_token(inputs.q, inputs.head_dim)),
+          judge("dV", cap, run.dv, emulated.dv, exact.dv, 0)};
 }
 
-std::vector<Verdict> check_on_gpu(Attention& operation, int device, const VerifyCase& drawn) {
+std::vector<Verdict> check_on_gpu(Attention& operation, int device, const VerifyCase& drawn,
+                                  Faults& faults) {
   reference::Inputs inputs = inputs_of(drawn);
-  return check(drawn, inputs, run_on_gpu(operation, device, inputs, drawn.layout, drawn.padding));
+  return check(drawn, inputs, run_on_gpu(operation, device, inputs, {drawn.layout}, &faults));
 }
 
 void Coverage::add(const VerifyCase& drawn) {
@@ -223,8 +191,8 @@ void Coverage::add(const VerifyCase& drawn) {
   sigmas_.insert(drawn.sigma);
   unequal_ += problem.seq_q != problem.seq_kv;
   ragged_ += problem.seq_q % 64 != 0 || problem.seq_kv % 64 != 0;
-  bshd_ += drawn.layout == Layout::bshd;
-  padded_ += drawn.padding != 0;
+  bshd_ += drawn.layout.bshd;
+  padded_ += drawn.layout.padding != 0;
   dlse_ += drawn.dlse;
 }
 

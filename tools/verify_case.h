@@ -1,4 +1,9 @@
 //===- verify_case.h - One random problem, and its verdict -----------------===//
+//
+// For machines without PyTorch: the CPU reference is the judge. bench/cases.py draws problems for
+// PyTorch's operator, with FP64 and the emulation on the GPU, and says there what it does more.
+//
+//===----------------------------------------------------------------------===//
 #pragma once
 
 #include "tools/on_gpu.h"
@@ -15,8 +20,7 @@ namespace sagebwd::tools {
 struct VerifyCase {
   AttentionSpec spec;
   Problem problem;
-  Layout layout = Layout::bhsd;
-  int64_t padding = 0; ///< unused elements after each token
+  Layout layout;
   double sigma = 1;
   bool dlse = false; ///< a gradient flows into lse
   uint64_t seed = 0;
@@ -48,8 +52,8 @@ inline constexpr double kSlack = 4e-3;
 /// there dS is mostly cancellation.
 double cap_of(const VerifyCase&);
 
-/// Runs the case and compares it.
-std::vector<Verdict> check_on_gpu(Attention&, int device, const VerifyCase&);
+/// Runs the case and compares it; what is wrong with its memory goes to the faults.
+std::vector<Verdict> check_on_gpu(Attention&, int device, const VerifyCase&, Faults&);
 /// The comparison alone: what `run` gives for the inputs against FP64.
 std::vector<Verdict> check(const VerifyCase&, const reference::Inputs&,
                            const reference::Outputs<float>& run);

@@ -39,37 +39,51 @@ def chunks(q, k):
     """Slices of grouped heads, each with at most CHUNK_ELEMENTS scores (or one group)."""
     each = q.shape[1] * q.shape[2] * k.shape[2]
     step = max(1, CHUNK_ELEMENTS // max(1, each))
-    return [slice(i, i + step) for i in range(0, q.shape[0], step)]
+    return [slice(i, i + step) for i in range(0, max(1, q.shape[0]), step)]
+
+
+def by_chunks(function, heads_kv, *tensors):
+    """`function(q, k, ...)` of a few grouped heads at a time, so that memory stays bounded.
+
+    Takes (B, H, ...) tensors or None, and gives the function's results like them.
+    """
+    tensors = grouped(heads_kv, *tensors)
+
+    def whole(parts):
+        groups, *rest = parts[0].shape[1:]
+        out = parts[0].new_empty(tensors[0].shape[0] // heads_kv, heads_kv * groups, *rest)
+        torch.cat(parts, out=grouped(heads_kv, out)[0])  # no view: it may be changed in place
+        return out
+
+    with torch.no_grad(), full_precision(tensors[0].device):
+        results = [
+            function(*(None if t is None else t[part] for t in tensors))
+            for part in chunks(*tensors[:2])
+        ]
+        return [whole(parts) for parts in zip(*results)]
 
 
 def forward(q, k, v, rules):
     """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`."""
-    out = torch.zeros(q.shape, dtype=rules.dtype, device=q.device)
-    lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
     if q.numel() == 0 or k.numel() == 0:
-        return out, lse
-    tensors = grouped(k.shape[1], q, k, v, out, lse)
-    with full_precision(q.device):
-        for part in chunks(*tensors[:2]):
-            *inputs, out_part, lse_part = (t[part] for t in tensors)
-            for to, computed in zip((out_part, lse_part), forward_chunk(*inputs, rules)):
-                to.copy_(computed)
-    return out, lse
+        return q.new_zeros(q.shape), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+
+    def rounded(*chunk):
+        out, lse = forward_chunk(*chunk, rules)
+        return out.to(rules.dtype), lse.float()
+
+    return by_chunks(rounded, k.shape[1], q, k, v)
 
 
 def backward(dout, q, k, v, out, lse, dlse, rules):
     """(dq, dk, dv) in `rules.dtype`."""
-    gradients = [torch.zeros(t.shape, dtype=rules.dtype, device=q.device) for t in (q, k, v)]
     if q.numel() == 0 or k.numel() == 0:
-        return gradients
-    inputs = grouped(k.shape[1], q, k, v, out, lse, dout, dlse)
-    outputs = grouped(k.shape[1], *gradients)
-    with full_precision(q.device):
-        for part in chunks(*inputs[:2]):
-            chunk = [None if t is None else t[part] for t in inputs]
-            for to, computed in zip(outputs, backward_chunk(*chunk, rules)):
-                to[part].copy_(computed)
-    return gradients
+        return [t.new_zeros(t.shape) for t in (q, k, v)]
+
+    def rounded(*chunk):
+        return [gradient.to(rules.dtype) for gradient in backward_chunk(*chunk, rules)]
+
+    return by_chunks(rounded, k.shape[1], q, k, v, out, lse, dout, dlse)
 
 
 class _Gradients(torch.autograd.Function):
@@ -104,22 +118,10 @@ class _EmulatedAttention(torch.autograd.Function):
 
 @options.refuses_unknown_keywords
 def emulated_attention(
-    q,
-    k,
-    v,
-    *,
-    causal=False,
-    softmax_scale=None,
-    layout="bhsd",
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    plan="six-of-seven",
-    return_lse=False,
+    q, k, v, *, causal=False, softmax_scale=None, layout="bhsd", granularity="row", group_q=None,
+    group_kv=None, smooth_k=True, rotate=True, plan="six-of-seven", return_lse=False,
     math_dtype=torch.float32,
-):
+):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
     Args beyond `sagebwd.attention`'s:
@@ -138,7 +140,7 @@ def emulated_attention(
         granularity=granularity, group_q=group_q, group_kv=group_kv, smooth_k=smooth_k,
         rotate=rotate, plan=plan, math_dtype=math_dtype,
     )  # fmt: skip
-    out, lse = _EmulatedAttention.apply(*_swapped(layout, q, k, v), rules)
+    out, lse = _EmulatedAttention.apply(*swapped(layout, q, k, v), rules)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
@@ -147,15 +149,15 @@ def emulated_attention(
 def emulated_forward(q, k, v, *, layout="bhsd", **given):
     """(out, lse) as `sagebwd.attention_forward` gives them; options of `emulated_attention`."""
     rules = emulation_rules(q, k, v, layout=layout, **given)
-    out, lse = forward(*_swapped(layout, q, k, v), rules)
-    return _swapped(layout, out)[0], lse
+    out, lse = forward(*swapped(layout, q, k, v), rules)
+    return swapped(layout, out)[0], lse
 
 
 def emulated_backward(dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", **given):
     """[dq, dk, dv] as `sagebwd.attention_backward` gives them; options of `emulated_attention`."""
     rules = emulation_rules(q, k, v, layout=layout, **given)
-    tensors = _swapped(layout, dout, q, k, v, out)
-    return _swapped(layout, *backward(*tensors, lse, dlse, rules))
+    tensors = swapped(layout, dout, q, k, v, out)
+    return swapped(layout, *backward(*tensors, lse, dlse, rules))
 
 
 @options.refuses_unknown_keywords
@@ -172,7 +174,7 @@ def emulation_rules(
             raise SpecError(
                 f"{name} is {t.dtype} on {t.device}, q is {q.dtype} on {q.device}; they must agree"
             )
-    (b, h, m, d), (bk, hk, n, dk) = (t.shape for t in _swapped(layout, q, k))
+    (b, h, m, d), (bk, hk, n, dk) = (t.shape for t in swapped(layout, q, k))
     if k.shape != v.shape or b != bk or d != dk or not h or not hk or h % hk:
         raise SpecError(
             f"q, k and v have shapes {tuple(q.shape)}, {tuple(k.shape)} and "
@@ -186,7 +188,7 @@ def emulation_rules(
     )  # fmt: skip
 
 
-def _swapped(layout, *tensors):
+def swapped(layout, *tensors):
     """Between (B, H, S, D) and the layout, which is its own inverse."""
     return [t.transpose(1, 2) for t in tensors] if layout == "bshd" else list(tensors)
 

@@ -57,20 +57,9 @@ def _kernel_defaults(head_dim, granularity, plan, device):
 
 
 def rules_of(
-    head_dim,
-    *,
-    causal,
-    softmax_scale,
-    granularity,
-    group_q,
-    group_kv,
-    smooth_k,
-    rotate,
-    plan,
-    dtype,
-    math_dtype,
-    device=None,
-):
+    head_dim, *, causal, softmax_scale, granularity, group_q, group_kv, smooth_k, rotate, plan,
+    dtype, math_dtype, device=None,
+):  # fmt: skip
     """Checked `Rules`; raises SpecError. Groups may have any size here; left out, they are those of
     the kernels on `device`."""
     plan = options.plan_of(plan)

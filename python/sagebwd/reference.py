@@ -5,8 +5,11 @@ multiple of Hk; lse, dlse and delta are (B, H, M). Everything is multi-threaded 
 GIL. Invalid arguments raise SpecError.
 """
 
+import math
+import numbers
+
 from sagebwd import _core
-from sagebwd.options import check_softmax_scale, plan_of, spec
+from sagebwd.options import SpecError, check_softmax_scale, plan_of, spec
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to"]
 
@@ -32,12 +35,25 @@ def random_inputs(
 
     The same seed gives the same numbers on every machine.
     """
+    heads_kv = heads if heads_kv is None else heads_kv
+    seq_len_kv = seq_len if seq_len_kv is None else seq_len_kv
+    sizes = dict(seq_len=seq_len, head_dim=head_dim, heads=heads, heads_kv=heads_kv, batch=batch,
+                 seq_len_kv=seq_len_kv)  # fmt: skip
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
+            raise SpecError(f"{name}={size!r}: pass a whole number of at least 1")
+    if batch * head_dim * max(heads * seq_len, heads_kv * seq_len_kv) > 1 << 36:
+        raise SpecError(f"more than 2**36 elements in one tensor: {sizes}")
+    if not isinstance(sigma, numbers.Real) or not 0 <= sigma < math.inf:
+        raise SpecError(f"sigma={sigma!r}: pass a finite number of at least 0")
+    if not isinstance(seed, numbers.Integral) or not 0 <= seed < 1 << 64:
+        raise SpecError(f"seed={seed!r}: pass a whole number from 0 to 2**64 - 1")
     return _core.random_inputs(
         batch=batch,
         heads=heads,
-        heads_kv=heads_kv or heads,
+        heads_kv=heads_kv,
         seq_q=seq_len,
-        seq_kv=seq_len_kv or seq_len,
+        seq_kv=seq_len_kv,
         head_dim=head_dim,
         dtype=dtype,
         sigma=sigma,
@@ -83,6 +99,8 @@ def emulate(
     of sagebwd.PRODUCTS. `round_outputs` rounds out, dq, dk, dv to `dtype`, as the kernels do. With
     `out` and `lse` given, the backward starts from them. Returns the dict of `exact()`, in float32.
     """
+    if (out is None) != (lse is None):
+        raise SpecError("out and lse go together: pass both, of one forward, or neither")
     plan = plan_of(precision)
     rules = spec(
         head_dim=q.shape[-1],

@@ -118,43 +118,10 @@ class _Error:
         }
 
 
-def exact_chunk(q, k, v, dout, causal, scale):
-    """Attention and its gradients in FP64 for q (n, G, M, D) and k, v (n, 1, N, D).
-
-    Returns the tensors of TENSORS by name.
-    """
-    import torch
-
-    from sagebwd.numerics import visible_keys
-
-    q, k, v, dout = (t.double() for t in (q, k, v, dout))
-    s = (q @ k.mT) * scale
-    visible = visible_keys(causal, q.shape[-2], k.shape[-2], q.device)
-    if visible is not None:
-        s = s.masked_fill(~visible, -torch.inf)
-    p = torch.softmax(s, -1)
-    if visible is not None:
-        p = p.masked_fill(~visible.any(-1, keepdim=True), 0)  # rows that see no key
-    out = p @ v
-    delta = (dout * out).sum(-1, keepdim=True)
-    dp = dout @ v.mT
-    ds = p * (dp - delta)
-    return {
-        "delta": delta,
-        "P": p,
-        "dP": dp,
-        "dS": ds,
-        "O": out,
-        "dQ": scale * (ds @ k),
-        "dK": scale * (ds.mT @ q).sum(1, keepdim=True),
-        "dV": (p.mT @ dout).sum(1, keepdim=True),
-    }
-
-
 def _trace_torch(tensors, dtype, precision, softmax_scale, options_given):
     import torch
 
-    from sagebwd import emulation, numerics
+    from sagebwd import emulation, exact, numerics
 
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)
     if low is None:
@@ -170,7 +137,7 @@ def _trace_torch(tensors, dtype, precision, softmax_scale, options_given):
     with emulation.full_precision(q.device):
         for part in emulation.chunks(*chunked[:2]):
             q, k, v, dout = (t[part] for t in chunked)
-            reference = exact_chunk(q, k, v, dout, rules.causal, rules.scale)
+            reference = exact.exact_chunk(q, k, v, dout, rules.causal, rules.scale)
             for name, x in emulated_chunk(q, k, v, dout, rules).items():
                 errors[name].add(x, reference[name])
             for name, x in kernels.items():

@@ -1,8 +1,11 @@
 """Tests of the kernels through PyTorch. Without PyTorch and a CUDA GPU each is skipped by name."""
 
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))  # subjects.py
 
 
 def pytest_collection_modifyitems(items):

@@ -1,9 +1,11 @@
 """What the kernels compute, against FP64 and against the emulation of the same numerics."""
 
 import pytest
+from inputs import NAMES, make, relative, torch
+from subjects import emulated, kernels
+
 import sagebwd
-from fp64 import NAMES, exact, make, relative, torch
-from sagebwd import emulation
+from sagebwd.exact import exact_attention
 
 # Over the paper's figures for sigma = 1 by what short sequences add; the emulation binds closer.
 LIMITS = {
@@ -13,30 +15,25 @@ LIMITS = {
 EMULATION_LIMIT = 3e-3
 
 
-def run(q, k, v, dout, dlse=None, **options):
-    out, lse = sagebwd.attention_forward(q, k, v, **options)
-    gradients = sagebwd.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
-    return dict(zip(NAMES, (out, lse, *gradients)))
+def run(*tensors, **options):
+    return vars(kernels(*tensors, **options))
 
 
-def emulate(q, k, v, dout, given, dlse=None, precision="six-of-seven", **options):
-    out, lse = emulation.emulated_forward(q, k, v, plan=precision, **options)
-    gradients = emulation.emulated_backward(dout, q, k, v, given["out"], given["lse"], dlse=dlse,
-                                            plan=precision, **options)  # fmt: skip
-    return dict(zip(NAMES, (out, lse, *gradients)))
+def exact(*tensors, **options):
+    return vars(exact_attention(*tensors, **options))
 
 
-def check(tensors, *, dlse=None, limits=None, **options):
-    got = run(*tensors, dlse=dlse, **options)
-    places = {n: options[n] for n in ("causal", "layout", "softmax_scale") if n in options}
-    reference = exact(*tensors, dlse=dlse, **places)
-    emulated = emulate(*tensors, given=got, dlse=dlse, **options)
+def check(tensors, *, limits=None, **options):
+    found = kernels(*tensors, **options)
+    places = ("dlse", "causal", "layout", "softmax_scale")
+    reference = exact(*tensors, **{n: options[n] for n in places if n in options})
+    expected = vars(emulated(*tensors, given=found, **options))
     limits = limits or LIMITS[options.get("granularity", "row")]
-    for name in NAMES:
-        assert got[name].shape == reference[name].shape
-        assert got[name].is_contiguous()
-        assert relative(got[name], reference[name]) <= limits[name], f"{name} against FP64"
-        assert relative(got[name], emulated[name]) <= EMULATION_LIMIT, f"{name} against emulation"
+    for name, got in vars(found).items():
+        assert got.shape == reference[name].shape
+        assert got.is_contiguous()
+        assert relative(got, reference[name]) <= limits[name], f"{name} against FP64"
+        assert relative(got, expected[name]) <= EMULATION_LIMIT, f"{name} against emulation"
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])
@@ -44,7 +41,7 @@ def check(tensors, *, dlse=None, limits=None, **options):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("d", [64, 128])
 def test_specs(d, dtype, causal, granularity):
-    # Long enough for the few values that an approximate exponential rounds the other way to average.
+    # Long: the few values that an approximate exponential rounds the other way average.
     check(make(1024, h=8, d=d, dtype=dtype), causal=causal, granularity=granularity)
 
 

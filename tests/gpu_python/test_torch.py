@@ -1,8 +1,9 @@
 """The operators in PyTorch: dispatch, autograd, compile, checkpoints, streams, graphs."""
 
 import pytest
+from inputs import NAMES, make, relative, torch
+
 import sagebwd
-from fp64 import NAMES, make, relative, torch
 
 
 def leaves(*args, **kwargs):

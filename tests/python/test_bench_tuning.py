@@ -76,6 +76,8 @@ def test_over_the_limit_fails(tool, tmp_path, monkeypatch):
     assert code == 1 and not any(case["passed"] for case in record["cases"])
 
 
-def test_without_the_tool(tmp_path):
+def test_without_the_tool(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out.json")]
-    assert tuning.main(["--tool", str(tmp_path / "none"), *out]) == 2
+    with pytest.raises(SystemExit) as left:
+        tuning.main(["--tool", str(tmp_path / "none"), *out])
+    assert left.value.code == 2 and "build it" in capsys.readouterr().err

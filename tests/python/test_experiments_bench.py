@@ -1,5 +1,6 @@
 """The measuring harness: what it records, what it calls wrong, its scripts without a GPU."""
 
+import importlib
 import json
 import math
 import random
@@ -21,21 +22,15 @@ import gpu_tests  # noqa: E402
 import harness  # noqa: E402
 import plot  # noqa: E402
 import speed  # noqa: E402
-from exact import exact_attention, visible  # noqa: E402
 from subjects import emulated  # noqa: E402
+
+from sagebwd.exact import exact_attention  # noqa: E402
 
 ENVIRONMENT = {"date", "command", "torch", "gpu", "commit", "tree", "dirty", "sources_sha256",
                "nvrtc"}  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def keep_settings():
-    before = torch.are_deterministic_algorithms_enabled()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny tensors: threads cost more than they do
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(before)
+pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
 
 def read(path):
@@ -49,7 +44,7 @@ def test_record_is_complete_after_every_figure(tmp_path):
     path = tmp_path / "results" / "some.json"
     record = harness.Record(path, tokens=4)
     assert read(path)["status"] == "running" and read(path)["parameters"] == {"tokens": 4}
-    assert ENVIRONMENT <= read(path)["environment"].keys()
+    assert read(path)["environment"].keys() >= ENVIRONMENT
     record.add("rows", {"error": math.nan})
     assert read(path)["rows"] == [{"error": "nan"}]
     assert record.finish(passed=False) == 1
@@ -93,40 +88,6 @@ def test_relative_l2():
     assert harness.relative_l2(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0])) == 0.2
     assert harness.relative_l2(torch.zeros(2), torch.zeros(2)) == 0
     assert harness.relative_l2(torch.ones(2), torch.zeros(2)) == math.inf
-
-
-# ---- the exact reference -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("causal", ["none", "top-left", "bottom-right"])
-@pytest.mark.parametrize("seq_q, seq_kv", [(5, 5), (7, 3), (3, 7)])
-def test_exact_attention_is_autograds(causal, seq_q, seq_kv, monkeypatch):
-    monkeypatch.setattr("exact.BUDGET_BYTES", 1)  # one head at a time
-    torch.manual_seed(0)
-    q, dout = (torch.randn(2, 4, seq_q, 8, dtype=torch.float64) for _ in range(2))
-    k, v = (torch.randn(2, 2, seq_kv, 8, dtype=torch.float64) for _ in range(2))
-    dlse = torch.randn(2, 4, seq_q, dtype=torch.float64)
-    found, scale = exact_attention(q, k, v, dout, causal, 0.3, dlse)
-
-    for t in (q, k, v):
-        t.requires_grad_()
-    s = 0.3 * q @ k.repeat_interleave(2, 1).mT
-    mask = visible(causal, seq_q, seq_kv, "cpu")
-    seen = torch.ones(seq_q, dtype=torch.bool)
-    if mask is not None:
-        seen = mask.any(-1)
-        s = s.masked_fill(~mask, -math.inf)
-    s = s[:, :, seen]
-    out = s.softmax(-1) @ v.repeat_interleave(2, 1)
-    loss = (out * dout[:, :, seen]).sum() + (s.logsumexp(-1) * dlse[:, :, seen]).sum()
-    gradients = torch.autograd.grad(loss, (q, k, v))
-    assert torch.allclose(found.out[:, :, seen], out)
-    assert torch.allclose(found.lse[:, :, seen], s.logsumexp(-1))
-    for x, y in zip((found.dq, found.dk, found.dv), gradients):
-        assert torch.allclose(x, y)
-    assert not found.out[:, :, ~seen].any() and (found.lse[:, :, ~seen] == -math.inf).all()
-    # Noise of relative size e in every term gives about e times the scale.
-    assert (scale.out[:, :, seen] > 0).all() and torch.isfinite(scale.dq).all()
 
 
 # ---- cases ---------------------------------------------------------------------------------------
@@ -174,7 +135,7 @@ def judged():
                    key_offset=0.0, softmax_scale=None, with_dlse=False)  # fmt: skip
     given = cases.inputs_of(case, "cpu")
     options = {key: spec[key] for key in spec if key not in ("head_dim", "dtype")}
-    exact, scale = exact_attention(given["q"], given["k"], given["v"], given["dout"], "top-left")
+    exact, scale = exact_attention(**given, causal="top-left", scales=True)
     return given, options, emulated(**given, **options), exact, scale
 
 
@@ -239,10 +200,13 @@ def test_cases_command_counts_what_is_wrong(tmp_path, monkeypatch):
     assert not record["passed"]
 
 
-def test_fresh_memory_is_poisoned():
-    cases.poison_allocations()
-    assert torch.isnan(torch.empty(1000)).all()
-    assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
+def test_fresh_memory_is_poisoned_and_only_there():
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    with cases.poisoned_allocations():
+        assert torch.isnan(torch.empty(1000)).all()
+        assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory == before
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -355,3 +319,60 @@ def test_gpu_test_run_takes_nothing_for_success(tmp_path):
     found = gpu_tests.pytest(tmp_path / "test_some.py", 60, tmp_path)
     assert (found["passed"], found["skipped"], found["complete"]) == (1, 1, False)
     assert found["skips"] == ["test_some.test_b"] or found["skips"][0].endswith("test_b")
+
+
+# ---- programs, and all of them ----------------------------------------------------------------
+
+
+def test_programs_are_run_with_a_limit_and_tell_why_they_fail(tmp_path):
+    done = harness.run([sys.executable, "-c", "import os; print(os.environ['A'])"], A="b")
+    assert (done.status, done.output, done.errors) == (0, "b\n", "") and done.seconds > 0
+    late = harness.run([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
+                       timeout=2)
+    assert late.status is None and late.output in ("1\n", "") and late.seconds < 20
+    with pytest.raises(RuntimeError, match="failed: oh no"):
+        harness.run_json([sys.executable, "-c", "import sys; sys.exit('oh no')"])
+    with pytest.raises(RuntimeError, match="No such file"):
+        harness.run_json([tmp_path / "absent"])
+    printed, seconds = harness.run_json([sys.executable, "-c", "print('[1]')"],
+                                        cores=harness.first_cores(1))
+    assert printed == [1] and seconds > 0
+
+
+def test_one_that_is_not_built_is_wrong_use(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        compile_time.main(["--tool", str(tmp_path / "none")])
+    assert left.value.code == 2 and "build it" in capsys.readouterr().err
+
+
+def test_all_runs_each_as_its_own_command_and_survives_one(tmp_path, monkeypatch, capsys):
+    every = importlib.import_module("all")
+    seen = []
+
+    def main_of(name, outcome):
+        def main(words):
+            seen.append((name, words, sys.argv[0]))
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        return main
+
+    outcomes = {"gpu_tests": 0, "sanitize": SystemExit(2), "compile_time": 0,
+                "tuning": RuntimeError("boom"), "speed": 1, "errors": 0, "cases": 0}
+    for name, outcome in outcomes.items():
+        monkeypatch.setattr(importlib.import_module(name), "main", main_of(name, outcome))
+    before = list(sys.argv)
+    assert every.main(["--out", str(tmp_path)]) == 1
+    assert sys.argv == before
+    assert [one[0] for one in seen] == list(every.BENCHMARKS) == list(outcomes)
+    assert seen[0][1:] == (["--out", str(tmp_path / "gpu-tests.json")], "gpu_tests.py")
+    assert "FAILED: sanitize, tuning, speed" in capsys.readouterr().out
+    assert every.main(["--out", str(tmp_path), "--only", "cases", "errors"]) == 0
+    assert [one[0] for one in seen[-2:]] == ["errors", "cases"]
+
+
+def test_all_names_the_records_that_there_are():
+    every = importlib.import_module("all")
+    for name, record in every.BENCHMARKS.items():
+        assert f'"{record}"' in (BENCH / f"{name}.py").read_text()

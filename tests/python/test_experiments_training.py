@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from sagebwd.experiments import capture, compare, train  # noqa: E402
 from sagebwd.experiments.attentions import AttentionChoice, make_attention  # noqa: E402
 from sagebwd.experiments.compare import PlannedRun, differences  # noqa: E402
+from sagebwd.experiments.config import config_of_record  # noqa: E402
 from sagebwd.experiments.data import Text  # noqa: E402
 from sagebwd.experiments.language_model import LanguageModel, ModelConfig  # noqa: E402
 from sagebwd.experiments.train import NonFinite, TrainConfig  # noqa: E402
@@ -26,14 +27,7 @@ TINY_CONFIG = TrainConfig(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def keep_settings():
-    before = torch.are_deterministic_algorithms_enabled()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny tensors: threads cost more than they do
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(before)
+pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
 
 @pytest.fixture
@@ -69,7 +63,7 @@ def test_attention_choice_prints_what_it_parses(line):
     "line, named",
     [("flash", "known: sdpa"), ("sdpa:no-smooth-k", "no option 'smooth_k'"),
      ("emulated:precision=qk16", "no option 'precision'"), ("sagebwd:plan=s", "no option 'plan'"),
-     ("emulated:plan=s+xy", "unknown product xy"), ("sagebwd:speed=11", "unknown attention opt")],
+     ("emulated:plan=s+xy", "unknown products xy"), ("sagebwd:speed=11", "unknown attention opt")],
 )  # fmt: skip
 def test_attention_choice_refuses(line, named):
     with pytest.raises(ValueError, match=named):
@@ -163,7 +157,7 @@ def test_qk_norm_is_a_switch():
 @pytest.mark.parametrize("line", ["sdpa", "emulated"])
 def test_training_learns_and_repeats_itself(text, line):
     runs = [train.train(TINY_CONFIG, attention(line), text) for _ in range(2)]
-    curve = list(runs[0].validation_curve().values())
+    curve = list(train.validation_curve(runs[0].rows).values())
     assert curve[-1] < curve[0] - 0.1 and curve[0] < math.log(256) + 0.1
     without_time = [[row | {"ms_per_step": 0} for row in run.rows] for run in runs]
     assert without_time[0] == without_time[1]
@@ -173,7 +167,7 @@ def test_every_attention_sees_the_same_batches_and_weights(text):
     runs = {line: train.train(TINY_CONFIG, attention(line), text)
             for line in ("sdpa", "emulated:plan=none", "emulated:plan=s+pv+dv+dp+dq+dk")}
     assert len({run.batches_sha256 for run in runs.values()}) == 1
-    first, plain, int8 = (run.validation_curve() for run in runs.values())
+    first, plain, int8 = (train.validation_curve(run.rows) for run in runs.values())
     assert differences(plain, first)["max_abs"] < 0.01
     assert int8 != plain
     initial = [train.build_model(TINY_CONFIG, attention(line)).state_dict()
@@ -233,7 +227,7 @@ def test_train_command_writes_rows_and_a_record(text_file, tmp_path, capsys):
     # Records are committed: no folder of the machine may be in them.
     assert "folder of a machine" not in content and str(tmp_path) not in content
     model, config, choice = capture.load_checkpoint(checkpoint, "cpu", None)
-    assert config == train.config_of_record(record["config"])
+    assert config == config_of_record(record["config"])
     assert model.parameter_count() == record["parameters"] and choice == attention("sdpa")
 
 
@@ -268,15 +262,22 @@ def test_differences_are_over_common_steps():
         differences({1: 1.0}, {2: 1.0})
 
 
-def test_compare_command_survives_a_broken_attention(text_file, tmp_path, capsys):
+def test_compare_command_survives_a_broken_attention(text_file, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
+
+    def break_one(choice, device):
+        if not choice.rotate:
+            raise RuntimeError("broken")
+        return make_attention(choice, device)
+
+    monkeypatch.setattr(train, "make_attention", break_one)
     status = compare.main(
         ["--text", str(text_file), "--out", str(out), *TINY,
-         "--runs", "sdpa", "sagebwd", "emulated", "sdpa:seed=1,steps=8"])  # fmt: skip
-    assert status == 1  # the kernels refuse CPU tensors
+         "--runs", "sdpa", "emulated:no-rotate", "emulated", "sdpa:seed=1,steps=8"])  # fmt: skip
+    assert status == 1
     record = json.loads((out / "training.json").read_text())
     assert record["reference"] == "sdpa"
-    assert record["runs"]["sagebwd"]["status"].startswith("stopped: ")
+    assert record["runs"]["emulated:no-rotate"]["status"] == "stopped: RuntimeError: broken"
     against = record["runs"]["emulated"]["against_reference"]
     assert against["same_batches"] is True
     assert 0 <= against["mean_abs"] <= against["max_abs"] < 0.1

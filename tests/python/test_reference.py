@@ -92,6 +92,29 @@ def test_random_inputs_repeat_and_are_rounded():
     assert abs(first[0].std() - 3) < 0.1 and abs(first[2].std() - 1) < 0.05
 
 
+@pytest.mark.parametrize(
+    "given",
+    [dict(seq_len=0), dict(seq_len=-1), dict(batch=0), dict(heads=-2), dict(heads_kv=0),
+     dict(seq_len_kv=0), dict(head_dim=-64), dict(seq_len=2.5), dict(heads=True), dict(sigma=-1.0),
+     dict(sigma=float("nan")), dict(sigma="1"), dict(seed=-1), dict(seed=1 << 64),
+     dict(seq_len=1 << 40)],
+)  # fmt: skip
+def test_random_inputs_refuse(given):
+    (name,) = given
+    with pytest.raises(sagebwd.SpecError, match="2..36" if given == {"seq_len": 1 << 40} else name):
+        reference.random_inputs(**{"seq_len": 8} | given)
+
+
+def test_a_given_forward_is_whole():
+    q, k, v, dout = reference.random_inputs(8, head_dim=64)
+    forward = reference.emulate(q, k, v)
+    for given in (dict(out=forward["out"]), dict(lse=forward["lse"])):
+        with pytest.raises(sagebwd.SpecError, match="out and lse go together"):
+            reference.emulate(q, k, v, dout, **given)
+    with pytest.raises(sagebwd.SpecError, match="lse"):
+        reference.emulate(q, k, v, dout, out=forward["out"], lse=forward["lse"][..., :4])
+
+
 def test_round_to():
     x = np.array([1.0, 1 + 2**-9, 1 + 3 * 2**-9, 65504, 3e38, np.nan], np.float32)
     bf16 = reference.round_to(x, "bf16")

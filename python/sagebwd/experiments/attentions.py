@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from sagebwd import Spec
+from sagebwd.options import PRODUCTS, plan_of
 
-from .language_model import Attend
+from .command import Failure, torch
 
-PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
-SIX_OF_SEVEN = frozenset(PRODUCTS) - {"dp"}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Causal self-attention of (batch, heads, tokens, head_dim) queries, keys and values.
+Attend = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 #: FP32 matrices of queries x keys that the emulation holds at once.
 LIVE_MATRICES = 10
+_COMMON = ("granularity", "group_q", "group_kv", "smooth_k", "rotate")
+OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision"), "emulated": (*_COMMON, "plan")}
 
 
 @dataclass(frozen=True)
@@ -29,95 +35,90 @@ class AttentionChoice:
     smooth_k: bool = True
     rotate: bool = True
     precision: str = "six-of-seven"
-    plan: frozenset[str] = SIX_OF_SEVEN
+    plan: frozenset[str] = plan_of("six-of-seven")
+    #: What parse() takes, by example.
+    known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, no-smooth-k, no-rotate, "
+                            "precision=qk16, plan=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
             raise ValueError(f"unknown attention {self.name!r}; known: {', '.join(OPTIONS_OF)}")
-        for field in fields(self):
+        for field in fields(AttentionChoice)[1:]:
             given = getattr(self, field.name)
-            if given != field.default and field.name not in ("name", *OPTIONS_OF[self.name]):
+            if given != field.default and field.name not in OPTIONS_OF[self.name]:
                 raise ValueError(
                     f"attention {self.name!r} has no option {field.name!r} (given: {given}); "
                     f"its options: {', '.join(OPTIONS_OF[self.name]) or 'none'}"
                 )
-        if unknown := self.plan - set(PRODUCTS):
-            raise ValueError(
-                f"unknown product {', '.join(sorted(unknown))} in the plan; known: "
-                f"{', '.join(PRODUCTS)}"
-            )
+        Spec(granularity=self.granularity, precision=self.precision)  # refuses unknown ones
 
-    @staticmethod
-    def parse(text: str) -> AttentionChoice:
+    @classmethod
+    def parse(cls, text: str):
         """``NAME[:OPTION,...]``; an option is ``key=value``, ``no-smooth-k`` or ``no-rotate``.
 
         A plan lists the INT8 products: ``emulated:plan=s+pv+dv+dp+dq+dk``, or ``plan=none``.
         """
         name, _, options = text.partition(":")
-        choice = AttentionChoice(name)
+        given = {}
         for option in filter(None, options.split(",")):
             key, _, value = option.partition("=")
-            choice = replace(choice, **_parse_option(key, value))
-        return choice
+            given |= cls._parse_option(key.replace("-", "_"), value, option)
+        return cls(name, **given)
+
+    @classmethod
+    def _parse_option(cls, name: str, value: str, option: str) -> dict:
+        default = {field.name: field.default for field in fields(cls)[1:]}
+        if name in ("no_smooth_k", "no_rotate") and not value:
+            return {name.removeprefix("no_"): False}
+        if name in default and default[name] is None and value.isdigit():
+            return {name: int(value)}
+        if name == "plan" and value:
+            return {name: plan_of(() if value == "none" else value.split("+"))}
+        if isinstance(default.get(name), str) and value:
+            return {name: value}
+        raise ValueError(f"unknown attention option {option!r}; known: {cls.known}")
 
     def label(self) -> str:
         """The line that parses to this choice."""
         options = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "name" or value == field.default:
+        for field in fields(self)[1:]:
+            value, key = getattr(self, field.name), field.name.replace("_", "-")
+            if value == field.default:
                 continue
-            key = field.name.replace("_", "-")
-            if isinstance(value, bool):
-                options.append(f"no-{key}")
-            elif isinstance(value, frozenset):
-                listed = [p for p in PRODUCTS if p in value]
-                options.append(f"{key}={'+'.join(listed) or 'none'}")
-            else:
-                options.append(f"{key}={value}")
+            if isinstance(value, frozenset):
+                value = "+".join(p for p in PRODUCTS if p in value) or "none"
+            options.append(f"no-{key}" if value is False else f"{key}={value}")
         return ":".join(filter(None, (self.name, ",".join(options))))
+
+    def stem(self) -> str:
+        """Of the names of a run's files."""
+        return "train-" + "".join(c if c.isalnum() or c in "-+" else "-" for c in self.label())
 
     def options(self) -> dict:
         """The keywords that this attention's function takes."""
-        return {key: value for key, value in asdict(self).items() if key in OPTIONS_OF[self.name]}
+        return {name: getattr(self, name) for name in OPTIONS_OF[self.name]}
 
 
-_COMMON = ("granularity", "group_q", "group_kv", "smooth_k", "rotate")
-OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision"), "emulated": (*_COMMON, "plan")}
+def check_runs_on(choice: AttentionChoice, device: torch.device) -> None:
+    """Failure where this attention cannot run there: to be known before anything is written."""
+    if choice.name == "sagebwd" and device.type != "cuda":
+        raise Failure(f"attention {choice.label()!r} needs a CUDA GPU (python -m sagebwd.doctor "
+                      f"says what is missing): on {device.type} there are sdpa and emulated")
 
 
-def _parse_option(key: str, value: str) -> dict:
-    name = key.replace("-", "_")
-    if name in ("no_smooth_k", "no_rotate") and not value:
-        return {name.removeprefix("no_"): False}
-    if name in ("group_q", "group_kv") and value.isdigit():
-        return {name: int(value)}
-    if name in ("granularity", "precision") and value:
-        return {name: value}
-    if name == "plan" and value:
-        return {name: frozenset(() if value == "none" else value.split("+"))}
-    raise ValueError(
-        f"unknown attention option {key!r}{'=' + value if value else ''}; known: granularity=row, "
-        "group-q=64, group-kv=64, no-smooth-k, no-rotate, precision=qk16, plan=s+pv+dv+dq+dk"
-    )
-
-
-def make_attention(
-    choice: AttentionChoice, device: torch.device, causal: bool = True
-) -> Attend:
+def make_attention(choice: AttentionChoice, device: torch.device, causal: bool = True) -> Attend:
     """Attention of (batch, heads, tokens, head_dim) tensors on `device`."""
     if choice.name == "sdpa":
         return sdpa("FLASH_ATTENTION" if device.type == "cuda" else None, causal)
-    options = choice.options()
     if choice.name == "sagebwd":
         from sagebwd import attention
+    else:
+        from sagebwd import emulation
+        from sagebwd.emulation import emulated_attention as attention
 
-        return lambda q, k, v: attention(q, k, v, causal=causal, **options)
-    from sagebwd import emulation
-
-    if device.type == "cuda":
-        emulation.CHUNK_ELEMENTS = emulation_chunk(torch.cuda.mem_get_info(device)[0])
-    return lambda q, k, v: emulation.emulated_attention(q, k, v, causal=causal, **options)
+        if device.type == "cuda":
+            emulation.CHUNK_ELEMENTS = emulation_chunk(torch.cuda.mem_get_info(device)[0])
+    return partial(attention, causal=causal, **choice.options())
 
 
 def emulation_chunk(free_bytes: int) -> int:
@@ -133,6 +134,6 @@ def sdpa(backend: str | None, causal: bool) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with forced():
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return attend

@@ -8,27 +8,25 @@ table stands beside the paper's Table 2, one layer of its trained 325M Llama.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+from sagebwd import Spec
 
-from .attentions import AttentionChoice, make_attention
+from . import command
+from .attentions import AttentionChoice, check_runs_on, make_attention
+from .command import torch
+from .config import TrainConfig, add_training_arguments, config_of_record
 from .data import Text
-from .environment import environment, write_json
-from .language_model import LanguageModel
-from .train import (
-    TrainConfig,
-    add_training_arguments,
-    autocast,
-    config_of,
-    config_of_record,
-    recorded_train,
-    save_checkpoint,
-)
+from .environment import brief, environment, write_json
+from .train import autocast, prepared, recorded_train, save_checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .language_model import LanguageModel
 
 #: Cosine and relative L2 in the paper's Table 2.
 PAPER_TABLE_2 = {
@@ -50,8 +48,7 @@ VARIANTS = {
 }
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """What one attention layer was handed: (batch, heads, tokens, head_dim) each."""
 
     q: Tensor
@@ -113,17 +110,10 @@ def trace_layer(captured: Captured) -> dict[str, dict[str, dict[str, float]]]:
 
     traced = {}
     for name, options in VARIANTS.items():
-        result = trace(captured.q, captured.k, captured.v, captured.dout, causal=True, **options)
-        tensors = result.get("tensors", result)
-        missing = PAPER_TABLE_2.keys() - tensors.keys()
-        if missing:
-            raise RuntimeError(f"trace gave no figures for {', '.join(sorted(missing))}")
-        traced[name] = {
-            tensor: {key: float(tensors[tensor][key]) for key in ("cosine", "rel_l2")}
-            for tensor in PAPER_TABLE_2
-        }
-        if "kernels" in result:  # on a GPU: O, dQ, dK, dV as the kernels give them
-            traced[name]["kernels"] = result["kernels"]
+        found = trace(*captured, causal=True, **options)
+        traced[name] = {tensor: found[tensor] for tensor in PAPER_TABLE_2}
+        if "kernels" in found:  # on a GPU: O, dQ, dK, dV as the kernels give them
+            traced[name]["kernels"] = found["kernels"]
     return traced
 
 
@@ -139,23 +129,26 @@ def table(title: str, traced: dict[str, dict[str, dict[str, float]]]) -> str:
 def mean_over_layers(layers: dict[str, dict]) -> dict:
     """The mean of every figure over the traced layers."""
     every = [layer["variants"] for layer in layers.values()]
-    return {
-        variant: {
-            tensor: {
-                key: sum(v[variant][tensor][key] for v in every) / len(every)
-                for key in ("cosine", "rel_l2")
-            }
-            for tensor in PAPER_TABLE_2
-        }
-        for variant in VARIANTS
-    }
+
+    def mean(variant, tensor, key):
+        return sum(one[variant][tensor][key] for one in every) / len(every)
+
+    return {variant: {tensor: {key: mean(variant, tensor, key) for key in ("cosine", "rel_l2")}
+                      for tensor in PAPER_TABLE_2} for variant in VARIANTS}  # fmt: skip
 
 
 def load_checkpoint(
     path: Path, device: str, attention: str | None
 ) -> tuple[LanguageModel, TrainConfig, AttentionChoice]:
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    config = config_of_record(saved["config"] | {"device": device})
+    from .language_model import LanguageModel
+
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        config = config_of_record(saved["config"] | {"device": device})
+    except OSError:
+        raise
+    except Exception as error:  # whatever the unpickler makes of bytes of another kind
+        raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
     choice = AttentionChoice.parse(attention or saved["attention"])
     model = LanguageModel(config.model, make_attention(choice, torch.device(device))).to(device)
     model.load_state_dict(saved["model"])
@@ -163,8 +156,7 @@ def load_checkpoint(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.capture",
-                                     description=__doc__.splitlines()[0])
+    parser = command.parser("capture", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--checkpoint", type=Path, metavar="FILE",
                         help="a trained model; without one, --steps steps are trained first")
@@ -176,54 +168,63 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--save", type=Path, metavar="FILE",
                         help="write the captured tensors (and, if trained here, FILE.model.pt)")
-    options = parser.parse_args(arguments)
-    try:
-        if options.checkpoint:
-            model, config, choice = load_checkpoint(
-                options.checkpoint, options.device, options.attention)
-            text = Text.read(options.text, config.held_out_fraction)
-        else:
-            config = config_of(options)
+
+    def work(options) -> int:
+        with command.wrong_use(parser):
             choice = AttentionChoice.parse(options.attention or "sdpa")
-            text = Text.read(options.text, config.held_out_fraction)
+            config, text = prepared(options, [choice])
+            model = None
+            if options.checkpoint:
+                model, config, choice = load_checkpoint(
+                    options.checkpoint, options.device, options.attention)
+                check_runs_on(choice, torch.device(options.device))
+                text = Text.read(options.text, config.held_out_fraction)
+            layers = options.layer or list(range(config.model.layers))
+            if unknown := [layer for layer in layers if not 0 <= layer < config.model.layers]:
+                raise ValueError(f"no layer {unknown[0]}: the model has {config.model.layers}, "
+                                 "from 0")
+            Spec(head_dim=config.model.head_dim)  # what can be traced
+            if options.sequences < 1:
+                raise ValueError(f"sequences {options.sequences}: it must be at least 1")
+            sequences = text.validation(options.sequences, config.tokens).to(options.device)
+        if model is None:
             run, _ = recorded_train(config, choice, text, options.out, "train-for-capture")
             model = run.model
             if options.save:
                 save_checkpoint(options.save.with_suffix(".model.pt"), run, config, choice)
-        layers = options.layer or list(range(len(model.blocks)))
-        if unknown := [layer for layer in layers if not 0 <= layer < len(model.blocks)]:
-            raise ValueError(f"no layer {unknown[0]}: the model has {len(model.blocks)}, from 0")
-        sequences = text.validation(options.sequences, config.tokens).to(options.device)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+        captured = capture(model, sequences, config)
+        if options.save:
+            options.save.parent.mkdir(parents=True, exist_ok=True)
+            torch.save([layer._asdict() for layer in captured], options.save)
+        write_traces(captured, layers, options.out / "capture.json", {
+            "environment": environment(),
+            "config": asdict(replace(config, device=options.device)),
+            "attention": choice.label(),
+            "text": text.files,
+        })
+        return 0
 
-    captured = capture(model, sequences, config)
-    if options.save:
-        options.save.parent.mkdir(parents=True, exist_ok=True)
-        torch.save([asdict(layer) for layer in captured], options.save)
-    shape = dict(zip(("batch", "heads", "tokens", "head_dim"), captured[0].q.shape))
-    record = {
-        "environment": environment(),
-        "config": asdict(replace(config, device=options.device)),
-        "attention": choice.label(),
-        "text": text.files,
-        "shape": shape,
-        "dtype": str(captured[0].q.dtype).removeprefix("torch."),
+    return command.run(parser, arguments, work)
+
+
+def write_traces(captured: list[Captured], layers: list[int], path: Path, origin: dict) -> None:
+    """Traces these layers; the record is written again after each, and a table printed."""
+    q = captured[0].q
+    record = origin | {
+        "shape": dict(zip(("batch", "heads", "tokens", "head_dim"), q.shape)),
+        "dtype": str(q.dtype).removeprefix("torch."),
         "paper_table_2": {t: {"cosine": c, "rel_l2": e} for t, (c, e) in PAPER_TABLE_2.items()},
         "layers": {},
     }
     for layer in layers:
         traced = trace_layer(captured[layer])
-        record["layers"][str(layer)] = {
-            "statistics": statistics(captured[layer]),
-            "variants": traced,
-        }
-        write_json(options.out / "capture.json", record)
+        record["layers"][str(layer)] = {"statistics": statistics(captured[layer]),
+                                        "variants": traced}  # fmt: skip
+        write_json(path, record)
         print(table(f"layer {layer}", traced), flush=True)
     record["mean_over_layers"] = mean_over_layers(record["layers"])
-    write_json(options.out / "capture.json", record)
+    write_json(path, record)
     print(table("mean", record["mean_over_layers"]))
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ A run is written ``NAME[:OPTION,...]``; two options belong to the run, not to th
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
@@ -16,19 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from . import command
 from .attentions import AttentionChoice
+from .config import TrainConfig, add_training_arguments
 from .data import Text
 from .environment import brief, environment, print_failure, write_json
 from .plot import plot_if_possible
-from .train import (
-    TrainConfig,
-    add_training_arguments,
-    config_of,
-    read_rows,
-    recorded_train,
-    save_checkpoint,
-    validation_curve,
-)
+from .train import prepared, read_rows, recorded_train, save_checkpoint, validation_curve
 
 #: SDPA first, as the reference; then ours, two negative controls, and SDPA under another seed.
 DEFAULT_RUNS = (
@@ -41,36 +34,16 @@ DEFAULT_RUNS = (
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(AttentionChoice):
     """One run; a seed or number of steps of None means the comparison's."""
 
-    choice: AttentionChoice
     seed: int | None = None
     steps: int | None = None
+    known = AttentionChoice.known + ", seed=1, steps=500"
 
-    @staticmethod
-    def parse(text: str) -> PlannedRun:
-        name, _, options = text.partition(":")
-        own, rest = {}, []
-        for option in filter(None, options.split(",")):
-            key, _, value = option.partition("=")
-            if key in ("seed", "steps"):
-                if not value.isdigit():
-                    raise ValueError(f"{key}={value!r} in {text!r} is not a number")
-                own[key] = int(value)
-            else:
-                rest.append(option)
-        return PlannedRun(AttentionChoice.parse(":".join(filter(None, (name, ",".join(rest))))),
-                          **own)
-
-    def label(self) -> str:
-        own = [f"{key}={getattr(self, key)}" for key in ("seed", "steps")
-               if getattr(self, key) is not None]
-        label = self.choice.label()
-        return label + ("," if ":" in label else ":") + ",".join(own) if own else label
-
-    def stem(self) -> str:
-        return "train-" + "".join(c if c.isalnum() or c in "-+" else "-" for c in self.label())
+    @property
+    def choice(self) -> AttentionChoice:
+        return AttentionChoice(self.name, **self.options())
 
     def config(self, common: TrainConfig) -> TrainConfig:
         """A shorter run keeps the schedule of the full one, so that the curves can be compared."""
@@ -99,12 +72,14 @@ class Comparison:
         kept = ("config", "text", "status", "parameters", "batches_sha256", "seconds",
                 "final_val_loss", "environment")
         reference = self.record["reference"]
+        against = None
+        if label != reference and reference in self.curves:
+            batches = self.record["runs"][reference]["batches_sha256"]
+            against = differences(curve, self.curves[reference]) | {
+                "same_batches": record["batches_sha256"] == batches}
         self.record["runs"][label] = {key: record[key] for key in kept if key in record} | {
             "ms_per_step_median": median(row["ms_per_step"] for row in rows),
-            "against_reference": None if label == reference or reference not in self.curves
-            else differences(curve, self.curves[reference])
-            | {"same_batches": record["batches_sha256"]
-               == self.record["runs"][reference]["batches_sha256"]},
+            "against_reference": against,
         }
         self.write()
 
@@ -122,19 +97,20 @@ class Comparison:
                 values = (curve.get(step) for curve in self.curves.values())
                 writer.writerow([step, *("" if v is None else f"{v:.6f}" for v in values)])
 
+    def all_finished(self) -> bool:
+        return all("final_val_loss" in run for run in self.record["runs"].values())
+
     def table(self) -> str:
         lines = [f"{'run':44} {'final val':>10} {'max |d|':>9} {'mean |d|':>9} {'ms/step':>8}"]
         for label, run in self.record["runs"].items():
             if "final_val_loss" not in run:
                 lines.append(f"{label:44} {run['status']}")
                 continue
-            against = run["against_reference"]
-            lines.append(
-                f"{label:44} {run['final_val_loss']:10.4f} "
-                + (f"{against['max_abs']:9.4f} {against['mean_abs']:9.4f}" if against
-                   else f"{'-':>9} {'-':>9}")
-                + f" {run['ms_per_step_median']:8.1f}"
-            )
+            gaps = f"{'-':>9} {'-':>9}"
+            if against := run["against_reference"]:
+                gaps = f"{against['max_abs']:9.4f} {against['mean_abs']:9.4f}"
+            lines.append(f"{label:44} {run['final_val_loss']:10.4f} {gaps} "
+                         f"{run['ms_per_step_median']:8.1f}")
         return "\n".join(lines)
 
 
@@ -183,7 +159,7 @@ def compare(
             continue
         try:
             result, record = recorded_train(config, run.choice, text, out, run.stem())
-        except Exception as error:  # noqa: BLE001 - one broken attention must not cost the others
+        except Exception as error:  # one broken attention must not cost the others
             print_failure(run.label(), error)
             comparison.add_failure(run.label(), error)
             continue
@@ -195,8 +171,7 @@ def compare(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.compare",
-                                     description=__doc__.splitlines()[0])
+    parser = command.parser("compare", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=list(DEFAULT_RUNS), metavar="RUN",
                         help="the first is the reference; default: " + " ".join(DEFAULT_RUNS))
@@ -204,21 +179,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="keep trained models")
     parser.add_argument("--reuse", action="store_true",
                         help="keep runs that finished there before with the same configuration")
-    options = parser.parse_args(arguments)
-    try:
-        planned = [PlannedRun.parse(run) for run in options.runs]
-        common = config_of(options)
-        for run in planned:
-            run.config(common)
-        text = Text.read(options.text, common.held_out_fraction)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    comparison = compare(planned, common, text, options.out, options.checkpoints,
-                         options.reuse)
-    print(comparison.table())
-    plot_if_possible(options.out / "validation-curves.csv")
-    finished = all("final_val_loss" in r for r in comparison.record["runs"].values())
-    return 0 if finished else 1
+
+    def work(options) -> int:
+        with command.wrong_use(parser):
+            planned = [PlannedRun.parse(run) for run in options.runs]
+            common, text = prepared(options, [run.choice for run in planned])
+            for run in planned:
+                run.config(common)
+        comparison = compare(planned, common, text, options.out, options.checkpoints,
+                             options.reuse)
+        print(comparison.table())
+        plot_if_possible(options.out / "validation-curves.csv")
+        return 0 if comparison.all_finished() else 1
+
+    return command.run(parser, arguments, work)
 
 
 if __name__ == "__main__":

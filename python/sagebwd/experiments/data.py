@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from .command import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class Text:
         every = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
         split = len(every) - int(len(every) * held_out_fraction)
         return Text(every[:split], every[split:], files)
+
+    def check(self, tokens: int) -> None:
+        """ValueError where a part holds no sequence of that length."""
+        for part in (self.train, self.held_out):
+            _starts(part, tokens)
 
     def batch(self, seed: int, step: int, batch: int, tokens: int) -> Tensor:
         """(batch, tokens + 1) bytes: the inputs and, one further, the targets of this step."""

@@ -16,7 +16,7 @@ import sys
 import traceback
 from pathlib import Path
 
-import torch
+from .command import torch
 
 #: What a built package or a result depends on; recorded results are left out on purpose.
 SOURCE_FOLDERS = ("generator", "templates", "cache", "runtime", "tools", "python", "tests", "bench")
@@ -29,8 +29,8 @@ def environment() -> dict:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
+        "torch": torch and torch.__version__,
+        "torch_cuda": torch and torch.version.cuda,
         "cpus": os.cpu_count(),
         **gpu(),
         **tree(),
@@ -44,7 +44,7 @@ def command() -> str:
 
 
 def gpu() -> dict:
-    if not torch.cuda.is_available():
+    if torch is None or not torch.cuda.is_available():
         return {"gpu": None}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
@@ -87,8 +87,8 @@ def tree() -> dict:
 def sources_digest(root: Path) -> str:
     """SHA-256 over the names and contents of the source files, in the order of their names."""
     files = [root / "CMakeLists.txt", root / "pyproject.toml"]
-    for folder in SOURCE_FOLDERS:
-        files += (f for f in (root / folder).rglob("*") if f.suffix in SOURCE_SUFFIXES)
+    files += (f for folder in SOURCE_FOLDERS for f in (root / folder).rglob("*")
+              if f.suffix in SOURCE_SUFFIXES)  # fmt: skip
     digest = hashlib.sha256()
     for file in sorted(f for f in files if f.is_file() and "results" not in f.parts):
         content = file.read_bytes()

@@ -7,46 +7,23 @@ a switch: the paper needs it at many tokens per step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-#: Causal self-attention of (batch, heads, tokens, head_dim) queries, keys and values.
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+from .attentions import Attend
+from .config import ModelConfig
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """The defaults give 26 million parameters."""
-
-    dim: int = 512
-    layers: int = 8
-    head_dim: int = 64
-    hidden: int = 1408
-    qk_norm: bool = True
-    tied: bool = False
-    vocab: int = 256
-    rope_base: float = 10000.0
-
-    def __post_init__(self) -> None:
-        if self.dim % self.head_dim or self.head_dim % 2:
-            raise ValueError(
-                f"dim {self.dim} must be a multiple of head_dim {self.head_dim}, and that even"
-            )
-
-
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """Normalises in FP32, whatever autocast says."""
 
     def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
+        super().__init__(dim, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, 1e-6)
+        return super().forward(x.float())
 
 
 def rotary_tables(tokens: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,8 @@ import csv
 import sys
 from pathlib import Path
 
+from . import command
+
 
 def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Step and loss of each run in a file that compare wrote."""
@@ -28,7 +30,7 @@ def plot_curves(path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     curves = read_curves(path)
-    reference_label, *others = curves
+    reference_label = next(iter(curves))
     reference = dict(curves[reference_label])
     figure, (losses, gaps) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, height_ratios=(3, 2))
     for index, (label, points) in enumerate(curves.items()):
@@ -60,6 +62,23 @@ def plot_if_possible(path: Path) -> None:
               file=sys.stderr)
 
 
+def main(arguments: list[str] | None = None) -> int:
+    parser = command.parser("plot", __doc__)
+    parser.add_argument("curves", nargs="+", type=Path, metavar="CURVES.csv",
+                        help="validation-curves.csv, as compare writes it")
+
+    def work(options) -> int:
+        with command.wrong_use(parser):
+            try:
+                for path in options.curves:
+                    print(plot_curves(path))
+            except ImportError as error:
+                raise command.Failure(f"this needs matplotlib ({error}): pip install matplotlib"
+                                      ) from error
+        return 0
+
+    return command.run(parser, arguments, work, needs_torch=False)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        print(plot_curves(Path(name)))
+    sys.exit(main())

@@ -7,64 +7,32 @@ The same seed gives the same weights and the same batches for every attention.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import hashlib
 import math
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from .attentions import AttentionChoice, make_attention
+from . import command
+from .attentions import AttentionChoice, check_runs_on, make_attention
+from .command import Failure, torch
+from .config import TrainConfig, add_training_arguments, config_of
 from .data import Text
 from .environment import brief, environment, write_json
-from .language_model import LanguageModel, ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .language_model import LanguageModel
 
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "ms_per_step", "grad_norm")
 
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """The defaults suit one H200: well under a minute with fused attention."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    seed: int = 0
-    steps: int = 1000
-    batch: int = 16
-    tokens: int = 1024
-    lr: float = 1e-3
-    final_lr_fraction: float = 0.1
-    warmup: int = 100
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    eval_every: int = 50
-    log_every: int = 10
-    val_sequences: int = 64
-    held_out_fraction: float = 0.1
-    device: str = "cuda"
-    autocast: bool = True
-    compile: bool = False
-    stop_after: int | None = None  #: steps to run of the schedule's `steps`; None: all
-
-    @property
-    def run_steps(self) -> int:
-        return self.steps if self.stop_after is None else self.stop_after
-
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to `final_lr_fraction`."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        cosine = 0.5 * (1 + math.cos(math.pi * done))
-        return self.lr * (self.final_lr_fraction + (1 - self.final_lr_fraction) * cosine)
-
-
-class NonFinite(RuntimeError):
+class NonFinite(Failure):
     """Training left the finite numbers; the message says at which step and where."""
 
 
@@ -76,9 +44,6 @@ class Run:
     model: LanguageModel
     batches_sha256: str  #: over every batch: equal means that two runs saw the same bytes
     seconds: float
-
-    def validation_curve(self) -> dict[int, float]:
-        return validation_curve(self.rows)
 
 
 def validation_curve(rows: list[dict]) -> dict[int, float]:
@@ -111,6 +76,8 @@ def autocast(config: TrainConfig):
 
 
 def build_model(config: TrainConfig, choice: AttentionChoice) -> LanguageModel:
+    from .language_model import LanguageModel
+
     device = torch.device(config.device)
     torch.manual_seed(config.seed)
     # Drawn on the CPU, so that the weights do not depend on the device.
@@ -169,22 +136,21 @@ def train(config: TrainConfig, choice: AttentionChoice, text: Text, on_row=None)
 
 
 def _optimiser(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
+    """Weight decay is for the matrices alone."""
+    parameters = list(model.parameters())
     groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     fused = torch.device(config.device).type == "cuda"
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=fused)
 
 
-@torch.no_grad()
 def evaluate(model: LanguageModel, held_out: Tensor, config: TrainConfig) -> float:
     """The mean loss of the held-out sequences, through the same attention."""
     losses = []
     for sequences in held_out.split(config.batch):
-        with autocast(config):
+        with torch.no_grad(), autocast(config):
             losses.append(model(sequences[:, :-1], sequences[:, 1:]).double() * len(sequences))
     return float(torch.stack(losses).sum() / len(held_out))
 
@@ -194,7 +160,7 @@ def _finite_loss(model, config, step, sequences, loss, norm) -> float:
     if math.isfinite(value) and math.isfinite(float(norm)):
         return value
     raise NonFinite(
-        f"step {step + 1}: loss {value}, gradient norm {float(norm)}; "
+        f"non-finite at step {step + 1}: loss {value}, gradient norm {float(norm)}; "
         + _first_non_finite(model, config, sequences)
     )
 
@@ -224,36 +190,26 @@ def _first_non_finite(model: LanguageModel, config: TrainConfig, sequences: Tens
 class RowWriter:
     """Appends rows to a CSV file and shows one progress line; nothing is lost on an interrupt."""
 
-    def __init__(self, path: Path, steps: int, title: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("w", newline="")
-        self.writer = csv.DictWriter(self.file, COLUMNS)
+    def __init__(self, file, steps: int, title: str) -> None:
+        self.file, self.steps, self.title, self.val_loss = file, steps, title, math.nan
+        self.writer = csv.DictWriter(file, COLUMNS)
         self.writer.writeheader()
-        self.steps, self.title, self.val_loss = steps, title, math.nan
 
     def __call__(self, row: dict) -> None:
-        shown = {
+        self.writer.writerow({
             key: "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
             for key, value in row.items()
-        }
-        self.writer.writerow(shown)
+        })
         self.file.flush()
-        if row["val_loss"] is not None:
-            self.val_loss = row["val_loss"]
-        done = row["step"] / self.steps
-        bar = "#" * round(20 * done)
-        line = (
-            f"{self.title} [{bar:<20}] {row['step']}/{self.steps} train {row['train_loss']:.4f} "
-            f"val {self.val_loss:.4f} {row['ms_per_step']:.1f} ms/step"
-        )
-        last = row["step"] == self.steps
+        new, last = row["val_loss"] is not None, row["step"] == self.steps
+        self.val_loss = row["val_loss"] if new else self.val_loss
+        bar = "#" * round(20 * row["step"] / self.steps)
+        line = (f"{self.title} [{bar:<20}] {row['step']}/{self.steps} train "
+                f"{row['train_loss']:.4f} val {self.val_loss:.4f} {row['ms_per_step']:.1f} ms/step")
         if sys.stderr.isatty():
             print(f"\r{line}", end="\n" if last else "", file=sys.stderr, flush=True)
-        elif last or row["val_loss"] is not None:
+        elif last or new:
             print(line, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        self.file.close()
 
 
 def recorded_train(
@@ -272,16 +228,13 @@ def recorded_train(
         print(f"{choice.label()}: slow; each of its (queries x keys) matrices takes "
               f"{4 * scores / 2**30:.1f} GiB a layer, cut into chunks that fit", file=sys.stderr)
     write_json(out / f"{stem}.json", record)
-    writer = RowWriter(out / f"{stem}.csv", config.run_steps, choice.label())
     try:
-        run = train(config, choice, text, writer)
+        with (out / f"{stem}.csv").open("w", newline="") as file:
+            run = train(config, choice, text, RowWriter(file, config.run_steps, choice.label()))
     except BaseException as error:
-        record["status"] = f"stopped: {brief(error)}"
-        write_json(out / f"{stem}.json", record)
+        write_json(out / f"{stem}.json", record | {"status": f"stopped: {brief(error)}"})
         raise
-    finally:
-        writer.close()
-    curve = run.validation_curve()
+    curve = validation_curve(run.rows)
     record |= {
         "status": "finished",
         "parameters": run.model.parameter_count(),
@@ -301,49 +254,19 @@ def save_checkpoint(path: Path, run: Run, config: TrainConfig, choice: Attention
     )
 
 
-def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options shared by train, compare and capture."""
-    defaults = TrainConfig()
-    parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files to read")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    for name in ("seed", "steps", "batch", "tokens", "warmup", "eval_every", "log_every",
-                 "val_sequences"):
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=int, default=getattr(defaults, name), metavar="N")
-    for name in ("lr", "weight_decay", "clip", "held_out_fraction"):
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=float, default=getattr(defaults, name), metavar="X")
-    for name in ("dim", "layers", "head_dim", "hidden"):
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, type=int, default=getattr(defaults.model, name), metavar="N")
-    parser.add_argument("--no-qk-norm", action="store_true")
-    parser.add_argument("--tied", action="store_true", help="one matrix for embedding and head")
-    parser.add_argument("--no-autocast", action="store_true", help="FP32 instead of bf16")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
-
-
-def config_of(arguments: argparse.Namespace) -> TrainConfig:
-    model = ModelConfig(
-        dim=arguments.dim,
-        layers=arguments.layers,
-        head_dim=arguments.head_dim,
-        hidden=arguments.hidden,
-        qk_norm=not arguments.no_qk_norm,
-        tied=arguments.tied,
-    )
-    given = {key: value for key, value in vars(arguments).items() if hasattr(TrainConfig, key)}
-    given.pop("model", None)
-    return replace(TrainConfig(), **given | {"model": model, "autocast": not arguments.no_autocast})
-
-
-def config_of_record(record: dict) -> TrainConfig:
-    """The configuration that ``asdict`` made `record` of."""
-    return TrainConfig(**record | {"model": ModelConfig(**record["model"])})
+def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Text]:
+    """What the options mean, once it is sure that it can be run here: nothing is written yet."""
+    config = config_of(options)
+    text = Text.read(options.text, config.held_out_fraction)
+    text.check(config.tokens)
+    device = command.check_device(config.device)
+    for choice in choices:
+        check_runs_on(choice, device)
+    return config, text
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.train",
-                                     description=__doc__.splitlines()[0])
+    parser = command.parser("train", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--attention", default="sagebwd", metavar="NAME[:OPTION,...]",
                         help="sdpa, sagebwd or emulated, e.g. sagebwd:granularity=block,no-rotate "
@@ -351,23 +274,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--name", help="stem of the files written (default: from the attention)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint")
-    options = parser.parse_args(arguments)
-    try:
-        choice = AttentionChoice.parse(options.attention)
-        config = config_of(options)
-        text = Text.read(options.text, config.held_out_fraction)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    stem = options.name or "train-" + "".join(
-        c if c.isalnum() or c in "-+" else "-" for c in choice.label())
-    try:
-        run, _ = recorded_train(config, choice, text, options.out, stem)
-    except NonFinite as error:
-        print(f"\nnon-finite: {error}", file=sys.stderr)
-        return 1
-    if options.save:
-        save_checkpoint(options.save, run, config, choice)
-    return 0
+
+    def work(options) -> int:
+        with command.wrong_use(parser):
+            choice = AttentionChoice.parse(options.attention)
+            config, text = prepared(options, [choice])
+        run, _ = recorded_train(config, choice, text, options.out, options.name or choice.stem())
+        if options.save:
+            save_checkpoint(options.save, run, config, choice)
+        return 0
+
+    return command.run(parser, arguments, work)
 
 
 if __name__ == "__main__":

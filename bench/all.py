@@ -1,0 +1,79 @@
+"""Renews every record that a machine with a GPU can give, in one process, with a progress line.
+
+    python bench/all.py                          # all of them
+    python bench/all.py --only errors cases      # some of them
+    python bench/all.py --out FOLDER             # elsewhere than bench/results
+
+PyTorch starts once, and kernels that one of them compiled the next one has. Each record names the
+command that renews it alone. One that fails does not stop the others; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from harness import RESULTS
+
+from sagebwd.experiments.environment import print_failure
+
+#: What is measured, in its order, and the record's name. Programs come first, while this process
+#: holds no memory of the GPU's; of those within it speed is first.
+BENCHMARKS = {
+    "gpu_tests": "gpu-tests.json",
+    "sanitize": "sanitizer.json",
+    "compile_time": "compile-time.json",
+    "tuning": "tuning.json",
+    "speed": "speed.json",
+    "errors": "errors.json",
+    "cases": "cases.json",
+}
+
+
+#: What cases.py wants of cuBLAS, before anything has started it.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def run(name: str, out: Path) -> int:
+    """One benchmark as if by its own command, which is what its record shall say."""
+    words = ["--out", str(out / BENCHMARKS[name])]
+    own = sys.argv
+    sys.argv = [f"{name}.py", *words]
+    try:
+        return importlib.import_module(name).main(words)
+    except SystemExit as refused:  # it has said what it lacks
+        return 2 if refused.code is None else int(refused.code)
+    except Exception as error:  # the others are still measured
+        print_failure(name, error)
+        return 1
+    finally:
+        sys.argv = own
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS),
+                         metavar="NAME", help="of " + ", ".join(BENCHMARKS))
+    options.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER",
+                         help="default: bench/results")
+    options = options.parse_args(arguments)
+    names = [name for name in BENCHMARKS if name in options.only]
+    codes, began = {}, time.perf_counter()
+    for index, name in enumerate(names, 1):
+        print(f"\n[{index}/{len(names)}, {time.perf_counter() - began:.0f} s] {name}", flush=True)
+        codes[name] = run(name, options.out)
+    failed = [name for name, code in codes.items() if code]
+    print(f"\n{len(names)} benchmarks in {time.perf_counter() - began:.0f} s; "
+          + (f"FAILED: {', '.join(failed)}" if failed else "all passed"), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""What the commands of this package share: PyTorch or its absence, and failures as one line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+
+import sagebwd
+
+#: PyTorch, or None: the modules import without it, so that `--help` always works.
+try:
+    import torch
+except (ImportError, OSError) as error:  # not installed, or not in working order
+    torch = None
+    _why_no_torch = str(error)
+
+
+class Failure(RuntimeError):
+    """What is missing or went wrong, and what to do about it: its message says all."""
+
+
+#: Failures whose message is enough. A traceback is for what nobody foresaw.
+_EXPLAINED = (Failure, sagebwd.CompileError, sagebwd.DriverError, sagebwd.LibraryError,
+              sagebwd.OfflineError, sagebwd.PackError, sagebwd.SpecError,
+              sagebwd.TuneError)  # fmt: skip
+
+
+def parser(module: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"python -m sagebwd.experiments.{module}",
+                                   description=description.splitlines()[0])  # fmt: skip
+
+
+def run(
+    parser: argparse.ArgumentParser, arguments: list[str] | None,
+    work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
+) -> int:
+    """The exit code: that of `work(options)`, 1 where it fails; wrong use leaves with 2."""
+    options = parser.parse_args(arguments)
+    try:
+        if needs_torch and torch is None:
+            raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch")
+        return work(options)
+    except _EXPLAINED as error:
+        print(f"{parser.prog.rpartition('.')[2]}: {error}", file=sys.stderr)
+        return 1
+
+
+@contextlib.contextmanager
+def wrong_use(parser: argparse.ArgumentParser):
+    """What options mean cannot be had: the error of the parser, exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def check_device(name: str) -> torch.device:
+    """The device of a `--device`; ValueError for no device, Failure where it is not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device {name}: pass cuda, cuda:N or cpu") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise Failure(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA GPUs "
+                      "(python -m sagebwd.doctor says why); --device cpu runs sdpa and emulated")
+    return device

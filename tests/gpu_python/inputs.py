@@ -1,0 +1,28 @@
+"""Inputs on the GPU, and how far results are apart."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+
+
+def make(m=256, n=None, *, b=2, h=4, hk=2, d=64, dtype=torch.bfloat16, sigma=1.0, seed=0,
+         layout="bhsd"):  # fmt: skip
+    """(q, k, v, dout) on the GPU."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def randn(heads, length, scale):
+        shape = (b, heads, length, d) if layout == "bhsd" else (b, length, heads, d)
+        return (torch.randn(shape, generator=generator, device="cuda") * scale).to(dtype)
+
+    n = m if n is None else n
+    return randn(h, m, sigma), randn(hk, n, sigma), randn(hk, n, 1.0), randn(h, m, 1.0)
+
+
+def relative(x, expected):
+    """||x - expected|| / ||expected|| over finite numbers, which must be at the same places."""
+    x, expected = x.double(), expected.double()
+    finite = expected.isfinite()
+    assert torch.equal(finite, x.isfinite())
+    return float((x - expected)[finite].norm() / expected[finite].norm())

@@ -1,0 +1,15 @@
+"""What tests of the package share."""
+
+import pytest
+
+
+@pytest.fixture
+def tiny_tensors():
+    """One thread, as tiny tensors cost less than threads do; PyTorch's settings are put back."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    before = torch.are_deterministic_algorithms_enabled()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(before)

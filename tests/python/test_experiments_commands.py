@@ -1,0 +1,151 @@
+"""The commands of sagebwd.experiments where something is missing: one line, and no file."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+BLOCKING = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ImportError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+import runpy
+sys.argv = ["-m", *sys.argv[1:]]
+runpy.run_module("sagebwd.experiments." + {module!r}, run_name="__main__", alter_sys=True)
+"""
+COMMANDS = ("train", "compare", "capture")
+
+
+def run(module, *words, blocked=(), folder=None):
+    """A command of a process of its own, in which some packages cannot be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKING.format(blocked=set(blocked), module=module), *words],
+        capture_output=True, text=True, timeout=300, cwd=folder,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+
+def says(done, code, *parts):
+    """One line on standard error (after argparse's usage, for wrong use), with all `parts`."""
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert code == 2 or len(lines) == 1, done.stderr
+    for part in parts:
+        assert part in lines[-1], done.stderr
+    return True
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with a text of 4,000 bytes, which must stay alone in it."""
+    (tmp_path / "a.txt").write_bytes(b"abcdefgh" * 500)
+    yield tmp_path
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("module", [*COMMANDS, "plot"])
+def test_help_needs_neither_torch_nor_matplotlib(module, place):
+    done = run(module, "--help", blocked=("torch", "matplotlib"), folder=place)
+    assert done.returncode == 0 and done.stderr == ""
+    assert f"python -m sagebwd.experiments.{module}" in done.stdout
+    for option in () if module == "plot" else ("--text", "--tokens N", "--lr X", "--no-qk-norm"):
+        assert option in done.stdout
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_without_torch(module, place):
+    done = run(module, "--text", "a.txt", blocked=("torch",), folder=place)
+    assert says(done, 1, f"{module}: ", "PyTorch", "pip install torch")
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_wrong_use_without_torch(module, place):
+    assert says(run(module, blocked=("torch",), folder=place), 2, "--text")
+
+
+def test_plot_without_matplotlib(tmp_path):
+    (tmp_path / "c.csv").write_text("step,a\n1,2\n")
+    done = run("plot", "c.csv", blocked=("torch", "matplotlib"), folder=tmp_path)
+    assert says(done, 1, "plot: ", "pip install matplotlib")
+    assert os.listdir(tmp_path) == ["c.csv"]
+
+
+def test_plot_is_told_what_to_plot(place):
+    assert says(run("plot", folder=place), 2, "CURVES.csv")
+
+
+def test_plot_of_no_curves(place):
+    pytest.importorskip("matplotlib")
+    assert says(run("plot", "a.txt", folder=place), 2, "no validation curves")
+    assert says(run("plot", "absent.csv", folder=place), 2, "absent.csv")
+
+
+# ---- in this process, with PyTorch and without a GPU ---------------------------------------------
+
+
+@pytest.fixture
+def command(place, monkeypatch, capsys):
+    """Runs a command on the text, without a GPU: its exit code and the last line of its errors."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.chdir(place)
+
+    def called(module, *words):
+        from importlib import import_module
+
+        try:
+            code = import_module(f"sagebwd.experiments.{module}").main(["--text", "a.txt", *words])
+        except SystemExit as left:
+            code = left.code
+        errors = capsys.readouterr().err.strip().splitlines()
+        assert code == 2 or len(errors) == 1
+        return code, errors[-1]
+
+    return called
+
+
+@pytest.mark.parametrize(
+    "module, words, parts",
+    [("train", [], ["train: ", "'sagebwd'", "CUDA GPU", "sdpa and emulated"]),
+     ("compare", [], ["compare: ", "'sagebwd'", "CUDA GPU"]),
+     ("capture", ["--attention", "sagebwd"], ["capture: ", "CUDA GPU"]),
+     ("train", ["--device", "cuda", "--attention", "sdpa"], ["--device cuda", "0 CUDA GPUs"])],
+)  # fmt: skip
+def test_without_a_gpu(command, module, words, parts):
+    code, line = command(module, "--tokens", "32", *words)
+    assert code == 1 and all(part in line for part in parts)
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [(["--device", "banana"], "--device banana: pass cuda"),
+     (["--steps", "0"], "steps 0: it must be at least 1"),
+     (["--head-dim", "0"], "head_dim 0"),
+     (["--tokens", "1024"], "holds no sequence of 1024"),
+     (["--text", "absent"], "absent"),
+     (["--attention", "emulated:granularity=tensor"], "tensor")],
+)  # fmt: skip
+def test_wrong_use_of_train(command, words, part):
+    code, line = command("train", "--attention", "sdpa", "--tokens", "32", *words)
+    assert code == 2 and part in line
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [(["--head-dim", "32"], "head dimension 32"), (["--sequences", "0"], "sequences 0"),
+     (["--checkpoint", "a.txt"], "is no checkpoint"), (["--layer", "8"], "no layer 8")],
+)  # fmt: skip
+def test_wrong_use_of_capture(command, words, part):
+    code, line = command("capture", "--tokens", "32", *words)
+    assert code == 2 and part in line
+
+
+def test_wrong_use_of_compare(command):
+    code, line = command("compare", "--tokens", "32", "--runs", "sdpa:steps=2000")
+    assert code == 2 and "1 to 1000" in line
