@@ -56,20 +56,9 @@ struct PackSummary {
   size_t kernels = 0, records = 0;
   std::vector<std::string> archs;
   int lowest_driver = 0; ///< of the driver that loads all of it
+  std::map<std::pair<std::string, int>, size_t> kernels_by_driver; ///< by arch and lowest driver
 };
-/// How many kernels of an architecture need at least which driver: {"sm_90a", 13000} to 12.
-using DriverNeeds = std::map<std::pair<std::string, int>, size_t>;
-
-/// Raises PackError for a manifest that cannot be read. Adds to `needs`, if given.
-PackSummary summarize(const Pack&, DriverNeeds* needs = nullptr);
-/// Of the sound kernels of a directory. Reads all of it.
-DriverNeeds driver_needs(const std::string& directory);
-/// "12 kernels in PLACE need a driver for CUDA 13.0 or newer; this one is for CUDA 12.8", or empty
-/// where this driver loads all kernels of the given architectures.
-std::string driver_warning(const DriverNeeds&, const std::string& place,
-                           const std::vector<std::string>& archs, int driver_version);
-
-/// Files that writers left behind when they were killed.
-uint64_t count_leftovers(const std::string& directory);
+/// Raises PackError for a manifest that cannot be read.
+PackSummary summarize(const Pack&);
 
 } // namespace sagebwd

@@ -98,18 +98,4 @@ std::optional<PackContents> pack_contents(const std::vector<std::string>& items,
   return contents;
 }
 
-std::optional<std::vector<std::string>> archs_of_manifest(const std::string& manifest) {
-  std::optional<llvm::json::Value> parsed = parse_bounded_json(manifest);
-  const Object* object = parsed ? parsed->getAsObject() : nullptr;
-  const Array* array = object ? object->getArray("archs") : nullptr;
-  if (!array)
-    return std::nullopt;
-  std::vector<std::string> archs;
-  for (const llvm::json::Value& value : *array)
-    archs.push_back(llvm_compat::to_optional<llvm::StringRef>(value.getAsString())
-                        .value_or(llvm::StringRef())
-                        .str());
-  return archs;
-}
-
 } // namespace sagebwd

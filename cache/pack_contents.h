@@ -22,7 +22,5 @@ struct PackContents {
 /// digest; `why` says.
 std::optional<PackContents> pack_contents(const std::vector<std::string>& items, uint32_t format,
                                           std::string* why);
-/// Nothing where a text is no manifest.
-std::optional<std::vector<std::string>> archs_of_manifest(const std::string& manifest);
 
 } // namespace sagebwd

@@ -11,8 +11,9 @@
 #include "python/module_reference.h"
 #include "python/module_tuning.h"
 
-#include "cache/inventory.h"
+#include "cache/whole_file.h"
 #include "runtime/driver/driver.h"
+#include "runtime/driver_needs.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/tuner/mode.h"
@@ -161,15 +162,23 @@ void bind_environment(py::module_& m) {
     }
     return result;
   });
+  m.def(
+      "write_output",
+      [](const std::string& path, const std::string& text) { return write_output(path, {&text}); },
+      "path"_a, "text"_a, py::call_guard<py::gil_scoped_release>(),
+      "Makes or replaces a file, whole or not at all; why it could not, or nothing.");
   m.def("cache", [] {
     CacheStore& store = user_store();
     py::dict counters;
     for (const auto& [name, value] : listed(store.counters()))
       counters[name] = value;
     const char* offline = std::getenv("SAGEBWD_OFFLINE");
-    return py::dict("directory"_a = store.directory(),
-                    "disabled_reason"_a = store.disabled_reason(),
-                    "byte_limit"_a = store.options().byte_limit, "packs"_a = store.options().packs,
+    py::list packs;
+    for (const std::string& path : store.options().packs)
+      packs.append(python::path_text(path));
+    return py::dict("directory"_a = python::path_text(store.directory()),
+                    "disabled_reason"_a = python::path_text(store.disabled_reason()),
+                    "byte_limit"_a = store.options().byte_limit, "packs"_a = packs,
                     "offline"_a = offline && std::string(offline) == "1", "counters"_a = counters);
   });
   m.def("tune_mode", [] { return to_string(tune_mode()); });
@@ -183,23 +192,24 @@ void bind_environment(py::module_& m) {
                     "archs"_a = summary.archs, "lowest_driver"_a = summary.lowest_driver);
   });
   m.def("driver_warnings", [](const std::vector<std::string>& archs, int driver_version) {
-    py::gil_scoped_release released;
     CacheStore& store = user_store();
-    std::vector<std::string> warnings;
+    py::list warnings;
     auto check = [&](const DriverNeeds& needs, const std::string& place) {
-      std::string warning = driver_warning(needs, place, archs, driver_version);
-      if (!warning.empty())
-        warnings.push_back(std::move(warning));
+      if (std::string warning = driver_warning(needs, place, archs, driver_version);
+          !warning.empty())
+        warnings.append(python::path_text(warning));
+    };
+    auto released = [](auto work) {
+      py::gil_scoped_release release;
+      return work();
     };
     for (const std::string& path : store.options().packs)
       try {
-        DriverNeeds needs;
-        summarize(*Pack::open(path), &needs);
-        check(needs, path);
+        check(released([&] { return summarize(*Pack::open(path)).kernels_by_driver; }), path);
       } catch (const PackError&) {
         // What is wrong with it is said elsewhere.
       }
-    check(driver_needs(store.directory()), store.directory());
+    check(released([&] { return driver_needs(store.directory()); }), store.directory());
     return warnings;
   });
 }

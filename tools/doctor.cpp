@@ -1,8 +1,8 @@
 //===- doctor.cpp - What this machine has, and what is missing for what ----===//
-#include "cache/inventory.h"
 #include "cache/store.h"
 #include "generator/spec.h"
 #include "runtime/driver/driver.h"
+#include "runtime/driver_needs.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/tuner/mode.h"
@@ -99,7 +99,6 @@ CacheUse measure(const std::string& directory) {
 struct PackState {
   std::string path, error;
   PackSummary summary;
-  DriverNeeds needs;
 };
 
 std::vector<PackState> look_at_packs() {
@@ -108,7 +107,7 @@ std::vector<PackState> look_at_packs() {
     PackState state;
     state.path = path;
     try {
-      state.summary = summarize(*Pack::open(path), &state.needs);
+      state.summary = summarize(*Pack::open(path));
     } catch (const PackError& error) {
       state.error = error.what();
     }
@@ -225,7 +224,7 @@ void Doctor::collect_kernels_too_new() {
       missing_.push_back({"a newer driver: " + warning, "loading those kernels", remedy});
   };
   for (const PackState& pack : packs_)
-    check(pack.needs, pack.path,
+    check(pack.summary.kernels_by_driver, pack.path,
           "update the driver, or build the pack with the NVRTC of this driver's CUDA version");
   check(driver_needs(user_store().directory()), user_store().directory(),
         "update the driver; or point SAGEBWD_NVRTC at an NVRTC of its CUDA version and run "

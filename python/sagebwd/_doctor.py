@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import sys
 
@@ -52,7 +53,7 @@ def _version():
 
 def _pack(path):
     try:
-        return {"path": path, "missing": "", **_core.pack(path)}
+        return {"path": path, "missing": "", **_core.pack(os.fsencode(path))}
     except _core.PackError as error:
         return {"path": path, "missing": str(error)}
 

@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "runtime/driver/driver.h"
+#include "runtime/kernel_builder.h"
 #include "tests/cache/temp_directory.h"
 
 #include <gtest/gtest.h>
@@ -93,6 +94,16 @@ const std::map<std::string, std::function<void()>>& scenarios() {
          });
        }},
       {"capturing", [] { attempt([] { driver::is_capturing(nullptr); }); }},
+      {"accept",
+       [] {
+         const auto accept = KernelBuilder::Policy::from_environment().accept;
+         for (int round = 0; round < 2; ++round) {
+           if (round == 1)
+             driver::driver_version(); // which opens it
+           for (int lowest : {12030, 12040, 12050})
+             std::printf("%d ", accept(CacheEntry{.lowest_driver = lowest}));
+         }
+       }},
       {"load", [] { attempt([] { driver::load_module("cubin"); }); }},
   };
   return map;
@@ -167,6 +178,11 @@ TEST_F(FakeDriver, RetainsEachPrimaryContextOnceAndPopsWhatItPushes) {
                            "cuda: push 110\n"
                            "cuda: retain 11\ncuda: push 111\n"
                            "cuda: pop\ncuda: pop\n");
+}
+
+TEST_F(FakeDriver, EntriesTooNewForTheOpenDriverAreMisses) {
+  compile();
+  EXPECT_EQ(run("accept"), "1 1 1 1 1 0 ");
 }
 
 TEST_F(FakeDriver, WithoutALibraryEveryCallSaysWhatIsMissing) {
