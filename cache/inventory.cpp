@@ -3,44 +3,11 @@
 #include "cache/inventory.h"
 #include "cache/bounded_json.h"
 #include "cache/directory.h"
-#include "cache/entry.h"
 #include "cache/layout.h"
-#include "cache/record.h"
 
 #include <algorithm>
 
 namespace sagebwd {
-
-namespace {
-
-void inspect_kernel(const std::string& bytes, KeptItem& item) {
-  std::optional<StoredEntry> stored = inspect_entry(bytes, &item.problem);
-  if (!stored)
-    return;
-  item.key = std::move(stored->key);
-  item.name = std::move(stored->entry.kernel_name);
-  item.arch = std::move(stored->entry.arch);
-  item.compiler = std::move(stored->entry.compiler);
-  item.lowest_driver = stored->entry.lowest_driver;
-}
-
-void inspect_record(const std::string& bytes, KeptItem& item) {
-  item.newer = is_newer_record(bytes);
-  if (item.newer)
-    return;
-  std::optional<TuningRecord> record = parse_record(bytes, &item.problem);
-  if (!record)
-    return;
-  item.key = std::move(record->key);
-  const CacheKey& key = item.key;
-  item.name = key["kind"] + " d" + key["head_dim"] + " " + key["dtype"] +
-              " causal=" + key["causal"] + " " + key["bucket"] + " on " + key["gpu"] + ": " +
-              record->tile;
-  item.arch = key["arch"];
-  item.compiler = std::move(record->compiler);
-}
-
-} // namespace
 
 std::vector<KeptName> kept_names(const std::string& directory) {
   std::vector<KeptName> kept;
@@ -75,7 +42,7 @@ std::optional<KeptItem> read_kept(const KeptName& name, std::string* bytes) {
       return std::nullopt;
     content = std::move(*found);
     item.bytes = content.size();
-    item.kernel = content.empty() || content.front() != '{';
+    item.kernel = is_kernel(content);
   } else {
     FileRead read = read_file(name.place, name.file, /*use=*/false);
     if (read.status == FileRead::absent)
@@ -88,8 +55,10 @@ std::optional<KeptItem> read_kept(const KeptName& name, std::string* bytes) {
   }
   if (!item.problem.empty())
     return item;
-  item.kernel ? inspect_kernel(content, item) : inspect_record(content, item);
-  if (item.problem.empty() && !item.newer && item.key.digest != item.digest)
+  item.problem = inspect_item(content, item);
+  if (item.newer)
+    item.problem.clear();
+  else if (item.problem.empty() && item.key.digest != item.digest)
     item.problem = "it is the entry of another key";
   if (bytes && item.problem.empty())
     *bytes = std::move(content);

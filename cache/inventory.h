@@ -5,7 +5,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "cache/key.h"
+#include "cache/item.h"
 #include "cache/pack.h"
 
 #include <chrono>
@@ -31,22 +31,14 @@ struct KeptName {
 std::vector<KeptName> kept_names(const std::string& directory);
 std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>&);
 
-struct KeptItem {
+/// An item, and what of it is sound.
+struct KeptItem : Item {
   std::string place; ///< as its name says
   std::string digest;
   bool in_pack = false;
-  bool kernel = true; ///< or a tuning record
   uint64_t bytes = 0;
   std::optional<std::chrono::system_clock::time_point> last_use; ///< of a file in the directory
   std::string problem;                                           ///< why it is bad, or empty
-  bool newer = false; ///< a record that a newer version wrote: not bad, and not ours to read
-
-  // Of what is sound:
-  CacheKey key;
-  std::string name; ///< of the kernel, or what was tuned on what
-  std::string arch;
-  std::string compiler;
-  int lowest_driver = 0; ///< of a kernel, e.g. 12080
 };
 /// Nothing where it is no longer there. `bytes`, if given, gets those of a sound item.
 std::optional<KeptItem> read_kept(const KeptName&, std::string* bytes = nullptr);

@@ -15,12 +15,16 @@
 //===----------------------------------------------------------------------===//
 
 #include "cache/pack.h"
-#include "cache/llvm_compat.h"
-#include "cache/pack_contents.h"
+#include "cache/bounded_json.h"
+#include "cache/item.h"
 #include "cache/posix.h"
 #include "cache/whole_file.h"
 
+#include "llvm/Support/FormatVariadic.h"
+
 #include <algorithm>
+#include <map>
+#include <set>
 
 namespace sagebwd {
 
@@ -175,6 +179,67 @@ std::string Pack::manifest() const {
 
 namespace {
 
+/// sm_90a before sm_100.
+struct ByNumber {
+  bool operator()(const std::string& a, const std::string& b) const {
+    return llvm::StringRef(a).compare_numeric(b) < 0;
+  }
+};
+
+/// What a pack is about to hold. Depends on what the items are, not on their order or number of
+/// copies.
+struct PackContents {
+  std::map<std::string, const std::string*> items; ///< by digest; they outlive this
+  std::string manifest;
+};
+
+llvm::json::Object describe(const Item& item, size_t bytes) {
+  llvm::json::Object object{{"kind", item.kernel ? "kernel" : "tuning"},
+                            {"digest", item.key.digest},
+                            {"bytes", bytes},
+                            {"compiler", item.compiler},
+                            {"fields", json_of_fields(item.key.fields)}};
+  if (item.kernel) {
+    object["kernel"] = item.name;
+    object["lowest_driver"] = item.lowest_driver;
+  } else {
+    object["tile"] = item.tile;
+  }
+  return object;
+}
+
+/// Why one of the items is neither a sound entry nor a sound record, or two differ under one
+/// digest; or empty.
+std::string gather(const std::vector<std::string>& items, PackContents& contents) {
+  std::map<std::string, llvm::json::Object> descriptions;
+  std::set<std::string, ByNumber> archs;
+  int lowest_driver = 0;
+  for (const std::string& bytes : items) {
+    Item item;
+    item.kernel = is_kernel(bytes);
+    if (std::string why = inspect_item(bytes, item); !why.empty())
+      return "item " + std::to_string(&bytes - items.data() + 1) +
+             " is neither a compiled kernel nor a tuning record: " + why;
+    auto [place, first] = contents.items.try_emplace(item.key.digest, &bytes);
+    if (!first && *place->second != bytes)
+      return "two different items have one key, " + item.key.digest +
+             ": two compilers made them, or two tunings; keep one of them";
+    archs.insert(item.arch);
+    lowest_driver = std::max(lowest_driver, item.lowest_driver);
+    descriptions.emplace(item.key.digest, describe(item, bytes.size()));
+  }
+  llvm::json::Array array;
+  for (auto& [digest, description] : descriptions)
+    array.push_back(std::move(description));
+  contents.manifest =
+      llvm::formatv("{0}", llvm::json::Value(llvm::json::Object{{"format", kFormatVersion},
+                                                                {"archs", llvm::json::Array(archs)},
+                                                                {"lowest_driver", lowest_driver},
+                                                                {"items", std::move(array)}}))
+          .str();
+  return "";
+}
+
 /// All that comes before the items.
 std::string head_of(const PackContents& contents) {
   using llvm_compat::bytes_of;
@@ -202,23 +267,22 @@ void check_pack_path(const std::string& path) {
 uint64_t write_pack(const std::string& path, const std::vector<std::string>& items) {
   check_pack_path(path);
   auto fail = [&](const std::string& what) { throw PackError(path + " is not written: " + what); };
-  std::string why;
-  std::optional<PackContents> contents = pack_contents(items, kFormatVersion, &why);
-  if (!contents)
+  PackContents contents;
+  if (std::string why = gather(items, contents); !why.empty())
     fail(why);
-  if (contents->items.size() > kMostItems || contents->manifest.size() > kLongestManifest)
+  if (contents.items.size() > kMostItems || contents.manifest.size() > kLongestManifest)
     fail("a pack holds at most " + std::to_string(kMostItems) + " items, these are " +
-         std::to_string(contents->items.size()) + "; write several");
-  const std::string head = head_of(*contents);
+         std::to_string(contents.items.size()) + "; write several");
+  const std::string head = head_of(contents);
   std::vector<const std::string*> parts = {&head};
   uint64_t bytes = head.size();
-  for (const auto& [digest, item] : contents->items) {
+  for (const auto& [digest, item] : contents.items) {
     if (item->size() > kLongestItem)
       fail("the item " + digest + " has more than " + std::to_string(kLongestItem) + " bytes");
     parts.push_back(item);
     bytes += item->size();
   }
-  if (why = write_output(path, parts); !why.empty())
+  if (std::string why = write_output(path, parts); !why.empty())
     throw PackError(why);
   return bytes;
 }

@@ -125,21 +125,17 @@ std::optional<TuningRecord> record_of(const Object& object, std::string& why) {
 }
 
 std::optional<Value> parse(const std::string& bytes, size_t longest, std::string& why) {
-  why = "it is no JSON";
   if (bytes.size() > longest) {
     why = "it has " + std::to_string(bytes.size()) + " bytes, more than any tuning record";
     return std::nullopt;
   }
-  if (json_depth(bytes) > kDeepest) {
-    why = "it is nested deeper than any tuning record";
-    return std::nullopt;
-  }
-  std::optional<Value> value = parse_bounded_json(bytes);
-  if (value && !value->getAsObject()) {
+  std::optional<Value> value = parse_bounded_json(bytes, kDeepest);
+  if (!value)
+    why = json_depth(bytes) > kDeepest ? "it is nested deeper than any tuning record"
+                                       : "it is no JSON";
+  else if (!value->getAsObject())
     why = "it is no JSON object";
-    return std::nullopt;
-  }
-  return value;
+  return value && value->getAsObject() ? std::move(value) : std::nullopt;
 }
 
 } // namespace

@@ -1,6 +1,7 @@
 //===- driver_needs.cpp - Which drivers load what is kept ------------------===//
 
 #include "runtime/driver_needs.h"
+#include "runtime/driver/driver.h"
 
 #include <algorithm>
 
@@ -17,9 +18,6 @@ DriverNeeds driver_needs(const std::string& directory) {
 
 std::string driver_warning(const DriverNeeds& needs, const std::string& place,
                            const std::vector<std::string>& archs, int driver_version) {
-  auto cuda = [](int version) {
-    return "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-  };
   size_t count = 0;
   int lowest = 0;
   for (const auto& [need, kernels] : needs) {
@@ -32,8 +30,8 @@ std::string driver_warning(const DriverNeeds& needs, const std::string& place,
   if (count == 0)
     return "";
   return std::to_string(count) + (count == 1 ? " kernel in " : " kernels in ") + place +
-         (count == 1 ? " needs" : " need") + " a driver for " + cuda(lowest) +
-         " or newer; this one is for " + cuda(driver_version);
+         (count == 1 ? " needs" : " need") + " a driver for CUDA " + driver::version_text(lowest) +
+         " or newer; this one is for CUDA " + driver::version_text(driver_version);
 }
 
 } // namespace sagebwd

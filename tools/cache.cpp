@@ -176,10 +176,6 @@ std::string readable_age(std::chrono::system_clock::time_point time) {
   return std::to_string(age / (24 * 3600)) + " d ago";
 }
 
-std::string readable_cuda(int version) {
-  return format("CUDA %d.%d", version / 1000, version % 1000 / 10);
-}
-
 llvm::json::Object json_of(const KeptItem& item) {
   llvm::json::Object object{{"kind", item.kernel ? "kernel" : "tuning"},
                             {"digest", item.digest},

@@ -71,8 +71,6 @@ std::string readable_bytes(uint64_t);
 std::string utc_time(std::chrono::system_clock::time_point);
 /// "5 min ago"
 std::string readable_age(std::chrono::system_clock::time_point);
-/// "CUDA 12.8" of 12080
-std::string readable_cuda(int version);
 
 llvm::json::Object json_of(const KeptItem&);
 

@@ -2,6 +2,7 @@
 #include "cache/directory.h"
 #include "cache/eviction.h"
 #include "cache/layout.h"
+#include "runtime/driver/driver.h"
 #include "tools/cache.h"
 
 #include <algorithm>
@@ -147,8 +148,8 @@ json::Object Stat::examine(const std::string& path, std::string& lines) {
   std::error_code gone;
   const uintmax_t size = std::filesystem::file_size(path, gone), bytes = gone ? 0 : size;
   lines += "pack       " + path + ": " + counted(pack.kernels, "kernel") + ", " +
-           counted(pack.records, "record") + ", " + readable_bytes(bytes) + ", drivers from " +
-           readable_cuda(pack.lowest_driver) + " on,";
+           counted(pack.records, "record") + ", " + readable_bytes(bytes) + ", drivers from CUDA " +
+           driver::version_text(pack.lowest_driver) + " on,";
   for (const std::string& arch : pack.archs)
     lines += " " + arch;
   lines += "\n";

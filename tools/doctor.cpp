@@ -317,8 +317,7 @@ void Doctor::print_as_text() const {
     printf("nvrtc   not found\n%s\n", compiler_.error.c_str());
 
   if (driver::unavailable().empty())
-    printf("driver  CUDA %d.%d\n", driver::driver_version() / 1000,
-           driver::driver_version() % 1000 / 10);
+    printf("driver  CUDA %s\n", driver::version_text(driver::driver_version()).c_str());
   else
     printf("driver  not usable: %s\n", driver::unavailable().c_str());
 
@@ -338,9 +337,9 @@ void Doctor::print_as_text() const {
     printf("cache   not used: %s\n", store.disabled_reason().c_str());
   for (const PackState& pack : packs_)
     if (pack.error.empty())
-      printf("pack    %s: %zu kernels, %zu tuning records, CUDA %d.%d or newer\n",
-             pack.path.c_str(), pack.summary.kernels, pack.summary.records,
-             pack.summary.lowest_driver / 1000, pack.summary.lowest_driver % 1000 / 10);
+      printf("pack    %s: %zu kernels, %zu tuning records, CUDA %s or newer\n", pack.path.c_str(),
+             pack.summary.kernels, pack.summary.records,
+             driver::version_text(pack.summary.lowest_driver).c_str());
     else
       printf("pack    not usable: %s\n", pack.error.c_str());
   if (is_set("SAGEBWD_OFFLINE"))

@@ -1,6 +1,7 @@
 //===- prebuild.cpp - Many operations' kernels in one pack -----------------===//
 #include "runtime/prebuild.h"
 #include "cache/whole_file.h"
+#include "runtime/driver/driver.h"
 #include "tools/command.h"
 #include "tools/console.h"
 #include "tools/spec_list.h"
@@ -15,13 +16,9 @@ namespace sagebwd::tools {
 
 namespace {
 
+using driver::version_text;
 using Clock = std::chrono::steady_clock;
 using Built = std::shared_ptr<const BuiltKernel>;
-
-/// "12.8" of 12080.
-std::string version_text(int cuda) {
-  return std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10);
-}
 
 class Prebuild : public Command {
 public:

@@ -1,6 +1,7 @@
 //===- tuning_records.cpp - Records on the command line --------------------===//
 #include "tools/tuning_records.h"
 
+#include "cache/bounded_json.h"
 #include "cache/whole_file.h"
 #include "runtime/tuner/records.h"
 #include "tools/console.h"
@@ -29,14 +30,7 @@ double median_ms_of(const TuningRecord& record, const std::string& tile) {
 }
 
 llvm::json::Object json_of(const TuningRecord& record) {
-  llvm::json::Array candidates;
-  for (const TriedTile& tried : record.candidates)
-    candidates.push_back(llvm::json::Object{{"tile", tried.tile},
-                                            {"outcome", tried.outcome},
-                                            {"detail", llvm::json::fixUTF8(tried.detail)},
-                                            {"ms", llvm::json::Array(tried.ms)},
-                                            {"median_ms", tried.median_ms},
-                                            {"mad_ms", tried.mad_ms}});
+  const auto kept = parse_bounded_json(serialize(record));
   const double by_default = median_ms_of(record, record.default_tile);
   const double tuned = median_ms_of(record, record.tile);
   return llvm::json::Object{{"kernel", record.key["kind"]},
@@ -52,7 +46,7 @@ llvm::json::Object json_of(const TuningRecord& record) {
                             {"tuned_ms", tuned},
                             {"speedup", tuned > 0 ? by_default / tuned : 0},
                             {"compiler", record.compiler},
-                            {"candidates", std::move(candidates)}};
+                            {"candidates", *kept->getAsObject()->get("candidates")}};
 }
 
 ExitCode list_records(bool json) {

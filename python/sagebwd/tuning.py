@@ -115,6 +115,7 @@ def export_records(path):
     Raises TuneError where there is none or one cannot be read, OSError where the file cannot be
     written.
     """
+    os.stat(os.path.dirname(os.path.abspath(path)))  # FileNotFoundError before anything else
     text = _core.tuning_records()
     if why := _core.write_output(os.fsencode(path), text):
         raise OSError(why)

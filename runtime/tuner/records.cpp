@@ -41,9 +41,8 @@ KernelSpec kernel_spec(KernelKind kind, const AttentionSpec& spec, const Arch& a
 
 Gpu gpu_of(int device) {
   const driver::DeviceInfo info = driver::device_info(device);
-  const int version = driver::driver_version();
   return {printable(info.name), info.sm_count, arch_for_capability(info.major, info.minor),
-          std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10)};
+          driver::version_text(driver::driver_version())};
 }
 
 CacheKey record_key(KernelKind kind, const AttentionSpec& spec, const Gpu& gpu,
