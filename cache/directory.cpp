@@ -1,34 +1,51 @@
 //===- directory.cpp - Whole files in a private directory ------------------===//
 
 #include "cache/directory.h"
+#include "cache/layout.h"
 #include "cache/posix.h"
 #include "cache/whole_file.h"
 
 #include "llvm/Support/FileSystem.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 
 namespace sagebwd {
+
+namespace fs = std::filesystem;
 
 namespace {
 
 /// Stamps younger than this are left as they are: a hit need not write.
 constexpr time_t kStampSeconds = 600;
 
-constexpr const char* kTemporary = ".tmp-";
-
-/// Whether others may write files of a directory too.
-bool holds_writable_files(const std::string& path) {
+/// What else than a cache is in a directory, and whether others may write what is in it.
+struct Contents {
+  bool foreign = false, writable = false;
+};
+Contents contents_of(const std::string& path) {
+  Contents contents;
   std::error_code error;
-  for (std::filesystem::directory_iterator item(path, error), end; !error && item != end;
+  for (fs::directory_iterator item(path, error), end; !error && item != end;
        item.increment(error)) {
+    contents.foreign |= layout::kind_of(item->path().filename()) == layout::Kind::foreign;
     struct stat info;
-    if (::lstat(item->path().c_str(), &info) == 0 && !S_ISLNK(info.st_mode) &&
-        (info.st_mode & (S_IWGRP | S_IWOTH)))
-      return true;
+    contents.writable |= ::lstat(item->path().c_str(), &info) == 0 && !S_ISLNK(info.st_mode) &&
+                         (info.st_mode & (S_IWGRP | S_IWOTH));
   }
-  return false;
+  return contents;
+}
+
+/// Whether a directory is meant for others too, or for other things: one of the system's, a home,
+/// a shared one.
+bool is_not_ours_alone(const struct stat& info, const std::string& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  const char* home = std::getenv("HOME");
+  return (info.st_mode & (S_ISVTX | S_ISGID)) || real.parent_path() == "/" ||
+         (home && *home && fs::equivalent(path, home, error));
 }
 
 /// Of an open directory, so that what is checked is what is used.
@@ -39,25 +56,14 @@ std::string reason_to_refuse(int fd, const std::string& path) {
   if (info.st_uid != ::geteuid())
     return path + " belongs to user " + std::to_string(info.st_uid) + ", not to user " +
            std::to_string(::geteuid()) + " who runs this process";
-  if (info.st_mode & (S_IWGRP | S_IWOTH))
-    return path + " may be written by other users; run: chmod " +
-           (holds_writable_files(path) ? "-R " : "") + "go-w '" + path + "'";
-  return "";
-}
-
-/// False on an error, and where the file ends before or after `size` bytes.
-bool read_all(int fd, size_t size, std::string& bytes) {
-  bytes.resize(size);
-  size_t done = 0;
-  while (done < size) {
-    ssize_t count = ::read(fd, bytes.data() + done, size - done);
-    if (count < 0 && errno == EINTR)
-      continue;
-    if (count <= 0)
-      return false;
-    done += static_cast<size_t>(count);
-  }
-  return true;
+  if (!(info.st_mode & (S_IWGRP | S_IWOTH)))
+    return "";
+  const Contents contents = contents_of(path);
+  const std::string what = path + " may be written by other users; ";
+  if (contents.foreign || is_not_ours_alone(info, path)) // whose mode is not ours to change
+    return what + "name a directory of your own instead, such as '" +
+           (fs::path(path) / ("sagebwd-" + std::to_string(::geteuid()))).string() + "'";
+  return what + "run: chmod " + (contents.writable ? "-R " : "") + "go-w '" + path + "'";
 }
 
 bool remove_at(int directory, const std::string& name) {
@@ -94,29 +100,59 @@ std::string reason_not_writable(const std::string& path) {
              : path + " cannot be written: " + error_text(errno);
 }
 
-ReadStatus read_file(const std::string& path, const std::string& name, std::string& bytes,
-                     std::string* why) {
+std::vector<std::string> names_in(const std::string& path) {
+  std::vector<std::string> names;
+  if (!reason_to_refuse(path).empty())
+    return names;
+  std::error_code error;
+  for (fs::directory_iterator item(path, error), end; !error && item != end; item.increment(error))
+    names.push_back(item->path().filename());
+  return names;
+}
+
+std::chrono::system_clock::time_point last_use_of(const struct stat& info) {
+  using Clock = std::chrono::system_clock;
+  // Some file systems know stamps beyond the year 2262, where 64 bits of nanoseconds end.
+  constexpr time_t kLastSecond = INT64_MAX / std::nano::den - 1;
+  return Clock::time_point(std::chrono::duration_cast<Clock::duration>(
+      std::chrono::seconds(std::clamp(info.st_mtim.tv_sec, -kLastSecond, kLastSecond)) +
+      std::chrono::nanoseconds(info.st_mtim.tv_nsec)));
+}
+
+FileRead read_file(const std::string& path, const std::string& name, bool use) {
+  FileRead read;
+  auto ends_as = [&](FileRead::Status status, const std::string& why) {
+    read.status = status;
+    read.why = why;
+    return std::move(read);
+  };
   Descriptor directory = open_directory(path);
   if (!directory || !reason_to_refuse(directory.get(), path).empty())
-    return ReadStatus::absent;
+    return read;
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
   Descriptor file(
       ::openat(directory.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info;
-  bool link_or_socket = !file && (errno == ELOOP || errno == ENXIO);
-  if (!link_or_socket && (!file || ::fstat(file.get(), &info) != 0))
-    return ReadStatus::absent; // too many open files, say: no reason to remove anything
-  const std::string objection =
-      link_or_socket ? "it is a symbolic link or a socket" : objection_to(info, path + "/" + name);
-  if (!objection.empty()) {
-    if (why)
-      *why = objection;
-    return ReadStatus::refused;
+  if (!file || ::fstat(file.get(), &info) != 0) {
+    const int error = errno;
+    if (error == ELOOP || error == ENXIO)
+      return ends_as(FileRead::refused,
+                     error == ELOOP ? "it is a symbolic link" : "it is a socket");
+    if (error == ENOENT)
+      return read;
+    return ends_as(FileRead::unreadable, "it cannot be read: " + error_text(error));
   }
-  if (!read_all(file.get(), static_cast<size_t>(info.st_size), bytes))
-    return ReadStatus::absent;
-  stamp_use(file.get(), info);
-  return ReadStatus::ok;
+  read.size = static_cast<uint64_t>(info.st_size);
+  read.last_use = last_use_of(info);
+  if (std::string why = objection_to(info, path + "/" + name); !why.empty())
+    return ends_as(FileRead::refused, why);
+  if (!read_at(file.get(), 0, read.size, read.bytes))
+    return ends_as(FileRead::unreadable,
+                   errno ? "it cannot be read: " + error_text(errno) : "it is truncated");
+  if (use)
+    stamp_use(file.get(), info);
+  read.status = FileRead::ok;
+  return read;
 }
 
 bool file_exists(const std::string& path, const std::string& name) {
@@ -146,15 +182,15 @@ std::string publish_file(const std::string& path, const std::string& name,
   if (std::string reason = reason_to_refuse(directory.get(), path); !reason.empty())
     return reason;
 
-  const int error = replace_file(directory.get(), name, kTemporary, {&bytes}, 0600);
+  const int error = replace_file(directory.get(), name, layout::kTemporary, {&bytes}, 0600);
   return error == 0 ? "" : name + " is not kept in " + path + ": " + error_text(error);
 }
 
-uint64_t sweep_leftovers(const std::string& path) {
+uint64_t leftovers(const std::string& path, bool remove) {
   Descriptor directory = open_directory(path);
   if (!directory || !reason_to_refuse(directory.get(), path).empty())
     return 0;
-  return sweep_leftovers(directory.get(), path, kTemporary);
+  return leftovers(directory.get(), path, layout::kTemporary, remove);
 }
 
 } // namespace sagebwd

@@ -6,8 +6,11 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
+#include <sys/stat.h>
+#include <vector>
 
 namespace sagebwd {
 
@@ -18,14 +21,26 @@ std::string reason_to_refuse(const std::string& directory);
 /// Why nothing can be removed from a directory, or empty.
 std::string reason_not_writable(const std::string& directory);
 
-enum class ReadStatus {
-  ok,
-  absent,  ///< nothing there, or it cannot be read now
-  refused, ///< a link, a directory, a file that others own or may write, or the like is there
+/// What is in a directory; nothing where it is not there or refused.
+std::vector<std::string> names_in(const std::string& directory);
+
+struct FileRead {
+  enum Status {
+    ok,
+    absent,     ///< nothing there, or the directory is refused
+    unreadable, ///< now: too many files are open, say
+    refused,    ///< a link, a directory, a file that others own or may write, or the like is there
+  } status = absent;
+  std::string bytes;
+  std::string why;                                ///< of what is unreadable or refused
+  uint64_t size = 0;                              ///< of whatever is there
+  std::chrono::system_clock::time_point last_use; ///< our own stamp, not the file system's atime
 };
-/// Stamps the file's last use. Removes nothing; `why`, if given, gets the reason of a refusal.
-ReadStatus read_file(const std::string& directory, const std::string& name, std::string& bytes,
-                     std::string* why = nullptr);
+/// Removes nothing. A `use` stamps the file; looking at it does not.
+FileRead read_file(const std::string& directory, const std::string& name, bool use);
+
+/// A file's last use by its stat, where the clock can tell it.
+std::chrono::system_clock::time_point last_use_of(const struct stat& info);
 
 /// Whether a name is there, whatever it is.
 bool file_exists(const std::string& directory, const std::string& name);
@@ -37,13 +52,11 @@ bool remove_file(const std::string& directory, const std::string& name);
 /// empty.
 std::string make_private_directory(const std::string& directory);
 
-/// Makes the directory if needed; writes a unique file beside the name, syncs it and renames it.
-/// The writer holds a lock on the unique file, so that leftovers of dead writers can be told from
-/// files that are being written. Returns why it failed, or empty.
+/// Makes the directory if needed and publishes a whole file in it. Returns why it failed, or empty.
 std::string publish_file(const std::string& directory, const std::string& name,
                          const std::string& bytes);
 
-/// Removes what writers that were killed left behind; says how many files.
-uint64_t sweep_leftovers(const std::string& directory);
+/// What writers that were killed left behind: how many files, or, with `remove`, were removed.
+uint64_t leftovers(const std::string& directory, bool remove);
 
 } // namespace sagebwd

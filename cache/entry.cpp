@@ -15,11 +15,11 @@
 
 #include "llvm/Support/raw_ostream.h"
 
-#include <limits>
-
 namespace sagebwd {
 
 namespace {
+
+namespace endian = llvm::support::endian;
 
 constexpr llvm::StringLiteral kMagic("SAGEBWDK");
 constexpr uint32_t kFormatVersion = 2;
@@ -28,32 +28,6 @@ constexpr size_t kChecksumOffset = 12;
 constexpr size_t kBodyOffset = 44;
 constexpr size_t kJsonOffset = 48;
 static_assert(kMagic.size() == kVersionOffset);
-
-std::string little_endian(uint32_t value) {
-  std::string bytes;
-  for (int i = 0; i < 4; ++i)
-    bytes.push_back(static_cast<char>(value >> (8 * i)));
-  return bytes;
-}
-
-uint32_t read_little_endian(const char* bytes) {
-  uint32_t value = 0;
-  for (int i = 0; i < 4; ++i)
-    value |= static_cast<uint32_t>(static_cast<uint8_t>(bytes[i])) << (8 * i);
-  return value;
-}
-
-std::string checksum_of(llvm::StringRef body) {
-  llvm::SHA256 hash;
-  hash.update(body);
-  llvm_compat::Sha256Digest digest = llvm_compat::finish(hash);
-  return std::string(digest.begin(), digest.end());
-}
-
-/// JSON strings must be UTF-8. Every field is ASCII in practice.
-std::string utf8(const std::string& text) {
-  return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
-}
 
 std::string print(const CacheKey& key, const CacheEntry& entry) {
   // An object prints its members sorted by name: the same entry, the same bytes.
@@ -74,22 +48,6 @@ std::string print(const CacheKey& key, const CacheEntry& entry) {
   return text;
 }
 
-bool read(const llvm::json::Object& object, llvm::StringRef name, std::string& out) {
-  auto text = text_of(object, name);
-  if (text)
-    out = std::move(*text);
-  return text.has_value();
-}
-
-/// Counts and sizes: never negative.
-bool read(const llvm::json::Object& object, llvm::StringRef name, int& out) {
-  auto number = llvm_compat::to_optional<int64_t>(object.getInteger(name));
-  if (!number || *number < 0 || *number > std::numeric_limits<int>::max())
-    return false;
-  out = static_cast<int>(*number);
-  return true;
-}
-
 /// The parts of a file whose checksum is right; the JSON is not parsed yet.
 struct Parts {
   llvm::StringRef json, cubin;
@@ -101,12 +59,12 @@ const char* split(llvm::StringRef bytes, Parts& parts) {
     return "it is shorter than an entry's header";
   if (bytes.substr(0, kMagic.size()) != kMagic)
     return "it is no sagebwd entry";
-  if (read_little_endian(bytes.data() + kVersionOffset) != kFormatVersion)
+  if (endian::read32le(bytes.data() + kVersionOffset) != kFormatVersion)
     return "it has another format version";
   if (bytes.substr(kChecksumOffset, kBodyOffset - kChecksumOffset) !=
-      checksum_of(bytes.substr(kBodyOffset)))
+      llvm_compat::sha256(bytes.substr(kBodyOffset)))
     return "its checksum does not match: it is truncated or corrupt";
-  size_t json_size = read_little_endian(bytes.data() + kBodyOffset);
+  size_t json_size = endian::read32le(bytes.data() + kBodyOffset);
   if (json_size > bytes.size() - kJsonOffset)
     return "its JSON is longer than the file";
   parts = {bytes.substr(kJsonOffset, json_size), bytes.substr(kJsonOffset + json_size)};
@@ -115,13 +73,14 @@ const char* split(llvm::StringRef bytes, Parts& parts) {
 
 const char* read(const llvm::json::Object& object, llvm::StringRef cubin, CacheEntry& entry) {
   int cubin_bytes = 0;
-  if (!read(object, "kernel", entry.kernel_name) || !read(object, "arch", entry.arch) ||
-      !read(object, "compiler", entry.compiler) ||
-      !read(object, "lowest_driver", entry.lowest_driver) ||
-      !read(object, "registers", entry.registers) ||
-      !read(object, "spill_bytes", entry.spill_bytes) ||
-      !read(object, "shared_bytes", entry.shared_bytes) ||
-      !read(object, "cubin_bytes", cubin_bytes))
+  if (!read_member(object, "kernel", entry.kernel_name) ||
+      !read_member(object, "arch", entry.arch) ||
+      !read_member(object, "compiler", entry.compiler) ||
+      !read_member(object, "lowest_driver", entry.lowest_driver) ||
+      !read_member(object, "registers", entry.registers) ||
+      !read_member(object, "spill_bytes", entry.spill_bytes) ||
+      !read_member(object, "shared_bytes", entry.shared_bytes) ||
+      !read_member(object, "cubin_bytes", cubin_bytes))
     return "a field of its JSON is missing or out of range";
   if (cubin.size() != static_cast<size_t>(cubin_bytes))
     return "its cubin has another length than its JSON says";
@@ -140,7 +99,7 @@ std::string read(const std::string& bytes, const CacheKey* key, StoredEntry& sto
   if (!object)
     return "its JSON does not parse";
   std::string digest;
-  if (!read(*object, "digest", digest))
+  if (!read_member(*object, "digest", digest))
     return "its JSON holds no key";
   if (key) { // found under the key's name: nothing but the digest needs to be compared
     if (digest != key->digest)
@@ -160,8 +119,9 @@ std::string read(const std::string& bytes, const CacheKey* key, StoredEntry& sto
 
 std::string serialize(const CacheKey& key, const CacheEntry& entry) {
   std::string json = print(key, entry);
-  std::string body = little_endian(static_cast<uint32_t>(json.size())) + json + entry.cubin;
-  return kMagic.str() + little_endian(kFormatVersion) + checksum_of(body) + body;
+  const std::string body =
+      llvm_compat::bytes_of(static_cast<uint32_t>(json.size())) + json + entry.cubin;
+  return kMagic.str() + llvm_compat::bytes_of(kFormatVersion) + llvm_compat::sha256(body) + body;
 }
 
 std::optional<CacheEntry> deserialize(const std::string& bytes, const CacheKey& key,

@@ -5,7 +5,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "cache/key.h"
+#include "cache/item.h"
 #include "cache/pack.h"
 
 #include <chrono>
@@ -31,22 +31,14 @@ struct KeptName {
 std::vector<KeptName> kept_names(const std::string& directory);
 std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>&);
 
-struct KeptItem {
+/// An item, and what of it is sound.
+struct KeptItem : Item {
   std::string place; ///< as its name says
   std::string digest;
   bool in_pack = false;
-  bool kernel = true; ///< or a tuning record
   uint64_t bytes = 0;
   std::optional<std::chrono::system_clock::time_point> last_use; ///< of a file in the directory
   std::string problem;                                           ///< why it is bad, or empty
-  bool newer = false; ///< a record that a newer version wrote: not bad, and not ours to read
-
-  // Of what is sound:
-  CacheKey key;
-  std::string name; ///< of the kernel, or what was tuned on what
-  std::string arch;
-  std::string compiler;
-  int lowest_driver = 0; ///< of a kernel, e.g. 12080
 };
 /// Nothing where it is no longer there. `bytes`, if given, gets those of a sound item.
 std::optional<KeptItem> read_kept(const KeptName&, std::string* bytes = nullptr);
@@ -56,20 +48,9 @@ struct PackSummary {
   size_t kernels = 0, records = 0;
   std::vector<std::string> archs;
   int lowest_driver = 0; ///< of the driver that loads all of it
+  std::map<std::pair<std::string, int>, size_t> kernels_by_driver; ///< by arch and lowest driver
 };
-/// How many kernels of an architecture need at least which driver: {"sm_90a", 13000} to 12.
-using DriverNeeds = std::map<std::pair<std::string, int>, size_t>;
-
-/// Raises PackError for a manifest that cannot be read. Adds to `needs`, if given.
-PackSummary summarize(const Pack&, DriverNeeds* needs = nullptr);
-/// Of the sound kernels of a directory. Reads all of it.
-DriverNeeds driver_needs(const std::string& directory);
-/// "12 kernels in PLACE need a driver for CUDA 13.0 or newer; this one is for CUDA 12.8", or empty
-/// where this driver loads all kernels of the given architectures.
-std::string driver_warning(const DriverNeeds&, const std::string& place,
-                           const std::vector<std::string>& archs, int driver_version);
-
-/// Files that writers left behind when they were killed.
-uint64_t count_leftovers(const std::string& directory);
+/// Raises PackError for a manifest that cannot be read.
+PackSummary summarize(const Pack&);
 
 } // namespace sagebwd

@@ -9,12 +9,9 @@ namespace sagebwd {
 
 namespace {
 
-/// A length before each string keeps ("ab", "c") and ("a", "bc") apart. Little endian, 64 bits.
+/// A length before each string keeps ("ab", "c") and ("a", "bc") apart.
 void update(llvm::SHA256& hash, const std::string& text) {
-  uint8_t length[8];
-  for (int i = 0; i < 8; ++i)
-    length[i] = static_cast<uint8_t>(static_cast<uint64_t>(text.size()) >> (8 * i));
-  hash.update(llvm::ArrayRef<uint8_t>(length));
+  hash.update(llvm_compat::bytes_of(static_cast<uint64_t>(text.size())));
   hash.update(llvm::StringRef(text));
 }
 
@@ -34,13 +31,11 @@ CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields) {
     update(hash, label);
     update(hash, value);
   }
-  return {std::move(fields), llvm_compat::hex(llvm_compat::finish(hash))};
+  return {std::move(fields), llvm::toHex(llvm_compat::finish(hash), /*LowerCase=*/true)};
 }
 
 std::string sha256_hex(const std::string& text) {
-  llvm::SHA256 hash;
-  hash.update(llvm::StringRef(text));
-  return llvm_compat::hex(llvm_compat::finish(hash));
+  return llvm::toHex(llvm_compat::sha256(text), /*LowerCase=*/true);
 }
 
 bool is_digest(const std::string& text) {

@@ -8,6 +8,7 @@
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/ADT/StringRef.h"
 #include "llvm/Config/llvm-config.h"
+#include "llvm/Support/Endian.h"
 #include "llvm/Support/SHA256.h"
 
 #include <array>
@@ -32,8 +33,22 @@ inline Sha256Digest finish(llvm::SHA256& hash) {
   return digest;
 }
 
-inline std::string hex(const Sha256Digest& digest) {
-  return llvm::toHex(llvm::ArrayRef<uint8_t>(digest.data(), digest.size()), /*LowerCase=*/true);
+/// 32 bytes.
+inline std::string sha256(llvm::StringRef bytes) {
+  llvm::SHA256 hash;
+  hash.update(bytes);
+  const Sha256Digest digest = finish(hash);
+  return std::string(digest.begin(), digest.end());
+}
+
+/// Little endian.
+template <class Number> std::string bytes_of(Number value) {
+  char little[sizeof(value)];
+  if constexpr (sizeof(value) == 4)
+    llvm::support::endian::write32le(little, value);
+  else
+    llvm::support::endian::write64le(little, value);
+  return std::string(little, sizeof(little));
 }
 
 /// `llvm::Optional` (up to 15) and `std::optional` as the latter.

@@ -2,12 +2,17 @@
 
 #include "cache/lock.h"
 #include "cache/directory.h"
+#include "cache/layout.h"
 #include "cache/posix.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 namespace sagebwd {
+
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -22,20 +27,46 @@ Descriptor open_lock_file(const std::string& directory, const char* name) {
                            O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
 }
 
-constexpr const char* kLocks = "locks";
-constexpr const char* kUsers = "users";
+/// Who holds a lock on a byte, as far as this machine knows: fcntl names no process for locks of
+/// descriptions, but /proc lists them with each descriptor, of this user's processes.
+std::string holder_of(int fd, off_t byte) {
+  struct stat info;
+  if (::fstat(fd, &info) != 0)
+    return "another process";
+  const std::string inode = ":" + std::to_string(info.st_ino) + " ",
+                    range = " " + std::to_string(byte) + " ";
+  std::error_code error;
+  for (fs::directory_iterator process("/proc", error), end; process != end;
+       process.increment(error)) {
+    std::error_code gone; // or another user's
+    for (fs::directory_iterator file(process->path() / "fdinfo", gone), last; file != last;
+         file.increment(gone)) {
+      std::ifstream lines(file->path());
+      for (std::string line; std::getline(lines, line);)
+        if (line.rfind("lock:", 0) == 0 && line.find("WRITE") != std::string::npos &&
+            line.find(inode) != std::string::npos && line.find(range) != std::string::npos) {
+          std::string name;
+          std::getline(std::ifstream(process->path() / "comm") >> std::ws, name);
+          return "process " + process->path().filename().string() + " (" + name + ")";
+        }
+    }
+  }
+  return "another process";
+}
 
 } // namespace
 
 KeyLock::KeyLock(const std::string& directory, const std::string& digest,
-                 std::chrono::milliseconds limit, const std::function<bool()>& enough) {
+                 std::chrono::milliseconds limit, const std::function<bool()>& enough,
+                 const OnWait& on_wait) {
   if (directory.empty() || !make_private_directory(directory).empty())
     return;
-  Descriptor file = open_lock_file(directory, kLocks);
+  Descriptor file = open_lock_file(directory, layout::kLocks);
   if (!file)
     return;
   byte_ = byte_of(digest);
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto start = std::chrono::steady_clock::now(), deadline = start + limit;
+  bool said = !on_wait;
   // A millisecond at first, as most of what is waited for takes tens of them.
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
     switch (lock_byte(file.get(), F_WRLCK, byte_)) {
@@ -54,6 +85,11 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
     if (now >= deadline) {
       timed_out_ = true;
       return;
+    }
+    if (!said && now - start >= kSilence) {
+      said = true;
+      on_wait(holder_of(file.get(), byte_),
+              std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now));
     }
     std::this_thread::sleep_until(std::min(deadline, now + pause));
   }
@@ -74,14 +110,14 @@ UseMarks::~UseMarks() {
 void UseMarks::mark(const std::string& directory, const std::string& digest) {
   std::lock_guard lock(mutex_);
   if (fd_ < 0)
-    fd_ = open_lock_file(directory, kUsers).release();
+    fd_ = open_lock_file(directory, layout::kUsers).release();
   if (fd_ >= 0)
     lock_byte(fd_, F_RDLCK, byte_of(digest)); // without it the entry may be evicted and comes anew
 }
 
 bool UseMarks::used(const std::string& directory, const std::string& digest) {
-  Descriptor file(
-      ::open((directory + "/" + kUsers).c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  Descriptor file(::open((directory + "/" + layout::kUsers).c_str(),
+                         O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   return file && probe_byte(file.get(), byte_of(digest)) == LockStatus::busy;
 }
 

@@ -18,10 +18,14 @@ namespace sagebwd {
 /// Exclusive use of one key while it lives.
 class KeyLock {
 public:
+  /// Told once, when the wait has taken two seconds: who has the key ("process 4711 (python3)", or
+  /// "another process" where this machine cannot tell), and how much longer it may take.
+  using OnWait = std::function<void(const std::string& holder, std::chrono::milliseconds left)>;
+
   /// Waits until the key is free, `limit` has passed, or `enough()`, asked between attempts, says
   /// that there is nothing to wait for.
   KeyLock(const std::string& directory, const std::string& digest, std::chrono::milliseconds limit,
-          const std::function<bool()>& enough);
+          const std::function<bool()>& enough, const OnWait& on_wait = nullptr);
   ~KeyLock();
   KeyLock(const KeyLock&) = delete;
   KeyLock& operator=(const KeyLock&) = delete;
@@ -31,7 +35,7 @@ public:
   bool timed_out() const { return timed_out_; } ///< and still does
 
 private:
-  static constexpr std::chrono::milliseconds kLongestPause{20};
+  static constexpr std::chrono::milliseconds kLongestPause{20}, kSilence{2000};
 
   int fd_ = -1;
   int64_t byte_ = 0;

@@ -15,21 +15,23 @@
 //===----------------------------------------------------------------------===//
 
 #include "cache/pack.h"
-#include "cache/llvm_compat.h"
-#include "cache/pack_contents.h"
+#include "cache/bounded_json.h"
+#include "cache/item.h"
 #include "cache/posix.h"
 #include "cache/whole_file.h"
 
-#include "llvm/Support/Endian.h"
+#include "llvm/Support/FormatVariadic.h"
 
 #include <algorithm>
-#include <filesystem>
+#include <map>
+#include <set>
 
 namespace sagebwd {
 
 namespace {
 
 namespace endian = llvm::support::endian;
+using llvm_compat::sha256;
 
 constexpr llvm::StringLiteral kMagic("SAGEBWDP");
 constexpr uint32_t kFormatVersion = 1;
@@ -41,13 +43,6 @@ constexpr uint64_t kMostItems = 1 << 18, kLongestManifest = uint64_t{512} << 20,
                    kLongestItem = uint64_t{256} << 20;
 
 constexpr const char* kAgain = "; copy it again, or build it again with 'sagebwd prebuild'";
-
-std::string sha256(llvm::StringRef bytes) {
-  llvm::SHA256 hash;
-  hash.update(bytes);
-  llvm_compat::Sha256Digest digest = llvm_compat::finish(hash);
-  return std::string(digest.begin(), digest.end());
-}
 
 /// Where an item is; in the order of the digests.
 struct Place {
@@ -69,21 +64,6 @@ std::string reason_to_refuse_pack(const struct stat& info, const std::string& pa
     return "other users may write it, and a pack holds code; if you trust what is in it now, " +
            ("run: chmod go-w " + quoted);
   return "";
-}
-
-/// False where the file ends earlier, or cannot be read.
-bool read_at(int fd, uint64_t offset, uint64_t size, std::string& bytes) {
-  bytes.resize(size);
-  for (uint64_t done = 0; done < size;) {
-    ssize_t count =
-        ::pread(fd, bytes.data() + done, size - done, static_cast<off_t>(offset + done));
-    if (count < 0 && errno == EINTR)
-      continue;
-    if (count <= 0)
-      return false;
-    done += static_cast<uint64_t>(count);
-  }
-  return true;
 }
 
 } // namespace
@@ -155,7 +135,10 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path) {
   if (!file->descriptor || ::fstat(file->descriptor.get(), &info) != 0) {
     const int error = errno;
     file->fail("the pack cannot be opened: " + error_text(error) +
-               (error == ENOENT ? "; write it with 'sagebwd prebuild', or correct the path" : ""));
+               (error == ENOENT
+                    ? "; write it with 'sagebwd prebuild', or correct the path, in which "
+                      "SAGEBWD_CACHE_PACKS allows no colon"
+                    : ""));
   }
   if (std::string why = reason_to_refuse_pack(info, path); !why.empty())
     file->fail(why);
@@ -192,97 +175,115 @@ std::string Pack::manifest() const {
   return text;
 }
 
-std::vector<std::string> Pack::archs() const {
-  std::optional<std::vector<std::string>> archs = archs_of_manifest(manifest());
-  if (!archs)
-    file_->fail("its manifest is none of ours" + std::string(kAgain));
-  return std::move(*archs);
-}
-
 //===--- Writing ----------------------------------------------------------===//
 
 namespace {
 
-void append32(std::string& bytes, uint32_t value) {
-  char little[4];
-  endian::write32le(little, value);
-  bytes.append(little, sizeof(little));
+/// sm_90a before sm_100.
+struct ByNumber {
+  bool operator()(const std::string& a, const std::string& b) const {
+    return llvm::StringRef(a).compare_numeric(b) < 0;
+  }
+};
+
+/// What a pack is about to hold. Depends on what the items are, not on their order or number of
+/// copies.
+struct PackContents {
+  std::map<std::string, const std::string*> items; ///< by digest; they outlive this
+  std::string manifest;
+};
+
+llvm::json::Object describe(const Item& item, size_t bytes) {
+  llvm::json::Object object{{"kind", item.kernel ? "kernel" : "tuning"},
+                            {"digest", item.key.digest},
+                            {"bytes", bytes},
+                            {"compiler", item.compiler},
+                            {"fields", json_of_fields(item.key.fields)}};
+  if (item.kernel) {
+    object["kernel"] = item.name;
+    object["lowest_driver"] = item.lowest_driver;
+  } else {
+    object["tile"] = item.tile;
+  }
+  return object;
 }
 
-void append64(std::string& bytes, uint64_t value) {
-  char little[8];
-  endian::write64le(little, value);
-  bytes.append(little, sizeof(little));
+/// Why one of the items is neither a sound entry nor a sound record, or two differ under one
+/// digest; or empty.
+std::string gather(const std::vector<std::string>& items, PackContents& contents) {
+  std::map<std::string, llvm::json::Object> descriptions;
+  std::set<std::string, ByNumber> archs;
+  int lowest_driver = 0;
+  for (const std::string& bytes : items) {
+    Item item;
+    item.kernel = is_kernel(bytes);
+    if (std::string why = inspect_item(bytes, item); !why.empty())
+      return "item " + std::to_string(&bytes - items.data() + 1) +
+             " is neither a compiled kernel nor a tuning record: " + why;
+    auto [place, first] = contents.items.try_emplace(item.key.digest, &bytes);
+    if (!first && *place->second != bytes)
+      return "two different items have one key, " + item.key.digest +
+             ": two compilers made them, or two tunings; keep one of them";
+    archs.insert(item.arch);
+    lowest_driver = std::max(lowest_driver, item.lowest_driver);
+    descriptions.emplace(item.key.digest, describe(item, bytes.size()));
+  }
+  llvm::json::Array array;
+  for (auto& [digest, description] : descriptions)
+    array.push_back(std::move(description));
+  contents.manifest =
+      llvm::formatv("{0}", llvm::json::Value(llvm::json::Object{{"format", kFormatVersion},
+                                                                {"archs", llvm::json::Array(archs)},
+                                                                {"lowest_driver", lowest_driver},
+                                                                {"items", std::move(array)}}))
+          .str();
+  return "";
 }
 
 /// All that comes before the items.
 std::string head_of(const PackContents& contents) {
-  std::string body; // from the number of items on
-  append32(body, static_cast<uint32_t>(contents.items.size()));
-  append64(body, contents.manifest.size());
-  body += sha256(contents.manifest);
+  using llvm_compat::bytes_of;
+  std::string body = bytes_of(static_cast<uint32_t>(contents.items.size())) +
+                     bytes_of(uint64_t{contents.manifest.size()}) + sha256(contents.manifest);
   uint64_t offset = kIndexAt + contents.items.size() * kRowBytes + contents.manifest.size();
   for (const auto& [digest, bytes] : contents.items) {
-    body += llvm::fromHex(digest);
-    append64(body, offset);
-    append64(body, bytes->size());
+    body += llvm::fromHex(digest) + bytes_of(offset) + bytes_of(uint64_t{bytes->size()});
     offset += bytes->size();
   }
-  std::string head = kMagic.str();
-  append32(head, kFormatVersion);
-  return head + sha256(body) + body + contents.manifest;
+  return kMagic.str() + bytes_of(kFormatVersion) + sha256(body) + body + contents.manifest;
 }
 
 } // namespace
 
 void check_pack_path(const std::string& path) {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  const fs::path target(path);
-  if (target.filename().empty() || target.filename() == "." || target.filename() == "..")
-    throw PackError("'" + path + "' is no file's name; name the pack's file");
-  // A rename would replace a device by a file.
-  if (const auto status = fs::status(target, ignored); exists(status) && !is_regular_file(status))
-    throw PackError(path + " is there and is no regular file; name another file");
-  const fs::path folder = target.has_parent_path() ? target.parent_path() : fs::path(".");
-  if (!is_directory(fs::status(folder, ignored)))
-    throw PackError(path + " cannot be written: there is no folder " + folder.string() +
-                    "; make it, or name another file");
+  if (path.find(':') != std::string::npos)
+    throw PackError("'" + path +
+                    "' has a colon, at which SAGEBWD_CACHE_PACKS would end the path; "
+                    "name the pack's file without one");
+  if (std::string why = reason_not_to_write(path); !why.empty())
+    throw PackError(why);
 }
 
 uint64_t write_pack(const std::string& path, const std::vector<std::string>& items) {
   check_pack_path(path);
   auto fail = [&](const std::string& what) { throw PackError(path + " is not written: " + what); };
-  std::string why;
-  std::optional<PackContents> contents = pack_contents(items, kFormatVersion, &why);
-  if (!contents)
+  PackContents contents;
+  if (std::string why = gather(items, contents); !why.empty())
     fail(why);
-  if (contents->items.size() > kMostItems || contents->manifest.size() > kLongestManifest)
+  if (contents.items.size() > kMostItems || contents.manifest.size() > kLongestManifest)
     fail("a pack holds at most " + std::to_string(kMostItems) + " items, these are " +
-         std::to_string(contents->items.size()) + "; write several");
-  for (const auto& [digest, bytes] : contents->items)
-    if (bytes->size() > kLongestItem)
-      fail("the item " + digest + " has more than " + std::to_string(kLongestItem) + " bytes");
-
-  const std::filesystem::path target(path);
-  const std::string name = target.filename();
-  const std::string folder_path = target.has_parent_path() ? target.parent_path().string() : ".";
-  Descriptor folder = open_directory(folder_path);
-  if (!folder)
-    fail("its folder cannot be opened: " + error_text(errno));
-
-  const std::string prefix = "." + name + ".tmp-";
-  sweep_leftovers(folder.get(), folder_path, prefix);
-  const std::string head = head_of(*contents);
+         std::to_string(contents.items.size()) + "; write several");
+  const std::string head = head_of(contents);
   std::vector<const std::string*> parts = {&head};
-  for (const auto& [digest, item] : contents->items)
+  uint64_t bytes = head.size();
+  for (const auto& [digest, item] : contents.items) {
+    if (item->size() > kLongestItem)
+      fail("the item " + digest + " has more than " + std::to_string(kLongestItem) + " bytes");
     parts.push_back(item);
-  if (const int error = replace_file(folder.get(), name, prefix, parts, 0644))
-    fail(error_text(error) + (error == ENOSPC ? "; free some space and run it again" : ""));
-  ::fsync(folder.get());
-  uint64_t bytes = 0;
-  for (const std::string* part : parts)
-    bytes += part->size();
+    bytes += item->size();
+  }
+  if (std::string why = write_output(path, parts); !why.empty())
+    throw PackError(why);
   return bytes;
 }
 

@@ -43,8 +43,6 @@ public:
   /// JSON: format, archs, lowest_driver, and of each item its kind ("kernel" or "tuning"), digest,
   /// bytes, and the fields of its key. Raises PackError where it does not match its checksum.
   std::string manifest() const;
-  /// The architectures of its items, by the manifest. Raises PackError as that does.
-  std::vector<std::string> archs() const;
 
 private:
   struct File;

@@ -46,12 +46,18 @@ inline std::string error_text(int error) { return std::strerror(error); }
 /// A lock on one byte, of the open file description: it excludes threads and processes alike and
 /// goes with the last descriptor.
 enum class LockStatus { taken, busy, unavailable };
-inline LockStatus lock_byte(int fd, short type, off_t byte) {
+
+inline struct flock lock_of_byte(short type, off_t byte) {
   struct flock lock = {};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = byte;
   lock.l_len = 1;
+  return lock;
+}
+
+inline LockStatus lock_byte(int fd, short type, off_t byte) {
+  struct flock lock = lock_of_byte(type, byte);
   if (::fcntl(fd, F_OFD_SETLK, &lock) == 0)
     return LockStatus::taken;
   return errno == EAGAIN || errno == EACCES ? LockStatus::busy : LockStatus::unavailable;
@@ -59,11 +65,7 @@ inline LockStatus lock_byte(int fd, short type, off_t byte) {
 
 /// What a write lock on it would meet; without trying, which others would see.
 inline LockStatus probe_byte(int fd, off_t byte) {
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = byte;
-  lock.l_len = 1;
+  struct flock lock = lock_of_byte(F_WRLCK, byte);
   if (::fcntl(fd, F_OFD_GETLK, &lock) != 0)
     return LockStatus::unavailable;
   return lock.l_type == F_UNLCK ? LockStatus::taken : LockStatus::busy;

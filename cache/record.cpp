@@ -2,7 +2,6 @@
 
 #include "cache/record.h"
 #include "cache/bounded_json.h"
-#include "cache/json_depth.h"
 
 #include "llvm/Support/FormatVariadic.h"
 
@@ -22,10 +21,6 @@ constexpr int kDeepest = 8; ///< a timing of a candidate of a record of a file t
 /// Far beyond any record; parsing takes some fifty times as much memory.
 constexpr size_t kLongestRecord = size_t{4} << 20, kLongestFile = size_t{64} << 20;
 
-/// JSON strings must be UTF-8. A driver may name a GPU in any bytes.
-std::string utf8(const std::string& text) {
-  return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
-}
 /// JSON has no infinities.
 double finite(double value) { return std::isfinite(value) ? value + 0.0 : 0; }
 
@@ -84,26 +79,14 @@ std::string foreign(const Object& object) {
   return *schema > kSchemaNumber ? kNewer : "";
 }
 
-bool read(const Object& object, llvm::StringRef name, std::string& out) {
-  auto text = text_of(object, name);
-  if (text)
-    out = std::move(*text);
-  return text.has_value();
-}
-
-bool read(const Object& object, llvm::StringRef name, double& out) {
-  auto number = llvm_compat::to_optional<double>(object.getNumber(name));
-  if (number)
-    out = *number;
-  return number.has_value();
-}
-
 bool read(const Value& value, TriedTile& tried) {
   const Object* object = value.getAsObject();
   const Array* ms = object ? object->getArray("ms") : nullptr;
-  if (!ms || object->size() != 6 || !read(*object, "tile", tried.tile) ||
-      !read(*object, "outcome", tried.outcome) || !read(*object, "detail", tried.detail) ||
-      !read(*object, "median_ms", tried.median_ms) || !read(*object, "mad_ms", tried.mad_ms))
+  if (!ms || object->size() != 6 || !read_member(*object, "tile", tried.tile) ||
+      !read_member(*object, "outcome", tried.outcome) ||
+      !read_member(*object, "detail", tried.detail) ||
+      !read_member(*object, "median_ms", tried.median_ms) ||
+      !read_member(*object, "mad_ms", tried.mad_ms))
     return false;
   for (const Value& timing : *ms) {
     auto number = llvm_compat::to_optional<double>(timing.getAsNumber());
@@ -122,10 +105,10 @@ std::optional<TuningRecord> record_of(const Object& object, std::string& why) {
   auto fields = fields_of_json(object.getObject("key"));
   const Array* candidates = object.getArray("candidates");
   why = "a member is missing, or of another kind";
-  if (!fields || !candidates || object.size() != 8 || !read(object, "digest", digest) ||
-      !read(object, "checksum", checksum) || !read(object, "tile", record.tile) ||
-      !read(object, "default_tile", record.default_tile) ||
-      !read(object, "compiler", record.compiler))
+  if (!fields || !candidates || object.size() != 8 || !read_member(object, "digest", digest) ||
+      !read_member(object, "checksum", checksum) || !read_member(object, "tile", record.tile) ||
+      !read_member(object, "default_tile", record.default_tile) ||
+      !read_member(object, "compiler", record.compiler))
     return std::nullopt;
   for (const Value& value : *candidates)
     if (!read(value, record.candidates.emplace_back()))
@@ -142,21 +125,17 @@ std::optional<TuningRecord> record_of(const Object& object, std::string& why) {
 }
 
 std::optional<Value> parse(const std::string& bytes, size_t longest, std::string& why) {
-  why = "it is no JSON";
   if (bytes.size() > longest) {
     why = "it has " + std::to_string(bytes.size()) + " bytes, more than any tuning record";
     return std::nullopt;
   }
-  if (json_depth(bytes) > kDeepest) {
-    why = "it is nested deeper than any tuning record";
-    return std::nullopt;
-  }
-  std::optional<Value> value = parse_bounded_json(bytes);
-  if (value && !value->getAsObject()) {
+  std::optional<Value> value = parse_bounded_json(bytes, kDeepest);
+  if (!value)
+    why = json_depth(bytes) > kDeepest ? "it is nested deeper than any tuning record"
+                                       : "it is no JSON";
+  else if (!value->getAsObject())
     why = "it is no JSON object";
-    return std::nullopt;
-  }
-  return value;
+  return value && value->getAsObject() ? std::move(value) : std::nullopt;
 }
 
 } // namespace

@@ -3,6 +3,7 @@
 #include "cache/store.h"
 #include "cache/directory.h"
 #include "cache/eviction.h"
+#include "cache/layout.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -11,8 +12,12 @@ namespace sagebwd {
 
 namespace {
 
-std::string kernel_file(const CacheKey& key) { return key.digest + ".kernel"; }
-std::string record_file(const CacheKey& key) { return key.digest + ".tuning"; }
+std::string kernel_file(const CacheKey& key) {
+  return layout::file_name(layout::Kind::kernel, key.digest);
+}
+std::string record_file(const CacheKey& key) {
+  return layout::file_name(layout::Kind::record, key.digest);
+}
 
 [[noreturn]] void raise_bad_item(const Pack& pack, const std::string& item,
                                  const std::string& why) {
@@ -78,12 +83,11 @@ std::optional<CacheEntry> CacheStore::load_again(const CacheKey& key, const Acce
 std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key, const Accept& accept) {
   if (!disabled_reason_.empty())
     return std::nullopt;
-  std::string bytes;
-  ReadStatus status = read_file(directory(), kernel_file(key), bytes);
-  if (status == ReadStatus::absent)
+  const FileRead file = read_file(directory(), kernel_file(key), /*use=*/true);
+  if (file.status == FileRead::absent || file.status == FileRead::unreadable)
     return std::nullopt;
-  if (status == ReadStatus::ok) {
-    if (std::optional<CacheEntry> entry = deserialize(bytes, key)) {
+  if (file.status == FileRead::ok) {
+    if (std::optional<CacheEntry> entry = deserialize(file.bytes, key)) {
       if (accept && !accept(*entry))
         return std::nullopt;
       used_.mark(directory(), key.digest);
@@ -96,12 +100,12 @@ std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key, con
 }
 
 std::string CacheStore::objection(const CacheKey& key) const {
-  std::string bytes, why;
   if (!disabled_reason_.empty())
     return "";
-  if (read_file(directory(), kernel_file(key), bytes, &why) == ReadStatus::ok)
-    deserialize(bytes, key, &why);
-  return why;
+  FileRead file = read_file(directory(), kernel_file(key), /*use=*/false);
+  if (file.status == FileRead::ok)
+    deserialize(file.bytes, key, &file.why);
+  return file.why;
 }
 
 std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key, const Accept& accept) {
@@ -121,17 +125,28 @@ std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key, const A
 
 bool CacheStore::publish(const CacheKey& key, const CacheEntry& entry) {
   const std::string bytes = serialize(key, entry);
-  std::string problem = disabled_reason_;
-  if (problem.empty())
-    problem = publish_file(directory(), kernel_file(key), bytes);
-  if (!problem.empty()) {
-    ++counters_.publish_failures;
-    warn_once(problem);
+  if (!keep(kernel_file(key), bytes))
     return false;
-  }
   used_.mark(directory(), key.digest);
   stay_within_limit(bytes.size());
   return true;
+}
+
+bool CacheStore::publish_record(const TuningRecord& record) {
+  return keep(record_file(record.key), serialize(record));
+}
+
+bool CacheStore::keep(const std::string& file, const std::string& bytes) {
+  std::string problem = disabled_reason_;
+  if (problem.empty())
+    problem = publish_file(directory(), file, bytes);
+  if (problem.empty())
+    return true;
+  ++counters_.publish_failures;
+  if (!warned_.exchange(true))
+    std::fprintf(stderr, "sagebwd: warning: kernels are not kept on disk: %s. %s\n",
+                 problem.c_str(), options_.if_not_kept.c_str());
+  return false;
 }
 
 void CacheStore::stay_within_limit(uint64_t published_bytes) {
@@ -151,17 +166,18 @@ void CacheStore::stay_within_limit(uint64_t published_bytes) {
       limit == 0 ? UINT64_MAX : (limit - std::min(limit, result.kept_bytes)) / kPublishers;
 }
 
-KeyLock CacheStore::lock(const CacheKey& key) {
+KeyLock CacheStore::lock(const CacheKey& key, const KeyLock::OnWait& on_wait) {
   if (!disabled_reason_.empty())
     return KeyLock("", key.digest, options_.lock_limit, [] { return true; });
   auto exists = [&] { return file_exists(directory(), kernel_file(key)); };
   // What is there already was of no use to the caller: another compiler's entry, say.
-  return KeyLock(directory(), key.digest, options_.lock_limit,
-                 [exists, before = exists()] { return !before && exists(); });
+  return KeyLock(
+      directory(), key.digest, options_.lock_limit,
+      [exists, before = exists()] { return !before && exists(); }, on_wait);
 }
 
 std::optional<TuningRecord> CacheStore::load_record(const CacheKey& key) {
-  std::string bytes, why;
+  std::string why;
   auto record_in = [&](const std::string& text) {
     std::optional<TuningRecord> record = parse_record(text, &why);
     if (record && record->key.digest != key.digest) {
@@ -171,12 +187,13 @@ std::optional<TuningRecord> CacheStore::load_record(const CacheKey& key) {
     return record;
   };
   if (disabled_reason_.empty()) {
-    const ReadStatus status = read_file(directory(), record_file(key), bytes, &why);
-    const bool there = status == ReadStatus::ok;
-    if (std::optional<TuningRecord> record = there ? record_in(bytes) : std::nullopt)
+    const FileRead file = read_file(directory(), record_file(key), /*use=*/true);
+    const bool there = file.status == FileRead::ok;
+    why = file.why;
+    if (std::optional<TuningRecord> record = there ? record_in(file.bytes) : std::nullopt)
       return record;
-    const bool newer = there && is_newer_record(bytes);
-    if (status != ReadStatus::absent && !newer && !record_warned_.exchange(true))
+    const bool bad = file.status == FileRead::refused || (there && !is_newer_record(file.bytes));
+    if (bad && !record_warned_.exchange(true))
       std::fprintf(stderr, "sagebwd: warning: a tuning record is not used: %s/%s: %s\n",
                    directory().c_str(), record_file(key).c_str(), why.c_str());
   }
@@ -189,17 +206,6 @@ std::optional<TuningRecord> CacheStore::load_record(const CacheKey& key) {
   return std::nullopt;
 }
 
-bool CacheStore::publish_record(const TuningRecord& record) {
-  std::string problem = disabled_reason_;
-  if (problem.empty())
-    problem = publish_file(directory(), record_file(record.key), serialize(record));
-  if (problem.empty())
-    return true;
-  ++counters_.publish_failures;
-  warn_once(problem);
-  return false;
-}
-
 const std::vector<std::shared_ptr<const Pack>>& CacheStore::packs() {
   std::lock_guard lock(mutex_);
   if (!packs_open_) {
@@ -210,12 +216,6 @@ const std::vector<std::shared_ptr<const Pack>>& CacheStore::packs() {
     packs_open_ = true;
   }
   return packs_;
-}
-
-void CacheStore::warn_once(const std::string& what) {
-  if (!warned_.exchange(true))
-    std::fprintf(stderr, "sagebwd: warning: kernels are not kept on disk: %s. %s\n", what.c_str(),
-                 options_.if_not_kept.c_str());
 }
 
 } // namespace sagebwd

@@ -73,7 +73,7 @@ public:
   /// recently used entries beyond the byte limit.
   bool publish(const CacheKey&, const CacheEntry&);
   /// The right to compile a key; see KeyLock. Ends early once another has published an entry.
-  KeyLock lock(const CacheKey&);
+  KeyLock lock(const CacheKey&, const KeyLock::OnWait& = nullptr);
 
   /// Why a kernel that lies in the directory is not used, or empty.
   std::string objection(const CacheKey&) const;
@@ -95,7 +95,7 @@ private:
   std::optional<CacheEntry> find_in_directory(const CacheKey&, const Accept&);
   std::optional<CacheEntry> find_in_packs(const CacheKey&, const Accept&);
   void stay_within_limit(uint64_t published_bytes);
-  void warn_once(const std::string& what);
+  bool keep(const std::string& file, const std::string& bytes);
 
   StoreOptions options_;
   std::string disabled_reason_;

@@ -1,18 +1,49 @@
-//===- whole_file.cpp - Files that appear whole or not at all --------------===//
+//===- whole_file.cpp - Files that are read and appear whole or not at all -===//
 
 #include "cache/whole_file.h"
+#include "cache/layout.h"
 #include "cache/posix.h"
 
 #include "llvm/ADT/StringExtras.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <stdexcept>
 #include <sys/random.h>
 
 namespace sagebwd {
 
+namespace fs = std::filesystem;
+
 namespace {
+
+/// While this lives, a write of this thread beyond RLIMIT_FSIZE fails with EFBIG: the signal's
+/// default would end the process, and what the process does with it is not ours to change.
+class WithoutSizeSignal {
+public:
+  WithoutSizeSignal() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGXFSZ) == 1;
+    ::pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~WithoutSizeSignal() {
+    const timespec at_once = {};
+    if (!was_pending_) // else it is the host's own
+      sigtimedwait(&signal_, nullptr, &at_once);
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  WithoutSizeSignal(const WithoutSizeSignal&) = delete;
+  WithoutSizeSignal& operator=(const WithoutSizeSignal&) = delete;
+
+private:
+  sigset_t signal_, before_;
+  bool was_pending_;
+};
 
 bool write_all(int fd, const std::string& bytes) {
   for (size_t done = 0; done < bytes.size();) {
@@ -33,44 +64,8 @@ bool write_all(int fd, const std::vector<const std::string*>& parts) {
   return true;
 }
 
-} // namespace
-
-std::string objection_to(const struct stat& info, const std::string& path) {
-  // No cubin comes near it; a sparse file of terabytes must not end the process.
-  constexpr off_t kLongestFile = off_t(256) << 20;
-  if (S_ISDIR(info.st_mode))
-    return "it is a directory";
-  if (!S_ISREG(info.st_mode))
-    return "it is no regular file";
-  if (info.st_uid != ::geteuid())
-    return "it belongs to user " + std::to_string(info.st_uid);
-  if (info.st_mode & (S_IWGRP | S_IWOTH))
-    return "other users may write it; run: chmod go-w '" + path + "'";
-  if (info.st_size > kLongestFile)
-    return "it is longer than any kernel";
-  return "";
-}
-
-std::string unique_name(const std::string& prefix) {
-  uint64_t random = 0;
-  if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
-    random = reinterpret_cast<uintptr_t>(&random); // O_EXCL decides in any case
-  return prefix + std::to_string(::getpid()) + "-" + llvm::utohexstr(random, /*LowerCase=*/true);
-}
-
-int replace_file(int folder, const std::string& name, const std::string& prefix,
-                 const std::vector<const std::string*>& parts, mode_t mode) {
-  const std::string temporary = unique_name(prefix);
-  Descriptor file(::openat(folder, temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
-  if (!file)
-    return errno;
-  lock_byte(file.get(), F_WRLCK, 0); // before the first byte: see is_leftover()
-  if (write_all(file.get(), parts) && ::fsync(file.get()) == 0 &&
-      ::renameat(folder, temporary.c_str(), folder, name.c_str()) == 0)
-    return file.close() ? 0 : errno;
-  const int error = errno;
-  ::unlinkat(folder, temporary.c_str(), 0);
-  return error;
+fs::path folder_of(const fs::path& file) {
+  return file.has_parent_path() ? file.parent_path() : fs::path(".");
 }
 
 bool is_leftover(int file) {
@@ -90,19 +85,127 @@ bool is_leftover(int file) {
   return age > kDay; // who takes so long is gone
 }
 
-uint64_t sweep_leftovers(int folder, const std::string& path, const std::string& prefix) {
-  uint64_t swept = 0;
+} // namespace
+
+std::string objection_to(const struct stat& info, const std::string& path) {
+  // No cubin comes near it; a sparse file of terabytes must not end the process.
+  constexpr off_t kLongestFile = off_t(256) << 20;
+  if (S_ISDIR(info.st_mode))
+    return "it is a directory";
+  if (!S_ISREG(info.st_mode))
+    return "it is no regular file";
+  if (info.st_uid != ::geteuid())
+    return "it belongs to user " + std::to_string(info.st_uid);
+  if (info.st_mode & (S_IWGRP | S_IWOTH))
+    return "other users may write it; run: chmod go-w '" + path + "'";
+  if (info.st_size > kLongestFile)
+    return "it is longer than any kernel";
+  return "";
+}
+
+bool read_at(int file, uint64_t offset, uint64_t size, std::string& bytes) {
+  bytes.resize(size);
+  for (uint64_t done = 0; done < size;) {
+    ssize_t count =
+        ::pread(file, bytes.data() + done, size - done, static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR)
+      continue;
+    if (count <= 0) {
+      errno = count < 0 ? errno : 0;
+      return false;
+    }
+    done += static_cast<uint64_t>(count);
+  }
+  return true;
+}
+
+std::string read_input(const std::string& path) {
+  constexpr uint64_t kLongest = uint64_t{64} << 20;
+  auto fail = [&](const std::string& why) {
+    throw std::runtime_error(path + " cannot be read: " + why);
+  };
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  struct stat info;
+  if (!file || ::fstat(file.get(), &info) != 0)
+    fail(error_text(errno));
+  if (!S_ISREG(info.st_mode))
+    fail("it is no regular file");
+  const auto size = static_cast<uint64_t>(info.st_size);
+  if (size > kLongest)
+    fail("it has " + std::to_string(size) + " bytes, more than any file that is read here");
+  std::string bytes;
+  if (!read_at(file.get(), 0, size, bytes))
+    fail(errno ? error_text(errno) : "it became shorter meanwhile");
+  return bytes;
+}
+
+std::string unique_name(const std::string& prefix) {
+  uint64_t random = 0;
+  if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
+    random = reinterpret_cast<uintptr_t>(&random); // O_EXCL decides in any case
+  return prefix + std::to_string(::getpid()) + "-" + llvm::utohexstr(random, /*LowerCase=*/true);
+}
+
+int replace_file(int folder, const std::string& name, const std::string& prefix,
+                 const std::vector<const std::string*>& parts, mode_t mode) {
+  const WithoutSizeSignal blocked;
+  const std::string temporary = unique_name(prefix);
+  Descriptor file(::openat(folder, temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+  if (!file)
+    return errno;
+  lock_byte(file.get(), F_WRLCK, 0); // before the first byte: see is_leftover()
+  if (write_all(file.get(), parts) && ::fsync(file.get()) == 0 &&
+      ::renameat(folder, temporary.c_str(), folder, name.c_str()) == 0)
+    return file.close() ? 0 : errno;
+  const int error = errno;
+  ::unlinkat(folder, temporary.c_str(), 0);
+  return error;
+}
+
+std::string reason_not_to_write(const std::string& path) {
+  std::error_code ignored;
+  const fs::path target(path);
+  if (target.filename().empty() || target.filename() == "." || target.filename() == "..")
+    return "'" + path + "' is no file's name; name a file";
+  // A rename would replace a device, or a link, by a file.
+  if (const auto status = fs::symlink_status(target, ignored);
+      exists(status) && !is_regular_file(status))
+    return path + " is there and is no regular file; name another file";
+  if (const fs::path folder = folder_of(target); !is_directory(fs::status(folder, ignored)))
+    return path + " cannot be written: there is no folder " + folder.string() +
+           "; make it, or name another file";
+  return "";
+}
+
+std::string write_output(const std::string& path, const std::vector<const std::string*>& parts) {
+  if (std::string why = reason_not_to_write(path); !why.empty())
+    return why;
+  const fs::path target(path);
+  const std::string name = target.filename(), folder_path = folder_of(target);
+  Descriptor folder = open_directory(folder_path);
+  if (!folder)
+    return path + " is not written: its folder cannot be opened: " + error_text(errno);
+  leftovers(folder.get(), folder_path, layout::temporary_of(name), /*remove=*/true);
+  if (const int error = replace_file(folder.get(), name, layout::temporary_of(name), parts, 0644))
+    return path + " is not written: " + error_text(error) +
+           (error == ENOSPC ? "; free some space and run it again" : "");
+  ::fsync(folder.get());
+  return "";
+}
+
+uint64_t leftovers(int folder, const std::string& path, const std::string& prefix, bool remove) {
+  uint64_t count = 0;
   std::error_code error;
-  for (std::filesystem::directory_iterator item(path, error), end; !error && item != end;
+  for (fs::directory_iterator item(path, error), end; !error && item != end;
        item.increment(error)) {
     const std::string name = item->path().filename();
     if (name.rfind(prefix, 0) != 0)
       continue;
-    Descriptor file(::openat(folder, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (file && is_leftover(file.get()) && ::unlinkat(folder, name.c_str(), 0) == 0)
-      ++swept;
+    Descriptor file(::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    count +=
+        file && is_leftover(file.get()) && (!remove || ::unlinkat(folder, name.c_str(), 0) == 0);
   }
-  return swept;
+  return count;
 }
 
 } // namespace sagebwd

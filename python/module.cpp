@@ -11,6 +11,7 @@
 #include "python/module_reference.h"
 #include "python/module_tuning.h"
 
+#include "cache/whole_file.h"
 #include "runtime/diagnosis.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
@@ -148,14 +149,22 @@ void bind_environment(py::module_& m) {
     }
     return result;
   });
+  m.def(
+      "write_output",
+      [](const std::string& path, const std::string& text) { return write_output(path, {&text}); },
+      "path"_a, "text"_a, py::call_guard<py::gil_scoped_release>(),
+      "Makes or replaces a file, whole or not at all; why it could not, or nothing.");
   m.def("cache", [] {
     CacheStore& store = user_store();
     py::dict counters;
     for (const auto& [name, value] : listed(store.counters()))
       counters[name] = value;
-    return py::dict("directory"_a = store.directory(),
-                    "disabled_reason"_a = store.disabled_reason(),
-                    "byte_limit"_a = store.options().byte_limit, "packs"_a = store.options().packs,
+    py::list packs;
+    for (const std::string& path : store.options().packs)
+      packs.append(python::path_text(path));
+    return py::dict("directory"_a = python::path_text(store.directory()),
+                    "disabled_reason"_a = python::path_text(store.disabled_reason()),
+                    "byte_limit"_a = store.options().byte_limit, "packs"_a = packs,
                     "offline"_a = settings().offline, "counters"_a = counters);
   });
   m.def(
@@ -166,7 +175,8 @@ void bind_environment(py::module_& m) {
         for (const auto& [what, needed_for, remedy] : missing)
           caller.missing.push_back({what, needed_for, remedy});
         const Diagnosis diagnosis = diagnose(version, caller);
-        return std::tuple(diagnosis.json, diagnosis.text, diagnosis.sound);
+        py::gil_scoped_acquire held;
+        return py::make_tuple(diagnosis.json, python::path_text(diagnosis.text), diagnosis.sound);
       },
       "version"_a, "parts"_a, "missing"_a, py::call_guard<py::gil_scoped_release>());
 }

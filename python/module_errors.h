@@ -11,6 +11,12 @@ namespace sagebwd::python {
 
 namespace py = pybind11;
 
+/// Text that may hold a path, which need not be UTF-8: as os.fsdecode() gives it.
+inline py::str path_text(const std::string& text) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
+}
+
 /// The Python exception type that mirrors `Error`; set once, at import, and alive for good.
 template <typename Error> inline PyObject* exception_type = nullptr;
 
@@ -24,7 +30,7 @@ template <typename Error> void bind_error(py::module_& m, const char* name, PyOb
 template <typename Error, typename... Attributes>
 void raise(const Error& error, Attributes&&... attributes) {
   py::handle type = exception_type<Error>;
-  py::object instance = type(error.what());
+  py::object instance = type(path_text(error.what()));
   (py::setattr(instance, attributes.first, py::cast(attributes.second)), ...);
   PyErr_SetObject(type.ptr(), instance.ptr());
 }

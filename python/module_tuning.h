@@ -99,7 +99,7 @@ inline void bind_tuning(py::module_& m) {
         "rounds"_a, "progress"_a);
   m.def("tiles_in_use", tiles_in_use, "spec"_a, "problem"_a, "device"_a, "kernels"_a, Released());
   m.def(
-      "tuning_records", [] { return serialize_records(user_records().all()); }, Released(),
+      "tuning_records", [] { return user_records().exported(user_records().all()); }, Released(),
       "The text of a file that import_tuning_records reads.");
   m.def(
       "import_tuning_records",

@@ -3,9 +3,9 @@
 #include "runtime/diagnosis.h"
 
 #include "cache/directory.h"
-#include "cache/inventory.h"
 #include "generator/spec.h"
 #include "runtime/driver/driver.h"
+#include "runtime/driver_needs.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 
@@ -26,11 +26,6 @@ namespace json = llvm::json;
 
 json::Value utf8(const std::string& text) {
   return json::isUTF8(text) ? text : json::fixUTF8(text);
-}
-
-/// "13.0"
-std::string cuda_version(int number) {
-  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
 /// What NVRTC can do, or why it cannot be opened.
@@ -126,7 +121,6 @@ CacheState look_at_cache(const Settings& settings) {
 struct PackState {
   std::string path, error;
   PackSummary summary;
-  DriverNeeds needs;
 };
 
 std::vector<PackState> look_at_packs(const Settings& settings) {
@@ -135,7 +129,7 @@ std::vector<PackState> look_at_packs(const Settings& settings) {
     PackState state;
     state.path = path;
     try {
-      state.summary = summarize(*Pack::open(path), &state.needs);
+      state.summary = summarize(*Pack::open(path));
     } catch (const PackError& error) {
       state.error = error.what();
     }
@@ -239,7 +233,7 @@ void Doctor::collect_kernels_too_new() {
       miss("a newer driver: " + warning, "loading those kernels", remedy);
   };
   for (const PackState& pack : packs_)
-    check(pack.needs, pack.path,
+    check(pack.summary.kernels_by_driver, pack.path,
           "update the driver, or build the pack with the NVRTC of this driver's CUDA version");
   check(driver_needs(cache_.options.directory), cache_.options.directory,
         "update the driver; or point SAGEBWD_NVRTC at an NVRTC of its CUDA version and run "
@@ -354,7 +348,7 @@ std::string Doctor::as_text() const {
   else
     line("nvrtc", problems_.empty() ? "not found\n" : "", compiler_.error);
   if (const std::string& why = driver::unavailable(); why.empty())
-    line("driver", "CUDA ", cuda_version(driver::driver_version()));
+    line("driver", "CUDA ", driver::version_text(driver::driver_version()));
   else
     line("driver", "not usable: ", why);
   for (size_t i = 0; i < gpus_.size(); ++i) {
@@ -374,7 +368,7 @@ std::string Doctor::as_text() const {
     if (pack.error.empty())
       line("pack", pack.path, ": ", std::to_string(pack.summary.kernels), " kernels, ",
            std::to_string(pack.summary.records), " tuning records, CUDA ",
-           cuda_version(pack.summary.lowest_driver), " or newer");
+           driver::version_text(pack.summary.lowest_driver), " or newer");
     else
       line("pack", "not usable: ", pack.error);
   if (settings_.offline)

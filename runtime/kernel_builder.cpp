@@ -1,11 +1,13 @@
 //===- kernel_builder.cpp - Memory, disk, packs, compile -------------------===//
 
 #include "runtime/kernel_builder.h"
+#include "cache/inventory.h"
 #include "runtime/compile_width.h"
 #include "runtime/parallel_for.h"
 #include "runtime/prebuild_command.h"
 
 #include <chrono>
+#include <cstdio>
 #include <mutex>
 
 namespace sagebwd {
@@ -74,7 +76,7 @@ namespace {
     places += " (" + key.digest + ".kernel is there, but " + why + ")";
   for (const std::shared_ptr<const Pack>& pack : store.packs()) {
     std::string archs;
-    for (const std::string& arch : pack->archs())
+    for (const std::string& arch : summarize(*pack).archs)
       archs += (archs.empty() ? "" : ", ") + arch;
     places += (places.empty() ? "" : ", ") + pack->path() + " (a pack for " +
               (archs.empty() ? "nothing" : archs) + ")";
@@ -87,6 +89,15 @@ namespace {
 }
 
 } // namespace
+
+void KernelBuilder::say_waiting(const std::string& what, const std::string& holder,
+                                std::chrono::milliseconds left) {
+  if (!said_waiting_.exchange(true)) // it need not be the only one
+    std::fprintf(stderr,
+                 "sagebwd: waiting for %s, which is compiling %s; after another %.0f s it is "
+                 "compiled here as well\n",
+                 holder.c_str(), what.c_str(), std::chrono::duration<double>(left).count());
+}
 
 CacheEntry KernelBuilder::compile(const KernelSource& source, const KernelSpec& spec,
                                   const CacheKey& key) {
@@ -110,7 +121,9 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
   if (!entry && policy_.offline)
     raise_offline(spec, source.name, key, store_);
   if (!entry) {
-    const KeyLock lock = store_.lock(key);
+    const KeyLock lock = store_.lock(key, [&](const std::string& holder, auto left) {
+      say_waiting(source.name + " for " + std::string(spec.arch.name), holder, left);
+    });
     store_.counters().waits += lock.waited();
     store_.counters().timeouts += lock.timed_out();
     entry = store_.load_again(key, policy_.accept); // of whoever had the lock until now

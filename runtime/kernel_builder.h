@@ -7,6 +7,8 @@
 
 #include "runtime/kernels.h"
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <optional>
@@ -59,11 +61,14 @@ private:
   /// Every layer below memory.
   BuiltKernel make(const KernelSpec&);
   CacheEntry compile(const KernelSource&, const KernelSpec&, const CacheKey&);
+  /// One line to standard error, for the first kernel that another process keeps waiting.
+  void say_waiting(const std::string& what, const std::string& holder, std::chrono::milliseconds);
 
   CacheStore& store_;
   Emit emit_;
   Compile compile_;
   Policy policy_;
+  std::atomic<bool> said_waiting_{false};
   mutable std::shared_mutex mutex_;
   std::unordered_map<KernelSpec, std::shared_future<Built>, KernelSpecHash> kernels_;
 };

@@ -3,6 +3,7 @@
 #include "runtime/prebuild.h"
 #include "generator/space.h"
 
+#include "cache/layout.h"
 #include "runtime/compile_width.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/parallel_for.h"
@@ -130,7 +131,8 @@ KernelBuilder::Compile sound(const KernelBuilder::Compile& compile) {
                                  const PrebuildRequest& request) {
   std::string what = std::to_string(failures.size()) + " of " + std::to_string(total) +
                      " kernels do not compile, so " + request.output +
-                     " is not written; the others are kept in " + work_folder_of(request.output);
+                     " is not written; the others are kept in " +
+                     layout::work_folder_of(request.output);
   for (const auto& [index, error] : failures)
     what += std::string("\n") + error.what();
   const CompileError& first = failures.begin()->second;

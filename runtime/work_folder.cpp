@@ -3,6 +3,7 @@
 #include "runtime/work_folder.h"
 
 #include "cache/directory.h"
+#include "cache/layout.h"
 #include "cache/pack.h"
 #include "cache/posix.h"
 
@@ -14,8 +15,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kLock = "prebuild.lock";
-
 /// The lock file of a folder that was removed meanwhile excludes nobody.
 bool is_at(int fd, const std::string& path) {
   struct stat opened, named;
@@ -23,13 +22,18 @@ bool is_at(int fd, const std::string& path) {
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-bool holds_kernels(const std::string& path) {
+/// Calls `visit` with each file of a folder and what it is by its name.
+template <typename Visit> void visit_files(const std::string& folder, Visit visit) {
   std::error_code ignored;
-  for (fs::directory_iterator item(path, ignored), end; !ignored && item != end;
+  for (fs::directory_iterator item(folder, ignored), end; !ignored && item != end;
        item.increment(ignored))
-    if (item->path().extension() == ".kernel")
-      return true;
-  return false;
+    visit(item->path(), layout::kind_of(item->path().filename()));
+}
+
+bool holds_kernels(const std::string& path) {
+  bool found = false;
+  visit_files(path, [&](auto&, layout::Kind kind) { found |= kind == layout::Kind::kernel; });
+  return found;
 }
 
 /// Why what is there is not to be worked in, and emptied at the end; or empty.
@@ -37,19 +41,17 @@ std::string reason_to_leave_alone(const std::string& path) {
   std::error_code ignored;
   if (fs::is_symlink(fs::symlink_status(path, ignored)))
     return path + " is a link; remove it, or name another file";
-  if (holds_kernels(path) && !fs::exists(path + "/" + kLock, ignored))
-    return path + " holds kernels and is no work folder of a prebuild, for it has no " + kLock +
-           "; move it away, or name another file";
+  if (holds_kernels(path) && !fs::exists(path + "/" + layout::kWorkLock, ignored))
+    return path + " holds kernels and is no work folder of a prebuild, for it has no " +
+           layout::kWorkLock + "; move it away, or name another file";
   return "";
 }
 
 } // namespace
 
-std::string work_folder_of(const std::string& output) { return output + ".partial"; }
-
-WorkFolder::WorkFolder(const std::string& output) : path_(work_folder_of(output)) {
+WorkFolder::WorkFolder(const std::string& output) : path_(layout::work_folder_of(output)) {
   check_pack_path(output);
-  const std::string file = path_ + "/" + kLock;
+  const std::string file = path_ + "/" + layout::kWorkLock;
   auto fail = [&](const std::string& what) {
     throw PackError(output + " cannot be built: " + what);
   };
@@ -83,18 +85,16 @@ WorkFolder::~WorkFolder() {
 }
 
 void WorkFolder::remove() {
-  if (!is_at(lock_, path_ + "/" + kLock)) // another has made the folder anew, or there is none
+  if (!is_at(lock_,
+             path_ + "/" + layout::kWorkLock)) // another has made the folder anew, or there is none
     return;
-  std::error_code ignored, unremoved;
-  for (fs::directory_iterator item(path_, ignored), end; !ignored && item != end;
-       item.increment(ignored)) {
-    const fs::path file = item->path();
-    const std::string name = file.filename();
-    if (file.extension() == ".kernel" || name.rfind(".tmp-", 0) == 0 || name == "locks" ||
-        name == "users")
-      fs::remove(file, unremoved);
-  }
-  fs::remove(path_ + "/" + kLock, ignored);
+  std::error_code ignored;
+  visit_files(path_, [&](const fs::path& file, layout::Kind kind) {
+    const bool lock_of_folder = file.filename() == layout::kWorkLock; // goes last
+    if (kind != layout::Kind::foreign && kind != layout::Kind::record && !lock_of_folder)
+      fs::remove(file, ignored);
+  });
+  fs::remove(path_ + "/" + layout::kWorkLock, ignored);
   fs::remove(path_, ignored);
 }
 

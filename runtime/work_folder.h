@@ -9,10 +9,8 @@
 
 namespace sagebwd {
 
-/// "OUTPUT.partial", beside the output: so it is where there is room and may be written.
-std::string work_folder_of(const std::string& output);
-
-/// A cache directory of one prebuild, locked while this lives. It outlives this where there are
+/// A cache directory of one prebuild, "OUTPUT.partial" beside the output: so it is where there is
+/// room and may be written. It is locked while this lives, and outlives this where there are
 /// kernels in it: remove() it when all is done.
 class WorkFolder {
 public:

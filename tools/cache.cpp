@@ -53,37 +53,33 @@ uint64_t parse_quantity(const std::string& option, const std::string& text,
   return number * unit;
 }
 
-void add_pack(const std::string& path, Layers& layers) {
-  try {
-    std::shared_ptr<const Pack> pack = Pack::open(path);
-    for (KeptName& name : kept_names(pack))
-      layers.names.push_back(std::move(name));
-    layers.packs.push_back(std::move(pack));
-  } catch (const PackError& error) {
-    layers.failures.push_back(error.what());
-  }
-}
-
 } // namespace
 
 std::unique_ptr<Command> make_cache() { return std::make_unique<Cache>(); }
 
 Layers user_layers() {
   const CacheStore& store = user_store();
-  Layers layers;
-  if (store.disabled_reason().empty())
-    layers.names = kept_names(store.directory());
-  else
-    layers.failures.push_back("the directory is not used: " + store.disabled_reason());
-  for (const std::string& path : store.options().packs)
-    add_pack(path, layers);
+  Layers layers = layers_of(store.options().packs);
+  if (store.disabled_reason().empty()) {
+    std::vector<KeptName> names = kept_names(store.directory());
+    layers.names.insert(layers.names.begin(), names.begin(), names.end());
+  } else {
+    layers.failures.insert(layers.failures.begin(),
+                           "the directory is not used: " + store.disabled_reason());
+  }
   return layers;
 }
 
 Layers layers_of(const std::vector<std::string>& packs) {
   Layers layers;
   for (const std::string& path : packs)
-    add_pack(path, layers);
+    try {
+      layers.packs.push_back(Pack::open(path));
+      for (KeptName& name : kept_names(layers.packs.back()))
+        layers.names.push_back(std::move(name));
+    } catch (const PackError& error) {
+      layers.failures.push_back(error.what());
+    }
   return layers;
 }
 
@@ -116,9 +112,21 @@ bool ItemFilter::matches(const KeptItem& item) const {
          item.name.find(kernel_) != std::string::npos;
 }
 
-ExitCode report_failures(const char* command, const std::vector<std::string>& failures) {
+ExitCode CacheCommand::finish(std::initializer_list<llvm::json::Object::KV> facts,
+                              const std::function<void()>& print_text) const {
+  if (json) {
+    llvm::json::Object object(facts);
+    object["failures"] = llvm::json::Array(layers.failures);
+    print_json(std::move(object));
+  } else {
+    print_text();
+  }
+  return fail(layers.failures);
+}
+
+ExitCode CacheCommand::fail(const std::vector<std::string>& failures) const {
   for (const std::string& failure : failures)
-    fprintf(stderr, "sagebwd %s: %s\n", command, printable(failure).c_str());
+    fprintf(stderr, "sagebwd %s: %s\n", name.c_str(), printable(failure).c_str());
   return failures.empty() ? kDone : kFailed;
 }
 
@@ -168,14 +176,13 @@ std::string readable_age(std::chrono::system_clock::time_point time) {
   return std::to_string(age / (24 * 3600)) + " d ago";
 }
 
-std::string readable_cuda(int version) {
-  return format("CUDA %d.%d", version / 1000, version % 1000 / 10);
-}
-
 llvm::json::Object json_of(const KeptItem& item) {
-  llvm::json::Object object{{"kind", item.kernel ? "kernel" : "tuning"},    {"digest", item.digest},
-                            {"layer", item.in_pack ? "pack" : "directory"}, {"place", item.place},
-                            {"bytes", static_cast<int64_t>(item.bytes)},    {"last_use", nullptr}};
+  llvm::json::Object object{{"kind", item.kernel ? "kernel" : "tuning"},
+                            {"digest", item.digest},
+                            {"layer", item.in_pack ? "pack" : "directory"},
+                            {"place", item.place},
+                            {"bytes", item.bytes},
+                            {"last_use", nullptr}};
   if (item.last_use)
     object["last_use"] = utc_time(*item.last_use);
   if (item.newer)

@@ -7,6 +7,7 @@
 #include "tools/console.h"
 
 #include <functional>
+#include <initializer_list>
 
 namespace sagebwd::tools {
 
@@ -47,8 +48,18 @@ private:
   std::string kernel_;
 };
 
-/// Prints each with the command's name to standard error; the exit code they make.
-ExitCode report_failures(const char* command, const std::vector<std::string>& failures);
+/// A command about what is kept.
+class CacheCommand : public Command {
+protected:
+  using Command::Command;
+  /// Prints the facts, with what failed, as JSON, or the text; then fail(layers.failures).
+  ExitCode finish(std::initializer_list<llvm::json::Object::KV> facts,
+                  const std::function<void()>& print_text) const;
+  /// Prints each with the command's name to standard error; the exit code they make.
+  ExitCode fail(const std::vector<std::string>& failures) const;
+
+  Layers layers;
+};
 
 /// "512M" (K, M or G) and "30d" (s, m, h or d). Raise UsageError, which names the option.
 uint64_t parse_bytes(const std::string& option, const std::string& text);
@@ -60,8 +71,6 @@ std::string readable_bytes(uint64_t);
 std::string utc_time(std::chrono::system_clock::time_point);
 /// "5 min ago"
 std::string readable_age(std::chrono::system_clock::time_point);
-/// "CUDA 12.8" of 12080
-std::string readable_cuda(int version);
 
 llvm::json::Object json_of(const KeptItem&);
 

@@ -1,5 +1,5 @@
 //===- cache_exchange.cpp - 'sagebwd cache export' and 'import' ------------===//
-#include "cache/directory.h"
+#include "cache/layout.h"
 #include "tools/cache.h"
 
 #include <set>
@@ -8,20 +8,19 @@ namespace sagebwd::tools {
 
 namespace {
 
-namespace json = llvm::json;
-
-class Export : public Command {
+class Export : public CacheCommand {
 public:
   Export()
-      : Command("cache export", "everything kept, as one pack",
-                "Writes the kernels and tuning records of the directory and the packs into one\n"
-                "pack, which SAGEBWD_CACHE_PACKS or 'cache import' take elsewhere. The same\n"
-                "contents give the same bytes. What is bad is left out and listed; the exit code\n"
-                "is then 1.\n"
-                "\n"
-                "examples:\n"
-                "  sagebwd cache export --out kernels.pack\n"
-                "  sagebwd cache export --out hopper.pack --arch sm_90a --kernel d128\n") {
+      : CacheCommand(
+            "cache export", "everything kept, as one pack",
+            "Writes the kernels and tuning records of the directory and the packs into one\n"
+            "pack, which SAGEBWD_CACHE_PACKS or 'cache import' take elsewhere. The same\n"
+            "contents give the same bytes. What is bad is left out and listed; the exit\n"
+            "code is then 1.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd cache export --out kernels.pack\n"
+            "  sagebwd cache export --out hopper.pack --arch sm_90a --kernel d128\n") {
     options.text("out", "FILE", out_, "the pack to write");
     filter_.declare(options);
   }
@@ -30,7 +29,7 @@ public:
     if (out_.empty())
       throw UsageError("export needs --out FILE, the pack to write");
     filter_.check();
-    Layers layers = user_layers();
+    layers = user_layers();
     std::vector<std::string> items;
     std::set<std::string> taken; // the directory's come first, as at run time
     size_t kernels = 0;
@@ -46,18 +45,14 @@ public:
     if (items.empty()) {
       layers.failures.push_back(out_ + " is not written: nothing is kept" +
                                 (filter_.empty() ? "" : " that --arch and --kernel let through"));
-      return report_failures("cache export", layers.failures);
+      return fail(layers.failures);
     }
     write_pack(out_, items);
-    if (json)
-      print_json(json::Object{{"pack", out_},
-                              {"kernels", static_cast<int64_t>(kernels)},
-                              {"records", static_cast<int64_t>(items.size() - kernels)},
-                              {"failures", json::Array(layers.failures)}});
-    else
-      printf("%zu kernels and %zu tuning records written to %s\n", kernels, items.size() - kernels,
-             out_.c_str());
-    return report_failures("cache export", layers.failures);
+    const size_t records = items.size() - kernels;
+    return finish({{"pack", out_}, {"kernels", kernels}, {"records", records}}, [&] {
+      printf("%s and %s written to %s\n", counted(kernels, "kernel").c_str(),
+             counted(records, "tuning record").c_str(), out_.c_str());
+    });
   }
 
 private:
@@ -65,18 +60,19 @@ private:
   ItemFilter filter_;
 };
 
-class Import : public Command {
+class Import : public CacheCommand {
 public:
   Import()
-      : Command("cache import", "a pack's contents into the directory",
-                "Checks each kernel and tuning record of a pack and keeps it in the directory.\n"
-                "Those that are there already stay as they are. Bad ones are listed, the others\n"
-                "imported, and the exit code is 1. (SAGEBWD_CACHE_PACKS uses a pack without\n"
-                "importing it.)\n"
-                "\n"
-                "examples:\n"
-                "  sagebwd cache import kernels.pack\n"
-                "  sagebwd cache import kernels.pack --json\n") {
+      : CacheCommand(
+            "cache import", "a pack's contents into the directory",
+            "Checks each kernel and tuning record of a pack and keeps it in the directory.\n"
+            "Those that are there already stay as they are. Bad ones are listed, the\n"
+            "others imported, and the exit code is 1. (SAGEBWD_CACHE_PACKS uses a pack\n"
+            "without importing it.)\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd cache import kernels.pack\n"
+            "  sagebwd cache import kernels.pack --json\n") {
     options.positional("FILE", pack_, "the pack");
   }
 
@@ -84,43 +80,44 @@ public:
     if (pack_.empty())
       throw UsageError("import needs a FILE, the pack to read");
     const CacheStore& store = user_store();
+    const std::string& directory = store.directory();
     if (!store.disabled_reason().empty())
-      return report_failures("cache import", {store.disabled_reason()});
-    Layers layers;
+      return fail({store.disabled_reason()});
     layers.packs.push_back(Pack::open(pack_));
     layers.names = kept_names(layers.packs.front());
     check_limit(layers);
+    size_t imported = 0, present = 0, lost = 0;
     visit_items(layers, "importing", [&](const KeptName&, KeptItem item, std::string bytes) {
       if (!item.problem.empty())
         layers.failures.push_back("item " + item.digest + " is bad: " + item.problem);
       else if (item.newer)
         layers.failures.push_back("item " + item.digest + " was written by a newer version");
+      else if (is_here(item))
+        ++present;
       else
-        take(item, bytes);
+        ++(keep(item, bytes) ? imported : lost);
     });
-    if (lost_ > 0)
-      layers.failures.push_back(std::to_string(lost_) + " items could not be kept in " +
-                                store.directory());
-    if (json)
-      print_json(json::Object{{"pack", pack_},
-                              {"directory", store.directory()},
-                              {"imported", static_cast<int64_t>(imported_)},
-                              {"present", static_cast<int64_t>(present_)},
-                              {"evicted", static_cast<int64_t>(store.counters().evictions)},
-                              {"failures", json::Array(layers.failures)}});
-    else
-      printf("%zu imported into %s, %zu were there already\n", imported_, store.directory().c_str(),
-             present_);
-    return report_failures("cache import", layers.failures);
+    if (lost > 0)
+      layers.failures.push_back(counted(lost, "item") + " could not be kept in " + directory);
+    return finish({{"pack", pack_},
+                   {"directory", directory},
+                   {"imported", imported},
+                   {"present", present},
+                   {"evicted", store.counters().evictions.load()}},
+                  [&] {
+                    printf("%zu imported into %s, %zu %s there already\n", imported,
+                           directory.c_str(), present, present == 1 ? "was" : "were");
+                  });
   }
 
 private:
   /// Raises std::runtime_error for kernels that the directory would have to evict again.
   void check_limit(Layers layers) const;
-  void take(const KeptItem&, const std::string& bytes);
+  /// Whether the directory has it, and it is sound.
+  static bool is_here(const KeptItem&);
+  static bool keep(const KeptItem&, const std::string& bytes);
 
   std::string pack_;
-  size_t imported_ = 0, present_ = 0, lost_ = 0;
 };
 
 void Import::check_limit(Layers layers) const {
@@ -137,23 +134,21 @@ void Import::check_limit(Layers layers) const {
                              "pack in SAGEBWD_CACHE_PACKS, which uses it without importing it");
 }
 
-void Import::take(const KeptItem& item, const std::string& bytes) {
+bool Import::is_here(const KeptItem& item) {
+  const layout::Kind kind = item.kernel ? layout::Kind::kernel : layout::Kind::record;
+  const std::optional<KeptItem> here = read_kept(
+      {user_store().directory(), layout::file_name(kind, item.digest), item.digest, nullptr});
+  return here && here->problem.empty();
+}
+
+bool Import::keep(const KeptItem& item, const std::string& bytes) {
   CacheStore& store = user_store();
-  const std::string file = item.digest + (item.kernel ? ".kernel" : ".tuning");
-  const std::optional<KeptItem> here = read_kept({store.directory(), file, item.digest, nullptr});
-  if (here && here->problem.empty()) {
-    ++present_;
-    return;
-  }
-  bool kept = false;
-  if (item.kernel) {
-    const std::optional<StoredEntry> stored = inspect_entry(bytes);
-    kept = stored && store.publish(stored->key, stored->entry);
-  } else {
+  if (!item.kernel) {
     const std::optional<TuningRecord> record = parse_record(bytes);
-    kept = record && store.publish_record(*record);
+    return record && store.publish_record(*record);
   }
-  ++(kept ? imported_ : lost_);
+  const std::optional<StoredEntry> stored = inspect_entry(bytes);
+  return stored && store.publish(stored->key, stored->entry);
 }
 
 } // namespace

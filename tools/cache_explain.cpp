@@ -30,52 +30,60 @@ const char* word_for(Explanation::Verdict verdict) {
   return "";
 }
 
-class Explain : public Command {
+class Explain : public CacheCommand {
 public:
   Explain()
-      : Command("cache explain", "why a kernel is, or is not, in the cache",
-                "Takes what 'build' takes. For each kernel: the layer that has it, or the nearest\n"
-                "kernel that is kept and the field of its key that differs. Compiles nothing, and\n"
-                "opens NVRTC only under SAGEBWD_RECOMPILE=1. The exit code is 0 whatever is kept.\n"
-                "\n"
-                "examples:\n"
-                "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
-                "  sagebwd cache explain --arch sm_80 --causal top-left --json\n") {
+      : CacheCommand(
+            "cache explain", "why a kernel is, or is not, in the cache",
+            "Takes what 'build' takes. For each kernel: the layer that has it, or the nearest\n"
+            "kernel that is kept and the field of its key that differs. Compiles nothing, and\n"
+            "opens NVRTC only under SAGEBWD_RECOMPILE=1. The exit code is 0 whatever is kept.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
+            "  sagebwd cache explain --arch sm_80 --causal top-left --json\n") {
     options.list("arch", "ARCH,..", archs_, "architectures");
     spec_.declare(options, /*lists=*/true);
   }
 
   ExitCode run() override {
     const std::vector<KernelSpec> wanted = kernels();
-    Layers layers = user_layers();
+    layers = user_layers();
     std::vector<KeptItem> kept;
     visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
       kept.push_back(std::move(item));
     });
+    std::string compiler;
     if (settings().recompile)
-      compiler_ = Nvrtc::instance().identity();
+      compiler = Nvrtc::instance().identity();
+    json::Array rows;
+    std::string lines;
+    size_t present = 0;
     for (const KernelSpec& kernel : wanted) {
       const CacheKey key = key_of(generate(kernel), kernel);
-      explained_.push_back({kernel, key.digest, explain(key, kept, compiler_)});
+      const Explanation explanation = explain(key, kept, compiler);
+      const std::string name = kernel_name(kernel), arch(kernel.arch.name);
+      json::Object row = json_of(explanation);
+      row["name"] = name;
+      row["arch"] = arch;
+      row["pass"] = std::string(to_string(kernel.pass));
+      row["digest"] = key.digest;
+      rows.push_back(std::move(row));
+      lines += name + " (" + arch + ")\n  " + to_string(explanation) + "\n";
+      present += explanation.verdict == Explanation::present;
     }
-    json ? print_as_json(layers.failures) : print_as_text();
-    return report_failures("cache explain", layers.failures);
+    return finish({{"kernels", std::move(rows)}}, [&] {
+      printf("%s%zu of %s %s in the cache\n", lines.c_str(), present,
+             counted(wanted.size(), "kernel").c_str(), wanted.size() == 1 ? "is" : "are");
+    });
   }
 
 private:
-  struct Explained {
-    KernelSpec kernel;
-    std::string digest;
-    Explanation explanation;
-  };
   std::vector<KernelSpec> kernels() const;
-  void print_as_json(const std::vector<std::string>& failures) const;
-  void print_as_text() const;
+  static json::Object json_of(const Explanation&);
 
   SpecOptions spec_;
   std::vector<std::string> archs_{"sm_80"};
-  std::string compiler_;
-  std::vector<Explained> explained_;
 };
 
 std::vector<KernelSpec> Explain::kernels() const {
@@ -89,7 +97,7 @@ std::vector<KernelSpec> Explain::kernels() const {
   return kernels;
 }
 
-json::Array json_of(const std::vector<FieldDifference>& fields) {
+json::Array rows_of(const std::vector<FieldDifference>& fields) {
   json::Array array;
   for (const FieldDifference& field : fields)
     array.push_back(
@@ -97,37 +105,19 @@ json::Array json_of(const std::vector<FieldDifference>& fields) {
   return array;
 }
 
-void Explain::print_as_json(const std::vector<std::string>& failures) const {
-  json::Array array;
-  for (const Explained& e : explained_) {
-    json::Object object{{"name", kernel_name(e.kernel)},
-                        {"arch", std::string(e.kernel.arch.name)},
-                        {"pass", std::string(to_string(e.kernel.pass))},
-                        {"digest", e.digest},
-                        {"verdict", word_for(e.explanation.verdict)},
-                        {"differs", json_of(e.explanation.differences)},
-                        {"following", json_of(e.explanation.following)},
-                        {"text", to_string(e.explanation)}};
-    if (!e.explanation.place.empty()) {
-      object["layer"] = e.explanation.in_pack ? "pack" : "directory";
-      object["place"] = e.explanation.place;
-      object["nearest"] = e.explanation.nearest;
-    }
-    if (!e.explanation.problem.empty())
-      object["problem"] = e.explanation.problem;
-    array.push_back(std::move(object));
+json::Object Explain::json_of(const Explanation& e) {
+  json::Object object{{"verdict", word_for(e.verdict)},
+                      {"differs", rows_of(e.differences)},
+                      {"following", rows_of(e.following)},
+                      {"text", to_string(e)}};
+  if (!e.place.empty()) {
+    object["layer"] = e.in_pack ? "pack" : "directory";
+    object["place"] = e.place;
+    object["nearest"] = e.nearest;
   }
-  print_json(json::Object{{"kernels", std::move(array)}, {"failures", json::Array(failures)}});
-}
-
-void Explain::print_as_text() const {
-  size_t present = 0;
-  for (const Explained& e : explained_) {
-    present += e.explanation.verdict == Explanation::present;
-    printf("%s (%s)\n  %s\n", kernel_name(e.kernel).c_str(),
-           std::string(e.kernel.arch.name).c_str(), to_string(e.explanation).c_str());
-  }
-  printf("%zu of %zu kernels are in the cache\n", present, explained_.size());
+  if (!e.problem.empty())
+    object["problem"] = e.problem;
+  return object;
 }
 
 } // namespace

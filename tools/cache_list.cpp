@@ -1,5 +1,8 @@
 //===- cache_list.cpp - 'sagebwd cache ls' and 'stat' ----------------------===//
+#include "cache/directory.h"
 #include "cache/eviction.h"
+#include "cache/layout.h"
+#include "runtime/driver/driver.h"
 #include "tools/cache.h"
 
 #include <algorithm>
@@ -11,23 +14,24 @@ namespace {
 
 namespace json = llvm::json;
 
-class List : public Command {
+class List : public CacheCommand {
 public:
   List()
-      : Command("cache ls", "list kernels and tuning records",
-                "Every compiled kernel and tuning record of the directory and the packs, with\n"
-                "the compiler that made it. Bad files are listed as such; the next use of one\n"
-                "replaces it. Looking at them counts as no use.\n"
-                "\n"
-                "examples:\n"
-                "  sagebwd cache ls\n"
-                "  sagebwd cache ls --arch sm_90a --kernel forward --json\n") {
+      : CacheCommand(
+            "cache ls", "list kernels and tuning records",
+            "Every compiled kernel and tuning record of the directory and the packs, with\n"
+            "the compiler that made it. Bad files are listed as such; the next use of one\n"
+            "replaces it. Looking at them counts as no use.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd cache ls\n"
+            "  sagebwd cache ls --arch sm_90a --kernel forward --json\n") {
     filter_.declare(options);
   }
 
   ExitCode run() override {
     filter_.check();
-    Layers layers = user_layers();
+    layers = user_layers();
     std::vector<KeptItem> items;
     visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
       if (filter_.matches(item))
@@ -36,134 +40,40 @@ public:
     std::stable_sort(items.begin(), items.end(), [](const KeptItem& a, const KeptItem& b) {
       return std::tie(b.kernel, a.name, a.arch) < std::tie(a.kernel, b.name, b.arch);
     });
-    json ? print_as_json(items, layers.failures) : print_as_table(items);
-    return report_failures("cache ls", layers.failures);
+    json::Array rows;
+    Table table({"kernel or tuning", "arch", "bytes", "compiler", "last use", "where"});
+    size_t kernels = 0, records = 0, bad = 0;
+    uint64_t bytes = 0;
+    for (const KeptItem& item : items) {
+      rows.push_back(json_of(item));
+      table.add({shown_name(item), item.arch, std::to_string(item.bytes), item.compiler,
+                 item.last_use ? readable_age(*item.last_use) : "",
+                 item.in_pack ? item.place : "directory"});
+      bytes += item.bytes;
+      ++(!item.problem.empty() ? bad : item.kernel ? kernels : records);
+    }
+    const CacheStore& store = user_store();
+    return finish({{"directory", store.directory()}, {"items", std::move(rows)}}, [&] {
+      if (!items.empty())
+        table.print();
+      printf("%s, %s, %zu bad, %s in all; directory %s\n", counted(kernels, "kernel").c_str(),
+             counted(records, "tuning record").c_str(), bad, readable_bytes(bytes).c_str(),
+             store.disabled_reason().empty() ? store.directory().c_str() : "not used");
+    });
   }
 
 private:
-  void print_as_json(const std::vector<KeptItem>&, const std::vector<std::string>& failures) const;
-  void print_as_table(const std::vector<KeptItem>&) const;
+  static std::string shown_name(const KeptItem& item) {
+    const std::string digest = item.digest.substr(0, 12);
+    if (!item.problem.empty())
+      return "bad: " +
+             layout::file_name(item.kernel ? layout::Kind::kernel : layout::Kind::record, digest) +
+             ", " + item.problem;
+    return item.newer ? "tuning by a newer version: " + digest : item.name;
+  }
 
   ItemFilter filter_;
 };
-
-void List::print_as_json(const std::vector<KeptItem>& items,
-                         const std::vector<std::string>& failures) const {
-  json::Array array;
-  for (const KeptItem& item : items)
-    array.push_back(json_of(item));
-  print_json(json::Object{{"directory", user_store().directory()},
-                          {"items", std::move(array)},
-                          {"failures", json::Array(failures)}});
-}
-
-void List::print_as_table(const std::vector<KeptItem>& items) const {
-  Table table({"kernel or tuning", "arch", "bytes", "compiler", "last use", "where"});
-  size_t kernels = 0, records = 0, bad = 0;
-  uint64_t bytes = 0;
-  for (const KeptItem& item : items) {
-    std::string name = item.name;
-    if (!item.problem.empty())
-      name = "bad: " + item.digest.substr(0, 12) + (item.kernel ? ".kernel" : ".tuning") + ", " +
-             item.problem;
-    else if (item.newer)
-      name = "tuning by a newer version: " + item.digest.substr(0, 12);
-    table.add({name, item.arch, std::to_string(item.bytes), item.compiler,
-               item.last_use ? readable_age(*item.last_use) : "",
-               item.in_pack ? item.place : "directory"});
-    bytes += item.bytes;
-    if (!item.problem.empty())
-      ++bad;
-    else
-      ++(item.kernel ? kernels : records);
-  }
-  if (!items.empty())
-    table.print();
-  const CacheStore& store = user_store();
-  printf("%zu kernels, %zu tuning records, %zu bad, %s in all; directory %s\n", kernels, records,
-         bad, readable_bytes(bytes).c_str(),
-         store.disabled_reason().empty() ? store.directory().c_str() : "not used");
-}
-
-class Stat : public Command {
-public:
-  Stat()
-      : Command("cache stat", "how much is kept, and where",
-                "The directory with its limit and how full it is, and each pack with the oldest\n"
-                "driver that loads all of it. A directory or pack that cannot be used is shown\n"
-                "with the reason.\n"
-                "\n"
-                "examples:\n"
-                "  sagebwd cache stat\n"
-                "  sagebwd cache stat --json\n") {}
-
-  ExitCode run() override {
-    const CacheStore& store = user_store();
-    for (const KeptFile& file : kept_files(store.directory()))
-      ++kernels_, kernel_bytes_ += file.bytes;
-    for (const KeptName& name : kept_names(store.directory()))
-      records_ += name.file.ends_with(".tuning");
-    leftovers_ = count_leftovers(store.directory());
-    for (const std::string& path : store.options().packs)
-      packs_.push_back(examine(path));
-    json ? print_as_json() : print_as_text();
-    return kDone;
-  }
-
-private:
-  struct PackFacts {
-    std::string path, problem;
-    uint64_t bytes = 0;
-    PackSummary summary;
-  };
-  static PackFacts examine(const std::string& path);
-  void print_as_json() const;
-  void print_as_text() const;
-
-  size_t kernels_ = 0, records_ = 0;
-  uint64_t kernel_bytes_ = 0, leftovers_ = 0;
-  std::vector<PackFacts> packs_;
-};
-
-Stat::PackFacts Stat::examine(const std::string& path) {
-  PackFacts facts;
-  facts.path = path;
-  try {
-    facts.summary = summarize(*Pack::open(path));
-    std::error_code gone; // leaves the size 0
-    if (const uintmax_t size = std::filesystem::file_size(path, gone); !gone)
-      facts.bytes = size;
-  } catch (const PackError& error) {
-    facts.problem = error.what();
-  }
-  return facts;
-}
-
-void Stat::print_as_json() const {
-  const CacheStore& store = user_store();
-  json::Array packs;
-  for (const PackFacts& pack : packs_) {
-    json::Object object{{"path", pack.path}, {"usable", pack.problem.empty()}};
-    if (pack.problem.empty()) {
-      object["kernels"] = static_cast<int64_t>(pack.summary.kernels);
-      object["records"] = static_cast<int64_t>(pack.summary.records);
-      object["bytes"] = static_cast<int64_t>(pack.bytes);
-      object["archs"] = json::Array(pack.summary.archs);
-      object["lowest_driver"] = pack.summary.lowest_driver;
-    } else {
-      object["error"] = pack.problem;
-    }
-    packs.push_back(std::move(object));
-  }
-  print_json(json::Object{{"directory", store.directory()},
-                          {"disabled_reason", store.disabled_reason()},
-                          {"kernels", static_cast<int64_t>(kernels_)},
-                          {"bytes", static_cast<int64_t>(kernel_bytes_)},
-                          {"byte_limit", static_cast<int64_t>(store.options().byte_limit)},
-                          {"records", static_cast<int64_t>(records_)},
-                          {"leftovers", static_cast<int64_t>(leftovers_)},
-                          {"packs", std::move(packs)}});
-}
 
 /// How much of the limit is taken, as a bar.
 std::string fill_bar(uint64_t bytes, uint64_t limit) {
@@ -176,33 +86,80 @@ std::string fill_bar(uint64_t bytes, uint64_t limit) {
          format("%.1f %% of ", 100 * share) + readable_bytes(limit);
 }
 
-void Stat::print_as_text() const {
-  const CacheStore& store = user_store();
-  if (!store.disabled_reason().empty()) {
-    printf("directory  not used: %s\n", store.disabled_reason().c_str());
-  } else {
-    printf("directory  %s\n", store.directory().c_str());
-    printf("kernels    %zu, %s\n", kernels_, readable_bytes(kernel_bytes_).c_str());
-    printf("full       %s\n", fill_bar(kernel_bytes_, store.options().byte_limit).c_str());
-    printf("records    %zu of tuning\n", records_);
-    printf("leftovers  %llu of killed writers%s\n", static_cast<unsigned long long>(leftovers_),
-           leftovers_ ? "; 'sagebwd cache prune' sweeps them" : "");
+class Stat : public CacheCommand {
+public:
+  Stat()
+      : CacheCommand("cache stat", "how much is kept, and where",
+                     "The directory with its limit and how full it is, and each pack with the\n"
+                     "oldest driver that loads all of it. A directory or pack that cannot be used\n"
+                     "is shown with the reason.\n"
+                     "\n"
+                     "examples:\n"
+                     "  sagebwd cache stat\n"
+                     "  sagebwd cache stat --json\n") {}
+
+  ExitCode run() override {
+    const CacheStore& store = user_store();
+    const std::string& directory = store.directory();
+    uint64_t kernels = 0, bytes = 0, records = 0;
+    for (const KeptFile& file : kept_files(directory))
+      ++kernels, bytes += file.bytes;
+    for (const KeptName& name : kept_names(directory))
+      records += layout::kind_of(name.file) == layout::Kind::record;
+    const uint64_t left = leftovers(directory, /*remove=*/false),
+                   limit = store.options().byte_limit;
+    std::string lines;
+    if (!store.disabled_reason().empty())
+      lines = "directory  not used: " + store.disabled_reason() + "\n";
+    else
+      lines = "directory  " + directory + "\nkernels    " + std::to_string(kernels) + ", " +
+              readable_bytes(bytes) + "\nfull       " + fill_bar(bytes, limit) + "\nrecords    " +
+              std::to_string(records) + " of tuning\nleftovers  " + std::to_string(left) +
+              " of killed writers" + (left ? "; 'sagebwd cache prune' sweeps them\n" : "\n");
+    json::Array packs;
+    for (const std::string& path : store.options().packs)
+      packs.push_back(examine(path, lines));
+    if (packs.empty())
+      lines += "packs      none (SAGEBWD_CACHE_PACKS)\n";
+    return finish({{"directory", directory},
+                   {"disabled_reason", store.disabled_reason()},
+                   {"kernels", kernels},
+                   {"bytes", bytes},
+                   {"byte_limit", limit},
+                   {"records", records},
+                   {"leftovers", left},
+                   {"packs", std::move(packs)}},
+                  [&] { fputs(lines.c_str(), stdout); });
   }
-  if (packs_.empty())
-    puts("packs      none (SAGEBWD_CACHE_PACKS)");
-  for (const PackFacts& pack : packs_) {
-    if (!pack.problem.empty()) {
-      printf("pack       not usable: %s\n", pack.problem.c_str());
-      continue;
-    }
-    std::string archs;
-    for (const std::string& arch : pack.summary.archs)
-      archs += " " + arch;
-    printf("pack       %s: %zu kernels, %zu records, %s, drivers from %s on,%s\n",
-           pack.path.c_str(), pack.summary.kernels, pack.summary.records,
-           readable_bytes(pack.bytes).c_str(), readable_cuda(pack.summary.lowest_driver).c_str(),
-           archs.c_str());
+
+private:
+  /// Of a pack; its line of the text is appended.
+  static json::Object examine(const std::string& path, std::string& lines);
+};
+
+json::Object Stat::examine(const std::string& path, std::string& lines) {
+  PackSummary pack;
+  try {
+    pack = summarize(*Pack::open(path));
+  } catch (const PackError& error) {
+    lines += std::string("pack       not usable: ") + error.what() + "\n";
+    return json::Object{{"path", path}, {"usable", false}, {"error", error.what()}};
   }
+  std::error_code gone;
+  const uintmax_t size = std::filesystem::file_size(path, gone), bytes = gone ? 0 : size;
+  lines += "pack       " + path + ": " + counted(pack.kernels, "kernel") + ", " +
+           counted(pack.records, "record") + ", " + readable_bytes(bytes) + ", drivers from CUDA " +
+           driver::version_text(pack.lowest_driver) + " on,";
+  for (const std::string& arch : pack.archs)
+    lines += " " + arch;
+  lines += "\n";
+  return json::Object{{"path", path},
+                      {"usable", true},
+                      {"kernels", pack.kernels},
+                      {"records", pack.records},
+                      {"bytes", bytes},
+                      {"archs", json::Array(pack.archs)},
+                      {"lowest_driver", pack.lowest_driver}};
 }
 
 } // namespace

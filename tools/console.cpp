@@ -84,6 +84,10 @@ void Progress::advance(const std::string& done) {
   fflush(stderr);
 }
 
+std::string counted(uint64_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 std::string format(const char* pattern, ...) {
   va_list arguments, again;
   va_start(arguments, pattern);

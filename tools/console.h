@@ -38,6 +38,8 @@ private:
   std::chrono::steady_clock::time_point start_;
 };
 
+/// "1 kernel", "2 kernels".
+std::string counted(uint64_t count, const std::string& noun);
 /// printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 double milliseconds_since(std::chrono::steady_clock::time_point start);

@@ -1,4 +1,5 @@
 //===- emit.cpp - Print the generated source of a kernel -------------------===//
+#include "cache/whole_file.h"
 #include "generator/kernel.h"
 #include "runtime/generate.h"
 #include "tools/command.h"
@@ -8,7 +9,6 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
 namespace sagebwd::tools {
@@ -145,11 +145,8 @@ ExitCode Emit::write_files(const std::vector<KernelSpec>& kernels) const {
   for (const KernelSpec& kernel : kernels) {
     KernelSource source = generate(kernel);
     fs::path path = fs::path(output_) / (source.name + ".cu");
-    std::ofstream file(path, std::ios::binary);
-    file << source.text;
-    file.close();
-    if (!file)
-      throw std::runtime_error("cannot write " + path.string() + ": check space and permissions");
+    if (std::string why = write_output(path, {&source.text}); !why.empty())
+      throw std::runtime_error(why);
     files.push_back(path.string());
     if (!json)
       puts(path.c_str());

@@ -1,15 +1,14 @@
 //===- prebuild.cpp - Many operations' kernels in one pack -----------------===//
 #include "runtime/prebuild.h"
+#include "cache/whole_file.h"
+#include "runtime/driver/driver.h"
 #include "tools/command.h"
 #include "tools/console.h"
 #include "tools/spec_list.h"
 #include "tools/spec_options.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
@@ -18,29 +17,9 @@ namespace sagebwd::tools {
 
 namespace {
 
+using driver::version_text;
 using Clock = std::chrono::steady_clock;
 using Built = std::shared_ptr<const BuiltKernel>;
-
-/// Raises std::runtime_error for a file that cannot be read.
-std::string read_input(const std::string& path, size_t longest) {
-  std::error_code ignored;
-  const auto status = std::filesystem::status(path, ignored);
-  if (exists(status) && !is_regular_file(status)) // a FIFO would be waited for
-    throw std::runtime_error(path + " cannot be read: it is no regular file");
-  std::ifstream file(path, std::ios::binary);
-  std::string text(longest + 1, '\0');
-  if (file)
-    file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!file.eof() && (!file || file.gcount() == 0))
-    throw std::runtime_error(path + " cannot be read: " + std::strerror(errno));
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
-
-/// "12.8" of 12080.
-std::string version_text(int cuda) {
-  return std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10);
-}
 
 class Prebuild : public Command {
 public:
@@ -82,8 +61,13 @@ public:
     const std::vector<TuningRecord> given = records();
     PrebuildRequest request;
     request.output = out_;
-    request.records = records_of(operations, given);
-    request.kernels = kernels_of(operations, given);
+    request.kernels = kernels_of(operations); // what cannot be asked for is wrong use
+    try {
+      request.records = records_of(operations, given);
+      request.kernels = kernels_of(operations, given);
+    } catch (const SpecError& error) { // the file's fault, not the command line's
+      throw std::runtime_error(error.what());
+    }
     if (!given.empty() && request.records.empty())
       throw UsageError("none of the " + std::to_string(given.size()) +
                        " tuning records is of the operations asked for; leave --records out, or "
@@ -137,7 +121,7 @@ std::vector<WantedOperation> Prebuild::wanted() const {
       if (options.given(name))
         throw UsageError("--specs and --" + std::string(name) +
                          " contradict each other: the file says what to build");
-    return parse_spec_list(read_input(specs_file_, kLongestSpecList), specs_file_);
+    return parse_spec_list(read_input(specs_file_), specs_file_);
   }
   if (archs_.empty())
     throw UsageError("name architectures with --arch (e.g. --arch sm_80,sm_90a), or a list of "
@@ -154,11 +138,10 @@ std::vector<WantedOperation> Prebuild::wanted() const {
 }
 
 std::vector<TuningRecord> Prebuild::records() const {
-  constexpr size_t kLongestFile = size_t{64} << 20;
   std::vector<TuningRecord> records;
   for (const std::string& path : record_files_) {
     std::string why;
-    auto more = parse_records(read_input(path, kLongestFile), &why);
+    auto more = parse_records(read_input(path), &why);
     if (!more)
       throw std::runtime_error(path + " holds no tuning records: " + why);
     records.insert(records.end(), more->begin(), more->end());

@@ -112,20 +112,13 @@ def tune(
 def export_records(path):
     """Writes every record here into a file, for machines with such GPUs; how many there are.
 
-    Raises TuneError where a record cannot be read, OSError where the file cannot be written.
+    Raises TuneError where there is none or one cannot be read, OSError where the file cannot be
+    written.
     """
-    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
-        raise OSError(f"{os.fspath(path)} is there and is no regular file; name another file")
+    os.stat(os.path.dirname(os.path.abspath(path)))  # FileNotFoundError before anything else
     text = _core.tuning_records()
-    unfinished = f"{os.fspath(path)}.unfinished-{os.getpid()}"
-    try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    except OSError:
-        if os.path.exists(unfinished):
-            os.unlink(unfinished)
-        raise
+    if why := _core.write_output(os.fsencode(path), text):
+        raise OSError(why)
     return len(json.loads(text)["records"])
 
 

@@ -26,6 +26,8 @@ const std::string& unavailable();
 
 int device_count();
 int driver_version(); ///< e.g. 13000
+/// "12.8" of 12080.
+std::string version_text(int cuda_version);
 /// The same, or 0 where this process has not opened a usable driver so far. Opens none.
 int opened_driver_version();
 struct DeviceInfo {

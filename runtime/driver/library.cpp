@@ -1,20 +1,21 @@
 //===- library.cpp - The table of driver functions ---------------------------===//
 
 #include "runtime/driver/library.h"
+#include "runtime/driver/driver.h"
 
 #include <atomic>
 #include <dlfcn.h>
 
 namespace sagebwd::driver {
 
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 namespace {
 
 /// The second is where WSL keeps it, outside the dynamic linker's path on some systems.
 constexpr const char* kPlaces[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"};
-
-std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
 
 /// cuGetProcAddress, in its two signatures: 11.3 and 12.0.
 class Resolver {

@@ -2,7 +2,8 @@
 
 #include "runtime/tuner/records.h"
 
-#include "cache/directory.h"
+#include "cache/inventory.h"
+#include "cache/layout.h"
 #include "generator/space.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
@@ -10,13 +11,11 @@
 #include "runtime/tuner/trials.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <set>
 
 namespace sagebwd {
 namespace {
 
-constexpr const char* kSuffix = ".tuning";
 
 /// A key's fields are JSON: a driver's name for a GPU may be anything.
 std::string printable(std::string text) {
@@ -30,11 +29,10 @@ std::string printable(std::string text) {
 
 Gpu gpu_of(int device) {
   const driver::DeviceInfo info = driver::device_info(device);
-  const int version = driver::driver_version();
   return {printable(info.name),
           info.sm_count,
           arch_for_capability(info.major, info.minor),
-          std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10),
+          driver::version_text(driver::driver_version()),
           info.uuid,
           info.memory_bytes};
 }
@@ -149,20 +147,18 @@ std::vector<TuningRecord> Records::all(std::vector<std::string>* problems) {
     }
   };
 
-  std::error_code unreadable;
-  std::filesystem::directory_iterator files;
   if (store_.disabled_reason().empty())
-    files = std::filesystem::directory_iterator(store_.directory(), unreadable);
-  for (; files != std::filesystem::directory_iterator(); files.increment(unreadable)) {
-    const std::string name = files->path().filename().string();
-    if (name.size() != 64 + 7 || !name.ends_with(kSuffix) || !is_digest(name.substr(0, 64)))
-      continue;
-    std::string bytes, why = "it cannot be read";
-    if (read_file(store_.directory(), name, bytes, &why) == ReadStatus::ok)
-      add(files->path().string(), bytes);
-    else if (file_exists(store_.directory(), name)) // not gone meanwhile
-      report(files->path().string() + ": " + why);
-  }
+    for (const KeptName& name : kept_names(store_.directory())) {
+      if (layout::kind_of(name.file) != layout::Kind::record)
+        continue;
+      const std::string path = name.place + "/" + name.file;
+      std::string bytes;
+      const std::optional<KeptItem> item = read_kept(name, &bytes);
+      if (item && !item->problem.empty())
+        report(path + ": " + item->problem);
+      else if (item) // not gone meanwhile
+        add(path, bytes);
+    }
   for (const std::shared_ptr<const Pack>& pack : store_.packs())
     for (const std::string& digest : pack->digests())
       if (const auto bytes = pack->read(digest); bytes && bytes->starts_with("{"))
@@ -177,6 +173,18 @@ std::vector<TuningRecord> Records::all(std::vector<std::string>* problems) {
     return a.key.digest < b.key.digest;
   });
   return records;
+}
+
+std::string Records::exported(const std::vector<TuningRecord>& records) const {
+  if (records.empty())
+    throw TuneError("there is no tuning record in " + place() +
+                    " to export: run 'sagebwd tune' first, on the GPU in question");
+  return serialize_records(records);
+}
+
+std::string Records::place() const {
+  return store_.disabled_reason().empty() ? store_.directory()
+                                          : "no directory (" + store_.disabled_reason() + ")";
 }
 
 Records& user_records() {

@@ -62,6 +62,11 @@ public:
   /// without it, that raises TuneError.
   std::vector<TuningRecord> all(std::vector<std::string>* problems = nullptr);
 
+  /// The text of a file of these, for merge() elsewhere. Raises TuneError where there are none.
+  std::string exported(const std::vector<TuningRecord>&) const;
+  /// The directory, or "no directory (WHY)".
+  std::string place() const;
+
   /// Rises whenever a record is kept: who remembers an answer asks again.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   CacheStore& store() { return store_; }

@@ -3,6 +3,7 @@
 #include "cache/explain.h"
 #include "cache/store.h"
 #include "generator/kernel.h"
+#include "runtime/driver_needs.h"
 #include "runtime/kernels.h"
 #include "tests/cache/temp_directory.h"
 
@@ -334,13 +335,12 @@ TEST(Inventory, SummarizesAPack) {
     ASSERT_TRUE(read_kept(name, &items.back()));
   }
   write_pack(temp / "a.pack", items);
-  DriverNeeds needs;
-  const PackSummary summary = summarize(*Pack::open(temp / "a.pack"), &needs);
+  const PackSummary summary = summarize(*Pack::open(temp / "a.pack"));
   EXPECT_EQ(summary.kernels, 2u);
   EXPECT_EQ(summary.records, 0u);
   EXPECT_EQ(summary.archs, (std::vector<std::string>{"sm_80", "sm_90a"}));
   EXPECT_EQ(summary.lowest_driver, 13000);
-  EXPECT_EQ(needs, driver_needs(store.directory()));
+  EXPECT_EQ(summary.kernels_by_driver, driver_needs(store.directory()));
   size_t next = 0; // both are sorted by digest
   for (const KeptName& name : kept_names(Pack::open(temp / "a.pack"))) {
     const std::optional<KeptItem> item = read_kept(name);

@@ -129,6 +129,82 @@ TEST(HostilePlace, AReadOnlyFileSystemIsReadAndNothingIsSaidToBeEvicted) {
   }));
 }
 
+/// Runs a case that may write files of 64 KiB at most.
+int within_a_size_limit(const std::function<int()>& work) {
+  return finish(start([&] {
+    const rlimit limit = {64 << 10, 64 << 10};
+    return ::setrlimit(RLIMIT_FSIZE, &limit) == 0 ? work() : kNotPermitted;
+  }));
+}
+
+TEST(HostilePlace, AFileSizeLimitCostsOneWarningAndNotTheProcess) {
+  TempDirectory temp;
+  const auto pending_or_blocked = [] {
+    sigset_t pending, blocked;
+    ::sigpending(&pending);
+    ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    return sigismember(&pending, SIGXFSZ) + 2 * sigismember(&blocked, SIGXFSZ);
+  };
+  EXPECT_EQ(within_a_size_limit([&] {
+              CacheStore store(options_in(temp / "cache"));
+              bool published = false;
+              if (!warns_once("File too large", [&] {
+                    for (int i = 0; i < 2; ++i)
+                      published |= store.publish(key_number(1), entry_of(200000));
+                  }))
+                return 11;
+              if (published || store.counters().publish_failures != 2 || pending_or_blocked())
+                return 12;
+              struct sigaction action;
+              ::sigaction(SIGXFSZ, nullptr, &action);
+              if (action.sa_handler != SIG_DFL)
+                return 13;
+              sigset_t own; // a host's own, pending, stays the host's
+              sigemptyset(&own);
+              sigaddset(&own, SIGXFSZ);
+              ::pthread_sigmask(SIG_BLOCK, &own, nullptr);
+              ::raise(SIGXFSZ);
+              store.publish(key_number(1), entry_of(200000));
+              if (pending_or_blocked() != 3)
+                return 14;
+              return store.publish(key_number(2), entry_of(1000)) &&
+                             test::files_in(temp / "cache").size() == 1
+                         ? 0
+                         : 15;
+            }),
+            0);
+  EXPECT_EQ(within_a_size_limit([&] { // a host's own writes end it as they always did
+              CacheStore(options_in(temp / "cache")).publish(key_number(1), entry_of(200000));
+              const int file = ::open((temp / "own").c_str(), O_WRONLY | O_CREAT, 0600);
+              return static_cast<int>(::pwrite(file, "x", 1, 1 << 20));
+            }),
+            -1);
+}
+
+TEST(HostilePlace, AdviceIsNotToChangeADirectoryThatIsNotTheCachesAlone) {
+  TempDirectory temp;
+  const std::string own = "name a directory of your own instead, such as '" +
+                          (temp / ("sagebwd-" + std::to_string(::geteuid()))) + "'";
+  const auto advice = [&](mode_t mode) {
+    EXPECT_EQ(::chmod(temp.path().c_str(), mode), 0);
+    const std::string reason = reason_to_refuse(temp.path());
+    EXPECT_NE(reason.find("may be written by other users"), std::string::npos) << reason;
+    EXPECT_NE(reason.find("chmod") == std::string::npos, reason.find(own) == std::string::npos);
+    return reason.find("chmod") == std::string::npos ? "own" : "chmod";
+  };
+  publish_elsewhere(temp.path(), {1});
+  CacheStore(options_in(temp.path())).lock(key_number(1));
+  EXPECT_STREQ(advice(0777), "chmod") << "all that is in it is the cache's";
+  EXPECT_STREQ(advice(01777), "own") << "as /tmp and /var/tmp are";
+  EXPECT_STREQ(advice(02775), "own") << "as /usr/local is";
+  {
+    ScopedVariable home("HOME", temp.path() + "/");
+    EXPECT_STREQ(advice(0770), "own");
+  }
+  test::write_text(temp / "thesis.txt", "mine");
+  EXPECT_STREQ(advice(0777), "own");
+}
+
 TEST(HostilePlace, WithoutFreeDescriptorsNothingIsTakenForBad) {
   TempDirectory temp;
   EXPECT_EQ(finish(start([&] {
@@ -192,7 +268,12 @@ TEST(HostilePlace, StampsOfAClockThatJumpedCountAsNow) {
   for (const KeptFile& file : kept_files(temp.path()))
     EXPECT_LE(file.last_use, std::chrono::system_clock::now());
 
-  // They do not outlive for ten years what is used from now on.
+  // They do not outlive for ten years what is used from now on. Looking changes no stamp.
+  EXPECT_EQ(prune(temp.path(), std::nullopt, std::nullopt, /*dry_run=*/true).kept, 5u);
+  struct stat info;
+  ASSERT_EQ(::stat(file_of(temp.path(), 1).c_str(), &info), 0);
+  EXPECT_GT(info.st_mtime, ::time(nullptr) + kYear);
+  EXPECT_EQ(prune(temp.path(), std::nullopt).kept, 5u);
   std::this_thread::sleep_for(20ms);
   publish_elsewhere(temp.path(), {5});
   EXPECT_EQ(order_in(temp.path()).back(), 5);

@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <numeric>
 #include <random>
 #include <sys/stat.h>
 #include <thread>
@@ -21,6 +22,7 @@
 using namespace sagebwd;
 using namespace sagebwd::test;
 using namespace std::chrono_literals;
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -40,6 +42,29 @@ TEST(Neighbours, WhatALivingProcessUsesIsNotEvicted) {
   ::kill(user, SIGCONT);
   ASSERT_EQ(finish(user), 0);
   EXPECT_EQ(prune(temp.path(), 0).evicted, 1u) << "its user is gone";
+}
+
+TEST(Neighbours, ADryRunSaysWhatARunDoes) {
+  TempDirectory temp;
+  publish_elsewhere(temp.path(), {1, 2, 3, 4, 5});
+  test::write_text(temp / ".tmp-1", "half");
+  CacheStore user(options_in(temp.path()));
+  ASSERT_TRUE(user.load(key_number(2)));
+  for (int number : {1, 2, 3}) { // to the second: what is just as old stays
+    const auto age = number == 3 ? 3600s : 7200s;
+    fs::last_write_time(file_of(temp.path(), number), fs::file_time_type::clock::now() - age);
+  }
+  const auto facts = [](const PruneResult& r) {
+    return std::vector<uint64_t>{r.kept,   r.kept_bytes, r.evicted, r.evicted_bytes,
+                                 r.in_use, r.stuck,      r.swept};
+  };
+  const uint64_t one = bytes_in(temp.path()) / 5;
+  const auto dry = facts(prune(temp.path(), 4 * one, 3600s, /*dry_run=*/true));
+  EXPECT_EQ(dry, (std::vector<uint64_t>{4, 4 * one, 1, one, 1, 0, 1}));
+  EXPECT_EQ(order_in(temp.path()).size(), 5u);
+  EXPECT_TRUE(fs::exists(temp / ".tmp-1"));
+  EXPECT_EQ(facts(prune(temp.path(), 4 * one, 3600s)), dry);
+  EXPECT_EQ(order_in(temp.path()), (std::vector<int>{2, 3, 4, 5}));
 }
 
 TEST(Neighbours, AskingWhoUsesAKeyDoesNotDisturbWhoBeginsTo) {
@@ -210,6 +235,26 @@ TEST(Neighbours, APublisherNoticesWhatOthersPublishedSince) {
     EXPECT_LE(bytes_in(temp.path()), kLimit);
   }
   EXPECT_GT(store.counters().evictions, 0u);
+}
+
+TEST(Neighbours, WhoeverExceedsTheLimitMakesATenthOfRoom) {
+  constexpr uint64_t kLimit = 400000;
+  constexpr size_t kCubin = 10000;
+  for (const bool exceeds : {false, true}) {
+    TempDirectory temp;
+    std::vector<int> numbers(exceeds ? 39 : 37);
+    std::iota(numbers.begin(), numbers.end(), 0);
+    publish_elsewhere(temp.path(), numbers, kCubin);
+    const uint64_t before = bytes_in(temp.path()), one = before / numbers.size();
+    ASSERT_EQ(before + one > kLimit, exceeds);
+    ASSERT_GT(before, kLimit - kLimit / 10);
+    CacheStore store(options_in(temp.path(), kLimit));
+    ASSERT_TRUE(store.publish(key_number(1000), entry_of(kCubin)));
+    const uint64_t after = bytes_in(temp.path());
+    EXPECT_EQ(store.counters().evictions > 0, exceeds);
+    EXPECT_EQ(after <= kLimit - kLimit / 10, exceeds) << after;
+    EXPECT_GT(after, kLimit - kLimit / 10 - one) << "and no more than that";
+  }
 }
 
 } // namespace

@@ -219,8 +219,17 @@ TEST(PackWriting, RefusesWhatCannotBeWrittenAndLeavesNothing) {
   EXPECT_TRUE(contains(refusal([&] { write_pack("/dev/null", {}); }), "no regular file"));
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
   EXPECT_TRUE(contains(refusal([&] { write_pack(temp / "none/p.pack", {}); }), "no folder"));
-  EXPECT_TRUE(contains(refusal([&] { write_pack(temp / "empty/", {}); }), "name the pack"));
+  EXPECT_TRUE(contains(refusal([&] { write_pack(temp / "empty/", {}); }), "no file's name"));
   EXPECT_EQ(files_in(temp.path()), 2u);
+}
+
+TEST(PackWriting, RefusesAPathThatTheEnvironmentCouldNotName) {
+  TempDirectory temp;
+  const std::string why = refusal([&] { write_pack(temp / "a:b.pack", {kernel_number(1)}); });
+  EXPECT_TRUE(contains(why, "a:b.pack' has a colon")) << why;
+  EXPECT_TRUE(contains(why, "SAGEBWD_CACHE_PACKS")) << why;
+  EXPECT_TRUE(fs::is_empty(temp.path()));
+  EXPECT_TRUE(contains(refusal(temp / "none"), "SAGEBWD_CACHE_PACKS allows no colon"));
 }
 
 TEST(PackWriting, AReadOnlyFolderIsAnErrorAndTheFileStays) {

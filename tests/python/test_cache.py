@@ -1,5 +1,6 @@
 """The cache as Python sees it: counters, packs, offline mode, SAGEBWD_STATS=1."""
 
+import ast
 import json
 import os
 import subprocess
@@ -24,8 +25,9 @@ def python(code, cache, **environment):
     for name in ("SAGEBWD_CACHE_PACKS", "SAGEBWD_OFFLINE", "SAGEBWD_STATS"):
         if name not in environment:
             env.pop(name, None)
+    env.setdefault("PYTHONIOENCODING", "utf-8:surrogateescape")  # a path may hold any bytes
     command = [sys.executable, "-c", prelude + code]
-    return subprocess.run(command, capture_output=True, text=True, env=env)
+    return subprocess.run(command, capture_output=True, text=True, env=env, errors="replace")
 
 
 def stats_after(code, cache, **environment):
@@ -42,6 +44,18 @@ def test_stats_of_this_process():
     assert list(stats["counters"]) == COUNTERS
     for word in [*stats, *COUNTERS]:
         assert word in sagebwd.cache_stats.__doc__, word
+
+
+def test_stats_with_paths_that_are_no_utf8(tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    code = "print(ascii(sagebwd.cache_stats())); print(ascii(sagebwd.doctor()['packs']))"
+    result = python(code, odd, SAGEBWD_CACHE_PACKS=odd + ".pack")
+    assert result.returncode == 0, result.stderr
+    stats, packs = map(ast.literal_eval, result.stdout.splitlines())
+    assert stats["directory"] == odd and stats["packs"] == [odd + ".pack"]
+    assert odd in packs[0]["missing"]
+    assert raised("sagebwd.build('sm_80', head_dim=64)", odd, SAGEBWD_OFFLINE="1",
+                  SAGEBWD_CACHE_PACKS=odd + ".pack")[0] == "PackError"  # fmt: skip
 
 
 @needs_nvrtc

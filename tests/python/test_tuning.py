@@ -209,6 +209,23 @@ def test_refusals_on_a_gpu(start):
     ]
 
 
+def test_nothing_to_export_is_an_error_and_leaves_the_file(start, tmp_path):
+    (tmp_path / "records.json").write_text("mine")
+    (result,) = finish(
+        start(
+            """
+            try:
+                show(sagebwd.export_records(os.environ["FILE"]))
+            except sagebwd.TuneError as error:
+                show(str(error))
+            """,
+            FILE=str(tmp_path / "records.json"),
+        )
+    )
+    assert "there is no tuning record in" in result and "run 'sagebwd tune' first" in result
+    assert (tmp_path / "records.json").read_text() == "mine"
+
+
 def test_files_that_are_none_are_refused(tmp_path):
     (tmp_path / "newer.json").write_text('{"schema": "sagebwd tuning 2", "records": []}')
     with pytest.raises(sagebwd.SpecError, match="newer version"):

@@ -5,7 +5,9 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "runtime/settings.h"
 #include "runtime/driver/driver.h"
+#include "runtime/kernel_builder.h"
 #include "tests/cache/temp_directory.h"
 
 #include <gtest/gtest.h>
@@ -94,6 +96,16 @@ const std::map<std::string, std::function<void()>>& scenarios() {
          });
        }},
       {"capturing", [] { attempt([] { driver::is_capturing(nullptr); }); }},
+      {"accept",
+       [] {
+         const auto accept = KernelBuilder::Policy::of(Settings::from_environment()).accept;
+         for (int round = 0; round < 2; ++round) {
+           if (round == 1)
+             driver::driver_version(); // which opens it
+           for (int lowest : {12030, 12040, 12050})
+             std::printf("%d ", accept(CacheEntry{.lowest_driver = lowest}));
+         }
+       }},
       {"load", [] { attempt([] { driver::load_module("cubin"); }); }},
   };
   return map;
@@ -169,6 +181,11 @@ TEST_F(FakeDriver, RetainsEachPrimaryContextOnceAndPopsWhatItPushes) {
                            "cuda: push 110\n"
                            "cuda: retain 11\ncuda: push 111\n"
                            "cuda: pop\ncuda: pop\n");
+}
+
+TEST_F(FakeDriver, EntriesTooNewForTheOpenDriverAreMisses) {
+  compile();
+  EXPECT_EQ(run("accept"), "1 1 1 1 1 0 ");
 }
 
 TEST_F(FakeDriver, WithoutALibraryEveryCallSaysWhatIsMissing) {

@@ -15,6 +15,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <random>
+#include <regex>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <thread>
@@ -165,6 +166,26 @@ TEST(SingleFlight, ALoneWaiterTimesOutAndCounts) {
   EXPECT_EQ(outcome.timeouts, 1u);
   EXPECT_EQ(outcome.compiles, 1u);
   EXPECT_GE(outcome.spent, milliseconds(200));
+  ::kill(holder, SIGKILL);
+  EXPECT_EQ(finish(holder), -1);
+}
+
+TEST(SingleFlight, AWaitOfTwoSecondsSaysForWhomAndHowLong) {
+  TempDirectory temp;
+  CompileLog log(temp / "compiles");
+  const pid_t holder = start_stuck_holder(temp / "cache", log);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(build_in(temp / "cache", milliseconds(1900), log).timeouts, 1u);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  std::filesystem::remove(test::files_in(temp / "cache").at(0));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(build_in(temp / "cache", milliseconds(4400), log).timeouts, 1u);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(std::regex_match(
+      said, std::regex("sagebwd: waiting for process " + std::to_string(holder) +
+                       " \\(.+\\), which is compiling k1 for sm_90a; after another 2 s it is "
+                       "compiled here as well\n")))
+      << said;
   ::kill(holder, SIGKILL);
   EXPECT_EQ(finish(holder), -1);
 }

@@ -1,5 +1,6 @@
 """What `sagebwd cache` refuses, and what it says where it cannot do its work."""
 
+import os
 import shutil
 import subprocess
 
@@ -34,7 +35,7 @@ def test_verify_says_why_nothing_is_removed(cache):
     truncate(cache.kernels()[0])
     result = read_only(cache, "verify", "--remove")
     assert result.returncode == 1
-    assert "1 bad files could not be removed" in result.stderr and "Read-only" in result.stderr
+    assert "1 bad file could not be removed" in result.stderr and "Read-only" in result.stderr
     assert "--remove removes" not in result.stdout
 
 
@@ -46,6 +47,22 @@ def test_import_honours_the_limit(cache, sagebwd, tmp_path):
     assert result.code == 1 and "raise SAGEBWD_CACHE_LIMIT" in result.err
     assert not list((tmp_path / "other").glob("*.kernel"))
     assert sagebwd("cache", "import", pack, **{**other, "SAGEBWD_CACHE_LIMIT": "0"}).code == 0
+
+
+def test_a_directory_that_is_for_everybody_is_not_to_be_changed(sagebwd, tmp_path):
+    tmp_path.chmod(0o1777)  # as /tmp is
+    stat = sagebwd("cache", "stat", "--json", SAGEBWD_CACHE_DIR=str(tmp_path)).json
+    assert "chmod" not in stat["disabled_reason"]
+    own = tmp_path / f"sagebwd-{os.geteuid()}"
+    assert f"name a directory of your own instead, such as '{own}'" in stat["disabled_reason"]
+    stat = sagebwd("cache", "stat", "--json", SAGEBWD_CACHE_DIR=str(own)).json
+    assert stat["disabled_reason"] == ""
+
+
+def test_a_pack_is_not_written_where_the_environment_could_not_name_it(cache, tmp_path):
+    result = cache("export", "--out", tmp_path / "a:b.pack")
+    assert result.code == 1 and "name the pack's file without one" in result.err
+    assert not list(tmp_path.glob("*.pack"))
 
 
 @pytest.mark.parametrize("variable", ["SAGEBWD_OFFLINE", "SAGEBWD_STATS"])

@@ -172,6 +172,10 @@ def test_records_go_in_with_the_kernels_of_their_tiles(sagebwd, small_pack, tmp_
     path.write_text(json.dumps({**tuned, "tile": "mma 64x64 w4 s1 b1"}))
     changed = sagebwd("prebuild", *SMALL, "--records", path, "--out", tmp_path / "x.pack")
     assert changed.code == 1 and "checksum" in changed.err
+    path.write_text(json.dumps(record_of(forward, "mma 63x64 w4 s1 b1")))
+    impossible = sagebwd("prebuild", *SMALL, "--records", path, "--out", tmp_path / "x.pack")
+    assert impossible.code == 1 and "63" in impossible.err
+    assert not (tmp_path / "x.pack").exists()
 
 
 # --- running from a pack --------------------------------------------------------------------------

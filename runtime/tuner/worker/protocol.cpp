@@ -3,7 +3,6 @@
 #include "runtime/tuner/worker/protocol.h"
 
 #include "cache/bounded_json.h"
-#include "cache/json_depth.h"
 
 #include "llvm/Support/FormatVariadic.h"
 
@@ -26,9 +25,7 @@ constexpr std::array<llvm::StringLiteral, 7> kReports = {"hello", "opened", "vet
 /// Nothing where a line is no JSON object.
 std::optional<Value> parse(const std::string& line) {
   constexpr int kDeepest = 8;
-  if (json_depth(line) > kDeepest)
-    return std::nullopt;
-  return parse_bounded_json(line);
+  return parse_bounded_json(line, kDeepest);
 }
 
 /// Nothing for an unknown word.
