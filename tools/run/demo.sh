@@ -24,13 +24,13 @@ offline --head-dim 64 | tail -n 1
 echo "What is not in it is an error that says how to get it:"
 offline --head-dim 128 2>&1 | fold -s -w 100 || true
 
-title "4. Error against FP64, cosine / relative L2 (emulated on the CPU, bit for bit as the kernels quantise)"
+title "4. Error against FP64, cosine / relative L2 (emulated on the CPU, bit for bit)"
 shape="--head-dim 128 --seq-len 1024 --heads 4 --sigma 1"
 $sagebwd trace --device cpu $shape --granularity row >build/logs/trace-row.txt
 $sagebwd trace --device cpu $shape --granularity block >build/logs/trace-block.txt
 awk '
   BEGIN {
-    # SageBwd, arXiv 2603.02170. Table 1: random inputs, sigma 1. Table 2: a layer of a trained model.
+    # arXiv 2603.02170. Table 1: random inputs, sigma 1. Table 2: a layer of a trained model.
     split("delta P dP dS O dQ dK dV", order)
     table1["O"] = ".9999 / .0160"; table1["dQ"] = ".9998 / .0184"
     table1["dK"] = ".9998 / .0220"; table1["dV"] = ".9999 / .0159"

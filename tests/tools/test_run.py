@@ -1,0 +1,262 @@
+"""./run and .ci/run: wrong use, what they install and when, and that README.md says the same."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+STEERING = re.compile("SAGEBWD_|JOBS$|CUDA_HOME$|CUDA_PATH$|GTest_ROOT$")
+
+
+def run(folder, *arguments, wrap=(), **environment):
+    """./run in that folder, without the variables that steer it."""
+    kept = {k: v for k, v in os.environ.items() if not STEERING.match(k)}
+    return subprocess.run(
+        [*wrap, "./run", *arguments],
+        cwd=folder,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+# A command that does nothing but note that it was called, and fails where a variable says so.
+STUB = """#!/bin/bash
+name=${0##*/}
+echo "$name $*" >>CALLS
+[[ -z ${FAILING:-} || ${FAILING:-} != *$name* ]]
+"""
+
+# A Python for `venv`: variables say whether `pip` can and which NVRTC is among its packages; the
+# rest, but for slow imports, is this test's Python.
+PYTHON = """#!/bin/bash
+case "$*" in
+  "-m pip "*) echo "pip $*" >>CALLS; [[ -z ${OFFLINE:-} ]] ;;
+  "-m venv "*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  -) echo "${PYTHONS_NVRTC:-}"; [[ -n ${PYTHONS_NVRTC:-} ]] ;;
+  *"import pytest"*) exit 0 ;;
+  *"import torch"*) exit 1 ;;
+  *purelib*) echo "$PWD/.venv" ;;
+  *) exec SELF "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The scripts alone, on a machine that has everything but NVRTC, where nothing is really built.
+
+    `checkout(COMMAND...)` runs them, `checkout.calls()` are the commands that were called since.
+    """
+    folder = tmp_path / "sagebwd"
+    shutil.copytree(ROOT / "tools/run", folder / "tools/run")
+    shutil.copytree(ROOT / ".ci", folder / ".ci")
+    shutil.copy(ROOT / "run", folder)
+    there = ["build/build.ninja", "lib/libLLVMSupport.a", "lib/libLLVMDemangle.a",
+             "include/llvm/Support/JSON.h", "include/gtest/gtest.h"]  # fmt: skip
+    for name in there:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    python = folder / "tools/run/python.sh"
+    text = python.read_text()
+    python.write_text(re.sub("/usr/(local/cuda|lib/)", r"/nowhere/\1", text))
+    assert python.read_text().count("/nowhere/") > 1
+    calls = folder / "calls"
+    commands = dict.fromkeys(["c++", "cmake", "ninja", "apt-get", "sudo"], STUB)
+    commands["python3"] = PYTHON.replace("SELF", sys.executable)
+    for name, text in commands.items():
+        path = folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.replace("CALLS", str(calls)))
+        path.chmod(0o755)
+
+    def in_checkout(*arguments, **environment):
+        calls.write_text("")
+        return run(
+            folder,
+            *arguments,
+            PATH=f"{folder}/bin:{os.environ['PATH']}",
+            SAGEBWD_LLVM_LIBDIR=str(folder / "lib"),
+            SAGEBWD_LLVM_INCLUDEDIR=str(folder / "include"),
+            GTest_ROOT=str(folder),
+            **environment,
+        )
+
+    in_checkout.folder = folder
+    in_checkout.calls = lambda: {line.split()[0] for line in calls.read_text().splitlines()}
+    return in_checkout
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two", "1.5", "07", "10000"])
+def test_wrong_jobs(checkout, jobs):
+    result = checkout("build", JOBS=jobs)
+    assert result.returncode == 2
+    assert f"JOBS is '{jobs}'; give a whole number from 1 to 9999" in result.stderr
+    assert not checkout.calls()
+
+
+def test_jobs_reach_the_build(checkout):
+    assert checkout("build", JOBS="3").returncode == 0
+    assert "cmake --build build -j 3" in (checkout.folder / "calls").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tset"], "unknown command 'tset'"),
+        (["fresh", "arch:linux"], "there is no fresh 'arch:linux'; there is debian:bookworm"),
+    ],
+)
+def test_wrong_use(checkout, arguments, message):
+    result = checkout(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
+def test_help(checkout, arguments):
+    result = checkout(*arguments)
+    assert result.returncode == 0
+    for command in ("demo", "test", "build", "fresh"):
+        assert f"\n  {command} " in result.stdout
+
+
+def test_nothing_is_installed_twice(checkout):
+    first = checkout("build")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "pip" in checkout.calls()
+    assert "apt-get" not in checkout.calls()
+    again = checkout("build", OFFLINE="1", FAILING="apt-get")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert checkout.calls() == {"cmake"}
+
+
+def test_a_build_needs_no_nvrtc_but_a_demo_does(checkout):
+    built = checkout("build", OFFLINE="1", FAILING="apt-get")
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "pip cannot install NVRTC" in built.stdout
+    pytorchs = checkout("build", OFFLINE="1", FAILING="apt-get", PYTHONS_NVRTC="/libnvrtc.so.12")
+    assert pytorchs.returncode == 0, pytorchs.stdout + pytorchs.stderr
+    assert "pip cannot" not in pytorchs.stdout
+    demo = checkout("demo", OFFLINE="1", FAILING="apt-get")
+    assert demo.returncode == 1
+    assert "set SAGEBWD_NVRTC to its libnvrtc.so" in demo.stderr
+
+
+def test_a_missing_package_is_installed_by_its_name(checkout):
+    (checkout.folder / "include/gtest/gtest.h").unlink()
+    assert checkout("build").returncode == 0
+    calls = (checkout.folder / "calls").read_text()
+    assert re.search("^apt-get install .*--no-install-recommends libgtest-dev$", calls, re.M)
+    failed = checkout("build", FAILING="apt-get")
+    assert failed.returncode == 1
+    assert "Reading the package lists failed" in failed.stderr
+
+
+def test_what_is_built_here_is_built_again_without_network(tmp_path):
+    """The real thing, in the tree that ./run built."""
+    if not (ROOT / "build/.configured").exists():
+        pytest.skip("this build is not ./run's")
+    apt = tmp_path / "apt-get"
+    apt.write_text(f"#!/bin/sh\ntouch {tmp_path}/apt-was-called\nexit 1\n")
+    apt.chmod(0o755)
+    alone = ["unshare", "--net"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
+        alone = []
+    result = run(
+        ROOT,
+        "build",
+        wrap=alone,
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        PIP_LOG=str(tmp_path / "pip-was-called"),
+        **{k: v for k, v in os.environ.items() if STEERING.match(k)},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["apt-get"]
+
+
+def test_no_fresh_root_is_no_failure_and_no_success(checkout):
+    (checkout.folder / "bin/setpriv").symlink_to(shutil.which("false"))
+    result = checkout("fresh")
+    assert result.returncode == 3
+    assert result.stderr.startswith("No fresh debian:bookworm here: ")
+
+
+@pytest.mark.parametrize(
+    ("fresh", "test", "last", "code"),
+    [
+        ("echo 2 passed, 0 failed, 0 skipped", "echo 5 passed, 0 failed, 1 skipped",
+         "7 passed, 0 failed, 1 skipped", 0),
+        ("echo no debootstrap; exit 3", "echo 5 passed, 0 failed, 1 skipped",
+         "5 passed, 0 failed, 2 skipped", 0),
+        ("echo 1 passed, 1 failed, 0 skipped; exit 1", "echo 5 passed, 0 failed, 1 skipped",
+         "6 passed, 1 failed, 1 skipped", 1),
+        ("echo broke off; exit 1", "echo 5 passed, 0 failed, 1 skipped",
+         "5 passed, 1 failed, 1 skipped", 1),
+        ("exit 3", "echo 4 passed, 1 failed, 1 skipped; exit 1",
+         "4 passed, 1 failed, 2 skipped", 1),
+        ("exit 3", "echo 4 passed, 0 failed, 0 skipped; exit 1",
+         "4 passed, 1 failed, 1 skipped", 1),
+        ("exit 3", "exit 3", "0 passed, 1 failed, 1 skipped", 1),
+        ("exit 3", "echo done", "0 passed, 1 failed, 1 skipped", 1),
+    ],
+)  # fmt: skip
+def test_what_ci_counts(checkout, fresh, test, last, code):
+    (checkout.folder / "run").write_text(
+        f"#!/bin/bash\ncase $1 in fresh) {fresh} ;; test) {test} ;; esac\n"
+    )
+    result = subprocess.run(
+        [".ci/run"], cwd=checkout.folder, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.splitlines()[-1] == last
+    assert result.returncode == code
+
+
+# --- README.md ------------------------------------------------------------------------------------
+
+
+def block(heading):
+    """The shell commands of a section: blocks that name no language."""
+    section = README.split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.M | re.S)
+    return "\n".join(text for language, text in blocks if not language)
+
+
+def test_readme_names_the_packages_that_run_installs():
+    script = f"source {ROOT}/tools/run/packages.sh; echo $packages_to_build; echo $packages_to_test"
+    to_build, to_test = subprocess.check_output(["bash", "-c", script], text=True).splitlines()
+    for heading, packages in (("### Python", to_build), ("## Development", to_test)):
+        named = " ".join(re.findall(r"apt-get install ([^#\n]*)", block(heading)))
+        assert sorted(named.split()) == sorted(packages.split()), heading
+
+
+def test_readme_names_presets_and_folders_that_there_are():
+    commands = block("## Development")
+    presets = json.loads((ROOT / "CMakePresets.json").read_text())["testPresets"]
+    named = set(re.findall(r"--preset (\S+)", commands))
+    assert named and named <= {preset["name"] for preset in presets}
+    assert set(re.findall(r"--test-dir (\S+)", commands)) == {"build"}, "where ./run build builds"
+
+
+def test_sources_include_what_the_packages_bring():
+    """gmock/gmock.h was on the machine of whoever included it, and nowhere else."""
+    brought = {"gtest", "llvm", "pybind11"}
+    of_the_system = {"sys", "linux"}
+    foreign = {
+        (folder, top)
+        for folder in ("cache", "examples", "generator", "python", "runtime", "tests", "tools")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".h", ".cpp", ".c"}
+        for top in re.findall(r"^\s*#\s*include\s*<(\w+)/", path.read_text(), re.M)
+    }
+    assert {top for _, top in foreign} >= {"gtest", "pybind11"}
+    assert {(f, top) for f, top in foreign if top not in brought | of_the_system} == set()

@@ -1,0 +1,26 @@
+# Configuring and building; the environment that what was built runs in.
+
+configure() {
+  local arguments=(
+    -G Ninja -DCMAKE_BUILD_TYPE=Release -DSAGEBWD_PYTHON=ON -DSAGEBWD_TESTS=ON
+    "-DPython_EXECUTABLE=$python" "-Dpybind11_DIR=$pybind11_dir"
+    "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir")
+  if [[ "$(cat build/.configured 2>/dev/null)" != "${arguments[*]}" || ! -f build/build.ninja ]]
+  then
+    rm -f build/CMakeCache.txt build/.configured
+    step configure "Configuring" cmake -S . -B build "${arguments[@]}"
+    printf '%s' "${arguments[*]}" >build/.configured
+  fi
+}
+
+# prepare TARGET...: everything up to those targets.
+prepare() {
+  find_llvm || true
+  install_packages
+  prepare_python
+  pybind11_dir=$("$python" -m pybind11 --cmakedir)
+  configure
+  step "build" "Building $*" cmake --build build -j "$jobs" --target "$@"
+  export SAGEBWD_CACHE_DIR=${SAGEBWD_CACHE_DIR:-$root/build/cache}
+  export PYTHONPATH=$root/build/python${PYTHONPATH:+:$PYTHONPATH}
+}

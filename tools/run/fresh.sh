@@ -1,0 +1,171 @@
+# ./run fresh [SYSTEM [COMMAND...]]: what a newcomer gets. A minimal root of a distribution, the
+# last commit cloned into it, and ./run demo and ./run test there, or COMMANDs instead. Exit code 3:
+# no such root can be had here, and nothing was tried.
+
+fresh_systems="debian:bookworm ubuntu:jammy ubuntu:noble"
+
+no_root_here() {
+  printf '%s\n' "No fresh $system here: $1" "${@:2}" >&2
+  exit 3
+}
+
+# Mounts and processes are of a namespace of their own, which nothing outside sees. They end with
+# it, and it ends with this script, however that ends.
+in_namespace() {
+  setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child "$@"
+}
+
+# in_root COMMAND...: with the settings that the network asks for, and nothing else of this machine.
+in_root() {
+  in_namespace bash -euc '
+    tree=$1 count=$2
+    mount -t proc proc "$tree/proc"
+    mount --rbind /dev "$tree/dev"
+    for folder in "${@:3:count}"; do
+      mkdir -p "$tree$folder"
+      mount --bind "$folder" "$tree$folder"
+      mount -o remount,bind,ro "$tree$folder"
+    done
+    exec chroot "$tree" env -i "${@:3 + count}"
+  ' in_root "$tree" ${#folders[@]} "${folders[@]}" "${settings[@]}" "$@"
+}
+
+# --- what the network here asks for ---------------------------------------------------------------
+
+# lend PATH...: a copy of a file, a read-only view of a folder, at the same place in the root.
+lend() {
+  local path
+  for path; do
+    if [[ $path == /* && -f $path ]]; then
+      mkdir -p "$tree$(dirname "$path")"
+      cp -L "$path" "$tree$path"
+    elif [[ $path == /* && -d $path ]]; then
+      folders+=("$path")
+    fi
+  done
+}
+
+# paths_in FILE: the absolute paths that are values in a configuration.
+paths_in() { grep -oE '[="[:space:]]/[^"; ]+' "$1" | sed 's/^.//' || true; }
+
+# Sets settings and folders: proxies, certificates, where pip and apt look.
+take_settings_along() {
+  local name file
+  settings=(HOME="$HOME" LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin ${JOBS:+"JOBS=$JOBS"})
+  folders=()
+  mkdir -p "$tree$HOME"
+  for name in $(compgen -e); do
+    case ${name,,} in
+      *_proxy | pip_* | ssl_cert_file | *_ca_bundle)
+        settings+=("$name=${!name}")
+        lend "${!name}"
+        ;;
+    esac
+  done
+  for file in "${PIP_CONFIG_FILE:-}" /etc/pip.conf /etc/xdg/pip/pip.conf ~/.config/pip/pip.conf \
+    ~/.pip/pip.conf; do
+    [[ -f $file ]] || continue
+    lend "$file"
+    while read -r name; do lend "$name"; done < <(paths_in "$file")
+  done
+  lend /etc/hosts /etc/resolv.conf /usr/local/share/ca-certificates/*
+  file=$tree/etc/apt/apt.conf.d/00-of-the-machine-outside
+  apt-config dump | grep -E '^Acquire::(https?::|Retries|Check-)' >"$file" || rm "$file"
+  [[ ! -f $file ]] || while read -r name; do lend "$name"; done < <(paths_in "$file")
+}
+
+# Prints the lines of sources.list: the archive asked for, or this machine's, or the public one.
+apt_sources() {
+  local components=main mirror=${SAGEBWD_FRESH_MIRROR:-} here=
+  if [[ $family == ubuntu ]]; then components="main universe"; fi
+  if [[ -z $mirror ]]; then
+    here=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' 'Created-By: Packages' |
+      sort -u | sed -nE "s/ ($suite(-updates|-security)?)$/ \1 $components/p")
+    mirror=http://deb.debian.org/debian
+    if [[ $family == ubuntu ]]; then mirror=http://archive.ubuntu.com/ubuntu; fi
+  fi
+  if [[ -z $here ]]; then
+    here=$(printf '%s\n' "$mirror "{"$suite","$suite-updates"}" $components")
+  fi
+  sed 's/^/deb /' <<<"$here"
+}
+
+# --- the root -------------------------------------------------------------------------------------
+
+make_minimal_root() {
+  local mirror components script=()
+  read -r _ mirror _ components < <(grep " $suite " <<<"$sources")
+  [[ -e /usr/share/debootstrap/scripts/$suite ]] || script=(/usr/share/debootstrap/scripts/gutsy)
+  in_namespace debootstrap --variant=minbase --components="${components// /,}" \
+    "$suite" "$tree" "$mirror" "${script[@]}" &&
+    rm -rf "$tree"/var/cache/apt/archives/*.deb &&
+    tar -C "$tree" --one-file-system -cf "$base.part" . && mv "$base.part" "$base"
+}
+
+# The checkout may belong to somebody else than root.
+own_git() { git -c safe.directory='*' "$@"; }
+
+clone() {
+  own_git clone --quiet --depth 1 --upload-pack "git -c safe.directory='*' upload-pack" \
+    "file://$root" "$tree/sagebwd"
+}
+
+check_that_roots_can_be_had() {
+  [[ $EUID -eq 0 ]] || no_root_here "chroot and mount are root's: sudo ./run fresh $system"
+  own_git rev-parse --quiet --verify HEAD >/dev/null 2>&1 ||
+    no_root_here "git is missing, or this folder is no clone of its repository"
+  in_namespace true 2>"$logs/fresh-namespace.log" ||
+    no_root_here "this sandbox forbids namespaces: $(tail -n 1 "$logs/fresh-namespace.log")"
+  command -v apt-get >/dev/null || no_root_here "this machine has no apt-get"
+  if ! command -v debootstrap >/dev/null; then
+    { try_step fresh-apt-update "Reading the package lists" apt-get update &&
+      try_step fresh-apt-install "Installing debootstrap" apt_install debootstrap; } ||
+      no_root_here "debootstrap cannot be installed (log: $logs/fresh-apt-*.log)"
+  fi
+}
+
+run_fresh() {
+  local system=${1:-debian:bookworm} commands=("${@:2}") command log passed=0 failed=0
+  local family=${system%:*} suite=${system#*:} sources settings folders lock
+  [[ " $fresh_systems " == *" $system "* ]] ||
+    wrong_use "there is no fresh '$system'; there is $fresh_systems"
+  [[ ${#commands[@]} -gt 0 ]] || commands=("./run demo" "./run test")
+  check_that_roots_can_be_had
+  mkdir -p build/fresh
+  exec {lock}>build/fresh/lock
+  flock --nonblock "$lock" || fail "Another ./run fresh is at work in build/fresh."
+  sources=$(apt_sources)
+  tree=$root/build/fresh/$suite base=$root/build/fresh/$suite.tar
+  trap 'rm -rf "$tree"' EXIT
+  rm -rf "$tree" && mkdir -p "$tree"
+  if [[ -f $base ]]; then
+    step fresh-root "A fresh $system, as made before" tar -C "$tree" -xf "$base"
+  else
+    [[ -f /usr/share/keyrings/$family-archive-keyring.gpg ]] ||
+      echo "(its packages' signatures are not checked: there is no $family-archive-keyring here)"
+    try_step fresh-root "A fresh $system from debootstrap" make_minimal_root ||
+      no_root_here "$(tail -n 1 "$logs/fresh-root.log")" "The whole log is $logs/fresh-root.log"
+  fi
+  printf '%s\n' "$sources" >"$tree/etc/apt/sources.list"
+  take_settings_along
+  in_root true 2>"$logs/fresh-mount.log" ||
+    no_root_here "this sandbox forbids mount or chroot: $(tail -n 1 "$logs/fresh-mount.log")"
+  step fresh-clone "Cloning $(own_git log -1 --format=%h) into it" clone
+  own_git diff --quiet HEAD || echo "(what is not committed is not in it)"
+  for command in "${commands[@]}"; do
+    log=fresh-$(tr -cd '[:alnum:]' <<<"$command")
+    if try_step "$log" "$command in it" in_root bash -c "cd /sagebwd && $command"; then
+      passed=$((passed + 1))
+      grep -E '^[0-9]+ passed, ' "$logs/$log.log" | sed 's/^/  /' || true
+    else
+      failed=$((failed + 1))
+      tail -n 60 "$logs/$log.log"
+      rm -rf "${logs:?}/$log"
+      cp -r "$tree/sagebwd/build/logs" "$logs/$log" 2>/dev/null || mkdir -p "$logs/$log"
+      echo "$command failed in a fresh $system: $logs/$log.log, and its own logs in $logs/$log"
+    fi
+  done
+  echo
+  echo "$passed passed, $failed failed, 0 skipped"
+  [[ $failed -eq 0 ]]
+}
