@@ -8,11 +8,19 @@ import contextlib
 
 import torch
 
-from sagebwd import options
 from sagebwd.numerics import backward_chunk, forward_chunk, rules_of
-from sagebwd.options import SpecError
+from sagebwd.options import (
+    SpecError,
+    causal_name,
+    check_layout,
+    refuse_double_backward,
+    takes,
+)
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
+
+# A plan says more than a precision, and PyTorch's operations have no order to fix.
+_NOT_HERE = ("precision", "deterministic")
 
 #: Elements of one (queries x keys) matrix that are worked on at once; about ten live at a time.
 CHUNK_ELEMENTS = 1 << 24
@@ -93,7 +101,7 @@ class _Gradients(torch.autograd.Function):
     def forward(ctx, *arguments):
         return tuple(backward(*arguments))
 
-    backward = staticmethod(options.refuse_double_backward)
+    backward = staticmethod(refuse_double_backward)
 
 
 class _EmulatedAttention(torch.autograd.Function):
@@ -116,11 +124,10 @@ class _EmulatedAttention(torch.autograd.Function):
         return (*(g if need else None for g, need in zip(gradients, ctx.needs_input_grad)), None)
 
 
-@options.refuses_unknown_keywords
+@takes(but=_NOT_HERE)
 def emulated_attention(
-    q, k, v, *, causal=False, softmax_scale=None, layout="bhsd", granularity="row", group_q=None,
-    group_kv=None, smooth_k=True, rotate=True, plan="six-of-seven", return_lse=False,
-    math_dtype=torch.float32,
+    q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
+    math_dtype=torch.float32, options,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -136,9 +143,8 @@ def emulated_attention(
     """
     q, k, v = _autocast(q, k, v)
     rules = emulation_rules(
-        q, k, v, causal=causal, softmax_scale=softmax_scale, layout=layout,
-        granularity=granularity, group_q=group_q, group_kv=group_kv, smooth_k=smooth_k,
-        rotate=rotate, plan=plan, math_dtype=math_dtype,
+        q, k, v, softmax_scale=softmax_scale, layout=layout, plan=plan, math_dtype=math_dtype,
+        **options,
     )  # fmt: skip
     out, lse = _EmulatedAttention.apply(*swapped(layout, q, k, v), rules)
     if layout == "bshd":
@@ -160,13 +166,13 @@ def emulated_backward(dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", **gi
     return swapped(layout, *backward(*tensors, lse, dlse, rules))
 
 
-@options.refuses_unknown_keywords
+@takes(but=_NOT_HERE)
 def emulation_rules(
-    q, k, v, *, causal=False, layout="bhsd", softmax_scale=None, granularity="row", group_q=None,
-    group_kv=None, smooth_k=True, rotate=True, plan="six-of-seven", math_dtype=torch.float32,
+    q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", math_dtype=torch.float32,
+    options,
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError."""
-    options.check_layout(layout)
+    check_layout(layout)
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
             raise SpecError(f"{name} has rank {t.dim()}; it must have rank 4")
@@ -182,9 +188,8 @@ def emulation_rules(
             "q's heads a positive multiple of k's"
         )
     return rules_of(
-        d, causal=options.causal_name(causal, m, n), softmax_scale=softmax_scale,
-        granularity=granularity, group_q=group_q, group_kv=group_kv, smooth_k=smooth_k,
-        rotate=rotate, plan=plan, dtype=q.dtype, math_dtype=math_dtype, device=q.device,
+        d, softmax_scale=softmax_scale, plan=plan, dtype=q.dtype, math_dtype=math_dtype,
+        device=q.device, **{**options, "causal": causal_name(options["causal"], m, n)},
     )  # fmt: skip
 
 

@@ -45,14 +45,11 @@ class Rules:
 
 def _kernel_defaults(head_dim, granularity, plan, device):
     """The `Spec` that the kernels nearest to this plan have, on a CUDA device on that device."""
-    arch = ""
+    arch = None
     if device is not None and device.type == "cuda":
         arch = _core.arch_for_capability(*torch.cuda.get_device_capability(device))
-    return _core.Spec(
-        head_dim=64 if head_dim <= 64 else 128,
-        granularity=granularity,
-        precision="six-of-seven" if "s" in plan else "qk16",
-        arch=arch,
+    return options.emulated_spec(
+        plan, arch, head_dim=64 if head_dim <= 64 else 128, granularity=granularity
     )
 
 
@@ -65,8 +62,8 @@ def rules_of(
     plan = options.plan_of(plan)
     defaults = _kernel_defaults(head_dim, granularity, plan, device)
     for name, group in (("group_q", group_q), ("group_kv", group_kv)):
-        if group is not None and (type(group) is not int or group < 1):
-            raise SpecError(f"{name}={group!r}: pass a positive number of tokens, or None")
+        if group is not None:
+            options.whole_number(name, group)
     if dtype not in (torch.bfloat16, torch.float16):
         raise SpecError(
             f"q, k and v are {dtype}: the emulation takes torch.bfloat16 or "

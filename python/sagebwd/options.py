@@ -234,6 +234,11 @@ def spec(arch=None, **given):
     return _core.Spec({name: _spelled(name, value) for name, value in given.items()}, arch or "")
 
 
+def emulated_spec(plan, arch=None, **given):
+    """The `Spec` of the kernels that are nearest to a plan of any products."""
+    return spec(arch, **{**given, "precision": "six-of-seven" if "s" in plan else "qk16"})
+
+
 def check_layout(layout):
     """Raises SpecError for anything but 'bhsd' and 'bshd'."""
     if layout != "bhsd" and layout != "bshd":

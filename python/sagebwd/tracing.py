@@ -2,98 +2,69 @@
 
 import math
 
-from sagebwd import _core, options
-from sagebwd.options import SpecError
+from sagebwd import _core
+from sagebwd.arrays import Arrays
+from sagebwd.kernels import local_arch
+from sagebwd.options import (
+    SpecError,
+    causal_name,
+    check_softmax_scale,
+    dtype_name,
+    emulated_spec,
+    plan_of,
+    precision_of,
+    takes,
+)
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
 
 
-@options.refuses_unknown_keywords
-def trace(
-    q,
-    k,
-    v,
-    dout,
-    *,
-    precision="six-of-seven",
-    causal=False,
-    softmax_scale=None,
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    dtype=None,
-    device=None,
-):
+@takes(but=("deterministic",))
+def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=None, options):
     """Cosine and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
     Args:
         q, dout: (batch, heads, queries, head_dim); k, v: (batch, heads_kv, keys, head_dim). NumPy
             arrays or torch tensors, rounded to `dtype` before either computation.
-        precision: 'six-of-seven', 'qk16', or any collection of the products to be INT8, of
-            sagebwd.PRODUCTS: ('dp',) alone shows what that product costs.
+        softmax_scale: positive; None means 1/sqrt(head_dim).
         dtype: 'bf16' or 'fp16'; None means that of torch tensors of 16 bits, else 'bf16'.
         device: 'cpu' (the C++ reference, bit-exact quantisers, multi-threaded), 'cuda' (the
             PyTorch emulation, same quantisers), or None for where the tensors are.
-        The other options: as for `sagebwd.attention`.
+        arch: the architecture whose kernels are traced on the CPU, for their default groups; None:
+            this machine's first GPU's, where there is one.
+        {options}
+            Here also any collection of the products to be INT8, of sagebwd.PRODUCTS: ('dp',) alone
+            shows what that product costs.
 
     Returns a dict of tensor name -> {'cosine', 'rel_l2'}, NaN where a computation holds one. On a
     GPU, under a plan that kernels are built for, the key 'kernels' holds the same for O, dQ, dK, dV
     as the kernels give them. Raises SpecError, and on a GPU what `sagebwd.attention` raises.
     """
-    arrays = _Arrays(q, k, v, dout)
-    dtype = dtype or arrays.dtype_name()
-    causal = options.causal_name(causal, arrays.seq_q, arrays.seq_kv)
-    rules = dict(causal=causal, granularity=granularity, group_q=group_q, group_kv=group_kv,
-                 smooth_k=smooth_k, rotate=rotate)  # fmt: skip
-    device = str(device or arrays.device())
+    arrays = Arrays(q=q, k=k, v=v, dout=dout)
+    dtype = dtype_name(q.dtype if dtype is None and _is_low(q.dtype) else dtype or "bf16")
+    options["causal"] = causal_name(options["causal"], q.shape[2], k.shape[2])
+    device = str(device or (q.device if arrays.are_torch else "cpu"))
     if device == "cpu":
-        spec = options.spec(head_dim=arrays.head_dim, dtype=dtype, **rules)
-        scale = options.check_softmax_scale(softmax_scale, arrays.head_dim)
+        plan = plan_of(options["precision"])
+        spec = emulated_spec(
+            plan, arch or _arch_here(), head_dim=q.shape[3], dtype=dtype, **options
+        )
+        scale = check_softmax_scale(softmax_scale, q.shape[3])
         inputs = (_core.round_to(x, dtype) for x in arrays.numpy())
-        return _core.trace(spec, sorted(options.plan_of(precision)), *inputs, scale)
-    return _trace_torch(arrays.torch(device), dtype, precision, softmax_scale, rules)
+        return _core.trace(spec, sorted(plan), *inputs, scale)
+    if not device.startswith("cuda"):
+        raise SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
+    return _trace_torch(arrays, device, dtype, softmax_scale, options)
 
 
-class _Arrays:
-    """q, k, v, dout as NumPy arrays or torch tensors."""
+def _is_low(dtype):
+    return str(dtype).endswith("float16")
 
-    def __init__(self, *arrays):
-        self.arrays = arrays
-        names = ("q", "k", "v", "dout")
-        for name, x in zip(names, arrays):
-            if not hasattr(x, "shape"):
-                raise TypeError(f"{name} is a {type(x).__name__}; pass a NumPy array or a tensor")
-            if len(x.shape) != 4:
-                raise SpecError(
-                    f"{name} has rank {len(x.shape)}; it must have rank 4: (batch, "
-                    "head, token, channel)"
-                )
-        self.seq_q, self.head_dim = arrays[0].shape[2:]
-        self.seq_kv = arrays[1].shape[2]
 
-    def _is_torch(self):
-        return type(self.arrays[0]).__module__ != "numpy"
-
-    def dtype_name(self):
-        if "float16" in (name := str(self.arrays[0].dtype)) and "bfloat16" not in name:
-            return "fp16"
-        return "bf16"
-
-    def device(self):
-        return self.arrays[0].device if self._is_torch() else "cpu"
-
-    def numpy(self):
-        if not self._is_torch():
-            return self.arrays
-        return [x.detach().float().cpu().numpy() for x in self.arrays]
-
-    def torch(self, device):
-        import torch
-
-        return [torch.as_tensor(x, device=device).detach() for x in self.arrays]
+def _arch_here():
+    driver = _core.driver()
+    return None if driver["missing"] or not driver["devices"] else local_arch()
 
 
 class _Error:
@@ -118,18 +89,25 @@ class _Error:
         }
 
 
-def _trace_torch(tensors, dtype, precision, softmax_scale, options_given):
-    import torch
+def _trace_torch(arrays, device, dtype, softmax_scale, options):
+    try:
+        import torch
+    except ImportError as error:
+        raise SpecError(f"device={device!r} needs PyTorch ({error}): pass device='cpu'") from None
 
     from sagebwd import emulation, exact, numerics
 
-    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)
-    if low is None:
-        raise SpecError(f"dtype={dtype!r}: pass 'bf16' or 'fp16'")
-    q, k, v, dout = tensors = [t.to(low) for t in tensors]
-    rules = numerics.rules_of(q.shape[3], softmax_scale=softmax_scale, plan=precision, dtype=low,
-                               math_dtype=torch.float32, device=q.device, **options_given)  # fmt: skip
-    kernels = _kernel_results(tensors, rules, options_given) if q.is_cuda else {}
+    if not torch.cuda.is_available():
+        raise SpecError(f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'")
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in arrays.given.values()]
+    q, k, v, dout = tensors
+    given = {name: x for name, x in options.items() if name != "precision"}
+    rules = numerics.rules_of(
+        q.shape[3], softmax_scale=softmax_scale, plan=options["precision"], dtype=low,
+        math_dtype=torch.float32, device=q.device, **given,
+    )  # fmt: skip
+    kernels = _kernel_results(tensors, rules, given) if q.is_cuda else {}
     errors = {name: _Error() for name in TENSORS}
     kernel_errors = {name: _Error() for name in kernels}
     chunked = emulation.grouped(k.shape[1], q, k, v, dout)
@@ -159,7 +137,7 @@ def emulated_chunk(q, k, v, dout, rules):
 
 def _kernel_results(tensors, rules, given):
     """O, dQ, dK, dV from the kernels; empty for plans that they are not built for."""
-    precision = options.precision_of(rules.plan)
+    precision = precision_of(rules.plan)
     if precision is None:
         return {}
     from sagebwd.functional import attention_backward, attention_forward

@@ -6,7 +6,8 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-from sagebwd import _core, options
+from sagebwd import _core
+from sagebwd.options import Operation, SpecError, spec, takes, whole_number
 
 __all__ = ["KERNELS", "TunedKernel", "export_records", "import_records", "tune"]
 
@@ -39,24 +40,14 @@ class TunedKernel:
         return self.default_ms / self.tuned_ms if self.tuned_ms else 1.0
 
 
-@options.refuses_unknown_keywords
+@takes(Operation)
 def tune(
     *,
-    head_dim=128,
     seq_len=8192,
     seq_kv=None,
     batch=1,
     heads=8,
     heads_kv=None,
-    dtype="bf16",
-    causal="none",
-    granularity="row",
-    group_q=None,
-    group_kv=None,
-    smooth_k=True,
-    rotate=True,
-    precision="six-of-seven",
-    deterministic=True,
     kernels=KERNELS,
     tiles=(),
     force=False,
@@ -64,17 +55,25 @@ def tune(
     device=None,
     group=None,
     progress=None,
+    options,
 ):
     """Times every tile worth trying on this GPU and keeps the winners; a list of TunedKernel.
 
     Calls whose sizes fall into the same bucket use them from then on (SAGEBWD_TUNE=off|use|
     tune|frozen says whether). A tile replaces the default only where it is faster beyond doubt
     and, unless `deterministic` is False, gives the same bits. What has a record is not tuned again,
-    unless `force`. `tiles`: let only these compete with the default. `progress` is called with
-    (kernel, stage, tile, done, total).
+    unless `force`.
 
-    `group`: a torch.distributed group whose ranks all call this. Rank 0 tunes, the others take its
-    records; TuneError on every rank where they would not run the same tiles all the same.
+    Args:
+        seq_len, seq_kv, batch, heads, heads_kv: sizes of the calls; None for as many as the other.
+        kernels: which to tune, of KERNELS.
+        tiles: let only these compete with the default.
+        rounds: timings of each candidate, from 5 to 1000.
+        device: a GPU's number; None for PyTorch's current one, else 0.
+        group: a torch.distributed group whose ranks all call this. Rank 0 tunes, the others take
+            its records; TuneError on every rank where they would not run the same tiles.
+        progress: called with (kernel, stage, tile, done, total).
+        {options}
 
     Raises SpecError, LibraryError, CompileError or TuneError.
     """
@@ -82,30 +81,27 @@ def tune(
         tiles = (tiles,)
     if isinstance(kernels, str):
         kernels = (kernels,)
-    if not isinstance(rounds, int) or not 5 <= rounds <= 1000:
-        raise options.SpecError(f"rounds={rounds!r}: pass a whole number from 5 to 1000")
+    if whole_number("rounds", rounds, least=5) > 1000:
+        raise SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
     if device is None:
         device = _current_device()
-    names = (
-        "head_dim", "dtype", "causal", "granularity", "group_q", "group_kv", "smooth_k", "rotate",
-        "precision", "deterministic",
-    )  # fmt: skip
-    given = locals()
-    spec_options = {name: given[name] for name in names}
-    options.spec(**spec_options)  # wrong use is wrong use without a GPU as well
-    problem = (batch, heads, heads_kv or heads, seq_len, seq_kv or seq_len)
+    whole_number("device", device, least=0)
+    spec(**options)  # wrong use is wrong use without a GPU as well
+    sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv or heads, seq_len=seq_len,
+                 seq_kv=seq_kv or seq_len)  # fmt: skip
+    problem = tuple(whole_number(name, size) for name, size in sizes.items())
 
     def tune_here():
-        spec = options.spec(**spec_options, arch=_arch(device))
         return _core.tune(
-            spec, problem, device, list(kernels), list(tiles), force, rounds, progress
-        )
+            spec(_arch(device), **options), problem, device, list(kernels), list(tiles),
+            bool(force), rounds, progress,
+        )  # fmt: skip
 
     if group is None:
         found = tune_here()
     else:
         found, trouble = _tune_in_group(group, tune_here)
-        _check_agreement(group, trouble, spec_options, problem, device, list(kernels))
+        _check_agreement(group, trouble, options, problem, device, list(kernels))
     return [_tuned_kernel(**kernel) for kernel in found]
 
 
@@ -189,15 +185,14 @@ def _tune_in_group(group, tune_here):
     return found, None
 
 
-def _check_agreement(group, trouble, spec_options, problem, device, kernels):
+def _check_agreement(group, trouble, options, problem, device, kernels):
     """Raises TuneError on every rank where ranks would run different tiles."""
     import torch.distributed as dist
 
     try:
         if trouble is not None:
             raise trouble
-        spec = options.spec(**spec_options, arch=_arch(device))
-        in_use = _core.tiles_in_use(spec, problem, device, kernels)
+        in_use = _core.tiles_in_use(spec(_arch(device), **options), problem, device, kernels)
         mine = hashlib.sha256(json.dumps(in_use).encode()).hexdigest()
     except Exception as error:  # the others must not wait for ever
         mine, in_use = f"{type(error).__name__}: {error}", None

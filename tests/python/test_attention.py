@@ -4,6 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
+
 import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 import sagebwd
 from sagebwd import _core
 

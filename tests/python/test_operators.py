@@ -4,6 +4,7 @@ Everything around the kernels is the real thing: schema, fakes, autograd, compil
 """
 
 import pytest
+
 import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")

@@ -9,6 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+
 import sagebwd
 
 BLOCK_TORCH = "import sys; sys.modules['torch'] = None; "

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 import sagebwd
 from sagebwd import reference
 

@@ -325,7 +325,7 @@ TEST_F(AttentionTiles, TheModeDecides) {
     expect_in(output, "forward: mma 64x128 w4 s2 b2\n");
     expect_in(output, "backward_dq: TuneError: SAGEBWD_TUNE=frozen, and there is no tuning record "
                       "of backward_dq of d64");
-    expect_in(output, "run: sagebwd tune --head-dim 64");
+    expect_in(output, "run: sagebwd tune --spec 'd64 ");
   }
   ScopedVariable unknown("SAGEBWD_TUNE", "always");
   expect_in(run("constructor"), "constructor: SpecError: SAGEBWD_TUNE is 'always'");

@@ -5,9 +5,9 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "runtime/settings.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernel_builder.h"
+#include "runtime/settings.h"
 #include "tests/cache/temp_directory.h"
 
 #include <gtest/gtest.h>

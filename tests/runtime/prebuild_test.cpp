@@ -145,7 +145,7 @@ TEST(Prebuild, BadFilesInTheWorkFolderAreCompiledAnew) {
   TempDirectory temp;
   const std::vector<KernelSpec> kernels = kernels_of({operation()});
   StandIn compiler;
-  compiler.fails_for = "forward_d64";
+  compiler.fails_for = "sagebwd_forward_d64";
   EXPECT_THROW(prebuild(request_for(temp / "p.pack", kernels, compiler)), CompileError);
   int spoilt = 0;
   for (const auto& file : fs::directory_iterator(temp / "p.pack.partial"))

@@ -279,7 +279,7 @@ TEST_F(Tune, ModesDecide) {
   EXPECT_EQ(chosen(TuneMode::off), default_());
   const std::string what = failure<TuneError>([&] { chosen(TuneMode::frozen); });
   for (const char* part : {"frozen", "forward of d128", "q8192 kv8192 full", "Some GPU",
-                           "sagebwd tune --head-dim 128", "--import"})
+                           "sagebwd tune --spec 'd128 ", "--import"})
     EXPECT_NE(what.find(part), std::string::npos) << what;
   EXPECT_EQ(workers(), 0u);
   EXPECT_EQ(to_string(chosen(TuneMode::tune)), kFast);
