@@ -36,14 +36,19 @@ template <typename T> py::object python_value(const T& value) {
 
 void bind_spec(py::module_& m) {
   py::class_<ResolvedSpec> spec(m, "Spec", "The resolved numerics of one attention operation.");
-  spec.def(py::init([](const std::map<std::string, std::string>& words, const std::string& arch) {
+  spec.def(py::init([](const std::string& arch, const py::kwargs& options) {
              AttentionSpec given;
-             for (const auto& [name, word] : words)
-               if (!set_field(given, name, word))
-                 throw SpecError("a spec has no '" + name + "'");
+             for (const auto& [name, value] : options) {
+               const auto word = py::cast<std::string>(py::str(value));
+               const bool is_bool = py::isinstance<py::bool_>(value);
+               if (!set_field(given, py::cast<std::string>(name),
+                              is_bool ? (py::cast<bool>(value) ? "yes" : "no") : word))
+                 throw py::type_error("Spec() got an unexpected keyword argument '" +
+                                      py::cast<std::string>(name) + "'");
+             }
              return arch.empty() ? resolved(given) : resolved(given, find_arch(arch));
            }),
-           "words"_a = std::map<std::string, std::string>(), "arch"_a = "")
+           "arch"_a = "")
       .def("__eq__", [](const ResolvedSpec& a, const ResolvedSpec& b) { return a == b; })
       .def("__hash__", [](const ResolvedSpec& s) { return py::hash(py::str(to_string(*s))); })
       .def("__str__", [](const ResolvedSpec& s) { return to_string(*s); })

@@ -109,7 +109,8 @@ def takes(kind=Options, but=()):
             inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
             for f in fields
         ]
-        wrapper.__signature__ = inspect.Signature(own + listed)
+        positional = [p for p in own if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        wrapper.__signature__ = inspect.Signature(positional + listed + own[len(positional) :])
         if function.__doc__:
             wrapper.__doc__ = function.__doc__.replace("{options}", _described(fields))
         return wrapper
@@ -174,7 +175,7 @@ def dtype_name(dtype):
     known = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}
     short = known.get(name.rsplit(".", 1)[-1])
     if short is None:
-        raise SpecError(f"dtype={dtype!r}: pass 'bf16' or 'fp16' (or torch.bfloat16, torch.float16)")
+        raise SpecError(f"dtype={dtype!r}: pass 'bf16' or 'fp16', or PyTorch's names of them")
     return short
 
 
@@ -200,7 +201,7 @@ def _spelled(name, value):
             raise SpecError(f"{name}={value!r}: pass True or False")
         return "yes" if value else "no"
     if name in ("group_q", "group_kv"):
-        return "0" if value is None else str(whole_number(f"{name} (None for the default)", value))
+        return "0" if value is None else str(whole_number(name, value))
     if name == "head_dim":
         return str(whole_number(name, value))
     if not isinstance(value, str):
@@ -213,14 +214,14 @@ def _default_of(name):
 
 
 def text_of(options):
-    """Options in one line, which `spec_of_text` reads. Plain Python, for torch.compile traces it."""
+    """Options in one line, for `spec_of_text`. Plain Python, for torch.compile traces it."""
     return " ".join([f"{name}={_spelled(name, value)}" for name, value in options.items()])
 
 
 def spec_of_text(text, arch=None, **more):
     """The resolved `Spec` of `text_of`'s line and further options."""
-    given = dict(item.split("=", 1) for item in text.split())
-    return _core.Spec({**given, **{name: _spelled(name, x) for name, x in more.items()}}, arch or "")
+    spelled = {name: _spelled(name, value) for name, value in more.items()}
+    return _core.Spec(arch or "", **dict(item.split("=", 1) for item in text.split()), **spelled)
 
 
 def spec(arch=None, **given):
@@ -231,7 +232,7 @@ def spec(arch=None, **given):
     """
     if arch is not None and not isinstance(arch, str):
         raise SpecError(f"arch={arch!r}: pass a name such as 'sm_90a'")
-    return _core.Spec({name: _spelled(name, value) for name, value in given.items()}, arch or "")
+    return spec_of_text("", arch, **given)
 
 
 def emulated_spec(plan, arch=None, **given):

@@ -121,5 +121,6 @@ def emulate(
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
     scale = check_softmax_scale(softmax_scale, q.shape[3])
     return _core.emulate(
-        rules, sorted(plan), q, k, v, dout, dlse, scale, bool(matrices), bool(round_outputs), out, lse
-    )
+        rules, sorted(plan), q, k, v, dout, dlse, scale, bool(matrices), bool(round_outputs),
+        out, lse,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 from inputs import NAMES, make, relative, torch
 
 import sagebwd
+from sagebwd import options
 
 
 def leaves(*args, **kwargs):
@@ -19,7 +20,7 @@ def equal(first, second):
     return all(torch.equal(a, b) for a, b in zip(first, second))
 
 
-OPTIONS = (None, "bhsd", "top-left", "row", "six-of-seven", True, True, True, 0, 0)
+OPTIONS = (None, "bhsd", options.text_of({"causal": "top-left"}))
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor",
           "test_aot_dispatch_dynamic")  # fmt: skip
 

@@ -20,9 +20,9 @@ def inputs(m=100, n=100, h=4, hk=2, d=64, **kwargs):
 
 def test_signature():
     expected = (
-        "(q, k, v, *, causal=False, softmax_scale=None, layout='bhsd', granularity='row', "
-        "group_q=None, group_kv=None, smooth_k=True, rotate=True, precision='six-of-seven', "
-        "deterministic=True, return_lse=False)"
+        "(q, k, v, *, causal=False, granularity='row', group_q=None, group_kv=None, smooth_k=True, "
+        "rotate=True, precision='six-of-seven', deterministic=True, softmax_scale=None, "
+        "layout='bhsd', return_lse=False)"
     )
     assert str(inspect.signature(sagebwd.attention)) == expected
 
@@ -263,4 +263,4 @@ def test_without_a_driver_the_error_says_so():
     with pytest.raises(
         (sagebwd.LibraryError, sagebwd.DriverError), match=r"(?i)libcuda|driver|GPU"
     ):
-        operation(0, 64, torch.bfloat16, "none", "row", "six-of-seven", True, True, True, 0, 0)
+        operation(0, "", head_dim=64, dtype=torch.bfloat16)

@@ -48,7 +48,7 @@ def test_stats_of_this_process():
 
 def test_stats_with_paths_that_are_no_utf8(tmp_path):
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    code = "print(ascii(sagebwd.cache_stats())); print(ascii(sagebwd.doctor()['packs']))"
+    code = "print(ascii(sagebwd.cache_stats())); print(ascii(sagebwd.doctor()['cache']))"
     result = python(code, odd, SAGEBWD_CACHE_PACKS=odd + ".pack")
     assert result.returncode == 0, result.stderr
     stats, packs = map(ast.literal_eval, result.stdout.splitlines())
@@ -93,7 +93,7 @@ def test_offline_error(tmp_path):
     kind, text = raised(BUILD, tmp_path / "cache", SAGEBWD_OFFLINE="1")
     assert kind == "OfflineError"
     for part in ("SAGEBWD_OFFLINE=1 forbids compiling", "sm_80", str(tmp_path / "cache"),
-                 "sagebwd prebuild --arch sm_80 --head-dim 64", "SAGEBWD_CACHE_PACKS"):  # fmt: skip
+                 "sagebwd prebuild --arch sm_80 --spec 'd64 ", "SAGEBWD_CACHE_PACKS"):  # fmt: skip
         assert part in text
     for error in (sagebwd.OfflineError, sagebwd.PackError):
         assert issubclass(error, RuntimeError) and error.__module__ == "sagebwd"

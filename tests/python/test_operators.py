@@ -9,25 +9,28 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import emulation, ops  # noqa: E402
+from sagebwd import emulation, ops, options  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 
 
-def forward(q, k, v, scale, layout, causal, granularity, precision, smooth_k, rotate, *_):
+def given(q, text):
+    spec = options.spec_of_text(text, head_dim=q.shape[3], dtype=q.dtype)
+    return dict(causal=spec.causal, granularity=spec.granularity, plan=spec.precision,
+                smooth_k=spec.smooth_k, rotate=spec.rotate)  # fmt: skip
+
+
+def forward(q, k, v, scale, layout, text):
     out, lse = emulation.emulated_forward(
-        q, k, v, layout=layout, causal=causal, softmax_scale=scale, granularity=granularity,
-        plan=precision, smooth_k=smooth_k, rotate=rotate,
-    )  # fmt: skip
+        q, k, v, layout=layout, softmax_scale=scale, **given(q, text)
+    )
     return out.contiguous(), lse
 
 
-def backward(dout, q, k, v, out, lse, dlse, scale, layout, causal, granularity, precision,
-             smooth_k, rotate, *_):  # fmt: skip
+def backward(dout, q, k, v, out, lse, dlse, scale, layout, text):
     gradients = emulation.emulated_backward(
-        dout, q, k, v, out, lse, dlse=dlse, layout=layout, causal=causal, softmax_scale=scale,
-        granularity=granularity, plan=precision, smooth_k=smooth_k, rotate=rotate,
-    )  # fmt: skip
+        dout, q, k, v, out, lse, dlse=dlse, layout=layout, softmax_scale=scale, **given(q, text)
+    )
     return tuple(g.contiguous() for g in gradients)
 
 
@@ -54,7 +57,7 @@ def equal(first, second):
     return all(torch.equal(a, b) for a, b in zip(first, second))
 
 
-OPTIONS = ("bottom-right", "row", "six-of-seven", True, True, True, 0, 0)
+OPTIONS = options.text_of({"causal": "bottom-right"})
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor",
           "test_aot_dispatch_dynamic")  # fmt: skip
 
@@ -63,7 +66,7 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor",
 @pytest.mark.parametrize("scale", [None, 0.2])
 def test_opcheck_forward(layout, scale):
     inputs, _ = make(40, 30, layout=layout)
-    arguments = (*inputs, scale, layout, *OPTIONS)
+    arguments = (*inputs, scale, layout, OPTIONS)
     torch.library.opcheck(torch.ops.sagebwd.forward.default, arguments, test_utils=CHECKS)
 
 
@@ -72,7 +75,7 @@ def test_opcheck_backward(with_dlse):
     (q, k, v), dout = make(40, 30, grad=False)
     out, lse = sagebwd.attention_forward(q, k, v)
     dlse = torch.randn_like(lse) if with_dlse else None
-    arguments = (dout, q, k, v, out, lse, dlse, None, "bhsd", *OPTIONS)
+    arguments = (dout, q, k, v, out, lse, dlse, None, "bhsd", OPTIONS)
     torch.library.opcheck(torch.ops.sagebwd.backward.default, arguments, test_utils=CHECKS)
 
 

@@ -1,7 +1,10 @@
 """What importing gives, with and without PyTorch."""
 
+import copy
+import dataclasses
 import inspect
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import sagebwd
+from sagebwd import options
 
 BLOCK_TORCH = "import sys; sys.modules['torch'] = None; "
 
@@ -86,6 +90,18 @@ def test_spec_is_a_value():
     assert sagebwd.Spec(head_dim=64) != sagebwd.Spec(head_dim=128)
     assert len({sagebwd.Spec(head_dim=64), sagebwd.Spec(head_dim=64)}) == 1
     assert "d64 bf16" in str(sagebwd.Spec(head_dim=64))
+    spec = sagebwd.Spec(head_dim=64, causal="top-left", rotate=False)
+    assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == copy.copy(spec) == spec
+    with pytest.raises(TypeError, match="headdim"):
+        sagebwd.Spec(headdim=64)
+
+
+def test_options_are_those_of_the_library():
+    ours = {f.name: f.default for f in dataclasses.fields(options.Operation)}
+    theirs = {name: default for name, (default, _) in sagebwd._core.spec_fields.items()}
+    assert ours.keys() == theirs.keys()
+    unspelled = {"causal": "none", "group_q": 0, "group_kv": 0}  # False and None here
+    assert {**ours, **unspelled} == theirs
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_new_process_runs_from_the_pack_alone(small_pack, tmp_path):
     cached, nvrtc, error = result.stdout.splitlines()
     assert (cached, nvrtc) == ("True", "False")
     assert str(small_pack[0]) in error
-    assert "sagebwd prebuild --arch sm_90a --head-dim 64 --dtype bf16 --causal top-left" in error
+    assert "sagebwd prebuild --arch sm_90a --spec 'd64 bf16 causal=top-left " in error
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_new_process_runs_from_the_pack_alone(small_pack, tmp_path):
         (dict(arch=None), "name the architectures"),
         (dict(arch=[]), "empty list"),
         (dict(head_dim=[64, 96]), "96"),
-        (dict(dtype="fp32"), "fp32.*bf16, fp16"),
+        (dict(dtype="fp32"), "fp32.*'bf16' or 'fp16'"),
         (dict(granularity=["row", "block"], group_kv=128), "group_kv = 128.*'block'"),
         (dict(arch="sm_86", head_dim=128, granularity="block", precision="qk16", backward=True),
          "no tile of backward"),
