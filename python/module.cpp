@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #include "python/module_attention.h"
 #include "python/module_errors.h"
+#include "python/module_interrupt.h"
 #include "python/module_prebuild.h"
 #include "python/module_reference.h"
 #include "python/module_tuning.h"
@@ -106,6 +107,7 @@ void bind_kernels(py::module_& m) {
       [](const AttentionSpec& spec, const std::string& arch, bool backward) {
         std::vector<std::shared_ptr<const BuiltKernel>> built;
         {
+          const python::Interruptible interruptible;
           py::gil_scoped_release released;
           built = build_operation(kernels_for(spec, find_arch(arch), backward), spec);
         }
