@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #include "python/module_attention.h"
 #include "python/module_errors.h"
+#include "python/module_interrupt.h"
 #include "python/module_prebuild.h"
 #include "python/module_reference.h"
 #include "python/module_tuning.h"
@@ -100,6 +101,7 @@ void bind_kernels(py::module_& m) {
       [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
         std::vector<std::shared_ptr<const BuiltKernel>> built;
         {
+          const python::Interruptible interruptible;
           py::gil_scoped_release released;
           built = build_operation(distinct_kernels(spec, find_arch(arch), backward), spec);
         }

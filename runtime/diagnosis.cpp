@@ -28,6 +28,14 @@ json::Value utf8(const std::string& text) {
   return json::isUTF8(text) ? text : json::fixUTF8(text);
 }
 
+/// {name: true}, or false and the error.
+json::Object verdict(const char* name, const std::string& error) {
+  json::Object object{{name, error.empty()}};
+  if (!error.empty())
+    object["error"] = utf8(error);
+  return object;
+}
+
 /// What NVRTC can do, or why it cannot be opened.
 struct CompilerState {
   std::string path, identity, error;
@@ -243,55 +251,47 @@ void Doctor::collect_kernels_too_new() {
 json::Value Doctor::cache_as_json() const {
   json::Array packs;
   for (const PackState& pack : packs_) {
-    json::Object object{{"path", utf8(pack.path)}, {"usable", pack.error.empty()}};
+    json::Object object = verdict("usable", pack.error);
+    object["path"] = utf8(pack.path);
     if (pack.error.empty()) {
       object["kernels"] = static_cast<int64_t>(pack.summary.kernels);
       object["records"] = static_cast<int64_t>(pack.summary.records);
       object["architectures"] = json::Array(pack.summary.archs);
       object["lowest_driver"] = pack.summary.lowest_driver;
-    } else {
-      object["error"] = utf8(pack.error);
     }
     packs.push_back(std::move(object));
   }
-  json::Object cache{{"directory", utf8(cache_.options.directory)},
-                     {"usable", cache_.error.empty()},
-                     {"files", static_cast<int64_t>(cache_.files)},
-                     {"bytes", static_cast<int64_t>(cache_.bytes)},
-                     {"byte_limit", static_cast<int64_t>(cache_.options.byte_limit)},
-                     {"offline", settings_.offline},
-                     {"packs", std::move(packs)}};
-  if (!cache_.error.empty())
-    cache["error"] = utf8(cache_.error);
+  json::Object cache = verdict("usable", cache_.error);
+  cache["directory"] = utf8(cache_.options.directory);
+  cache["files"] = static_cast<int64_t>(cache_.files);
+  cache["bytes"] = static_cast<int64_t>(cache_.bytes);
+  cache["byte_limit"] = static_cast<int64_t>(cache_.options.byte_limit);
+  cache["offline"] = settings_.offline;
+  cache["packs"] = std::move(packs);
   return cache;
 }
 
 json::Value Doctor::as_json() const {
-  json::Object nvrtc{{"found", compiler_.error.empty()}};
+  json::Object nvrtc = verdict("found", compiler_.error);
   if (compiler_.error.empty()) {
     nvrtc["path"] = utf8(compiler_.path);
     nvrtc["identity"] = compiler_.identity;
     nvrtc["architectures"] = json::Array(compiler_.archs);
-  } else {
-    nvrtc["error"] = utf8(compiler_.error);
   }
-
-  const std::string& no_driver = driver::unavailable();
-  json::Object driver_object{{"found", no_driver.empty()}};
-  if (no_driver.empty())
-    driver_object["cuda_version"] = driver::driver_version();
-  else
-    driver_object["error"] = utf8(no_driver);
+  json::Object found_driver = verdict("found", driver::unavailable());
+  if (driver::unavailable().empty())
+    found_driver["cuda_version"] = driver::driver_version();
 
   json::Array gpus;
   for (const GpuState& gpu : gpus_) {
-    json::Object object{
-        {"name", utf8(gpu.info.name)},
-        {"capability", std::to_string(gpu.info.major) + "." + std::to_string(gpu.info.minor)},
-        {"sm_count", gpu.info.sm_count},
-        {"memory_bytes", static_cast<int64_t>(gpu.info.memory_bytes)},
-        {"supported", gpu.error.empty()}};
-    object[gpu.error.empty() ? "arch" : "error"] = gpu.error.empty() ? gpu.arch : gpu.error;
+    json::Object object = verdict("supported", gpu.error);
+    object["name"] = utf8(gpu.info.name);
+    object["uuid"] = gpu.info.uuid;
+    object["capability"] = std::to_string(gpu.info.major) + "." + std::to_string(gpu.info.minor);
+    object["sm_count"] = gpu.info.sm_count;
+    object["memory_bytes"] = static_cast<int64_t>(gpu.info.memory_bytes);
+    if (gpu.error.empty())
+      object["arch"] = gpu.arch;
     gpus.push_back(std::move(object));
   }
 
@@ -317,7 +317,7 @@ json::Value Doctor::as_json() const {
                       {"can_compile", compiler_.error.empty() && !settings_.offline},
                       {"can_run", !gpus_.empty()},
                       {"nvrtc", std::move(nvrtc)},
-                      {"driver", std::move(driver_object)},
+                      {"driver", std::move(found_driver)},
                       {"gpus", std::move(gpus)},
                       {"cache", cache_as_json()},
                       {"tuning", std::string(to_string(settings_.tune))},
@@ -336,8 +336,8 @@ std::string Doctor::as_text() const {
     ((text += words), ...);
     text += '\n';
   };
-  const auto mebibytes = [](uintmax_t bytes, const char* digits) {
-    return llvm::formatv(digits, static_cast<double>(bytes) / (1 << 20)).str();
+  const auto in_mebibytes = [](const char* words, uintmax_t bytes) {
+    return llvm::formatv(words, static_cast<double>(bytes) / (1 << 20)).str();
   };
 
   line("sagebwd", version_);
@@ -360,8 +360,8 @@ std::string Doctor::as_text() const {
 
   if (const uint64_t limit = cache_.options.byte_limit; cache_.error.empty())
     line("cache", cache_.options.directory, ": ", std::to_string(cache_.files), " file",
-         cache_.files == 1 ? "" : "s", ", ", mebibytes(cache_.bytes, "{0:f1} MiB"),
-         limit ? ", at most " + mebibytes(limit, "{0:f0} MiB of kernels") : ", without a limit");
+         cache_.files == 1 ? "" : "s", ", ", in_mebibytes("{0:f1} MiB", cache_.bytes),
+         limit ? ", at most " + in_mebibytes("{0:f0} MiB of kernels", limit) : ", without a limit");
   else
     line("cache", "not used: ", cache_.error);
   for (const PackState& pack : packs_)

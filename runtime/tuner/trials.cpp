@@ -29,21 +29,26 @@ public:
   Trials(const std::vector<std::string>& command, const BenchSetup& setup,
          std::vector<Candidate>& candidates, const TrialLimits& limits,
          const TrialProgress& progress)
-      : command_(command), setup_(setup), candidates_(candidates), limits_(limits),
-        progress_(progress), vet_ms_(candidates.size(), 0) {
-    for (BenchKernel& kernel : setup_.operation)
+      : command_(command), exact_(setup.exact), limits_(limits), progress_(progress),
+        vet_ms_(candidates.size(), 0) {
+    open_.setup = setup;
+    for (BenchKernel& kernel : open_.setup.operation)
       cubins_.add(kernel);
-    for (Candidate& candidate : candidates_)
-      cubins_.add(candidate.kernel);
+    for (Candidate& candidate : candidates)
+      if (candidate.tried.outcome.empty()) {
+        cubins_.add(candidate.kernel);
+        open_.kernels.push_back(candidate.kernel);
+        field_.push_back(&candidate.tried);
+      }
   }
 
   void run() {
     vet_all();
     while (!time_all()) // one has dropped out: the others compete again
-      for (Candidate& candidate : candidates_)
-        candidate.tried.ms.clear();
+      for (TriedTile* tried : field_)
+        tried->ms.clear();
     for (int index : alive()) {
-      TriedTile& tried = candidates_[index].tried;
+      TriedTile& tried = *field_[index];
       const Timing timing = timing_of(tried.ms);
       tried.outcome = "timed";
       tried.median_ms = timing.median_ms;
@@ -54,15 +59,13 @@ public:
 private:
   std::vector<int> alive() const {
     std::vector<int> indices;
-    for (size_t i = 0; i < candidates_.size(); ++i)
-      if (candidates_[i].tried.outcome.empty())
+    for (size_t i = 0; i < field_.size(); ++i)
+      if (field_[i]->outcome.empty())
         indices.push_back(static_cast<int>(i));
     return indices;
   }
 
   void start();
-  /// Has a worker that knows the candidate.
-  bool ready(int index);
   void vet_all();
   /// False where a candidate has dropped out.
   bool time_all();
@@ -73,20 +76,20 @@ private:
   void drop(int index, Heard, const Report&, Milliseconds limit);
   void report(const char* stage, int index, int done, int total) const {
     if (progress_)
-      progress_(stage, candidates_[index].tried.tile, done, total);
+      progress_(stage, field_[index]->tile, done, total);
   }
 
   const std::vector<std::string>& command_;
-  BenchSetup setup_;
+  const bool exact_;
+  Order open_;
   Cubins cubins_;
-  std::vector<Candidate>& candidates_;
+  std::vector<TriedTile*> field_; ///< of those that take part; orders and reports count in it
   const TrialLimits& limits_;
   const TrialProgress& progress_;
   std::vector<double> vet_ms_;
 
   std::unique_ptr<WorkerProcess> worker_;
-  bool untouched_ = false;   ///< the worker has run nothing but the default
-  std::vector<bool> handed_; ///< candidates the worker knows
+  bool untouched_ = false; ///< the worker has run nothing but the default
 };
 
 void Trials::start() {
@@ -95,10 +98,6 @@ void Trials::start() {
   for (int attempt = 0; attempt < 2; ++attempt) {
     worker_ = std::make_unique<WorkerProcess>(command_, cubins_.descriptor());
     untouched_ = true;
-    handed_.assign(candidates_.size(), false);
-    Order order;
-    order.kind = Order::open;
-    order.setup = setup_;
     Report hello, opened;
     Heard heard = worker_->hear(hello, limits_.open);
     if (heard == Heard::line && hello.kind == Report::hello && hello.protocol != kProtocol)
@@ -108,7 +107,7 @@ void Trials::start() {
           std::to_string(kProtocol) + ". Name this version's with SAGEBWD_TUNE_WORKER.");
     const bool greeted = heard == Heard::line && hello.kind == Report::hello;
     if (greeted) {
-      worker_->send(order, limits_.open);
+      worker_->send(open_, limits_.open);
       heard = worker_->hear(opened, limits_.open);
       if (heard == Heard::line && opened.kind == Report::opened)
         return;
@@ -127,22 +126,9 @@ void Trials::start() {
                   "' does not start: " + why);
 }
 
-bool Trials::ready(int index) {
-  if (!worker_)
-    start();
-  if (handed_[index])
-    return true;
-  Order order;
-  order.kind = Order::add;
-  order.kernel = candidates_[index].kernel;
-  order.candidate = index;
-  handed_[index] = true;
-  return worker_->send(order, limits_.open);
-}
-
 void Trials::drop(int index, const std::string& outcome, const std::string& detail) {
   worker_.reset();
-  TriedTile& tried = candidates_[index].tried;
+  TriedTile& tried = *field_[index];
   tried.outcome = outcome;
   tried.detail = detail;
   tried.ms.clear();
@@ -176,11 +162,13 @@ void Trials::vet_all() {
     order.candidate = index;
     Report answer;
     Heard heard = Heard::gone;
-    const bool asked = ready(index) && worker_->send(order, limits_.open);
+    if (!worker_)
+      start();
+    const bool asked = worker_->send(order, limits_.open);
     const auto start = std::chrono::steady_clock::now();
     if (asked)
       heard = worker_->hear(answer, limit);
-    else if (worker_)
+    else
       heard = worker_->hear(answer, Milliseconds(0)); // what it said before it ended
     ++done;
     const bool sound =
@@ -199,8 +187,8 @@ void Trials::vet_all() {
       drop(index, heard, answer, limit);
     } else if (!answer.vetting.wrong.empty()) {
       drop(index, "wrong", answer.vetting.wrong);
-    } else if (setup_.exact && !answer.vetting.identical) {
-      TriedTile& tried = candidates_[index].tried;
+    } else if (exact_ && !answer.vetting.identical) {
+      TriedTile& tried = *field_[index];
       tried.outcome = "inexact";
       tried.detail = "not the default's bits (rel. L2 " + short_number(answer.vetting.rel_l2) +
                      "): summed in another order, which deterministic=off allows";
@@ -230,10 +218,9 @@ bool Trials::time_all() {
   order.rounds = rounds_for(indices);
   const int total = order.rounds * static_cast<int>(indices.size());
   int running = indices.front(), done = 0;
-  bool sent = true;
-  for (int index : indices)
-    sent = sent && ready(index);
-  sent = sent && worker_->send(order, limits_.open);
+  if (!worker_)
+    start();
+  const bool sent = worker_->send(order, limits_.open);
   while (true) {
     const auto limit =
         limits_.launch + Milliseconds(static_cast<int64_t>(std::ceil(20 * vet_ms_[running])));
@@ -244,7 +231,7 @@ bool Trials::time_all() {
       running = answer.candidate;
     } else if (heard == Heard::line && answer.kind == Report::timed && known &&
                answer.candidate == running && answer.ms > 0) {
-      candidates_[running].tried.ms.push_back(answer.ms);
+      field_[running]->ms.push_back(answer.ms);
       report("timing", running, ++done, total);
     } else if (heard == Heard::line && answer.kind == Report::done && done == total) {
       return true;

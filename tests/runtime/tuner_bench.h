@@ -7,8 +7,8 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "runtime/tuner/worker/bench.h"
 #include "runtime/tuner/trials.h"
+#include "runtime/tuner/worker/bench.h"
 #include "tests/cache/temp_directory.h"
 
 #include <csignal>

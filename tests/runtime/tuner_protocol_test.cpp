@@ -39,6 +39,7 @@ Order open_order() {
   order.setup.kind = KernelKind::backward_dq;
   order.setup.operation = {kernel(), kernel()};
   order.setup.exact = false;
+  order.kernels = {kernel(), kernel(), kernel()};
   return order;
 }
 
@@ -66,15 +67,8 @@ TEST(Protocol, OrdersAreReadBack) {
   EXPECT_FALSE(open->setup.exact);
   ASSERT_EQ(open->setup.operation.size(), 2u);
   expect_equal(open->setup.operation[1], kernel());
-
-  Order add;
-  add.kind = Order::add;
-  add.kernel = kernel();
-  add.candidate = 7;
-  const std::optional<Order> added = parse_order(line_of(add));
-  ASSERT_TRUE(added);
-  EXPECT_EQ(added->candidate, 7);
-  expect_equal(added->kernel, kernel());
+  ASSERT_EQ(open->kernels.size(), 3u);
+  expect_equal(open->kernels[2], kernel());
 
   Order time;
   time.kind = Order::time;

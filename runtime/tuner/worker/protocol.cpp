@@ -18,7 +18,7 @@ using llvm::json::Array;
 using llvm::json::Object;
 using llvm::json::Value;
 
-constexpr std::array<llvm::StringLiteral, 4> kOrders = {"open", "add", "vet", "time"};
+constexpr std::array<llvm::StringLiteral, 3> kOrders = {"open", "vet", "time"};
 constexpr std::array<llvm::StringLiteral, 7> kReports = {"hello", "opened", "vetted", "starting",
                                                          "timed", "done",   "failed"};
 
@@ -119,17 +119,28 @@ BenchKernel kernel_of(const Object* object, Reader& outer) {
   return kernel;
 }
 
+Array json_of(const std::vector<BenchKernel>& kernels) {
+  Array array;
+  for (const BenchKernel& kernel : kernels)
+    array.push_back(json_of(kernel));
+  return array;
+}
+
+std::vector<BenchKernel> kernels_of(const Array* array, Reader& r) {
+  std::vector<BenchKernel> kernels;
+  for (size_t i = 0; array && i < array->size(); ++i)
+    kernels.push_back(kernel_of((*array)[i].getAsObject(), r));
+  return kernels;
+}
+
 Object json_of(const BenchSetup& setup) {
-  Array operation;
-  for (const BenchKernel& kernel : setup.operation)
-    operation.push_back(json_of(kernel));
   const Problem& p = setup.problem;
   return Object{{"device", setup.device},
                 {"gpu", setup.gpu},
                 {"spec", to_string(*setup.spec)},
                 {"problem", Array{p.batch, p.heads, p.heads_kv, p.seq_q, p.seq_kv}},
                 {"kind", std::string(to_string(setup.kind))},
-                {"operation", std::move(operation)},
+                {"operation", json_of(setup.operation)},
                 {"exact", setup.exact}};
 }
 
@@ -150,9 +161,7 @@ BenchSetup setup_of(const Object* object, Reader& outer) {
     }
     setup.problem = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
   }
-  if (const Array* operation = r.array("operation"))
-    for (const Value& kernel : *operation)
-      setup.operation.push_back(kernel_of(kernel.getAsObject(), r));
+  setup.operation = kernels_of(r.array("operation"), r);
   outer.require(r.sound());
   if (r.sound()) {
     setup.spec = resolved(parse_spec(spec));
@@ -168,10 +177,10 @@ std::string line_of(const Order& order) {
                 {"candidate", order.candidate},
                 {"candidates", Array(order.candidates)},
                 {"rounds", order.rounds}};
-  if (order.kind == Order::open)
+  if (order.kind == Order::open) {
     object["setup"] = json_of(order.setup);
-  if (order.kind == Order::add)
-    object["kernel"] = json_of(order.kernel);
+    object["kernels"] = json_of(order.kernels);
+  }
   return line(std::move(object));
 }
 
@@ -191,10 +200,10 @@ std::optional<Order> parse_order(const std::string& text) try {
       r.require(index.has_value());
       order.candidates.push_back(static_cast<int>(index.value_or(-1)));
     }
-  if (order.kind == Order::open)
+  if (order.kind == Order::open) {
     order.setup = setup_of(r.object("setup"), r);
-  if (order.kind == Order::add)
-    order.kernel = kernel_of(r.object("kernel"), r);
+    order.kernels = kernels_of(r.array("kernels"), r);
+  }
   return r.sound() ? std::optional(std::move(order)) : std::nullopt;
 } catch (const SpecError&) {
   return std::nullopt;

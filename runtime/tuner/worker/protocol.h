@@ -21,14 +21,13 @@ inline constexpr int kProtocol = 2;
 /// From the tuner.
 struct Order {
   enum Kind {
-    open, ///< `setup`; answered by opened or failed
-    add,  ///< `kernel` as number `candidate`; not answered
+    open, ///< `setup`, `kernels`: the candidates; answered by opened or failed
     vet,  ///< `candidate`; answered by vetted or failed
     time, ///< `candidates`, `rounds`; answered by starting and timed for each launch, then done
   };
   Kind kind = open;
   BenchSetup setup;
-  BenchKernel kernel;
+  std::vector<BenchKernel> kernels;
   int candidate = -1;
   std::vector<int> candidates;
   int rounds = 0;

@@ -8,7 +8,6 @@
 
 #include <csignal>
 #include <cstdio>
-#include <map>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -25,13 +24,13 @@ Report about(Report::Kind kind, int candidate) {
   return report;
 }
 
-void time_all(Bench& bench, const std::map<int, BenchKernel>& kernels, const Order& order,
+void time_all(Bench& bench, const std::vector<BenchKernel>& kernels, const Order& order,
               LineSocket& line) {
   for (int round = -kWarmupRounds; round < order.rounds; ++round)
     for (int candidate : order.candidates) {
       line.say(line_of(about(Report::starting, candidate)));
       Report report = about(Report::timed, candidate);
-      report.ms = bench.time_ms(kernels.at(candidate));
+      report.ms = bench.time_ms(kernels.at(static_cast<size_t>(candidate)));
       if (round >= 0)
         line.say(line_of(report));
     }
@@ -50,7 +49,7 @@ int run_worker(Bench& bench) {
   Report hello = about(Report::hello, -1);
   hello.protocol = kProtocol;
   line.say(line_of(hello));
-  std::map<int, BenchKernel> kernels;
+  std::vector<BenchKernel> kernels;
   try {
     std::string text;
     while (line.hear(text) == Heard::line) {
@@ -59,18 +58,16 @@ int run_worker(Bench& bench) {
         return 1;
       switch (order->kind) {
       case Order::open:
-        for (BenchKernel& kernel : order->setup.operation)
-          read_cubin(kCubins, kernel);
+        kernels = std::move(order->kernels);
+        for (std::vector<BenchKernel>* list : {&kernels, &order->setup.operation})
+          for (BenchKernel& kernel : *list)
+            read_cubin(kCubins, kernel);
         bench.open(order->setup);
         line.say(line_of(about(Report::opened, -1)));
         break;
-      case Order::add:
-        read_cubin(kCubins, order->kernel);
-        kernels[order->candidate] = std::move(order->kernel);
-        break;
       case Order::vet: {
         Report report = about(Report::vetted, order->candidate);
-        report.vetting = bench.vet(kernels.at(order->candidate));
+        report.vetting = bench.vet(kernels.at(static_cast<size_t>(order->candidate)));
         line.say(line_of(report));
         break;
       }
