@@ -11,8 +11,17 @@ no_root_here() {
 
 # Mounts and processes are of a namespace of their own, which nothing outside sees. They end with
 # it, and it ends with this script, however that ends.
+namespace=
 in_namespace() {
-  setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child "$@"
+  setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child "$@" &
+  namespace=$!
+  wait $namespace
+}
+
+# A signal may have come in the midst of work there.
+remove_tree() {
+  [[ -z $namespace ]] || { kill -KILL $namespace && wait $namespace; } 2>/dev/null || true
+  rm -rf "$tree" || { sleep 1 && rm -rf "$tree"; }
 }
 
 # in_root COMMAND...: with the settings that the network asks for, and nothing else of this machine.
@@ -136,7 +145,7 @@ run_fresh() {
   flock --nonblock "$lock" || fail "Another ./run fresh is at work in build/fresh."
   sources=$(apt_sources)
   tree=$root/build/fresh/$suite base=$root/build/fresh/$suite.tar
-  trap 'rm -rf "$tree"' EXIT
+  trap remove_tree EXIT
   rm -rf "$tree" && mkdir -p "$tree"
   if [[ -f $base ]]; then
     step fresh-root "A fresh $system, as made before" tar -C "$tree" -xf "$base"
