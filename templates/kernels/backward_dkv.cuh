@@ -20,6 +20,7 @@
 #include "ptx/math.cuh"
 #include "tile/products.cuh"
 #include "tile/quantizer.cuh"
+#include "tile/visible.cuh"
 
 constexpr int TILE_Q = TOKENS_PER_TILE;
 constexpr int COLUMNS8 = TILE_Q / 8;
@@ -43,10 +44,8 @@ struct SharedLayout {
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
-/// Where the walk over the queries of a group's heads stands.
-struct Walk {
-  int head;  ///< query head; heads_end past the last
-  int tile;  ///< of TILE_Q queries
+/// The walk over the queries of a group's heads, and where it has come to.
+struct QueryWalk : WalkOverHeads<TILE_Q> {
   s64 token; ///< the tile's first query in the padded copies
   s64 dout;  ///< and its place in dO, in elements
 };
@@ -55,29 +54,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
-  const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
+  const int lane = lane_id(), row_in_warp = lane >> 2;
 
   const int kv_head = blockIdx.y, batch = blockIdx.z;
   const int heads_per_kv = p.heads / p.heads_kv;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
   const int first_key = blockIdx.x * BLOCK_KV;
-  const int first_tile = CAUSAL ? maximum(0, first_key - p.causal_offset) / TILE_Q : 0;
-  const int last_tile = ceil_div(p.seq_q, TILE_Q) - 1;
-  const int heads_end = (kv_head + 1) * heads_per_kv;
+  const int first_head = kv_head * heads_per_kv;
+  const WalkOverHeads<TILE_Q> start(queries_of(p, first_key), first_head, heads_per_kv);
+  const int first_token = start.first(), last_tile = start.end - 1;
   // From the last tile of a head to the first of the next.
-  const s64 token_turn = p.padded_q - static_cast<s64>(last_tile - first_tile) * TILE_Q;
+  const s64 token_turn = p.padded_q - static_cast<s64>(last_tile - start.tile) * TILE_Q;
   const s64 dout_turn =
-      p.dout_stride_h - static_cast<s64>(last_tile - first_tile) * TILE_Q * p.dout_stride_s;
-  const auto advance = [&](Walk walk) {
-    const bool same_head = walk.tile < last_tile;
-    return Walk{same_head ? walk.head : walk.head + 1, same_head ? walk.tile + 1 : first_tile,
-                walk.token + (same_head ? TILE_Q : token_turn),
-                walk.dout + (same_head ? TILE_Q * p.dout_stride_s : dout_turn)};
+      p.dout_stride_h - static_cast<s64>(last_tile - start.tile) * TILE_Q * p.dout_stride_s;
+  const auto advance = [&](const QueryWalk& walk) {
+    const bool turns = walk.ends_head();
+    return QueryWalk{walk.next(), walk.token + (turns ? token_turn : TILE_Q),
+                     walk.dout + (turns ? dout_turn : TILE_Q * p.dout_stride_s)};
   };
 
-  const auto load_rows = [&](const Walk& walk, int stage) {
-    if (walk.head < heads_end) {
-      const int first = walk.tile * TILE_Q;
+  const auto load_rows = [&](const QueryWalk& walk, int stage) {
+    if (walk.more()) {
+      const int first = walk.first();
       const u32 tile = shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES;
       if constexpr (QK16)
         load_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(
@@ -94,8 +92,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     cp_async_commit();
   };
-  const auto load_transposed = [&](const Walk& walk, int stage) {
-    if (walk.head < heads_end) {
+  const auto load_transposed = [&](const QueryWalk& walk, int stage) {
+    if (walk.more()) {
       const u32 tile = shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
       load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(tile, p.qt8 + walk.token * HEAD_DIM);
       load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(tile + HEAD_DIM * TILE_Q,
@@ -120,11 +118,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       shared + SharedLayout::VALUES,
       p.v + batch * p.v_stride_b + kv_head * p.v_stride_h + first_key * p.v_stride_s,
       p.v_stride_s * 2, p.seq_kv - first_key);
-  const int first_head = kv_head * heads_per_kv, first_token = first_tile * TILE_Q;
-  Walk walk = {first_tile <= last_tile ? first_head : heads_end, first_tile,
-               (static_cast<s64>(batch) * p.heads + first_head) * p.padded_q + first_token,
-               batch * p.dout_stride_b + first_head * p.dout_stride_h +
-                   first_token * p.dout_stride_s};
+  QueryWalk walk = {
+      start, (static_cast<s64>(batch) * p.heads + first_head) * p.padded_q + first_token,
+      batch * p.dout_stride_b + first_head * p.dout_stride_h + first_token * p.dout_stride_s};
   load_rows(walk, 0);
   if constexpr (STAGES == 2)
     load_transposed(walk, 0);
@@ -141,16 +137,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   ValueRows values;
   float dk[HEAD_DIM / 8][4] = {}, dv[HEAD_DIM / 8][4] = {};
 
-  for (int step = 0; walk.head < heads_end; ++step) {
-    const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
-    const int first_query = walk.tile * TILE_Q;
-    const Walk next = advance(walk);
+  while (walk.more()) {
+    const QueryWalk next = advance(walk);
+    const int stage = walk.stage(), next_stage = next.stage();
+    const int first_query = walk.first();
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
       load_rows(next, next_stage);
     load_transposed(STAGES == 2 ? next : walk, next_stage);
-    if (step == 0) {
+    if (walk.step == 0) {
       keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
       values.load(shared + SharedLayout::VALUES, warp_id() * 16);
     }
@@ -174,17 +170,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       for (int i = 0; i < 4; ++i)
         x[j][i] = Scores::scaled(sums[j][i], key_step[i >> 1]);
     }
-    if ((CAUSAL && warp_key + 15 > first_query + p.causal_offset) || warp_key + 16 > p.seq_kv) {
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int query = first_query + 8 * j + 2 * quad_lane + (i & 1);
-          if (key[i >> 1] >= p.seq_kv || (CAUSAL && key[i >> 1] > query + p.causal_offset))
-            x[j][i] = -INFINITY_F;
-        }
-      }
-    }
+    if (needs_mask(p, first_query, warp_key, 16))
+      mask(x, [&](int r, int column) { return hidden(p, first_query + column, key[r]); });
 #pragma unroll
     for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
       const float4 steps = read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
@@ -214,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
       // A block in which no query sees a key was not visited.
       const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;
-      if (!CAUSAL || warp_key / GROUP_KV * GROUP_KV <= last_query + p.causal_offset) {
+      if (meet(p, last_query, warp_key / GROUP_KV * GROUP_KV)) {
         largest_p[0] = largest_p[1] = p.tile_p_max[tile];
         largest_ds[0] = largest_ds[1] = p.tile_ds_max[tile];
       }

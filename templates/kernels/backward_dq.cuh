@@ -18,6 +18,7 @@
 #include "ptx/math.cuh"
 #include "tile/products.cuh"
 #include "tile/quantizer.cuh"
+#include "tile/visible.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of keys
@@ -42,26 +43,24 @@ static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole block");
 
+using KeyWalk = Walk<GROUP_KV>;
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
 
-  const int block = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int block = block_of_queries(), first_query = block * BLOCK_Q;
   const int head = blockIdx.y, batch = blockIdx.z;
   const int kv_head = head / (p.heads / p.heads_kv);
   const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
-  const int first_query = block * BLOCK_Q;
-  const int visible_keys =
-      CAUSAL ? maximum(0, minimum(p.seq_kv, first_query + BLOCK_Q + p.causal_offset)) : p.seq_kv;
-  const int groups = ceil_div(visible_keys, GROUP_KV);
 
   const Element* values = p.v + batch * p.v_stride_b + kv_head * p.v_stride_h;
-  const auto load_keys_and_values = [&](int group) {
-    if (group < groups) {
-      const int first = group * GROUP_KV, stage = group % STAGES;
+  const auto load_keys_and_values = [&](const KeyWalk& walk) {
+    if (walk.more()) {
+      const int first = walk.first(), stage = walk.stage();
       const s64 token = flat_kv_head * p.padded_kv + first;
       const u32 tile = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
       if constexpr (QK16) {
@@ -80,10 +79,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     cp_async_commit();
   };
-  const auto load_transposed_keys = [&](int group) {
-    if (group < groups) {
-      const s64 token = flat_kv_head * p.padded_kv + group * GROUP_KV;
-      const int stage = group % STAGES;
+  const auto load_transposed_keys = [&](const KeyWalk& walk) {
+    if (walk.more()) {
+      const s64 token = flat_kv_head * p.padded_kv + walk.first();
+      const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
           p.kt8 + token * HEAD_DIM);
@@ -106,9 +105,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       shared + SharedLayout::DOUT,
       p.dout + batch * p.dout_stride_b + head * p.dout_stride_h + first_query * p.dout_stride_s,
       p.dout_stride_s * 2, p.seq_q - first_query);
-  load_keys_and_values(0);
+  KeyWalk walk(keys_of(p, first_query, BLOCK_Q));
+  load_keys_and_values(walk);
   if constexpr (STAGES == 2)
-    load_transposed_keys(0);
+    load_transposed_keys(walk);
 
   const int warp_query = first_query + warp_id() * 16;
   const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
@@ -129,14 +129,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return Quad{minus_delta[0], minus_delta[0], minus_delta[1], minus_delta[1]};
   };
 
-  for (int group = 0; group < groups; ++group) {
-    const int stage = group % STAGES, first_key = group * GROUP_KV;
+  for (; walk.more(); walk = walk.next()) {
+    const int stage = walk.stage(), first_key = walk.first();
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
-      load_keys_and_values(group + 1);
-    load_transposed_keys(STAGES == 2 ? group + 1 : group);
-    if (group == 0) {
+      load_keys_and_values(walk.next());
+    load_transposed_keys(STAGES == 2 ? walk.next() : walk);
+    if (walk.step == 0) {
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
       dout.load(shared + SharedLayout::DOUT, warp_id() * 16);
     }
@@ -159,18 +159,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       scale_columns(x, sums,
                     shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES +
                         tile * TOKENS_PER_TILE * 4);
-      const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
-      if (tile_key + TOKENS_PER_TILE > minimum(first_hidden, p.seq_kv)) {
-#pragma unroll
-        for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int key = tile_key + 8 * j + 2 * quad_lane + (i & 1);
-            if (key >= p.seq_kv || (CAUSAL && key > query[i >> 1] + p.causal_offset))
-              x[j][i] = -INFINITY_F;
-          }
-        }
-      }
+      if (needs_mask(p, warp_query, tile_key, TOKENS_PER_TILE))
+        mask(x, [&](int r, int column) { return hidden(p, query[r], tile_key + column); });
 
 #pragma unroll
       for (int j = 0; j < COLUMNS8; ++j) {
@@ -192,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       }
     }
 
-    const u32 maxima = shared + SharedLayout::MAXIMA + (group & 1) * WARPS * 8;
+    const u32 maxima = shared + SharedLayout::MAXIMA + (walk.step & 1) * WARPS * 8;
     if constexpr (BLOCK_SCALES) {
       largest_ds[0] = warp_max_nan(max_nan(largest_ds[0], largest_ds[1]));
       largest_p = warp_max_nan(largest_p);
@@ -207,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
-      load_keys_and_values(group + 1);
+      load_keys_and_values(walk.next());
     } else if constexpr (BLOCK_SCALES) {
       __syncthreads();
     }
@@ -221,8 +211,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       largest_ds[1] = largest_ds[0];
       if (threadIdx.x == 0) {
         const s64 tile = (flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
-        p.tile_ds_max[tile + group] = largest_ds[0];
-        p.tile_p_max[tile + group] = largest_p;
+        p.tile_ds_max[tile + walk.tile] = largest_ds[0];
+        p.tile_p_max[tile + walk.tile] = largest_p;
       }
     }
     const Scale low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
@@ -247,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = first_query + warp_id() * 16 + row_in_warp + 8 * r;
-        if (row >= p.seq_q || (CAUSAL && row + p.causal_offset < 0))
+        if (row >= p.seq_q || sees_nothing(p, row))
           continue;
         const float gradient = p.dlse[flat_head * p.seq_q + row];
 #pragma unroll

@@ -16,6 +16,7 @@
 #include "ptx/math.cuh"
 #include "tile/products.cuh"
 #include "tile/quantizer.cuh"
+#include "tile/visible.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr int COLUMNS8 = GROUP_KV / 8;
@@ -35,6 +36,8 @@ struct SharedLayout {
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
+using KeyWalk = Walk<GROUP_KV>;
+
 /// What one row needs across the groups. Maxima and scores are in units of log2.
 struct RowState {
   float maximum = -INFINITY_F;
@@ -47,20 +50,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
 
-  // Later queries see more keys: the longest blocks start first.
-  const int block = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int block = block_of_queries(), first_query = block * BLOCK_Q;
   const int head = blockIdx.y, batch = blockIdx.z;
   const int kv_head = head / (p.heads / p.heads_kv);
   const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
-  const int first_query = block * BLOCK_Q;
-  const int visible_keys =
-      CAUSAL ? maximum(0, minimum(p.seq_kv, first_query + BLOCK_Q + p.causal_offset)) : p.seq_kv;
-  const int groups = ceil_div(visible_keys, GROUP_KV);
 
-  const auto load_keys = [&](int group) {
-    if (group < groups) {
-      const int first = group * GROUP_KV, stage = group % STAGES;
+  const auto load_keys = [&](const KeyWalk& walk) {
+    if (walk.more()) {
+      const int first = walk.first(), stage = walk.stage();
       const u32 tile = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
       if constexpr (QK16) {
         load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
@@ -76,10 +74,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     cp_async_commit();
   };
-  const auto load_values = [&](int group) {
-    if (group < groups) {
-      const s64 token = flat_kv_head * p.padded_kv + group * GROUP_KV;
-      const int stage = group % STAGES;
+  const auto load_values = [&](const KeyWalk& walk) {
+    if (walk.more()) {
+      const s64 token = flat_kv_head * p.padded_kv + walk.first();
+      const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           p.vt8 + token * HEAD_DIM);
@@ -98,9 +96,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   else
     load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
         shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
-  load_keys(0);
+  KeyWalk walk(keys_of(p, first_query, BLOCK_Q));
+  load_keys(walk);
   if constexpr (STAGES == 2)
-    load_values(0);
+    load_values(walk);
 
   const int warp_query = first_query + warp_id() * 16;
   const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
@@ -114,14 +113,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   float o[HEAD_DIM / 8][4] = {};
   RowState rows[2];
 
-  for (int group = 0; group < groups; ++group) {
-    const int stage = group % STAGES, first_key = group * GROUP_KV;
+  for (; walk.more(); walk = walk.next()) {
+    const int stage = walk.stage(), first_key = walk.first();
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
-      load_keys(group + 1);
-    load_values(STAGES == 2 ? group + 1 : group);
-    if (group == 0)
+      load_keys(walk.next());
+    load_values(STAGES == 2 ? walk.next() : walk);
+    if (walk.step == 0)
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
 
     Scores::Sum sums[COLUMNS8][4];
@@ -134,18 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float x[COLUMNS8][4];
     scale_columns(x, sums,
                   shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES);
-    const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
-    if (first_key + GROUP_KV > minimum(first_hidden, p.seq_kv)) {
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int key = first_key + 8 * j + 2 * quad_lane + (i & 1);
-          if (key >= p.seq_kv || (CAUSAL && key > query[i >> 1] + p.causal_offset))
-            x[j][i] = -INFINITY_F;
-        }
-      }
-    }
+    if (needs_mask(p, warp_query, first_key, GROUP_KV))
+      mask(x, [&](int r, int column) { return hidden(p, query[r], first_key + column); });
 
     float alpha[2], beta[2];
 #pragma unroll
@@ -189,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
-      load_keys(group + 1);
+      load_keys(walk.next());
     }
     TokenProducts<false, GROUP_KV / 32> p_v;
     p_v.issue(p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES);
@@ -203,14 +192,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(rows[r].sum);
-    const bool sees_nothing = CAUSAL && query[r] + p.causal_offset < 0;
-    inverse_sum[r] = sees_nothing ? 0.0f : __fdiv_rn(1.0f, sum);
+    const bool blind = sees_nothing(p, query[r]);
+    inverse_sum[r] = blind ? 0.0f : __fdiv_rn(1.0f, sum);
     if (quad_lane == 0 && query[r] < p.seq_q) {
       float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN)
         lse += read_row(p.q_rows, flat_head * p.padded_q, query[r],
                         ROW_SHIFT); // back to the raw domain
-      p.lse[flat_head * p.seq_q + query[r]] = sees_nothing ? -INFINITY_F : lse;
+      p.lse[flat_head * p.seq_q + query[r]] = blind ? -INFINITY_F : lse;
     }
   }
   store_rows(p.out + batch * p.out_stride_b + head * p.out_stride_h + warp_query * p.out_stride_s,
