@@ -167,13 +167,13 @@ private:
       const int64_t columns = std::min(tile, n - first);
       std::fill(p.begin(), p.end(), 0.0f);
       for (int64_t i = 0; i < rows; ++i) {
-        const int64_t visible = std::min(columns, head_.visible(out.first + i) - first);
+        const KeyRange visible = head_.visible(out.first + i).within(first, columns);
         beta[i] = 0;
-        if (visible <= 0)
+        if (visible.empty())
           continue;
-        const float* x = scores_.data() + i * n + first;
+        const float* x = scores_.data() + i * n;
         float largest = -kInfinity; // a NaN stays out of it and reaches the sum
-        for (int64_t j = 0; j < visible; ++j)
+        for (int64_t j = visible.begin; j < visible.end; ++j)
           largest = std::max(largest, x[j]);
         largest *= row_factor_[i];
         const float new_maximum = std::max(maximum[i], largest);
@@ -181,10 +181,10 @@ private:
         beta[i] = std::exp2(largest - new_maximum);
         maximum[i] = new_maximum;
         float tile_sum = 0;
-        for (int64_t j = 0; j < visible; ++j) {
+        for (int64_t j = visible.begin; j < visible.end; ++j) {
           const float value = exp2_fused(x[j], row_factor_[i], log2_levels - largest);
           tile_sum += value;
-          p[i * tile + j] = plan_.pv ? unsigned_level(value) : rounded(value);
+          p[i * tile + j - first] = plan_.pv ? unsigned_level(value) : rounded(value);
         }
         sum[i] = sum[i] * alpha + tile_sum * beta[i];
         for (int64_t c = 0; c < d; ++c)
@@ -195,11 +195,11 @@ private:
       const float* steps =
           plan_.pv ? v_transposed_.group_step.data() + first / tile * d : ones.data();
       for (int64_t i = 0; i < rows; ++i)
-        if (head_.visible(out.first + i) > first)
+        if (!head_.visible(out.first + i).within(first, columns).empty())
           add_scaled(&out.o[i * d], &product[i * d], 1, d, &beta[i], steps);
     }
     for (int64_t i = 0; i < rows; ++i) {
-      if (head_.visible(out.first + i) == 0)
+      if (head_.visible(out.first + i).empty())
         continue;
       for (int64_t c = 0; c < d; ++c)
         out.o[i * d + c] *= 1 / sum[i];
@@ -218,8 +218,8 @@ private:
     out.p.assign(out.rows * n, 0);
     for (int64_t i = 0; i < out.rows; ++i) {
       const float log2_lse = lse[i] == -kInfinity ? kInfinity : (lse[i] - shift_[i]) * kLog2E;
-      const int64_t visible = head_.visible(out.first + i);
-      for (int64_t j = 0; j < visible; ++j)
+      const auto [begin, end] = head_.visible(out.first + i);
+      for (int64_t j = begin; j < end; ++j)
         out.p[i * n + j] = exp2_fused(scores_[i * n + j], row_factor_[i], -log2_lse);
     }
   }
@@ -244,9 +244,11 @@ private:
       gemm(rows, n, d, rows_of(dout), rows_of(head_.v).transposed(), out.dp.data(), n);
     }
     out.ds.assign(rows * n, 0);
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < head_.visible(out.first + i); ++j)
+    for (int64_t i = 0; i < rows; ++i) {
+      const auto [begin, end] = head_.visible(out.first + i);
+      for (int64_t j = begin; j < end; ++j)
         out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
+    }
   }
 
   /// dV, dK and dQ, one group of keys at a time.
@@ -279,8 +281,8 @@ private:
 
     for (int64_t first = 0; first < n; first += tile) {
       const int64_t columns = std::min(tile, n - first);
-      if (head_.visible(out.first + rows - 1) <= first)
-        break;
+      if (head_.visible(out.first, rows).within(first, columns).empty())
+        continue;
       over_queries(out.p, first, columns, plan_.dv, kUnsignedLevels, douts, dout, dv.data());
       over_queries(out.ds, first, columns, plan_.dk, kSignedLevels, queries, q, dk.data());
       if (plan_.dq) {
@@ -300,7 +302,7 @@ private:
     const bool lacks_mean = plan_.dq && spec_.smooth_k && head_.dlse;
     for (int64_t i = 0; i < rows * d; ++i) {
       out.dq[i] *= head_.softmax_scale;
-      if (lacks_mean && head_.visible(out.first + i / d) > 0)
+      if (lacks_mean && !head_.visible(out.first + i / d).empty())
         out.dq[i] += head_.softmax_scale * dlse(out.first + i / d) * mean_[i % d];
     }
     if (round_outputs_)
