@@ -77,12 +77,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (walk.more()) {
       const int first = walk.first();
       const u32 tile = shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES;
-      if constexpr (QK16)
-        load_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(
-            tile, p.q + batch * p.q_stride_b + walk.head * p.q_stride_h + first * p.q_stride_s,
-            p.q_stride_s * 2, p.seq_q - first);
-      else
-        load_dense_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(tile, p.q8 + walk.token * HEAD_DIM);
+      load_score_rows<TILE_Q>(tile, p.q8 + walk.token * HEAD_DIM,
+                              p.q + batch * p.q_stride_b + walk.head * p.q_stride_h +
+                                  first * p.q_stride_s,
+                              p.q_stride_s, p.seq_q - first);
       load_floats<ROW_VECTORS * TILE_Q, THREADS>(shared + SharedLayout::ROWS +
                                                      stage * SharedLayout::ROWS_BYTES,
                                                  p.q_rows + walk.token * ROW_VECTORS);
@@ -106,14 +104,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   // K and V stay for the whole walk.
-  if constexpr (QK16)
-    load_tile<BLOCK_KV, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::KEYS,
-        p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first_key * p.k_stride_s,
-        p.k_stride_s * 2, p.seq_kv - first_key);
-  else
-    load_dense_tile<BLOCK_KV, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::KEYS, p.k8 + (flat_kv_head * p.padded_kv + first_key) * HEAD_DIM);
+  load_score_rows<BLOCK_KV>(
+      shared + SharedLayout::KEYS, p.k8 + (flat_kv_head * p.padded_kv + first_key) * HEAD_DIM,
+      p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first_key * p.k_stride_s, p.k_stride_s,
+      p.seq_kv - first_key);
   load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
       shared + SharedLayout::VALUES,
       p.v + batch * p.v_stride_b + kv_head * p.v_stride_h + first_key * p.v_stride_s,
@@ -210,9 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest_p[0]);
     const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest_p[1]);
     u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4];
-#pragma unroll
-    for (int k = 0; k < TILE_Q / 32; ++k)
-      quantize_fragment<false>(p8[k], &x[4 * k], p_low.inverse, p_high.inverse);
+    quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
 
     finish_values<0>(ds, minus_delta);
 #pragma unroll
@@ -230,9 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
     const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-#pragma unroll
-    for (int k = 0; k < TILE_Q / 32; ++k)
-      quantize_fragment<true>(ds8[k], &ds[4 * k], ds_low.inverse, ds_high.inverse);
+    quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();

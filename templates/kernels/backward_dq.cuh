@@ -62,17 +62,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (walk.more()) {
       const int first = walk.first(), stage = walk.stage();
       const s64 token = flat_kv_head * p.padded_kv + first;
-      const u32 tile = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
-      if constexpr (QK16) {
-        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
-            tile, p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s,
-            p.k_stride_s * 2, p.seq_kv - first);
-      } else {
-        load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
+      load_score_rows<GROUP_KV>(
+          shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
+          p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s, p.k_stride_s,
+          p.seq_kv - first);
+      if constexpr (!QK16)
         load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
                                            stage * SharedLayout::KEY_STEPS_BYTES,
                                        p.k8_step + token);
-      }
       load_tile<GROUP_KV, VALUE_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           values + first * p.v_stride_s, p.v_stride_s * 2, p.seq_kv - first);
@@ -93,14 +90,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     cp_async_commit();
   };
 
-  if constexpr (QK16)
-    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(shared + SharedLayout::QUERIES,
-                                                 p.q + batch * p.q_stride_b + head * p.q_stride_h +
-                                                     first_query * p.q_stride_s,
-                                                 p.q_stride_s * 2, p.seq_q - first_query);
-  else
-    load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
+  load_score_rows<BLOCK_Q>(
+      shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM,
+      p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s, p.q_stride_s,
+      p.seq_q - first_query);
   load_tile<BLOCK_Q, VALUE_ROW_BYTES, THREADS>(
       shared + SharedLayout::DOUT,
       p.dout + batch * p.dout_stride_b + head * p.dout_stride_h + first_query * p.dout_stride_s,
@@ -219,8 +212,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const Scale high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
     u32 ds8[GROUP_KV / 32][4];
 #pragma unroll
-    for (int step = 0; step < GROUP_KV / 32; ++step)
-      quantize_fragment<true>(ds8[step], &ds[step / 2][4 * (step % 2)], low.inverse, high.inverse);
+    for (int tile = 0; tile < KEY_TILES; ++tile)
+      quantize_fragments<true, 2>(&ds8[2 * tile], ds[tile], low.inverse, high.inverse);
     TokenProducts<true, GROUP_KV / 32> ds_k;
     ds_k.issue(ds8, shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES);
     ds_k.template add_to<0>(

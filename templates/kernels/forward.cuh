@@ -42,7 +42,48 @@ using KeyWalk = Walk<GROUP_KV>;
 struct RowState {
   float maximum = -INFINITY_F;
   float sum = 0; ///< of this thread's columns, times 255
+
+  /// Takes in a group: scores of row g + 8r become P times 255, relative to the group's own
+  /// maximum. `alpha` brings what was summed before to the new maximum, `beta` this group's P.
+  __device__ __forceinline__ void softmax(float (&x)[COLUMNS8][4], int r, float score_step,
+                                          float& alpha, float& beta) {
+    float largest = -INFINITY_F;
+#pragma unroll
+    for (int j = 0; j < COLUMNS8; ++j)
+      largest = max_number(largest, max_number(x[j][2 * r], x[j][2 * r + 1]));
+    largest = quad_max_number(largest) * score_step;
+    // Rows that have seen no key yet keep a maximum of -inf but never subtract it.
+    const float new_maximum = max_number(maximum, largest);
+    const float base = new_maximum == -INFINITY_F ? 0.0f : new_maximum;
+    alpha = exp2_approx(maximum - base);
+    beta = exp2_approx(largest - base);
+    maximum = new_maximum;
+
+    const float offset = (largest == -INFINITY_F ? 0.0f : largest) - LOG2_UNSIGNED_LEVELS;
+    float group_sum = 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+      for (int i = 2 * r; i < 2 * r + 2; ++i) {
+        x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step, -offset));
+        group_sum += x[j][i];
+      }
+    }
+    sum = sum * alpha + group_sum * beta;
+  }
 };
+
+/// O and what it was summed against move to a new maximum; most groups leave it where it is.
+__device__ __forceinline__ void rescale(float (&o)[HEAD_DIM / 8][4], const float (&alpha)[2]) {
+  if (__any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        o[j][i] *= alpha[i >> 1];
+    }
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
@@ -59,18 +100,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const auto load_keys = [&](const KeyWalk& walk) {
     if (walk.more()) {
       const int first = walk.first(), stage = walk.stage();
-      const u32 tile = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
-      if constexpr (QK16) {
-        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
-            tile, p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s,
-            p.k_stride_s * 2, p.seq_kv - first);
-      } else {
-        const s64 token = flat_kv_head * p.padded_kv + first;
-        load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
+      const s64 token = flat_kv_head * p.padded_kv + first;
+      load_score_rows<GROUP_KV>(
+          shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
+          p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s, p.k_stride_s,
+          p.seq_kv - first);
+      if constexpr (!QK16)
         load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
                                            stage * SharedLayout::KEY_STEPS_BYTES,
                                        p.k8_step + token);
-      }
     }
     cp_async_commit();
   };
@@ -88,14 +126,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     cp_async_commit();
   };
 
-  if constexpr (QK16)
-    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(shared + SharedLayout::QUERIES,
-                                                 p.q + batch * p.q_stride_b + head * p.q_stride_h +
-                                                     first_query * p.q_stride_s,
-                                                 p.q_stride_s * 2, p.seq_q - first_query);
-  else
-    load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
+  load_score_rows<BLOCK_Q>(
+      shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM,
+      p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s, p.q_stride_s,
+      p.seq_q - first_query);
   KeyWalk walk(keys_of(p, first_query, BLOCK_Q));
   load_keys(walk);
   if constexpr (STAGES == 2)
@@ -113,8 +147,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   float o[HEAD_DIM / 8][4] = {};
   RowState rows[2];
 
+  const auto scores = [&](float(&x)[COLUMNS8][4], const KeyWalk& walk) {
+    const u32 keys = shared + SharedLayout::KEYS + walk.stage() * SharedLayout::KEYS_BYTES;
+    Scores::Sum sums[COLUMNS8][4];
+#pragma unroll
+    for (int tile = 0; tile < KEY_TILES; ++tile)
+      issue_scores(&sums[tile * 8], queries, keys + tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
+    finish<0>(sums);
+    scale_columns(x, sums,
+                  shared + SharedLayout::KEY_STEPS + walk.stage() * SharedLayout::KEY_STEPS_BYTES);
+    if (needs_mask(p, warp_query, walk.first(), GROUP_KV))
+      mask(x, [&](int r, int column) { return hidden(p, query[r], walk.first() + column); });
+  };
+
   for (; walk.more(); walk = walk.next()) {
-    const int stage = walk.stage(), first_key = walk.first();
+    const int stage = walk.stage();
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
@@ -123,58 +170,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (walk.step == 0)
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
 
-    Scores::Sum sums[COLUMNS8][4];
-#pragma unroll
-    for (int tile = 0; tile < KEY_TILES; ++tile)
-      issue_scores(&sums[tile * 8], queries,
-                   shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
-                       tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
-    finish<0>(sums);
     float x[COLUMNS8][4];
-    scale_columns(x, sums,
-                  shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES);
-    if (needs_mask(p, warp_query, first_key, GROUP_KV))
-      mask(x, [&](int r, int column) { return hidden(p, query[r], first_key + column); });
-
+    scores(x, walk);
     float alpha[2], beta[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float largest = -INFINITY_F;
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j)
-        largest = max_number(largest, max_number(x[j][2 * r], x[j][2 * r + 1]));
-      largest = quad_max_number(largest) * score_step[r];
-      // Rows that have seen no key yet keep a maximum of -inf but never subtract it.
-      const float new_maximum = max_number(rows[r].maximum, largest);
-      const float base = new_maximum == -INFINITY_F ? 0.0f : new_maximum;
-      alpha[r] = exp2_approx(rows[r].maximum - base);
-      beta[r] = exp2_approx(largest - base);
-      rows[r].maximum = new_maximum;
-
-      const float offset = (largest == -INFINITY_F ? 0.0f : largest) - LOG2_UNSIGNED_LEVELS;
-      float sum = 0;
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[r], -offset));
-          sum += x[j][i];
-        }
-      }
-      rows[r].sum = rows[r].sum * alpha[r] + sum * beta[r];
-    }
+    for (int r = 0; r < 2; ++r)
+      rows[r].softmax(x, r, score_step[r], alpha[r], beta[r]);
     u32 p8[GROUP_KV / 32][4];
-#pragma unroll
-    for (int step = 0; step < GROUP_KV / 32; ++step)
-      quantize_fragment<false>(p8[step], &x[4 * step], 1.0f, 1.0f);
-    if (__any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
-#pragma unroll
-      for (int j = 0; j < HEAD_DIM / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          o[j][i] *= alpha[i >> 1];
-      }
-    }
+    quantize_fragments<false, GROUP_KV / 32>(p8, x, 1.0f, 1.0f);
+    rescale(o, alpha);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();

@@ -22,6 +22,16 @@ __device__ __forceinline__ void scale_columns(float (&x)[COLUMNS8][4],
   }
 }
 
+/// Starts copying rows of Q or K for S: the 8-bit copy, or under qk16 the tensor itself.
+template <int ROWS>
+__device__ __forceinline__ void load_score_rows(u32 tile, const s8* copy, const Element* tensor,
+                                                s64 stride, int valid_rows) {
+  if constexpr (QK16)
+    load_tile<ROWS, SCORE_ROW_BYTES, THREADS>(tile, tensor, stride * 2, valid_rows);
+  else
+    load_dense_tile<ROWS, SCORE_ROW_BYTES, THREADS>(tile, copy);
+}
+
 /// Waits for this block's copies into shared memory, and for its readers of what they replaced.
 __device__ __forceinline__ void wait_for_tiles() {
   cp_async_wait<0>();
