@@ -44,6 +44,29 @@ struct SharedLayout {
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
+/// Scores become probabilities: columns by their queries' scales and lse, among the vectors `rows`.
+__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4], u32 rows,
+                                              float (&largest)[2]) {
+#pragma unroll
+  for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
+    const float4 steps = read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
+    const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
+    const float step[4] = {steps.x, steps.y, steps.z, steps.w};
+    const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = 2 * half + (i & 1);
+        float& score = x[2 * pair + half][i];
+        score = exp2_approx(__fmaf_rn(score, step[column], -lse[column]));
+        if constexpr (!BLOCK_SCALES)
+          largest[i >> 1] = max_nan(largest[i >> 1], score);
+      }
+    }
+  }
+}
+
 /// The walk over the queries of a group's heads, and where it has come to.
 struct QueryWalk : WalkOverHeads<TILE_Q> {
   s64 token; ///< the tile's first query in the padded copies
@@ -131,6 +154,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   ValueRows values;
   float dk[HEAD_DIM / 8][4] = {}, dv[HEAD_DIM / 8][4] = {};
 
+  const auto read_block_maxima = [&](const QueryWalk& walk, float(&of_p)[2], float(&of_ds)[2]) {
+    // The same number twice; which costs ptxas fewer registers depends on the head dimension.
+    const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
+                                   : (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
+                                         walk.first() / GROUP_Q;
+    const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
+    // A block in which no query sees a key was not visited.
+    const int last_query = (walk.first() / GROUP_Q + 1) * GROUP_Q - 1;
+    if (meet(p, last_query, warp_key / GROUP_KV * GROUP_KV)) {
+      of_p[0] = of_p[1] = p.tile_p_max[tile];
+      of_ds[0] = of_ds[1] = p.tile_ds_max[tile];
+    }
+  };
+
   while (walk.more()) {
     const QueryWalk next = advance(walk);
     const int stage = walk.stage(), next_stage = next.stage();
@@ -166,60 +203,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     if (needs_mask(p, first_query, warp_key, 16))
       mask(x, [&](int r, int column) { return hidden(p, first_query + column, key[r]); });
-#pragma unroll
-    for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
-      const float4 steps = read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
-      const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
-      const float step[4] = {steps.x, steps.y, steps.z, steps.w};
-      const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int column = 2 * half + (i & 1);
-          float& score = x[2 * pair + half][i];
-          score = exp2_approx(__fmaf_rn(score, step[column], -lse[column]));
-          if constexpr (!BLOCK_SCALES)
-            largest_p[i >> 1] = max_nan(largest_p[i >> 1], score);
-        }
-      }
-    }
-    if constexpr (!BLOCK_SCALES) {
-      largest_p[0] = quad_max_nan(largest_p[0]);
-      largest_p[1] = quad_max_nan(largest_p[1]);
-    } else {
-      // The same number twice; which costs ptxas fewer registers depends on the head dimension.
-      const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
-                                     : (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
-                                           first_query / GROUP_Q;
-      const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
-      // A block in which no query sees a key was not visited.
-      const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;
-      if (meet(p, last_query, warp_key / GROUP_KV * GROUP_KV)) {
-        largest_p[0] = largest_p[1] = p.tile_p_max[tile];
-        largest_ds[0] = largest_ds[1] = p.tile_ds_max[tile];
-      }
-    }
-
+    probabilities(x, rows, largest_p);
+    if constexpr (BLOCK_SCALES)
+      read_block_maxima(walk, largest_p, largest_ds);
+    else
+      quad_max_nan(largest_p);
     const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest_p[0]);
     const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest_p[1]);
     u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4];
     quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
 
     finish_values<0>(ds, minus_delta);
-#pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        ds[j][i] *= x[j][i];
-        if constexpr (!BLOCK_SCALES)
-          largest_ds[i >> 1] = max_magnitude(largest_ds[i >> 1], ds[j][i]);
-      }
-    }
-    if constexpr (!BLOCK_SCALES) {
-      largest_ds[0] = quad_max_nan(largest_ds[0]);
-      largest_ds[1] = quad_max_nan(largest_ds[1]);
-    }
+    score_gradients<!BLOCK_SCALES>(ds, x, largest_ds);
+    if constexpr (!BLOCK_SCALES)
+      quad_max_nan(largest_ds);
     const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
     const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
     quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);

@@ -45,6 +45,38 @@ static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole b
 
 using KeyWalk = Walk<GROUP_KV>;
 
+/// Scores become probabilities, rows g and g + 8 by their own lse.
+__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4], const float (&score_step)[2],
+                                              const float (&lse)[2], float& largest) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[i >> 1], -lse[i >> 1]));
+      if constexpr (BLOCK_SCALES)
+        largest = max_nan(largest, x[j][i]);
+    }
+  }
+}
+
+/// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean that
+/// K-smoothing took off counts.
+__device__ __forceinline__ void add_mean(const Params& p, float (&dq)[HEAD_DIM / 8][4],
+                                         s64 flat_head, s64 flat_kv_head, int row) {
+  const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + (lane_id() & 3) * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r, row += 8) {
+    if (row >= p.seq_q || sees_nothing(p, row))
+      continue;
+    const float gradient = p.dlse[flat_head * p.seq_q + row];
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 8; ++j) {
+      dq[j][2 * r] += gradient * mean[8 * j];
+      dq[j][2 * r + 1] += gradient * mean[8 * j + 1];
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -122,6 +154,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return Quad{minus_delta[0], minus_delta[0], minus_delta[1], minus_delta[1]};
   };
 
+  // Under `block` the warps put their maxima side by side; after a barrier each takes the largest.
+  const auto put_maxima = [&](u32 maxima, float(&ds)[2], float& p_max) {
+    ds[0] = warp_max_nan(max_nan(ds[0], ds[1]));
+    p_max = warp_max_nan(p_max);
+    if (lane == 0) {
+      write_float(maxima + warp_id() * 8, ds[0]);
+      write_float(maxima + warp_id() * 8 + 4, p_max);
+    }
+  };
+  const auto take_maxima = [&](u32 maxima, int group, float(&ds)[2], float& p_max) {
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+      const float2 other = read_float2(maxima + warp * 8);
+      ds[0] = max_nan(ds[0], other.x);
+      p_max = max_nan(p_max, other.y);
+    }
+    ds[1] = ds[0];
+    if (threadIdx.x == 0) {
+      const s64 tile = (flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
+      p.tile_ds_max[tile + group] = ds[0];
+      p.tile_p_max[tile + group] = p_max;
+    }
+  };
+
   for (; walk.more(); walk = walk.next()) {
     const int stage = walk.stage(), first_key = walk.first();
 
@@ -154,39 +210,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                         tile * TOKENS_PER_TILE * 4);
       if (needs_mask(p, warp_query, tile_key, TOKENS_PER_TILE))
         mask(x, [&](int r, int column) { return hidden(p, query[r], tile_key + column); });
-
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[i >> 1], -lse[i >> 1]));
-          if constexpr (BLOCK_SCALES)
-            largest_p = max_nan(largest_p, x[j][i]);
-        }
-      }
+      probabilities(x, score_step, lse, largest_p);
       finish_values<0>(ds[tile], start);
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          ds[tile][j][i] *= x[j][i];
-          largest_ds[i >> 1] = max_magnitude(largest_ds[i >> 1], ds[tile][j][i]);
-        }
-      }
+      score_gradients<true>(ds[tile], x, largest_ds);
     }
 
     const u32 maxima = shared + SharedLayout::MAXIMA + (walk.step & 1) * WARPS * 8;
-    if constexpr (BLOCK_SCALES) {
-      largest_ds[0] = warp_max_nan(max_nan(largest_ds[0], largest_ds[1]));
-      largest_p = warp_max_nan(largest_p);
-      if (lane == 0) {
-        write_float(maxima + warp_id() * 8, largest_ds[0]);
-        write_float(maxima + warp_id() * 8 + 4, largest_p);
-      }
-    } else {
-      largest_ds[0] = quad_max_nan(largest_ds[0]);
-      largest_ds[1] = quad_max_nan(largest_ds[1]);
-    }
+    if constexpr (BLOCK_SCALES)
+      put_maxima(maxima, largest_ds, largest_p);
+    else
+      quad_max_nan(largest_ds);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
@@ -194,20 +227,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     } else if constexpr (BLOCK_SCALES) {
       __syncthreads();
     }
-    if constexpr (BLOCK_SCALES) {
-#pragma unroll
-      for (int warp = 0; warp < WARPS; ++warp) {
-        const float2 other = read_float2(maxima + warp * 8);
-        largest_ds[0] = max_nan(largest_ds[0], other.x);
-        largest_p = max_nan(largest_p, other.y);
-      }
-      largest_ds[1] = largest_ds[0];
-      if (threadIdx.x == 0) {
-        const s64 tile = (flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
-        p.tile_ds_max[tile + walk.tile] = largest_ds[0];
-        p.tile_p_max[tile + walk.tile] = largest_p;
-      }
-    }
+    if constexpr (BLOCK_SCALES)
+      take_maxima(maxima, walk.tile, largest_ds, largest_p);
     const Scale low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
     const Scale high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
     u32 ds8[GROUP_KV / 32][4];
@@ -222,24 +243,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
   cp_async_wait<0>();
 
-  // With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean
-  // that K-smoothing took off counts.
   if constexpr (SMOOTH_K) {
-    if (p.dlse != nullptr) {
-      const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + quad_lane * 2;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = first_query + warp_id() * 16 + row_in_warp + 8 * r;
-        if (row >= p.seq_q || sees_nothing(p, row))
-          continue;
-        const float gradient = p.dlse[flat_head * p.seq_q + row];
-#pragma unroll
-        for (int j = 0; j < HEAD_DIM / 8; ++j) {
-          dq[j][2 * r] += gradient * mean[8 * j];
-          dq[j][2 * r + 1] += gradient * mean[8 * j + 1];
-        }
-      }
-    }
+    if (p.dlse != nullptr)
+      add_mean(p, dq, flat_head, flat_kv_head, query[0]);
   }
   store_rows(p.dq + batch * p.dq_stride_b + head * p.dq_stride_h + warp_query * p.dq_stride_s,
              p.dq_stride_s, p.seq_q - warp_query, dq, p.softmax_scale, p.softmax_scale);

@@ -39,6 +39,10 @@ __device__ __forceinline__ float quad_max_nan(float x) {
   x = max_nan(x, __shfl_xor_sync(~0u, x, 1));
   return max_nan(x, __shfl_xor_sync(~0u, x, 2));
 }
+__device__ __forceinline__ void quad_max_nan(float (&rows)[2]) {
+  rows[0] = quad_max_nan(rows[0]);
+  rows[1] = quad_max_nan(rows[1]);
+}
 __device__ __forceinline__ float quad_max_number(float x) {
   x = max_number(x, __shfl_xor_sync(~0u, x, 1));
   return max_number(x, __shfl_xor_sync(~0u, x, 2));
