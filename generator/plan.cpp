@@ -31,7 +31,7 @@ std::vector<Field> plain(std::initializer_list<Operand> operands) {
 /// What the quantisation kernel of one tensor reads and writes.
 struct QuantizeRole {
   O x, stride_b, stride_h, stride_s, tokens, padded;
-  O rows8, transposed8, transposed8_step;
+  O rows8, transposed8, transposed8_scale;
 };
 
 std::vector<Field> quantize_fields(const QuantizeRole& r) {
@@ -41,11 +41,11 @@ std::vector<Field> quantize_fields(const QuantizeRole& r) {
                                {"x_stride_s", r.stride_s},
                                {"rows8", r.rows8},
                                {"transposed8", r.transposed8},
-                               {"transposed8_step", r.transposed8_step},
+                               {"transposed8_scale", r.transposed8_scale},
                                {"tokens", r.tokens},
                                {"padded", r.padded}};
   for (O operand :
-       {O::k_mean, O::k8_step, O::q_rows, O::lse, O::out, O::out_stride_b, O::out_stride_h,
+       {O::k_mean, O::k8_scale, O::q_rows, O::lse, O::out, O::out_stride_b, O::out_stride_h,
         O::out_stride_s, O::dlse, O::heads, O::heads_kv, O::softmax_scale})
     fields.push_back({name_of(operand), operand});
   return fields;
@@ -64,10 +64,10 @@ std::vector<Field> make_fields(KernelKind kind) {
                             O::padded_q, O::q8, O::qt8, O::q_channels});
   case KernelKind::quantize_k:
     return quantize_fields({O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s, O::seq_kv,
-                            O::padded_kv, O::k8, O::kt8, O::kt8_step});
+                            O::padded_kv, O::k8, O::kt8, O::kt8_scale});
   case KernelKind::quantize_v:
     return quantize_fields({O::v, O::v_stride_b, O::v_stride_h, O::v_stride_s, O::seq_kv,
-                            O::padded_kv, O::no_bytes, O::vt8, O::vt8_step});
+                            O::padded_kv, O::no_bytes, O::vt8, O::vt8_scale});
   case KernelKind::quantize_dout:
     return quantize_fields({O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s, O::seq_q,
                             O::padded_q, O::no_bytes, O::dot8, O::q_channels});
@@ -75,7 +75,7 @@ std::vector<Field> make_fields(KernelKind kind) {
     return plain({O::q, O::q_stride_b, O::q_stride_h, O::q_stride_s,
                   O::k, O::k_stride_b, O::k_stride_h, O::k_stride_s,
                   O::out, O::out_stride_b, O::out_stride_h, O::out_stride_s,
-                  O::lse, O::q8, O::q_rows, O::k8, O::k8_step, O::vt8, O::vt8_step,
+                  O::lse, O::q8, O::q_rows, O::k8, O::k8_scale, O::vt8, O::vt8_scale,
                   O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
                   O::causal_offset, O::softmax_scale});
   case KernelKind::backward_dq:
@@ -84,7 +84,7 @@ std::vector<Field> make_fields(KernelKind kind) {
                   O::v, O::v_stride_b, O::v_stride_h, O::v_stride_s,
                   O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s,
                   O::dq, O::dq_stride_b, O::dq_stride_h, O::dq_stride_s,
-                  O::dlse, O::k_mean, O::q8, O::q_rows, O::k8, O::k8_step, O::kt8, O::kt8_step,
+                  O::dlse, O::k_mean, O::q8, O::q_rows, O::k8, O::k8_scale, O::kt8, O::kt8_scale,
                   O::tile_p_max, O::tile_ds_max,
                   O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
                   O::causal_offset, O::softmax_scale});
@@ -95,7 +95,7 @@ std::vector<Field> make_fields(KernelKind kind) {
                   O::dout, O::dout_stride_b, O::dout_stride_h, O::dout_stride_s,
                   O::dk, O::dk_stride_b, O::dk_stride_h, O::dk_stride_s,
                   O::dv, O::dv_stride_b, O::dv_stride_h, O::dv_stride_s,
-                  O::q8, O::q_rows, O::k8, O::k8_step, O::qt8, O::dot8, O::q_channels,
+                  O::q8, O::q_rows, O::k8, O::k8_scale, O::qt8, O::dot8, O::q_channels,
                   O::tile_p_max, O::tile_ds_max,
                   O::heads, O::heads_kv, O::seq_q, O::seq_kv, O::padded_q, O::padded_kv,
                   O::causal_offset, O::softmax_scale});
@@ -153,18 +153,18 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   if (scores8) {
     add(O::q8, {heads_q, tokens_q, d});
     add(O::k8, {heads_k, tokens_k, d});
-    add(O::k8_step, {heads_k, tokens_k, 4});
+    add(O::k8_scale, {heads_k, tokens_k, 4});
   }
   if (!backward) {
     add(O::vt8, {heads_k, tokens_k, d});
-    add(O::vt8_step, {heads_k, groups_k, d, 4});
+    add(O::vt8_scale, {heads_k, groups_k, d, 4});
     return buffers;
   }
   add(O::qt8, {heads_q, tokens_q, d});
   add(O::dot8, {heads_q, tokens_q, d});
   add(O::q_channels, {heads_q, groups_q, 2, d, 4});
   add(O::kt8, {heads_k, tokens_k, d});
-  add(O::kt8_step, {heads_k, groups_k, d, 4});
+  add(O::kt8_scale, {heads_k, groups_k, d, 4});
   if (s.granularity == Granularity::block) {
     add(O::tile_p_max, {heads_q, groups_q, groups_k, 4});
     add(O::tile_ds_max, {heads_q, groups_q, groups_k, 4});

@@ -35,9 +35,9 @@ float exp2_fused(float x, float scale, float addend) {
 
 /// Copies of a token-by-channel matrix, quantised group by group of tokens.
 struct Copy {
-  std::vector<float> levels;     ///< tokens x channels
-  std::vector<float> token_step; ///< one a token
-  std::vector<float> group_step; ///< groups x channels
+  std::vector<float> levels;      ///< tokens x channels
+  std::vector<float> token_scale; ///< one a token
+  std::vector<float> group_scale; ///< groups x channels
 };
 Copy quantized_copy(const float* x, int64_t tokens, int64_t channels, int64_t group,
                     Sharing sharing) {
@@ -46,12 +46,12 @@ Copy quantized_copy(const float* x, int64_t tokens, int64_t channels, int64_t gr
     const Quantized part = quantize(x + first * channels, std::min(group, tokens - first), channels,
                                     channels, sharing, kSignedLevels);
     copy.levels.insert(copy.levels.end(), part.levels.begin(), part.levels.end());
-    copy.token_step.insert(copy.token_step.end(), part.row_step.begin(), part.row_step.end());
+    copy.token_scale.insert(copy.token_scale.end(), part.row_scale.begin(), part.row_scale.end());
     // A `whole` scale sits in both: products over tokens use it by channel.
-    std::vector<float> steps = part.column_step;
+    std::vector<float> scales = part.column_scale;
     if (sharing == Sharing::whole)
-      std::fill(steps.begin(), steps.end(), part.row_step[0]);
-    copy.group_step.insert(copy.group_step.end(), steps.begin(), steps.end());
+      std::fill(scales.begin(), scales.end(), part.row_scale[0]);
+    copy.group_scale.insert(copy.group_scale.end(), scales.begin(), scales.end());
   }
   return copy;
 }
@@ -146,9 +146,9 @@ private:
     gemm(rows, n, d, rows_of(queries.levels.data()), rows_of(k_scores_.levels.data()).transposed(),
          scores_.data(), n);
     for (int64_t i = 0; i < rows; ++i) {
-      row_factor_[i] *= queries.token_step[i];
+      row_factor_[i] *= queries.token_scale[i];
       for (int64_t j = 0; j < n; ++j)
-        scores_[i * n + j] *= k_scores_.token_step[j];
+        scores_[i * n + j] *= k_scores_.token_scale[j];
       if (shifts_)
         shift_[i] = dot(q + i * d, mean_.data(), d) * head_.softmax_scale;
     }
@@ -192,11 +192,11 @@ private:
       }
       const float* v = plan_.pv ? v_transposed_.levels.data() : head_.v;
       gemm(rows, d, columns, {p.data(), tile}, rows_of(v + first * d), product.data(), d);
-      const float* steps =
-          plan_.pv ? v_transposed_.group_step.data() + first / tile * d : ones.data();
+      const float* scales =
+          plan_.pv ? v_transposed_.group_scale.data() + first / tile * d : ones.data();
       for (int64_t i = 0; i < rows; ++i)
         if (!head_.visible(out.first + i).within(first, columns).empty())
-          add_scaled(&out.o[i * d], &product[i * d], 1, d, &beta[i], steps);
+          add_scaled(&out.o[i * d], &product[i * d], 1, d, &beta[i], scales);
     }
     for (int64_t i = 0; i < rows; ++i) {
       if (head_.visible(out.first + i).empty())
@@ -239,7 +239,7 @@ private:
            out.dp.data(), n);
       for (int64_t i = 0; i < rows; ++i)
         for (int64_t j = 0; j < n; ++j)
-          out.dp[i * n + j] *= douts.token_step[i] * v_rows_.token_step[j];
+          out.dp[i * n + j] *= douts.token_scale[i] * v_rows_.token_scale[j];
     } else {
       gemm(rows, n, d, rows_of(dout), rows_of(head_.v).transposed(), out.dp.data(), n);
     }
@@ -274,9 +274,10 @@ private:
       const Quantized operand = quantize(x.data() + first, rows, columns, n, over_tokens(), levels);
       gemm(columns, d, rows, MatrixView<float>{operand.levels.data(), columns}.transposed(),
            rows_of(copy.levels.data()), product.data(), d);
-      const std::vector<float> steps =
-          block_ ? std::vector<float>(columns, operand.row_step[0]) : operand.column_step;
-      add_scaled(sum + first * d, product.data(), columns, d, steps.data(), copy.group_step.data());
+      const std::vector<float> scales =
+          block_ ? std::vector<float>(columns, operand.row_scale[0]) : operand.column_scale;
+      add_scaled(sum + first * d, product.data(), columns, d, scales.data(),
+                 copy.group_scale.data());
     };
 
     for (int64_t first = 0; first < n; first += tile) {
@@ -290,8 +291,8 @@ private:
             quantize(out.ds.data() + first, rows, columns, n, over_channels(), kSignedLevels);
         gemm(rows, d, columns, {ds.levels.data(), columns},
              rows_of(k_transposed_.levels.data() + first * d), product.data(), d);
-        add_scaled(out.dq.data(), product.data(), rows, d, ds.row_step.data(),
-                   k_transposed_.group_step.data() + first / tile * d);
+        add_scaled(out.dq.data(), product.data(), rows, d, ds.row_scale.data(),
+                   k_transposed_.group_scale.data() + first / tile * d);
       } else {
         const std::vector<float> ds = rounded_tile(out.ds.data() + first, rows, columns);
         gemm(rows, d, columns, {ds.data(), columns}, rows_of(head_.k + first * d), out.dq.data(), d,

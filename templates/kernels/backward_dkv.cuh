@@ -37,7 +37,7 @@ struct SharedLayout {
   static constexpr int TRANSPOSED_BYTES = 2 * HEAD_DIM * TILE_Q;
   static constexpr int ROWS = TRANSPOSED + STAGES * TRANSPOSED_BYTES; ///< vectors per query
   static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
-  static constexpr int CHANNELS = ROWS + STAGES * ROWS_BYTES; ///< steps of transposed Q, then dO
+  static constexpr int CHANNELS = ROWS + STAGES * ROWS_BYTES; ///< scales of transposed Q, then dO
   static constexpr int CHANNELS_BYTES = CHANNEL_VECTORS * HEAD_DIM * 4;
   static constexpr int TOTAL = CHANNELS + STAGES * CHANNELS_BYTES;
 };
@@ -49,9 +49,9 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4], u32 rows,
                                               float (&largest)[2]) {
 #pragma unroll
   for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
-    const float4 steps = read_columns(rows + ROW_STEP * TILE_Q * 4, pair);
+    const float4 scales = read_columns(rows + ROW_SCALE * TILE_Q * 4, pair);
     const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
-    const float step[4] = {steps.x, steps.y, steps.z, steps.w};
+    const float scale[4] = {scales.x, scales.y, scales.z, scales.w};
     const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4], u32 rows,
       for (int i = 0; i < 4; ++i) {
         const int column = 2 * half + (i & 1);
         float& score = x[2 * pair + half][i];
-        score = exp2_approx(__fmaf_rn(score, step[column], -lse[column]));
+        score = exp2_approx(__fmaf_rn(score, scale[column], -lse[column]));
         if constexpr (!BLOCK_SCALES)
           largest[i >> 1] = max_nan(largest[i >> 1], score);
       }
@@ -144,10 +144,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const int warp_key = first_key + warp_id() * 16;
   const int key[2] = {warp_key + row_in_warp, warp_key + row_in_warp + 8};
-  float key_step[2] = {1.0f, 1.0f};
+  float key_scale[2] = {1.0f, 1.0f};
   if constexpr (!QK16) {
-    key_step[0] = p.k8_step[flat_kv_head * p.padded_kv + sigma_slot(key[0])];
-    key_step[1] = p.k8_step[flat_kv_head * p.padded_kv + sigma_slot(key[1])];
+    key_scale[0] = p.k8_scale[flat_kv_head * p.padded_kv + sigma_slot(key[0])];
+    key_scale[1] = p.k8_scale[flat_kv_head * p.padded_kv + sigma_slot(key[1])];
   }
 
   ScoreRows keys;
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (STAGES == 2)
       load_rows(next, next_stage);
     load_transposed(STAGES == 2 ? next : walk, next_stage);
-    if (walk.step == 0) {
+    if (walk.count == 0) {
       keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
       values.load(shared + SharedLayout::VALUES, warp_id() * 16);
     }
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        x[j][i] = Scores::scaled(sums[j][i], key_step[i >> 1]);
+        x[j][i] = Scores::scaled(sums[j][i], key_scale[i >> 1]);
     }
     if (needs_mask(p, first_query, warp_key, 16))
       mask(x, [&](int r, int column) { return hidden(p, first_query + column, key[r]); });
@@ -228,18 +228,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 transposed =
         shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
     const u32 channels = shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES;
-    const u32 dout_steps = channels + CHANNEL_DOUT * HEAD_DIM * 4;
-    const u32 q_steps = channels + CHANNEL_Q * HEAD_DIM * 4;
+    const u32 dout_scales = channels + CHANNEL_DOUT * HEAD_DIM * 4;
+    const u32 q_scales = channels + CHANNEL_Q * HEAD_DIM * 4;
     // Both products are under way at once where there are registers for both.
     TokenProducts<false, TILE_Q / 32> p_dout;
     TokenProducts<true, TILE_Q / 32> ds_q;
     p_dout.issue(p8, transposed + HEAD_DIM * TILE_Q);
     if constexpr (HEAD_DIM <= 64)
       ds_q.issue(ds8, transposed);
-    p_dout.template add_to<HEAD_DIM <= 64 ? 1 : 0>(dv, dout_steps, p_low.step, p_high.step);
+    p_dout.template add_to<HEAD_DIM <= 64 ? 1 : 0>(dv, dout_scales, p_low.value, p_high.value);
     if constexpr (HEAD_DIM > 64)
       ds_q.issue(ds8, transposed);
-    ds_q.template add_to<0>(dk, q_steps, ds_low.step, ds_high.step);
+    ds_q.template add_to<0>(dk, q_scales, ds_low.value, ds_high.value);
     walk = next;
   }
   cp_async_wait<0>();

@@ -32,11 +32,11 @@ struct SharedLayout {
   static constexpr int VALUES_BYTES = GROUP_KV * VALUE_ROW_BYTES;
   static constexpr int KEYS_T = VALUES + STAGES * VALUES_BYTES;
   static constexpr int KEYS_T_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int KEY_STEPS = KEYS_T + STAGES * KEYS_T_BYTES;
-  static constexpr int KEY_STEPS_BYTES = GROUP_KV * 4;
-  static constexpr int CHANNEL_STEPS = KEY_STEPS + STAGES * KEY_STEPS_BYTES;
-  static constexpr int CHANNEL_STEPS_BYTES = HEAD_DIM * 4;
-  static constexpr int MAXIMA = CHANNEL_STEPS + STAGES * CHANNEL_STEPS_BYTES;
+  static constexpr int KEY_SCALES = KEYS_T + STAGES * KEYS_T_BYTES;
+  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
+  static constexpr int CHANNEL_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
+  static constexpr int CHANNEL_SCALES_BYTES = HEAD_DIM * 4;
+  static constexpr int MAXIMA = CHANNEL_SCALES + STAGES * CHANNEL_SCALES_BYTES;
   static constexpr int TOTAL = MAXIMA + (BLOCK_SCALES ? 2 * WARPS * 8 : 0);
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
@@ -46,13 +46,14 @@ static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole b
 using KeyWalk = Walk<GROUP_KV>;
 
 /// Scores become probabilities, rows g and g + 8 by their own lse.
-__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4], const float (&score_step)[2],
-                                              const float (&lse)[2], float& largest) {
+__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
+                                              const float (&score_scale)[2], const float (&lse)[2],
+                                              float& largest) {
 #pragma unroll
   for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[i >> 1], -lse[i >> 1]));
+      x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_scale[i >> 1], -lse[i >> 1]));
       if constexpr (BLOCK_SCALES)
         largest = max_nan(largest, x[j][i]);
     }
@@ -99,9 +100,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s, p.k_stride_s,
           p.seq_kv - first);
       if constexpr (!QK16)
-        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
-                                           stage * SharedLayout::KEY_STEPS_BYTES,
-                                       p.k8_step + token);
+        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_SCALES +
+                                           stage * SharedLayout::KEY_SCALES_BYTES,
+                                       p.k8_scale + token);
       load_tile<GROUP_KV, VALUE_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           values + first * p.v_stride_s, p.v_stride_s * 2, p.seq_kv - first);
@@ -115,9 +116,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
           p.kt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_STEPS +
-                                         stage * SharedLayout::CHANNEL_STEPS_BYTES,
-                                     p.kt8_step + token / GROUP_KV * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_SCALES +
+                                         stage * SharedLayout::CHANNEL_SCALES_BYTES,
+                                     p.kt8_scale + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
@@ -137,12 +138,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const int warp_query = first_query + warp_id() * 16;
   const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
-  float score_step[2], lse[2], minus_delta[2]; // scores and lse in log2 units
+  float score_scale[2], lse[2], minus_delta[2]; // scores and lse in log2 units
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const s64 first_row = flat_head * p.padded_q;
-    score_step[r] =
-        QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_STEP);
+    score_scale[r] =
+        QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_SCALE);
     lse[r] = read_row(p.q_rows, first_row, query[r], ROW_SHIFT);
     minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
   }
@@ -185,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (STAGES == 2)
       load_keys_and_values(walk.next());
     load_transposed_keys(STAGES == 2 ? walk.next() : walk);
-    if (walk.step == 0) {
+    if (walk.count == 0) {
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
       dout.load(shared + SharedLayout::DOUT, warp_id() * 16);
     }
@@ -206,16 +207,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       finish<1>(sums);
       float x[COLUMNS8][4];
       scale_columns(x, sums,
-                    shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES +
+                    shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES +
                         tile * TOKENS_PER_TILE * 4);
       if (needs_mask(p, warp_query, tile_key, TOKENS_PER_TILE))
         mask(x, [&](int r, int column) { return hidden(p, query[r], tile_key + column); });
-      probabilities(x, score_step, lse, largest_p);
+      probabilities(x, score_scale, lse, largest_p);
       finish_values<0>(ds[tile], start);
       score_gradients<true>(ds[tile], x, largest_ds);
     }
 
-    const u32 maxima = shared + SharedLayout::MAXIMA + (walk.step & 1) * WARPS * 8;
+    const u32 maxima = shared + SharedLayout::MAXIMA + (walk.count & 1) * WARPS * 8;
     if constexpr (BLOCK_SCALES)
       put_maxima(maxima, largest_ds, largest_p);
     else
@@ -238,8 +239,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     TokenProducts<true, GROUP_KV / 32> ds_k;
     ds_k.issue(ds8, shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES);
     ds_k.template add_to<0>(
-        dq, shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
-        low.step, high.step);
+        dq, shared + SharedLayout::CHANNEL_SCALES + stage * SharedLayout::CHANNEL_SCALES_BYTES,
+        low.value, high.value);
   }
   cp_async_wait<0>();
 

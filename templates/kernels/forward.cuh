@@ -27,11 +27,11 @@ struct SharedLayout {
   static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
   static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
   static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int KEY_STEPS = VALUES + STAGES * VALUES_BYTES;
-  static constexpr int KEY_STEPS_BYTES = GROUP_KV * 4;
-  static constexpr int CHANNEL_STEPS = KEY_STEPS + STAGES * KEY_STEPS_BYTES;
-  static constexpr int CHANNEL_STEPS_BYTES = HEAD_DIM * 4;
-  static constexpr int TOTAL = CHANNEL_STEPS + STAGES * CHANNEL_STEPS_BYTES;
+  static constexpr int KEY_SCALES = VALUES + STAGES * VALUES_BYTES;
+  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
+  static constexpr int CHANNEL_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
+  static constexpr int CHANNEL_SCALES_BYTES = HEAD_DIM * 4;
+  static constexpr int TOTAL = CHANNEL_SCALES + STAGES * CHANNEL_SCALES_BYTES;
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
@@ -45,13 +45,13 @@ struct RowState {
 
   /// Takes in a group: scores of row g + 8r become P times 255, relative to the group's own
   /// maximum. `alpha` brings what was summed before to the new maximum, `beta` this group's P.
-  __device__ __forceinline__ void softmax(float (&x)[COLUMNS8][4], int r, float score_step,
+  __device__ __forceinline__ void softmax(float (&x)[COLUMNS8][4], int r, float score_scale,
                                           float& alpha, float& beta) {
     float largest = -INFINITY_F;
 #pragma unroll
     for (int j = 0; j < COLUMNS8; ++j)
       largest = max_number(largest, max_number(x[j][2 * r], x[j][2 * r + 1]));
-    largest = quad_max_number(largest) * score_step;
+    largest = quad_max_number(largest) * score_scale;
     // Rows that have seen no key yet keep a maximum of -inf but never subtract it.
     const float new_maximum = max_number(maximum, largest);
     const float base = new_maximum == -INFINITY_F ? 0.0f : new_maximum;
@@ -65,7 +65,7 @@ struct RowState {
     for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
       for (int i = 2 * r; i < 2 * r + 2; ++i) {
-        x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step, -offset));
+        x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_scale, -offset));
         group_sum += x[j][i];
       }
     }
@@ -106,9 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s, p.k_stride_s,
           p.seq_kv - first);
       if constexpr (!QK16)
-        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
-                                           stage * SharedLayout::KEY_STEPS_BYTES,
-                                       p.k8_step + token);
+        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_SCALES +
+                                           stage * SharedLayout::KEY_SCALES_BYTES,
+                                       p.k8_scale + token);
     }
     cp_async_commit();
   };
@@ -119,9 +119,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           p.vt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_STEPS +
-                                         stage * SharedLayout::CHANNEL_STEPS_BYTES,
-                                     p.vt8_step + token / GROUP_KV * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_SCALES +
+                                         stage * SharedLayout::CHANNEL_SCALES_BYTES,
+                                     p.vt8_scale + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
@@ -137,11 +137,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const int warp_query = first_query + warp_id() * 16;
   const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
-  float score_step[2]; // of a query's scores, in log2 units
+  float score_scale[2]; // of a query's scores, in log2 units
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    score_step[r] = QK16 ? p.softmax_scale * LOG2_E
-                         : read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_STEP);
+    score_scale[r] = QK16 ? p.softmax_scale * LOG2_E
+                          : read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_SCALE);
 
   ScoreRows queries;
   float o[HEAD_DIM / 8][4] = {};
@@ -154,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int tile = 0; tile < KEY_TILES; ++tile)
       issue_scores(&sums[tile * 8], queries, keys + tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
     finish<0>(sums);
-    scale_columns(x, sums,
-                  shared + SharedLayout::KEY_STEPS + walk.stage() * SharedLayout::KEY_STEPS_BYTES);
+    scale_columns(
+        x, sums, shared + SharedLayout::KEY_SCALES + walk.stage() * SharedLayout::KEY_SCALES_BYTES);
     if (needs_mask(p, warp_query, walk.first(), GROUP_KV))
       mask(x, [&](int r, int column) { return hidden(p, query[r], walk.first() + column); });
   };
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (STAGES == 2)
       load_keys(walk.next());
     load_values(STAGES == 2 ? walk.next() : walk);
-    if (walk.step == 0)
+    if (walk.count == 0)
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
 
     float x[COLUMNS8][4];
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float alpha[2], beta[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      rows[r].softmax(x, r, score_step[r], alpha[r], beta[r]);
+      rows[r].softmax(x, r, score_scale[r], alpha[r], beta[r]);
     u32 p8[GROUP_KV / 32][4];
     quantize_fragments<false, GROUP_KV / 32>(p8, x, 1.0f, 1.0f);
     rescale(o, alpha);
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     TokenProducts<false, GROUP_KV / 32> p_v;
     p_v.issue(p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES);
     p_v.template add_to<0>(
-        o, shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
+        o, shared + SharedLayout::CHANNEL_SCALES + stage * SharedLayout::CHANNEL_SCALES_BYTES,
         beta[0], beta[1]);
   }
   cp_async_wait<0>();

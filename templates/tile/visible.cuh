@@ -59,21 +59,21 @@ __device__ __forceinline__ void mask(float (&x)[COLUMNS8][4], const Hidden& is_h
   }
 }
 
-/// A loop over the tiles of SIZE tokens that hold a range. `step` counts them, so that copies and
+/// A loop over the tiles of SIZE tokens that hold a range. `count` counts them, so that copies and
 /// products agree on the stage.
 template <int SIZE> struct Walk {
-  int tile, end, step = 0;
+  int tile, end, count = 0;
 
   __device__ __forceinline__ explicit Walk(Range tokens)
       : tile(tokens.begin / SIZE), end(ceil_div(tokens.end, SIZE)) {}
 
   __device__ __forceinline__ bool more() const { return tile < end; }
   __device__ __forceinline__ int first() const { return tile * SIZE; }
-  __device__ __forceinline__ int stage() const { return step % STAGES; }
+  __device__ __forceinline__ int stage() const { return count % STAGES; }
   __device__ __forceinline__ Walk next() const {
     Walk walk = *this;
     ++walk.tile;
-    ++walk.step;
+    ++walk.count;
     return walk;
   }
 };
@@ -91,7 +91,7 @@ template <int SIZE> struct WalkOverHeads : Walk<SIZE> {
     WalkOverHeads walk = *this;
     walk.head = ends_head() ? head + 1 : head;
     walk.tile = ends_head() ? first_tile : this->tile + 1;
-    ++walk.step;
+    ++walk.count;
     return walk;
   }
 };

@@ -53,7 +53,7 @@ struct Params {
   s8* q8;
   float* q_rows;
   s8* k8;
-  float* k8_step;
+  float* k8_scale;
   s8* qt8;
   s8* dot8;
   float* q_channels;
