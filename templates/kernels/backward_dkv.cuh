@@ -91,9 +91,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const s64 dout_turn =
       p.dout_stride_h - static_cast<s64>(last_tile - start.tile) * TILE_Q * p.dout_stride_s;
   const auto advance = [&](const QueryWalk& walk) {
-    const bool turns = walk.ends_head();
-    return QueryWalk{walk.next(), walk.token + (turns ? token_turn : TILE_Q),
-                     walk.dout + (turns ? dout_turn : TILE_Q * p.dout_stride_s)};
+    const bool stays = walk.stays();
+    return QueryWalk{walk.next(), walk.token + (stays ? TILE_Q : token_turn),
+                     walk.dout + (stays ? TILE_Q * p.dout_stride_s : dout_turn)};
   };
 
   const auto load_rows = [&](const QueryWalk& walk, int stage) {

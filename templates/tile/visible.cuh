@@ -36,8 +36,8 @@ __device__ __forceinline__ bool meet(const Params& p, int last_query, int first_
 /// Whether any key of the tile is hidden from any query of it, the first query seeing the fewest.
 __device__ __forceinline__ bool needs_mask(const Params& p, int first_query, int first_key,
                                            int keys) {
-  const int first_hidden = CAUSAL ? first_query + p.causal_offset + 1 : p.seq_kv;
-  return first_key + keys > minimum(first_hidden, p.seq_kv);
+  return (CAUSAL && first_key + keys - 1 > first_query + p.causal_offset) ||
+         first_key + keys > p.seq_kv;
 }
 __device__ __forceinline__ bool hidden(const Params& p, int query, int key) {
   return key >= p.seq_kv || (CAUSAL && key > query + p.causal_offset);
@@ -86,11 +86,11 @@ template <int SIZE> struct WalkOverHeads : Walk<SIZE> {
         heads_end(first_head + heads), first_tile(this->tile) {}
 
   __device__ __forceinline__ bool more() const { return head < heads_end; }
-  __device__ __forceinline__ bool ends_head() const { return this->tile + 1 >= this->end; }
+  __device__ __forceinline__ bool stays() const { return this->tile < this->end - 1; }
   __device__ __forceinline__ WalkOverHeads next() const {
     WalkOverHeads walk = *this;
-    walk.head = ends_head() ? head + 1 : head;
-    walk.tile = ends_head() ? first_tile : this->tile + 1;
+    walk.head = stays() ? head : head + 1;
+    walk.tile = stays() ? this->tile + 1 : first_tile;
     ++walk.count;
     return walk;
   }

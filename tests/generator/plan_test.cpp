@@ -16,8 +16,8 @@ namespace {
 
 constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
 const std::set<O> kWorkspace = {O::k_partial,  O::k_mean,     O::q8,         O::k8,
-                                O::k8_scale,    O::vt8,        O::vt8_scale,   O::qt8,
-                                O::kt8,        O::kt8_scale,   O::dot8,       O::q_rows,
+                                O::k8_scale,   O::vt8,        O::vt8_scale,  O::qt8,
+                                O::kt8,        O::kt8_scale,  O::dot8,       O::q_rows,
                                 O::q_channels, O::tile_p_max, O::tile_ds_max};
 
 size_t index(O operand) { return static_cast<size_t>(operand); }

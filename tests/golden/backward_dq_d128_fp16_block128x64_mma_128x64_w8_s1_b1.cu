@@ -81,4 +81,5 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/visible.cuh
 //   kernels/backward_dq.cuh

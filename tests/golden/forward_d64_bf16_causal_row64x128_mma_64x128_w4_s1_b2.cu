@@ -70,4 +70,5 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/visible.cuh
 //   kernels/forward.cuh
