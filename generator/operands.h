@@ -25,8 +25,8 @@ namespace sagebwd {
   X(dq, "Element*") X(dk, "Element*") X(dv, "Element*")                                            \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*")                                                       \
-  X(q8, "s8*") X(k8, "s8*") X(k8_step, "float*") X(vt8, "s8*") X(vt8_step, "float*")               \
-  X(qt8, "s8*") X(kt8, "s8*") X(kt8_step, "float*") X(dot8, "s8*")                                 \
+  X(q8, "s8*") X(k8, "s8*") X(k8_scale, "float*") X(vt8, "s8*") X(vt8_scale, "float*")               \
+  X(qt8, "s8*") X(kt8, "s8*") X(kt8_scale, "float*") X(dot8, "s8*")                                 \
   X(q_rows, "float*") X(q_channels, "float*")                                                      \
   X(tile_p_max, "float*") X(tile_ds_max, "float*")                                                 \
   /* strides of the caller's tensors, in elements: batch, head, token */                           \

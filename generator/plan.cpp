@@ -53,18 +53,18 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   if (scores8) {
     add(O::q8, {heads_q, tokens_q, d});
     add(O::k8, {heads_k, tokens_k, d});
-    add(O::k8_step, {heads_k, tokens_k, 4});
+    add(O::k8_scale, {heads_k, tokens_k, 4});
   }
   if (!backward) {
     add(O::vt8, {heads_k, tokens_k, d});
-    add(O::vt8_step, {heads_k, groups_k, d, 4});
+    add(O::vt8_scale, {heads_k, groups_k, d, 4});
     return buffers;
   }
   add(O::qt8, {heads_q, tokens_q, d});
   add(O::dot8, {heads_q, tokens_q, d});
   add(O::q_channels, {heads_q, groups_q, 2, d, 4});
   add(O::kt8, {heads_k, tokens_k, d});
-  add(O::kt8_step, {heads_k, groups_k, d, 4});
+  add(O::kt8_scale, {heads_k, groups_k, d, 4});
   if (s.granularity == Granularity::block) {
     add(O::tile_p_max, {heads_q, groups_q, groups_k, 4});
     add(O::tile_ds_max, {heads_q, groups_q, groups_k, 4});

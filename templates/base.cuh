@@ -27,12 +27,12 @@ constexpr float LN_2 = 0.693147181f;
 constexpr int TOKENS_PER_TILE = 64;
 
 /// q_rows[head][tile of 64 queries][row vector][slot]: what the attention kernels read per query.
-constexpr int ROW_STEP = 0; ///< value of one level of a score, softmax scale and log2(e) included
+constexpr int ROW_SCALE = 0; ///< value of one level of a score, softmax scale and log2(e) included
 /// Forward: the score shift of K-smoothing. Backward: lse, in log2 units.
 constexpr int ROW_SHIFT = 1;
 constexpr int ROW_MINUS_DELTA = 2; ///< backward: where dP starts from
 constexpr int ROW_VECTORS = 3;
-/// q_channels[head][group of queries][channel vector][slot]: steps of the transposed copies.
+/// q_channels[head][group of queries][channel vector][slot]: scales of the transposed copies.
 constexpr int CHANNEL_Q = 0;
 constexpr int CHANNEL_DOUT = 1;
 constexpr int CHANNEL_VECTORS = 2;

@@ -48,7 +48,7 @@ struct Params {
   float* lse;
   const float* dlse;
   s8 *rows8, *transposed8, *q8, *k8, *vt8, *qt8, *kt8, *dot8;
-  float *k_partial, *k_mean, *transposed8_step, *k8_step, *vt8_step, *kt8_step;
+  float *k_partial, *k_mean, *transposed8_scale, *k8_scale, *vt8_scale, *kt8_scale;
   float *q_rows, *q_channels, *tile_p_max, *tile_ds_max;
   s64 x_stride_b, x_stride_h, x_stride_s;
   s64 q_stride_b, q_stride_h, q_stride_s;

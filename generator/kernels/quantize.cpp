@@ -26,7 +26,7 @@ void narrow(AttentionSpec& s) {
 struct Role {
   KernelKind kind;
   std::string_view name; ///< in the template's enumeration
-  O x, tokens, padded, rows8, transposed8, transposed8_step;
+  O x, tokens, padded, rows8, transposed8, transposed8_scale;
   bool of_queries, has_rows;
   bool (*needed)(Pass, const AttentionSpec&);
 };
@@ -35,10 +35,10 @@ constexpr Role kRoles[] = {
     {KernelKind::quantize_q, "q", O::q, O::seq_q, O::padded_q, O::q8, O::qt8, O::q_channels,
      /*of_queries=*/true, /*has_rows=*/true,
      [](Pass pass, const AttentionSpec& s) { return scores8(s) || pass == Pass::backward; }},
-    {KernelKind::quantize_k, "k", O::k, O::seq_kv, O::padded_kv, O::k8, O::kt8, O::kt8_step,
+    {KernelKind::quantize_k, "k", O::k, O::seq_kv, O::padded_kv, O::k8, O::kt8, O::kt8_scale,
      /*of_queries=*/false, /*has_rows=*/true,
      [](Pass pass, const AttentionSpec& s) { return scores8(s) || pass == Pass::backward; }},
-    {KernelKind::quantize_v, "v", O::v, O::seq_kv, O::padded_kv, O::no_bytes, O::vt8, O::vt8_step,
+    {KernelKind::quantize_v, "v", O::v, O::seq_kv, O::padded_kv, O::no_bytes, O::vt8, O::vt8_scale,
      /*of_queries=*/false, /*has_rows=*/false,
      [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; }},
     {KernelKind::quantize_dout, "dout", O::dout, O::seq_q, O::padded_q, O::no_bytes, O::dot8,
@@ -68,11 +68,11 @@ std::vector<Field> fields_of_role(const Role& r) {
                                {"x_stride_s", x_stride(2)},
                                {"rows8", r.rows8},
                                {"transposed8", r.transposed8},
-                               {"transposed8_step", r.transposed8_step},
+                               {"transposed8_scale", r.transposed8_scale},
                                {"tokens", r.tokens},
                                {"padded", r.padded}};
-  for (const Field& field : fields_named({O::k_mean, O::k8_step, O::q_rows, O::lse, O::out, O::dlse,
-                                          O::heads, O::heads_kv, O::softmax_scale}))
+  for (const Field& field : fields_named({O::k_mean, O::k8_scale, O::q_rows, O::lse, O::out,
+                                          O::dlse, O::heads, O::heads_kv, O::softmax_scale}))
     fields.push_back(field);
   return fields;
 }

@@ -35,9 +35,9 @@ float exp2_fused(float x, float scale, float addend) {
 
 /// Copies of a token-by-channel matrix, quantised group by group of tokens.
 struct Copy {
-  std::vector<float> levels;     ///< tokens x channels
-  std::vector<float> token_step; ///< one a token
-  std::vector<float> group_step; ///< groups x channels
+  std::vector<float> levels;      ///< tokens x channels
+  std::vector<float> token_scale; ///< one a token
+  std::vector<float> group_scale; ///< groups x channels
 };
 Copy quantized_copy(const float* x, int64_t tokens, int64_t channels, int64_t group,
                     Sharing sharing) {
@@ -46,12 +46,12 @@ Copy quantized_copy(const float* x, int64_t tokens, int64_t channels, int64_t gr
     const Quantized part = quantize(x + first * channels, std::min(group, tokens - first), channels,
                                     channels, sharing, kSignedLevels);
     copy.levels.insert(copy.levels.end(), part.levels.begin(), part.levels.end());
-    copy.token_step.insert(copy.token_step.end(), part.row_step.begin(), part.row_step.end());
+    copy.token_scale.insert(copy.token_scale.end(), part.row_scale.begin(), part.row_scale.end());
     // A `whole` scale sits in both: products over tokens use it by channel.
-    std::vector<float> steps = part.column_step;
+    std::vector<float> scales = part.column_scale;
     if (sharing == Sharing::whole)
-      std::fill(steps.begin(), steps.end(), part.row_step[0]);
-    copy.group_step.insert(copy.group_step.end(), steps.begin(), steps.end());
+      std::fill(scales.begin(), scales.end(), part.row_scale[0]);
+    copy.group_scale.insert(copy.group_scale.end(), scales.begin(), scales.end());
   }
   return copy;
 }
@@ -146,9 +146,9 @@ private:
     gemm(rows, n, d, rows_of(queries.levels.data()), rows_of(k_scores_.levels.data()).transposed(),
          scores_.data(), n);
     for (int64_t i = 0; i < rows; ++i) {
-      row_factor_[i] *= queries.token_step[i];
+      row_factor_[i] *= queries.token_scale[i];
       for (int64_t j = 0; j < n; ++j)
-        scores_[i * n + j] *= k_scores_.token_step[j];
+        scores_[i * n + j] *= k_scores_.token_scale[j];
       if (shifts_)
         shift_[i] = dot(q + i * d, mean_.data(), d) * head_.softmax_scale;
     }
@@ -167,13 +167,13 @@ private:
       const int64_t columns = std::min(tile, n - first);
       std::fill(p.begin(), p.end(), 0.0f);
       for (int64_t i = 0; i < rows; ++i) {
-        const int64_t visible = std::min(columns, head_.visible(out.first + i) - first);
+        const KeyRange visible = head_.visible(out.first + i).within(first, columns);
         beta[i] = 0;
-        if (visible <= 0)
+        if (visible.empty())
           continue;
-        const float* x = scores_.data() + i * n + first;
+        const float* x = scores_.data() + i * n;
         float largest = -kInfinity; // a NaN stays out of it and reaches the sum
-        for (int64_t j = 0; j < visible; ++j)
+        for (int64_t j = visible.begin; j < visible.end; ++j)
           largest = std::max(largest, x[j]);
         largest *= row_factor_[i];
         const float new_maximum = std::max(maximum[i], largest);
@@ -181,10 +181,10 @@ private:
         beta[i] = std::exp2(largest - new_maximum);
         maximum[i] = new_maximum;
         float tile_sum = 0;
-        for (int64_t j = 0; j < visible; ++j) {
+        for (int64_t j = visible.begin; j < visible.end; ++j) {
           const float value = exp2_fused(x[j], row_factor_[i], log2_levels - largest);
           tile_sum += value;
-          p[i * tile + j] = plan_.pv ? unsigned_level(value) : rounded(value);
+          p[i * tile + j - first] = plan_.pv ? unsigned_level(value) : rounded(value);
         }
         sum[i] = sum[i] * alpha + tile_sum * beta[i];
         for (int64_t c = 0; c < d; ++c)
@@ -192,14 +192,14 @@ private:
       }
       const float* v = plan_.pv ? v_transposed_.levels.data() : head_.v;
       gemm(rows, d, columns, {p.data(), tile}, rows_of(v + first * d), product.data(), d);
-      const float* steps =
-          plan_.pv ? v_transposed_.group_step.data() + first / tile * d : ones.data();
+      const float* scales =
+          plan_.pv ? v_transposed_.group_scale.data() + first / tile * d : ones.data();
       for (int64_t i = 0; i < rows; ++i)
-        if (head_.visible(out.first + i) > first)
-          add_scaled(&out.o[i * d], &product[i * d], 1, d, &beta[i], steps);
+        if (!head_.visible(out.first + i).within(first, columns).empty())
+          add_scaled(&out.o[i * d], &product[i * d], 1, d, &beta[i], scales);
     }
     for (int64_t i = 0; i < rows; ++i) {
-      if (head_.visible(out.first + i) == 0)
+      if (head_.visible(out.first + i).empty())
         continue;
       for (int64_t c = 0; c < d; ++c)
         out.o[i * d + c] *= 1 / sum[i];
@@ -218,8 +218,8 @@ private:
     out.p.assign(out.rows * n, 0);
     for (int64_t i = 0; i < out.rows; ++i) {
       const float log2_lse = lse[i] == -kInfinity ? kInfinity : (lse[i] - shift_[i]) * kLog2E;
-      const int64_t visible = head_.visible(out.first + i);
-      for (int64_t j = 0; j < visible; ++j)
+      const auto [begin, end] = head_.visible(out.first + i);
+      for (int64_t j = begin; j < end; ++j)
         out.p[i * n + j] = exp2_fused(scores_[i * n + j], row_factor_[i], -log2_lse);
     }
   }
@@ -239,14 +239,16 @@ private:
            out.dp.data(), n);
       for (int64_t i = 0; i < rows; ++i)
         for (int64_t j = 0; j < n; ++j)
-          out.dp[i * n + j] *= douts.token_step[i] * v_rows_.token_step[j];
+          out.dp[i * n + j] *= douts.token_scale[i] * v_rows_.token_scale[j];
     } else {
       gemm(rows, n, d, rows_of(dout), rows_of(head_.v).transposed(), out.dp.data(), n);
     }
     out.ds.assign(rows * n, 0);
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < head_.visible(out.first + i); ++j)
+    for (int64_t i = 0; i < rows; ++i) {
+      const auto [begin, end] = head_.visible(out.first + i);
+      for (int64_t j = begin; j < end; ++j)
         out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
+    }
   }
 
   /// dV, dK and dQ, one group of keys at a time.
@@ -272,15 +274,16 @@ private:
       const Quantized operand = quantize(x.data() + first, rows, columns, n, over_tokens(), levels);
       gemm(columns, d, rows, MatrixView<float>{operand.levels.data(), columns}.transposed(),
            rows_of(copy.levels.data()), product.data(), d);
-      const std::vector<float> steps =
-          block_ ? std::vector<float>(columns, operand.row_step[0]) : operand.column_step;
-      add_scaled(sum + first * d, product.data(), columns, d, steps.data(), copy.group_step.data());
+      const std::vector<float> scales =
+          block_ ? std::vector<float>(columns, operand.row_scale[0]) : operand.column_scale;
+      add_scaled(sum + first * d, product.data(), columns, d, scales.data(),
+                 copy.group_scale.data());
     };
 
     for (int64_t first = 0; first < n; first += tile) {
       const int64_t columns = std::min(tile, n - first);
-      if (head_.visible(out.first + rows - 1) <= first)
-        break;
+      if (head_.visible(out.first, rows).within(first, columns).empty())
+        continue;
       over_queries(out.p, first, columns, plan_.dv, kUnsignedLevels, douts, dout, dv.data());
       over_queries(out.ds, first, columns, plan_.dk, kSignedLevels, queries, q, dk.data());
       if (plan_.dq) {
@@ -288,8 +291,8 @@ private:
             quantize(out.ds.data() + first, rows, columns, n, over_channels(), kSignedLevels);
         gemm(rows, d, columns, {ds.levels.data(), columns},
              rows_of(k_transposed_.levels.data() + first * d), product.data(), d);
-        add_scaled(out.dq.data(), product.data(), rows, d, ds.row_step.data(),
-                   k_transposed_.group_step.data() + first / tile * d);
+        add_scaled(out.dq.data(), product.data(), rows, d, ds.row_scale.data(),
+                   k_transposed_.group_scale.data() + first / tile * d);
       } else {
         const std::vector<float> ds = rounded_tile(out.ds.data() + first, rows, columns);
         gemm(rows, d, columns, {ds.data(), columns}, rows_of(head_.k + first * d), out.dq.data(), d,
@@ -300,7 +303,7 @@ private:
     const bool lacks_mean = plan_.dq && spec_.smooth_k && head_.dlse;
     for (int64_t i = 0; i < rows * d; ++i) {
       out.dq[i] *= head_.softmax_scale;
-      if (lacks_mean && head_.visible(out.first + i / d) > 0)
+      if (lacks_mean && !head_.visible(out.first + i / d).empty())
         out.dq[i] += head_.softmax_scale * dlse(out.first + i / d) * mean_[i % d];
     }
     if (round_outputs_)

@@ -47,18 +47,19 @@ private:
     gemm(out.rows, n, d, rows_of(q_, out.first), rows_of(k_).transposed(), out.p.data(), n);
     for (int64_t i = 0; i < out.rows; ++i) {
       double* p = out.p.data() + i * n;
-      const int64_t visible = head_.visible(out.first + i);
-      std::fill(p + visible, p + n, 0.0);
+      const auto [begin, end] = head_.visible(out.first + i);
+      std::fill(p, p + begin, 0.0);
+      std::fill(p + end, p + n, 0.0);
       double maximum = -kInfinity, sum = 0;
-      for (int64_t j = 0; j < visible; ++j) {
+      for (int64_t j = begin; j < end; ++j) {
         p[j] *= head_.softmax_scale;
         maximum = std::max(maximum, p[j]);
       }
-      for (int64_t j = 0; j < visible; ++j)
+      for (int64_t j = begin; j < end; ++j)
         sum += p[j] = std::exp(p[j] - maximum);
-      for (int64_t j = 0; j < visible; ++j)
+      for (int64_t j = begin; j < end; ++j)
         p[j] /= sum;
-      out.lse[i] = visible == 0 ? -kInfinity : maximum + std::log(sum);
+      out.lse[i] = begin == end ? -kInfinity : maximum + std::log(sum);
     }
     gemm(out.rows, d, n, {out.p.data(), n}, rows_of(v_), out.o.data(), d);
   }
@@ -76,7 +77,8 @@ private:
         out.delta[i] += dout.data[i * d + c] * out.o[i * d + c];
       if (head_.dlse)
         out.delta[i] -= head_.dlse[out.first + i];
-      for (int64_t j = 0; j < head_.visible(out.first + i); ++j)
+      const auto [begin, end] = head_.visible(out.first + i);
+      for (int64_t j = begin; j < end; ++j)
         out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
     }
     const MatrixView<double> p{out.p.data(), n}, ds{out.ds.data(), n};

@@ -58,13 +58,6 @@ void check(const Inputs& in, const AttentionSpec& spec) {
                     std::to_string(kExactIntegerDepth) + " (resolved() fills in the defaults)");
 }
 
-int64_t Head::visible(int64_t query) const {
-  if (causal == Causal::none)
-    return keys;
-  const int64_t offset = causal == Causal::bottom_right ? keys - queries : 0;
-  return std::clamp<int64_t>(query + offset + 1, 0, keys);
-}
-
 Head head_of(const Inputs& in, Causal causal, int64_t index) {
   const Problem& p = in.problem;
   const int64_t batch = index / p.heads, head = index % p.heads;

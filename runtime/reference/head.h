@@ -7,6 +7,7 @@
 #pragma once
 
 #include "runtime/reference/reference.h"
+#include "runtime/reference/visible.h"
 
 #include <functional>
 #include <memory>
@@ -28,8 +29,10 @@ struct Head {
   const float* given_o = nullptr; ///< what the backward starts from instead of its own forward
   const float* given_lse = nullptr;
 
-  /// How many keys a query sees: keys 0 .. n - 1.
-  int64_t visible(int64_t query) const;
+  /// The keys that any of `count` queries from `query` on sees.
+  KeyRange visible(int64_t query, int64_t count = 1) const {
+    return keys_of(causal, queries, keys, query, count);
+  }
 };
 /// Head `index` of B * H.
 Head head_of(const Inputs&, Causal, int64_t index);

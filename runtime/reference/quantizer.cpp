@@ -53,18 +53,18 @@ Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride
 
   Quantized result;
   result.levels.resize(rows * columns);
-  result.row_step.assign(rows, 1);
-  result.column_step.assign(columns, 1);
+  result.row_scale.assign(rows, 1);
+  result.column_scale.assign(columns, 1);
   std::vector<float> inverse(largest.size());
   for (size_t i = 0; i < largest.size(); ++i) {
     const Scale scale = scale_of(std::bit_cast<float>(largest[i]), levels);
     inverse[i] = scale.inverse;
     if (by_row)
-      result.row_step[i] = scale.step;
+      result.row_scale[i] = scale.value;
     else if (sharing == Sharing::column)
-      result.column_step[i] = scale.step;
+      result.column_scale[i] = scale.value;
     else
-      std::fill(result.row_step.begin(), result.row_step.end(), scale.step);
+      std::fill(result.row_scale.begin(), result.row_scale.end(), scale.value);
   }
   const float lowest = levels == kUnsignedLevels ? 0 : -levels;
   for (int64_t i = 0; i < rows; ++i) {

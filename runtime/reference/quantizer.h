@@ -11,7 +11,7 @@ inline constexpr float kUnsignedLevels = 255;
 
 /// The value of one level and its inverse.
 struct Scale {
-  float step;
+  float value;
   float inverse;
 };
 /// psi's scale of a group whose largest magnitude is `maximum`: 0 below 2^-119, NaN where the
@@ -21,11 +21,11 @@ Scale scale_of(float maximum, float levels);
 /// What shares one scale.
 enum class Sharing { row, column, whole };
 
-/// A quantised matrix: element (i, j) stands for levels(i, j) * row_step[i] * column_step[j]. The
-/// steps along which the scale does not vary are 1.
+/// A quantised matrix: element (i, j) stands for levels(i, j) * row_scale[i] * column_scale[j]. The
+/// scales along which the scale does not vary are 1.
 struct Quantized {
   std::vector<float> levels; ///< rows x columns, integers
-  std::vector<float> row_step, column_step;
+  std::vector<float> row_scale, column_scale;
 };
 /// `levels`: kSignedLevels, or kUnsignedLevels for values that are never negative.
 Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride, Sharing,

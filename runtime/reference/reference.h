@@ -1,8 +1,8 @@
 //===- reference.h - Attention on the CPU: exact, and as the kernels do it -===//
 //
 // Two computations of the same operation. Exact: FP64 throughout. Emulated: every quantiser bit
-// for bit as in the kernels (algorithm.md's psi), products of the integers exact, everything else
-// FP32. Every intermediate can be had. Multi-threaded over heads.
+// for bit as in the kernels (psi of templates/tile/quantizer.cuh), products of the integers exact,
+// everything else FP32. Every intermediate can be had. Multi-threaded over heads.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -18,6 +18,7 @@
 #include "ptx/math.cuh"
 #include "tile/products.cuh"
 #include "tile/quantizer.cuh"
+#include "tile/visible.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of keys
@@ -31,16 +32,51 @@ struct SharedLayout {
   static constexpr int VALUES_BYTES = GROUP_KV * VALUE_ROW_BYTES;
   static constexpr int KEYS_T = VALUES + STAGES * VALUES_BYTES;
   static constexpr int KEYS_T_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int KEY_STEPS = KEYS_T + STAGES * KEYS_T_BYTES;
-  static constexpr int KEY_STEPS_BYTES = GROUP_KV * 4;
-  static constexpr int CHANNEL_STEPS = KEY_STEPS + STAGES * KEY_STEPS_BYTES;
-  static constexpr int CHANNEL_STEPS_BYTES = HEAD_DIM * 4;
-  static constexpr int MAXIMA = CHANNEL_STEPS + STAGES * CHANNEL_STEPS_BYTES;
+  static constexpr int KEY_SCALES = KEYS_T + STAGES * KEYS_T_BYTES;
+  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
+  static constexpr int CHANNEL_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
+  static constexpr int CHANNEL_SCALES_BYTES = HEAD_DIM * 4;
+  static constexpr int MAXIMA = CHANNEL_SCALES + STAGES * CHANNEL_SCALES_BYTES;
   static constexpr int TOTAL = MAXIMA + (BLOCK_SCALES ? 2 * WARPS * 8 : 0);
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole block");
+
+using KeyWalk = Walk<GROUP_KV>;
+
+/// Scores become probabilities, rows g and g + 8 by their own lse.
+__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
+                                              const float (&score_scale)[2], const float (&lse)[2],
+                                              float& largest) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_scale[i >> 1], -lse[i >> 1]));
+      if constexpr (BLOCK_SCALES)
+        largest = max_nan(largest, x[j][i]);
+    }
+  }
+}
+
+/// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean that
+/// K-smoothing took off counts.
+__device__ __forceinline__ void add_mean(const Params& p, float (&dq)[HEAD_DIM / 8][4],
+                                         s64 flat_head, s64 flat_kv_head, int row) {
+  const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + (lane_id() & 3) * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r, row += 8) {
+    if (row >= p.seq_q || sees_nothing(p, row))
+      continue;
+    const float gradient = p.dlse[flat_head * p.seq_q + row];
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 8; ++j) {
+      dq[j][2 * r] += gradient * mean[8 * j];
+      dq[j][2 * r + 1] += gradient * mean[8 * j + 1];
+    }
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
@@ -48,76 +84,66 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
 
-  const int block = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int block = block_of_queries(), first_query = block * BLOCK_Q;
   const int head = blockIdx.y, batch = blockIdx.z;
   const int kv_head = head / (p.heads / p.heads_kv);
   const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
-  const int first_query = block * BLOCK_Q;
-  const int visible_keys =
-      CAUSAL ? maximum(0, minimum(p.seq_kv, first_query + BLOCK_Q + p.causal_offset)) : p.seq_kv;
-  const int groups = ceil_div(visible_keys, GROUP_KV);
 
   const Element* values = p.v + batch * p.v_stride_b + kv_head * p.v_stride_h;
-  const auto load_keys_and_values = [&](int group) {
-    if (group < groups) {
-      const int first = group * GROUP_KV, stage = group % STAGES;
+  const auto load_keys_and_values = [&](const KeyWalk& walk) {
+    if (walk.more()) {
+      const int first = walk.first(), stage = walk.stage();
       const s64 token = flat_kv_head * p.padded_kv + first;
-      const u32 tile = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
-      if constexpr (QK16) {
-        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
-            tile, p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s,
-            p.k_stride_s * 2, p.seq_kv - first);
-      } else {
-        load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
-        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
-                                           stage * SharedLayout::KEY_STEPS_BYTES,
-                                       p.k8_step + token);
-      }
+      load_score_rows<GROUP_KV>(
+          shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
+          p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s, p.k_stride_s,
+          p.seq_kv - first);
+      if constexpr (!QK16)
+        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_SCALES +
+                                           stage * SharedLayout::KEY_SCALES_BYTES,
+                                       p.k8_scale + token);
       load_tile<GROUP_KV, VALUE_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           values + first * p.v_stride_s, p.v_stride_s * 2, p.seq_kv - first);
     }
     cp_async_commit();
   };
-  const auto load_transposed_keys = [&](int group) {
-    if (group < groups) {
-      const s64 token = flat_kv_head * p.padded_kv + group * GROUP_KV;
-      const int stage = group % STAGES;
+  const auto load_transposed_keys = [&](const KeyWalk& walk) {
+    if (walk.more()) {
+      const s64 token = flat_kv_head * p.padded_kv + walk.first();
+      const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
           p.kt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_STEPS +
-                                         stage * SharedLayout::CHANNEL_STEPS_BYTES,
-                                     p.kt8_step + token / GROUP_KV * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_SCALES +
+                                         stage * SharedLayout::CHANNEL_SCALES_BYTES,
+                                     p.kt8_scale + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
 
-  if constexpr (QK16)
-    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(shared + SharedLayout::QUERIES,
-                                                 p.q + batch * p.q_stride_b + head * p.q_stride_h +
-                                                     first_query * p.q_stride_s,
-                                                 p.q_stride_s * 2, p.seq_q - first_query);
-  else
-    load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
+  load_score_rows<BLOCK_Q>(
+      shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM,
+      p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s, p.q_stride_s,
+      p.seq_q - first_query);
   load_tile<BLOCK_Q, VALUE_ROW_BYTES, THREADS>(
       shared + SharedLayout::DOUT,
       p.dout + batch * p.dout_stride_b + head * p.dout_stride_h + first_query * p.dout_stride_s,
       p.dout_stride_s * 2, p.seq_q - first_query);
-  load_keys_and_values(0);
+  KeyWalk walk(keys_of(p, first_query, BLOCK_Q));
+  load_keys_and_values(walk);
   if constexpr (STAGES == 2)
-    load_transposed_keys(0);
+    load_transposed_keys(walk);
 
   const int warp_query = first_query + warp_id() * 16;
   const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
-  float score_step[2], lse[2], minus_delta[2]; // scores and lse in log2 units
+  float score_scale[2], lse[2], minus_delta[2]; // scores and lse in log2 units
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const s64 first_row = flat_head * p.padded_q;
-    score_step[r] =
-        QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_STEP);
+    score_scale[r] =
+        QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_SCALE);
     lse[r] = read_row(p.q_rows, first_row, query[r], ROW_SHIFT);
     minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
   }
@@ -129,14 +155,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return Quad{minus_delta[0], minus_delta[0], minus_delta[1], minus_delta[1]};
   };
 
-  for (int group = 0; group < groups; ++group) {
-    const int stage = group % STAGES, first_key = group * GROUP_KV;
+  // Under `block` the warps put their maxima side by side; after a barrier each takes the largest.
+  const auto put_maxima = [&](u32 maxima, float(&ds)[2], float& p_max) {
+    ds[0] = warp_max_nan(max_nan(ds[0], ds[1]));
+    p_max = warp_max_nan(p_max);
+    if (lane == 0) {
+      write_float(maxima + warp_id() * 8, ds[0]);
+      write_float(maxima + warp_id() * 8 + 4, p_max);
+    }
+  };
+  const auto take_maxima = [&](u32 maxima, int group, float(&ds)[2], float& p_max) {
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) {
+      const float2 other = read_float2(maxima + warp * 8);
+      ds[0] = max_nan(ds[0], other.x);
+      p_max = max_nan(p_max, other.y);
+    }
+    ds[1] = ds[0];
+    if (threadIdx.x == 0) {
+      const s64 tile = (flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
+      p.tile_ds_max[tile + group] = ds[0];
+      p.tile_p_max[tile + group] = p_max;
+    }
+  };
+
+  for (; walk.more(); walk = walk.next()) {
+    const int stage = walk.stage(), first_key = walk.first();
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
-      load_keys_and_values(group + 1);
-    load_transposed_keys(STAGES == 2 ? group + 1 : group);
-    if (group == 0) {
+      load_keys_and_values(walk.next());
+    load_transposed_keys(STAGES == 2 ? walk.next() : walk);
+    if (walk.count == 0) {
       queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
       dout.load(shared + SharedLayout::DOUT, warp_id() * 16);
     }
@@ -157,106 +207,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       finish<1>(sums);
       float x[COLUMNS8][4];
       scale_columns(x, sums,
-                    shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES +
+                    shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES +
                         tile * TOKENS_PER_TILE * 4);
-      const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
-      if (tile_key + TOKENS_PER_TILE > minimum(first_hidden, p.seq_kv)) {
-#pragma unroll
-        for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int key = tile_key + 8 * j + 2 * quad_lane + (i & 1);
-            if (key >= p.seq_kv || (CAUSAL && key > query[i >> 1] + p.causal_offset))
-              x[j][i] = -INFINITY_F;
-          }
-        }
-      }
-
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[i >> 1], -lse[i >> 1]));
-          if constexpr (BLOCK_SCALES)
-            largest_p = max_nan(largest_p, x[j][i]);
-        }
-      }
+      if (needs_mask(p, warp_query, tile_key, TOKENS_PER_TILE))
+        mask(x, [&](int r, int column) { return hidden(p, query[r], tile_key + column); });
+      probabilities(x, score_scale, lse, largest_p);
       finish_values<0>(ds[tile], start);
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          ds[tile][j][i] *= x[j][i];
-          largest_ds[i >> 1] = max_magnitude(largest_ds[i >> 1], ds[tile][j][i]);
-        }
-      }
+      score_gradients<true>(ds[tile], x, largest_ds);
     }
 
-    const u32 maxima = shared + SharedLayout::MAXIMA + (group & 1) * WARPS * 8;
-    if constexpr (BLOCK_SCALES) {
-      largest_ds[0] = warp_max_nan(max_nan(largest_ds[0], largest_ds[1]));
-      largest_p = warp_max_nan(largest_p);
-      if (lane == 0) {
-        write_float(maxima + warp_id() * 8, largest_ds[0]);
-        write_float(maxima + warp_id() * 8 + 4, largest_p);
-      }
-    } else {
-      largest_ds[0] = quad_max_nan(largest_ds[0]);
-      largest_ds[1] = quad_max_nan(largest_ds[1]);
-    }
+    const u32 maxima = shared + SharedLayout::MAXIMA + (walk.count & 1) * WARPS * 8;
+    if constexpr (BLOCK_SCALES)
+      put_maxima(maxima, largest_ds, largest_p);
+    else
+      quad_max_nan(largest_ds);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
-      load_keys_and_values(group + 1);
+      load_keys_and_values(walk.next());
     } else if constexpr (BLOCK_SCALES) {
       __syncthreads();
     }
-    if constexpr (BLOCK_SCALES) {
-#pragma unroll
-      for (int warp = 0; warp < WARPS; ++warp) {
-        const float2 other = read_float2(maxima + warp * 8);
-        largest_ds[0] = max_nan(largest_ds[0], other.x);
-        largest_p = max_nan(largest_p, other.y);
-      }
-      largest_ds[1] = largest_ds[0];
-      if (threadIdx.x == 0) {
-        const s64 tile = (flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
-        p.tile_ds_max[tile + group] = largest_ds[0];
-        p.tile_p_max[tile + group] = largest_p;
-      }
-    }
+    if constexpr (BLOCK_SCALES)
+      take_maxima(maxima, walk.tile, largest_ds, largest_p);
     const Scale low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
     const Scale high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
     u32 ds8[GROUP_KV / 32][4];
 #pragma unroll
-    for (int step = 0; step < GROUP_KV / 32; ++step)
-      quantize_fragment<true>(ds8[step], &ds[step / 2][4 * (step % 2)], low.inverse, high.inverse);
+    for (int tile = 0; tile < KEY_TILES; ++tile)
+      quantize_fragments<true, 2>(&ds8[2 * tile], ds[tile], low.inverse, high.inverse);
     TokenProducts<true, GROUP_KV / 32> ds_k;
     ds_k.issue(ds8, shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES);
     ds_k.template add_to<0>(
-        dq, shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
-        low.step, high.step);
+        dq, shared + SharedLayout::CHANNEL_SCALES + stage * SharedLayout::CHANNEL_SCALES_BYTES,
+        low.value, high.value);
   }
   cp_async_wait<0>();
 
-  // With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean
-  // that K-smoothing took off counts.
   if constexpr (SMOOTH_K) {
-    if (p.dlse != nullptr) {
-      const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + quad_lane * 2;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = first_query + warp_id() * 16 + row_in_warp + 8 * r;
-        if (row >= p.seq_q || (CAUSAL && row + p.causal_offset < 0))
-          continue;
-        const float gradient = p.dlse[flat_head * p.seq_q + row];
-#pragma unroll
-        for (int j = 0; j < HEAD_DIM / 8; ++j) {
-          dq[j][2 * r] += gradient * mean[8 * j];
-          dq[j][2 * r + 1] += gradient * mean[8 * j + 1];
-        }
-      }
-    }
+    if (p.dlse != nullptr)
+      add_mean(p, dq, flat_head, flat_kv_head, query[0]);
   }
   store_rows(p.dq + batch * p.dq_stride_b + head * p.dq_stride_h + warp_query * p.dq_stride_s,
              p.dq_stride_s, p.seq_q - warp_query, dq, p.softmax_scale, p.softmax_scale);

@@ -16,6 +16,7 @@
 #include "ptx/math.cuh"
 #include "tile/products.cuh"
 #include "tile/quantizer.cuh"
+#include "tile/visible.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr int COLUMNS8 = GROUP_KV / 8;
@@ -26,20 +27,63 @@ struct SharedLayout {
   static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
   static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
   static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int KEY_STEPS = VALUES + STAGES * VALUES_BYTES;
-  static constexpr int KEY_STEPS_BYTES = GROUP_KV * 4;
-  static constexpr int CHANNEL_STEPS = KEY_STEPS + STAGES * KEY_STEPS_BYTES;
-  static constexpr int CHANNEL_STEPS_BYTES = HEAD_DIM * 4;
-  static constexpr int TOTAL = CHANNEL_STEPS + STAGES * CHANNEL_STEPS_BYTES;
+  static constexpr int KEY_SCALES = VALUES + STAGES * VALUES_BYTES;
+  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
+  static constexpr int CHANNEL_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
+  static constexpr int CHANNEL_SCALES_BYTES = HEAD_DIM * 4;
+  static constexpr int TOTAL = CHANNEL_SCALES + STAGES * CHANNEL_SCALES_BYTES;
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
+
+using KeyWalk = Walk<GROUP_KV>;
 
 /// What one row needs across the groups. Maxima and scores are in units of log2.
 struct RowState {
   float maximum = -INFINITY_F;
   float sum = 0; ///< of this thread's columns, times 255
+
+  /// Takes in a group: scores of row g + 8r become P times 255, relative to the group's own
+  /// maximum. `alpha` brings what was summed before to the new maximum, `beta` this group's P.
+  __device__ __forceinline__ void softmax(float (&x)[COLUMNS8][4], int r, float score_scale,
+                                          float& alpha, float& beta) {
+    float largest = -INFINITY_F;
+#pragma unroll
+    for (int j = 0; j < COLUMNS8; ++j)
+      largest = max_number(largest, max_number(x[j][2 * r], x[j][2 * r + 1]));
+    largest = quad_max_number(largest) * score_scale;
+    // Rows that have seen no key yet keep a maximum of -inf but never subtract it.
+    const float new_maximum = max_number(maximum, largest);
+    const float base = new_maximum == -INFINITY_F ? 0.0f : new_maximum;
+    alpha = exp2_approx(maximum - base);
+    beta = exp2_approx(largest - base);
+    maximum = new_maximum;
+
+    const float offset = (largest == -INFINITY_F ? 0.0f : largest) - LOG2_UNSIGNED_LEVELS;
+    float group_sum = 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+      for (int i = 2 * r; i < 2 * r + 2; ++i) {
+        x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_scale, -offset));
+        group_sum += x[j][i];
+      }
+    }
+    sum = sum * alpha + group_sum * beta;
+  }
 };
+
+/// O and what it was summed against move to a new maximum; most groups leave it where it is.
+__device__ __forceinline__ void rescale(float (&o)[HEAD_DIM / 8][4], const float (&alpha)[2]) {
+  if (__any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        o[j][i] *= alpha[i >> 1];
+    }
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
@@ -47,154 +91,103 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
 
-  // Later queries see more keys: the longest blocks start first.
-  const int block = CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int block = block_of_queries(), first_query = block * BLOCK_Q;
   const int head = blockIdx.y, batch = blockIdx.z;
   const int kv_head = head / (p.heads / p.heads_kv);
   const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
-  const int first_query = block * BLOCK_Q;
-  const int visible_keys =
-      CAUSAL ? maximum(0, minimum(p.seq_kv, first_query + BLOCK_Q + p.causal_offset)) : p.seq_kv;
-  const int groups = ceil_div(visible_keys, GROUP_KV);
 
-  const auto load_keys = [&](int group) {
-    if (group < groups) {
-      const int first = group * GROUP_KV, stage = group % STAGES;
-      const u32 tile = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
-      if constexpr (QK16) {
-        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
-            tile, p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s,
-            p.k_stride_s * 2, p.seq_kv - first);
-      } else {
-        const s64 token = flat_kv_head * p.padded_kv + first;
-        load_dense_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(tile, p.k8 + token * HEAD_DIM);
-        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_STEPS +
-                                           stage * SharedLayout::KEY_STEPS_BYTES,
-                                       p.k8_step + token);
-      }
+  const auto load_keys = [&](const KeyWalk& walk) {
+    if (walk.more()) {
+      const int first = walk.first(), stage = walk.stage();
+      const s64 token = flat_kv_head * p.padded_kv + first;
+      load_score_rows<GROUP_KV>(
+          shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
+          p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s, p.k_stride_s,
+          p.seq_kv - first);
+      if constexpr (!QK16)
+        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_SCALES +
+                                           stage * SharedLayout::KEY_SCALES_BYTES,
+                                       p.k8_scale + token);
     }
     cp_async_commit();
   };
-  const auto load_values = [&](int group) {
-    if (group < groups) {
-      const s64 token = flat_kv_head * p.padded_kv + group * GROUP_KV;
-      const int stage = group % STAGES;
+  const auto load_values = [&](const KeyWalk& walk) {
+    if (walk.more()) {
+      const s64 token = flat_kv_head * p.padded_kv + walk.first();
+      const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
           p.vt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_STEPS +
-                                         stage * SharedLayout::CHANNEL_STEPS_BYTES,
-                                     p.vt8_step + token / GROUP_KV * HEAD_DIM);
+      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_SCALES +
+                                         stage * SharedLayout::CHANNEL_SCALES_BYTES,
+                                     p.vt8_scale + token / GROUP_KV * HEAD_DIM);
     }
     cp_async_commit();
   };
 
-  if constexpr (QK16)
-    load_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(shared + SharedLayout::QUERIES,
-                                                 p.q + batch * p.q_stride_b + head * p.q_stride_h +
-                                                     first_query * p.q_stride_s,
-                                                 p.q_stride_s * 2, p.seq_q - first_query);
-  else
-    load_dense_tile<BLOCK_Q, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM);
-  load_keys(0);
+  load_score_rows<BLOCK_Q>(
+      shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM,
+      p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s, p.q_stride_s,
+      p.seq_q - first_query);
+  KeyWalk walk(keys_of(p, first_query, BLOCK_Q));
+  load_keys(walk);
   if constexpr (STAGES == 2)
-    load_values(0);
+    load_values(walk);
 
   const int warp_query = first_query + warp_id() * 16;
   const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
-  float score_step[2]; // of a query's scores, in log2 units
+  float score_scale[2]; // of a query's scores, in log2 units
 #pragma unroll
   for (int r = 0; r < 2; ++r)
-    score_step[r] = QK16 ? p.softmax_scale * LOG2_E
-                         : read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_STEP);
+    score_scale[r] = QK16 ? p.softmax_scale * LOG2_E
+                          : read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_SCALE);
 
   ScoreRows queries;
   float o[HEAD_DIM / 8][4] = {};
   RowState rows[2];
 
-  for (int group = 0; group < groups; ++group) {
-    const int stage = group % STAGES, first_key = group * GROUP_KV;
-
-    wait_for_tiles();
-    if constexpr (STAGES == 2)
-      load_keys(group + 1);
-    load_values(STAGES == 2 ? group + 1 : group);
-    if (group == 0)
-      queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
-
+  const auto scores = [&](float(&x)[COLUMNS8][4], const KeyWalk& walk) {
+    const u32 keys = shared + SharedLayout::KEYS + walk.stage() * SharedLayout::KEYS_BYTES;
     Scores::Sum sums[COLUMNS8][4];
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile)
-      issue_scores(&sums[tile * 8], queries,
-                   shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
-                       tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
+      issue_scores(&sums[tile * 8], queries, keys + tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
     finish<0>(sums);
-    float x[COLUMNS8][4];
-    scale_columns(x, sums,
-                  shared + SharedLayout::KEY_STEPS + stage * SharedLayout::KEY_STEPS_BYTES);
-    const int first_hidden = CAUSAL ? warp_query + p.causal_offset + 1 : p.seq_kv;
-    if (first_key + GROUP_KV > minimum(first_hidden, p.seq_kv)) {
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int key = first_key + 8 * j + 2 * quad_lane + (i & 1);
-          if (key >= p.seq_kv || (CAUSAL && key > query[i >> 1] + p.causal_offset))
-            x[j][i] = -INFINITY_F;
-        }
-      }
-    }
+    scale_columns(
+        x, sums, shared + SharedLayout::KEY_SCALES + walk.stage() * SharedLayout::KEY_SCALES_BYTES);
+    if (needs_mask(p, warp_query, walk.first(), GROUP_KV))
+      mask(x, [&](int r, int column) { return hidden(p, query[r], walk.first() + column); });
+  };
 
+  for (; walk.more(); walk = walk.next()) {
+    const int stage = walk.stage();
+
+    wait_for_tiles();
+    if constexpr (STAGES == 2)
+      load_keys(walk.next());
+    load_values(STAGES == 2 ? walk.next() : walk);
+    if (walk.count == 0)
+      queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
+
+    float x[COLUMNS8][4];
+    scores(x, walk);
     float alpha[2], beta[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float largest = -INFINITY_F;
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j)
-        largest = max_number(largest, max_number(x[j][2 * r], x[j][2 * r + 1]));
-      largest = quad_max_number(largest) * score_step[r];
-      // Rows that have seen no key yet keep a maximum of -inf but never subtract it.
-      const float new_maximum = max_number(rows[r].maximum, largest);
-      const float base = new_maximum == -INFINITY_F ? 0.0f : new_maximum;
-      alpha[r] = exp2_approx(rows[r].maximum - base);
-      beta[r] = exp2_approx(largest - base);
-      rows[r].maximum = new_maximum;
-
-      const float offset = (largest == -INFINITY_F ? 0.0f : largest) - LOG2_UNSIGNED_LEVELS;
-      float sum = 0;
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) {
-          x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_step[r], -offset));
-          sum += x[j][i];
-        }
-      }
-      rows[r].sum = rows[r].sum * alpha[r] + sum * beta[r];
-    }
+    for (int r = 0; r < 2; ++r)
+      rows[r].softmax(x, r, score_scale[r], alpha[r], beta[r]);
     u32 p8[GROUP_KV / 32][4];
-#pragma unroll
-    for (int step = 0; step < GROUP_KV / 32; ++step)
-      quantize_fragment<false>(p8[step], &x[4 * step], 1.0f, 1.0f);
-    if (__any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
-#pragma unroll
-      for (int j = 0; j < HEAD_DIM / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          o[j][i] *= alpha[i >> 1];
-      }
-    }
+    quantize_fragments<false, GROUP_KV / 32>(p8, x, 1.0f, 1.0f);
+    rescale(o, alpha);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
-      load_keys(group + 1);
+      load_keys(walk.next());
     }
     TokenProducts<false, GROUP_KV / 32> p_v;
     p_v.issue(p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES);
     p_v.template add_to<0>(
-        o, shared + SharedLayout::CHANNEL_STEPS + stage * SharedLayout::CHANNEL_STEPS_BYTES,
+        o, shared + SharedLayout::CHANNEL_SCALES + stage * SharedLayout::CHANNEL_SCALES_BYTES,
         beta[0], beta[1]);
   }
   cp_async_wait<0>();
@@ -203,14 +196,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(rows[r].sum);
-    const bool sees_nothing = CAUSAL && query[r] + p.causal_offset < 0;
-    inverse_sum[r] = sees_nothing ? 0.0f : __fdiv_rn(1.0f, sum);
+    const bool blind = sees_nothing(p, query[r]);
+    inverse_sum[r] = blind ? 0.0f : __fdiv_rn(1.0f, sum);
     if (quad_lane == 0 && query[r] < p.seq_q) {
       float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN)
         lse += read_row(p.q_rows, flat_head * p.padded_q, query[r],
                         ROW_SHIFT); // back to the raw domain
-      p.lse[flat_head * p.seq_q + query[r]] = sees_nothing ? -INFINITY_F : lse;
+      p.lse[flat_head * p.seq_q + query[r]] = blind ? -INFINITY_F : lse;
     }
   }
   store_rows(p.out + batch * p.out_stride_b + head * p.out_stride_h + warp_query * p.out_stride_s,

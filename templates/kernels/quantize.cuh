@@ -100,14 +100,14 @@ __device__ __forceinline__ void write_rows(const Params& p, float (&x)[4][8], s6
     bytes.y = pack_s8(x[i][4] * n, x[i][5] * n, x[i][6] * n, x[i][7] * n);
     *reinterpret_cast<uint2*>(p.rows8 + token * HEAD_DIM + octet * 8) = bytes;
     if (octet == 0) {
-      // A token of zeros gets a positive step, so that a masked score of -inf stays -inf.
-      const float step = scale.step == 0 ? 1.0f : scale.step;
+      // A token of zeros gets a positive scale, so that a masked score of -inf stays -inf.
+      const float value = scale.value == 0 ? 1.0f : scale.value;
       if constexpr (ROLE == Role::q)
-        p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_STEP) + i] =
-            step * (p.softmax_scale * LOG2_E);
+        p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SCALE) + i] =
+            value * (p.softmax_scale * LOG2_E);
       else // 22 bits, see MAGIC
-        p.k8_step[row_vector(head_row, first_token, quad, 1, 0) + i] =
-            __uint_as_float(__float_as_uint(step) & ~3u);
+        p.k8_scale[row_vector(head_row, first_token, quad, 1, 0) + i] =
+            __uint_as_float(__float_as_uint(value) & ~3u);
     }
   }
 }
@@ -154,7 +154,7 @@ __device__ __forceinline__ void write_transposed(const Params& p, const float (&
     const s64 vector = !OF_QUERIES
                            ? group
                            : group * CHANNEL_VECTORS + (ROLE == Role::q ? CHANNEL_Q : CHANNEL_DOUT);
-    p.transposed8_step[vector * HEAD_DIM + sigma_slot(threadIdx.x)] = scales[threadIdx.x].step;
+    p.transposed8_scale[vector * HEAD_DIM + sigma_slot(threadIdx.x)] = scales[threadIdx.x].value;
   }
 
 #pragma unroll
@@ -228,8 +228,8 @@ __device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x
     if (octet == 0) {
       const s64 head_row = flat_head * p.padded;
       float& place = p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SHIFT) + i];
-      if constexpr (!WRITE_ROWS) // 16-bit scores have no steps of their own
-        p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_STEP) + i] =
+      if constexpr (!WRITE_ROWS) // 16-bit scores have no scales of their own
+        p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SCALE) + i] =
             p.softmax_scale * LOG2_E;
       if constexpr (BACKWARD) {
         // A query that sees no key has lse = -inf: +inf makes each of its probabilities 0.

@@ -7,6 +7,7 @@
 
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/math.cuh"
 #include "tile/permutation.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -23,6 +24,22 @@ struct Quad {
 /// gives a thread its four columns of a pair of n8 tiles: 2t, 2t+1 of the first and of the second.
 __device__ __forceinline__ float4 read_columns(u32 vector, int pair) {
   return read_float4(vector + pair * 64 + (lane_id() & 3) * 16);
+}
+
+/// dS = P (dP - delta), in dP's place; with MAXIMA also the largest magnitudes of rows g and g + 8.
+template <bool MAXIMA, int COLUMNS8>
+__device__ __forceinline__ void score_gradients(float (&ds)[COLUMNS8][4],
+                                                const float (&probabilities)[COLUMNS8][4],
+                                                float (&largest)[2]) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      ds[j][i] *= probabilities[j][i];
+      if constexpr (MAXIMA)
+        largest[i >> 1] = max_magnitude(largest[i >> 1], ds[j][i]);
+    }
+  }
 }
 
 /// One of a query's row vectors in global memory.

@@ -42,3 +42,11 @@ __device__ __forceinline__ void quantize_fragment(u32 (&a)[4], const float (*x)[
     }
   }
 }
+/// The same for COUNT fragments, one after the other.
+template <bool SIGNED, int COUNT>
+__device__ __forceinline__ void quantize_fragments(u32 (*a)[4], const float (*x)[4],
+                                                   float inverse_low, float inverse_high) {
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k)
+    quantize_fragment<SIGNED>(a[k], &x[4 * k], inverse_low, inverse_high);
+}

@@ -24,10 +24,10 @@ struct IntegerScores {
     else
       mma_s8(d, a, b0, b1, d);
   }
-  /// sum * step in one instruction. Exact but for the last rounding: key steps have 22 bits, so
-  /// that MAGIC * step is exact.
-  static __device__ __forceinline__ float scaled(int sum, float step) {
-    return __fmaf_rn(__int_as_float(sum), step, -MAGIC * step);
+  /// sum * scale in one instruction. Exact but for the last rounding: key scales have 22 bits, so
+  /// that MAGIC * scale is exact.
+  static __device__ __forceinline__ float scaled(int sum, float scale) {
+    return __fmaf_rn(__int_as_float(sum), scale, -MAGIC * scale);
   }
 };
 struct FloatScores {
@@ -137,11 +137,11 @@ public:
         a_[step][i] = a[step][i];
     }
   }
-  /// sum += products, dequantised by the column's step (HEAD_DIM of them at `column_steps`) times
-  /// the row's: `step_low` (row g) or `step_high` (row g + 8).
+  /// sum += products, dequantised by the column's scale (HEAD_DIM of them at `column_scales`) times
+  /// the row's: `scale_low` (row g) or `scale_high` (row g + 8).
   template <int PENDING>
-  __device__ __forceinline__ void add_to(float (&sum)[HEAD_DIM / 8][4], u32 column_steps,
-                                         float step_low, float step_high) const {
+  __device__ __forceinline__ void add_to(float (&sum)[HEAD_DIM / 8][4], u32 column_scales,
+                                         float scale_low, float scale_high) const {
 #pragma unroll
     for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
       int products[2][4] = {{MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS},
@@ -159,15 +159,15 @@ public:
             mma_u8(products[half], a_[step], b[2 * half], b[2 * half + 1], products[half]);
         }
       }
-      const float4 columns = read_columns(column_steps, pair);
-      const float column_step[4] = {columns.x, columns.y, columns.z, columns.w};
+      const float4 columns = read_columns(column_scales, pair);
+      const float column_scale[4] = {columns.x, columns.y, columns.z, columns.w};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float product = __int_as_float(products[half][i]) - MAGIC;
-          const float step = column_step[2 * half + (i & 1)] * (i < 2 ? step_low : step_high);
-          sum[2 * pair + half][i] = __fmaf_rn(product, step, sum[2 * pair + half][i]);
+          const float scale = column_scale[2 * half + (i & 1)] * (i < 2 ? scale_low : scale_high);
+          sum[2 * pair + half][i] = __fmaf_rn(product, scale, sum[2 * pair + half][i]);
         }
       }
     }

@@ -19,8 +19,8 @@ struct IntegerScores {
   static __device__ __forceinline__ void multiply(int (*d)[4], u64 a, u64 b, bool accumulate) {
     wgmma_s8(d, a, b, accumulate);
   }
-  static __device__ __forceinline__ float scaled(int sum, float step) {
-    return static_cast<float>(sum) * step;
+  static __device__ __forceinline__ float scaled(int sum, float scale) {
+    return static_cast<float>(sum) * scale;
   }
 };
 struct FloatScores {
@@ -121,23 +121,23 @@ public:
     }
     wgmma_commit();
   }
-  /// sum += products, dequantised by the column's step (HEAD_DIM of them at `column_steps`) times
-  /// the row's: `step_low` (row g) or `step_high` (row g + 8).
+  /// sum += products, dequantised by the column's scale (HEAD_DIM of them at `column_scales`) times
+  /// the row's: `scale_low` (row g) or `scale_high` (row g + 8).
   template <int PENDING>
-  __device__ __forceinline__ void add_to(float (&sum)[HEAD_DIM / 8][4], u32 column_steps,
-                                         float step_low, float step_high) {
+  __device__ __forceinline__ void add_to(float (&sum)[HEAD_DIM / 8][4], u32 column_scales,
+                                         float scale_low, float scale_high) {
     finish<PENDING>(products_);
 #pragma unroll
     for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
-      const float4 columns = read_columns(column_steps, pair);
-      const float column_step[4] = {columns.x, columns.y, columns.z, columns.w};
+      const float4 columns = read_columns(column_scales, pair);
+      const float column_scale[4] = {columns.x, columns.y, columns.z, columns.w};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float product = static_cast<float>(products_[2 * pair + half][i]);
-          const float step = column_step[2 * half + (i & 1)] * (i < 2 ? step_low : step_high);
-          sum[2 * pair + half][i] = __fmaf_rn(product, step, sum[2 * pair + half][i]);
+          const float scale = column_scale[2 * half + (i & 1)] * (i < 2 ? scale_low : scale_high);
+          sum[2 * pair + half][i] = __fmaf_rn(product, scale, sum[2 * pair + half][i]);
         }
       }
     }

@@ -1,8 +1,8 @@
 //===- tile/quantizer.cuh - psi: FP32 to 8-bit integers with a shared scale ===//
 //
-// psi(x) = round(x / step), step = max|x| / levels (SageBwd, section 3; unsigned for P). A group
-// whose maximum lies below TINY quantises to zeros with step 0. One that holds a NaN or Inf gets a
-// non-finite step, so that whatever is computed from it is non-finite too.
+// psi(x) = round(x / scale), scale = max|x| / levels (SageBwd, section 3; unsigned for P). A group
+// whose maximum lies below TINY quantises to zeros with scale 0. One that holds a NaN or Inf gets a
+// non-finite scale, so that whatever is computed from it is non-finite too.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -16,7 +16,7 @@ constexpr int UNSIGNED_LEVELS = 255;
 constexpr float LOG2_UNSIGNED_LEVELS = 7.99435344f;
 
 struct Scale {
-  float step;    ///< value of one level
+  float value;   ///< value of one level
   float inverse; ///< levels per unit
 };
 
@@ -38,6 +38,10 @@ template <int LEVELS> __device__ __forceinline__ Scale fast_scale(float maximum)
 __device__ __forceinline__ float quad_max_nan(float x) {
   x = max_nan(x, __shfl_xor_sync(~0u, x, 1));
   return max_nan(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ void quad_max_nan(float (&rows)[2]) {
+  rows[0] = quad_max_nan(rows[0]);
+  rows[1] = quad_max_nan(rows[1]);
 }
 __device__ __forceinline__ float quad_max_number(float x) {
   x = max_number(x, __shfl_xor_sync(~0u, x, 1));

@@ -16,8 +16,8 @@ namespace {
 
 constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
 const std::set<O> kWorkspace = {O::k_partial,  O::k_mean,     O::q8,         O::k8,
-                                O::k8_step,    O::vt8,        O::vt8_step,   O::qt8,
-                                O::kt8,        O::kt8_step,   O::dot8,       O::q_rows,
+                                O::k8_scale,   O::vt8,        O::vt8_scale,  O::qt8,
+                                O::kt8,        O::kt8_scale,  O::dot8,       O::q_rows,
                                 O::q_channels, O::tile_p_max, O::tile_ds_max};
 
 size_t index(O operand) { return static_cast<size_t>(operand); }
@@ -59,9 +59,9 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   struct Quantize {
     uint64_t x;
     int64_t x_stride_b, x_stride_h, x_stride_s;
-    uint64_t rows8, transposed8, transposed8_step;
+    uint64_t rows8, transposed8, transposed8_scale;
     int tokens, padded;
-    uint64_t k_mean, k8_step, q_rows, lse, out;
+    uint64_t k_mean, k8_scale, q_rows, lse, out;
     int64_t out_stride_b, out_stride_h, out_stride_s;
     uint64_t dlse;
     int heads, heads_kv;
@@ -90,7 +90,7 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   EXPECT_EQ(q.x, values[index(O::q)]);
   EXPECT_EQ(q.rows8, values[index(O::q8)]);
   EXPECT_EQ(q.transposed8, values[index(O::qt8)]);
-  EXPECT_EQ(q.transposed8_step, values[index(O::q_channels)]);
+  EXPECT_EQ(q.transposed8_scale, values[index(O::q_channels)]);
   EXPECT_EQ(size_t(q.tokens), index(O::seq_q));
   EXPECT_EQ(size_t(q.padded), index(O::padded_q));
   EXPECT_EQ(q.k_mean, values[index(O::k_mean)]);
@@ -154,13 +154,13 @@ std::set<O> dereferenced(Pass pass, const AttentionSpec& s) {
   if (pass == Pass::backward || scores8)
     used.insert(O::q_rows);
   if (scores8)
-    used.insert({O::q8, O::k8, O::k8_step});
+    used.insert({O::q8, O::k8, O::k8_scale});
   if (s.smooth_k && (scores8 || pass == Pass::backward))
     used.insert({O::k_partial, O::k_mean});
   if (pass == Pass::forward)
-    used.insert({O::vt8, O::vt8_step});
+    used.insert({O::vt8, O::vt8_scale});
   else
-    used.insert({O::qt8, O::dot8, O::q_channels, O::kt8, O::kt8_step});
+    used.insert({O::qt8, O::dot8, O::q_channels, O::kt8, O::kt8_scale});
   if (pass == Pass::backward && s.granularity == Granularity::block)
     used.insert({O::tile_p_max, O::tile_ds_max});
   return used;
@@ -186,10 +186,10 @@ int64_t least_bytes(O operand, const AttentionSpec& s, const Problem& p) {
   case O::vt8:
   case O::kt8:
     return kv * d;
-  case O::k8_step:
+  case O::k8_scale:
     return kv * 4;
-  case O::vt8_step:
-  case O::kt8_step:
+  case O::vt8_scale:
+  case O::kt8_scale:
     return head_kv * kv_groups * d * 4;
   case O::q_rows:
     return q * 3 * 4;

@@ -53,7 +53,7 @@ struct Params {
   s8* q8;
   float* q_rows;
   s8* k8;
-  float* k8_step;
+  float* k8_scale;
   s8* qt8;
   s8* dot8;
   float* q_channels;
@@ -82,4 +82,5 @@ struct Params {
 //   tile/products_wgmma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/visible.cuh
 //   kernels/backward_dkv.cuh

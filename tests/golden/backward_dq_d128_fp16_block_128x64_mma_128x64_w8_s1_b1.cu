@@ -51,9 +51,9 @@ struct Params {
   s8* q8;
   float* q_rows;
   s8* k8;
-  float* k8_step;
+  float* k8_scale;
   s8* kt8;
-  float* kt8_step;
+  float* kt8_scale;
   float* tile_p_max;
   float* tile_ds_max;
   int heads;
@@ -81,4 +81,5 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/visible.cuh
 //   kernels/backward_dq.cuh

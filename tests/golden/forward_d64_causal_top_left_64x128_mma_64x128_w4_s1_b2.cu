@@ -42,9 +42,9 @@ struct Params {
   s8* q8;
   float* q_rows;
   s8* k8;
-  float* k8_step;
+  float* k8_scale;
   s8* vt8;
-  float* vt8_step;
+  float* vt8_scale;
   int heads;
   int heads_kv;
   int seq_q;
@@ -70,4 +70,5 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/visible.cuh
 //   kernels/forward.cuh

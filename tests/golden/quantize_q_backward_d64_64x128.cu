@@ -24,11 +24,11 @@ struct Params {
   s64 x_stride_s;
   s8* rows8;
   s8* transposed8;
-  float* transposed8_step;
+  float* transposed8_scale;
   int tokens;
   int padded;
   float* k_mean;
-  float* k8_step;
+  float* k8_scale;
   float* q_rows;
   float* lse;
   Element* out;

@@ -22,7 +22,7 @@ TEST(Quantizer, RoundsHalfToEven) {
   const std::vector<float> x = {127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 126.5f, -126.5f};
   const Quantized q = quantize(x.data(), 1, 9, 9, Sharing::row, kSignedLevels);
   EXPECT_EQ(q.levels, (std::vector<float>{127, 0, 2, 2, 0, -2, -2, 126, -126}));
-  EXPECT_EQ(q.row_step[0], 127 * (1.0f / 127));
+  EXPECT_EQ(q.row_scale[0], 127 * (1.0f / 127));
 }
 
 TEST(Quantizer, UnsignedUsesAllLevels) {
@@ -34,13 +34,13 @@ TEST(Quantizer, UnsignedUsesAllLevels) {
 TEST(Quantizer, ScaleBelongsToWhatSharesIt) {
   const std::vector<float> x = {1, 2, 3, 40};
   const Quantized rows = quantize(x.data(), 2, 2, 2, Sharing::row, kSignedLevels);
-  EXPECT_EQ(rows.row_step, (std::vector<float>{2 * (1.0f / 127), 40 * (1.0f / 127)}));
-  EXPECT_EQ(rows.column_step, (std::vector<float>{1, 1}));
+  EXPECT_EQ(rows.row_scale, (std::vector<float>{2 * (1.0f / 127), 40 * (1.0f / 127)}));
+  EXPECT_EQ(rows.column_scale, (std::vector<float>{1, 1}));
   const Quantized columns = quantize(x.data(), 2, 2, 2, Sharing::column, kSignedLevels);
-  EXPECT_EQ(columns.column_step, (std::vector<float>{3 * (1.0f / 127), 40 * (1.0f / 127)}));
+  EXPECT_EQ(columns.column_scale, (std::vector<float>{3 * (1.0f / 127), 40 * (1.0f / 127)}));
   EXPECT_EQ(columns.levels, (std::vector<float>{42, 6, 127, 127}));
   const Quantized whole = quantize(x.data(), 2, 2, 2, Sharing::whole, kSignedLevels);
-  EXPECT_EQ(whole.row_step, (std::vector<float>(2, 40 * (1.0f / 127))));
+  EXPECT_EQ(whole.row_scale, (std::vector<float>(2, 40 * (1.0f / 127))));
   EXPECT_EQ(whole.levels, (std::vector<float>{3, 6, 10, 127}));
 }
 
@@ -48,7 +48,7 @@ TEST(Quantizer, TinyGroupsAreZero) {
   for (float maximum : {0.0f, 0x1p-149f, 0x1.fffffep-120f}) {
     const Quantized q = quantize(&maximum, 1, 1, 1, Sharing::row, kSignedLevels);
     EXPECT_EQ(q.levels[0], 0);
-    EXPECT_EQ(q.row_step[0], 0);
+    EXPECT_EQ(q.row_scale[0], 0);
   }
   const float smallest = 0x1p-119f;
   EXPECT_EQ(quantize(&smallest, 1, 1, 1, Sharing::row, kSignedLevels).levels[0], 127);
@@ -60,7 +60,7 @@ TEST(Quantizer, NonFiniteGroupsStayNonFinite) {
       std::vector<float> x = {1, 5, 2};
       x[position] = bad;
       const Quantized q = quantize(x.data(), 1, 3, 3, Sharing::whole, kSignedLevels);
-      EXPECT_TRUE(std::isnan(q.row_step[0]));
+      EXPECT_TRUE(std::isnan(q.row_scale[0]));
       EXPECT_EQ(q.levels, (std::vector<float>{0, 0, 0}));
     }
 }

@@ -1,0 +1,97 @@
+//===- tile/visible.cuh - Which keys a query sees, and walks over them ------===//
+//
+// All that a kernel knows of the mask. A window, a list of blocks or packed sequences would change
+// what is here: a block of queries or keys meets the tokens of a Range, a loop over them is a Walk,
+// and only where needs_mask() are single scores asked for.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "configuration.cuh"
+
+/// Tokens begin .. end - 1, or tiles.
+struct Range {
+  int begin, end;
+};
+
+/// Which block of queries this thread block takes. Later queries see more keys: the longest first.
+__device__ __forceinline__ int block_of_queries() {
+  return CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+}
+
+/// The keys that any of `count` queries sees.
+__device__ __forceinline__ Range keys_of(const Params& p, int first_query, int count) {
+  return {0,
+          CAUSAL ? maximum(0, minimum(p.seq_kv, first_query + count + p.causal_offset)) : p.seq_kv};
+}
+/// The queries that see any key from `first_key` on.
+__device__ __forceinline__ Range queries_of(const Params& p, int first_key) {
+  return {CAUSAL ? maximum(0, first_key - p.causal_offset) : 0, p.seq_q};
+}
+/// Whether there is such a pair among a block's queries, up to `last_query`, and keys.
+__device__ __forceinline__ bool meet(const Params& p, int last_query, int first_key) {
+  return !CAUSAL || first_key <= last_query + p.causal_offset;
+}
+
+/// Whether any key of the tile is hidden from any query of it, the first query seeing the fewest.
+__device__ __forceinline__ bool needs_mask(const Params& p, int first_query, int first_key,
+                                           int keys) {
+  return (CAUSAL && first_key + keys - 1 > first_query + p.causal_offset) ||
+         first_key + keys > p.seq_kv;
+}
+__device__ __forceinline__ bool hidden(const Params& p, int query, int key) {
+  return key >= p.seq_kv || (CAUSAL && key > query + p.causal_offset);
+}
+__device__ __forceinline__ bool sees_nothing(const Params& p, int query) {
+  return CAUSAL && query + p.causal_offset < 0;
+}
+
+/// Takes hidden scores out: is_hidden(r, column) of row g + 8r of a warp's accumulators.
+template <int COLUMNS8, typename Hidden>
+__device__ __forceinline__ void mask(float (&x)[COLUMNS8][4], const Hidden& is_hidden) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (is_hidden(i >> 1, 8 * j + 2 * (lane_id() & 3) + (i & 1)))
+        x[j][i] = -INFINITY_F;
+    }
+  }
+}
+
+/// A loop over the tiles of SIZE tokens that hold a range. `count` counts them, so that copies and
+/// products agree on the stage.
+template <int SIZE> struct Walk {
+  int tile, end, count = 0;
+
+  __device__ __forceinline__ explicit Walk(Range tokens)
+      : tile(tokens.begin / SIZE), end(ceil_div(tokens.end, SIZE)) {}
+
+  __device__ __forceinline__ bool more() const { return tile < end; }
+  __device__ __forceinline__ int first() const { return tile * SIZE; }
+  __device__ __forceinline__ int stage() const { return count % STAGES; }
+  __device__ __forceinline__ Walk next() const {
+    Walk walk = *this;
+    ++walk.tile;
+    ++walk.count;
+    return walk;
+  }
+};
+/// The same range for each of `heads` in turn.
+template <int SIZE> struct WalkOverHeads : Walk<SIZE> {
+  int head, heads_end, first_tile;
+
+  __device__ __forceinline__ WalkOverHeads(Range tokens, int first_head, int heads)
+      : Walk<SIZE>(tokens), head(Walk<SIZE>::more() ? first_head : first_head + heads),
+        heads_end(first_head + heads), first_tile(this->tile) {}
+
+  __device__ __forceinline__ bool more() const { return head < heads_end; }
+  __device__ __forceinline__ bool stays() const { return this->tile < this->end - 1; }
+  __device__ __forceinline__ WalkOverHeads next() const {
+    WalkOverHeads walk = *this;
+    walk.head = stays() ? head : head + 1;
+    walk.tile = stays() ? this->tile + 1 : first_tile;
+    ++walk.count;
+    return walk;
+  }
+};
