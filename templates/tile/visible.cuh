@@ -1,8 +1,9 @@
 //===- tile/visible.cuh - Which keys a query sees, and walks over them ------===//
 //
-// All that a kernel knows of the mask. A window, a list of blocks or packed sequences would change
-// what is here: a block of queries or keys meets the tokens of a Range, a loop over them is a Walk,
-// and only where needs_mask() are single scores asked for.
+// All that forward and backward_dq know of the mask; why backward_dkv has its own is told in
+// kernels/README.md. A window, a list of blocks or packed sequences would change what is here: a
+// block of queries or keys meets the tokens of a Range, a loop over them is a Walk, and only where
+// needs_mask() are single scores asked for.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -73,24 +74,6 @@ template <int SIZE> struct Walk {
   __device__ __forceinline__ Walk next() const {
     Walk walk = *this;
     ++walk.tile;
-    ++walk.count;
-    return walk;
-  }
-};
-/// The same range for each of `heads` in turn.
-template <int SIZE> struct WalkOverHeads : Walk<SIZE> {
-  int head, heads_end, first_tile;
-
-  __device__ __forceinline__ WalkOverHeads(Range tokens, int first_head, int heads)
-      : Walk<SIZE>(tokens), head(Walk<SIZE>::more() ? first_head : first_head + heads),
-        heads_end(first_head + heads), first_tile(this->tile) {}
-
-  __device__ __forceinline__ bool more() const { return head < heads_end; }
-  __device__ __forceinline__ bool stays() const { return this->tile < this->end - 1; }
-  __device__ __forceinline__ WalkOverHeads next() const {
-    WalkOverHeads walk = *this;
-    walk.head = stays() ? head : head + 1;
-    walk.tile = stays() ? this->tile + 1 : first_tile;
     ++walk.count;
     return walk;
   }
