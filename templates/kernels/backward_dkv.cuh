@@ -20,6 +20,7 @@
 #include "ptx/math.cuh"
 #include "tile/products.cuh"
 #include "tile/quantizer.cuh"
+#include "tile/visible.cuh"
 
 constexpr int TILE_Q = TOKENS_PER_TILE;
 constexpr int COLUMNS8 = TILE_Q / 8;
@@ -43,8 +44,31 @@ struct SharedLayout {
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
+/// Scores become probabilities: columns by their queries' scales and lse, among the vectors `rows`.
+__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4], u32 rows,
+                                              float (&largest)[2]) {
+#pragma unroll
+  for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
+    const float4 scales = read_columns(rows + ROW_SCALE * TILE_Q * 4, pair);
+    const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
+    const float scale[4] = {scales.x, scales.y, scales.z, scales.w};
+    const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = 2 * half + (i & 1);
+        float& score = x[2 * pair + half][i];
+        score = exp2_approx(__fmaf_rn(score, scale[column], -lse[column]));
+        if constexpr (!BLOCK_SCALES)
+          largest[i >> 1] = max_nan(largest[i >> 1], score);
+      }
+    }
+  }
+}
+
 /// Where the walk over the queries of a group's heads stands.
-struct Walk {
+struct QueryWalk {
   int head;  ///< query head; heads_end past the last
   int tile;  ///< of TILE_Q queries
   s64 token; ///< the tile's first query in the padded copies
@@ -55,36 +79,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
-  const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
+  const int lane = lane_id(), row_in_warp = lane >> 2;
 
   const int kv_head = blockIdx.y, batch = blockIdx.z;
   const int heads_per_kv = p.heads / p.heads_kv;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
   const int first_key = blockIdx.x * BLOCK_KV;
-  const int first_tile = CAUSAL ? maximum(0, first_key - p.causal_offset) / TILE_Q : 0;
-  const int last_tile = ceil_div(p.seq_q, TILE_Q) - 1;
+  const Range queries = queries_of(p, first_key);
+  const int first_tile = queries.begin / TILE_Q, last_tile = ceil_div(queries.end, TILE_Q) - 1;
   const int heads_end = (kv_head + 1) * heads_per_kv;
   // From the last tile of a head to the first of the next.
   const s64 token_turn = p.padded_q - static_cast<s64>(last_tile - first_tile) * TILE_Q;
   const s64 dout_turn =
       p.dout_stride_h - static_cast<s64>(last_tile - first_tile) * TILE_Q * p.dout_stride_s;
-  const auto advance = [&](Walk walk) {
+  const auto advance = [&](QueryWalk walk) {
     const bool same_head = walk.tile < last_tile;
-    return Walk{same_head ? walk.head : walk.head + 1, same_head ? walk.tile + 1 : first_tile,
-                walk.token + (same_head ? TILE_Q : token_turn),
-                walk.dout + (same_head ? TILE_Q * p.dout_stride_s : dout_turn)};
+    return QueryWalk{same_head ? walk.head : walk.head + 1, same_head ? walk.tile + 1 : first_tile,
+                     walk.token + (same_head ? TILE_Q : token_turn),
+                     walk.dout + (same_head ? TILE_Q * p.dout_stride_s : dout_turn)};
   };
 
-  const auto load_rows = [&](const Walk& walk, int stage) {
+  const auto load_rows = [&](const QueryWalk& walk, int stage) {
     if (walk.head < heads_end) {
       const int first = walk.tile * TILE_Q;
       const u32 tile = shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES;
-      if constexpr (QK16)
-        load_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(
-            tile, p.q + batch * p.q_stride_b + walk.head * p.q_stride_h + first * p.q_stride_s,
-            p.q_stride_s * 2, p.seq_q - first);
-      else
-        load_dense_tile<TILE_Q, SCORE_ROW_BYTES, THREADS>(tile, p.q8 + walk.token * HEAD_DIM);
+      load_score_rows<TILE_Q>(tile, p.q8 + walk.token * HEAD_DIM,
+                              p.q + batch * p.q_stride_b + walk.head * p.q_stride_h +
+                                  first * p.q_stride_s,
+                              p.q_stride_s, p.seq_q - first);
       load_floats<ROW_VECTORS * TILE_Q, THREADS>(shared + SharedLayout::ROWS +
                                                      stage * SharedLayout::ROWS_BYTES,
                                                  p.q_rows + walk.token * ROW_VECTORS);
@@ -94,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     cp_async_commit();
   };
-  const auto load_transposed = [&](const Walk& walk, int stage) {
+  const auto load_transposed = [&](const QueryWalk& walk, int stage) {
     if (walk.head < heads_end) {
       const u32 tile = shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
       load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(tile, p.qt8 + walk.token * HEAD_DIM);
@@ -108,23 +130,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   // K and V stay for the whole walk.
-  if constexpr (QK16)
-    load_tile<BLOCK_KV, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::KEYS,
-        p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first_key * p.k_stride_s,
-        p.k_stride_s * 2, p.seq_kv - first_key);
-  else
-    load_dense_tile<BLOCK_KV, SCORE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::KEYS, p.k8 + (flat_kv_head * p.padded_kv + first_key) * HEAD_DIM);
+  load_score_rows<BLOCK_KV>(
+      shared + SharedLayout::KEYS, p.k8 + (flat_kv_head * p.padded_kv + first_key) * HEAD_DIM,
+      p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first_key * p.k_stride_s, p.k_stride_s,
+      p.seq_kv - first_key);
   load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
       shared + SharedLayout::VALUES,
       p.v + batch * p.v_stride_b + kv_head * p.v_stride_h + first_key * p.v_stride_s,
       p.v_stride_s * 2, p.seq_kv - first_key);
   const int first_head = kv_head * heads_per_kv, first_token = first_tile * TILE_Q;
-  Walk walk = {first_tile <= last_tile ? first_head : heads_end, first_tile,
-               (static_cast<s64>(batch) * p.heads + first_head) * p.padded_q + first_token,
-               batch * p.dout_stride_b + first_head * p.dout_stride_h +
-                   first_token * p.dout_stride_s};
+  QueryWalk walk = {first_tile <= last_tile ? first_head : heads_end, first_tile,
+                    (static_cast<s64>(batch) * p.heads + first_head) * p.padded_q + first_token,
+                    batch * p.dout_stride_b + first_head * p.dout_stride_h +
+                        first_token * p.dout_stride_s};
   load_rows(walk, 0);
   if constexpr (STAGES == 2)
     load_transposed(walk, 0);
@@ -141,10 +159,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   ValueRows values;
   float dk[HEAD_DIM / 8][4] = {}, dv[HEAD_DIM / 8][4] = {};
 
+  const auto read_block_maxima = [&](const QueryWalk& walk, float(&of_p)[2], float(&of_ds)[2]) {
+    const int first_query = walk.tile * TILE_Q;
+    // The same number twice; which costs ptxas fewer registers depends on the head dimension.
+    const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
+                                   : (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
+                                         first_query / GROUP_Q;
+    const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
+    // A block in which no query sees a key was not visited.
+    const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;
+    if (meet(p, last_query, warp_key / GROUP_KV * GROUP_KV)) {
+      of_p[0] = of_p[1] = p.tile_p_max[tile];
+      of_ds[0] = of_ds[1] = p.tile_ds_max[tile];
+    }
+  };
+
   for (int step = 0; walk.head < heads_end; ++step) {
     const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
     const int first_query = walk.tile * TILE_Q;
-    const Walk next = advance(walk);
+    const QueryWalk next = advance(walk);
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
@@ -174,78 +207,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       for (int i = 0; i < 4; ++i)
         x[j][i] = Scores::scaled(sums[j][i], key_scale[i >> 1]);
     }
-    if ((CAUSAL && warp_key + 15 > first_query + p.causal_offset) || warp_key + 16 > p.seq_kv) {
-#pragma unroll
-      for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int query = first_query + 8 * j + 2 * quad_lane + (i & 1);
-          if (key[i >> 1] >= p.seq_kv || (CAUSAL && key[i >> 1] > query + p.causal_offset))
-            x[j][i] = -INFINITY_F;
-        }
-      }
-    }
-#pragma unroll
-    for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
-      const float4 scales = read_columns(rows + ROW_SCALE * TILE_Q * 4, pair);
-      const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
-      const float scale[4] = {scales.x, scales.y, scales.z, scales.w};
-      const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int column = 2 * half + (i & 1);
-          float& score = x[2 * pair + half][i];
-          score = exp2_approx(__fmaf_rn(score, scale[column], -lse[column]));
-          if constexpr (!BLOCK_SCALES)
-            largest_p[i >> 1] = max_nan(largest_p[i >> 1], score);
-        }
-      }
-    }
-    if constexpr (!BLOCK_SCALES) {
-      largest_p[0] = quad_max_nan(largest_p[0]);
-      largest_p[1] = quad_max_nan(largest_p[1]);
-    } else {
-      // The same number twice; which costs ptxas fewer registers depends on the head dimension.
-      const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
-                                     : (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
-                                           first_query / GROUP_Q;
-      const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
-      // A block in which no query sees a key was not visited.
-      const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;
-      if (!CAUSAL || warp_key / GROUP_KV * GROUP_KV <= last_query + p.causal_offset) {
-        largest_p[0] = largest_p[1] = p.tile_p_max[tile];
-        largest_ds[0] = largest_ds[1] = p.tile_ds_max[tile];
-      }
-    }
-
+    if (needs_mask(p, first_query, warp_key, 16))
+      mask(x, [&](int r, int column) { return hidden(p, first_query + column, key[r]); });
+    probabilities(x, rows, largest_p);
+    if constexpr (BLOCK_SCALES)
+      read_block_maxima(walk, largest_p, largest_ds);
+    else
+      quad_max_nan(largest_p);
     const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest_p[0]);
     const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest_p[1]);
     u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4];
-#pragma unroll
-    for (int k = 0; k < TILE_Q / 32; ++k)
-      quantize_fragment<false>(p8[k], &x[4 * k], p_low.inverse, p_high.inverse);
+    quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
 
     finish_values<0>(ds, minus_delta);
-#pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        ds[j][i] *= x[j][i];
-        if constexpr (!BLOCK_SCALES)
-          largest_ds[i >> 1] = max_magnitude(largest_ds[i >> 1], ds[j][i]);
-      }
-    }
-    if constexpr (!BLOCK_SCALES) {
-      largest_ds[0] = quad_max_nan(largest_ds[0]);
-      largest_ds[1] = quad_max_nan(largest_ds[1]);
-    }
+    score_gradients<!BLOCK_SCALES>(ds, x, largest_ds);
+    if constexpr (!BLOCK_SCALES)
+      quad_max_nan(largest_ds);
     const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
     const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-#pragma unroll
-    for (int k = 0; k < TILE_Q / 32; ++k)
-      quantize_fragment<true>(ds8[k], &ds[4 * k], ds_low.inverse, ds_high.inverse);
+    quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();

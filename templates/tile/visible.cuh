@@ -1,8 +1,8 @@
 //===- tile/visible.cuh - Which keys a query sees, and walks over them ------===//
 //
-// All that forward and backward_dq know of the mask; why backward_dkv has its own is told in
-// kernels/README.md. A window, a list of blocks or packed sequences would change what is here: a
-// block of queries or keys meets the tokens of a Range, a loop over them is a Walk, and only where
+// All that a kernel knows of the mask. A window, a list of blocks or packed sequences would change
+// what is here: a block of queries or keys meets the tokens of a Range, a loop over them is a Walk
+// (why backward_dkv steps over its range by itself is told in kernels/README.md), and only where
 // needs_mask() are single scores asked for.
 //
 //===----------------------------------------------------------------------===//

@@ -82,4 +82,5 @@ struct Params {
 //   tile/products_wgmma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/visible.cuh
 //   kernels/backward_dkv.cuh
