@@ -76,11 +76,11 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"group_kv", "x", "keys in a quantisation group, 0: the granularity's own"},
         s.group_kv);
   visit(Label{"precision", " ", "which products are INT8"}, s.precision);
-  visit(Label{"smooth_k", " smooth_k", "take the mean of K from it"}, s.smooth_k);
-  visit(Label{"rotate", " rotate", "Hadamard-rotate Q and K for S before quantising them"},
-        s.rotate);
-  visit(Label{"deterministic", " deterministic", "the same inputs give the same bits"},
-        s.deterministic);
+  visit(Label{"smooth_k", " smooth_k", "taking its mean from K"}, s.smooth_k);
+  visit(Label{"rotate", " rotate", "the Hadamard rotation of Q and K for S"}, s.rotate);
+  visit(
+      Label{"deterministic", " deterministic", "the promise of the same bits for the same inputs"},
+      s.deterministic);
 }
 
 /// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".

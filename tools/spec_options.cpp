@@ -48,7 +48,7 @@ void SpecOptions::declare(OptionTable& table, bool lists) {
     const std::string name = option_name(label.name), field(label.name);
     std::string help(label.help);
     if constexpr (std::is_same_v<T, bool>)
-      return table.flag("no-" + name, off_[field], "do not " + help);
+      return table.flag("no-" + name, off_[field], "without " + help);
     std::vector<std::string>& words = words_.try_emplace(field, 1, value_text(usual)).first->second;
     const std::string placeholder = Worded<T> ? "KIND" : "N";
     if constexpr (Worded<T>)

@@ -3,7 +3,14 @@
 import torch
 
 from sagebwd import ops
-from sagebwd.options import Operation, causal_name, check_layout, takes, text_of
+from sagebwd.options import (
+    Operation,
+    causal_name,
+    check_layout,
+    spec_of_text,
+    takes,
+    text_of,
+)
 
 _CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -127,10 +134,12 @@ def warmup(*, backward=True, device=None, sizes=None, options):
 
     Raises what `attention` raises.
     """
+    text = text_of(options)
+    spec_of_text(text)  # wrong use is wrong use without a GPU as well
     index = torch.device("cuda" if device is None else device).index
     if index is None:
         index = torch.cuda.current_device()
-    ops.operation(index, text_of(options)).warmup(bool(backward), sizes)
+    ops.operation(index, text).warmup(bool(backward), sizes)
 
 
 def _check_tensors(**tensors):
