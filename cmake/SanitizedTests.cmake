@@ -33,7 +33,7 @@ endfunction()
 # sanitized_objects(NAME FLAGS...): what the cache consists of, and the order of its layers.
 function(sanitized_objects name)
   file(GLOB cache_sources CONFIGURE_DEPENDS cache/*.cpp)
-  file(GLOB generator_sources CONFIGURE_DEPENDS generator/*.cpp)
+  file(GLOB_RECURSE generator_sources CONFIGURE_DEPENDS generator/*.cpp)
   add_library(${name} OBJECT ${cache_sources} ${generator_sources} runtime/kernel_builder.cpp
               runtime/parallel_for.cpp)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
