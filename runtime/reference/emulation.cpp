@@ -353,7 +353,7 @@ Outputs<float> emulate(const Inputs& in, const AttentionSpec& spec, const Produc
     throw SpecError("given_o and given_lse must have the sizes of the forward's outputs, " +
                     std::to_string(rows * in.head_dim) + " and " + std::to_string(rows));
   auto out = run_heads<float>(in, keep_matrices, spec.group_q, [&](int64_t index) {
-    Head head = head_of(in, spec.causal, index);
+    Head head = head_of(in, spec, index);
     if (given_o)
       head.given_o = given_o->data() + index * head.queries * head.channels;
     if (given_lse)

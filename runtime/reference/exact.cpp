@@ -99,10 +99,10 @@ std::unique_ptr<HeadComputation<double>> exact_head(const Head& head) {
   return std::make_unique<ExactHead>(head);
 }
 
-Outputs<double> exact(const Inputs& in, Causal causal, bool keep_matrices) {
+Outputs<double> exact(const Inputs& in, const Mask& mask, bool keep_matrices) {
   check(in);
   return run_heads<double>(in, keep_matrices, kExactPanel,
-                           [&](int64_t head) { return exact_head(head_of(in, causal, head)); });
+                           [&](int64_t head) { return exact_head(head_of(in, mask, head)); });
 }
 
 } // namespace sagebwd::reference

@@ -58,26 +58,25 @@ void check(const Inputs& in, const AttentionSpec& spec) {
                     std::to_string(kExactIntegerDepth) + " (resolved() fills in the defaults)");
 }
 
-Head head_of(const Inputs& in, Causal causal, int64_t index) {
+Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
   const Problem& p = in.problem;
   const int64_t batch = index / p.heads, head = index % p.heads;
   const int64_t kv = batch * p.heads_kv + head / (p.heads / p.heads_kv);
   const int64_t query_offset = index * p.seq_q * in.head_dim;
   const int64_t key_offset = kv * p.seq_kv * in.head_dim;
-  Head result;
-  result.queries = p.seq_q;
-  result.keys = p.seq_kv;
-  result.channels = in.head_dim;
-  result.softmax_scale = in.softmax_scale != 0
-                             ? in.softmax_scale
-                             : static_cast<float>(1 / std::sqrt(static_cast<double>(in.head_dim)));
-  result.causal = causal;
-  result.q = in.q.data() + query_offset;
-  result.k = in.k.data() + key_offset;
-  result.v = in.v.data() + key_offset;
-  result.dout = in.dout.empty() ? nullptr : in.dout.data() + query_offset;
-  result.dlse = in.dlse.empty() ? nullptr : in.dlse.data() + index * p.seq_q;
-  return result;
+  const double usual_scale = 1 / std::sqrt(static_cast<double>(in.head_dim));
+  return {
+      .queries = p.seq_q,
+      .keys = p.seq_kv,
+      .channels = in.head_dim,
+      .softmax_scale = in.softmax_scale != 0 ? in.softmax_scale : static_cast<float>(usual_scale),
+      .mask = mask,
+      .q = in.q.data() + query_offset,
+      .k = in.k.data() + key_offset,
+      .v = in.v.data() + key_offset,
+      .dout = in.dout.empty() ? nullptr : in.dout.data() + query_offset,
+      .dlse = in.dlse.empty() ? nullptr : in.dlse.data() + index * p.seq_q,
+  };
 }
 
 template <typename T>

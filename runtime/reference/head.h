@@ -7,7 +7,6 @@
 #pragma once
 
 #include "runtime/reference/reference.h"
-#include "runtime/reference/visible.h"
 
 #include <functional>
 #include <memory>
@@ -22,7 +21,7 @@ struct Head {
   int64_t queries, keys;
   int channels;
   float softmax_scale;
-  Causal causal;
+  Mask mask;
   const float *q, *k, *v;
   const float* dout;              ///< null: forward only
   const float* dlse;              ///< null: no gradient through lse
@@ -31,11 +30,11 @@ struct Head {
 
   /// The keys that any of `count` queries from `query` on sees.
   KeyRange visible(int64_t query, int64_t count = 1) const {
-    return keys_of(causal, queries, keys, query, count);
+    return keys_of(mask, queries, keys, query, count);
   }
 };
 /// Head `index` of B * H.
-Head head_of(const Inputs&, Causal, int64_t index);
+Head head_of(const Inputs&, const Mask&, int64_t index);
 
 /// What a panel of `rows` queries from `first` on gives; p, dp and ds are rows x keys.
 template <typename T> struct Panel {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "generator/plan.h"
+#include "runtime/reference/visible.h"
 
 #include <string>
 #include <vector>
@@ -42,7 +43,7 @@ template <typename T> struct Outputs {
 };
 
 /// FP64 throughout. `keep_matrices` fills p, dp and ds.
-Outputs<double> exact(const Inputs&, Causal, bool keep_matrices = false);
+Outputs<double> exact(const Inputs&, const Mask&, bool keep_matrices = false);
 
 /// As the kernels compute it. Where `given_o` and `given_lse` (raw domain) are set, the backward
 /// starts from them instead of from the emulated forward; both already in their output types.

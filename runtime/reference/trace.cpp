@@ -66,7 +66,7 @@ std::vector<TraceRow> trace(const Inputs& in, const AttentionSpec& spec, const P
   std::vector<std::vector<double>> exact_dk(heads), exact_dv(heads);
   std::vector<std::vector<float>> dk(heads), dv(heads);
   parallel_for(heads, usable_cores(), [&](int64_t head) {
-    const Head inputs = head_of(in, spec.causal, head);
+    const Head inputs = head_of(in, spec, head);
     auto exact = exact_head(inputs);
     auto emulated = emulated_head(inputs, spec, plan, false);
     auto& sums = of_head[head];
@@ -91,7 +91,7 @@ std::vector<TraceRow> trace(const Inputs& in, const AttentionSpec& spec, const P
   for (const auto& sums : of_head)
     for (size_t i = 0; i < all.size(); ++i)
       all[i].add(sums[i]);
-  const float scale = head_of(in, spec.causal, 0).softmax_scale;
+  const float scale = head_of(in, spec, 0).softmax_scale;
   all[6].add(sum_over_groups<float>(p, dk, scale), sum_over_groups<double>(p, exact_dk, scale));
   all[7].add(sum_over_groups<float>(p, dv, 1), sum_over_groups<double>(p, exact_dv, 1));
 

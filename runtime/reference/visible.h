@@ -23,11 +23,20 @@ struct KeyRange {
   }
 };
 
+/// What of a spec hides keys from queries.
+struct Mask {
+  Causal causal = Causal::none;
+
+  Mask(Causal of) : causal(of) {}
+  Mask(const AttentionSpec& spec) : causal(spec.causal) {}
+};
+
 /// The keys that any of `count` queries from `first` on sees.
-inline KeyRange keys_of(Causal causal, int64_t queries, int64_t keys, int64_t first,
+inline KeyRange keys_of(const Mask& mask, int64_t queries, int64_t keys, int64_t first,
                         int64_t count = 1) {
-  const int64_t offset = causal == Causal::bottom_right ? keys - queries : 0;
-  return {0, causal == Causal::none ? keys : std::clamp<int64_t>(first + count + offset, 0, keys)};
+  const bool all = mask.causal == Causal::none;
+  const int64_t offset = mask.causal == Causal::bottom_right ? keys - queries : 0;
+  return {0, all ? keys : std::clamp<int64_t>(first + count + offset, 0, keys)};
 }
 
 } // namespace sagebwd::reference

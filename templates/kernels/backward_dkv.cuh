@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int heads_per_kv = p.heads / p.heads_kv;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
   const int first_key = blockIdx.x * BLOCK_KV;
-  const Range queries = queries_of(p, first_key);
+  const Range queries = queries_of(p, tokens_from(first_key, BLOCK_KV));
   const int first_tile = queries.begin / TILE_Q, last_tile = ceil_div(queries.end, TILE_Q) - 1;
   const int heads_end = (kv_head + 1) * heads_per_kv;
   // From the last tile of a head to the first of the next.
@@ -167,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                                          first_query / GROUP_Q;
     const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
     // A block in which no query sees a key was not visited.
-    const int last_query = (first_query / GROUP_Q + 1) * GROUP_Q - 1;
-    if (meet(p, last_query, warp_key / GROUP_KV * GROUP_KV)) {
+    if (meet(p, tokens_from(first_query / GROUP_Q * GROUP_Q, GROUP_Q),
+             tokens_from(warp_key / GROUP_KV * GROUP_KV, GROUP_KV))) {
       of_p[0] = of_p[1] = p.tile_p_max[tile];
       of_ds[0] = of_ds[1] = p.tile_ds_max[tile];
     }
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       for (int i = 0; i < 4; ++i)
         x[j][i] = Scores::scaled(sums[j][i], key_scale[i >> 1]);
     }
-    if (needs_mask(p, first_query, warp_key, 16))
+    if (needs_mask(p, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)))
       mask(x, [&](int r, int column) { return hidden(p, first_query + column, key[r]); });
     probabilities(x, rows, largest_p);
     if constexpr (BLOCK_SCALES)

@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       shared + SharedLayout::DOUT,
       p.dout + batch * p.dout_stride_b + head * p.dout_stride_h + first_query * p.dout_stride_s,
       p.dout_stride_s * 2, p.seq_q - first_query);
-  KeyWalk walk(keys_of(p, first_query, BLOCK_Q));
+  KeyWalk walk(keys_of(p, tokens_from(first_query, BLOCK_Q)));
   load_keys_and_values(walk);
   if constexpr (STAGES == 2)
     load_transposed_keys(walk);
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       scale_columns(x, sums,
                     shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES +
                         tile * TOKENS_PER_TILE * 4);
-      if (needs_mask(p, warp_query, tile_key, TOKENS_PER_TILE))
+      if (needs_mask(p, tokens_from(warp_query, 16), tokens_from(tile_key, TOKENS_PER_TILE)))
         mask(x, [&](int r, int column) { return hidden(p, query[r], tile_key + column); });
       probabilities(x, score_scale, lse, largest_p);
       finish_values<0>(ds[tile], start);

@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM,
       p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s, p.q_stride_s,
       p.seq_q - first_query);
-  KeyWalk walk(keys_of(p, first_query, BLOCK_Q));
+  KeyWalk walk(keys_of(p, tokens_from(first_query, BLOCK_Q)));
   load_keys(walk);
   if constexpr (STAGES == 2)
     load_values(walk);
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     finish<0>(sums);
     scale_columns(
         x, sums, shared + SharedLayout::KEY_SCALES + walk.stage() * SharedLayout::KEY_SCALES_BYTES);
-    if (needs_mask(p, warp_query, walk.first(), GROUP_KV))
+    if (needs_mask(p, tokens_from(warp_query, 16), tokens_from(walk.first(), GROUP_KV)))
       mask(x, [&](int r, int column) { return hidden(p, query[r], walk.first() + column); });
   };
 

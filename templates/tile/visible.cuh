@@ -14,31 +14,31 @@
 struct Range {
   int begin, end;
 };
+__device__ __forceinline__ Range tokens_from(int first, int count) {
+  return {first, first + count};
+}
 
 /// Which block of queries this thread block takes. Later queries see more keys: the longest first.
 __device__ __forceinline__ int block_of_queries() {
   return CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
 }
 
-/// The keys that any of `count` queries sees.
-__device__ __forceinline__ Range keys_of(const Params& p, int first_query, int count) {
-  return {0,
-          CAUSAL ? maximum(0, minimum(p.seq_kv, first_query + count + p.causal_offset)) : p.seq_kv};
+/// The keys that any of these queries sees.
+__device__ __forceinline__ Range keys_of(const Params& p, Range queries) {
+  return {0, CAUSAL ? maximum(0, minimum(p.seq_kv, queries.end + p.causal_offset)) : p.seq_kv};
 }
-/// The queries that see any key from `first_key` on.
-__device__ __forceinline__ Range queries_of(const Params& p, int first_key) {
-  return {CAUSAL ? maximum(0, first_key - p.causal_offset) : 0, p.seq_q};
+/// The queries that see any of these keys.
+__device__ __forceinline__ Range queries_of(const Params& p, Range keys) {
+  return {CAUSAL ? maximum(0, keys.begin - p.causal_offset) : 0, p.seq_q};
 }
-/// Whether there is such a pair among a block's queries, up to `last_query`, and keys.
-__device__ __forceinline__ bool meet(const Params& p, int last_query, int first_key) {
-  return !CAUSAL || first_key <= last_query + p.causal_offset;
+/// Whether any of these queries sees any of these keys.
+__device__ __forceinline__ bool meet(const Params& p, Range queries, Range keys) {
+  return !CAUSAL || keys.begin <= queries.end - 1 + p.causal_offset;
 }
 
-/// Whether any key of the tile is hidden from any query of it, the first query seeing the fewest.
-__device__ __forceinline__ bool needs_mask(const Params& p, int first_query, int first_key,
-                                           int keys) {
-  return (CAUSAL && first_key + keys - 1 > first_query + p.causal_offset) ||
-         first_key + keys > p.seq_kv;
+/// Whether any key of a tile is hidden from any query of it.
+__device__ __forceinline__ bool needs_mask(const Params& p, Range queries, Range keys) {
+  return (CAUSAL && keys.end - 1 > queries.begin + p.causal_offset) || keys.end > p.seq_kv;
 }
 __device__ __forceinline__ bool hidden(const Params& p, int query, int key) {
   return key >= p.seq_kv || (CAUSAL && key > query + p.causal_offset);
