@@ -10,9 +10,14 @@
 #include "llvm/Support/JSON.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace sagebwd {
 
@@ -51,11 +56,6 @@ inline std::string utf8(const std::string& text) {
   return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
 }
 
-inline std::optional<std::string> text_of(const llvm::json::Object& object, llvm::StringRef name) {
-  auto text = llvm_compat::to_optional<llvm::StringRef>(object.getString(name));
-  return text ? std::optional(text->str()) : std::nullopt;
-}
-
 /// The fields of a key: an object of strings. Nothing for anything else.
 inline std::optional<std::vector<std::pair<std::string, std::string>>>
 fields_of_json(const llvm::json::Object* object) {
@@ -71,33 +71,105 @@ fields_of_json(const llvm::json::Object* object) {
   return fields;
 }
 
-/// A member into a variable of its kind: false where it is missing, or of another.
-inline bool read_member(const llvm::json::Object& object, llvm::StringRef name, std::string& out) {
-  auto text = text_of(object, name);
-  if (text)
-    out = std::move(*text);
-  return text.has_value();
-}
-inline bool read_member(const llvm::json::Object& object, llvm::StringRef name, double& out) {
-  auto number = llvm_compat::to_optional<double>(object.getNumber(name));
-  out = number.value_or(out);
-  return number.has_value();
-}
-/// Counts and sizes: never negative.
-inline bool read_member(const llvm::json::Object& object, llvm::StringRef name, int& out) {
-  auto number = llvm_compat::to_optional<int64_t>(object.getInteger(name));
-  if (!number || *number < 0 || *number > std::numeric_limits<int>::max())
-    return false;
-  out = static_cast<int>(*number);
-  return true;
-}
-
 inline llvm::json::Object
 json_of_fields(const std::vector<std::pair<std::string, std::string>>& fields) {
   llvm::json::Object object;
   for (const auto& [label, value] : fields)
     object[utf8(label)] = utf8(value);
   return object;
+}
+
+//===--- Structs, in both directions --------------------------------------===//
+//
+// A struct that is kept or sent lists its members once, in a function
+//   template <Either<Struct> Self, typename Visit> void visit_members(Self&, Visit&& visit)
+// that calls visit(name, member) for each: it is written and read by that list.
+
+/// T or const T.
+template <typename Self, typename T>
+concept Either = std::is_same_v<std::remove_const_t<Self>, T>;
+
+template <typename T> inline constexpr bool kIsList = false;
+template <typename T> inline constexpr bool kIsList<std::vector<T>> = true;
+
+template <typename T> llvm::json::Object object_of(const T&);
+template <typename T> bool read_object(const llvm::json::Object*, T&, size_t others);
+/// How many more members an object may have.
+inline constexpr size_t kAnyNumber = SIZE_MAX;
+
+/// JSON has no infinities, for which the largest number stands, and no NaN, for which 0 does.
+template <typename T> llvm::json::Value as_json(const T& value) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return utf8(value);
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value;
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<int64_t>(value);
+  } else if constexpr (std::is_floating_point_v<T>) {
+    constexpr T kLargest = std::numeric_limits<T>::max();
+    return std::isnan(value) ? T(0) : std::clamp(value, -kLargest, kLargest) + T(0); // no -0
+  } else if constexpr (kIsList<T>) {
+    llvm::json::Array array;
+    for (const auto& item : value)
+      array.push_back(as_json(item));
+    return array;
+  } else {
+    return object_of(value);
+  }
+}
+
+/// False where there is no value, or one of another kind, or a number that does not fit.
+template <typename T> bool read_json(const llvm::json::Value* json, T& value) {
+  if (!json)
+    return false;
+  const auto take = [&](const auto& found) {
+    if (found)
+      value = static_cast<T>(*found);
+    return static_cast<bool>(found);
+  };
+  if constexpr (std::is_same_v<T, std::string>) {
+    return take(json->getAsString());
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return take(json->getAsBoolean());
+  } else if constexpr (std::is_integral_v<T>) {
+    const auto number = json->getAsInteger();
+    return number && std::in_range<T>(*number) && take(number);
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return take(json->getAsNumber());
+  } else if constexpr (kIsList<T>) {
+    const llvm::json::Array* array = json->getAsArray();
+    for (size_t i = 0; array && i < array->size(); ++i)
+      if (!read_json(&(*array)[i], value.emplace_back()))
+        return false;
+    return array != nullptr;
+  } else {
+    return read_object(json->getAsObject(), value, /*others=*/0);
+  }
+}
+
+template <typename T> llvm::json::Object object_of(const T& members) {
+  llvm::json::Object object;
+  visit_members(members,
+                [&](const char* name, const auto& value) { object[name] = as_json(value); });
+  return object;
+}
+
+/// False, too, where there is no object.
+template <typename T>
+bool read_object(const llvm::json::Object* object, T& members, size_t others) {
+  bool sound = object != nullptr;
+  size_t count = 0;
+  visit_members(members, [&](const char* name, auto& value) {
+    sound = sound && read_json(object->get(name), value);
+    ++count;
+  });
+  return sound && (others == kAnyNumber || object->size() == count + others);
+}
+
+/// The same of one member.
+template <typename T>
+bool read_member(const llvm::json::Object& object, llvm::StringRef name, T& value) {
+  return read_json(object.get(name), value);
 }
 
 } // namespace sagebwd

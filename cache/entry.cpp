@@ -11,11 +11,21 @@
 
 #include "cache/entry.h"
 #include "cache/bounded_json.h"
-#include "cache/llvm_compat.h"
 
-#include "llvm/Support/raw_ostream.h"
+#include "llvm/Support/FormatVariadic.h"
 
 namespace sagebwd {
+
+/// What of an entry is JSON, beside its key and its cubin's length.
+template <Either<CacheEntry> Self, typename Visit> void visit_members(Self& entry, Visit&& visit) {
+  visit("kernel", entry.kernel_name);
+  visit("arch", entry.arch);
+  visit("compiler", entry.compiler);
+  visit("lowest_driver", entry.lowest_driver);
+  visit("registers", entry.registers);
+  visit("spill_bytes", entry.spill_bytes);
+  visit("shared_bytes", entry.shared_bytes);
+}
 
 namespace {
 
@@ -31,21 +41,11 @@ static_assert(kMagic.size() == kVersionOffset);
 
 std::string print(const CacheKey& key, const CacheEntry& entry) {
   // An object prints its members sorted by name: the same entry, the same bytes.
-  llvm::json::Value value = llvm::json::Object{
-      {"digest", key.digest},
-      {"fields", json_of_fields(key.fields)},
-      {"kernel", utf8(entry.kernel_name)},
-      {"arch", utf8(entry.arch)},
-      {"compiler", utf8(entry.compiler)},
-      {"lowest_driver", entry.lowest_driver},
-      {"registers", entry.registers},
-      {"spill_bytes", entry.spill_bytes},
-      {"shared_bytes", entry.shared_bytes},
-      {"cubin_bytes", static_cast<int64_t>(entry.cubin.size())},
-  };
-  std::string text;
-  llvm::raw_string_ostream(text) << value;
-  return text;
+  llvm::json::Object object = object_of(entry);
+  object["digest"] = key.digest;
+  object["fields"] = json_of_fields(key.fields);
+  object["cubin_bytes"] = as_json(entry.cubin.size());
+  return llvm::formatv("{0}", llvm::json::Value(std::move(object)));
 }
 
 /// The parts of a file whose checksum is right; the JSON is not parsed yet.
@@ -72,17 +72,12 @@ const char* split(llvm::StringRef bytes, Parts& parts) {
 }
 
 const char* read(const llvm::json::Object& object, llvm::StringRef cubin, CacheEntry& entry) {
-  int cubin_bytes = 0;
-  if (!read_member(object, "kernel", entry.kernel_name) ||
-      !read_member(object, "arch", entry.arch) ||
-      !read_member(object, "compiler", entry.compiler) ||
-      !read_member(object, "lowest_driver", entry.lowest_driver) ||
-      !read_member(object, "registers", entry.registers) ||
-      !read_member(object, "spill_bytes", entry.spill_bytes) ||
-      !read_member(object, "shared_bytes", entry.shared_bytes) ||
-      !read_member(object, "cubin_bytes", cubin_bytes))
+  size_t cubin_bytes = 0;
+  if (!read_object(&object, entry, kAnyNumber) ||
+      !read_member(object, "cubin_bytes", cubin_bytes) ||
+      std::min({entry.lowest_driver, entry.registers, entry.spill_bytes, entry.shared_bytes}) < 0)
     return "a field of its JSON is missing or out of range";
-  if (cubin.size() != static_cast<size_t>(cubin_bytes))
+  if (cubin.size() != cubin_bytes)
     return "its cubin has another length than its JSON says";
   entry.cubin = cubin.str();
   return "";
@@ -115,6 +110,14 @@ std::string read(const std::string& bytes, const CacheKey* key, StoredEntry& sto
   return read(*object, parts.cubin, stored.entry);
 }
 
+std::optional<StoredEntry> read(const std::string& bytes, const CacheKey* key, std::string* why) {
+  StoredEntry stored;
+  const std::string problem = read(bytes, key, stored);
+  if (why)
+    *why = problem;
+  return problem.empty() ? std::optional(std::move(stored)) : std::nullopt;
+}
+
 } // namespace
 
 std::string serialize(const CacheKey& key, const CacheEntry& entry) {
@@ -126,19 +129,12 @@ std::string serialize(const CacheKey& key, const CacheEntry& entry) {
 
 std::optional<CacheEntry> deserialize(const std::string& bytes, const CacheKey& key,
                                       std::string* why) {
-  StoredEntry stored;
-  std::string problem = read(bytes, &key, stored);
-  if (why)
-    *why = problem;
-  return problem.empty() ? std::optional(std::move(stored.entry)) : std::nullopt;
+  std::optional<StoredEntry> stored = read(bytes, &key, why);
+  return stored ? std::optional(std::move(stored->entry)) : std::nullopt;
 }
 
 std::optional<StoredEntry> inspect_entry(const std::string& bytes, std::string* why) {
-  StoredEntry stored;
-  std::string problem = read(bytes, nullptr, stored);
-  if (why)
-    *why = problem;
-  return problem.empty() ? std::optional(std::move(stored)) : std::nullopt;
+  return read(bytes, nullptr, why);
 }
 
 } // namespace sagebwd

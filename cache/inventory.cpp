@@ -74,21 +74,24 @@ PackSummary summarize(const Pack& pack) {
   if (!items || !archs)
     throw PackError(pack.path() + ": its manifest lists no items; build the pack again");
   for (const llvm::json::Value& arch : *archs)
-    if (auto name = llvm_compat::to_optional<llvm::StringRef>(arch.getAsString()))
-      summary.archs.push_back(name->str());
+    if (std::string name; read_json(&arch, name))
+      summary.archs.push_back(name);
   for (const llvm::json::Value& value : *items) {
     const llvm::json::Object* item = value.getAsObject();
     const llvm::json::Object* fields = item ? item->getObject("fields") : nullptr;
     if (!fields)
       throw PackError(pack.path() + ": its manifest has an item without fields; build it again");
-    if (text_of(*item, "kind") != "kernel") {
+    std::string kind, arch;
+    read_member(*item, "kind", kind);
+    if (kind != "kernel") {
       ++summary.records;
       continue;
     }
     int lowest_driver = 0;
     read_member(*item, "lowest_driver", lowest_driver);
+    read_member(*fields, "arch", arch);
     summary.lowest_driver = std::max(summary.lowest_driver, lowest_driver);
-    ++summary.kernels_by_driver[{text_of(*fields, "arch").value_or(""), lowest_driver}];
+    ++summary.kernels_by_driver[{arch, lowest_driver}];
     ++summary.kernels;
   }
   return summary;

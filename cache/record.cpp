@@ -5,9 +5,24 @@
 
 #include "llvm/Support/FormatVariadic.h"
 
-#include <cmath>
-
 namespace sagebwd {
+
+template <Either<TriedTile> Self, typename Visit> void visit_members(Self& tried, Visit&& visit) {
+  visit("tile", tried.tile);
+  visit("outcome", tried.outcome);
+  visit("detail", tried.detail);
+  visit("ms", tried.ms);
+  visit("median_ms", tried.median_ms);
+  visit("mad_ms", tried.mad_ms);
+}
+
+template <Either<TuningRecord> Self, typename Visit>
+void visit_members(Self& record, Visit&& visit) {
+  visit("tile", record.tile);
+  visit("default_tile", record.default_tile);
+  visit("compiler", record.compiler);
+  visit("candidates", record.candidates);
+}
 
 namespace {
 
@@ -21,48 +36,33 @@ constexpr int kDeepest = 8; ///< a timing of a candidate of a record of a file t
 /// Far beyond any record; parsing takes some fifty times as much memory.
 constexpr size_t kLongestRecord = size_t{4} << 20, kLongestFile = size_t{64} << 20;
 
-/// JSON has no infinities.
-double finite(double value) { return std::isfinite(value) ? value + 0.0 : 0; }
-
-std::string print(const Value& value, bool indented) {
-  return indented ? llvm::formatv("{0:2}", value).str() : llvm::formatv("{0}", value).str();
-}
-
 /// Without the checksum. Objects print their members sorted by name.
 Object contents(const TuningRecord& record) {
-  Array candidates;
-  for (const TriedTile& tried : record.candidates) {
-    Array ms;
-    for (double value : tried.ms)
-      ms.push_back(finite(value));
-    candidates.push_back(Object{{"tile", utf8(tried.tile)},
-                                {"outcome", utf8(tried.outcome)},
-                                {"detail", utf8(tried.detail)},
-                                {"ms", std::move(ms)},
-                                {"median_ms", finite(tried.median_ms)},
-                                {"mad_ms", finite(tried.mad_ms)}});
-  }
-  return Object{{"schema", kTuningSchema},
-                {"digest", record.key.digest},
-                {"key", json_of_fields(record.key.fields)},
-                {"tile", utf8(record.tile)},
-                {"default_tile", utf8(record.default_tile)},
-                {"compiler", utf8(record.compiler)},
-                {"candidates", std::move(candidates)}};
+  Object object = object_of(record);
+  object["schema"] = kTuningSchema;
+  object["digest"] = record.key.digest;
+  object["key"] = json_of_fields(record.key.fields);
+  return object;
+}
+
+std::string checksum_of(const TuningRecord& record) {
+  return sha256_hex(llvm::formatv("{0}", Value(contents(record))));
 }
 
 Object with_checksum(const TuningRecord& record) {
   Object object = contents(record);
-  const std::string checksum = sha256_hex(print(Value(Object(object)), /*indented=*/false));
-  object["checksum"] = checksum;
+  object["checksum"] = checksum_of(record);
   return object;
 }
 
+/// For people.
+std::string print(Object object) { return llvm::formatv("{0:2}\n", Value(std::move(object))); }
+
 /// The number in "sagebwd tuning 1", or nothing.
 std::optional<int> schema_of(const Object& object) {
-  llvm::StringRef text;
-  if (auto schema = llvm_compat::to_optional<llvm::StringRef>(object.getString("schema")))
-    text = *schema;
+  std::string schema;
+  read_member(object, "schema", schema);
+  llvm::StringRef text = schema;
   int number = 0;
   if (!text.consume_front(kSchemaName) || text.getAsInteger(10, number) || number < 1)
     return std::nullopt;
@@ -79,46 +79,23 @@ std::string foreign(const Object& object) {
   return *schema > kSchemaNumber ? kNewer : "";
 }
 
-bool read(const Value& value, TriedTile& tried) {
-  const Object* object = value.getAsObject();
-  const Array* ms = object ? object->getArray("ms") : nullptr;
-  if (!ms || object->size() != 6 || !read_member(*object, "tile", tried.tile) ||
-      !read_member(*object, "outcome", tried.outcome) ||
-      !read_member(*object, "detail", tried.detail) ||
-      !read_member(*object, "median_ms", tried.median_ms) ||
-      !read_member(*object, "mad_ms", tried.mad_ms))
-    return false;
-  for (const Value& timing : *ms) {
-    auto number = llvm_compat::to_optional<double>(timing.getAsNumber());
-    if (!number)
-      return false;
-    tried.ms.push_back(*number);
-  }
-  return true;
-}
-
 std::optional<TuningRecord> record_of(const Object& object, std::string& why) {
   if (why = foreign(object); !why.empty())
     return std::nullopt;
   TuningRecord record;
   std::string digest, checksum;
   auto fields = fields_of_json(object.getObject("key"));
-  const Array* candidates = object.getArray("candidates");
   why = "a member is missing, or of another kind";
-  if (!fields || !candidates || object.size() != 8 || !read_member(object, "digest", digest) ||
-      !read_member(object, "checksum", checksum) || !read_member(object, "tile", record.tile) ||
-      !read_member(object, "default_tile", record.default_tile) ||
-      !read_member(object, "compiler", record.compiler))
+  if (!fields || !read_member(object, "digest", digest) ||
+      !read_member(object, "checksum", checksum) ||
+      !read_object(&object, record, /*others=*/4)) // these three, and the schema
     return std::nullopt;
-  for (const Value& value : *candidates)
-    if (!read(value, record.candidates.emplace_back()))
-      return std::nullopt;
   record.key = make_key(std::move(*fields));
   why = "its digest is not that of its fields: it was changed by hand, or damaged";
   if (record.key.digest != digest)
     return std::nullopt;
   why = "its checksum does not match: it was changed by hand, or damaged";
-  if (*text_of(with_checksum(record), "checksum") != checksum)
+  if (checksum_of(record) != checksum)
     return std::nullopt;
   why.clear();
   return record;
@@ -140,9 +117,7 @@ std::optional<Value> parse(const std::string& bytes, size_t longest, std::string
 
 } // namespace
 
-std::string serialize(const TuningRecord& record) {
-  return print(Value(with_checksum(record)), /*indented=*/true) + "\n";
-}
+std::string serialize(const TuningRecord& record) { return print(with_checksum(record)); }
 
 std::optional<TuningRecord> parse_record(const std::string& bytes, std::string* why) {
   std::string unused;
@@ -161,9 +136,7 @@ std::string serialize_records(const std::vector<TuningRecord>& records) {
   Array array;
   for (const TuningRecord& record : records)
     array.push_back(with_checksum(record));
-  return print(Value(Object{{"schema", kTuningSchema}, {"records", std::move(array)}}),
-               /*indented=*/true) +
-         "\n";
+  return print(Object{{"schema", kTuningSchema}, {"records", std::move(array)}});
 }
 
 std::optional<std::vector<TuningRecord>> parse_records(const std::string& bytes, std::string* why) {
@@ -175,21 +148,14 @@ std::optional<std::vector<TuningRecord>> parse_records(const std::string& bytes,
   const Object& file = *value->getAsObject();
   if (reason = foreign(file); !reason.empty())
     return std::nullopt;
-  const Array* array = file.getArray("records");
+  const Array* array = file.getArray("records"); // else one record, as the cache keeps it
   std::vector<TuningRecord> records;
-  if (!array) { // one record, as the cache keeps it
-    std::optional<TuningRecord> record = record_of(file, reason);
-    if (!record)
-      return std::nullopt;
-    records.push_back(std::move(*record));
-    return records;
-  }
-  for (const Value& item : *array) {
-    const Object* object = item.getAsObject();
+  for (size_t i = 0; i < (array ? array->size() : 1); ++i) {
+    const Object* object = array ? (*array)[i].getAsObject() : &file;
     reason = "it is no JSON object";
     std::optional<TuningRecord> record = object ? record_of(*object, reason) : std::nullopt;
     if (!record) {
-      reason = "record " + std::to_string(records.size() + 1) + ": " + reason;
+      reason = (array ? "record " + std::to_string(i + 1) + ": " : "") + reason;
       return std::nullopt;
     }
     records.push_back(std::move(*record));

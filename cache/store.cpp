@@ -169,11 +169,14 @@ void CacheStore::stay_within_limit(uint64_t published_bytes) {
 KeyLock CacheStore::lock(const CacheKey& key, const KeyLock::OnWait& on_wait) {
   if (!disabled_reason_.empty())
     return KeyLock("", key.digest, options_.lock_limit, [] { return true; });
-  auto exists = [&] { return file_exists(directory(), kernel_file(key)); };
+  const auto exists = [&] { return file_exists(directory(), kernel_file(key)); };
   // What is there already was of no use to the caller: another compiler's entry, say.
-  return KeyLock(
-      directory(), key.digest, options_.lock_limit,
-      [exists, before = exists()] { return !before && exists(); }, on_wait);
+  const auto enough = [&, before = exists()] {
+    if (options_.check_interrupt)
+      options_.check_interrupt();
+    return !before && exists();
+  };
+  return KeyLock(directory(), key.digest, options_.lock_limit, enough, on_wait);
 }
 
 std::optional<TuningRecord> CacheStore::load_record(const CacheKey& key) {

@@ -46,6 +46,8 @@ struct StoreOptions {
   std::vector<std::string> packs;
   uint64_t byte_limit = uint64_t{1} << 30; ///< of the directory's entries; 0: none
   std::chrono::milliseconds lock_limit{60000};
+  /// Called many times a second while another process is waited for; what it raises ends the wait.
+  std::function<void()> check_interrupt;
   /// Whether bad kernels are removed. Not by who cannot make them again; tuning records never are.
   bool heal = true;
   /// What follows where the directory cannot be written, for the one warning of it.

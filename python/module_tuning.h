@@ -70,7 +70,7 @@ inline std::vector<std::array<std::string, 3>>
 tiles_in_use(const ResolvedSpec& given, const ProblemTuple& problem, int device,
              const std::vector<std::string>& kernels) {
   const TuneRequest request = tune_request(given, problem, device, kernels);
-  const TuneSurroundings around = surroundings_of(device, TuneMode::use);
+  const TuneSurroundings around = surroundings_of(device);
   const ResolvedSpec spec = resolved(*given, around.gpu.arch);
   std::vector<std::array<std::string, 3>> result;
   for (KernelKind kind : request.kernels) {

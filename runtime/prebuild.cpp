@@ -154,6 +154,7 @@ PrebuildResult prebuild(const PrebuildRequest& request) {
   StoreOptions options;
   options.directory = folder.path();
   options.byte_limit = 0;
+  options.check_interrupt = check_interrupt;
   options.if_not_kept = "If this prebuild is interrupted, the next one begins anew.";
   CacheStore store(options);
   KernelBuilder::Policy policy;

@@ -3,6 +3,7 @@
 #include "runtime/settings.h"
 
 #include "generator/spec.h"
+#include "runtime/parallel_for.h"
 
 #include <charconv>
 #include <cstdlib>
@@ -151,6 +152,7 @@ StoreOptions Settings::store_options() const {
   options.packs = packs;
   options.byte_limit = byte_limit;
   options.heal = !offline;
+  options.check_interrupt = sagebwd::check_interrupt;
   return options;
 }
 

@@ -16,7 +16,6 @@
 namespace sagebwd {
 namespace {
 
-
 /// A key's fields are JSON: a driver's name for a GPU may be anything.
 std::string printable(std::string text) {
   for (char& c : text)

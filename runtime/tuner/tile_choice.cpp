@@ -15,49 +15,66 @@ namespace {
 /// How long a rank waits for rank 0 to begin.
 constexpr std::chrono::seconds kRankGrace{20};
 
-std::string describe(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around) {
-  const ResolvedSpec spec = resolved(request.spec, around.gpu.arch);
-  return std::string(to_string(kind)) + " of " + to_string(*spec) + " for " +
-         to_string(bucket_of(kind, request.problem, around.gpu.sm_count)) + " on " +
-         around.gpu.name + " (" + std::to_string(around.gpu.sm_count) + " SMs, driver " +
-         around.gpu.driver + ")";
-}
-
-std::string tune_command(const TuneRequest& request, const Arch& arch) {
-  const ResolvedSpec spec = resolved(request.spec, arch);
-  const Problem& p = request.problem;
-  return "sagebwd tune --spec '" + to_string(*spec) + "' --batch " + std::to_string(p.batch) +
-         " --heads " + std::to_string(p.heads) + " --heads-kv " + std::to_string(p.heads_kv) +
-         " --seq-len " + std::to_string(p.seq_q) + " --seq-kv " + std::to_string(p.seq_kv) +
-         " --gpu " + std::to_string(request.device);
-}
-
 void warn(const std::string& what) { std::fprintf(stderr, "sagebwd: warning: %s\n", what.c_str()); }
 
-/// Whether a process holds the lock under which a record is tuned.
-bool somebody_tunes(const CacheStore& store, const CacheKey& key) {
-  const KeyLock lock(store.directory(), key.digest, std::chrono::milliseconds(0),
-                     [] { return false; });
-  return lock.waited();
+/// Which tile one kernel runs with.
+class KernelChoice {
+public:
+  KernelChoice(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around)
+      : kind_(kind), request_(request), around_(around),
+        spec_(resolved(request.spec, around.gpu.arch)),
+        bucket_(bucket_of(kind, request.problem, around.gpu.sm_count)),
+        key_(record_key(kind, spec_, around.gpu, bucket_)) {}
+
+  TileConfig by(TuneMode);
+
+private:
+  std::optional<TuningRecord> awaited();
+  std::optional<TuningRecord> tuned_or_awaited();
+  std::string describe() const;
+  std::string tune_command() const;
+
+  KernelKind kind_;
+  const TuneRequest& request_;
+  const TuneSurroundings& around_;
+  ResolvedSpec spec_;
+  Bucket bucket_;
+  CacheKey key_;
+};
+
+std::string KernelChoice::describe() const {
+  const Gpu& gpu = around_.gpu;
+  return std::string(to_string(kind_)) + " of " + to_string(*spec_) + " for " + to_string(bucket_) +
+         " on " + gpu.name + " (" + std::to_string(gpu.sm_count) + " SMs, driver " + gpu.driver +
+         ")";
 }
 
-/// Nothing where none comes in time, or nobody is making one: rank 0 may never meet this problem,
-/// or keep its records elsewhere.
-std::optional<TuningRecord> wait_for_record(const CacheKey& key, const TuneRequest& request,
-                                            const TuneSurroundings& around) {
-  const CacheStore& store = around.records.store();
-  std::optional<TuningRecord> record = current_record(key, around);
+std::string KernelChoice::tune_command() const {
+  const Problem& p = request_.problem;
+  return "sagebwd tune --spec '" + to_string(*spec_) + "' --batch " + std::to_string(p.batch) +
+         " --heads " + std::to_string(p.heads) + " --heads-kv " + std::to_string(p.heads_kv) +
+         " --seq-len " + std::to_string(p.seq_q) + " --seq-kv " + std::to_string(p.seq_kv) +
+         " --gpu " + std::to_string(request_.device);
+}
+
+/// Nothing where no record comes in time, or nobody is making one: rank 0 may never meet this
+/// problem, or keep its records elsewhere.
+std::optional<TuningRecord> KernelChoice::awaited() {
+  const CacheStore& store = around_.records.store();
+  std::optional<TuningRecord> record = current_record(key_, around_);
   if (record || !store.disabled_reason().empty())
     return record;
   std::fprintf(stderr, "sagebwd: waiting for rank 0 to tune (SAGEBWD_TUNE=tune)\n");
   const auto start = std::chrono::steady_clock::now();
-  auto seen = start; // of somebody at work
+  auto seen = start; // of somebody at work, who holds the lock under which a record is tuned
   for (;;) {
     check_interrupt();
     const auto now = std::chrono::steady_clock::now();
-    if (somebody_tunes(store, key))
+    if (KeyLock(store.directory(), key_.digest, std::chrono::milliseconds(0), [] {
+          return false;
+        }).waited())
       seen = now;
-    if ((record = current_record(key, around)) || now - start >= request.wait_limit ||
+    if ((record = current_record(key_, around_)) || now - start >= request_.wait_limit ||
         now - seen >= kRankGrace)
       return record;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -65,63 +82,55 @@ std::optional<TuningRecord> wait_for_record(const CacheKey& key, const TuneReque
 }
 
 /// The record that mode `tune` runs with. A training step does not fail for what cannot be tuned.
-std::optional<TuningRecord> tuned_or_awaited(KernelKind kind, const CacheKey& key,
-                                             const TuneRequest& request,
-                                             const TuneSurroundings& around) {
-  if (around.records.is_given_up(key)) // not tried at every call
-    return current_record(key, around);
-  std::string why;
-  if (around.rank == 0) {
-    TuneRequest one = request;
-    one.kernels = {kind};
+std::optional<TuningRecord> KernelChoice::tuned_or_awaited() {
+  if (around_.records.is_given_up(key_)) // not tried at every call
+    return current_record(key_, around_);
+  std::string why = "rank 0 left no record";
+  if (around_.rank == 0) {
+    TuneRequest one = request_;
+    one.kernels = {kind_};
     try {
-      return tune(one, around).front().record;
+      return tune(one, around_).front().record;
     } catch (const std::exception& error) {
       why = error.what();
     }
-  } else if (std::optional<TuningRecord> record = wait_for_record(key, request, around)) {
+  } else if (std::optional<TuningRecord> record = awaited()) {
     return record;
-  } else {
-    why = "rank 0 left no record";
   }
-  around.records.give_up(key);
-  warn(describe(kind, request, around) + " is not tuned: " + why + "; the default tile is used");
+  around_.records.give_up(key_);
+  warn(describe() + " is not tuned: " + why + "; the default tile is used");
   return std::nullopt;
+}
+
+TileConfig KernelChoice::by(TuneMode mode) {
+  const TileConfig fallback = default_tile(kind_, spec_, around_.gpu.arch);
+  const std::optional<TuningRecord> record =
+      mode == TuneMode::tune ? tuned_or_awaited() : around_.records.find(key_);
+  if (!record && mode == TuneMode::frozen)
+    throw TuneError("SAGEBWD_TUNE=frozen, and there is no tuning record of " + describe() +
+                    ". Where such a GPU is, run: " + tune_command() +
+                    "; 'sagebwd tune --export' and '--import' move records between machines");
+  if (!record)
+    return fallback;
+  try {
+    return tile_of(*record, kind_, spec_, around_.gpu.arch);
+  } catch (const SpecError& error) {
+    const std::string what = "the tuning record " + key_.digest + " of " + describe() +
+                             " cannot be used: " + error.what();
+    if (mode == TuneMode::frozen)
+      throw TuneError(what);
+    warn(what + "; the default tile is used");
+    return fallback;
+  }
 }
 
 } // namespace
 
 TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& request,
                        const TuneSurroundings& around) {
-  const Arch& arch = around.gpu.arch;
-  const ResolvedSpec spec = resolved(request.spec, arch);
-  const TileConfig fallback = default_tile(kind, spec, arch);
   if (mode == TuneMode::off)
-    return fallback;
-  const CacheKey key =
-      record_key(kind, spec, around.gpu, bucket_of(kind, request.problem, around.gpu.sm_count));
-  std::optional<TuningRecord> record;
-  if (mode != TuneMode::tune)
-    record = around.records.find(key);
-  else
-    record = tuned_or_awaited(kind, key, request, around);
-  if (!record && mode == TuneMode::frozen)
-    throw TuneError("SAGEBWD_TUNE=frozen, and there is no tuning record of " +
-                    describe(kind, request, around) +
-                    ". Where such a GPU is, run: " + tune_command(request, arch) +
-                    "; 'sagebwd tune --export' and '--import' move records between machines");
-  if (!record)
-    return fallback;
-  try {
-    return tile_of(*record, kind, spec, arch);
-  } catch (const SpecError& error) {
-    const std::string what = "the tuning record " + key.digest + " of " +
-                             describe(kind, request, around) + " cannot be used: " + error.what();
-    if (mode == TuneMode::frozen)
-      throw TuneError(what);
-    warn(what + "; the default tile is used");
-    return fallback;
-  }
+    return default_tile(kind, resolved(request.spec, around.gpu.arch), around.gpu.arch);
+  return KernelChoice(kind, request, around).by(mode);
 }
 
 TileChoice::TileChoice(const ResolvedSpec& spec, const Arch& arch, int device, int sm_count,
@@ -143,15 +152,9 @@ size_t TileChoice::bucket(Pass pass, const Problem& problem) const {
   return (index * 8 + lengths.seq_q) * 8 + lengths.seq_kv;
 }
 
-const TuneSurroundings& TileChoice::surroundings(TuneMode mode) {
-  auto& known = mode == TuneMode::tune ? surroundings_to_tune_ : surroundings_;
-  if (!known)
-    known.emplace(surroundings_of(device_, mode));
-  return *known;
-}
-
 TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, TuneMode mode) {
-  const TuneSurroundings& around = surroundings(mode);
+  if (!surroundings_)
+    surroundings_.emplace(surroundings_of(device_));
   TuneRequest request;
   request.spec = spec_;
   request.problem = problem;
@@ -164,7 +167,7 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, TuneMode mo
                    std::string(to_string(kind)).c_str(), to_string(*spec_).c_str(), progress.total);
     }
   };
-  return chosen_tile(mode, kind, request, around);
+  return chosen_tile(mode, kind, request, *surroundings_);
 }
 
 TileConfig TileChoice::tile(KernelKind kind, const Problem& problem) {

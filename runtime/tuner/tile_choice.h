@@ -41,7 +41,6 @@ private:
   bool fixed() const { return given_ || mode_ == TuneMode::off; }
   std::vector<KernelSpec> kernels(Pass, const Problem&, TuneMode);
   TileConfig tile(KernelKind, const Problem&, TuneMode);
-  const TuneSurroundings& surroundings(TuneMode);
 
   ResolvedSpec spec_;
   Arch arch_;
@@ -49,7 +48,7 @@ private:
   std::optional<Tiles> given_;
   TuneMode mode_;
   Records* records_ = nullptr; ///< where they may matter
-  std::optional<TuneSurroundings> surroundings_, surroundings_to_tune_;
+  std::optional<TuneSurroundings> surroundings_;
 };
 
 } // namespace sagebwd

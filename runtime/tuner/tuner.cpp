@@ -38,26 +38,28 @@ BenchKernel bench_kernel(const BuiltKernel& built) {
           built.shared_bytes};
 }
 
+void drop_for_spills(TriedTile& tried, int bytes) {
+  tried.outcome = "spills";
+  tried.detail = std::to_string(bytes) + " bytes";
+}
+
 /// By what the compiler says of it, in few words.
 void drop(TriedTile& tried, const CompileError& error) {
   const auto report = nvrtc::parse_ptxas_report(error.log);
+  if (report && report->spill_bytes > 0)
+    return drop_for_spills(tried, report->spill_bytes);
   const std::vector<std::string> warnings = compile_warnings(error.log);
-  if (report && report->spill_bytes > 0) {
-    tried.outcome = "spills";
-    tried.detail = std::to_string(report->spill_bytes) + " bytes";
-  } else {
-    tried.outcome = "not compiled";
-    tried.detail = warnings.empty() ? error.what() : warnings.front();
-  }
+  tried.outcome = "not compiled";
+  tried.detail = warnings.empty() ? error.what() : warnings.front();
 }
 
 /// Tuning one kernel.
 class KernelTuning {
 public:
-  KernelTuning(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around)
-      : kind_(kind), request_(request), around_(around),
-        spec_(resolved(request.spec, around.gpu.arch)), tiles_(candidates()),
-        key_(record_key(kind, spec_, around.gpu,
+  KernelTuning(KernelKind kind, const ResolvedSpec& spec, const TuneRequest& request,
+               const TuneSurroundings& around)
+      : kind_(kind), spec_(spec), request_(request), around_(around), tiles_(candidates()),
+        key_(record_key(kind, spec, around.gpu,
                         bucket_of(kind, request.problem, around.gpu.sm_count))) {}
 
   /// Beside the default, or the default itself where it is named.
@@ -73,7 +75,6 @@ private:
   std::optional<TuningRecord> up_to_date();
   Candidate compile(KernelSpec, const TileConfig&);
   void compile(BenchSetup&, std::vector<Candidate>&);
-  BenchSetup setup() const;
   TuningRecord measure();
   KeyLock lock(const std::string& digest, const std::function<bool()>& enough) const;
   void report(const std::string& stage, const std::string& tile, int done, int total) const {
@@ -82,9 +83,9 @@ private:
   }
 
   KernelKind kind_;
+  ResolvedSpec spec_;
   const TuneRequest& request_;
   const TuneSurroundings& around_;
-  ResolvedSpec spec_;
   bool only_default_ = false; ///< what was asked for is the default alone
   std::vector<TileConfig> tiles_;
   CacheKey key_;
@@ -126,10 +127,8 @@ Candidate KernelTuning::compile(KernelSpec spec, const TileConfig& tile) {
   try {
     const std::shared_ptr<const BuiltKernel> built = around_.build(spec);
     candidate.kernel = bench_kernel(*built);
-    if (tile != tiles_.front() && built->entry.spill_bytes > 0) {
-      candidate.tried.outcome = "spills";
-      candidate.tried.detail = std::to_string(built->entry.spill_bytes) + " bytes";
-    }
+    if (tile != tiles_.front() && built->entry.spill_bytes > 0)
+      drop_for_spills(candidate.tried, built->entry.spill_bytes);
   } catch (const Interrupted&) {
     throw;
   } catch (const CompileError& error) {
@@ -161,17 +160,6 @@ void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates
   });
 }
 
-BenchSetup KernelTuning::setup() const {
-  BenchSetup setup;
-  setup.device = request_.device;
-  setup.gpu = around_.gpu.uuid;
-  setup.spec = spec_;
-  setup.problem = request_.problem;
-  setup.kind = kind_;
-  setup.exact = spec_->deterministic;
-  return setup;
-}
-
 /// Before anything is compiled for it.
 void KernelTuning::check_memory() const {
   const double needed = bench_bytes(kind_, spec_, request_.problem);
@@ -192,7 +180,13 @@ void KernelTuning::check_memory() const {
 }
 
 TuningRecord KernelTuning::measure() {
-  BenchSetup bench = setup();
+  BenchSetup bench{.device = request_.device,
+                   .gpu = around_.gpu.uuid,
+                   .spec = spec_,
+                   .problem = request_.problem,
+                   .kind = kind_,
+                   .operation = {},
+                   .exact = spec_->deterministic};
   std::vector<Candidate> candidates;
   compile(bench, candidates);
   if (candidates.size() > 1 && std::all_of(candidates.begin() + 1, candidates.end(), [](auto& c) {
@@ -218,14 +212,13 @@ TuningRecord KernelTuning::measure() {
   TuningRecord record;
   record.key = key_;
   record.default_tile = candidates.front().tried.tile;
-  record.compiler = around_.compiler;
+  record.compiler = around_.compiler();
   std::vector<std::optional<Timing>> timings;
   for (const Candidate& candidate : candidates) {
-    const TriedTile& tried = candidate.tried;
-    timings.push_back(tried.outcome == "timed"
-                          ? std::optional(Timing{tried.median_ms, tried.mad_ms})
-                          : std::nullopt);
-    record.candidates.push_back(tried);
+    const TriedTile& tried = record.candidates.emplace_back(candidate.tried);
+    timings.emplace_back();
+    if (tried.outcome == "timed")
+      timings.back() = {tried.median_ms, tried.mad_ms};
   }
   record.tile = candidates[winner_of(timings)].tried.tile;
   return record;
@@ -247,25 +240,27 @@ Tuned KernelTuning::run() {
   const KeyLock mine = lock(key_.digest, [&] { return up_to_date().has_value(); });
   if (std::optional<TuningRecord> record = up_to_date()) // of whoever had the lock until now
     return {kind_, std::move(*record), /*fresh=*/false, /*kept=*/true};
-  Tuned tuned{kind_, measure(), /*fresh=*/true, /*kept=*/true};
-  tuned.kept = around_.records.keep(tuned.record);
-  return tuned;
+  TuningRecord record = measure();
+  const bool kept = around_.records.keep(record);
+  return {kind_, std::move(record), /*fresh=*/true, kept};
 }
 
 } // namespace
 
 std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurroundings& around) {
   std::optional<TuningRecord> record = around.records.reload(key);
-  if (record && !around.compiler.empty() && record->compiler != around.compiler)
+  const std::string compiler = record ? around.compiler() : "";
+  if (!compiler.empty() && record->compiler != compiler)
     record.reset();
   return record;
 }
 
 std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& around) {
-  check(resolved(request.spec, around.gpu.arch), request.problem);
+  const ResolvedSpec spec = resolved(request.spec, around.gpu.arch);
+  check(spec, request.problem);
   std::vector<KernelTuning> tunings;
   for (KernelKind kind : request.kernels) {
-    KernelTuning tuning(kind, request, around);
+    KernelTuning tuning(kind, spec, request, around);
     tuning.check_memory();
     if (tuning.has_candidates())
       tunings.push_back(std::move(tuning));
@@ -275,8 +270,7 @@ std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& arou
     for (const TileConfig& tile : request.only)
       for (KernelKind kind : request.kernels)
         why += "\n  '" + to_string(tile) + "' for " + std::string(to_string(kind)) + ": " +
-               objection_to_trying(kind, resolved(request.spec, around.gpu.arch), tile,
-                                   around.gpu.arch);
+               objection_to_trying(kind, spec, tile, around.gpu.arch);
     throw SpecError(why);
   }
   std::vector<Tuned> results;
@@ -286,23 +280,23 @@ std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& arou
 }
 
 std::vector<Tuned> tune(const TuneRequest& request) {
-  return tune(request, surroundings_of(request.device, TuneMode::tune));
+  return tune(request, surroundings_of(request.device));
 }
 
-TuneSurroundings surroundings_of(int device, TuneMode mode) {
-  TuneSurroundings around{user_records(),
-                          gpu_of(device),
-                          [](const KernelSpec& spec) { return build(spec); },
-                          "",
-                          settings().rank.value_or(0),
-                          settings().tune_worker};
-  try {
-    if (mode == TuneMode::tune)
-      around.compiler = Nvrtc::instance().identity();
-  } catch (const LibraryError&) {
-    // Records that are there can be read without a compiler; tuning will say what is missing.
-  }
-  return around;
+TuneSurroundings surroundings_of(int device) {
+  const auto compiler = []() -> std::string {
+    try {
+      return Nvrtc::instance().identity();
+    } catch (const LibraryError&) {
+      return ""; // records that are there can be read; tuning will say what is missing
+    }
+  };
+  return {user_records(),
+          gpu_of(device),
+          [](const KernelSpec& spec) { return build(spec); },
+          compiler,
+          settings().rank.value_or(0),
+          settings().tune_worker};
 }
 
 } // namespace sagebwd

@@ -26,7 +26,7 @@ struct TuneProgress {
 };
 
 struct TuneRequest {
-  AttentionSpec spec; ///< need not be resolved
+  AttentionSpec spec; ///< need not be resolved: tune() and TileChoice do it, once
   Problem problem;
   int device = 0;
   /// Each is tuned by itself and has a record of its own.
@@ -57,9 +57,10 @@ struct TuneSurroundings {
   Records& records;
   Gpu gpu;
   std::function<std::shared_ptr<const BuiltKernel>(const KernelSpec&)> build;
-  std::string compiler; ///< whose records are up to date; empty: anyone's
-  int rank = 0;         ///< of this process in its group
-  std::string worker;   ///< see worker_command()
+  /// Whose records are up to date; empty: anyone's. Asked by tuning alone.
+  std::function<std::string()> compiler;
+  int rank = 0;       ///< of this process in its group
+  std::string worker; ///< see worker_command()
 };
 
 /// Tunes what has no record, or one of another compiler or of a choice among fewer tiles, and keeps
@@ -68,8 +69,8 @@ struct TuneSurroundings {
 std::vector<Tuned> tune(const TuneRequest&);
 std::vector<Tuned> tune(const TuneRequest&, const TuneSurroundings&);
 
-/// The surroundings that tune() uses. Under TuneMode::tune this opens NVRTC.
-TuneSurroundings surroundings_of(int device, TuneMode);
+/// The surroundings that tune() uses.
+TuneSurroundings surroundings_of(int device);
 
 /// What is kept now, whoever kept it, unless it is of another compiler.
 std::optional<TuningRecord> current_record(const CacheKey&, const TuneSurroundings&);

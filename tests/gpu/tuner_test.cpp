@@ -47,7 +47,7 @@ protected:
   }
   std::vector<Tuned> tuned() {
     return tune(request_, {records_, gpu_, [](const KernelSpec& spec) { return build(spec); },
-                           Nvrtc::instance().identity()});
+                           [] { return Nvrtc::instance().identity(); }});
   }
   BenchKernel kernel(const KernelSpec& spec) const {
     const auto built = build(spec);

@@ -1,5 +1,6 @@
 //===- settings_test.cpp - What the environment says -----------------------===//
 
+#include "runtime/parallel_for.h"
 #include "runtime/settings.h"
 
 #include "generator/spec.h"
@@ -94,6 +95,8 @@ TEST(Settings, TheStoresOptionsAreThose) {
   EXPECT_EQ(options.packs, (Strings{"/a.pack", "b.pack"}));
   EXPECT_FALSE(options.heal); // what is removed could not be made again
   EXPECT_TRUE(with("SAGEBWD_OFFLINE", "0").store_options().heal);
+  const ScopedWatch watch([] { throw std::runtime_error("Ctrl-C"); });
+  EXPECT_THROW(options.check_interrupt(), std::runtime_error);
 }
 
 TEST(Settings, AnEmptyVariableCountsAsUnset) {

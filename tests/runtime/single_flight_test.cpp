@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "runtime/parallel_for.h"
 #include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
 #include "tests/runtime/stand_in.h"
@@ -188,6 +189,29 @@ TEST(SingleFlight, AWaitOfTwoSecondsSaysForWhomAndHowLong) {
       << said;
   ::kill(holder, SIGKILL);
   EXPECT_EQ(finish(holder), -1);
+}
+
+TEST(SingleFlight, AnInterruptEndsTheWaitForAnotherProcess) {
+  TempDirectory temp;
+  CompileLog log(temp / "compiles");
+  const pid_t holder = start_stuck_holder(temp / "cache", log);
+  StoreOptions options = options_for(temp / "cache", kLong);
+  options.check_interrupt = check_interrupt; // as Settings::store_options() has it
+  CacheStore store(options);
+  KernelBuilder builder(store, test::emit_stand_in, test::compile_stand_in);
+  const Clock::time_point begin = Clock::now();
+  const ScopedWatch watch([&] {
+    if (Clock::now() - begin > milliseconds(200))
+      throw std::invalid_argument("Ctrl-C");
+  });
+  EXPECT_THROW(builder.build(spec_number(1)), std::invalid_argument);
+  EXPECT_LT(Clock::now() - begin, milliseconds(1000));
+  // On threads of the library's own, of which none has a watch.
+  EXPECT_THROW(builder.build_all({spec_number(1), spec_number(2)}), std::invalid_argument);
+  EXPECT_LT(Clock::now() - begin, milliseconds(2000));
+  EXPECT_EQ(store.counters().timeouts, 0u);
+  ::kill(holder, SIGKILL);
+  finish(holder);
 }
 
 TEST(SingleFlight, WhenTheHolderIsKilledTheNextGoesOnAtOnce) {

@@ -51,7 +51,7 @@ protected:
               std::lock_guard lock(mutex_);
               return build(spec);
             },
-            compiler_,
+            [this] { return compiler_; },
             rank_};
   }
   /// As a new process would find it.

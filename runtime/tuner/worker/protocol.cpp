@@ -6,240 +6,143 @@
 
 #include "llvm/Support/FormatVariadic.h"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
+namespace sagebwd {
 
-namespace sagebwd::tuner {
-namespace {
+//===--- What is sent as a word or a line of text -------------------------===//
 
-using llvm::json::Array;
-using llvm::json::Object;
-using llvm::json::Value;
-
-constexpr std::array<llvm::StringLiteral, 3> kOrders = {"open", "vet", "time"};
-constexpr std::array<llvm::StringLiteral, 7> kReports = {"hello", "opened", "vetted", "starting",
-                                                         "timed", "done",   "failed"};
-
-/// Nothing where a line is no JSON object.
-std::optional<Value> parse(const std::string& line) {
-  constexpr int kDeepest = 8;
-  return parse_bounded_json(line, kDeepest);
-}
-
-/// Nothing for an unknown word.
-template <typename Kind, size_t N>
-std::optional<Kind> kind_of(const std::array<llvm::StringLiteral, N>& names,
-                            const std::string& text) {
-  for (size_t i = 0; i < N; ++i)
-    if (names[i] == text)
-      return static_cast<Kind>(i);
-  return std::nullopt;
-}
-
-std::string line(Object object) {
-  return llvm::formatv("{0}", Value(std::move(object))).str() + "\n";
-}
-
-std::string utf8(const std::string& text) {
-  return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
-}
-Value number(double value) { return std::isfinite(value) ? Value(value) : Value(nullptr); }
-
-/// Members by name; remembers whether one was missing.
-class Reader {
-public:
-  explicit Reader(const Object* object) : object_(object), sound_(object != nullptr) {}
-  bool sound() const { return sound_; }
-
-  std::string text(llvm::StringRef name) {
-    return take(sound_ ? text_of(*object_, name) : std::nullopt);
-  }
-  int64_t integer(llvm::StringRef name) {
-    return take(sound_ ? llvm_compat::to_optional<int64_t>(object_->getInteger(name))
-                       : std::nullopt);
-  }
-  bool yes(llvm::StringRef name) {
-    return take(sound_ ? llvm_compat::to_optional<bool>(object_->getBoolean(name)) : std::nullopt);
-  }
-  double real(llvm::StringRef name) {
-    return take(sound_ ? llvm_compat::to_optional<double>(object_->getNumber(name)) : std::nullopt);
-  }
-  const Object* object(llvm::StringRef name) {
-    return sound_ ? required(object_->getObject(name)) : nullptr;
-  }
-  const Array* array(llvm::StringRef name) {
-    return sound_ ? required(object_->getArray(name)) : nullptr;
-  }
-  void require(bool condition) { sound_ = sound_ && condition; }
-
-private:
-  template <typename T> T take(std::optional<T> value) {
-    require(value.has_value());
-    return value ? *value : T{};
-  }
-  template <typename T> const T* required(const T* value) {
-    require(value != nullptr);
-    return value;
-  }
-  const Object* object_;
-  bool sound_;
+template <> struct Words<tuner::Order::Kind> {
+  static constexpr const char* what = "order";
+  static constexpr std::pair<tuner::Order::Kind, std::string_view> all[] = {
+      {tuner::Order::open, "open"}, {tuner::Order::vet, "vet"}, {tuner::Order::time, "time"}};
+};
+template <> struct Words<tuner::Report::Kind> {
+  static constexpr const char* what = "report";
+  static constexpr std::pair<tuner::Report::Kind, std::string_view> all[] = {
+      {tuner::Report::hello, "hello"},   {tuner::Report::opened, "opened"},
+      {tuner::Report::vetted, "vetted"}, {tuner::Report::starting, "starting"},
+      {tuner::Report::timed, "timed"},   {tuner::Report::done, "done"},
+      {tuner::Report::failed, "failed"}};
 };
 
-Object json_of(const BenchKernel& kernel) {
-  const KernelSpec& spec = kernel.spec;
-  return Object{{"kind", std::string(to_string(spec.kind))},
-                {"pass", std::string(to_string(spec.pass))},
-                {"spec", to_string(spec.attention)},
-                {"arch", std::string(spec.arch.name)},
-                {"tile", to_string(spec.tile)},
-                {"name", utf8(kernel.name)},
-                {"threads", kernel.threads},
-                {"shared_bytes", kernel.shared_bytes},
-                {"cubin_at", static_cast<int64_t>(kernel.cubin_at)},
-                {"cubin_bytes", static_cast<int64_t>(kernel.cubin_bytes)}};
+static std::string_view to_string(const Arch& arch) { return arch.name; }
+
+// Raise SpecError for what says none.
+template <Worded T> static void parse(const std::string& text, T& word) {
+  word = parse_word<T>(text);
+}
+static void parse(const std::string& text, AttentionSpec& spec) { spec = parse_spec(text); }
+static void parse(const std::string& text, ResolvedSpec& spec) {
+  spec = resolved(parse_spec(text));
+}
+static void parse(const std::string& text, Arch& arch) { arch = find_arch(text); }
+static void parse(const std::string& text, TileConfig& tile) { tile = parse_tile(text); }
+
+template <typename T>
+concept SentAsText = requires(T& value) {
+  parse(std::string(), value);
+};
+template <SentAsText T> llvm::json::Value as_json(const T& value) {
+  return std::string(to_string(value));
+}
+template <SentAsText T> bool read_json(const llvm::json::Value* json, T& value) {
+  std::string text;
+  const bool sound = read_json(json, text);
+  if (sound)
+    parse(text, value);
+  return sound;
 }
 
-/// Raises SpecError for words that are none, which the callers below catch.
-BenchKernel kernel_of(const Object* object, Reader& outer) {
-  Reader r(object);
-  BenchKernel kernel{};
-  const std::string kind = r.text("kind"), pass = r.text("pass"), spec = r.text("spec"),
-                    arch = r.text("arch"), tile = r.text("tile");
-  kernel.cubin_at = static_cast<size_t>(r.integer("cubin_at"));
-  kernel.cubin_bytes = static_cast<size_t>(r.integer("cubin_bytes"));
-  kernel.name = r.text("name");
-  kernel.threads = static_cast<int>(r.integer("threads"));
-  kernel.shared_bytes = static_cast<int>(r.integer("shared_bytes"));
-  outer.require(r.sound());
-  if (r.sound())
-    kernel.spec = {parse_word<KernelKind>(kind), parse_word<Pass>(pass), parse_spec(spec),
-                   find_arch(arch), parse_tile(tile)};
-  return kernel;
+//===--- Structs and their members ----------------------------------------===//
+
+template <Either<Problem> Self, typename Visit> void visit_members(Self& problem, Visit&& visit) {
+  visit("batch", problem.batch);
+  visit("heads", problem.heads);
+  visit("heads_kv", problem.heads_kv);
+  visit("seq_q", problem.seq_q);
+  visit("seq_kv", problem.seq_kv);
 }
 
-Array json_of(const std::vector<BenchKernel>& kernels) {
-  Array array;
-  for (const BenchKernel& kernel : kernels)
-    array.push_back(json_of(kernel));
-  return array;
+template <Either<BenchKernel> Self, typename Visit>
+void visit_members(Self& kernel, Visit&& visit) {
+  visit("kind", kernel.spec.kind);
+  visit("pass", kernel.spec.pass);
+  visit("spec", kernel.spec.attention);
+  visit("arch", kernel.spec.arch);
+  visit("tile", kernel.spec.tile);
+  visit("name", kernel.name);
+  visit("threads", kernel.threads);
+  visit("shared_bytes", kernel.shared_bytes);
+  visit("cubin_at", kernel.cubin_at);
+  visit("cubin_bytes", kernel.cubin_bytes);
 }
 
-std::vector<BenchKernel> kernels_of(const Array* array, Reader& r) {
-  std::vector<BenchKernel> kernels;
-  for (size_t i = 0; array && i < array->size(); ++i)
-    kernels.push_back(kernel_of((*array)[i].getAsObject(), r));
-  return kernels;
+template <Either<BenchSetup> Self, typename Visit> void visit_members(Self& setup, Visit&& visit) {
+  visit("device", setup.device);
+  visit("gpu", setup.gpu);
+  visit("spec", setup.spec);
+  visit("problem", setup.problem);
+  visit("kind", setup.kind);
+  visit("operation", setup.operation);
+  visit("exact", setup.exact);
 }
 
-Object json_of(const BenchSetup& setup) {
-  const Problem& p = setup.problem;
-  return Object{{"device", setup.device},
-                {"gpu", setup.gpu},
-                {"spec", to_string(*setup.spec)},
-                {"problem", Array{p.batch, p.heads, p.heads_kv, p.seq_q, p.seq_kv}},
-                {"kind", std::string(to_string(setup.kind))},
-                {"operation", json_of(setup.operation)},
-                {"exact", setup.exact}};
+template <Either<Vetting> Self, typename Visit> void visit_members(Self& vetting, Visit&& visit) {
+  visit("wrong", vetting.wrong);
+  visit("identical", vetting.identical);
+  visit("rel_l2", vetting.rel_l2);
+  visit("ms", vetting.ms);
 }
 
-BenchSetup setup_of(const Object* object, Reader& outer) {
-  Reader r(object);
-  BenchSetup setup;
-  setup.device = static_cast<int>(r.integer("device"));
-  setup.gpu = r.text("gpu");
-  const std::string spec = r.text("spec"), kind = r.text("kind");
-  setup.exact = r.yes("exact");
-  if (const Array* problem = r.array("problem")) {
-    std::array<int64_t, 5> sizes{};
-    r.require(problem->size() == sizes.size());
-    for (size_t i = 0; i < sizes.size() && r.sound(); ++i) {
-      const auto size = llvm_compat::to_optional<int64_t>((*problem)[i].getAsInteger());
-      r.require(size.has_value());
-      sizes[i] = size.value_or(0);
-    }
-    setup.problem = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
+namespace tuner {
+
+// Found by the namespace of Order::Kind and Report::Kind.
+using sagebwd::as_json;
+using sagebwd::read_json;
+
+template <Either<Order> Self, typename Visit> void visit_members(Self& order, Visit&& visit) {
+  visit("order", order.kind);
+  visit("candidate", order.candidate);
+  visit("candidates", order.candidates);
+  visit("rounds", order.rounds);
+  if (order.kind == Order::open) {
+    visit("setup", order.setup);
+    visit("kernels", order.kernels);
   }
-  setup.operation = kernels_of(r.array("operation"), r);
-  outer.require(r.sound());
-  if (r.sound()) {
-    setup.spec = resolved(parse_spec(spec));
-    setup.kind = parse_word<KernelKind>(kind);
-  }
-  return setup;
+}
+
+template <Either<Report> Self, typename Visit> void visit_members(Self& report, Visit&& visit) {
+  visit("report", report.kind);
+  visit("protocol", report.protocol);
+  if (report.kind == Report::hello) // all that another version's worker shares with ours
+    return;
+  visit("candidate", report.candidate);
+  visit("vetting", report.vetting);
+  visit("ms", report.ms);
+  visit("detail", report.detail);
+}
+
+namespace {
+
+template <typename Message> std::string print(const Message& message) {
+  return llvm::formatv("{0}\n", llvm::json::Value(object_of(message)));
+}
+
+template <typename Message> std::optional<Message> parse(const std::string& line) try {
+  constexpr int kDeepest = 8;
+  const std::optional<llvm::json::Value> value = parse_bounded_json(line, kDeepest);
+  Message message;
+  const bool sound = value && read_object(value->getAsObject(), message, kAnyNumber);
+  return sound ? std::optional(std::move(message)) : std::nullopt;
+} catch (const SpecError&) { // a word or a text that says none
+  return std::nullopt;
 }
 
 } // namespace
 
-std::string line_of(const Order& order) {
-  Object object{{"order", kOrders[order.kind]},
-                {"candidate", order.candidate},
-                {"candidates", Array(order.candidates)},
-                {"rounds", order.rounds}};
-  if (order.kind == Order::open) {
-    object["setup"] = json_of(order.setup);
-    object["kernels"] = json_of(order.kernels);
-  }
-  return line(std::move(object));
-}
+std::string line_of(const Order& order) { return print(order); }
+std::string line_of(const Report& report) { return print(report); }
+std::optional<Order> parse_order(const std::string& line) { return parse<Order>(line); }
+std::optional<Report> parse_report(const std::string& line) { return parse<Report>(line); }
 
-std::optional<Order> parse_order(const std::string& text) try {
-  const std::optional<Value> value = parse(text);
-  Reader r(value ? value->getAsObject() : nullptr);
-  const std::optional<Order::Kind> kind = kind_of<Order::Kind>(kOrders, r.text("order"));
-  if (!kind)
-    return std::nullopt;
-  Order order;
-  order.kind = *kind;
-  order.candidate = static_cast<int>(r.integer("candidate"));
-  order.rounds = static_cast<int>(r.integer("rounds"));
-  if (const Array* candidates = r.array("candidates"))
-    for (const Value& candidate : *candidates) {
-      const auto index = llvm_compat::to_optional<int64_t>(candidate.getAsInteger());
-      r.require(index.has_value());
-      order.candidates.push_back(static_cast<int>(index.value_or(-1)));
-    }
-  if (order.kind == Order::open) {
-    order.setup = setup_of(r.object("setup"), r);
-    order.kernels = kernels_of(r.array("kernels"), r);
-  }
-  return r.sound() ? std::optional(std::move(order)) : std::nullopt;
-} catch (const SpecError&) {
-  return std::nullopt;
-}
-
-std::string line_of(const Report& report) {
-  const Vetting& vetting = report.vetting;
-  return line(
-      Object{{"report", kReports[report.kind]},
-             {"protocol", report.protocol},
-             {"candidate", report.candidate},
-             {"ms", number(report.ms)},
-             {"detail", utf8(report.detail)},
-             {"wrong", utf8(vetting.wrong)},
-             {"identical", vetting.identical},
-             // Infinite where an output is not finite, which JSON lacks.
-             {"rel_l2", number(std::min(vetting.rel_l2, std::numeric_limits<double>::max()))},
-             {"vetting_ms", number(vetting.ms)}});
-}
-
-std::optional<Report> parse_report(const std::string& text) {
-  const std::optional<Value> value = parse(text);
-  Reader r(value ? value->getAsObject() : nullptr);
-  const std::optional<Report::Kind> kind = kind_of<Report::Kind>(kReports, r.text("report"));
-  if (!kind)
-    return std::nullopt;
-  Report report;
-  report.kind = *kind;
-  report.protocol = static_cast<int>(r.integer("protocol"));
-  if (report.kind != Report::hello) { // which is all that another version's worker shares with ours
-    report.candidate = static_cast<int>(r.integer("candidate"));
-    report.ms = r.real("ms");
-    report.detail = r.text("detail");
-    report.vetting = {r.text("wrong"), r.yes("identical"), r.real("rel_l2"), r.real("vetting_ms")};
-  }
-  return r.sound() ? std::optional(report) : std::nullopt;
-}
-
-} // namespace sagebwd::tuner
+} // namespace tuner
+} // namespace sagebwd

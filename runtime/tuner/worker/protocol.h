@@ -16,7 +16,7 @@
 namespace sagebwd::tuner {
 
 /// Raise it when either side would misunderstand the other.
-inline constexpr int kProtocol = 2;
+inline constexpr int kProtocol = 3;
 
 /// From the tuner.
 struct Order {
