@@ -5,6 +5,7 @@
 // Their sources, so that they are sanitized: the command line is no library.
 #include "tools/options.cpp"
 #include "tools/spec_list.cpp"
+#include "tools/spec_options.cpp"
 
 using namespace sagebwd;
 
