@@ -10,30 +10,6 @@ namespace sagebwd::tools {
 
 namespace {
 
-class Cache : public Command {
-public:
-  Cache()
-      : Command("cache", "look after what is compiled and tuned",
-                "Compiled kernels and tuning records are kept in SAGEBWD_CACHE_DIR (else in\n"
-                "~/.cache/sagebwd), at most SAGEBWD_CACHE_LIMIT bytes of kernels, and read from\n"
-                "the packs that SAGEBWD_CACHE_PACKS names (a:b). Every command takes --json.\n"
-                "\n"
-                "examples:\n"
-                "  sagebwd cache stat\n"
-                "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
-                "  sagebwd cache prune --unused-for 30d\n"
-                "  sagebwd cache export --out kernels.pack\n") {
-    subcommands.push_back(make_cache_ls());
-    subcommands.push_back(make_cache_stat());
-    subcommands.push_back(make_cache_verify());
-    subcommands.push_back(make_cache_prune());
-    subcommands.push_back(make_cache_explain());
-    subcommands.push_back(make_cache_export());
-    subcommands.push_back(make_cache_import());
-  }
-  ExitCode run() override { return kWrongUse; } // never called: there are subcommands
-};
-
 /// A whole number and one letter of `units`, or no letter where there is a `plain` unit.
 uint64_t parse_quantity(const std::string& option, const std::string& text,
                         const std::vector<std::pair<char, uint64_t>>& units, uint64_t plain,
@@ -55,7 +31,23 @@ uint64_t parse_quantity(const std::string& option, const std::string& text,
 
 } // namespace
 
-std::unique_ptr<Command> make_cache() { return std::make_unique<Cache>(); }
+std::unique_ptr<Command> make_cache() {
+  auto cache = std::make_unique<Command>(
+      "cache", "look after what is compiled and tuned",
+      "Compiled kernels and tuning records are kept in SAGEBWD_CACHE_DIR (else in\n"
+      "~/.cache/sagebwd), at most SAGEBWD_CACHE_LIMIT bytes of kernels, and read from\n"
+      "the packs that SAGEBWD_CACHE_PACKS names (a:b). Every command takes --json.\n"
+      "\n"
+      "examples:\n"
+      "  sagebwd cache stat\n"
+      "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
+      "  sagebwd cache prune --unused-for 30d\n"
+      "  sagebwd cache export --out kernels.pack\n");
+  cache->subcommands =
+      make_all({make_cache_ls, make_cache_stat, make_cache_verify, make_cache_prune,
+                make_cache_explain, make_cache_export, make_cache_import});
+  return cache;
+}
 
 Layers user_layers() {
   const CacheStore& store = user_store();
@@ -113,21 +105,11 @@ bool ItemFilter::matches(const KeptItem& item) const {
 }
 
 ExitCode CacheCommand::finish(std::initializer_list<llvm::json::Object::KV> facts,
-                              const std::function<void()>& print_text) const {
-  if (json) {
-    llvm::json::Object object(facts);
-    object["failures"] = llvm::json::Array(layers.failures);
-    print_json(std::move(object));
-  } else {
-    print_text();
-  }
-  return fail(layers.failures);
-}
-
-ExitCode CacheCommand::fail(const std::vector<std::string>& failures) const {
-  for (const std::string& failure : failures)
-    fprintf(stderr, "sagebwd %s: %s\n", name.c_str(), printable(failure).c_str());
-  return failures.empty() ? kDone : kFailed;
+                              const std::function<void()>& print_text) {
+  failures = layers.failures;
+  llvm::json::Object object(facts);
+  object["failures"] = llvm::json::Array(failures);
+  return Command::finish(std::move(object), print_text);
 }
 
 uint64_t parse_bytes(const std::string& option, const std::string& text) {

@@ -11,13 +11,8 @@
 
 namespace sagebwd::tools {
 
-std::unique_ptr<Command> make_cache_ls();
-std::unique_ptr<Command> make_cache_stat();
-std::unique_ptr<Command> make_cache_verify();
-std::unique_ptr<Command> make_cache_prune();
-std::unique_ptr<Command> make_cache_explain();
-std::unique_ptr<Command> make_cache_export();
-std::unique_ptr<Command> make_cache_import();
+MakeCommand make_cache_ls, make_cache_stat, make_cache_verify, make_cache_prune, make_cache_explain,
+    make_cache_export, make_cache_import;
 
 /// The layers on disk as far as they can be read: a pack that cannot costs only itself.
 struct Layers {
@@ -52,11 +47,9 @@ private:
 class CacheCommand : public Command {
 protected:
   using Command::Command;
-  /// Prints the facts, with what failed, as JSON, or the text; then fail(layers.failures).
+  /// With the layers' failures, which are facts too.
   ExitCode finish(std::initializer_list<llvm::json::Object::KV> facts,
-                  const std::function<void()>& print_text) const;
-  /// Prints each with the command's name to standard error; the exit code they make.
-  ExitCode fail(const std::vector<std::string>& failures) const;
+                  const std::function<void()>& print_text);
 
   Layers layers;
 };

@@ -6,9 +6,6 @@
 #include "tools/cache.h"
 #include "tools/spec_options.h"
 
-#include <cstdlib>
-#include <set>
-
 namespace sagebwd::tools {
 
 namespace {
@@ -46,56 +43,12 @@ public:
     spec_.declare(options, /*lists=*/true);
   }
 
-  ExitCode run() override {
-    const std::vector<KernelSpec> wanted = kernels();
-    layers = user_layers();
-    std::vector<KeptItem> kept;
-    visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
-      kept.push_back(std::move(item));
-    });
-    std::string compiler;
-    if (settings().recompile)
-      compiler = Nvrtc::instance().identity();
-    json::Array rows;
-    std::string lines;
-    size_t present = 0;
-    for (const KernelSpec& kernel : wanted) {
-      const CacheKey key = key_of(generate(kernel), kernel);
-      const Explanation explanation = explain(key, kept, compiler);
-      const std::string name = kernel_name(kernel), arch(kernel.arch.name);
-      json::Object row = json_of(explanation);
-      row["name"] = name;
-      row["arch"] = arch;
-      row["pass"] = std::string(to_string(kernel.pass));
-      row["digest"] = key.digest;
-      rows.push_back(std::move(row));
-      lines += name + " (" + arch + ")\n  " + to_string(explanation) + "\n";
-      present += explanation.verdict == Explanation::present;
-    }
-    return finish({{"kernels", std::move(rows)}}, [&] {
-      printf("%s%zu of %s %s in the cache\n", lines.c_str(), present,
-             counted(wanted.size(), "kernel").c_str(), wanted.size() == 1 ? "is" : "are");
-    });
-  }
+  ExitCode run() override;
 
 private:
-  std::vector<KernelSpec> kernels() const;
-  static json::Object json_of(const Explanation&);
-
   SpecOptions spec_;
   std::vector<std::string> archs_{"sm_80"};
 };
-
-std::vector<KernelSpec> Explain::kernels() const {
-  std::vector<KernelSpec> kernels;
-  std::set<std::string> seen; // some kernels serve both passes, or several specs
-  for (const Arch& arch : parse_archs(archs_))
-    for (const AttentionSpec& spec : spec_.all(options))
-      for (const KernelSpec& kernel : distinct_kernels(resolved(spec, arch), arch))
-        if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
-          kernels.push_back(kernel);
-  return kernels;
-}
 
 json::Array rows_of(const std::vector<FieldDifference>& fields) {
   json::Array array;
@@ -105,7 +58,7 @@ json::Array rows_of(const std::vector<FieldDifference>& fields) {
   return array;
 }
 
-json::Object Explain::json_of(const Explanation& e) {
+json::Object json_of(const Explanation& e) {
   json::Object object{{"verdict", word_for(e.verdict)},
                       {"differs", rows_of(e.differences)},
                       {"following", rows_of(e.following)},
@@ -118,6 +71,38 @@ json::Object Explain::json_of(const Explanation& e) {
   if (!e.problem.empty())
     object["problem"] = e.problem;
   return object;
+}
+
+ExitCode Explain::run() {
+  const std::vector<Operation> wanted = spec_.operations(archs_, options);
+  layers = user_layers();
+  std::vector<KeptItem> kept;
+  visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
+    kept.push_back(std::move(item));
+  });
+  const std::string compiler = settings().recompile ? Nvrtc::instance().identity() : "";
+  json::Array rows;
+  std::string lines;
+  size_t present = 0;
+  for (const Operation& operation : wanted)
+    for (const KernelSpec& kernel : operation.kernels) {
+      const CacheKey key = key_of(generate(kernel), kernel);
+      const Explanation explanation = explain(key, kept, compiler);
+      const std::string name = kernel_name(kernel), arch(kernel.arch.name);
+      json::Object row = json_of(explanation);
+      row["name"] = name;
+      row["arch"] = arch;
+      row["pass"] = std::string(to_string(kernel.pass));
+      row["digest"] = key.digest;
+      rows.push_back(std::move(row));
+      lines += name + " (" + arch + ")\n  " + to_string(explanation) + "\n";
+      present += explanation.verdict == Explanation::present;
+    }
+  const size_t count = rows.size();
+  return finish({{"kernels", std::move(rows)}}, [&] {
+    printf("%s%zu of %s %s in the cache\n", lines.c_str(), present,
+           counted(count, "kernel").c_str(), count == 1 ? "is" : "are");
+  });
 }
 
 } // namespace

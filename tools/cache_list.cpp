@@ -41,21 +41,23 @@ public:
       return std::tie(b.kernel, a.name, a.arch) < std::tie(a.kernel, b.name, b.arch);
     });
     json::Array rows;
-    Table table({"kernel or tuning", "arch", "bytes", "compiler", "last use", "where"});
+    Table table;
     size_t kernels = 0, records = 0, bad = 0;
     uint64_t bytes = 0;
     for (const KeptItem& item : items) {
       rows.push_back(json_of(item));
-      table.add({shown_name(item), item.arch, std::to_string(item.bytes), item.compiler,
-                 item.last_use ? readable_age(*item.last_use) : "",
-                 item.in_pack ? item.place : "directory"});
+      table.add({{"", "kernel or tuning", shown_name(item)},
+                 {"", "arch", item.arch},
+                 {"", "bytes", item.bytes},
+                 {"", "compiler", item.compiler},
+                 {"", "last use", item.last_use ? readable_age(*item.last_use) : ""},
+                 {"", "where", item.in_pack ? item.place : "directory"}});
       bytes += item.bytes;
       ++(!item.problem.empty() ? bad : item.kernel ? kernels : records);
     }
     const CacheStore& store = user_store();
     return finish({{"directory", store.directory()}, {"items", std::move(rows)}}, [&] {
-      if (!items.empty())
-        table.print();
+      table.print();
       printf("%s, %s, %zu bad, %s in all; directory %s\n", counted(kernels, "kernel").c_str(),
              counted(records, "tuning record").c_str(), bad, readable_bytes(bytes).c_str(),
              store.disabled_reason().empty() ? store.directory().c_str() : "not used");

@@ -3,6 +3,9 @@
 
 #include "tools/options.h"
 
+#include "llvm/Support/JSON.h"
+
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +23,9 @@ public:
     options.flag("json", json, "print JSON to standard output");
   }
   virtual ~Command() = default;
-  virtual ExitCode run() = 0;
+  virtual ExitCode run() { return kWrongUse; }
+  /// Prints the facts as JSON, or the text; then fail(failures).
+  ExitCode finish(llvm::json::Object facts, const std::function<void()>& print_text) const;
 
   const std::string name;    ///< as typed after "sagebwd", e.g. "build" or "cache ls"
   const std::string summary; ///< one line, for the list
@@ -29,16 +34,17 @@ public:
   std::vector<std::unique_ptr<Command>> subcommands;
 
 protected:
+  /// Prints each with the command's name to standard error; the exit code they make.
+  ExitCode fail(const std::vector<std::string>& failures) const;
+
   bool json = false;
+  std::vector<std::string> failures; ///< what went wrong without ending the work
 };
 
-std::unique_ptr<Command> make_doctor();
-std::unique_ptr<Command> make_emit();
-std::unique_ptr<Command> make_build();
-std::unique_ptr<Command> make_prebuild();
-std::unique_ptr<Command> make_verify();
-std::unique_ptr<Command> make_trace();
-std::unique_ptr<Command> make_cache();
-std::unique_ptr<Command> make_tune();
+/// Makes one subcommand, or one of "sagebwd cache".
+using MakeCommand = std::unique_ptr<Command>();
+MakeCommand make_doctor, make_emit, make_build, make_prebuild, make_tune, make_verify, make_trace,
+    make_cache;
+std::vector<std::unique_ptr<Command>> make_all(std::initializer_list<MakeCommand*>);
 
 } // namespace sagebwd::tools

@@ -13,11 +13,12 @@
 
 namespace sagebwd::tools {
 
-std::string printable(std::string text) {
+std::string printable(std::string text, std::string_view but) {
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = [&](size_t at) { return static_cast<unsigned char>(text[at]); };
     const bool c1 = i + 1 < text.size() && byte(i) == 0xc2 && byte(i + 1) < 0xa0; // in UTF-8
-    if (c1 || byte(i) < ' ' || byte(i) == 0x7f)
+    const bool c0 = byte(i) < ' ' && but.find(text[i]) == std::string_view::npos;
+    if (c0 || c1 || byte(i) == 0x7f)
       text[i] = '?';
     if (c1)
       text[++i] = '?';
@@ -25,13 +26,49 @@ std::string printable(std::string text) {
   return text;
 }
 
-void Table::add(std::vector<std::string> row) {
-  for (std::string& cell : row)
-    cell = printable(std::move(cell));
-  rows_.push_back(std::move(row));
+void complain(const std::string& command, const std::string& what) {
+  fprintf(stderr, "sagebwd%s: %s\n", (command.empty() ? "" : " " + command).c_str(),
+          printable(what, "\n\t").c_str());
+}
+
+void Table::add(std::initializer_list<Cell> row) {
+  std::vector<std::string> headers, cells;
+  llvm::json::Object object;
+  for (const Cell& cell : row) {
+    if (!cell.key.empty())
+      object[cell.key] = cell.value;
+    if (cell.header.empty())
+      continue;
+    std::string text = cell.text;
+    if (const auto words = cell.value.getAsString(); words && text.empty())
+      text = words->str();
+    else if (const auto flag = cell.value.getAsBoolean(); flag && text.empty())
+      text = *flag ? "yes" : "no";
+    else if (text.empty())
+      text = llvm::formatv("{0}", cell.value);
+    headers.push_back(cell.header);
+    cells.push_back(printable(std::move(text)));
+  }
+  if (rows_.empty())
+    rows_.push_back(std::move(headers));
+  rows_.push_back(std::move(cells));
+  objects_.push_back(std::move(object));
+}
+
+llvm::json::Object Table::json_by(const char* key) const {
+  llvm::json::Object named;
+  for (const llvm::json::Value& row : objects_) {
+    llvm::json::Object rest = *row.getAsObject();
+    const std::string name = rest.getString(key)->str();
+    rest.erase(key);
+    named[name] = std::move(rest);
+  }
+  return named;
 }
 
 void Table::print() const {
+  if (rows_.empty())
+    return;
   const size_t columns = rows_.front().size();
   std::vector<size_t> widths(columns);
   std::vector<bool> numbers(columns, true);

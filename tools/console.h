@@ -4,24 +4,41 @@
 #include "llvm/Support/JSON.h"
 
 #include <chrono>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace sagebwd::tools {
 
 /// With '?' for control characters: what a file or a driver says must not steer the terminal.
-std::string printable(std::string text);
+std::string printable(std::string text, std::string_view but = {});
+/// "sagebwd COMMAND: WHAT" to standard error, printable but for lines and tabs.
+void complain(const std::string& command, const std::string& what);
 
-/// Columns as wide as their widest cell; numbers are right-aligned.
+/// One value of a row.
+struct Cell {
+  std::string key;    ///< in JSON; "": it is only in the table
+  std::string header; ///< of its column; "": it is only in JSON
+  llvm::json::Value value;
+  std::string text = {}; ///< in the table, where that is not the value as it is
+};
+
+/// Rows of the same cells, for people and as JSON.
 class Table {
 public:
-  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
-  void add(std::vector<std::string> row);
-  /// To standard output.
+  void add(std::initializer_list<Cell> row);
+  /// To standard output: columns as wide as their widest cell, numbers right-aligned. Without rows
+  /// nothing.
   void print() const;
+  /// An object a row.
+  llvm::json::Array json() const { return objects_; }
+  /// The objects by their value of `key`, which they leave out.
+  llvm::json::Object json_by(const char* key) const;
 
 private:
-  std::vector<std::vector<std::string>> rows_;
+  std::vector<std::vector<std::string>> rows_; ///< the headers first
+  llvm::json::Array objects_;
 };
 
 /// A bar on standard error for work that takes over a second; nothing where that is no terminal.

@@ -9,21 +9,23 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <set>
+#include <regex>
 
 namespace sagebwd::tools {
 
 namespace {
 
-/// What is rarely varied may be left out: "128x64w8s2" is of the usual tile's family and has one
-/// block per SM.
+namespace json = llvm::json;
+
+/// Spaces and what is rarely varied may be left out: "128x64w8s2" is of the usual tile's family and
+/// has one block per SM.
 TileConfig read_tile(std::string typed, const TileConfig& usual) {
   const std::string shown = to_string(usual);
   if (typed.find('b') == std::string::npos)
     typed += " b1";
   if (std::isdigit(static_cast<unsigned char>(typed.front())))
     typed.insert(0, shown, 0, shown.find_first_of("0123456789"));
-  return parse_tile(typed);
+  return parse_tile(std::regex_replace(typed, std::regex("([0-9])([wsb])"), "$1 $2"));
 }
 
 class Emit : public Command {
@@ -59,15 +61,12 @@ public:
       return write_files(kernels);
     if (kernel_.empty())
       throw UsageError("name a kernel with --kernel, a folder with -o, or ask for --list");
-    KernelSource source = generate(kernels.front());
-    if (json)
-      print_json(llvm::json::Object{{"name", source.name},
-                                    {"threads", source.threads},
-                                    {"shared_bytes", source.shared_bytes},
-                                    {"source", source.text}});
-    else
-      fwrite(source.text.data(), 1, source.text.size(), stdout);
-    return kDone;
+    const KernelSource source = generate(kernels.front());
+    return finish(json::Object{{"name", source.name},
+                               {"threads", source.threads},
+                               {"shared_bytes", source.shared_bytes},
+                               {"source", source.text}},
+                  [&] { fwrite(source.text.data(), 1, source.text.size(), stdout); });
   }
 
 private:
@@ -113,26 +112,18 @@ std::vector<KernelSpec> Emit::chosen_kernels() const {
 }
 
 ExitCode Emit::print_list(const std::vector<KernelSpec>& kernels) const {
-  Table table({"kernel", "pass", "tile", "threads", "shared bytes", "name"});
-  llvm::json::Array array;
+  Table table;
   for (const KernelSpec& kernel : kernels) {
-    KernelSource source = generate(kernel);
-    std::string tile = kernel.tile == TileConfig{} ? "" : to_string(kernel.tile);
-    std::string kind(to_string(kernel.kind)), pass(to_string(kernel.pass));
-    table.add({kind, pass, tile.empty() ? "-" : tile, std::to_string(source.threads),
-               std::to_string(source.shared_bytes), source.name});
-    array.push_back(llvm::json::Object{{"name", source.name},
-                                       {"kernel", kind},
-                                       {"pass", pass},
-                                       {"tile", tile},
-                                       {"threads", source.threads},
-                                       {"shared_bytes", source.shared_bytes}});
+    const KernelSource source = generate(kernel);
+    const bool tiled = !(kernel.tile == TileConfig{});
+    table.add({{"kernel", "kernel", std::string(to_string(kernel.kind))},
+               {"pass", "pass", std::string(to_string(kernel.pass))},
+               {"tile", "tile", tiled ? to_string(kernel.tile) : "", tiled ? "" : "-"},
+               {"threads", "threads", source.threads},
+               {"shared_bytes", "shared bytes", source.shared_bytes},
+               {"name", "name", source.name}});
   }
-  if (json)
-    print_json(llvm::json::Object{{"kernels", std::move(array)}});
-  else
-    table.print();
-  return kDone;
+  return finish(json::Object{{"kernels", table.json()}}, [&] { table.print(); });
 }
 
 ExitCode Emit::write_files(const std::vector<KernelSpec>& kernels) const {
@@ -141,19 +132,17 @@ ExitCode Emit::write_files(const std::vector<KernelSpec>& kernels) const {
   fs::create_directories(output_, error);
   if (error)
     throw std::runtime_error("cannot create " + output_ + ": " + error.message());
-  llvm::json::Array files;
+  std::vector<std::string> files;
   for (const KernelSpec& kernel : kernels) {
-    KernelSource source = generate(kernel);
-    fs::path path = fs::path(output_) / (source.name + ".cu");
-    if (std::string why = write_output(path, {&source.text}); !why.empty())
+    const KernelSource source = generate(kernel);
+    files.push_back(fs::path(output_) / (source.name + ".cu"));
+    if (std::string why = write_output(files.back(), {&source.text}); !why.empty())
       throw std::runtime_error(why);
-    files.push_back(path.string());
-    if (!json)
-      puts(path.c_str());
   }
-  if (json)
-    print_json(llvm::json::Object{{"files", std::move(files)}});
-  return kDone;
+  return finish(json::Object{{"files", json::Array(files)}}, [&] {
+    for (const std::string& file : files)
+      puts(file.c_str());
+  });
 }
 
 } // namespace

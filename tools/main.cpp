@@ -7,6 +7,7 @@
 #include "runtime/error.h"
 #include "runtime/tuner/worker/worker.h"
 #include "tools/command.h"
+#include "tools/console.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -22,6 +23,7 @@ namespace {
 
 using Commands = std::vector<std::unique_ptr<Command>>;
 
+/// Of all commands.
 void print_overview(const Commands& commands, FILE* stream) {
   fputs("sagebwd " SAGEBWD_VERSION " - trainable INT8 attention (SageBwd), compiled where it runs\n"
         "\n"
@@ -52,9 +54,10 @@ bool asks_for_help(const std::string& argument) {
   return argument == "--help" || argument == "-h" || argument == "help";
 }
 
+/// `command` is "" or ends with a space.
 ExitCode wrong_use(const std::string& message, const std::string& command) {
-  fprintf(stderr, "sagebwd: %s\n", message.c_str());
-  fprintf(stderr, "See 'sagebwd %s--help'.\n", command.empty() ? "" : (command + " ").c_str());
+  complain("", message);
+  fprintf(stderr, "See 'sagebwd %s--help'.\n", command.c_str());
   return kWrongUse;
 }
 
@@ -65,29 +68,24 @@ ExitCode run_one_of(const Commands& commands, std::vector<std::string> arguments
                     const std::string& prefix) {
   const std::string name = arguments.front();
   arguments.erase(arguments.begin());
-  auto found = std::find_if(commands.begin(), commands.end(),
-                            [&](const auto& command) { return command->name == prefix + name; });
-  if (found != commands.end())
-    return run(**found, std::move(arguments));
   std::vector<std::string> known;
-  for (const auto& command : commands)
+  for (const auto& command : commands) {
+    if (command->name == prefix + name)
+      return run(*command, std::move(arguments));
     known.push_back(command->name.substr(prefix.size()));
+  }
   const bool option = name.rfind('-', 0) == 0;
   return wrong_use((option ? "unknown option '" : "unknown command '" + prefix) + name + "'" +
                        suggestion(name, known),
-                   prefix.substr(0, prefix.find(' ')));
+                   prefix);
 }
 
 ExitCode dispatch(const Commands& commands, std::vector<std::string> arguments) {
-  if (arguments.empty()) {
-    print_overview(commands, stderr);
-    return kWrongUse;
-  }
-  if (arguments.front() == "help" && arguments.size() > 1) // "sagebwd help build"
+  if (arguments.size() > 1 && arguments.front() == "help") // "sagebwd help build"
     std::rotate(arguments.begin(), arguments.begin() + 1, arguments.end());
-  if (asks_for_help(arguments.front())) {
-    print_overview(commands, stdout);
-    return kDone;
+  if (arguments.empty() || asks_for_help(arguments.front())) {
+    print_overview(commands, arguments.empty() ? stderr : stdout);
+    return arguments.empty() ? kWrongUse : kDone;
   }
   if (arguments.front() == "--version") {
     puts("sagebwd " SAGEBWD_VERSION);
@@ -97,11 +95,11 @@ ExitCode dispatch(const Commands& commands, std::vector<std::string> arguments) 
 }
 
 ExitCode run(Command& command, std::vector<std::string> arguments) {
-  const std::string& name = command.name;
-  if (!command.subcommands.empty() && !arguments.empty() && !asks_for_help(arguments.front()))
-    return run_one_of(command.subcommands, std::move(arguments), name + " ");
+  const bool group = !command.subcommands.empty();
+  if (group && !arguments.empty() && !asks_for_help(arguments.front()))
+    return run_one_of(command.subcommands, std::move(arguments), command.name + " ");
   const bool wants_help = std::any_of(arguments.begin(), arguments.end(), asks_for_help);
-  if (wants_help || !command.subcommands.empty()) {
+  if (wants_help || group) {
     print_help(command, wants_help ? stdout : stderr);
     return wants_help ? kDone : kWrongUse;
   }
@@ -109,13 +107,13 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
     command.options.parse(arguments);
     return command.run();
   } catch (const std::invalid_argument& error) { // an option, a spec or a variable's value
-    return wrong_use(error.what(), name);
+    return wrong_use(error.what(), command.name + " ");
   } catch (const CompileError& error) {
-    fprintf(stderr, "sagebwd %s: %s\n%s\n", name.c_str(), error.what(), error.log.c_str());
+    complain(command.name, std::string(error.what()) + "\n" + error.log);
   } catch (const std::bad_alloc&) {
-    fprintf(stderr, "sagebwd %s: out of memory; make the problem smaller\n", name.c_str());
+    complain(command.name, "out of memory; make the problem smaller");
   } catch (const std::exception& error) {
-    fprintf(stderr, "sagebwd %s: %s\n", name.c_str(), error.what());
+    complain(command.name, error.what());
   }
   return kFailed;
 }
@@ -125,16 +123,9 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
 int main(int count, char** values) {
   if (count == 2 && strcmp(values[1], "tune-worker") == 0)
     return tune_worker_main(); // not for people, so that no list has it
-  Commands commands;
-  commands.push_back(make_doctor());
-  commands.push_back(make_emit());
-  commands.push_back(make_build());
-  commands.push_back(make_prebuild());
-  commands.push_back(make_tune());
-  commands.push_back(make_verify());
-  commands.push_back(make_trace());
-  commands.push_back(make_cache());
-  const int code = dispatch(commands, {values + 1, values + count});
+  const int code = dispatch(make_all({make_doctor, make_emit, make_build, make_prebuild, make_tune,
+                                      make_verify, make_trace, make_cache}),
+                            {values + 1, values + count});
   // What did not reach its reader, on a full disk say, must not pass for done.
   if (fflush(stdout) != 0 || ferror(stdout)) {
     fprintf(stderr, "sagebwd: cannot write to standard output: %s\n", strerror(errno));

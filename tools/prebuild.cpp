@@ -18,8 +18,7 @@ namespace sagebwd::tools {
 namespace {
 
 using driver::version_text;
-using Clock = std::chrono::steady_clock;
-using Built = std::shared_ptr<const BuiltKernel>;
+namespace json = llvm::json;
 
 class Prebuild : public Command {
 public:
@@ -77,36 +76,21 @@ public:
     if (out_.empty())
       throw UsageError("name the pack with --out FILE, or take --dry-run");
 
-    const Clock::time_point start = Clock::now();
+    const auto start = std::chrono::steady_clock::now();
     std::optional<Progress> progress(std::in_place, "prebuilding", request.kernels.size());
     request.progress = [&](const BuiltKernel& kernel, size_t, size_t) {
       progress->advance(kernel.entry.arch + " " + kernel.entry.kernel_name);
     };
     const PrebuildResult result = prebuild(request);
     progress.reset();
-    report(result, given.size() - request.records.size(), milliseconds_since(start) / 1e3);
-    return kDone;
+    return report(result, given.size() - request.records.size(), milliseconds_since(start) / 1e3);
   }
 
 private:
-  struct Summary {
-    size_t kernels = 0, compiled = 0;
-    uint64_t cubin_bytes = 0;
-    int lowest_driver = 0;
-    double compile_s = 0;
-    void add(const BuiltKernel& kernel) {
-      ++kernels;
-      compiled += !kernel.cached;
-      cubin_bytes += kernel.entry.cubin.size();
-      lowest_driver = std::max(lowest_driver, kernel.entry.lowest_driver);
-      compile_s += kernel.cached ? 0 : kernel.entry.compile_ms / 1e3;
-    }
-  };
-
   std::vector<WantedOperation> wanted() const;
   std::vector<TuningRecord> records() const;
   ExitCode list(const std::vector<KernelSpec>&) const;
-  void report(const PrebuildResult&, size_t records_left_out, double seconds) const;
+  ExitCode report(const PrebuildResult&, size_t records_left_out, double seconds) const;
 
   SpecOptions spec_;
   std::vector<std::string> archs_, passes_{"forward", "backward"}, record_files_;
@@ -116,10 +100,10 @@ private:
 
 std::vector<WantedOperation> Prebuild::wanted() const {
   if (!specs_file_.empty()) {
-    for (const char* name : {"arch", "head-dim", "dtype", "causal", "granularity", "precision",
-                             "group-q", "group-kv", "no-smooth-k", "no-rotate", "pass"})
-      if (options.given(name))
-        throw UsageError("--specs and --" + std::string(name) +
+    const std::set<std::string> others = {"specs", "records", "out", "dry-run", "json"};
+    for (const std::string& name : options.given())
+      if (!others.count(name))
+        throw UsageError("--specs and --" + name +
                          " contradict each other: the file says what to build");
     return parse_spec_list(read_input(specs_file_), specs_file_);
   }
@@ -150,71 +134,78 @@ std::vector<TuningRecord> Prebuild::records() const {
 }
 
 ExitCode Prebuild::list(const std::vector<KernelSpec>& kernels) const {
-  if (json) {
-    llvm::json::Array array;
-    for (const KernelSpec& kernel : kernels)
-      array.push_back(llvm::json::Object{{"name", kernel_name(kernel)},
-                                         {"arch", std::string(kernel.arch.name)},
-                                         {"pass", std::string(to_string(kernel.pass))}});
-    print_json(llvm::json::Object{{"kernels", std::move(array)}});
-    return kDone;
-  }
-  Table table({"kernel", "arch", "pass"});
+  Table table;
   for (const KernelSpec& kernel : kernels)
-    table.add(
-        {kernel_name(kernel), std::string(kernel.arch.name), std::string(to_string(kernel.pass))});
-  table.print();
-  printf("%zu kernels\n", kernels.size());
-  return kDone;
+    table.add({{"name", "kernel", kernel_name(kernel)},
+               {"arch", "arch", std::string(kernel.arch.name)},
+               {"pass", "pass", std::string(to_string(kernel.pass))}});
+  return finish(json::Object{{"kernels", table.json()}}, [&] {
+    table.print();
+    puts(counted(kernels.size(), "kernel").c_str());
+  });
 }
 
-void Prebuild::report(const PrebuildResult& result, size_t records_left_out, double seconds) const {
-  std::vector<std::pair<std::string, Summary>> archs;
+/// Of an architecture's kernels, or of all.
+struct Summary {
+  size_t kernels = 0, compiled = 0;
+  uint64_t cubin_bytes = 0;
+  int lowest_driver = 0;
+  double compile_s = 0;
+
+  void add(const BuiltKernel& kernel) {
+    ++kernels;
+    compiled += !kernel.cached;
+    cubin_bytes += kernel.entry.cubin.size();
+    lowest_driver = std::max(lowest_driver, kernel.entry.lowest_driver);
+    compile_s += kernel.cached ? 0 : kernel.entry.compile_ms / 1e3;
+  }
+};
+
+ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
+                          double seconds) const {
+  std::map<std::string, Summary> archs;
   Summary all;
-  for (const Built& kernel : result.kernels) {
-    if (archs.empty() || archs.back().first != kernel->entry.arch)
-      archs.emplace_back(kernel->entry.arch, Summary());
-    archs.back().second.add(*kernel);
+  for (const auto& kernel : result.kernels) {
+    archs[kernel->entry.arch].add(*kernel);
     all.add(*kernel);
   }
-  if (json) {
-    llvm::json::Array array;
-    for (const auto& [arch, summary] : archs)
-      array.push_back(llvm::json::Object{{"arch", arch},
-                                         {"kernels", static_cast<int64_t>(summary.kernels)},
-                                         {"cubin_bytes", static_cast<int64_t>(summary.cubin_bytes)},
-                                         {"lowest_driver", summary.lowest_driver},
-                                         {"compile_s", summary.compile_s}});
-    print_json(llvm::json::Object{
-        {"out", out_},
-        {"bytes", static_cast<int64_t>(result.pack_bytes)},
-        {"kernels", static_cast<int64_t>(all.kernels)},
-        {"compiled", static_cast<int64_t>(all.compiled)},
-        {"resumed", static_cast<int64_t>(all.kernels - all.compiled)},
-        {"records", static_cast<int64_t>(result.records)},
-        {"records_left_out", static_cast<int64_t>(records_left_out)},
-        {"compiler", result.kernels.empty() ? "" : result.kernels.front()->entry.compiler},
-        {"lowest_driver", all.lowest_driver},
-        {"threads", static_cast<int64_t>(result.threads)},
-        {"compile_s", all.compile_s},
-        {"seconds", seconds},
-        {"archs", std::move(array)}});
-    return;
-  }
-  Table table({"arch", "kernels", "KiB", "lowest driver", "compile s"});
-  for (const auto& [arch, summary] : archs)
-    table.add({arch, std::to_string(summary.kernels), std::to_string(summary.cubin_bytes >> 10),
-               version_text(summary.lowest_driver), format("%.1f", summary.compile_s)});
-  table.print();
-  printf("%s: %zu kernels, %zu tuning records, %.1f MiB, in %.1f s on %zu threads", out_.c_str(),
-         all.kernels, result.records, static_cast<double>(result.pack_bytes) / (1 << 20), seconds,
-         result.threads);
-  if (all.compiled < all.kernels)
-    printf("; %zu were there from an interrupted run", all.kernels - all.compiled);
-  if (records_left_out)
-    printf("; %zu tuning records are of other operations: left out", records_left_out);
-  printf("\nIt loads on drivers of CUDA %s or newer. Use it with SAGEBWD_CACHE_PACKS=%s\n",
-         version_text(all.lowest_driver).c_str(), std::filesystem::absolute(out_).c_str());
+  Table table;
+  for (const auto& [arch, part] : archs)
+    table.add(
+        {{"arch", "arch", arch},
+         {"kernels", "kernels", part.kernels},
+         {"cubin_bytes", "KiB", part.cubin_bytes, std::to_string(part.cubin_bytes >> 10)},
+         {"lowest_driver", "lowest driver", part.lowest_driver, version_text(part.lowest_driver)},
+         {"compile_s", "compile s", part.compile_s, format("%.1f", part.compile_s)}});
+  return finish(
+      json::Object{{"out", out_},
+                   {"bytes", result.pack_bytes},
+                   {"kernels", all.kernels},
+                   {"compiled", all.compiled},
+                   {"resumed", all.kernels - all.compiled},
+                   {"records", result.records},
+                   {"records_left_out", records_left_out},
+                   {"compiler", archs.empty() ? "" : result.kernels.front()->entry.compiler},
+                   {"lowest_driver", all.lowest_driver},
+                   {"threads", result.threads},
+                   {"compile_s", all.compile_s},
+                   {"seconds", seconds},
+                   {"archs", table.json()}},
+      [&] {
+        table.print();
+        printf("%s: %s, %s, %.1f MiB, in %.1f s on %s", out_.c_str(),
+               counted(all.kernels, "kernel").c_str(),
+               counted(result.records, "tuning record").c_str(),
+               static_cast<double>(result.pack_bytes) / (1 << 20), seconds,
+               counted(result.threads, "thread").c_str());
+        if (all.compiled < all.kernels)
+          printf("; %zu were there from an interrupted run", all.kernels - all.compiled);
+        if (records_left_out)
+          printf("; of other operations and left out: %s",
+                 counted(records_left_out, "tuning record").c_str());
+        printf("\nIt loads on drivers of CUDA %s or newer. Use it with SAGEBWD_CACHE_PACKS=%s\n",
+               version_text(all.lowest_driver).c_str(), std::filesystem::absolute(out_).c_str());
+      });
 }
 
 } // namespace

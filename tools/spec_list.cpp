@@ -9,8 +9,6 @@
 #include "llvm/Support/YAMLParser.h"
 
 #include <algorithm>
-#include <functional>
-#include <map>
 #include <memory>
 
 namespace sagebwd::tools {
@@ -23,22 +21,11 @@ namespace yaml = llvm::yaml;
 /// so many.
 constexpr size_t kMostOperations = 50000;
 
+/// A key or one of its values.
 struct Word {
   std::string text;
   unsigned line;
 };
-/// The words under one key.
-struct Value {
-  std::vector<Word> words;
-  unsigned line;
-};
-/// One mapping of the file.
-struct Entry {
-  std::map<std::string, Value> values;
-  unsigned line;
-};
-
-//===--- From YAML to words -----------------------------------------------===//
 
 /// The parser recurses: a list nested half a million deep must not end the process. Nothing here
 /// nests deeper than an entry's list of words, so a few levels are plenty. Brackets in strings and
@@ -60,6 +47,24 @@ bool too_deep(const std::string& text) {
       return true;
   }
   return false;
+}
+
+std::vector<std::string> known_keys() {
+  std::vector<std::string> keys = {"arch"};
+  visit_fields(usual<AttentionSpec>(),
+               [&](const Label& label, const auto&) { keys.emplace_back(label.name); });
+  keys.push_back("pass");
+  return keys;
+}
+
+/// Raises SpecError for a word that the key does not know.
+void check_word(const std::string& key, const std::string& word) {
+  if (AttentionSpec spec; key == "arch")
+    find_arch(word);
+  else if (key == "pass")
+    parse_word<Pass>(word);
+  else
+    set_field(spec, key, word == "default" ? "0" : word);
 }
 
 class Reader {
@@ -91,8 +96,14 @@ public:
     stream_ = std::make_unique<yaml::Stream>(text, sources_, /*ShowColors=*/false);
   }
 
-  std::vector<Entry> entries() {
-    std::vector<Entry> entries;
+  std::vector<WantedOperation> operations() {
+    std::vector<WantedOperation> operations;
+    const auto add = [&](yaml::Node& entry) {
+      const unsigned line = line_of(entry);
+      for (WantedOperation& operation : operations_of(entry))
+        operations.push_back(std::move(operation));
+      check_count(operations.size(), line);
+    };
     bool first = true;
     for (yaml::document_iterator document = stream_->begin(); document != stream_->end();
          ++document) {
@@ -102,22 +113,18 @@ public:
       if (!root || !first)
         fail(root ? line_of(*root) : 1, "one document is taken: no '---' between specs");
       first = false;
-      if (auto* list = llvm::dyn_cast<yaml::SequenceNode>(root)) {
+      check_plain(*root);
+      if (auto* list = llvm::dyn_cast<yaml::SequenceNode>(root))
         for (yaml::Node& item : *list)
-          entries.push_back(entry(item));
-      } else if (!llvm::isa<yaml::NullNode>(root)) {
-        entries.push_back(entry(*root));
-      }
+          add(item);
+      else if (!llvm::isa<yaml::NullNode>(root))
+        add(*root);
       check();
     }
     check();
-    if (entries.empty())
+    if (operations.empty())
       fail(1, "it holds no specs");
-    return entries;
-  }
-
-  [[noreturn]] void fail(unsigned line, const std::string& what) const {
-    throw UsageError(file_ + ":" + std::to_string(line) + ": " + what);
+    return operations;
   }
 
 private:
@@ -130,47 +137,113 @@ private:
   }
 
   unsigned line_of(const yaml::Node& node) const {
-    const llvm::SMLoc start = node.getSourceRange().Start;
+    const auto* alias = llvm::dyn_cast<yaml::AliasNode>(&node); // whose range is the next node's
+    const llvm::SMLoc start =
+        alias ? llvm::SMLoc::getFromPointer(alias->getName().data()) : node.getSourceRange().Start;
     return start.isValid() && sources_.FindBufferContainingLoc(start)
                ? sources_.getLineAndColumn(start).first
                : 1;
   }
 
-  Word word(yaml::Node* node, const std::string& where, unsigned line) {
+  [[noreturn]] void fail(unsigned line, const std::string& what) const {
+    throw UsageError(file_ + ":" + std::to_string(line) + ": " + what);
+  }
+
+  void check_count(size_t operations, unsigned line) const {
+    if (operations > kMostOperations)
+      fail(line, "these are more than " + std::to_string(kMostOperations) + " operations");
+  }
+
+  /// What YAML can do beyond words, lists and mappings: nobody has use for it here.
+  void check_plain(const yaml::Node& node) const {
+    if (llvm::isa<yaml::AliasNode>(node))
+      fail(line_of(node), "anchors and aliases are not taken; write the words out");
+    if (const std::string tag = node.getRawTag().str(); !tag.empty())
+      fail(line_of(node), "tags are not taken; leave '" + tag + "' out");
+  }
+
+  Word word(yaml::Node* node, const Word& where) {
     check();
+    if (node)
+      check_plain(*node);
     auto* scalar = llvm::dyn_cast_or_null<yaml::ScalarNode>(node);
-    if (!scalar) {
-      if (node && llvm::isa<yaml::AliasNode>(node))
-        fail(line, "anchors and aliases are not taken; write the words out");
-      fail(line, where + " takes a word or a list of words");
-    }
+    if (!scalar)
+      fail(where.line, where.text + " takes a word or a list of words");
     llvm::SmallString<32> storage;
     return {scalar->getValue(storage).str(), line_of(*scalar)};
   }
 
-  Entry entry(yaml::Node& node) {
+  /// A key's words, each once and each known.
+  std::vector<std::string> values(yaml::Node* node, const Word& key) {
+    std::vector<std::string> values;
+    const auto add = [&](yaml::Node* item) {
+      const Word value = word(item, key);
+      if (std::find(values.begin(), values.end(), value.text) != values.end())
+        fail(value.line, key.text + " lists '" + value.text + "' twice");
+      values.push_back(value.text);
+      try {
+        check_word(key.text, value.text);
+      } catch (const SpecError& error) {
+        const std::string what = error.what(); // of a number it names the field
+        fail(value.line, (what.rfind(key.text, 0) == 0 ? "" : key.text + ": ") + what);
+      }
+    };
     check();
+    if (node)
+      check_plain(*node);
+    if (auto* list = llvm::dyn_cast_or_null<yaml::SequenceNode>(node))
+      for (yaml::Node& item : *list)
+        add(&item);
+    else
+      add(node);
+    check();
+    if (values.empty())
+      fail(key.line, key.text + " has no value");
+    return values;
+  }
+
+  /// Every combination of one mapping's words.
+  std::vector<WantedOperation> operations_of(yaml::Node& node) {
+    check();
+    check_plain(node);
     auto* mapping = llvm::dyn_cast<yaml::MappingNode>(&node);
     if (!mapping)
       fail(line_of(node), "a spec is a mapping, such as {arch: sm_90a, head_dim: 128}");
-    Entry entry{{}, line_of(node)};
+    const Word spec{"a key", line_of(node)};
+    SpecWords words;
     for (yaml::KeyValueNode& pair : *mapping) {
-      const Word key = word(pair.getKey(), "a key", entry.line);
-      yaml::Node* node = pair.getValue();
-      check();
-      Value value{{}, key.line};
-      if (auto* list = llvm::dyn_cast_or_null<yaml::SequenceNode>(node))
-        for (yaml::Node& item : *list)
-          value.words.push_back(word(&item, key.text, key.line));
-      else
-        value.words.push_back(word(node, key.text, key.line));
-      check();
-      if (value.words.empty())
-        fail(key.line, key.text + " has no value");
-      if (!entry.values.emplace(key.text, std::move(value)).second)
+      const Word key = word(pair.getKey(), spec);
+      const std::vector<std::string> known = known_keys();
+      if (std::find(known.begin(), known.end(), key.text) == known.end())
+        fail(key.line, "unknown key '" + key.text + "'" + suggestion(key.text, known));
+      if (words.count(key.text))
         fail(key.line, "'" + key.text + "' is given twice");
+      words[key.text] = values(pair.getValue(), key);
     }
-    return entry;
+    check();
+    if (!words.count("arch"))
+      fail(spec.line, "a spec needs 'arch'");
+    words.insert(usual_words().begin(), usual_words().end()); // of keys that are left out
+    size_t count = 1;
+    for (auto& [key, values] : words) {
+      check_count(count *= key == "pass" ? 1 : values.size(), spec.line);
+      std::replace(values.begin(), values.end(), std::string("default"), std::string("0"));
+    }
+    const auto serves = [&](Pass pass) {
+      const std::vector<std::string>& passes = words["pass"];
+      return passes.empty() || std::count(passes.begin(), passes.end(), to_string(pass)) > 0;
+    };
+    std::vector<WantedOperation> operations;
+    for (const Arch& arch : parse_archs(words["arch"]))
+      for (const AttentionSpec& spec_of_words : combinations(words))
+        operations.push_back({spec_of_words, arch, serves(Pass::forward), serves(Pass::backward)});
+    for (const WantedOperation& operation : operations)
+      try {
+        kernels_of({operation});
+      } catch (const SpecError& error) {
+        fail(spec.line, error.what());
+      }
+    return operations;
   }
 
   std::string file_, error_;
@@ -178,108 +251,11 @@ private:
   std::unique_ptr<yaml::Stream> stream_;
 };
 
-//===--- From words to operations -----------------------------------------===//
-
-/// A key: its default words, and what one of its words sets.
-struct Key {
-  std::string name;
-  std::vector<std::string> defaults;
-  std::function<void(WantedOperation&, const std::string&)> set;
-};
-
-std::vector<Key> make_keys() {
-  using W = const std::string&;
-  std::vector<Key> keys = {
-      {"arch", {}, [](WantedOperation& o, W word) { o.arch = find_arch(word); }}};
-  visit_fields(usual<AttentionSpec>(), [&](const Label& label, const auto& usual) {
-    const auto found = usual_words().find(label.name);
-    keys.push_back(
-        {std::string(label.name),
-         found != usual_words().end() ? found->second : std::vector<std::string>{value_text(usual)},
-         [name = label.name](WantedOperation& o, W word) {
-           set_field(o.spec, name, word == "default" ? "0" : word);
-         }});
-  });
-  keys.push_back({"pass", {"forward", "backward"}, [](WantedOperation& o, W word) {
-                    (parse_word<Pass>(word) == Pass::forward ? o.forward : o.backward) = true;
-                  }});
-  return keys;
-}
-
-const std::vector<Key>& known_keys() {
-  static const std::vector<Key> keys = make_keys();
-  return keys;
-}
-
-/// Every combination of an entry's words.
-std::vector<WantedOperation> operations_of(const Entry& entry, const Reader& reader) {
-  WantedOperation none{{}, all_archs().front(), /*forward=*/false, /*backward=*/false};
-  std::vector<WantedOperation> operations = {none};
-  for (const Key& key : known_keys()) {
-    Value value{{}, entry.line};
-    if (auto found = entry.values.find(key.name); found != entry.values.end())
-      value = found->second;
-    else
-      for (const std::string& word : key.defaults)
-        value.words.push_back({word, entry.line});
-    if (value.words.empty())
-      reader.fail(entry.line, "a spec needs '" + key.name + "'");
-
-    const bool combines = key.name != "pass"; // the words of `pass` apply together
-    std::vector<WantedOperation> product;
-    for (size_t i = 0; i < value.words.size(); ++i) {
-      const Word& word = value.words[i];
-      for (size_t j = 0; j < i; ++j)
-        if (value.words[j].text == word.text)
-          reader.fail(word.line, key.name + " lists '" + word.text + "' twice");
-      for (WantedOperation& operation : operations) {
-        WantedOperation more = operation;
-        WantedOperation& target = combines ? more : operation;
-        try {
-          key.set(target, word.text);
-        } catch (const SpecError& error) {
-          reader.fail(word.line, key.name + ": " + error.what());
-        }
-        if (combines)
-          product.push_back(std::move(more));
-      }
-    }
-    if (combines)
-      operations = std::move(product);
-    if (operations.size() > kMostOperations)
-      reader.fail(entry.line,
-                  "these are more than " + std::to_string(kMostOperations) + " operations");
-  }
-  return operations;
-}
-
 } // namespace
 
 std::vector<WantedOperation> parse_spec_list(const std::string& text,
                                              const std::string& file_name) {
-  Reader reader(text, file_name);
-  std::vector<WantedOperation> operations;
-  for (const Entry& entry : reader.entries()) {
-    for (const auto& [name, value] : entry.values) {
-      std::vector<std::string> known;
-      for (const Key& key : known_keys())
-        known.push_back(key.name);
-      if (std::find(known.begin(), known.end(), name) == known.end())
-        reader.fail(value.line, "unknown key '" + name + "'" + suggestion(name, known));
-    }
-    for (const WantedOperation& operation : operations_of(entry, reader)) {
-      try {
-        kernels_of({operation});
-      } catch (const SpecError& error) {
-        reader.fail(entry.line, error.what());
-      }
-      operations.push_back(operation);
-    }
-    if (operations.size() > kMostOperations)
-      reader.fail(entry.line,
-                  "these are more than " + std::to_string(kMostOperations) + " operations");
-  }
-  return operations;
+  return Reader(text, file_name).operations();
 }
 
 } // namespace sagebwd::tools

@@ -2,6 +2,7 @@
 #include "tools/spec_options.h"
 
 #include <algorithm>
+#include <set>
 
 namespace sagebwd::tools {
 
@@ -28,13 +29,15 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
     if (found == words.end())
       return;
     std::vector<AttentionSpec> product;
-    for (const AttentionSpec& spec : specs)
+    for (const AttentionSpec& spec : specs) {
+      const size_t first = product.size(); // another spec's are others
       for (const std::string& word : found->second) {
         AttentionSpec more = spec;
         set_field(more, label.name, word);
-        if (std::find(product.begin(), product.end(), more) == product.end())
+        if (std::find(product.begin() + first, product.end(), more) == product.end())
           product.push_back(more);
       }
+    }
     specs = std::move(product);
   });
   return specs;
@@ -80,6 +83,22 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   for (const AttentionSpec& spec : specs)
     resolved(spec); // raises what is wrong with it; defaults depend on the architecture
   return specs;
+}
+
+std::vector<Operation> SpecOptions::operations(const std::vector<std::string>& archs,
+                                               const OptionTable& table) const {
+  std::vector<Operation> operations;
+  std::set<std::string> seen; // some kernels serve both passes, or several specs
+  for (const Arch& arch : parse_archs(archs))
+    for (const AttentionSpec& spec : all(table)) {
+      Operation operation{arch, resolved(spec, arch), {}};
+      for (const KernelSpec& kernel : distinct_kernels(operation.spec, arch))
+        if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
+          operation.kernels.push_back(kernel);
+      if (!operation.kernels.empty())
+        operations.push_back(std::move(operation));
+    }
+  return operations;
 }
 
 void ProblemOptions::declare(OptionTable& table) {

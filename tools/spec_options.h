@@ -18,6 +18,13 @@ const SpecWords& usual_words();
 /// Every combination of the words, not resolved. Raises SpecError for a word that is none.
 std::vector<AttentionSpec> combinations(const SpecWords&);
 
+/// What one architecture needs for one spec.
+struct Operation {
+  Arch arch;
+  ResolvedSpec spec;
+  std::vector<KernelSpec> kernels; ///< but those that an operation before has
+};
+
 /// The options that name an AttentionSpec: one for each of its fields, and --spec for all at once.
 class SpecOptions {
 public:
@@ -27,6 +34,9 @@ public:
   void declare(OptionTable&, bool lists);
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
+  /// All that have a kernel of their own. Raises SpecError, or UsageError.
+  std::vector<Operation> operations(const std::vector<std::string>& archs,
+                                    const OptionTable&) const;
   /// The only one.
   AttentionSpec one(const OptionTable& table) const { return all(table).front(); }
 

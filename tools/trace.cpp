@@ -1,4 +1,5 @@
 //===- trace.cpp - The error of every intermediate tensor ------------------===//
+#include "runtime/driver/driver.h"
 #include "runtime/reference/reference.h"
 #include "tools/command.h"
 #include "tools/console.h"
@@ -6,11 +7,14 @@
 #include "tools/spec_options.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 
 namespace sagebwd::tools {
 
 namespace {
 
+namespace json = llvm::json;
 using reference::ProductPlan;
 
 /// The products a plan may name, in algorithm.md's order.
@@ -46,8 +50,6 @@ std::string to_string(const ProductPlan& plan) {
   return text.empty() ? "none" : text;
 }
 
-bool same(const ProductPlan& a, const ProductPlan& b) { return to_string(a) == to_string(b); }
-
 /// A constant per channel on every key, as biased key projections give.
 void offset_keys(reference::Inputs& inputs, DType dtype, double offset) {
   for (size_t i = 0; i < inputs.k.size(); ++i) {
@@ -64,7 +66,8 @@ public:
             "Draws q, k ~ N(0, sigma^2) and v, dO ~ N(0, 1), rounded to the dtype, and compares\n"
             "delta, P, dP, dS, O, dQ, dK and dV with FP64: cosine similarity and relative L2\n"
             "error. On the CPU the emulation gives them, bit for bit as the kernels quantise;\n"
-            "with --device cuda the kernels give O, dQ, dK and dV.\n"
+            "with --device cuda the kernels give O, dQ, dK and dV. Quantisation groups that no\n"
+            "option sets are those of --arch's kernels, else of the first GPU's here.\n"
             "\n"
             "examples:\n"
             "  sagebwd trace --device cpu --head-dim 128 --seq-len 1024 --heads 8 --sigma 1 "
@@ -80,6 +83,7 @@ public:
         },
         "cpu: the emulation; cuda: the kernels (default cpu)");
     options.integer("gpu", gpu_, 0, 1023, "which GPU, for --device cuda");
+    options.text("arch", "ARCH", arch_, "whose kernels --device cpu emulates");
     problem_.declare(options);
     spec_.declare(options, /*lists=*/false);
     options.list("plan", "PRODUCT,..", plan_,
@@ -93,11 +97,11 @@ public:
   ExitCode run() override;
 
 private:
-  void print_as_json(const std::vector<reference::TraceRow>&, const Problem&, const AttentionSpec&,
-                     const ProductPlan&) const;
+  std::optional<Arch> arch() const;
 
   ProblemOptions problem_;
   SpecOptions spec_;
+  std::string arch_;
   std::vector<std::string> plan_;
   double sigma_ = 1, key_offset_ = 0;
   uint64_t seed_ = 0;
@@ -105,27 +109,39 @@ private:
   bool on_gpu_ = false;
 };
 
+/// The named one's, else the GPU's; none where there is no GPU that has kernels.
+std::optional<Arch> Trace::arch() const {
+  if (!arch_.empty())
+    return find_arch(arch_);
+  try {
+    if (driver::unavailable().empty()) {
+      const driver::DeviceInfo info = driver::device_info(on_gpu_ ? gpu_ : 0);
+      return arch_for_capability(info.major, info.minor);
+    }
+  } catch (const std::exception&) { // the CPU needs no GPU; --device cuda says what is wrong
+  }
+  return std::nullopt;
+}
+
 /// Puts the kernels' outputs in place of the emulation's.
 void replace_outputs(std::vector<reference::TraceRow>& rows, const reference::Inputs& inputs,
                      const AttentionSpec& spec, int gpu) {
   Attention attention(spec, gpu);
-  reference::Outputs<float> outputs = run_on_gpu(attention, gpu, inputs);
-  reference::Outputs<double> exact = reference::exact(inputs, spec.causal);
-  for (reference::TraceRow& row : rows) {
-    if (row.tensor == "O")
-      row.figures = reference::compare(outputs.o, exact.o);
-    else if (row.tensor == "dQ")
-      row.figures = reference::compare(outputs.dq, exact.dq);
-    else if (row.tensor == "dK")
-      row.figures = reference::compare(outputs.dk, exact.dk);
-    else if (row.tensor == "dV")
-      row.figures = reference::compare(outputs.dv, exact.dv);
-  }
+  const reference::Outputs<float> run = run_on_gpu(attention, gpu, inputs);
+  const reference::Outputs<double> exact = reference::exact(inputs, spec.causal);
+  const std::map<std::string, reference::ErrorFigures> figures = {
+      {"O", reference::compare(run.o, exact.o)},
+      {"dQ", reference::compare(run.dq, exact.dq)},
+      {"dK", reference::compare(run.dk, exact.dk)},
+      {"dV", reference::compare(run.dv, exact.dv)}};
+  for (reference::TraceRow& row : rows)
+    if (auto found = figures.find(row.tensor); found != figures.end())
+      row.figures = found->second;
 }
 
 ExitCode Trace::run() {
-  const ResolvedSpec spec = resolved(spec_.one(options));
-  Problem problem = problem_.problem();
+  ResolvedSpec spec = resolved(spec_.one(options));
+  const Problem problem = problem_.problem();
   check(spec, problem);
   const double work = double(problem.batch) * double(problem.heads) * double(problem.seq_q) *
                       double(problem.seq_kv) * spec->head_dim;
@@ -133,14 +149,20 @@ ExitCode Trace::run() {
     throw UsageError("batch x heads x queries x keys x head dimension is " + format("%.3g", work) +
                      ", and this CPU reference takes up to 1e13 (minutes): shorten --seq-len or "
                      "trace fewer --heads");
-  ProductPlan plan = plan_.empty() ? reference::plan_of(spec->precision) : parse_plan(plan_);
+  const ProductPlan kernels_plan = reference::plan_of(spec->precision);
+  const ProductPlan plan = plan_.empty() ? kernels_plan : parse_plan(plan_);
   if (on_gpu_) {
-    if (!same(plan, reference::plan_of(spec->precision)))
+    if (!arch_.empty())
+      throw UsageError("--arch is for --device cpu: with --device cuda the GPU decides");
+    if (to_string(plan) != to_string(kernels_plan))
       throw UsageError("--plan " + to_string(plan) +
                        " has no kernels: they compute --precision "
                        "six-of-seven or qk16. Leave --plan out, or use --device cpu");
     require_gpu(gpu_, "--device cuda");
   }
+  const std::optional<Arch> arch = this->arch();
+  if (arch)
+    spec = resolved(spec_.one(options), *arch);
   reference::Inputs inputs =
       reference::random_inputs(problem, spec->head_dim, spec->dtype, sigma_, seed_);
   if (key_offset_ != 0)
@@ -149,38 +171,35 @@ ExitCode Trace::run() {
   std::vector<reference::TraceRow> rows = reference::trace(inputs, spec, plan);
   if (on_gpu_)
     replace_outputs(rows, inputs, spec, gpu_);
-  if (json) {
-    print_as_json(rows, problem, spec, plan);
-    return kDone;
-  }
-  Table table({"tensor", "cosine", "rel. L2"});
-  for (const reference::TraceRow& row : rows)
-    table.add({row.tensor, format("%.6f", row.figures.cosine), format("%.5f", row.figures.rel_l2)});
-  printf("%s, INT8 products %s, sigma %g, seed %llu, %s\n", sagebwd::to_string(*spec).c_str(),
-         to_string(plan).c_str(), sigma_, static_cast<unsigned long long>(seed_),
-         on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");
-  table.print();
-  return kDone;
-}
-
-void Trace::print_as_json(const std::vector<reference::TraceRow>& rows, const Problem& problem,
-                          const AttentionSpec& spec, const ProductPlan& plan) const {
-  llvm::json::Object tensors;
-  for (const reference::TraceRow& row : rows)
-    tensors[row.tensor] = llvm::json::Object{{"cosine", json_number(row.figures.cosine)},
-                                             {"rel_l2", json_number(row.figures.rel_l2)}};
-  print_json(llvm::json::Object{{"tensors", std::move(tensors)},
-                                {"device", on_gpu_ ? "cuda" : "cpu"},
-                                {"spec", sagebwd::to_string(spec)},
-                                {"plan", to_string(plan)},
-                                {"batch", problem.batch},
-                                {"heads", problem.heads},
-                                {"heads_kv", problem.heads_kv},
-                                {"seq_q", problem.seq_q},
-                                {"seq_kv", problem.seq_kv},
-                                {"sigma", sigma_},
-                                {"key_offset", key_offset_},
-                                {"seed", static_cast<int64_t>(seed_)}});
+  Table table;
+  for (const auto& [tensor, figures] : rows)
+    table.add({{"tensor", "tensor", tensor},
+               {"cosine", "cosine", json_number(figures.cosine), format("%.6f", figures.cosine)},
+               {"rel_l2", "rel. L2", json_number(figures.rel_l2), format("%.5f", figures.rel_l2)}});
+  const std::string line = sagebwd::to_string(*spec), products = to_string(plan);
+  return finish(
+      json::Object{{"tensors", table.json_by("tensor")},
+                   {"device", on_gpu_ ? "cuda" : "cpu"},
+                   {"arch", arch ? json::Value(std::string(arch->name)) : json::Value(nullptr)},
+                   {"spec", line},
+                   {"plan", products},
+                   {"batch", problem.batch},
+                   {"heads", problem.heads},
+                   {"heads_kv", problem.heads_kv},
+                   {"seq_q", problem.seq_q},
+                   {"seq_kv", problem.seq_kv},
+                   {"sigma", sigma_},
+                   {"key_offset", key_offset_},
+                   {"seed", seed_}},
+      [&] {
+        const std::string groups =
+            !arch ? "no GPU here, so as on any architecture but sm_90a (--arch)"
+                  : "as on " + std::string(arch->name) + (arch_.empty() ? ", the GPU here" : "");
+        printf("%s, INT8 products %s, sigma %g, seed %zu, %s, %s\n", line.c_str(), products.c_str(),
+               sigma_, size_t{seed_}, on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU",
+               groups.c_str());
+        table.print();
+      });
 }
 
 } // namespace

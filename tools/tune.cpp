@@ -14,6 +14,8 @@ namespace sagebwd::tools {
 
 namespace {
 
+namespace json = llvm::json;
+
 class Tune : public Command {
 public:
   Tune()
@@ -50,23 +52,22 @@ public:
       throw UsageError("--list, --export and --import are three things: give one of them");
     if (overwrite_ && import_.empty())
       throw UsageError("--overwrite belongs to --import");
-    if (list_ || !export_.empty() || !import_.empty())
-      refuse_tuning_options();
+    for (const char* action : {"list", "export", "import"})
+      if (options.given(action))
+        refuse_tuning_options(action);
     if (list_)
-      return list_records(json);
+      return list_records(*this);
     if (!export_.empty())
-      return export_records(export_, json);
+      return export_records(*this, export_);
     if (!import_.empty())
-      return import_records(import_, overwrite_, json);
+      return import_records(*this, import_, overwrite_);
     return tune_here();
   }
 
 private:
   TuneRequest request() const;
-  void refuse_tuning_options() const;
+  void refuse_tuning_options(const std::string& action) const;
   ExitCode tune_here();
-  void print_as_json(const TuneRequest&, const std::vector<Tuned>&, double seconds) const;
-  void print_as_tables(const std::vector<Tuned>&, double seconds) const;
 
   SpecOptions spec_;
   ProblemOptions problem_;
@@ -97,8 +98,7 @@ private:
 };
 
 /// Who gives one expects it to select, or to tune.
-void Tune::refuse_tuning_options() const {
-  const char* action = list_ ? "list" : export_.empty() ? "import" : "export";
+void Tune::refuse_tuning_options(const std::string& action) const {
   for (const std::string& name : options.given())
     if (name != action && name != "json" && name != "overwrite")
       throw UsageError("--" + name + " is for tuning, which --" + action +
@@ -120,48 +120,6 @@ TuneRequest Tune::request() const {
   return request;
 }
 
-ExitCode Tune::tune_here() {
-  TuneRequest request = this->request();
-  check(resolved(request.spec), request.problem); // wrong use is that without a GPU as well
-  require_gpu(device_, "sagebwd tune");
-  const auto start = std::chrono::steady_clock::now();
-  std::vector<Tuned> kernels;
-  {
-    StageBars bars;
-    request.progress = [&](const TuneProgress& progress) { bars.show(progress); };
-    kernels = tune(request);
-  }
-  const double seconds = milliseconds_since(start) / 1000;
-  json ? print_as_json(request, kernels, seconds) : print_as_tables(kernels, seconds);
-  size_t lost = 0;
-  for (const Tuned& kernel : kernels)
-    lost += !kernel.kept;
-  if (lost > 0)
-    fprintf(stderr, "sagebwd tune: %zu records could not be kept; no later run will know them\n",
-            lost);
-  return lost > 0 ? kFailed : kDone;
-}
-
-void Tune::print_as_json(const TuneRequest& request, const std::vector<Tuned>& kernels,
-                         double seconds) const {
-  const Problem& p = request.problem;
-  llvm::json::Array array;
-  for (const Tuned& kernel : kernels) {
-    llvm::json::Object object = json_of(kernel.record);
-    object["fresh"] = kernel.fresh;
-    object["kept"] = kernel.kept;
-    array.push_back(std::move(object));
-  }
-  print_json(llvm::json::Object{{"problem", llvm::json::Object{{"batch", p.batch},
-                                                               {"heads", p.heads},
-                                                               {"heads_kv", p.heads_kv},
-                                                               {"seq_q", p.seq_q},
-                                                               {"seq_kv", p.seq_kv}}},
-                                {"spec", to_string(request.spec)},
-                                {"seconds", seconds},
-                                {"kernels", std::move(array)}});
-}
-
 /// "1.234", or "-" for a tile that was not timed.
 std::string ms_text(const TriedTile& tried, double ms) {
   return tried.outcome == "timed" ? format("%.4f", ms) : "-";
@@ -174,27 +132,68 @@ std::string brief(const std::string& text) {
   return line.size() > kLongest ? line.substr(0, kLongest - 3) + "..." : line;
 }
 
-void Tune::print_as_tables(const std::vector<Tuned>& kernels, double seconds) const {
+void print_tables(const std::vector<Tuned>& kernels, double seconds) {
   for (const Tuned& kernel : kernels) {
     const TuningRecord& record = kernel.record;
     const double by_default = median_ms_of(record, record.default_tile);
     printf("%s, %s, on %s%s\n", record.key["kind"].c_str(), record.key["bucket"].c_str(),
            record.key["gpu"].c_str(), kernel.fresh ? "" : " (tuned before; --force tunes again)");
-    Table table({"", "tile", "outcome", "median ms", "MAD", "vs default", "why"});
+    Table table;
     for (const TriedTile& tried : record.candidates)
-      table.add({tried.tile == record.tile ? "*" : "", tried.tile, tried.outcome,
-                 ms_text(tried, tried.median_ms), ms_text(tried, tried.mad_ms),
-                 tried.outcome == "timed" && tried.median_ms > 0
-                     ? format("%.3f", by_default / tried.median_ms)
-                     : "-",
-                 brief(tried.detail)});
+      table.add({{"", "won", tried.tile == record.tile ? "*" : ""},
+                 {"", "tile", tried.tile},
+                 {"", "outcome", tried.outcome},
+                 {"", "median ms", ms_text(tried, tried.median_ms)},
+                 {"", "MAD", ms_text(tried, tried.mad_ms)},
+                 {"", "vs default",
+                  tried.outcome == "timed" && tried.median_ms > 0
+                      ? format("%.3f", by_default / tried.median_ms)
+                      : "-"},
+                 {"", "why", brief(tried.detail)}});
     table.print();
     printf("\n");
   }
   const CacheStore& store = user_records().store();
   const bool kept = std::all_of(kernels.begin(), kernels.end(), [](auto& k) { return k.kept; });
-  printf("%zu kernels in %.1f s, %s; * wins, the first is the default\n", kernels.size(), seconds,
+  printf("%s in %.1f s, %s; * wins, the first is the default\n",
+         counted(kernels.size(), "kernel").c_str(), seconds,
          kept ? ("kept in " + store.directory()).c_str() : "not all kept");
+}
+
+ExitCode Tune::tune_here() {
+  TuneRequest request = this->request();
+  const Problem& p = request.problem;
+  check(resolved(request.spec), p); // wrong use is that without a GPU as well
+  require_gpu(device_, "this command");
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<Tuned> kernels;
+  {
+    StageBars bars;
+    request.progress = [&](const TuneProgress& progress) { bars.show(progress); };
+    kernels = tune(request);
+  }
+  const double seconds = milliseconds_since(start) / 1000;
+  json::Array rows;
+  size_t lost = 0;
+  for (const Tuned& kernel : kernels) {
+    json::Object row = json_of(kernel.record);
+    row["fresh"] = kernel.fresh;
+    row["kept"] = kernel.kept;
+    rows.push_back(std::move(row));
+    lost += !kernel.kept;
+  }
+  if (lost > 0)
+    failures.push_back(counted(lost, "record") + " could not be kept; no later run will know " +
+                       (lost == 1 ? "it" : "them"));
+  return finish(json::Object{{"problem", json::Object{{"batch", p.batch},
+                                                      {"heads", p.heads},
+                                                      {"heads_kv", p.heads_kv},
+                                                      {"seq_q", p.seq_q},
+                                                      {"seq_kv", p.seq_kv}}},
+                             {"spec", to_string(request.spec)},
+                             {"seconds", seconds},
+                             {"kernels", std::move(rows)}},
+                [&] { print_tables(kernels, seconds); });
 }
 
 } // namespace

@@ -13,6 +13,8 @@ namespace sagebwd::tools {
 
 namespace {
 
+namespace json = llvm::json;
+
 /// The worst case of one tensor: the one that uses most of its bound.
 struct Worst {
   double used = 0, rel_l2 = 0, bound = 0, to_emulation = 0;
@@ -69,8 +71,7 @@ public:
 
 private:
   void record(const VerifyCase&, const std::vector<Verdict>&, const Faults&);
-  void print_as_json() const;
-  void print_summary() const;
+  ExitCode report() const;
 
   SpecOptions spec_{kinds_of_specs()};
   int64_t cases_ = 100, max_len_ = 1024;
@@ -92,7 +93,7 @@ ExitCode Verify::run() {
     spec = *resolved(spec);
   if (usual)
     add_variants(specs);
-  require_gpu(gpu_, "It");
+  require_gpu(gpu_, "this command");
   // One operation a spec: its kernels are loaded once.
   std::map<std::string, std::unique_ptr<Attention>> operations;
   Progress progress("verifying", static_cast<size_t>(cases_));
@@ -106,8 +107,7 @@ ExitCode Verify::run() {
     record(drawn, verdicts, faults);
     progress.advance(to_string(drawn));
   }
-  json ? print_as_json() : print_summary();
-  return wrong_.empty() ? kDone : kFailed;
+  return report();
 }
 
 void Verify::record(const VerifyCase& drawn, const std::vector<Verdict>& verdicts,
@@ -136,38 +136,35 @@ void Verify::record(const VerifyCase& drawn, const std::vector<Verdict>& verdict
            (complaint.empty() ? errors : complaint).c_str());
 }
 
-void Verify::print_as_json() const {
-  llvm::json::Object tensors;
+ExitCode Verify::report() const {
+  Table table;
   for (const auto& [tensor, worst] : worst_)
-    tensors[tensor] = llvm::json::Object{{"worst_rel_l2", json_number(worst.rel_l2)},
-                                         {"bound", json_number(worst.bound)},
-                                         {"worst_to_emulation", json_number(worst.to_emulation)},
-                                         {"case", worst.where}};
-  print_json(llvm::json::Object{{"cases", done_},
-                                {"wrong", static_cast<int64_t>(wrong_.size())},
-                                {"failures", llvm::json::Array(wrong_)},
-                                {"specs", static_cast<int64_t>(specs_.size())},
-                                {"gpu", driver::device_info(gpu_).name},
-                                {"first_seed", static_cast<int64_t>(seed_)},
-                                {"coverage", coverage_.as_json()},
-                                {"tensors", std::move(tensors)}});
-}
-
-void Verify::print_summary() const {
-  printf("\n%lld cases over %zu specs on %s, seeds %llu to %llu\n", static_cast<long long>(done_),
-         specs_.size(), driver::device_info(gpu_).name.c_str(),
-         static_cast<unsigned long long>(seed_),
-         static_cast<unsigned long long>(seed_ + done_ - 1));
-  printf("covered: %s\n\n", coverage_.as_text().c_str());
-  Table table({"tensor", "rel. L2", "bound", "of bound", "to emulation", "worst case"});
-  for (const auto& [tensor, worst] : worst_)
-    table.add({tensor, format("%.5f", worst.rel_l2), format("%.5f", worst.bound),
-               format("%.0f%%", 100 * worst.used), format("%.5f", worst.to_emulation),
-               worst.where});
-  table.print();
-  printf("%zu of %lld wrong\n", wrong_.size(), static_cast<long long>(done_));
-  for (const std::string& what : wrong_)
-    printf("  %s\n", what.c_str());
+    table.add({{"tensor", "tensor", tensor},
+               {"worst_rel_l2", "rel. L2", json_number(worst.rel_l2), format("%.5f", worst.rel_l2)},
+               {"bound", "bound", json_number(worst.bound), format("%.5f", worst.bound)},
+               {"", "of bound", format("%.0f%%", 100 * worst.used)},
+               {"worst_to_emulation", "to emulation", json_number(worst.to_emulation),
+                format("%.5f", worst.to_emulation)},
+               {"case", "worst case", worst.where}});
+  const std::string gpu = driver::device_info(gpu_).name;
+  finish(json::Object{{"cases", done_},
+                      {"wrong", wrong_.size()},
+                      {"failures", json::Array(wrong_)},
+                      {"specs", specs_.size()},
+                      {"gpu", gpu},
+                      {"first_seed", seed_},
+                      {"coverage", coverage_.as_json()},
+                      {"tensors", table.json_by("tensor")}},
+         [&] {
+           printf("\n%s over %s on %s, seeds %zu to %zu\n", counted(done_, "case").c_str(),
+                  counted(specs_.size(), "spec").c_str(), gpu.c_str(), seed_, seed_ + done_ - 1);
+           printf("covered: %s\n\n", coverage_.as_text().c_str());
+           table.print();
+           printf("%zu of %td wrong\n", wrong_.size(), done_);
+           for (const std::string& what : wrong_)
+             printf("  %s\n", what.c_str());
+         });
+  return wrong_.empty() ? kDone : kFailed;
 }
 
 } // namespace

@@ -37,21 +37,11 @@ private:
 
 /// Lengths where kernels go wrong: one, a few, around whole tiles; and any.
 int64_t draw_length(Random& random, int64_t max_len) {
-  int64_t length = 1;
-  switch (random.between(0, 7)) {
-  case 0:
-    length = 1;
-    break;
-  case 1:
-    length = random.between(2, 63);
-    break;
-  case 2:
-  case 3:
-    length = 64 * random.between(1, 8) + random.between(-1, 1);
-    break;
-  default:
-    length = random.between(1, max_len);
-  }
+  const int64_t kind = random.between(0, 7);
+  const int64_t length = kind == 0   ? 1
+                         : kind == 1 ? random.between(2, 63)
+                         : kind <= 3 ? 64 * random.between(1, 8) + random.between(-1, 1)
+                                     : random.between(1, max_len);
   return std::min(length, max_len);
 }
 
@@ -95,13 +85,11 @@ Verdict judge_lse(double cap, std::vector<float> run, std::vector<float> emulate
 
 std::string to_string(const VerifyCase& drawn) {
   const Problem& problem = drawn.problem;
-  return format("%s B%lld H%lld/%lld M%lld N%lld %s+%lld sigma %g%s seed %llu",
-                sagebwd::to_string(drawn.spec).c_str(), static_cast<long long>(problem.batch),
-                static_cast<long long>(problem.heads), static_cast<long long>(problem.heads_kv),
-                static_cast<long long>(problem.seq_q), static_cast<long long>(problem.seq_kv),
-                drawn.layout.bshd ? "bshd" : "bhsd", static_cast<long long>(drawn.layout.padding),
-                drawn.sigma, drawn.dlse ? " dlse" : "",
-                static_cast<unsigned long long>(drawn.seed));
+  return format("%s B%td H%td/%td M%td N%td %s+%td sigma %g%s seed %zu",
+                sagebwd::to_string(drawn.spec).c_str(), problem.batch, problem.heads,
+                problem.heads_kv, problem.seq_q, problem.seq_kv,
+                drawn.layout.bshd ? "bshd" : "bhsd", drawn.layout.padding, drawn.sigma,
+                drawn.dlse ? " dlse" : "", drawn.seed);
 }
 
 double cap_of(const VerifyCase& drawn) {
@@ -197,14 +185,11 @@ void Coverage::add(const VerifyCase& drawn) {
 }
 
 std::string Coverage::as_text() const {
-  return format("queries %lld..%lld, keys %lld..%lld, %lld with M != N, %lld no multiple of 64, "
-                "%lld BSHD, %lld padded strides, %lld with dLSE, sigma %g..%g, GQA groups to %lld",
-                static_cast<long long>(*seq_q_.begin()), static_cast<long long>(*seq_q_.rbegin()),
-                static_cast<long long>(*seq_kv_.begin()), static_cast<long long>(*seq_kv_.rbegin()),
-                static_cast<long long>(unequal_), static_cast<long long>(ragged_),
-                static_cast<long long>(bshd_), static_cast<long long>(padded_),
-                static_cast<long long>(dlse_), *sigmas_.begin(), *sigmas_.rbegin(),
-                static_cast<long long>(*groups_.rbegin()));
+  return format("queries %td..%td, keys %td..%td, %td with M != N, %td no multiple of 64, "
+                "%td BSHD, %td padded strides, %td with dLSE, sigma %g..%g, GQA groups to %td",
+                *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(), unequal_,
+                ragged_, bshd_, padded_, dlse_, *sigmas_.begin(), *sigmas_.rbegin(),
+                *groups_.rbegin());
 }
 
 llvm::json::Value Coverage::as_json() const {

@@ -1,8 +1,10 @@
 """What doctor, emit, build and trace print."""
 
 import re
+import shutil
 
 import pytest
+from conftest import ROOT
 
 TENSORS = {"delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"}
 ONE_OP = ["--arch", "sm_90a", "--head-dim", 128, "--dtype", "bf16", "--causal", "none"]
@@ -170,6 +172,32 @@ def test_build_without_nvrtc_fails_and_says_where_it_looked(sagebwd, tmp_path):
     assert missing in result.err
 
 
+def test_a_build_of_nothing_prints_no_table(sagebwd, tmp_path):
+    result = sagebwd("build", *ONE_OP, SAGEBWD_OFFLINE="1", SAGEBWD_CACHE_DIR=str(tmp_path / "new"))
+    assert result.code == 1 and result.out == ""
+    assert "--spec 'd128 bf16 causal=none " in result.err  # what would build it
+    listed = sagebwd("cache", "ls", SAGEBWD_CACHE_DIR=str(tmp_path / "new"))
+    assert listed.code == 0 and listed.out.startswith("0 kernels, 0 tuning records, ")
+
+
+def test_templates_come_from_the_folder_that_is_named(sagebwd, tmp_path):
+    def emitted(folder):
+        result = sagebwd("emit", "--kernel", "forward", SAGEBWD_TEMPLATE_DIR=str(folder))
+        assert result.code == 0, result.err
+        return result.out
+
+    embedded = emitted("")
+    assert embedded == sagebwd("emit", "--kernel", "forward").out
+    mine = tmp_path / "templates"
+    shutil.copytree(ROOT / "templates", mine)
+    assert emitted(mine) == embedded
+    with (mine / "kernels/forward.cuh").open("a") as forward:
+        forward.write("// mine, all mine\n")
+    assert "// mine, all mine" in emitted(mine)
+    missing = sagebwd("emit", "--kernel", "forward", SAGEBWD_TEMPLATE_DIR=str(tmp_path / "none"))
+    assert missing.code != 0 and f"SAGEBWD_TEMPLATE_DIR = '{tmp_path / 'none'}'" in missing.err
+
+
 def trace(sagebwd, *arguments):
     result = sagebwd("trace", "--device", "cpu", "--json", *arguments)
     assert result.code == 0, result.err
@@ -266,3 +294,30 @@ def test_trace_as_a_table(sagebwd):
     assert result.code == 0
     for tensor in TENSORS:
         assert re.search(rf"^{tensor} +\d\.\d+ +\d\.\d+$", result.out, re.MULTILINE)
+
+
+def test_trace_is_of_the_named_architectures_kernels(sagebwd):
+    ada = sagebwd("trace", *SMALL[:4], "--arch", "sm_89", "--json").json
+    hopper = sagebwd("trace", *SMALL[:4], "--arch", "sm_90a", "--json").json
+    assert (ada["arch"], hopper["arch"]) == ("sm_89", "sm_90a")
+    assert "row 64x64 " in ada["spec"] and "row 64x128 " in hopper["spec"]
+    assert ada["tensors"] != hopper["tensors"]
+    named = sagebwd("trace", *SMALL[:4], "--arch", "sm_90a", "--group-kv", 64, "--json").json
+    assert named["tensors"] == ada["tensors"]
+    header = sagebwd("trace", *SMALL, "--arch", "sm_90a").out.splitlines()[0]
+    assert header.endswith(", emulated on the CPU, as on sm_90a")
+
+
+def test_trace_is_of_the_gpu_here_else_of_none_in_particular(sagebwd, fake_driver):
+    def header(folder, **environment):
+        result = sagebwd("trace", *SMALL[:4], LD_LIBRARY_PATH=str(folder), FAKE_QUIET="1",
+                         **environment)  # fmt: skip
+        assert result.code == 0, result.err
+        return result.out.splitlines()[0]
+
+    here = header(fake_driver, FAKE_MAJOR="9", FAKE_MINOR="0")
+    assert "row 64x128 " in here and here.endswith(", as on sm_90a, the GPU here")
+    # A GPU that has no kernels is none.
+    for nowhere in (header(fake_driver, FAKE_MAJOR="6", FAKE_MINOR="1"),
+                    header(fake_driver, FAKE_DEVICES="0")):  # fmt: skip
+        assert "row 64x64 " in nowhere and "no GPU here, so as on any architecture but" in nowhere

@@ -205,7 +205,8 @@ def test_offline_a_missing_kernel_names_the_command_that_builds_it(sagebwd, smal
     assert f"{small_pack[0]} (a pack for sm_80)" in result.err
     start = result.err.index("sagebwd prebuild ")
     command = shlex.split(result.err[start : result.err.index(" --out FILE", start)])
-    assert command[1:] == ["prebuild", *wanted]
+    assert command[1:-1] == ["prebuild", "--arch", "sm_90a", "--spec"]
+    assert command[-1].startswith("d64 fp16 causal=none ")
     made = sagebwd(*command[1:], "--out", tmp_path / "more.pack")
     assert made.code == 0, made.err
     environment["SAGEBWD_CACHE_PACKS"] += f":{tmp_path / 'more.pack'}"
@@ -238,8 +239,9 @@ def test_a_named_pack_that_cannot_be_used_is_an_error(sagebwd, small_pack, tmp_p
 def test_defaults_are_both_dims_dtypes_and_masks(sagebwd):
     names = {name for _, name in kernels_in_dry_run(
         sagebwd("prebuild", "--arch", "sm_80", "--dry-run", "--json"))}  # fmt: skip
-    for part in ("_d64_", "_d128_", "_bf16", "_fp16", "_causal_", "forward_", "backward_dkv_"):
+    for part in ("_d64_", "_d128_", "_fp16", "_causal_", "forward_", "backward_dkv_"):
         assert any(part in name for name in names), part
+    assert any("fp16" not in name for name in names)  # a name leaves out what is the default
     assert any("sagebwd_forward_" in name and "causal" not in name for name in names)
 
 
@@ -283,9 +285,9 @@ def test_lists_of_specs_and_options_agree(sagebwd, tmp_path):
         ("- arch: sm_80\n  arch: sm_86\n", ":2: 'arch' is given twice"),
         ("- arch: [sm_80, sm_86, sm_80]\n", ":1: arch lists 'sm_80' twice"),
         ("- arch: sm_80\n  head_dim: 80\n", ":1: head dimension 80 is not built"),
-        ("- arch: sm_80\n  head_dim: many\n", ":2: head_dim: 'many' is no whole number"),
+        ("- arch: sm_80\n  head_dim: many\n", ":2: head_dim is 'many': it takes a whole number"),
         ("- arch: sm_80\n  dtype:\n    - bf16\n    - fp8\n", ":4: dtype: unknown dtype 'fp8'"),
-        ("- arch: sm_80\n  rotate: maybe\n", ":2: rotate: 'maybe' is neither true nor false"),
+        ("- arch: sm_80\n  rotate: maybe\n", ":2: rotate is 'maybe': it takes yes or no"),
         ("- arch: sm_80\n  pass: sideways\n", ":2: pass: unknown pass 'sideways'"),
         ("- arch: sm_80\n  granularity: [row, block]\n  group_kv: 128\n", ":1: group_kv = 128 is"),
         ("- arch: sm_86\n  granularity: block\n  precision: qk16\n", ":1: no tile of backward"),
@@ -295,6 +297,14 @@ def test_lists_of_specs_and_options_agree(sagebwd, tmp_path):
         ("- sm_80\n", ":1: a spec is a mapping"),
         ("sm_80", ":1: a spec is a mapping"),
         ("- arch: &a sm_80\n- arch: *a\n", ":2: anchors and aliases"),
+        ("- arch: sm_80\n- *a\n", ":2: anchors and aliases"),
+        ("- arch: sm_80\n  head_dim: !!int 64\n", ":2: tags are not taken; leave '!!int' out"),
+        ("- arch: [sm_80, !mine sm_86]\n", ":1: tags are not taken; leave '!mine' out"),
+        ("- arch: !!seq [sm_80]\n", ":1: tags are not taken"),
+        ("- arch: sm_80\n- !!map {arch: sm_86}\n", ":2: tags are not taken"),
+        ("!!seq\n- arch: sm_80\n", "tags are not taken"),
+        ('- arch: "sm\\e[31m"\n', ":1: arch: unknown architecture 'sm?[31m'"),
+        ('- arch: sm_80\n  "he\\u0085ad": 64\n', ":2: unknown key 'he??ad'"),
         ("arch: sm_80\n---\narch: sm_86\n", "one document"),
         ("- arch: [sm_80\n", ":"),
         ('[{"arch": "sm_80"}', ":"),
@@ -321,7 +331,7 @@ def test_bad_lists_of_specs(sagebwd, tmp_path, text, message):
         (["--arch", "sm_80"], "--out FILE"),
         (["--arch", "sm_91", "--dry-run"], "'sm_91'"),
         (["--arch", "sm_80", "--head-dim", "72", "--dry-run"], "72"),
-        (["--arch", "sm_80", "--pass", "both", "--dry-run"], "--pass is 'both'"),
+        (["--arch", "sm_80", "--pass", "both", "--dry-run"], "unknown pass 'both'"),
         (["--arch", "sm_80", "--granularity", "row,block", "--group-kv", "128", "--dry-run"],
          "group_kv = 128 is not supported under 'block'"),
         (["--arch", "sm_86", "--granularity", "block", "--precision", "qk16", "--dry-run"],

@@ -174,7 +174,7 @@ def test_an_import_of_no_file_fails(tune, tmp_path):
     [
         (["--tile", "wgmma 64x64 w4 s1 b2"], "there is no candidate"),
         (["--tile", "nonsense"], "cannot read tile 'nonsense'"),
-        (["--kernel", "quantize_q"], "--kernel is 'quantize_q'"),
+        (["--kernel", "quantize_q"], "'quantize_q' is no kernel with tiles"),
         (["--rounds", 1], "--rounds is '1'"),
         (["--list", "--export", "x"], "give one of them"),
         (["--overwrite"], "--overwrite belongs to --import"),

@@ -25,3 +25,4 @@ def test_without_a_gpu_it_says_what_to_do(sagebwd, tmp_path):
     if "runs kernels on a GPU" not in result.err:
         pytest.skip("there is a GPU")
     assert result.code == 1 and "sagebwd trace --device cpu" in result.err
+    assert result.err.startswith("sagebwd verify: this command runs kernels on a GPU. Not here: ")
