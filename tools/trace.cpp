@@ -128,7 +128,7 @@ void replace_outputs(std::vector<reference::TraceRow>& rows, const reference::In
                      const AttentionSpec& spec, int gpu) {
   Attention attention(spec, gpu);
   const reference::Outputs<float> run = run_on_gpu(attention, gpu, inputs);
-  const reference::Outputs<double> exact = reference::exact(inputs, spec.causal);
+  const reference::Outputs<double> exact = reference::exact(inputs, spec);
   const std::map<std::string, reference::ErrorFigures> figures = {
       {"O", reference::compare(run.o, exact.o)},
       {"dQ", reference::compare(run.dq, exact.dq)},
