@@ -157,7 +157,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layer", type=int, nargs="+", metavar="N", help="default: all")
     parser.add_argument("--sequences", type=int, default=2, metavar="N",
                         help="held-out sequences in the captured batch (default: 2)")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--save", type=Path, metavar="FILE",
                         help="write the captured tensors (and, if trained here, FILE.model.pt)")
 

@@ -172,7 +172,6 @@ def main(arguments: list[str] | None = None) -> int:
     add_training_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=list(DEFAULT_RUNS), metavar="RUN",
                         help="the first is the reference; default: " + " ".join(DEFAULT_RUNS))
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="keep trained models")
     parser.add_argument("--reuse", action="store_true",
                         help="keep runs that finished there before with the same configuration")

@@ -272,7 +272,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--attention", default="sagebwd", metavar="NAME[:OPTION,...]",
                         help="sdpa, sagebwd or emulated, e.g. sagebwd:granularity=block,no-rotate "
                         "or emulated:plan=s+pv+dv+dp+dq+dk (default: sagebwd)")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--name", help="stem of the files written (default: from the attention)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint")
 
