@@ -37,7 +37,9 @@ template <typename T> py::object python_value(const T& value) {
 
 void bind_spec(py::module_& m) {
   py::class_<ResolvedSpec> spec(m, "Spec", "The resolved numerics of one attention operation.");
-  spec.def(py::init([](const std::string& arch, const py::kwargs& options) {
+  spec.def(py::init([](const py::object& arch, const py::kwargs& options) {
+             if (!arch.is_none() && !py::isinstance<py::str>(arch))
+               throw SpecError(py::str("arch={!r}: pass a name such as 'sm_90a'").format(arch));
              AttentionSpec given;
              for (const auto& [name, value] : options) {
                const auto word = py::cast<std::string>(py::str(value));
@@ -47,10 +49,13 @@ void bind_spec(py::module_& m) {
                  throw py::type_error("Spec() got an unexpected keyword argument '" +
                                       py::cast<std::string>(name) + "'");
              }
-             return arch.empty() ? resolved(given) : resolved(given, find_arch(arch));
+             const auto name = arch.is_none() ? "" : py::cast<std::string>(arch);
+             return name.empty() ? resolved(given) : resolved(given, find_arch(name));
            }),
-           "arch"_a = "")
-      .def("__eq__", [](const ResolvedSpec& a, const ResolvedSpec& b) { return a == b; })
+           "arch"_a = py::none())
+      .def(
+          "__eq__", [](const ResolvedSpec& a, const ResolvedSpec& b) { return a == b; },
+          py::is_operator())
       .def("__hash__", [](const ResolvedSpec& s) { return py::hash(py::str(to_string(*s))); })
       .def("__str__", [](const ResolvedSpec& s) { return to_string(*s); })
       .def("__repr__", [](const ResolvedSpec& s) { return "<Spec " + to_string(*s) + ">"; })
@@ -99,12 +104,9 @@ void bind_kernels(py::module_& m) {
   m.def(
       "build",
       [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
-        std::vector<std::shared_ptr<const BuiltKernel>> built;
-        {
-          const python::Interruptible interruptible;
-          py::gil_scoped_release released;
-          built = build_operation(distinct_kernels(spec, find_arch(arch), backward), spec);
-        }
+        const auto built = python::interruptibly([&] {
+          return build_operation(distinct_kernels(spec, find_arch(arch), backward), spec);
+        });
         py::list figures;
         for (const auto& kernel : built)
           figures.append(py::dict(
@@ -125,36 +127,22 @@ void bind_environment(py::module_& m) {
       py::gil_scoped_release released;
       missing = driver::unavailable();
     }
-    py::dict result("missing"_a = missing, "version"_a = py::none(), "devices"_a = py::list());
-    if (!missing.empty())
-      return result;
-    result["version"] = driver::driver_version();
     py::list devices;
-    for (int i = 0; i < driver::device_count(); ++i) {
-      driver::DeviceInfo info = driver::device_info(i);
-      devices.append(py::dict("name"_a = info.name, "major"_a = info.major, "minor"_a = info.minor,
-                              "sm_count"_a = info.sm_count, "memory_bytes"_a = info.memory_bytes));
+    for (int i = 0; missing.empty() && i < driver::device_count(); ++i) {
+      const driver::DeviceInfo info = driver::device_info(i);
+      devices.append(py::dict("major"_a = info.major, "minor"_a = info.minor));
     }
-    result["devices"] = devices;
-    return result;
+    return py::dict("missing"_a = missing, "devices"_a = devices);
   });
   m.def("nvrtc", [] {
-    py::dict result("missing"_a = "", "path"_a = py::none(), "identity"_a = py::none());
+    std::string missing, identity;
     try {
-      Nvrtc* nvrtc;
-      std::string identity;
-      {
-        py::gil_scoped_release released;
-        nvrtc = &Nvrtc::instance();
-        identity = nvrtc->identity();
-      }
-      result["path"] = nvrtc->path();
-      result["identity"] = identity;
-      result["archs"] = nvrtc->supported_archs();
+      py::gil_scoped_release released;
+      identity = Nvrtc::instance().identity();
     } catch (const LibraryError& e) {
-      result["missing"] = e.what();
+      missing = e.what();
     }
-    return result;
+    return py::dict("missing"_a = python::path_text(missing), "identity"_a = identity);
   });
   m.def(
       "write_output",

@@ -4,6 +4,7 @@
 #include "cache/pack.h"
 #include "generator/spec.h"
 #include "runtime/error.h"
+#include "runtime/tuner/trials.h"
 
 #include <pybind11/pybind11.h>
 
@@ -17,26 +18,36 @@ inline py::str path_text(const std::string& text) {
       PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
 }
 
+/// What an exception has beside its text.
+inline void add_attributes(py::object&, const std::exception&) {}
+inline void add_attributes(py::object& exception, const DriverError& e) {
+  exception.attr("code") = e.code;
+}
+inline void add_attributes(py::object& exception, const CompileError& e) {
+  exception.attr("log") = e.log;
+  exception.attr("numbered_source") = e.numbered_source;
+}
+
 /// The Python exception type that mirrors `Error`; set once, at import, and alive for good.
 template <typename Error> inline PyObject* exception_type = nullptr;
 
 template <typename Error> void bind_error(py::module_& m, const char* name, PyObject* base) {
-  if (!exception_type<Error>)
-    exception_type<Error> =
-        PyErr_NewException((std::string("sagebwd.") + name).c_str(), base, nullptr);
-  m.attr(name) = py::reinterpret_borrow<py::object>(exception_type<Error>);
+  PyObject*& type = exception_type<Error>;
+  if (!type)
+    type = PyErr_NewException((std::string("sagebwd.") + name).c_str(), base, nullptr);
+  m.attr(name) = py::reinterpret_borrow<py::object>(type);
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer)
+        std::rethrow_exception(pointer);
+    } catch (const Error& e) {
+      py::object exception = py::handle(exception_type<Error>)(path_text(e.what()));
+      add_attributes(exception, e);
+      PyErr_SetObject(exception_type<Error>, exception.ptr());
+    }
+  });
 }
 
-template <typename Error, typename... Attributes>
-void raise(const Error& error, Attributes&&... attributes) {
-  py::handle type = exception_type<Error>;
-  py::object instance = type(path_text(error.what()));
-  (py::setattr(instance, attributes.first, py::cast(attributes.second)), ...);
-  PyErr_SetObject(type.ptr(), instance.ptr());
-}
-
-/// SpecError is a ValueError, the others are RuntimeErrors. CompileError carries `log` and
-/// `numbered_source`, DriverError carries `code`.
 inline void bind_errors(py::module_& m) {
   bind_error<SpecError>(m, "SpecError", PyExc_ValueError);
   bind_error<LibraryError>(m, "LibraryError", PyExc_RuntimeError);
@@ -44,24 +55,7 @@ inline void bind_errors(py::module_& m) {
   bind_error<PackError>(m, "PackError", PyExc_RuntimeError);
   bind_error<CompileError>(m, "CompileError", PyExc_RuntimeError);
   bind_error<DriverError>(m, "DriverError", PyExc_RuntimeError);
-  py::register_local_exception_translator([](std::exception_ptr pointer) {
-    try {
-      if (pointer)
-        std::rethrow_exception(pointer);
-    } catch (const SpecError& e) {
-      raise(e);
-    } catch (const LibraryError& e) {
-      raise(e);
-    } catch (const OfflineError& e) {
-      raise(e);
-    } catch (const PackError& e) {
-      raise(e);
-    } catch (const CompileError& e) {
-      raise(e, std::pair("log", e.log), std::pair("numbered_source", e.numbered_source));
-    } catch (const DriverError& e) {
-      raise(e, std::pair("code", e.code));
-    }
-  });
+  bind_error<TuneError>(m, "TuneError", PyExc_RuntimeError);
 }
 
 } // namespace sagebwd::python

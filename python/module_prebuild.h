@@ -1,6 +1,7 @@
 //===- module_prebuild.h - Packs from Python -------------------------------===//
 #pragma once
 
+#include "python/module_errors.h"
 #include "python/module_interrupt.h"
 #include "runtime/prebuild.h"
 
@@ -47,12 +48,7 @@ inline py::dict prebuild_pack(const std::string& out,
     if (!progress.is_none())
       progress(kernel.entry.kernel_name, kernel.entry.arch, done, total);
   };
-  PrebuildResult result;
-  {
-    const Interruptible interruptible;
-    py::gil_scoped_release released;
-    result = prebuild(request);
-  }
+  const PrebuildResult result = interruptibly([&] { return prebuild(request); });
   size_t resumed = 0;
   int lowest_driver = 0;
   for (const auto& kernel : result.kernels) {
@@ -61,7 +57,7 @@ inline py::dict prebuild_pack(const std::string& out,
   }
   using namespace pybind11::literals;
   return py::dict(
-      "out"_a = out, "bytes"_a = result.pack_bytes, "kernels"_a = result.kernels.size(),
+      "out"_a = path_text(out), "bytes"_a = result.pack_bytes, "kernels"_a = result.kernels.size(),
       "compiled"_a = result.kernels.size() - resumed, "resumed"_a = resumed,
       "records"_a = result.records, "records_left_out"_a = given.size() - result.records,
       "compiler"_a = result.kernels.empty() ? "" : result.kernels.front()->entry.compiler,

@@ -17,24 +17,18 @@
 
 namespace sagebwd::python {
 
-inline std::vector<KernelKind> tuned_kernels(const std::vector<std::string>& names) {
-  std::vector<KernelKind> kinds;
-  for (const std::string& name : names)
-    kinds.push_back(parse_tiled_kernel(name));
-  return kinds;
-}
-
-inline TuneRequest tune_request(const ResolvedSpec& spec, const ProblemTuple& problem, int device,
+inline TuneRequest tune_request(const ResolvedSpec& spec, const Problem& problem, int device,
                                 const std::vector<std::string>& kernels) {
   TuneRequest request;
   request.spec = *spec;
-  request.problem = problem_of(problem);
+  request.problem = problem;
   request.device = device;
-  request.kernels = tuned_kernels(kernels);
+  for (const std::string& name : kernels)
+    request.kernels.push_back(parse_tiled_kernel(name));
   return request;
 }
 
-inline py::list tune_kernels(const ResolvedSpec& spec, const ProblemTuple& problem, int device,
+inline py::list tune_kernels(const ResolvedSpec& spec, const Problem& problem, int device,
                              const std::vector<std::string>& kernels,
                              const std::vector<std::string>& tiles, bool force, int rounds,
                              const py::object& progress) {
@@ -50,15 +44,9 @@ inline py::list tune_kernels(const ResolvedSpec& spec, const ProblemTuple& probl
     if (!progress.is_none())
       progress(std::string(to_string(p.kernel)), p.stage, p.tile, p.done, p.total);
   };
-  std::vector<Tuned> tuned;
-  {
-    const Interruptible interruptible;
-    py::gil_scoped_release released;
-    tuned = tune(request);
-  }
   using namespace pybind11::literals;
   py::list results;
-  for (const Tuned& kernel : tuned)
+  for (const Tuned& kernel : interruptibly([&] { return tune(request); }))
     results.append(py::dict("kernel"_a = std::string(to_string(kernel.kernel)),
                             "record"_a = serialize(kernel.record), "fresh"_a = kernel.fresh,
                             "kept"_a = kernel.kept));
@@ -67,7 +55,7 @@ inline py::list tune_kernels(const ResolvedSpec& spec, const ProblemTuple& probl
 
 /// (kernel, digest of the record's key, tile) of what calls of a problem's size run with here.
 inline std::vector<std::array<std::string, 3>>
-tiles_in_use(const ResolvedSpec& given, const ProblemTuple& problem, int device,
+tiles_in_use(const ResolvedSpec& given, const Problem& problem, int device,
              const std::vector<std::string>& kernels) {
   const TuneRequest request = tune_request(given, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device);
@@ -86,15 +74,6 @@ inline void bind_tuning(py::module_& m) {
   using namespace pybind11::literals;
   using Released = py::call_guard<py::gil_scoped_release>;
 
-  bind_error<TuneError>(m, "TuneError", PyExc_RuntimeError);
-  py::register_local_exception_translator([](std::exception_ptr pointer) {
-    try {
-      if (pointer)
-        std::rethrow_exception(pointer);
-    } catch (const TuneError& e) {
-      raise(e);
-    }
-  });
   m.def("tune", tune_kernels, "spec"_a, "problem"_a, "device"_a, "kernels"_a, "tiles"_a, "force"_a,
         "rounds"_a, "progress"_a);
   m.def("tiles_in_use", tiles_in_use, "spec"_a, "problem"_a, "device"_a, "kernels"_a, Released());

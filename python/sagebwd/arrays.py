@@ -11,7 +11,7 @@ def _kind(name, x):
 
 
 class Arrays:
-    """Arguments by name, all NumPy arrays or all torch tensors; None stays None.
+    """Arguments by name, all NumPy arrays or all torch tensors; None stays None, but for q, k, v.
 
     Raises TypeError for anything else, SpecError for a mixture, for values that are no real numbers
     and for ranks other than four (three for lse and dlse).
@@ -19,7 +19,8 @@ class Arrays:
 
     def __init__(self, **given):
         self.given = given
-        kinds = {name: _kind(name, x) for name, x in given.items() if x is not None}
+        kinds = {name: _kind(name, x) for name, x in given.items()
+                 if x is not None or name in ("q", "k", "v")}  # fmt: skip
         if len(set(kinds.values())) > 1:
             listed = ", ".join(f"{name} is a {kind}" for name, kind in kinds.items())
             raise SpecError(f"{listed}: pass all as NumPy arrays or all as torch tensors")

@@ -8,13 +8,18 @@ import contextlib
 
 import torch
 
-from sagebwd.numerics import backward_chunk, forward_chunk, rules_of
+from sagebwd import _core
+from sagebwd.numerics import Rules, backward_chunk, forward_chunk
 from sagebwd.options import (
     SpecError,
     causal_name,
     check_layout,
+    check_softmax_scale,
+    emulated_spec,
+    plan_of,
     refuse_double_backward,
     takes,
+    whole_number,
 )
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
@@ -171,7 +176,11 @@ def emulation_rules(
     q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", math_dtype=torch.float32,
     options,
 ):  # fmt: skip
-    """The `Rules` of these tensors under these options; raises SpecError."""
+    """The `Rules` of these tensors under these options; raises SpecError.
+
+    Groups may have any size. Left out, they are those of the nearest kernels: on a CUDA device
+    those for that device.
+    """
     check_layout(layout)
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
@@ -187,10 +196,24 @@ def emulation_rules(
             f"{tuple(v.shape)}; batch and head dim must agree, k's shape be v's, and "
             "q's heads a positive multiple of k's"
         )
-    return rules_of(
-        d, softmax_scale=softmax_scale, plan=plan, dtype=q.dtype, math_dtype=math_dtype,
-        device=q.device, **{**options, "causal": causal_name(options["causal"], m, n)},
-    )  # fmt: skip
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        raise SpecError(
+            f"q, k and v are {q.dtype}: the emulation takes torch.bfloat16 or "
+            "torch.float16, as the kernels do (trace() rounds float32 inputs)"
+        )
+    if math_dtype not in (torch.float32, torch.float64):
+        raise SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
+    plan = plan_of(plan)
+    arch = None
+    if q.is_cuda:
+        arch = _core.arch_for_capability(*torch.cuda.get_device_capability(q.device))
+    options["causal"] = causal_name(options["causal"], m, n)
+    groups = {name: options.pop(name) for name in ("group_q", "group_kv")}
+    kernels = emulated_spec(plan, arch, head_dim=64 if d <= 64 else 128, **options)
+    for name, size in groups.items():
+        groups[name] = getattr(kernels, name) if size is None else whole_number(name, size)
+    scale = check_softmax_scale(softmax_scale, d)
+    return Rules(scale=scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **options)
 
 
 def swapped(layout, *tensors):

@@ -54,7 +54,7 @@ def emit(arch=None, *, backward=True, options):
         backward: without it only the forward's kernels.
         {options}
     """
-    arch = arch or local_arch()
+    arch = local_arch() if arch is None else arch
     return [
         KernelSource(pass_=source.pop("pass"), **source)
         for source in _core.emit(spec(arch, **options), arch, bool(backward))
@@ -73,5 +73,5 @@ def build(arch=None, *, backward=True, options):
         arch, backward: as for `emit`.
         {options}
     """
-    arch = arch or local_arch()
+    arch = local_arch() if arch is None else arch
     return _core.build(spec(arch, **options), arch, bool(backward))

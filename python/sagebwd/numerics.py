@@ -12,9 +12,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from sagebwd import _core, options
-from sagebwd.options import SpecError
-
 _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)
 _LN2 = math.log(2.0)
@@ -41,48 +38,6 @@ class Rules:
         """softmax_scale * log2(e), rounded to FP32 as the kernels have it."""
         scale = torch.tensor(self.scale, dtype=torch.float32)
         return float(scale * torch.tensor(_LOG2E, dtype=torch.float32))
-
-
-def _kernel_defaults(head_dim, granularity, plan, device):
-    """The `Spec` that the kernels nearest to this plan have, on a CUDA device on that device."""
-    arch = None
-    if device is not None and device.type == "cuda":
-        arch = _core.arch_for_capability(*torch.cuda.get_device_capability(device))
-    return options.emulated_spec(
-        plan, arch, head_dim=64 if head_dim <= 64 else 128, granularity=granularity
-    )
-
-
-def rules_of(
-    head_dim, *, causal, softmax_scale, granularity, group_q, group_kv, smooth_k, rotate, plan,
-    dtype, math_dtype, device=None,
-):  # fmt: skip
-    """Checked `Rules`; raises SpecError. Groups may have any size here; left out, they are those of
-    the kernels on `device`."""
-    plan = options.plan_of(plan)
-    defaults = _kernel_defaults(head_dim, granularity, plan, device)
-    for name, group in (("group_q", group_q), ("group_kv", group_kv)):
-        if group is not None:
-            options.whole_number(name, group)
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise SpecError(
-            f"q, k and v are {dtype}: the emulation takes torch.bfloat16 or "
-            "torch.float16, as the kernels do (trace() rounds float32 inputs)"
-        )
-    if math_dtype not in (torch.float32, torch.float64):
-        raise SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
-    return Rules(
-        causal=causal,
-        scale=options.check_softmax_scale(softmax_scale, head_dim),
-        granularity=granularity,
-        group_q=group_q or defaults.group_q,
-        group_kv=group_kv or defaults.group_kv,
-        smooth_k=bool(smooth_k),
-        rotate=bool(rotate),
-        plan=plan,
-        dtype=dtype,
-        math=math_dtype,
-    )
 
 
 # ---- quantisers ----------------------------------------------------------------------------------
@@ -128,6 +83,14 @@ def _token_integers(x, group):
     m, n = x.shape[-2:]
     integers, delta = _psi(_tiles(x, group, n))
     return _untiled(integers, m, n), delta[..., 0, 0].repeat_interleave(group, -2)[..., :m, :]
+
+
+def _int8_product(of_queries, of_keys, rules):
+    """The integers' (queries x keys) product, and the scales of its rows and of its columns."""
+    row = rules.granularity == "row"
+    a, a_scale = _token_integers(of_queries, 1 if row else rules.group_q)
+    b, b_scale = _token_integers(of_keys, 1 if row else rules.group_kv)
+    return a.to(rules.math) @ b.to(rules.math).mT, a_scale, b_scale.mT
 
 
 def hadamard(x):
@@ -180,10 +143,8 @@ class _Scores:
         q, k = self.q, self.k_smooth
         if rules.rotate:
             q, k = hadamard(q), hadamard(k)
-        row = rules.granularity == "row"
-        q, q_scale = _token_integers(q, 1 if row else rules.group_q)
-        k, k_scale = _token_integers(k, 1 if row else rules.group_kv)
-        return (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT, rules.scale_log2 * q_scale
+        product, q_scale, k_scale = _int8_product(q, k, rules)
+        return product * k_scale, rules.scale_log2 * q_scale
 
     def log2(self):
         """The scores themselves, -inf where a query does not see a key."""
@@ -294,7 +255,5 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, keep=False):
 def _dp(dout, v, rules):
     if "dp" not in rules.plan:
         return dout.to(rules.math) @ v.to(rules.math).mT
-    row = rules.granularity == "row"
-    dout, dout_scale = _token_integers(dout, 1 if row else rules.group_q)
-    v, v_scale = _token_integers(v, 1 if row else rules.group_kv)
-    return (dout.to(rules.math) @ v.to(rules.math).mT) * (dout_scale * v_scale.mT)
+    product, dout_scale, v_scale = _int8_product(dout, v, rules)
+    return product * (dout_scale * v_scale)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from pathlib import Path
 
 from sagebwd import _core
 from sagebwd.options import Operation, SpecError, spec, takes
@@ -18,26 +19,11 @@ def _list(value):
     return list(dict.fromkeys(value if several else [value]))
 
 
-def _read(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
 @takes(Operation, but=(*_SEVERAL, "deterministic"))
 def prebuild(
-    out,
-    *,
-    arch,
-    head_dim=(64, 128),
-    dtype=("bf16", "fp16"),
-    causal=("none", "top-left"),
-    granularity="row",
-    precision="six-of-seven",
-    backward=True,
-    records=(),
-    progress=None,
-    options,
-):
+    out, *, arch, head_dim=(64, 128), dtype=("bf16", "fp16"), causal=("none", "top-left"),
+    granularity="row", precision="six-of-seven", backward=True, records=(), progress=None, options,
+):  # fmt: skip
     """Compiles the kernels of every combination of the options into the pack `out`.
 
     `arch` and the options up to `precision` take one value or several. Needs NVRTC, but no GPU.
@@ -55,16 +41,13 @@ def prebuild(
     """
     if arch is None:
         raise SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
-    several = [head_dim, dtype, causal, granularity, precision]
+    several = map(_list, (arch, head_dim, dtype, causal, granularity, precision))
     specs = [
-        (spec(a, **dict(zip(_SEVERAL, values)), **options), a)
-        for a, *values in itertools.product(*map(_list, (arch, *several)))
+        (spec(one, **dict(zip(_SEVERAL, values)), **options), one)
+        for one, *values in itertools.product(*several)
     ]
     if not specs:
         raise SpecError("an empty list among the options: there is nothing to build")
-    files = [_read(path) for path in ([records] if _is_path(records) else records)]
+    one_file = isinstance(records, (str, bytes, os.PathLike))
+    files = [Path(os.fsdecode(path)).read_bytes() for path in ([records] if one_file else records)]
     return _core.prebuild(os.fspath(out), specs, bool(backward), files, progress)
-
-
-def _is_path(value):
-    return isinstance(value, (str, bytes, os.PathLike))

@@ -41,25 +41,32 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
     GPU, under a plan that kernels are built for, the key 'kernels' holds the same for O, dQ, dK, dV
     as the kernels give them. Raises SpecError, and on a GPU what `sagebwd.attention` raises.
     """
+    if dout is None:
+        raise TypeError("dout is None: the table is of the backward as well")
     arrays = Arrays(q=q, k=k, v=v, dout=dout)
-    dtype = dtype_name(q.dtype if dtype is None and _is_low(q.dtype) else dtype or "bf16")
+    if dtype is None:
+        dtype = q.dtype if str(q.dtype).endswith("float16") else "bf16"
+    dtype = dtype_name(dtype)
     options["causal"] = causal_name(options["causal"], q.shape[2], k.shape[2])
-    device = str(device or (q.device if arrays.are_torch else "cpu"))
+    if device is None:
+        device = q.device if arrays.are_torch else "cpu"
+    device = str(device)
     if device == "cpu":
         plan = plan_of(options["precision"])
-        spec = emulated_spec(
-            plan, arch or _arch_here(), head_dim=q.shape[3], dtype=dtype, **options
-        )
+        arch = _arch_here() if arch is None else arch
+        spec = emulated_spec(plan, arch, head_dim=q.shape[3], dtype=dtype, **options)
         scale = check_softmax_scale(softmax_scale, q.shape[3])
         inputs = (_core.round_to(x, dtype) for x in arrays.numpy())
         return _core.trace(spec, sorted(plan), *inputs, scale)
     if not device.startswith("cuda"):
         raise SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
-    return _trace_torch(arrays, device, dtype, softmax_scale, options)
-
-
-def _is_low(dtype):
-    return str(dtype).endswith("float16")
+    try:
+        import torch
+    except ImportError as error:
+        raise SpecError(f"device={device!r} needs PyTorch ({error}): pass device='cpu'") from None
+    if not torch.cuda.is_available():
+        raise SpecError(f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'")
+    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, options)
 
 
 def _arch_here():
@@ -70,53 +77,44 @@ def _arch_here():
 class _Error:
     """The figures of one tensor, gathered chunk by chunk in FP64."""
 
-    def __init__(self):
-        self.dot = self.squares = self.reference_squares = self.difference = 0.0
+    sums = (0.0, 0.0, 0.0, 0.0)
 
     def add(self, x, reference):
         x, reference = x.double().flatten(), reference.double().flatten()
-        self.dot += float(x @ reference)
-        self.squares += float(x @ x)
-        self.reference_squares += float(reference @ reference)
-        self.difference += float((x - reference).square().sum())
+        difference = (x - reference).square().sum()
+        more = (x @ reference, x @ x, reference @ reference, difference)
+        self.sums = [a + float(b) for a, b in zip(self.sums, more)]
 
     def figures(self):
-        norms = math.sqrt(self.squares) * math.sqrt(self.reference_squares)
-        reference = math.sqrt(self.reference_squares)
+        dot, *squares = self.sums
+        norm, reference, difference = map(math.sqrt, squares)
         return {
-            "cosine": self.dot / norms if norms else math.nan,
-            "rel_l2": math.sqrt(self.difference) / reference if reference else math.nan,
+            "cosine": dot / (norm * reference) if norm * reference else math.nan,
+            "rel_l2": difference / reference if reference else math.nan,
         }
 
 
-def _trace_torch(arrays, device, dtype, softmax_scale, options):
-    try:
-        import torch
-    except ImportError as error:
-        raise SpecError(f"device={device!r} needs PyTorch ({error}): pass device='cpu'") from None
+def _trace_torch(given, device, dtype, softmax_scale, options):
+    """`trace` by the emulation, on any device that PyTorch has."""
+    import torch
 
-    from sagebwd import emulation, exact, numerics
+    from sagebwd import emulation, exact
 
-    if not torch.cuda.is_available():
-        raise SpecError(f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'")
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in arrays.given.values()]
-    q, k, v, dout = tensors
-    given = {name: x for name, x in options.items() if name != "precision"}
-    rules = numerics.rules_of(
-        q.shape[3], softmax_scale=softmax_scale, plan=options["precision"], dtype=low,
-        math_dtype=torch.float32, device=q.device, **given,
-    )  # fmt: skip
-    kernels = _kernel_results(tensors, rules, given) if q.is_cuda else {}
+    tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in given]
+    q, k = tensors[:2]
+    options = dict(options, softmax_scale=softmax_scale)
+    rules = emulation.emulation_rules(*tensors[:3], plan=options.pop("precision"), **options)
+    kernels = _kernel_results(tensors, rules, options) if q.is_cuda else {}
+    kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
     errors = {name: _Error() for name in TENSORS}
     kernel_errors = {name: _Error() for name in kernels}
-    chunked = emulation.grouped(k.shape[1], q, k, v, dout)
-    kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
+    chunked = emulation.grouped(k.shape[1], *tensors)
     with emulation.full_precision(q.device):
         for part in emulation.chunks(*chunked[:2]):
-            q, k, v, dout = (t[part] for t in chunked)
-            reference = exact.exact_chunk(q, k, v, dout, rules.causal, rules.scale)
-            for name, x in emulated_chunk(q, k, v, dout, rules).items():
+            chunk = [t[part] for t in chunked]
+            reference = exact.exact_chunk(*chunk, rules.causal, rules.scale)
+            for name, x in emulated_chunk(*chunk, rules).items():
                 errors[name].add(x, reference[name])
             for name, x in kernels.items():
                 kernel_errors[name].add(x[part], reference[name])
@@ -135,7 +133,7 @@ def emulated_chunk(q, k, v, dout, rules):
     return dict(zip(TENSORS, (delta, p, dp, ds, out, dq, dk, dv)))
 
 
-def _kernel_results(tensors, rules, given):
+def _kernel_results(tensors, rules, options):
     """O, dQ, dK, dV from the kernels; empty for plans that they are not built for."""
     precision = precision_of(rules.plan)
     if precision is None:
@@ -143,7 +141,7 @@ def _kernel_results(tensors, rules, given):
     from sagebwd.functional import attention_backward, attention_forward
 
     q, k, v, dout = (t.contiguous() for t in tensors)
-    given = dict(given, softmax_scale=rules.scale, precision=precision)
+    given = dict(options, precision=precision)
     given["causal"] = False if rules.causal == "none" else rules.causal
     out, lse = attention_forward(q, k, v, **given)
     gradients = attention_backward(dout, q, k, v, out, lse, **given)

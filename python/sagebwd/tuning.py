@@ -77,23 +77,20 @@ def tune(
 
     Raises SpecError, LibraryError, CompileError or TuneError.
     """
-    if isinstance(tiles, str):
-        tiles = (tiles,)
-    if isinstance(kernels, str):
-        kernels = (kernels,)
+    kernels, tiles = _words("kernels", kernels), _words("tiles", tiles)
     if whole_number("rounds", rounds, least=5) > 1000:
         raise SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
     if device is None:
         device = _current_device()
     whole_number("device", device, least=0)
     spec(**options)  # wrong use is wrong use without a GPU as well
-    sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv or heads, seq_len=seq_len,
-                 seq_kv=seq_kv or seq_len)  # fmt: skip
+    sizes = dict(batch=batch, heads=heads, heads_kv=heads if heads_kv is None else heads_kv,
+                 seq_len=seq_len, seq_kv=seq_len if seq_kv is None else seq_kv)  # fmt: skip
     problem = tuple(whole_number(name, size) for name, size in sizes.items())
 
     def tune_here():
         return _core.tune(
-            spec(_arch(device), **options), problem, device, list(kernels), list(tiles),
+            spec(_arch(device), **options), problem, device, kernels, tiles,
             bool(force), rounds, progress,
         )  # fmt: skip
 
@@ -101,7 +98,7 @@ def tune(
         found = tune_here()
     else:
         found, trouble = _tune_in_group(group, tune_here)
-        _check_agreement(group, trouble, options, problem, device, list(kernels))
+        _check_agreement(group, trouble, options, problem, device, kernels)
     return [_tuned_kernel(**kernel) for kernel in found]
 
 
@@ -124,12 +121,20 @@ def import_records(path, overwrite=False):
     Records that are here already stay, unless `overwrite`. All or nothing: SpecError for a file
     that is not wholly sound.
     """
+    path = os.fspath(path)
     if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would be waited for
-        raise OSError(f"{os.fspath(path)} is no regular file")
+        raise OSError(f"{path} is no regular file")
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read()
-    added, kept, replaced = _core.import_tuning_records(text, overwrite)
+    added, kept, replaced = _core.import_tuning_records(text, bool(overwrite))
     return {"added": added, "kept": kept, "replaced": replaced}
+
+
+def _words(name, given):
+    words = [given] if isinstance(given, str) else list(given)
+    if not all(isinstance(word, str) for word in words):
+        raise SpecError(f"{name}={given!r}: pass names")
+    return words
 
 
 def _tuned_kernel(kernel, record, fresh, kept):

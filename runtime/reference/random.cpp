@@ -38,6 +38,8 @@ std::vector<float> normal(int64_t count, double sigma, DType dtype, uint64_t see
                           uint32_t stream) {
   std::vector<float> values(count);
   for (int64_t i = 0; i < count; i += 2) {
+    if (i % (1 << 20) == 0)
+      check_interrupt();
     const auto bits =
         philox({static_cast<uint32_t>(i / 2), static_cast<uint32_t>(i / 2 >> 32), stream, 0}, seed);
     const double radius = sigma * std::sqrt(-2 * std::log(uniform(bits[0], bits[1])));

@@ -51,9 +51,10 @@ def test_stats_with_paths_that_are_no_utf8(tmp_path):
     code = "print(ascii(sagebwd.cache_stats())); print(ascii(sagebwd.doctor()['cache']))"
     result = python(code, odd, SAGEBWD_CACHE_PACKS=odd + ".pack")
     assert result.returncode == 0, result.stderr
-    stats, packs = map(ast.literal_eval, result.stdout.splitlines())
+    stats, cache = map(ast.literal_eval, result.stdout.splitlines())
     assert stats["directory"] == odd and stats["packs"] == [odd + ".pack"]
-    assert odd in packs[0]["missing"]
+    in_json = odd.replace("\udce9", "\ufffd")  # which is UTF-8
+    assert cache["directory"] == in_json and cache["packs"][0]["path"] == in_json + ".pack"
     assert raised("sagebwd.build('sm_80', head_dim=64)", odd, SAGEBWD_OFFLINE="1",
                   SAGEBWD_CACHE_PACKS=odd + ".pack")[0] == "PackError"  # fmt: skip
 

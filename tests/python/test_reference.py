@@ -1,5 +1,10 @@
 """The CPU reference through NumPy."""
 
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
@@ -142,3 +147,25 @@ def test_refused(change, message):
     change(arguments)
     with pytest.raises(sagebwd.SpecError, match=message):
         reference.exact(**arguments)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["reference.exact(*x)", "reference.emulate(*x)", "sagebwd.trace(*x)",
+     "reference.random_inputs(1 << 22, head_dim=64, seq_len_kv=1)"],
+)  # fmt: skip
+def test_a_signal_ends_it(call):
+    code = (
+        "import sagebwd; from sagebwd import reference\n"
+        "x = reference.random_inputs(1 << 15, head_dim=64)\n"
+        f"print('at work', flush=True); {call}\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout.readline() == "at work\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    _, err = process.communicate(timeout=600)
+    assert "KeyboardInterrupt" in err
+    assert time.monotonic() - start < 5  # less than one, on a machine that is not busy

@@ -74,9 +74,9 @@ def test_the_emulation_in_pytorch_gives_the_same_table(inputs):
     from sagebwd.tracing import _trace_torch
 
     expected = sagebwd.trace(*inputs, causal="top-left")
-    rules = dict(causal="top-left", granularity="row", group_q=None, group_kv=None, smooth_k=True,
-                 rotate=True)  # fmt: skip
-    table = _trace_torch([torch.from_numpy(x) for x in inputs], "bf16", "six-of-seven", None, rules)
+    options = dict(causal="top-left", granularity="row", group_q=None, group_kv=None, smooth_k=True,
+                   rotate=True, precision="six-of-seven")  # fmt: skip
+    table = _trace_torch([torch.from_numpy(x) for x in inputs], "cpu", "bf16", None, options)
     assert list(table) == TENSORS
     for name in TENSORS:
         for figure in ("cosine", "rel_l2"):

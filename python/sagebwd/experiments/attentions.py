@@ -43,14 +43,17 @@ class AttentionChoice:
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
             raise ValueError(f"unknown attention {self.name!r}; known: {', '.join(OPTIONS_OF)}")
-        for field in fields(AttentionChoice)[1:]:
-            given = getattr(self, field.name)
-            if given != field.default and field.name not in OPTIONS_OF[self.name]:
-                raise ValueError(
-                    f"attention {self.name!r} has no option {field.name!r} (given: {given}); "
-                    f"its options: {', '.join(OPTIONS_OF[self.name]) or 'none'}"
-                )
+        own = OPTIONS_OF[self.name]
+        for option, given in self.changed(AttentionChoice).items():
+            if option not in own:
+                raise ValueError(f"attention {self.name!r} has no option {option!r} (given: "
+                                 f"{given}); its options: {', '.join(own) or 'none'}")
         Spec(granularity=self.granularity, precision=self.precision)  # refuses unknown ones
+
+    def changed(self, kind: type) -> dict:
+        """The options among the fields of `kind` that have not their defaults."""
+        given = {field.name: getattr(self, field.name) for field in fields(kind)[1:]}
+        return {name: x for name, x in given.items() if x != getattr(kind, name)}
 
     @classmethod
     def parse(cls, text: str):
@@ -59,32 +62,28 @@ class AttentionChoice:
         A plan lists the INT8 products: ``emulated:plan=s+pv+dv+dp+dq+dk``, or ``plan=none``.
         """
         name, _, options = text.partition(":")
-        given = {}
-        for option in filter(None, options.split(",")):
-            key, _, value = option.partition("=")
-            given |= cls._parse_option(key.replace("-", "_"), value, option)
-        return cls(name, **given)
+        return cls(name, **dict(map(cls._parse_option, filter(None, options.split(",")))))
 
     @classmethod
-    def _parse_option(cls, name: str, value: str, option: str) -> dict:
-        default = {field.name: field.default for field in fields(cls)[1:]}
+    def _parse_option(cls, option: str) -> tuple[str, object]:
+        key, _, value = option.partition("=")
+        name, kinds = key.replace("-", "_"), {field.name: field.type for field in fields(cls)[1:]}
+        kind = kinds.get(name) if value else None
         if name in ("no_smooth_k", "no_rotate") and not value:
-            return {name.removeprefix("no_"): False}
-        if name in default and default[name] is None and value.isdigit():
-            return {name: int(value)}
-        if name == "plan" and value:
-            return {name: plan_of(() if value == "none" else value.split("+"))}
-        if isinstance(default.get(name), str) and value:
-            return {name: value}
+            return name.removeprefix("no_"), False
+        if kind == "int | None" and value.isdigit():
+            return name, int(value)
+        if kind == "frozenset[str]":
+            return name, plan_of(() if value == "none" else value.split("+"))
+        if kind == "str":
+            return name, value
         raise ValueError(f"unknown attention option {option!r}; known: {cls.known}")
 
     def label(self) -> str:
         """The line that parses to this choice."""
         options = []
-        for field in fields(self)[1:]:
-            value, key = getattr(self, field.name), field.name.replace("_", "-")
-            if value == field.default:
-                continue
+        for name, value in self.changed(type(self)).items():
+            key = name.replace("_", "-")
             if isinstance(value, frozenset):
                 value = "+".join(p for p in PRODUCTS if p in value) or "none"
             options.append(f"no-{key}" if value is False else f"{key}={value}")

@@ -9,7 +9,6 @@ table stands beside the paper's Table 2, one layer of its trained 325M Llama.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,8 +19,8 @@ from .attentions import AttentionChoice, check_runs_on, make_attention
 from .command import torch
 from .config import TrainConfig, add_training_arguments, config_of_record
 from .data import Text
-from .environment import brief, environment, write_json
-from .train import autocast, prepared, recorded_train, save_checkpoint
+from .environment import brief, write_json
+from .train import autocast, origin, prepared, recorded_train, save_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,22 +59,21 @@ class Captured(NamedTuple):
 def capture(model: LanguageModel, sequences: Tensor, config: TrainConfig) -> list[Captured]:
     """One forward and backward of the loss; the layers' attention runs as the model has it."""
     layers = [block.attention for block in model.blocks]
-    inputs: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    gradients: dict[int, Tensor] = {}
+    originals = [layer.attend for layer in layers]
+    tensors: list[list[Tensor]] = [[] for _ in layers]
 
-    def recording(index, attend):
-        def recorded(q, k, v):
-            out = attend(q, k, v)
-            inputs[index] = tuple(t.detach().contiguous() for t in (q, k, v))
-            out.register_hook(lambda g: gradients.__setitem__(index, g.detach().contiguous()))
+    def recording(attend, kept):
+        def recorded(*inputs):
+            out = attend(*inputs)
+            kept.extend(t.detach().contiguous() for t in inputs)
+            out.register_hook(lambda dout: kept.append(dout.detach().contiguous()))
             return out
 
         return recorded
 
-    originals = [layer.attend for layer in layers]
     try:
-        for index, layer in enumerate(layers):
-            layer.attend = recording(index, layer.attend)
+        for layer, attend, kept in zip(layers, originals, tensors):
+            layer.attend = recording(attend, kept)
         with autocast(config):
             loss = model(sequences[:, :-1], sequences[:, 1:])
         loss.backward()
@@ -83,7 +81,7 @@ def capture(model: LanguageModel, sequences: Tensor, config: TrainConfig) -> lis
         for layer, attend in zip(layers, originals):
             layer.attend = attend
         model.zero_grad(set_to_none=True)
-    return [Captured(*inputs[i], gradients[i]) for i in range(len(layers))]
+    return [Captured(*kept) for kept in tensors]
 
 
 def statistics(captured: Captured) -> dict[str, float]:
@@ -108,13 +106,7 @@ def trace_layer(captured: Captured) -> dict[str, dict[str, dict[str, float]]]:
     under ``kernels`` the kernels' own."""
     from sagebwd import trace
 
-    traced = {}
-    for name, options in VARIANTS.items():
-        found = trace(*captured, causal=True, **options)
-        traced[name] = {tensor: found[tensor] for tensor in PAPER_TABLE_2}
-        if "kernels" in found:  # on a GPU: O, dQ, dK, dV as the kernels give them
-            traced[name]["kernels"] = found["kernels"]
-    return traced
+    return {name: trace(*captured, causal=True, **how) for name, how in VARIANTS.items()}
 
 
 def table(title: str, traced: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -165,7 +157,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--layer", type=int, nargs="+", metavar="N", help="default: all")
     parser.add_argument("--sequences", type=int, default=2, metavar="N",
                         help="held-out sequences in the captured batch (default: 2)")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--save", type=Path, metavar="FILE",
                         help="write the captured tensors (and, if trained here, FILE.model.pt)")
 
@@ -196,21 +187,16 @@ def main(arguments: list[str] | None = None) -> int:
         if options.save:
             options.save.parent.mkdir(parents=True, exist_ok=True)
             torch.save([layer._asdict() for layer in captured], options.save)
-        write_traces(captured, layers, options.out / "capture.json", {
-            "environment": environment(),
-            "config": asdict(replace(config, device=options.device)),
-            "attention": choice.label(),
-            "text": text.files,
-        })
+        write_traces(captured, layers, options.out / "capture.json", origin(config, choice, text))
         return 0
 
     return command.run(parser, arguments, work)
 
 
-def write_traces(captured: list[Captured], layers: list[int], path: Path, origin: dict) -> None:
+def write_traces(captured: list[Captured], layers: list[int], path: Path, record: dict) -> None:
     """Traces these layers; the record is written again after each, and a table printed."""
     q = captured[0].q
-    record = origin | {
+    record |= {
         "shape": dict(zip(("batch", "heads", "tokens", "head_dim"), q.shape)),
         "dtype": str(q.dtype).removeprefix("torch."),
         "paper_table_2": {t: {"cosine": c, "rel_l2": e} for t, (c, e) in PAPER_TABLE_2.items()},

@@ -69,15 +69,12 @@ class Comparison:
     def add(self, label: str, rows: list[dict], record: dict) -> None:
         curve = validation_curve(rows)
         self.curves[label] = curve
-        kept = ("config", "text", "status", "parameters", "batches_sha256", "seconds",
-                "final_val_loss", "environment")
-        reference = self.record["reference"]
+        reference, runs = self.record["reference"], self.record["runs"]
         against = None
         if label != reference and reference in self.curves:
-            batches = self.record["runs"][reference]["batches_sha256"]
-            against = differences(curve, self.curves[reference]) | {
-                "same_batches": record["batches_sha256"] == batches}
-        self.record["runs"][label] = {key: record[key] for key in kept if key in record} | {
+            same = record["batches_sha256"] == runs[reference]["batches_sha256"]
+            against = differences(curve, self.curves[reference]) | {"same_batches": same}
+        runs[label] = {key: value for key, value in record.items() if key != "attention"} | {
             "ms_per_step_median": median(row["ms_per_step"] for row in rows),
             "against_reference": against,
         }
@@ -134,8 +131,8 @@ def finished_before(
 ) -> tuple[list[dict], dict] | None:
     """Rows and record of an earlier run of just this configuration on just this text."""
     try:
-        record = json.loads(stem.with_name(stem.name + ".json").read_text())
-        rows = read_rows(stem.with_name(stem.name + ".csv"))
+        record = json.loads(Path(f"{stem}.json").read_text())
+        rows = read_rows(Path(f"{stem}.csv"))
     except (OSError, ValueError):
         return None
     same = record["config"] == asdict(config) and record["text"] == list(text.files)
@@ -175,7 +172,6 @@ def main(arguments: list[str] | None = None) -> int:
     add_training_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=list(DEFAULT_RUNS), metavar="RUN",
                         help="the first is the reference; default: " + " ".join(DEFAULT_RUNS))
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="keep trained models")
     parser.add_argument("--reuse", action="store_true",
                         help="keep runs that finished there before with the same configuration")

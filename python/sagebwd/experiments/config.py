@@ -87,6 +87,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     config = TrainConfig()
     defaults = vars(config.model) | vars(config)
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files to read")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
     cuda = torch is not None and torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     for name in NUMBERS:

@@ -59,11 +59,9 @@ def gpu() -> dict:
 
 def repository() -> Path | None:
     """The root of the checkout in or above the current folder or this file."""
-    for start in (Path.cwd(), Path(__file__).resolve()):
-        for folder in (start, *start.parents):
-            if (folder / "generator" / "spec.h").exists():
-                return folder
-    return None
+    here = Path.cwd()
+    folders = (here, *here.parents, *Path(__file__).resolve().parents)
+    return next((f for f in folders if (f / "generator" / "spec.h").exists()), None)
 
 
 def tree() -> dict:
@@ -98,10 +96,14 @@ def sources_digest(root: Path) -> str:
 
 
 def write_json(path: Path, record: dict) -> None:
-    """Replaces `path` as a whole, so that a reader or an interrupt never meets half a record."""
+    """Replaces `path` as a whole, so that a reader or an interrupt never meets half a record.
+
+    JSON has no NaN: non-finite numbers become their names.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(json.dumps(_finite(record), indent=1, allow_nan=False) + "\n")
+    finite = json.loads(json.dumps(record), parse_constant=lambda name: str(float(name)))
+    partial.write_text(json.dumps(finite, indent=1) + "\n")
     partial.replace(path)
 
 
@@ -113,19 +115,8 @@ def brief(error: BaseException) -> str:
 
 def print_failure(title: str, error: BaseException) -> None:
     """The last frames and the brief message; PyTorch's own messages can run to pages."""
-    frames = "".join(traceback.format_tb(error.__traceback__)[-4:])
-    print(f"\n{title}: {brief(error)}\n{frames}", file=sys.stderr, flush=True)
-
-
-def _finite(value):
-    """JSON has no NaN: non-finite numbers become their names."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not -float("inf") < value < float("inf"):
-        return str(value)
-    return value
+    print(f"\n{title}: {brief(error)}", file=sys.stderr)
+    traceback.print_tb(error.__traceback__, limit=-4)
 
 
 def _output(*words: str) -> str | None:

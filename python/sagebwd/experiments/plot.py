@@ -15,11 +15,9 @@ def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
         rows = list(csv.DictReader(file))
     if not rows or "step" not in rows[0]:
         raise ValueError(f"{path} holds no validation curves: no 'step' column or no rows")
-    return {
-        label: [(int(row["step"]), float(row[label])) for row in rows if row[label]]
-        for label in rows[0]
-        if label != "step"
-    }
+    steps = [int(row.pop("step")) for row in rows]
+    return {label: [(step, float(row[label])) for step, row in zip(steps, rows) if row[label]]
+            for label in rows[0]}  # fmt: skip
 
 
 def plot_curves(path: Path) -> Path:

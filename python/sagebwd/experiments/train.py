@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,18 +173,15 @@ def _first_non_finite(model: LanguageModel, config: TrainConfig, sequences: Tens
         return f"non-finite by now: {len(wrong)} parameters, the first {wrong[0]}"
     found: list[str] = []
 
-    def watch(name):
-        def hook(_module, _inputs, output):
-            if not found and not torch.isfinite(output).all():
-                found.append(name)
+    def watch(name, _module, _inputs, output):
+        if not torch.isfinite(output).all():
+            found.append(name)
 
-        return hook
-
-    hooks = [m.register_forward_hook(watch(name)) for name, m in model.named_modules() if name]
+    for name, module in model.named_modules():
+        if name:  # training is over: the hooks may stay
+            module.register_forward_hook(partial(watch, name))
     with torch.no_grad(), autocast(config):
         model(sequences[:, :-1], sequences[:, 1:])
-    for hook in hooks:
-        hook.remove()
     return f"first non-finite output: {found[0]}" if found else "in the backward pass only"
 
 
@@ -212,17 +210,21 @@ class RowWriter:
             print(line, file=sys.stderr, flush=True)
 
 
-def recorded_train(
-    config: TrainConfig, choice: AttentionChoice, text: Text, out: Path, stem: str
-) -> tuple[Run, dict]:
-    """train(), with STEM.csv and STEM.json written as it goes."""
-    record = {
+def origin(config: TrainConfig, choice: AttentionChoice, text: Text) -> dict:
+    """What a record's figures come from."""
+    return {
         "attention": choice.label(),
         "config": asdict(config),
         "text": text.files,
         "environment": environment(),
-        "status": "running",
     }
+
+
+def recorded_train(
+    config: TrainConfig, choice: AttentionChoice, text: Text, out: Path, stem: str
+) -> tuple[Run, dict]:
+    """train(), with STEM.csv and STEM.json written as it goes."""
+    record = origin(config, choice, text) | {"status": "running"}
     if choice.name == "emulated":
         scores = config.batch * (config.model.dim // config.model.head_dim) * config.tokens**2
         print(f"{choice.label()}: slow; each of its (queries x keys) matrices takes "
@@ -234,13 +236,12 @@ def recorded_train(
     except BaseException as error:
         write_json(out / f"{stem}.json", record | {"status": f"stopped: {brief(error)}"})
         raise
-    curve = validation_curve(run.rows)
     record |= {
         "status": "finished",
         "parameters": run.model.parameter_count(),
         "batches_sha256": run.batches_sha256,
         "seconds": round(run.seconds, 2),
-        "final_val_loss": list(curve.values())[-1],
+        "final_val_loss": run.rows[-1]["val_loss"],
     }
     write_json(out / f"{stem}.json", record)
     return run, record
@@ -271,7 +272,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--attention", default="sagebwd", metavar="NAME[:OPTION,...]",
                         help="sdpa, sagebwd or emulated, e.g. sagebwd:granularity=block,no-rotate "
                         "or emulated:plan=s+pv+dv+dp+dq+dk (default: sagebwd)")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--name", help="stem of the files written (default: from the attention)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint")
 
