@@ -204,7 +204,7 @@ def test_refusals_on_a_gpu(start):
     ) == [
         "'quantize_q' is no kernel with",
         "cannot read tile 'nonsense': e",
-        "heads = 0 is not supported: 1 ",
+        "heads=0: pass a whole number o",
         "there is no candidate: ",
         "device 9: there are 2 GPUs her",
     ]
