@@ -86,37 +86,29 @@ void bind_kernels(py::module_& m) {
   });
   m.def("arch_for_capability",
         [](int major, int minor) { return arch_for_capability(major, minor).name; });
-  m.def(
-      "emit",
-      [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
-        py::list sources;
-        for (const KernelSpec& kernel : distinct_kernels(spec, find_arch(arch), backward)) {
-          KernelSource source = generate(kernel);
-          sources.append(py::dict("name"_a = source.name, "kind"_a = to_string(kernel.kind),
-                                  "pass"_a = to_string(kernel.pass),
-                                  "tile"_a = to_string(kernel.tile), "text"_a = source.text,
-                                  "threads"_a = source.threads,
-                                  "shared_bytes"_a = source.shared_bytes));
-        }
-        return sources;
-      },
-      "spec"_a, "arch"_a, "backward"_a = true);
-  m.def(
-      "build",
-      [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
-        const auto built = python::interruptibly([&] {
-          return build_operation(distinct_kernels(spec, find_arch(arch), backward), spec);
-        });
-        py::list figures;
-        for (const auto& kernel : built)
-          figures.append(py::dict(
-              "name"_a = kernel->entry.kernel_name, "pass"_a = to_string(kernel->spec.pass),
-              "cached"_a = kernel->cached, "compile_ms"_a = kernel->entry.compile_ms,
-              "registers"_a = kernel->entry.registers, "spill_bytes"_a = kernel->entry.spill_bytes,
-              "shared_bytes"_a = kernel->entry.shared_bytes));
-        return figures;
-      },
-      "spec"_a, "arch"_a, "backward"_a = true);
+  m.def("emit", [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
+    py::list sources;
+    for (const KernelSpec& kernel : distinct_kernels(spec, find_arch(arch), backward)) {
+      KernelSource source = generate(kernel);
+      sources.append(py::dict("name"_a = source.name, "kind"_a = to_string(kernel.kind),
+                              "pass"_a = to_string(kernel.pass), "tile"_a = to_string(kernel.tile),
+                              "text"_a = source.text, "threads"_a = source.threads,
+                              "shared_bytes"_a = source.shared_bytes));
+    }
+    return sources;
+  });
+  m.def("build", [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
+    const auto built = python::interruptibly(
+        [&] { return build_operation(distinct_kernels(spec, find_arch(arch), backward), spec); });
+    py::list figures;
+    for (const auto& kernel : built)
+      figures.append(py::dict(
+          "name"_a = kernel->entry.kernel_name, "pass"_a = to_string(kernel->spec.pass),
+          "cached"_a = kernel->cached, "compile_ms"_a = kernel->entry.compile_ms,
+          "registers"_a = kernel->entry.registers, "spill_bytes"_a = kernel->entry.spill_bytes,
+          "shared_bytes"_a = kernel->entry.shared_bytes));
+    return figures;
+  });
 }
 
 /// What this machine has, each part with the reason where it has not.
@@ -147,7 +139,7 @@ void bind_environment(py::module_& m) {
   m.def(
       "write_output",
       [](const std::string& path, const std::string& text) { return write_output(path, {&text}); },
-      "path"_a, "text"_a, py::call_guard<py::gil_scoped_release>(),
+      py::call_guard<py::gil_scoped_release>(),
       "Makes or replaces a file, whole or not at all; why it could not, or nothing.");
   m.def("cache", [] {
     CacheStore& store = user_store();
@@ -173,7 +165,7 @@ void bind_environment(py::module_& m) {
         py::gil_scoped_acquire held;
         return py::make_tuple(diagnosis.json, python::path_text(diagnosis.text), diagnosis.sound);
       },
-      "version"_a, "parts"_a, "missing"_a, py::call_guard<py::gil_scoped_release>());
+      py::call_guard<py::gil_scoped_release>());
 }
 
 } // namespace

@@ -64,10 +64,6 @@ inline py::dict prebuild_pack(const std::string& out,
       "lowest_driver"_a = lowest_driver, "threads"_a = result.threads);
 }
 
-inline void bind_prebuild(py::module_& m) {
-  using namespace pybind11::literals;
-  m.def("prebuild", prebuild_pack, "out"_a, "specs"_a, "backward"_a, "record_files"_a,
-        "progress"_a);
-}
+inline void bind_prebuild(py::module_& m) { m.def("prebuild", prebuild_pack); }
 
 } // namespace sagebwd::python

@@ -23,6 +23,7 @@ inline TuneRequest tune_request(const ResolvedSpec& spec, const Problem& problem
   request.spec = *spec;
   request.problem = problem;
   request.device = device;
+  request.kernels.clear();
   for (const std::string& name : kernels)
     request.kernels.push_back(parse_tiled_kernel(name));
   return request;
@@ -71,12 +72,10 @@ tiles_in_use(const ResolvedSpec& given, const Problem& problem, int device,
 }
 
 inline void bind_tuning(py::module_& m) {
-  using namespace pybind11::literals;
   using Released = py::call_guard<py::gil_scoped_release>;
 
-  m.def("tune", tune_kernels, "spec"_a, "problem"_a, "device"_a, "kernels"_a, "tiles"_a, "force"_a,
-        "rounds"_a, "progress"_a);
-  m.def("tiles_in_use", tiles_in_use, "spec"_a, "problem"_a, "device"_a, "kernels"_a, Released());
+  m.def("tune", tune_kernels);
+  m.def("tiles_in_use", tiles_in_use, Released());
   m.def(
       "tuning_records", [] { return user_records().exported(user_records().all()); }, Released(),
       "The text of a file that import_tuning_records reads.");
@@ -90,8 +89,8 @@ inline void bind_tuning(py::module_& m) {
         const Records::Merged merged = user_records().merge(*records, overwrite);
         return std::array<size_t, 3>{merged.added, merged.kept, merged.replaced};
       },
-      "text"_a, "overwrite"_a, Released());
-  m.def("set_tune_worker", set_tune_worker, "command"_a);
+      Released());
+  m.def("set_tune_worker", set_tune_worker);
   m.def("tune_worker_main", tune_worker_main);
 }
 

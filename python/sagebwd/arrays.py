@@ -39,9 +39,6 @@ class Arrays:
         if not real:
             raise SpecError(f"{name} is of {x.dtype}; its values must be real numbers")
 
-    def __getitem__(self, name):
-        return self.given[name]
-
     def numpy(self):
         """All of them as arrays on the CPU, in the order in which they were given."""
         if not self.are_torch:
