@@ -50,6 +50,15 @@ std::string to_string(const ProductPlan& plan) {
   return text.empty() ? "none" : text;
 }
 
+/// Some channels of Q and K are far larger than the others, as those of trained models are.
+void make_heavy(reference::Inputs& inputs, DType dtype, int channels) {
+  constexpr float kFactor = 12;
+  for (std::vector<float>* x : {&inputs.q, &inputs.k})
+    for (size_t i = 0; i < x->size(); ++i)
+      if (static_cast<int>(i % inputs.head_dim) < channels)
+        (*x)[i] = reference::round_to(dtype, kFactor * (*x)[i]);
+}
+
 /// A constant per channel on every key, as biased key projections give.
 void offset_keys(reference::Inputs& inputs, DType dtype, double offset) {
   for (size_t i = 0; i < inputs.k.size(); ++i) {
@@ -73,7 +82,8 @@ public:
             "  sagebwd trace --device cpu --head-dim 128 --seq-len 1024 --heads 8 --sigma 1 "
             "--granularity row --json\n"
             "  sagebwd trace --plan s,pv,dv,dp,dq,dk          # dP in INT8 as well\n"
-            "  sagebwd trace --key-offset 20 --no-smooth-k\n") {
+            "  sagebwd trace --key-offset 20 --no-smooth-k\n"
+            "  sagebwd trace --heavy-channels 4 --no-rotate\n") {
     options.word(
         "device", "DEVICE",
         [this](const std::string& given) {
@@ -91,6 +101,8 @@ public:
     options.number("sigma", sigma_, 0, 1e4, "standard deviation of q and k");
     options.number("key-offset", key_offset_, -1e4, 1e4,
                    "added to every key, with alternating sign over the channels");
+    options.integer("heavy-channels", heavy_channels_, 0, 1 << 16,
+                    "this many channels of q and k are 12 times as large");
     options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(), "of the random inputs");
   }
 
@@ -104,6 +116,7 @@ private:
   std::string arch_;
   std::vector<std::string> plan_;
   double sigma_ = 1, key_offset_ = 0;
+  int heavy_channels_ = 0;
   uint64_t seed_ = 0;
   int gpu_ = 0;
   bool on_gpu_ = false;
@@ -165,6 +178,7 @@ ExitCode Trace::run() {
     spec = resolved(spec_.one(options), *arch);
   reference::Inputs inputs =
       reference::random_inputs(problem, spec->head_dim, spec->dtype, sigma_, seed_);
+  make_heavy(inputs, spec->dtype, heavy_channels_);
   if (key_offset_ != 0)
     offset_keys(inputs, spec->dtype, key_offset_);
 
@@ -190,6 +204,7 @@ ExitCode Trace::run() {
                    {"seq_kv", problem.seq_kv},
                    {"sigma", sigma_},
                    {"key_offset", key_offset_},
+                   {"heavy_channels", heavy_channels_},
                    {"seed", seed_}},
       [&] {
         const std::string groups =

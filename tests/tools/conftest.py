@@ -4,13 +4,10 @@ import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from cache_helpers import OPERATION
-
-ROOT = Path(__file__).resolve().parents[2]
-BINARY = Path(os.environ.get("SAGEBWD_BIN", ROOT / "build/bin/sagebwd"))
+from places import BINARY
 
 
 class Result:

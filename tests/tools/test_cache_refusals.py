@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from cache_helpers import OPERATION, truncate
-from conftest import BINARY
+from places import BINARY
 from test_cache_exchange import write_record
 
 UNSHARE = shutil.which("unshare")

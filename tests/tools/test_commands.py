@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from conftest import ROOT
+from places import ROOT
 
 TENSORS = {"delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"}
 ONE_OP = ["--arch", "sm_90a", "--head-dim", 128, "--dtype", "bf16", "--causal", "none"]
@@ -321,3 +321,22 @@ def test_trace_is_of_the_gpu_here_else_of_none_in_particular(sagebwd, fake_drive
     for nowhere in (header(fake_driver, FAKE_MAJOR="6", FAKE_MINOR="1"),
                     header(fake_driver, FAKE_DEVICES="0")):  # fmt: skip
         assert "row 64x64 " in nowhere and "no GPU here, so as on any architecture but" in nowhere
+
+
+@pytest.mark.parametrize(
+    ("with_it", "without", "tensor", "factor"),
+    [
+        ("--plan none", "", "O", 5),
+        ("--sigma 5 --precision qk16", "--sigma 5", "dQ", 3),
+        ("", "--plan s,pv,dv,dp,dq,dk", "dQ", 1.1),
+        ("--key-offset 20", "--key-offset 20 --no-smooth-k", "dQ", 10),
+        ("--heavy-channels 4", "--heavy-channels 4 --no-rotate", "dQ", 1.3),
+        ("", "--granularity block", "dQ", 2),
+    ],
+)
+def test_what_the_readme_shows_is_visible(sagebwd, with_it, without, tensor, factor):
+    def error(options):
+        command = ["trace", "--seq-len", "256", "--heads", "2", "--json", *options.split()]
+        return sagebwd(*command).json["tensors"][tensor]["rel_l2"]
+
+    assert error(without) > factor * error(with_it)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BINARY
+from places import BINARY
 
 SMALL = ["--arch", "sm_80", "--head-dim", "64", "--dtype", "bf16", "--causal", "none"]
 OFFLINE = {"SAGEBWD_OFFLINE": "1"}
