@@ -156,16 +156,17 @@ def test_refused(change, message):
 )  # fmt: skip
 def test_a_signal_ends_it(call):
     code = (
-        "import sagebwd; from sagebwd import reference\n"
+        "import time, sagebwd; from sagebwd import reference\n"
         "x = reference.random_inputs(1 << 15, head_dim=64)\n"
-        f"print('at work', flush=True); {call}\n"
+        "start = time.process_time(); print('at work', flush=True)\n"
+        f"try: {call}\n"
+        "except KeyboardInterrupt: print(time.process_time() - start)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)  # fmt: skip
     assert process.stdout.readline() == "at work\n"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    start = time.monotonic()
-    _, err = process.communicate(timeout=600)
-    assert "KeyboardInterrupt" in err
-    assert time.monotonic() - start < 5  # less than one, on a machine that is not busy
+    out, err = process.communicate(timeout=600)
+    # Of all threads, so that a busy machine does not count; uninterrupted it is ten and more.
+    assert float(out) < 4, err
