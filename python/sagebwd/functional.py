@@ -5,11 +5,14 @@ import torch
 from sagebwd import ops
 from sagebwd.options import (
     Operation,
+    SpecError,
     causal_name,
     check_layout,
+    check_softmax_scale,
     spec_of_text,
     takes,
     text_of,
+    whole_number,
 )
 
 _CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,7 +62,7 @@ def attention(
     """
     q, k, v = _inputs(q, k, v)
     out, lse = torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _text(options, layout, q, k)
+        q, k, v, softmax_scale, layout, _text(options, softmax_scale, layout, q, k)
     )
     return (out, lse) if return_lse else out
 
@@ -81,7 +84,7 @@ def attention_forward(
     """
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _text(options, layout, q, k)
+        q, k, v, softmax_scale, layout, _text(options, softmax_scale, layout, q, k)
     )
 
 
@@ -113,10 +116,13 @@ def attention_backward(
     Raises what `attention` raises.
     """
     _check_tensors(dout=dout, out=out, lse=lse)
+    if dlse is not None:
+        _check_tensors(dlse=dlse)
     q, k, v = _inputs(q, k, v)
     return torch.ops.sagebwd.backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale, layout, _text(options, layout, q, k)
-    )
+        dout, q, k, v, out, lse, dlse, softmax_scale, layout,
+        _text(options, softmax_scale, layout, q, k),
+    )  # fmt: skip
 
 
 @takes(Operation)
@@ -136,6 +142,11 @@ def warmup(*, backward=True, device=None, sizes=None, options):
     """
     text = text_of(options)
     spec_of_text(text)  # wrong use is wrong use without a GPU as well
+    if sizes is not None:
+        names = ("batch", "heads", "key/value heads", "queries", "keys")
+        if not isinstance(sizes, (tuple, list)) or len(sizes) != len(names):
+            raise SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
+        sizes = tuple(whole_number(name, size) for name, size in zip(names, sizes))
     index = torch.device("cuda" if device is None else device).index
     if index is None:
         index = torch.cuda.current_device()
@@ -164,11 +175,12 @@ def _inputs(q, k, v):
     return q, k, v
 
 
-def _text(options, layout, q, k):
+def _text(options, softmax_scale, layout, q, k):
     """The options for the operators. Lengths are looked at only where they decide."""
-    if options["causal"] is True:
-        check_layout(layout)
-        if q.dim() == 4 and k.dim() == 4:  # the operator refuses other ranks with its own message
-            token = 2 if layout == "bhsd" else 1
-            options = {**options, "causal": causal_name(True, q.shape[token], k.shape[token])}
+    check_layout(layout)
+    check_softmax_scale(softmax_scale, 1)
+    # Other ranks the operator refuses with its own message.
+    if options["causal"] is True and q.dim() == 4 and k.dim() == 4:
+        token = 2 if layout == "bhsd" else 1
+        options = {**options, "causal": causal_name(True, q.shape[token], k.shape[token])}
     return text_of(options)

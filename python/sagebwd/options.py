@@ -253,11 +253,15 @@ def check_softmax_scale(scale, head_dim):
     """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless positive and finite."""
     if scale is None:
         return head_dim**-0.5
-    if not isinstance(scale, numbers.Real) or not 0 < scale < float("inf"):
+    try:
+        value = float(scale) if isinstance(scale, numbers.Real) else 0.0
+    except OverflowError:  # an integer beyond any float
+        value = 0.0
+    if not 0 < value < float("inf"):
         raise SpecError(
             f"softmax_scale={scale!r}: pass a positive finite number, or None for 1/sqrt(head_dim)"
         )
-    return float(scale)
+    return value
 
 
 # ---- precision plans -----------------------------------------------------------------------------
