@@ -23,6 +23,7 @@
 #include "llvm/Support/FormatVariadic.h"
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <set>
 
@@ -262,6 +263,12 @@ void check_pack_path(const std::string& path) {
                     "name the pack's file without one");
   if (std::string why = reason_not_to_write(path); !why.empty())
     throw PackError(why);
+  std::ifstream file(path, std::ios::binary);
+  std::string start(kMagic.size(), '\0');
+  file.read(start.data(), static_cast<std::streamsize>(start.size()));
+  start.resize(static_cast<size_t>(file.gcount()));
+  if (!start.empty() && start != kMagic)
+    throw PackError(path + " is there and is no pack; remove it, or name another file");
 }
 
 uint64_t write_pack(const std::string& path, const std::vector<std::string>& items) {

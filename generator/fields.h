@@ -89,7 +89,8 @@ template <typename T> T parse_value(std::string_view name, std::string_view text
     const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || stop != text.data() + text.size())
       throw SpecError(std::string(name) + " is '" + std::string(text) +
-                      "': it takes a whole number");
+                      "': it takes a whole number" +
+                      (error == std::errc::result_out_of_range ? " below 2^31" : ""));
     return value;
   }
 }

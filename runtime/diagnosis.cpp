@@ -366,7 +366,8 @@ std::string Doctor::as_text() const {
     line("cache", "not used: ", cache_.error);
   for (const PackState& pack : packs_)
     if (pack.error.empty())
-      line("pack", pack.path, ": ", std::to_string(pack.summary.kernels), " kernels, ",
+      line("pack", pack.path, ": ", std::to_string(pack.summary.kernels),
+           pack.summary.kernels == 1 ? " kernel, " : " kernels, ",
            std::to_string(pack.summary.records), " tuning records, CUDA ",
            driver::version_text(pack.summary.lowest_driver), " or newer");
     else

@@ -162,6 +162,13 @@ ExitCode Trace::run() {
     throw UsageError("batch x heads x queries x keys x head dimension is " + format("%.3g", work) +
                      ", and this CPU reference takes up to 1e13 (minutes): shorten --seq-len or "
                      "trace fewer --heads");
+  if (!plan_.empty() && options.given("precision"))
+    throw UsageError("--plan and --precision both say which products are INT8: leave one out");
+  if (options.given("gpu") && !on_gpu_)
+    throw UsageError("--gpu is for --device cuda");
+  if (heavy_channels_ > spec->head_dim)
+    throw UsageError("--heavy-channels is " + std::to_string(heavy_channels_) + " of " +
+                     std::to_string(spec->head_dim) + " channels");
   const ProductPlan kernels_plan = reference::plan_of(spec->precision);
   const ProductPlan plan = plan_.empty() ? kernels_plan : parse_plan(plan_);
   if (on_gpu_) {

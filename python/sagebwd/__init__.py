@@ -14,6 +14,7 @@ Importing needs neither a GPU nor a driver. Without PyTorch everything but `atte
 relatives works.
 """
 
+import importlib
 from importlib import metadata as _metadata
 
 try:
@@ -53,6 +54,13 @@ except (ImportError, OSError):  # not installed, or not in working order
     )
 else:
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
+
+
+def __getattr__(name):
+    if name == "emulation":  # PyTorch's own operations, imported by who asks for it
+        return importlib.import_module("sagebwd.emulation")
+    raise AttributeError(f"module 'sagebwd' has no attribute {name!r}")
+
 
 _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 

@@ -3,6 +3,7 @@
 import torch
 
 from sagebwd import ops
+from sagebwd.kernels import local_arch
 from sagebwd.options import (
     Operation,
     SpecError,
@@ -147,10 +148,19 @@ def warmup(*, backward=True, device=None, sizes=None, options):
         if not isinstance(sizes, (tuple, list)) or len(sizes) != len(names):
             raise SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
         sizes = tuple(whole_number(name, size) for name, size in zip(names, sizes))
-    index = torch.device("cuda" if device is None else device).index
-    if index is None:
-        index = torch.cuda.current_device()
-    ops.operation(index, text).warmup(bool(backward), sizes)
+    ops.operation(_gpu(device), text).warmup(bool(backward), sizes)
+
+
+def _gpu(device):
+    """The number of a CUDA device. SpecError for another, LibraryError where there is none."""
+    try:
+        chosen = torch.device("cuda" if device is None else device)
+    except (RuntimeError, TypeError, ValueError):
+        chosen = None
+    if chosen is None or chosen.type != "cuda":
+        raise SpecError(f"device={device!r}: pass a CUDA device, or None for the current one")
+    local_arch(chosen.index or 0)
+    return torch.cuda.current_device() if chosen.index is None else chosen.index
 
 
 def _check_tensors(**tensors):

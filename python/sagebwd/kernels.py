@@ -34,7 +34,7 @@ def local_arch(device=0):
     driver = _core.driver()
     if driver["missing"]:
         raise _core.LibraryError(
-            f"{driver['missing']}. Without a GPU, name the architecture: arch= one of "
+            f"{driver['missing'].rstrip('.')}. Without a GPU, name the architecture: arch= one of "
             f"{', '.join(archs())}"
         )
     if not 0 <= device < len(driver["devices"]):

@@ -185,8 +185,10 @@ def whole_number(name, value, least=1):
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or not least <= number < 1 << 62:
+    if number is None or number < least:
         raise SpecError(f"{name}={value!r}: pass a whole number of at least {least}")
+    if number >= 1 << 62:
+        raise SpecError(f"{name}={value!r} is too large: pass a whole number below 2**62")
     return number
 
 

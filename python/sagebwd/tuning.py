@@ -158,8 +158,8 @@ def _arch(device):
 
     if missing := _core.driver()["missing"]:
         raise _core.LibraryError(
-            f"{missing}. Tuning times kernels: call it where such a GPU is, and take its records "
-            "over with export_records and import_records"
+            f"{missing.rstrip('.')}. Tuning times kernels: call it where such a GPU is, and "
+            "take its records over with export_records and import_records"
         )
     return local_arch(device)
 

@@ -184,9 +184,18 @@ TEST(Pack, OpensInWellUnderAMillisecond) {
 #endif
 }
 
+TEST(PackWriting, LeavesAFileThatIsNoPack) {
+  TempDirectory temp;
+  test::write_text(temp / "notes.txt", "precious");
+  const std::string why = refusal([&] { write_pack(temp / "notes.txt", {kernel_number(1)}); });
+  EXPECT_TRUE(contains(why, temp / "notes.txt")) << why;
+  EXPECT_TRUE(contains(why, "is no pack")) << why;
+  EXPECT_EQ(test::read_text(temp / "notes.txt"), "precious");
+}
+
 TEST(PackWriting, RefusesTwoContentsOfOneKey) {
   TempDirectory temp;
-  test::write_text(temp / "p.pack", "as it was");
+  test::write_text(temp / "p.pack", "SAGEBWDP as it was");
   CacheEntry other;
   other.kernel_name = "another";
   std::string why = refusal([&] {
@@ -194,7 +203,7 @@ TEST(PackWriting, RefusesTwoContentsOfOneKey) {
   });
   EXPECT_TRUE(contains(why, temp / "p.pack")) << why;
   EXPECT_TRUE(contains(why, key_number(1).digest)) << why;
-  EXPECT_EQ(test::read_text(temp / "p.pack"), "as it was");
+  EXPECT_EQ(test::read_text(temp / "p.pack"), "SAGEBWDP as it was");
   EXPECT_EQ(files_in(temp.path()), 1u);
 }
 

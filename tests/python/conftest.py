@@ -1,5 +1,7 @@
 """What tests of the package share."""
 
+import signal
+
 import pytest
 
 
@@ -13,3 +15,7 @@ def tiny_tensors():
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(before)
+
+# A shell's background job ignores SIGINT, and so would the processes that tests send it to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
