@@ -83,6 +83,15 @@ take_settings_along() {
   [[ ! -f $file ]] || while read -r name; do lend "$name"; done < <(paths_in "$file")
 }
 
+# As debootstrap knows it; of Ubuntu's the second, for releases that are kept up.
+public_archive() {
+  if [[ $family == ubuntu ]]; then
+    awk '$1 == "default_mirror" { print $2 }' /usr/share/debootstrap/scripts/gutsy | sed -n 2p
+  else
+    sed -nE 's/^DEF_MIRROR="(.*)"$/\1/p' "$(command -v debootstrap)"
+  fi
+}
+
 # Prints the lines of sources.list: the archive asked for, or this machine's, or the public one.
 apt_sources() {
   local components=main mirror=${SAGEBWD_FRESH_MIRROR:-} here=
@@ -90,8 +99,7 @@ apt_sources() {
   if [[ -z $mirror ]]; then
     here=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' 'Created-By: Packages' |
       sort -u | sed -nE "s/ ($suite(-updates|-security)?)$/ \1 $components/p")
-    mirror=http://deb.debian.org/debian
-    if [[ $family == ubuntu ]]; then mirror=http://archive.ubuntu.com/ubuntu; fi
+    mirror=$(public_archive)
   fi
   if [[ -z $here ]]; then
     here=$(printf '%s\n' "$mirror "{"$suite","$suite-updates"}" $components")
