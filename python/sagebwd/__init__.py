@@ -46,12 +46,7 @@ from sagebwd.tuning import TunedKernel, export_records, import_records, tune
 try:
     import torch as _torch  # noqa: F401
 except (ImportError, OSError):  # not installed, or not in working order
-    from sagebwd._without_torch import (
-        attention,
-        attention_backward,
-        attention_forward,
-        warmup,
-    )
+    from sagebwd._without_torch import attention, attention_backward, attention_forward, warmup
 else:
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
 

@@ -20,16 +20,7 @@ _CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @takes()
-def attention(
-    q,
-    k,
-    v,
-    *,
-    softmax_scale=None,
-    layout="bhsd",
-    return_lse=False,
-    options,
-):
+def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, options):
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
@@ -69,15 +60,7 @@ def attention(
 
 
 @takes()
-def attention_forward(
-    q,
-    k,
-    v,
-    *,
-    softmax_scale=None,
-    layout="bhsd",
-    options,
-):
+def attention_forward(q, k, v, *, softmax_scale=None, layout="bhsd", options):
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
     Partial results over chunks of the keys merge by their lse; for the backward of chunks see
@@ -91,17 +74,7 @@ def attention_forward(
 
 @takes()
 def attention_backward(
-    dout,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    *,
-    dlse=None,
-    softmax_scale=None,
-    layout="bhsd",
-    options,
+    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", options
 ):
     """(dq, dk, dv), contiguous, like q, k and v: a pure function of its arguments.
 

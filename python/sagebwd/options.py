@@ -42,8 +42,7 @@ class Options:
     group_q: int = _option(None, "queries of a group; None means the granularity's own.")
     group_kv: int = _option(None, "keys of a group; None means the granularity's own.")
     smooth_k: bool = _option(
-        True,
-        "subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367).",
+        True, "subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367)."
     )
     rotate: bool = _option(
         True, "apply a Hadamard transform to q and k before quantising them for q k^T."
