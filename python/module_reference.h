@@ -123,12 +123,12 @@ inline py::tuple random_inputs(int64_t batch, int64_t heads, int64_t heads_kv, i
       array_of(std::move(in.v), shapes.key), array_of(std::move(in.dout), shapes.query));
 }
 
-inline py::dict exact(const Array& q, const Array& k, const Array& v, const OptionalArray& dout,
-                      const OptionalArray& dlse, float softmax_scale, const std::string& causal,
+/// `spec` says what a query sees; the rest of it is not looked at.
+inline py::dict exact(const ResolvedSpec& spec, const Array& q, const Array& k, const Array& v,
+                      const OptionalArray& dout, const OptionalArray& dlse, float softmax_scale,
                       bool keep_matrices) {
   const reference::Inputs in = inputs_of(q, k, v, dout, dlse, softmax_scale);
-  const auto mask = parse_word<Causal>(causal);
-  return dict_of(interruptibly([&] { return reference::exact(in, mask, keep_matrices); }), in);
+  return dict_of(interruptibly([&] { return reference::exact(in, *spec, keep_matrices); }), in);
 }
 
 inline py::dict emulate(const ResolvedSpec& spec, const std::vector<std::string>& plan,
@@ -161,14 +161,11 @@ inline py::dict trace(const ResolvedSpec& spec, const std::vector<std::string>& 
 }
 
 inline void bind_reference(py::module_& m) {
-  using namespace pybind11::literals;
-
   m.def("plan_of", [](const std::string& precision) {
     return names_of(reference::plan_of(parse_word<Precision>(precision)));
   });
   m.def("round_to", round_to);
-  m.def("random_inputs", random_inputs, "batch"_a, "heads"_a, "heads_kv"_a, "seq_q"_a, "seq_kv"_a,
-        "head_dim"_a, "dtype"_a, "sigma"_a, "seed"_a);
+  m.def("random_inputs", random_inputs);
   m.def("exact", exact);
   m.def("emulate", emulate);
   m.def("trace", trace);

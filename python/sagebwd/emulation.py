@@ -10,16 +10,19 @@ import torch
 
 from sagebwd import _core
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk
+from sagebwd.ops import DTYPES, problem_of
 from sagebwd.options import (
+    Mask,
     SpecError,
-    causal_name,
-    check_layout,
     check_softmax_scale,
     emulated_spec,
+    nearest_head_dim,
     plan_of,
     refuse_double_backward,
     takes,
     whole_number,
+    with_mask,
+    yes_or_no,
 )
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
@@ -94,7 +97,7 @@ def backward(dout, q, k, v, out, lse, dlse, rules):
         return [t.new_zeros(t.shape) for t in (q, k, v)]
 
     def rounded(*chunk):
-        return [gradient.to(rules.dtype) for gradient in backward_chunk(*chunk, rules)]
+        return [gradient.to(rules.dtype) for gradient in backward_chunk(*chunk, rules)[:3]]
 
     return by_chunks(rounded, k.shape[1], q, k, v, out, lse, dout, dlse)
 
@@ -146,11 +149,10 @@ def emulated_attention(
     Shapes, dtypes and results are those of `sagebwd.attention`. Memory: about ten matrices of
     CHUNK_ELEMENTS or of one key head's queries x keys, whichever is larger. Raises SpecError.
     """
+    yes_or_no("return_lse", return_lse)
     q, k, v = _autocast(q, k, v)
-    rules = emulation_rules(
-        q, k, v, softmax_scale=softmax_scale, layout=layout, plan=plan, math_dtype=math_dtype,
-        **options,
-    )  # fmt: skip
+    options |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
+    rules = emulation_rules(q, k, v, layout=layout, **options)
     out, lse = _EmulatedAttention.apply(*swapped(layout, q, k, v), rules)
     if layout == "bshd":
         out = out.transpose(1, 2)
@@ -181,39 +183,27 @@ def emulation_rules(
     Groups may have any size. Left out, they are those of the nearest kernels: on a CUDA device
     those for that device.
     """
-    check_layout(layout)
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if t.dim() != 4:
-            raise SpecError(f"{name} has rank {t.dim()}; it must have rank 4")
-        if t.dtype != q.dtype or t.device != q.device:
-            raise SpecError(
-                f"{name} is {t.dtype} on {t.device}, q is {q.dtype} on {q.device}; they must agree"
-            )
-    (b, h, m, d), (bk, hk, n, dk) = (t.shape for t in swapped(layout, q, k))
-    if k.shape != v.shape or b != bk or d != dk or not h or not hk or h % hk:
+    if not {q.dtype, k.dtype, v.dtype} <= set(DTYPES):
         raise SpecError(
-            f"q, k and v have shapes {tuple(q.shape)}, {tuple(k.shape)} and "
-            f"{tuple(v.shape)}; batch and head dim must agree, k's shape be v's, and "
-            "q's heads a positive multiple of k's"
+            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: the emulation takes "
+            "torch.bfloat16 or torch.float16, as the kernels do (trace() rounds float32 inputs)"
         )
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        raise SpecError(
-            f"q, k and v are {q.dtype}: the emulation takes torch.bfloat16 or "
-            "torch.float16, as the kernels do (trace() rounds float32 inputs)"
-        )
+    _, _, _, m, n = problem_of(q, k, v, layout)
+    d = q.shape[3]
     if math_dtype not in (torch.float32, torch.float64):
         raise SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
     plan = plan_of(plan)
     arch = None
     if q.is_cuda:
         arch = _core.arch_for_capability(*torch.cuda.get_device_capability(q.device))
-    options["causal"] = causal_name(options["causal"], m, n)
+    options = with_mask(options, m, n)
     groups = {name: options.pop(name) for name in ("group_q", "group_kv")}
-    kernels = emulated_spec(plan, arch, head_dim=64 if d <= 64 else 128, **options)
+    kernels = emulated_spec(plan, arch, head_dim=nearest_head_dim(d), **options)
     for name, size in groups.items():
         groups[name] = getattr(kernels, name) if size is None else whole_number(name, size)
     scale = check_softmax_scale(softmax_scale, d)
-    return Rules(scale=scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **options)
+    mask, math = Mask.among(options), math_dtype
+    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math, **groups, **options)
 
 
 def swapped(layout, *tensors):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sagebwd import emulation, numerics, options
+from sagebwd import emulation, numerics
+from sagebwd.options import Mask, check_layout, check_softmax_scale, takes, with_mask
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Attended:
         return {"O": self.out, "dQ": self.dq, "dK": self.dk, "dV": self.dv}
 
 
+@takes(Mask)
 def exact_attention(
-    q, k, v, dout, *, dlse=None, causal="none", softmax_scale=None, layout="bhsd", scales=False
+    q, k, v, dout, *, dlse=None, softmax_scale=None, layout="bhsd", scales=False, options
 ):
     """The exact results of (B, H, M, D) and (B, Hk, N, D) tensors, as `Attended` in float64.
 
@@ -36,13 +38,13 @@ def exact_attention(
     Independent relative errors e of the terms give it an error of e times that, also where the
     terms cancel: the yardstick where a result itself is (nearly) zero.
     """
-    options.check_layout(layout)
+    check_layout(layout)
     q, k, v, dout = emulation.swapped(layout, q, k, v, dout)
-    causal = options.causal_name(causal, q.shape[2], k.shape[2])
-    tau = options.check_softmax_scale(softmax_scale, q.shape[3])
+    mask = Mask.among(with_mask(options, q.shape[2], k.shape[2]))
+    tau = check_softmax_scale(softmax_scale, q.shape[3])
 
     def results(q, k, v, dout, dlse):
-        t = exact_chunk(q, k, v, dout, causal, tau, dlse)
+        t = exact_chunk(q, k, v, dout, mask, tau, dlse)
         found = [t[name] for name in ("O", "lse", "dQ", "dK", "dV")]
         return found + _scales(q, k, v, dout, dlse, t, tau) if scales else found
 
@@ -54,11 +56,11 @@ def exact_attention(
     return (attended(*found[:5]), attended(*found[5:])) if scales else attended(*found)
 
 
-def exact_chunk(q, k, v, dout, causal, scale, dlse=None):
+def exact_chunk(q, k, v, dout, mask, scale, dlse=None):
     """For q (n, G, M, D) and k, v (n, 1, N, D): lse and the tensors of `sagebwd.trace` by name."""
     q, k, v, dout = (t.double() for t in (q, k, v, dout))
     s = (q @ k.mT) * scale
-    visible = numerics.visible_keys(causal, q.shape[-2], k.shape[-2], q.device)
+    visible = numerics.visible_keys(mask, q.shape[-2], k.shape[-2], q.device)
     if visible is not None:
         s = s.masked_fill(~visible, -torch.inf)
     lse = s.logsumexp(-1)

@@ -7,13 +7,14 @@ from sagebwd.kernels import local_arch
 from sagebwd.options import (
     Operation,
     SpecError,
-    causal_name,
     check_layout,
     check_softmax_scale,
     spec_of_text,
     takes,
     text_of,
     whole_number,
+    with_mask,
+    yes_or_no,
 )
 
 _CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,10 +53,8 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, o
         OfflineError, PackError (RuntimeErrors): SAGEBWD_OFFLINE=1 and a kernel is in no layer of
             the cache, or a pack that SAGEBWD_CACHE_PACKS names cannot be used.
     """
-    q, k, v = _inputs(q, k, v)
-    out, lse = torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _text(options, softmax_scale, layout, q, k)
-    )
+    yes_or_no("return_lse", return_lse)
+    out, lse = _forward(q, k, v, softmax_scale, layout, options)
     return (out, lse) if return_lse else out
 
 
@@ -66,10 +65,7 @@ def attention_forward(q, k, v, *, softmax_scale=None, layout="bhsd", options):
     Partial results over chunks of the keys merge by their lse; for the backward of chunks see
     `attention_backward`.
     """
-    q, k, v = _inputs(q, k, v)
-    return torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _text(options, softmax_scale, layout, q, k)
-    )
+    return _forward(q, k, v, softmax_scale, layout, options)
 
 
 @takes()
@@ -89,14 +85,10 @@ def attention_backward(
 
     Raises what `attention` raises.
     """
-    _check_tensors(dout=dout, out=out, lse=lse)
-    if dlse is not None:
-        _check_tensors(dlse=dlse)
+    _check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     q, k, v = _inputs(q, k, v)
-    return torch.ops.sagebwd.backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale, layout,
-        _text(options, softmax_scale, layout, q, k),
-    )  # fmt: skip
+    text = _text(options, softmax_scale, layout, q, k)
+    return torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, text)
 
 
 @takes(Operation)
@@ -121,7 +113,7 @@ def warmup(*, backward=True, device=None, sizes=None, options):
         if not isinstance(sizes, (tuple, list)) or len(sizes) != len(names):
             raise SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
         sizes = tuple(whole_number(name, size) for name, size in zip(names, sizes))
-    ops.operation(_gpu(device), text).warmup(bool(backward), sizes)
+    ops.operation(_gpu(device), text).warmup(yes_or_no("backward", backward), sizes)
 
 
 def _gpu(device):
@@ -140,30 +132,33 @@ def _check_tensors(**tensors):
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(
-                f"{name} is a {type(t).__name__}; sagebwd.attention takes torch "
-                "tensors on a GPU. For NumPy arrays there are sagebwd.reference and "
-                "sagebwd.trace"
+                f"{name} is a {type(t).__name__}; sagebwd.attention takes torch tensors on a GPU. "
+                "For NumPy arrays there are sagebwd.reference and sagebwd.trace"
             )
+        if t.layout is not torch.strided:
+            raise SpecError(f"{name} is {t.layout}; pass a dense tensor: {name}.to_dense()")
 
 
 def _inputs(q, k, v):
     """The inputs as autocast wants them: PEFT and layer norms hand over float32."""
-    if not (
-        isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
-    ):
-        _check_tensors(q=q, k=k, v=v)
+    _check_tensors(q=q, k=k, v=v)
     if q.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         q, k, v = (t.to(dtype) if t.dtype in _CASTABLE else t for t in (q, k, v))
     return q, k, v
 
 
+def _forward(q, k, v, softmax_scale, layout, options):
+    q, k, v = _inputs(q, k, v)
+    text = _text(options, softmax_scale, layout, q, k)
+    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text)
+
+
 def _text(options, softmax_scale, layout, q, k):
-    """The options for the operators. Lengths are looked at only where they decide."""
+    """The options for the operators."""
     check_layout(layout)
     check_softmax_scale(softmax_scale, 1)
-    # Other ranks the operator refuses with its own message.
-    if options["causal"] is True and q.dim() == 4 and k.dim() == 4:
+    if q.dim() == 4 and k.dim() == 4:  # other ranks the operator refuses with its own message
         token = 2 if layout == "bhsd" else 1
-        options = {**options, "causal": causal_name(True, q.shape[token], k.shape[token])}
+        options = with_mask(options, q.shape[token], k.shape[token])
     return text_of(options)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sagebwd import _core
-from sagebwd.options import Operation, SpecError, spec, takes
+from sagebwd.options import Operation, SpecError, spec, takes, yes_or_no
 
 __all__ = ["KernelSource", "archs", "build", "emit", "local_arch"]
 
@@ -57,7 +57,7 @@ def emit(arch=None, *, backward=True, options):
     arch = local_arch() if arch is None else arch
     return [
         KernelSource(pass_=source.pop("pass"), **source)
-        for source in _core.emit(spec(arch, **options), arch, bool(backward))
+        for source in _core.emit(spec(arch, **options), arch, yes_or_no("backward", backward))
     ]
 
 
@@ -74,4 +74,4 @@ def build(arch=None, *, backward=True, options):
         {options}
     """
     arch = local_arch() if arch is None else arch
-    return _core.build(spec(arch, **options), arch, bool(backward))
+    return _core.build(spec(arch, **options), arch, yes_or_no("backward", backward))

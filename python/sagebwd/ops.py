@@ -41,8 +41,8 @@ def _shape(t):
     return tuple(t.shape)
 
 
-def check_types(q, k, v):
-    """Raises SpecError for ranks, dtypes and devices that no kernel takes."""
+def problem_of(q, k, v, layout, devices=None):
+    """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
             raise SpecError(
@@ -51,72 +51,59 @@ def check_types(q, k, v):
             )
         if t.dtype not in DTYPES:
             raise SpecError(
-                f"{name} is {t.dtype}; the kernels take torch.bfloat16 or "
-                "torch.float16: convert it, or run under torch.autocast('cuda')"
+                f"{name} is {t.dtype}; the kernels take torch.bfloat16 or torch.float16: convert "
+                "it, or run under torch.autocast('cuda')"
             )
-        if t.device.type not in DEVICES:
+        if devices and t.device.type not in devices:
             raise SpecError(
-                f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU "
-                "there are sagebwd.trace, sagebwd.reference and "
-                "sagebwd.emulation.emulated_attention"
+                f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU there are "
+                "sagebwd.trace, sagebwd.reference and sagebwd.emulation.emulated_attention"
             )
-    if not q.dtype == k.dtype == v.dtype:
-        raise SpecError(
-            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must have one "
-            "dtype: convert them"
-        )
-    if not q.device == k.device == v.device:
-        raise SpecError(
-            f"q, k and v are on {q.device}, {k.device} and {v.device}; they must be "
-            "on one device: move them"
-        )
-
-
-def _check_shapes(q, k, v, head_axis):
-    """Raises SpecError for shapes that do not belong together."""
-    if not q.shape[3] == k.shape[3] == v.shape[3]:
-        raise SpecError(
-            f"q, k and v have head dims {q.shape[3]}, {k.shape[3]} and {v.shape[3]}; "
-            "they must be equal: pad the smaller ones with zeros"
-        )
+    _check_equal(q.dtype, k.dtype, v.dtype, "are", "have one dtype: convert them")
+    _check_equal(q.device, k.device, v.device, "are on", "be on one device: move them")
+    options.check_layout(layout)
+    dims = (q.shape[3], k.shape[3], v.shape[3])
+    _check_equal(*dims, "have head dims", "be equal: pad the smaller ones with zeros")
     if k.shape != v.shape:
         raise SpecError(f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal")
     if q.shape[0] != k.shape[0]:
         raise SpecError(
-            f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand "
-            "the smaller one"
+            f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand the smaller "
+            "one"
         )
-    heads, heads_kv = q.shape[head_axis], k.shape[head_axis]
+    head, token = (1, 2) if layout == "bhsd" else (2, 1)
+    heads, heads_kv = q.shape[head], k.shape[head]
     if heads_kv == 0 or heads == 0 or heads % heads_kv != 0:
         raise SpecError(
-            f"q has {heads} heads and k and v have {heads_kv}; the first must be a "
-            "positive multiple of the second (is layout= right?)"
+            f"q has {heads} heads and k and v have {heads_kv}; the first must be a positive "
+            "multiple of the second (is layout= right?)"
         )
+    return q.shape[0], heads, heads_kv, q.shape[token], k.shape[token]
 
 
-def _problem(q, k, v, layout):
-    """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
-    check_types(q, k, v)
-    options.check_layout(layout)
-    head, token = (1, 2) if layout == "bhsd" else (2, 1)
-    _check_shapes(q, k, v, head)
-    return q.shape[0], q.shape[head], k.shape[head], q.shape[token], k.shape[token]
+def _check_equal(of_q, of_k, of_v, have, must):
+    if not of_q == of_k == of_v:
+        raise SpecError(f"q, k and v {have} {of_q}, {of_k} and {of_v}; they must {must}")
 
 
-def _check_like(name, t, like_name, like):
-    if t.shape != like.shape or t.dtype != like.dtype or t.device != like.device:
+def _check_like_q(name, t, q):
+    if t.shape != q.shape or t.dtype != q.dtype or t.device != q.device:
         raise SpecError(
-            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be like "
-            f"{like_name}: {_shape(like)} {like.dtype} on {like.device}"
+            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be like q: "
+            f"{_shape(q)} {q.dtype} on {q.device}"
         )
+
+
+def _new_lse(q, problem):
+    return q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
 
 
 def _check_rows(name, t, problem, device):
     expected = (problem[0], problem[1], problem[3])
     if _shape(t) != expected or t.dtype != torch.float32 or t.device != device:
         raise SpecError(
-            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be (batch, heads, "
-            f"queries) = {expected} torch.float32 on {device}, in either layout"
+            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be (batch, heads, queries) = "
+            f"{expected} torch.float32 on {device}, in either layout"
         )
 
 
@@ -140,12 +127,21 @@ def _required_operand(name, t, layout):
     operand = _operand(t, layout)
     if operand is None:
         raise SpecError(
-            f"{name} has strides {tuple(t.stride())} (elements) and address "
-            f"{t.data_ptr():#x}; the last stride must be 1, and the others and the "
-            "address multiples of 16 bytes (8 elements): pass "
-            f"{name}.{'clone' if t.is_contiguous() else 'contiguous'}()"
+            f"{name} has strides {tuple(t.stride())} (elements) and address {t.data_ptr():#x}; the "
+            "last stride must be 1, and the others and the address multiples of 16 bytes (8 "
+            f"elements): pass {name}.{'clone' if t.is_contiguous() else 'contiguous'}()"
         )
     return operand
+
+
+def _copied_operand(t, layout):
+    """The tensor, or a copy that kernels can read, and its operand: gradients come with any
+    strides (out.sum() gives an expanded scalar)."""
+    operand = _operand(t, layout)
+    if operand is None:
+        t = t.clone(memory_format=torch.contiguous_format)
+        operand = _operand(t, layout)
+    return t, operand
 
 
 # ---- the kernels ---------------------------------------------------------------------------------
@@ -164,12 +160,12 @@ def operation(device, text, **tensors):
 
 
 def _forward(q, k, v, softmax_scale, layout, spec):
-    problem = _problem(q, k, v, layout)
+    problem = problem_of(q, k, v, layout, DEVICES)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     kernels = operation(q.get_device(), spec, head_dim=q.shape[3], dtype=q.dtype)
     operands = [_required_operand(n, t, layout) for n, t in (("q", q), ("k", k), ("v", v))]
     out = q.new_empty(q.shape)
-    lse = q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
+    lse = _new_lse(q, problem)
     if q.numel() == 0 or k.numel() == 0:  # a query that sees no key
         return out.zero_(), lse.fill_(-torch.inf)
     size = kernels.forward_workspace_bytes(problem)
@@ -196,15 +192,8 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     if q.numel() == 0 or k.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
-    # Gradients come with any strides (out.sum() gives an expanded scalar): copy where it must be.
-    dout_operand = _operand(dout, layout)
-    if dout_operand is None:
-        dout = dout.clone(memory_format=torch.contiguous_format)
-        dout_operand = _operand(dout, layout)
-    out_operand = _operand(out, layout)
-    if out_operand is None:
-        out = out.clone(memory_format=torch.contiguous_format)
-        out_operand = _operand(out, layout)
+    dout, dout_operand = _copied_operand(dout, layout)
+    out, out_operand = _copied_operand(out, layout)
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     size = kernels.backward_workspace_bytes(problem)
@@ -229,9 +218,9 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
 
 
 def _check_backward(dout, q, k, v, out, lse, dlse, layout):
-    problem = _problem(q, k, v, layout)
-    _check_like("dout", dout, "q", q)
-    _check_like("out", out, "q", q)
+    problem = problem_of(q, k, v, layout, DEVICES)
+    _check_like_q("dout", dout, q)
+    _check_like_q("out", out, q)
     _check_rows("lse", lse, problem, q.device)
     if dlse is not None:
         _check_rows("dlse", dlse, problem, q.device)
@@ -248,12 +237,10 @@ for _key in ("CUDA", "CPU"):  # on the CPU to refuse with our own message
 
 @torch.library.register_fake("sagebwd::forward", lib=_library)
 def _forward_fake(q, k, v, softmax_scale, layout, spec):
-    problem = _problem(q, k, v, layout)
+    problem = problem_of(q, k, v, layout, DEVICES)
     options.check_softmax_scale(softmax_scale, q.shape[3])
     _checked(spec, int(q.shape[3]), q.dtype)
-    return q.new_empty(q.shape), q.new_empty(
-        (problem[0], problem[1], problem[3]), dtype=torch.float32
-    )
+    return q.new_empty(q.shape), _new_lse(q, problem)
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)

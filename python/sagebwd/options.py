@@ -19,6 +19,8 @@ SpecError = _core.SpecError
 #: Products of SageBwd that a plan may name: S = tau Q K^T (forward and backward), O = P V,
 #: dV = P^T dO, dP = dO V^T, dQ = tau dS K, dK = tau dS^T Q.
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
+#: Head dimensions of the kernels.
+HEAD_DIMS = (64, 128)
 
 
 def _option(default, text):
@@ -26,14 +28,25 @@ def _option(default, text):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What attention computes, beside its tensors."""
+class Mask:
+    """What a query sees. numerics.visible_keys() says it in keys; nobody else looks inside."""
 
     causal: object = _option(
         False,
         "False, 'top-left' (key j is visible to query i iff j <= i), 'bottom-right' (iff j <= i + "
         "keys - queries), or True where there are as many queries as keys.",
     )
+
+    @classmethod
+    def among(cls, options):
+        """Takes the mask out of `options`, a dict."""
+        return cls(**{field.name: options.pop(field.name) for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Mask):
+    """What attention computes, beside its tensors."""
+
     granularity: str = _option(
         "row",
         "what shares a quantisation scale: 'row', a token or a channel of a group of tokens; "
@@ -57,8 +70,11 @@ class Options:
 class Operation(Options):
     """`Options` where no tensor says the rest."""
 
-    head_dim: int = _option(128, "64 or 128.")
+    head_dim: int = _option(128, f"{' or '.join(map(str, HEAD_DIMS))}.")
     dtype: object = _option("bf16", "'bf16' or 'fp16', or PyTorch's or NumPy's name of them.")
+
+
+_KINDS = {field.name: (field.type, field.default) for field in dataclasses.fields(Operation)}
 
 
 # ---- keywords ------------------------------------------------------------------------------------
@@ -119,12 +135,7 @@ def takes(kind=Options, but=()):
 
 def _described(fields):
     return "\n        ".join(
-        textwrap.fill(
-            f"{f.name}: {f.metadata['help']}",
-            width=100,
-            initial_indent="",
-            subsequent_indent=" " * 12,
-        )
+        textwrap.fill(f"{f.name}: {f.metadata['help']}", width=100, subsequent_indent=" " * 12)
         for f in fields
     )
 
@@ -168,6 +179,11 @@ def causal_name(causal, seq_q=1, seq_kv=1):
     raise SpecError(f"causal={causal!r}: pass False, True, 'top-left' or 'bottom-right'")
 
 
+def with_mask(options, seq_q, seq_kv):
+    """`options` with a mask that says without these sizes what it says with them."""
+    return {**options, "causal": causal_name(options["causal"], seq_q, seq_kv)}
+
+
 def dtype_name(dtype):
     """'bf16' or 'fp16' for those, and for PyTorch's and NumPy's names of them."""
     name = getattr(dtype, "__name__", None) or str(dtype)  # numpy.float16 is a class
@@ -191,27 +207,33 @@ def whole_number(name, value, least=1):
     return number
 
 
+def yes_or_no(name, value):
+    """`value`; SpecError unless it is True or False."""
+    if value is not True and value is not False:
+        raise SpecError(f"{name}={value!r}: pass True or False")
+    return value
+
+
+def check_callback(name, value):
+    """Raises SpecError for anything but a function or None."""
+    if value is not None and not callable(value):
+        raise SpecError(f"{name}={value!r}: pass a function, or None")
+
+
 def _spelled(name, value):
     """An option's value as the C++ library reads it. Raises SpecError."""
     if name == "causal":
         return causal_name(value)
     if name == "dtype":
         return dtype_name(value)
-    if name in ("smooth_k", "rotate", "deterministic"):
-        if value is not True and value is not False:
-            raise SpecError(f"{name}={value!r}: pass True or False")
-        return "yes" if value else "no"
-    if name in ("group_q", "group_kv"):
-        return "0" if value is None else str(whole_number(name, value))
-    if name == "head_dim":
-        return str(whole_number(name, value))
+    kind, default = _KINDS[name]
+    if kind is bool:
+        return "yes" if yes_or_no(name, value) else "no"
+    if kind is int:
+        return "0" if value is None is default else str(whole_number(name, value))
     if not isinstance(value, str):
-        raise SpecError(f"{name}={value!r}: pass a word, such as {_default_of(name)!r}")
+        raise SpecError(f"{name}={value!r}: pass a word, such as {default!r}")
     return value
-
-
-def _default_of(name):
-    return Operation.__dataclass_fields__[name].default
 
 
 def text_of(options):
@@ -239,6 +261,11 @@ def spec(arch=None, **given):
 def emulated_spec(plan, arch=None, **given):
     """The `Spec` of the kernels that are nearest to a plan of any products."""
     return spec(arch, **{**given, "precision": "six-of-seven" if "s" in plan else "qk16"})
+
+
+def nearest_head_dim(channels):
+    """That of the kernels which would serve, were the channels padded; the largest for more."""
+    return min((dim for dim in HEAD_DIMS if dim >= channels), default=HEAD_DIMS[-1])
 
 
 def check_layout(layout):
@@ -291,10 +318,7 @@ def plan_of(precision):
 
 def precision_of(plan):
     """The name of a plan that the kernels build, or None."""
-    for name in ("six-of-seven", "qk16"):
-        if plan == plan_of(name):
-            return name
-    return None
+    return next((name for name in ("six-of-seven", "qk16") if plan == plan_of(name)), None)
 
 
 def refuse_double_backward(ctx, *gradients):

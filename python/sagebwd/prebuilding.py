@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from sagebwd import _core
-from sagebwd.options import Operation, SpecError, spec, takes
+from sagebwd.options import HEAD_DIMS, Operation, SpecError, spec, takes
 
 __all__ = ["prebuild"]
 
@@ -21,7 +21,7 @@ def _list(value):
 
 @takes(Operation, but=(*_SEVERAL, "deterministic"))
 def prebuild(
-    out, *, arch, head_dim=(64, 128), dtype=("bf16", "fp16"), causal=("none", "top-left"),
+    out, *, arch, head_dim=HEAD_DIMS, dtype=("bf16", "fp16"), causal=("none", "top-left"),
     granularity="row", precision="six-of-seven", backward=True, records=(), progress=None, options,
 ):  # fmt: skip
     """Compiles the kernels of every combination of the options into the pack `out`.
