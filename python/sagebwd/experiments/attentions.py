@@ -6,18 +6,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from sagebwd import Spec
 from sagebwd.options import PRODUCTS, plan_of
 
 from .command import Failure, torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 #: Causal self-attention of (batch, heads, tokens, head_dim) queries, keys and values.
-Attend = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+Attend = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 #: FP32 matrices of queries x keys that the emulation holds at once.
 LIVE_MATRICES = 10
 _COMMON = ("granularity", "group_q", "group_kv", "smooth_k", "rotate")
@@ -131,7 +128,7 @@ def sdpa(backend: str | None, causal: bool) -> Attend:
 
     forced = nullcontext if backend is None else partial(sdpa_kernel, getattr(SDPBackend, backend))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with forced():
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 

@@ -29,22 +29,12 @@ if TYPE_CHECKING:
 
 #: Cosine and relative L2 in the paper's Table 2.
 PAPER_TABLE_2 = {
-    "delta": (0.9973, 0.0736),
-    "P": (0.9917, 0.1293),
-    "dP": (1.0, 0.0),
-    "dS": (0.9789, 0.2045),
-    "O": (0.9969, 0.0793),
-    "dQ": (0.9664, 0.2579),
-    "dK": (0.9537, 0.3074),
-    "dV": (0.9985, 0.0540),
-}
+    "delta": (0.9973, 0.0736), "P": (0.9917, 0.1293), "dP": (1.0, 0.0), "dS": (0.9789, 0.2045),
+    "O": (0.9969, 0.0793), "dQ": (0.9664, 0.2579), "dK": (0.9537, 0.3074), "dV": (0.9985, 0.0540),
+}  # fmt: skip
 #: Granularity and rotation of each traced column.
-VARIANTS = {
-    "row+rotate": {"granularity": "row", "rotate": True},
-    "row": {"granularity": "row", "rotate": False},
-    "block+rotate": {"granularity": "block", "rotate": True},
-    "block": {"granularity": "block", "rotate": False},
-}
+VARIANTS = {granularity + "+rotate" * rotate: {"granularity": granularity, "rotate": rotate}
+            for granularity in ("row", "block") for rotate in (True, False)}  # fmt: skip
 
 
 class Captured(NamedTuple):
@@ -89,15 +79,14 @@ def statistics(captured: Captured) -> dict[str, float]:
     q, k, dout = captured.q.float(), captured.k.float(), captured.dout.float()
     mean = k.mean(dim=2, keepdim=True)
     rows = dout.norm(dim=-1).flatten(1)
+    medians = rows.median(1).values.clamp_min(1e-30)
     return {
         "q_std": float(q.std()),
         "k_std": float(k.std()),
         "k_mean_over_k_norm": float(mean.norm() * k.shape[2] ** 0.5 / k.norm()),
         "q_max": float(q.abs().max()),
         "k_max": float(k.abs().max()),
-        "dout_row_norm_max_over_median": float(
-            (rows.amax(1) / rows.median(1).values.clamp_min(1e-30)).max()
-        ),
+        "dout_row_norm_max_over_median": float((rows.amax(1) / medians).max()),
     }
 
 
@@ -166,14 +155,14 @@ def main(arguments: list[str] | None = None) -> int:
             config, text = prepared(options, [choice])
             model = None
             if options.checkpoint:
-                model, config, choice = load_checkpoint(
-                    options.checkpoint, options.device, options.attention)
+                given = (options.checkpoint, options.device, options.attention)
+                model, config, choice = load_checkpoint(*given)
                 check_runs_on(choice, torch.device(options.device))
                 text = Text.read(options.text, config.held_out_fraction)
             layers = options.layer or list(range(config.model.layers))
             if unknown := [layer for layer in layers if not 0 <= layer < config.model.layers]:
-                raise ValueError(f"no layer {unknown[0]}: the model has {config.model.layers}, "
-                                 "from 0")
+                count = config.model.layers
+                raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")
             Spec(head_dim=config.model.head_dim)  # what can be traced
             if options.sequences < 1:
                 raise ValueError(f"sequences {options.sequences}: it must be at least 1")
@@ -185,7 +174,6 @@ def main(arguments: list[str] | None = None) -> int:
                 save_checkpoint(options.save.with_suffix(".model.pt"), run, config, choice)
         captured = capture(model, sequences, config)
         if options.save:
-            options.save.parent.mkdir(parents=True, exist_ok=True)
             torch.save([layer._asdict() for layer in captured], options.save)
         write_traces(captured, layers, options.out / "capture.json", origin(config, choice, text))
         return 0
@@ -204,8 +192,8 @@ def write_traces(captured: list[Captured], layers: list[int], path: Path, record
     }
     for layer in layers:
         traced = trace_layer(captured[layer])
-        record["layers"][str(layer)] = {"statistics": statistics(captured[layer]),
-                                        "variants": traced}  # fmt: skip
+        figures = {"statistics": statistics(captured[layer]), "variants": traced}
+        record["layers"][str(layer)] = figures
         write_json(path, record)
         print(table(f"layer {layer}", traced), flush=True)
     record["mean_over_layers"] = mean_over_layers(record["layers"])
