@@ -122,7 +122,7 @@ void bind_environment(py::module_& m) {
     py::list devices;
     for (int i = 0; missing.empty() && i < driver::device_count(); ++i) {
       const driver::DeviceInfo info = driver::device_info(i);
-      devices.append(py::dict("major"_a = info.major, "minor"_a = info.minor));
+      devices.append(py::make_tuple(info.major, info.minor));
     }
     return py::dict("missing"_a = missing, "devices"_a = devices);
   });

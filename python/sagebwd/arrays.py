@@ -35,6 +35,8 @@ class Arrays:
                 f"{name} has rank {len(x.shape)}; it must have rank {rank}: (batch, head, "
                 f"token{axes})"
             )
+        if self.are_torch and str(x.layout) != "torch.strided":
+            raise SpecError(f"{name} is {x.layout}; pass a dense tensor: {name}.to_dense()")
         real = x.is_floating_point() if self.are_torch else x.dtype.kind in "fiu"
         if not real:
             raise SpecError(f"{name} is of {x.dtype}; its values must be real numbers")

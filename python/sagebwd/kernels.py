@@ -39,8 +39,7 @@ def local_arch(device=0):
         )
     if not 0 <= device < len(driver["devices"]):
         raise SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
-    info = driver["devices"][device]
-    return _core.arch_for_capability(info["major"], info["minor"])
+    return _core.arch_for_capability(*driver["devices"][device])
 
 
 @takes(Operation)

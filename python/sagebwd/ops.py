@@ -49,6 +49,7 @@ def problem_of(q, k, v, layout, devices=None):
                 f"{name} has rank {t.dim()} (shape {_shape(t)}); it must have rank 4: "
                 "(batch, head, token, channel), or layout='bshd'"
             )
+        _check_dense(name, t)
         if t.dtype not in DTYPES:
             raise SpecError(
                 f"{name} is {t.dtype}; the kernels take torch.bfloat16 or torch.float16: convert "
@@ -81,12 +82,18 @@ def problem_of(q, k, v, layout, devices=None):
     return q.shape[0], heads, heads_kv, q.shape[token], k.shape[token]
 
 
+def _check_dense(name, t):
+    if t.layout is not torch.strided:
+        raise SpecError(f"{name} is {t.layout}; pass a dense tensor: {name}.to_dense()")
+
+
 def _check_equal(of_q, of_k, of_v, have, must):
     if not of_q == of_k == of_v:
         raise SpecError(f"q, k and v {have} {of_q}, {of_k} and {of_v}; they must {must}")
 
 
 def _check_like_q(name, t, q):
+    _check_dense(name, t)
     if t.shape != q.shape or t.dtype != q.dtype or t.device != q.device:
         raise SpecError(
             f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be like q: "
@@ -227,7 +234,9 @@ def _check_backward(dout, q, k, v, out, lse, dlse, layout):
     return problem
 
 
-for _key in ("CUDA", "CPU"):  # on the CPU to refuse with our own message
+# On the CPU, and sparse tensors, to refuse with our own message.
+_sparse = [f"Sparse{kind}{device}" for kind in ("", "Csr") for device in ("CUDA", "CPU", "Meta")]
+for _key in ("CUDA", "CPU", *_sparse):
     _library.impl("forward", _forward, _key)
     _library.impl("backward", _backward, _key)
 

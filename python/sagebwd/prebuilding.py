@@ -2,10 +2,11 @@
 
 import itertools
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from sagebwd import _core
-from sagebwd.options import HEAD_DIMS, Operation, SpecError, spec, takes
+from sagebwd.options import HEAD_DIMS, Operation, SpecError, check_callback, spec, takes, yes_or_no
 
 __all__ = ["prebuild"]
 
@@ -15,8 +16,9 @@ _SEVERAL = ("head_dim", "dtype", "causal", "granularity", "precision")
 
 def _list(value):
     """One value or several, as a list without repeats."""
-    several = isinstance(value, (list, tuple, set, frozenset))
-    return list(dict.fromkeys(value if several else [value]))
+    return list(
+        dict.fromkeys(value if isinstance(value, (list, tuple, set, frozenset)) else [value])
+    )
 
 
 @takes(Operation, but=(*_SEVERAL, "deterministic"))
@@ -39,6 +41,8 @@ def prebuild(
     (the file cannot be written), LibraryError (no NVRTC for these architectures) or CompileError
     (then there is no pack, and what did compile is kept for the next call).
     """
+    yes_or_no("backward", backward)
+    check_callback("progress", progress)
     if arch is None:
         raise SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
     several = map(_list, (arch, head_dim, dtype, causal, granularity, precision))
@@ -48,6 +52,9 @@ def prebuild(
     ]
     if not specs:
         raise SpecError("an empty list among the options: there is nothing to build")
-    one_file = isinstance(records, (str, bytes, os.PathLike))
-    files = [Path(os.fsdecode(path)).read_bytes() for path in ([records] if one_file else records)]
-    return _core.prebuild(os.fspath(out), specs, bool(backward), files, progress)
+    several = isinstance(records, Iterable) and not isinstance(records, (str, bytes))
+    paths = list(records) if several else [records]
+    if not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths):
+        raise SpecError(f"records={records!r}: pass a file's path, or several")
+    files = [Path(os.fsdecode(path)).read_bytes() for path in paths]
+    return _core.prebuild(os.fsencode(out), specs, backward, files, progress)

@@ -104,6 +104,17 @@ def test_options_are_those_of_the_library():
     assert {**ours, **unspelled} == theirs
 
 
+def test_head_dimensions_are_those_of_the_library():
+    built = []
+    for dim in range(1, 513):
+        try:
+            built.append(sagebwd.Spec(head_dim=dim).head_dim)
+        except sagebwd.SpecError:
+            continue
+    assert tuple(built) == options.HEAD_DIMS
+    assert [options.nearest_head_dim(d) for d in (1, 64, 65, 128, 300)] == [64, 64, 128, 128, 128]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("head_dim", 80), ("dtype", "fp32"), ("causal", "left"), ("granularity", "tensor"),
