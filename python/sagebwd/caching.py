@@ -2,8 +2,6 @@
 
 from sagebwd import _core
 
-__all__ = ["cache_stats"]
-
 
 def cache_stats():
     """A dict of where kernels are kept and what the cache did in this process so far.

@@ -10,7 +10,7 @@ import torch
 
 from sagebwd import _core
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk
-from sagebwd.ops import DTYPES, problem_of
+from sagebwd.ops import DTYPES, Differentiable, problem_of
 from sagebwd.options import (
     Mask,
     SpecError,
@@ -112,26 +112,6 @@ class _Gradients(torch.autograd.Function):
     backward = staticmethod(refuse_double_backward)
 
 
-class _EmulatedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, rules):
-        out, lse = forward(q, k, v, rules)
-        ctx.rules = rules
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx, dout, dlse):
-        q, k, v, out, lse = ctx.saved_tensors
-        if dout is None and dlse is None:
-            return None, None, None, None
-        if dout is None:
-            dout = torch.zeros_like(out)
-        gradients = _Gradients.apply(dout, q, k, v, out, lse, dlse, ctx.rules)
-        return (*(g if need else None for g, need in zip(gradients, ctx.needs_input_grad)), None)
-
-
 @takes(but=_NOT_HERE)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
@@ -153,7 +133,7 @@ def emulated_attention(
     q, k, v = _autocast(q, k, v)
     options |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
     rules = emulation_rules(q, k, v, layout=layout, **options)
-    out, lse = _EmulatedAttention.apply(*swapped(layout, q, k, v), rules)
+    out, lse = Differentiable.apply(forward, _Gradients.apply, *swapped(layout, q, k, v), rules)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from sagebwd import _core
 from sagebwd.options import Operation, SpecError, spec, takes, yes_or_no
 
-__all__ = ["KernelSource", "archs", "build", "emit", "local_arch"]
-
 
 @dataclass(frozen=True)
 class KernelSource:

@@ -261,31 +261,37 @@ def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-class _Differentiable(torch.autograd.Function):
+class Differentiable(torch.autograd.Function):
+    """(out, lse) of `forward(q, k, v, *given)`, and of these gradients by
+    `backward(dout, q, k, v, out, lse, dlse, *given)`."""
+
     @staticmethod
-    def forward(ctx, keyset, q, k, v, *given):
-        out, lse = _below_autograd(keyset, q, k, v, *given)
-        ctx.options = given
+    def forward(ctx, forward, backward, q, k, v, *given):
+        out, lse = forward(q, k, v, *given)
+        ctx.backward_pass, ctx.given = backward, given
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)  # an unused lse costs nothing
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        unwanted = (None,) * (4 + len(ctx.options))
+        unwanted = (None,) * (5 + len(ctx.given))
         if dout is None and dlse is None:
             return unwanted
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        operator = torch.ops.sagebwd.backward.default
-        if torch.is_grad_enabled():  # create_graph=True: leave a node that refuses
-            gradients = operator(dout, q, k, v, out, lse, dlse, *ctx.options)
-        else:
-            with torch._C._AutoDispatchBelowAutograd():
-                gradients = operator(dout, q, k, v, out, lse, dlse, *ctx.options)
-        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:]))
-        return (None, *wanted, *unwanted[4:])
+        gradients = ctx.backward_pass(dout, q, k, v, out, lse, dlse, *ctx.given)
+        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[2:]))
+        return (None, None, *wanted, *unwanted[5:])
+
+
+def _backward_autograd(*arguments):
+    operator = torch.ops.sagebwd.backward.default
+    if torch.is_grad_enabled():  # create_graph=True: leave a node that refuses
+        return operator(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
 
 
 def _below_autograd(keyset, *arguments):
@@ -296,7 +302,8 @@ def _below_autograd(keyset, *arguments):
 
 def _forward_autograd(keyset, q, k, v, *given):
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Differentiable.apply(keyset, q, k, v, *given)
+        forward = functools.partial(_below_autograd, keyset)
+        return Differentiable.apply(forward, _backward_autograd, q, k, v, *given)
     return _below_autograd(keyset, q, k, v, *given)
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from sagebwd import _core
 from sagebwd.options import HEAD_DIMS, Operation, SpecError, check_callback, spec, takes, yes_or_no
 
-__all__ = ["prebuild"]
-
 # Options that may have several values.
 _SEVERAL = ("head_dim", "dtype", "causal", "granularity", "precision")
 

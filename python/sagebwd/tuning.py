@@ -18,8 +18,6 @@ from sagebwd.options import (
     yes_or_no,
 )
 
-__all__ = ["KERNELS", "TunedKernel", "export_records", "import_records", "tune"]
-
 TuneError = _core.TuneError
 
 #: The kernels that have tiles. Each is tuned by itself.

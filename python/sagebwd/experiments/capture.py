@@ -9,18 +9,19 @@ table stands beside the paper's Table 2, one layer of its trained 325M Llama.
 from __future__ import annotations
 
 import sys
+from collections import namedtuple
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sagebwd import Spec
 
 from . import command
-from .attentions import AttentionChoice, check_runs_on, make_attention
+from .attentions import AttentionChoice, check_runs_on
 from .command import torch
 from .config import TrainConfig, add_training_arguments, config_of_record
 from .data import Text
 from .environment import brief, write_json
-from .train import autocast, origin, prepared, recorded_train, save_checkpoint
+from .train import autocast, build_model, origin, prepared, recorded_train, save_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,13 +38,8 @@ VARIANTS = {granularity + "+rotate" * rotate: {"granularity": granularity, "rota
             for granularity in ("row", "block") for rotate in (True, False)}  # fmt: skip
 
 
-class Captured(NamedTuple):
-    """What one attention layer was handed: (batch, heads, tokens, head_dim) each."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dout: Tensor
+#: What one attention layer was handed: (batch, heads, tokens, head_dim) tensors.
+Captured = namedtuple("Captured", ("q", "k", "v", "dout"))
 
 
 def capture(model: LanguageModel, sequences: Tensor, config: TrainConfig) -> list[Captured]:
@@ -121,8 +117,6 @@ def mean_over_layers(layers: dict[str, dict]) -> dict:
 def load_checkpoint(
     path: Path, device: str, attention: str | None
 ) -> tuple[LanguageModel, TrainConfig, AttentionChoice]:
-    from .language_model import LanguageModel
-
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         config = config_of_record(saved["config"] | {"device": device})
@@ -131,7 +125,7 @@ def load_checkpoint(
     except Exception as error:  # whatever the unpickler makes of bytes of another kind
         raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
     choice = AttentionChoice.parse(attention or saved["attention"])
-    model = LanguageModel(config.model, make_attention(choice, torch.device(device))).to(device)
+    model = build_model(config, choice)
     model.load_state_dict(saved["model"])
     return model, config, choice
 
