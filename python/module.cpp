@@ -20,6 +20,8 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 
+#include <pybind11/operators.h>
+
 #include <algorithm>
 
 namespace py = pybind11;
@@ -53,9 +55,7 @@ void bind_spec(py::module_& m) {
              return name.empty() ? resolved(given) : resolved(given, find_arch(name));
            }),
            "arch"_a = py::none())
-      .def(
-          "__eq__", [](const ResolvedSpec& a, const ResolvedSpec& b) { return a == b; },
-          py::is_operator())
+      .def(py::self == py::self)
       .def("__hash__", [](const ResolvedSpec& s) { return py::hash(py::str(to_string(*s))); })
       .def("__str__", [](const ResolvedSpec& s) { return to_string(*s); })
       .def("__repr__", [](const ResolvedSpec& s) { return "<Spec " + to_string(*s) + ">"; })

@@ -36,8 +36,7 @@ from sagebwd._core import (
     TuneError,
 )
 from sagebwd._doctor import doctor
-from sagebwd.caching import cache_stats
-from sagebwd.kernels import KernelSource, archs, build, emit
+from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.options import PRODUCTS
 from sagebwd.prebuilding import prebuild
 from sagebwd.tracing import trace

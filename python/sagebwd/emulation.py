@@ -17,7 +17,6 @@ from sagebwd.options import (
     check_softmax_scale,
     emulated_spec,
     nearest_head_dim,
-    plan_of,
     refuse_double_backward,
     takes,
     whole_number,
@@ -168,22 +167,21 @@ def emulation_rules(
             f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: the emulation takes "
             "torch.bfloat16 or torch.float16, as the kernels do (trace() rounds float32 inputs)"
         )
-    _, _, _, m, n = problem_of(q, k, v, layout)
-    d = q.shape[3]
+    problem_of(q, k, v, layout)
     if math_dtype not in (torch.float32, torch.float64):
         raise SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
-    plan = plan_of(plan)
     arch = None
     if q.is_cuda:
         arch = _core.arch_for_capability(*torch.cuda.get_device_capability(q.device))
-    options = with_mask(options, m, n)
-    groups = {name: options.pop(name) for name in ("group_q", "group_kv")}
-    kernels = emulated_spec(plan, arch, head_dim=nearest_head_dim(d), **options)
-    for name, size in groups.items():
-        groups[name] = getattr(kernels, name) if size is None else whole_number(name, size)
-    scale = check_softmax_scale(softmax_scale, d)
-    mask, math = Mask.among(options), math_dtype
-    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math, **groups, **options)
+    q, k = swapped(layout, q, k)
+    head_dim = nearest_head_dim(q.shape[3])
+    given = {name: options.pop(name) for name in ("group_q", "group_kv")}
+    kernels, plan = emulated_spec({**options, "precision": plan}, q, k, arch, head_dim=head_dim)
+    groups = {name: getattr(kernels, name) if size is None else whole_number(name, size)
+              for name, size in given.items()}  # fmt: skip
+    options = with_mask(options, q.shape[2], k.shape[2])
+    mask, scale = Mask.among(options), check_softmax_scale(softmax_scale, q.shape[3])
+    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **options)
 
 
 def swapped(layout, *tensors):

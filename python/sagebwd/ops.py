@@ -92,26 +92,17 @@ def _check_equal(of_q, of_k, of_v, have, must):
         raise SpecError(f"q, k and v {have} {of_q}, {of_k} and {of_v}; they must {must}")
 
 
-def _check_like_q(name, t, q):
+def _check_like(name, t, must_be, shape, dtype, device, more=""):
     _check_dense(name, t)
-    if t.shape != q.shape or t.dtype != q.dtype or t.device != q.device:
+    if _shape(t) != shape or t.dtype != dtype or t.device != device:
         raise SpecError(
-            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be like q: "
-            f"{_shape(q)} {q.dtype} on {q.device}"
+            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be {must_be} {shape} {dtype} "
+            f"on {device}{more}"
         )
 
 
 def _new_lse(q, problem):
     return q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
-
-
-def _check_rows(name, t, problem, device):
-    expected = (problem[0], problem[1], problem[3])
-    if _shape(t) != expected or t.dtype != torch.float32 or t.device != device:
-        raise SpecError(
-            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be (batch, heads, queries) = "
-            f"{expected} torch.float32 on {device}, in either layout"
-        )
 
 
 def _operand(t, layout):
@@ -226,11 +217,12 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
 
 def _check_backward(dout, q, k, v, out, lse, dlse, layout):
     problem = problem_of(q, k, v, layout, DEVICES)
-    _check_like_q("dout", dout, q)
-    _check_like_q("out", out, q)
-    _check_rows("lse", lse, problem, q.device)
-    if dlse is not None:
-        _check_rows("dlse", dlse, problem, q.device)
+    for name, t in (("dout", dout), ("out", out)):
+        _check_like(name, t, "like q:", _shape(q), q.dtype, q.device)
+    rows = (problem[0], problem[1], problem[3])
+    for name, t in (("lse", lse), ("dlse", lse if dlse is None else dlse)):
+        _check_like(name, t, "(batch, heads, queries) =", rows, torch.float32, q.device,
+                    ", in either layout")  # fmt: skip
     return problem
 
 

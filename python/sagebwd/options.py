@@ -258,9 +258,14 @@ def spec(arch=None, **given):
     return spec_of_text("", arch, **given)
 
 
-def emulated_spec(plan, arch=None, **given):
-    """The `Spec` of the kernels that are nearest to a plan of any products."""
-    return spec(arch, **{**given, "precision": "six-of-seven" if "s" in plan else "qk16"})
+def emulated_spec(options, q, k, arch=None, **more):
+    """Where the precision is any plan: the `Spec` of the nearest kernels, and the plan.
+
+    q and k are (B, H, M, D) and (B, Hk, N, D).
+    """
+    plan = plan_of(options["precision"])
+    options = {**options, "precision": "six-of-seven" if "s" in plan else "qk16"}
+    return spec(arch, **with_mask(options, q.shape[2], k.shape[2]), **more), plan
 
 
 def nearest_head_dim(channels):

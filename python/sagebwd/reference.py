@@ -15,7 +15,6 @@ from sagebwd.options import (
     check_softmax_scale,
     dtype_name,
     emulated_spec,
-    plan_of,
     spec,
     takes,
     whole_number,
@@ -63,8 +62,8 @@ def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, 
     """
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
     mask = spec(**with_mask(options, q.shape[2], k.shape[2]))
-    scale = check_softmax_scale(softmax_scale, q.shape[3])
-    return _core.exact(mask, q, k, v, dout, dlse, scale, yes_or_no("matrices", matrices))
+    inputs = _core.Inputs(q, k, v, dout, dlse, check_softmax_scale(softmax_scale, q.shape[3]))
+    return _core.exact(inputs, mask, yes_or_no("matrices", matrices))
 
 
 @takes(but=("deterministic",))
@@ -87,12 +86,10 @@ def emulate(
     """
     if (out is None) != (lse is None):
         raise SpecError("out and lse go together: pass both, of one forward, or neither")
-    plan = plan_of(options["precision"])
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
-    options = with_mask(options, q.shape[2], k.shape[2])
-    rules = emulated_spec(plan, arch, head_dim=q.shape[3], dtype=dtype, **options)
+    rules, plan = emulated_spec(options, q, k, arch, head_dim=q.shape[3], dtype=dtype)
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
-    scale = check_softmax_scale(softmax_scale, q.shape[3])
+    inputs = _core.Inputs(q, k, v, dout, dlse, check_softmax_scale(softmax_scale, q.shape[3]))
     switches = (yes_or_no("matrices", matrices), yes_or_no("round_outputs", round_outputs))
-    return _core.emulate(rules, sorted(plan), q, k, v, dout, dlse, scale, *switches, out, lse)
+    return _core.emulate(inputs, rules, sorted(plan), *switches, out, lse)

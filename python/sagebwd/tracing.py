@@ -10,10 +10,8 @@ from sagebwd.options import (
     check_softmax_scale,
     dtype_name,
     emulated_spec,
-    plan_of,
     precision_of,
     takes,
-    with_mask,
 )
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
@@ -47,17 +45,15 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
     if dtype is None:
         dtype = q.dtype if str(q.dtype).endswith("float16") else "bf16"
     dtype = dtype_name(dtype)
-    options = with_mask(options, q.shape[2], k.shape[2])
     if device is None:
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
     if device == "cpu":
-        plan = plan_of(options["precision"])
         arch = _arch_here() if arch is None else arch
-        spec = emulated_spec(plan, arch, head_dim=q.shape[3], dtype=dtype, **options)
+        spec, plan = emulated_spec(options, q, k, arch, head_dim=q.shape[3], dtype=dtype)
         scale = check_softmax_scale(softmax_scale, q.shape[3])
-        inputs = (_core.round_to(x, dtype) for x in arrays.numpy())
-        return _core.trace(spec, sorted(plan), *inputs, scale)
+        rounded = [_core.round_to(x, dtype) for x in arrays.numpy()]
+        return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
     if not device.startswith("cuda"):
         raise SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
     try:

@@ -21,7 +21,7 @@ from .command import torch
 from .config import TrainConfig, add_training_arguments, config_of_record
 from .data import Text
 from .environment import brief, write_json
-from .train import autocast, build_model, origin, prepared, recorded_train, save_checkpoint
+from .train import autocast, build_model, origin, prepared, recorded_train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,10 +162,9 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(f"sequences {options.sequences}: it must be at least 1")
             sequences = text.validation(options.sequences, config.tokens).to(options.device)
         if model is None:
-            run, _ = recorded_train(config, choice, text, options.out, "train-for-capture")
+            save = options.save and options.save.with_suffix(".model.pt")
+            run, _ = recorded_train(config, choice, text, options.out, "train-for-capture", save)
             model = run.model
-            if options.save:
-                save_checkpoint(options.save.with_suffix(".model.pt"), run, config, choice)
         captured = capture(model, sequences, config)
         if options.save:
             torch.save([layer._asdict() for layer in captured], options.save)

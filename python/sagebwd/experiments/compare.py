@@ -21,7 +21,7 @@ from .config import TrainConfig, add_training_arguments
 from .data import Text
 from .environment import brief, environment, print_failure, write_json
 from .plot import plot_if_possible
-from .train import prepared, read_rows, recorded_train, save_checkpoint, validation_curve
+from .train import prepared, read_rows, recorded_train, validation_curve
 
 #: SDPA first, as the reference; then ours, two negative controls, and SDPA under another seed.
 DEFAULT_RUNS = ("sdpa", "sagebwd", "sagebwd:no-smooth-k", "emulated:plan=s+pv+dv+dp+dq+dk",
@@ -32,13 +32,13 @@ DEFAULT_RUNS = ("sdpa", "sagebwd", "sagebwd:no-smooth-k", "emulated:plan=s+pv+dv
 class PlannedRun(AttentionChoice):
     """One run; a seed or number of steps of None means the comparison's."""
 
-    seed: int | None = None
-    steps: int | None = None
+    seed: int = None
+    steps: int = None
     known = AttentionChoice.known + ", seed=1, steps=500"
 
     @property
     def choice(self) -> AttentionChoice:
-        return AttentionChoice(self.name, **self.options())
+        return AttentionChoice(name=self.name, **self.options())
 
     def config(self, common: TrainConfig) -> TrainConfig:
         """A shorter run keeps the schedule of the full one, so that the curves can be compared."""
@@ -133,6 +133,8 @@ def compare(
     With `reuse`, runs that finished in `out` with the same configuration and text count as done.
     """
     comparison = Comparison(out, planned)
+    if checkpoints:
+        checkpoints.mkdir(parents=True, exist_ok=True)
     for run in planned:
         config = run.config(common)
         if reuse and (done := finished_before(out / run.stem(), config, text)):
@@ -140,15 +142,13 @@ def compare(
             comparison.add(run.label(), *done)
             continue
         try:
-            result, record = recorded_train(config, run.choice, text, out, run.stem())
+            save = checkpoints and checkpoints / f"{run.stem()}.pt"
+            result, record = recorded_train(config, run.choice, text, out, run.stem(), save)
         except Exception as error:  # one broken attention must not cost the others
             print_failure(run.label(), error)
             comparison.add_failure(run.label(), error)
             continue
         comparison.add(run.label(), result.rows, record)
-        if checkpoints:
-            checkpoints.mkdir(parents=True, exist_ok=True)
-            save_checkpoint(checkpoints / f"{run.stem()}.pt", result, config, run.choice)
         del result
     return comparison
 

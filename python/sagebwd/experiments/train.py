@@ -204,9 +204,10 @@ def origin(config: TrainConfig, choice: AttentionChoice, text: Text) -> dict:
 
 
 def recorded_train(
-    config: TrainConfig, choice: AttentionChoice, text: Text, out: Path, stem: str
-) -> tuple[Run, dict]:
-    """train(), with STEM.csv and STEM.json written as it goes."""
+    config: TrainConfig, choice: AttentionChoice, text: Text, out: Path, stem: str,
+    save: Path | None = None,
+) -> tuple[Run, dict]:  # fmt: skip
+    """train(), with STEM.csv and STEM.json written as it goes, and a checkpoint at its end."""
     record = origin(config, choice, text)
 
     def write(status: str, **more) -> None:
@@ -226,12 +227,10 @@ def recorded_train(
         raise
     write("finished", parameters=run.model.parameter_count(), batches_sha256=run.batches_sha256,
           seconds=round(run.seconds, 2), final_val_loss=run.rows[-1]["val_loss"])  # fmt: skip
+    if save:
+        torch.save({"model": run.model.state_dict(), "config": asdict(config),
+                    "attention": choice.label()}, save)  # fmt: skip
     return run, record
-
-
-def save_checkpoint(path: Path, run: Run, config: TrainConfig, choice: AttentionChoice) -> None:
-    saved = {"model": run.model.state_dict(), "config": asdict(config), "attention": choice.label()}
-    torch.save(saved, path)
 
 
 def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Text]:
@@ -259,9 +258,8 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             choice = AttentionChoice.parse(options.attention)
             config, text = prepared(options, [choice])
-        run, _ = recorded_train(config, choice, text, options.out, options.name or choice.stem())
-        if options.save:
-            save_checkpoint(options.save, run, config, choice)
+        stem = options.name or choice.stem()
+        recorded_train(config, choice, text, options.out, stem, options.save)
         return 0
 
     return command.run(parser, arguments, work)
