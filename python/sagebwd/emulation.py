@@ -8,21 +8,10 @@ import contextlib
 
 import torch
 
-from sagebwd import _core
+from sagebwd import _core, options
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk
 from sagebwd.ops import DTYPES, Differentiable, problem_of
-from sagebwd.options import (
-    Mask,
-    SpecError,
-    check_softmax_scale,
-    emulated_spec,
-    nearest_head_dim,
-    refuse_double_backward,
-    takes,
-    whole_number,
-    with_mask,
-    yes_or_no,
-)
+from sagebwd.options import SpecError
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 
@@ -108,13 +97,13 @@ class _Gradients(torch.autograd.Function):
     def forward(ctx, *arguments):
         return tuple(backward(*arguments))
 
-    backward = staticmethod(refuse_double_backward)
+    backward = staticmethod(options.refuse_double_backward)
 
 
-@takes(but=_NOT_HERE)
+@options.takes(but=_NOT_HERE)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
-    math_dtype=torch.float32, options,
+    math_dtype=torch.float32, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -128,10 +117,10 @@ def emulated_attention(
     Shapes, dtypes and results are those of `sagebwd.attention`. Memory: about ten matrices of
     CHUNK_ELEMENTS or of one key head's queries x keys, whichever is larger. Raises SpecError.
     """
-    yes_or_no("return_lse", return_lse)
+    options.yes_or_no("return_lse", return_lse)
     q, k, v = _autocast(q, k, v)
-    options |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
-    rules = emulation_rules(q, k, v, layout=layout, **options)
+    chosen |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
+    rules = emulation_rules(q, k, v, layout=layout, **chosen)
     out, lse = Differentiable.apply(forward, _Gradients.apply, *swapped(layout, q, k, v), rules)
     if layout == "bshd":
         out = out.transpose(1, 2)
@@ -152,10 +141,10 @@ def emulated_backward(dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", **gi
     return swapped(layout, *backward(*tensors, lse, dlse, rules))
 
 
-@takes(but=_NOT_HERE)
+@options.takes(but=_NOT_HERE)
 def emulation_rules(
     q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", math_dtype=torch.float32,
-    options,
+    chosen,
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError.
 
@@ -174,14 +163,14 @@ def emulation_rules(
     if q.is_cuda:
         arch = _core.arch_for_capability(*torch.cuda.get_device_capability(q.device))
     q, k = swapped(layout, q, k)
-    head_dim = nearest_head_dim(q.shape[3])
-    given = {name: options.pop(name) for name in ("group_q", "group_kv")}
-    kernels, plan = emulated_spec({**options, "precision": plan}, q, k, arch, head_dim=head_dim)
-    groups = {name: getattr(kernels, name) if size is None else whole_number(name, size)
+    given = {name: chosen.pop(name) for name in ("group_q", "group_kv")}
+    nearest = dict(head_dim=options.nearest_head_dim(q.shape[3]), precision=plan)
+    kernels, plan = options.emulated_spec({**chosen, **nearest}, q, k, arch)
+    groups = {name: getattr(kernels, name) if size is None else options.whole_number(name, size)
               for name, size in given.items()}  # fmt: skip
-    options = with_mask(options, q.shape[2], k.shape[2])
-    mask, scale = Mask.among(options), check_softmax_scale(softmax_scale, q.shape[3])
-    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **options)
+    chosen = options.with_mask(chosen, q.shape[2], k.shape[2])
+    mask, scale = options.Mask.among(chosen), options.check_softmax_scale(softmax_scale, q.shape[3])
+    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **chosen)
 
 
 def swapped(layout, *tensors):

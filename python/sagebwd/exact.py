@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sagebwd import emulation, numerics
-from sagebwd.options import Mask, check_layout, check_softmax_scale, takes, with_mask
+from sagebwd import emulation, numerics, options
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class Attended:
         return {"O": self.out, "dQ": self.dq, "dK": self.dk, "dV": self.dv}
 
 
-@takes(Mask)
+@options.takes(options.Mask)
 def exact_attention(
-    q, k, v, dout, *, dlse=None, softmax_scale=None, layout="bhsd", scales=False, options
+    q, k, v, dout, *, dlse=None, softmax_scale=None, layout="bhsd", scales=False, chosen
 ):
     """The exact results of (B, H, M, D) and (B, Hk, N, D) tensors, as `Attended` in float64.
 
@@ -38,10 +37,10 @@ def exact_attention(
     Independent relative errors e of the terms give it an error of e times that, also where the
     terms cancel: the yardstick where a result itself is (nearly) zero.
     """
-    check_layout(layout)
+    options.check_layout(layout)
     q, k, v, dout = emulation.swapped(layout, q, k, v, dout)
-    mask = Mask.among(with_mask(options, q.shape[2], k.shape[2]))
-    tau = check_softmax_scale(softmax_scale, q.shape[3])
+    mask = options.Mask.among(options.with_mask(chosen, q.shape[2], k.shape[2]))
+    tau = options.check_softmax_scale(softmax_scale, q.shape[3])
 
     def results(q, k, v, dout, dlse):
         t = exact_chunk(q, k, v, dout, mask, tau, dlse)

@@ -2,26 +2,15 @@
 
 import torch
 
-from sagebwd import ops
+from sagebwd import ops, options
 from sagebwd.kernels import local_arch
-from sagebwd.options import (
-    Operation,
-    SpecError,
-    check_layout,
-    check_softmax_scale,
-    spec_of_text,
-    takes,
-    text_of,
-    whole_number,
-    with_mask,
-    yes_or_no,
-)
+from sagebwd.options import SpecError
 
 _CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@takes()
-def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, options):
+@options.takes()
+def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, chosen):
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
@@ -53,24 +42,24 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, o
         OfflineError, PackError (RuntimeErrors): SAGEBWD_OFFLINE=1 and a kernel is in no layer of
             the cache, or a pack that SAGEBWD_CACHE_PACKS names cannot be used.
     """
-    yes_or_no("return_lse", return_lse)
-    out, lse = _forward(q, k, v, softmax_scale, layout, options)
+    options.yes_or_no("return_lse", return_lse)
+    out, lse = _forward(q, k, v, softmax_scale, layout, chosen)
     return (out, lse) if return_lse else out
 
 
-@takes()
-def attention_forward(q, k, v, *, softmax_scale=None, layout="bhsd", options):
+@options.takes()
+def attention_forward(q, k, v, *, softmax_scale=None, layout="bhsd", chosen):
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
     Partial results over chunks of the keys merge by their lse; for the backward of chunks see
     `attention_backward`.
     """
-    return _forward(q, k, v, softmax_scale, layout, options)
+    return _forward(q, k, v, softmax_scale, layout, chosen)
 
 
-@takes()
+@options.takes()
 def attention_backward(
-    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", options
+    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", chosen
 ):
     """(dq, dk, dv), contiguous, like q, k and v: a pure function of its arguments.
 
@@ -87,12 +76,12 @@ def attention_backward(
     """
     _check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     q, k, v = _inputs(q, k, v)
-    text = _text(options, softmax_scale, layout, q, k)
+    text = _text(chosen, softmax_scale, layout, q, k)
     return torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, text)
 
 
-@takes(Operation)
-def warmup(*, backward=True, device=None, sizes=None, options):
+@options.takes(options.Operation)
+def warmup(*, backward=True, device=None, sizes=None, chosen):
     """Compiles (or takes from the cache) and loads every kernel of one operation.
 
     After it, calls with these options run without a compile and can be captured into a CUDA graph.
@@ -106,14 +95,14 @@ def warmup(*, backward=True, device=None, sizes=None, options):
 
     Raises what `attention` raises.
     """
-    text = text_of(options)
-    spec_of_text(text)  # wrong use is wrong use without a GPU as well
+    text = options.text_of(chosen)
+    options.spec_of_text(text)  # wrong use is wrong use without a GPU as well
     if sizes is not None:
         names = ("batch", "heads", "key/value heads", "queries", "keys")
         if not isinstance(sizes, (tuple, list)) or len(sizes) != len(names):
             raise SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
-        sizes = tuple(whole_number(name, size) for name, size in zip(names, sizes))
-    ops.operation(_gpu(device), text).warmup(yes_or_no("backward", backward), sizes)
+        sizes = tuple(options.whole_number(name, size) for name, size in zip(names, sizes))
+    ops.operation(_gpu(device), text).warmup(options.yes_or_no("backward", backward), sizes)
 
 
 def _gpu(device):
@@ -149,17 +138,17 @@ def _inputs(q, k, v):
     return q, k, v
 
 
-def _forward(q, k, v, softmax_scale, layout, options):
+def _forward(q, k, v, softmax_scale, layout, chosen):
     q, k, v = _inputs(q, k, v)
-    text = _text(options, softmax_scale, layout, q, k)
+    text = _text(chosen, softmax_scale, layout, q, k)
     return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text)
 
 
-def _text(options, softmax_scale, layout, q, k):
+def _text(chosen, softmax_scale, layout, q, k):
     """The options for the operators."""
-    check_layout(layout)
-    check_softmax_scale(softmax_scale, 1)
+    options.check_layout(layout)
+    options.check_softmax_scale(softmax_scale, 1)
     if q.dim() == 4 and k.dim() == 4:  # other ranks the operator refuses with its own message
         token = 2 if layout == "bhsd" else 1
-        options = with_mask(options, q.shape[token], k.shape[token])
-    return text_of(options)
+        chosen = options.with_mask(chosen, q.shape[token], k.shape[token])
+    return options.text_of(chosen)

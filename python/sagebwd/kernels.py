@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sagebwd import _core
-from sagebwd.options import Operation, SpecError, spec, takes, yes_or_no
+from sagebwd import _core, options
+from sagebwd.options import SpecError
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def local_arch(device=0):
     return _core.arch_for_capability(*driver["devices"][device])
 
 
-@takes(Operation)
-def emit(arch=None, *, backward=True, options):
+@options.takes(options.Operation)
+def emit(arch=None, *, backward=True, chosen):
     """The CUDA source of every kernel of one operation, as a list of KernelSource.
 
     Needs no CUDA. Raises SpecError for what cannot be built.
@@ -51,15 +51,14 @@ def emit(arch=None, *, backward=True, options):
         backward: without it only the forward's kernels.
         {options}
     """
+    options.yes_or_no("backward", backward)
     arch = local_arch() if arch is None else arch
-    return [
-        KernelSource(pass_=source.pop("pass"), **source)
-        for source in _core.emit(spec(arch, **options), arch, yes_or_no("backward", backward))
-    ]
+    sources = _core.emit(options.spec(arch, **chosen), arch, backward)
+    return [KernelSource(pass_=source.pop("pass"), **source) for source in sources]
 
 
-@takes(Operation)
-def build(arch=None, *, backward=True, options):
+@options.takes(options.Operation)
+def build(arch=None, *, backward=True, chosen):
     """Compiles every kernel of one operation into the cache; needs NVRTC, but no GPU.
 
     Returns what `sagebwd build --json` prints: a list of dicts with name, pass, cached (this
@@ -70,8 +69,9 @@ def build(arch=None, *, backward=True, options):
         arch, backward: as for `emit`.
         {options}
     """
+    options.yes_or_no("backward", backward)
     arch = local_arch() if arch is None else arch
-    return _core.build(spec(arch, **options), arch, yes_or_no("backward", backward))
+    return _core.build(options.spec(arch, **chosen), arch, backward)
 
 
 def cache_stats():

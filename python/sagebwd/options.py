@@ -100,7 +100,7 @@ _ABSENT = {
 
 
 def takes(kind=Options, but=()):
-    """Puts the fields of `kind` among the keywords of a function, which gets them as `options`.
+    """Puts the fields of `kind` among the keywords of a function, which gets them as `chosen`.
 
     The function's signature and the place of `{options}` in its docstring list them; `but` names
     those left out. An unknown keyword is a TypeError that names the near ones.
@@ -109,16 +109,16 @@ def takes(kind=Options, but=()):
     def decorate(function):
         fields = [f for f in dataclasses.fields(kind) if f.name not in but]
         defaults = {f.name: f.default for f in fields}
-        own = [p for p in inspect.signature(function).parameters.values() if p.name != "options"]
+        own = [p for p in inspect.signature(function).parameters.values() if p.name != "chosen"]
         known = frozenset(p.name for p in own) | frozenset(defaults)
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
-            options = {name: keywords.pop(name, default) for name, default in defaults.items()}
+            chosen = {name: keywords.pop(name, default) for name, default in defaults.items()}
             for name in keywords:
                 if name not in known:
                     _refuse_keyword(function.__name__, name, known)
-            return function(*arguments, options=options, **keywords)
+            return function(*arguments, chosen=chosen, **keywords)
 
         listed = [
             inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)

@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from sagebwd import _core
-from sagebwd.options import HEAD_DIMS, Operation, SpecError, check_callback, spec, takes, yes_or_no
+from sagebwd import _core, options
+from sagebwd.options import SpecError
 
 # Options that may have several values.
 _SEVERAL = ("head_dim", "dtype", "causal", "granularity", "precision")
@@ -19,10 +19,10 @@ def _list(value):
     )
 
 
-@takes(Operation, but=(*_SEVERAL, "deterministic"))
+@options.takes(options.Operation, but=(*_SEVERAL, "deterministic"))
 def prebuild(
-    out, *, arch, head_dim=HEAD_DIMS, dtype=("bf16", "fp16"), causal=("none", "top-left"),
-    granularity="row", precision="six-of-seven", backward=True, records=(), progress=None, options,
+    out, *, arch, head_dim=options.HEAD_DIMS, dtype=("bf16", "fp16"), causal=("none", "top-left"),
+    granularity="row", precision="six-of-seven", backward=True, records=(), progress=None, chosen,
 ):  # fmt: skip
     """Compiles the kernels of every combination of the options into the pack `out`.
 
@@ -39,13 +39,13 @@ def prebuild(
     (the file cannot be written), LibraryError (no NVRTC for these architectures) or CompileError
     (then there is no pack, and what did compile is kept for the next call).
     """
-    yes_or_no("backward", backward)
-    check_callback("progress", progress)
+    options.yes_or_no("backward", backward)
+    options.check_callback("progress", progress)
     if arch is None:
         raise SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
     several = map(_list, (arch, head_dim, dtype, causal, granularity, precision))
     specs = [
-        (spec(one, **dict(zip(_SEVERAL, values)), **options), one)
+        (options.spec(one, **dict(zip(_SEVERAL, values)), **chosen), one)
         for one, *values in itertools.product(*several)
     ]
     if not specs:

@@ -7,27 +7,16 @@ GIL. Invalid arguments raise SpecError.
 
 import numbers
 
-from sagebwd import _core
+from sagebwd import _core, options
 from sagebwd.arrays import Arrays
-from sagebwd.options import (
-    Mask,
-    SpecError,
-    check_softmax_scale,
-    dtype_name,
-    emulated_spec,
-    spec,
-    takes,
-    whole_number,
-    with_mask,
-    yes_or_no,
-)
+from sagebwd.options import SpecError
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to"]
 
 
 def round_to(array, dtype):
     """`array` rounded to nearest even in 'bf16' or 'fp16', as float32."""
-    return _core.round_to(array, dtype_name(dtype))
+    return _core.round_to(array, options.dtype_name(dtype))
 
 
 def random_inputs(
@@ -43,17 +32,17 @@ def random_inputs(
     sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_len=seq_len,
                  seq_len_kv=seq_len_kv, head_dim=head_dim)  # fmt: skip
     for name, size in sizes.items():
-        whole_number(name, size)
+        options.whole_number(name, size)
     if batch * head_dim * max(heads * seq_len, heads_kv * seq_len_kv) > 1 << 36:
         raise SpecError(f"more than 2**36 elements in one tensor: {sizes}")
     if not isinstance(sigma, numbers.Real) or not 0 <= sigma <= 1e30:  # in float32
         raise SpecError(f"sigma={sigma!r}: pass a number from 0 to 1e30")
-    seed = whole_number("seed", seed, least=0)
-    return _core.random_inputs(*sizes.values(), dtype_name(dtype), sigma, seed)
+    seed = options.whole_number("seed", seed, least=0)
+    return _core.random_inputs(*sizes.values(), options.dtype_name(dtype), sigma, seed)
 
 
-@takes(Mask)
-def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, options):
+@options.takes(options.Mask)
+def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, chosen):
     """Attention in FP64, and its gradients where `dout` is given.
 
     Returns a dict of float64 arrays: out, lse (natural log, scaled scores), delta, dq, dk, dv, and
@@ -61,15 +50,16 @@ def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, 
     softmax scale. What a query sees is told as to `sagebwd.attention`.
     """
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
-    mask = spec(**with_mask(options, q.shape[2], k.shape[2]))
-    inputs = _core.Inputs(q, k, v, dout, dlse, check_softmax_scale(softmax_scale, q.shape[3]))
-    return _core.exact(inputs, mask, yes_or_no("matrices", matrices))
+    mask = options.spec(**options.with_mask(chosen, q.shape[2], k.shape[2]))
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    inputs = _core.Inputs(q, k, v, dout, dlse, scale)
+    return _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))
 
 
-@takes(but=("deterministic",))
+@options.takes(but=("deterministic",))
 def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
-    round_outputs=False, out=None, lse=None, arch=None, options,
+    round_outputs=False, out=None, lse=None, arch=None, chosen,
 ):  # fmt: skip
     """Attention with the kernels' quantisers bit for bit and FP32 accumulation, on the CPU.
 
@@ -88,8 +78,10 @@ def emulate(
         raise SpecError("out and lse go together: pass both, of one forward, or neither")
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
-    rules, plan = emulated_spec(options, q, k, arch, head_dim=q.shape[3], dtype=dtype)
+    rules, plan = options.emulated_spec(chosen, q, k, arch, head_dim=q.shape[3], dtype=dtype)
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
-    inputs = _core.Inputs(q, k, v, dout, dlse, check_softmax_scale(softmax_scale, q.shape[3]))
-    switches = (yes_or_no("matrices", matrices), yes_or_no("round_outputs", round_outputs))
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    inputs = _core.Inputs(q, k, v, dout, dlse, scale)
+    switches = dict(matrices=matrices, round_outputs=round_outputs)
+    switches = [options.yes_or_no(*switch) for switch in switches.items()]
     return _core.emulate(inputs, rules, sorted(plan), *switches, out, lse)

@@ -2,24 +2,17 @@
 
 import math
 
-from sagebwd import _core
+from sagebwd import _core, options
 from sagebwd.arrays import Arrays
 from sagebwd.kernels import local_arch
-from sagebwd.options import (
-    SpecError,
-    check_softmax_scale,
-    dtype_name,
-    emulated_spec,
-    precision_of,
-    takes,
-)
+from sagebwd.options import SpecError
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
 
 
-@takes(but=("deterministic",))
-def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=None, options):
+@options.takes(but=("deterministic",))
+def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=None, chosen):
     """Cosine and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
     Args:
@@ -44,14 +37,14 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
     arrays = Arrays(q=q, k=k, v=v, dout=dout)
     if dtype is None:
         dtype = q.dtype if str(q.dtype).endswith("float16") else "bf16"
-    dtype = dtype_name(dtype)
+    dtype = options.dtype_name(dtype)
     if device is None:
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
     if device == "cpu":
         arch = _arch_here() if arch is None else arch
-        spec, plan = emulated_spec(options, q, k, arch, head_dim=q.shape[3], dtype=dtype)
-        scale = check_softmax_scale(softmax_scale, q.shape[3])
+        spec, plan = options.emulated_spec(chosen, q, k, arch, head_dim=q.shape[3], dtype=dtype)
+        scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         rounded = [_core.round_to(x, dtype) for x in arrays.numpy()]
         return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
     if not device.startswith("cuda"):
@@ -62,7 +55,7 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
         raise SpecError(f"device={device!r} needs PyTorch ({error}): pass device='cpu'") from None
     if not torch.cuda.is_available():
         raise SpecError(f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'")
-    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, options)
+    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen)
 
 
 def _arch_here():
@@ -70,7 +63,7 @@ def _arch_here():
     return None if driver["missing"] or not driver["devices"] else local_arch()
 
 
-def _trace_torch(given, device, dtype, softmax_scale, options):
+def _trace_torch(given, device, dtype, softmax_scale, chosen):
     """`trace` by the emulation, on any device that PyTorch has."""
     import torch
 
@@ -79,9 +72,9 @@ def _trace_torch(given, device, dtype, softmax_scale, options):
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in given]
     q, k = tensors[:2]
-    options = dict(options, softmax_scale=softmax_scale)
-    rules = emulation.emulation_rules(*tensors[:3], plan=options.pop("precision"), **options)
-    kernels = _kernel_results(tensors, rules, options) if q.is_cuda else {}
+    chosen = dict(chosen, softmax_scale=softmax_scale)
+    rules = emulation.emulation_rules(*tensors[:3], plan=chosen.pop("precision"), **chosen)
+    kernels = _kernel_results(tensors, rules, chosen) if q.is_cuda else {}
     kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
     tensors = emulation.grouped(k.shape[1], *tensors)
     found = {}, {}  # the sums of the emulation's tensors, of the kernels'
@@ -122,15 +115,15 @@ def _emulated_chunk(q, k, v, dout, rules):
     return dict(zip(TENSORS, (delta, p, dp, ds, out, dq, dk, dv)))
 
 
-def _kernel_results(tensors, rules, options):
+def _kernel_results(tensors, rules, chosen):
     """O, dQ, dK, dV from the kernels; empty for plans that they are not built for."""
-    precision = precision_of(rules.plan)
+    precision = options.precision_of(rules.plan)
     if precision is None:
         return {}
     from sagebwd.functional import attention_backward, attention_forward
 
     q, k, v, dout = (t.contiguous() for t in tensors)
-    given = dict(options, precision=precision)
+    given = dict(chosen, precision=precision)
     out, lse = attention_forward(q, k, v, **given)
     gradients = attention_backward(dout, q, k, v, out, lse, **given)
     return dict(zip(("O", "dQ", "dK", "dV"), (out, *gradients)))

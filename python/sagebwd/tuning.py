@@ -7,16 +7,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sagebwd import _core
-from sagebwd.options import (
-    Operation,
-    SpecError,
-    check_callback,
-    spec,
-    takes,
-    whole_number,
-    yes_or_no,
-)
+from sagebwd import _core, options
+from sagebwd.options import SpecError
 
 TuneError = _core.TuneError
 
@@ -47,10 +39,10 @@ class TunedKernel:
         return self.default_ms / self.tuned_ms if self.tuned_ms else 1.0
 
 
-@takes(Operation)
+@options.takes(options.Operation)
 def tune(
     *, seq_len=8192, seq_kv=None, batch=1, heads=8, heads_kv=None, kernels=KERNELS, tiles=(),
-    force=False, rounds=15, device=None, group=None, progress=None, options,
+    force=False, rounds=15, device=None, group=None, progress=None, chosen,
 ):  # fmt: skip
     """Times every tile worth trying on this GPU and keeps the winners; a list of TunedKernel.
 
@@ -73,20 +65,20 @@ def tune(
     Raises SpecError, LibraryError, CompileError or TuneError.
     """
     kernels, tiles = _words("kernels", kernels), _words("tiles", tiles)
-    yes_or_no("force", force)
-    check_callback("progress", progress)
-    if whole_number("rounds", rounds, least=5) > 1000:
+    options.yes_or_no("force", force)
+    options.check_callback("progress", progress)
+    if options.whole_number("rounds", rounds, least=5) > 1000:
         raise SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
     if device is None:
         device = _current_device()
-    whole_number("device", device, least=0)
-    spec(**options)  # wrong use is wrong use without a GPU as well
+    options.whole_number("device", device, least=0)
+    options.spec(**chosen)  # wrong use is wrong use without a GPU as well
     sizes = dict(batch=batch, heads=heads, heads_kv=heads if heads_kv is None else heads_kv,
                  seq_len=seq_len, seq_kv=seq_len if seq_kv is None else seq_kv)  # fmt: skip
-    problem = tuple(whole_number(name, size) for name, size in sizes.items())
+    problem = tuple(options.whole_number(name, size) for name, size in sizes.items())
 
     def what():
-        return spec(_arch(device), **options), problem, device, kernels
+        return options.spec(_arch(device), **chosen), problem, device, kernels
 
     def tune_here():
         return _core.tune(*what(), tiles, force, rounds, progress)
@@ -117,7 +109,7 @@ def import_records(path, overwrite=False):
     Records that are here already stay, unless `overwrite`. All or nothing: SpecError for a file
     that is not wholly sound.
     """
-    yes_or_no("overwrite", overwrite)
+    options.yes_or_no("overwrite", overwrite)
     path = os.fspath(path)
     if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would be waited for
         raise OSError(f"{path} is no regular file")
