@@ -43,8 +43,7 @@ class Arrays:
 
     def numpy(self):
         """All of them as arrays on the CPU, in the order in which they were given."""
-        if not self.are_torch:
-            return list(self.given.values())
-        return [
-            None if x is None else x.detach().float().cpu().numpy() for x in self.given.values()
-        ]
+        given = list(self.given.values())
+        if self.are_torch:
+            given = [None if x is None else x.detach().float().cpu().numpy() for x in given]
+        return given

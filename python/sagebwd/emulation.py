@@ -10,8 +10,7 @@ import torch
 
 from sagebwd import _core, options
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk
-from sagebwd.ops import DTYPES, Differentiable, problem_of
-from sagebwd.options import SpecError
+from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 
@@ -60,10 +59,8 @@ def by_chunks(function, heads_kv, *tensors):
         return out
 
     with torch.no_grad(), full_precision(tensors[0].device):
-        results = [
-            function(*(None if t is None else t[part] for t in tensors))
-            for part in chunks(*tensors[:2])
-        ]
+        parts = chunks(*tensors[:2])
+        results = [function(*(t if t is None else t[part] for t in tensors)) for part in parts]
         return [whole(parts) for parts in zip(*results)]
 
 
@@ -118,7 +115,7 @@ def emulated_attention(
     CHUNK_ELEMENTS or of one key head's queries x keys, whichever is larger. Raises SpecError.
     """
     options.yes_or_no("return_lse", return_lse)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = as_autocast_wants(q.device.type, q, k, v)
     chosen |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
     rules = emulation_rules(q, k, v, layout=layout, **chosen)
     out, lse = Differentiable.apply(forward, _Gradients.apply, *swapped(layout, q, k, v), rules)
@@ -152,13 +149,13 @@ def emulation_rules(
     those for that device.
     """
     if not {q.dtype, k.dtype, v.dtype} <= set(DTYPES):
-        raise SpecError(
+        raise options.SpecError(
             f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: the emulation takes "
             "torch.bfloat16 or torch.float16, as the kernels do (trace() rounds float32 inputs)"
         )
     problem_of(q, k, v, layout)
     if math_dtype not in (torch.float32, torch.float64):
-        raise SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
+        raise options.SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
     arch = None
     if q.is_cuda:
         arch = _core.arch_for_capability(*torch.cuda.get_device_capability(q.device))
@@ -176,11 +173,3 @@ def emulation_rules(
 def swapped(layout, *tensors):
     """Between (B, H, S, D) and the layout, which is its own inverse."""
     return [t.transpose(1, 2) for t in tensors] if layout == "bshd" else list(tensors)
-
-
-def _autocast(q, k, v):
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        q, k, v = (t.to(dtype) if t.dtype != torch.float64 else t for t in (q, k, v))
-    return q, k, v

@@ -70,17 +70,9 @@ def exact_chunk(q, k, v, dout, mask, scale, dlse=None):
     delta = (dout * out).sum(-1, keepdim=True)
     dp = dout @ v.mT
     ds = p * (dp - (delta if dlse is None else delta - dlse[..., None]))
-    return {
-        "lse": lse,
-        "delta": delta,
-        "P": p,
-        "dP": dp,
-        "dS": ds,
-        "O": out,
-        "dQ": scale * (ds @ k),
-        "dK": scale * (ds.mT @ q).sum(1, keepdim=True),
-        "dV": (p.mT @ dout).sum(1, keepdim=True),
-    }
+    dk, dv = (x.sum(1, keepdim=True) for x in (ds.mT @ q, p.mT @ dout))
+    gradients = {"dQ": scale * (ds @ k), "dK": scale * dk, "dV": dv}
+    return {"lse": lse, "delta": delta, "P": p, "dP": dp, "dS": ds, "O": out, **gradients}
 
 
 def _scales(q, k, v, dout, dlse, exact, tau):

@@ -4,9 +4,6 @@ import torch
 
 from sagebwd import ops, options
 from sagebwd.kernels import local_arch
-from sagebwd.options import SpecError
-
-_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @options.takes()
@@ -100,7 +97,7 @@ def warmup(*, backward=True, device=None, sizes=None, chosen):
     if sizes is not None:
         names = ("batch", "heads", "key/value heads", "queries", "keys")
         if not isinstance(sizes, (tuple, list)) or len(sizes) != len(names):
-            raise SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
+            raise options.SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
         sizes = tuple(options.whole_number(name, size) for name, size in zip(names, sizes))
     ops.operation(_gpu(device), text).warmup(options.yes_or_no("backward", backward), sizes)
 
@@ -112,7 +109,9 @@ def _gpu(device):
     except (RuntimeError, TypeError, ValueError):
         chosen = None
     if chosen is None or chosen.type != "cuda":
-        raise SpecError(f"device={device!r}: pass a CUDA device, or None for the current one")
+        raise options.SpecError(
+            f"device={device!r}: pass a CUDA device, or None for the current one"
+        )
     local_arch(chosen.index or 0)
     return torch.cuda.current_device() if chosen.index is None else chosen.index
 
@@ -132,10 +131,7 @@ def _inputs(q, k, v):
         isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     ):
         _check_tensors(q=q, k=k, v=v)
-    if q.is_cuda and torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        q, k, v = (t.to(dtype) if t.dtype in _CASTABLE else t for t in (q, k, v))
-    return q, k, v
+    return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 
 def _forward(q, k, v, softmax_scale, layout, chosen):

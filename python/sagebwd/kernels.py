@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from sagebwd import _core, options
-from sagebwd.options import SpecError
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def local_arch(device=0):
             f"{', '.join(archs())}"
         )
     if not 0 <= device < len(driver["devices"]):
-        raise SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
+        raise options.SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
     return _core.arch_for_capability(*driver["devices"][device])
 
 

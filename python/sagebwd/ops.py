@@ -12,7 +12,6 @@ import torch
 
 from sagebwd import _core, options
 from sagebwd.kernels import local_arch
-from sagebwd.options import SpecError
 
 DTYPES = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda", "meta")
@@ -41,22 +40,30 @@ def _shape(t):
     return tuple(t.shape)
 
 
+def as_autocast_wants(kind, *tensors):
+    """The inputs, cast where autocast is on for devices of that kind."""
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return [t.to(dtype) if t.dtype in (torch.float32, *DTYPES) else t for t in tensors]
+
+
 def problem_of(q, k, v, layout, devices=None):
     """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
-            raise SpecError(
+            raise options.SpecError(
                 f"{name} has rank {t.dim()} (shape {_shape(t)}); it must have rank 4: "
                 "(batch, head, token, channel), or layout='bshd'"
             )
         _check_dense(name, t)
         if t.dtype not in DTYPES:
-            raise SpecError(
+            raise options.SpecError(
                 f"{name} is {t.dtype}; the kernels take torch.bfloat16 or torch.float16: convert "
                 "it, or run under torch.autocast('cuda')"
             )
         if devices and t.device.type not in devices:
-            raise SpecError(
+            raise options.SpecError(
                 f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU there are "
                 "sagebwd.trace, sagebwd.reference and sagebwd.emulation.emulated_attention"
             )
@@ -66,16 +73,16 @@ def problem_of(q, k, v, layout, devices=None):
     dims = (q.shape[3], k.shape[3], v.shape[3])
     _check_equal(*dims, "have head dims", "be equal: pad the smaller ones with zeros")
     if k.shape != v.shape:
-        raise SpecError(f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal")
+        raise options.SpecError(f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal")
     if q.shape[0] != k.shape[0]:
-        raise SpecError(
+        raise options.SpecError(
             f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand the smaller "
             "one"
         )
     head, token = (1, 2) if layout == "bhsd" else (2, 1)
     heads, heads_kv = q.shape[head], k.shape[head]
     if heads_kv == 0 or heads == 0 or heads % heads_kv != 0:
-        raise SpecError(
+        raise options.SpecError(
             f"q has {heads} heads and k and v have {heads_kv}; the first must be a positive "
             "multiple of the second (is layout= right?)"
         )
@@ -84,18 +91,18 @@ def problem_of(q, k, v, layout, devices=None):
 
 def _check_dense(name, t):
     if t.layout is not torch.strided:
-        raise SpecError(f"{name} is {t.layout}; pass a dense tensor: {name}.to_dense()")
+        raise options.SpecError(f"{name} is {t.layout}; pass a dense tensor: {name}.to_dense()")
 
 
 def _check_equal(of_q, of_k, of_v, have, must):
     if not of_q == of_k == of_v:
-        raise SpecError(f"q, k and v {have} {of_q}, {of_k} and {of_v}; they must {must}")
+        raise options.SpecError(f"q, k and v {have} {of_q}, {of_k} and {of_v}; they must {must}")
 
 
 def _check_like(name, t, must_be, shape, dtype, device, more=""):
     _check_dense(name, t)
     if _shape(t) != shape or t.dtype != dtype or t.device != device:
-        raise SpecError(
+        raise options.SpecError(
             f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be {must_be} {shape} {dtype} "
             f"on {device}{more}"
         )
@@ -124,7 +131,7 @@ def _operand(t, layout):
 def _required_operand(name, t, layout):
     operand = _operand(t, layout)
     if operand is None:
-        raise SpecError(
+        raise options.SpecError(
             f"{name} has strides {tuple(t.stride())} (elements) and address {t.data_ptr():#x}; the "
             "last stride must be 1, and the others and the address multiples of 16 bytes (8 "
             f"elements): pass {name}.{'clone' if t.is_contiguous() else 'contiguous'}()"
@@ -145,9 +152,7 @@ def _copied_operand(t, layout):
 # ---- the kernels ---------------------------------------------------------------------------------
 
 
-@functools.cache
-def _checked(text, head_dim, dtype):
-    options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
+_checked = functools.cache(options.spec_of_text)
 
 
 @functools.cache
@@ -240,7 +245,7 @@ for _key in ("CUDA", "CPU", *_sparse):
 def _forward_fake(q, k, v, softmax_scale, layout, spec):
     problem = problem_of(q, k, v, layout, DEVICES)
     options.check_softmax_scale(softmax_scale, q.shape[3])
-    _checked(spec, int(q.shape[3]), q.dtype)
+    _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
     return q.new_empty(q.shape), _new_lse(q, problem)
 
 

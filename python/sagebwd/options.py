@@ -81,14 +81,10 @@ _KINDS = {field.name: (field.type, field.default) for field in dataclasses.field
 
 # What other attention functions call an option of ours, for error messages.
 _FOREIGN_NAMES = {
-    "is_causal": "causal",
-    "scale": "softmax_scale",
-    "sm_scale": "softmax_scale",
-    "tensor_layout": "layout",
-    "return_softmax_lse": "return_lse",
-    "smooth": "smooth_k",
+    "is_causal": "causal", "scale": "softmax_scale", "sm_scale": "softmax_scale",
+    "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
     "plan": "precision",
-}
+}  # fmt: skip
 _ABSENT = {
     "dropout_p": "dropout is not supported: leave it out",
     "attn_mask": "arbitrary masks are not supported: use causal=",

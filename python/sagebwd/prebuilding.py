@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sagebwd import _core, options
-from sagebwd.options import SpecError
 
 # Options that may have several values.
 _SEVERAL = ("head_dim", "dtype", "causal", "granularity", "precision")
@@ -42,17 +41,17 @@ def prebuild(
     options.yes_or_no("backward", backward)
     options.check_callback("progress", progress)
     if arch is None:
-        raise SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
+        raise options.SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
     several = map(_list, (arch, head_dim, dtype, causal, granularity, precision))
     specs = [
         (options.spec(one, **dict(zip(_SEVERAL, values)), **chosen), one)
         for one, *values in itertools.product(*several)
     ]
     if not specs:
-        raise SpecError("an empty list among the options: there is nothing to build")
+        raise options.SpecError("an empty list among the options: there is nothing to build")
     several = isinstance(records, Iterable) and not isinstance(records, (str, bytes))
     paths = list(records) if several else [records]
     if not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths):
-        raise SpecError(f"records={records!r}: pass a file's path, or several")
+        raise options.SpecError(f"records={records!r}: pass a file's path, or several")
     files = [Path(os.fsdecode(path)).read_bytes() for path in paths]
     return _core.prebuild(os.fsencode(out), specs, backward, files, progress)

@@ -9,7 +9,6 @@ import numbers
 
 from sagebwd import _core, options
 from sagebwd.arrays import Arrays
-from sagebwd.options import SpecError
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to"]
 
@@ -34,9 +33,9 @@ def random_inputs(
     for name, size in sizes.items():
         options.whole_number(name, size)
     if batch * head_dim * max(heads * seq_len, heads_kv * seq_len_kv) > 1 << 36:
-        raise SpecError(f"more than 2**36 elements in one tensor: {sizes}")
+        raise options.SpecError(f"more than 2**36 elements in one tensor: {sizes}")
     if not isinstance(sigma, numbers.Real) or not 0 <= sigma <= 1e30:  # in float32
-        raise SpecError(f"sigma={sigma!r}: pass a number from 0 to 1e30")
+        raise options.SpecError(f"sigma={sigma!r}: pass a number from 0 to 1e30")
     seed = options.whole_number("seed", seed, least=0)
     return _core.random_inputs(*sizes.values(), options.dtype_name(dtype), sigma, seed)
 
@@ -75,7 +74,7 @@ def emulate(
             Here also any collection of sagebwd.PRODUCTS.
     """
     if (out is None) != (lse is None):
-        raise SpecError("out and lse go together: pass both, of one forward, or neither")
+        raise options.SpecError("out and lse go together: pass both, of one forward, or neither")
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
     rules, plan = options.emulated_spec(chosen, q, k, arch, head_dim=q.shape[3], dtype=dtype)

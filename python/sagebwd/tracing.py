@@ -5,7 +5,6 @@ import math
 from sagebwd import _core, options
 from sagebwd.arrays import Arrays
 from sagebwd.kernels import local_arch
-from sagebwd.options import SpecError
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
@@ -48,13 +47,17 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
         rounded = [_core.round_to(x, dtype) for x in arrays.numpy()]
         return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
     if not device.startswith("cuda"):
-        raise SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
+        raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
     try:
         import torch
     except ImportError as error:
-        raise SpecError(f"device={device!r} needs PyTorch ({error}): pass device='cpu'") from None
+        raise options.SpecError(
+            f"device={device!r} needs PyTorch ({error}): pass device='cpu'"
+        ) from None
     if not torch.cuda.is_available():
-        raise SpecError(f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'")
+        raise options.SpecError(
+            f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'"
+        )
     return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sagebwd import _core, options
-from sagebwd.options import SpecError
+from sagebwd.kernels import local_arch
 
 TuneError = _core.TuneError
 
@@ -68,7 +68,7 @@ def tune(
     options.yes_or_no("force", force)
     options.check_callback("progress", progress)
     if options.whole_number("rounds", rounds, least=5) > 1000:
-        raise SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
+        raise options.SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
     if device is None:
         device = _current_device()
     options.whole_number("device", device, least=0)
@@ -123,7 +123,7 @@ def _words(name, given):
     several = isinstance(given, Iterable) and not isinstance(given, str)
     words = list(given) if several else [given]
     if not all(isinstance(word, str) for word in words):
-        raise SpecError(f"{name}={given!r}: pass names")
+        raise options.SpecError(f"{name}={given!r}: pass names")
     return words
 
 
@@ -144,8 +144,6 @@ def _current_device():
 
 
 def _arch(device):
-    from sagebwd.kernels import local_arch
-
     if missing := _core.driver()["missing"]:
         raise _core.LibraryError(
             f"{missing.rstrip('.')}. Tuning times kernels: call it where such a GPU is, and "

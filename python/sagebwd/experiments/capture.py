@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from sagebwd import Spec
@@ -36,8 +38,6 @@ PAPER_TABLE_2 = {
 #: Granularity and rotation of each traced column.
 VARIANTS = {granularity + "+rotate" * rotate: {"granularity": granularity, "rotate": rotate}
             for granularity in ("row", "block") for rotate in (True, False)}  # fmt: skip
-
-
 #: What one attention layer was handed: (batch, heads, tokens, head_dim) tensors.
 Captured = namedtuple("Captured", ("q", "k", "v", "dout"))
 
@@ -48,18 +48,15 @@ def capture(model: LanguageModel, sequences: Tensor, config: TrainConfig) -> lis
     originals = [layer.attend for layer in layers]
     tensors: list[list[Tensor]] = [[] for _ in layers]
 
-    def recording(attend, kept):
-        def recorded(*inputs):
-            out = attend(*inputs)
-            kept.extend(t.detach().contiguous() for t in inputs)
-            out.register_hook(lambda dout: kept.append(dout.detach().contiguous()))
-            return out
-
-        return recorded
+    def recorded(attend, kept, *inputs):
+        out = attend(*inputs)
+        kept.extend(t.detach().contiguous() for t in inputs)
+        out.register_hook(lambda dout: kept.append(dout.detach().contiguous()))
+        return out
 
     try:
         for layer, attend, kept in zip(layers, originals, tensors):
-            layer.attend = recording(attend, kept)
+            layer.attend = partial(recorded, attend, kept)
         with autocast(config):
             loss = model(sequences[:, :-1], sequences[:, 1:])
         loss.backward()
@@ -106,11 +103,8 @@ def table(title: str, traced: dict[str, dict[str, dict[str, float]]]) -> str:
 def mean_over_layers(layers: dict[str, dict]) -> dict:
     """The mean of every figure over the traced layers."""
     every = [layer["variants"] for layer in layers.values()]
-
-    def mean(variant, tensor, key):
-        return sum(one[variant][tensor][key] for one in every) / len(every)
-
-    return {variant: {tensor: {key: mean(variant, tensor, key) for key in ("cosine", "rel_l2")}
+    return {variant: {tensor: {figure: fmean(one[variant][tensor][figure] for one in every)
+                               for figure in ("cosine", "rel_l2")}
                       for tensor in PAPER_TABLE_2} for variant in VARIANTS}  # fmt: skip
 
 

@@ -102,11 +102,9 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def config_of(arguments: argparse.Namespace) -> TrainConfig:
     def given(config):
-        return {key: value for key, value in vars(arguments).items() if key in vars(config)}
+        return replace(config, **{k: v for k, v in vars(arguments).items() if k in vars(config)})
 
-    default = TrainConfig()
-    model = replace(default.model, **given(default.model))
-    return replace(default, **given(default), model=model)
+    return replace(given(TrainConfig()), model=given(ModelConfig()))
 
 
 def config_of_record(record: dict) -> TrainConfig:

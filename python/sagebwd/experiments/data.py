@@ -20,10 +20,9 @@ class Text:
     @staticmethod
     def read(paths: list[Path], held_out_fraction: float = 0.1) -> Text:
         contents = [Path(path).read_bytes() for path in paths]
-        files = tuple(
-            {"name": Path(path).name, "bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()}
-            for path, c in zip(paths, contents)
-        )
+        digests = [hashlib.sha256(content).hexdigest() for content in contents]
+        files = tuple({"name": Path(path).name, "bytes": len(content), "sha256": digest}
+                      for path, content, digest in zip(paths, contents, digests))  # fmt: skip
         every = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
         split = len(every) - int(len(every) * held_out_fraction)
         return Text(every[:split], every[split:], files)

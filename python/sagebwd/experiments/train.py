@@ -122,8 +122,7 @@ def train(config: TrainConfig, choice: AttentionChoice, text: Text, on_row=None)
         rows.append(dict(zip(COLUMNS, figures)))
         if on_row:
             on_row(rows[-1])
-        pending = []
-        interval = time.perf_counter()
+        pending, interval = [], time.perf_counter()
     return Run(rows, model, digest.hexdigest(), time.perf_counter() - started)
 
 
@@ -181,10 +180,8 @@ class RowWriter:
         self.writer.writeheader()
 
     def __call__(self, row: dict) -> None:
-        self.writer.writerow({
-            key: "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
-            for key, value in row.items()
-        })
+        self.writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value
+                              for key, value in row.items()})  # fmt: skip
         self.file.flush()
         new, last = row["val_loss"] is not None, row["step"] == self.steps
         self.val_loss = row["val_loss"] if new else self.val_loss
