@@ -22,8 +22,6 @@
 
 #include <pybind11/operators.h>
 
-#include <algorithm>
-
 namespace py = pybind11;
 using namespace pybind11::literals;
 using namespace sagebwd;

@@ -1,9 +1,11 @@
 """What importing gives, with and without PyTorch."""
 
+import ast
 import copy
 import dataclasses
 import inspect
 import os
+import pathlib
 import pickle
 import shutil
 import subprocess
@@ -102,6 +104,19 @@ def test_options_are_those_of_the_library():
     assert ours.keys() == theirs.keys()
     unspelled = {"causal": "none", "group_q": 0, "group_kv": 0}  # False and None here
     assert {**ours, **unspelled} == theirs
+
+
+def test_nobody_else_looks_inside_the_mask():
+    """prebuild() has several values of an option, wherever it stands."""
+    inside = {field.name for field in dataclasses.fields(options.Mask)}
+    folder = pathlib.Path(options.__file__).parent
+    found = set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            words = (getattr(node, name, None) for name in ("id", "attr", "arg", "value"))
+            if inside & {word for word in words if isinstance(word, str)}:
+                found.add(path.stem)
+    assert found == {"options", "numerics", "prebuilding"}
 
 
 def test_head_dimensions_are_those_of_the_library():
