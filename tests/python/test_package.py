@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import inspect
 import os
-import pathlib
 import pickle
 import shutil
 import subprocess
@@ -109,7 +108,7 @@ def test_options_are_those_of_the_library():
 def test_nobody_else_looks_inside_the_mask():
     """prebuild() has several values of an option, wherever it stands."""
     inside = {field.name for field in dataclasses.fields(options.Mask)}
-    folder = pathlib.Path(options.__file__).parent
+    folder = Path(options.__file__).resolve().parent
     found = set()
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
