@@ -232,8 +232,7 @@ def _check_backward(dout, q, k, v, out, lse, dlse, layout):
 
 
 # On the CPU, and sparse tensors, to refuse with our own message.
-_sparse = [f"Sparse{kind}{device}" for kind in ("", "Csr") for device in ("CUDA", "CPU", "Meta")]
-for _key in ("CUDA", "CPU", *_sparse):
+for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
     _library.impl("forward", _forward, _key)
     _library.impl("backward", _backward, _key)
 
