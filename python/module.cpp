@@ -20,7 +20,7 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 
-#include <algorithm>
+#include <pybind11/operators.h>
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -53,9 +53,7 @@ void bind_spec(py::module_& m) {
              return name.empty() ? resolved(given) : resolved(given, find_arch(name));
            }),
            "arch"_a = py::none())
-      .def(
-          "__eq__", [](const ResolvedSpec& a, const ResolvedSpec& b) { return a == b; },
-          py::is_operator())
+      .def(py::self == py::self)
       .def("__hash__", [](const ResolvedSpec& s) { return py::hash(py::str(to_string(*s))); })
       .def("__str__", [](const ResolvedSpec& s) { return to_string(*s); })
       .def("__repr__", [](const ResolvedSpec& s) { return "<Spec " + to_string(*s) + ">"; })
@@ -122,7 +120,7 @@ void bind_environment(py::module_& m) {
     py::list devices;
     for (int i = 0; missing.empty() && i < driver::device_count(); ++i) {
       const driver::DeviceInfo info = driver::device_info(i);
-      devices.append(py::dict("major"_a = info.major, "minor"_a = info.minor));
+      devices.append(py::make_tuple(info.major, info.minor));
     }
     return py::dict("missing"_a = missing, "devices"_a = devices);
   });

@@ -1,12 +1,8 @@
 //===- module_prebuild.h - Packs from Python -------------------------------===//
 #pragma once
 
-#include "python/module_errors.h"
-#include "python/module_interrupt.h"
+#include "python/module_tuning.h"
 #include "runtime/prebuild.h"
-
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <string>
@@ -16,18 +12,6 @@ namespace sagebwd::python {
 
 namespace py = pybind11;
 
-inline std::vector<TuningRecord> parse_record_files(const std::vector<std::string>& texts) {
-  std::vector<TuningRecord> records;
-  for (const std::string& text : texts) {
-    std::string why;
-    auto more = parse_records(text, &why);
-    if (!more)
-      throw SpecError("no tuning records: " + why);
-    records.insert(records.end(), more->begin(), more->end());
-  }
-  return records;
-}
-
 inline py::dict prebuild_pack(const std::string& out,
                               const std::vector<std::pair<ResolvedSpec, std::string>>& specs,
                               bool backward, const std::vector<std::string>& record_files,
@@ -35,7 +19,10 @@ inline py::dict prebuild_pack(const std::string& out,
   std::vector<WantedOperation> operations;
   for (const auto& [spec, arch] : specs)
     operations.push_back({*spec, find_arch(arch), /*forward=*/true, backward});
-  const std::vector<TuningRecord> given = parse_record_files(record_files);
+  std::vector<TuningRecord> given;
+  for (const std::string& text : record_files)
+    for (TuningRecord& record : records_of_text(text))
+      given.push_back(std::move(record));
   PrebuildRequest request;
   request.output = out;
   request.records = records_of(operations, given);

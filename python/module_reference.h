@@ -123,20 +123,15 @@ inline py::tuple random_inputs(int64_t batch, int64_t heads, int64_t heads_kv, i
       array_of(std::move(in.v), shapes.key), array_of(std::move(in.dout), shapes.query));
 }
 
-inline py::dict exact(const Array& q, const Array& k, const Array& v, const OptionalArray& dout,
-                      const OptionalArray& dlse, float softmax_scale, const std::string& causal,
-                      bool keep_matrices) {
-  const reference::Inputs in = inputs_of(q, k, v, dout, dlse, softmax_scale);
-  const auto mask = parse_word<Causal>(causal);
-  return dict_of(interruptibly([&] { return reference::exact(in, mask, keep_matrices); }), in);
+/// `spec` says what a query sees; the rest of it is not looked at.
+inline py::dict exact(const reference::Inputs& in, const ResolvedSpec& spec, bool keep_matrices) {
+  return dict_of(interruptibly([&] { return reference::exact(in, *spec, keep_matrices); }), in);
 }
 
-inline py::dict emulate(const ResolvedSpec& spec, const std::vector<std::string>& plan,
-                        const Array& q, const Array& k, const Array& v, const OptionalArray& dout,
-                        const OptionalArray& dlse, float softmax_scale, bool keep_matrices,
+inline py::dict emulate(const reference::Inputs& in, const ResolvedSpec& spec,
+                        const std::vector<std::string>& plan, bool keep_matrices,
                         bool round_outputs, const OptionalArray& given_out,
                         const OptionalArray& given_lse) {
-  const reference::Inputs in = inputs_of(q, k, v, dout, dlse, softmax_scale);
   const Shapes shapes(in.problem, in.head_dim);
   const std::vector<float> out = values_of("out", given_out, shapes.query);
   const std::vector<float> lse = values_of("lse", given_lse, shapes.row);
@@ -147,11 +142,9 @@ inline py::dict emulate(const ResolvedSpec& spec, const std::vector<std::string>
   return dict_of(interruptibly(work), in);
 }
 
-inline py::dict trace(const ResolvedSpec& spec, const std::vector<std::string>& plan,
-                      const Array& q, const Array& k, const Array& v, const Array& dout,
-                      float softmax_scale) {
+inline py::dict trace(const reference::Inputs& in, const ResolvedSpec& spec,
+                      const std::vector<std::string>& plan) {
   using namespace pybind11::literals;
-  const reference::Inputs in = inputs_of(q, k, v, dout, std::nullopt, softmax_scale);
   py::dict table;
   for (const reference::TraceRow& row :
        interruptibly([&] { return reference::trace(in, spec, product_plan(plan)); }))
@@ -161,14 +154,12 @@ inline py::dict trace(const ResolvedSpec& spec, const std::vector<std::string>& 
 }
 
 inline void bind_reference(py::module_& m) {
-  using namespace pybind11::literals;
-
   m.def("plan_of", [](const std::string& precision) {
     return names_of(reference::plan_of(parse_word<Precision>(precision)));
   });
+  py::class_<reference::Inputs>(m, "Inputs").def(py::init(&inputs_of));
   m.def("round_to", round_to);
-  m.def("random_inputs", random_inputs, "batch"_a, "heads"_a, "heads_kv"_a, "seq_q"_a, "seq_kv"_a,
-        "head_dim"_a, "dtype"_a, "sigma"_a, "seed"_a);
+  m.def("random_inputs", random_inputs);
   m.def("exact", exact);
   m.def("emulate", emulate);
   m.def("trace", trace);

@@ -17,6 +17,14 @@
 
 namespace sagebwd::python {
 
+inline std::vector<TuningRecord> records_of_text(const std::string& text) {
+  std::string why;
+  auto records = parse_records(text, &why);
+  if (!records)
+    throw SpecError("these are no tuning records: " + why);
+  return std::move(*records);
+}
+
 inline TuneRequest tune_request(const ResolvedSpec& spec, const Problem& problem, int device,
                                 const std::vector<std::string>& kernels) {
   TuneRequest request;
@@ -82,11 +90,7 @@ inline void bind_tuning(py::module_& m) {
   m.def(
       "import_tuning_records",
       [](const std::string& text, bool overwrite) {
-        std::string why;
-        const auto records = parse_records(text, &why);
-        if (!records)
-          throw SpecError("these are no tuning records: " + why);
-        const Records::Merged merged = user_records().merge(*records, overwrite);
+        const Records::Merged merged = user_records().merge(records_of_text(text), overwrite);
         return std::array<size_t, 3>{merged.added, merged.kept, merged.replaced};
       },
       Released());

@@ -36,8 +36,7 @@ from sagebwd._core import (
     TuneError,
 )
 from sagebwd._doctor import doctor
-from sagebwd.caching import cache_stats
-from sagebwd.kernels import KernelSource, archs, build, emit
+from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.options import PRODUCTS
 from sagebwd.prebuilding import prebuild
 from sagebwd.tracing import trace
@@ -46,12 +45,7 @@ from sagebwd.tuning import TunedKernel, export_records, import_records, tune
 try:
     import torch as _torch  # noqa: F401
 except (ImportError, OSError):  # not installed, or not in working order
-    from sagebwd._without_torch import (
-        attention,
-        attention_backward,
-        attention_forward,
-        warmup,
-    )
+    from sagebwd._without_torch import attention, attention_backward, attention_forward, warmup
 else:
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
 
@@ -70,30 +64,8 @@ except _metadata.PackageNotFoundError:  # run from a source tree
     __version__ = "0.1.0"
 
 __all__ = [
-    "PRODUCTS",
-    "CompileError",
-    "DriverError",
-    "KernelSource",
-    "LibraryError",
-    "OfflineError",
-    "PackError",
-    "Spec",
-    "SpecError",
-    "TuneError",
-    "TunedKernel",
-    "archs",
-    "attention",
-    "attention_backward",
-    "attention_forward",
-    "build",
-    "cache_stats",
-    "doctor",
-    "emit",
-    "export_records",
-    "import_records",
-    "prebuild",
-    "reference",
-    "trace",
-    "tune",
-    "warmup",
-]
+    "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError", "OfflineError",
+    "PackError", "Spec", "SpecError", "TuneError", "TunedKernel", "archs", "attention",
+    "attention_backward", "attention_forward", "build", "cache_stats", "doctor", "emit",
+    "export_records", "import_records", "prebuild", "reference", "trace", "tune", "warmup",
+]  # fmt: skip

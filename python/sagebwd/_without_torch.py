@@ -21,7 +21,6 @@ def _refusal(name):
     return refuse
 
 
-attention = _refusal("attention")
-attention_backward = _refusal("attention_backward")
-attention_forward = _refusal("attention_forward")
-warmup = _refusal("warmup")
+attention, attention_backward, attention_forward, warmup = map(
+    _refusal, ("attention", "attention_backward", "attention_forward", "warmup")
+)

@@ -35,14 +35,15 @@ class Arrays:
                 f"{name} has rank {len(x.shape)}; it must have rank {rank}: (batch, head, "
                 f"token{axes})"
             )
+        if self.are_torch and str(x.layout) != "torch.strided":
+            raise SpecError(f"{name} is {x.layout}; pass a dense tensor: {name}.to_dense()")
         real = x.is_floating_point() if self.are_torch else x.dtype.kind in "fiu"
         if not real:
             raise SpecError(f"{name} is of {x.dtype}; its values must be real numbers")
 
     def numpy(self):
         """All of them as arrays on the CPU, in the order in which they were given."""
-        if not self.are_torch:
-            return list(self.given.values())
-        return [
-            None if x is None else x.detach().float().cpu().numpy() for x in self.given.values()
-        ]
+        given = list(self.given.values())
+        if self.are_torch:
+            given = [None if x is None else x.detach().float().cpu().numpy() for x in given]
+        return given

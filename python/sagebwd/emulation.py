@@ -8,19 +8,9 @@ import contextlib
 
 import torch
 
-from sagebwd import _core
+from sagebwd import _core, options
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk
-from sagebwd.options import (
-    SpecError,
-    causal_name,
-    check_layout,
-    check_softmax_scale,
-    emulated_spec,
-    plan_of,
-    refuse_double_backward,
-    takes,
-    whole_number,
-)
+from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 
@@ -69,10 +59,8 @@ def by_chunks(function, heads_kv, *tensors):
         return out
 
     with torch.no_grad(), full_precision(tensors[0].device):
-        results = [
-            function(*(None if t is None else t[part] for t in tensors))
-            for part in chunks(*tensors[:2])
-        ]
+        parts = chunks(*tensors[:2])
+        results = [function(*(t if t is None else t[part] for t in tensors)) for part in parts]
         return [whole(parts) for parts in zip(*results)]
 
 
@@ -94,7 +82,7 @@ def backward(dout, q, k, v, out, lse, dlse, rules):
         return [t.new_zeros(t.shape) for t in (q, k, v)]
 
     def rounded(*chunk):
-        return [gradient.to(rules.dtype) for gradient in backward_chunk(*chunk, rules)]
+        return [gradient.to(rules.dtype) for gradient in backward_chunk(*chunk, rules)[:3]]
 
     return by_chunks(rounded, k.shape[1], q, k, v, out, lse, dout, dlse)
 
@@ -106,33 +94,13 @@ class _Gradients(torch.autograd.Function):
     def forward(ctx, *arguments):
         return tuple(backward(*arguments))
 
-    backward = staticmethod(refuse_double_backward)
+    backward = staticmethod(options.refuse_double_backward)
 
 
-class _EmulatedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, rules):
-        out, lse = forward(q, k, v, rules)
-        ctx.rules = rules
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx, dout, dlse):
-        q, k, v, out, lse = ctx.saved_tensors
-        if dout is None and dlse is None:
-            return None, None, None, None
-        if dout is None:
-            dout = torch.zeros_like(out)
-        gradients = _Gradients.apply(dout, q, k, v, out, lse, dlse, ctx.rules)
-        return (*(g if need else None for g, need in zip(gradients, ctx.needs_input_grad)), None)
-
-
-@takes(but=_NOT_HERE)
+@options.takes(but=_NOT_HERE)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
-    math_dtype=torch.float32, options,
+    math_dtype=torch.float32, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -146,12 +114,11 @@ def emulated_attention(
     Shapes, dtypes and results are those of `sagebwd.attention`. Memory: about ten matrices of
     CHUNK_ELEMENTS or of one key head's queries x keys, whichever is larger. Raises SpecError.
     """
-    q, k, v = _autocast(q, k, v)
-    rules = emulation_rules(
-        q, k, v, softmax_scale=softmax_scale, layout=layout, plan=plan, math_dtype=math_dtype,
-        **options,
-    )  # fmt: skip
-    out, lse = _EmulatedAttention.apply(*swapped(layout, q, k, v), rules)
+    options.yes_or_no("return_lse", return_lse)
+    q, k, v = as_autocast_wants(q.device.type, q, k, v)
+    chosen |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
+    rules = emulation_rules(q, k, v, layout=layout, **chosen)
+    out, lse = Differentiable.apply(forward, _Gradients.apply, *swapped(layout, q, k, v), rules)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
@@ -171,59 +138,38 @@ def emulated_backward(dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", **gi
     return swapped(layout, *backward(*tensors, lse, dlse, rules))
 
 
-@takes(but=_NOT_HERE)
+@options.takes(but=_NOT_HERE)
 def emulation_rules(
     q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", math_dtype=torch.float32,
-    options,
+    chosen,
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError.
 
     Groups may have any size. Left out, they are those of the nearest kernels: on a CUDA device
     those for that device.
     """
-    check_layout(layout)
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if t.dim() != 4:
-            raise SpecError(f"{name} has rank {t.dim()}; it must have rank 4")
-        if t.dtype != q.dtype or t.device != q.device:
-            raise SpecError(
-                f"{name} is {t.dtype} on {t.device}, q is {q.dtype} on {q.device}; they must agree"
-            )
-    (b, h, m, d), (bk, hk, n, dk) = (t.shape for t in swapped(layout, q, k))
-    if k.shape != v.shape or b != bk or d != dk or not h or not hk or h % hk:
-        raise SpecError(
-            f"q, k and v have shapes {tuple(q.shape)}, {tuple(k.shape)} and "
-            f"{tuple(v.shape)}; batch and head dim must agree, k's shape be v's, and "
-            "q's heads a positive multiple of k's"
+    if not {q.dtype, k.dtype, v.dtype} <= set(DTYPES):
+        raise options.SpecError(
+            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: the emulation takes "
+            "torch.bfloat16 or torch.float16, as the kernels do (trace() rounds float32 inputs)"
         )
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        raise SpecError(
-            f"q, k and v are {q.dtype}: the emulation takes torch.bfloat16 or "
-            "torch.float16, as the kernels do (trace() rounds float32 inputs)"
-        )
+    problem_of(q, k, v, layout)
     if math_dtype not in (torch.float32, torch.float64):
-        raise SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
-    plan = plan_of(plan)
+        raise options.SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
     arch = None
     if q.is_cuda:
         arch = _core.arch_for_capability(*torch.cuda.get_device_capability(q.device))
-    options["causal"] = causal_name(options["causal"], m, n)
-    groups = {name: options.pop(name) for name in ("group_q", "group_kv")}
-    kernels = emulated_spec(plan, arch, head_dim=64 if d <= 64 else 128, **options)
-    for name, size in groups.items():
-        groups[name] = getattr(kernels, name) if size is None else whole_number(name, size)
-    scale = check_softmax_scale(softmax_scale, d)
-    return Rules(scale=scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **options)
+    q, k = swapped(layout, q, k)
+    given = {name: chosen.pop(name) for name in ("group_q", "group_kv")}
+    nearest = dict(head_dim=options.nearest_head_dim(q.shape[3]), precision=plan)
+    kernels, plan = options.emulated_spec({**chosen, **nearest}, q, k, arch)
+    groups = {name: getattr(kernels, name) if size is None else options.whole_number(name, size)
+              for name, size in given.items()}  # fmt: skip
+    chosen = options.with_mask(chosen, q.shape[2], k.shape[2])
+    mask, scale = options.Mask.among(chosen), options.check_softmax_scale(softmax_scale, q.shape[3])
+    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **chosen)
 
 
 def swapped(layout, *tensors):
     """Between (B, H, S, D) and the layout, which is its own inverse."""
     return [t.transpose(1, 2) for t in tensors] if layout == "bshd" else list(tensors)
-
-
-def _autocast(q, k, v):
-    kind = q.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        q, k, v = (t.to(dtype) if t.dtype != torch.float64 else t for t in (q, k, v))
-    return q, k, v

@@ -26,8 +26,9 @@ class Attended:
         return {"O": self.out, "dQ": self.dq, "dK": self.dk, "dV": self.dv}
 
 
+@options.takes(options.Mask)
 def exact_attention(
-    q, k, v, dout, *, dlse=None, causal="none", softmax_scale=None, layout="bhsd", scales=False
+    q, k, v, dout, *, dlse=None, softmax_scale=None, layout="bhsd", scales=False, chosen
 ):
     """The exact results of (B, H, M, D) and (B, Hk, N, D) tensors, as `Attended` in float64.
 
@@ -38,11 +39,11 @@ def exact_attention(
     """
     options.check_layout(layout)
     q, k, v, dout = emulation.swapped(layout, q, k, v, dout)
-    causal = options.causal_name(causal, q.shape[2], k.shape[2])
+    mask = options.Mask.among(options.with_mask(chosen, q.shape[2], k.shape[2]))
     tau = options.check_softmax_scale(softmax_scale, q.shape[3])
 
     def results(q, k, v, dout, dlse):
-        t = exact_chunk(q, k, v, dout, causal, tau, dlse)
+        t = exact_chunk(q, k, v, dout, mask, tau, dlse)
         found = [t[name] for name in ("O", "lse", "dQ", "dK", "dV")]
         return found + _scales(q, k, v, dout, dlse, t, tau) if scales else found
 
@@ -54,11 +55,11 @@ def exact_attention(
     return (attended(*found[:5]), attended(*found[5:])) if scales else attended(*found)
 
 
-def exact_chunk(q, k, v, dout, causal, scale, dlse=None):
+def exact_chunk(q, k, v, dout, mask, scale, dlse=None):
     """For q (n, G, M, D) and k, v (n, 1, N, D): lse and the tensors of `sagebwd.trace` by name."""
     q, k, v, dout = (t.double() for t in (q, k, v, dout))
     s = (q @ k.mT) * scale
-    visible = numerics.visible_keys(causal, q.shape[-2], k.shape[-2], q.device)
+    visible = numerics.visible_keys(mask, q.shape[-2], k.shape[-2], q.device)
     if visible is not None:
         s = s.masked_fill(~visible, -torch.inf)
     lse = s.logsumexp(-1)
@@ -69,17 +70,9 @@ def exact_chunk(q, k, v, dout, causal, scale, dlse=None):
     delta = (dout * out).sum(-1, keepdim=True)
     dp = dout @ v.mT
     ds = p * (dp - (delta if dlse is None else delta - dlse[..., None]))
-    return {
-        "lse": lse,
-        "delta": delta,
-        "P": p,
-        "dP": dp,
-        "dS": ds,
-        "O": out,
-        "dQ": scale * (ds @ k),
-        "dK": scale * (ds.mT @ q).sum(1, keepdim=True),
-        "dV": (p.mT @ dout).sum(1, keepdim=True),
-    }
+    dk, dv = (x.sum(1, keepdim=True) for x in (ds.mT @ q, p.mT @ dout))
+    gradients = {"dQ": scale * (ds @ k), "dK": scale * dk, "dV": dv}
+    return {"lse": lse, "delta": delta, "P": p, "dP": dp, "dS": ds, "O": out, **gradients}
 
 
 def _scales(q, k, v, dout, dlse, exact, tau):

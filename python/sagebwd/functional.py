@@ -2,34 +2,12 @@
 
 import torch
 
-from sagebwd import ops
+from sagebwd import ops, options
 from sagebwd.kernels import local_arch
-from sagebwd.options import (
-    Operation,
-    SpecError,
-    causal_name,
-    check_layout,
-    check_softmax_scale,
-    spec_of_text,
-    takes,
-    text_of,
-    whole_number,
-)
-
-_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@takes()
-def attention(
-    q,
-    k,
-    v,
-    *,
-    softmax_scale=None,
-    layout="bhsd",
-    return_lse=False,
-    options,
-):
+@options.takes()
+def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, chosen):
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
@@ -61,47 +39,24 @@ def attention(
         OfflineError, PackError (RuntimeErrors): SAGEBWD_OFFLINE=1 and a kernel is in no layer of
             the cache, or a pack that SAGEBWD_CACHE_PACKS names cannot be used.
     """
-    q, k, v = _inputs(q, k, v)
-    out, lse = torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _text(options, softmax_scale, layout, q, k)
-    )
+    options.yes_or_no("return_lse", return_lse)
+    out, lse = _forward(q, k, v, softmax_scale, layout, chosen)
     return (out, lse) if return_lse else out
 
 
-@takes()
-def attention_forward(
-    q,
-    k,
-    v,
-    *,
-    softmax_scale=None,
-    layout="bhsd",
-    options,
-):
+@options.takes()
+def attention_forward(q, k, v, *, softmax_scale=None, layout="bhsd", chosen):
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
     Partial results over chunks of the keys merge by their lse; for the backward of chunks see
     `attention_backward`.
     """
-    q, k, v = _inputs(q, k, v)
-    return torch.ops.sagebwd.forward(
-        q, k, v, softmax_scale, layout, _text(options, softmax_scale, layout, q, k)
-    )
+    return _forward(q, k, v, softmax_scale, layout, chosen)
 
 
-@takes()
+@options.takes()
 def attention_backward(
-    dout,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    *,
-    dlse=None,
-    softmax_scale=None,
-    layout="bhsd",
-    options,
+    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", chosen
 ):
     """(dq, dk, dv), contiguous, like q, k and v: a pure function of its arguments.
 
@@ -116,18 +71,14 @@ def attention_backward(
 
     Raises what `attention` raises.
     """
-    _check_tensors(dout=dout, out=out, lse=lse)
-    if dlse is not None:
-        _check_tensors(dlse=dlse)
+    _check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     q, k, v = _inputs(q, k, v)
-    return torch.ops.sagebwd.backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale, layout,
-        _text(options, softmax_scale, layout, q, k),
-    )  # fmt: skip
+    text = _text(chosen, softmax_scale, layout, q, k)
+    return torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, text)
 
 
-@takes(Operation)
-def warmup(*, backward=True, device=None, sizes=None, options):
+@options.takes(options.Operation)
+def warmup(*, backward=True, device=None, sizes=None, chosen):
     """Compiles (or takes from the cache) and loads every kernel of one operation.
 
     After it, calls with these options run without a compile and can be captured into a CUDA graph.
@@ -141,14 +92,14 @@ def warmup(*, backward=True, device=None, sizes=None, options):
 
     Raises what `attention` raises.
     """
-    text = text_of(options)
-    spec_of_text(text)  # wrong use is wrong use without a GPU as well
+    text = options.text_of(chosen)
+    options.spec_of_text(text)  # wrong use is wrong use without a GPU as well
     if sizes is not None:
         names = ("batch", "heads", "key/value heads", "queries", "keys")
         if not isinstance(sizes, (tuple, list)) or len(sizes) != len(names):
-            raise SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
-        sizes = tuple(whole_number(name, size) for name, size in zip(names, sizes))
-    ops.operation(_gpu(device), text).warmup(bool(backward), sizes)
+            raise options.SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
+        sizes = tuple(options.whole_number(name, size) for name, size in zip(names, sizes))
+    ops.operation(_gpu(device), text).warmup(options.yes_or_no("backward", backward), sizes)
 
 
 def _gpu(device):
@@ -158,7 +109,9 @@ def _gpu(device):
     except (RuntimeError, TypeError, ValueError):
         chosen = None
     if chosen is None or chosen.type != "cuda":
-        raise SpecError(f"device={device!r}: pass a CUDA device, or None for the current one")
+        raise options.SpecError(
+            f"device={device!r}: pass a CUDA device, or None for the current one"
+        )
     local_arch(chosen.index or 0)
     return torch.cuda.current_device() if chosen.index is None else chosen.index
 
@@ -167,9 +120,8 @@ def _check_tensors(**tensors):
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(
-                f"{name} is a {type(t).__name__}; sagebwd.attention takes torch "
-                "tensors on a GPU. For NumPy arrays there are sagebwd.reference and "
-                "sagebwd.trace"
+                f"{name} is a {type(t).__name__}; sagebwd.attention takes torch tensors on a GPU. "
+                "For NumPy arrays there are sagebwd.reference and sagebwd.trace"
             )
 
 
@@ -179,18 +131,20 @@ def _inputs(q, k, v):
         isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     ):
         _check_tensors(q=q, k=k, v=v)
-    if q.is_cuda and torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        q, k, v = (t.to(dtype) if t.dtype in _CASTABLE else t for t in (q, k, v))
-    return q, k, v
+    return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 
-def _text(options, softmax_scale, layout, q, k):
-    """The options for the operators. Lengths are looked at only where they decide."""
-    check_layout(layout)
-    check_softmax_scale(softmax_scale, 1)
-    # Other ranks the operator refuses with its own message.
-    if options["causal"] is True and q.dim() == 4 and k.dim() == 4:
+def _forward(q, k, v, softmax_scale, layout, chosen):
+    q, k, v = _inputs(q, k, v)
+    text = _text(chosen, softmax_scale, layout, q, k)
+    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text)
+
+
+def _text(chosen, softmax_scale, layout, q, k):
+    """The options for the operators."""
+    options.check_layout(layout)
+    options.check_softmax_scale(softmax_scale, 1)
+    if q.dim() == 4 and k.dim() == 4:  # other ranks the operator refuses with its own message
         token = 2 if layout == "bhsd" else 1
-        options = {**options, "causal": causal_name(True, q.shape[token], k.shape[token])}
-    return text_of(options)
+        chosen = options.with_mask(chosen, q.shape[token], k.shape[token])
+    return options.text_of(chosen)

@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-from sagebwd import _core
-from sagebwd.options import Operation, SpecError, spec, takes
-
-__all__ = ["KernelSource", "archs", "build", "emit", "local_arch"]
+from sagebwd import _core, options
 
 
 @dataclass(frozen=True)
@@ -38,13 +35,12 @@ def local_arch(device=0):
             f"{', '.join(archs())}"
         )
     if not 0 <= device < len(driver["devices"]):
-        raise SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
-    info = driver["devices"][device]
-    return _core.arch_for_capability(info["major"], info["minor"])
+        raise options.SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
+    return _core.arch_for_capability(*driver["devices"][device])
 
 
-@takes(Operation)
-def emit(arch=None, *, backward=True, options):
+@options.takes(options.Operation)
+def emit(arch=None, *, backward=True, chosen):
     """The CUDA source of every kernel of one operation, as a list of KernelSource.
 
     Needs no CUDA. Raises SpecError for what cannot be built.
@@ -54,15 +50,14 @@ def emit(arch=None, *, backward=True, options):
         backward: without it only the forward's kernels.
         {options}
     """
+    options.yes_or_no("backward", backward)
     arch = local_arch() if arch is None else arch
-    return [
-        KernelSource(pass_=source.pop("pass"), **source)
-        for source in _core.emit(spec(arch, **options), arch, bool(backward))
-    ]
+    sources = _core.emit(options.spec(arch, **chosen), arch, backward)
+    return [KernelSource(pass_=source.pop("pass"), **source) for source in sources]
 
 
-@takes(Operation)
-def build(arch=None, *, backward=True, options):
+@options.takes(options.Operation)
+def build(arch=None, *, backward=True, chosen):
     """Compiles every kernel of one operation into the cache; needs NVRTC, but no GPU.
 
     Returns what `sagebwd build --json` prints: a list of dicts with name, pass, cached (this
@@ -73,5 +68,27 @@ def build(arch=None, *, backward=True, options):
         arch, backward: as for `emit`.
         {options}
     """
+    options.yes_or_no("backward", backward)
     arch = local_arch() if arch is None else arch
-    return _core.build(spec(arch, **options), arch, bool(backward))
+    return _core.build(options.spec(arch, **chosen), arch, backward)
+
+
+def cache_stats():
+    """A dict of where kernels are kept and what the cache did in this process so far.
+
+    Keys: directory; disabled_reason (why the directory is not used, or empty); byte_limit of its
+    kernels (0: none); packs, the paths of SAGEBWD_CACHE_PACKS; offline, whether SAGEBWD_OFFLINE=1
+    forbids compiling; and counters, a dict of numbers:
+
+    memory_hits       kernels that this process had already
+    hits, pack_hits   kernels read from the directory, from packs
+    misses            kernels in neither
+    waits, timeouts   waits for another process that compiled the same kernel; those given up
+    heals             bad files removed from the directory
+    evictions         kernels removed to stay within the limit
+    publish_failures  kernels and tuning records that could not be kept in the directory
+    compiles          kernels compiled, and compile_us, the microseconds of it summed over threads
+
+    SAGEBWD_STATS=1 prints the counters at exit. `sagebwd cache stat` shows what is kept.
+    """
+    return _core.cache()

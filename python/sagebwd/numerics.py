@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from sagebwd.options import Mask
+
 _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)
 _LN2 = math.log(2.0)
@@ -22,7 +24,7 @@ _SMALLEST = 2.0**-119  # a group below this quantises to zero
 class Rules:
     """What one emulated attention computes."""
 
-    causal: str  #: 'none', 'top-left' or 'bottom-right'
+    mask: Mask  #: as options.with_mask() gives it
     scale: float
     granularity: str
     group_q: int
@@ -38,6 +40,10 @@ class Rules:
         """softmax_scale * log2(e), rounded to FP32 as the kernels have it."""
         scale = torch.tensor(self.scale, dtype=torch.float32)
         return float(scale * torch.tensor(_LOG2E, dtype=torch.float32))
+
+    def sharing(self, extent):
+        """How many of `extent` neighbours share a scale: 'row' gives each its own."""
+        return 1 if self.granularity == "row" else extent
 
 
 # ---- quantisers ----------------------------------------------------------------------------------
@@ -87,9 +93,8 @@ def _token_integers(x, group):
 
 def _int8_product(of_queries, of_keys, rules):
     """The integers' (queries x keys) product, and the scales of its rows and of its columns."""
-    row = rules.granularity == "row"
-    a, a_scale = _token_integers(of_queries, 1 if row else rules.group_q)
-    b, b_scale = _token_integers(of_keys, 1 if row else rules.group_kv)
+    a, a_scale = _token_integers(of_queries, rules.sharing(rules.group_q))
+    b, b_scale = _token_integers(of_keys, rules.sharing(rules.group_kv))
     return a.to(rules.math) @ b.to(rules.math).mT, a_scale, b_scale.mT
 
 
@@ -112,11 +117,11 @@ def hadamard(x):
 # ---- the operation on a chunk of heads: q (n, G, M, D), k and v (n, 1, N, D) ---------------------
 
 
-def visible_keys(causal, m, n, device):
+def visible_keys(mask, m, n, device):
     """A boolean (M, N) matrix, or None where every key is visible."""
-    if causal == "none":
+    if mask.causal == "none":
         return None
-    offset = n - m if causal == "bottom-right" else 0
+    offset = n - m if mask.causal == "bottom-right" else 0
     return torch.arange(n, device=device) <= torch.arange(m, device=device)[:, None] + offset
 
 
@@ -128,7 +133,7 @@ class _Scores:
         self.q, self.k = q.float(), k.float()
         self.k_mean = self.k.mean(-2, keepdim=True, dtype=torch.float64).float()
         self.k_smooth = self.k - self.k_mean if rules.smooth_k else self.k
-        self.visible = visible_keys(rules.causal, q.shape[-2], k.shape[-2], q.device)
+        self.visible = visible_keys(rules.mask, q.shape[-2], k.shape[-2], q.device)
         #: what quantised scores lack of the raw ones, (n, G, M, 1): tau q . mean(K)
         self.shift = None
         if rules.smooth_k and "s" in rules.plan:
@@ -184,7 +189,7 @@ def forward_chunk(q, k, v, rules):
     v = v.float()
     if "pv" in rules.plan:
         p = p.clamp(0, 255).round()
-        v = _quantized(v, *_transposed_tile(rules, rules.group_kv, v), rules.math)
+        v = _quantized(v, rules.group_kv, rules.sharing(v.shape[-1]), rules.math)
     else:
         p = p.to(rules.dtype).to(rules.math)
     out = (p * weight) @ v.to(rules.math) / total
@@ -208,13 +213,8 @@ def _per_key(x, group, n):
     return x.repeat_interleave(group, -1)[..., :n]
 
 
-def _transposed_tile(rules, group, x):
-    """Tile of an operand of tokens x channels that is summed over tokens."""
-    return group, 1 if rules.granularity == "row" else x.shape[-1]
-
-
-def backward_chunk(q, k, v, out, lse, dout, dlse, rules, keep=False):
-    """dq, dk, dv for a chunk, dk and dv summed over the group; with `keep` delta, p, dp, ds too."""
+def backward_chunk(q, k, v, out, lse, dout, dlse, rules):
+    """dq, dk, dv for a chunk, dk and dv summed over the group; and delta, p, dp, ds."""
     scores = _Scores(q, k, rules)
     plan, low, exact = rules.plan, rules.dtype, rules.math
     dout, out = dout.float(), out.float()
@@ -228,15 +228,14 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, keep=False):
     if scores.visible is not None:
         ds = ds.masked_fill(~scores.visible, 0)
 
-    row = rules.granularity == "row"
-    along_q = (rules.group_q, 1 if row else rules.group_kv)
-    along_kv = (1 if row else rules.group_q, rules.group_kv)
+    along_q = (rules.group_q, rules.sharing(rules.group_kv))
+    along_kv = (rules.sharing(rules.group_q), rules.group_kv)
 
     def product(name, left, left_tile, right, right_group, raw, unsigned=False):
         if name not in plan:
             return left.to(low).to(exact), raw.to(exact)
         left = _quantized(left, *left_tile, exact, unsigned)
-        return left, _quantized(right, *_transposed_tile(rules, right_group, right), exact)
+        return left, _quantized(right, right_group, rules.sharing(right.shape[-1]), exact)
 
     weights, operand = product("dv", p, along_q, dout, rules.group_q, dout, unsigned=True)
     dv = (weights.mT @ operand).sum(1, keepdim=True)
@@ -249,7 +248,7 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, keep=False):
         # any key.
         sums = dlse if scores.visible is None else dlse * scores.visible.any(-1)
         dq = dq + rules.scale * sums[..., None] * scores.k_mean
-    return (dq, dk, dv, delta, p, dp, ds) if keep else (dq, dk, dv)
+    return dq, dk, dv, delta, p, dp, ds
 
 
 def _dp(dout, v, rules):

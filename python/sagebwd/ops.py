@@ -12,7 +12,6 @@ import torch
 
 from sagebwd import _core, options
 from sagebwd.kernels import local_arch
-from sagebwd.options import SpecError
 
 DTYPES = (torch.bfloat16, torch.float16)
 DEVICES = ("cuda", "meta")
@@ -41,83 +40,76 @@ def _shape(t):
     return tuple(t.shape)
 
 
-def check_types(q, k, v):
-    """Raises SpecError for ranks, dtypes and devices that no kernel takes."""
+def as_autocast_wants(kind, *tensors):
+    """The inputs, cast where autocast is on for devices of that kind."""
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return [t.to(dtype) if t.dtype in (torch.float32, *DTYPES) else t for t in tensors]
+
+
+def problem_of(q, k, v, layout, devices=None):
+    """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
-            raise SpecError(
+            raise options.SpecError(
                 f"{name} has rank {t.dim()} (shape {_shape(t)}); it must have rank 4: "
                 "(batch, head, token, channel), or layout='bshd'"
             )
+        _check_dense(name, t)
         if t.dtype not in DTYPES:
-            raise SpecError(
-                f"{name} is {t.dtype}; the kernels take torch.bfloat16 or "
-                "torch.float16: convert it, or run under torch.autocast('cuda')"
+            raise options.SpecError(
+                f"{name} is {t.dtype}; the kernels take torch.bfloat16 or torch.float16: convert "
+                "it, or run under torch.autocast('cuda')"
             )
-        if t.device.type not in DEVICES:
-            raise SpecError(
-                f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU "
-                "there are sagebwd.trace, sagebwd.reference and "
-                "sagebwd.emulation.emulated_attention"
+        if devices and t.device.type not in devices:
+            raise options.SpecError(
+                f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU there are "
+                "sagebwd.trace, sagebwd.reference and sagebwd.emulation.emulated_attention"
             )
-    if not q.dtype == k.dtype == v.dtype:
-        raise SpecError(
-            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must have one "
-            "dtype: convert them"
-        )
-    if not q.device == k.device == v.device:
-        raise SpecError(
-            f"q, k and v are on {q.device}, {k.device} and {v.device}; they must be "
-            "on one device: move them"
-        )
-
-
-def _check_shapes(q, k, v, head_axis):
-    """Raises SpecError for shapes that do not belong together."""
-    if not q.shape[3] == k.shape[3] == v.shape[3]:
-        raise SpecError(
-            f"q, k and v have head dims {q.shape[3]}, {k.shape[3]} and {v.shape[3]}; "
-            "they must be equal: pad the smaller ones with zeros"
-        )
-    if k.shape != v.shape:
-        raise SpecError(f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal")
-    if q.shape[0] != k.shape[0]:
-        raise SpecError(
-            f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand "
-            "the smaller one"
-        )
-    heads, heads_kv = q.shape[head_axis], k.shape[head_axis]
-    if heads_kv == 0 or heads == 0 or heads % heads_kv != 0:
-        raise SpecError(
-            f"q has {heads} heads and k and v have {heads_kv}; the first must be a "
-            "positive multiple of the second (is layout= right?)"
-        )
-
-
-def _problem(q, k, v, layout):
-    """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
-    check_types(q, k, v)
+    _check_equal(q.dtype, k.dtype, v.dtype, "are", "have one dtype: convert them")
+    _check_equal(q.device, k.device, v.device, "are on", "be on one device: move them")
     options.check_layout(layout)
+    dims = (q.shape[3], k.shape[3], v.shape[3])
+    _check_equal(*dims, "have head dims", "be equal: pad the smaller ones with zeros")
+    if k.shape != v.shape:
+        raise options.SpecError(f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal")
+    if q.shape[0] != k.shape[0]:
+        raise options.SpecError(
+            f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand the smaller "
+            "one"
+        )
     head, token = (1, 2) if layout == "bhsd" else (2, 1)
-    _check_shapes(q, k, v, head)
-    return q.shape[0], q.shape[head], k.shape[head], q.shape[token], k.shape[token]
+    heads, heads_kv = q.shape[head], k.shape[head]
+    if heads_kv == 0 or heads == 0 or heads % heads_kv != 0:
+        raise options.SpecError(
+            f"q has {heads} heads and k and v have {heads_kv}; the first must be a positive "
+            "multiple of the second (is layout= right?)"
+        )
+    return q.shape[0], heads, heads_kv, q.shape[token], k.shape[token]
 
 
-def _check_like(name, t, like_name, like):
-    if t.shape != like.shape or t.dtype != like.dtype or t.device != like.device:
-        raise SpecError(
-            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be like "
-            f"{like_name}: {_shape(like)} {like.dtype} on {like.device}"
+def _check_dense(name, t):
+    if t.layout is not torch.strided:
+        raise options.SpecError(f"{name} is {t.layout}; pass a dense tensor: {name}.to_dense()")
+
+
+def _check_equal(of_q, of_k, of_v, have, must):
+    if not of_q == of_k == of_v:
+        raise options.SpecError(f"q, k and v {have} {of_q}, {of_k} and {of_v}; they must {must}")
+
+
+def _check_like(name, t, must_be, shape, dtype, device, more=""):
+    _check_dense(name, t)
+    if _shape(t) != shape or t.dtype != dtype or t.device != device:
+        raise options.SpecError(
+            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be {must_be} {shape} {dtype} "
+            f"on {device}{more}"
         )
 
 
-def _check_rows(name, t, problem, device):
-    expected = (problem[0], problem[1], problem[3])
-    if _shape(t) != expected or t.dtype != torch.float32 or t.device != device:
-        raise SpecError(
-            f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be (batch, heads, "
-            f"queries) = {expected} torch.float32 on {device}, in either layout"
-        )
+def _new_lse(q, problem):
+    return q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
 
 
 def _operand(t, layout):
@@ -139,21 +131,28 @@ def _operand(t, layout):
 def _required_operand(name, t, layout):
     operand = _operand(t, layout)
     if operand is None:
-        raise SpecError(
-            f"{name} has strides {tuple(t.stride())} (elements) and address "
-            f"{t.data_ptr():#x}; the last stride must be 1, and the others and the "
-            "address multiples of 16 bytes (8 elements): pass "
-            f"{name}.{'clone' if t.is_contiguous() else 'contiguous'}()"
+        raise options.SpecError(
+            f"{name} has strides {tuple(t.stride())} (elements) and address {t.data_ptr():#x}; the "
+            "last stride must be 1, and the others and the address multiples of 16 bytes (8 "
+            f"elements): pass {name}.{'clone' if t.is_contiguous() else 'contiguous'}()"
         )
     return operand
+
+
+def _copied_operand(t, layout):
+    """The tensor, or a copy that kernels can read, and its operand: gradients come with any
+    strides (out.sum() gives an expanded scalar)."""
+    operand = _operand(t, layout)
+    if operand is None:
+        t = t.clone(memory_format=torch.contiguous_format)
+        operand = _operand(t, layout)
+    return t, operand
 
 
 # ---- the kernels ---------------------------------------------------------------------------------
 
 
-@functools.cache
-def _checked(text, head_dim, dtype):
-    options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
+_checked = functools.cache(options.spec_of_text)
 
 
 @functools.cache
@@ -164,12 +163,12 @@ def operation(device, text, **tensors):
 
 
 def _forward(q, k, v, softmax_scale, layout, spec):
-    problem = _problem(q, k, v, layout)
+    problem = problem_of(q, k, v, layout, DEVICES)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     kernels = operation(q.get_device(), spec, head_dim=q.shape[3], dtype=q.dtype)
     operands = [_required_operand(n, t, layout) for n, t in (("q", q), ("k", k), ("v", v))]
     out = q.new_empty(q.shape)
-    lse = q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
+    lse = _new_lse(q, problem)
     if q.numel() == 0 or k.numel() == 0:  # a query that sees no key
         return out.zero_(), lse.fill_(-torch.inf)
     size = kernels.forward_workspace_bytes(problem)
@@ -196,15 +195,8 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     if q.numel() == 0 or k.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
-    # Gradients come with any strides (out.sum() gives an expanded scalar): copy where it must be.
-    dout_operand = _operand(dout, layout)
-    if dout_operand is None:
-        dout = dout.clone(memory_format=torch.contiguous_format)
-        dout_operand = _operand(dout, layout)
-    out_operand = _operand(out, layout)
-    if out_operand is None:
-        out = out.clone(memory_format=torch.contiguous_format)
-        out_operand = _operand(out, layout)
+    dout, dout_operand = _copied_operand(dout, layout)
+    out, out_operand = _copied_operand(out, layout)
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     size = kernels.backward_workspace_bytes(problem)
@@ -229,16 +221,18 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
 
 
 def _check_backward(dout, q, k, v, out, lse, dlse, layout):
-    problem = _problem(q, k, v, layout)
-    _check_like("dout", dout, "q", q)
-    _check_like("out", out, "q", q)
-    _check_rows("lse", lse, problem, q.device)
-    if dlse is not None:
-        _check_rows("dlse", dlse, problem, q.device)
+    problem = problem_of(q, k, v, layout, DEVICES)
+    for name, t in (("dout", dout), ("out", out)):
+        _check_like(name, t, "like q:", _shape(q), q.dtype, q.device)
+    rows = (problem[0], problem[1], problem[3])
+    for name, t in (("lse", lse), ("dlse", lse if dlse is None else dlse)):
+        _check_like(name, t, "(batch, heads, queries) =", rows, torch.float32, q.device,
+                    ", in either layout")  # fmt: skip
     return problem
 
 
-for _key in ("CUDA", "CPU"):  # on the CPU to refuse with our own message
+# On the CPU, and sparse tensors, to refuse with our own message.
+for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
     _library.impl("forward", _forward, _key)
     _library.impl("backward", _backward, _key)
 
@@ -248,12 +242,10 @@ for _key in ("CUDA", "CPU"):  # on the CPU to refuse with our own message
 
 @torch.library.register_fake("sagebwd::forward", lib=_library)
 def _forward_fake(q, k, v, softmax_scale, layout, spec):
-    problem = _problem(q, k, v, layout)
+    problem = problem_of(q, k, v, layout, DEVICES)
     options.check_softmax_scale(softmax_scale, q.shape[3])
-    _checked(spec, int(q.shape[3]), q.dtype)
-    return q.new_empty(q.shape), q.new_empty(
-        (problem[0], problem[1], problem[3]), dtype=torch.float32
-    )
+    _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+    return q.new_empty(q.shape), _new_lse(q, problem)
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)
@@ -265,31 +257,37 @@ def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-class _Differentiable(torch.autograd.Function):
+class Differentiable(torch.autograd.Function):
+    """(out, lse) of `forward(q, k, v, *given)`, and of these gradients by
+    `backward(dout, q, k, v, out, lse, dlse, *given)`."""
+
     @staticmethod
-    def forward(ctx, keyset, q, k, v, *given):
-        out, lse = _below_autograd(keyset, q, k, v, *given)
-        ctx.options = given
+    def forward(ctx, forward, backward, q, k, v, *given):
+        out, lse = forward(q, k, v, *given)
+        ctx.backward_pass, ctx.given = backward, given
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)  # an unused lse costs nothing
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        unwanted = (None,) * (4 + len(ctx.options))
+        unwanted = (None,) * (5 + len(ctx.given))
         if dout is None and dlse is None:
             return unwanted
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        operator = torch.ops.sagebwd.backward.default
-        if torch.is_grad_enabled():  # create_graph=True: leave a node that refuses
-            gradients = operator(dout, q, k, v, out, lse, dlse, *ctx.options)
-        else:
-            with torch._C._AutoDispatchBelowAutograd():
-                gradients = operator(dout, q, k, v, out, lse, dlse, *ctx.options)
-        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:]))
-        return (None, *wanted, *unwanted[4:])
+        gradients = ctx.backward_pass(dout, q, k, v, out, lse, dlse, *ctx.given)
+        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[2:]))
+        return (None, None, *wanted, *unwanted[5:])
+
+
+def _backward_autograd(*arguments):
+    operator = torch.ops.sagebwd.backward.default
+    if torch.is_grad_enabled():  # create_graph=True: leave a node that refuses
+        return operator(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
 
 
 def _below_autograd(keyset, *arguments):
@@ -300,7 +298,8 @@ def _below_autograd(keyset, *arguments):
 
 def _forward_autograd(keyset, q, k, v, *given):
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Differentiable.apply(keyset, q, k, v, *given)
+        forward = functools.partial(_below_autograd, keyset)
+        return Differentiable.apply(forward, _backward_autograd, q, k, v, *given)
     return _below_autograd(keyset, q, k, v, *given)
 
 

@@ -19,6 +19,8 @@ SpecError = _core.SpecError
 #: Products of SageBwd that a plan may name: S = tau Q K^T (forward and backward), O = P V,
 #: dV = P^T dO, dP = dO V^T, dQ = tau dS K, dK = tau dS^T Q.
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
+#: Head dimensions of the kernels.
+HEAD_DIMS = (64, 128)
 
 
 def _option(default, text):
@@ -26,14 +28,25 @@ def _option(default, text):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What attention computes, beside its tensors."""
+class Mask:
+    """What a query sees. numerics.visible_keys() says it in keys; nobody else looks inside."""
 
     causal: object = _option(
         False,
         "False, 'top-left' (key j is visible to query i iff j <= i), 'bottom-right' (iff j <= i + "
         "keys - queries), or True where there are as many queries as keys.",
     )
+
+    @classmethod
+    def among(cls, options):
+        """Takes the mask out of `options`, a dict."""
+        return cls(**{field.name: options.pop(field.name) for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Mask):
+    """What attention computes, beside its tensors."""
+
     granularity: str = _option(
         "row",
         "what shares a quantisation scale: 'row', a token or a channel of a group of tokens; "
@@ -42,8 +55,7 @@ class Options:
     group_q: int = _option(None, "queries of a group; None means the granularity's own.")
     group_kv: int = _option(None, "keys of a group; None means the granularity's own.")
     smooth_k: bool = _option(
-        True,
-        "subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367).",
+        True, "subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367)."
     )
     rotate: bool = _option(
         True, "apply a Hadamard transform to q and k before quantising them for q k^T."
@@ -58,22 +70,21 @@ class Options:
 class Operation(Options):
     """`Options` where no tensor says the rest."""
 
-    head_dim: int = _option(128, "64 or 128.")
+    head_dim: int = _option(128, f"{' or '.join(map(str, HEAD_DIMS))}.")
     dtype: object = _option("bf16", "'bf16' or 'fp16', or PyTorch's or NumPy's name of them.")
+
+
+_KINDS = {field.name: (field.type, field.default) for field in dataclasses.fields(Operation)}
 
 
 # ---- keywords ------------------------------------------------------------------------------------
 
 # What other attention functions call an option of ours, for error messages.
 _FOREIGN_NAMES = {
-    "is_causal": "causal",
-    "scale": "softmax_scale",
-    "sm_scale": "softmax_scale",
-    "tensor_layout": "layout",
-    "return_softmax_lse": "return_lse",
-    "smooth": "smooth_k",
+    "is_causal": "causal", "scale": "softmax_scale", "sm_scale": "softmax_scale",
+    "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
     "plan": "precision",
-}
+}  # fmt: skip
 _ABSENT = {
     "dropout_p": "dropout is not supported: leave it out",
     "attn_mask": "arbitrary masks are not supported: use causal=",
@@ -85,7 +96,7 @@ _ABSENT = {
 
 
 def takes(kind=Options, but=()):
-    """Puts the fields of `kind` among the keywords of a function, which gets them as `options`.
+    """Puts the fields of `kind` among the keywords of a function, which gets them as `chosen`.
 
     The function's signature and the place of `{options}` in its docstring list them; `but` names
     those left out. An unknown keyword is a TypeError that names the near ones.
@@ -94,16 +105,16 @@ def takes(kind=Options, but=()):
     def decorate(function):
         fields = [f for f in dataclasses.fields(kind) if f.name not in but]
         defaults = {f.name: f.default for f in fields}
-        own = [p for p in inspect.signature(function).parameters.values() if p.name != "options"]
+        own = [p for p in inspect.signature(function).parameters.values() if p.name != "chosen"]
         known = frozenset(p.name for p in own) | frozenset(defaults)
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
-            options = {name: keywords.pop(name, default) for name, default in defaults.items()}
+            chosen = {name: keywords.pop(name, default) for name, default in defaults.items()}
             for name in keywords:
                 if name not in known:
                     _refuse_keyword(function.__name__, name, known)
-            return function(*arguments, options=options, **keywords)
+            return function(*arguments, chosen=chosen, **keywords)
 
         listed = [
             inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
@@ -120,12 +131,7 @@ def takes(kind=Options, but=()):
 
 def _described(fields):
     return "\n        ".join(
-        textwrap.fill(
-            f"{f.name}: {f.metadata['help']}",
-            width=100,
-            initial_indent="",
-            subsequent_indent=" " * 12,
-        )
+        textwrap.fill(f"{f.name}: {f.metadata['help']}", width=100, subsequent_indent=" " * 12)
         for f in fields
     )
 
@@ -169,6 +175,11 @@ def causal_name(causal, seq_q=1, seq_kv=1):
     raise SpecError(f"causal={causal!r}: pass False, True, 'top-left' or 'bottom-right'")
 
 
+def with_mask(options, seq_q, seq_kv):
+    """`options` with a mask that says without these sizes what it says with them."""
+    return {**options, "causal": causal_name(options["causal"], seq_q, seq_kv)}
+
+
 def dtype_name(dtype):
     """'bf16' or 'fp16' for those, and for PyTorch's and NumPy's names of them."""
     name = getattr(dtype, "__name__", None) or str(dtype)  # numpy.float16 is a class
@@ -192,27 +203,33 @@ def whole_number(name, value, least=1):
     return number
 
 
+def yes_or_no(name, value):
+    """`value`; SpecError unless it is True or False."""
+    if value is not True and value is not False:
+        raise SpecError(f"{name}={value!r}: pass True or False")
+    return value
+
+
+def check_callback(name, value):
+    """Raises SpecError for anything but a function or None."""
+    if value is not None and not callable(value):
+        raise SpecError(f"{name}={value!r}: pass a function, or None")
+
+
 def _spelled(name, value):
     """An option's value as the C++ library reads it. Raises SpecError."""
     if name == "causal":
         return causal_name(value)
     if name == "dtype":
         return dtype_name(value)
-    if name in ("smooth_k", "rotate", "deterministic"):
-        if value is not True and value is not False:
-            raise SpecError(f"{name}={value!r}: pass True or False")
-        return "yes" if value else "no"
-    if name in ("group_q", "group_kv"):
-        return "0" if value is None else str(whole_number(name, value))
-    if name == "head_dim":
-        return str(whole_number(name, value))
+    kind, default = _KINDS[name]
+    if kind is bool:
+        return "yes" if yes_or_no(name, value) else "no"
+    if kind is int:
+        return "0" if value is None is default else str(whole_number(name, value))
     if not isinstance(value, str):
-        raise SpecError(f"{name}={value!r}: pass a word, such as {_default_of(name)!r}")
+        raise SpecError(f"{name}={value!r}: pass a word, such as {default!r}")
     return value
-
-
-def _default_of(name):
-    return Operation.__dataclass_fields__[name].default
 
 
 def text_of(options):
@@ -237,9 +254,19 @@ def spec(arch=None, **given):
     return spec_of_text("", arch, **given)
 
 
-def emulated_spec(plan, arch=None, **given):
-    """The `Spec` of the kernels that are nearest to a plan of any products."""
-    return spec(arch, **{**given, "precision": "six-of-seven" if "s" in plan else "qk16"})
+def emulated_spec(options, q, k, arch=None, **more):
+    """Where the precision is any plan: the `Spec` of the nearest kernels, and the plan.
+
+    q and k are (B, H, M, D) and (B, Hk, N, D).
+    """
+    plan = plan_of(options["precision"])
+    options = {**options, "precision": "six-of-seven" if "s" in plan else "qk16"}
+    return spec(arch, **with_mask(options, q.shape[2], k.shape[2]), **more), plan
+
+
+def nearest_head_dim(channels):
+    """That of the kernels which would serve, were the channels padded; the largest for more."""
+    return min((dim for dim in HEAD_DIMS if dim >= channels), default=HEAD_DIMS[-1])
 
 
 def check_layout(layout):
@@ -292,10 +319,7 @@ def plan_of(precision):
 
 def precision_of(plan):
     """The name of a plan that the kernels build, or None."""
-    for name in ("six-of-seven", "qk16"):
-        if plan == plan_of(name):
-            return name
-    return None
+    return next((name for name in ("six-of-seven", "qk16") if plan == plan_of(name)), None)
 
 
 def refuse_double_backward(ctx, *gradients):

@@ -2,12 +2,10 @@
 
 import itertools
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from sagebwd import _core
-from sagebwd.options import Operation, SpecError, spec, takes
-
-__all__ = ["prebuild"]
+from sagebwd import _core, options
 
 # Options that may have several values.
 _SEVERAL = ("head_dim", "dtype", "causal", "granularity", "precision")
@@ -15,14 +13,15 @@ _SEVERAL = ("head_dim", "dtype", "causal", "granularity", "precision")
 
 def _list(value):
     """One value or several, as a list without repeats."""
-    several = isinstance(value, (list, tuple, set, frozenset))
-    return list(dict.fromkeys(value if several else [value]))
+    return list(
+        dict.fromkeys(value if isinstance(value, (list, tuple, set, frozenset)) else [value])
+    )
 
 
-@takes(Operation, but=(*_SEVERAL, "deterministic"))
+@options.takes(options.Operation, but=(*_SEVERAL, "deterministic"))
 def prebuild(
-    out, *, arch, head_dim=(64, 128), dtype=("bf16", "fp16"), causal=("none", "top-left"),
-    granularity="row", precision="six-of-seven", backward=True, records=(), progress=None, options,
+    out, *, arch, head_dim=options.HEAD_DIMS, dtype=("bf16", "fp16"), causal=("none", "top-left"),
+    granularity="row", precision="six-of-seven", backward=True, records=(), progress=None, chosen,
 ):  # fmt: skip
     """Compiles the kernels of every combination of the options into the pack `out`.
 
@@ -39,15 +38,20 @@ def prebuild(
     (the file cannot be written), LibraryError (no NVRTC for these architectures) or CompileError
     (then there is no pack, and what did compile is kept for the next call).
     """
+    options.yes_or_no("backward", backward)
+    options.check_callback("progress", progress)
     if arch is None:
-        raise SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
+        raise options.SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
     several = map(_list, (arch, head_dim, dtype, causal, granularity, precision))
     specs = [
-        (spec(one, **dict(zip(_SEVERAL, values)), **options), one)
+        (options.spec(one, **dict(zip(_SEVERAL, values)), **chosen), one)
         for one, *values in itertools.product(*several)
     ]
     if not specs:
-        raise SpecError("an empty list among the options: there is nothing to build")
-    one_file = isinstance(records, (str, bytes, os.PathLike))
-    files = [Path(os.fsdecode(path)).read_bytes() for path in ([records] if one_file else records)]
-    return _core.prebuild(os.fspath(out), specs, bool(backward), files, progress)
+        raise options.SpecError("an empty list among the options: there is nothing to build")
+    several = isinstance(records, Iterable) and not isinstance(records, (str, bytes))
+    paths = list(records) if several else [records]
+    if not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths):
+        raise options.SpecError(f"records={records!r}: pass a file's path, or several")
+    files = [Path(os.fsdecode(path)).read_bytes() for path in paths]
+    return _core.prebuild(os.fsencode(out), specs, backward, files, progress)

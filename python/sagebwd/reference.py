@@ -7,96 +7,59 @@ GIL. Invalid arguments raise SpecError.
 
 import numbers
 
-from sagebwd import _core
+from sagebwd import _core, options
 from sagebwd.arrays import Arrays
-from sagebwd.options import (
-    SpecError,
-    causal_name,
-    check_softmax_scale,
-    dtype_name,
-    emulated_spec,
-    plan_of,
-    takes,
-    whole_number,
-)
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to"]
 
 
 def round_to(array, dtype):
     """`array` rounded to nearest even in 'bf16' or 'fp16', as float32."""
-    return _core.round_to(array, dtype_name(dtype))
+    return _core.round_to(array, options.dtype_name(dtype))
 
 
 def random_inputs(
-    seq_len,
-    *,
-    head_dim=128,
-    heads=1,
-    heads_kv=None,
-    batch=1,
-    seq_len_kv=None,
-    dtype="bf16",
-    sigma=1.0,
-    seed=0,
-):
+    seq_len, *, head_dim=128, heads=1, heads_kv=None, batch=1, seq_len_kv=None, dtype="bf16",
+    sigma=1.0, seed=0,
+):  # fmt: skip
     """(q, k, v, dout) with q, k ~ N(0, sigma^2) and v, dout ~ N(0, 1), rounded to `dtype`.
 
     The same seed gives the same numbers on every machine.
     """
     heads_kv = heads if heads_kv is None else heads_kv
     seq_len_kv = seq_len if seq_len_kv is None else seq_len_kv
-    sizes = dict(seq_len=seq_len, head_dim=head_dim, heads=heads, heads_kv=heads_kv, batch=batch,
-                 seq_len_kv=seq_len_kv)  # fmt: skip
+    sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_len=seq_len,
+                 seq_len_kv=seq_len_kv, head_dim=head_dim)  # fmt: skip
     for name, size in sizes.items():
-        whole_number(name, size)
+        options.whole_number(name, size)
     if batch * head_dim * max(heads * seq_len, heads_kv * seq_len_kv) > 1 << 36:
-        raise SpecError(f"more than 2**36 elements in one tensor: {sizes}")
+        raise options.SpecError(f"more than 2**36 elements in one tensor: {sizes}")
     if not isinstance(sigma, numbers.Real) or not 0 <= sigma <= 1e30:  # in float32
-        raise SpecError(f"sigma={sigma!r}: pass a number from 0 to 1e30")
-    return _core.random_inputs(
-        batch=batch,
-        heads=heads,
-        heads_kv=heads_kv,
-        seq_q=seq_len,
-        seq_kv=seq_len_kv,
-        head_dim=head_dim,
-        dtype=dtype_name(dtype),
-        sigma=sigma,
-        seed=whole_number("seed", seed, least=0),
-    )
+        raise options.SpecError(f"sigma={sigma!r}: pass a number from 0 to 1e30")
+    seed = options.whole_number("seed", seed, least=0)
+    return _core.random_inputs(*sizes.values(), options.dtype_name(dtype), sigma, seed)
 
 
-def exact(q, k, v, dout=None, *, dlse=None, causal=False, softmax_scale=None, matrices=False):
+@options.takes(options.Mask)
+def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, chosen):
     """Attention in FP64, and its gradients where `dout` is given.
 
     Returns a dict of float64 arrays: out, lse (natural log, scaled scores), delta, dq, dk, dv, and
     with `matrices` p, dp, ds of (B, H, M, N); None for what was not computed. `ds` is without the
-    softmax scale. `causal` as for `sagebwd.attention`.
+    softmax scale. What a query sees is told as to `sagebwd.attention`.
     """
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
-    causal = causal_name(causal, q.shape[2], k.shape[2])
-    scale = check_softmax_scale(softmax_scale, q.shape[3])
-    return _core.exact(q, k, v, dout, dlse, scale, causal, bool(matrices))
+    mask = options.spec(**options.with_mask(chosen, q.shape[2], k.shape[2]))
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    inputs = _core.Inputs(q, k, v, dout, dlse, scale)
+    return _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))
 
 
-@takes(but=("deterministic",))
+@options.takes(but=("deterministic",))
 def emulate(
-    q,
-    k,
-    v,
-    dout=None,
-    *,
-    dlse=None,
-    softmax_scale=None,
-    dtype="bf16",
-    matrices=False,
-    round_outputs=False,
-    out=None,
-    lse=None,
-    arch=None,
-    options,
-):
+    q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
+    round_outputs=False, out=None, lse=None, arch=None, chosen,
+):  # fmt: skip
     """Attention with the kernels' quantisers bit for bit and FP32 accumulation, on the CPU.
 
     Returns the dict of `exact()`, in float32.
@@ -111,15 +74,13 @@ def emulate(
             Here also any collection of sagebwd.PRODUCTS.
     """
     if (out is None) != (lse is None):
-        raise SpecError("out and lse go together: pass both, of one forward, or neither")
-    plan = plan_of(options["precision"])
+        raise options.SpecError("out and lse go together: pass both, of one forward, or neither")
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
-    options["causal"] = causal_name(options["causal"], q.shape[2], k.shape[2])
-    rules = emulated_spec(plan, arch, head_dim=q.shape[3], dtype=dtype, **options)
+    rules, plan = options.emulated_spec(chosen, q, k, arch, head_dim=q.shape[3], dtype=dtype)
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
-    scale = check_softmax_scale(softmax_scale, q.shape[3])
-    return _core.emulate(
-        rules, sorted(plan), q, k, v, dout, dlse, scale, bool(matrices), bool(round_outputs),
-        out, lse,
-    )  # fmt: skip
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    inputs = _core.Inputs(q, k, v, dout, dlse, scale)
+    switches = dict(matrices=matrices, round_outputs=round_outputs)
+    switches = [options.yes_or_no(*switch) for switch in switches.items()]
+    return _core.emulate(inputs, rules, sorted(plan), *switches, out, lse)

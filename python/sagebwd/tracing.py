@@ -2,26 +2,16 @@
 
 import math
 
-from sagebwd import _core
+from sagebwd import _core, options
 from sagebwd.arrays import Arrays
 from sagebwd.kernels import local_arch
-from sagebwd.options import (
-    SpecError,
-    causal_name,
-    check_softmax_scale,
-    dtype_name,
-    emulated_spec,
-    plan_of,
-    precision_of,
-    takes,
-)
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
 
 
-@takes(but=("deterministic",))
-def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=None, options):
+@options.takes(but=("deterministic",))
+def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=None, chosen):
     """Cosine and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
     Args:
@@ -46,27 +36,29 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
     arrays = Arrays(q=q, k=k, v=v, dout=dout)
     if dtype is None:
         dtype = q.dtype if str(q.dtype).endswith("float16") else "bf16"
-    dtype = dtype_name(dtype)
-    options["causal"] = causal_name(options["causal"], q.shape[2], k.shape[2])
+    dtype = options.dtype_name(dtype)
     if device is None:
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
     if device == "cpu":
-        plan = plan_of(options["precision"])
         arch = _arch_here() if arch is None else arch
-        spec = emulated_spec(plan, arch, head_dim=q.shape[3], dtype=dtype, **options)
-        scale = check_softmax_scale(softmax_scale, q.shape[3])
-        inputs = (_core.round_to(x, dtype) for x in arrays.numpy())
-        return _core.trace(spec, sorted(plan), *inputs, scale)
+        spec, plan = options.emulated_spec(chosen, q, k, arch, head_dim=q.shape[3], dtype=dtype)
+        scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+        rounded = [_core.round_to(x, dtype) for x in arrays.numpy()]
+        return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
     if not device.startswith("cuda"):
-        raise SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
+        raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
     try:
         import torch
     except ImportError as error:
-        raise SpecError(f"device={device!r} needs PyTorch ({error}): pass device='cpu'") from None
+        raise options.SpecError(
+            f"device={device!r} needs PyTorch ({error}): pass device='cpu'"
+        ) from None
     if not torch.cuda.is_available():
-        raise SpecError(f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'")
-    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, options)
+        raise options.SpecError(
+            f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'"
+        )
+    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen)
 
 
 def _arch_here():
@@ -74,27 +66,7 @@ def _arch_here():
     return None if driver["missing"] or not driver["devices"] else local_arch()
 
 
-class _Error:
-    """The figures of one tensor, gathered chunk by chunk in FP64."""
-
-    sums = (0.0, 0.0, 0.0, 0.0)
-
-    def add(self, x, reference):
-        x, reference = x.double().flatten(), reference.double().flatten()
-        difference = (x - reference).square().sum()
-        more = (x @ reference, x @ x, reference @ reference, difference)
-        self.sums = [a + float(b) for a, b in zip(self.sums, more)]
-
-    def figures(self):
-        dot, *squares = self.sums
-        norm, reference, difference = map(math.sqrt, squares)
-        return {
-            "cosine": dot / (norm * reference) if norm * reference else math.nan,
-            "rel_l2": difference / reference if reference else math.nan,
-        }
-
-
-def _trace_torch(given, device, dtype, softmax_scale, options):
+def _trace_torch(given, device, dtype, softmax_scale, chosen):
     """`trace` by the emulation, on any device that PyTorch has."""
     import torch
 
@@ -103,46 +75,58 @@ def _trace_torch(given, device, dtype, softmax_scale, options):
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in given]
     q, k = tensors[:2]
-    options = dict(options, softmax_scale=softmax_scale)
-    rules = emulation.emulation_rules(*tensors[:3], plan=options.pop("precision"), **options)
-    kernels = _kernel_results(tensors, rules, options) if q.is_cuda else {}
+    chosen = dict(chosen, softmax_scale=softmax_scale)
+    rules = emulation.emulation_rules(*tensors[:3], plan=chosen.pop("precision"), **chosen)
+    kernels = _kernel_results(tensors, rules, chosen) if q.is_cuda else {}
     kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
-    errors = {name: _Error() for name in TENSORS}
-    kernel_errors = {name: _Error() for name in kernels}
-    chunked = emulation.grouped(k.shape[1], *tensors)
+    tensors = emulation.grouped(k.shape[1], *tensors)
+    found = {}, {}  # the sums of the emulation's tensors, of the kernels'
     with emulation.full_precision(q.device):
-        for part in emulation.chunks(*chunked[:2]):
-            chunk = [t[part] for t in chunked]
-            reference = exact.exact_chunk(*chunk, rules.causal, rules.scale)
-            for name, x in emulated_chunk(*chunk, rules).items():
-                errors[name].add(x, reference[name])
-            for name, x in kernels.items():
-                kernel_errors[name].add(x[part], reference[name])
-    table = {name: error.figures() for name, error in errors.items()}
-    if kernels:
-        table["kernels"] = {name: error.figures() for name, error in kernel_errors.items()}
-    return table
+        for part in emulation.chunks(*tensors[:2]):
+            chunk = [t[part] for t in tensors]
+            reference = exact.exact_chunk(*chunk, rules.mask, rules.scale)
+            of_kernels = {name: x[part] for name, x in kernels.items()}
+            for sums, results in zip(found, (_emulated_chunk(*chunk, rules), of_kernels)):
+                for name, x in results.items():
+                    more = _sums(x, reference[name])
+                    sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), more)]
+    table, of_kernels = ({name: _figures(*s) for name, s in sums.items()} for sums in found)
+    return table | ({"kernels": of_kernels} if kernels else {})
 
 
-def emulated_chunk(q, k, v, dout, rules):
+def _sums(x, reference):
+    """What the figures of a tensor are made of, in FP64; those of its chunks add up."""
+    x, reference = x.double().flatten(), reference.double().flatten()
+    difference = (x - reference).square().sum()
+    return map(float, (x @ reference, x @ x, reference @ reference, difference))
+
+
+def _figures(dot, *squares):
+    norm, reference, difference = map(math.sqrt, squares)
+    return {
+        "cosine": dot / (norm * reference) if norm * reference else math.nan,
+        "rel_l2": difference / reference if reference else math.nan,
+    }
+
+
+def _emulated_chunk(q, k, v, dout, rules):
     """The emulation's tensors by the names of TENSORS."""
     from sagebwd.numerics import backward_chunk, forward_chunk
 
     out, lse = forward_chunk(q, k, v, rules)
-    dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules, True)
+    dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules)
     return dict(zip(TENSORS, (delta, p, dp, ds, out, dq, dk, dv)))
 
 
-def _kernel_results(tensors, rules, options):
+def _kernel_results(tensors, rules, chosen):
     """O, dQ, dK, dV from the kernels; empty for plans that they are not built for."""
-    precision = precision_of(rules.plan)
+    precision = options.precision_of(rules.plan)
     if precision is None:
         return {}
     from sagebwd.functional import attention_backward, attention_forward
 
     q, k, v, dout = (t.contiguous() for t in tensors)
-    given = dict(options, precision=precision)
-    given["causal"] = False if rules.causal == "none" else rules.causal
+    given = dict(chosen, precision=precision)
     out, lse = attention_forward(q, k, v, **given)
     gradients = attention_backward(dout, q, k, v, out, lse, **given)
     return dict(zip(("O", "dQ", "dK", "dV"), (out, *gradients)))

@@ -4,12 +4,11 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sagebwd import _core
-from sagebwd.options import Operation, SpecError, spec, takes, whole_number
-
-__all__ = ["KERNELS", "TunedKernel", "export_records", "import_records", "tune"]
+from sagebwd import _core, options
+from sagebwd.kernels import local_arch
 
 TuneError = _core.TuneError
 
@@ -40,23 +39,11 @@ class TunedKernel:
         return self.default_ms / self.tuned_ms if self.tuned_ms else 1.0
 
 
-@takes(Operation)
+@options.takes(options.Operation)
 def tune(
-    *,
-    seq_len=8192,
-    seq_kv=None,
-    batch=1,
-    heads=8,
-    heads_kv=None,
-    kernels=KERNELS,
-    tiles=(),
-    force=False,
-    rounds=15,
-    device=None,
-    group=None,
-    progress=None,
-    options,
-):
+    *, seq_len=8192, seq_kv=None, batch=1, heads=8, heads_kv=None, kernels=KERNELS, tiles=(),
+    force=False, rounds=15, device=None, group=None, progress=None, chosen,
+):  # fmt: skip
     """Times every tile worth trying on this GPU and keeps the winners; a list of TunedKernel.
 
     Calls whose sizes fall into the same bucket use them from then on (SAGEBWD_TUNE=off|use|
@@ -78,27 +65,28 @@ def tune(
     Raises SpecError, LibraryError, CompileError or TuneError.
     """
     kernels, tiles = _words("kernels", kernels), _words("tiles", tiles)
-    if whole_number("rounds", rounds, least=5) > 1000:
-        raise SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
+    options.yes_or_no("force", force)
+    options.check_callback("progress", progress)
+    if options.whole_number("rounds", rounds, least=5) > 1000:
+        raise options.SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
     if device is None:
         device = _current_device()
-    whole_number("device", device, least=0)
-    spec(**options)  # wrong use is wrong use without a GPU as well
+    options.whole_number("device", device, least=0)
+    options.spec(**chosen)  # wrong use is wrong use without a GPU as well
     sizes = dict(batch=batch, heads=heads, heads_kv=heads if heads_kv is None else heads_kv,
                  seq_len=seq_len, seq_kv=seq_len if seq_kv is None else seq_kv)  # fmt: skip
-    problem = tuple(whole_number(name, size) for name, size in sizes.items())
+    problem = tuple(options.whole_number(name, size) for name, size in sizes.items())
+
+    def what():
+        return options.spec(_arch(device), **chosen), problem, device, kernels
 
     def tune_here():
-        return _core.tune(
-            spec(_arch(device), **options), problem, device, kernels, tiles,
-            bool(force), rounds, progress,
-        )  # fmt: skip
+        return _core.tune(*what(), tiles, force, rounds, progress)
 
-    if group is None:
-        found = tune_here()
-    else:
-        found, trouble = _tune_in_group(group, tune_here)
-        _check_agreement(group, trouble, options, problem, device, kernels)
+    def in_use():
+        return _core.tiles_in_use(*what())
+
+    found = tune_here() if group is None else _tune_in_group(group, tune_here, in_use)
     return [_tuned_kernel(**kernel) for kernel in found]
 
 
@@ -121,19 +109,21 @@ def import_records(path, overwrite=False):
     Records that are here already stay, unless `overwrite`. All or nothing: SpecError for a file
     that is not wholly sound.
     """
+    options.yes_or_no("overwrite", overwrite)
     path = os.fspath(path)
     if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would be waited for
         raise OSError(f"{path} is no regular file")
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read()
-    added, kept, replaced = _core.import_tuning_records(text, bool(overwrite))
-    return {"added": added, "kept": kept, "replaced": replaced}
+    counts = _core.import_tuning_records(text, overwrite)
+    return dict(zip(("added", "kept", "replaced"), counts))
 
 
 def _words(name, given):
-    words = [given] if isinstance(given, str) else list(given)
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    words = list(given) if several else [given]
     if not all(isinstance(word, str) for word in words):
-        raise SpecError(f"{name}={given!r}: pass names")
+        raise options.SpecError(f"{name}={given!r}: pass names")
     return words
 
 
@@ -154,8 +144,6 @@ def _current_device():
 
 
 def _arch(device):
-    from sagebwd.kernels import local_arch
-
     if missing := _core.driver()["missing"]:
         raise _core.LibraryError(
             f"{missing.rstrip('.')}. Tuning times kernels: call it where such a GPU is, and "
@@ -164,50 +152,45 @@ def _arch(device):
     return local_arch(device)
 
 
-def _tune_in_group(group, tune_here):
-    """Rank 0's results, and why they cannot be kept here, or None. An error on rank 0 is raised on
-    every rank."""
+def _tune_in_group(group, tune_here, tiles_in_use):
+    """What tune() of a group gives on each of its ranks, or an error on every one."""
     import torch.distributed as dist
 
-    message = [None]
-    if dist.get_rank(group) == 0:
+    rank, message = dist.get_rank(group), [None, None]
+
+    def broadcast():
+        dist.broadcast_object_list(message, src=dist.get_global_rank(group, 0), group=group)
+
+    if rank == 0:
         try:
-            message = [("found", tune_here())]
+            message[0] = tune_here()
         except Exception as error:  # the others must not wait for ever
-            message = [("error", f"{type(error).__name__}: {error}")]
-            dist.broadcast_object_list(message, src=dist.get_global_rank(group, 0), group=group)
+            message[1] = _named(error)
+            broadcast()
             raise
-    dist.broadcast_object_list(message, src=dist.get_global_rank(group, 0), group=group)
-    what, found = message[0]
-    if what == "error":
-        raise TuneError(f"rank 0 could not tune: {found}")
+    broadcast()
+    found, why = message
+    if why:
+        raise TuneError(f"rank 0 could not tune: {why}")
     try:
-        if dist.get_rank(group) != 0:
-            for kernel in found:
-                _core.import_tuning_records(kernel["record"], True)
-    except Exception as error:  # the others must not wait for ever
-        return found, error
-    return found, None
-
-
-def _check_agreement(group, trouble, options, problem, device, kernels):
-    """Raises TuneError on every rank where ranks would run different tiles."""
-    import torch.distributed as dist
-
-    try:
-        if trouble is not None:
-            raise trouble
-        in_use = _core.tiles_in_use(spec(_arch(device), **options), problem, device, kernels)
+        for kernel in found if rank else ():
+            _core.import_tuning_records(kernel["record"], True)
+        in_use = tiles_in_use()
         mine = hashlib.sha256(json.dumps(in_use).encode()).hexdigest()
     except Exception as error:  # the others must not wait for ever
-        mine, in_use = f"{type(error).__name__}: {error}", None
+        in_use = mine = _named(error)
     digests = [None] * dist.get_world_size(group)
     dist.all_gather_object(digests, mine, group=group)
     differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    if differing or in_use is None:
+    if differing or in_use == mine:
+        one = (differing or [0])[0]
         raise TuneError(
             f"ranks {differing} of the group do not run with rank 0's tiles: they have another "
             f"GPU, driver or version of sagebwd, or no record could be kept. Rank 0: {digests[0]}, "
-            f"rank {(differing or [0])[0]}: {digests[(differing or [0])[0]]}, "
-            f"here: {in_use if in_use is not None else mine}"
+            f"rank {one}: {digests[one]}, here: {in_use}"
         )
+    return found
+
+
+def _named(error):
+    return f"{type(error).__name__}: {error}"

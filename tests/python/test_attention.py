@@ -181,6 +181,7 @@ def cpu(*shape, **kwargs):
         (lambda a: a.update(group_q=32), "group_q = 32"),
         (lambda a: a.update(causal="left"), "causal='left'.*top-left"),
         (lambda a: a.update(causal=1), "causal=1"),
+        (lambda a: a.update(return_lse="yes"), "return_lse='yes': pass True or False"),
         (lambda a: a.update(softmax_scale=0.0), "softmax_scale=0.0"),
         (lambda a: a.update(softmax_scale=float("nan")), "softmax_scale=nan"),
         (lambda a: a.update(softmax_scale=float("inf")), "softmax_scale=inf"),
@@ -212,6 +213,23 @@ def test_backward_refused(change, message):
     change(arguments)
     with pytest.raises(sagebwd.SpecError, match=message):
         sagebwd.attention_backward(**arguments)
+
+
+def test_sparse_tensors_are_refused_with_the_way_out(monkeypatch):
+    from sagebwd import ops
+
+    monkeypatch.setattr(ops, "DEVICES", ("cpu",))
+    q = torch.zeros(1, 1, 4, 64, dtype=torch.bfloat16)
+    given = dict(dout=q, q=q, k=q, v=q, out=q, lse=q[..., 0].float())
+    for name in ("q", "dout"):
+        with pytest.raises(sagebwd.SpecError, match=f"{name} is torch.sparse_coo.*to_dense"):
+            sagebwd.attention_backward(**given | {name: q.to_sparse()})
+    for grad in (False, True):
+        with pytest.raises(sagebwd.SpecError, match=r"q is torch.sparse_coo.*to_dense"):
+            sagebwd.attention(q.to_sparse().requires_grad_(grad), q, q)
+    for function in (sagebwd.emulation.emulated_attention, sagebwd.reference.exact):
+        with pytest.raises(sagebwd.SpecError, match=r"is torch.sparse_coo.*to_dense"):
+            function(*[q.to_sparse()] * 3)
 
 
 def test_numpy_arrays_are_refused_with_the_way_out():

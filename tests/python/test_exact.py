@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
-from sagebwd import emulation, numerics, reference  # noqa: E402
+from sagebwd import emulation, numerics, options, reference  # noqa: E402
 from sagebwd.exact import exact_attention  # noqa: E402
 
 LENGTHS = [(5, 5), (7, 3), (3, 7)]
@@ -32,7 +32,7 @@ def test_is_autograds(causal, seq_q, seq_kv, monkeypatch):
     for t in (q, k, v):
         t.requires_grad_()
     s = 0.3 * q @ k.repeat_interleave(2, 1).mT
-    mask = numerics.visible_keys(causal, seq_q, seq_kv, "cpu")
+    mask = numerics.visible_keys(options.Mask(causal), seq_q, seq_kv, "cpu")
     seen = torch.ones(seq_q, dtype=torch.bool)
     if mask is not None:
         seen = mask.any(-1)
@@ -93,6 +93,6 @@ def test_nothing_to_attend_to():
 
 def test_wrong_options_are_refused():
     given = tensors(4, 4)[:4]
-    for options in (dict(causal="up"), dict(layout="sbhd"), dict(softmax_scale=0)):
+    for wrong in (dict(causal="up"), dict(layout="sbhd"), dict(softmax_scale=0)):
         with pytest.raises(sagebwd.SpecError):
-            exact_attention(*given, **options)
+            exact_attention(*given, **wrong)

@@ -127,6 +127,15 @@ def test_without_a_gpu(command, module, words, parts):
     [(["--device", "banana"], "--device banana: pass cuda"),
      (["--steps", "0"], "steps 0: it must be at least 1"),
      (["--head-dim", "0"], "head_dim 0"),
+     (["--lr", "nan"], "lr nan: it must be at least 0 and finite"),
+     (["--lr", "-1"], "lr -1.0"),
+     (["--clip", "-1"], "clip -1.0"),
+     (["--warmup", "-1"], "warmup -1: it must be at least 0"),
+     (["--name", "../x"], "--name ../x"),
+     (["--out", "a.txt"], "a.txt is a file"),
+     (["--out", "a.txt/results"], "a.txt is a file"),
+     (["--save", "absent/model.pt"], "--save absent/model.pt"),
+     (["--save", "."], "--save ."),
      (["--tokens", "1024"], "holds no sequence of 1024"),
      (["--text", "absent"], "absent"),
      (["--attention", "emulated:granularity=tensor"], "tensor")],
@@ -139,6 +148,7 @@ def test_wrong_use_of_train(command, words, part):
 @pytest.mark.parametrize(
     "words, part",
     [(["--head-dim", "32"], "head dimension 32"), (["--sequences", "0"], "sequences 0"),
+     (["--save", "absent/tensors.pt"], "--save absent"),
      (["--checkpoint", "a.txt"], "is no checkpoint"), (["--layer", "8"], "no layer 8")],
 )  # fmt: skip
 def test_wrong_use_of_capture(command, words, part):
@@ -146,6 +156,10 @@ def test_wrong_use_of_capture(command, words, part):
     assert code == 2 and part in line
 
 
-def test_wrong_use_of_compare(command):
-    code, line = command("compare", "--tokens", "32", "--runs", "sdpa:steps=2000")
-    assert code == 2 and "1 to 1000" in line
+@pytest.mark.parametrize(
+    "words, part",
+    [(["--runs", "sdpa:steps=2000"], "1 to 1000"), (["--checkpoints", "a.txt"], "a.txt is a file")],
+)
+def test_wrong_use_of_compare(command, words, part):
+    code, line = command("compare", "--tokens", "32", *words)
+    assert code == 2 and part in line

@@ -1,5 +1,6 @@
 """What importing gives, with and without PyTorch."""
 
+import ast
 import copy
 import dataclasses
 import inspect
@@ -102,6 +103,30 @@ def test_options_are_those_of_the_library():
     assert ours.keys() == theirs.keys()
     unspelled = {"causal": "none", "group_q": 0, "group_kv": 0}  # False and None here
     assert {**ours, **unspelled} == theirs
+
+
+def test_nobody_else_looks_inside_the_mask():
+    """prebuild() has several values of an option, wherever it stands."""
+    inside = {field.name for field in dataclasses.fields(options.Mask)}
+    folder = Path(options.__file__).resolve().parent
+    found = set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            words = (getattr(node, name, None) for name in ("id", "attr", "arg", "value"))
+            if inside & {word for word in words if isinstance(word, str)}:
+                found.add(path.stem)
+    assert found == {"options", "numerics", "prebuilding"}
+
+
+def test_head_dimensions_are_those_of_the_library():
+    built = []
+    for dim in range(1, 513):
+        try:
+            built.append(sagebwd.Spec(head_dim=dim).head_dim)
+        except sagebwd.SpecError:
+            continue
+    assert tuple(built) == options.HEAD_DIMS
+    assert [options.nearest_head_dim(d) for d in (1, 64, 65, 128, 300)] == [64, 64, 128, 128, 128]
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,11 @@ def test_an_output_that_cannot_be_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_path_that_is_no_utf_8(tmp_path):
+    with pytest.raises(sagebwd.PackError, match="none"):
+        sagebwd.prebuild(f"{tmp_path}/none\udcff/p.pack", **SMALL)
+
+
 def test_records_that_are_none(tmp_path):
     records = tmp_path / "records.json"
     records.write_text("{}")

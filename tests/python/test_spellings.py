@@ -67,6 +67,9 @@ def test_half_precision(dtype):
         (lambda: reference.random_inputs(8, sigma=-1), "sigma=-1"),
         (lambda: reference.emulate(*X, out=X[0]), "out and lse go together"),
         (lambda: sagebwd.Spec(arch=5), "arch=5"),
+        (lambda: sagebwd.tune(kernels=None), "kernels=None: pass names"),
+        (lambda: sagebwd.tune(tiles=3), "tiles=3: pass names"),
+        (lambda: sagebwd.prebuild("a.pack", arch="sm_80", records=3), "records=3"),
     ],
 )  # fmt: skip
 def test_refused(call, message):
@@ -115,6 +118,7 @@ CALLS = {
 OURS = (TypeError, sagebwd.SpecError, sagebwd.LibraryError, sagebwd.TuneError, sagebwd.PackError,
         OSError)  # fmt: skip
 SWITCHES = ("backward", "matrices", "round_outputs", "force", "overwrite")
+CALLBACKS = ("progress",)
 
 
 def parameters_of(function):
@@ -132,12 +136,13 @@ def test_wrong_types(function, name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     refused = 0
     for wrong in WRONG:
-        if name in SWITCHES and isinstance(wrong, np.ndarray):
-            continue  # no truth value: NumPy says so
         try:
             function(**CALLS[function] | {name: wrong})
         except OURS as error:
             assert "incompatible" not in str(error), (wrong, error)
             assert str(error), wrong
+            right = wrong is None or callable(wrong)
+            if name in SWITCHES or (name in CALLBACKS and not right):
+                assert isinstance(error, sagebwd.SpecError) and f"{name}=" in str(error)
             refused += 1
-    assert refused or name in SWITCHES  # which take whatever has a truth value
+    assert refused and (name not in SWITCHES or refused == len(WRONG))

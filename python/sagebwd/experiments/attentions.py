@@ -6,36 +6,28 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from sagebwd import Spec
-from sagebwd.options import PRODUCTS, plan_of
+from sagebwd.options import PRODUCTS, Options, plan_of
 
 from .command import Failure, torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 #: Causal self-attention of (batch, heads, tokens, head_dim) queries, keys and values.
-Attend = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+Attend = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 #: FP32 matrices of queries x keys that the emulation holds at once.
 LIVE_MATRICES = 10
-_COMMON = ("granularity", "group_q", "group_kv", "smooth_k", "rotate")
+_COMMON = tuple(field.name for field in fields(Options)
+                if field.name not in ("causal", "precision", "deterministic"))  # fmt: skip
 OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision"), "emulated": (*_COMMON, "plan")}
 
 
 @dataclass(frozen=True)
-class AttentionChoice:
+class AttentionChoice(Options):
     """One attention and its options; options that it does not have must keep their defaults."""
 
     name: str = "sagebwd"
-    granularity: str = "row"
-    group_q: int | None = None
-    group_kv: int | None = None
-    smooth_k: bool = True
-    rotate: bool = True
-    precision: str = "six-of-seven"
-    plan: frozenset[str] = plan_of("six-of-seven")
+    plan: frozenset = plan_of("six-of-seven")
     #: What parse() takes, by example.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, no-smooth-k, no-rotate, "
                             "precision=qk16, plan=s+pv+dv+dq+dk")  # fmt: skip
@@ -52,8 +44,8 @@ class AttentionChoice:
 
     def changed(self, kind: type) -> dict:
         """The options among the fields of `kind` that have not their defaults."""
-        given = {field.name: getattr(self, field.name) for field in fields(kind)[1:]}
-        return {name: x for name, x in given.items() if x != getattr(kind, name)}
+        given = {field.name: getattr(self, field.name) for field in fields(kind)}
+        return {name: x for name, x in given.items() if x != getattr(kind, name) and name != "name"}
 
     @classmethod
     def parse(cls, text: str):
@@ -62,18 +54,21 @@ class AttentionChoice:
         A plan lists the INT8 products: ``emulated:plan=s+pv+dv+dp+dq+dk``, or ``plan=none``.
         """
         name, _, options = text.partition(":")
-        return cls(name, **dict(map(cls._parse_option, filter(None, options.split(",")))))
+        return cls(name=name, **dict(map(cls._parse_option, filter(None, options.split(",")))))
 
     @classmethod
     def _parse_option(cls, option: str) -> tuple[str, object]:
         key, _, value = option.partition("=")
-        name, kinds = key.replace("-", "_"), {field.name: field.type for field in fields(cls)[1:]}
-        kind = kinds.get(name) if value else None
-        if name in ("no_smooth_k", "no_rotate") and not value:
-            return name.removeprefix("no_"), False
-        if kind == "int | None" and value.isdigit():
+        name = key.replace("-", "_")
+        # The types of Options are types, those of this module words.
+        kinds = {field.name: getattr(field.type, "__name__", field.type) for field in fields(cls)}
+        kind = kinds.get(name) if value and name != "name" else None
+        switch = name.removeprefix("no_")
+        if kinds.get(switch) == "bool" and switch != name and not value:
+            return switch, False
+        if kind == "int" and value.isdigit():
             return name, int(value)
-        if kind == "frozenset[str]":
+        if kind == "frozenset":
             return name, plan_of(() if value == "none" else value.split("+"))
         if kind == "str":
             return name, value
@@ -131,7 +126,7 @@ def sdpa(backend: str | None, causal: bool) -> Attend:
 
     forced = nullcontext if backend is None else partial(sdpa_kernel, getattr(SDPBackend, backend))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with forced():
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 

@@ -9,18 +9,21 @@ table stands beside the paper's Table 2, one layer of its trained 325M Llama.
 from __future__ import annotations
 
 import sys
+from collections import namedtuple
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from sagebwd import Spec
 
 from . import command
-from .attentions import AttentionChoice, check_runs_on, make_attention
+from .attentions import AttentionChoice, check_runs_on
 from .command import torch
 from .config import TrainConfig, add_training_arguments, config_of_record
 from .data import Text
 from .environment import brief, write_json
-from .train import autocast, origin, prepared, recorded_train, save_checkpoint
+from .train import autocast, build_model, origin, prepared, recorded_train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,31 +32,14 @@ if TYPE_CHECKING:
 
 #: Cosine and relative L2 in the paper's Table 2.
 PAPER_TABLE_2 = {
-    "delta": (0.9973, 0.0736),
-    "P": (0.9917, 0.1293),
-    "dP": (1.0, 0.0),
-    "dS": (0.9789, 0.2045),
-    "O": (0.9969, 0.0793),
-    "dQ": (0.9664, 0.2579),
-    "dK": (0.9537, 0.3074),
-    "dV": (0.9985, 0.0540),
-}
+    "delta": (0.9973, 0.0736), "P": (0.9917, 0.1293), "dP": (1.0, 0.0), "dS": (0.9789, 0.2045),
+    "O": (0.9969, 0.0793), "dQ": (0.9664, 0.2579), "dK": (0.9537, 0.3074), "dV": (0.9985, 0.0540),
+}  # fmt: skip
 #: Granularity and rotation of each traced column.
-VARIANTS = {
-    "row+rotate": {"granularity": "row", "rotate": True},
-    "row": {"granularity": "row", "rotate": False},
-    "block+rotate": {"granularity": "block", "rotate": True},
-    "block": {"granularity": "block", "rotate": False},
-}
-
-
-class Captured(NamedTuple):
-    """What one attention layer was handed: (batch, heads, tokens, head_dim) each."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dout: Tensor
+VARIANTS = {granularity + "+rotate" * rotate: {"granularity": granularity, "rotate": rotate}
+            for granularity in ("row", "block") for rotate in (True, False)}  # fmt: skip
+#: What one attention layer was handed: (batch, heads, tokens, head_dim) tensors.
+Captured = namedtuple("Captured", ("q", "k", "v", "dout"))
 
 
 def capture(model: LanguageModel, sequences: Tensor, config: TrainConfig) -> list[Captured]:
@@ -62,18 +48,15 @@ def capture(model: LanguageModel, sequences: Tensor, config: TrainConfig) -> lis
     originals = [layer.attend for layer in layers]
     tensors: list[list[Tensor]] = [[] for _ in layers]
 
-    def recording(attend, kept):
-        def recorded(*inputs):
-            out = attend(*inputs)
-            kept.extend(t.detach().contiguous() for t in inputs)
-            out.register_hook(lambda dout: kept.append(dout.detach().contiguous()))
-            return out
-
-        return recorded
+    def recorded(attend, kept, *inputs):
+        out = attend(*inputs)
+        kept.extend(t.detach().contiguous() for t in inputs)
+        out.register_hook(lambda dout: kept.append(dout.detach().contiguous()))
+        return out
 
     try:
         for layer, attend, kept in zip(layers, originals, tensors):
-            layer.attend = recording(attend, kept)
+            layer.attend = partial(recorded, attend, kept)
         with autocast(config):
             loss = model(sequences[:, :-1], sequences[:, 1:])
         loss.backward()
@@ -89,15 +72,14 @@ def statistics(captured: Captured) -> dict[str, float]:
     q, k, dout = captured.q.float(), captured.k.float(), captured.dout.float()
     mean = k.mean(dim=2, keepdim=True)
     rows = dout.norm(dim=-1).flatten(1)
+    medians = rows.median(1).values.clamp_min(1e-30)
     return {
         "q_std": float(q.std()),
         "k_std": float(k.std()),
         "k_mean_over_k_norm": float(mean.norm() * k.shape[2] ** 0.5 / k.norm()),
         "q_max": float(q.abs().max()),
         "k_max": float(k.abs().max()),
-        "dout_row_norm_max_over_median": float(
-            (rows.amax(1) / rows.median(1).values.clamp_min(1e-30)).max()
-        ),
+        "dout_row_norm_max_over_median": float((rows.amax(1) / medians).max()),
     }
 
 
@@ -121,19 +103,14 @@ def table(title: str, traced: dict[str, dict[str, dict[str, float]]]) -> str:
 def mean_over_layers(layers: dict[str, dict]) -> dict:
     """The mean of every figure over the traced layers."""
     every = [layer["variants"] for layer in layers.values()]
-
-    def mean(variant, tensor, key):
-        return sum(one[variant][tensor][key] for one in every) / len(every)
-
-    return {variant: {tensor: {key: mean(variant, tensor, key) for key in ("cosine", "rel_l2")}
+    return {variant: {tensor: {figure: fmean(one[variant][tensor][figure] for one in every)
+                               for figure in ("cosine", "rel_l2")}
                       for tensor in PAPER_TABLE_2} for variant in VARIANTS}  # fmt: skip
 
 
 def load_checkpoint(
     path: Path, device: str, attention: str | None
 ) -> tuple[LanguageModel, TrainConfig, AttentionChoice]:
-    from .language_model import LanguageModel
-
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         config = config_of_record(saved["config"] | {"device": device})
@@ -142,7 +119,7 @@ def load_checkpoint(
     except Exception as error:  # whatever the unpickler makes of bytes of another kind
         raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
     choice = AttentionChoice.parse(attention or saved["attention"])
-    model = LanguageModel(config.model, make_attention(choice, torch.device(device))).to(device)
+    model = build_model(config, choice)
     model.load_state_dict(saved["model"])
     return model, config, choice
 
@@ -166,26 +143,24 @@ def main(arguments: list[str] | None = None) -> int:
             config, text = prepared(options, [choice])
             model = None
             if options.checkpoint:
-                model, config, choice = load_checkpoint(
-                    options.checkpoint, options.device, options.attention)
+                given = (options.checkpoint, options.device, options.attention)
+                model, config, choice = load_checkpoint(*given)
                 check_runs_on(choice, torch.device(options.device))
                 text = Text.read(options.text, config.held_out_fraction)
             layers = options.layer or list(range(config.model.layers))
             if unknown := [layer for layer in layers if not 0 <= layer < config.model.layers]:
-                raise ValueError(f"no layer {unknown[0]}: the model has {config.model.layers}, "
-                                 "from 0")
+                count = config.model.layers
+                raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")
             Spec(head_dim=config.model.head_dim)  # what can be traced
             if options.sequences < 1:
                 raise ValueError(f"sequences {options.sequences}: it must be at least 1")
             sequences = text.validation(options.sequences, config.tokens).to(options.device)
         if model is None:
-            run, _ = recorded_train(config, choice, text, options.out, "train-for-capture")
+            save = options.save and options.save.with_suffix(".model.pt")
+            run, _ = recorded_train(config, choice, text, options.out, "train-for-capture", save)
             model = run.model
-            if options.save:
-                save_checkpoint(options.save.with_suffix(".model.pt"), run, config, choice)
         captured = capture(model, sequences, config)
         if options.save:
-            options.save.parent.mkdir(parents=True, exist_ok=True)
             torch.save([layer._asdict() for layer in captured], options.save)
         write_traces(captured, layers, options.out / "capture.json", origin(config, choice, text))
         return 0
@@ -204,8 +179,8 @@ def write_traces(captured: list[Captured], layers: list[int], path: Path, record
     }
     for layer in layers:
         traced = trace_layer(captured[layer])
-        record["layers"][str(layer)] = {"statistics": statistics(captured[layer]),
-                                        "variants": traced}  # fmt: skip
+        figures = {"statistics": statistics(captured[layer]), "variants": traced}
+        record["layers"][str(layer)] = figures
         write_json(path, record)
         print(table(f"layer {layer}", traced), flush=True)
     record["mean_over_layers"] = mean_over_layers(record["layers"])

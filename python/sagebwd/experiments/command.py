@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import sagebwd
 
@@ -54,6 +55,18 @@ def wrong_use(parser: argparse.ArgumentParser):
         yield
     except (ValueError, OSError) as error:
         parser.error(str(error))
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """ValueError where files could not be written: better known before than after a training."""
+    given = vars(options)
+    for folder in filter(None, (given["out"], given.get("checkpoints"))):
+        if (there := next(p for p in (folder, *folder.absolute().parents) if p.exists())).is_file():
+            raise ValueError(f"{there} is a file: name a folder for what is written")
+    if (save := given.get("save")) and (save.is_dir() or not save.parent.is_dir()):
+        raise ValueError(f"--save {save}: name a file in a folder that is there")
+    if (name := given.get("name")) and Path(name).name != name:
+        raise ValueError(f"--name {name}: it is of files in --out, so no path")
 
 
 def check_device(name: str) -> torch.device:

@@ -13,7 +13,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from . import command
 from .attentions import AttentionChoice
@@ -21,29 +21,24 @@ from .config import TrainConfig, add_training_arguments
 from .data import Text
 from .environment import brief, environment, print_failure, write_json
 from .plot import plot_if_possible
-from .train import prepared, read_rows, recorded_train, save_checkpoint, validation_curve
+from .train import prepared, read_rows, recorded_train, validation_curve
 
 #: SDPA first, as the reference; then ours, two negative controls, and SDPA under another seed.
-DEFAULT_RUNS = (
-    "sdpa",
-    "sagebwd",
-    "sagebwd:no-smooth-k",
-    "emulated:plan=s+pv+dv+dp+dq+dk",
-    "sdpa:seed=1",
-)
+DEFAULT_RUNS = ("sdpa", "sagebwd", "sagebwd:no-smooth-k", "emulated:plan=s+pv+dv+dp+dq+dk",
+                "sdpa:seed=1")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PlannedRun(AttentionChoice):
     """One run; a seed or number of steps of None means the comparison's."""
 
-    seed: int | None = None
-    steps: int | None = None
+    seed: int = None
+    steps: int = None
     known = AttentionChoice.known + ", seed=1, steps=500"
 
     @property
     def choice(self) -> AttentionChoice:
-        return AttentionChoice(self.name, **self.options())
+        return AttentionChoice(name=self.name, **self.options())
 
     def config(self, common: TrainConfig) -> TrainConfig:
         """A shorter run keeps the schedule of the full one, so that the curves can be compared."""
@@ -59,12 +54,9 @@ class Comparison:
     def __init__(self, out: Path, planned: list[PlannedRun]) -> None:
         self.out = out
         self.curves: dict[str, dict[int, float]] = {}
-        self.record = {
-            "environment": environment(),
-            "planned": [run.label() for run in planned],
-            "reference": planned[0].label(),
-            "runs": {},
-        }
+        labels = [run.label() for run in planned]
+        self.record = {"environment": environment(), "planned": labels, "reference": labels[0],
+                       "runs": {}}  # fmt: skip
 
     def add(self, label: str, rows: list[dict], record: dict) -> None:
         curve = validation_curve(rows)
@@ -74,10 +66,9 @@ class Comparison:
         if label != reference and reference in self.curves:
             same = record["batches_sha256"] == runs[reference]["batches_sha256"]
             against = differences(curve, self.curves[reference]) | {"same_batches": same}
-        runs[label] = {key: value for key, value in record.items() if key != "attention"} | {
-            "ms_per_step_median": median(row["ms_per_step"] for row in rows),
-            "against_reference": against,
-        }
+        pace = median(row["ms_per_step"] for row in rows)
+        runs[label] = record | {"ms_per_step_median": pace, "against_reference": against}
+        runs[label].pop("attention")
         self.write()
 
     def add_failure(self, label: str, error: Exception) -> None:
@@ -106,8 +97,8 @@ class Comparison:
             gaps = f"{'-':>9} {'-':>9}"
             if against := run["against_reference"]:
                 gaps = f"{against['max_abs']:9.4f} {against['mean_abs']:9.4f}"
-            lines.append(f"{label:44} {run['final_val_loss']:10.4f} {gaps} "
-                         f"{run['ms_per_step_median']:8.1f}")
+            ms = run["ms_per_step_median"]
+            lines.append(f"{label:44} {run['final_val_loss']:10.4f} {gaps} {ms:8.1f}")
         return "\n".join(lines)
 
 
@@ -117,18 +108,12 @@ def differences(curve: dict[int, float], reference: dict[int, float]) -> dict:
     if not steps:
         raise ValueError("the two runs were validated at no common step")
     gaps = [curve[step] - reference[step] for step in steps]
-    return {
-        "steps_compared": len(steps),
-        "max_abs": max(map(abs, gaps)),
-        "mean_abs": sum(map(abs, gaps)) / len(gaps),
-        "mean": sum(gaps) / len(gaps),
-        "final": gaps[-1],
-    }
+    sizes = [abs(gap) for gap in gaps]
+    return {"steps_compared": len(steps), "max_abs": max(sizes), "mean_abs": mean(sizes),
+            "mean": mean(gaps), "final": gaps[-1]}  # fmt: skip
 
 
-def finished_before(
-    stem: Path, config: TrainConfig, text: Text
-) -> tuple[list[dict], dict] | None:
+def finished_before(stem: Path, config: TrainConfig, text: Text) -> tuple[list[dict], dict] | None:
     """Rows and record of an earlier run of just this configuration on just this text."""
     try:
         record = json.loads(Path(f"{stem}.json").read_text())
@@ -148,6 +133,8 @@ def compare(
     With `reuse`, runs that finished in `out` with the same configuration and text count as done.
     """
     comparison = Comparison(out, planned)
+    if checkpoints:
+        checkpoints.mkdir(parents=True, exist_ok=True)
     for run in planned:
         config = run.config(common)
         if reuse and (done := finished_before(out / run.stem(), config, text)):
@@ -155,14 +142,13 @@ def compare(
             comparison.add(run.label(), *done)
             continue
         try:
-            result, record = recorded_train(config, run.choice, text, out, run.stem())
+            save = checkpoints and checkpoints / f"{run.stem()}.pt"
+            result, record = recorded_train(config, run.choice, text, out, run.stem(), save)
         except Exception as error:  # one broken attention must not cost the others
             print_failure(run.label(), error)
             comparison.add_failure(run.label(), error)
             continue
         comparison.add(run.label(), result.rows, record)
-        if checkpoints:
-            save_checkpoint(checkpoints / f"{run.stem()}.pt", result, config, run.choice)
         del result
     return comparison
 
@@ -182,8 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
             common, text = prepared(options, [run.choice for run in planned])
             for run in planned:
                 run.config(common)
-        comparison = compare(planned, common, text, options.out, options.checkpoints,
-                             options.reuse)
+        comparison = compare(planned, common, text, options.out, options.checkpoints, options.reuse)
         print(comparison.table())
         plot_if_possible(options.out / "validation-curves.csv")
         return 0 if comparison.all_finished() else 1

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from .command import torch
 
-#: The numbers of a TrainConfig and its ModelConfig that are options.
-NUMBERS = ("seed", "steps", "batch", "tokens", "warmup", "eval_every", "log_every",
-           "val_sequences", "lr", "weight_decay", "clip", "held_out_fraction",
-           "dim", "layers", "head_dim", "hidden")  # fmt: skip
+#: Numbers of a TrainConfig and its ModelConfig that are no options.
+_FIXED = ("final_lr_fraction", "vocab", "rope_base")
+_HELP = {"tied": "one matrix for embedding and head", "compile": "torch.compile the model",
+         "autocast": "bf16 where it serves, else FP32 throughout"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ModelConfig:
     rope_base: float = 10000.0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "dim", "layers", "head_dim", "hidden")
+        _check_least(self, 1, "dim", "layers", "head_dim", "hidden")
         if self.dim % self.head_dim or self.head_dim % 2:
             raise ValueError(
                 f"dim {self.dim} must be a multiple of head_dim {self.head_dim}, and that even"
@@ -60,8 +60,9 @@ class TrainConfig:
     stop_after: int | None = None  #: steps to run of the schedule's `steps`; None: all
 
     def __post_init__(self) -> None:
-        _check_positive(self, "steps", "batch", "tokens", "eval_every", "log_every",
-                        "val_sequences")  # fmt: skip
+        _check_least(self, 1, "steps", "batch", "tokens", "eval_every", "log_every",
+                     "val_sequences")  # fmt: skip
+        _check_least(self, 0, "lr", "clip", "warmup", "weight_decay", "held_out_fraction")
 
     @property
     def run_steps(self) -> int:
@@ -76,38 +77,34 @@ class TrainConfig:
         return self.lr * (self.final_lr_fraction + (1 - self.final_lr_fraction) * cosine)
 
 
-def _check_positive(config, *names: str) -> None:
+def _check_least(config, least: int, *names: str) -> None:
     for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} {getattr(config, name)}: it must be at least 1")
+        value = getattr(config, name)
+        if not least <= value < math.inf:
+            finite = " and finite" if isinstance(value, float) else ""
+            raise ValueError(f"{name} {value}: it must be at least {least}{finite}")
 
 
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """The options shared by train, compare and capture."""
     config = TrainConfig()
-    defaults = vars(config.model) | vars(config)
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files to read")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     cuda = torch is not None and torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    for name in NUMBERS:
-        kind = type(defaults[name])
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, default=defaults[name],
-                            metavar="N" if kind is int else "X")  # fmt: skip
-    parser.add_argument("--no-qk-norm", dest="qk_norm", action="store_false")
-    parser.add_argument("--tied", action="store_true", help="one matrix for embedding and head")
-    parser.add_argument("--no-autocast", dest="autocast", action="store_false",
-                        help="FP32 instead of bf16")  # fmt: skip
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    for name, default in (vars(config) | vars(config.model)).items():
+        how = {"metavar": "N" if type(default) is int else "X", "type": type(default)}
+        if isinstance(default, bool):
+            how = {"action": argparse.BooleanOptionalAction, "help": _HELP.get(name)}
+        if isinstance(default, (int, float)) and name not in _FIXED:
+            parser.add_argument("--" + name.replace("_", "-"), default=default, **how)
 
 
 def config_of(arguments: argparse.Namespace) -> TrainConfig:
     def given(config):
-        return {key: value for key, value in vars(arguments).items() if key in vars(config)}
+        return replace(config, **{k: v for k, v in vars(arguments).items() if k in vars(config)})
 
-    default = TrainConfig()
-    model = replace(default.model, **given(default.model))
-    return replace(default, **given(default), model=model)
+    return replace(given(TrainConfig()), model=given(ModelConfig()))
 
 
 def config_of_record(record: dict) -> TrainConfig:

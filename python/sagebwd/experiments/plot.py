@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
                 for path in options.curves:
                     print(plot_curves(path))
             except ImportError as error:
-                raise command.Failure(f"this needs matplotlib ({error}): pip install matplotlib"
-                                      ) from error
+                why = f"this needs matplotlib ({error}): pip install matplotlib"
+                raise command.Failure(why) from error
         return 0
 
     return command.run(parser, arguments, work, needs_torch=False)

@@ -54,13 +54,10 @@ def validation_curve(rows: list[dict]) -> dict[int, float]:
 
 def read_rows(path: Path) -> list[dict]:
     """The rows that a RowWriter wrote."""
+    kinds = {"step": int, "tokens": int}
     with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        {key: (int if key in ("step", "tokens") else float)(value) if value else None
-         for key, value in row.items()}
-        for row in rows
-    ]
+        return [{key: kinds.get(key, float)(value) if value else None for key, value in row.items()}
+                for row in csv.DictReader(file)]  # fmt: skip
 
 
 def be_deterministic() -> None:
@@ -119,30 +116,21 @@ def train(config: TrainConfig, choice: AttentionChoice, text: Text, on_row=None)
         # Losses stay on the device until here: reading each would stop the launch queue.
         losses = [_finite_loss(model, config, *entry) for entry in pending]
         milliseconds = (time.perf_counter() - interval) * 1e3 / len(pending)
-        row = dict(
-            step=step + 1,
-            tokens=(step + 1) * config.batch * config.tokens,
-            train_loss=sum(losses) / len(losses),
-            val_loss=evaluate(model, held_out, config) if evaluate_now else None,
-            lr=lr,
-            ms_per_step=milliseconds,
-            grad_norm=float(norm),
-        )
-        rows.append(row)
+        val_loss = evaluate(model, held_out, config) if evaluate_now else None
+        tokens, train_loss = (step + 1) * config.batch * config.tokens, sum(losses) / len(losses)
+        figures = (step + 1, tokens, train_loss, val_loss, lr, milliseconds, float(norm))
+        rows.append(dict(zip(COLUMNS, figures)))
         if on_row:
-            on_row(row)
-        pending = []
-        interval = time.perf_counter()
+            on_row(rows[-1])
+        pending, interval = [], time.perf_counter()
     return Run(rows, model, digest.hexdigest(), time.perf_counter() - started)
 
 
 def _optimiser(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
     """Weight decay is for the matrices alone."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    groups = [{"params": [p for p in model.parameters() if (p.ndim >= 2) == matrices],
+               "weight_decay": config.weight_decay * matrices}
+              for matrices in (True, False)]  # fmt: skip
     fused = torch.device(config.device).type == "cuda"
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=fused)
 
@@ -160,10 +148,8 @@ def _finite_loss(model, config, step, sequences, loss, norm) -> float:
     value = float(loss)
     if math.isfinite(value) and math.isfinite(float(norm)):
         return value
-    raise NonFinite(
-        f"non-finite at step {step + 1}: loss {value}, gradient norm {float(norm)}; "
-        + _first_non_finite(model, config, sequences)
-    )
+    raise NonFinite(f"non-finite at step {step + 1}: loss {value}, gradient norm {float(norm)}; "
+                    + _first_non_finite(model, config, sequences))
 
 
 def _first_non_finite(model: LanguageModel, config: TrainConfig, sequences: Tensor) -> str:
@@ -194,10 +180,8 @@ class RowWriter:
         self.writer.writeheader()
 
     def __call__(self, row: dict) -> None:
-        self.writer.writerow({
-            key: "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
-            for key, value in row.items()
-        })
+        self.writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value
+                              for key, value in row.items()})  # fmt: skip
         self.file.flush()
         new, last = row["val_loss"] is not None, row["step"] == self.steps
         self.val_loss = row["val_loss"] if new else self.val_loss
@@ -212,47 +196,38 @@ class RowWriter:
 
 def origin(config: TrainConfig, choice: AttentionChoice, text: Text) -> dict:
     """What a record's figures come from."""
-    return {
-        "attention": choice.label(),
-        "config": asdict(config),
-        "text": text.files,
-        "environment": environment(),
-    }
+    return {"attention": choice.label(), "config": asdict(config), "text": text.files,
+            "environment": environment()}  # fmt: skip
 
 
 def recorded_train(
-    config: TrainConfig, choice: AttentionChoice, text: Text, out: Path, stem: str
-) -> tuple[Run, dict]:
-    """train(), with STEM.csv and STEM.json written as it goes."""
-    record = origin(config, choice, text) | {"status": "running"}
+    config: TrainConfig, choice: AttentionChoice, text: Text, out: Path, stem: str,
+    save: Path | None = None,
+) -> tuple[Run, dict]:  # fmt: skip
+    """train(), with STEM.csv and STEM.json written as it goes, and a checkpoint at its end."""
+    record = origin(config, choice, text)
+
+    def write(status: str, **more) -> None:
+        record.update(status=status, **more)
+        write_json(out / f"{stem}.json", record)
+
     if choice.name == "emulated":
         scores = config.batch * (config.model.dim // config.model.head_dim) * config.tokens**2
         print(f"{choice.label()}: slow; each of its (queries x keys) matrices takes "
               f"{4 * scores / 2**30:.1f} GiB a layer, cut into chunks that fit", file=sys.stderr)
-    write_json(out / f"{stem}.json", record)
+    write("running")
     try:
         with (out / f"{stem}.csv").open("w", newline="") as file:
             run = train(config, choice, text, RowWriter(file, config.run_steps, choice.label()))
     except BaseException as error:
-        write_json(out / f"{stem}.json", record | {"status": f"stopped: {brief(error)}"})
+        write(f"stopped: {brief(error)}")
         raise
-    record |= {
-        "status": "finished",
-        "parameters": run.model.parameter_count(),
-        "batches_sha256": run.batches_sha256,
-        "seconds": round(run.seconds, 2),
-        "final_val_loss": run.rows[-1]["val_loss"],
-    }
-    write_json(out / f"{stem}.json", record)
+    write("finished", parameters=run.model.parameter_count(), batches_sha256=run.batches_sha256,
+          seconds=round(run.seconds, 2), final_val_loss=run.rows[-1]["val_loss"])  # fmt: skip
+    if save:
+        torch.save({"model": run.model.state_dict(), "config": asdict(config),
+                    "attention": choice.label()}, save)  # fmt: skip
     return run, record
-
-
-def save_checkpoint(path: Path, run: Run, config: TrainConfig, choice: AttentionChoice) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(
-        {"model": run.model.state_dict(), "config": asdict(config), "attention": choice.label()},
-        path,
-    )
 
 
 def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Text]:
@@ -260,6 +235,7 @@ def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Text
     config = config_of(options)
     text = Text.read(options.text, config.held_out_fraction)
     text.check(config.tokens)
+    command.check_outputs(options)
     device = command.check_device(config.device)
     for choice in choices:
         check_runs_on(choice, device)
@@ -279,9 +255,8 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             choice = AttentionChoice.parse(options.attention)
             config, text = prepared(options, [choice])
-        run, _ = recorded_train(config, choice, text, options.out, options.name or choice.stem())
-        if options.save:
-            save_checkpoint(options.save, run, config, choice)
+        stem = options.name or choice.stem()
+        recorded_train(config, choice, text, options.out, stem, options.save)
         return 0
 
     return command.run(parser, arguments, work)
