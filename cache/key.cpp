@@ -1,7 +1,7 @@
 //===- key.cpp - The name of a cached thing --------------------------------===//
 
 #include "cache/key.h"
-#include "cache/llvm_compat.h"
+#include "cache/untrusted.h"
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@ namespace {
 
 /// A length before each string keeps ("ab", "c") and ("a", "bc") apart.
 void update(llvm::SHA256& hash, const std::string& text) {
-  hash.update(llvm_compat::bytes_of(static_cast<uint64_t>(text.size())));
+  hash.update(llvm::StringRef(bytes_of(ulittle64_t(text.size()))));
   hash.update(llvm::StringRef(text));
 }
 
@@ -35,7 +35,7 @@ CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields) {
 }
 
 std::string sha256_hex(const std::string& text) {
-  return llvm::toHex(llvm_compat::sha256(text), /*LowerCase=*/true);
+  return llvm::toHex(sha256(text), /*LowerCase=*/true);
 }
 
 bool is_digest(const std::string& text) {

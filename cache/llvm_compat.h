@@ -13,8 +13,6 @@
 
 #include <array>
 #include <cstring>
-#include <optional>
-#include <string>
 
 #if LLVM_VERSION_MAJOR < 14 || LLVM_VERSION_MAJOR > 19
 #error "LLVM 14 to 19 are supported"
@@ -33,27 +31,10 @@ inline Sha256Digest finish(llvm::SHA256& hash) {
   return digest;
 }
 
-/// 32 bytes.
-inline std::string sha256(llvm::StringRef bytes) {
+inline Sha256Digest sha256(llvm::StringRef bytes) {
   llvm::SHA256 hash;
   hash.update(bytes);
-  const Sha256Digest digest = finish(hash);
-  return std::string(digest.begin(), digest.end());
-}
-
-/// Little endian.
-template <class Number> std::string bytes_of(Number value) {
-  char little[sizeof(value)];
-  if constexpr (sizeof(value) == 4)
-    llvm::support::endian::write32le(little, value);
-  else
-    llvm::support::endian::write64le(little, value);
-  return std::string(little, sizeof(little));
-}
-
-/// `llvm::Optional` (up to 15) and `std::optional` as the latter.
-template <class T, class Maybe> std::optional<T> to_optional(const Maybe& maybe) {
-  return maybe ? std::optional<T>(T(*maybe)) : std::nullopt;
+  return finish(hash);
 }
 
 } // namespace sagebwd::llvm_compat
