@@ -27,13 +27,11 @@ struct Contents {
 };
 Contents contents_of(const std::string& path) {
   Contents contents;
-  std::error_code error;
-  for (fs::directory_iterator item(path, error), end; !error && item != end;
-       item.increment(error)) {
-    contents.foreign |= layout::kind_of(item->path().filename()) == layout::Kind::foreign;
+  for (const std::string& name : names_of(path)) {
+    contents.foreign |= layout::kind_of(name) == layout::Kind::foreign;
     struct stat info;
-    contents.writable |= ::lstat(item->path().c_str(), &info) == 0 && !S_ISLNK(info.st_mode) &&
-                         (info.st_mode & (S_IWGRP | S_IWOTH));
+    contents.writable |= ::lstat((path + "/" + name).c_str(), &info) == 0 &&
+                         !S_ISLNK(info.st_mode) && (info.st_mode & (S_IWGRP | S_IWOTH));
   }
   return contents;
 }
@@ -66,6 +64,19 @@ std::string reason_to_refuse(int fd, const std::string& path) {
   return what + "run: chmod " + (contents.writable ? "-R " : "") + "go-w '" + path + "'";
 }
 
+/// Closed where it is not there or must not be used; `why` says the latter.
+Descriptor open_ours(const std::string& path, std::string* why = nullptr) {
+  Descriptor directory = open_directory(path);
+  std::string reason;
+  if (directory)
+    reason = reason_to_refuse(directory.get(), path);
+  else if (errno != ENOENT)
+    reason = path + " cannot be opened as a directory: " + error_text(errno);
+  if (why)
+    *why = reason;
+  return reason.empty() ? std::move(directory) : Descriptor();
+}
+
 bool remove_at(int directory, const std::string& name) {
   if (::unlinkat(directory, name.c_str(), 0) == 0)
     return true;
@@ -86,12 +97,9 @@ void stamp_use(int file, const struct stat& info) {
 } // namespace
 
 std::string reason_to_refuse(const std::string& path) {
-  Descriptor directory = open_directory(path);
-  if (directory)
-    return reason_to_refuse(directory.get(), path);
-  if (errno == ENOENT)
-    return "";
-  return path + " cannot be opened as a directory: " + error_text(errno);
+  std::string why;
+  open_ours(path, &why);
+  return why;
 }
 
 std::string reason_not_writable(const std::string& path) {
@@ -101,13 +109,7 @@ std::string reason_not_writable(const std::string& path) {
 }
 
 std::vector<std::string> names_in(const std::string& path) {
-  std::vector<std::string> names;
-  if (!reason_to_refuse(path).empty())
-    return names;
-  std::error_code error;
-  for (fs::directory_iterator item(path, error), end; !error && item != end; item.increment(error))
-    names.push_back(item->path().filename());
-  return names;
+  return reason_to_refuse(path).empty() ? names_of(path) : std::vector<std::string>();
 }
 
 std::chrono::system_clock::time_point last_use_of(const struct stat& info) {
@@ -126,8 +128,8 @@ FileRead read_file(const std::string& path, const std::string& name, bool use) {
     read.why = why;
     return std::move(read);
   };
-  Descriptor directory = open_directory(path);
-  if (!directory || !reason_to_refuse(directory.get(), path).empty())
+  const Descriptor directory = open_ours(path);
+  if (!directory)
     return read;
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
   Descriptor file(
@@ -176,21 +178,17 @@ std::string publish_file(const std::string& path, const std::string& name,
                          const std::string& bytes) {
   if (std::string reason = make_private_directory(path); !reason.empty())
     return reason;
-  Descriptor directory = open_directory(path);
+  std::string why;
+  const Descriptor directory = open_ours(path, &why);
   if (!directory)
-    return path + " cannot be opened: " + error_text(errno);
-  if (std::string reason = reason_to_refuse(directory.get(), path); !reason.empty())
-    return reason;
-
+    return why.empty() ? path + " cannot be opened: " + error_text(ENOENT) : why;
   const int error = replace_file(directory.get(), name, layout::kTemporary, {&bytes}, 0600);
   return error == 0 ? "" : name + " is not kept in " + path + ": " + error_text(error);
 }
 
 uint64_t leftovers(const std::string& path, bool remove) {
-  Descriptor directory = open_directory(path);
-  if (!directory || !reason_to_refuse(directory.get(), path).empty())
-    return 0;
-  return leftovers(directory.get(), path, layout::kTemporary, remove);
+  const Descriptor directory = open_ours(path);
+  return directory ? leftovers(directory.get(), path, layout::kTemporary, remove) : 0;
 }
 
 } // namespace sagebwd

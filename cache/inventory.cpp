@@ -32,8 +32,7 @@ std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>& pack) {
 
 std::optional<KeptItem> read_kept(const KeptName& name, std::string* bytes) {
   KeptItem item;
-  item.place = name.place;
-  item.digest = name.digest;
+  static_cast<KeptName&>(item) = name;
   item.in_pack = name.pack != nullptr;
   std::string content;
   if (name.pack) {

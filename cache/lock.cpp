@@ -3,7 +3,6 @@
 #include "cache/lock.h"
 #include "cache/directory.h"
 #include "cache/layout.h"
-#include "cache/posix.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -71,8 +70,7 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
     switch (lock_byte(file.get(), F_WRLCK, byte_)) {
     case LockStatus::taken:
-      held_ = true;
-      fd_ = file.release();
+      file_ = std::move(file);
       return;
     case LockStatus::unavailable:
       return;
@@ -96,23 +94,17 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
 }
 
 KeyLock::~KeyLock() {
-  if (fd_ < 0)
-    return;
-  lock_byte(fd_, F_UNLCK, byte_); // a child that was forked meanwhile has the descriptor too
-  ::close(fd_);
-}
-
-UseMarks::~UseMarks() {
-  if (fd_ >= 0)
-    ::close(fd_);
+  if (file_) // a child that was forked meanwhile has the descriptor too
+    lock_byte(file_.get(), F_UNLCK, byte_);
 }
 
 void UseMarks::mark(const std::string& directory, const std::string& digest) {
   std::lock_guard lock(mutex_);
-  if (fd_ < 0)
-    fd_ = open_lock_file(directory, layout::kUsers).release();
-  if (fd_ >= 0)
-    lock_byte(fd_, F_RDLCK, byte_of(digest)); // without it the entry may be evicted and comes anew
+  if (!file_)
+    file_ = open_lock_file(directory, layout::kUsers);
+  if (file_)
+    lock_byte(file_.get(), F_RDLCK,
+              byte_of(digest)); // without it the entry may be evicted and comes anew
 }
 
 bool UseMarks::used(const std::string& directory, const std::string& digest) {

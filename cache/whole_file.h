@@ -28,6 +28,9 @@ bool read_at(int file, uint64_t offset, uint64_t size, std::string& bytes);
 /// file (a FIFO would be waited for) or is longer than anything that we take, 64 MiB.
 std::string read_input(const std::string& path);
 
+/// What is in a folder, as far as it can be read.
+std::vector<std::string> names_of(const std::string& folder);
+
 //===--- Writing ----------------------------------------------------------===//
 
 /// Unique among threads, processes, and hosts that share the file system.

@@ -65,7 +65,7 @@ Table table_of(const std::vector<Built>& kernels) {
     table.add({{"name", "kernel", entry.kernel_name},
                {"arch", "arch", entry.arch},
                {"pass", "pass", std::string(to_string(kernel->spec.pass))},
-               {"compile_ms", "ms", spent_ms, format("%.0f", spent_ms)},
+               number("compile_ms", "ms", 0, spent_ms),
                {"registers", "registers", entry.registers},
                {"spill_bytes", "spills", entry.spill_bytes},
                {"shared_bytes", "shared", entry.shared_bytes},

@@ -40,35 +40,37 @@ public:
     if (remove_ && !packs_.empty())
       throw UsageError("--remove is for the directory and --pack for packs, which are read-only; "
                        "give one of them");
-    layers = packs_.empty() ? user_layers() : layers_of(packs_);
-    for (const auto& pack : layers.packs)
+    if (packs_.empty())
+      find_items();
+    else
+      find_items_in(packs_);
+    for (const auto& pack : packs)
       try {
         pack->manifest(); // what nothing else would read
       } catch (const PackError& error) {
-        layers.failures.push_back(error.what());
+        failures.push_back(error.what());
       }
     size_t read = 0, healing = 0, removed = 0;
     uint64_t bytes = 0;
     json::Array bad;
     std::string lines;
-    visit_items(layers, "verifying", [&](const KeptName& name, KeptItem item, std::string) {
+    visit_items("verifying", [&](KeptItem item, std::string) {
       ++read;
       bytes += item.bytes;
       if (item.problem.empty())
         return;
       if (remove_ && !item.in_pack) {
-        remove_file(name.place, name.file);
-        removed += !file_exists(name.place, name.file);
+        remove_file(item.place, item.file);
+        removed += !file_exists(item.place, item.file);
       }
       healing += !item.in_pack;
-      lines += "bad  " + item.place + (item.in_pack ? ", item " + item.digest : "/" + name.file) +
-               ": " + printable(item.problem) + "\n";
+      lines += "bad  " + where_is(item) + ": " + printable(item.problem) + "\n";
       bad.push_back(json_of(item));
     });
     const size_t count = bad.size();
     if (remove_ && healing > removed)
-      layers.failures.push_back(counted(healing - removed, "bad file") + " could not be removed" +
-                                why_not_removed(user_store().directory()));
+      failures.push_back(counted(healing - removed, "bad file") + " could not be removed" +
+                         why_not_removed(user_store().directory()));
     const ExitCode code = finish(
         {{"read", read}, {"bytes", bytes}, {"bad", std::move(bad)}, {"removed", removed}}, [&] {
           printf("%s%s read, %s: %zu bad%s\n", lines.c_str(), counted(read, "item").c_str(),
@@ -120,9 +122,9 @@ public:
     const PruneResult pruned = prune(directory, limit_bytes_, age_, dry_run_);
     const std::string reason = why_not_removed(directory);
     if (pruned.stuck > 0)
-      layers.failures.push_back(counted(pruned.stuck, "kernel") + " could not be removed" + reason);
+      failures.push_back(counted(pruned.stuck, "kernel") + " could not be removed" + reason);
     else if (!reason.empty() && found > pruned.swept)
-      layers.failures.push_back("leftovers could not be swept" + reason);
+      failures.push_back("leftovers could not be swept" + reason);
     return finish({{"directory", directory},
                    {"dry_run", dry_run_},
                    {"evicted", pruned.evicted},

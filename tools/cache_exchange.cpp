@@ -29,23 +29,22 @@ public:
     if (out_.empty())
       throw UsageError("export needs --out FILE, the pack to write");
     filter_.check();
-    layers = user_layers();
+    find_items();
     std::vector<std::string> items;
     std::set<std::string> taken; // the directory's come first, as at run time
     size_t kernels = 0;
-    visit_items(layers, "reading", [&](const KeptName& name, KeptItem item, std::string bytes) {
+    visit_items("reading", [&](KeptItem item, std::string bytes) {
       if (!item.problem.empty())
-        layers.failures.push_back("left out, bad: " + name.place + ", " + name.digest + ": " +
-                                  item.problem);
+        failures.push_back("left out, bad: " + where_is(item) + ": " + item.problem);
       else if (!item.newer && filter_.matches(item) && taken.insert(item.digest).second) {
         kernels += item.kernel;
         items.push_back(std::move(bytes));
       }
     });
     if (items.empty()) {
-      layers.failures.push_back(out_ + " is not written: nothing is kept" +
-                                (filter_.empty() ? "" : " that --arch and --kernel let through"));
-      return fail(layers.failures);
+      failures.push_back(out_ + " is not written: nothing is kept" +
+                         (filter_.empty() ? "" : " that --arch and --kernel let through"));
+      return fail(failures);
     }
     write_pack(out_, items);
     const size_t records = items.size() - kernels;
@@ -83,22 +82,23 @@ public:
     const std::string& directory = store.directory();
     if (!store.disabled_reason().empty())
       return fail({store.disabled_reason()});
-    layers.packs.push_back(Pack::open(pack_));
-    layers.names = kept_names(layers.packs.front());
-    check_limit(layers);
+    find_items_in({pack_});
+    if (!failures.empty())
+      return fail(failures);
+    check_limit();
     size_t imported = 0, present = 0, lost = 0;
-    visit_items(layers, "importing", [&](const KeptName&, KeptItem item, std::string bytes) {
+    visit_items("importing", [&](KeptItem item, std::string bytes) {
       if (!item.problem.empty())
-        layers.failures.push_back("item " + item.digest + " is bad: " + item.problem);
+        failures.push_back(where_is(item) + " is bad: " + item.problem);
       else if (item.newer)
-        layers.failures.push_back("item " + item.digest + " was written by a newer version");
+        failures.push_back(where_is(item) + " was written by a newer version");
       else if (is_here(item))
         ++present;
       else
         ++(keep(item, bytes) ? imported : lost);
     });
     if (lost > 0)
-      layers.failures.push_back(counted(lost, "item") + " could not be kept in " + directory);
+      failures.push_back(counted(lost, "item") + " could not be kept in " + directory);
     return finish({{"pack", pack_},
                    {"directory", directory},
                    {"imported", imported},
@@ -112,7 +112,7 @@ public:
 
 private:
   /// Raises std::runtime_error for kernels that the directory would have to evict again.
-  void check_limit(Layers layers) const;
+  void check_limit();
   /// Whether the directory has it, and it is sound.
   static bool is_here(const KeptItem&);
   static bool keep(const KeptItem&, const std::string& bytes);
@@ -120,11 +120,11 @@ private:
   std::string pack_;
 };
 
-void Import::check_limit(Layers layers) const {
+void Import::check_limit() {
   const uint64_t limit = user_store().options().byte_limit;
   uint64_t bytes = 0;
   if (limit > 0)
-    visit_items(layers, "weighing", [&](const KeptName&, const KeptItem& item, std::string) {
+    visit_items("weighing", [&](const KeptItem& item, std::string) {
       bytes += item.kernel && item.problem.empty() ? item.bytes : 0;
     });
   if (bytes > limit)

@@ -63,10 +63,10 @@ json::Object json_of(const Explanation& e) {
                       {"differs", rows_of(e.differences)},
                       {"following", rows_of(e.following)},
                       {"text", to_string(e)}};
-  if (!e.place.empty()) {
-    object["layer"] = e.in_pack ? "pack" : "directory";
-    object["place"] = e.place;
-    object["nearest"] = e.nearest;
+  if (!e.item.place.empty()) {
+    object["layer"] = e.item.in_pack ? "pack" : "directory";
+    object["place"] = e.item.place;
+    object["nearest"] = e.item.name;
   }
   if (!e.problem.empty())
     object["problem"] = e.problem;
@@ -75,11 +75,9 @@ json::Object json_of(const Explanation& e) {
 
 ExitCode Explain::run() {
   const std::vector<Operation> wanted = spec_.operations(archs_, options);
-  layers = user_layers();
+  find_items();
   std::vector<KeptItem> kept;
-  visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
-    kept.push_back(std::move(item));
-  });
+  visit_items("reading", [&](KeptItem item, std::string) { kept.push_back(std::move(item)); });
   const std::string compiler = settings().recompile ? Nvrtc::instance().identity() : "";
   json::Array rows;
   std::string lines;

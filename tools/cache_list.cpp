@@ -31,9 +31,9 @@ public:
 
   ExitCode run() override {
     filter_.check();
-    layers = user_layers();
+    find_items();
     std::vector<KeptItem> items;
-    visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
+    visit_items("reading", [&](KeptItem item, std::string) {
       if (filter_.matches(item))
         items.push_back(std::move(item));
     });
@@ -81,11 +81,8 @@ private:
 std::string fill_bar(uint64_t bytes, uint64_t limit) {
   if (limit == 0)
     return readable_bytes(bytes) + ", no limit";
-  constexpr size_t kWidth = 30;
   const double share = static_cast<double>(bytes) / static_cast<double>(limit);
-  const size_t filled = std::min<size_t>(kWidth, static_cast<size_t>(share * kWidth + 0.5));
-  return "[" + std::string(filled, '#') + std::string(kWidth - filled, '.') + "] " +
-         format("%.1f %% of ", 100 * share) + readable_bytes(limit);
+  return bar(share) + format(" %.1f %% of ", 100 * share) + readable_bytes(limit);
 }
 
 class Stat : public CacheCommand {

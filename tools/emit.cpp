@@ -6,7 +6,9 @@
 #include "tools/console.h"
 #include "tools/spec_options.h"
 
-#include <algorithm>
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringExtras.h"
+
 #include <cctype>
 #include <filesystem>
 #include <regex>
@@ -84,23 +86,18 @@ std::vector<KernelSpec> Emit::chosen_kernels() const {
   const Arch& arch = find_arch(arch_);
   const ResolvedSpec spec = resolved(spec_.one(options), arch);
   std::vector<KernelSpec> chosen;
-  const std::vector<KernelSpec> all = pass_.empty()
-                                          ? distinct_kernels(spec, arch)
-                                          : kernels_of(parse_word<Pass>(pass_), spec, arch);
-
   std::vector<std::string> kinds;
-  for (const KernelSpec& kernel : all) {
-    kinds.emplace_back(to_string(kernel.kind));
-    if (kernel_.empty() || to_string(kernel.kind) == kernel_)
+  for (const KernelSpec& kernel : pass_.empty() ? distinct_kernels(spec, arch)
+                                                : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
+    const std::string kind(to_string(kernel.kind));
+    if (!llvm::is_contained(kinds, kind))
+      kinds.push_back(kind);
+    if (kernel_.empty() || kind == kernel_)
       chosen.push_back(kernel);
   }
-  if (chosen.empty()) {
-    std::string message = "--kernel is '" + kernel_ + "'; this operation has";
-    for (const std::string& kind : kinds)
-      if (&kind == &*std::find(kinds.begin(), kinds.end(), kind))
-        message += " " + kind;
-    throw UsageError(message + suggestion(kernel_, kinds));
-  }
+  if (chosen.empty())
+    throw UsageError("--kernel is '" + kernel_ + "'; this operation has " + llvm::join(kinds, " ") +
+                     suggestion(kernel_, kinds));
   if (!tile_.empty()) {
     for (KernelSpec& kernel : chosen) {
       if (kernel.tile == TileConfig{})
@@ -120,7 +117,9 @@ ExitCode Emit::print_list(const std::vector<KernelSpec>& kernels) const {
                {"pass", "pass", std::string(to_string(kernel.pass))},
                {"tile", "tile", tiled ? to_string(kernel.tile) : "", tiled ? "" : "-"},
                {"threads", "threads", source.threads},
-               {"shared_bytes", "shared bytes", source.shared_bytes},
+               // Of those without tiles it is the compiler that says.
+               {"shared_bytes", "shared bytes",
+                tiled ? json::Value(source.shared_bytes) : json::Value(nullptr), tiled ? "" : "-"},
                {"name", "name", source.name}});
   }
   return finish(json::Object{{"kernels", table.json()}}, [&] { table.print(); });

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -32,9 +31,13 @@ public:
             std::string help);
   template <typename Int>
   void integer(std::string name, Int& value, int64_t low, int64_t high, std::string help) {
-    integer_option(
-        std::move(name), low, high, [&value](int64_t given) { value = static_cast<Int>(given); },
-        std::to_string(value), std::move(help));
+    help += " (default " + std::to_string(value) + ")";
+    word(
+        name, "N",
+        [=, &value](auto& given) {
+          value = static_cast<Int>(whole_number(name, given, low, high));
+        },
+        help);
   }
   void number(std::string name, double& value, double low, double high, std::string help);
   /// `parse` raises SpecError for an unknown word and lists the known ones.
@@ -59,8 +62,9 @@ private:
     std::function<void(const std::string&)> set; ///< with "" for flags
     bool given = false;
   };
-  void integer_option(std::string name, int64_t low, int64_t high, std::function<void(int64_t)> set,
-                      std::string initial, std::string help);
+  /// Raises UsageError for a text that says none, or one beyond the limits.
+  static int64_t whole_number(const std::string& name, const std::string& given, int64_t low,
+                              int64_t high);
 
   std::vector<Option> options_;
   std::vector<Option> positional_; ///< at most one

@@ -110,14 +110,13 @@ std::vector<WantedOperation> Prebuild::wanted() const {
   if (archs_.empty())
     throw UsageError("name architectures with --arch (e.g. --arch sm_80,sm_90a), or a list of "
                      "specs with --specs");
-  std::set<Pass> passes;
+  bool forward = false, backward = false;
   for (const std::string& pass : passes_)
-    passes.insert(parse_word<Pass>(pass));
+    (parse_word<Pass>(pass) == Pass::forward ? forward : backward) = true;
   std::vector<WantedOperation> operations;
   for (const Arch& arch : parse_archs(archs_))
     for (const AttentionSpec& spec : spec_.all(options))
-      operations.push_back(
-          {spec, arch, passes.count(Pass::forward) > 0, passes.count(Pass::backward) > 0});
+      operations.push_back({spec, arch, forward, backward});
   return operations;
 }
 
@@ -176,7 +175,7 @@ ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
          {"kernels", "kernels", part.kernels},
          {"cubin_bytes", "KiB", part.cubin_bytes, std::to_string(part.cubin_bytes >> 10)},
          {"lowest_driver", "lowest driver", part.lowest_driver, version_text(part.lowest_driver)},
-         {"compile_s", "compile s", part.compile_s, format("%.1f", part.compile_s)}});
+         number("compile_s", "compile s", 1, part.compile_s)});
   return finish(
       json::Object{{"out", out_},
                    {"bytes", result.pack_bytes},

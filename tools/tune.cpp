@@ -162,8 +162,7 @@ void print_tables(const std::vector<Tuned>& kernels, double seconds) {
 
 ExitCode Tune::tune_here() {
   TuneRequest request = this->request();
-  const Problem& p = request.problem;
-  check(resolved(request.spec), p); // wrong use is that without a GPU as well
+  check(resolved(request.spec), request.problem); // wrong use is that without a GPU as well
   require_gpu(device_, "this command");
   const auto start = std::chrono::steady_clock::now();
   std::vector<Tuned> kernels;
@@ -185,11 +184,7 @@ ExitCode Tune::tune_here() {
   if (lost > 0)
     failures.push_back(counted(lost, "record") + " could not be kept; no later run will know " +
                        (lost == 1 ? "it" : "them"));
-  return finish(json::Object{{"problem", json::Object{{"batch", p.batch},
-                                                      {"heads", p.heads},
-                                                      {"heads_kv", p.heads_kv},
-                                                      {"seq_q", p.seq_q},
-                                                      {"seq_kv", p.seq_kv}}},
+  return finish(json::Object{{"problem", json_of(request.problem)},
                              {"spec", to_string(request.spec)},
                              {"seconds", seconds},
                              {"kernels", std::move(rows)}},

@@ -14,6 +14,16 @@ namespace {
 
 namespace json = llvm::json;
 
+/// As to_string() prints the spec, without its booleans.
+std::string spec_of(const CacheKey& key) {
+  std::string line;
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
+    if constexpr (!std::is_same_v<T, bool>)
+      line += std::string(label.mark) + key[std::string(label.name)];
+  });
+  return line;
+}
+
 std::vector<TuningRecord> all_records() {
   std::vector<std::string> problems;
   std::vector<TuningRecord> records = user_records().all(&problems);
@@ -59,12 +69,9 @@ ExitCode list_records(const Command& command) {
   for (const TuningRecord& record : records) {
     const CacheKey& key = record.key;
     const double tuned = median_ms_of(record, record.tile);
-    const std::string spec = "d" + key["head_dim"] + " " + key["dtype"] +
-                             " causal=" + key["causal"] + " " + key["granularity"] + " " +
-                             key["group_q"] + "x" + key["group_kv"] + " " + key["precision"];
     table.add(
         {{"", "kernel", key["kind"]},
-         {"", "spec", spec},
+         {"", "spec", spec_of(key)},
          {"", "bucket", key["bucket"]},
          {"", "GPU", key["gpu"]},
          {"", "tile", record.tile},

@@ -17,14 +17,20 @@ namespace json = llvm::json;
 
 /// The worst case of one tensor: the one that uses most of its bound.
 struct Worst {
-  double used = 0, rel_l2 = 0, bound = 0, to_emulation = 0;
+  Verdict verdict;
+  double to_emulation = 0; ///< of any case
   std::string where;
 };
 
+/// Beside the usual words every one of the other enumerations.
 SpecWords kinds_of_specs() {
   SpecWords words = usual_words();
-  words["granularity"] = {"row", "block"};
-  words["precision"] = {"six-of-seven", "qk16"};
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
+    if constexpr (Worded<T>)
+      if (std::vector<std::string>& all = words[std::string(label.name)]; all.empty())
+        for (const auto& [value, word] : Words<T>::all)
+          all.emplace_back(word);
+  });
   return words;
 }
 
@@ -32,7 +38,8 @@ SpecWords kinds_of_specs() {
 void add_variants(std::vector<AttentionSpec>& specs) {
   std::vector<AttentionSpec> variants;
   for (const AttentionSpec& base : specs) {
-    if (base.granularity != Granularity::row || base.precision != Precision::six_of_seven)
+    if (base.granularity != AttentionSpec().granularity ||
+        base.precision != AttentionSpec().precision)
       continue;
     AttentionSpec variant = base;
     const size_t kind = variants.size() % 4;
@@ -118,11 +125,10 @@ void Verify::record(const VerifyCase& drawn, const std::vector<Verdict>& verdict
   std::string errors, complaint;
   for (const Verdict& verdict : verdicts) {
     errors += format(" %s %.4f", verdict.tensor.c_str(), verdict.rel_l2);
-    Worst& worst = worst_[verdict.tensor];
-    double to_emulation = std::max(worst.to_emulation, verdict.to_emulation);
-    if (!(verdict.used() <= worst.used))
-      worst = {verdict.used(), verdict.rel_l2, verdict.bound, 0, to_string(drawn)};
-    worst.to_emulation = to_emulation;
+    Worst& worst = worst_[verdict.tensor]; // at first it uses NaN, and nothing is at most that
+    if (!(verdict.used() <= worst.verdict.used()))
+      worst = {verdict, worst.to_emulation, to_string(drawn)};
+    worst.to_emulation = std::max(worst.to_emulation, verdict.to_emulation);
     if (!verdict.right())
       complaint += format(" %s %.4f > %.4f%s", verdict.tensor.c_str(), verdict.rel_l2,
                           verdict.bound, verdict.finite ? "" : " (non-finite)");
@@ -140,11 +146,10 @@ ExitCode Verify::report() const {
   Table table;
   for (const auto& [tensor, worst] : worst_)
     table.add({{"tensor", "tensor", tensor},
-               {"worst_rel_l2", "rel. L2", json_number(worst.rel_l2), format("%.5f", worst.rel_l2)},
-               {"bound", "bound", json_number(worst.bound), format("%.5f", worst.bound)},
-               {"", "of bound", format("%.0f%%", 100 * worst.used)},
-               {"worst_to_emulation", "to emulation", json_number(worst.to_emulation),
-                format("%.5f", worst.to_emulation)},
+               number("worst_rel_l2", "rel. L2", 5, worst.verdict.rel_l2),
+               number("bound", "bound", 5, worst.verdict.bound),
+               {"", "of bound", format("%.0f%%", 100 * worst.verdict.used())},
+               number("worst_to_emulation", "to emulation", 5, worst.to_emulation),
                {"case", "worst case", worst.where}});
   const std::string gpu = driver::device_info(gpu_).name;
   finish(json::Object{{"cases", done_},

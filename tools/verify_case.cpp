@@ -84,12 +84,9 @@ Verdict judge_lse(double cap, std::vector<float> run, std::vector<float> emulate
 } // namespace
 
 std::string to_string(const VerifyCase& drawn) {
-  const Problem& problem = drawn.problem;
-  return format("%s B%td H%td/%td M%td N%td %s+%td sigma %g%s seed %zu",
-                sagebwd::to_string(drawn.spec).c_str(), problem.batch, problem.heads,
-                problem.heads_kv, problem.seq_q, problem.seq_kv,
-                drawn.layout.bshd ? "bshd" : "bhsd", drawn.layout.padding, drawn.sigma,
-                drawn.dlse ? " dlse" : "", drawn.seed);
+  return format("%s %s %s+%td sigma %g%s seed %zu", sagebwd::to_string(drawn.spec).c_str(),
+                line_of(drawn.problem).c_str(), drawn.layout.bshd ? "bshd" : "bhsd",
+                drawn.layout.padding, drawn.sigma, drawn.dlse ? " dlse" : "", drawn.seed);
 }
 
 double cap_of(const VerifyCase& drawn) {
@@ -172,39 +169,39 @@ std::vector<Verdict> check_on_gpu(Attention& operation, int device, const Verify
 
 void Coverage::add(const VerifyCase& drawn) {
   const Problem& problem = drawn.problem;
-  ++cases_;
   seq_q_.insert(problem.seq_q);
   seq_kv_.insert(problem.seq_kv);
   groups_.insert(problem.heads / problem.heads_kv);
   sigmas_.insert(drawn.sigma);
-  unequal_ += problem.seq_q != problem.seq_kv;
-  ragged_ += problem.seq_q % 64 != 0 || problem.seq_kv % 64 != 0;
-  bshd_ += drawn.layout.bshd;
-  padded_ += drawn.layout.padding != 0;
-  dlse_ += drawn.dlse;
+  counts_["cases"] += 1;
+  counts_["unequal_lengths"] += problem.seq_q != problem.seq_kv;
+  counts_["no_multiple_of_64"] += problem.seq_q % 64 != 0 || problem.seq_kv % 64 != 0;
+  counts_["bshd"] += drawn.layout.bshd;
+  counts_["padded_strides"] += drawn.layout.padding != 0;
+  counts_["dlse"] += drawn.dlse;
 }
 
 std::string Coverage::as_text() const {
+  const auto count = [&](const char* name) { return counts_.at(name); };
   return format("queries %td..%td, keys %td..%td, %td with M != N, %td no multiple of 64, "
                 "%td BSHD, %td padded strides, %td with dLSE, sigma %g..%g, GQA groups to %td",
-                *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(), unequal_,
-                ragged_, bshd_, padded_, dlse_, *sigmas_.begin(), *sigmas_.rbegin(),
+                *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(),
+                count("unequal_lengths"), count("no_multiple_of_64"), count("bshd"),
+                count("padded_strides"), count("dlse"), *sigmas_.begin(), *sigmas_.rbegin(),
                 *groups_.rbegin());
 }
 
 llvm::json::Value Coverage::as_json() const {
-  return llvm::json::Object{{"cases", cases_},
-                            {"seq_q", llvm::json::Array{*seq_q_.begin(), *seq_q_.rbegin()}},
-                            {"seq_kv", llvm::json::Array{*seq_kv_.begin(), *seq_kv_.rbegin()}},
-                            {"distinct_seq_q", static_cast<int64_t>(seq_q_.size())},
-                            {"distinct_seq_kv", static_cast<int64_t>(seq_kv_.size())},
-                            {"unequal_lengths", unequal_},
-                            {"no_multiple_of_64", ragged_},
-                            {"bshd", bshd_},
-                            {"padded_strides", padded_},
-                            {"dlse", dlse_},
-                            {"sigmas", llvm::json::Array(sigmas_)},
-                            {"gqa_groups", llvm::json::Array(groups_)}};
+  llvm::json::Object facts;
+  for (const auto& [name, count] : counts_)
+    facts[name] = count;
+  facts["seq_q"] = llvm::json::Array{*seq_q_.begin(), *seq_q_.rbegin()};
+  facts["seq_kv"] = llvm::json::Array{*seq_kv_.begin(), *seq_kv_.rbegin()};
+  facts["distinct_seq_q"] = static_cast<int64_t>(seq_q_.size());
+  facts["distinct_seq_kv"] = static_cast<int64_t>(seq_kv_.size());
+  facts["sigmas"] = llvm::json::Array(sigmas_);
+  facts["gqa_groups"] = llvm::json::Array(groups_);
+  return facts;
 }
 
 } // namespace sagebwd::tools

@@ -10,6 +10,7 @@
 
 #include "llvm/Support/JSON.h"
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -69,7 +70,7 @@ public:
 private:
   std::set<int64_t> seq_q_, seq_kv_, groups_;
   std::set<double> sigmas_;
-  int64_t cases_ = 0, unequal_ = 0, ragged_ = 0, bshd_ = 0, padded_ = 0, dlse_ = 0;
+  std::map<std::string, int64_t> counts_; ///< by their names in JSON
 };
 
 } // namespace sagebwd::tools
