@@ -7,16 +7,6 @@
 
 namespace sagebwd {
 
-namespace {
-
-/// A length before each string keeps ("ab", "c") and ("a", "bc") apart.
-void update(llvm::SHA256& hash, const std::string& text) {
-  hash.update(llvm::StringRef(bytes_of(ulittle64_t(text.size()))));
-  hash.update(llvm::StringRef(text));
-}
-
-} // namespace
-
 std::string CacheKey::operator[](const std::string& label) const {
   for (const auto& [name, value] : fields)
     if (name == label)
@@ -26,12 +16,12 @@ std::string CacheKey::operator[](const std::string& label) const {
 
 CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields) {
   std::sort(fields.begin(), fields.end());
-  llvm::SHA256 hash;
-  for (const auto& [label, value] : fields) {
-    update(hash, label);
-    update(hash, value);
-  }
-  return {std::move(fields), llvm::toHex(llvm_compat::finish(hash), /*LowerCase=*/true)};
+  // A length before each string keeps ("ab", "c") and ("a", "bc") apart.
+  std::string bytes;
+  for (const auto& [label, value] : fields)
+    for (const std::string& text : {label, value})
+      bytes += bytes_of(ulittle64_t(text.size())) + text;
+  return {std::move(fields), sha256_hex(bytes)};
 }
 
 std::string sha256_hex(const std::string& text) {

@@ -6,8 +6,12 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "cache/llvm_compat.h"
+#include "llvm/ADT/StringExtras.h"
+#include "llvm/Support/Endian.h"
+#include "llvm/Support/SHA256.h"
 
+#include <array>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -44,10 +48,13 @@ template <typename Read> auto if_sound(std::string* why, Read&& read) {
 
 using llvm::support::ulittle32_t;
 using llvm::support::ulittle64_t;
-using llvm_compat::sha256;
-using llvm_compat::Sha256Digest;
 
 using Magic = std::array<char, 8>;
+using Sha256Digest = std::array<uint8_t, 32>;
+
+inline Sha256Digest sha256(llvm::StringRef bytes) {
+  return llvm::SHA256::hash(llvm::arrayRefFromStringRef(bytes));
+}
 
 /// What a file begins with.
 struct Seal {

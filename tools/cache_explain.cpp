@@ -13,18 +13,10 @@ namespace {
 namespace json = llvm::json;
 
 const char* word_for(Explanation::Verdict verdict) {
-  switch (verdict) {
-  case Explanation::present:
-    return "present";
-  case Explanation::other_compiler:
-    return "other compiler";
-  case Explanation::bad:
-    return "bad";
-  case Explanation::differs:
-  case Explanation::nothing:
-    return "absent";
-  }
-  return "";
+  return verdict == Explanation::present          ? "present"
+         : verdict == Explanation::other_compiler ? "other compiler"
+         : verdict == Explanation::bad            ? "bad"
+                                                  : "absent";
 }
 
 class Explain : public CacheCommand {
