@@ -158,10 +158,4 @@ bool read_object(const llvm::json::Object* object, T& members, size_t others) {
   return sound && (others == kAnyNumber || object->size() == count + others);
 }
 
-/// The same of one member.
-template <typename T>
-bool read_member(const llvm::json::Object& object, llvm::StringRef name, T& value) {
-  return read_json(object.get(name), value);
-}
-
 } // namespace sagebwd

@@ -45,15 +45,15 @@ StoredEntry read(llvm::StringRef bytes) {
   const llvm::json::Object& object = *json->getAsObject();
   StoredEntry stored;
   CacheEntry& entry = stored.entry;
-  require(read_member(object, "digest", stored.key.digest) &&
-              read_member(object, "fields", stored.key.fields),
+  require(read_json(object.get("digest"), stored.key.digest) &&
+              read_json(object.get("fields"), stored.key.fields),
           "its JSON holds no key");
   size_t cubin_bytes = 0;
-  require(
-      read_object(&object, entry, kAnyNumber) && read_member(object, "cubin_bytes", cubin_bytes) &&
-          std::min({entry.lowest_driver, entry.registers, entry.spill_bytes, entry.shared_bytes}) >=
-              0,
-      "a field of its JSON is missing or out of range");
+  require(read_object(&object, entry, kAnyNumber) &&
+              read_json(object.get("cubin_bytes"), cubin_bytes) &&
+              std::min({entry.lowest_driver, entry.registers, entry.spill_bytes,
+                        entry.shared_bytes}) >= 0,
+          "a field of its JSON is missing or out of range");
   entry.cubin = rest.drop_front(json_bytes).str();
   require(entry.cubin.size() == cubin_bytes, "its cubin has another length than its JSON says");
   return stored;

@@ -3,15 +3,13 @@
 #include "cache/lock.h"
 #include "cache/directory.h"
 #include "cache/layout.h"
+#include "cache/whole_file.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 
 namespace sagebwd {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -34,19 +32,16 @@ std::string holder_of(int fd, off_t byte) {
     return "another process";
   const std::string inode = ":" + std::to_string(info.st_ino) + " ",
                     range = " " + std::to_string(byte) + " ";
-  std::error_code error;
-  for (fs::directory_iterator process("/proc", error), end; process != end;
-       process.increment(error)) {
-    std::error_code gone; // or another user's
-    for (fs::directory_iterator file(process->path() / "fdinfo", gone), last; file != last;
-         file.increment(gone)) {
-      std::ifstream lines(file->path());
+  for (const std::string& process : names_of("/proc")) {
+    const std::string folder = "/proc/" + process;
+    for (const std::string& file : names_of(folder + "/fdinfo")) { // none of another user's
+      std::ifstream lines(folder + "/fdinfo/" + file);
       for (std::string line; std::getline(lines, line);)
         if (line.rfind("lock:", 0) == 0 && line.find("WRITE") != std::string::npos &&
             line.find(inode) != std::string::npos && line.find(range) != std::string::npos) {
           std::string name;
-          std::getline(std::ifstream(process->path() / "comm") >> std::ws, name);
-          return "process " + process->path().filename().string() + " (" + name + ")";
+          std::getline(std::ifstream(folder + "/comm") >> std::ws, name);
+          return "process " + process + " (" + name + ")";
         }
     }
   }

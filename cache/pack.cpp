@@ -148,7 +148,6 @@ Pack::Pack(std::unique_ptr<File> file) : file_(std::move(file)) {}
 Pack::~Pack() = default;
 
 const std::string& Pack::path() const { return file_->path; }
-uint64_t Pack::bytes() const { return file_->bytes; }
 const std::vector<std::string>& Pack::digests() const { return file_->digests; }
 
 std::optional<std::string> Pack::read(const std::string& digest) const {
@@ -222,12 +221,11 @@ std::string gather(const std::vector<std::string>& items, PackContents& contents
   llvm::json::Array array;
   for (auto& [digest, description] : descriptions)
     array.push_back(std::move(description));
-  contents.manifest =
-      llvm::formatv("{0}", llvm::json::Value(llvm::json::Object{{"format", kFormatVersion},
-                                                                {"archs", llvm::json::Array(archs)},
-                                                                {"lowest_driver", lowest_driver},
-                                                                {"items", std::move(array)}}))
-          .str();
+  llvm::json::Object manifest{{"format", kFormatVersion},
+                              {"archs", llvm::json::Array(archs)},
+                              {"lowest_driver", lowest_driver},
+                              {"items", std::move(array)}};
+  contents.manifest = llvm::formatv("{0}", llvm::json::Value(std::move(manifest)));
   return "";
 }
 

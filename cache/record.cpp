@@ -53,7 +53,7 @@ std::string print(Object object) { return llvm::formatv("{0:2}\n", Value(std::mo
 /// The number in "sagebwd tuning 1", or nothing.
 std::optional<int> schema_of(const Object& object) {
   std::string schema;
-  read_member(object, "schema", schema);
+  read_json(object.get("schema"), schema);
   llvm::StringRef text = schema;
   int number = 0;
   if (!text.consume_front(kSchemaName) || text.getAsInteger(10, number) || number < 1)
@@ -74,7 +74,7 @@ TuningRecord record_of(const Object* object) {
   require_our_schema(*object);
   TuningRecord record;
   std::string checksum;
-  require(read_member(*object, "checksum", checksum) &&
+  require(read_json(object->get("checksum"), checksum) &&
               read_object(object, record, /*others=*/2), // that one and the schema
           "a member is missing, or of another kind");
   const std::string digest = record.key.digest;

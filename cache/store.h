@@ -1,8 +1,7 @@
 //===- store.h - The layers of the cache on disk ---------------------------===//
 //
-// The user's directory, then read-only packs. One file an entry. A write publishes a whole file by
-// rename or nothing; a bad kernel is unlinked, counted and treated as a miss; a directory that
-// cannot be used costs one warning, never a call.
+// The user's directory, then read-only packs. A bad kernel is unlinked, counted and treated as a
+// miss; a directory that cannot be used costs one warning, never a call.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -76,22 +76,6 @@ bool is_leftover(int file) {
 
 } // namespace
 
-std::string objection_to(const struct stat& info, const std::string& path) {
-  // No cubin comes near it; a sparse file of terabytes must not end the process.
-  constexpr off_t kLongestFile = off_t(256) << 20;
-  if (S_ISDIR(info.st_mode))
-    return "it is a directory";
-  if (!S_ISREG(info.st_mode))
-    return "it is no regular file";
-  if (info.st_uid != ::geteuid())
-    return "it belongs to user " + std::to_string(info.st_uid);
-  if (info.st_mode & (S_IWGRP | S_IWOTH))
-    return "other users may write it; run: chmod go-w '" + path + "'";
-  if (info.st_size > kLongestFile)
-    return "it is longer than any kernel";
-  return "";
-}
-
 bool read_at(int file, uint64_t offset, uint64_t size, std::string& bytes) {
   bytes.resize(size);
   for (uint64_t done = 0; done < size;) {
@@ -164,6 +148,8 @@ int replace_file(int folder, const std::string& name, const std::string& prefix,
 std::string reason_not_to_write(const std::string& path) {
   std::error_code ignored;
   const fs::path target(path);
+  if (path.find('\0') != std::string::npos)
+    return "the path begins with '" + std::string(path.c_str()) + "' and holds a NUL; name a file";
   if (target.filename().empty() || target.filename() == "." || target.filename() == "..")
     return "'" + path + "' is no file's name; name a file";
   // A rename would replace a device, or a link, by a file.

@@ -9,17 +9,12 @@
 
 #include <cstdint>
 #include <string>
-#include <sys/stat.h>
 #include <sys/types.h>
 #include <vector>
 
 namespace sagebwd {
 
 //===--- Reading ----------------------------------------------------------===//
-
-/// Why the file at `path` is not to be trusted (it is none, another user owns it, others may write
-/// it, no kernel is as long), or empty.
-std::string objection_to(const struct stat& info, const std::string& path);
 
 /// False on an error, where errno says which, and where the file ends earlier: errno is 0.
 bool read_at(int file, uint64_t offset, uint64_t size, std::string& bytes);

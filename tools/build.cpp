@@ -4,7 +4,6 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/spec_options.h"
 
 #include <algorithm>
@@ -38,23 +37,21 @@ public:
   ExitCode run() override;
 
 private:
-  KernelBuilder::Policy policy() const;
+  KernelBuilder::Policy policy() const {
+    KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
+    if (recompile_ && policy.offline)
+      throw UsageError("--recompile compiles, which SAGEBWD_OFFLINE=1 forbids; unset one of them");
+    if (recompile_)
+      policy.accept = [](const CacheEntry& entry) {
+        return entry.compiler == Nvrtc::instance().identity();
+      };
+    return policy;
+  }
 
   SpecOptions spec_;
   std::vector<std::string> archs_{"sm_80"};
   bool recompile_ = false;
 };
-
-KernelBuilder::Policy Build::policy() const {
-  KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
-  if (recompile_ && policy.offline)
-    throw UsageError("--recompile compiles, which SAGEBWD_OFFLINE=1 forbids; unset one of them");
-  if (recompile_)
-    policy.accept = [](const CacheEntry& entry) {
-      return entry.compiler == Nvrtc::instance().identity();
-    };
-  return policy;
-}
 
 Table table_of(const std::vector<Built>& kernels) {
   Table table;

@@ -4,25 +4,20 @@
 #include "tools/spec_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <ctime>
-#include <map>
 
 namespace sagebwd::tools {
 
 namespace {
 
-/// A whole number and one of the units; "" is one where none need be given.
-uint64_t parse_quantity(const std::string& option, const std::string& text,
-                        const std::map<std::string, uint64_t>& units, const std::string& wanted) {
-  uint64_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  const auto unit = units.find(std::string(stop, end));
-  constexpr uint64_t kMost = INT64_MAX; // what JSON and std::chrono hold
-  if (error != std::errc() || unit == units.end() || number > kMost / unit->second)
-    throw UsageError("--" + option + " is '" + text + "'; it takes " + wanted);
-  return number * unit->second;
+/// "2026-01-31T08:15:00Z"
+std::string utc_time(std::chrono::system_clock::time_point time) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
 }
 
 } // namespace
@@ -100,19 +95,6 @@ bool ItemFilter::matches(const KeptItem& item) const {
          item.name.find(kernel_) != std::string::npos;
 }
 
-uint64_t parse_bytes(const std::string& option, const std::string& text) {
-  return parse_quantity(option, text, {{"", 1}, {"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}},
-                        "a number of bytes, with K, M or G if you like, such as 512M");
-}
-
-std::chrono::seconds parse_duration(const std::string& option, const std::string& text) {
-  constexpr uint64_t kDay = 24 * 3600, kCentury = 36525 * kDay; // the clock's nanoseconds overflow
-  const uint64_t seconds =
-      parse_quantity(option, text, {{"s", 1}, {"m", 60}, {"h", 3600}, {"d", kDay}},
-                     "a whole number and s, m, h or d, such as 30d");
-  return std::chrono::seconds(std::min(seconds, kCentury));
-}
-
 std::string readable_bytes(uint64_t bytes) {
   if (bytes < 1 << 10)
     return std::to_string(bytes) + " B";
@@ -122,27 +104,6 @@ std::string readable_bytes(uint64_t bytes) {
   for (; value >= 1 << 10 && unit + 1 < std::size(units); ++unit)
     value /= 1 << 10;
   return format("%.1f %s", value, units[unit]);
-}
-
-std::string utc_time(std::chrono::system_clock::time_point time) {
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
-  std::tm parts{};
-  gmtime_r(&seconds, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
-
-std::string readable_age(std::chrono::system_clock::time_point time) {
-  using namespace std::chrono;
-  const int64_t age = duration_cast<seconds>(system_clock::now() - time).count();
-  if (age < 60)
-    return "now";
-  if (age < 2 * 3600)
-    return std::to_string(age / 60) + " min ago";
-  if (age < 48 * 3600)
-    return std::to_string(age / 3600) + " h ago";
-  return std::to_string(age / (24 * 3600)) + " d ago";
 }
 
 std::string where_is(const KeptItem& item) {

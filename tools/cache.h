@@ -4,7 +4,6 @@
 #include "cache/inventory.h"
 #include "runtime/kernels.h"
 #include "tools/command.h"
-#include "tools/console.h"
 
 #include <functional>
 #include <initializer_list>
@@ -46,17 +45,8 @@ private:
   std::vector<KeptName> names_;
 };
 
-/// "512M" (K, M or G) and "30d" (s, m, h or d). Raise UsageError, which names the option.
-uint64_t parse_bytes(const std::string& option, const std::string& text);
-std::chrono::seconds parse_duration(const std::string& option, const std::string& text);
-
 /// "3.4 MiB"
 std::string readable_bytes(uint64_t);
-/// "2026-01-31T08:15:00Z"
-std::string utc_time(std::chrono::system_clock::time_point);
-/// "5 min ago"
-std::string readable_age(std::chrono::system_clock::time_point);
-
 /// "DIRECTORY/FILE", or "PACK, item DIGEST".
 std::string where_is(const KeptItem&);
 llvm::json::Object json_of(const KeptItem&);

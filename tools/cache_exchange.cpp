@@ -59,6 +59,24 @@ private:
   ItemFilter filter_;
 };
 
+/// Whether the directory has it, and it is sound.
+bool is_here(const KeptItem& item) {
+  const layout::Kind kind = item.kernel ? layout::Kind::kernel : layout::Kind::record;
+  const std::optional<KeptItem> here = read_kept(
+      {user_store().directory(), layout::file_name(kind, item.digest), item.digest, nullptr});
+  return here && here->problem.empty();
+}
+
+bool keep(const KeptItem& item, const std::string& bytes) {
+  CacheStore& store = user_store();
+  if (!item.kernel) {
+    const std::optional<TuningRecord> record = parse_record(bytes);
+    return record && store.publish_record(*record);
+  }
+  const std::optional<StoredEntry> stored = inspect_entry(bytes);
+  return stored && store.publish(stored->key, stored->entry);
+}
+
 class Import : public CacheCommand {
 public:
   Import()
@@ -112,44 +130,22 @@ public:
 
 private:
   /// Raises std::runtime_error for kernels that the directory would have to evict again.
-  void check_limit();
-  /// Whether the directory has it, and it is sound.
-  static bool is_here(const KeptItem&);
-  static bool keep(const KeptItem&, const std::string& bytes);
+  void check_limit() {
+    const uint64_t limit = user_store().options().byte_limit;
+    uint64_t bytes = 0;
+    if (limit > 0)
+      visit_items("weighing", [&](const KeptItem& item, std::string) {
+        bytes += item.kernel && item.problem.empty() ? item.bytes : 0;
+      });
+    if (bytes > limit)
+      throw std::runtime_error(pack_ + " holds " + readable_bytes(bytes) +
+                               " of kernels and the directory may keep " + readable_bytes(limit) +
+                               ", so nothing is imported: raise SAGEBWD_CACHE_LIMIT, or name the "
+                               "pack in SAGEBWD_CACHE_PACKS, which uses it without importing it");
+  }
 
   std::string pack_;
 };
-
-void Import::check_limit() {
-  const uint64_t limit = user_store().options().byte_limit;
-  uint64_t bytes = 0;
-  if (limit > 0)
-    visit_items("weighing", [&](const KeptItem& item, std::string) {
-      bytes += item.kernel && item.problem.empty() ? item.bytes : 0;
-    });
-  if (bytes > limit)
-    throw std::runtime_error(pack_ + " holds " + readable_bytes(bytes) +
-                             " of kernels and the directory may keep " + readable_bytes(limit) +
-                             ", so nothing is imported: raise SAGEBWD_CACHE_LIMIT, or name the "
-                             "pack in SAGEBWD_CACHE_PACKS, which uses it without importing it");
-}
-
-bool Import::is_here(const KeptItem& item) {
-  const layout::Kind kind = item.kernel ? layout::Kind::kernel : layout::Kind::record;
-  const std::optional<KeptItem> here = read_kept(
-      {user_store().directory(), layout::file_name(kind, item.digest), item.digest, nullptr});
-  return here && here->problem.empty();
-}
-
-bool Import::keep(const KeptItem& item, const std::string& bytes) {
-  CacheStore& store = user_store();
-  if (!item.kernel) {
-    const std::optional<TuningRecord> record = parse_record(bytes);
-    return record && store.publish_record(*record);
-  }
-  const std::optional<StoredEntry> stored = inspect_entry(bytes);
-  return stored && store.publish(stored->key, stored->entry);
-}
 
 } // namespace
 

@@ -19,29 +19,6 @@ const char* word_for(Explanation::Verdict verdict) {
                                                   : "absent";
 }
 
-class Explain : public CacheCommand {
-public:
-  Explain()
-      : CacheCommand(
-            "cache explain", "why a kernel is, or is not, in the cache",
-            "Takes what 'build' takes. For each kernel: the layer that has it, or the nearest\n"
-            "kernel that is kept and the field of its key that differs. Compiles nothing, and\n"
-            "opens NVRTC only under SAGEBWD_RECOMPILE=1. The exit code is 0 whatever is kept.\n"
-            "\n"
-            "examples:\n"
-            "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
-            "  sagebwd cache explain --arch sm_80 --causal top-left --json\n") {
-    options.list("arch", "ARCH,..", archs_, "architectures");
-    spec_.declare(options, /*lists=*/true);
-  }
-
-  ExitCode run() override;
-
-private:
-  SpecOptions spec_;
-  std::vector<std::string> archs_{"sm_80"};
-};
-
 json::Array rows_of(const std::vector<FieldDifference>& fields) {
   json::Array array;
   for (const FieldDifference& field : fields)
@@ -65,35 +42,56 @@ json::Object json_of(const Explanation& e) {
   return object;
 }
 
-ExitCode Explain::run() {
-  const std::vector<Operation> wanted = spec_.operations(archs_, options);
-  find_items();
-  std::vector<KeptItem> kept;
-  visit_items("reading", [&](KeptItem item, std::string) { kept.push_back(std::move(item)); });
-  const std::string compiler = settings().recompile ? Nvrtc::instance().identity() : "";
-  json::Array rows;
-  std::string lines;
-  size_t present = 0;
-  for (const Operation& operation : wanted)
-    for (const KernelSpec& kernel : operation.kernels) {
-      const CacheKey key = key_of(generate(kernel), kernel);
-      const Explanation explanation = explain(key, kept, compiler);
-      const std::string name = kernel_name(kernel), arch(kernel.arch.name);
-      json::Object row = json_of(explanation);
-      row["name"] = name;
-      row["arch"] = arch;
-      row["pass"] = std::string(to_string(kernel.pass));
-      row["digest"] = key.digest;
-      rows.push_back(std::move(row));
-      lines += name + " (" + arch + ")\n  " + to_string(explanation) + "\n";
-      present += explanation.verdict == Explanation::present;
-    }
-  const size_t count = rows.size();
-  return finish({{"kernels", std::move(rows)}}, [&] {
-    printf("%s%zu of %s %s in the cache\n", lines.c_str(), present,
-           counted(count, "kernel").c_str(), count == 1 ? "is" : "are");
-  });
-}
+class Explain : public CacheCommand {
+public:
+  Explain()
+      : CacheCommand(
+            "cache explain", "why a kernel is, or is not, in the cache",
+            "Takes what 'build' takes. For each kernel: the layer that has it, or the nearest\n"
+            "kernel that is kept and the field of its key that differs. Compiles nothing, and\n"
+            "opens NVRTC only under SAGEBWD_RECOMPILE=1. The exit code is 0 whatever is kept.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
+            "  sagebwd cache explain --arch sm_80 --causal top-left --json\n") {
+    options.list("arch", "ARCH,..", archs_, "architectures");
+    spec_.declare(options, /*lists=*/true);
+  }
+
+  ExitCode run() override {
+    const std::vector<Operation> wanted = spec_.operations(archs_, options);
+    find_items();
+    std::vector<KeptItem> kept;
+    visit_items("reading", [&](KeptItem item, std::string) { kept.push_back(std::move(item)); });
+    const std::string compiler = settings().recompile ? Nvrtc::instance().identity() : "";
+    json::Array rows;
+    std::string lines;
+    size_t present = 0;
+    for (const Operation& operation : wanted)
+      for (const KernelSpec& kernel : operation.kernels) {
+        const CacheKey key = key_of(generate(kernel), kernel);
+        const Explanation explanation = explain(key, kept, compiler);
+        const std::string name = kernel_name(kernel), arch(kernel.arch.name);
+        json::Object row = json_of(explanation);
+        row["name"] = name;
+        row["arch"] = arch;
+        row["pass"] = std::string(to_string(kernel.pass));
+        row["digest"] = key.digest;
+        rows.push_back(std::move(row));
+        lines += name + " (" + arch + ")\n  " + to_string(explanation) + "\n";
+        present += explanation.verdict == Explanation::present;
+      }
+    const size_t count = rows.size();
+    return finish({{"kernels", std::move(rows)}}, [&] {
+      printf("%s%zu of %s %s in the cache\n", lines.c_str(), present,
+             counted(count, "kernel").c_str(), count == 1 ? "is" : "are");
+    });
+  }
+
+private:
+  SpecOptions spec_;
+  std::vector<std::string> archs_{"sm_80"};
+};
 
 } // namespace
 

@@ -14,6 +14,19 @@ namespace {
 
 namespace json = llvm::json;
 
+/// "5 min ago"
+std::string readable_age(std::chrono::system_clock::time_point time) {
+  using namespace std::chrono;
+  const int64_t age = duration_cast<seconds>(system_clock::now() - time).count();
+  if (age < 60)
+    return "now";
+  if (age < 2 * 3600)
+    return std::to_string(age / 60) + " min ago";
+  if (age < 48 * 3600)
+    return std::to_string(age / 3600) + " h ago";
+  return std::to_string(age / (24 * 3600)) + " d ago";
+}
+
 class List : public CacheCommand {
 public:
   List()
@@ -133,33 +146,31 @@ public:
 
 private:
   /// Of a pack; its line of the text is appended.
-  static json::Object examine(const std::string& path, std::string& lines);
-};
-
-json::Object Stat::examine(const std::string& path, std::string& lines) {
-  PackSummary pack;
-  try {
-    pack = summarize(*Pack::open(path));
-  } catch (const PackError& error) {
-    lines += std::string("pack       not usable: ") + error.what() + "\n";
-    return json::Object{{"path", path}, {"usable", false}, {"error", error.what()}};
+  static json::Object examine(const std::string& path, std::string& lines) {
+    PackSummary pack;
+    try {
+      pack = summarize(*Pack::open(path));
+    } catch (const PackError& error) {
+      lines += std::string("pack       not usable: ") + error.what() + "\n";
+      return json::Object{{"path", path}, {"usable", false}, {"error", error.what()}};
+    }
+    std::error_code gone;
+    const uintmax_t size = std::filesystem::file_size(path, gone), bytes = gone ? 0 : size;
+    lines += "pack       " + path + ": " + counted(pack.kernels, "kernel") + ", " +
+             counted(pack.records, "record") + ", " + readable_bytes(bytes) +
+             ", drivers from CUDA " + driver::version_text(pack.lowest_driver) + " on,";
+    for (const std::string& arch : pack.archs)
+      lines += " " + arch;
+    lines += "\n";
+    return json::Object{{"path", path},
+                        {"usable", true},
+                        {"kernels", pack.kernels},
+                        {"records", pack.records},
+                        {"bytes", bytes},
+                        {"archs", json::Array(pack.archs)},
+                        {"lowest_driver", pack.lowest_driver}};
   }
-  std::error_code gone;
-  const uintmax_t size = std::filesystem::file_size(path, gone), bytes = gone ? 0 : size;
-  lines += "pack       " + path + ": " + counted(pack.kernels, "kernel") + ", " +
-           counted(pack.records, "record") + ", " + readable_bytes(bytes) + ", drivers from CUDA " +
-           driver::version_text(pack.lowest_driver) + " on,";
-  for (const std::string& arch : pack.archs)
-    lines += " " + arch;
-  lines += "\n";
-  return json::Object{{"path", path},
-                      {"usable", true},
-                      {"kernels", pack.kernels},
-                      {"records", pack.records},
-                      {"bytes", bytes},
-                      {"archs", json::Array(pack.archs)},
-                      {"lowest_driver", pack.lowest_driver}};
-}
+};
 
 } // namespace
 

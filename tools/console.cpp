@@ -151,10 +151,4 @@ double milliseconds_since(std::chrono::steady_clock::time_point start) {
   return span.count();
 }
 
-void print_json(const llvm::json::Value& value) {
-  // Not llvm::outs(): it ends the process when it cannot write.
-  const std::string text = llvm::formatv("{0:2}", value).str() + "\n";
-  fwrite(text.data(), 1, text.size(), stdout);
-}
-
 } // namespace sagebwd::tools

@@ -66,7 +66,4 @@ std::string counted(uint64_t count, const std::string& noun);
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 double milliseconds_since(std::chrono::steady_clock::time_point start);
 
-/// Indented, with a newline, to standard output.
-void print_json(const llvm::json::Value&);
-
 } // namespace sagebwd::tools

@@ -3,7 +3,6 @@
 #include "generator/kernel.h"
 #include "runtime/generate.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/spec_options.h"
 
 #include "llvm/ADT/STLExtras.h"
@@ -73,76 +72,74 @@ public:
 
 private:
   /// The operation's kernels that the options leave, in launch order.
-  std::vector<KernelSpec> chosen_kernels() const;
-  ExitCode print_list(const std::vector<KernelSpec>&) const;
-  ExitCode write_files(const std::vector<KernelSpec>&) const;
+  std::vector<KernelSpec> chosen_kernels() const {
+    const Arch& arch = find_arch(arch_);
+    const ResolvedSpec spec = resolved(spec_.one(options), arch);
+    std::vector<KernelSpec> chosen;
+    std::vector<std::string> kinds;
+    for (const KernelSpec& kernel : pass_.empty()
+                                        ? distinct_kernels(spec, arch)
+                                        : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
+      const std::string kind(to_string(kernel.kind));
+      if (!llvm::is_contained(kinds, kind))
+        kinds.push_back(kind);
+      if (kernel_.empty() || kind == kernel_)
+        chosen.push_back(kernel);
+    }
+    if (chosen.empty())
+      throw UsageError("--kernel is '" + kernel_ + "'; this operation has " +
+                       llvm::join(kinds, " ") + suggestion(kernel_, kinds));
+    if (!tile_.empty()) {
+      for (KernelSpec& kernel : chosen) {
+        if (kernel.tile == TileConfig{})
+          throw UsageError("--tile: " + kernel_ + " has no tile");
+        kernel.tile = read_tile(tile_, kernel.tile);
+      }
+    }
+    return chosen;
+  }
+
+  ExitCode print_list(const std::vector<KernelSpec>& kernels) const {
+    Table table;
+    for (const KernelSpec& kernel : kernels) {
+      const KernelSource source = generate(kernel);
+      const bool tiled = !(kernel.tile == TileConfig{});
+      table.add(
+          {{"kernel", "kernel", std::string(to_string(kernel.kind))},
+           {"pass", "pass", std::string(to_string(kernel.pass))},
+           {"tile", "tile", tiled ? to_string(kernel.tile) : "", tiled ? "" : "-"},
+           {"threads", "threads", source.threads},
+           // Of those without tiles it is the compiler that says.
+           {"shared_bytes", "shared bytes",
+            tiled ? json::Value(source.shared_bytes) : json::Value(nullptr), tiled ? "" : "-"},
+           {"name", "name", source.name}});
+    }
+    return finish(json::Object{{"kernels", table.json()}}, [&] { table.print(); });
+  }
+
+  ExitCode write_files(const std::vector<KernelSpec>& kernels) const {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    fs::create_directories(output_, error);
+    if (error)
+      throw std::runtime_error("cannot create " + output_ + ": " + error.message());
+    std::vector<std::string> files;
+    for (const KernelSpec& kernel : kernels) {
+      const KernelSource source = generate(kernel);
+      files.push_back(fs::path(output_) / (source.name + ".cu"));
+      if (std::string why = write_output(files.back(), {&source.text}); !why.empty())
+        throw std::runtime_error(why);
+    }
+    return finish(json::Object{{"files", json::Array(files)}}, [&] {
+      for (const std::string& file : files)
+        puts(file.c_str());
+    });
+  }
 
   SpecOptions spec_;
   std::string kernel_, pass_, arch_ = "sm_80", tile_, output_;
   bool list_ = false;
 };
-
-std::vector<KernelSpec> Emit::chosen_kernels() const {
-  const Arch& arch = find_arch(arch_);
-  const ResolvedSpec spec = resolved(spec_.one(options), arch);
-  std::vector<KernelSpec> chosen;
-  std::vector<std::string> kinds;
-  for (const KernelSpec& kernel : pass_.empty() ? distinct_kernels(spec, arch)
-                                                : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
-    const std::string kind(to_string(kernel.kind));
-    if (!llvm::is_contained(kinds, kind))
-      kinds.push_back(kind);
-    if (kernel_.empty() || kind == kernel_)
-      chosen.push_back(kernel);
-  }
-  if (chosen.empty())
-    throw UsageError("--kernel is '" + kernel_ + "'; this operation has " + llvm::join(kinds, " ") +
-                     suggestion(kernel_, kinds));
-  if (!tile_.empty()) {
-    for (KernelSpec& kernel : chosen) {
-      if (kernel.tile == TileConfig{})
-        throw UsageError("--tile: " + kernel_ + " has no tile");
-      kernel.tile = read_tile(tile_, kernel.tile);
-    }
-  }
-  return chosen;
-}
-
-ExitCode Emit::print_list(const std::vector<KernelSpec>& kernels) const {
-  Table table;
-  for (const KernelSpec& kernel : kernels) {
-    const KernelSource source = generate(kernel);
-    const bool tiled = !(kernel.tile == TileConfig{});
-    table.add({{"kernel", "kernel", std::string(to_string(kernel.kind))},
-               {"pass", "pass", std::string(to_string(kernel.pass))},
-               {"tile", "tile", tiled ? to_string(kernel.tile) : "", tiled ? "" : "-"},
-               {"threads", "threads", source.threads},
-               // Of those without tiles it is the compiler that says.
-               {"shared_bytes", "shared bytes",
-                tiled ? json::Value(source.shared_bytes) : json::Value(nullptr), tiled ? "" : "-"},
-               {"name", "name", source.name}});
-  }
-  return finish(json::Object{{"kernels", table.json()}}, [&] { table.print(); });
-}
-
-ExitCode Emit::write_files(const std::vector<KernelSpec>& kernels) const {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  fs::create_directories(output_, error);
-  if (error)
-    throw std::runtime_error("cannot create " + output_ + ": " + error.message());
-  std::vector<std::string> files;
-  for (const KernelSpec& kernel : kernels) {
-    const KernelSource source = generate(kernel);
-    files.push_back(fs::path(output_) / (source.name + ".cu"));
-    if (std::string why = write_output(files.back(), {&source.text}); !why.empty())
-      throw std::runtime_error(why);
-  }
-  return finish(json::Object{{"files", json::Array(files)}}, [&] {
-    for (const std::string& file : files)
-      puts(file.c_str());
-  });
-}
 
 } // namespace
 

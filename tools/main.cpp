@@ -7,7 +7,6 @@
 #include "runtime/error.h"
 #include "runtime/tuner/worker/worker.h"
 #include "tools/command.h"
-#include "tools/console.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -8,21 +8,25 @@
 #include "llvm/ADT/StringExtras.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
 
 namespace sagebwd::tools {
 
-std::string suggestion(std::string_view given, const std::vector<std::string>& known) {
+namespace {
+
+std::string with_default(const std::string& help, const std::string& value) {
+  return value.empty() ? help : help + " (default " + value + ")";
+}
+
+} // namespace
+
+std::string suggestion(const std::string& given, const std::vector<std::string>& known) {
   const std::string* best = nullptr;
   // Two letters swapped are two edits.
   unsigned best_distance = std::max<size_t>(2, given.size() / 3) + 1;
   for (const std::string& name : known) {
-    unsigned distance = llvm::StringRef(name).edit_distance(
-        llvm::StringRef(given.data(), given.size()), /*AllowReplacements=*/true, best_distance);
     // A prefix is what someone types who expects abbreviations.
-    if (given.size() > 2 && name.compare(0, given.size(), given) == 0)
-      distance = 0;
+    const bool prefix = given.size() > 2 && name.starts_with(given);
+    const unsigned distance = prefix ? 0 : llvm::StringRef(name).edit_distance(given, true);
     if (distance < best_distance) {
       best = &name;
       best_distance = distance;
@@ -31,27 +35,28 @@ std::string suggestion(std::string_view given, const std::vector<std::string>& k
   return best ? "; did you mean '" + *best + "'?" : "";
 }
 
-void OptionTable::flag(std::string name, bool& value, std::string help) {
-  options_.push_back({std::move(name), "", std::move(help), [&value](auto&) { value = true; }});
+UsageError wrong_value(const std::string& option, const std::string& given,
+                       const std::string& wanted) {
+  return UsageError("--" + option + " is '" + given + "'; it takes " + wanted);
 }
 
-void OptionTable::text(std::string name, std::string placeholder, std::string& value,
-                       std::string help) {
-  if (!value.empty())
-    help += " (default " + value + ")";
+void OptionTable::flag(const std::string& name, bool& value, const std::string& help) {
+  options_.push_back({name, "", help, [&value](auto&) { value = true; }});
+}
+
+void OptionTable::text(const std::string& name, const std::string& placeholder, std::string& value,
+                       const std::string& help) {
   // An unset variable of a shell must not turn one command into another.
   auto set = [&value, name](const std::string& given) {
     if (given.empty())
       throw UsageError("--" + name + " is empty");
     value = given;
   };
-  options_.push_back({name, std::move(placeholder), std::move(help), std::move(set)});
+  options_.push_back({name, placeholder, with_default(help, value), set});
 }
 
-void OptionTable::list(std::string name, std::string placeholder, std::vector<std::string>& values,
-                       std::string help) {
-  if (!values.empty())
-    help += " (default " + llvm::join(values, ",") + ")";
+void OptionTable::list(const std::string& name, const std::string& placeholder,
+                       std::vector<std::string>& values, const std::string& help) {
   // The first use replaces the default, later ones add.
   auto set = [&values, name, fresh = true](const std::string& given) mutable {
     llvm::SmallVector<llvm::StringRef> parts;
@@ -64,54 +69,50 @@ void OptionTable::list(std::string name, std::string placeholder, std::vector<st
     for (const llvm::StringRef part : parts)
       values.push_back(part.str());
   };
-  options_.push_back({name, std::move(placeholder), std::move(help), std::move(set)});
+  options_.push_back({name, placeholder, with_default(help, llvm::join(values, ",")), set});
 }
 
 int64_t OptionTable::whole_number(const std::string& name, const std::string& given, int64_t low,
                                   int64_t high) {
   int64_t value = 0;
-  const char* end = given.data() + given.size();
-  const auto [stop, error] = std::from_chars(given.data(), end, value);
-  if (error != std::errc() || stop != end || value < low || value > high)
-    throw UsageError("--" + name + " is '" + given + "'; it takes a whole number from " +
-                     std::to_string(low) + " to " + std::to_string(high));
+  if (!llvm::to_integer(given, value, 10) || value < low || value > high)
+    throw wrong_value(name, given, format("a whole number from %td to %td", low, high));
   return value;
 }
 
-void OptionTable::number(std::string name, double& value, double low, double high,
-                         std::string help) {
-  auto parse = [&value, name, low, high](const std::string& given) {
-    char* end = nullptr;
-    double parsed = std::strtod(given.c_str(), &end);
-    if (given.empty() || *end || !(parsed >= low && parsed <= high))
-      throw UsageError("--" + name + " is '" + given +
-                       format("'; it takes a number from %g to %g", low, high));
+void OptionTable::number(const std::string& name, double& value, double low, double high,
+                         const std::string& help) {
+  auto set = [&value, name, low, high](const std::string& given) {
+    double parsed = 0;
+    if (given.empty() || !llvm::to_float(given, parsed) || !(parsed >= low && parsed <= high))
+      throw wrong_value(name, given, format("a number from %g to %g", low, high));
     value = parsed;
   };
-  options_.push_back(
-      {std::move(name), "X", std::move(help) + format(" (default %g)", value), std::move(parse)});
+  options_.push_back({name, "X", with_default(help, format("%g", value)), set});
 }
 
-void OptionTable::word(std::string name, std::string words,
-                       std::function<void(const std::string&)> parse, std::string help) {
-  auto set = [name, parse = std::move(parse)](const std::string& given) {
+void OptionTable::word(const std::string& name, const std::string& words,
+                       const std::function<void(const std::string&)>& parse,
+                       const std::string& help) {
+  auto set = [name, parse](const std::string& given) {
     try {
       parse(given);
     } catch (const SpecError& error) {
       throw UsageError("--" + name + ": " + error.what());
     }
   };
-  options_.push_back({std::move(name), std::move(words), std::move(help), std::move(set)});
+  options_.push_back({name, words, help, set});
 }
 
-void OptionTable::positional(std::string placeholder, std::string& value, std::string help) {
+void OptionTable::positional(const std::string& placeholder, std::string& value,
+                             const std::string& help) {
   auto set = [&value, placeholder](const std::string& given) {
     if (!value.empty())
       throw UsageError("unexpected argument '" + given + "'; one " + placeholder + " is enough: '" +
                        value + "'");
     value = given;
   };
-  positional_.push_back({"", std::move(placeholder), std::move(help), std::move(set)});
+  positional_.push_back({"", placeholder, help, set});
 }
 
 void OptionTable::parse(const std::vector<std::string>& arguments) {

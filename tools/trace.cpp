@@ -2,7 +2,6 @@
 #include "runtime/driver/driver.h"
 #include "runtime/reference/reference.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/on_gpu.h"
 #include "tools/spec_options.h"
 
@@ -109,7 +108,19 @@ public:
   ExitCode run() override;
 
 private:
-  std::optional<Arch> arch() const;
+  /// The named one's, else the GPU's; none where there is no GPU that has kernels.
+  std::optional<Arch> arch() const {
+    if (!arch_.empty())
+      return find_arch(arch_);
+    try {
+      if (driver::unavailable().empty()) {
+        const driver::DeviceInfo info = driver::device_info(on_gpu_ ? gpu_ : 0);
+        return arch_for_capability(info.major, info.minor);
+      }
+    } catch (const std::exception&) { // the CPU needs no GPU; --device cuda says what is wrong
+    }
+    return std::nullopt;
+  }
 
   ProblemOptions problem_;
   SpecOptions spec_;
@@ -121,20 +132,6 @@ private:
   int gpu_ = 0;
   bool on_gpu_ = false;
 };
-
-/// The named one's, else the GPU's; none where there is no GPU that has kernels.
-std::optional<Arch> Trace::arch() const {
-  if (!arch_.empty())
-    return find_arch(arch_);
-  try {
-    if (driver::unavailable().empty()) {
-      const driver::DeviceInfo info = driver::device_info(on_gpu_ ? gpu_ : 0);
-      return arch_for_capability(info.major, info.minor);
-    }
-  } catch (const std::exception&) { // the CPU needs no GPU; --device cuda says what is wrong
-  }
-  return std::nullopt;
-}
 
 /// Puts the kernels' outputs in place of the emulation's.
 void replace_outputs(std::vector<reference::TraceRow>& rows, const reference::Inputs& inputs,

@@ -1,7 +1,6 @@
 //===- verify.cpp - Random problems on the GPU against FP64 ----------------===//
 #include "runtime/driver/driver.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/spec_options.h"
 #include "tools/verify_case.h"
 
