@@ -15,44 +15,6 @@ namespace {
 using Built = std::shared_ptr<const BuiltKernel>;
 namespace json = llvm::json;
 
-class Build : public Command {
-public:
-  Build()
-      : Command(
-            "build", "compile every kernel of an operation into the cache",
-            "Compiles forward and backward for each architecture and spec, or takes them from\n"
-            "the cache. Needs no GPU. 'ms' is the time this process spent compiling. What\n"
-            "does not compile is listed, and the exit code is 1.\n"
-            "\n"
-            "examples:\n"
-            "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
-            "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
-            "  SAGEBWD_CACHE_DIR=/shared/cubins sagebwd build --arch sm_90a --causal top-left\n") {
-    options.list("arch", "ARCH,..", archs_, "architectures");
-    options.flag("recompile", recompile_,
-                 "what another version of NVRTC compiled is compiled anew");
-    spec_.declare(options, /*lists=*/true);
-  }
-
-  ExitCode run() override;
-
-private:
-  KernelBuilder::Policy policy() const {
-    KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
-    if (recompile_ && policy.offline)
-      throw UsageError("--recompile compiles, which SAGEBWD_OFFLINE=1 forbids; unset one of them");
-    if (recompile_)
-      policy.accept = [](const CacheEntry& entry) {
-        return entry.compiler == Nvrtc::instance().identity();
-      };
-    return policy;
-  }
-
-  SpecOptions spec_;
-  std::vector<std::string> archs_{"sm_80"};
-  bool recompile_ = false;
-};
-
 Table table_of(const std::vector<Built>& kernels) {
   Table table;
   for (const Built& kernel : kernels) {
@@ -82,49 +44,85 @@ void print_summary(const std::vector<Built>& kernels, double total_ms) {
          static_cast<double>(c.compile_us) / 1e6);
 }
 
-ExitCode Build::run() {
-  const auto start = std::chrono::steady_clock::now();
-  const std::vector<Operation> operations = spec_.operations(archs_, options);
-  KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
-  std::vector<Built> kernels;
-  {
-    Progress progress("building", operations.size());
-    for (const auto& [arch, spec, wanted] : operations) {
-      const std::string what = std::string(arch.name) + " " + to_string(*spec);
-      try {
-        for (Built& kernel : builder.build_all(wanted))
-          kernels.push_back(std::move(kernel));
-      } catch (const CompileError& error) { // the others are still wanted
-        failures.push_back(what + ": " + error.what());
-      } catch (const OfflineError& error) {
-        failures.push_back(what + ": " + of_operation(error, wanted, spec).what());
-      }
-      progress.advance(what);
-    }
+class Build : public Command {
+public:
+  Build()
+      : Command(
+            "build", "compile every kernel of an operation into the cache",
+            "Compiles forward and backward for each architecture and spec, or takes them from\n"
+            "the cache. Needs no GPU. 'ms' is the time this process spent compiling. What\n"
+            "does not compile is listed, and the exit code is 1.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
+            "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
+            "  SAGEBWD_CACHE_DIR=/shared/cubins sagebwd build --arch sm_90a --causal top-left\n") {
+    options.list("arch", "ARCH,..", archs_, "architectures");
+    options.flag("recompile", recompile_,
+                 "what another version of NVRTC compiled is compiled anew");
+    spec_.declare(options, /*lists=*/true);
   }
-  const CacheStore& store = user_store();
-  const CacheCounters& c = store.counters();
-  if (!store.disabled_reason().empty() && c.compiles > 0)
-    failures.push_back("nothing is kept on disk: " + store.disabled_reason());
-  else if (const uint64_t lost = c.publish_failures)
-    failures.push_back(counted(lost, "kernel") + " could not be kept in " + store.directory() +
-                       (lost == 1 ? ": it is" : ": they are") +
-                       " compiled, but not there for others");
-  const double total_ms = milliseconds_since(start);
-  json::Object counters;
-  for (const auto& [name, value] : listed(c))
-    counters[name] = static_cast<int64_t>(value);
-  const Table table = table_of(kernels);
-  return finish(json::Object{{"kernels", table.json()},
-                             {"counters", std::move(counters)},
-                             {"failures", json::Array(failures)},
-                             {"total_ms", total_ms}},
-                [&] {
-                  table.print();
-                  if (!kernels.empty())
-                    print_summary(kernels, total_ms);
-                });
-}
+
+  ExitCode run() override {
+    const auto start = std::chrono::steady_clock::now();
+    const std::vector<Operation> operations = spec_.operations(archs_, options);
+    KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
+    std::vector<Built> kernels;
+    {
+      Progress progress("building", operations.size());
+      for (const auto& [arch, spec, wanted] : operations) {
+        const std::string what = std::string(arch.name) + " " + to_string(*spec);
+        try {
+          for (Built& kernel : builder.build_all(wanted))
+            kernels.push_back(std::move(kernel));
+        } catch (const CompileError& error) { // the others are still wanted
+          failures.push_back(what + ": " + error.what());
+        } catch (const OfflineError& error) {
+          failures.push_back(what + ": " + of_operation(error, wanted, spec).what());
+        }
+        progress.advance(what);
+      }
+    }
+    const CacheStore& store = user_store();
+    const CacheCounters& c = store.counters();
+    if (!store.disabled_reason().empty() && c.compiles > 0)
+      failures.push_back("nothing is kept on disk: " + store.disabled_reason());
+    else if (const uint64_t lost = c.publish_failures)
+      failures.push_back(counted(lost, "kernel") + " could not be kept in " + store.directory() +
+                         (lost == 1 ? ": it is" : ": they are") +
+                         " compiled, but not there for others");
+    const double total_ms = milliseconds_since(start);
+    json::Object counters;
+    for (const auto& [name, value] : listed(c))
+      counters[name] = static_cast<int64_t>(value);
+    const Table table = table_of(kernels);
+    return finish(json::Object{{"kernels", table.json()},
+                               {"counters", std::move(counters)},
+                               {"failures", json::Array(failures)},
+                               {"total_ms", total_ms}},
+                  [&] {
+                    table.print();
+                    if (!kernels.empty())
+                      print_summary(kernels, total_ms);
+                  });
+  }
+
+private:
+  KernelBuilder::Policy policy() const {
+    KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
+    if (recompile_ && policy.offline)
+      throw UsageError("--recompile compiles, which SAGEBWD_OFFLINE=1 forbids; unset one of them");
+    if (recompile_)
+      policy.accept = [](const CacheEntry& entry) {
+        return entry.compiler == Nvrtc::instance().identity();
+      };
+    return policy;
+  }
+
+  SpecOptions spec_;
+  std::vector<std::string> archs_{"sm_80"};
+  bool recompile_ = false;
+};
 
 } // namespace
 
