@@ -18,15 +18,19 @@ namespace {
 
 namespace json = llvm::json;
 
-/// Spaces and what is rarely varied may be left out: "128x64w8s2" is of the usual tile's family and
+/// Spaces and what is rarely varied may be left out: "128x64w8s2" is of the family of `like` and
 /// has one block per SM.
-TileConfig read_tile(std::string typed, const TileConfig& usual) {
-  const std::string shown = to_string(usual);
-  if (typed.find('b') == std::string::npos)
-    typed += " b1";
+TileConfig read_tile(std::string typed, const TileConfig& like) {
   if (std::isdigit(static_cast<unsigned char>(typed.front())))
-    typed.insert(0, shown, 0, shown.find_first_of("0123456789"));
-  return parse_tile(std::regex_replace(typed, std::regex("([0-9])([wsb])"), "$1 $2"));
+    typed.insert(0, value_text(like.family) + " ");
+  visit_fields(usual<TileConfig>(), [&]<typename T>(const Label& label, const T& value) {
+    const std::string mark(label.mark), letter = llvm::StringRef(mark).ltrim().str();
+    if (!letter.empty() && value != T() && typed.find(letter) == std::string::npos)
+      typed += mark + value_text(value);
+    else if (!letter.empty())
+      typed = std::regex_replace(typed, std::regex("([0-9])" + letter), "$1" + mark);
+  });
+  return parse_tile(typed);
 }
 
 class Emit : public Command {

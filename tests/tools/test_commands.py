@@ -137,6 +137,8 @@ def test_emit_tile_changes_the_kernel(sagebwd):
     other = sagebwd("emit", "--kernel", "forward", "--tile", "64x64w4s2", "--json").json
     assert other["threads"] == 128
     assert other["name"] != default["name"]
+    for tile in ("mma 64x64 w4 s2 b1", "64x64 w4 s2", "mma 64x64w4s2"):
+        assert sagebwd("emit", "--kernel", "forward", "--tile", tile, "--json").json == other, tile
 
 
 def test_emit_writes_a_folder(sagebwd, tmp_path):
