@@ -5,7 +5,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "cache/llvm_compat.h"
+#include "cache/key.h"
 
 #include "llvm/Support/JSON.h"
 
@@ -56,29 +56,6 @@ inline std::string utf8(const std::string& text) {
   return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
 }
 
-/// The fields of a key: an object of strings. Nothing for anything else.
-inline std::optional<std::vector<std::pair<std::string, std::string>>>
-fields_of_json(const llvm::json::Object* object) {
-  if (!object)
-    return std::nullopt;
-  std::vector<std::pair<std::string, std::string>> fields;
-  for (const auto& [label, value] : *object) {
-    auto text = llvm_compat::to_optional<llvm::StringRef>(value.getAsString());
-    if (!text)
-      return std::nullopt;
-    fields.emplace_back(label.str(), text->str());
-  }
-  return fields;
-}
-
-inline llvm::json::Object
-json_of_fields(const std::vector<std::pair<std::string, std::string>>& fields) {
-  llvm::json::Object object;
-  for (const auto& [label, value] : fields)
-    object[utf8(label)] = utf8(value);
-  return object;
-}
-
 //===--- Structs, in both directions --------------------------------------===//
 //
 // A struct that is kept or sent lists its members once, in a function
@@ -89,6 +66,8 @@ json_of_fields(const std::vector<std::pair<std::string, std::string>>& fields) {
 template <typename Self, typename T>
 concept Either = std::is_same_v<std::remove_const_t<Self>, T>;
 
+/// The fields of a key: an object of strings.
+using Fields = decltype(CacheKey::fields);
 template <typename T> inline constexpr bool kIsList = false;
 template <typename T> inline constexpr bool kIsList<std::vector<T>> = true;
 
@@ -108,6 +87,11 @@ template <typename T> llvm::json::Value as_json(const T& value) {
   } else if constexpr (std::is_floating_point_v<T>) {
     constexpr T kLargest = std::numeric_limits<T>::max();
     return std::isnan(value) ? T(0) : std::clamp(value, -kLargest, kLargest) + T(0); // no -0
+  } else if constexpr (std::is_same_v<T, Fields>) {
+    llvm::json::Object object;
+    for (const auto& [label, text] : value)
+      object[utf8(label)] = utf8(text);
+    return object;
   } else if constexpr (kIsList<T>) {
     llvm::json::Array array;
     for (const auto& item : value)
@@ -136,6 +120,14 @@ template <typename T> bool read_json(const llvm::json::Value* json, T& value) {
     return number && std::in_range<T>(*number) && take(number);
   } else if constexpr (std::is_floating_point_v<T>) {
     return take(json->getAsNumber());
+  } else if constexpr (std::is_same_v<T, Fields>) {
+    const llvm::json::Object* object = json->getAsObject();
+    if (!object)
+      return false;
+    for (const auto& [label, text] : *object)
+      if (!read_json(&text, value.emplace_back(label.str(), "").second))
+        return false;
+    return true;
   } else if constexpr (kIsList<T>) {
     const llvm::json::Array* array = json->getAsArray();
     for (size_t i = 0; array && i < array->size(); ++i)
@@ -164,12 +156,6 @@ bool read_object(const llvm::json::Object* object, T& members, size_t others) {
     ++count;
   });
   return sound && (others == kAnyNumber || object->size() == count + others);
-}
-
-/// The same of one member.
-template <typename T>
-bool read_member(const llvm::json::Object& object, llvm::StringRef name, T& value) {
-  return read_json(object.get(name), value);
 }
 
 } // namespace sagebwd

@@ -18,25 +18,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Stamps younger than this are left as they are: a hit need not write.
+/// A file's mtime is its last use: its atime depends on mount options. Stamps younger than this are
+/// left as they are: a hit need not write.
 constexpr time_t kStampSeconds = 600;
-
-/// What else than a cache is in a directory, and whether others may write what is in it.
-struct Contents {
-  bool foreign = false, writable = false;
-};
-Contents contents_of(const std::string& path) {
-  Contents contents;
-  std::error_code error;
-  for (fs::directory_iterator item(path, error), end; !error && item != end;
-       item.increment(error)) {
-    contents.foreign |= layout::kind_of(item->path().filename()) == layout::Kind::foreign;
-    struct stat info;
-    contents.writable |= ::lstat(item->path().c_str(), &info) == 0 && !S_ISLNK(info.st_mode) &&
-                         (info.st_mode & (S_IWGRP | S_IWOTH));
-  }
-  return contents;
-}
 
 /// Whether a directory is meant for others too, or for other things: one of the system's, a home,
 /// a shared one.
@@ -58,40 +42,56 @@ std::string reason_to_refuse(int fd, const std::string& path) {
            std::to_string(::geteuid()) + " who runs this process";
   if (!(info.st_mode & (S_IWGRP | S_IWOTH)))
     return "";
-  const Contents contents = contents_of(path);
+  const bool not_ours_alone = is_not_ours_alone(info, path);
+  bool foreign = false, writable = false; // what is in it
+  for (const std::string& name : names_of(path)) {
+    foreign |= layout::kind_of(name) == layout::Kind::foreign;
+    writable |= ::lstat((path + "/" + name).c_str(), &info) == 0 && !S_ISLNK(info.st_mode) &&
+                (info.st_mode & (S_IWGRP | S_IWOTH));
+  }
   const std::string what = path + " may be written by other users; ";
-  if (contents.foreign || is_not_ours_alone(info, path)) // whose mode is not ours to change
+  if (foreign || not_ours_alone) // whose mode is not ours to change
     return what + "name a directory of your own instead, such as '" +
            (fs::path(path) / ("sagebwd-" + std::to_string(::geteuid()))).string() + "'";
-  return what + "run: chmod " + (contents.writable ? "-R " : "") + "go-w '" + path + "'";
+  return what + "run: chmod " + (writable ? "-R " : "") + "go-w '" + path + "'";
 }
 
-bool remove_at(int directory, const std::string& name) {
-  if (::unlinkat(directory, name.c_str(), 0) == 0)
-    return true;
-  if (errno != EISDIR && errno != EPERM)
-    return false;
-  // rmdir takes an empty directory only. What a full one holds is not ours to delete.
-  return ::unlinkat(directory, name.c_str(), AT_REMOVEDIR) == 0 ||
-         ::renameat(directory, name.c_str(), directory, unique_name(name + ".aside-").c_str()) == 0;
+/// Closed where it is not there or must not be used; `why` says the latter.
+Descriptor open_ours(const std::string& path, std::string* why = nullptr) {
+  Descriptor directory = open_directory(path);
+  std::string reason;
+  if (directory)
+    reason = reason_to_refuse(directory.get(), path);
+  else if (errno != ENOENT)
+    reason = path + " cannot be opened as a directory: " + error_text(errno);
+  if (why)
+    *why = reason;
+  return reason.empty() ? std::move(directory) : Descriptor();
 }
 
-/// Our own stamp: a file's atime depends on mount options, its mtime is nobody else's here.
-void stamp_use(int file, const struct stat& info) {
-  time_t age = ::time(nullptr) - info.st_mtime;
-  if (age < 0 || age > kStampSeconds)
-    ::futimens(file, nullptr); // fails on a read-only file system, where nothing is evicted either
+/// Why a file is not to be trusted, or empty.
+std::string objection_to(const struct stat& info, const std::string& path) {
+  // No cubin comes near it; a sparse file of terabytes must not end the process.
+  constexpr off_t kLongestFile = off_t(256) << 20;
+  if (S_ISDIR(info.st_mode))
+    return "it is a directory";
+  if (!S_ISREG(info.st_mode))
+    return "it is no regular file";
+  if (info.st_uid != ::geteuid())
+    return "it belongs to user " + std::to_string(info.st_uid);
+  if (info.st_mode & (S_IWGRP | S_IWOTH))
+    return "other users may write it; run: chmod go-w '" + path + "'";
+  if (info.st_size > kLongestFile)
+    return "it is longer than any kernel";
+  return "";
 }
 
 } // namespace
 
 std::string reason_to_refuse(const std::string& path) {
-  Descriptor directory = open_directory(path);
-  if (directory)
-    return reason_to_refuse(directory.get(), path);
-  if (errno == ENOENT)
-    return "";
-  return path + " cannot be opened as a directory: " + error_text(errno);
+  std::string why;
+  open_ours(path, &why);
+  return why;
 }
 
 std::string reason_not_writable(const std::string& path) {
@@ -101,13 +101,7 @@ std::string reason_not_writable(const std::string& path) {
 }
 
 std::vector<std::string> names_in(const std::string& path) {
-  std::vector<std::string> names;
-  if (!reason_to_refuse(path).empty())
-    return names;
-  std::error_code error;
-  for (fs::directory_iterator item(path, error), end; !error && item != end; item.increment(error))
-    names.push_back(item->path().filename());
-  return names;
+  return reason_to_refuse(path).empty() ? names_of(path) : std::vector<std::string>();
 }
 
 std::chrono::system_clock::time_point last_use_of(const struct stat& info) {
@@ -126,8 +120,8 @@ FileRead read_file(const std::string& path, const std::string& name, bool use) {
     read.why = why;
     return std::move(read);
   };
-  Descriptor directory = open_directory(path);
-  if (!directory || !reason_to_refuse(directory.get(), path).empty())
+  const Descriptor directory = open_ours(path);
+  if (!directory)
     return read;
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
   Descriptor file(
@@ -149,8 +143,9 @@ FileRead read_file(const std::string& path, const std::string& name, bool use) {
   if (!read_at(file.get(), 0, read.size, read.bytes))
     return ends_as(FileRead::unreadable,
                    errno ? "it cannot be read: " + error_text(errno) : "it is truncated");
-  if (use)
-    stamp_use(file.get(), info);
+  const time_t age = ::time(nullptr) - info.st_mtime;
+  if (use && (age < 0 || age > kStampSeconds))
+    ::futimens(file.get(), nullptr); // fails on a read-only file system, where nothing is evicted
   read.status = FileRead::ok;
   return read;
 }
@@ -161,8 +156,17 @@ bool file_exists(const std::string& path, const std::string& name) {
 }
 
 bool remove_file(const std::string& path, const std::string& name) {
-  Descriptor directory = open_directory(path);
-  return directory && remove_at(directory.get(), name);
+  const Descriptor directory = open_directory(path);
+  if (!directory)
+    return false;
+  if (::unlinkat(directory.get(), name.c_str(), 0) == 0)
+    return true;
+  if (errno != EISDIR && errno != EPERM)
+    return false;
+  // rmdir takes an empty directory only. What a full one holds is not ours to delete.
+  const std::string aside = unique_name(name + ".aside-");
+  return ::unlinkat(directory.get(), name.c_str(), AT_REMOVEDIR) == 0 ||
+         ::renameat(directory.get(), name.c_str(), directory.get(), aside.c_str()) == 0;
 }
 
 std::string make_private_directory(const std::string& path) {
@@ -176,21 +180,17 @@ std::string publish_file(const std::string& path, const std::string& name,
                          const std::string& bytes) {
   if (std::string reason = make_private_directory(path); !reason.empty())
     return reason;
-  Descriptor directory = open_directory(path);
+  std::string why;
+  const Descriptor directory = open_ours(path, &why);
   if (!directory)
-    return path + " cannot be opened: " + error_text(errno);
-  if (std::string reason = reason_to_refuse(directory.get(), path); !reason.empty())
-    return reason;
-
+    return why.empty() ? path + " cannot be opened: " + error_text(ENOENT) : why;
   const int error = replace_file(directory.get(), name, layout::kTemporary, {&bytes}, 0600);
   return error == 0 ? "" : name + " is not kept in " + path + ": " + error_text(error);
 }
 
 uint64_t leftovers(const std::string& path, bool remove) {
-  Descriptor directory = open_directory(path);
-  if (!directory || !reason_to_refuse(directory.get(), path).empty())
-    return 0;
-  return leftovers(directory.get(), path, layout::kTemporary, remove);
+  const Descriptor directory = open_ours(path);
+  return directory ? leftovers(directory.get(), path, layout::kTemporary, remove) : 0;
 }
 
 } // namespace sagebwd

@@ -1,7 +1,7 @@
 //===- directory.h - Whole files in a private directory --------------------===//
 //
-// A file is read whole or not at all, and appears whole or not at all. Every call opens and checks
-// the directory again: it may be removed, replaced or opened to others at any time.
+// Every call opens and checks the directory again: it may be removed, replaced or opened to others
+// at any time.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

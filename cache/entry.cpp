@@ -1,16 +1,12 @@
 //===- entry.cpp - One compiled kernel as a file ---------------------------===//
 //
-// Layout, integers little endian:
-//   0   8  magic
-//   8   4  format version
-//   12 32  SHA-256 of every byte from 44 on
-//   44  4  length of the JSON
-//   48  .  JSON, then the cubin to the end of the file
+// A Seal, the length of the JSON (4 bytes, little endian), the JSON, and the cubin to the end.
 //
 //===----------------------------------------------------------------------===//
 
 #include "cache/entry.h"
 #include "cache/bounded_json.h"
+#include "cache/untrusted.h"
 
 #include "llvm/Support/FormatVariadic.h"
 
@@ -29,112 +25,70 @@ template <Either<CacheEntry> Self, typename Visit> void visit_members(Self& entr
 
 namespace {
 
-namespace endian = llvm::support::endian;
-
-constexpr llvm::StringLiteral kMagic("SAGEBWDK");
+constexpr Magic kMagic = {'S', 'A', 'G', 'E', 'B', 'W', 'D', 'K'};
 constexpr uint32_t kFormatVersion = 2;
-constexpr size_t kVersionOffset = 8;
-constexpr size_t kChecksumOffset = 12;
-constexpr size_t kBodyOffset = 44;
-constexpr size_t kJsonOffset = 48;
-static_assert(kMagic.size() == kVersionOffset);
+constexpr size_t kJsonOffset = sizeof(Seal) + sizeof(ulittle32_t);
 
-std::string print(const CacheKey& key, const CacheEntry& entry) {
-  // An object prints its members sorted by name: the same entry, the same bytes.
-  llvm::json::Object object = object_of(entry);
-  object["digest"] = key.digest;
-  object["fields"] = json_of_fields(key.fields);
-  object["cubin_bytes"] = as_json(entry.cubin.size());
-  return llvm::formatv("{0}", llvm::json::Value(std::move(object)));
-}
-
-/// The parts of a file whose checksum is right; the JSON is not parsed yet.
-struct Parts {
-  llvm::StringRef json, cubin;
-};
-
-/// Why the bytes are no whole file, or empty.
-const char* split(llvm::StringRef bytes, Parts& parts) {
-  if (bytes.size() < kJsonOffset)
-    return "it is shorter than an entry's header";
-  if (bytes.substr(0, kMagic.size()) != kMagic)
-    return "it is no sagebwd entry";
-  if (endian::read32le(bytes.data() + kVersionOffset) != kFormatVersion)
-    return "it has another format version";
-  if (bytes.substr(kChecksumOffset, kBodyOffset - kChecksumOffset) !=
-      llvm_compat::sha256(bytes.substr(kBodyOffset)))
-    return "its checksum does not match: it is truncated or corrupt";
-  size_t json_size = endian::read32le(bytes.data() + kBodyOffset);
-  if (json_size > bytes.size() - kJsonOffset)
-    return "its JSON is longer than the file";
-  parts = {bytes.substr(kJsonOffset, json_size), bytes.substr(kJsonOffset + json_size)};
-  return "";
-}
-
-const char* read(const llvm::json::Object& object, llvm::StringRef cubin, CacheEntry& entry) {
-  size_t cubin_bytes = 0;
-  if (!read_object(&object, entry, kAnyNumber) ||
-      !read_member(object, "cubin_bytes", cubin_bytes) ||
-      std::min({entry.lowest_driver, entry.registers, entry.spill_bytes, entry.shared_bytes}) < 0)
-    return "a field of its JSON is missing or out of range";
-  if (cubin.size() != cubin_bytes)
-    return "its cubin has another length than its JSON says";
-  entry.cubin = cubin.str();
-  return "";
-}
-
-/// Why the bytes are no entry, or empty. Without `key`, of whatever key.
-std::string read(const std::string& bytes, const CacheKey* key, StoredEntry& stored) {
-  Parts parts;
-  if (const char* why = split(bytes, parts); *why)
-    return why;
+/// The key is as the file says it.
+StoredEntry read(llvm::StringRef bytes) {
+  require(bytes.size() >= kJsonOffset, "it is shorter than an entry's header");
+  const auto seal = read_as<Seal>(bytes);
+  require(seal.magic == kMagic, "it is no sagebwd entry");
+  require(seal.version == kFormatVersion, "it has another format version");
+  const llvm::StringRef body = bytes.drop_front(sizeof(Seal)), rest = bytes.drop_front(kJsonOffset);
+  require(seal.checksum == sha256(body), "its checksum does not match: it is truncated or corrupt");
+  const size_t json_bytes = read_as<ulittle32_t>(body);
+  require(json_bytes <= rest.size(), "its JSON is longer than the file");
   // From here on the bytes are what someone meant to write.
-  std::optional<llvm::json::Value> parsed = parse_bounded_json(parts.json);
-  const llvm::json::Object* object = parsed ? parsed->getAsObject() : nullptr;
-  if (!object)
-    return "its JSON does not parse";
-  std::string digest;
-  if (!read_member(*object, "digest", digest))
-    return "its JSON holds no key";
-  if (key) { // found under the key's name: nothing but the digest needs to be compared
-    if (digest != key->digest)
-      return "it is the entry of another key";
-  } else {
-    auto fields = fields_of_json(object->getObject("fields"));
-    if (!fields)
-      return "its JSON holds no key";
-    stored.key = make_key(std::move(*fields));
-    if (digest != stored.key.digest)
-      return "its digest is not that of its fields";
-  }
-  return read(*object, parts.cubin, stored.entry);
-}
-
-std::optional<StoredEntry> read(const std::string& bytes, const CacheKey* key, std::string* why) {
+  const std::optional<llvm::json::Value> json = parse_bounded_json(rest.take_front(json_bytes));
+  require(json && json->getAsObject(), "its JSON does not parse");
+  const llvm::json::Object& object = *json->getAsObject();
   StoredEntry stored;
-  const std::string problem = read(bytes, key, stored);
-  if (why)
-    *why = problem;
-  return problem.empty() ? std::optional(std::move(stored)) : std::nullopt;
+  CacheEntry& entry = stored.entry;
+  require(read_json(object.get("digest"), stored.key.digest) &&
+              read_json(object.get("fields"), stored.key.fields),
+          "its JSON holds no key");
+  size_t cubin_bytes = 0;
+  require(read_object(&object, entry, kAnyNumber) &&
+              read_json(object.get("cubin_bytes"), cubin_bytes) &&
+              std::min({entry.lowest_driver, entry.registers, entry.spill_bytes,
+                        entry.shared_bytes}) >= 0,
+          "a field of its JSON is missing or out of range");
+  entry.cubin = rest.drop_front(json_bytes).str();
+  require(entry.cubin.size() == cubin_bytes, "its cubin has another length than its JSON says");
+  return stored;
 }
 
 } // namespace
 
 std::string serialize(const CacheKey& key, const CacheEntry& entry) {
-  std::string json = print(key, entry);
-  const std::string body =
-      llvm_compat::bytes_of(static_cast<uint32_t>(json.size())) + json + entry.cubin;
-  return kMagic.str() + llvm_compat::bytes_of(kFormatVersion) + llvm_compat::sha256(body) + body;
+  // An object prints its members sorted by name: the same entry, the same bytes.
+  llvm::json::Object object = object_of(entry);
+  object["digest"] = key.digest;
+  object["fields"] = as_json(key.fields);
+  object["cubin_bytes"] = as_json(entry.cubin.size());
+  const std::string json = llvm::formatv("{0}", llvm::json::Value(std::move(object)));
+  const std::string body = bytes_of(ulittle32_t(json.size())) + json + entry.cubin;
+  return bytes_of(Seal{kMagic, ulittle32_t(kFormatVersion), sha256(body)}) + body;
 }
 
 std::optional<CacheEntry> deserialize(const std::string& bytes, const CacheKey& key,
                                       std::string* why) {
-  std::optional<StoredEntry> stored = read(bytes, &key, why);
-  return stored ? std::optional(std::move(stored->entry)) : std::nullopt;
+  return if_sound(why, [&] {
+    StoredEntry stored = read(bytes); // found under the key's name: its digest says enough
+    require(stored.key.digest == key.digest, "it is the entry of another key");
+    return std::move(stored.entry);
+  });
 }
 
 std::optional<StoredEntry> inspect_entry(const std::string& bytes, std::string* why) {
-  return read(bytes, nullptr, why);
+  return if_sound(why, [&] {
+    StoredEntry stored = read(bytes);
+    CacheKey key = make_key(std::move(stored.key.fields));
+    require(stored.key.digest == key.digest, "its digest is not that of its fields");
+    stored.key = std::move(key);
+    return stored;
+  });
 }
 
 } // namespace sagebwd

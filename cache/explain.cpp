@@ -40,31 +40,15 @@ std::vector<FieldDifference> differences(const CacheKey& wanted, const CacheKey&
 }
 
 /// Smaller is nearer. The earlier ranks weigh more: what they differ in brings the rest along.
-struct Distance {
+auto distance_of(const CacheKey& wanted, const KeptItem& item) {
   std::array<size_t, kRanks> fields{};
   bool other_kind = false;
-  std::string name, arch, digest;
-
-  auto order() const {
-    return std::tie(fields[kSpec], other_kind, fields[kGroups], fields[kTile], fields[kDerived],
-                    name, arch, digest);
-  }
-};
-
-Distance distance_of(const CacheKey& wanted, const KeptItem& item) {
-  Distance distance{{}, false, item.name, item.arch, item.digest};
   for (const FieldDifference& field : differences(wanted, item.key)) {
-    ++distance.fields[rank_of(field.label)];
-    distance.other_kind |= field.label == "kind";
+    ++fields[rank_of(field.label)];
+    other_kind |= field.label == "kind";
   }
-  return distance;
-}
-
-void point_to(const KeptItem& item, Explanation& explanation) {
-  explanation.in_pack = item.in_pack;
-  explanation.place = item.place;
-  explanation.nearest = item.name;
-  explanation.arch = item.arch;
+  return std::tuple(fields[kSpec], other_kind, fields[kGroups], fields[kTile], fields[kDerived],
+                    item.name, item.arch, item.digest);
 }
 
 /// What of the differing fields made the difference, and what may follow from it.
@@ -104,7 +88,7 @@ Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
                     const std::string& compiler) {
   Explanation explanation;
   const KeptItem* nearest = nullptr;
-  Distance least;
+  std::optional<decltype(distance_of(wanted, kept.front()))> least;
   for (const KeptItem& item : kept) {
     if (!item.kernel)
       continue;
@@ -112,12 +96,12 @@ Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
       if (!item.problem.empty()) {
         explanation.verdict = Explanation::bad;
         explanation.problem = item.problem;
-        point_to(item, explanation);
+        explanation.item = item;
         if (item.in_pack)
           return explanation; // an error: later packs are not asked
         continue;
       }
-      point_to(item, explanation);
+      explanation.item = item;
       explanation.verdict = Explanation::present;
       if (!compiler.empty() && item.compiler != compiler) {
         explanation.verdict = Explanation::other_compiler;
@@ -127,8 +111,7 @@ Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
     }
     if (!item.problem.empty())
       continue;
-    Distance distance = distance_of(wanted, item);
-    if (!nearest || distance.order() < least.order()) {
+    if (auto distance = distance_of(wanted, item); !least || distance < *least) {
       nearest = &item;
       least = std::move(distance);
     }
@@ -136,7 +119,7 @@ Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
   if (explanation.verdict == Explanation::bad || !nearest)
     return explanation;
   explanation.verdict = Explanation::differs;
-  point_to(*nearest, explanation);
+  explanation.item = *nearest;
   sort_out(differences(wanted, nearest->key), explanation);
   return explanation;
 }
@@ -144,21 +127,21 @@ Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
 std::string to_string(const Explanation& e) {
   switch (e.verdict) {
   case Explanation::present:
-    return "in " + e.place +
+    return "in " + e.item.place +
            (e.problem.empty() ? "" : "; the directory's own is bad: " + e.problem);
   case Explanation::other_compiler:
-    return "in " + e.place + ", but compiled by '" + e.differences.front().kept + "', and '" +
+    return "in " + e.item.place + ", but compiled by '" + e.differences.front().kept + "', and '" +
            e.differences.front().wanted + "' is asked for (SAGEBWD_RECOMPILE=1)";
   case Explanation::bad:
-    return "in " + e.place + ", but bad: " + e.problem +
-           (e.in_pack ? "; copy or build the pack again" : "; the next use replaces it");
+    return "in " + e.item.place + ", but bad: " + e.problem +
+           (e.item.in_pack ? "; copy or build the pack again" : "; the next use replaces it");
   case Explanation::nothing:
     return "not kept, nor is any other kernel";
   case Explanation::differs:
     break;
   }
-  std::string text = "not kept; nearest: " + e.nearest + " (" + e.arch + ") in " + e.place +
-                     ", whose " + listed(e.differences);
+  std::string text = "not kept; nearest: " + e.item.name + " (" + e.item.arch + ") in " +
+                     e.item.place + ", whose " + listed(e.differences);
   std::string following;
   for (const FieldDifference& field : e.following)
     following += (following.empty() ? "" : ", ") + field.label;

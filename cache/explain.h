@@ -25,10 +25,7 @@ struct Explanation {
     nothing,        ///< not there, nor anything to compare it with
   };
   Verdict verdict = nothing;
-  bool in_pack = false;
-  std::string place;   ///< of the entry, or of the nearest: the directory or a pack's path
-  std::string nearest; ///< its kernel, of whichever entry `place` holds
-  std::string arch;    ///< likewise
+  KeptItem item;       ///< the entry, or the nearest; without a place where there is none
   std::string problem; ///< why the directory's or the pack's is bad; the latter is an error on use
   std::vector<FieldDifference> differences; ///< what made the difference, sorted by label
   std::vector<FieldDifference> following;   ///< fields whose values may merely follow from those

@@ -32,8 +32,7 @@ std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>& pack) {
 
 std::optional<KeptItem> read_kept(const KeptName& name, std::string* bytes) {
   KeptItem item;
-  item.place = name.place;
-  item.digest = name.digest;
+  static_cast<KeptName&>(item) = name;
   item.in_pack = name.pack != nullptr;
   std::string content;
   if (name.pack) {
@@ -70,26 +69,22 @@ PackSummary summarize(const Pack& pack) {
   const std::optional<llvm::json::Value> parsed = parse_bounded_json(pack.manifest());
   const llvm::json::Object* manifest = parsed ? parsed->getAsObject() : nullptr;
   const llvm::json::Array* items = manifest ? manifest->getArray("items") : nullptr;
-  const llvm::json::Array* archs = manifest ? manifest->getArray("archs") : nullptr;
-  if (!items || !archs)
+  if (!items || !read_json(manifest->get("archs"), summary.archs))
     throw PackError(pack.path() + ": its manifest lists no items; build the pack again");
-  for (const llvm::json::Value& arch : *archs)
-    if (std::string name; read_json(&arch, name))
-      summary.archs.push_back(name);
   for (const llvm::json::Value& value : *items) {
     const llvm::json::Object* item = value.getAsObject();
     const llvm::json::Object* fields = item ? item->getObject("fields") : nullptr;
     if (!fields)
       throw PackError(pack.path() + ": its manifest has an item without fields; build it again");
     std::string kind, arch;
-    read_member(*item, "kind", kind);
+    read_json(item->get("kind"), kind);
     if (kind != "kernel") {
       ++summary.records;
       continue;
     }
     int lowest_driver = 0;
-    read_member(*item, "lowest_driver", lowest_driver);
-    read_member(*fields, "arch", arch);
+    read_json(item->get("lowest_driver"), lowest_driver);
+    read_json(fields->get("arch"), arch);
     summary.lowest_driver = std::max(summary.lowest_driver, lowest_driver);
     ++summary.kernels_by_driver[{arch, lowest_driver}];
     ++summary.kernels;

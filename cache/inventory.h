@@ -32,9 +32,7 @@ std::vector<KeptName> kept_names(const std::string& directory);
 std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>&);
 
 /// An item, and what of it is sound.
-struct KeptItem : Item {
-  std::string place; ///< as its name says
-  std::string digest;
+struct KeptItem : Item, KeptName {
   bool in_pack = false;
   uint64_t bytes = 0;
   std::optional<std::chrono::system_clock::time_point> last_use; ///< of a file in the directory

@@ -1,21 +1,11 @@
 //===- key.cpp - The name of a cached thing --------------------------------===//
 
 #include "cache/key.h"
-#include "cache/llvm_compat.h"
+#include "cache/untrusted.h"
 
 #include <algorithm>
 
 namespace sagebwd {
-
-namespace {
-
-/// A length before each string keeps ("ab", "c") and ("a", "bc") apart.
-void update(llvm::SHA256& hash, const std::string& text) {
-  hash.update(llvm_compat::bytes_of(static_cast<uint64_t>(text.size())));
-  hash.update(llvm::StringRef(text));
-}
-
-} // namespace
 
 std::string CacheKey::operator[](const std::string& label) const {
   for (const auto& [name, value] : fields)
@@ -26,16 +16,16 @@ std::string CacheKey::operator[](const std::string& label) const {
 
 CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields) {
   std::sort(fields.begin(), fields.end());
-  llvm::SHA256 hash;
-  for (const auto& [label, value] : fields) {
-    update(hash, label);
-    update(hash, value);
-  }
-  return {std::move(fields), llvm::toHex(llvm_compat::finish(hash), /*LowerCase=*/true)};
+  // A length before each string keeps ("ab", "c") and ("a", "bc") apart.
+  std::string bytes;
+  for (const auto& [label, value] : fields)
+    for (const std::string& text : {label, value})
+      bytes += bytes_of(ulittle64_t(text.size())) + text;
+  return {std::move(fields), sha256_hex(bytes)};
 }
 
 std::string sha256_hex(const std::string& text) {
-  return llvm::toHex(llvm_compat::sha256(text), /*LowerCase=*/true);
+  return llvm::toHex(sha256(text), /*LowerCase=*/true);
 }
 
 bool is_digest(const std::string& text) {

@@ -9,7 +9,6 @@
 #include "cache/key.h"
 
 #include <string>
-#include <string_view>
 
 namespace sagebwd::layout {
 

@@ -3,16 +3,13 @@
 #include "cache/lock.h"
 #include "cache/directory.h"
 #include "cache/layout.h"
-#include "cache/posix.h"
+#include "cache/whole_file.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <thread>
 
 namespace sagebwd {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -35,19 +32,16 @@ std::string holder_of(int fd, off_t byte) {
     return "another process";
   const std::string inode = ":" + std::to_string(info.st_ino) + " ",
                     range = " " + std::to_string(byte) + " ";
-  std::error_code error;
-  for (fs::directory_iterator process("/proc", error), end; process != end;
-       process.increment(error)) {
-    std::error_code gone; // or another user's
-    for (fs::directory_iterator file(process->path() / "fdinfo", gone), last; file != last;
-         file.increment(gone)) {
-      std::ifstream lines(file->path());
+  for (const std::string& process : names_of("/proc")) {
+    const std::string folder = "/proc/" + process;
+    for (const std::string& file : names_of(folder + "/fdinfo")) { // none of another user's
+      std::ifstream lines(folder + "/fdinfo/" + file);
       for (std::string line; std::getline(lines, line);)
         if (line.rfind("lock:", 0) == 0 && line.find("WRITE") != std::string::npos &&
             line.find(inode) != std::string::npos && line.find(range) != std::string::npos) {
           std::string name;
-          std::getline(std::ifstream(process->path() / "comm") >> std::ws, name);
-          return "process " + process->path().filename().string() + " (" + name + ")";
+          std::getline(std::ifstream(folder + "/comm") >> std::ws, name);
+          return "process " + process + " (" + name + ")";
         }
     }
   }
@@ -71,8 +65,7 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
     switch (lock_byte(file.get(), F_WRLCK, byte_)) {
     case LockStatus::taken:
-      held_ = true;
-      fd_ = file.release();
+      file_ = std::move(file);
       return;
     case LockStatus::unavailable:
       return;
@@ -96,23 +89,17 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
 }
 
 KeyLock::~KeyLock() {
-  if (fd_ < 0)
-    return;
-  lock_byte(fd_, F_UNLCK, byte_); // a child that was forked meanwhile has the descriptor too
-  ::close(fd_);
-}
-
-UseMarks::~UseMarks() {
-  if (fd_ >= 0)
-    ::close(fd_);
+  if (file_) // a child that was forked meanwhile has the descriptor too
+    lock_byte(file_.get(), F_UNLCK, byte_);
 }
 
 void UseMarks::mark(const std::string& directory, const std::string& digest) {
   std::lock_guard lock(mutex_);
-  if (fd_ < 0)
-    fd_ = open_lock_file(directory, layout::kUsers).release();
-  if (fd_ >= 0)
-    lock_byte(fd_, F_RDLCK, byte_of(digest)); // without it the entry may be evicted and comes anew
+  if (!file_)
+    file_ = open_lock_file(directory, layout::kUsers);
+  if (file_)
+    lock_byte(file_.get(), F_RDLCK,
+              byte_of(digest)); // without it the entry may be evicted and comes anew
 }
 
 bool UseMarks::used(const std::string& directory, const std::string& digest) {

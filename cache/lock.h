@@ -7,8 +7,9 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "cache/posix.h"
+
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -30,29 +31,28 @@ public:
   KeyLock(const KeyLock&) = delete;
   KeyLock& operator=(const KeyLock&) = delete;
 
-  bool held() const { return held_; }
+  bool held() const { return static_cast<bool>(file_); }
   bool waited() const { return waited_; }       ///< someone else held it at first
   bool timed_out() const { return timed_out_; } ///< and still does
 
 private:
   static constexpr std::chrono::milliseconds kLongestPause{20}, kSilence{2000};
 
-  int fd_ = -1;
-  int64_t byte_ = 0;
-  bool held_ = false, waited_ = false, timed_out_ = false;
+  Descriptor file_; ///< only while it is held
+  off_t byte_ = 0;
+  bool waited_ = false, timed_out_ = false;
 };
 
 /// Says of keys that this process uses them, for as long as it lives. Thread-safe.
 class UseMarks {
 public:
-  ~UseMarks();
   void mark(const std::string& directory, const std::string& digest);
   /// Whether any process, this one included, uses a key.
   static bool used(const std::string& directory, const std::string& digest);
 
 private:
   std::mutex mutex_;
-  int fd_ = -1;
+  Descriptor file_;
 };
 
 } // namespace sagebwd

@@ -1,16 +1,8 @@
 //===- pack.cpp - Many entries in one read-only file -----------------------===//
 //
-// Layout, integers little endian:
-//   0   8  magic
-//   8   4  format version
-//   12 32  SHA-256 of every byte from 44 to the end of the index
-//   44  4  number of items
-//   48  8  bytes of the manifest
-//   56 32  SHA-256 of the manifest
-//   88  .  index: for each item digest (32), offset (8), bytes (8); sorted by digest
-//       .  manifest (JSON), then the items in the index's order, without gaps, to the file's end
-// So there is one layout for given items. Opening reads the index alone; an item has its own
-// checksum.
+// A Seal over Index and rows, the manifest (JSON), then the items in the rows' order, without gaps,
+// to the file's end. So there is one layout for given items. Opening reads no more than the rows;
+// an item has its own checksum.
 //
 //===----------------------------------------------------------------------===//
 
@@ -18,6 +10,7 @@
 #include "cache/bounded_json.h"
 #include "cache/item.h"
 #include "cache/posix.h"
+#include "cache/untrusted.h"
 #include "cache/whole_file.h"
 
 #include "llvm/Support/FormatVariadic.h"
@@ -31,24 +24,27 @@ namespace sagebwd {
 
 namespace {
 
-namespace endian = llvm::support::endian;
-using llvm_compat::sha256;
-
-constexpr llvm::StringLiteral kMagic("SAGEBWDP");
+constexpr Magic kMagic = {'S', 'A', 'G', 'E', 'B', 'W', 'D', 'P'};
 constexpr uint32_t kFormatVersion = 1;
-constexpr size_t kVersionAt = 8, kChecksumAt = 12, kCountAt = 44, kManifestBytesAt = 48,
-                 kManifestChecksumAt = 56, kIndexAt = 88;
-constexpr size_t kDigestBytes = 32, kRowBytes = kDigestBytes + 8 + 8;
+
+struct Index {
+  ulittle32_t count; ///< of items
+  ulittle64_t manifest_bytes;
+  Sha256Digest manifest_checksum;
+};
+/// Where an item is. Rows are sorted by digest.
+struct Row {
+  Sha256Digest digest;
+  ulittle64_t offset, bytes;
+};
+constexpr size_t kRowsAt = sizeof(Seal) + sizeof(Index);
+static_assert(kRowsAt == 88 && sizeof(Row) == 48);
+
 /// Bounds what a hostile file can make us allocate: far beyond any pack.
 constexpr uint64_t kMostItems = 1 << 18, kLongestManifest = uint64_t{512} << 20,
                    kLongestItem = uint64_t{256} << 20;
 
 constexpr const char* kAgain = "; copy it again, or build it again with 'sagebwd prebuild'";
-
-/// Where an item is; in the order of the digests.
-struct Place {
-  uint64_t offset, size; ///< in bytes
-};
 
 //===--- Reading ----------------------------------------------------------===//
 
@@ -72,58 +68,58 @@ std::string reason_to_refuse_pack(const struct stat& info, const std::string& pa
 struct Pack::File {
   std::string path;
   Descriptor descriptor;
-  uint64_t bytes = 0, manifest_offset = 0, manifest_bytes = 0;
-  std::string manifest_checksum;
+  uint64_t bytes = 0, manifest_offset = 0;
+  Index index;
+  std::vector<Row> rows;
   std::vector<std::string> digests;
-  std::vector<Place> places;
 
-  /// Why it is no sound pack, or empty.
-  std::string read_index();
+  void read_index();
+  std::string read(uint64_t offset, uint64_t size) const {
+    std::string found;
+    if (!read_at(descriptor.get(), offset, size, found))
+      fail("it was truncated while in use, or cannot be read" + std::string(kAgain));
+    return found;
+  }
   [[noreturn]] void fail(const std::string& what) const { throw PackError(path + ": " + what); }
 };
 
-std::string Pack::File::read_index() {
-  std::string head;
-  if (bytes < kIndexAt || !read_at(descriptor.get(), 0, kIndexAt, head))
-    return std::string("it is shorter than a pack's header: truncated, or no pack") + kAgain;
-  if (llvm::StringRef(head).substr(0, kMagic.size()) != kMagic)
-    return "it is no pack of sagebwd; 'sagebwd prebuild' and 'sagebwd cache export' write packs";
-  const uint32_t version = endian::read32le(head.data() + kVersionAt);
-  if (version != kFormatVersion)
-    return "it was written by " +
-           std::string(version > kFormatVersion ? "a newer" : "another, older") +
-           " version of sagebwd (pack format " + std::to_string(version) + ", this one reads " +
-           std::to_string(kFormatVersion) + "); " +
-           "use that version, or build the pack again with this one's 'sagebwd prebuild'";
+void Pack::File::read_index() {
+  std::string head, row_bytes;
+  if (bytes < kRowsAt || !read_at(descriptor.get(), 0, kRowsAt, head))
+    fail(std::string("it is shorter than a pack's header: truncated, or no pack") + kAgain);
+  const auto seal = read_as<Seal>(head);
+  if (seal.magic != kMagic)
+    fail("it is no pack of sagebwd; 'sagebwd prebuild' and 'sagebwd cache export' write packs");
+  if (seal.version != kFormatVersion)
+    fail("it was written by " +
+         std::string(seal.version > kFormatVersion ? "a newer" : "another, older") +
+         " version of sagebwd (pack format " + std::to_string(seal.version) + ", this one reads " +
+         std::to_string(kFormatVersion) +
+         "); use that version, or build the pack again with this one's 'sagebwd prebuild'");
 
-  const uint64_t count = endian::read32le(head.data() + kCountAt);
-  manifest_bytes = endian::read64le(head.data() + kManifestBytesAt);
-  manifest_checksum = head.substr(kManifestChecksumAt, kDigestBytes);
-  manifest_offset = kIndexAt + count * kRowBytes;
+  index = read_as<Index>(llvm::StringRef(head).drop_front(sizeof(Seal)));
   const std::string truncated = std::string("it is truncated or corrupt") + kAgain;
-  std::string rows;
-  if (count > kMostItems || manifest_bytes > kLongestManifest || manifest_offset > bytes ||
-      !read_at(descriptor.get(), kIndexAt, count * kRowBytes, rows))
-    return truncated;
-  if (head.substr(kChecksumAt, kDigestBytes) != sha256(head.substr(kCountAt) + rows))
-    return "the checksum of its index does not match: " + truncated;
+  manifest_offset = kRowsAt + uint64_t{index.count} * sizeof(Row);
+  if (index.count > kMostItems || index.manifest_bytes > kLongestManifest ||
+      manifest_offset > bytes ||
+      !read_at(descriptor.get(), kRowsAt, index.count * sizeof(Row), row_bytes))
+    fail(truncated);
+  if (seal.checksum != sha256(head.substr(sizeof(Seal)) + row_bytes))
+    fail("the checksum of its index does not match: " + truncated);
 
-  uint64_t end = manifest_offset + manifest_bytes;
-  for (const char* row = rows.data(); row < rows.data() + rows.size(); row += kRowBytes) {
-    const Place place = {endian::read64le(row + kDigestBytes),
-                         endian::read64le(row + kDigestBytes + 8)};
-    std::string digest = llvm::toHex(llvm::StringRef(row, kDigestBytes), /*LowerCase=*/true);
-    if (place.offset != end || place.size > kLongestItem ||
+  uint64_t end = manifest_offset + index.manifest_bytes;
+  for (llvm::StringRef rest = row_bytes; !rest.empty(); rest = rest.drop_front(sizeof(Row))) {
+    const Row& row = rows.emplace_back(read_as<Row>(rest));
+    std::string digest = llvm::toHex(row.digest, /*LowerCase=*/true);
+    if (row.offset != end || row.bytes > kLongestItem ||
         (!digests.empty() && digest <= digests.back()))
-      return "its index is wrong: " + truncated;
-    end += place.size; // cannot overflow: at most kMostItems of kLongestItem
+      fail("its index is wrong: " + truncated);
+    end += row.bytes; // cannot overflow: at most kMostItems of kLongestItem
     digests.push_back(std::move(digest));
-    places.push_back(place);
   }
   if (end != bytes)
-    return "it has " + std::to_string(bytes) + " bytes where its index says " +
-           std::to_string(end) + ": " + truncated;
-  return "";
+    fail("it has " + std::to_string(bytes) + " bytes where its index says " + std::to_string(end) +
+         ": " + truncated);
 }
 
 std::shared_ptr<const Pack> Pack::open(const std::string& path) {
@@ -144,8 +140,7 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path) {
   if (std::string why = reason_to_refuse_pack(info, path); !why.empty())
     file->fail(why);
   file->bytes = static_cast<uint64_t>(info.st_size);
-  if (std::string why = file->read_index(); !why.empty())
-    file->fail(why);
+  file->read_index();
   return std::shared_ptr<const Pack>(new Pack(std::move(file)));
 }
 
@@ -153,25 +148,19 @@ Pack::Pack(std::unique_ptr<File> file) : file_(std::move(file)) {}
 Pack::~Pack() = default;
 
 const std::string& Pack::path() const { return file_->path; }
-uint64_t Pack::bytes() const { return file_->bytes; }
 const std::vector<std::string>& Pack::digests() const { return file_->digests; }
 
 std::optional<std::string> Pack::read(const std::string& digest) const {
   const auto found = std::lower_bound(file_->digests.begin(), file_->digests.end(), digest);
   if (found == file_->digests.end() || *found != digest)
     return std::nullopt;
-  const Place& place = file_->places[static_cast<size_t>(found - file_->digests.begin())];
-  std::string bytes;
-  if (!read_at(file_->descriptor.get(), place.offset, place.size, bytes))
-    file_->fail("it was truncated while in use, or cannot be read" + std::string(kAgain));
-  return bytes;
+  const Row& row = file_->rows[static_cast<size_t>(found - file_->digests.begin())];
+  return file_->read(row.offset, row.bytes);
 }
 
 std::string Pack::manifest() const {
-  std::string text;
-  if (!read_at(file_->descriptor.get(), file_->manifest_offset, file_->manifest_bytes, text))
-    file_->fail("it was truncated while in use, or cannot be read" + std::string(kAgain));
-  if (sha256(text) != file_->manifest_checksum)
+  std::string text = file_->read(file_->manifest_offset, file_->index.manifest_bytes);
+  if (sha256(text) != file_->index.manifest_checksum)
     file_->fail("its manifest is corrupt: the checksum does not match" + std::string(kAgain));
   return text;
 }
@@ -199,7 +188,7 @@ llvm::json::Object describe(const Item& item, size_t bytes) {
                             {"digest", item.key.digest},
                             {"bytes", bytes},
                             {"compiler", item.compiler},
-                            {"fields", json_of_fields(item.key.fields)}};
+                            {"fields", as_json(item.key.fields)}};
   if (item.kernel) {
     object["kernel"] = item.name;
     object["lowest_driver"] = item.lowest_driver;
@@ -232,26 +221,28 @@ std::string gather(const std::vector<std::string>& items, PackContents& contents
   llvm::json::Array array;
   for (auto& [digest, description] : descriptions)
     array.push_back(std::move(description));
-  contents.manifest =
-      llvm::formatv("{0}", llvm::json::Value(llvm::json::Object{{"format", kFormatVersion},
-                                                                {"archs", llvm::json::Array(archs)},
-                                                                {"lowest_driver", lowest_driver},
-                                                                {"items", std::move(array)}}))
-          .str();
+  llvm::json::Object manifest{{"format", kFormatVersion},
+                              {"archs", llvm::json::Array(archs)},
+                              {"lowest_driver", lowest_driver},
+                              {"items", std::move(array)}};
+  contents.manifest = llvm::formatv("{0}", llvm::json::Value(std::move(manifest)));
   return "";
 }
 
 /// All that comes before the items.
 std::string head_of(const PackContents& contents) {
-  using llvm_compat::bytes_of;
-  std::string body = bytes_of(static_cast<uint32_t>(contents.items.size())) +
-                     bytes_of(uint64_t{contents.manifest.size()}) + sha256(contents.manifest);
-  uint64_t offset = kIndexAt + contents.items.size() * kRowBytes + contents.manifest.size();
+  const auto count = static_cast<uint32_t>(contents.items.size());
+  const size_t manifest_bytes = contents.manifest.size();
+  std::string body =
+      bytes_of(Index{ulittle32_t(count), ulittle64_t(manifest_bytes), sha256(contents.manifest)});
+  uint64_t offset = kRowsAt + count * sizeof(Row) + manifest_bytes;
   for (const auto& [digest, bytes] : contents.items) {
-    body += llvm::fromHex(digest) + bytes_of(offset) + bytes_of(uint64_t{bytes->size()});
+    body += bytes_of(Row{read_as<Sha256Digest>(llvm::fromHex(digest)), ulittle64_t(offset),
+                         ulittle64_t(bytes->size())});
     offset += bytes->size();
   }
-  return kMagic.str() + bytes_of(kFormatVersion) + sha256(body) + body + contents.manifest;
+  return bytes_of(Seal{kMagic, ulittle32_t(kFormatVersion), sha256(body)}) + body +
+         contents.manifest;
 }
 
 } // namespace
@@ -263,11 +254,10 @@ void check_pack_path(const std::string& path) {
                     "name the pack's file without one");
   if (std::string why = reason_not_to_write(path); !why.empty())
     throw PackError(why);
+  Magic start;
   std::ifstream file(path, std::ios::binary);
-  std::string start(kMagic.size(), '\0');
-  file.read(start.data(), static_cast<std::streamsize>(start.size()));
-  start.resize(static_cast<size_t>(file.gcount()));
-  if (!start.empty() && start != kMagic)
+  file.read(start.data(), start.size());
+  if (file.gcount() > 0 && (!file || start != kMagic))
     throw PackError(path + " is there and is no pack; remove it, or name another file");
 }
 

@@ -35,7 +35,6 @@ public:
   Pack& operator=(const Pack&) = delete;
 
   const std::string& path() const;
-  uint64_t bytes() const;                          ///< of the file
   const std::vector<std::string>& digests() const; ///< of the keys it holds, sorted
   /// The bytes kept under a key's digest, as they were added; nothing where there are none.
   /// Raises PackError where the file is shorter than its index says.

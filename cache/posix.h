@@ -1,8 +1,4 @@
 //===- posix.h - Descriptors and single-byte locks -------------------------===//
-//
-// Internal to cache/.
-//
-//===----------------------------------------------------------------------===//
 #pragma once
 
 #include <cerrno>

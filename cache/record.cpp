@@ -2,6 +2,7 @@
 
 #include "cache/record.h"
 #include "cache/bounded_json.h"
+#include "cache/untrusted.h"
 
 #include "llvm/Support/FormatVariadic.h"
 
@@ -18,6 +19,8 @@ template <Either<TriedTile> Self, typename Visit> void visit_members(Self& tried
 
 template <Either<TuningRecord> Self, typename Visit>
 void visit_members(Self& record, Visit&& visit) {
+  visit("digest", record.key.digest);
+  visit("key", record.key.fields);
   visit("tile", record.tile);
   visit("default_tile", record.default_tile);
   visit("compiler", record.compiler);
@@ -36,22 +39,11 @@ constexpr int kDeepest = 8; ///< a timing of a candidate of a record of a file t
 /// Far beyond any record; parsing takes some fifty times as much memory.
 constexpr size_t kLongestRecord = size_t{4} << 20, kLongestFile = size_t{64} << 20;
 
-/// Without the checksum. Objects print their members sorted by name.
-Object contents(const TuningRecord& record) {
+/// Objects print their members sorted by name.
+Object with_checksum(const TuningRecord& record) {
   Object object = object_of(record);
   object["schema"] = kTuningSchema;
-  object["digest"] = record.key.digest;
-  object["key"] = json_of_fields(record.key.fields);
-  return object;
-}
-
-std::string checksum_of(const TuningRecord& record) {
-  return sha256_hex(llvm::formatv("{0}", Value(contents(record))));
-}
-
-Object with_checksum(const TuningRecord& record) {
-  Object object = contents(record);
-  object["checksum"] = checksum_of(record);
+  object["checksum"] = sha256_hex(llvm::formatv("{0}", Value(Object(object))));
   return object;
 }
 
@@ -61,7 +53,7 @@ std::string print(Object object) { return llvm::formatv("{0:2}\n", Value(std::mo
 /// The number in "sagebwd tuning 1", or nothing.
 std::optional<int> schema_of(const Object& object) {
   std::string schema;
-  read_member(object, "schema", schema);
+  read_json(object.get("schema"), schema);
   llvm::StringRef text = schema;
   int number = 0;
   if (!text.consume_front(kSchemaName) || text.getAsInteger(10, number) || number < 1)
@@ -69,50 +61,40 @@ std::optional<int> schema_of(const Object& object) {
   return number;
 }
 
-const char* const kNewer = "written by a newer version of sagebwd: use that version, or tune again";
-
-/// Why an object is not of our schema, or empty.
-std::string foreign(const Object& object) {
+void require_our_schema(const Object& object) {
   const std::optional<int> schema = schema_of(object);
-  if (!schema)
-    return "it is no tuning record: it has no \"schema\": \"sagebwd tuning ...\"";
-  return *schema > kSchemaNumber ? kNewer : "";
+  require(schema.has_value(),
+          "it is no tuning record: it has no \"schema\": \"sagebwd tuning ...\"");
+  require(*schema <= kSchemaNumber,
+          "written by a newer version of sagebwd: use that version, or tune again");
 }
 
-std::optional<TuningRecord> record_of(const Object& object, std::string& why) {
-  if (why = foreign(object); !why.empty())
-    return std::nullopt;
+TuningRecord record_of(const Object* object) {
+  require(object != nullptr, "it is no JSON object");
+  require_our_schema(*object);
   TuningRecord record;
-  std::string digest, checksum;
-  auto fields = fields_of_json(object.getObject("key"));
-  why = "a member is missing, or of another kind";
-  if (!fields || !read_member(object, "digest", digest) ||
-      !read_member(object, "checksum", checksum) ||
-      !read_object(&object, record, /*others=*/4)) // these three, and the schema
-    return std::nullopt;
-  record.key = make_key(std::move(*fields));
-  why = "its digest is not that of its fields: it was changed by hand, or damaged";
-  if (record.key.digest != digest)
-    return std::nullopt;
-  why = "its checksum does not match: it was changed by hand, or damaged";
-  if (checksum_of(record) != checksum)
-    return std::nullopt;
-  why.clear();
+  std::string checksum;
+  require(read_json(object->get("checksum"), checksum) &&
+              read_object(object, record, /*others=*/2), // that one and the schema
+          "a member is missing, or of another kind");
+  const std::string digest = record.key.digest;
+  record.key = make_key(std::move(record.key.fields));
+  require(record.key.digest == digest,
+          "its digest is not that of its fields: it was changed by hand, or damaged");
+  require(*with_checksum(record).getString("checksum") == checksum,
+          "its checksum does not match: it was changed by hand, or damaged");
   return record;
 }
 
-std::optional<Value> parse(const std::string& bytes, size_t longest, std::string& why) {
-  if (bytes.size() > longest) {
-    why = "it has " + std::to_string(bytes.size()) + " bytes, more than any tuning record";
-    return std::nullopt;
-  }
+Object parse(const std::string& bytes, size_t longest) {
+  if (bytes.size() > longest)
+    throw Unsound{"it has " + std::to_string(bytes.size()) + " bytes, more than any tuning record"};
   std::optional<Value> value = parse_bounded_json(bytes, kDeepest);
-  if (!value)
-    why = json_depth(bytes) > kDeepest ? "it is nested deeper than any tuning record"
-                                       : "it is no JSON";
-  else if (!value->getAsObject())
-    why = "it is no JSON object";
-  return value && value->getAsObject() ? std::move(value) : std::nullopt;
+  require(value.has_value(), json_depth(bytes) > kDeepest
+                                 ? "it is nested deeper than any tuning record"
+                                 : "it is no JSON");
+  require(value->getAsObject(), "it is no JSON object");
+  return std::move(*value->getAsObject());
 }
 
 } // namespace
@@ -120,16 +102,15 @@ std::optional<Value> parse(const std::string& bytes, size_t longest, std::string
 std::string serialize(const TuningRecord& record) { return print(with_checksum(record)); }
 
 std::optional<TuningRecord> parse_record(const std::string& bytes, std::string* why) {
-  std::string unused;
-  std::string& reason = why ? *why : unused;
-  const std::optional<Value> value = parse(bytes, kLongestRecord, reason);
-  return value ? record_of(*value->getAsObject(), reason) : std::nullopt;
+  return if_sound(why, [&] {
+    const Object object = parse(bytes, kLongestRecord);
+    return record_of(&object);
+  });
 }
 
 bool is_newer_record(const std::string& bytes) {
-  std::string unused;
-  const std::optional<Value> value = parse(bytes, kLongestFile, unused);
-  return value && schema_of(*value->getAsObject()).value_or(0) > kSchemaNumber;
+  const auto object = if_sound(nullptr, [&] { return parse(bytes, kLongestFile); });
+  return object && schema_of(*object).value_or(0) > kSchemaNumber;
 }
 
 std::string serialize_records(const std::vector<TuningRecord>& records) {
@@ -140,27 +121,21 @@ std::string serialize_records(const std::vector<TuningRecord>& records) {
 }
 
 std::optional<std::vector<TuningRecord>> parse_records(const std::string& bytes, std::string* why) {
-  std::string unused;
-  std::string& reason = why ? *why : unused;
-  const std::optional<Value> value = parse(bytes, kLongestFile, reason);
-  if (!value)
-    return std::nullopt;
-  const Object& file = *value->getAsObject();
-  if (reason = foreign(file); !reason.empty())
-    return std::nullopt;
-  const Array* array = file.getArray("records"); // else one record, as the cache keeps it
-  std::vector<TuningRecord> records;
-  for (size_t i = 0; i < (array ? array->size() : 1); ++i) {
-    const Object* object = array ? (*array)[i].getAsObject() : &file;
-    reason = "it is no JSON object";
-    std::optional<TuningRecord> record = object ? record_of(*object, reason) : std::nullopt;
-    if (!record) {
-      reason = (array ? "record " + std::to_string(i + 1) + ": " : "") + reason;
-      return std::nullopt;
-    }
-    records.push_back(std::move(*record));
-  }
-  return records;
+  return if_sound(why, [&] {
+    const Object file = parse(bytes, kLongestFile);
+    require_our_schema(file);
+    const Array* array = file.getArray("records");
+    if (!array) // one record, as the cache keeps it
+      return std::vector{record_of(&file)};
+    std::vector<TuningRecord> records;
+    for (const Value& item : *array)
+      try {
+        records.push_back(record_of(item.getAsObject()));
+      } catch (const Unsound& unsound) {
+        throw Unsound{"record " + std::to_string(records.size() + 1) + ": " + unsound.why};
+      }
+    return records;
+  });
 }
 
 } // namespace sagebwd

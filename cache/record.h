@@ -8,7 +8,6 @@
 #include "cache/key.h"
 
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 

@@ -48,13 +48,6 @@ std::string to_string(const CacheCounters& counters) {
   return text;
 }
 
-CacheStore::CacheStore(std::string directory)
-    : CacheStore([&] {
-        StoreOptions options;
-        options.directory = std::move(directory);
-        return options;
-      }()) {}
-
 CacheStore::CacheStore(StoreOptions options) : options_(std::move(options)) {
   disabled_reason_ = options_.directory.empty()
                          ? "none of SAGEBWD_CACHE_DIR, XDG_CACHE_HOME and HOME names a directory"
@@ -62,16 +55,12 @@ CacheStore::CacheStore(StoreOptions options) : options_(std::move(options)) {
 }
 
 std::optional<CacheEntry> CacheStore::load(const CacheKey& key, const Accept& accept) {
-  if (std::optional<CacheEntry> entry = find_in_directory(key, accept)) {
-    ++counters_.hits;
-    return entry;
-  }
-  if (std::optional<CacheEntry> entry = find_in_packs(key, accept)) {
-    ++counters_.pack_hits;
-    return entry;
-  }
-  ++counters_.misses;
-  return std::nullopt;
+  std::optional<CacheEntry> entry = find_in_directory(key, accept);
+  const bool in_directory = entry.has_value();
+  if (!entry)
+    entry = find_in_packs(key, accept);
+  ++(in_directory ? counters_.hits : entry ? counters_.pack_hits : counters_.misses);
+  return entry;
 }
 
 std::optional<CacheEntry> CacheStore::load_again(const CacheKey& key, const Accept& accept) {

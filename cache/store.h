@@ -1,8 +1,7 @@
 //===- store.h - The layers of the cache on disk ---------------------------===//
 //
-// The user's directory, then read-only packs. One file an entry. A write publishes a whole file by
-// rename or nothing; a bad kernel is unlinked, counted and treated as a miss; a directory that
-// cannot be used costs one warning, never a call.
+// The user's directory, then read-only packs. A bad kernel is unlinked, counted and treated as a
+// miss; a directory that cannot be used costs one warning, never a call.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -43,11 +42,11 @@ std::string to_string(const CacheCounters&);
 
 struct StoreOptions {
   std::string directory; ///< empty: none
-  std::vector<std::string> packs;
+  std::vector<std::string> packs = {};
   uint64_t byte_limit = uint64_t{1} << 30; ///< of the directory's entries; 0: none
   std::chrono::milliseconds lock_limit{60000};
   /// Called many times a second while another process is waited for; what it raises ends the wait.
-  std::function<void()> check_interrupt;
+  std::function<void()> check_interrupt = nullptr;
   /// Whether bad kernels are removed. Not by who cannot make them again; tuning records never are.
   bool heal = true;
   /// What follows where the directory cannot be written, for the one warning of it.
@@ -62,7 +61,8 @@ public:
   /// code.
   explicit CacheStore(StoreOptions options);
   /// With the other options as they are by default.
-  explicit CacheStore(std::string directory);
+  explicit CacheStore(std::string directory)
+      : CacheStore(StoreOptions{.directory = std::move(directory)}) {}
 
   /// What a caller may have against a sound entry; empty: nothing.
   using Accept = std::function<bool(const CacheEntry&)>;

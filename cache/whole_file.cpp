@@ -5,6 +5,7 @@
 #include "cache/posix.h"
 
 #include "llvm/ADT/StringExtras.h"
+#include "llvm/Support/raw_ostream.h"
 
 #include <csignal>
 #include <cstdlib>
@@ -45,23 +46,14 @@ private:
   bool was_pending_;
 };
 
-bool write_all(int fd, const std::string& bytes) {
-  for (size_t done = 0; done < bytes.size();) {
-    ssize_t count = ::write(fd, bytes.data() + done, bytes.size() - done);
-    if (count < 0 && errno == EINTR)
-      continue;
-    if (count < 0)
-      return false;
-    done += static_cast<size_t>(count);
-  }
-  return true;
-}
-
-bool write_all(int fd, const std::vector<const std::string*>& parts) {
+/// 0, or the errno of what failed.
+int write_all(int file, const std::vector<const std::string*>& parts) {
+  llvm::raw_fd_ostream stream(file, /*shouldClose=*/false, /*unbuffered=*/true);
   for (const std::string* part : parts)
-    if (!write_all(fd, *part))
-      return false;
-  return true;
+    stream << *part;
+  const int error = stream.error().value();
+  stream.clear_error(); // else its destructor would end the process
+  return error;
 }
 
 fs::path folder_of(const fs::path& file) {
@@ -74,34 +66,15 @@ bool is_leftover(int file) {
   if (::fstat(file, &info) != 0)
     return false;
   const time_t age = std::abs(::time(nullptr) - info.st_mtime); // a clock may have jumped
-  switch (probe_byte(file, 0)) {
-  case LockStatus::taken:
-    return info.st_size > 0 || age > kMinute;
-  case LockStatus::busy:
+  const LockStatus lock = probe_byte(file, 0);
+  if (lock == LockStatus::busy)
     return false;
-  case LockStatus::unavailable:
-    break;
-  }
+  if (lock == LockStatus::taken)
+    return info.st_size > 0 || age > kMinute;
   return age > kDay; // who takes so long is gone
 }
 
 } // namespace
-
-std::string objection_to(const struct stat& info, const std::string& path) {
-  // No cubin comes near it; a sparse file of terabytes must not end the process.
-  constexpr off_t kLongestFile = off_t(256) << 20;
-  if (S_ISDIR(info.st_mode))
-    return "it is a directory";
-  if (!S_ISREG(info.st_mode))
-    return "it is no regular file";
-  if (info.st_uid != ::geteuid())
-    return "it belongs to user " + std::to_string(info.st_uid);
-  if (info.st_mode & (S_IWGRP | S_IWOTH))
-    return "other users may write it; run: chmod go-w '" + path + "'";
-  if (info.st_size > kLongestFile)
-    return "it is longer than any kernel";
-  return "";
-}
 
 bool read_at(int file, uint64_t offset, uint64_t size, std::string& bytes) {
   bytes.resize(size);
@@ -139,6 +112,15 @@ std::string read_input(const std::string& path) {
   return bytes;
 }
 
+std::vector<std::string> names_of(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator item(folder, error), end; !error && item != end;
+       item.increment(error))
+    names.push_back(item->path().filename());
+  return names;
+}
+
 std::string unique_name(const std::string& prefix) {
   uint64_t random = 0;
   if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
@@ -154,10 +136,11 @@ int replace_file(int folder, const std::string& name, const std::string& prefix,
   if (!file)
     return errno;
   lock_byte(file.get(), F_WRLCK, 0); // before the first byte: see is_leftover()
-  if (write_all(file.get(), parts) && ::fsync(file.get()) == 0 &&
+  int error = write_all(file.get(), parts);
+  if (error == 0 && ::fsync(file.get()) == 0 &&
       ::renameat(folder, temporary.c_str(), folder, name.c_str()) == 0)
     return file.close() ? 0 : errno;
-  const int error = errno;
+  error = error ? error : errno;
   ::unlinkat(folder, temporary.c_str(), 0);
   return error;
 }
@@ -165,6 +148,8 @@ int replace_file(int folder, const std::string& name, const std::string& prefix,
 std::string reason_not_to_write(const std::string& path) {
   std::error_code ignored;
   const fs::path target(path);
+  if (path.find('\0') != std::string::npos)
+    return "the path begins with '" + std::string(path.c_str()) + "' and holds a NUL; name a file";
   if (target.filename().empty() || target.filename() == "." || target.filename() == "..")
     return "'" + path + "' is no file's name; name a file";
   // A rename would replace a device, or a link, by a file.
@@ -195,10 +180,7 @@ std::string write_output(const std::string& path, const std::vector<const std::s
 
 uint64_t leftovers(int folder, const std::string& path, const std::string& prefix, bool remove) {
   uint64_t count = 0;
-  std::error_code error;
-  for (fs::directory_iterator item(path, error), end; !error && item != end;
-       item.increment(error)) {
-    const std::string name = item->path().filename();
+  for (const std::string& name : names_of(path)) {
     if (name.rfind(prefix, 0) != 0)
       continue;
     Descriptor file(::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <string>
-#include <sys/stat.h>
 #include <sys/types.h>
 #include <vector>
 
@@ -17,16 +16,15 @@ namespace sagebwd {
 
 //===--- Reading ----------------------------------------------------------===//
 
-/// Why the file at `path` is not to be trusted (it is none, another user owns it, others may write
-/// it, no kernel is as long), or empty.
-std::string objection_to(const struct stat& info, const std::string& path);
-
 /// False on an error, where errno says which, and where the file ends earlier: errno is 0.
 bool read_at(int file, uint64_t offset, uint64_t size, std::string& bytes);
 
 /// A file that somebody named. Raises std::runtime_error where it cannot be read, is no regular
 /// file (a FIFO would be waited for) or is longer than anything that we take, 64 MiB.
 std::string read_input(const std::string& path);
+
+/// What is in a folder, as far as it can be read.
+std::vector<std::string> names_of(const std::string& folder);
 
 //===--- Writing ----------------------------------------------------------===//
 

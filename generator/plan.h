@@ -18,6 +18,16 @@ struct Problem {
   int64_t seq_kv = 1;
 };
 
+template <typename Self, typename Visitor>
+requires std::is_same_v<std::remove_const_t<Self>, Problem>
+constexpr void visit_fields(Self& p, Visitor&& visit) {
+  visit(Label{"batch", "B", "batch size"}, p.batch);
+  visit(Label{"heads", " H", "query heads"}, p.heads);
+  visit(Label{"heads_kv", "/", "key/value heads, 0: as many as query heads"}, p.heads_kv);
+  visit(Label{"seq_q", " M", "queries"}, p.seq_q);
+  visit(Label{"seq_kv", " N", "keys, 0: as many as queries"}, p.seq_kv);
+}
+
 /// The sequence padded to whole tiles of every configuration.
 inline constexpr int64_t kPadding = 128;
 /// In one tile of a transposed copy: what dK's and dV's kernel walks over at a time.

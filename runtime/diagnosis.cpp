@@ -2,6 +2,7 @@
 
 #include "runtime/diagnosis.h"
 
+#include "cache/bounded_json.h"
 #include "cache/directory.h"
 #include "generator/spec.h"
 #include "runtime/driver/driver.h"
@@ -9,9 +10,9 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/JSON.h"
-#include "llvm/Support/raw_ostream.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,16 +25,22 @@ namespace {
 namespace fs = std::filesystem;
 namespace json = llvm::json;
 
-json::Value utf8(const std::string& text) {
-  return json::isUTF8(text) ? text : json::fixUTF8(text);
-}
-
 /// {name: true}, or false and the error.
 json::Object verdict(const char* name, const std::string& error) {
   json::Object object{{name, error.empty()}};
   if (!error.empty())
     object["error"] = utf8(error);
   return object;
+}
+
+/// What looking raises, or nothing.
+template <typename Look> std::string error_of(Look&& look) {
+  try {
+    look();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
 }
 
 /// What NVRTC can do, or why it cannot be opened.
@@ -44,47 +51,15 @@ struct CompilerState {
 
   bool supports(const Arch& arch) const {
     // NVRTC lists "sm_90", which covers sm_90a.
-    std::string base(arch.name);
-    if (!base.empty() && base.back() == 'a')
-      base.pop_back();
-    return std::find(archs.begin(), archs.end(), base) != archs.end();
+    return llvm::is_contained(archs, llvm::StringRef(arch.name).rtrim('a'));
   }
 };
-
-CompilerState look_for_compiler() {
-  CompilerState state;
-  try {
-    Nvrtc& nvrtc = Nvrtc::instance();
-    state.path = nvrtc.path();
-    state.identity = nvrtc.identity();
-    state.version_major = nvrtc.version_major();
-    state.archs = nvrtc.supported_archs();
-  } catch (const std::exception& error) {
-    state.error = error.what();
-  }
-  return state;
-}
 
 /// A GPU, and the architecture its kernels are built for.
 struct GpuState {
   driver::DeviceInfo info;
   std::string arch, error;
 };
-
-std::vector<GpuState> look_for_gpus() {
-  std::vector<GpuState> gpus;
-  for (int ordinal = 0; driver::unavailable().empty() && ordinal < driver::device_count();
-       ++ordinal) {
-    GpuState gpu{driver::device_info(ordinal), "", ""};
-    try {
-      gpu.arch = arch_for_capability(gpu.info.major, gpu.info.minor).name;
-    } catch (const SpecError& error) {
-      gpu.error = error.what();
-    }
-    gpus.push_back(std::move(gpu));
-  }
-  return gpus;
-}
 
 /// Why a kernel would not be kept in a directory, or empty. Leaves no trace.
 std::string reason_not_kept(const std::string& directory) {
@@ -108,43 +83,11 @@ struct CacheState {
   uintmax_t bytes = 0;
 };
 
-CacheState look_at_cache(const Settings& settings) {
-  CacheState state;
-  state.options = settings.store_options();
-  const std::string& directory = state.options.directory;
-  state.error = CacheStore(state.options).disabled_reason();
-  if (state.error.empty())
-    state.error = reason_not_kept(directory);
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end;
-       it.increment(error))
-    if (it->is_regular_file(error)) {
-      ++state.files;
-      state.bytes += it->file_size(error);
-    }
-  return state;
-}
-
 /// A pack that SAGEBWD_CACHE_PACKS names.
 struct PackState {
   std::string path, error;
   PackSummary summary;
 };
-
-std::vector<PackState> look_at_packs(const Settings& settings) {
-  std::vector<PackState> packs;
-  for (const std::string& path : settings.packs) {
-    PackState state;
-    state.path = path;
-    try {
-      state.summary = summarize(*Pack::open(path));
-    } catch (const PackError& error) {
-      state.error = error.what();
-    }
-    packs.push_back(std::move(state));
-  }
-  return packs;
-}
 
 /// What is worth knowing about an architecture, beyond whether it compiles.
 std::string note_for(const Arch& arch) {
@@ -158,16 +101,17 @@ public:
 
   Diagnosis examine() {
     settings_ = Settings::from_environment(&problems_);
-    if (problems_.empty())
-      compiler_ = look_for_compiler();
+    if (asked_nvrtc_ = problems_.empty(); asked_nvrtc_)
+      look_for_compiler();
     else
       compiler_.error = "not looked for while a variable's value is none";
-    gpus_ = look_for_gpus();
-    cache_ = look_at_cache(settings_);
-    packs_ = look_at_packs(settings_);
+    look_for_gpus();
+    look_at_cache();
+    look_at_packs();
+    look_at_paths();
     collect_missing();
     Diagnosis diagnosis;
-    llvm::raw_string_ostream(diagnosis.json) << llvm::formatv("{0:2}", as_json());
+    diagnosis.json = llvm::formatv("{0:2}", as_json());
     diagnosis.text = as_text();
     diagnosis.sound =
         problems_.empty() && cache_.error.empty() &&
@@ -179,6 +123,31 @@ private:
   void miss(std::string what, std::string needed_for, std::string remedy) {
     missing_.push_back({std::move(what), std::move(needed_for), std::move(remedy)});
   }
+  void look_for_compiler() {
+    compiler_.error = error_of([&] {
+      Nvrtc& nvrtc = Nvrtc::instance();
+      compiler_ = {nvrtc.path(), nvrtc.identity(), "", nvrtc.version_major(),
+                   nvrtc.supported_archs()};
+    });
+  }
+  void look_for_gpus() {
+    const int count = driver::unavailable().empty() ? driver::device_count() : 0;
+    for (int ordinal = 0; ordinal < count; ++ordinal) {
+      GpuState& gpu = gpus_.emplace_back();
+      gpu.info = driver::device_info(ordinal);
+      gpu.error =
+          error_of([&] { gpu.arch = arch_for_capability(gpu.info.major, gpu.info.minor).name; });
+    }
+  }
+  void look_at_cache();
+  void look_at_packs() {
+    for (const std::string& path : settings_.packs) {
+      PackState& pack = packs_.emplace_back();
+      pack.path = path;
+      pack.error = error_of([&] { pack.summary = summarize(*Pack::open(path)); });
+    }
+  }
+  void look_at_paths();
   void collect_missing();
   void collect_kernels_too_new();
   json::Value as_json() const;
@@ -190,17 +159,53 @@ private:
   std::vector<std::string> problems_; ///< of the environment
   Settings settings_;
   CompilerState compiler_;
+  bool asked_nvrtc_ = false;
   std::vector<GpuState> gpus_;
   CacheState cache_;
   std::vector<PackState> packs_;
   std::vector<Missing> missing_;
 };
 
+void Doctor::look_at_cache() {
+  cache_.options = settings_.store_options();
+  const std::string& directory = cache_.options.directory;
+  cache_.error = CacheStore(cache_.options).disabled_reason();
+  if (cache_.error.empty())
+    cache_.error = reason_not_kept(directory);
+  std::error_code error;
+  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error))
+    if (it->is_regular_file(error)) {
+      ++cache_.files;
+      cache_.bytes += it->file_size(error);
+    }
+}
+
+/// What is set and leads nowhere, or has a name that nobody reads.
+void Doctor::look_at_paths() {
+  const auto check = [&](const char* name, const std::string& path, bool sound, const char* none) {
+    if (!path.empty() && !sound)
+      problems_.push_back(std::string(name) + " is '" + path + "', which is " + none);
+  };
+  const std::string &worker = settings_.tune_worker, &templates = settings_.template_dir;
+  check("SAGEBWD_NVRTC", settings_.nvrtc, !asked_nvrtc_ || compiler_.error.empty(), "no NVRTC");
+  check("SAGEBWD_TUNE_WORKER", worker, ::access(worker.c_str(), X_OK) == 0, "no program");
+  check("SAGEBWD_TEMPLATE_DIR", templates, ::access((templates + "/").c_str(), X_OK) == 0,
+        "no folder");
+  for (char** variable = ::environ; *variable; ++variable) {
+    const std::string name = llvm::StringRef(*variable).split('=').first.str();
+    const auto is_it = [&](const SettingVariable& known) { return name == known.name; };
+    if (name.starts_with("SAGEBWD_") && llvm::none_of(setting_variables(), is_it))
+      miss("a variable of that name: " + name, "whatever it is set for",
+           "unset it, or correct it: 'sagebwd doctor --help' lists them");
+  }
+}
+
 void Doctor::collect_missing() {
   for (const std::string& problem : problems_)
     miss("a variable's value: " + problem, "everything that reads the environment",
-         "set it to one of those, or unset it");
-  if (!compiler_.error.empty() && problems_.empty())
+         "correct it, or unset it");
+  if (!compiler_.error.empty() && asked_nvrtc_)
     miss("NVRTC, CUDA's run-time compiler",
          "compiling kernels (build, and the first use of each kernel)",
          "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 or newer, or set "
@@ -281,7 +286,6 @@ json::Value Doctor::as_json() const {
   json::Object found_driver = verdict("found", driver::unavailable());
   if (driver::unavailable().empty())
     found_driver["cuda_version"] = driver::driver_version();
-
   json::Array gpus;
   for (const GpuState& gpu : gpus_) {
     json::Object object = verdict("supported", gpu.error);
@@ -294,7 +298,6 @@ json::Value Doctor::as_json() const {
       object["arch"] = gpu.arch;
     gpus.push_back(std::move(object));
   }
-
   json::Array archs;
   for (const Arch& arch : all_archs()) {
     json::Object object{{"name", std::string(arch.name)}, {"compiles", compiler_.supports(arch)}};
@@ -302,17 +305,14 @@ json::Value Doctor::as_json() const {
       object["note"] = note;
     archs.push_back(std::move(object));
   }
-
   json::Object variables;
   for (const SettingVariable& variable : setting_variables())
     if (const char* value = std::getenv(variable.name); value && *value)
       variables[variable.name] = utf8(value);
-
   json::Array missing;
   for (const Missing& item : missing_)
     missing.push_back(json::Object{
         {"what", utf8(item.what)}, {"needed_for", item.needed_for}, {"remedy", item.remedy}});
-
   json::Object report{{"version", version_},
                       {"can_compile", compiler_.error.empty() && !settings_.offline},
                       {"can_run", !gpus_.empty()},
@@ -336,32 +336,29 @@ std::string Doctor::as_text() const {
     ((text += words), ...);
     text += '\n';
   };
-  const auto in_mebibytes = [](const char* words, uintmax_t bytes) {
-    return llvm::formatv(words, static_cast<double>(bytes) / (1 << 20)).str();
-  };
-
   line("sagebwd", version_);
   for (const auto& [name, value] : caller_.parts)
     line(name, value);
   if (compiler_.error.empty())
     line("nvrtc", compiler_.identity, ", ", compiler_.path);
   else
-    line("nvrtc", problems_.empty() ? "not found\n" : "", compiler_.error);
-  if (const std::string& why = driver::unavailable(); why.empty())
-    line("driver", "CUDA ", driver::version_text(driver::driver_version()));
-  else
-    line("driver", "not usable: ", why);
+    line("nvrtc", asked_nvrtc_ ? "not found\n" : "", compiler_.error);
+  const std::string& why = driver::unavailable();
+  line("driver", why.empty() ? "CUDA " + driver::version_text(driver::driver_version())
+                             : "not usable: " + why);
   for (size_t i = 0; i < gpus_.size(); ++i) {
     const driver::DeviceInfo& info = gpus_[i].info;
     line("gpu " + std::to_string(i), info.name, ", ", std::to_string(info.sm_count), " SMs, ",
          llvm::formatv("{0:f1} GiB, ", static_cast<double>(info.memory_bytes) / (1 << 30)).str(),
          gpus_[i].error.empty() ? gpus_[i].arch : gpus_[i].error);
   }
-
-  if (const uint64_t limit = cache_.options.byte_limit; cache_.error.empty())
+  constexpr double kMiB = 1 << 20;
+  if (const auto limit = static_cast<double>(cache_.options.byte_limit); cache_.error.empty())
     line("cache", cache_.options.directory, ": ", std::to_string(cache_.files), " file",
-         cache_.files == 1 ? "" : "s", ", ", in_mebibytes("{0:f1} MiB", cache_.bytes),
-         limit ? ", at most " + in_mebibytes("{0:f0} MiB of kernels", limit) : ", without a limit");
+         cache_.files == 1 ? "" : "s",
+         llvm::formatv(", {0:f1} MiB, ", static_cast<double>(cache_.bytes) / kMiB).str(),
+         limit > 0 ? llvm::formatv("at most {0:f0} MiB of kernels", limit / kMiB).str()
+                   : "without a limit");
   else
     line("cache", "not used: ", cache_.error);
   for (const PackState& pack : packs_)

@@ -21,7 +21,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # Headers of third parties that no header of ours may mention: LLVM's, CUDA's.
 FOREIGN = re.compile(r"^(llvm|llvm-c|clang|mlir)/|^(cuda|nvrtc|mma|cublas|cooperative_groups)")
 # Internal headers that wrap LLVM for .cpp files. Nothing public includes them.
-LLVM_WRAPPERS = {"cache/llvm_compat.h", "cache/bounded_json.h"}
+LLVM_WRAPPERS = {"cache/untrusted.h", "cache/bounded_json.h"}
 
 
 def sources(folder):

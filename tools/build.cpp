@@ -4,7 +4,6 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/spec_options.h"
 
 #include <algorithm>
@@ -15,6 +14,35 @@ namespace {
 
 using Built = std::shared_ptr<const BuiltKernel>;
 namespace json = llvm::json;
+
+Table table_of(const std::vector<Built>& kernels) {
+  Table table;
+  for (const Built& kernel : kernels) {
+    const CacheEntry& entry = kernel->entry;
+    // What this process spent on it; the entry remembers what its first compile took.
+    const double spent_ms = kernel->cached ? 0 : entry.compile_ms;
+    table.add({{"name", "kernel", entry.kernel_name},
+               {"arch", "arch", entry.arch},
+               {"pass", "pass", std::string(to_string(kernel->spec.pass))},
+               number("compile_ms", "ms", 0, spent_ms),
+               {"registers", "registers", entry.registers},
+               {"spill_bytes", "spills", entry.spill_bytes},
+               {"shared_bytes", "shared", entry.shared_bytes},
+               {"cached", "cached", kernel->cached}});
+  }
+  return table;
+}
+
+void print_summary(const std::vector<Built>& kernels, double total_ms) {
+  const auto cached =
+      std::count_if(kernels.begin(), kernels.end(), [](const Built& k) { return k->cached; });
+  printf("%s, %td from the cache, %.0f ms in all\n", counted(kernels.size(), "kernel").c_str(),
+         cached, total_ms);
+  const CacheCounters& c = user_store().counters();
+  printf("directory %zu hits, packs %zu, waits %zu, compiles %zu (%.1f s of all threads)\n",
+         size_t{c.hits}, size_t{c.pack_hits}, size_t{c.waits}, size_t{c.compiles},
+         static_cast<double>(c.compile_us) / 1e6);
+}
 
 class Build : public Command {
 public:
@@ -35,99 +63,66 @@ public:
     spec_.declare(options, /*lists=*/true);
   }
 
-  ExitCode run() override;
+  ExitCode run() override {
+    const auto start = std::chrono::steady_clock::now();
+    const std::vector<Operation> operations = spec_.operations(archs_, options);
+    KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
+    std::vector<Built> kernels;
+    {
+      Progress progress("building", operations.size());
+      for (const auto& [arch, spec, wanted] : operations) {
+        const std::string what = std::string(arch.name) + " " + to_string(*spec);
+        try {
+          for (Built& kernel : builder.build_all(wanted))
+            kernels.push_back(std::move(kernel));
+        } catch (const CompileError& error) { // the others are still wanted
+          failures.push_back(what + ": " + error.what());
+        } catch (const OfflineError& error) {
+          failures.push_back(what + ": " + of_operation(error, wanted, spec).what());
+        }
+        progress.advance(what);
+      }
+    }
+    const CacheStore& store = user_store();
+    const CacheCounters& c = store.counters();
+    if (!store.disabled_reason().empty() && c.compiles > 0)
+      failures.push_back("nothing is kept on disk: " + store.disabled_reason());
+    else if (const uint64_t lost = c.publish_failures)
+      failures.push_back(counted(lost, "kernel") + " could not be kept in " + store.directory() +
+                         (lost == 1 ? ": it is" : ": they are") +
+                         " compiled, but not there for others");
+    const double total_ms = milliseconds_since(start);
+    json::Object counters;
+    for (const auto& [name, value] : listed(c))
+      counters[name] = static_cast<int64_t>(value);
+    const Table table = table_of(kernels);
+    return finish(json::Object{{"kernels", table.json()},
+                               {"counters", std::move(counters)},
+                               {"failures", json::Array(failures)},
+                               {"total_ms", total_ms}},
+                  [&] {
+                    table.print();
+                    if (!kernels.empty())
+                      print_summary(kernels, total_ms);
+                  });
+  }
 
 private:
-  KernelBuilder::Policy policy() const;
+  KernelBuilder::Policy policy() const {
+    KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
+    if (recompile_ && policy.offline)
+      throw UsageError("--recompile compiles, which SAGEBWD_OFFLINE=1 forbids; unset one of them");
+    if (recompile_)
+      policy.accept = [](const CacheEntry& entry) {
+        return entry.compiler == Nvrtc::instance().identity();
+      };
+    return policy;
+  }
 
   SpecOptions spec_;
   std::vector<std::string> archs_{"sm_80"};
   bool recompile_ = false;
 };
-
-KernelBuilder::Policy Build::policy() const {
-  KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
-  if (recompile_ && policy.offline)
-    throw UsageError("--recompile compiles, which SAGEBWD_OFFLINE=1 forbids; unset one of them");
-  if (recompile_)
-    policy.accept = [](const CacheEntry& entry) {
-      return entry.compiler == Nvrtc::instance().identity();
-    };
-  return policy;
-}
-
-Table table_of(const std::vector<Built>& kernels) {
-  Table table;
-  for (const Built& kernel : kernels) {
-    const CacheEntry& entry = kernel->entry;
-    // What this process spent on it; the entry remembers what its first compile took.
-    const double spent_ms = kernel->cached ? 0 : entry.compile_ms;
-    table.add({{"name", "kernel", entry.kernel_name},
-               {"arch", "arch", entry.arch},
-               {"pass", "pass", std::string(to_string(kernel->spec.pass))},
-               {"compile_ms", "ms", spent_ms, format("%.0f", spent_ms)},
-               {"registers", "registers", entry.registers},
-               {"spill_bytes", "spills", entry.spill_bytes},
-               {"shared_bytes", "shared", entry.shared_bytes},
-               {"cached", "cached", kernel->cached}});
-  }
-  return table;
-}
-
-void print_summary(const std::vector<Built>& kernels, double total_ms) {
-  const auto cached =
-      std::count_if(kernels.begin(), kernels.end(), [](const Built& k) { return k->cached; });
-  printf("%s, %td from the cache, %.0f ms in all\n", counted(kernels.size(), "kernel").c_str(),
-         cached, total_ms);
-  const CacheCounters& c = user_store().counters();
-  printf("directory %zu hits, packs %zu, waits %zu, compiles %zu (%.1f s of all threads)\n",
-         size_t{c.hits}, size_t{c.pack_hits}, size_t{c.waits}, size_t{c.compiles},
-         static_cast<double>(c.compile_us) / 1e6);
-}
-
-ExitCode Build::run() {
-  const auto start = std::chrono::steady_clock::now();
-  const std::vector<Operation> operations = spec_.operations(archs_, options);
-  KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
-  std::vector<Built> kernels;
-  {
-    Progress progress("building", operations.size());
-    for (const auto& [arch, spec, wanted] : operations) {
-      const std::string what = std::string(arch.name) + " " + to_string(*spec);
-      try {
-        for (Built& kernel : builder.build_all(wanted))
-          kernels.push_back(std::move(kernel));
-      } catch (const CompileError& error) { // the others are still wanted
-        failures.push_back(what + ": " + error.what());
-      } catch (const OfflineError& error) {
-        failures.push_back(what + ": " + of_operation(error, wanted, spec).what());
-      }
-      progress.advance(what);
-    }
-  }
-  const CacheStore& store = user_store();
-  const CacheCounters& c = store.counters();
-  if (!store.disabled_reason().empty() && c.compiles > 0)
-    failures.push_back("nothing is kept on disk: " + store.disabled_reason());
-  else if (const uint64_t lost = c.publish_failures)
-    failures.push_back(counted(lost, "kernel") + " could not be kept in " + store.directory() +
-                       (lost == 1 ? ": it is" : ": they are") +
-                       " compiled, but not there for others");
-  const double total_ms = milliseconds_since(start);
-  json::Object counters;
-  for (const auto& [name, value] : listed(c))
-    counters[name] = static_cast<int64_t>(value);
-  const Table table = table_of(kernels);
-  return finish(json::Object{{"kernels", table.json()},
-                             {"counters", std::move(counters)},
-                             {"failures", json::Array(failures)},
-                             {"total_ms", total_ms}},
-                [&] {
-                  table.print();
-                  if (!kernels.empty())
-                    print_summary(kernels, total_ms);
-                });
-}
 
 } // namespace
 

@@ -1,32 +1,23 @@
 //===- cache.cpp - 'sagebwd cache' and what its commands share -------------===//
 #include "tools/cache.h"
+#include "cache/bounded_json.h"
 #include "tools/spec_options.h"
 
 #include <algorithm>
-#include <charconv>
 #include <ctime>
 
 namespace sagebwd::tools {
 
 namespace {
 
-/// A whole number and one letter of `units`, or no letter where there is a `plain` unit.
-uint64_t parse_quantity(const std::string& option, const std::string& text,
-                        const std::vector<std::pair<char, uint64_t>>& units, uint64_t plain,
-                        const std::string& wanted) {
-  uint64_t number = 0, unit = plain;
-  auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const std::string letter(stop, text.data() + text.size());
-  if (!letter.empty()) {
-    auto found = std::find_if(units.begin(), units.end(), [&](const auto& candidate) {
-      return letter == std::string(1, candidate.first);
-    });
-    unit = found == units.end() ? 0 : found->second;
-  }
-  constexpr uint64_t kMost = INT64_MAX; // what JSON and std::chrono hold
-  if (error != std::errc() || unit == 0 || number > kMost / unit)
-    throw UsageError("--" + option + " is '" + text + "'; it takes " + wanted);
-  return number * unit;
+/// "2026-01-31T08:15:00Z"
+std::string utc_time(std::chrono::system_clock::time_point time) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
 }
 
 } // namespace
@@ -49,47 +40,47 @@ std::unique_ptr<Command> make_cache() {
   return cache;
 }
 
-Layers user_layers() {
+void CacheCommand::find_items() {
   const CacheStore& store = user_store();
-  Layers layers = layers_of(store.options().packs);
-  if (store.disabled_reason().empty()) {
-    std::vector<KeptName> names = kept_names(store.directory());
-    layers.names.insert(layers.names.begin(), names.begin(), names.end());
-  } else {
-    layers.failures.insert(layers.failures.begin(),
-                           "the directory is not used: " + store.disabled_reason());
-  }
-  return layers;
+  if (store.disabled_reason().empty())
+    names_ = kept_names(store.directory());
+  else
+    failures.push_back("the directory is not used: " + store.disabled_reason());
+  find_items_in(store.options().packs);
 }
 
-Layers layers_of(const std::vector<std::string>& packs) {
-  Layers layers;
-  for (const std::string& path : packs)
+void CacheCommand::find_items_in(const std::vector<std::string>& paths) {
+  for (const std::string& path : paths)
     try {
-      layers.packs.push_back(Pack::open(path));
-      for (KeptName& name : kept_names(layers.packs.back()))
-        layers.names.push_back(std::move(name));
+      packs.push_back(Pack::open(path));
+      for (KeptName& name : kept_names(packs.back()))
+        names_.push_back(std::move(name));
     } catch (const PackError& error) {
-      layers.failures.push_back(error.what());
+      failures.push_back(error.what());
     }
-  return layers;
 }
 
-void visit_items(Layers& layers, const char* what,
-                 const std::function<void(const KeptName&, KeptItem, std::string bytes)>& visit) {
-  Progress progress(what, layers.names.size());
-  for (const KeptName& name : layers.names) {
+void CacheCommand::visit_items(const char* what,
+                               const std::function<void(KeptItem, std::string bytes)>& visit) {
+  Progress progress(what, names_.size());
+  for (const KeptName& name : names_) {
     try {
       std::string bytes;
       if (std::optional<KeptItem> item = read_kept(name, &bytes))
-        visit(name, std::move(*item), std::move(bytes));
-    } catch (const PackError& error) {
-      if (std::find(layers.failures.begin(), layers.failures.end(), error.what()) ==
-          layers.failures.end())
-        layers.failures.push_back(error.what());
+        visit(std::move(*item), std::move(bytes));
+    } catch (const PackError& error) { // truncated meanwhile, say
+      if (std::find(failures.begin(), failures.end(), error.what()) == failures.end())
+        failures.push_back(error.what());
     }
     progress.advance(name.digest.substr(0, 12));
   }
+}
+
+ExitCode CacheCommand::finish(std::initializer_list<llvm::json::Object::KV> facts,
+                              const std::function<void()>& print_text) {
+  llvm::json::Object object(facts);
+  object["failures"] = llvm::json::Array(failures);
+  return Command::finish(std::move(object), print_text);
 }
 
 void ItemFilter::declare(OptionTable& options) {
@@ -104,58 +95,19 @@ bool ItemFilter::matches(const KeptItem& item) const {
          item.name.find(kernel_) != std::string::npos;
 }
 
-ExitCode CacheCommand::finish(std::initializer_list<llvm::json::Object::KV> facts,
-                              const std::function<void()>& print_text) {
-  failures = layers.failures;
-  llvm::json::Object object(facts);
-  object["failures"] = llvm::json::Array(failures);
-  return Command::finish(std::move(object), print_text);
-}
-
-uint64_t parse_bytes(const std::string& option, const std::string& text) {
-  return parse_quantity(
-      option, text, {{'K', uint64_t{1} << 10}, {'M', uint64_t{1} << 20}, {'G', uint64_t{1} << 30}},
-      1, "a number of bytes, with K, M or G if you like, such as 512M");
-}
-
-std::chrono::seconds parse_duration(const std::string& option, const std::string& text) {
-  constexpr uint64_t kDay = 24 * 3600, kCentury = 36525 * kDay; // the clock's nanoseconds overflow
-  const uint64_t seconds =
-      parse_quantity(option, text, {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', kDay}}, 0,
-                     "a whole number and s, m, h or d, such as 30d");
-  return std::chrono::seconds(std::min(seconds, kCentury));
-}
-
 std::string readable_bytes(uint64_t bytes) {
-  const double value = static_cast<double>(bytes);
   if (bytes < 1 << 10)
     return std::to_string(bytes) + " B";
-  if (bytes < 1 << 20)
-    return format("%.1f KiB", value / (1 << 10));
-  if (bytes < 1 << 30)
-    return format("%.1f MiB", value / (1 << 20));
-  return format("%.1f GiB", value / (1 << 30));
+  double value = static_cast<double>(bytes) / (1 << 10);
+  const char* const units[] = {"KiB", "MiB", "GiB"};
+  size_t unit = 0;
+  for (; value >= 1 << 10 && unit + 1 < std::size(units); ++unit)
+    value /= 1 << 10;
+  return format("%.1f %s", value, units[unit]);
 }
 
-std::string utc_time(std::chrono::system_clock::time_point time) {
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
-  std::tm parts{};
-  gmtime_r(&seconds, &parts);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-  return text;
-}
-
-std::string readable_age(std::chrono::system_clock::time_point time) {
-  using namespace std::chrono;
-  const int64_t age = duration_cast<seconds>(system_clock::now() - time).count();
-  if (age < 60)
-    return "now";
-  if (age < 2 * 3600)
-    return std::to_string(age / 60) + " min ago";
-  if (age < 48 * 3600)
-    return std::to_string(age / 3600) + " h ago";
-  return std::to_string(age / (24 * 3600)) + " d ago";
+std::string where_is(const KeptItem& item) {
+  return item.place + (item.in_pack ? ", item " + item.digest : "/" + item.file);
 }
 
 llvm::json::Object json_of(const KeptItem& item) {
@@ -178,10 +130,7 @@ llvm::json::Object json_of(const KeptItem& item) {
   object["compiler"] = item.compiler;
   if (item.kernel)
     object["lowest_driver"] = item.lowest_driver;
-  llvm::json::Object fields;
-  for (const auto& [label, value] : item.key.fields)
-    fields[label] = value;
-  object["fields"] = std::move(fields);
+  object["fields"] = as_json(item.key.fields);
   return object;
 }
 

@@ -4,7 +4,6 @@
 #include "cache/inventory.h"
 #include "runtime/kernels.h"
 #include "tools/command.h"
-#include "tools/console.h"
 
 #include <functional>
 #include <initializer_list>
@@ -13,22 +12,6 @@ namespace sagebwd::tools {
 
 MakeCommand make_cache_ls, make_cache_stat, make_cache_verify, make_cache_prune, make_cache_explain,
     make_cache_export, make_cache_import;
-
-/// The layers on disk as far as they can be read: a pack that cannot costs only itself.
-struct Layers {
-  std::vector<KeptName> names; ///< the directory's, then each pack's
-  std::vector<std::shared_ptr<const Pack>> packs;
-  std::vector<std::string> failures; ///< why the directory or a pack is not among them
-};
-/// Of the environment's directory and packs.
-Layers user_layers();
-/// Of packs alone.
-Layers layers_of(const std::vector<std::string>& packs);
-
-/// Calls `visit` with each item that is still there, and its bytes if it is sound. What cannot be
-/// read at all, a pack truncated meanwhile say, is added to the layers' failures.
-void visit_items(Layers&, const char* what,
-                 const std::function<void(const KeptName&, KeptItem, std::string bytes)>& visit);
 
 /// --arch and --kernel of listings.
 class ItemFilter {
@@ -43,28 +26,29 @@ private:
   std::string kernel_;
 };
 
-/// A command about what is kept.
+/// A command about what is kept. What cannot be read is a failure and costs only itself.
 class CacheCommand : public Command {
 protected:
   using Command::Command;
-  /// With the layers' failures, which are facts too.
+  /// Of the environment's directory, then of its packs.
+  void find_items();
+  void find_items_in(const std::vector<std::string>& packs);
+  /// Calls `visit` with each that is still there, and its bytes if it is sound.
+  void visit_items(const char* what, const std::function<void(KeptItem, std::string bytes)>& visit);
+  /// With the failures, which are facts too.
   ExitCode finish(std::initializer_list<llvm::json::Object::KV> facts,
                   const std::function<void()>& print_text);
 
-  Layers layers;
-};
+  std::vector<std::shared_ptr<const Pack>> packs;
 
-/// "512M" (K, M or G) and "30d" (s, m, h or d). Raise UsageError, which names the option.
-uint64_t parse_bytes(const std::string& option, const std::string& text);
-std::chrono::seconds parse_duration(const std::string& option, const std::string& text);
+private:
+  std::vector<KeptName> names_;
+};
 
 /// "3.4 MiB"
 std::string readable_bytes(uint64_t);
-/// "2026-01-31T08:15:00Z"
-std::string utc_time(std::chrono::system_clock::time_point);
-/// "5 min ago"
-std::string readable_age(std::chrono::system_clock::time_point);
-
+/// "DIRECTORY/FILE", or "PACK, item DIGEST".
+std::string where_is(const KeptItem&);
 llvm::json::Object json_of(const KeptItem&);
 
 } // namespace sagebwd::tools

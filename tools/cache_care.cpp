@@ -3,6 +3,8 @@
 #include "cache/eviction.h"
 #include "tools/cache.h"
 
+#include <charconv>
+#include <map>
 #include <unistd.h>
 
 namespace sagebwd::tools {
@@ -10,6 +12,34 @@ namespace sagebwd::tools {
 namespace {
 
 namespace json = llvm::json;
+
+/// A whole number and one of the units; "" is one where none need be given.
+uint64_t parse_quantity(const std::string& option, const std::string& text,
+                        const std::map<std::string, uint64_t>& units, const std::string& wanted) {
+  uint64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  const auto unit = units.find(std::string(stop, end));
+  constexpr uint64_t kMost = INT64_MAX; // what JSON and std::chrono hold
+  if (error != std::errc() || unit == units.end() || number > kMost / unit->second)
+    throw wrong_value(option, text, wanted);
+  return number * unit->second;
+}
+
+/// "512M".
+uint64_t parse_bytes(const std::string& option, const std::string& text) {
+  return parse_quantity(option, text, {{"", 1}, {"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}},
+                        "a number of bytes, with K, M or G if you like, such as 512M");
+}
+
+/// "30d".
+std::chrono::seconds parse_duration(const std::string& option, const std::string& text) {
+  constexpr uint64_t kDay = 24 * 3600, kCentury = 36525 * kDay; // the clock's nanoseconds overflow
+  const uint64_t seconds =
+      parse_quantity(option, text, {{"s", 1}, {"m", 60}, {"h", 3600}, {"d", kDay}},
+                     "a whole number and s, m, h or d, such as 30d");
+  return std::chrono::seconds(std::min(seconds, kCentury));
+}
 
 /// ": DIRECTORY cannot be written: ..." where that is why nothing could be removed from it.
 std::string why_not_removed(const std::string& directory) {
@@ -40,35 +70,37 @@ public:
     if (remove_ && !packs_.empty())
       throw UsageError("--remove is for the directory and --pack for packs, which are read-only; "
                        "give one of them");
-    layers = packs_.empty() ? user_layers() : layers_of(packs_);
-    for (const auto& pack : layers.packs)
+    if (packs_.empty())
+      find_items();
+    else
+      find_items_in(packs_);
+    for (const auto& pack : packs)
       try {
         pack->manifest(); // what nothing else would read
       } catch (const PackError& error) {
-        layers.failures.push_back(error.what());
+        failures.push_back(error.what());
       }
     size_t read = 0, healing = 0, removed = 0;
     uint64_t bytes = 0;
     json::Array bad;
     std::string lines;
-    visit_items(layers, "verifying", [&](const KeptName& name, KeptItem item, std::string) {
+    visit_items("verifying", [&](KeptItem item, std::string) {
       ++read;
       bytes += item.bytes;
       if (item.problem.empty())
         return;
       if (remove_ && !item.in_pack) {
-        remove_file(name.place, name.file);
-        removed += !file_exists(name.place, name.file);
+        remove_file(item.place, item.file);
+        removed += !file_exists(item.place, item.file);
       }
       healing += !item.in_pack;
-      lines += "bad  " + item.place + (item.in_pack ? ", item " + item.digest : "/" + name.file) +
-               ": " + printable(item.problem) + "\n";
+      lines += "bad  " + where_is(item) + ": " + printable(item.problem) + "\n";
       bad.push_back(json_of(item));
     });
     const size_t count = bad.size();
     if (remove_ && healing > removed)
-      layers.failures.push_back(counted(healing - removed, "bad file") + " could not be removed" +
-                                why_not_removed(user_store().directory()));
+      failures.push_back(counted(healing - removed, "bad file") + " could not be removed" +
+                         why_not_removed(user_store().directory()));
     const ExitCode code = finish(
         {{"read", read}, {"bytes", bytes}, {"bad", std::move(bad)}, {"removed", removed}}, [&] {
           printf("%s%s read, %s: %zu bad%s\n", lines.c_str(), counted(read, "item").c_str(),
@@ -120,9 +152,9 @@ public:
     const PruneResult pruned = prune(directory, limit_bytes_, age_, dry_run_);
     const std::string reason = why_not_removed(directory);
     if (pruned.stuck > 0)
-      layers.failures.push_back(counted(pruned.stuck, "kernel") + " could not be removed" + reason);
+      failures.push_back(counted(pruned.stuck, "kernel") + " could not be removed" + reason);
     else if (!reason.empty() && found > pruned.swept)
-      layers.failures.push_back("leftovers could not be swept" + reason);
+      failures.push_back("leftovers could not be swept" + reason);
     return finish({{"directory", directory},
                    {"dry_run", dry_run_},
                    {"evicted", pruned.evicted},
@@ -135,43 +167,40 @@ public:
   }
 
 private:
-  void decide_limits(uint64_t environments);
-  void print(const PruneResult&) const;
+  void decide_limits(uint64_t environments) {
+    if (all_ && (!limit_.empty() || !unused_for_.empty()))
+      throw UsageError("--all removes everything; it goes with neither --limit nor --unused-for");
+    if (!unused_for_.empty())
+      age_ = parse_duration("unused-for", unused_for_);
+    if (all_)
+      limit_bytes_ = 0;
+    else if (!limit_.empty())
+      limit_bytes_ = parse_bytes("limit", limit_);
+    else if (environments > 0)
+      limit_bytes_ = environments;
+    if (!all_ && limit_bytes_ == 0u) // in SAGEBWD_CACHE_LIMIT, 0 is no limit at all
+      throw UsageError("--limit is 0; to remove every kernel give --all");
+  }
+
+  void print(const PruneResult& pruned) const {
+    const char* would = dry_run_ ? "would be " : "";
+    printf("%s, %s, %sremoved\n", counted(pruned.evicted, "kernel").c_str(),
+           readable_bytes(pruned.evicted_bytes).c_str(), would);
+    if (pruned.in_use)
+      printf("%s skipped: a running process uses %s\n", counted(pruned.in_use, "kernel").c_str(),
+             pruned.in_use == 1 ? "it" : "them");
+    if (pruned.swept)
+      printf("%s of killed writers %sswept\n", counted(pruned.swept, "leftover").c_str(), would);
+    printf("%s, %s, %s in %s\n", counted(pruned.kept, "kernel").c_str(),
+           readable_bytes(pruned.kept_bytes).c_str(), pruned.kept == 1 ? "stays" : "stay",
+           user_store().directory().c_str());
+  }
 
   std::string limit_, unused_for_;
   bool all_ = false, yes_ = false, dry_run_ = false;
   std::optional<uint64_t> limit_bytes_;
   std::optional<std::chrono::seconds> age_;
 };
-
-void Prune::decide_limits(uint64_t environments) {
-  if (all_ && (!limit_.empty() || !unused_for_.empty()))
-    throw UsageError("--all removes everything; it goes with neither --limit nor --unused-for");
-  if (!unused_for_.empty())
-    age_ = parse_duration("unused-for", unused_for_);
-  if (all_)
-    limit_bytes_ = 0;
-  else if (!limit_.empty())
-    limit_bytes_ = parse_bytes("limit", limit_);
-  else if (environments > 0)
-    limit_bytes_ = environments;
-  if (!all_ && limit_bytes_ == 0u) // in SAGEBWD_CACHE_LIMIT, 0 is no limit at all
-    throw UsageError("--limit is 0; to remove every kernel give --all");
-}
-
-void Prune::print(const PruneResult& pruned) const {
-  const char* would = dry_run_ ? "would be " : "";
-  printf("%s, %s, %sremoved\n", counted(pruned.evicted, "kernel").c_str(),
-         readable_bytes(pruned.evicted_bytes).c_str(), would);
-  if (pruned.in_use)
-    printf("%s skipped: a running process uses %s\n", counted(pruned.in_use, "kernel").c_str(),
-           pruned.in_use == 1 ? "it" : "them");
-  if (pruned.swept)
-    printf("%s of killed writers %sswept\n", counted(pruned.swept, "leftover").c_str(), would);
-  printf("%s, %s, %s in %s\n", counted(pruned.kept, "kernel").c_str(),
-         readable_bytes(pruned.kept_bytes).c_str(), pruned.kept == 1 ? "stays" : "stay",
-         user_store().directory().c_str());
-}
 
 } // namespace
 

@@ -29,23 +29,22 @@ public:
     if (out_.empty())
       throw UsageError("export needs --out FILE, the pack to write");
     filter_.check();
-    layers = user_layers();
+    find_items();
     std::vector<std::string> items;
     std::set<std::string> taken; // the directory's come first, as at run time
     size_t kernels = 0;
-    visit_items(layers, "reading", [&](const KeptName& name, KeptItem item, std::string bytes) {
+    visit_items("reading", [&](KeptItem item, std::string bytes) {
       if (!item.problem.empty())
-        layers.failures.push_back("left out, bad: " + name.place + ", " + name.digest + ": " +
-                                  item.problem);
+        failures.push_back("left out, bad: " + where_is(item) + ": " + item.problem);
       else if (!item.newer && filter_.matches(item) && taken.insert(item.digest).second) {
         kernels += item.kernel;
         items.push_back(std::move(bytes));
       }
     });
     if (items.empty()) {
-      layers.failures.push_back(out_ + " is not written: nothing is kept" +
-                                (filter_.empty() ? "" : " that --arch and --kernel let through"));
-      return fail(layers.failures);
+      failures.push_back(out_ + " is not written: nothing is kept" +
+                         (filter_.empty() ? "" : " that --arch and --kernel let through"));
+      return fail(failures);
     }
     write_pack(out_, items);
     const size_t records = items.size() - kernels;
@@ -59,6 +58,24 @@ private:
   std::string out_;
   ItemFilter filter_;
 };
+
+/// Whether the directory has it, and it is sound.
+bool is_here(const KeptItem& item) {
+  const layout::Kind kind = item.kernel ? layout::Kind::kernel : layout::Kind::record;
+  const std::optional<KeptItem> here = read_kept(
+      {user_store().directory(), layout::file_name(kind, item.digest), item.digest, nullptr});
+  return here && here->problem.empty();
+}
+
+bool keep(const KeptItem& item, const std::string& bytes) {
+  CacheStore& store = user_store();
+  if (!item.kernel) {
+    const std::optional<TuningRecord> record = parse_record(bytes);
+    return record && store.publish_record(*record);
+  }
+  const std::optional<StoredEntry> stored = inspect_entry(bytes);
+  return stored && store.publish(stored->key, stored->entry);
+}
 
 class Import : public CacheCommand {
 public:
@@ -83,22 +100,23 @@ public:
     const std::string& directory = store.directory();
     if (!store.disabled_reason().empty())
       return fail({store.disabled_reason()});
-    layers.packs.push_back(Pack::open(pack_));
-    layers.names = kept_names(layers.packs.front());
-    check_limit(layers);
+    find_items_in({pack_});
+    if (!failures.empty())
+      return fail(failures);
+    check_limit();
     size_t imported = 0, present = 0, lost = 0;
-    visit_items(layers, "importing", [&](const KeptName&, KeptItem item, std::string bytes) {
+    visit_items("importing", [&](KeptItem item, std::string bytes) {
       if (!item.problem.empty())
-        layers.failures.push_back("item " + item.digest + " is bad: " + item.problem);
+        failures.push_back(where_is(item) + " is bad: " + item.problem);
       else if (item.newer)
-        layers.failures.push_back("item " + item.digest + " was written by a newer version");
+        failures.push_back(where_is(item) + " was written by a newer version");
       else if (is_here(item))
         ++present;
       else
         ++(keep(item, bytes) ? imported : lost);
     });
     if (lost > 0)
-      layers.failures.push_back(counted(lost, "item") + " could not be kept in " + directory);
+      failures.push_back(counted(lost, "item") + " could not be kept in " + directory);
     return finish({{"pack", pack_},
                    {"directory", directory},
                    {"imported", imported},
@@ -112,44 +130,22 @@ public:
 
 private:
   /// Raises std::runtime_error for kernels that the directory would have to evict again.
-  void check_limit(Layers layers) const;
-  /// Whether the directory has it, and it is sound.
-  static bool is_here(const KeptItem&);
-  static bool keep(const KeptItem&, const std::string& bytes);
+  void check_limit() {
+    const uint64_t limit = user_store().options().byte_limit;
+    uint64_t bytes = 0;
+    if (limit > 0)
+      visit_items("weighing", [&](const KeptItem& item, std::string) {
+        bytes += item.kernel && item.problem.empty() ? item.bytes : 0;
+      });
+    if (bytes > limit)
+      throw std::runtime_error(pack_ + " holds " + readable_bytes(bytes) +
+                               " of kernels and the directory may keep " + readable_bytes(limit) +
+                               ", so nothing is imported: raise SAGEBWD_CACHE_LIMIT, or name the "
+                               "pack in SAGEBWD_CACHE_PACKS, which uses it without importing it");
+  }
 
   std::string pack_;
 };
-
-void Import::check_limit(Layers layers) const {
-  const uint64_t limit = user_store().options().byte_limit;
-  uint64_t bytes = 0;
-  if (limit > 0)
-    visit_items(layers, "weighing", [&](const KeptName&, const KeptItem& item, std::string) {
-      bytes += item.kernel && item.problem.empty() ? item.bytes : 0;
-    });
-  if (bytes > limit)
-    throw std::runtime_error(pack_ + " holds " + readable_bytes(bytes) +
-                             " of kernels and the directory may keep " + readable_bytes(limit) +
-                             ", so nothing is imported: raise SAGEBWD_CACHE_LIMIT, or name the "
-                             "pack in SAGEBWD_CACHE_PACKS, which uses it without importing it");
-}
-
-bool Import::is_here(const KeptItem& item) {
-  const layout::Kind kind = item.kernel ? layout::Kind::kernel : layout::Kind::record;
-  const std::optional<KeptItem> here = read_kept(
-      {user_store().directory(), layout::file_name(kind, item.digest), item.digest, nullptr});
-  return here && here->problem.empty();
-}
-
-bool Import::keep(const KeptItem& item, const std::string& bytes) {
-  CacheStore& store = user_store();
-  if (!item.kernel) {
-    const std::optional<TuningRecord> record = parse_record(bytes);
-    return record && store.publish_record(*record);
-  }
-  const std::optional<StoredEntry> stored = inspect_entry(bytes);
-  return stored && store.publish(stored->key, stored->entry);
-}
 
 } // namespace
 

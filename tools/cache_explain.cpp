@@ -13,18 +13,33 @@ namespace {
 namespace json = llvm::json;
 
 const char* word_for(Explanation::Verdict verdict) {
-  switch (verdict) {
-  case Explanation::present:
-    return "present";
-  case Explanation::other_compiler:
-    return "other compiler";
-  case Explanation::bad:
-    return "bad";
-  case Explanation::differs:
-  case Explanation::nothing:
-    return "absent";
+  return verdict == Explanation::present          ? "present"
+         : verdict == Explanation::other_compiler ? "other compiler"
+         : verdict == Explanation::bad            ? "bad"
+                                                  : "absent";
+}
+
+json::Array rows_of(const std::vector<FieldDifference>& fields) {
+  json::Array array;
+  for (const FieldDifference& field : fields)
+    array.push_back(
+        json::Object{{"field", field.label}, {"wanted", field.wanted}, {"kept", field.kept}});
+  return array;
+}
+
+json::Object json_of(const Explanation& e) {
+  json::Object object{{"verdict", word_for(e.verdict)},
+                      {"differs", rows_of(e.differences)},
+                      {"following", rows_of(e.following)},
+                      {"text", to_string(e)}};
+  if (!e.item.place.empty()) {
+    object["layer"] = e.item.in_pack ? "pack" : "directory";
+    object["place"] = e.item.place;
+    object["nearest"] = e.item.name;
   }
-  return "";
+  if (!e.problem.empty())
+    object["problem"] = e.problem;
+  return object;
 }
 
 class Explain : public CacheCommand {
@@ -43,67 +58,40 @@ public:
     spec_.declare(options, /*lists=*/true);
   }
 
-  ExitCode run() override;
+  ExitCode run() override {
+    const std::vector<Operation> wanted = spec_.operations(archs_, options);
+    find_items();
+    std::vector<KeptItem> kept;
+    visit_items("reading", [&](KeptItem item, std::string) { kept.push_back(std::move(item)); });
+    const std::string compiler = settings().recompile ? Nvrtc::instance().identity() : "";
+    json::Array rows;
+    std::string lines;
+    size_t present = 0;
+    for (const Operation& operation : wanted)
+      for (const KernelSpec& kernel : operation.kernels) {
+        const CacheKey key = key_of(generate(kernel), kernel);
+        const Explanation explanation = explain(key, kept, compiler);
+        const std::string name = kernel_name(kernel), arch(kernel.arch.name);
+        json::Object row = json_of(explanation);
+        row["name"] = name;
+        row["arch"] = arch;
+        row["pass"] = std::string(to_string(kernel.pass));
+        row["digest"] = key.digest;
+        rows.push_back(std::move(row));
+        lines += name + " (" + arch + ")\n  " + to_string(explanation) + "\n";
+        present += explanation.verdict == Explanation::present;
+      }
+    const size_t count = rows.size();
+    return finish({{"kernels", std::move(rows)}}, [&] {
+      printf("%s%zu of %s %s in the cache\n", lines.c_str(), present,
+             counted(count, "kernel").c_str(), count == 1 ? "is" : "are");
+    });
+  }
 
 private:
   SpecOptions spec_;
   std::vector<std::string> archs_{"sm_80"};
 };
-
-json::Array rows_of(const std::vector<FieldDifference>& fields) {
-  json::Array array;
-  for (const FieldDifference& field : fields)
-    array.push_back(
-        json::Object{{"field", field.label}, {"wanted", field.wanted}, {"kept", field.kept}});
-  return array;
-}
-
-json::Object json_of(const Explanation& e) {
-  json::Object object{{"verdict", word_for(e.verdict)},
-                      {"differs", rows_of(e.differences)},
-                      {"following", rows_of(e.following)},
-                      {"text", to_string(e)}};
-  if (!e.place.empty()) {
-    object["layer"] = e.in_pack ? "pack" : "directory";
-    object["place"] = e.place;
-    object["nearest"] = e.nearest;
-  }
-  if (!e.problem.empty())
-    object["problem"] = e.problem;
-  return object;
-}
-
-ExitCode Explain::run() {
-  const std::vector<Operation> wanted = spec_.operations(archs_, options);
-  layers = user_layers();
-  std::vector<KeptItem> kept;
-  visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
-    kept.push_back(std::move(item));
-  });
-  const std::string compiler = settings().recompile ? Nvrtc::instance().identity() : "";
-  json::Array rows;
-  std::string lines;
-  size_t present = 0;
-  for (const Operation& operation : wanted)
-    for (const KernelSpec& kernel : operation.kernels) {
-      const CacheKey key = key_of(generate(kernel), kernel);
-      const Explanation explanation = explain(key, kept, compiler);
-      const std::string name = kernel_name(kernel), arch(kernel.arch.name);
-      json::Object row = json_of(explanation);
-      row["name"] = name;
-      row["arch"] = arch;
-      row["pass"] = std::string(to_string(kernel.pass));
-      row["digest"] = key.digest;
-      rows.push_back(std::move(row));
-      lines += name + " (" + arch + ")\n  " + to_string(explanation) + "\n";
-      present += explanation.verdict == Explanation::present;
-    }
-  const size_t count = rows.size();
-  return finish({{"kernels", std::move(rows)}}, [&] {
-    printf("%s%zu of %s %s in the cache\n", lines.c_str(), present,
-           counted(count, "kernel").c_str(), count == 1 ? "is" : "are");
-  });
-}
 
 } // namespace
 

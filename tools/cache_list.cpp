@@ -14,6 +14,19 @@ namespace {
 
 namespace json = llvm::json;
 
+/// "5 min ago"
+std::string readable_age(std::chrono::system_clock::time_point time) {
+  using namespace std::chrono;
+  const int64_t age = duration_cast<seconds>(system_clock::now() - time).count();
+  if (age < 60)
+    return "now";
+  if (age < 2 * 3600)
+    return std::to_string(age / 60) + " min ago";
+  if (age < 48 * 3600)
+    return std::to_string(age / 3600) + " h ago";
+  return std::to_string(age / (24 * 3600)) + " d ago";
+}
+
 class List : public CacheCommand {
 public:
   List()
@@ -31,9 +44,9 @@ public:
 
   ExitCode run() override {
     filter_.check();
-    layers = user_layers();
+    find_items();
     std::vector<KeptItem> items;
-    visit_items(layers, "reading", [&](const KeptName&, KeptItem item, std::string) {
+    visit_items("reading", [&](KeptItem item, std::string) {
       if (filter_.matches(item))
         items.push_back(std::move(item));
     });
@@ -81,11 +94,8 @@ private:
 std::string fill_bar(uint64_t bytes, uint64_t limit) {
   if (limit == 0)
     return readable_bytes(bytes) + ", no limit";
-  constexpr size_t kWidth = 30;
   const double share = static_cast<double>(bytes) / static_cast<double>(limit);
-  const size_t filled = std::min<size_t>(kWidth, static_cast<size_t>(share * kWidth + 0.5));
-  return "[" + std::string(filled, '#') + std::string(kWidth - filled, '.') + "] " +
-         format("%.1f %% of ", 100 * share) + readable_bytes(limit);
+  return bar(share) + format(" %.1f %% of ", 100 * share) + readable_bytes(limit);
 }
 
 class Stat : public CacheCommand {
@@ -136,33 +146,31 @@ public:
 
 private:
   /// Of a pack; its line of the text is appended.
-  static json::Object examine(const std::string& path, std::string& lines);
-};
-
-json::Object Stat::examine(const std::string& path, std::string& lines) {
-  PackSummary pack;
-  try {
-    pack = summarize(*Pack::open(path));
-  } catch (const PackError& error) {
-    lines += std::string("pack       not usable: ") + error.what() + "\n";
-    return json::Object{{"path", path}, {"usable", false}, {"error", error.what()}};
+  static json::Object examine(const std::string& path, std::string& lines) {
+    PackSummary pack;
+    try {
+      pack = summarize(*Pack::open(path));
+    } catch (const PackError& error) {
+      lines += std::string("pack       not usable: ") + error.what() + "\n";
+      return json::Object{{"path", path}, {"usable", false}, {"error", error.what()}};
+    }
+    std::error_code gone;
+    const uintmax_t size = std::filesystem::file_size(path, gone), bytes = gone ? 0 : size;
+    lines += "pack       " + path + ": " + counted(pack.kernels, "kernel") + ", " +
+             counted(pack.records, "record") + ", " + readable_bytes(bytes) +
+             ", drivers from CUDA " + driver::version_text(pack.lowest_driver) + " on,";
+    for (const std::string& arch : pack.archs)
+      lines += " " + arch;
+    lines += "\n";
+    return json::Object{{"path", path},
+                        {"usable", true},
+                        {"kernels", pack.kernels},
+                        {"records", pack.records},
+                        {"bytes", bytes},
+                        {"archs", json::Array(pack.archs)},
+                        {"lowest_driver", pack.lowest_driver}};
   }
-  std::error_code gone;
-  const uintmax_t size = std::filesystem::file_size(path, gone), bytes = gone ? 0 : size;
-  lines += "pack       " + path + ": " + counted(pack.kernels, "kernel") + ", " +
-           counted(pack.records, "record") + ", " + readable_bytes(bytes) + ", drivers from CUDA " +
-           driver::version_text(pack.lowest_driver) + " on,";
-  for (const std::string& arch : pack.archs)
-    lines += " " + arch;
-  lines += "\n";
-  return json::Object{{"path", path},
-                      {"usable", true},
-                      {"kernels", pack.kernels},
-                      {"records", pack.records},
-                      {"bytes", bytes},
-                      {"archs", json::Array(pack.archs)},
-                      {"lowest_driver", pack.lowest_driver}};
-}
+};
 
 } // namespace
 

@@ -1,12 +1,13 @@
 //===- command.cpp - What subcommands share --------------------------------===//
 #include "tools/command.h"
-#include "tools/console.h"
+
+#include "llvm/Support/FormatVariadic.h"
 
 namespace sagebwd::tools {
 
 ExitCode Command::finish(llvm::json::Object facts, const std::function<void()>& print_text) const {
-  if (json)
-    print_json(std::move(facts));
+  if (json) // not by llvm::outs(), which ends the process when it cannot write
+    puts(llvm::formatv("{0:2}", llvm::json::Value(std::move(facts))).str().c_str());
   else
     print_text();
   return fail(failures);

@@ -1,9 +1,8 @@
 //===- command.h - What a subcommand is ------------------------------------===//
 #pragma once
 
+#include "tools/console.h"
 #include "tools/options.h"
-
-#include "llvm/Support/JSON.h"
 
 #include <initializer_list>
 #include <memory>

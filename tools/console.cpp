@@ -31,6 +31,12 @@ void complain(const std::string& command, const std::string& what) {
           printable(what, "\n\t").c_str());
 }
 
+Cell number(std::string key, std::string header, int digits, double value) {
+  using llvm::json::Value;
+  return {std::move(key), std::move(header), std::isfinite(value) ? Value(value) : Value(nullptr),
+          format("%.*f", digits, value)};
+}
+
 void Table::add(std::initializer_list<Cell> row) {
   std::vector<std::string> headers, cells;
   llvm::json::Object object;
@@ -91,6 +97,12 @@ void Table::print() const {
   }
 }
 
+std::string bar(double share) {
+  constexpr size_t kWidth = 30;
+  const size_t filled = std::min(kWidth, static_cast<size_t>(share * kWidth + 0.5));
+  return "[" + std::string(filled, '#') + std::string(kWidth - filled, '.') + "]";
+}
+
 Progress::Progress(std::string what, size_t total)
     : what_(std::move(what)), total_(total), terminal_(isatty(STDERR_FILENO)),
       start_(std::chrono::steady_clock::now()) {}
@@ -105,14 +117,12 @@ void Progress::advance(const std::string& done) {
   if (!terminal_ || milliseconds_since(start_) < 1000)
     return;
   drawn_ = true;
-  constexpr size_t kWidth = 30;
-  size_t filled = total_ ? kWidth * done_ / total_ : kWidth;
-  std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
+  const double share = static_cast<double>(done_) / static_cast<double>(std::max(done_, total_));
   const double seconds = milliseconds_since(start_) / 1e3;
   const double rate = static_cast<double>(done_) / seconds;
   const double rest = static_cast<double>(total_ - std::min(done_, total_)) / rate;
-  std::string line = format("%s [%s] %zu/%zu, %.3g/s, %.0f s left: %s", what_.c_str(), bar.c_str(),
-                            done_, total_, rate, rest, done.c_str());
+  std::string line = format("%s %s %zu/%zu, %.3g/s, %.0f s left: %s", what_.c_str(),
+                            bar(share).c_str(), done_, total_, rate, rest, done.c_str());
   // A line that wraps would stay.
   winsize size = {};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1)
@@ -139,18 +149,6 @@ std::string format(const char* pattern, ...) {
 double milliseconds_since(std::chrono::steady_clock::time_point start) {
   std::chrono::duration<double, std::milli> span = std::chrono::steady_clock::now() - start;
   return span.count();
-}
-
-void print_json(const llvm::json::Value& value) {
-  // Not llvm::outs(): it ends the process when it cannot write.
-  const std::string text = llvm::formatv("{0:2}", value).str() + "\n";
-  fwrite(text.data(), 1, text.size(), stdout);
-}
-
-llvm::json::Value json_number(double value) {
-  if (!std::isfinite(value))
-    return nullptr;
-  return value;
 }
 
 } // namespace sagebwd::tools

@@ -24,6 +24,9 @@ struct Cell {
   std::string text = {}; ///< in the table, where that is not the value as it is
 };
 
+/// With so many digits in the table. In JSON, which lacks them, NaN and infinities are null.
+Cell number(std::string key, std::string header, int digits, double value);
+
 /// Rows of the same cells, for people and as JSON.
 class Table {
 public:
@@ -41,7 +44,9 @@ private:
   llvm::json::Array objects_;
 };
 
-/// A bar on standard error for work that takes over a second; nothing where that is no terminal.
+/// "[####......]", full where the share is 1 or more.
+std::string bar(double share);
+/// One on standard error for work that takes over a second; nothing where that is no terminal.
 class Progress {
 public:
   Progress(std::string what, size_t total);
@@ -60,10 +65,5 @@ std::string counted(uint64_t count, const std::string& noun);
 /// printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 double milliseconds_since(std::chrono::steady_clock::time_point start);
-
-/// Indented, with a newline, to standard output.
-void print_json(const llvm::json::Value&);
-/// NaN and infinities, which JSON lacks, become null.
-llvm::json::Value json_number(double);
 
 } // namespace sagebwd::tools

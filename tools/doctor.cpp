@@ -2,7 +2,6 @@
 #include "runtime/diagnosis.h"
 #include "runtime/settings.h"
 #include "tools/command.h"
-#include "tools/console.h"
 
 namespace sagebwd::tools {
 

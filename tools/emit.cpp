@@ -3,10 +3,11 @@
 #include "generator/kernel.h"
 #include "runtime/generate.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/spec_options.h"
 
-#include <algorithm>
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringExtras.h"
+
 #include <cctype>
 #include <filesystem>
 #include <regex>
@@ -17,15 +18,19 @@ namespace {
 
 namespace json = llvm::json;
 
-/// Spaces and what is rarely varied may be left out: "128x64w8s2" is of the usual tile's family and
+/// Spaces and what is rarely varied may be left out: "128x64w8s2" is of the family of `like` and
 /// has one block per SM.
-TileConfig read_tile(std::string typed, const TileConfig& usual) {
-  const std::string shown = to_string(usual);
-  if (typed.find('b') == std::string::npos)
-    typed += " b1";
+TileConfig read_tile(std::string typed, const TileConfig& like) {
   if (std::isdigit(static_cast<unsigned char>(typed.front())))
-    typed.insert(0, shown, 0, shown.find_first_of("0123456789"));
-  return parse_tile(std::regex_replace(typed, std::regex("([0-9])([wsb])"), "$1 $2"));
+    typed.insert(0, value_text(like.family) + " ");
+  visit_fields(usual<TileConfig>(), [&]<typename T>(const Label& label, const T& value) {
+    const std::string mark(label.mark), letter = llvm::StringRef(mark).ltrim().str();
+    if (!letter.empty() && value != T() && typed.find(letter) == std::string::npos)
+      typed += mark + value_text(value);
+    else if (!letter.empty())
+      typed = std::regex_replace(typed, std::regex("([0-9])" + letter), "$1" + mark);
+  });
+  return parse_tile(typed);
 }
 
 class Emit : public Command {
@@ -71,79 +76,74 @@ public:
 
 private:
   /// The operation's kernels that the options leave, in launch order.
-  std::vector<KernelSpec> chosen_kernels() const;
-  ExitCode print_list(const std::vector<KernelSpec>&) const;
-  ExitCode write_files(const std::vector<KernelSpec>&) const;
+  std::vector<KernelSpec> chosen_kernels() const {
+    const Arch& arch = find_arch(arch_);
+    const ResolvedSpec spec = resolved(spec_.one(options), arch);
+    std::vector<KernelSpec> chosen;
+    std::vector<std::string> kinds;
+    for (const KernelSpec& kernel : pass_.empty()
+                                        ? distinct_kernels(spec, arch)
+                                        : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
+      const std::string kind(to_string(kernel.kind));
+      if (!llvm::is_contained(kinds, kind))
+        kinds.push_back(kind);
+      if (kernel_.empty() || kind == kernel_)
+        chosen.push_back(kernel);
+    }
+    if (chosen.empty())
+      throw UsageError("--kernel is '" + kernel_ + "'; this operation has " +
+                       llvm::join(kinds, " ") + suggestion(kernel_, kinds));
+    if (!tile_.empty()) {
+      for (KernelSpec& kernel : chosen) {
+        if (kernel.tile == TileConfig{})
+          throw UsageError("--tile: " + kernel_ + " has no tile");
+        kernel.tile = read_tile(tile_, kernel.tile);
+      }
+    }
+    return chosen;
+  }
+
+  ExitCode print_list(const std::vector<KernelSpec>& kernels) const {
+    Table table;
+    for (const KernelSpec& kernel : kernels) {
+      const KernelSource source = generate(kernel);
+      const bool tiled = !(kernel.tile == TileConfig{});
+      table.add(
+          {{"kernel", "kernel", std::string(to_string(kernel.kind))},
+           {"pass", "pass", std::string(to_string(kernel.pass))},
+           {"tile", "tile", tiled ? to_string(kernel.tile) : "", tiled ? "" : "-"},
+           {"threads", "threads", source.threads},
+           // Of those without tiles it is the compiler that says.
+           {"shared_bytes", "shared bytes",
+            tiled ? json::Value(source.shared_bytes) : json::Value(nullptr), tiled ? "" : "-"},
+           {"name", "name", source.name}});
+    }
+    return finish(json::Object{{"kernels", table.json()}}, [&] { table.print(); });
+  }
+
+  ExitCode write_files(const std::vector<KernelSpec>& kernels) const {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    fs::create_directories(output_, error);
+    if (error)
+      throw std::runtime_error("cannot create " + output_ + ": " + error.message());
+    std::vector<std::string> files;
+    for (const KernelSpec& kernel : kernels) {
+      const KernelSource source = generate(kernel);
+      files.push_back(fs::path(output_) / (source.name + ".cu"));
+      if (std::string why = write_output(files.back(), {&source.text}); !why.empty())
+        throw std::runtime_error(why);
+    }
+    return finish(json::Object{{"files", json::Array(files)}}, [&] {
+      for (const std::string& file : files)
+        puts(file.c_str());
+    });
+  }
 
   SpecOptions spec_;
   std::string kernel_, pass_, arch_ = "sm_80", tile_, output_;
   bool list_ = false;
 };
-
-std::vector<KernelSpec> Emit::chosen_kernels() const {
-  const Arch& arch = find_arch(arch_);
-  const ResolvedSpec spec = resolved(spec_.one(options), arch);
-  std::vector<KernelSpec> chosen;
-  const std::vector<KernelSpec> all = pass_.empty()
-                                          ? distinct_kernels(spec, arch)
-                                          : kernels_of(parse_word<Pass>(pass_), spec, arch);
-
-  std::vector<std::string> kinds;
-  for (const KernelSpec& kernel : all) {
-    kinds.emplace_back(to_string(kernel.kind));
-    if (kernel_.empty() || to_string(kernel.kind) == kernel_)
-      chosen.push_back(kernel);
-  }
-  if (chosen.empty()) {
-    std::string message = "--kernel is '" + kernel_ + "'; this operation has";
-    for (const std::string& kind : kinds)
-      if (&kind == &*std::find(kinds.begin(), kinds.end(), kind))
-        message += " " + kind;
-    throw UsageError(message + suggestion(kernel_, kinds));
-  }
-  if (!tile_.empty()) {
-    for (KernelSpec& kernel : chosen) {
-      if (kernel.tile == TileConfig{})
-        throw UsageError("--tile: " + kernel_ + " has no tile");
-      kernel.tile = read_tile(tile_, kernel.tile);
-    }
-  }
-  return chosen;
-}
-
-ExitCode Emit::print_list(const std::vector<KernelSpec>& kernels) const {
-  Table table;
-  for (const KernelSpec& kernel : kernels) {
-    const KernelSource source = generate(kernel);
-    const bool tiled = !(kernel.tile == TileConfig{});
-    table.add({{"kernel", "kernel", std::string(to_string(kernel.kind))},
-               {"pass", "pass", std::string(to_string(kernel.pass))},
-               {"tile", "tile", tiled ? to_string(kernel.tile) : "", tiled ? "" : "-"},
-               {"threads", "threads", source.threads},
-               {"shared_bytes", "shared bytes", source.shared_bytes},
-               {"name", "name", source.name}});
-  }
-  return finish(json::Object{{"kernels", table.json()}}, [&] { table.print(); });
-}
-
-ExitCode Emit::write_files(const std::vector<KernelSpec>& kernels) const {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  fs::create_directories(output_, error);
-  if (error)
-    throw std::runtime_error("cannot create " + output_ + ": " + error.message());
-  std::vector<std::string> files;
-  for (const KernelSpec& kernel : kernels) {
-    const KernelSource source = generate(kernel);
-    files.push_back(fs::path(output_) / (source.name + ".cu"));
-    if (std::string why = write_output(files.back(), {&source.text}); !why.empty())
-      throw std::runtime_error(why);
-  }
-  return finish(json::Object{{"files", json::Array(files)}}, [&] {
-    for (const std::string& file : files)
-      puts(file.c_str());
-  });
-}
 
 } // namespace
 

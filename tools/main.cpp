@@ -7,7 +7,6 @@
 #include "runtime/error.h"
 #include "runtime/tuner/worker/worker.h"
 #include "tools/command.h"
-#include "tools/console.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -21,16 +20,14 @@ using namespace sagebwd::tools;
 
 namespace {
 
-using Commands = std::vector<std::unique_ptr<Command>>;
-
 /// Of all commands.
-void print_overview(const Commands& commands, FILE* stream) {
+void print_overview(const Command& root, FILE* stream) {
   fputs("sagebwd " SAGEBWD_VERSION " - trainable INT8 attention (SageBwd), compiled where it runs\n"
         "\n"
         "usage: sagebwd COMMAND [options]\n"
         "\n",
         stream);
-  for (const auto& command : commands)
+  for (const auto& command : root.subcommands)
     fprintf(stream, "  %-8s %s\n", command->name.c_str(), command->summary.c_str());
   fputs("\n"
         "'sagebwd COMMAND --help' lists a command's options and shows examples.\n"
@@ -39,6 +36,8 @@ void print_overview(const Commands& commands, FILE* stream) {
 }
 
 void print_help(const Command& command, FILE* stream) {
+  if (command.name.empty())
+    return print_overview(command, stream);
   fprintf(stream, "sagebwd %s - %s\n\n%s\n", command.name.c_str(), command.summary.c_str(),
           command.help.c_str());
   for (const auto& sub : command.subcommands)
@@ -54,50 +53,41 @@ bool asks_for_help(const std::string& argument) {
   return argument == "--help" || argument == "-h" || argument == "help";
 }
 
-/// `command` is "" or ends with a space.
-ExitCode wrong_use(const std::string& message, const std::string& command) {
+/// What is typed before a subcommand's name, or an option.
+std::string prefix_of(const Command& command) {
+  return command.name.empty() ? "" : command.name + " ";
+}
+
+ExitCode wrong_use(const std::string& message, const Command& command) {
   complain("", message);
-  fprintf(stderr, "See 'sagebwd %s--help'.\n", command.c_str());
+  fprintf(stderr, "See 'sagebwd %s--help'.\n", prefix_of(command).c_str());
   return kWrongUse;
 }
 
 ExitCode run(Command& command, std::vector<std::string> arguments);
 
-/// `prefix` is what was typed before, e.g. "cache ".
-ExitCode run_one_of(const Commands& commands, std::vector<std::string> arguments,
-                    const std::string& prefix) {
-  const std::string name = arguments.front();
+/// The first argument is the name of one.
+ExitCode run_subcommand(Command& command, std::vector<std::string> arguments) {
+  const std::string name = arguments.front(), prefix = prefix_of(command);
   arguments.erase(arguments.begin());
   std::vector<std::string> known;
-  for (const auto& command : commands) {
-    if (command->name == prefix + name)
-      return run(*command, std::move(arguments));
-    known.push_back(command->name.substr(prefix.size()));
+  for (const auto& sub : command.subcommands) {
+    if (sub->name == prefix + name)
+      return run(*sub, std::move(arguments));
+    known.push_back(sub->name.substr(prefix.size()));
   }
   const bool option = name.rfind('-', 0) == 0;
   return wrong_use((option ? "unknown option '" : "unknown command '" + prefix) + name + "'" +
                        suggestion(name, known),
-                   prefix);
-}
-
-ExitCode dispatch(const Commands& commands, std::vector<std::string> arguments) {
-  if (arguments.size() > 1 && arguments.front() == "help") // "sagebwd help build"
-    std::rotate(arguments.begin(), arguments.begin() + 1, arguments.end());
-  if (arguments.empty() || asks_for_help(arguments.front())) {
-    print_overview(commands, arguments.empty() ? stderr : stdout);
-    return arguments.empty() ? kWrongUse : kDone;
-  }
-  if (arguments.front() == "--version") {
-    puts("sagebwd " SAGEBWD_VERSION);
-    return kDone;
-  }
-  return run_one_of(commands, std::move(arguments), "");
+                   command);
 }
 
 ExitCode run(Command& command, std::vector<std::string> arguments) {
   const bool group = !command.subcommands.empty();
+  if (group && arguments.size() > 1 && arguments.front() == "help") // "sagebwd help build"
+    std::rotate(arguments.begin(), arguments.begin() + 1, arguments.end());
   if (group && !arguments.empty() && !asks_for_help(arguments.front()))
-    return run_one_of(command.subcommands, std::move(arguments), command.name + " ");
+    return run_subcommand(command, std::move(arguments));
   const bool wants_help = std::any_of(arguments.begin(), arguments.end(), asks_for_help);
   if (wants_help || group) {
     print_help(command, wants_help ? stdout : stderr);
@@ -107,7 +97,7 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
     command.options.parse(arguments);
     return command.run();
   } catch (const std::invalid_argument& error) { // an option, a spec or a variable's value
-    return wrong_use(error.what(), command.name + " ");
+    return wrong_use(error.what(), command);
   } catch (const CompileError& error) {
     complain(command.name, std::string(error.what()) + "\n" + error.log);
   } catch (const std::bad_alloc&) {
@@ -123,9 +113,15 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
 int main(int count, char** values) {
   if (count == 2 && strcmp(values[1], "tune-worker") == 0)
     return tune_worker_main(); // not for people, so that no list has it
-  const int code = dispatch(make_all({make_doctor, make_emit, make_build, make_prebuild, make_tune,
-                                      make_verify, make_trace, make_cache}),
-                            {values + 1, values + count});
+  std::vector<std::string> arguments(values + 1, values + count);
+  Command root("", "", "");
+  root.subcommands = make_all({make_doctor, make_emit, make_build, make_prebuild, make_tune,
+                               make_verify, make_trace, make_cache});
+  int code = kDone;
+  if (!arguments.empty() && arguments.front() == "--version")
+    puts("sagebwd " SAGEBWD_VERSION);
+  else
+    code = run(root, std::move(arguments));
   // What did not reach its reader, on a full disk say, must not pass for done.
   if (fflush(stdout) != 0 || ferror(stdout)) {
     fprintf(stderr, "sagebwd: cannot write to standard output: %s\n", strerror(errno));

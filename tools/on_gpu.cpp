@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 namespace sagebwd::tools {
 
@@ -32,12 +31,6 @@ Buffer::Buffer(size_t bytes, std::optional<uint8_t> start)
     driver::fill(memory_, kPoison, bytes + 2 * guard_);
   if (start && *start != kPoison)
     driver::fill(pointer(), *start, bytes);
-}
-
-void Buffer::check_size(size_t given) const {
-  if (given != bytes_)
-    throw std::logic_error("given are " + std::to_string(given) + " bytes for device memory of " +
-                           std::to_string(bytes_));
 }
 
 void Buffer::check_guards(const char* name, Faults& faults) const {
@@ -104,33 +97,25 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   dout.upload(in.dout);
   if (!in.dlse.empty())
     dlse.upload(in.dlse);
-  const float scale =
+  forward.problem = backward.problem = problem;
+  forward.q = backward.q = q.view();
+  forward.k = backward.k = k.view();
+  forward.v = backward.v = v.view();
+  forward.out = backward.out = out.view();
+  forward.lse = lse.as<float>();
+  backward.lse = forward.lse;
+  backward.dout = dout.view();
+  backward.dlse = in.dlse.empty() ? nullptr : dlse.as<float>();
+  backward.dq = dq.view();
+  backward.dk = dk.view();
+  backward.dv = dv.view();
+  forward.softmax_scale = backward.softmax_scale =
       in.softmax_scale != 0 ? in.softmax_scale : 1 / std::sqrt(static_cast<float>(channels));
-  forward = {problem,
-             q.view(),
-             k.view(),
-             v.view(),
-             out.view(),
-             lse.as<float>(),
-             scale,
-             forward_workspace.as(),
-             forward_workspace.bytes(),
-             options.stream};
-  backward = {problem,
-              q.view(),
-              k.view(),
-              v.view(),
-              out.view(),
-              dout.view(),
-              lse.as<float>(),
-              in.dlse.empty() ? nullptr : dlse.as<float>(),
-              dq.view(),
-              dk.view(),
-              dv.view(),
-              scale,
-              backward_workspace.as(),
-              backward_workspace.bytes(),
-              options.stream};
+  forward.workspace = forward_workspace.as();
+  forward.workspace_bytes = forward_workspace.bytes();
+  backward.workspace = backward_workspace.as();
+  backward.workspace_bytes = backward_workspace.bytes();
+  forward.stream = backward.stream = options.stream;
   // The copies and fills ran on the null stream, which other streams do not wait for.
   driver::synchronize();
 }

@@ -12,6 +12,7 @@
 #include "runtime/reference/reference.h"
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,8 @@ public:
 
   /// Copies as many bytes as there are.
   template <typename T> void upload(const std::vector<T>& values) {
-    check_size(values.size() * sizeof(T));
+    if (values.size() * sizeof(T) != bytes_)
+      throw std::logic_error("device memory is given another number of bytes than it has");
     driver::copy_to_device(pointer(), values.data(), bytes_);
   }
   template <typename T> std::vector<T> download() const {
@@ -51,8 +53,6 @@ public:
   void check_guards(const char* name, Faults&) const;
 
 private:
-  void check_size(size_t given) const;
-
   size_t bytes_, guard_;
   driver::Pointer memory_;
 };

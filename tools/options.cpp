@@ -1,50 +1,32 @@
 //===- options.cpp - The command line's options ----------------------------===//
 #include "tools/options.h"
 
-#include "generator/spec.h"
+#include "generator/fields.h"
+#include "tools/console.h"
 
-#include "llvm/ADT/StringRef.h"
+#include "llvm/ADT/SmallVector.h"
+#include "llvm/ADT/StringExtras.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <cstdlib>
 
 namespace sagebwd::tools {
 
 namespace {
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  size_t begin = 0;
-  while (begin <= text.size()) {
-    size_t end = std::min(text.find(',', begin), text.size());
-    if (end > begin)
-      parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
-/// 1e-05 and 5000, not 0.000010 and 5000.000000.
-std::string plain(double value) {
-  char text[32];
-  snprintf(text, sizeof(text), "%g", value);
-  return text;
+std::string with_default(const std::string& help, const std::string& value) {
+  return value.empty() ? help : help + " (default " + value + ")";
 }
 
 } // namespace
 
-std::string suggestion(std::string_view given, const std::vector<std::string>& known) {
+std::string suggestion(const std::string& given, const std::vector<std::string>& known) {
   const std::string* best = nullptr;
   // Two letters swapped are two edits.
   unsigned best_distance = std::max<size_t>(2, given.size() / 3) + 1;
   for (const std::string& name : known) {
-    unsigned distance = llvm::StringRef(name).edit_distance(
-        llvm::StringRef(given.data(), given.size()), /*AllowReplacements=*/true, best_distance);
     // A prefix is what someone types who expects abbreviations.
-    if (given.size() > 2 && name.compare(0, given.size(), given) == 0)
-      distance = 0;
+    const bool prefix = given.size() > 2 && name.starts_with(given);
+    const unsigned distance = prefix ? 0 : llvm::StringRef(name).edit_distance(given, true);
     if (distance < best_distance) {
       best = &name;
       best_distance = distance;
@@ -53,94 +35,84 @@ std::string suggestion(std::string_view given, const std::vector<std::string>& k
   return best ? "; did you mean '" + *best + "'?" : "";
 }
 
-void OptionTable::flag(std::string name, bool& value, std::string help) {
-  options_.push_back({std::move(name), "", std::move(help), [&value](auto&) { value = true; }});
+UsageError wrong_value(const std::string& option, const std::string& given,
+                       const std::string& wanted) {
+  return UsageError("--" + option + " is '" + given + "'; it takes " + wanted);
 }
 
-void OptionTable::text(std::string name, std::string placeholder, std::string& value,
-                       std::string help) {
-  if (!value.empty())
-    help += " (default " + value + ")";
+void OptionTable::flag(const std::string& name, bool& value, const std::string& help) {
+  options_.push_back({name, "", help, [&value](auto&) { value = true; }});
+}
+
+void OptionTable::text(const std::string& name, const std::string& placeholder, std::string& value,
+                       const std::string& help) {
   // An unset variable of a shell must not turn one command into another.
   auto set = [&value, name](const std::string& given) {
     if (given.empty())
       throw UsageError("--" + name + " is empty");
     value = given;
   };
-  options_.push_back({name, std::move(placeholder), std::move(help), std::move(set)});
+  options_.push_back({name, placeholder, with_default(help, value), set});
 }
 
-void OptionTable::list(std::string name, std::string placeholder, std::vector<std::string>& values,
-                       std::string help) {
-  if (!values.empty()) {
-    help += " (default " + values.front();
-    for (size_t i = 1; i < values.size(); ++i)
-      help += "," + values[i];
-    help += ")";
-  }
+void OptionTable::list(const std::string& name, const std::string& placeholder,
+                       std::vector<std::string>& values, const std::string& help) {
   // The first use replaces the default, later ones add.
   auto set = [&values, name, fresh = true](const std::string& given) mutable {
-    std::vector<std::string> parts = split(given);
+    llvm::SmallVector<llvm::StringRef> parts;
+    llvm::SplitString(given, parts, ",");
     if (parts.empty())
       throw UsageError("--" + name + " needs at least one value, comma-separated");
     if (fresh)
       values.clear();
     fresh = false;
-    values.insert(values.end(), parts.begin(), parts.end());
+    for (const llvm::StringRef part : parts)
+      values.push_back(part.str());
   };
-  options_.push_back({name, std::move(placeholder), std::move(help), std::move(set)});
+  options_.push_back({name, placeholder, with_default(help, llvm::join(values, ",")), set});
 }
 
-void OptionTable::integer_option(std::string name, int64_t low, int64_t high,
-                                 std::function<void(int64_t)> set, std::string initial,
-                                 std::string help) {
-  auto parse = [name, low, high, set = std::move(set)](const std::string& given) {
-    int64_t value = 0;
-    const char* end = given.data() + given.size();
-    auto [stop, error] = std::from_chars(given.data(), end, value);
-    if (error != std::errc() || stop != end || value < low || value > high)
-      throw UsageError("--" + name + " is '" + given + "'; it takes a whole number from " +
-                       std::to_string(low) + " to " + std::to_string(high));
-    set(value);
-  };
-  options_.push_back(
-      {std::move(name), "N", std::move(help) + " (default " + initial + ")", std::move(parse)});
+int64_t OptionTable::whole_number(const std::string& name, const std::string& given, int64_t low,
+                                  int64_t high) {
+  int64_t value = 0;
+  if (!llvm::to_integer(given, value, 10) || value < low || value > high)
+    throw wrong_value(name, given, format("a whole number from %td to %td", low, high));
+  return value;
 }
 
-void OptionTable::number(std::string name, double& value, double low, double high,
-                         std::string help) {
-  auto parse = [&value, name, low, high](const std::string& given) {
-    char* end = nullptr;
-    double parsed = std::strtod(given.c_str(), &end);
-    if (given.empty() || *end || !(parsed >= low && parsed <= high))
-      throw UsageError("--" + name + " is '" + given + "'; it takes a number from " + plain(low) +
-                       " to " + plain(high));
+void OptionTable::number(const std::string& name, double& value, double low, double high,
+                         const std::string& help) {
+  auto set = [&value, name, low, high](const std::string& given) {
+    double parsed = 0;
+    if (given.empty() || !llvm::to_float(given, parsed) || !(parsed >= low && parsed <= high))
+      throw wrong_value(name, given, format("a number from %g to %g", low, high));
     value = parsed;
   };
-  options_.push_back({std::move(name), "X", std::move(help) + " (default " + plain(value) + ")",
-                      std::move(parse)});
+  options_.push_back({name, "X", with_default(help, format("%g", value)), set});
 }
 
-void OptionTable::word(std::string name, std::string words,
-                       std::function<void(const std::string&)> parse, std::string help) {
-  auto set = [name, parse = std::move(parse)](const std::string& given) {
+void OptionTable::word(const std::string& name, const std::string& words,
+                       const std::function<void(const std::string&)>& parse,
+                       const std::string& help) {
+  auto set = [name, parse](const std::string& given) {
     try {
       parse(given);
     } catch (const SpecError& error) {
       throw UsageError("--" + name + ": " + error.what());
     }
   };
-  options_.push_back({std::move(name), std::move(words), std::move(help), std::move(set)});
+  options_.push_back({name, words, help, set});
 }
 
-void OptionTable::positional(std::string placeholder, std::string& value, std::string help) {
+void OptionTable::positional(const std::string& placeholder, std::string& value,
+                             const std::string& help) {
   auto set = [&value, placeholder](const std::string& given) {
     if (!value.empty())
       throw UsageError("unexpected argument '" + given + "'; one " + placeholder + " is enough: '" +
                        value + "'");
     value = given;
   };
-  positional_.push_back({"", std::move(placeholder), std::move(help), std::move(set)});
+  positional_.push_back({"", placeholder, help, set});
 }
 
 void OptionTable::parse(const std::vector<std::string>& arguments) {
@@ -150,13 +122,10 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
       positional_.front().set(argument);
       continue;
     }
-    std::string name = argument, value;
-    bool has_value = false;
-    if (size_t equals = argument.find('='); equals != std::string::npos) {
-      name = argument.substr(0, equals);
-      value = argument.substr(equals + 1);
-      has_value = true;
-    }
+    const bool has_value = argument.find('=') != std::string::npos;
+    const auto halves = llvm::StringRef(argument).split('=');
+    const std::string name = halves.first.str();
+    std::string value = halves.second.str();
     // "-o" is the one short name; everything else is spelled out.
     std::string bare = name.rfind("--", 0) == 0 ? name.substr(2) : name == "-o" ? "output" : "";
     auto option = std::find_if(options_.begin(), options_.end(),
@@ -181,10 +150,7 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
   }
 }
 
-bool OptionTable::given(const std::string& name) const {
-  return std::any_of(options_.begin(), options_.end(),
-                     [&](const Option& option) { return option.name == name && option.given; });
-}
+bool OptionTable::given(const std::string& name) const { return llvm::is_contained(given(), name); }
 
 std::vector<std::string> OptionTable::given() const {
   std::vector<std::string> names;
@@ -197,18 +163,15 @@ std::vector<std::string> OptionTable::given() const {
 std::string OptionTable::help() const {
   constexpr size_t kColumn = 30;
   std::string lines;
-  for (const Option& option : positional_)
-    lines += "  " + option.placeholder +
-             std::string(kColumn - 2 - std::min(kColumn - 3, option.placeholder.size()), ' ') +
-             option.help + "\n";
-  for (const Option& option : options_) {
-    std::string line = "  --" + option.name;
-    if (!option.placeholder.empty())
-      line += " " + option.placeholder;
-    line += line.size() < kColumn ? std::string(kColumn - line.size(), ' ')
-                                  : "\n" + std::string(kColumn, ' ');
-    lines += line + option.help + "\n";
-  }
+  for (const std::vector<Option>* options : {&positional_, &options_})
+    for (const Option& option : *options) {
+      std::string line = option.name.empty() ? " " : "  --" + option.name;
+      if (!option.placeholder.empty())
+        line += " " + option.placeholder;
+      line += line.size() < kColumn ? std::string(kColumn - line.size(), ' ')
+                                    : "\n" + std::string(kColumn, ' ');
+      lines += line + option.help + "\n";
+    }
   return lines;
 }
 

@@ -9,10 +9,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace sagebwd::tools {
@@ -25,24 +23,28 @@ public:
 
 class OptionTable {
 public:
-  void flag(std::string name, bool& value, std::string help);
-  void text(std::string name, std::string placeholder, std::string& value, std::string help);
+  void flag(const std::string& name, bool& value, const std::string& help);
+  void text(const std::string& name, const std::string& placeholder, std::string& value,
+            const std::string& help);
   /// Comma-separated; may be given several times.
-  void list(std::string name, std::string placeholder, std::vector<std::string>& values,
-            std::string help);
+  void list(const std::string& name, const std::string& placeholder,
+            std::vector<std::string>& values, const std::string& help);
   template <typename Int>
-  void integer(std::string name, Int& value, int64_t low, int64_t high, std::string help) {
-    integer_option(
-        std::move(name), low, high, [&value](int64_t given) { value = static_cast<Int>(given); },
-        std::to_string(value), std::move(help));
+  void integer(const std::string& name, Int& value, int64_t low, int64_t high,
+               const std::string& help) {
+    const auto set = [=, &value](const std::string& given) {
+      value = static_cast<Int>(whole_number(name, given, low, high));
+    };
+    word(name, "N", set, help + " (default " + std::to_string(value) + ")");
   }
-  void number(std::string name, double& value, double low, double high, std::string help);
+  void number(const std::string& name, double& value, double low, double high,
+              const std::string& help);
   /// `parse` raises SpecError for an unknown word and lists the known ones.
-  void word(std::string name, std::string words, std::function<void(const std::string&)> parse,
-            std::string help);
+  void word(const std::string& name, const std::string& words,
+            const std::function<void(const std::string&)>& parse, const std::string& help);
 
   /// The one argument without a name, such as a FILE; empty where it is not given.
-  void positional(std::string placeholder, std::string& value, std::string help);
+  void positional(const std::string& placeholder, std::string& value, const std::string& help);
 
   /// Reads "--name value" and "--name=value". Raises UsageError.
   void parse(const std::vector<std::string>& arguments);
@@ -59,14 +61,18 @@ private:
     std::function<void(const std::string&)> set; ///< with "" for flags
     bool given = false;
   };
-  void integer_option(std::string name, int64_t low, int64_t high, std::function<void(int64_t)> set,
-                      std::string initial, std::string help);
+  /// Raises UsageError for a text that says none, or one beyond the limits.
+  static int64_t whole_number(const std::string& name, const std::string& given, int64_t low,
+                              int64_t high);
 
   std::vector<Option> options_;
   std::vector<Option> positional_; ///< at most one
 };
 
+/// "--sigma is 'x'; it takes a number".
+UsageError wrong_value(const std::string& option, const std::string& given,
+                       const std::string& wanted);
 /// "; did you mean 'build'?", or nothing where no candidate is near.
-std::string suggestion(std::string_view given, const std::vector<std::string>& known);
+std::string suggestion(const std::string& given, const std::vector<std::string>& known);
 
 } // namespace sagebwd::tools

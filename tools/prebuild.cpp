@@ -3,15 +3,16 @@
 #include "cache/whole_file.h"
 #include "runtime/driver/driver.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/spec_list.h"
 #include "tools/spec_options.h"
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
+#include <unistd.h>
 
 namespace sagebwd::tools {
 
@@ -19,6 +20,20 @@ namespace {
 
 using driver::version_text;
 namespace json = llvm::json;
+
+constexpr char kHowToResume[] =
+    "\nsagebwd prebuild: interrupted; the same command goes on where it was\n";
+
+/// On Ctrl-C, which then ends the process; a job in the background, which ignores it, still does.
+void say_how_to_resume() {
+  const auto say = [](int signal) {
+    [[maybe_unused]] auto done = ::write(STDERR_FILENO, kHowToResume, sizeof(kHowToResume) - 1);
+    std::signal(signal, SIG_DFL);
+    ::raise(signal); // ends the process once this is left
+  };
+  if (std::signal(SIGINT, say) == SIG_IGN)
+    std::signal(SIGINT, SIG_IGN);
+}
 
 class Prebuild : public Command {
 public:
@@ -81,15 +96,58 @@ public:
     request.progress = [&](const BuiltKernel& kernel, size_t, size_t) {
       progress->advance(kernel.entry.arch + " " + kernel.entry.kernel_name);
     };
+    say_how_to_resume();
     const PrebuildResult result = prebuild(request);
     progress.reset();
     return report(result, given.size() - request.records.size(), milliseconds_since(start) / 1e3);
   }
 
 private:
-  std::vector<WantedOperation> wanted() const;
-  std::vector<TuningRecord> records() const;
-  ExitCode list(const std::vector<KernelSpec>&) const;
+  std::vector<WantedOperation> wanted() const {
+    if (!specs_file_.empty()) {
+      const std::set<std::string> others = {"specs", "records", "out", "dry-run", "json"};
+      for (const std::string& name : options.given())
+        if (!others.count(name))
+          throw UsageError("--specs and --" + name +
+                           " contradict each other: the file says what to build");
+      return parse_spec_list(read_input(specs_file_), specs_file_);
+    }
+    if (archs_.empty())
+      throw UsageError("name architectures with --arch (e.g. --arch sm_80,sm_90a), or a list of "
+                       "specs with --specs");
+    bool forward = false, backward = false;
+    for (const std::string& pass : passes_)
+      (parse_word<Pass>(pass) == Pass::forward ? forward : backward) = true;
+    std::vector<WantedOperation> operations;
+    for (const Arch& arch : parse_archs(archs_))
+      for (const AttentionSpec& spec : spec_.all(options))
+        operations.push_back({spec, arch, forward, backward});
+    return operations;
+  }
+
+  std::vector<TuningRecord> records() const {
+    std::vector<TuningRecord> records;
+    for (const std::string& path : record_files_) {
+      std::string why;
+      auto more = parse_records(read_input(path), &why);
+      if (!more)
+        throw std::runtime_error(path + " holds no tuning records: " + why);
+      records.insert(records.end(), more->begin(), more->end());
+    }
+    return records;
+  }
+
+  ExitCode list(const std::vector<KernelSpec>& kernels) const {
+    Table table;
+    for (const KernelSpec& kernel : kernels)
+      table.add({{"name", "kernel", kernel_name(kernel)},
+                 {"arch", "arch", std::string(kernel.arch.name)},
+                 {"pass", "pass", std::string(to_string(kernel.pass))}});
+    return finish(json::Object{{"kernels", table.json()}}, [&] {
+      table.print();
+      puts(counted(kernels.size(), "kernel").c_str());
+    });
+  }
   ExitCode report(const PrebuildResult&, size_t records_left_out, double seconds) const;
 
   SpecOptions spec_;
@@ -97,53 +155,6 @@ private:
   std::string specs_file_, out_;
   bool dry_run_ = false;
 };
-
-std::vector<WantedOperation> Prebuild::wanted() const {
-  if (!specs_file_.empty()) {
-    const std::set<std::string> others = {"specs", "records", "out", "dry-run", "json"};
-    for (const std::string& name : options.given())
-      if (!others.count(name))
-        throw UsageError("--specs and --" + name +
-                         " contradict each other: the file says what to build");
-    return parse_spec_list(read_input(specs_file_), specs_file_);
-  }
-  if (archs_.empty())
-    throw UsageError("name architectures with --arch (e.g. --arch sm_80,sm_90a), or a list of "
-                     "specs with --specs");
-  std::set<Pass> passes;
-  for (const std::string& pass : passes_)
-    passes.insert(parse_word<Pass>(pass));
-  std::vector<WantedOperation> operations;
-  for (const Arch& arch : parse_archs(archs_))
-    for (const AttentionSpec& spec : spec_.all(options))
-      operations.push_back(
-          {spec, arch, passes.count(Pass::forward) > 0, passes.count(Pass::backward) > 0});
-  return operations;
-}
-
-std::vector<TuningRecord> Prebuild::records() const {
-  std::vector<TuningRecord> records;
-  for (const std::string& path : record_files_) {
-    std::string why;
-    auto more = parse_records(read_input(path), &why);
-    if (!more)
-      throw std::runtime_error(path + " holds no tuning records: " + why);
-    records.insert(records.end(), more->begin(), more->end());
-  }
-  return records;
-}
-
-ExitCode Prebuild::list(const std::vector<KernelSpec>& kernels) const {
-  Table table;
-  for (const KernelSpec& kernel : kernels)
-    table.add({{"name", "kernel", kernel_name(kernel)},
-               {"arch", "arch", std::string(kernel.arch.name)},
-               {"pass", "pass", std::string(to_string(kernel.pass))}});
-  return finish(json::Object{{"kernels", table.json()}}, [&] {
-    table.print();
-    puts(counted(kernels.size(), "kernel").c_str());
-  });
-}
 
 /// Of an architecture's kernels, or of all.
 struct Summary {
@@ -176,7 +187,7 @@ ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
          {"kernels", "kernels", part.kernels},
          {"cubin_bytes", "KiB", part.cubin_bytes, std::to_string(part.cubin_bytes >> 10)},
          {"lowest_driver", "lowest driver", part.lowest_driver, version_text(part.lowest_driver)},
-         {"compile_s", "compile s", part.compile_s, format("%.1f", part.compile_s)}});
+         number("compile_s", "compile s", 1, part.compile_s)});
   return finish(
       json::Object{{"out", out_},
                    {"bytes", result.pack_bytes},

@@ -1,13 +1,7 @@
 //===- spec_list.h - A file that lists operations --------------------------===//
 //
-// YAML, or JSON, which is YAML too: a list of mappings (or one alone). Each value is a word or a
-// list of words; lists combine as those of the command line do.
-//
-//   - arch: [sm_80, sm_90a]
-//     head_dim: [64, 128]
-//     dtype: bf16
-//     causal: [none, top-left]
-//   - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}
+// YAML, or JSON, which is YAML too: a list of mappings (or one alone), as the help of 'prebuild'
+// shows. Each value is a word or a list of words; lists combine as those of the command line do.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

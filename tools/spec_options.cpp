@@ -14,6 +14,13 @@ std::string option_name(std::string_view field) {
   return name;
 }
 
+/// Of a boolean there is one option, for what it is not by default.
+template <typename T> std::string option_name(const Label& label, const T& usual) {
+  if constexpr (std::is_same_v<T, bool>)
+    return (usual ? "no-" : "") + option_name(label.name);
+  return option_name(label.name);
+}
+
 } // namespace
 
 const SpecWords& usual_words() {
@@ -46,12 +53,13 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
 void SpecOptions::declare(OptionTable& table, bool lists) {
   table.word(
       "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
-      "the whole spec in one line, as messages print it, instead of the options below");
+      "the whole spec in one line, as messages print it, instead of the options below; a word of "
+      "yes or no that it leaves out, such as rotate, means no");
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
-    const std::string name = option_name(label.name), field(label.name);
+    const std::string name = option_name(label, usual), field(label.name);
     std::string help(label.help);
     if constexpr (std::is_same_v<T, bool>)
-      return table.flag("no-" + name, off_[field], "without " + help);
+      return table.flag(name, switched_[field], (usual ? "without " : "with ") + help);
     std::vector<std::string>& words = words_.try_emplace(field, 1, value_text(usual)).first->second;
     const std::string placeholder = Worded<T> ? "KIND" : "N";
     if constexpr (Worded<T>)
@@ -71,12 +79,13 @@ void SpecOptions::declare(OptionTable& table, bool lists) {
 
 std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   SpecWords words = words_;
-  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
-    const std::string option = (std::is_same_v<T, bool> ? "no-" : "") + option_name(label.name);
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
+    const std::string option = option_name(label, usual), field(label.name);
     if (whole_ && table.given(option))
       throw UsageError("--spec says all of a spec: leave out --" + option + ", or --spec");
-    if (const auto off = off_.find(label.name); off != off_.end() && off->second)
-      words[off->first] = {"no"};
+    if constexpr (std::is_same_v<T, bool>)
+      if (switched_.at(field))
+        words[field] = {value_text(!usual)};
   });
   const std::vector<AttentionSpec> specs =
       whole_ ? std::vector<AttentionSpec>{*whole_} : combinations(words);
@@ -102,12 +111,11 @@ std::vector<Operation> SpecOptions::operations(const std::vector<std::string>& a
 }
 
 void ProblemOptions::declare(OptionTable& table) {
-  table.integer("batch", given_.batch, 1, 65535, "batch size");
-  table.integer("heads", given_.heads, 1, 65535, "query heads");
-  table.integer("heads-kv", given_.heads_kv, 0, 65535,
-                "key/value heads, 0: as many as query heads");
-  table.integer("seq-len", given_.seq_q, 1, int64_t{1} << 24, "queries");
-  table.integer("seq-kv", given_.seq_kv, 0, int64_t{1} << 24, "keys, 0: as many as queries");
+  visit_fields(given_, [&](const Label& label, int64_t& size) {
+    const bool length = label.name.starts_with("seq");
+    table.integer(label.name == "seq_q" ? "seq-len" : option_name(label.name), size, size > 0,
+                  length ? int64_t{1} << 24 : 65535, std::string(label.help));
+  });
 }
 
 Problem ProblemOptions::problem() const {
@@ -117,6 +125,14 @@ Problem ProblemOptions::problem() const {
   if (problem.seq_kv == 0)
     problem.seq_kv = problem.seq_q;
   return problem;
+}
+
+llvm::json::Object json_of(const Problem& problem) {
+  llvm::json::Object sizes;
+  visit_fields(problem, [&](const Label& label, int64_t size) {
+    sizes[llvm::StringRef(label.name)] = size;
+  });
+  return sizes;
 }
 
 std::vector<Arch> parse_archs(const std::vector<std::string>& names) {

@@ -4,6 +4,8 @@
 #include "generator/plan.h"
 #include "tools/options.h"
 
+#include "llvm/Support/JSON.h"
+
 #include <map>
 #include <optional>
 #include <string>
@@ -42,11 +44,11 @@ public:
 
 private:
   SpecWords words_;
-  std::map<std::string, bool, std::less<>> off_;
+  std::map<std::string, bool> switched_; ///< booleans, from what they are by default
   std::optional<AttentionSpec> whole_;
 };
 
-/// --batch, --heads, --heads-kv, --seq-len, --seq-kv.
+/// One for each size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.
 class ProblemOptions {
 public:
   void declare(OptionTable&);
@@ -55,6 +57,9 @@ public:
 private:
   Problem given_{1, 8, 0, 1024, 0};
 };
+
+/// As many members as a Problem has sizes.
+llvm::json::Object json_of(const Problem&);
 
 /// Architecture names to Archs, without repeats. Raises SpecError for an unknown one.
 std::vector<Arch> parse_archs(const std::vector<std::string>& names);

@@ -2,7 +2,6 @@
 #include "runtime/driver/driver.h"
 #include "runtime/reference/reference.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/on_gpu.h"
 #include "tools/spec_options.h"
 
@@ -109,7 +108,19 @@ public:
   ExitCode run() override;
 
 private:
-  std::optional<Arch> arch() const;
+  /// The named one's, else the GPU's; none where there is no GPU that has kernels.
+  std::optional<Arch> arch() const {
+    if (!arch_.empty())
+      return find_arch(arch_);
+    try {
+      if (driver::unavailable().empty()) {
+        const driver::DeviceInfo info = driver::device_info(on_gpu_ ? gpu_ : 0);
+        return arch_for_capability(info.major, info.minor);
+      }
+    } catch (const std::exception&) { // the CPU needs no GPU; --device cuda says what is wrong
+    }
+    return std::nullopt;
+  }
 
   ProblemOptions problem_;
   SpecOptions spec_;
@@ -121,20 +132,6 @@ private:
   int gpu_ = 0;
   bool on_gpu_ = false;
 };
-
-/// The named one's, else the GPU's; none where there is no GPU that has kernels.
-std::optional<Arch> Trace::arch() const {
-  if (!arch_.empty())
-    return find_arch(arch_);
-  try {
-    if (driver::unavailable().empty()) {
-      const driver::DeviceInfo info = driver::device_info(on_gpu_ ? gpu_ : 0);
-      return arch_for_capability(info.major, info.minor);
-    }
-  } catch (const std::exception&) { // the CPU needs no GPU; --device cuda says what is wrong
-  }
-  return std::nullopt;
-}
 
 /// Puts the kernels' outputs in place of the emulation's.
 void replace_outputs(std::vector<reference::TraceRow>& rows, const reference::Inputs& inputs,
@@ -175,9 +172,8 @@ ExitCode Trace::run() {
     if (!arch_.empty())
       throw UsageError("--arch is for --device cpu: with --device cuda the GPU decides");
     if (to_string(plan) != to_string(kernels_plan))
-      throw UsageError("--plan " + to_string(plan) +
-                       " has no kernels: they compute --precision "
-                       "six-of-seven or qk16. Leave --plan out, or use --device cpu");
+      throw UsageError("--plan " + to_string(plan) + " has no kernels: they compute --precision " +
+                       known_words<Precision>(" or ") + ". Leave --plan out, or use --device cpu");
     require_gpu(gpu_, "--device cuda");
   }
   const std::optional<Arch> arch = this->arch();
@@ -195,33 +191,28 @@ ExitCode Trace::run() {
   Table table;
   for (const auto& [tensor, figures] : rows)
     table.add({{"tensor", "tensor", tensor},
-               {"cosine", "cosine", json_number(figures.cosine), format("%.6f", figures.cosine)},
-               {"rel_l2", "rel. L2", json_number(figures.rel_l2), format("%.5f", figures.rel_l2)}});
+               number("cosine", "cosine", 6, figures.cosine),
+               number("rel_l2", "rel. L2", 5, figures.rel_l2)});
   const std::string line = sagebwd::to_string(*spec), products = to_string(plan);
-  return finish(
-      json::Object{{"tensors", table.json_by("tensor")},
-                   {"device", on_gpu_ ? "cuda" : "cpu"},
-                   {"arch", arch ? json::Value(std::string(arch->name)) : json::Value(nullptr)},
-                   {"spec", line},
-                   {"plan", products},
-                   {"batch", problem.batch},
-                   {"heads", problem.heads},
-                   {"heads_kv", problem.heads_kv},
-                   {"seq_q", problem.seq_q},
-                   {"seq_kv", problem.seq_kv},
-                   {"sigma", sigma_},
-                   {"key_offset", key_offset_},
-                   {"heavy_channels", heavy_channels_},
-                   {"seed", seed_}},
-      [&] {
-        const std::string groups =
-            !arch ? "no GPU here, so as on any architecture but sm_90a (--arch)"
-                  : "as on " + std::string(arch->name) + (arch_.empty() ? ", the GPU here" : "");
-        printf("%s, INT8 products %s, sigma %g, seed %zu, %s, %s\n", line.c_str(), products.c_str(),
-               sigma_, size_t{seed_}, on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU",
-               groups.c_str());
-        table.print();
-      });
+  json::Object facts = json_of(problem);
+  facts["tensors"] = table.json_by("tensor");
+  facts["device"] = on_gpu_ ? "cuda" : "cpu";
+  facts["arch"] = arch ? json::Value(std::string(arch->name)) : json::Value(nullptr);
+  facts["spec"] = line;
+  facts["plan"] = products;
+  facts["sigma"] = sigma_;
+  facts["key_offset"] = key_offset_;
+  facts["heavy_channels"] = heavy_channels_;
+  facts["seed"] = seed_;
+  return finish(std::move(facts), [&] {
+    const std::string groups =
+        !arch ? "no GPU here, so as on any architecture but sm_90a (--arch)"
+              : "as on " + std::string(arch->name) + (arch_.empty() ? ", the GPU here" : "");
+    printf("%s, INT8 products %s, sigma %g, seed %zu, %s, %s\n", line.c_str(), products.c_str(),
+           sigma_, size_t{seed_}, on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU",
+           groups.c_str());
+    table.print();
+  });
 }
 
 } // namespace

@@ -1,20 +1,108 @@
 //===- tune.cpp - Find the fastest tiles for this GPU ----------------------===//
+#include "cache/bounded_json.h"
+#include "cache/whole_file.h"
+#include "runtime/tuner/records.h"
 #include "runtime/tuner/tuner.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/on_gpu.h"
 #include "tools/spec_options.h"
-#include "tools/tuning_records.h"
 
-#include <algorithm>
-#include <memory>
 #include <mutex>
+#include <optional>
 
 namespace sagebwd::tools {
 
 namespace {
 
 namespace json = llvm::json;
+
+/// Of a tile that was timed; else 0.
+double median_ms_of(const TuningRecord& record, const std::string& tile) {
+  for (const TriedTile& tried : record.candidates)
+    if (tried.tile == tile && tried.outcome == "timed")
+      return tried.median_ms;
+  return 0;
+}
+
+/// By which the tile is faster than the default; 0 where it was not timed.
+double speedup_of(const TuningRecord& record) {
+  const double tuned = median_ms_of(record, record.tile);
+  return tuned > 0 ? median_ms_of(record, record.default_tile) / tuned : 0;
+}
+
+json::Object row_of(const TuningRecord& record) {
+  const auto kept = parse_bounded_json(serialize(record));
+  return json::Object{{"kernel", record.key["kind"]},
+                      {"gpu", record.key["gpu"]},
+                      {"bucket", record.key["bucket"]},
+                      {"head_dim", record.key["head_dim"]},
+                      {"dtype", record.key["dtype"]},
+                      {"causal", record.key["causal"]},
+                      {"digest", record.key.digest},
+                      {"tile", record.tile},
+                      {"default_tile", record.default_tile},
+                      {"default_ms", median_ms_of(record, record.default_tile)},
+                      {"tuned_ms", median_ms_of(record, record.tile)},
+                      {"speedup", speedup_of(record)},
+                      {"compiler", record.compiler},
+                      {"candidates", *kept->getAsObject()->get("candidates")}};
+}
+
+/// "1.234", or "-" for a tile that was not timed.
+std::string ms_text(const TriedTile& tried, double ms) {
+  return tried.outcome == "timed" ? format("%.4f", ms) : "-";
+}
+
+/// The first line; compilers say more.
+std::string brief(const std::string& text) {
+  constexpr size_t kLongest = 100;
+  std::string line = text.substr(0, text.find('\n'));
+  return line.size() > kLongest ? line.substr(0, kLongest - 3) + "..." : line;
+}
+
+void print_tables(const std::vector<Tuned>& kernels, double seconds, bool kept) {
+  for (const Tuned& kernel : kernels) {
+    const TuningRecord& record = kernel.record;
+    const double by_default = median_ms_of(record, record.default_tile);
+    printf("%s, %s, on %s%s\n", record.key["kind"].c_str(), record.key["bucket"].c_str(),
+           record.key["gpu"].c_str(), kernel.fresh ? "" : " (tuned before; --force tunes again)");
+    Table table;
+    for (const TriedTile& tried : record.candidates)
+      table.add({{"", "won", tried.tile == record.tile ? "*" : ""},
+                 {"", "tile", tried.tile},
+                 {"", "outcome", tried.outcome},
+                 {"", "median ms", ms_text(tried, tried.median_ms)},
+                 {"", "MAD", ms_text(tried, tried.mad_ms)},
+                 {"", "vs default",
+                  tried.outcome == "timed" && tried.median_ms > 0
+                      ? format("%.3f", by_default / tried.median_ms)
+                      : "-"},
+                 {"", "why", brief(tried.detail)}});
+    table.print();
+    printf("\n");
+  }
+  printf("%s in %.1f s, %s; * wins, the first is the default\n",
+         counted(kernels.size(), "kernel").c_str(), seconds,
+         kept ? ("kept in " + user_records().place()).c_str() : "not all kept");
+}
+
+/// As to_string() prints the spec, without its booleans.
+std::string spec_of(const CacheKey& key) {
+  std::string line;
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
+    if constexpr (!std::is_same_v<T, bool>)
+      line += std::string(label.mark) + key[std::string(label.name)];
+  });
+  return line;
+}
+
+std::vector<TuningRecord> all_records() {
+  std::vector<std::string> problems;
+  std::vector<TuningRecord> records = user_records().all(&problems);
+  for (const std::string& problem : problems)
+    complain("tune", problem);
+  return records;
+}
 
 class Tune : public Command {
 public:
@@ -52,22 +140,131 @@ public:
       throw UsageError("--list, --export and --import are three things: give one of them");
     if (overwrite_ && import_.empty())
       throw UsageError("--overwrite belongs to --import");
-    for (const char* action : {"list", "export", "import"})
-      if (options.given(action))
-        refuse_tuning_options(action);
+    for (const std::string action : {"list", "export", "import"})
+      for (const std::string& name : options.given()) // who gives one expects it to select
+        if (options.given(action) && name != action && name != "json" && name != "overwrite")
+          throw UsageError("--" + name + " is for tuning, which --" + action +
+                           " does not do: leave one of them out");
     if (list_)
-      return list_records(*this);
+      return list_records();
     if (!export_.empty())
-      return export_records(*this, export_);
+      return export_records();
     if (!import_.empty())
-      return import_records(*this, import_, overwrite_);
+      return import_records();
     return tune_here();
   }
 
 private:
-  TuneRequest request() const;
-  void refuse_tuning_options(const std::string& action) const;
-  ExitCode tune_here();
+  TuneRequest request() const {
+    TuneRequest request;
+    request.spec = spec_.one(options);
+    request.problem = problem_.problem();
+    request.device = device_;
+    request.kernels.clear();
+    for (const std::string& name : kernels_)
+      request.kernels.push_back(parse_tiled_kernel(name));
+    for (const std::string& tile : tiles_)
+      request.only.push_back(parse_tile(tile));
+    request.force = force_;
+    request.limits.rounds = rounds_;
+    return request;
+  }
+
+  ExitCode tune_here() {
+    TuneRequest request = this->request();
+    check(resolved(request.spec), request.problem); // wrong use is that without a GPU as well
+    require_gpu(device_, "this command");
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<Tuned> kernels;
+    {
+      std::mutex mutex;
+      std::optional<Progress> bar; // of a stage of a kernel
+      std::string stage;
+      request.progress = [&](const TuneProgress& p) {
+        std::lock_guard lock(mutex);
+        std::string now = std::string(to_string(p.kernel)) + ": " + p.stage;
+        if (std::exchange(stage, now) != now)
+          bar.emplace(now, static_cast<size_t>(p.total));
+        bar->advance(p.tile);
+      };
+      kernels = tune(request);
+    }
+    const double seconds = milliseconds_since(start) / 1000;
+    json::Array rows;
+    size_t lost = 0;
+    for (const Tuned& kernel : kernels) {
+      json::Object row = row_of(kernel.record);
+      row["fresh"] = kernel.fresh;
+      row["kept"] = kernel.kept;
+      rows.push_back(std::move(row));
+      lost += !kernel.kept;
+    }
+    if (lost > 0)
+      failures.push_back(counted(lost, "record") + " could not be kept; no later run will know " +
+                         (lost == 1 ? "it" : "them"));
+    return finish(json::Object{{"problem", json_of(request.problem)},
+                               {"spec", to_string(request.spec)},
+                               {"seconds", seconds},
+                               {"kernels", std::move(rows)}},
+                  [&] { print_tables(kernels, seconds, lost == 0); });
+  }
+
+  ExitCode list_records() const {
+    const std::vector<TuningRecord> records = all_records();
+    const std::string place = user_records().place();
+    json::Array rows;
+    Table table;
+    for (const TuningRecord& record : records) {
+      const CacheKey& key = record.key;
+      const double speedup = speedup_of(record);
+      table.add({{"", "kernel", key["kind"]},
+                 {"", "spec", spec_of(key)},
+                 {"", "bucket", key["bucket"]},
+                 {"", "GPU", key["gpu"]},
+                 {"", "tile", record.tile},
+                 {"", "default", record.default_tile},
+                 {"", "speed-up", speedup > 0 ? format("%.3f", speedup) : "-"}});
+      rows.push_back(row_of(record));
+    }
+    return finish(json::Object{{"place", place}, {"records", std::move(rows)}}, [&] {
+      table.print();
+      printf("%s in %s\n", counted(records.size(), "tuning record").c_str(), place.c_str());
+    });
+  }
+
+  ExitCode export_records() const {
+    const std::vector<TuningRecord> records = all_records();
+    const std::string text = user_records().exported(records);
+    if (std::string why = write_output(export_, {&text}); !why.empty())
+      throw std::runtime_error(why);
+    return finish(json::Object{{"file", export_}, {"exported", records.size()}}, [&] {
+      printf("%s written to %s\n", counted(records.size(), "tuning record").c_str(),
+             export_.c_str());
+    });
+  }
+
+  ExitCode import_records() const {
+    std::string why;
+    const auto records = parse_records(read_input(import_), &why);
+    Records::Merged merged;
+    if (records)
+      try {
+        merged = user_records().merge(*records, overwrite_);
+      } catch (const SpecError& error) { // the file's fault, not the command line's
+        why = error.what();
+      }
+    if (!records || !why.empty())
+      throw std::runtime_error(import_ + " is not taken over, nothing has changed: " + why);
+    return finish(json::Object{{"file", import_},
+                               {"added", merged.added},
+                               {"kept", merged.kept},
+                               {"replaced", merged.replaced}},
+                  [&] {
+                    printf("%s added, %zu kept as they were, %zu replaced in %s\n",
+                           counted(merged.added, "tuning record").c_str(), merged.kept,
+                           merged.replaced, user_records().place().c_str());
+                  });
+  }
 
   SpecOptions spec_;
   ProblemOptions problem_;
@@ -76,125 +273,6 @@ private:
   int device_ = 0, rounds_ = 15;
   std::string export_, import_;
 };
-
-/// A bar for each stage of each kernel.
-class StageBars {
-public:
-  void show(const TuneProgress& p) {
-    std::lock_guard lock(mutex_);
-    const std::string what = std::string(to_string(p.kernel)) + ": " + p.stage;
-    if (what != what_) {
-      bar_.reset();
-      bar_ = std::make_unique<Progress>(what, static_cast<size_t>(p.total));
-      what_ = what;
-    }
-    bar_->advance(p.tile);
-  }
-
-private:
-  std::mutex mutex_;
-  std::string what_;
-  std::unique_ptr<Progress> bar_;
-};
-
-/// Who gives one expects it to select, or to tune.
-void Tune::refuse_tuning_options(const std::string& action) const {
-  for (const std::string& name : options.given())
-    if (name != action && name != "json" && name != "overwrite")
-      throw UsageError("--" + name + " is for tuning, which --" + action +
-                       " does not do: leave one of them out");
-}
-
-TuneRequest Tune::request() const {
-  TuneRequest request;
-  request.spec = spec_.one(options);
-  request.problem = problem_.problem();
-  request.device = device_;
-  request.kernels.clear();
-  for (const std::string& name : kernels_)
-    request.kernels.push_back(parse_tiled_kernel(name));
-  for (const std::string& tile : tiles_)
-    request.only.push_back(parse_tile(tile));
-  request.force = force_;
-  request.limits.rounds = rounds_;
-  return request;
-}
-
-/// "1.234", or "-" for a tile that was not timed.
-std::string ms_text(const TriedTile& tried, double ms) {
-  return tried.outcome == "timed" ? format("%.4f", ms) : "-";
-}
-
-/// The first line; compilers say more.
-std::string brief(const std::string& text) {
-  constexpr size_t kLongest = 100;
-  std::string line = text.substr(0, text.find('\n'));
-  return line.size() > kLongest ? line.substr(0, kLongest - 3) + "..." : line;
-}
-
-void print_tables(const std::vector<Tuned>& kernels, double seconds) {
-  for (const Tuned& kernel : kernels) {
-    const TuningRecord& record = kernel.record;
-    const double by_default = median_ms_of(record, record.default_tile);
-    printf("%s, %s, on %s%s\n", record.key["kind"].c_str(), record.key["bucket"].c_str(),
-           record.key["gpu"].c_str(), kernel.fresh ? "" : " (tuned before; --force tunes again)");
-    Table table;
-    for (const TriedTile& tried : record.candidates)
-      table.add({{"", "won", tried.tile == record.tile ? "*" : ""},
-                 {"", "tile", tried.tile},
-                 {"", "outcome", tried.outcome},
-                 {"", "median ms", ms_text(tried, tried.median_ms)},
-                 {"", "MAD", ms_text(tried, tried.mad_ms)},
-                 {"", "vs default",
-                  tried.outcome == "timed" && tried.median_ms > 0
-                      ? format("%.3f", by_default / tried.median_ms)
-                      : "-"},
-                 {"", "why", brief(tried.detail)}});
-    table.print();
-    printf("\n");
-  }
-  const CacheStore& store = user_records().store();
-  const bool kept = std::all_of(kernels.begin(), kernels.end(), [](auto& k) { return k.kept; });
-  printf("%s in %.1f s, %s; * wins, the first is the default\n",
-         counted(kernels.size(), "kernel").c_str(), seconds,
-         kept ? ("kept in " + store.directory()).c_str() : "not all kept");
-}
-
-ExitCode Tune::tune_here() {
-  TuneRequest request = this->request();
-  const Problem& p = request.problem;
-  check(resolved(request.spec), p); // wrong use is that without a GPU as well
-  require_gpu(device_, "this command");
-  const auto start = std::chrono::steady_clock::now();
-  std::vector<Tuned> kernels;
-  {
-    StageBars bars;
-    request.progress = [&](const TuneProgress& progress) { bars.show(progress); };
-    kernels = tune(request);
-  }
-  const double seconds = milliseconds_since(start) / 1000;
-  json::Array rows;
-  size_t lost = 0;
-  for (const Tuned& kernel : kernels) {
-    json::Object row = json_of(kernel.record);
-    row["fresh"] = kernel.fresh;
-    row["kept"] = kernel.kept;
-    rows.push_back(std::move(row));
-    lost += !kernel.kept;
-  }
-  if (lost > 0)
-    failures.push_back(counted(lost, "record") + " could not be kept; no later run will know " +
-                       (lost == 1 ? "it" : "them"));
-  return finish(json::Object{{"problem", json::Object{{"batch", p.batch},
-                                                      {"heads", p.heads},
-                                                      {"heads_kv", p.heads_kv},
-                                                      {"seq_q", p.seq_q},
-                                                      {"seq_kv", p.seq_kv}}},
-                             {"spec", to_string(request.spec)},
-                             {"seconds", seconds},
-                             {"kernels", std::move(rows)}},
-                [&] { print_tables(kernels, seconds); });
-}
 
 } // namespace
 

@@ -1,7 +1,6 @@
 //===- verify.cpp - Random problems on the GPU against FP64 ----------------===//
 #include "runtime/driver/driver.h"
 #include "tools/command.h"
-#include "tools/console.h"
 #include "tools/spec_options.h"
 #include "tools/verify_case.h"
 
@@ -17,14 +16,20 @@ namespace json = llvm::json;
 
 /// The worst case of one tensor: the one that uses most of its bound.
 struct Worst {
-  double used = 0, rel_l2 = 0, bound = 0, to_emulation = 0;
+  Verdict verdict;
+  double to_emulation = 0; ///< of any case
   std::string where;
 };
 
+/// Beside the usual words every one of the other enumerations.
 SpecWords kinds_of_specs() {
   SpecWords words = usual_words();
-  words["granularity"] = {"row", "block"};
-  words["precision"] = {"six-of-seven", "qk16"};
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
+    if constexpr (Worded<T>)
+      if (std::vector<std::string>& all = words[std::string(label.name)]; all.empty())
+        for (const auto& [value, word] : Words<T>::all)
+          all.emplace_back(word);
+  });
   return words;
 }
 
@@ -32,7 +37,8 @@ SpecWords kinds_of_specs() {
 void add_variants(std::vector<AttentionSpec>& specs) {
   std::vector<AttentionSpec> variants;
   for (const AttentionSpec& base : specs) {
-    if (base.granularity != Granularity::row || base.precision != Precision::six_of_seven)
+    if (base.granularity != AttentionSpec().granularity ||
+        base.precision != AttentionSpec().precision)
       continue;
     AttentionSpec variant = base;
     const size_t kind = variants.size() % 4;
@@ -67,11 +73,84 @@ public:
     options.flag("quiet", quiet_, "no line for each case");
   }
 
-  ExitCode run() override;
+  ExitCode run() override {
+    std::vector<AttentionSpec> specs = spec_.all(options);
+    const bool usual = specs == combinations(kinds_of_specs());
+    for (AttentionSpec& spec : specs)
+      spec = *resolved(spec);
+    if (usual)
+      add_variants(specs);
+    require_gpu(gpu_, "this command");
+    // One operation a spec: its kernels are loaded once.
+    std::map<std::string, std::unique_ptr<Attention>> operations;
+    Progress progress("verifying", static_cast<size_t>(cases_));
+    for (int64_t i = 0; i < cases_; ++i) {
+      VerifyCase drawn = draw(seed_ + i, specs[i % specs.size()], max_len_);
+      std::unique_ptr<Attention>& operation = operations[to_string(drawn.spec)];
+      if (!operation)
+        operation = std::make_unique<Attention>(drawn.spec, gpu_);
+      Faults faults;
+      const std::vector<Verdict> verdicts = check_on_gpu(*operation, gpu_, drawn, faults);
+      record(drawn, verdicts, faults);
+      progress.advance(to_string(drawn));
+    }
+    return report();
+  }
 
 private:
-  void record(const VerifyCase&, const std::vector<Verdict>&, const Faults&);
-  ExitCode report() const;
+  void record(const VerifyCase& drawn, const std::vector<Verdict>& verdicts, const Faults& faults) {
+    ++done_;
+    specs_.insert(to_string(drawn.spec));
+    coverage_.add(drawn);
+    std::string errors, complaint;
+    for (const Verdict& verdict : verdicts) {
+      errors += format(" %s %.4f", verdict.tensor.c_str(), verdict.rel_l2);
+      Worst& worst = worst_[verdict.tensor]; // at first it uses NaN, and nothing is at most that
+      if (!(verdict.used() <= worst.verdict.used()))
+        worst = {verdict, worst.to_emulation, to_string(drawn)};
+      worst.to_emulation = std::max(worst.to_emulation, verdict.to_emulation);
+      if (!verdict.right())
+        complaint += format(" %s %.4f > %.4f%s", verdict.tensor.c_str(), verdict.rel_l2,
+                            verdict.bound, verdict.finite ? "" : " (non-finite)");
+    }
+    for (const std::string& fault : faults)
+      complaint += " " + fault + ";";
+    if (!complaint.empty())
+      wrong_.push_back(to_string(drawn) + ":" + complaint);
+    if (!json && !quiet_)
+      printf("%s  %s %s\n", complaint.empty() ? "ok   " : "WRONG", to_string(drawn).c_str(),
+             (complaint.empty() ? errors : complaint).c_str());
+  }
+
+  ExitCode report() const {
+    Table table;
+    for (const auto& [tensor, worst] : worst_)
+      table.add({{"tensor", "tensor", tensor},
+                 number("worst_rel_l2", "rel. L2", 5, worst.verdict.rel_l2),
+                 number("bound", "bound", 5, worst.verdict.bound),
+                 {"", "of bound", format("%.0f%%", 100 * worst.verdict.used())},
+                 number("worst_to_emulation", "to emulation", 5, worst.to_emulation),
+                 {"case", "worst case", worst.where}});
+    const std::string gpu = driver::device_info(gpu_).name;
+    finish(json::Object{{"cases", done_},
+                        {"wrong", wrong_.size()},
+                        {"failures", json::Array(wrong_)},
+                        {"specs", specs_.size()},
+                        {"gpu", gpu},
+                        {"first_seed", seed_},
+                        {"coverage", coverage_.as_json()},
+                        {"tensors", table.json_by("tensor")}},
+           [&] {
+             printf("\n%s over %s on %s, seeds %zu to %zu\n", counted(done_, "case").c_str(),
+                    counted(specs_.size(), "spec").c_str(), gpu.c_str(), seed_, seed_ + done_ - 1);
+             printf("covered: %s\n\n", coverage_.as_text().c_str());
+             table.print();
+             printf("%zu of %td wrong\n", wrong_.size(), done_);
+             for (const std::string& what : wrong_)
+               printf("  %s\n", what.c_str());
+           });
+    return wrong_.empty() ? kDone : kFailed;
+  }
 
   SpecOptions spec_{kinds_of_specs()};
   int64_t cases_ = 100, max_len_ = 1024;
@@ -85,87 +164,6 @@ private:
   Coverage coverage_;
   int64_t done_ = 0;
 };
-
-ExitCode Verify::run() {
-  std::vector<AttentionSpec> specs = spec_.all(options);
-  const bool usual = specs == combinations(kinds_of_specs());
-  for (AttentionSpec& spec : specs)
-    spec = *resolved(spec);
-  if (usual)
-    add_variants(specs);
-  require_gpu(gpu_, "this command");
-  // One operation a spec: its kernels are loaded once.
-  std::map<std::string, std::unique_ptr<Attention>> operations;
-  Progress progress("verifying", static_cast<size_t>(cases_));
-  for (int64_t i = 0; i < cases_; ++i) {
-    VerifyCase drawn = draw(seed_ + i, specs[i % specs.size()], max_len_);
-    std::unique_ptr<Attention>& operation = operations[to_string(drawn.spec)];
-    if (!operation)
-      operation = std::make_unique<Attention>(drawn.spec, gpu_);
-    Faults faults;
-    const std::vector<Verdict> verdicts = check_on_gpu(*operation, gpu_, drawn, faults);
-    record(drawn, verdicts, faults);
-    progress.advance(to_string(drawn));
-  }
-  return report();
-}
-
-void Verify::record(const VerifyCase& drawn, const std::vector<Verdict>& verdicts,
-                    const Faults& faults) {
-  ++done_;
-  specs_.insert(to_string(drawn.spec));
-  coverage_.add(drawn);
-  std::string errors, complaint;
-  for (const Verdict& verdict : verdicts) {
-    errors += format(" %s %.4f", verdict.tensor.c_str(), verdict.rel_l2);
-    Worst& worst = worst_[verdict.tensor];
-    double to_emulation = std::max(worst.to_emulation, verdict.to_emulation);
-    if (!(verdict.used() <= worst.used))
-      worst = {verdict.used(), verdict.rel_l2, verdict.bound, 0, to_string(drawn)};
-    worst.to_emulation = to_emulation;
-    if (!verdict.right())
-      complaint += format(" %s %.4f > %.4f%s", verdict.tensor.c_str(), verdict.rel_l2,
-                          verdict.bound, verdict.finite ? "" : " (non-finite)");
-  }
-  for (const std::string& fault : faults)
-    complaint += " " + fault + ";";
-  if (!complaint.empty())
-    wrong_.push_back(to_string(drawn) + ":" + complaint);
-  if (!json && !quiet_)
-    printf("%s  %s %s\n", complaint.empty() ? "ok   " : "WRONG", to_string(drawn).c_str(),
-           (complaint.empty() ? errors : complaint).c_str());
-}
-
-ExitCode Verify::report() const {
-  Table table;
-  for (const auto& [tensor, worst] : worst_)
-    table.add({{"tensor", "tensor", tensor},
-               {"worst_rel_l2", "rel. L2", json_number(worst.rel_l2), format("%.5f", worst.rel_l2)},
-               {"bound", "bound", json_number(worst.bound), format("%.5f", worst.bound)},
-               {"", "of bound", format("%.0f%%", 100 * worst.used)},
-               {"worst_to_emulation", "to emulation", json_number(worst.to_emulation),
-                format("%.5f", worst.to_emulation)},
-               {"case", "worst case", worst.where}});
-  const std::string gpu = driver::device_info(gpu_).name;
-  finish(json::Object{{"cases", done_},
-                      {"wrong", wrong_.size()},
-                      {"failures", json::Array(wrong_)},
-                      {"specs", specs_.size()},
-                      {"gpu", gpu},
-                      {"first_seed", seed_},
-                      {"coverage", coverage_.as_json()},
-                      {"tensors", table.json_by("tensor")}},
-         [&] {
-           printf("\n%s over %s on %s, seeds %zu to %zu\n", counted(done_, "case").c_str(),
-                  counted(specs_.size(), "spec").c_str(), gpu.c_str(), seed_, seed_ + done_ - 1);
-           printf("covered: %s\n\n", coverage_.as_text().c_str());
-           table.print();
-           printf("%zu of %td wrong\n", wrong_.size(), done_);
-           for (const std::string& what : wrong_)
-             printf("  %s\n", what.c_str());
-         });
-  return wrong_.empty() ? kDone : kFailed;
-}
 
 } // namespace
 

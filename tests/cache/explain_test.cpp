@@ -148,8 +148,8 @@ TEST(Explain, TakesTheEntryOfTheFewestDifferencesWhateverTheOrder) {
     std::reverse(items.begin(), items.end());
     const Explanation back = explain(wanted, items);
     EXPECT_EQ(labels(forth.differences), nearest);
-    EXPECT_EQ(back.nearest, forth.nearest);
-    std::erase_if(items, [&](const KeptItem& item) { return item.name == forth.nearest; });
+    EXPECT_EQ(back.item.name, forth.item.name);
+    std::erase_if(items, [&](const KeptItem& item) { return item.name == forth.item.name; });
   }
   EXPECT_EQ(explain(wanted, items).verdict, Explanation::nothing);
 }
@@ -160,8 +160,8 @@ TEST(Explain, BreaksTiesByNameThenDigest) {
   KeptItem b = kept(make_key(with(kFields, "stages", "3")));
   for (bool swapped : {false, true}) {
     a.name = swapped ? "z" : "a", b.name = "k";
-    EXPECT_EQ(explain(wanted, {a, b}).nearest, swapped ? "k" : "a");
-    EXPECT_EQ(explain(wanted, {b, a}).nearest, swapped ? "k" : "a");
+    EXPECT_EQ(explain(wanted, {a, b}).item.name, swapped ? "k" : "a");
+    EXPECT_EQ(explain(wanted, {b, a}).item.name, swapped ? "k" : "a");
   }
   a.name = b.name;
   EXPECT_EQ(explain(wanted, {a, b}).differences, explain(wanted, {b, a}).differences);
@@ -178,7 +178,7 @@ TEST(Explain, SaysWhichLayerHasIt) {
   file.problem = "it is truncated"; // the pack's is taken
   const Explanation healed = explain(wanted, {file, item});
   EXPECT_EQ(healed.verdict, Explanation::present);
-  EXPECT_EQ(healed.place, "/kernels.pack");
+  EXPECT_EQ(healed.item.place, "/kernels.pack");
   EXPECT_NE(to_string(healed).find("the directory's own is bad: it is truncated"),
             std::string::npos);
   const Explanation bad = explain(wanted, {file});

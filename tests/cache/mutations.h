@@ -79,8 +79,8 @@ inline std::string resealed_entry(std::string bytes) {
   const size_t json_bytes = llvm::support::endian::read32le(bytes.data() + kBodyAt);
   const std::string json = bytes.substr(kJsonAt, json_bytes);
   if (auto value = parse_bounded_json(json); value && value->getAsObject())
-    if (auto fields = fields_of_json(value->getAsObject()->getObject("fields"))) {
-      const std::string label = "\"digest\":\"", digest = make_key(std::move(*fields)).digest;
+    if (Fields fields; read_json(value->getAsObject()->get("fields"), fields)) {
+      const std::string label = "\"digest\":\"", digest = make_key(std::move(fields)).digest;
       const size_t at = json.find(label);
       if (at != std::string::npos && at + label.size() + digest.size() <= json.size())
         bytes.replace(kJsonAt + at + label.size(), digest.size(), digest);
@@ -101,8 +101,8 @@ inline std::string resealed_pack(std::string bytes) {
 }
 
 inline void reseal(llvm::json::Object& record) {
-  if (auto fields = fields_of_json(record.getObject("key")))
-    record["digest"] = make_key(std::move(*fields)).digest;
+  if (Fields fields; read_json(record.get("key"), fields))
+    record["digest"] = make_key(std::move(fields)).digest;
   llvm::json::Object contents; // LLVM 14 must not copy an object from which something was erased
   for (const auto& [name, value] : record)
     if (name != "checksum")

@@ -229,6 +229,8 @@ TEST(PackWriting, RefusesWhatCannotBeWrittenAndLeavesNothing) {
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
   EXPECT_TRUE(contains(refusal([&] { write_pack(temp / "none/p.pack", {}); }), "no folder"));
   EXPECT_TRUE(contains(refusal([&] { write_pack(temp / "empty/", {}); }), "no file's name"));
+  const std::string cut(temp / "a"), longer = cut + std::string("\0.pack", 6);
+  EXPECT_TRUE(contains(refusal([&] { write_pack(longer, {}); }), "'" + cut + "' and holds a NUL"));
   EXPECT_EQ(files_in(temp.path()), 2u);
 }
 

@@ -3,6 +3,7 @@
 #include "tests/fuzz/target.h"
 
 // Their sources, so that they are sanitized: the command line is no library.
+#include "tools/console.cpp"
 #include "tools/options.cpp"
 #include "tools/spec_list.cpp"
 #include "tools/spec_options.cpp"

@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from places import ROOT
+from places import BINARY, ROOT
 
 TENSORS = {"delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"}
 ONE_OP = ["--arch", "sm_90a", "--head-dim", 128, "--dtype", "bf16", "--causal", "none"]
@@ -63,6 +63,28 @@ def test_doctor_tries_the_cache_and_leaves_nothing(sagebwd, tmp_path):
     assert list(fresh.iterdir()) == []
 
 
+def test_doctor_says_which_variables_lead_nowhere(sagebwd, tmp_path):
+    file, nowhere = tmp_path / "file", tmp_path / "nowhere"
+    file.write_text("")
+    assert sagebwd("doctor").code == 0
+    paths = {"SAGEBWD_NVRTC": nowhere, "SAGEBWD_TUNE_WORKER": file, "SAGEBWD_TEMPLATE_DIR": file}
+    for name, path in paths.items():
+        result = sagebwd("doctor", "--json", **{name: str(path)})
+        assert result.code == 1, name
+        [item] = [m for m in result.json["missing"] if f"{name} is '{path}'" in m["what"]]
+        assert item["remedy"] == "correct it, or unset it"
+    sound = {"SAGEBWD_TUNE_WORKER": str(BINARY), "SAGEBWD_TEMPLATE_DIR": str(tmp_path)}
+    assert sagebwd("doctor", **sound).code == 0
+
+
+def test_doctor_names_variables_that_nobody_reads(sagebwd):
+    result = sagebwd("doctor", "--json", SAGEBWD_CACH_DIR="/tmp", SAGEBWD_STATS="0")
+    assert result.code == 0  # it may be someone else's
+    missing = [item["what"] for item in result.json["missing"]]
+    assert any("SAGEBWD_CACH_DIR" in what for what in missing)
+    assert not any("SAGEBWD_STATS" in what for what in missing)
+
+
 def test_doctor_names_variables_and_their_wrong_values(sagebwd):
     result = sagebwd("doctor", "--json", SAGEBWD_TUNE="maybe", SAGEBWD_OFFLINE="yes",
                      SAGEBWD_STATS="1")  # fmt: skip
@@ -88,6 +110,9 @@ def test_emit_lists_forward_and_backward(sagebwd):
     assert {kernel["pass"] for kernel in kernels} == {"forward", "backward"}
     names = [kernel["name"] for kernel in kernels]
     assert len(set(names)) == len(names)
+    for kernel in kernels:  # of a kernel without tiles the compiler says how much it shares
+        assert bool(kernel["tile"]) == (kernel["shared_bytes"] is not None)
+    assert re.search(r"^quantize_q .* - +\d+ +- ", sagebwd("emit", "--list").out, re.MULTILINE)
 
 
 def test_emit_prints_source_without_headers(sagebwd):
@@ -112,6 +137,8 @@ def test_emit_tile_changes_the_kernel(sagebwd):
     other = sagebwd("emit", "--kernel", "forward", "--tile", "64x64w4s2", "--json").json
     assert other["threads"] == 128
     assert other["name"] != default["name"]
+    for tile in ("mma 64x64 w4 s2 b1", "64x64 w4 s2", "mma 64x64w4s2"):
+        assert sagebwd("emit", "--kernel", "forward", "--tile", tile, "--json").json == other, tile
 
 
 def test_emit_writes_a_folder(sagebwd, tmp_path):

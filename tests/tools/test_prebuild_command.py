@@ -88,6 +88,25 @@ def test_killed_and_run_again_it_gives_the_same_bytes(sagebwd, small_pack, tmp_p
     assert not work.exists()
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_says_how_to_go_on(needs_nvrtc, tmp_path, ignored):
+    out = tmp_path / "p.pack"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    process = subprocess.Popen([BINARY, "prebuild", *SMALL, "--out", out], text=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    signal.signal(signal.SIGINT, before)
+    limit = time.monotonic() + 60
+    while kept_in(tmp_path / "p.pack.partial") == 0 and time.monotonic() < limit:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=300)[1]
+    if ignored:  # as a shell's job in the background does
+        assert process.returncode == 0 and out.exists() and said == ""
+    else:
+        assert process.returncode == -signal.SIGINT and not out.exists()
+        assert said == "\nsagebwd prebuild: interrupted; the same command goes on where it was\n"
+
+
 def test_the_second_of_two_at_once_is_told(sagebwd, needs_nvrtc, tmp_path):
     out = tmp_path / "p.pack"
     process = subprocess.Popen([BINARY, "prebuild", *SMALL, "--out", out],

@@ -28,6 +28,21 @@ def test_each_command_has_help_with_an_example_and_json(sagebwd, command):
     assert sagebwd("help", command).out == result.out
 
 
+def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
+    result = sagebwd("cache", "ls", "--help")
+    assert result.code == 0 and result.out.startswith("sagebwd cache ls - ")
+    for arguments in (["cache", "help", "ls"], ["help", "cache", "ls"], ["cache", "ls", "help"]):
+        assert sagebwd(*arguments).out == result.out
+
+
+def test_help_of_a_whole_spec_says_what_a_word_left_out_means(sagebwd):
+    assert "leaves out, such as rotate, means no" in sagebwd("build", "--help").out
+    spec = "d128 bf16 causal=none row 0x0 six-of-seven smooth_k deterministic"
+    assert sagebwd("trace", "--spec", spec, "--seq-len", "64", "--json").json["spec"] == (
+        spec.replace("0x0", "64x64")
+    )
+
+
 def test_version(sagebwd):
     result = sagebwd("--version")
     assert result.code == 0
