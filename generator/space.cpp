@@ -111,10 +111,10 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   why = objection(kind, s, tile, arch);
   if (why.empty())
     return tile;
-  const bool block = s.granularity == Granularity::block;
   throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
                   std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
-                  (block ? "'row'" : "group_kv = 64") + ", another GPU, or precision six-of-seven");
+                  (grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
+                  ", another GPU, or precision six-of-seven");
 }
 
 bool has_default_tile(const KernelSpec& k) {

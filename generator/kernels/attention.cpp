@@ -15,7 +15,7 @@ namespace {
 using O = Operand;
 
 bool scores16(const AttentionSpec& s) { return s.precision == Precision::qk16; }
-bool blockwise(const AttentionSpec& s) { return s.granularity == Granularity::block; }
+bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
 bool wide(const AttentionSpec& s) { return s.head_dim > 64; }
 
 void narrow(AttentionSpec& s) {
@@ -129,8 +129,8 @@ const Tiling kBackwardDq = {
     .objection =
         [](const AttentionSpec& s, const TileConfig& t) {
           return blockwise(s) && t.block_q != s.group_q
-                     ? "under 'block' the tile must be the group of " + std::to_string(s.group_q) +
-                           " queries"
+                     ? "under '" + value_text(s.granularity) + "' the tile must be the group of " +
+                           std::to_string(s.group_q) + " queries"
                      : std::string();
         },
     .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {

@@ -83,7 +83,7 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.line("enum class Role { q, k, v, dout };");
   c.line("constexpr Role ROLE = Role::" + std::string(role.name) + ";");
   c.add("GROUP", group_of(k));
-  c.add("BLOCK_SCALES", s.granularity == Granularity::block);
+  c.add("BLOCK_SCALES", grouping_of(s.granularity).one_scale);
   c.add("ROTATE", s.rotate && scores8(s));
   c.add("BACKWARD", k.pass == Pass::backward);
   // Q meets the mean only where its scores are those of smoothed keys.

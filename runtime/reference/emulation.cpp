@@ -61,7 +61,7 @@ public:
   EmulatedHead(const Head& head, const AttentionSpec& spec, const ProductPlan& plan,
                bool round_outputs)
       : head_(head), spec_(spec), plan_(plan), round_outputs_(round_outputs),
-        block_(spec.granularity == Granularity::block), shifts_(spec.smooth_k && plan.s) {
+        block_(grouping_of(spec.granularity).one_scale), shifts_(spec.smooth_k && plan.s) {
     const int64_t n = head.keys, d = head.channels;
     const size_t size = n * d;
     smooth_keys();
