@@ -129,6 +129,19 @@ TEST(Operands, ATensorMapIs128BytesOn64) {
   EXPECT_EQ(map.alignment, 64u);
 }
 
+TEST(Operands, TensorsOfTheCallerComeFirst) {
+  size_t next = 0;
+  for (const CallerTensor& tensor : caller_tensors()) {
+    EXPECT_EQ(index(tensor.operand), next++);
+    EXPECT_EQ(tensor.strided, type_of(tensor.operand).find("Element") != std::string_view::npos);
+  }
+  EXPECT_EQ(next, index(O::k_partial)); // the workspace's first
+  const CallerTensor& dk = caller_tensors()[index(O::dk)];
+  EXPECT_TRUE(dk.tokens == Tokens::keys && !dk.in_forward && !dk.optional && dk.written);
+  const CallerTensor& dlse = caller_tensors()[index(O::dlse)];
+  EXPECT_TRUE(dlse.tokens == Tokens::queries && !dlse.in_forward && dlse.optional && !dlse.written);
+}
+
 TEST(Operands, TensorsOfTheCallerBringTheirStrides) {
   for (O tensor : {O::q, O::k, O::v, O::out, O::dout, O::dq, O::dk, O::dv})
     EXPECT_EQ(name_of(strides_of(tensor)), std::string(name_of(tensor)) + "_stride_b");
