@@ -72,14 +72,16 @@ const std::vector<CallerTensor>& caller_tensors() {
 
 std::vector<Field> fields_named(std::initializer_list<Operand> operands) {
   std::vector<Field> fields;
+  const auto add = [&](Operand operand) { fields.push_back({name_of(operand), operand}); };
   for (Operand operand : operands) {
-    fields.push_back({name_of(operand), operand});
+    add(operand);
     if (const Operand stride = strides_of(operand); stride != Operand::count)
-      for (int i = 0; i < 3; ++i) {
-        const auto of_dimension = static_cast<Operand>(static_cast<int>(stride) + i);
-        fields.push_back({name_of(of_dimension), of_dimension});
-      }
+      for (int i = 0; i < 3; ++i)
+        add(static_cast<Operand>(static_cast<int>(stride) + i));
   }
+#define X(name, ...) add(Operand::name);
+  SAGEBWD_SIZES(X)
+#undef X
   return fields;
 }
 

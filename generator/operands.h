@@ -77,6 +77,9 @@ struct CallerTensor {
 };
 /// In the order of the operands, of which they are the first.
 const std::vector<CallerTensor>& caller_tensors();
+inline const CallerTensor& caller_tensor(Operand operand) {
+  return caller_tensors()[static_cast<size_t>(operand)];
+}
 
 /// How a value of a C type lies in a struct. A TensorMap is CUDA's opaque 128 bytes.
 struct Extent {
@@ -90,7 +93,8 @@ struct Field {
   std::string_view name;
   Operand operand;
 };
-/// Fields that bear their operands' names. A tensor of the caller brings its strides along.
+/// Fields that bear their operands' names, and behind them the sizes. A tensor of the caller brings
+/// its strides along.
 std::vector<Field> fields_named(std::initializer_list<Operand>);
 
 /// The operand of a tensor's batch stride, which those of its head and token strides follow;
