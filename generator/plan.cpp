@@ -106,9 +106,9 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
   put(O::causal_offset, spec->causal == Causal::bottom_right ? p.seq_kv - p.seq_q : 0);
 }
 
-Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k.kind).grid(k, p); }
+Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).grid(k, p); }
 
-const std::vector<Field>& fields_of(KernelKind kind) { return definition_of(kind).fields; }
+const std::vector<Field>& fields_of(const KernelSpec& k) { return definition_of(k).fields; }
 
 void check(const ResolvedSpec& spec, const Problem& p) {
   const auto named = [](std::string_view name, int64_t value) {

@@ -61,7 +61,7 @@ struct Grid {
 Grid grid_of(const KernelSpec&, const Problem&);
 
 /// The fields of a kernel's `Params` struct, in order.
-const std::vector<Field>& fields_of(KernelKind);
+const std::vector<Field>& fields_of(const KernelSpec&);
 
 /// Raises SpecError for problems no kernel can run: sizes below one, heads that do not divide.
 void check(const ResolvedSpec&, const Problem&);

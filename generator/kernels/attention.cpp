@@ -52,7 +52,7 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("WARPS", k.tile.warps);
   c.add("STAGES", k.tile.stages);
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
-  c.add("SHARED_BYTES", tiling_of(k.kind).shared_bytes(s, k.tile));
+  c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them.
   c.add("LEAN_COPIES", k.tile.family == Family::wgmma);
 }
@@ -216,18 +216,15 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
 }
 
 /// ptxas' own balance between speed and registers spills a few bytes with mma.sync.
-std::vector<std::string> options_of_dkv(const KernelSpec& k) {
-  if (k.tile.family == Family::wgmma)
-    return {};
+std::vector<std::string> options_of_dkv_mma(const KernelSpec&) {
   return {"--ptxas-options=--register-usage-level=0"};
 }
 
-} // namespace
-
-std::vector<KernelDefinition> attention_kernels() {
+std::vector<KernelDefinition> kernels_of(Family family) {
   return {
       {
           .kind = KernelKind::forward,
+          .family = family,
           .differs_by_pass = false,
           .needed = in_forward,
           .narrow = narrow,
@@ -241,6 +238,7 @@ std::vector<KernelDefinition> attention_kernels() {
       },
       {
           .kind = KernelKind::backward_dq,
+          .family = family,
           .differs_by_pass = false,
           .needed = in_backward,
           .narrow = narrow,
@@ -255,6 +253,7 @@ std::vector<KernelDefinition> attention_kernels() {
       },
       {
           .kind = KernelKind::backward_dkv,
+          .family = family,
           .differs_by_pass = false,
           .needed = in_backward,
           .narrow = narrow,
@@ -265,10 +264,20 @@ std::vector<KernelDefinition> attention_kernels() {
           .configure = configure_dkv,
           .threads = threads,
           .grid = grid,
-          .compiler_options = options_of_dkv,
+          .compiler_options = family == Family::mma ? options_of_dkv_mma : nullptr,
           .tiling = &kBackwardDkv,
       },
   };
+}
+
+} // namespace
+
+std::vector<KernelDefinition> attention_kernels() {
+  std::vector<KernelDefinition> kernels;
+  for (Family family : {Family::mma, Family::wgmma})
+    for (KernelDefinition& kernel : kernels_of(family))
+      kernels.push_back(std::move(kernel));
+  return kernels;
 }
 
 } // namespace sagebwd

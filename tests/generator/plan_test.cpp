@@ -1,6 +1,6 @@
 //===- plan_test.cpp - Operands, workspace and launch geometry -------------===//
 
-#include "generator/plan.h"
+#include "generator/definition.h"
 #include "tests/generator/specs.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ TEST(Operands, HaveTheTypesThatPackParamsKnows) {
 TEST(Operands, EveryKernelsFieldsHaveDifferentNames) {
   for (const auto& [kind, name] : Words<KernelKind>::all) {
     std::set<std::string_view> names;
-    for (const Field& field : fields_of(kind))
+    for (const Field& field : definition_of(kind).fields)
       EXPECT_TRUE(names.insert(field.name).second) << field.name;
     EXPECT_FALSE(names.empty());
   }
@@ -41,7 +41,7 @@ TEST(Operands, EveryKernelsFieldsHaveDifferentNames) {
 TEST(Operands, RolesOfTheQuantisationKernelHaveTheSameFields) {
   const auto layout = [](KernelKind kind) {
     std::vector<std::pair<std::string_view, bool>> fields; // name, and whether 8 bytes
-    for (const Field& f : fields_of(kind))
+    for (const Field& f : definition_of(kind).fields)
       fields.emplace_back(f.name, type_of(f.operand) != "int" && type_of(f.operand) != "float");
     return fields;
   };
@@ -75,7 +75,7 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   std::memcpy(&values[index(O::softmax_scale)], &scale, 4);
   std::byte params[512] = {};
 
-  ASSERT_EQ(pack_params(fields_of(key_mean_partial), values, params),
+  ASSERT_EQ(pack_params(definition_of(key_mean_partial).fields, values, params),
             sizeof(KeyMeanPartial));
   KeyMeanPartial mean;
   std::memcpy(&mean, params, sizeof mean);
@@ -85,7 +85,7 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   EXPECT_EQ(size_t(mean.heads_kv), index(O::heads_kv));
   EXPECT_EQ(size_t(mean.seq_kv), index(O::seq_kv));
 
-  ASSERT_EQ(pack_params(fields_of(quantize_q), values, params), sizeof(Quantize));
+  ASSERT_EQ(pack_params(definition_of(quantize_q).fields, values, params), sizeof(Quantize));
   Quantize q;
   std::memcpy(&q, params, sizeof q);
   EXPECT_EQ(q.x, values[index(O::q)]);
@@ -120,7 +120,7 @@ TEST(PackParams, AlignsAFieldBehindASmallerOne) {
 TEST(PackParams, EveryKernelFitsWhatALaunchTakes) {
   for (const auto& [kind, name] : Words<KernelKind>::all) {
     std::byte params[kMaxParamsBytes];
-    EXPECT_LE(pack_params(fields_of(kind), {}, params), kMaxParamsBytes);
+    EXPECT_LE(pack_params(definition_of(kind).fields, {}, params), kMaxParamsBytes);
   }
 }
 
