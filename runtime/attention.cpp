@@ -53,7 +53,7 @@ void put(OperandValues& values, const CallerTensor& of, const Tensor& tensor, Pa
   set_tensor(values, of.operand, address, strides);
 }
 
-void put(OperandValues& values, const CallerTensor& of, const float* rows, Pass pass,
+void put(OperandValues& values, const CallerTensor& of, const void* rows, Pass pass,
          const Problem&) {
   if (rows == nullptr && !of.optional)
     throw SpecError(
@@ -162,7 +162,7 @@ std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem
 /// Into a graph goes what is loaded: nothing is compiled, loaded or tuned while it is captured.
 std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
                                                                  const Problem& problem) {
-  if (auto chosen = load(tiles.without_tuning(pass, problem), /*may_load=*/false))
+  if (auto chosen = load(tiles.kernels(pass, problem, /*may_tune=*/false), /*may_load=*/false))
     return *chosen;
   if (tiles.may_fall_back())
     if (auto by_default = load(tiles.by_default(pass), /*may_load=*/false)) {
@@ -217,7 +217,7 @@ template <typename Args> void Attention::State::run(Pass pass, const Args& a) {
   check(spec, a.problem);
   OperandValues values{};
   visit_tensors(a, [&](Operand operand, const auto& given) {
-    put(values, caller_tensors()[static_cast<size_t>(operand)], given, pass, a.problem);
+    put(values, caller_tensor(operand), given, pass, a.problem);
   });
   check_scale(a.softmax_scale);
   check_workspace(a.workspace, a.workspace_bytes, workspace_bytes(pass, spec, a.problem));
