@@ -1,9 +1,9 @@
 //===- tile/visible.cuh - Which keys a query sees, and walks over them ------===//
 //
 // All that a kernel knows of the mask. A window or a list of blocks would change what is here: a
-// block of queries or keys meets the tokens of a Range, a loop over them is a Walk (why backward_dkv
-// steps over its range by itself is told in kernels/README.md), and only where needs_mask() are
-// single scores asked for.
+// block of queries or keys meets the tokens of a Range, a loop over them is a Walk (backward_dkv
+// steps over its range by itself: kernels/README.md), and only where needs_mask() are single scores
+// asked for.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
