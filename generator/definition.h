@@ -1,14 +1,17 @@
 //===- definition.h - All that the host knows of each kernel ---------------===//
 //
-// One entry a kernel, in generator/kernels/: the generator, the launch, the workspace's users and
-// the tuner ask it and never the kernel's name. A new kernel is a KernelKind, an entry and a
-// template.
+// One entry a kernel, and where it has tiles one for each family of them, in generator/kernels/:
+// the generator, the launch, the workspace's users and the tuner ask it and never the kernel's
+// name. A new kernel is a KernelKind, an entry and a template; a new family of one is a Family, an
+// entry and a template, whose fields, threads and grid may be its own.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 #include "generator/configuration.h"
 #include "generator/plan.h"
+
+#include <optional>
 
 namespace sagebwd {
 
@@ -38,6 +41,7 @@ struct Tiling {
 
 struct KernelDefinition {
   KernelKind kind;
+  Family family = {};   ///< of its tiles
   bool differs_by_pass; ///< the passes that launch it have kernels of their own
   bool (*needed)(Pass, const AttentionSpec&);
   /// The spec as the kernel sees it: what it does not depend on is the default, so that specs share
@@ -52,9 +56,14 @@ struct KernelDefinition {
   const Tiling* tiling = nullptr; ///< none: a kernel without tiles
 };
 
-const KernelDefinition& definition_of(KernelKind);
+/// With a family, its own; without, one of them: for what they share, which is the pass, what is
+/// needed when, what a kernel depends on, whose tokens blocks own, and the outputs.
+const KernelDefinition& definition_of(KernelKind, std::optional<Family> = std::nullopt);
+const KernelDefinition& definition_of(const KernelSpec&);
 /// The tiling of a kernel that has tiles. Raises SpecError for another.
-const Tiling& tiling_of(KernelKind);
+const Tiling& tiling_of(KernelKind, std::optional<Family> = std::nullopt);
+/// The families that build a kernel; none for one without tiles.
+std::vector<Family> families_of(KernelKind);
 
 // In generator/kernels/:
 std::vector<KernelDefinition> key_mean_kernels();

@@ -31,7 +31,7 @@ KernelSource emit(const KernelSpec& k) { return emit_from(embedded_template, k);
 
 KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
   check_tile(k);
-  const KernelDefinition& definition = definition_of(k.kind);
+  const KernelDefinition& definition = definition_of(k);
   KernelSource source;
   source.name = kernel_name(k);
   source.threads = definition.threads(k);

@@ -4,28 +4,40 @@
 #include "generator/space.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 namespace sagebwd {
 namespace {
 
-/// In the order of KernelKind.
-const std::vector<KernelDefinition>& all_definitions() {
-  static const std::vector<KernelDefinition> definitions = [] {
+using OfFamilies = std::array<const KernelDefinition*, std::size(Words<Family>::all)>;
+
+/// The definitions of a kernel; one without tiles stands in every family's place. A launch looks
+/// them up.
+const OfFamilies& definitions_of(KernelKind kind) {
+  static const std::vector<KernelDefinition> all = [] {
     std::vector<KernelDefinition> all;
     for (auto group : {key_mean_kernels, quantize_kernels, attention_kernels})
       for (KernelDefinition& definition : group())
         all.push_back(std::move(definition));
     return all;
   }();
-  return definitions;
+  static const auto table = [] {
+    std::array<OfFamilies, std::size(Words<KernelKind>::all)> table{};
+    for (const KernelDefinition& definition : all)
+      for (const auto& [family, name] : Words<Family>::all)
+        if (!definition.tiling || definition.family == family)
+          table[static_cast<size_t>(definition.kind)][static_cast<size_t>(family)] = &definition;
+    return table;
+  }();
+  return table[static_cast<size_t>(kind)];
 }
 
 std::vector<KernelKind> tiled_kernels_where(bool (*wanted)(Pass)) {
   std::vector<KernelKind> kinds;
-  for (const KernelDefinition& definition : all_definitions())
-    if (definition.tiling && wanted(definition.tiling->pass))
-      kinds.push_back(definition.kind);
+  for (const auto& [kind, name] : Words<KernelKind>::all)
+    if (const Tiling* tiling = definition_of(kind).tiling; tiling && wanted(tiling->pass))
+      kinds.push_back(kind);
   return kinds;
 }
 
@@ -37,14 +49,32 @@ AttentionSpec narrowed(const KernelDefinition& definition, const AttentionSpec& 
 
 } // namespace
 
-const KernelDefinition& definition_of(KernelKind kind) {
-  return all_definitions()[static_cast<size_t>(kind)];
+const KernelDefinition& definition_of(KernelKind kind, std::optional<Family> family) {
+  const OfFamilies& definitions = definitions_of(kind);
+  if (!family)
+    return **std::find_if(definitions.begin(), definitions.end(),
+                          [](auto* found) { return found; });
+  if (const KernelDefinition* definition = definitions[static_cast<size_t>(*family)])
+    return *definition;
+  throw SpecError(std::string(to_string(kind)) + " is not built from " + value_text(*family));
 }
 
-const Tiling& tiling_of(KernelKind kind) {
-  if (const Tiling* tiling = definition_of(kind).tiling)
+const KernelDefinition& definition_of(const KernelSpec& k) {
+  return definition_of(k.kind, k.tile.family);
+}
+
+const Tiling& tiling_of(KernelKind kind, std::optional<Family> family) {
+  if (const Tiling* tiling = definition_of(kind, family).tiling)
     return *tiling;
   throw SpecError(std::string(to_string(kind)) + " has no tiles");
+}
+
+std::vector<Family> families_of(KernelKind kind) {
+  std::vector<Family> families;
+  for (const KernelDefinition* definition : definitions_of(kind))
+    if (definition && definition->tiling)
+      families.push_back(definition->family);
+  return families;
 }
 
 const std::vector<KernelKind>& tiled_kernels() {
@@ -107,12 +137,11 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
 std::vector<KernelSpec> kernels_of(Pass pass, const ResolvedSpec& spec, const Arch& arch,
                                    const Tiles& tiles) {
   std::vector<KernelSpec> kernels;
-  for (const KernelDefinition& definition : all_definitions())
-    if (definition.needed(pass, spec)) {
-      const auto given = tiles.find(definition.kind);
-      kernels.push_back(
-          {definition.kind, pass, narrowed(definition, spec), arch,
-           given == tiles.end() ? default_tile(definition.kind, spec, arch) : given->second});
+  for (const auto& [kind, name] : Words<KernelKind>::all)
+    if (const KernelDefinition& definition = definition_of(kind); definition.needed(pass, spec)) {
+      const auto given = tiles.find(kind);
+      kernels.push_back({kind, pass, narrowed(definition, spec), arch,
+                         given == tiles.end() ? default_tile(kind, spec, arch) : given->second});
     }
   return kernels;
 }

@@ -11,12 +11,15 @@ namespace sagebwd {
 namespace {
 
 constexpr std::string_view kNames[] = {
-#define X(name, type) #name,
+#define X(name, ...) #name,
     SAGEBWD_OPERANDS(X)
+#undef X
+#define X(name, ...) #name "_stride_b", #name "_stride_h", #name "_stride_s",
+        SAGEBWD_STRIDED_TENSORS(X)
 #undef X
 };
 constexpr std::string_view kTypes[] = {
-#define X(name, type) type,
+#define X(name, type, ...) type,
     SAGEBWD_OPERANDS(X)
 #undef X
 };
@@ -26,7 +29,10 @@ constexpr size_t kCount = static_cast<size_t>(Operand::count);
 } // namespace
 
 std::string_view name_of(Operand operand) { return kNames[static_cast<size_t>(operand)]; }
-std::string_view type_of(Operand operand) { return kTypes[static_cast<size_t>(operand)]; }
+std::string_view type_of(Operand operand) {
+  const auto index = static_cast<size_t>(operand);
+  return index < std::size(kTypes) ? kTypes[index] : "s64"; // a stride
+}
 
 Extent extent_of(std::string_view type) {
   if (type == "int" || type == "float")
@@ -49,16 +55,33 @@ Operand strides_of(Operand tensor) {
   return table[static_cast<size_t>(tensor)];
 }
 
+const std::vector<CallerTensor>& caller_tensors() {
+  enum Passes { both, backward };
+  enum Need { required, optional };
+  static const std::vector<CallerTensor> tensors = {
+// clang-format off
+#define X(name, type, tokens, passes, need)                                                        \
+    {Operand::name, Tokens::tokens, (passes) == both, (need) == optional,                          \
+     !std::string_view(type).starts_with("const"), strides_of(Operand::name) != Operand::count},
+    SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X)
+#undef X
+      // clang-format on
+  };
+  return tensors;
+}
+
 std::vector<Field> fields_named(std::initializer_list<Operand> operands) {
   std::vector<Field> fields;
+  const auto add = [&](Operand operand) { fields.push_back({name_of(operand), operand}); };
   for (Operand operand : operands) {
-    fields.push_back({name_of(operand), operand});
+    add(operand);
     if (const Operand stride = strides_of(operand); stride != Operand::count)
-      for (int i = 0; i < 3; ++i) {
-        const auto of_dimension = static_cast<Operand>(static_cast<int>(stride) + i);
-        fields.push_back({name_of(of_dimension), of_dimension});
-      }
+      for (int i = 0; i < 3; ++i)
+        add(static_cast<Operand>(static_cast<int>(stride) + i));
   }
+#define X(name, ...) add(Operand::name);
+  SAGEBWD_SIZES(X)
+#undef X
   return fields;
 }
 

@@ -15,46 +15,71 @@
 
 namespace sagebwd {
 
-/// Everything a kernel can be handed: its name and its C type in generated code. The layouts of the
-/// workspace are those of templates/kernels/quantize.cuh.
 // clang-format off
+/// Tensors of the caller: name, C type in generated code, whose tokens, which passes take it, and
+/// whether it may be missing. These are of (batch, head, token, channel), 16 bits a channel; the
+/// strides of the first three follow each, in elements.
+#define SAGEBWD_STRIDED_TENSORS(X)                                                                 \
+  X(q, "const Element*", queries, both, required)                                                  \
+  X(k, "const Element*", keys, both, required)                                                     \
+  X(v, "const Element*", keys, both, required)                                                     \
+  X(out, "Element*", queries, both, required)                                                      \
+  X(dout, "const Element*", queries, backward, required)                                           \
+  X(dq, "Element*", queries, backward, required)                                                   \
+  X(dk, "Element*", keys, backward, required)                                                      \
+  X(dv, "Element*", keys, backward, required)
+/// And these of (batch, head, token), contiguous floats.
+#define SAGEBWD_ROW_TENSORS(X)                                                                     \
+  X(lse, "float*", queries, both, required)                                                        \
+  X(dlse, "const float*", queries, backward, optional)
+/// What every kernel is handed.
+#define SAGEBWD_SIZES(X)                                                                           \
+  X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
+  X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int") X(softmax_scale, "float")
+/// Everything a kernel can be handed. The layouts of the workspace are those of
+/// templates/kernels/quantize.cuh.
 #define SAGEBWD_OPERANDS(X)                                                                        \
-  /* tensors of the caller */                                                                      \
-  X(q, "const Element*") X(k, "const Element*") X(v, "const Element*")                             \
-  X(out, "Element*") X(lse, "float*") X(dout, "const Element*") X(dlse, "const float*")            \
-  X(dq, "Element*") X(dk, "Element*") X(dv, "Element*")                                            \
+  SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X)                                                \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*")                                                       \
   X(q8, "s8*") X(k8, "s8*") X(k8_scale, "float*") X(vt8, "s8*") X(vt8_scale, "float*")               \
   X(qt8, "s8*") X(kt8, "s8*") X(kt8_scale, "float*") X(dot8, "s8*")                                 \
   X(q_rows, "float*") X(q_channels, "float*")                                                      \
   X(tile_p_max, "float*") X(tile_ds_max, "float*")                                                 \
-  /* strides of the caller's tensors, in elements: batch, head, token */                           \
-  X(q_stride_b, "s64") X(q_stride_h, "s64") X(q_stride_s, "s64")                                   \
-  X(k_stride_b, "s64") X(k_stride_h, "s64") X(k_stride_s, "s64")                                   \
-  X(v_stride_b, "s64") X(v_stride_h, "s64") X(v_stride_s, "s64")                                   \
-  X(out_stride_b, "s64") X(out_stride_h, "s64") X(out_stride_s, "s64")                             \
-  X(dout_stride_b, "s64") X(dout_stride_h, "s64") X(dout_stride_s, "s64")                          \
-  X(dq_stride_b, "s64") X(dq_stride_h, "s64") X(dq_stride_s, "s64")                                \
-  X(dk_stride_b, "s64") X(dk_stride_h, "s64") X(dk_stride_s, "s64")                                \
-  X(dv_stride_b, "s64") X(dv_stride_h, "s64") X(dv_stride_s, "s64")                                \
-  /* sizes */                                                                                      \
-  X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
-  X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int")                                   \
-  X(softmax_scale, "float")                                                                        \
+  SAGEBWD_SIZES(X)                                                                                 \
   /* what a role of the quantisation kernel leaves empty */                                        \
   X(no_bytes, "s8*")
 // clang-format on
 
 enum class Operand {
-#define X(name, type) name,
+#define X(name, ...) name,
   SAGEBWD_OPERANDS(X)
 #undef X
-      count
+#define X(name, ...) name##_stride_b, name##_stride_h, name##_stride_s,
+      SAGEBWD_STRIDED_TENSORS(X)
+#undef X
+          count
 };
 std::string_view name_of(Operand);
 /// The C type in generated code: a pointer, "s64", "int", "float" or "TensorMap".
 std::string_view type_of(Operand);
+
+enum class Tokens { queries, keys };
+
+/// A tensor of the caller: its line of the lists above.
+struct CallerTensor {
+  Operand operand;
+  Tokens tokens;
+  bool in_forward; ///< both passes take it; else the backward alone
+  bool optional;
+  bool written; ///< by a kernel
+  bool strided; ///< else a float a token
+};
+/// In the order of the operands, of which they are the first.
+const std::vector<CallerTensor>& caller_tensors();
+inline const CallerTensor& caller_tensor(Operand operand) {
+  return caller_tensors()[static_cast<size_t>(operand)];
+}
 
 /// How a value of a C type lies in a struct. A TensorMap is CUDA's opaque 128 bytes.
 struct Extent {
@@ -68,7 +93,8 @@ struct Field {
   std::string_view name;
   Operand operand;
 };
-/// Fields that bear their operands' names. A tensor of the caller brings its strides along.
+/// Fields that bear their operands' names, and behind them the sizes. A tensor of the caller brings
+/// its strides along.
 std::vector<Field> fields_named(std::initializer_list<Operand>);
 
 /// The operand of a tensor's batch stride, which those of its head and token strides follow;

@@ -65,7 +65,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   add(O::q_channels, {heads_q, groups_q, 2, d, 4});
   add(O::kt8, {heads_k, tokens_k, d});
   add(O::kt8_scale, {heads_k, groups_k, d, 4});
-  if (s.granularity == Granularity::block) {
+  if (grouping_of(s.granularity).one_scale) {
     add(O::tile_p_max, {heads_q, groups_q, groups_k, 4});
     add(O::tile_ds_max, {heads_q, groups_q, groups_k, 4});
   }
@@ -106,9 +106,9 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
   put(O::causal_offset, spec->causal == Causal::bottom_right ? p.seq_kv - p.seq_q : 0);
 }
 
-Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k.kind).grid(k, p); }
+Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).grid(k, p); }
 
-const std::vector<Field>& fields_of(KernelKind kind) { return definition_of(kind).fields; }
+const std::vector<Field>& fields_of(const KernelSpec& k) { return definition_of(k).fields; }
 
 void check(const ResolvedSpec& spec, const Problem& p) {
   const auto named = [](std::string_view name, int64_t value) {
@@ -128,12 +128,12 @@ void check(const ResolvedSpec& spec, const Problem& p) {
           named("query length", p.seq_q) + " is not supported: 1 to 2^31 - 1024 tokens");
   require(p.seq_kv >= 1 && p.seq_kv <= kMaxTokens,
           named("key length", p.seq_kv) + " is not supported: 1 to 2^31 - 1024 tokens");
-  if (spec->granularity == Granularity::block) {
+  if (grouping_of(spec->granularity).one_scale) {
     const double tiles = double(p.batch) * double(p.heads) *
                          double(padded(p.seq_q) / spec->group_q) *
                          double(padded(p.seq_kv) / spec->group_kv);
-    require(tiles < 2147483648.0, "granularity 'block' keeps two maxima for each of " +
-                                      std::to_string(tiles) +
+    require(tiles < 2147483648.0, "granularity '" + value_text(spec->granularity) +
+                                      "' keeps two maxima for each of " + std::to_string(tiles) +
                                       " tiles: 2^31 are supported; take 'row' or a smaller batch");
   }
 }

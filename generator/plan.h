@@ -17,6 +17,23 @@ struct Problem {
   int64_t seq_q = 1;
   int64_t seq_kv = 1;
 };
+template <typename Self, typename Visitor>
+requires std::is_same_v<std::remove_const_t<Self>, Problem>
+constexpr void visit_fields(Self& p, Visitor&& visit) {
+  visit(Label{"batch", "", "sequences"}, p.batch);
+  visit(Label{"heads", "", "query heads"}, p.heads);
+  visit(Label{"heads_kv", "", "key/value heads"}, p.heads_kv);
+  visit(Label{"seq_q", "", "queries of a sequence"}, p.seq_q);
+  visit(Label{"seq_kv", "", "keys of a sequence"}, p.seq_kv);
+}
+
+/// Heads and tokens of queries, or of keys.
+inline int64_t heads_of(Tokens of, const Problem& p) {
+  return of == Tokens::queries ? p.heads : p.heads_kv;
+}
+inline int64_t tokens_of(Tokens of, const Problem& p) {
+  return of == Tokens::queries ? p.seq_q : p.seq_kv;
+}
 
 template <typename Self, typename Visitor>
 requires std::is_same_v<std::remove_const_t<Self>, Problem>
@@ -54,7 +71,7 @@ struct Grid {
 Grid grid_of(const KernelSpec&, const Problem&);
 
 /// The fields of a kernel's `Params` struct, in order.
-const std::vector<Field>& fields_of(KernelKind);
+const std::vector<Field>& fields_of(const KernelSpec&);
 
 /// Raises SpecError for problems no kernel can run: sizes below one, heads that do not divide.
 void check(const ResolvedSpec&, const Problem&);

@@ -29,7 +29,8 @@ int registers_for(const TileConfig& t, const Arch& arch) {
 bool lives(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const Arch& arch) {
   const int block_bytes = shared_bytes(kind, s, t) + kReservedBytes;
   return t.blocks_per_sm * block_bytes <= arch.max_shared_bytes + kReservedBytes &&
-         registers_for(t, arch) >= tiling_of(kind).accumulators(s, t.family) + kOtherRegisters;
+         registers_for(t, arch) >=
+             tiling_of(kind, t.family).accumulators(s, t.family) + kOtherRegisters;
 }
 
 /// Residency reaches a kernel's code only as the registers it may use.
@@ -56,13 +57,13 @@ std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'";
 } // namespace
 
 int shared_bytes(KernelKind kind, const AttentionSpec& s, const TileConfig& tile) {
-  const Tiling* tiling = definition_of(kind).tiling;
+  const Tiling* tiling = definition_of(kind, tile.family).tiling;
   return tiling ? tiling->shared_bytes(s, tile) : 0;
 }
 
 std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig& t,
                       const Arch& arch) {
-  const Tiling& tiling = tiling_of(kind);
+  const Tiling& tiling = tiling_of(kind, t.family);
   const bool keys = tiling.blocks_own_keys;
   const int walked = keys ? kTokensPerTile : s.group_kv, rows = keys ? t.block_kv : t.block_q;
   if (t.family == Family::wgmma && arch.name != "sm_90a")
@@ -95,10 +96,10 @@ void check_tile(const KernelSpec& k) {
 }
 
 TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
-  const Tiling* tiling = definition_of(kind).tiling;
+  const Family family = arch.name == "sm_90a" ? Family::wgmma : Family::mma;
+  const Tiling* tiling = definition_of(kind, family).tiling;
   if (!tiling)
     return {};
-  const Family family = arch.name == "sm_90a" ? Family::wgmma : Family::mma;
   // Small blocks, several to an SM, hide each other's waits: tuned on an H200 they beat larger
   // blocks and deeper pipelines. As many as the registers allow without spills.
   const TileConfig preferred = tiling->preferred(s, family);
@@ -111,10 +112,10 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   why = objection(kind, s, tile, arch);
   if (why.empty())
     return tile;
-  const bool block = s.granularity == Granularity::block;
   throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
                   std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
-                  (block ? "'row'" : "group_kv = 64") + ", another GPU, or precision six-of-seven");
+                  (grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
+                  ", another GPU, or precision six-of-seven");
 }
 
 bool has_default_tile(const KernelSpec& k) {
@@ -140,15 +141,15 @@ std::string objection_to_trying(KernelKind kind, const AttentionSpec& s, const T
 
 std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const ResolvedSpec& spec,
                                            const Arch& arch) {
-  const Tiling* tiling = definition_of(kind).tiling;
-  if (!tiling)
+  if (!definition_of(kind).tiling)
     return {};
   std::vector<TileConfig> tiles = {default_tile(kind, spec, arch)};
-  for (const auto& [family, name] : Words<Family>::all)
+  for (Family family : families_of(kind))
     for (int warps : {4, 8})
       for (int stages : {1, 2})
         for (int blocks = kMostBlocks; blocks >= 1; --blocks) { // of equal ones, the most that fit
-          const TileConfig tile = tile_of(*tiling, spec, family, warps, stages, blocks);
+          const TileConfig tile =
+              tile_of(tiling_of(kind, family), spec, family, warps, stages, blocks);
           if (objection_to_trying(kind, spec, tile, arch).empty() &&
               lives(kind, spec, tile, arch) &&
               std::none_of(tiles.begin(), tiles.end(),

@@ -20,7 +20,33 @@ std::string digits_of(std::string_view name) {
   return digits;
 }
 
+/// "64 and 128", or with another word between.
+std::string listed(const auto& numbers, const char* between) {
+  std::string text;
+  for (int number : numbers)
+    text += (text.empty() ? "" : between) + std::to_string(number);
+  return text;
+}
+
+/// The most keys where the registers allow it.
+int default_group_kv(const AttentionSpec& spec, bool wgmma) {
+  const std::vector<int>& keys = grouping_of(spec.granularity).keys;
+  const bool roomy = spec.precision == Precision::six_of_seven && (wgmma || spec.head_dim <= 64);
+  return roomy ? keys.back() : keys.front();
+}
+
 } // namespace
+
+const Grouping& grouping_of(Granularity granularity) {
+  static const Grouping of[] = {{.one_scale = false, .queries = 64, .keys = {64, 128}}, // row
+                                {.one_scale = true, .queries = 128, .keys = {64}}};     // block
+  return of[static_cast<int>(granularity)];
+}
+
+std::string_view help_of_head_dim() {
+  static const std::string help = "head dimension: " + listed(kHeadDims, ", ");
+  return help;
+}
 
 std::string to_string(const AttentionSpec& spec) { return line_of(spec); }
 
@@ -35,31 +61,33 @@ AttentionSpec parse_spec(std::string_view text) {
 }
 
 ResolvedSpec resolved(AttentionSpec spec) {
-  if (spec.head_dim != 64 && spec.head_dim != 128)
+  const auto among = [](const auto& numbers, int number) {
+    return std::find(std::begin(numbers), std::end(numbers), number) != std::end(numbers);
+  };
+  if (!among(kHeadDims, spec.head_dim))
     throw SpecError("head dimension " + std::to_string(spec.head_dim) +
-                    " is not built: supported are 64 and 128; pad q, k and v with zero channels "
+                    " is not built: supported are " + listed(kHeadDims, " and ") +
+                    "; pad q, k and v with zero channels "
                     "(and keep softmax_scale at that of the unpadded dimension)");
-  const bool row = spec.granularity == Granularity::row;
+  const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.group_q == 0)
-    spec.group_q = row ? 64 : 128;
+    spec.group_q = grouping.queries;
   if (spec.group_kv == 0)
-    spec.group_kv =
-        row && spec.precision == Precision::six_of_seven && spec.head_dim <= 64 ? 128 : 64;
-  if (row ? spec.group_q != 64 : spec.group_q != 128)
+    spec.group_kv = default_group_kv(spec, /*wgmma=*/false);
+  if (spec.group_q != grouping.queries)
     throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
-                    value_text(spec.granularity) + "': it is " + (row ? "64" : "128") +
+                    value_text(spec.granularity) + "': it is " + std::to_string(grouping.queries) +
                     " there; leave it out for that default");
-  if (row ? spec.group_kv != 64 && spec.group_kv != 128 : spec.group_kv != 64)
+  if (!among(grouping.keys, spec.group_kv))
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
-                    value_text(spec.granularity) + "': it is " + (row ? "64 or 128" : "64") +
+                    value_text(spec.granularity) + "': it is " + listed(grouping.keys, " or ") +
                     " there; leave it out for the default");
   return ResolvedSpec(spec);
 }
 
 ResolvedSpec resolved(AttentionSpec spec, const Arch& arch) {
-  if (spec.group_kv == 0 && spec.granularity == Granularity::row &&
-      spec.precision == Precision::six_of_seven && arch.name == "sm_90a")
-    spec.group_kv = 128;
+  if (spec.group_kv == 0)
+    spec.group_kv = default_group_kv(spec, arch.name == "sm_90a");
   return resolved(spec);
 }
 

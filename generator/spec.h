@@ -19,7 +19,7 @@ enum class DType { bf16, fp16 };
 /// `top_left`: key j is visible to query i iff j <= i; `bottom_right`: iff j <= i + N - M.
 enum class Causal { none, top_left, bottom_right };
 /// Along what a quantisation scale may vary: `row`, one per token or channel of a group; `block`,
-/// one per group (SageBwd, arXiv 2603.02170, section 3).
+/// one per group (SageBwd, arXiv 2603.02170, section 3). What else that decides: grouping_of().
 enum class Granularity { row, block };
 /// Which of the seven products are INT8: all but dP = dO V^T, or all but that and S = Q K^T.
 enum class Precision { six_of_seven, qk16 };
@@ -47,6 +47,18 @@ template <> struct Words<Precision> {
       {Precision::six_of_seven, "six-of-seven"}, {Precision::qk16, "qk16"}};
 };
 
+/// What a granularity decides: who would compare it with a word asks this.
+struct Grouping {
+  bool one_scale;        ///< for all of a group, so that P and dS have one a tile
+  int queries;           ///< in a group
+  std::vector<int> keys; ///< that a group may have: the usual number, last the most
+};
+const Grouping& grouping_of(Granularity);
+
+/// Head dimensions that are built.
+inline constexpr int kHeadDims[] = {64, 128};
+std::string_view help_of_head_dim();
+
 /// The numerics of one attention operation. Group sizes of 0 mean "the default of this
 /// granularity"; `resolved()` fills them in.
 struct AttentionSpec {
@@ -67,7 +79,7 @@ struct AttentionSpec {
 template <typename Self, typename Visitor>
 requires std::is_same_v<std::remove_const_t<Self>, AttentionSpec>
 constexpr void visit_fields(Self& s, Visitor&& visit) {
-  visit(Label{"head_dim", "d", "head dimension: 64, 128"}, s.head_dim);
+  visit(Label{"head_dim", "d", help_of_head_dim()}, s.head_dim);
   visit(Label{"dtype", " ", "of q, k, v and their gradients"}, s.dtype);
   visit(Label{"causal", " causal=", "which keys a query sees"}, s.causal);
   visit(Label{"granularity", " ", "what shares a quantisation scale"}, s.granularity);

@@ -17,30 +17,19 @@
 
 namespace pybind11::detail {
 
-/// Structs that Python gives as a tuple of their `count` numbers.
-template <typename Struct, size_t count> struct numbers_caster {
-  PYBIND11_TYPE_CASTER(Struct, const_name("tuple[int, ...]"));
+/// (batch, heads, heads_kv, seq_q, seq_kv).
+template <> struct type_caster<sagebwd::Problem> {
+  PYBIND11_TYPE_CASTER(sagebwd::Problem, const_name("tuple[int, ...]"));
   bool load(handle source, bool convert) {
-    make_caster<std::array<int64_t, count>> numbers;
+    make_caster<std::array<int64_t, 5>> numbers;
     if (!numbers.load(source, convert))
       return false;
-    assign(value, numbers);
+    size_t i = 0;
+    const std::array<int64_t, 5>& given = numbers;
+    visit_fields(value, [&](const sagebwd::Label&, int64_t& field) { field = given[i++]; });
     return true;
   }
-
-private:
-  static void assign(sagebwd::Problem& p, const std::array<int64_t, 5>& n) {
-    p = {n[0], n[1], n[2], n[3], n[4]};
-  }
-  static void assign(sagebwd::Tensor& t, const std::array<int64_t, 4>& n) {
-    t = {reinterpret_cast<void*>(n[0]), n[1], n[2], n[3]};
-  }
 };
-
-/// (batch, heads, heads_kv, seq_q, seq_kv).
-template <> struct type_caster<sagebwd::Problem> : numbers_caster<sagebwd::Problem, 5> {};
-/// (address, batch stride, head stride, token stride), strides in elements.
-template <> struct type_caster<sagebwd::Tensor> : numbers_caster<sagebwd::Tensor, 4> {};
 
 } // namespace pybind11::detail
 
@@ -48,8 +37,45 @@ namespace sagebwd::python {
 
 namespace py = pybind11;
 
-template <typename T = void> T* pointer_of(int64_t address) {
-  return reinterpret_cast<T*>(address);
+// Short of pybind11's casters: they take 5 % of a call's host time.
+inline int64_t number_of(PyObject* given) {
+  const int64_t number = PyLong_AsLongLong(given);
+  if (number == -1 && PyErr_Occurred())
+    throw py::error_already_set();
+  return number;
+}
+/// The address of rows.
+template <typename T> void load(PyObject* given, T*& rows) {
+  rows = reinterpret_cast<T*>(number_of(given));
+}
+/// (address, batch stride, head stride, token stride), strides in elements.
+inline void load(PyObject* given, Tensor& tensor) {
+  if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 4)
+    throw py::type_error("a tensor is given as (address, batch, head and token strides)");
+  const auto number = [&](int i) { return number_of(PyTuple_GET_ITEM(given, i)); };
+  tensor = {reinterpret_cast<void*>(number(0)), number(1), number(2), number(3)};
+}
+
+/// A pass: its tensors in the order of visit_tensors(), addresses of the workspace and the stream.
+template <typename Args, void (Attention::*pass)(const Args&)>
+void run(Attention& attention, const Problem& problem, const py::tuple& tensors,
+         float softmax_scale, int64_t workspace, size_t workspace_bytes, int64_t stream) {
+  Args args{.problem = problem,
+            .softmax_scale = softmax_scale,
+            .workspace = reinterpret_cast<void*>(workspace),
+            .workspace_bytes = workspace_bytes,
+            .stream = reinterpret_cast<void*>(stream)};
+  size_t count = 0;
+  visit_tensors(args, [&](Operand, auto& tensor) {
+    if (count < tensors.size())
+      load(PyTuple_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(count)), tensor);
+    ++count;
+  });
+  if (count != tensors.size())
+    throw py::type_error("this pass takes " + std::to_string(count) + " tensors, given are " +
+                         std::to_string(tensors.size()));
+  const py::gil_scoped_release released;
+  (attention.*pass)(args);
 }
 
 inline void bind_attention(py::module_& m) {
@@ -65,26 +91,8 @@ inline void bind_attention(py::module_& m) {
       .def("warmup", &Attention::warmup, Released(), "Compiles and loads every kernel.")
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
-      .def(
-          "forward",
-          [](Attention& a, const Problem& problem, const Tensor& q, const Tensor& k,
-             const Tensor& v, const Tensor& out, int64_t lse, float softmax_scale,
-             int64_t workspace, size_t workspace_bytes, int64_t stream) {
-            a.forward({problem, q, k, v, out, pointer_of<float>(lse), softmax_scale,
-                       pointer_of(workspace), workspace_bytes, pointer_of(stream)});
-          },
-          Released())
-      .def(
-          "backward",
-          [](Attention& a, const Problem& problem, const Tensor& dout, const Tensor& q,
-             const Tensor& k, const Tensor& v, const Tensor& out, int64_t lse, int64_t dlse,
-             const Tensor& dq, const Tensor& dk, const Tensor& dv, float softmax_scale,
-             int64_t workspace, size_t workspace_bytes, int64_t stream) {
-            a.backward({problem, q, k, v, out, dout, pointer_of<float>(lse),
-                        pointer_of<float>(dlse), dq, dk, dv, softmax_scale, pointer_of(workspace),
-                        workspace_bytes, pointer_of(stream)});
-          },
-          Released());
+      .def("forward", &run<ForwardArgs, &Attention::forward>)
+      .def("backward", &run<BackwardArgs, &Attention::backward>);
 }
 
 } // namespace sagebwd::python

@@ -21,9 +21,9 @@ constexpr int64_t kAlignBytes = 16, kElementBytes = 2;
 
 /// Puts a tensor and its strides in. Strides of dimensions of size 1 do not matter and are not
 /// looked at.
-void set_checked(OperandValues& values, Operand operand, const Tensor& tensor, int64_t batch,
-                 int64_t heads, int64_t tokens) {
-  const std::string name(name_of(operand));
+void put(OperandValues& values, const CallerTensor& of, const Tensor& tensor, Pass,
+         const Problem& p) {
+  const std::string name(name_of(of.operand));
   const auto refuse = [&](const std::string& what) {
     throw SpecError(name + ": " + what +
                     "; channels must be contiguous and every token 16-byte aligned: make a "
@@ -37,9 +37,9 @@ void set_checked(OperandValues& values, Operand operand, const Tensor& tensor, i
   const struct {
     const char* name;
     int64_t size, stride;
-  } dimensions[] = {{"batch", batch, tensor.stride_b},
-                    {"head", heads, tensor.stride_h},
-                    {"token", tokens, tensor.stride_s}};
+  } dimensions[] = {{"batch", p.batch, tensor.stride_b},
+                    {"head", heads_of(of.tokens, p), tensor.stride_h},
+                    {"token", tokens_of(of.tokens, p), tensor.stride_s}};
   int64_t strides[3] = {};
   for (int i = 0; i < 3; ++i) {
     const auto& dimension = dimensions[i];
@@ -50,22 +50,16 @@ void set_checked(OperandValues& values, Operand operand, const Tensor& tensor, i
              std::to_string(dimension.stride) + " elements, not a multiple of 8");
     strides[i] = dimension.stride;
   }
-  set_tensor(values, operand, address, strides);
+  set_tensor(values, of.operand, address, strides);
 }
 
-/// (batch, query heads, queries, channels), and the same of keys.
-void set_of_queries(OperandValues& values, Operand operand, const Tensor& tensor,
-                    const Problem& p) {
-  set_checked(values, operand, tensor, p.batch, p.heads, p.seq_q);
-}
-void set_of_keys(OperandValues& values, Operand operand, const Tensor& tensor, const Problem& p) {
-  set_checked(values, operand, tensor, p.batch, p.heads_kv, p.seq_kv);
-}
-
-void set_lse(OperandValues& values, const float* lse, const char* remedy) {
-  if (lse == nullptr)
-    throw SpecError(std::string("lse: the address is null; hand in ") + remedy);
-  set(values, Operand::lse, reinterpret_cast<uint64_t>(lse));
+void put(OperandValues& values, const CallerTensor& of, const void* rows, Pass pass,
+         const Problem&) {
+  if (rows == nullptr && !of.optional)
+    throw SpecError(
+        std::string(name_of(of.operand)) + ": the address is null; hand in " +
+        (pass == Pass::forward ? "(batch, heads, query) floats" : "what the forward pass gave"));
+  set(values, of.operand, reinterpret_cast<uint64_t>(rows));
 }
 
 void check_scale(float scale) {
@@ -113,8 +107,7 @@ struct Attention::State {
   std::optional<std::vector<LoadedKernel>> load(const std::vector<KernelSpec>&, bool may_load);
   std::vector<LoadedKernel> load_chosen(Pass, const Problem&);
   std::vector<LoadedKernel> load_while_capturing(Pass, const Problem&);
-  void run(Pass pass, const Problem&, OperandValues&, void* workspace, size_t workspace_size,
-           float softmax_scale, void* stream);
+  template <typename Args> void run(Pass, const Args&);
 };
 
 const LoadedKernel* Attention::State::find_loaded(const KernelSpec& spec) const {
@@ -169,7 +162,7 @@ std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem
 /// Into a graph goes what is loaded: nothing is compiled, loaded or tuned while it is captured.
 std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
                                                                  const Problem& problem) {
-  if (auto chosen = load(tiles.without_tuning(pass, problem), /*may_load=*/false))
+  if (auto chosen = load(tiles.kernels(pass, problem, /*may_tune=*/false), /*may_load=*/false))
     return *chosen;
   if (tiles.may_fall_back())
     if (auto by_default = load(tiles.by_default(pass), /*may_load=*/false)) {
@@ -220,18 +213,21 @@ const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Prob
   return result->kernels;
 }
 
-void Attention::State::run(Pass pass, const Problem& problem, OperandValues& values,
-                           void* workspace, size_t workspace_size, float softmax_scale,
-                           void* stream) {
-  check_scale(softmax_scale);
-  check_workspace(workspace, workspace_size, sagebwd::workspace_bytes(pass, spec, problem));
-  place_workspace(pass, spec, problem, reinterpret_cast<uint64_t>(workspace), values);
-  set(values, Operand::softmax_scale, softmax_scale);
+template <typename Args> void Attention::State::run(Pass pass, const Args& a) {
+  check(spec, a.problem);
+  OperandValues values{};
+  visit_tensors(a, [&](Operand operand, const auto& given) {
+    put(values, caller_tensor(operand), given, pass, a.problem);
+  });
+  check_scale(a.softmax_scale);
+  check_workspace(a.workspace, a.workspace_bytes, workspace_bytes(pass, spec, a.problem));
+  place_workspace(pass, spec, a.problem, reinterpret_cast<uint64_t>(a.workspace), values);
+  set(values, Operand::softmax_scale, a.softmax_scale);
 
   const driver::DeviceScope scope(device);
-  const auto cuda_stream = static_cast<driver::Stream>(stream);
-  for (const LoadedKernel& kernel : kernels(pass, problem, cuda_stream))
-    launch(kernel, problem, values, cuda_stream);
+  const auto stream = static_cast<driver::Stream>(a.stream);
+  for (const LoadedKernel& kernel : kernels(pass, a.problem, stream))
+    launch(kernel, a.problem, values, stream);
 }
 
 Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles)
@@ -270,33 +266,7 @@ size_t Attention::backward_workspace_bytes(const Problem& problem) const {
   return workspace_bytes(Pass::backward, state_->spec, problem);
 }
 
-void Attention::forward(const ForwardArgs& a) {
-  const Problem& p = a.problem;
-  check(state_->spec, p);
-  OperandValues values{};
-  set_of_queries(values, Operand::q, a.q, p);
-  set_of_keys(values, Operand::k, a.k, p);
-  set_of_keys(values, Operand::v, a.v, p);
-  set_of_queries(values, Operand::out, a.out, p);
-  set_lse(values, a.lse, "(batch, heads, query) floats");
-  state_->run(Pass::forward, p, values, a.workspace, a.workspace_bytes, a.softmax_scale, a.stream);
-}
-
-void Attention::backward(const BackwardArgs& a) {
-  const Problem& p = a.problem;
-  check(state_->spec, p);
-  OperandValues values{};
-  set_of_queries(values, Operand::q, a.q, p);
-  set_of_keys(values, Operand::k, a.k, p);
-  set_of_keys(values, Operand::v, a.v, p);
-  set_of_queries(values, Operand::out, a.out, p);
-  set_of_queries(values, Operand::dout, a.dout, p);
-  set_of_queries(values, Operand::dq, a.dq, p);
-  set_of_keys(values, Operand::dk, a.dk, p);
-  set_of_keys(values, Operand::dv, a.dv, p);
-  set_lse(values, a.lse, "what the forward pass gave");
-  set(values, Operand::dlse, reinterpret_cast<uint64_t>(a.dlse));
-  state_->run(Pass::backward, p, values, a.workspace, a.workspace_bytes, a.softmax_scale, a.stream);
-}
+void Attention::forward(const ForwardArgs& args) { state_->run(Pass::forward, args); }
+void Attention::backward(const BackwardArgs& args) { state_->run(Pass::backward, args); }
 
 } // namespace sagebwd

@@ -47,6 +47,31 @@ struct BackwardArgs {
   void* stream = nullptr;
 };
 
+/// Calls the visitor with every tensor and its operand.
+template <typename Self, typename Visitor>
+requires std::is_same_v<std::remove_const_t<Self>, ForwardArgs>
+void visit_tensors(Self& a, Visitor&& visit) {
+  visit(Operand::q, a.q);
+  visit(Operand::k, a.k);
+  visit(Operand::v, a.v);
+  visit(Operand::out, a.out);
+  visit(Operand::lse, a.lse);
+}
+template <typename Self, typename Visitor>
+requires std::is_same_v<std::remove_const_t<Self>, BackwardArgs>
+void visit_tensors(Self& a, Visitor&& visit) {
+  visit(Operand::q, a.q);
+  visit(Operand::k, a.k);
+  visit(Operand::v, a.v);
+  visit(Operand::out, a.out);
+  visit(Operand::dout, a.dout);
+  visit(Operand::dq, a.dq);
+  visit(Operand::dk, a.dk);
+  visit(Operand::dv, a.dv);
+  visit(Operand::lse, a.lse);
+  visit(Operand::dlse, a.dlse);
+}
+
 /// One operation on one device. Thread-safe; kernels are compiled or loaded on first use, or by
 /// warmup().
 ///

@@ -19,7 +19,7 @@ LoadedKernel load_kernel(const KernelSpec& spec, const std::string& name, const 
 void launch(const LoadedKernel& kernel, const Problem& problem, const OperandValues& values,
             driver::Stream stream) {
   alignas(64) std::byte params[kMaxParamsBytes];
-  pack_params(fields_of(kernel.spec.kind), values, params);
+  pack_params(fields_of(kernel.spec), values, params);
   const Grid grid = grid_of(kernel.spec, problem);
   driver::launch(kernel.function, grid.x, grid.y, grid.z, kernel.threads, kernel.shared_bytes,
                  stream, params);

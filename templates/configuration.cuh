@@ -59,6 +59,6 @@ struct Params {
   s64 dq_stride_b, dq_stride_h, dq_stride_s;
   s64 dk_stride_b, dk_stride_h, dk_stride_s;
   s64 dv_stride_b, dv_stride_h, dv_stride_s;
-  int heads, heads_kv, tokens, padded, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
+  int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
   float softmax_scale;
 };

@@ -15,7 +15,7 @@ namespace {
 using O = Operand;
 
 bool scores16(const AttentionSpec& s) { return s.precision == Precision::qk16; }
-bool blockwise(const AttentionSpec& s) { return s.granularity == Granularity::block; }
+bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
 bool wide(const AttentionSpec& s) { return s.head_dim > 64; }
 
 void narrow(AttentionSpec& s) {
@@ -52,7 +52,7 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("WARPS", k.tile.warps);
   c.add("STAGES", k.tile.stages);
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
-  c.add("SHARED_BYTES", tiling_of(k.kind).shared_bytes(s, k.tile));
+  c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them.
   c.add("LEAN_COPIES", k.tile.family == Family::wgmma);
 }
@@ -129,8 +129,8 @@ const Tiling kBackwardDq = {
     .objection =
         [](const AttentionSpec& s, const TileConfig& t) {
           return blockwise(s) && t.block_q != s.group_q
-                     ? "under 'block' the tile must be the group of " + std::to_string(s.group_q) +
-                           " queries"
+                     ? "under '" + value_text(s.granularity) + "' the tile must be the group of " +
+                           std::to_string(s.group_q) + " queries"
                      : std::string();
         },
     .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
@@ -216,24 +216,20 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
 }
 
 /// ptxas' own balance between speed and registers spills a few bytes with mma.sync.
-std::vector<std::string> options_of_dkv(const KernelSpec& k) {
-  if (k.tile.family == Family::wgmma)
-    return {};
+std::vector<std::string> options_of_dkv_mma(const KernelSpec&) {
   return {"--ptxas-options=--register-usage-level=0"};
 }
 
-} // namespace
-
-std::vector<KernelDefinition> attention_kernels() {
+std::vector<KernelDefinition> kernels_of(Family family) {
   return {
       {
           .kind = KernelKind::forward,
+          .family = family,
           .differs_by_pass = false,
           .needed = in_forward,
           .narrow = narrow,
           .fields = fields_named({O::q, O::k, O::out, O::lse, O::q8, O::q_rows, O::k8, O::k8_scale,
-                                  O::vt8, O::vt8_scale, O::heads, O::heads_kv, O::seq_q, O::seq_kv,
-                                  O::padded_q, O::padded_kv, O::causal_offset, O::softmax_scale}),
+                                  O::vt8, O::vt8_scale}),
           .root_template = "kernels/forward.cuh",
           .configure = configure_forward,
           .threads = threads,
@@ -242,32 +238,13 @@ std::vector<KernelDefinition> attention_kernels() {
       },
       {
           .kind = KernelKind::backward_dq,
+          .family = family,
           .differs_by_pass = false,
           .needed = in_backward,
           .narrow = narrow,
-          .fields = fields_named({O::q,
-                                  O::k,
-                                  O::v,
-                                  O::dout,
-                                  O::dq,
-                                  O::dlse,
-                                  O::k_mean,
-                                  O::q8,
-                                  O::q_rows,
-                                  O::k8,
-                                  O::k8_scale,
-                                  O::kt8,
-                                  O::kt8_scale,
-                                  O::tile_p_max,
-                                  O::tile_ds_max,
-                                  O::heads,
-                                  O::heads_kv,
-                                  O::seq_q,
-                                  O::seq_kv,
-                                  O::padded_q,
-                                  O::padded_kv,
-                                  O::causal_offset,
-                                  O::softmax_scale}),
+          .fields = fields_named({O::q, O::k, O::v, O::dout, O::dq, O::dlse, O::k_mean, O::q8,
+                                  O::q_rows, O::k8, O::k8_scale, O::kt8, O::kt8_scale,
+                                  O::tile_p_max, O::tile_ds_max}),
           .root_template = "kernels/backward_dq.cuh",
           .configure = configure_dq,
           .threads = threads,
@@ -276,40 +253,31 @@ std::vector<KernelDefinition> attention_kernels() {
       },
       {
           .kind = KernelKind::backward_dkv,
+          .family = family,
           .differs_by_pass = false,
           .needed = in_backward,
           .narrow = narrow,
-          .fields = fields_named({O::q,
-                                  O::k,
-                                  O::v,
-                                  O::dout,
-                                  O::dk,
-                                  O::dv,
-                                  O::q8,
-                                  O::q_rows,
-                                  O::k8,
-                                  O::k8_scale,
-                                  O::qt8,
-                                  O::dot8,
-                                  O::q_channels,
-                                  O::tile_p_max,
-                                  O::tile_ds_max,
-                                  O::heads,
-                                  O::heads_kv,
-                                  O::seq_q,
-                                  O::seq_kv,
-                                  O::padded_q,
-                                  O::padded_kv,
-                                  O::causal_offset,
-                                  O::softmax_scale}),
+          .fields = fields_named({O::q, O::k, O::v, O::dout, O::dk, O::dv, O::q8, O::q_rows, O::k8,
+                                  O::k8_scale, O::qt8, O::dot8, O::q_channels, O::tile_p_max,
+                                  O::tile_ds_max}),
           .root_template = "kernels/backward_dkv.cuh",
           .configure = configure_dkv,
           .threads = threads,
           .grid = grid,
-          .compiler_options = options_of_dkv,
+          .compiler_options = family == Family::mma ? options_of_dkv_mma : nullptr,
           .tiling = &kBackwardDkv,
       },
   };
+}
+
+} // namespace
+
+std::vector<KernelDefinition> attention_kernels() {
+  std::vector<KernelDefinition> kernels;
+  for (Family family : {Family::mma, Family::wgmma})
+    for (KernelDefinition& kernel : kernels_of(family))
+      kernels.push_back(std::move(kernel));
+  return kernels;
 }
 
 } // namespace sagebwd

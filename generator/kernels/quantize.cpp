@@ -26,24 +26,22 @@ void narrow(AttentionSpec& s) {
 struct Role {
   KernelKind kind;
   std::string_view name; ///< in the template's enumeration
-  O x, tokens, padded, rows8, transposed8, transposed8_scale;
-  bool of_queries, has_rows;
+  O x, rows8, transposed8, transposed8_scale;
+  bool has_rows;
   bool (*needed)(Pass, const AttentionSpec&);
 };
 
 constexpr Role kRoles[] = {
-    {KernelKind::quantize_q, "q", O::q, O::seq_q, O::padded_q, O::q8, O::qt8, O::q_channels,
-     /*of_queries=*/true, /*has_rows=*/true,
+    {KernelKind::quantize_q, "q", O::q, O::q8, O::qt8, O::q_channels,
+     /*has_rows=*/true,
      [](Pass pass, const AttentionSpec& s) { return scores8(s) || pass == Pass::backward; }},
-    {KernelKind::quantize_k, "k", O::k, O::seq_kv, O::padded_kv, O::k8, O::kt8, O::kt8_scale,
-     /*of_queries=*/false, /*has_rows=*/true,
+    {KernelKind::quantize_k, "k", O::k, O::k8, O::kt8, O::kt8_scale,
+     /*has_rows=*/true,
      [](Pass pass, const AttentionSpec& s) { return scores8(s) || pass == Pass::backward; }},
-    {KernelKind::quantize_v, "v", O::v, O::seq_kv, O::padded_kv, O::no_bytes, O::vt8, O::vt8_scale,
-     /*of_queries=*/false, /*has_rows=*/false,
-     [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; }},
-    {KernelKind::quantize_dout, "dout", O::dout, O::seq_q, O::padded_q, O::no_bytes, O::dot8,
-     O::q_channels, /*of_queries=*/true, /*has_rows=*/false,
-     [](Pass pass, const AttentionSpec&) { return pass == Pass::backward; }},
+    {KernelKind::quantize_v, "v", O::v, O::no_bytes, O::vt8, O::vt8_scale,
+     /*has_rows=*/false, [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; }},
+    {KernelKind::quantize_dout, "dout", O::dout, O::no_bytes, O::dot8, O::q_channels,
+     /*has_rows=*/false, [](Pass pass, const AttentionSpec&) { return pass == Pass::backward; }},
 };
 
 const Role& role_of(KernelKind kind) {
@@ -53,8 +51,10 @@ const Role& role_of(KernelKind kind) {
   return kRoles[0];
 }
 
+Tokens tokens_of_role(const KernelSpec& k) { return caller_tensor(role_of(k.kind).x).tokens; }
+
 int group_of(const KernelSpec& k) {
-  return role_of(k.kind).of_queries ? k.attention.group_q : k.attention.group_kv;
+  return tokens_of_role(k) == Tokens::queries ? k.attention.group_q : k.attention.group_kv;
 }
 
 /// The template calls what it reads and writes the same in every role.
@@ -68,11 +68,9 @@ std::vector<Field> fields_of_role(const Role& r) {
                                {"x_stride_s", x_stride(2)},
                                {"rows8", r.rows8},
                                {"transposed8", r.transposed8},
-                               {"transposed8_scale", r.transposed8_scale},
-                               {"tokens", r.tokens},
-                               {"padded", r.padded}};
-  for (const Field& field : fields_named({O::k_mean, O::k8_scale, O::q_rows, O::lse, O::out,
-                                          O::dlse, O::heads, O::heads_kv, O::softmax_scale}))
+                               {"transposed8_scale", r.transposed8_scale}};
+  for (const Field& field :
+       fields_named({O::k_mean, O::k8_scale, O::q_rows, O::lse, O::out, O::dlse}))
     fields.push_back(field);
   return fields;
 }
@@ -83,7 +81,7 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.line("enum class Role { q, k, v, dout };");
   c.line("constexpr Role ROLE = Role::" + std::string(role.name) + ";");
   c.add("GROUP", group_of(k));
-  c.add("BLOCK_SCALES", s.granularity == Granularity::block);
+  c.add("BLOCK_SCALES", grouping_of(s.granularity).one_scale);
   c.add("ROTATE", s.rotate && scores8(s));
   c.add("BACKWARD", k.pass == Pass::backward);
   // Q meets the mean only where its scores are those of smoothed keys.
@@ -104,9 +102,9 @@ KernelDefinition definition(const Role& role) {
       .configure = configure,
       .threads = [](const KernelSpec& k) { return k.attention.head_dim / 8 * group_of(k) / 4; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
-        const bool of_queries = role_of(k.kind).of_queries;
-        return {blocks_of(padded(of_queries ? p.seq_q : p.seq_kv), group_of(k)),
-                blocks_of(of_queries ? p.heads : p.heads_kv), blocks_of(p.batch)};
+        const Tokens of = tokens_of_role(k);
+        return {blocks_of(padded(tokens_of(of, p)), group_of(k)), blocks_of(heads_of(of, p)),
+                blocks_of(p.batch)};
       },
   };
 }

@@ -176,9 +176,7 @@ def _forward(q, k, v, softmax_scale, layout, spec):
     stream = torch.cuda.current_stream(q.device).cuda_stream
     kernels.forward(
         problem,
-        *operands,
-        _operand(out, layout),
-        lse.data_ptr(),
+        (*operands, _operand(out, layout), lse.data_ptr()),
         scale,
         workspace.data_ptr(),
         size,
@@ -204,14 +202,16 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
     stream = torch.cuda.current_stream(q.device).cuda_stream
     kernels.backward(
         problem,
-        dout_operand,
-        *operands,
-        out_operand,
-        lse.data_ptr(),
-        0 if dlse is None else dlse.data_ptr(),
-        _operand(dq, layout),
-        _operand(dk, layout),
-        _operand(dv, layout),
+        (
+            *operands,
+            out_operand,
+            dout_operand,
+            _operand(dq, layout),
+            _operand(dk, layout),
+            _operand(dv, layout),
+            lse.data_ptr(),
+            0 if dlse is None else dlse.data_ptr(),
+        ),
         scale,
         workspace.data_ptr(),
         size,

@@ -61,7 +61,7 @@ public:
   EmulatedHead(const Head& head, const AttentionSpec& spec, const ProductPlan& plan,
                bool round_outputs)
       : head_(head), spec_(spec), plan_(plan), round_outputs_(round_outputs),
-        block_(spec.granularity == Granularity::block), shifts_(spec.smooth_k && plan.s) {
+        block_(grouping_of(spec.granularity).one_scale), shifts_(spec.smooth_k && plan.s) {
     const int64_t n = head.keys, d = head.channels;
     const size_t size = n * d;
     smooth_keys();
@@ -167,13 +167,13 @@ private:
       const int64_t columns = std::min(tile, n - first);
       std::fill(p.begin(), p.end(), 0.0f);
       for (int64_t i = 0; i < rows; ++i) {
-        const KeyRange visible = head_.visible(out.first + i).within(first, columns);
+        const VisibleKeys visible = head_.visible(out.first + i).within(first, columns);
         beta[i] = 0;
         if (visible.empty())
           continue;
         const float* x = scores_.data() + i * n;
         float largest = -kInfinity; // a NaN stays out of it and reaches the sum
-        for (int64_t j = visible.begin; j < visible.end; ++j)
+        for (int64_t j : visible)
           largest = std::max(largest, x[j]);
         largest *= row_factor_[i];
         const float new_maximum = std::max(maximum[i], largest);
@@ -181,7 +181,7 @@ private:
         beta[i] = std::exp2(largest - new_maximum);
         maximum[i] = new_maximum;
         float tile_sum = 0;
-        for (int64_t j = visible.begin; j < visible.end; ++j) {
+        for (int64_t j : visible) {
           const float value = exp2_fused(x[j], row_factor_[i], log2_levels - largest);
           tile_sum += value;
           p[i * tile + j - first] = plan_.pv ? unsigned_level(value) : rounded(value);
@@ -218,8 +218,7 @@ private:
     out.p.assign(out.rows * n, 0);
     for (int64_t i = 0; i < out.rows; ++i) {
       const float log2_lse = lse[i] == -kInfinity ? kInfinity : (lse[i] - shift_[i]) * kLog2E;
-      const auto [begin, end] = head_.visible(out.first + i);
-      for (int64_t j = begin; j < end; ++j)
+      for (int64_t j : head_.visible(out.first + i))
         out.p[i * n + j] = exp2_fused(scores_[i * n + j], row_factor_[i], -log2_lse);
     }
   }
@@ -245,8 +244,7 @@ private:
     }
     out.ds.assign(rows * n, 0);
     for (int64_t i = 0; i < rows; ++i) {
-      const auto [begin, end] = head_.visible(out.first + i);
-      for (int64_t j = begin; j < end; ++j)
+      for (int64_t j : head_.visible(out.first + i))
         out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
     }
   }

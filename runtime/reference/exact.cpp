@@ -47,19 +47,19 @@ private:
     gemm(out.rows, n, d, rows_of(q_, out.first), rows_of(k_).transposed(), out.p.data(), n);
     for (int64_t i = 0; i < out.rows; ++i) {
       double* p = out.p.data() + i * n;
-      const auto [begin, end] = head_.visible(out.first + i);
-      std::fill(p, p + begin, 0.0);
-      std::fill(p + end, p + n, 0.0);
+      const VisibleKeys keys = head_.visible(out.first + i);
+      const std::vector<double> scores(p, p + n);
+      std::fill(p, p + n, 0.0);
       double maximum = -kInfinity, sum = 0;
-      for (int64_t j = begin; j < end; ++j) {
-        p[j] *= head_.softmax_scale;
+      for (int64_t j : keys) {
+        p[j] = scores[j] * head_.softmax_scale;
         maximum = std::max(maximum, p[j]);
       }
-      for (int64_t j = begin; j < end; ++j)
+      for (int64_t j : keys)
         sum += p[j] = std::exp(p[j] - maximum);
-      for (int64_t j = begin; j < end; ++j)
+      for (int64_t j : keys)
         p[j] /= sum;
-      out.lse[i] = begin == end ? -kInfinity : maximum + std::log(sum);
+      out.lse[i] = keys.empty() ? -kInfinity : maximum + std::log(sum);
     }
     gemm(out.rows, d, n, {out.p.data(), n}, rows_of(v_), out.o.data(), d);
   }
@@ -77,8 +77,7 @@ private:
         out.delta[i] += dout.data[i * d + c] * out.o[i * d + c];
       if (head_.dlse)
         out.delta[i] -= head_.dlse[out.first + i];
-      const auto [begin, end] = head_.visible(out.first + i);
-      for (int64_t j = begin; j < end; ++j)
+      for (int64_t j : head_.visible(out.first + i))
         out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
     }
     const MatrixView<double> p{out.p.data(), n}, ds{out.ds.data(), n};

@@ -29,7 +29,7 @@ struct Head {
   const float* given_lse = nullptr;
 
   /// The keys that any of `count` queries from `query` on sees.
-  KeyRange visible(int64_t query, int64_t count = 1) const {
+  VisibleKeys visible(int64_t query, int64_t count = 1) const {
     return keys_of(mask, queries, keys, query, count);
   }
 };

@@ -12,15 +12,27 @@
 
 namespace sagebwd::reference {
 
-/// Keys begin .. end - 1.
-struct KeyRange {
-  int64_t begin = 0, end = 0;
+/// Keys that some query sees, from the first on: what loops over them knows no more of the mask.
+class VisibleKeys {
+public:
+  VisibleKeys(int64_t first, int64_t end) : first_(first), end_(std::max(first, end)) {}
 
-  bool empty() const { return begin >= end; }
-  /// What of it lies among keys first .. first + count - 1.
-  KeyRange within(int64_t first, int64_t count) const {
-    return {std::max(begin, first), std::min(end, first + count)};
+  struct Iterator {
+    int64_t key;
+    int64_t operator*() const { return key; }
+    Iterator& operator++() { return ++key, *this; }
+    bool operator==(const Iterator&) const = default;
+  };
+  Iterator begin() const { return {first_}; }
+  Iterator end() const { return {end_}; }
+  bool empty() const { return first_ == end_; }
+  /// Those among keys first .. first + count - 1.
+  VisibleKeys within(int64_t first, int64_t count) const {
+    return {std::max(first_, first), std::min(end_, first + count)};
   }
+
+private:
+  int64_t first_, end_;
 };
 
 /// What of a spec hides keys from queries.
@@ -32,8 +44,8 @@ struct Mask {
 };
 
 /// The keys that any of `count` queries from `first` on sees.
-inline KeyRange keys_of(const Mask& mask, int64_t queries, int64_t keys, int64_t first,
-                        int64_t count = 1) {
+inline VisibleKeys keys_of(const Mask& mask, int64_t queries, int64_t keys, int64_t first,
+                           int64_t count = 1) {
   const bool all = mask.causal == Causal::none;
   const int64_t offset = mask.causal == Causal::bottom_right ? keys - queries : 0;
   return {0, all ? keys : std::clamp<int64_t>(first + count + offset, 0, keys)};

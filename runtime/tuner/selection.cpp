@@ -33,8 +33,6 @@ double mad_of(const std::vector<double>& values) {
   return median_of(std::move(deviations));
 }
 
-Timing timing_of(const std::vector<double>& ms) { return {median_of(ms), mad_of(ms)}; }
-
 double margin_ms(const Timing& a, const Timing& b) {
   return std::max(kRelativeMargin * std::max(a.median_ms, b.median_ms),
                   kMadMargin * std::max(a.mad_ms, b.mad_ms));

@@ -19,7 +19,6 @@ double mad_of(const std::vector<double>& values);
 struct Timing {
   double median_ms = 0, mad_ms = 0;
 };
-Timing timing_of(const std::vector<double>& ms);
 
 /// What two timings must differ by to be told apart: the larger of 2 % of the slower and three MADs
 /// of the noisier.

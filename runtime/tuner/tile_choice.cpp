@@ -152,7 +152,11 @@ size_t TileChoice::bucket(Pass pass, const Problem& problem) const {
   return (index * 8 + lengths.seq_q) * 8 + lengths.seq_kv;
 }
 
-TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, TuneMode mode) {
+TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tune) {
+  if (given_) {
+    const auto found = given_->find(kind);
+    return found == given_->end() ? default_tile(kind, spec_, arch_) : found->second;
+  }
   if (!surroundings_)
     surroundings_.emplace(surroundings_of(device_));
   TuneRequest request;
@@ -167,31 +171,17 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, TuneMode mo
                    std::string(to_string(kind)).c_str(), to_string(*spec_).c_str(), progress.total);
     }
   };
+  const TuneMode mode = mode_ == TuneMode::tune && !may_tune ? TuneMode::use : mode_;
   return chosen_tile(mode, kind, request, *surroundings_);
 }
 
-TileConfig TileChoice::tile(KernelKind kind, const Problem& problem) {
-  if (!given_)
-    return tile(kind, problem, mode_);
-  const auto found = given_->find(kind);
-  return found == given_->end() ? default_tile(kind, spec_, arch_) : found->second;
-}
-
-std::vector<KernelSpec> TileChoice::kernels(Pass pass, const Problem& problem, TuneMode mode) {
+std::vector<KernelSpec> TileChoice::kernels(Pass pass, const Problem& problem, bool may_tune) {
   if (fixed())
     return by_default(pass);
   Tiles tiles;
   for (KernelKind kind : tiled_kernels(pass))
-    tiles[kind] = tile(kind, problem, mode);
+    tiles[kind] = tile(kind, problem, may_tune);
   return kernels_of(pass, spec_, arch_, tiles);
-}
-
-std::vector<KernelSpec> TileChoice::kernels(Pass pass, const Problem& problem) {
-  return kernels(pass, problem, mode_);
-}
-
-std::vector<KernelSpec> TileChoice::without_tuning(Pass pass, const Problem& problem) {
-  return kernels(pass, problem, mode_ == TuneMode::tune ? TuneMode::use : mode_);
 }
 
 std::vector<KernelSpec> TileChoice::by_default(Pass pass) const {

@@ -26,21 +26,18 @@ public:
   /// Rises when records change.
   uint64_t generation() const { return records_ ? records_->generation() : 0; }
 
-  /// The kernels of a pass with the tiles for a problem; may tune.
-  std::vector<KernelSpec> kernels(Pass, const Problem&);
-  /// The same by the records there are. Raises TuneError: frozen, and none.
-  std::vector<KernelSpec> without_tuning(Pass, const Problem&);
+  /// The kernels of a pass with the tiles for a problem; where it may not tune, by the records
+  /// there are. Raises TuneError: frozen, and none.
+  std::vector<KernelSpec> kernels(Pass, const Problem&, bool may_tune = true);
   /// With the given tiles, or the default's.
   std::vector<KernelSpec> by_default(Pass) const;
   /// Whether the default may stand in for a tuned tile.
   bool may_fall_back() const { return mode_ != TuneMode::frozen; }
 
-  TileConfig tile(KernelKind, const Problem&);
+  TileConfig tile(KernelKind, const Problem&, bool may_tune = true);
 
 private:
   bool fixed() const { return given_ || mode_ == TuneMode::off; }
-  std::vector<KernelSpec> kernels(Pass, const Problem&, TuneMode);
-  TileConfig tile(KernelKind, const Problem&, TuneMode);
 
   ResolvedSpec spec_;
   Arch arch_;

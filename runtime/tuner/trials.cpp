@@ -49,10 +49,9 @@ public:
         tried->ms.clear();
     for (int index : alive()) {
       TriedTile& tried = *field_[index];
-      const Timing timing = timing_of(tried.ms);
       tried.outcome = "timed";
-      tried.median_ms = timing.median_ms;
-      tried.mad_ms = timing.mad_ms;
+      tried.median_ms = median_of(tried.ms);
+      tried.mad_ms = mad_of(tried.ms);
     }
   }
 

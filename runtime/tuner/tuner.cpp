@@ -195,8 +195,6 @@ TuningRecord KernelTuning::measure() {
     throw TuneError("there is nothing to choose from: no candidate for " +
                     std::string(to_string(kind_)) +
                     " compiles; the first of them: " + candidates[1].tried.detail);
-  const auto progress = [&](const std::string& stage, const std::string& tile, int done,
-                            int total) { report(stage, tile, done, total); };
   {
     // Two tunings on one GPU would time each other. The host's name: many share a directory.
     char host[256] = "";
@@ -207,7 +205,7 @@ TuningRecord KernelTuning::measure() {
                    " of " + host),
         [] { return false; });
     run_trials(worker_command(request_.worker, around_.worker), bench, candidates, request_.limits,
-               progress);
+               [&](const auto&... step) { report(step...); });
   }
   TuningRecord record;
   record.key = key_;
@@ -216,9 +214,9 @@ TuningRecord KernelTuning::measure() {
   std::vector<std::optional<Timing>> timings;
   for (const Candidate& candidate : candidates) {
     const TriedTile& tried = record.candidates.emplace_back(candidate.tried);
-    timings.emplace_back();
-    if (tried.outcome == "timed")
-      timings.back() = {tried.median_ms, tried.mad_ms};
+    timings.push_back(tried.outcome == "timed"
+                          ? std::optional(Timing{tried.median_ms, tried.mad_ms})
+                          : std::nullopt);
   }
   record.tile = candidates[winner_of(timings)].tried.tile;
   return record;

@@ -81,13 +81,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   const int lane = lane_id(), row_in_warp = lane >> 2;
 
-  const int kv_head = blockIdx.y, batch = blockIdx.z;
-  const int heads_per_kv = p.heads / p.heads_kv;
-  const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
+  const KeyHead at = key_head(p);
   const int first_key = blockIdx.x * BLOCK_KV;
-  const Range queries = queries_of(p, tokens_from(first_key, BLOCK_KV));
+  const Range queries = queries_of(at, tokens_from(first_key, BLOCK_KV));
   const int first_tile = queries.begin / TILE_Q, last_tile = ceil_div(queries.end, TILE_Q) - 1;
-  const int heads_end = (kv_head + 1) * heads_per_kv;
+  const int heads_end = (at.kv_head + 1) * at.heads;
   // From the last tile of a head to the first of the next.
   const s64 token_turn = p.padded_q - static_cast<s64>(last_tile - first_tile) * TILE_Q;
   const s64 dout_turn =
@@ -104,15 +102,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       const int first = walk.tile * TILE_Q;
       const u32 tile = shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES;
       load_score_rows<TILE_Q>(tile, p.q8 + walk.token * HEAD_DIM,
-                              p.q + batch * p.q_stride_b + walk.head * p.q_stride_h +
+                              p.q + at.first_query(p.q_stride_b) + walk.head * p.q_stride_h +
                                   first * p.q_stride_s,
-                              p.q_stride_s, p.seq_q - first);
+                              p.q_stride_s, at.seq_q() - first);
       load_floats<ROW_VECTORS * TILE_Q, THREADS>(shared + SharedLayout::ROWS +
                                                      stage * SharedLayout::ROWS_BYTES,
                                                  p.q_rows + walk.token * ROW_VECTORS);
       load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(
           shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES, p.dout + walk.dout,
-          p.dout_stride_s * 2, p.seq_q - first);
+          p.dout_stride_s * 2, at.seq_q() - first);
     }
     cp_async_commit();
   };
@@ -131,17 +129,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // K and V stay for the whole walk.
   load_score_rows<BLOCK_KV>(
-      shared + SharedLayout::KEYS, p.k8 + (flat_kv_head * p.padded_kv + first_key) * HEAD_DIM,
-      p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first_key * p.k_stride_s, p.k_stride_s,
-      p.seq_kv - first_key);
+      shared + SharedLayout::KEYS, p.k8 + (at.flat_kv_head * p.padded_kv + first_key) * HEAD_DIM,
+      p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
+      p.k_stride_s, at.seq_kv() - first_key);
   load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
       shared + SharedLayout::VALUES,
-      p.v + batch * p.v_stride_b + kv_head * p.v_stride_h + first_key * p.v_stride_s,
-      p.v_stride_s * 2, p.seq_kv - first_key);
-  const int first_head = kv_head * heads_per_kv, first_token = first_tile * TILE_Q;
+      p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h + first_key * p.v_stride_s,
+      p.v_stride_s * 2, at.seq_kv() - first_key);
+  const int first_head = at.kv_head * at.heads, first_token = first_tile * TILE_Q;
   QueryWalk walk = {first_tile <= last_tile ? first_head : heads_end, first_tile,
-                    (static_cast<s64>(batch) * p.heads + first_head) * p.padded_q + first_token,
-                    batch * p.dout_stride_b + first_head * p.dout_stride_h +
+                    at.flat_head(first_head) * p.padded_q + first_token,
+                    at.first_query(p.dout_stride_b) + first_head * p.dout_stride_h +
                         first_token * p.dout_stride_s};
   load_rows(walk, 0);
   if constexpr (STAGES == 2)
@@ -151,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int key[2] = {warp_key + row_in_warp, warp_key + row_in_warp + 8};
   float key_scale[2] = {1.0f, 1.0f};
   if constexpr (!QK16) {
-    key_scale[0] = p.k8_scale[flat_kv_head * p.padded_kv + sigma_slot(key[0])];
-    key_scale[1] = p.k8_scale[flat_kv_head * p.padded_kv + sigma_slot(key[1])];
+    key_scale[0] = p.k8_scale[at.flat_kv_head * p.padded_kv + sigma_slot(key[0])];
+    key_scale[1] = p.k8_scale[at.flat_kv_head * p.padded_kv + sigma_slot(key[1])];
   }
 
   ScoreRows keys;
@@ -163,11 +161,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int first_query = walk.tile * TILE_Q;
     // The same number twice; which costs ptxas fewer registers depends on the head dimension.
     const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
-                                   : (batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
+                                   : (at.batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
                                          first_query / GROUP_Q;
     const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
     // A block in which no query sees a key was not visited.
-    if (meet(p, tokens_from(first_query / GROUP_Q * GROUP_Q, GROUP_Q),
+    if (meet(at, tokens_from(first_query / GROUP_Q * GROUP_Q, GROUP_Q),
              tokens_from(warp_key / GROUP_KV * GROUP_KV, GROUP_KV))) {
       of_p[0] = of_p[1] = p.tile_p_max[tile];
       of_ds[0] = of_ds[1] = p.tile_ds_max[tile];
@@ -207,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       for (int i = 0; i < 4; ++i)
         x[j][i] = Scores::scaled(sums[j][i], key_scale[i >> 1]);
     }
-    if (needs_mask(p, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)))
-      mask(x, [&](int r, int column) { return hidden(p, first_query + column, key[r]); });
+    if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)))
+      mask(x, [&](int r, int column) { return hidden(at, first_query + column, key[r]); });
     probabilities(x, rows, largest_p);
     if constexpr (BLOCK_SCALES)
       read_block_maxima(walk, largest_p, largest_ds);
@@ -250,8 +248,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
   cp_async_wait<0>();
 
-  store_rows(p.dk + batch * p.dk_stride_b + kv_head * p.dk_stride_h + warp_key * p.dk_stride_s,
-             p.dk_stride_s, p.seq_kv - warp_key, dk, p.softmax_scale, p.softmax_scale);
-  store_rows(p.dv + batch * p.dv_stride_b + kv_head * p.dv_stride_h + warp_key * p.dv_stride_s,
-             p.dv_stride_s, p.seq_kv - warp_key, dv, 1.0f, 1.0f);
+  store_rows(p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h +
+                 warp_key * p.dk_stride_s,
+             p.dk_stride_s, at.seq_kv() - warp_key, dk, p.softmax_scale, p.softmax_scale);
+  store_rows(p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h +
+                 warp_key * p.dv_stride_s,
+             p.dv_stride_s, at.seq_kv() - warp_key, dv, 1.0f, 1.0f);
 }

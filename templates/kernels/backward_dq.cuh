@@ -63,13 +63,13 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
 /// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean that
 /// K-smoothing took off counts.
 __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[HEAD_DIM / 8][4],
-                                         s64 flat_head, s64 flat_kv_head, int row) {
-  const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + (lane_id() & 3) * 2;
+                                         const QueryHead& at, int row) {
+  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + (lane_id() & 3) * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r, row += 8) {
-    if (row >= p.seq_q || sees_nothing(p, row))
+    if (row >= at.seq_q() || sees_nothing(at, row))
       continue;
-    const float gradient = p.dlse[flat_head * p.seq_q + row];
+    const float gradient = p.dlse[at.first_row() + row];
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 8; ++j) {
       dq[j][2 * r] += gradient * mean[8 * j];
@@ -85,33 +85,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
 
   const int block = block_of_queries(), first_query = block * BLOCK_Q;
-  const int head = blockIdx.y, batch = blockIdx.z;
-  const int kv_head = head / (p.heads / p.heads_kv);
-  const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
-  const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
+  const QueryHead at = query_head(p);
 
-  const Element* values = p.v + batch * p.v_stride_b + kv_head * p.v_stride_h;
+  const Element* values = p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h;
   const auto load_keys_and_values = [&](const KeyWalk& walk) {
     if (walk.more()) {
       const int first = walk.first(), stage = walk.stage();
-      const s64 token = flat_kv_head * p.padded_kv + first;
+      const s64 token = at.flat_kv_head * p.padded_kv + first;
       load_score_rows<GROUP_KV>(
           shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
-          p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s, p.k_stride_s,
-          p.seq_kv - first);
+          p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
+          p.k_stride_s, at.seq_kv() - first);
       if constexpr (!QK16)
         load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_SCALES +
                                            stage * SharedLayout::KEY_SCALES_BYTES,
                                        p.k8_scale + token);
       load_tile<GROUP_KV, VALUE_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
-          values + first * p.v_stride_s, p.v_stride_s * 2, p.seq_kv - first);
+          values + first * p.v_stride_s, p.v_stride_s * 2, at.seq_kv() - first);
     }
     cp_async_commit();
   };
   const auto load_transposed_keys = [&](const KeyWalk& walk) {
     if (walk.more()) {
-      const s64 token = flat_kv_head * p.padded_kv + walk.first();
+      const s64 token = at.flat_kv_head * p.padded_kv + walk.first();
       const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
@@ -124,14 +121,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   load_score_rows<BLOCK_Q>(
-      shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM,
-      p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s, p.q_stride_s,
-      p.seq_q - first_query);
-  load_tile<BLOCK_Q, VALUE_ROW_BYTES, THREADS>(
-      shared + SharedLayout::DOUT,
-      p.dout + batch * p.dout_stride_b + head * p.dout_stride_h + first_query * p.dout_stride_s,
-      p.dout_stride_s * 2, p.seq_q - first_query);
-  KeyWalk walk(keys_of(p, tokens_from(first_query, BLOCK_Q)));
+      shared + SharedLayout::QUERIES, p.q8 + (at.flat_head * p.padded_q + first_query) * HEAD_DIM,
+      p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
+      p.q_stride_s, at.seq_q() - first_query);
+  load_tile<BLOCK_Q, VALUE_ROW_BYTES, THREADS>(shared + SharedLayout::DOUT,
+                                               p.dout + at.first_query(p.dout_stride_b) +
+                                                   at.head * p.dout_stride_h +
+                                                   first_query * p.dout_stride_s,
+                                               p.dout_stride_s * 2, at.seq_q() - first_query);
+  KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
   load_keys_and_values(walk);
   if constexpr (STAGES == 2)
     load_transposed_keys(walk);
@@ -141,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   float score_scale[2], lse[2], minus_delta[2]; // scores and lse in log2 units
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const s64 first_row = flat_head * p.padded_q;
+    const s64 first_row = at.flat_head * p.padded_q;
     score_scale[r] =
         QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_SCALE);
     lse[r] = read_row(p.q_rows, first_row, query[r], ROW_SHIFT);
@@ -173,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     ds[1] = ds[0];
     if (threadIdx.x == 0) {
-      const s64 tile = (flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
+      const s64 tile = (at.flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
       p.tile_ds_max[tile + group] = ds[0];
       p.tile_p_max[tile + group] = p_max;
     }
@@ -209,8 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       scale_columns(x, sums,
                     shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES +
                         tile * TOKENS_PER_TILE * 4);
-      if (needs_mask(p, tokens_from(warp_query, 16), tokens_from(tile_key, TOKENS_PER_TILE)))
-        mask(x, [&](int r, int column) { return hidden(p, query[r], tile_key + column); });
+      if (needs_mask(at, tokens_from(warp_query, 16), tokens_from(tile_key, TOKENS_PER_TILE)))
+        mask(x, [&](int r, int column) { return hidden(at, query[r], tile_key + column); });
       probabilities(x, score_scale, lse, largest_p);
       finish_values<0>(ds[tile], start);
       score_gradients<true>(ds[tile], x, largest_ds);
@@ -246,8 +244,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   if constexpr (SMOOTH_K) {
     if (p.dlse != nullptr)
-      add_mean(p, dq, flat_head, flat_kv_head, query[0]);
+      add_mean(p, dq, at, query[0]);
   }
-  store_rows(p.dq + batch * p.dq_stride_b + head * p.dq_stride_h + warp_query * p.dq_stride_s,
-             p.dq_stride_s, p.seq_q - warp_query, dq, p.softmax_scale, p.softmax_scale);
+  store_rows(p.dq + at.first_query(p.dq_stride_b) + at.head * p.dq_stride_h +
+                 warp_query * p.dq_stride_s,
+             p.dq_stride_s, at.seq_q() - warp_query, dq, p.softmax_scale, p.softmax_scale);
 }

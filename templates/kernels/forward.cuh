@@ -92,19 +92,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
 
   const int block = block_of_queries(), first_query = block * BLOCK_Q;
-  const int head = blockIdx.y, batch = blockIdx.z;
-  const int kv_head = head / (p.heads / p.heads_kv);
-  const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
-  const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
+  const QueryHead at = query_head(p);
 
   const auto load_keys = [&](const KeyWalk& walk) {
     if (walk.more()) {
       const int first = walk.first(), stage = walk.stage();
-      const s64 token = flat_kv_head * p.padded_kv + first;
+      const s64 token = at.flat_kv_head * p.padded_kv + first;
       load_score_rows<GROUP_KV>(
           shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
-          p.k + batch * p.k_stride_b + kv_head * p.k_stride_h + first * p.k_stride_s, p.k_stride_s,
-          p.seq_kv - first);
+          p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
+          p.k_stride_s, at.seq_kv() - first);
       if constexpr (!QK16)
         load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_SCALES +
                                            stage * SharedLayout::KEY_SCALES_BYTES,
@@ -114,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
   const auto load_values = [&](const KeyWalk& walk) {
     if (walk.more()) {
-      const s64 token = flat_kv_head * p.padded_kv + walk.first();
+      const s64 token = at.flat_kv_head * p.padded_kv + walk.first();
       const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
@@ -127,10 +124,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   load_score_rows<BLOCK_Q>(
-      shared + SharedLayout::QUERIES, p.q8 + (flat_head * p.padded_q + first_query) * HEAD_DIM,
-      p.q + batch * p.q_stride_b + head * p.q_stride_h + first_query * p.q_stride_s, p.q_stride_s,
-      p.seq_q - first_query);
-  KeyWalk walk(keys_of(p, tokens_from(first_query, BLOCK_Q)));
+      shared + SharedLayout::QUERIES, p.q8 + (at.flat_head * p.padded_q + first_query) * HEAD_DIM,
+      p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
+      p.q_stride_s, at.seq_q() - first_query);
+  KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
   load_keys(walk);
   if constexpr (STAGES == 2)
     load_values(walk);
@@ -141,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     score_scale[r] = QK16 ? p.softmax_scale * LOG2_E
-                          : read_row(p.q_rows, flat_head * p.padded_q, query[r], ROW_SCALE);
+                          : read_row(p.q_rows, at.flat_head * p.padded_q, query[r], ROW_SCALE);
 
   ScoreRows queries;
   float o[HEAD_DIM / 8][4] = {};
@@ -156,8 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     finish<0>(sums);
     scale_columns(
         x, sums, shared + SharedLayout::KEY_SCALES + walk.stage() * SharedLayout::KEY_SCALES_BYTES);
-    if (needs_mask(p, tokens_from(warp_query, 16), tokens_from(walk.first(), GROUP_KV)))
-      mask(x, [&](int r, int column) { return hidden(p, query[r], walk.first() + column); });
+    if (needs_mask(at, tokens_from(warp_query, 16), tokens_from(walk.first(), GROUP_KV)))
+      mask(x, [&](int r, int column) { return hidden(at, query[r], walk.first() + column); });
   };
 
   for (; walk.more(); walk = walk.next()) {
@@ -196,16 +193,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(rows[r].sum);
-    const bool blind = sees_nothing(p, query[r]);
+    const bool blind = sees_nothing(at, query[r]);
     inverse_sum[r] = blind ? 0.0f : __fdiv_rn(1.0f, sum);
-    if (quad_lane == 0 && query[r] < p.seq_q) {
+    if (quad_lane == 0 && query[r] < at.seq_q()) {
       float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN)
-        lse += read_row(p.q_rows, flat_head * p.padded_q, query[r],
+        lse += read_row(p.q_rows, at.flat_head * p.padded_q, query[r],
                         ROW_SHIFT); // back to the raw domain
-      p.lse[flat_head * p.seq_q + query[r]] = blind ? -INFINITY_F : lse;
+      p.lse[at.first_row() + query[r]] = blind ? -INFINITY_F : lse;
     }
   }
-  store_rows(p.out + batch * p.out_stride_b + head * p.out_stride_h + warp_query * p.out_stride_s,
-             p.out_stride_s, p.seq_q - warp_query, o, inverse_sum[0], inverse_sum[1]);
+  store_rows(p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
+                 warp_query * p.out_stride_s,
+             p.out_stride_s, at.seq_q() - warp_query, o, inverse_sum[0], inverse_sum[1]);
 }

@@ -7,6 +7,7 @@
 
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
+#include "tile/place.cuh"
 
 constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
 constexpr int ROWS_AT_ONCE = THREADS / OCTETS;
@@ -14,14 +15,15 @@ constexpr int ROWS_AT_ONCE = THREADS / OCTETS;
 /// Block (chunk, kv head, batch): k_partial[batch][head][chunk][channel] = sum over its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
+  const KeyHead at = key_head(p);
   const int first_key = blockIdx.x * MEAN_CHUNK;
-  const Element* keys = p.k + blockIdx.z * p.k_stride_b + blockIdx.y * p.k_stride_h + octet * 8;
+  const Element* keys = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + octet * 8;
 
   float sum[8] = {};
 #pragma unroll 4
   for (int r = row; r < MEAN_CHUNK; r += ROWS_AT_ONCE) {
     const int key = first_key + r;
-    if (key < p.seq_kv) {
+    if (key < at.seq_kv()) {
       const uint4 words = *reinterpret_cast<const uint4*>(keys + key * p.k_stride_s);
       const u32 pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
@@ -43,7 +45,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
 #pragma unroll
     for (int r = 0; r < ROWS_AT_ONCE; ++r)
       total += sums[r][threadIdx.x];
-    const s64 head = static_cast<s64>(blockIdx.z) * p.heads_kv + blockIdx.y;
-    p.k_partial[(head * gridDim.x + blockIdx.x) * HEAD_DIM + threadIdx.x] = total;
+    p.k_partial[(at.flat_kv_head * gridDim.x + blockIdx.x) * HEAD_DIM + threadIdx.x] = total;
   }
 }

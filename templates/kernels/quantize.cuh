@@ -16,11 +16,13 @@
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "tile/permutation.cuh"
+#include "tile/place.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/rotation.cuh"
 
 constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
 constexpr int QUADS = GROUP / 4;     ///< one per thread row: 4 tokens whose bytes form one word
+constexpr bool OF_QUERIES = ROLE == Role::q || ROLE == Role::dout;
 static_assert(THREADS == OCTETS * QUADS, "one thread holds 4 tokens x 8 channels");
 
 /// Slots of this thread's 4 tokens are consecutive: the first one's place in a row vector.
@@ -149,7 +151,6 @@ __device__ __forceinline__ void write_transposed(const Params& p, const float (&
   }
   __syncthreads();
   if (threadIdx.x < HEAD_DIM) {
-    constexpr bool OF_QUERIES = ROLE == Role::q || ROLE == Role::dout;
     const s64 group = (head_row + first_token) / GROUP;
     const s64 vector = !OF_QUERIES
                            ? group
@@ -183,15 +184,16 @@ __device__ __forceinline__ void write_transposed(const Params& p, const float (&
 }
 
 /// Minus delta = rowsum(dO * O), plus the gradient that flows through lse: where dP starts from.
-__device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4][8], s64 flat_head,
-                                            int first_token, int quad, int octet) {
+__device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4][8],
+                                            const QueryHead& at, int first_token, int quad,
+                                            int octet) {
   const Element* out =
-      p.out + blockIdx.z * p.out_stride_b + blockIdx.y * p.out_stride_h + octet * 8;
+      p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h + octet * 8;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int token = first_token + token_of_quad(quad, i);
     float o[8] = {};
-    if (token < p.tokens)
+    if (token < at.seq_q())
       load_octet(o, out + token * p.out_stride_s);
     float sum = 0;
 #pragma unroll
@@ -199,9 +201,10 @@ __device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4]
       sum += x[i][c] * o[c];
     sum = token_sum(sum);
     if (octet == 0) {
-      if (p.dlse != nullptr && token < p.tokens)
-        sum -= p.dlse[flat_head * p.tokens + token];
-      p.q_rows[row_vector(flat_head * p.padded, first_token, quad, ROW_VECTORS, ROW_MINUS_DELTA) +
+      if (p.dlse != nullptr && token < at.seq_q())
+        sum -= p.dlse[at.first_row() + token];
+      p.q_rows[row_vector(at.flat_head * p.padded_q, first_token, quad, ROW_VECTORS,
+                          ROW_MINUS_DELTA) +
                i] = -sum;
     }
   }
@@ -210,11 +213,9 @@ __device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4]
 /// softmax_scale * (q . mean(K)), by which smoothing shifts a query's scores. The forward pass
 /// keeps it, to give lse back in the raw domain; the backward pass takes it off a raw lse.
 __device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x)[4][8],
-                                                s64 flat_head, int first_token, int quad,
+                                                const QueryHead& at, int first_token, int quad,
                                                 int octet) {
-  const s64 flat_kv_head =
-      static_cast<s64>(blockIdx.z) * p.heads_kv + blockIdx.y / (p.heads / p.heads_kv);
-  const float* mean = p.k_mean + flat_kv_head * HEAD_DIM + octet * 8;
+  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + octet * 8;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int token = first_token + token_of_quad(quad, i);
@@ -226,14 +227,14 @@ __device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x
       shift = token_sum(shift) * p.softmax_scale;
     }
     if (octet == 0) {
-      const s64 head_row = flat_head * p.padded;
+      const s64 head_row = at.flat_head * p.padded_q;
       float& place = p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SHIFT) + i];
       if constexpr (!WRITE_ROWS) // 16-bit scores have no scales of their own
         p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SCALE) + i] =
             p.softmax_scale * LOG2_E;
       if constexpr (BACKWARD) {
         // A query that sees no key has lse = -inf: +inf makes each of its probabilities 0.
-        const float lse = token < p.tokens ? p.lse[flat_head * p.tokens + token] : -INFINITY_F;
+        const float lse = token < at.seq_q() ? p.lse[at.first_row() + token] : -INFINITY_F;
         place = lse == -INFINITY_F ? INFINITY_F : (lse - shift) * LOG2_E;
       } else {
         place = shift;
@@ -242,12 +243,12 @@ __device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x
   }
 }
 
-__device__ __forceinline__ void subtract_mean(const Params& p, float (&x)[4][8], s64 flat_head,
+__device__ __forceinline__ void subtract_mean(const Params& p, float (&x)[4][8], const KeyHead& at,
                                               int first_token, int quad) {
-  const float* mean = p.k_mean + flat_head * HEAD_DIM + threadIdx.x % OCTETS * 8;
+  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + threadIdx.x % OCTETS * 8;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (first_token + token_of_quad(quad, i) < p.tokens) {
+    if (first_token + token_of_quad(quad, i) < at.seq_kv()) {
 #pragma unroll
       for (int c = 0; c < 8; ++c)
         x[i][c] -= mean[c];
@@ -258,28 +259,34 @@ __device__ __forceinline__ void subtract_mean(const Params& p, float (&x)[4][8],
 /// Block (group, head, batch).
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   const int octet = threadIdx.x % OCTETS, quad = threadIdx.x / OCTETS;
-  const int head = blockIdx.y, batch = blockIdx.z;
   const int first_token = blockIdx.x * GROUP;
-  const s64 flat_head = static_cast<s64>(batch) * gridDim.y + head;
-  const s64 head_row = flat_head * p.padded;
-  const Element* source = p.x + batch * p.x_stride_b + head * p.x_stride_h + octet * 8;
+  const QueryHead queries = query_head(p); // one of the two, by the role
+  const KeyHead keys = key_head(p);
+  const int tokens = OF_QUERIES ? queries.seq_q() : keys.seq_kv();
+  const s64 head_row =
+      OF_QUERIES ? queries.flat_head * p.padded_q : keys.flat_kv_head * p.padded_kv;
+  const Element* source =
+      p.x +
+      (OF_QUERIES ? queries.first_query(p.x_stride_b) + queries.head * p.x_stride_h
+                  : keys.first_key(p.x_stride_b) + keys.kv_head * p.x_stride_h) +
+      octet * 8;
 
   float x[4][8] = {};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int token = first_token + token_of_quad(quad, i);
-    if (token < p.tokens)
+    if (token < tokens)
       load_octet(x[i], source + token * p.x_stride_s);
   }
 
   if constexpr (ROLE == Role::dout)
-    write_delta(p, x, flat_head, first_token, quad, octet);
+    write_delta(p, x, queries, first_token, quad, octet);
 
   if constexpr (ROLE == Role::q && (BACKWARD || USES_MEAN))
-    write_lse_shift(p, x, flat_head, first_token, quad, octet);
+    write_lse_shift(p, x, queries, first_token, quad, octet);
 
   if constexpr (ROLE == Role::k && USES_MEAN)
-    subtract_mean(p, x, flat_head, first_token, quad);
+    subtract_mean(p, x, keys, first_token, quad);
 
   if constexpr (WRITE_TRANSPOSED)
     write_transposed(p, x, head_row, first_token, quad, octet);

@@ -1,14 +1,14 @@
 //===- tile/visible.cuh - Which keys a query sees, and walks over them ------===//
 //
-// All that a kernel knows of the mask. A window, a list of blocks or packed sequences would change
-// what is here: a block of queries or keys meets the tokens of a Range, a loop over them is a Walk
-// (why backward_dkv steps over its range by itself is told in kernels/README.md), and only where
-// needs_mask() are single scores asked for.
+// All that a kernel knows of the mask. A window or a list of blocks would change what is here: a
+// block of queries or keys meets the tokens of a Range, a loop over them is a Walk (backward_dkv
+// steps over its range by itself: kernels/README.md), and only where needs_mask() are single scores
+// asked for.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "configuration.cuh"
+#include "tile/place.cuh"
 
 /// Tokens begin .. end - 1, or tiles.
 struct Range {
@@ -24,27 +24,28 @@ __device__ __forceinline__ int block_of_queries() {
 }
 
 /// The keys that any of these queries sees.
-__device__ __forceinline__ Range keys_of(const Params& p, Range queries) {
-  return {0, CAUSAL ? maximum(0, minimum(p.seq_kv, queries.end + p.causal_offset)) : p.seq_kv};
+__device__ __forceinline__ Range keys_of(const Sequence& at, Range queries) {
+  return {0, CAUSAL ? maximum(0, minimum(at.seq_kv(), queries.end + at.causal_offset()))
+                    : at.seq_kv()};
 }
 /// The queries that see any of these keys.
-__device__ __forceinline__ Range queries_of(const Params& p, Range keys) {
-  return {CAUSAL ? maximum(0, keys.begin - p.causal_offset) : 0, p.seq_q};
+__device__ __forceinline__ Range queries_of(const Sequence& at, Range keys) {
+  return {CAUSAL ? maximum(0, keys.begin - at.causal_offset()) : 0, at.seq_q()};
 }
 /// Whether any of these queries sees any of these keys.
-__device__ __forceinline__ bool meet(const Params& p, Range queries, Range keys) {
-  return !CAUSAL || keys.begin <= queries.end - 1 + p.causal_offset;
+__device__ __forceinline__ bool meet(const Sequence& at, Range queries, Range keys) {
+  return !CAUSAL || keys.begin <= queries.end - 1 + at.causal_offset();
 }
 
 /// Whether any key of a tile is hidden from any query of it.
-__device__ __forceinline__ bool needs_mask(const Params& p, Range queries, Range keys) {
-  return (CAUSAL && keys.end - 1 > queries.begin + p.causal_offset) || keys.end > p.seq_kv;
+__device__ __forceinline__ bool needs_mask(const Sequence& at, Range queries, Range keys) {
+  return (CAUSAL && keys.end - 1 > queries.begin + at.causal_offset()) || keys.end > at.seq_kv();
 }
-__device__ __forceinline__ bool hidden(const Params& p, int query, int key) {
-  return key >= p.seq_kv || (CAUSAL && key > query + p.causal_offset);
+__device__ __forceinline__ bool hidden(const Sequence& at, int query, int key) {
+  return key >= at.seq_kv() || (CAUSAL && key > query + at.causal_offset());
 }
-__device__ __forceinline__ bool sees_nothing(const Params& p, int query) {
-  return CAUSAL && query + p.causal_offset < 0;
+__device__ __forceinline__ bool sees_nothing(const Sequence& at, int query) {
+  return CAUSAL && query + at.causal_offset() < 0;
 }
 
 /// Takes hidden scores out: is_hidden(r, column) of row g + 8r of a warp's accumulators.

@@ -111,7 +111,7 @@ TEST(Emit, DeclaresTheParametersThatThePlanPacks) {
   const Arch& arch = find_arch("sm_80");
   for (const KernelSpec& kernel : distinct_kernels(resolved(AttentionSpec(), arch), arch)) {
     std::string expected = "struct Params {\n";
-    for (const Field& f : fields_of(kernel.kind))
+    for (const Field& f : fields_of(kernel))
       expected += "  " + std::string(type_of(f.operand)) + " " + std::string(f.name) + ";\n";
     EXPECT_EQ(occurrences(emit(kernel).text, expected + "};\n"), 1) << to_string(kernel.kind);
   }

@@ -90,6 +90,20 @@ TEST(Kernels, DoNotDependOnTheDeterminismFlag) { // every kernel is deterministi
   }
 }
 
+TEST(Definitions, AreOneForEachFamilyOfTiles) {
+  for (const auto& [kind, name] : Words<KernelKind>::all) {
+    const bool tiled = definition_of(kind).tiling;
+    EXPECT_EQ(families_of(kind),
+              tiled ? (std::vector{Family::mma, Family::wgmma}) : std::vector<Family>())
+        << name;
+    for (Family family : families_of(kind)) {
+      const KernelDefinition& own = definition_of(kind, family);
+      EXPECT_EQ(own.family, family) << name;
+      EXPECT_EQ(own.compiler_options != nullptr, kind == backward_dkv && family == Family::mma);
+    }
+  }
+}
+
 TEST(Kernels, OfSpecsThatAreNotBuiltAreRefused) {
   AttentionSpec spec;
   spec.head_dim = 96;

@@ -1,6 +1,6 @@
 //===- plan_test.cpp - Operands, workspace and launch geometry -------------===//
 
-#include "generator/plan.h"
+#include "generator/definition.h"
 #include "tests/generator/specs.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ TEST(Operands, HaveTheTypesThatPackParamsKnows) {
 TEST(Operands, EveryKernelsFieldsHaveDifferentNames) {
   for (const auto& [kind, name] : Words<KernelKind>::all) {
     std::set<std::string_view> names;
-    for (const Field& field : fields_of(kind))
+    for (const Field& field : definition_of(kind).fields)
       EXPECT_TRUE(names.insert(field.name).second) << field.name;
     EXPECT_FALSE(names.empty());
   }
@@ -41,7 +41,7 @@ TEST(Operands, EveryKernelsFieldsHaveDifferentNames) {
 TEST(Operands, RolesOfTheQuantisationKernelHaveTheSameFields) {
   const auto layout = [](KernelKind kind) {
     std::vector<std::pair<std::string_view, bool>> fields; // name, and whether 8 bytes
-    for (const Field& f : fields_of(kind))
+    for (const Field& f : definition_of(kind).fields)
       fields.emplace_back(f.name, type_of(f.operand) != "int" && type_of(f.operand) != "float");
     return fields;
   };
@@ -54,17 +54,17 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
     uint64_t k;
     int64_t k_stride_b, k_stride_h, k_stride_s;
     uint64_t k_partial;
-    int heads_kv, seq_kv;
+    int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
+    float softmax_scale;
   };
   struct Quantize {
     uint64_t x;
     int64_t x_stride_b, x_stride_h, x_stride_s;
     uint64_t rows8, transposed8, transposed8_scale;
-    int tokens, padded;
     uint64_t k_mean, k8_scale, q_rows, lse, out;
     int64_t out_stride_b, out_stride_h, out_stride_s;
     uint64_t dlse;
-    int heads, heads_kv;
+    int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
     float softmax_scale;
   };
   OperandValues values{};
@@ -75,7 +75,8 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   std::memcpy(&values[index(O::softmax_scale)], &scale, 4);
   std::byte params[512] = {};
 
-  ASSERT_EQ(pack_params(fields_of(key_mean_partial), values, params), sizeof(KeyMeanPartial));
+  ASSERT_EQ(pack_params(definition_of(key_mean_partial).fields, values, params),
+            sizeof(KeyMeanPartial));
   KeyMeanPartial mean;
   std::memcpy(&mean, params, sizeof mean);
   EXPECT_EQ(mean.k, values[index(O::k)]);
@@ -84,15 +85,15 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   EXPECT_EQ(size_t(mean.heads_kv), index(O::heads_kv));
   EXPECT_EQ(size_t(mean.seq_kv), index(O::seq_kv));
 
-  ASSERT_EQ(pack_params(fields_of(quantize_q), values, params), sizeof(Quantize));
+  ASSERT_EQ(pack_params(definition_of(quantize_q).fields, values, params), sizeof(Quantize));
   Quantize q;
   std::memcpy(&q, params, sizeof q);
   EXPECT_EQ(q.x, values[index(O::q)]);
   EXPECT_EQ(q.rows8, values[index(O::q8)]);
   EXPECT_EQ(q.transposed8, values[index(O::qt8)]);
   EXPECT_EQ(q.transposed8_scale, values[index(O::q_channels)]);
-  EXPECT_EQ(size_t(q.tokens), index(O::seq_q));
-  EXPECT_EQ(size_t(q.padded), index(O::padded_q));
+  EXPECT_EQ(size_t(q.seq_q), index(O::seq_q));
+  EXPECT_EQ(size_t(q.padded_q), index(O::padded_q));
   EXPECT_EQ(q.k_mean, values[index(O::k_mean)]);
   EXPECT_EQ(q.dlse, values[index(O::dlse)]);
   EXPECT_EQ(size_t(q.heads_kv), index(O::heads_kv));
@@ -119,7 +120,7 @@ TEST(PackParams, AlignsAFieldBehindASmallerOne) {
 TEST(PackParams, EveryKernelFitsWhatALaunchTakes) {
   for (const auto& [kind, name] : Words<KernelKind>::all) {
     std::byte params[kMaxParamsBytes];
-    EXPECT_LE(pack_params(fields_of(kind), {}, params), kMaxParamsBytes);
+    EXPECT_LE(pack_params(definition_of(kind).fields, {}, params), kMaxParamsBytes);
   }
 }
 
@@ -129,7 +130,20 @@ TEST(Operands, ATensorMapIs128BytesOn64) {
   EXPECT_EQ(map.alignment, 64u);
 }
 
-TEST(Operands, TensorsOfTheCallerBringTheirStrides) {
+TEST(Operands, TensorsOfTheCallerComeFirst) {
+  size_t next = 0;
+  for (const CallerTensor& tensor : caller_tensors()) {
+    EXPECT_EQ(index(tensor.operand), next++);
+    EXPECT_EQ(tensor.strided, type_of(tensor.operand).find("Element") != std::string_view::npos);
+  }
+  EXPECT_EQ(next, index(O::k_partial)); // the workspace's first
+  const CallerTensor& dk = caller_tensors()[index(O::dk)];
+  EXPECT_TRUE(dk.tokens == Tokens::keys && !dk.in_forward && !dk.optional && dk.written);
+  const CallerTensor& dlse = caller_tensors()[index(O::dlse)];
+  EXPECT_TRUE(dlse.tokens == Tokens::queries && !dlse.in_forward && dlse.optional && !dlse.written);
+}
+
+TEST(Operands, TensorsOfTheCallerBringTheirStridesAndEveryKernelHasTheSizes) {
   for (O tensor : {O::q, O::k, O::v, O::out, O::dout, O::dq, O::dk, O::dv})
     EXPECT_EQ(name_of(strides_of(tensor)), std::string(name_of(tensor)) + "_stride_b");
   for (O other : {O::lse, O::q8, O::heads, O::q_stride_b})
@@ -137,8 +151,10 @@ TEST(Operands, TensorsOfTheCallerBringTheirStrides) {
   std::vector<std::string_view> names;
   for (const Field& field : fields_named({O::dq, O::lse}))
     names.push_back(field.name);
-  EXPECT_EQ(names, (std::vector<std::string_view>{"dq", "dq_stride_b", "dq_stride_h", "dq_stride_s",
-                                                  "lse"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string_view>{"dq", "dq_stride_b", "dq_stride_h", "dq_stride_s", "lse",
+                                           "heads", "heads_kv", "seq_q", "seq_kv", "padded_q",
+                                           "padded_kv", "causal_offset", "softmax_scale"}));
 }
 
 const Problem kProblems[] = {{1, 1, 1, 1, 1},

@@ -82,5 +82,6 @@ struct Params {
 //   tile/products_wgmma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/place.cuh
 //   tile/visible.cuh
 //   kernels/backward_dkv.cuh

@@ -81,5 +81,6 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/place.cuh
 //   tile/visible.cuh
 //   kernels/backward_dq.cuh

@@ -70,5 +70,6 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/place.cuh
 //   tile/visible.cuh
 //   kernels/forward.cuh

@@ -15,12 +15,19 @@ struct Params {
   s64 k_stride_h;
   s64 k_stride_s;
   float* k_partial;
+  int heads;
   int heads_kv;
+  int seq_q;
   int seq_kv;
+  int padded_q;
+  int padded_kv;
+  int causal_offset;
+  float softmax_scale;
 };
 
 // Its templates:
 //   base.cuh
 //   configuration.cuh
 //   ptx/convert.cuh
+//   tile/place.cuh
 //   kernels/key_mean_partial.cuh

@@ -25,8 +25,6 @@ struct Params {
   s8* rows8;
   s8* transposed8;
   float* transposed8_scale;
-  int tokens;
-  int padded;
   float* k_mean;
   float* k8_scale;
   float* q_rows;
@@ -38,6 +36,11 @@ struct Params {
   const float* dlse;
   int heads;
   int heads_kv;
+  int seq_q;
+  int seq_kv;
+  int padded_q;
+  int padded_kv;
+  int causal_offset;
   float softmax_scale;
 };
 
@@ -47,6 +50,7 @@ struct Params {
 //   ptx/convert.cuh
 //   ptx/math.cuh
 //   tile/permutation.cuh
+//   tile/place.cuh
 //   tile/quantizer.cuh
 //   tile/rotation.cuh
 //   kernels/quantize.cuh

@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <set>
 #include <sys/wait.h>
 #include <thread>
 #include <vector>
@@ -268,6 +269,22 @@ protected:
   ScopedVariable minor_{"FAKE_MINOR", unless_child("FAKE_MINOR", "0")};
   ScopedVariable sms_{"FAKE_SMS", unless_child("FAKE_SMS", "108")};
 };
+
+TEST(Arguments, AreTheTensorsThatTheirPassTakes) {
+  const auto operands_of = [](const auto& args) {
+    std::set<Operand> operands;
+    visit_tensors(args, [&](Operand operand, const auto&) { operands.insert(operand); });
+    return operands;
+  };
+  std::set<Operand> forward, backward;
+  for (const CallerTensor& tensor : caller_tensors()) {
+    backward.insert(tensor.operand);
+    if (tensor.in_forward)
+      forward.insert(tensor.operand);
+  }
+  EXPECT_EQ(operands_of(ForwardArgs()), forward);
+  EXPECT_EQ(operands_of(BackwardArgs()), backward);
+}
 
 TEST_F(AttentionTiles, AGpuNobodyHasSeenHasTheDefault) {
   if (const char* scenario = std::getenv(kChildVariable)) {

@@ -160,7 +160,7 @@ TEST_F(ProductsTest, ParametersAreAsLargeAsThePlanPacksThem) {
     for (const KernelSpec& kernel :
          kernels_of(pass, resolved(spec, find_arch("sm_80")), find_arch("sm_80"))) {
       std::byte params[512];
-      const size_t bytes = pack_params(fields_of(kernel.kind), {}, params);
+      const size_t bytes = pack_params(fields_of(kernel), {}, params);
       const std::string declared = "_param_0[" + std::to_string(bytes) + "]";
       EXPECT_NE(test::compile(kernel, true).ptx.find(declared), std::string::npos)
           << kernel_name(kernel) << " has no " << declared;

@@ -116,6 +116,14 @@ void upload_repeated(const DeviceBuffer& buffer, const std::vector<uint16_t>& nu
   }
 }
 
+/// What may be missing is: kernels take as long without it.
+bool is_used(const CallerTensor& tensor, bool backward) {
+  return (backward || tensor.in_forward) && !tensor.optional;
+}
+int token_bytes(const CallerTensor& tensor, const ResolvedSpec& spec) {
+  return tensor.strided ? 2 * spec->head_dim : 4;
+}
+
 /// Here. What the tuner's process sees first may be another here: the environment has changed
 /// since.
 int ordinal_of(const BenchSetup& setup) {
@@ -132,12 +140,13 @@ int ordinal_of(const BenchSetup& setup) {
 } // namespace
 
 double bench_bytes(KernelKind kind, const ResolvedSpec& spec, const Problem& p) {
-  // In floating point: products of lengths no GPU holds must not overflow.
-  const double rows = static_cast<double>(p.batch) * p.heads * p.seq_q;
-  const double keys = static_cast<double>(p.batch) * p.heads_kv * p.seq_kv;
-  const double tensors = 2.0 * spec->head_dim * (2 * rows + 2 * keys); // q, out, k, v
   const bool backward = tiling_of(kind).pass == Pass::backward;
-  const double bytes = (backward ? 2 : 1) * tensors + 4 * rows + kFlushBytes;
+  // In floating point: products of lengths no GPU holds must not overflow.
+  double bytes = kFlushBytes;
+  for (const CallerTensor& tensor : caller_tensors())
+    if (is_used(tensor, backward))
+      bytes += static_cast<double>(p.batch) * static_cast<double>(heads_of(tensor.tokens, p)) *
+               static_cast<double>(tokens_of(tensor.tokens, p)) * token_bytes(tensor, spec);
   if (bytes > 1e18) // the workspace's size is beyond integers
     return bytes;
   return bytes + static_cast<double>(workspace_bytes(Pass::forward, spec, p)) +
@@ -193,25 +202,22 @@ void GpuBench::State::allocate() {
   const std::vector<uint16_t> numbers = normal_numbers(setup.spec->dtype);
   OperandValues& forward_values = values[static_cast<int>(Pass::forward)];
 
-  const auto tensor = [&](Operand operand, int64_t heads, int64_t tokens, size_t seed) {
-    const DeviceBuffer& buffer = make(static_cast<size_t>(2 * p.batch * heads * tokens * d));
-    if (seed > 0)
-      upload_repeated(buffer, numbers, seed * numbers.size() / 7);
-    set_tensor(forward_values, operand, buffer.pointer(), {heads * tokens * d, tokens * d, d});
-  };
-  tensor(Operand::q, p.heads, p.seq_q, 1);
-  tensor(Operand::k, p.heads_kv, p.seq_kv, 2);
-  tensor(Operand::v, p.heads_kv, p.seq_kv, 3);
-  tensor(Operand::out, p.heads, p.seq_q, 0);
-  set(forward_values, Operand::lse,
-      make(static_cast<size_t>(4 * p.batch * p.heads * p.seq_q)).pointer());
-  set(forward_values, Operand::softmax_scale, 1 / std::sqrt(static_cast<float>(d)));
-  if (backward) {
-    tensor(Operand::dout, p.heads, p.seq_q, 4);
-    tensor(Operand::dq, p.heads, p.seq_q, 0);
-    tensor(Operand::dk, p.heads_kv, p.seq_kv, 0);
-    tensor(Operand::dv, p.heads_kv, p.seq_kv, 0);
+  size_t given = 0; // so many tensors of numbers
+  for (const CallerTensor& tensor : caller_tensors()) {
+    if (!is_used(tensor, backward))
+      continue;
+    const int64_t heads = heads_of(tensor.tokens, p), tokens = tokens_of(tensor.tokens, p);
+    const DeviceBuffer& buffer =
+        make(static_cast<size_t>(p.batch * heads * tokens * token_bytes(tensor, setup.spec)));
+    if (!tensor.written)
+      upload_repeated(buffer, numbers, ++given * numbers.size() / 7);
+    if (tensor.strided)
+      set_tensor(forward_values, tensor.operand, buffer.pointer(),
+                 {heads * tokens * d, tokens * d, d});
+    else
+      set(forward_values, tensor.operand, buffer.pointer());
   }
+  set(forward_values, Operand::softmax_scale, 1 / std::sqrt(static_cast<float>(d)));
   values[static_cast<int>(Pass::backward)] = forward_values;
   for (Pass pass : {Pass::forward, Pass::backward}) {
     if (pass == Pass::backward && !backward)

@@ -55,11 +55,7 @@ template <SentAsText T> bool read_json(const llvm::json::Value* json, T& value) 
 //===--- Structs and their members ----------------------------------------===//
 
 template <Either<Problem> Self, typename Visit> void visit_members(Self& problem, Visit&& visit) {
-  visit("batch", problem.batch);
-  visit("heads", problem.heads);
-  visit("heads_kv", problem.heads_kv);
-  visit("seq_q", problem.seq_q);
-  visit("seq_kv", problem.seq_kv);
+  visit_fields(problem, [&](const Label& label, auto& value) { visit(label.name.data(), value); });
 }
 
 template <Either<BenchKernel> Self, typename Visit>

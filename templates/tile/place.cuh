@@ -1,0 +1,58 @@
+//===- tile/place.cuh - Which head of which sequence a block works on -------===//
+//
+// All that a kernel knows of where sequences lie and how long they are: the grid's y is a head and
+// its z a sequence of the batch. Sequences of different lengths, one behind the other in a tensor,
+// would change what is here. What is computed earlier than it is used costs registers (kernels/
+// README.md).
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "configuration.cuh"
+
+struct Sequence {
+  const Params& p;
+  int batch;
+
+  __device__ __forceinline__ int seq_q() const { return p.seq_q; }
+  __device__ __forceinline__ int seq_kv() const { return p.seq_kv; }
+  /// A query sees keys up to its own index and so many more.
+  __device__ __forceinline__ int causal_offset() const { return p.causal_offset; }
+  /// Elements from a tensor of the caller to the sequence's first query or key.
+  __device__ __forceinline__ s64 first_query(s64 stride_b) const { return batch * stride_b; }
+  __device__ __forceinline__ s64 first_key(s64 stride_b) const { return batch * stride_b; }
+};
+
+/// Of a block that owns queries.
+struct QueryHead : Sequence {
+  int head;
+  int kv_head;                 ///< whose keys its queries see
+  s64 flat_head, flat_kv_head; ///< of the whole batch's
+
+  /// Where its queries begin among floats a query.
+  __device__ __forceinline__ s64 first_row() const { return flat_head * p.seq_q; }
+};
+__device__ __forceinline__ QueryHead query_head(const Params& p) {
+  const int head = blockIdx.y, batch = blockIdx.z;
+  const int kv_head = head / (p.heads / p.heads_kv);
+  const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
+  const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
+  return {{p, batch}, head, kv_head, flat_head, flat_kv_head};
+}
+
+/// Of a block that owns keys.
+struct KeyHead : Sequence {
+  int kv_head;
+  int heads; ///< of queries, that see its keys
+  s64 flat_kv_head;
+
+  __device__ __forceinline__ s64 flat_head(int head) const {
+    return static_cast<s64>(batch) * p.heads + head;
+  }
+};
+__device__ __forceinline__ KeyHead key_head(const Params& p) {
+  const int kv_head = blockIdx.y, batch = blockIdx.z;
+  const int heads = p.heads / p.heads_kv;
+  const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
+  return {{p, batch}, kv_head, heads, flat_kv_head};
+}
