@@ -20,11 +20,11 @@ struct Problem {
 template <typename Self, typename Visitor>
 requires std::is_same_v<std::remove_const_t<Self>, Problem>
 constexpr void visit_fields(Self& p, Visitor&& visit) {
-  visit(Label{"batch", "", "sequences"}, p.batch);
-  visit(Label{"heads", "", "query heads"}, p.heads);
-  visit(Label{"heads_kv", "", "key/value heads"}, p.heads_kv);
-  visit(Label{"seq_q", "", "queries of a sequence"}, p.seq_q);
-  visit(Label{"seq_kv", "", "keys of a sequence"}, p.seq_kv);
+  visit(Label{"batch", "B", "batch size"}, p.batch);
+  visit(Label{"heads", " H", "query heads"}, p.heads);
+  visit(Label{"heads_kv", "/", "key/value heads, 0: as many as query heads"}, p.heads_kv);
+  visit(Label{"seq_q", " M", "queries"}, p.seq_q);
+  visit(Label{"seq_kv", " N", "keys, 0: as many as queries"}, p.seq_kv);
 }
 
 /// Heads and tokens of queries, or of keys.
@@ -33,16 +33,6 @@ inline int64_t heads_of(Tokens of, const Problem& p) {
 }
 inline int64_t tokens_of(Tokens of, const Problem& p) {
   return of == Tokens::queries ? p.seq_q : p.seq_kv;
-}
-
-template <typename Self, typename Visitor>
-requires std::is_same_v<std::remove_const_t<Self>, Problem>
-constexpr void visit_fields(Self& p, Visitor&& visit) {
-  visit(Label{"batch", "B", "batch size"}, p.batch);
-  visit(Label{"heads", " H", "query heads"}, p.heads);
-  visit(Label{"heads_kv", "/", "key/value heads, 0: as many as query heads"}, p.heads_kv);
-  visit(Label{"seq_q", " M", "queries"}, p.seq_q);
-  visit(Label{"seq_kv", " N", "keys, 0: as many as queries"}, p.seq_kv);
 }
 
 /// The sequence padded to whole tiles of every configuration.
