@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const auto load_keys = [&](const KeyWalk& walk) {
     if (walk.more()) {
       const int first = walk.first(), stage = walk.stage();
-      const s64 token = at.flat_kv_head * p.padded_kv + first;
+      const s64 token = at.padded_key() + first;
       load_score_rows<GROUP_KV>(
           shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
           p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
   const auto load_values = [&](const KeyWalk& walk) {
     if (walk.more()) {
-      const s64 token = at.flat_kv_head * p.padded_kv + walk.first();
+      const s64 token = at.padded_key() + walk.first();
       const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   load_score_rows<BLOCK_Q>(
-      shared + SharedLayout::QUERIES, p.q8 + (at.flat_head * p.padded_q + first_query) * HEAD_DIM,
+      shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
       p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
       p.q_stride_s, at.seq_q() - first_query);
   KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     score_scale[r] = QK16 ? p.softmax_scale * LOG2_E
-                          : read_row(p.q_rows, at.flat_head * p.padded_q, query[r], ROW_SCALE);
+                          : read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE);
 
   ScoreRows queries;
   float o[HEAD_DIM / 8][4] = {};
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (quad_lane == 0 && query[r] < at.seq_q()) {
       float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN)
-        lse += read_row(p.q_rows, at.flat_head * p.padded_q, query[r],
+        lse += read_row(p.q_rows, at.padded_query(), query[r],
                         ROW_SHIFT); // back to the raw domain
       p.lse[at.first_row() + query[r]] = blind ? -INFINITY_F : lse;
     }
