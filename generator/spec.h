@@ -95,6 +95,9 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
       s.deterministic);
 }
 
+/// Lets every query see every key: what a kernel that does not look at the mask depends on.
+inline void drop_mask(AttentionSpec& s) { s.causal = AttentionSpec().causal; }
+
 /// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
 std::string to_string(const AttentionSpec&);
 /// Its inverse; raises SpecError.
