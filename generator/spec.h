@@ -95,6 +95,11 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
       s.deterministic);
 }
 
+/// What is left for kernels that look at no option of the numerics: what tensors are.
+inline AttentionSpec without_numerics(const AttentionSpec& s) {
+  return {.head_dim = s.head_dim, .dtype = s.dtype};
+}
+
 /// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
 std::string to_string(const AttentionSpec&);
 /// Its inverse; raises SpecError.
