@@ -40,6 +40,7 @@ int default_group_kv(const AttentionSpec& spec, bool wgmma) {
 const Grouping& grouping_of(Granularity granularity) {
   static const Grouping of[] = {{.one_scale = false, .queries = 64, .keys = {64, 128}}, // row
                                 {.one_scale = true, .queries = 128, .keys = {64}}};     // block
+  static_assert(std::size(of) == std::size(Words<Granularity>::all));
   return of[static_cast<int>(granularity)];
 }
 

@@ -95,6 +95,14 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
       s.deterministic);
 }
 
+/// Lets every query see every key: what a kernel that does not look at the mask depends on.
+inline void drop_mask(AttentionSpec& s) { s.causal = AttentionSpec().causal; }
+
+/// What is left for kernels that look at no option of the numerics: what tensors are.
+inline AttentionSpec without_numerics(const AttentionSpec& s) {
+  return {.head_dim = s.head_dim, .dtype = s.dtype};
+}
+
 /// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
 std::string to_string(const AttentionSpec&);
 /// Its inverse; raises SpecError.

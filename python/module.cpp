@@ -73,6 +73,8 @@ void bind_spec(py::module_& m) {
     fields[py::str(std::string(label.name))] = py::make_tuple(python_value(usual), label.help);
   });
   m.attr("spec_fields") = fields;
+  m.attr("head_dims") =
+      py::tuple(py::cast(std::vector<int>(std::begin(kHeadDims), std::end(kHeadDims))));
 }
 
 void bind_kernels(py::module_& m) {

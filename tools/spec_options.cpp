@@ -24,8 +24,12 @@ template <typename T> std::string option_name(const Label& label, const T& usual
 } // namespace
 
 const SpecWords& usual_words() {
-  static const SpecWords words = {
-      {"head_dim", {"64", "128"}}, {"dtype", {"bf16", "fp16"}}, {"causal", {"none", "top-left"}}};
+  static const SpecWords words = [] {
+    SpecWords words = {{"dtype", {"bf16", "fp16"}}, {"causal", {"none", "top-left"}}};
+    for (int head_dim : kHeadDims)
+      words["head_dim"].push_back(std::to_string(head_dim));
+    return words;
+  }();
   return words;
 }
 

@@ -13,7 +13,7 @@ bool needed(Pass pass, const AttentionSpec& s) {
 }
 
 /// The same in both passes and under every option.
-void narrow(AttentionSpec& s) { s = AttentionSpec{.head_dim = s.head_dim, .dtype = s.dtype}; }
+void narrow(AttentionSpec& s) { s = without_numerics(s); }
 
 void configure(Configuration& c, const KernelSpec&) {
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));

@@ -16,7 +16,7 @@ bool scores8(const AttentionSpec& s) { return s.precision == Precision::six_of_s
 
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
-  s.causal = plain.causal;
+  drop_mask(s);
   s.deterministic = plain.deterministic;
   if (!scores8(s)) // nothing is rotated but Q and K for INT8 scores
     s.rotate = plain.rotate;

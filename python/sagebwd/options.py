@@ -20,7 +20,7 @@ SpecError = _core.SpecError
 #: dV = P^T dO, dP = dO V^T, dQ = tau dS K, dK = tau dS^T Q.
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
 #: Head dimensions of the kernels.
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = _core.head_dims
 
 
 def _option(default, text):

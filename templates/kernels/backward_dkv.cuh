@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // K and V stay for the whole walk.
   load_score_rows<BLOCK_KV>(
-      shared + SharedLayout::KEYS, p.k8 + (at.flat_kv_head * p.padded_kv + first_key) * HEAD_DIM,
+      shared + SharedLayout::KEYS, p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
       p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
       p.k_stride_s, at.seq_kv() - first_key);
   load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       p.v_stride_s * 2, at.seq_kv() - first_key);
   const int first_head = at.kv_head * at.heads, first_token = first_tile * TILE_Q;
   QueryWalk walk = {first_tile <= last_tile ? first_head : heads_end, first_tile,
-                    at.flat_head(first_head) * p.padded_q + first_token,
+                    at.padded_query(first_head) + first_token,
                     at.first_query(p.dout_stride_b) + first_head * p.dout_stride_h +
                         first_token * p.dout_stride_s};
   load_rows(walk, 0);
@@ -149,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int key[2] = {warp_key + row_in_warp, warp_key + row_in_warp + 8};
   float key_scale[2] = {1.0f, 1.0f};
   if constexpr (!QK16) {
-    key_scale[0] = p.k8_scale[at.flat_kv_head * p.padded_kv + sigma_slot(key[0])];
-    key_scale[1] = p.k8_scale[at.flat_kv_head * p.padded_kv + sigma_slot(key[1])];
+    key_scale[0] = p.k8_scale[at.padded_key() + sigma_slot(key[0])];
+    key_scale[1] = p.k8_scale[at.padded_key() + sigma_slot(key[1])];
   }
 
   ScoreRows keys;
@@ -161,9 +161,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int first_query = walk.tile * TILE_Q;
     // The same number twice; which costs ptxas fewer registers depends on the head dimension.
     const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
-                                   : (at.batch * p.heads + walk.head) * (p.padded_q / GROUP_Q) +
-                                         first_query / GROUP_Q;
-    const int tile = row * (p.padded_kv / GROUP_KV) + warp_key / GROUP_KV;
+                                   : at.first_group<GROUP_Q>(walk.head) + first_query / GROUP_Q;
+    const int tile = row * at.key_groups<GROUP_KV>() + warp_key / GROUP_KV;
     // A block in which no query sees a key was not visited.
     if (meet(at, tokens_from(first_query / GROUP_Q * GROUP_Q, GROUP_Q),
              tokens_from(warp_key / GROUP_KV * GROUP_KV, GROUP_KV))) {

@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const auto load_keys_and_values = [&](const KeyWalk& walk) {
     if (walk.more()) {
       const int first = walk.first(), stage = walk.stage();
-      const s64 token = at.flat_kv_head * p.padded_kv + first;
+      const s64 token = at.padded_key() + first;
       load_score_rows<GROUP_KV>(
           shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
           p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
   const auto load_transposed_keys = [&](const KeyWalk& walk) {
     if (walk.more()) {
-      const s64 token = at.flat_kv_head * p.padded_kv + walk.first();
+      const s64 token = at.padded_key() + walk.first();
       const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   load_score_rows<BLOCK_Q>(
-      shared + SharedLayout::QUERIES, p.q8 + (at.flat_head * p.padded_q + first_query) * HEAD_DIM,
+      shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
       p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
       p.q_stride_s, at.seq_q() - first_query);
   load_tile<BLOCK_Q, VALUE_ROW_BYTES, THREADS>(shared + SharedLayout::DOUT,
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   float score_scale[2], lse[2], minus_delta[2]; // scores and lse in log2 units
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const s64 first_row = at.flat_head * p.padded_q;
+    const s64 first_row = at.padded_query();
     score_scale[r] =
         QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_SCALE);
     lse[r] = read_row(p.q_rows, first_row, query[r], ROW_SHIFT);
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     ds[1] = ds[0];
     if (threadIdx.x == 0) {
-      const s64 tile = (at.flat_head * (p.padded_q / GROUP_Q) + block) * (p.padded_kv / GROUP_KV);
+      const s64 tile = (at.first_group<GROUP_Q>() + block) * at.key_groups<GROUP_KV>();
       p.tile_ds_max[tile + group] = ds[0];
       p.tile_p_max[tile + group] = p_max;
     }

@@ -15,11 +15,10 @@
 #include "configuration.cuh"
 #include "ptx/math.cuh"
 #include "tile/products.cuh"
-#include "tile/quantizer.cuh"
+#include "tile/softmax.cuh"
 #include "tile/visible.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
-constexpr int COLUMNS8 = GROUP_KV / 8;
 
 struct SharedLayout {
   static constexpr int QUERIES = 0;
@@ -38,53 +37,6 @@ static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
 
 using KeyWalk = Walk<GROUP_KV>;
 
-/// What one row needs across the groups. Maxima and scores are in units of log2.
-struct RowState {
-  float maximum = -INFINITY_F;
-  float sum = 0; ///< of this thread's columns, times 255
-
-  /// Takes in a group: scores of row g + 8r become P times 255, relative to the group's own
-  /// maximum. `alpha` brings what was summed before to the new maximum, `beta` this group's P.
-  __device__ __forceinline__ void softmax(float (&x)[COLUMNS8][4], int r, float score_scale,
-                                          float& alpha, float& beta) {
-    float largest = -INFINITY_F;
-#pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j)
-      largest = max_number(largest, max_number(x[j][2 * r], x[j][2 * r + 1]));
-    largest = quad_max_number(largest) * score_scale;
-    // Rows that have seen no key yet keep a maximum of -inf but never subtract it.
-    const float new_maximum = max_number(maximum, largest);
-    const float base = new_maximum == -INFINITY_F ? 0.0f : new_maximum;
-    alpha = exp2_approx(maximum - base);
-    beta = exp2_approx(largest - base);
-    maximum = new_maximum;
-
-    const float offset = (largest == -INFINITY_F ? 0.0f : largest) - LOG2_UNSIGNED_LEVELS;
-    float group_sum = 0;
-#pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-      for (int i = 2 * r; i < 2 * r + 2; ++i) {
-        x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_scale, -offset));
-        group_sum += x[j][i];
-      }
-    }
-    sum = sum * alpha + group_sum * beta;
-  }
-};
-
-/// O and what it was summed against move to a new maximum; most groups leave it where it is.
-__device__ __forceinline__ void rescale(float (&o)[HEAD_DIM / 8][4], const float (&alpha)[2]) {
-  if (__any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
-#pragma unroll
-    for (int j = 0; j < HEAD_DIM / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        o[j][i] *= alpha[i >> 1];
-    }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -97,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const auto load_keys = [&](const KeyWalk& walk) {
     if (walk.more()) {
       const int first = walk.first(), stage = walk.stage();
-      const s64 token = at.flat_kv_head * p.padded_kv + first;
+      const s64 token = at.padded_key() + first;
       load_score_rows<GROUP_KV>(
           shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
           p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
@@ -111,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
   const auto load_values = [&](const KeyWalk& walk) {
     if (walk.more()) {
-      const s64 token = at.flat_kv_head * p.padded_kv + walk.first();
+      const s64 token = at.padded_key() + walk.first();
       const int stage = walk.stage();
       load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
           shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
@@ -124,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   load_score_rows<BLOCK_Q>(
-      shared + SharedLayout::QUERIES, p.q8 + (at.flat_head * p.padded_q + first_query) * HEAD_DIM,
+      shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
       p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
       p.q_stride_s, at.seq_q() - first_query);
   KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
@@ -138,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     score_scale[r] = QK16 ? p.softmax_scale * LOG2_E
-                          : read_row(p.q_rows, at.flat_head * p.padded_q, query[r], ROW_SCALE);
+                          : read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE);
 
   ScoreRows queries;
   float o[HEAD_DIM / 8][4] = {};
@@ -198,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (quad_lane == 0 && query[r] < at.seq_q()) {
       float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN)
-        lse += read_row(p.q_rows, at.flat_head * p.padded_q, query[r],
+        lse += read_row(p.q_rows, at.padded_query(), query[r],
                         ROW_SHIFT); // back to the raw domain
       p.lse[at.first_row() + query[r]] = blind ? -INFINITY_F : lse;
     }

@@ -203,9 +203,8 @@ __device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4]
     if (octet == 0) {
       if (p.dlse != nullptr && token < at.seq_q())
         sum -= p.dlse[at.first_row() + token];
-      p.q_rows[row_vector(at.flat_head * p.padded_q, first_token, quad, ROW_VECTORS,
-                          ROW_MINUS_DELTA) +
-               i] = -sum;
+      p.q_rows[row_vector(at.padded_query(), first_token, quad, ROW_VECTORS, ROW_MINUS_DELTA) + i] =
+          -sum;
     }
   }
 }
@@ -227,7 +226,7 @@ __device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x
       shift = token_sum(shift) * p.softmax_scale;
     }
     if (octet == 0) {
-      const s64 head_row = at.flat_head * p.padded_q;
+      const s64 head_row = at.padded_query();
       float& place = p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SHIFT) + i];
       if constexpr (!WRITE_ROWS) // 16-bit scores have no scales of their own
         p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SCALE) + i] =
@@ -263,8 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   const QueryHead queries = query_head(p); // one of the two, by the role
   const KeyHead keys = key_head(p);
   const int tokens = OF_QUERIES ? queries.seq_q() : keys.seq_kv();
-  const s64 head_row =
-      OF_QUERIES ? queries.flat_head * p.padded_q : keys.flat_kv_head * p.padded_kv;
+  const s64 head_row = OF_QUERIES ? queries.padded_query() : keys.padded_key();
   const Element* source =
       p.x +
       (OF_QUERIES ? queries.first_query(p.x_stride_b) + queries.head * p.x_stride_h

@@ -18,6 +18,10 @@ struct Sequence {
   __device__ __forceinline__ int seq_kv() const { return p.seq_kv; }
   /// A query sees keys up to its own index and so many more.
   __device__ __forceinline__ int causal_offset() const { return p.causal_offset; }
+  /// Of keys, in a row of maxima.
+  template <int GROUP> __device__ __forceinline__ int key_groups() const {
+    return p.padded_kv / GROUP;
+  }
   /// Elements from a tensor of the caller to the sequence's first query or key.
   __device__ __forceinline__ s64 first_query(s64 stride_b) const { return batch * stride_b; }
   __device__ __forceinline__ s64 first_key(s64 stride_b) const { return batch * stride_b; }
@@ -31,6 +35,12 @@ struct QueryHead : Sequence {
 
   /// Where its queries begin among floats a query.
   __device__ __forceinline__ s64 first_row() const { return flat_head * p.seq_q; }
+  /// Where its tokens begin in the padded copies, and its groups among those of all queries.
+  __device__ __forceinline__ s64 padded_query() const { return flat_head * p.padded_q; }
+  __device__ __forceinline__ s64 padded_key() const { return flat_kv_head * p.padded_kv; }
+  template <int GROUP> __device__ __forceinline__ s64 first_group() const {
+    return flat_head * (p.padded_q / GROUP);
+  }
 };
 __device__ __forceinline__ QueryHead query_head(const Params& p) {
   const int head = blockIdx.y, batch = blockIdx.z;
@@ -46,8 +56,12 @@ struct KeyHead : Sequence {
   int heads; ///< of queries, that see its keys
   s64 flat_kv_head;
 
-  __device__ __forceinline__ s64 flat_head(int head) const {
-    return static_cast<s64>(batch) * p.heads + head;
+  __device__ __forceinline__ s64 padded_query(int head) const {
+    return (static_cast<s64>(batch) * p.heads + head) * p.padded_q;
+  }
+  __device__ __forceinline__ s64 padded_key() const { return flat_kv_head * p.padded_kv; }
+  template <int GROUP> __device__ __forceinline__ int first_group(int head) const {
+    return (batch * p.heads + head) * (p.padded_q / GROUP);
   }
 };
 __device__ __forceinline__ KeyHead key_head(const Params& p) {

@@ -70,6 +70,7 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
+//   tile/softmax.cuh
 //   tile/place.cuh
 //   tile/visible.cuh
 //   kernels/forward.cuh

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from sagebwd import Spec
-from sagebwd.options import PRODUCTS, Options, plan_of
+from sagebwd.options import PRODUCTS, Mask, Options, plan_of
 
 from .command import Failure, torch
 
@@ -17,8 +17,8 @@ from .command import Failure, torch
 Attend = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 #: FP32 matrices of queries x keys that the emulation holds at once.
 LIVE_MATRICES = 10
-_COMMON = tuple(field.name for field in fields(Options)
-                if field.name not in ("causal", "precision", "deterministic"))  # fmt: skip
+_NOT_CHOSEN = {"precision", "deterministic"} | {field.name for field in fields(Mask)}
+_COMMON = tuple(field.name for field in fields(Options) if field.name not in _NOT_CHOSEN)
 OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision"), "emulated": (*_COMMON, "plan")}
 
 
