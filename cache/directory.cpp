@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
+#include <set>
 
 namespace sagebwd {
 
@@ -22,14 +23,43 @@ namespace {
 /// left as they are: a hit need not write.
 constexpr time_t kStampSeconds = 600;
 
-/// Whether a directory is meant for others too, or for other things: one of the system's, a home,
-/// a shared one.
-bool is_not_ours_alone(const struct stat& info, const std::string& path) {
+/// Whether a directory is the system's, or somebody's home: root may write everywhere.
+bool is_of_the_system(const std::string& path) {
+  static const std::set<std::string> roots = {
+      "/bin",   "/boot",      "/dev",     "/etc",    "/home", "/lib",  "/lib32",
+      "/lib64", "/libx32",    "/media",   "/mnt",    "/opt",  "/proc", "/root",
+      "/run",   "/sbin",      "/srv",     "/sys",    "/tmp",  "/usr",  "/usr/local",
+      "/var",   "/var/cache", "/var/lib", "/var/tmp"};
+  static const std::set<std::string> whole = {"/bin",  "/boot",  "/dev",   "/etc",
+                                              "/lib",  "/lib32", "/lib64", "/libx32",
+                                              "/proc", "/sbin",  "/sys",   "/usr"};
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
+  if (error)
+    return false; // it is not there yet
   const char* home = std::getenv("HOME");
-  return (info.st_mode & (S_ISVTX | S_ISGID)) || real.parent_path() == "/" ||
-         (home && *home && fs::equivalent(path, home, error));
+  if (real == "/" || roots.count(real) || (home && *home && fs::equivalent(real, home, error)))
+    return true;
+  const bool in_use = file_exists(path, layout::kLocks) || file_exists(path, layout::kUsers);
+  const std::string top = "/" + (++real.begin())->string();
+  return !in_use && whole.count(top) && !fs::is_empty(real, error);
+}
+
+/// What a shell reads as the path.
+std::string shell_quoted(const std::string& path) {
+  std::string quoted = "'";
+  for (char c : path)
+    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+/// Instead of a directory that must not be used: below it where others cannot rename it there.
+std::string advised_instead(const struct stat& info, const std::string& path) {
+  const char* home = std::getenv("HOME");
+  const fs::path place = (info.st_mode & S_ISVTX) || !home || !*home
+                             ? fs::path(path) / ("sagebwd-" + std::to_string(::geteuid()))
+                             : fs::path(home) / ".cache/sagebwd";
+  return "name a directory of your own instead, such as " + shell_quoted(place);
 }
 
 /// Of an open directory, so that what is checked is what is used.
@@ -41,19 +71,21 @@ std::string reason_to_refuse(int fd, const std::string& path) {
     return path + " belongs to user " + std::to_string(info.st_uid) + ", not to user " +
            std::to_string(::geteuid()) + " who runs this process";
   if (!(info.st_mode & (S_IWGRP | S_IWOTH)))
-    return "";
-  const bool not_ours_alone = is_not_ours_alone(info, path);
+    return is_of_the_system(path)
+               ? path + " is a directory of the system, or a home; " + advised_instead(info, path)
+               : "";
+  const bool not_ours_alone = (info.st_mode & (S_ISVTX | S_ISGID)) || is_of_the_system(path);
   bool foreign = false, writable = false; // what is in it
   for (const std::string& name : names_of(path)) {
     foreign |= layout::kind_of(name) == layout::Kind::foreign;
-    writable |= ::lstat((path + "/" + name).c_str(), &info) == 0 && !S_ISLNK(info.st_mode) &&
-                (info.st_mode & (S_IWGRP | S_IWOTH));
+    struct stat item;
+    writable |= ::lstat((path + "/" + name).c_str(), &item) == 0 && !S_ISLNK(item.st_mode) &&
+                (item.st_mode & (S_IWGRP | S_IWOTH));
   }
   const std::string what = path + " may be written by other users; ";
   if (foreign || not_ours_alone) // whose mode is not ours to change
-    return what + "name a directory of your own instead, such as '" +
-           (fs::path(path) / ("sagebwd-" + std::to_string(::geteuid()))).string() + "'";
-  return what + "run: chmod " + (writable ? "-R " : "") + "go-w '" + path + "'";
+    return what + advised_instead(info, path);
+  return what + "run: chmod " + (writable ? "-R " : "") + "go-w " + shell_quoted(path);
 }
 
 /// Closed where it is not there or must not be used; `why` says the latter.
@@ -80,7 +112,7 @@ std::string objection_to(const struct stat& info, const std::string& path) {
   if (info.st_uid != ::geteuid())
     return "it belongs to user " + std::to_string(info.st_uid);
   if (info.st_mode & (S_IWGRP | S_IWOTH))
-    return "other users may write it; run: chmod go-w '" + path + "'";
+    return "other users may write it; run: chmod go-w " + shell_quoted(path);
   if (info.st_size > kLongestFile)
     return "it is longer than any kernel";
   return "";

@@ -4,6 +4,7 @@
 #include "cache/layout.h"
 #include "cache/posix.h"
 
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/raw_ostream.h"
 
@@ -128,6 +129,15 @@ std::string unique_name(const std::string& prefix) {
   return prefix + std::to_string(::getpid()) + "-" + llvm::utohexstr(random, /*LowerCase=*/true);
 }
 
+bool is_unique_name(const std::string& name, const std::string& prefix) {
+  llvm::StringRef rest(name);
+  if (!rest.consume_front(prefix))
+    return false;
+  const auto [process, random] = rest.split('-');
+  return !process.empty() && !random.empty() && llvm::all_of(process, llvm::isDigit) &&
+         llvm::all_of(random, llvm::isHexDigit);
+}
+
 int replace_file(int folder, const std::string& name, const std::string& prefix,
                  const std::vector<const std::string*>& parts, mode_t mode) {
   const WithoutSizeSignal blocked;
@@ -181,7 +191,7 @@ std::string write_output(const std::string& path, const std::vector<const std::s
 uint64_t leftovers(int folder, const std::string& path, const std::string& prefix, bool remove) {
   uint64_t count = 0;
   for (const std::string& name : names_of(path)) {
-    if (name.rfind(prefix, 0) != 0)
+    if (!is_unique_name(name, prefix)) // another's, whatever it begins with
       continue;
     Descriptor file(::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     count +=

@@ -30,6 +30,8 @@ std::vector<std::string> names_of(const std::string& folder);
 
 /// Unique among threads, processes, and hosts that share the file system.
 std::string unique_name(const std::string& prefix);
+/// Whether a name is one that it gave.
+bool is_unique_name(const std::string& name, const std::string& prefix);
 
 /// Makes or replaces a file of an open folder by these parts, one after the other. `prefix` begins
 /// its temporary name. Gives 0, or the errno of what failed (beyond RLIMIT_FSIZE too, whatever the

@@ -4,9 +4,11 @@
 
 #include "cache/bounded_json.h"
 #include "cache/directory.h"
-#include "generator/spec.h"
+#include "cache/layout.h"
+#include "generator/kernel.h"
 #include "runtime/driver/driver.h"
 #include "runtime/driver_needs.h"
+#include "runtime/generate.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 
@@ -69,7 +71,8 @@ std::string reason_not_kept(const std::string& directory) {
        path = path.parent_path())
     made.push_back(path);
   const std::string probe = ".tmp-doctor-" + std::to_string(::getpid());
-  const std::string why = publish_file(directory, probe, "");
+  // Of a kernel's size: a full disk takes an empty file.
+  const std::string why = publish_file(directory, probe, std::string(64 << 10, '\0'));
   remove_file(directory, probe);
   for (const fs::path& path : made)
     fs::remove(path, ignored);
@@ -172,13 +175,15 @@ void Doctor::look_at_cache() {
   cache_.error = CacheStore(cache_.options).disabled_reason();
   if (cache_.error.empty())
     cache_.error = reason_not_kept(directory);
-  std::error_code error;
-  for (fs::recursive_directory_iterator it(directory, error), end; !error && it != end;
-       it.increment(error))
-    if (it->is_regular_file(error)) {
-      ++cache_.files;
-      cache_.bytes += it->file_size(error);
-    }
+  for (const std::string& name : names_in(directory)) {
+    const layout::Kind kind = layout::kind_of(name);
+    std::error_code error;
+    if (kind != layout::Kind::kernel && kind != layout::Kind::record)
+      continue;
+    ++cache_.files;
+    if (const uintmax_t bytes = fs::file_size(fs::path(directory) / name, error); !error)
+      cache_.bytes += bytes;
+  }
 }
 
 /// What is set and leads nowhere, or has a name that nobody reads.
@@ -190,8 +195,11 @@ void Doctor::look_at_paths() {
   const std::string &worker = settings_.tune_worker, &templates = settings_.template_dir;
   check("SAGEBWD_NVRTC", settings_.nvrtc, !asked_nvrtc_ || compiler_.error.empty(), "no NVRTC");
   check("SAGEBWD_TUNE_WORKER", worker, ::access(worker.c_str(), X_OK) == 0, "no program");
-  check("SAGEBWD_TEMPLATE_DIR", templates, ::access((templates + "/").c_str(), X_OK) == 0,
-        "no folder");
+  const std::string unread = error_of([&] {
+    for (const KernelSpec& kernel : distinct_kernels(resolved(AttentionSpec()), all_archs()[0]))
+      generate(kernel);
+  });
+  check("SAGEBWD_TEMPLATE_DIR", templates, unread.empty(), "no folder of templates");
   for (char** variable = ::environ; *variable; ++variable) {
     const std::string name = llvm::StringRef(*variable).split('=').first.str();
     const auto is_it = [&](const SettingVariable& known) { return name == known.name; };
@@ -205,7 +213,7 @@ void Doctor::collect_missing() {
   for (const std::string& problem : problems_)
     miss("a variable's value: " + problem, "everything that reads the environment",
          "correct it, or unset it");
-  if (!compiler_.error.empty() && asked_nvrtc_)
+  if (!compiler_.error.empty() && asked_nvrtc_ && settings_.nvrtc.empty())
     miss("NVRTC, CUDA's run-time compiler",
          "compiling kernels (build, and the first use of each kernel)",
          "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 or newer, or set "

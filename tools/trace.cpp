@@ -179,6 +179,7 @@ ExitCode Trace::run() {
   const std::optional<Arch> arch = this->arch();
   if (arch)
     spec = resolved(spec_.one(options), *arch);
+  reference::check_memory(problem, spec->head_dim);
   reference::Inputs inputs =
       reference::random_inputs(problem, spec->head_dim, spec->dtype, sigma_, seed_);
   make_heavy(inputs, spec->dtype, heavy_channels_);

@@ -76,5 +76,8 @@ struct TraceRow {
   ErrorFigures figures;
 };
 std::vector<TraceRow> trace(const Inputs&, const AttentionSpec&, const ProductPlan&);
+/// Raises SpecError where trace() and its inputs would take more memory than there is: the system
+/// would end the process without a word.
+void check_memory(const Problem&, int head_dim);
 
 } // namespace sagebwd::reference

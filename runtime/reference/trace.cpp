@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <fstream>
 #include <limits>
 
 namespace sagebwd::reference {
@@ -54,8 +55,30 @@ ErrorFigures compare(const std::vector<T>& x, const std::vector<double>& referen
 template ErrorFigures compare(const std::vector<float>&, const std::vector<double>&);
 template ErrorFigures compare(const std::vector<double>&, const std::vector<double>&);
 
+void check_memory(const Problem& p, int head_dim) {
+  const double heads = static_cast<double>(p.batch) * static_cast<double>(p.heads);
+  const double of_keys = static_cast<double>(p.seq_kv) * head_dim;
+  const double of_queries = static_cast<double>(p.seq_q) * head_dim;
+  const double threads = std::min<double>(heads, usable_cores());
+  // A thread has a head's keys in FP64 and in copies of each kind, and some rows of eight matrices.
+  const double of_thread = of_keys * 100 + static_cast<double>(p.seq_kv) * 128 * 64;
+  // All inputs in FP32; dK and dV of every head, in FP32 and in FP64.
+  const double needed = heads * (of_queries * 8 + of_keys * (8 + 24)) + threads * of_thread;
+  std::ifstream facts("/proc/meminfo");
+  std::string word;
+  double available = 0; // kB
+  while (facts >> word && !(word == "MemAvailable:" && facts >> available)) {
+  }
+  if (constexpr double kGiB = 1 << 30; available > 0 && needed > available * 1024)
+    throw SpecError("this takes about " + std::to_string(static_cast<int64_t>(needed / kGiB) + 1) +
+                    " GiB of memory and " +
+                    std::to_string(static_cast<int64_t>(available * 1024 / kGiB)) +
+                    " GiB are free: shorten the sequences or take fewer heads");
+}
+
 std::vector<TraceRow> trace(const Inputs& in, const AttentionSpec& spec, const ProductPlan& plan) {
   check(in, spec);
+  check_memory(in.problem, in.head_dim);
   if (in.dout.empty())
     throw SpecError("a trace covers the backward pass: the inputs need dout");
   const Problem& p = in.problem;

@@ -183,13 +183,15 @@ TEST(HostilePlace, AFileSizeLimitCostsOneWarningAndNotTheProcess) {
 
 TEST(HostilePlace, AdviceIsNotToChangeADirectoryThatIsNotTheCachesAlone) {
   TempDirectory temp;
-  const std::string own = "name a directory of your own instead, such as '" +
-                          (temp / ("sagebwd-" + std::to_string(::geteuid()))) + "'";
+  const std::string own = "name a directory of your own instead, such as '";
   const auto advice = [&](mode_t mode) {
     EXPECT_EQ(::chmod(temp.path().c_str(), mode), 0);
     const std::string reason = reason_to_refuse(temp.path());
     EXPECT_NE(reason.find("may be written by other users"), std::string::npos) << reason;
     EXPECT_NE(reason.find("chmod") == std::string::npos, reason.find(own) == std::string::npos);
+    // Where others may rename what is in it, a directory below is not one's own.
+    const std::string below = temp / ("sagebwd-" + std::to_string(::geteuid()));
+    EXPECT_EQ(reason.find(below) != std::string::npos, (mode & S_ISVTX) != 0) << reason;
     return reason.find("chmod") == std::string::npos ? "own" : "chmod";
   };
   publish_elsewhere(temp.path(), {1});
@@ -203,6 +205,30 @@ TEST(HostilePlace, AdviceIsNotToChangeADirectoryThatIsNotTheCachesAlone) {
   }
   test::write_text(temp / "thesis.txt", "mine");
   EXPECT_STREQ(advice(0777), "own");
+}
+
+TEST(HostilePlace, DirectoriesOfTheSystemAndHomesAreNoCaches) {
+  for (const char* path : {"/", "/usr", "/etc", "/dev", "/home", "/lib", "/usr/lib", "/usr/local"})
+    if (std::filesystem::exists(path) && ::geteuid() == 0) {
+      EXPECT_NE(reason_to_refuse(path).find("such as '"), std::string::npos) << path;
+      EXPECT_NE(CacheStore(options_in(path)).disabled_reason(), "") << path;
+    }
+  TempDirectory temp;
+  EXPECT_EQ(reason_to_refuse(temp.path()), "");
+  ScopedVariable home("HOME", temp.path());
+  EXPECT_NE(reason_to_refuse(temp.path()).find("or a home; name a directory of your own"),
+            std::string::npos);
+  EXPECT_EQ(reason_to_refuse(temp / ".cache"), "");
+}
+
+TEST(HostilePlace, APathInAdviceIsWhatAShellReads) {
+  TempDirectory temp;
+  const std::string path = temp / "it's";
+  std::filesystem::create_directory(path);
+  ASSERT_EQ(::chmod(path.c_str(), 0777), 0);
+  EXPECT_NE(reason_to_refuse(path).find("chmod go-w '" + temp.path() + "/it'\\''s'"),
+            std::string::npos)
+      << reason_to_refuse(path);
 }
 
 TEST(HostilePlace, WithoutFreeDescriptorsNothingIsTakenForBad) {

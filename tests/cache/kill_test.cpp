@@ -155,19 +155,29 @@ TEST(KilledWriters, NeverSpoilOrStallAnythingAndTheirLeftoversAreSwept) {
   std::printf("%d kills left %d files half written\n", kKills, leftovers);
 }
 
+TEST(KilledWriters, AFileThatOnlyBeginsAsATemporaryIsAnothers) {
+  TempDirectory temp;
+  for (const char* name : {".tmp-notes", ".tmp-", ".tmp-1", ".tmp-1-", ".tmp--ff", ".tmp-1-xyz"}) {
+    test::write_text(temp / name, "precious");
+    set_age(temp / name, 72h);
+  }
+  EXPECT_EQ(prune(temp.path(), std::nullopt).swept, 0u);
+  EXPECT_EQ(test::read_text(temp / ".tmp-notes"), "precious");
+  EXPECT_EQ(test::files_in(temp.path()).size(), 6u);
+}
+
 TEST(KilledWriters, ASweepTakesTheLeftoversAndNothingElse) {
   TempDirectory temp;
   CacheStore store(temp.path());
   ASSERT_TRUE(store.publish(key_number(1), entry_of(1)));
   for (int i = 0; i < 3; ++i)
     test::write_text(temp / ".tmp-123-" + std::to_string(i), "half an en");
-  for (auto [name, age] :
-       {std::pair(".tmp-young", 0s), {".tmp-old", 120s}, {".tmp-future", -120s}}) {
+  for (auto [name, age] : {std::pair(".tmp-1-1a", 0s), {".tmp-2-2b", 120s}, {".tmp-3-3c", -120s}}) {
     test::write_text(temp / name, "");
     set_age(temp / name, age);
   }
   // One that a living process is still writing, and things that are no files of ours.
-  const std::string busy = temp / ".tmp-busy";
+  const std::string busy = temp / ".tmp-4-4d";
   const pid_t writer = test::start([&] {
     const int file = ::open(busy.c_str(), O_RDWR | O_CREAT, 0600);
     struct flock lock = {};
@@ -180,13 +190,13 @@ TEST(KilledWriters, ASweepTakesTheLeftoversAndNothingElse) {
     return 0;
   });
   ASSERT_TRUE(test::wait_until_stopped(writer));
-  std::filesystem::create_directory(temp / ".tmp-directory");
+  std::filesystem::create_directory(temp / ".tmp-5-5e");
   test::write_text(temp / "elsewhere", "precious");
-  std::filesystem::create_symlink(temp / "elsewhere", temp / ".tmp-link");
+  std::filesystem::create_symlink(temp / "elsewhere", temp / ".tmp-6-6f");
 
   EXPECT_EQ(prune(temp.path(), std::nullopt).swept, 5u);
   EXPECT_TRUE(std::filesystem::exists(busy));
-  EXPECT_TRUE(std::filesystem::exists(temp / ".tmp-young")) << "its writer may be about to lock it";
+  EXPECT_TRUE(std::filesystem::exists(temp / ".tmp-1-1a")) << "its writer may be about to lock it";
   EXPECT_EQ(test::read_text(temp / "elsewhere"), "precious");
   EXPECT_TRUE(store.load(key_number(1)));
 

@@ -47,7 +47,7 @@ TEST(Neighbours, WhatALivingProcessUsesIsNotEvicted) {
 TEST(Neighbours, ADryRunSaysWhatARunDoes) {
   TempDirectory temp;
   publish_elsewhere(temp.path(), {1, 2, 3, 4, 5});
-  test::write_text(temp / ".tmp-1", "half");
+  test::write_text(temp / ".tmp-1-a", "half");
   CacheStore user(options_in(temp.path()));
   ASSERT_TRUE(user.load(key_number(2)));
   for (int number : {1, 2, 3}) { // to the second: what is just as old stays
@@ -62,7 +62,7 @@ TEST(Neighbours, ADryRunSaysWhatARunDoes) {
   const auto dry = facts(prune(temp.path(), 4 * one, 3600s, /*dry_run=*/true));
   EXPECT_EQ(dry, (std::vector<uint64_t>{4, 4 * one, 1, one, 1, 0, 1}));
   EXPECT_EQ(order_in(temp.path()).size(), 5u);
-  EXPECT_TRUE(fs::exists(temp / ".tmp-1"));
+  EXPECT_TRUE(fs::exists(temp / ".tmp-1-a"));
   EXPECT_EQ(facts(prune(temp.path(), 4 * one, 3600s)), dry);
   EXPECT_EQ(order_in(temp.path()), (std::vector<int>{2, 3, 4, 5}));
 }

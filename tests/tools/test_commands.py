@@ -73,8 +73,18 @@ def test_doctor_says_which_variables_lead_nowhere(sagebwd, tmp_path):
         assert result.code == 1, name
         [item] = [m for m in result.json["missing"] if f"{name} is '{path}'" in m["what"]]
         assert item["remedy"] == "correct it, or unset it"
-    sound = {"SAGEBWD_TUNE_WORKER": str(BINARY), "SAGEBWD_TEMPLATE_DIR": str(tmp_path)}
+    sound = {"SAGEBWD_TUNE_WORKER": str(BINARY), "SAGEBWD_TEMPLATE_DIR": str(ROOT / "templates")}
     assert sagebwd("doctor", **sound).code == 0
+    bare = sagebwd("doctor", SAGEBWD_TEMPLATE_DIR=str(tmp_path))  # as a build would find it
+    assert bare.code == 1 and "no folder of templates" in bare.out
+
+
+def test_doctor_counts_the_cache_and_nothing_else(sagebwd, tmp_path):
+    (tmp_path / "below").mkdir()
+    for name in ("thesis.txt", "below/more.txt", "0" * 64 + ".kernel"):
+        (tmp_path / name).write_text("x" * 1000)
+    state = sagebwd("doctor", "--json", SAGEBWD_CACHE_DIR=str(tmp_path)).json["cache"]
+    assert state["files"] == 1 and state["bytes"] == 1000
 
 
 def test_doctor_names_variables_that_nobody_reads(sagebwd):
@@ -266,6 +276,11 @@ SMALL = ["--heads", 2, "--seq-len", 256, "--head-dim", 64]
 def test_trace_is_reproducible_and_seeded(sagebwd):
     assert trace(sagebwd, *SMALL) == trace(sagebwd, *SMALL)
     assert trace(sagebwd, *SMALL) != trace(sagebwd, *SMALL, "--seed", 1)
+
+
+def test_trace_refuses_what_memory_does_not_hold(sagebwd):
+    result = sagebwd("trace", "--seq-len", 64, "--seq-kv", 16_000_000)
+    assert result.code == 2 and "GiB of memory" in result.err and "shorten" in result.err
 
 
 def test_trace_plan_quantises_only_what_it_names(sagebwd):
