@@ -4,7 +4,7 @@
 
 #include "cache/bounded_json.h"
 #include "cache/directory.h"
-#include "cache/layout.h"
+#include "cache/inventory.h"
 #include "generator/kernel.h"
 #include "runtime/driver/driver.h"
 #include "runtime/driver_needs.h"
@@ -175,14 +175,11 @@ void Doctor::look_at_cache() {
   cache_.error = CacheStore(cache_.options).disabled_reason();
   if (cache_.error.empty())
     cache_.error = reason_not_kept(directory);
-  for (const std::string& name : names_in(directory)) {
-    const layout::Kind kind = layout::kind_of(name);
+  for (const KeptName& kept : kept_names(directory)) {
     std::error_code error;
-    if (kind != layout::Kind::kernel && kind != layout::Kind::record)
-      continue;
+    const uintmax_t bytes = fs::file_size(fs::path(directory) / kept.file, error);
+    cache_.bytes += error ? 0 : bytes;
     ++cache_.files;
-    if (const uintmax_t bytes = fs::file_size(fs::path(directory) / name, error); !error)
-      cache_.bytes += bytes;
   }
 }
 
@@ -213,11 +210,12 @@ void Doctor::collect_missing() {
   for (const std::string& problem : problems_)
     miss("a variable's value: " + problem, "everything that reads the environment",
          "correct it, or unset it");
-  if (!compiler_.error.empty() && asked_nvrtc_ && settings_.nvrtc.empty())
+  if (!compiler_.error.empty() && asked_nvrtc_)
     miss("NVRTC, CUDA's run-time compiler",
          "compiling kernels (build, and the first use of each kernel)",
-         "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 or newer, or set "
-         "SAGEBWD_NVRTC to libnvrtc.so");
+         settings_.nvrtc.empty() ? "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 "
+                                   "or newer, or set SAGEBWD_NVRTC to libnvrtc.so"
+                                 : "set SAGEBWD_NVRTC to a libnvrtc.so, or unset it");
   if (!driver::unavailable().empty()) {
     miss("a CUDA driver with a GPU",
          "running kernels (verify, trace --device cuda, attention itself)",
@@ -360,27 +358,24 @@ std::string Doctor::as_text() const {
          llvm::formatv("{0:f1} GiB, ", static_cast<double>(info.memory_bytes) / (1 << 30)).str(),
          gpus_[i].error.empty() ? gpus_[i].arch : gpus_[i].error);
   }
-  constexpr double kMiB = 1 << 20;
   if (const auto limit = static_cast<double>(cache_.options.byte_limit); cache_.error.empty())
     line("cache", cache_.options.directory, ": ", std::to_string(cache_.files), " file",
          cache_.files == 1 ? "" : "s",
-         llvm::formatv(", {0:f1} MiB, ", static_cast<double>(cache_.bytes) / kMiB).str(),
-         limit > 0 ? llvm::formatv("at most {0:f0} MiB of kernels", limit / kMiB).str()
+         llvm::formatv(", {0:f1} MiB, ", static_cast<double>(cache_.bytes) / (1 << 20)).str(),
+         limit > 0 ? llvm::formatv("at most {0:f0} MiB of kernels", limit / (1 << 20)).str()
                    : "without a limit");
   else
     line("cache", "not used: ", cache_.error);
   for (const PackState& pack : packs_)
-    if (pack.error.empty())
-      line("pack", pack.path, ": ", std::to_string(pack.summary.kernels),
-           pack.summary.kernels == 1 ? " kernel, " : " kernels, ",
-           std::to_string(pack.summary.records), " tuning records, CUDA ",
-           driver::version_text(pack.summary.lowest_driver), " or newer");
+    if (const PackSummary& what = pack.summary; pack.error.empty())
+      line("pack", pack.path, ": ", std::to_string(what.kernels), " kernel",
+           what.kernels == 1 ? ", " : "s, ", std::to_string(what.records), " tuning records, CUDA ",
+           driver::version_text(what.lowest_driver), " or newer");
     else
       line("pack", "not usable: ", pack.error);
   if (settings_.offline)
     line("offline", "SAGEBWD_OFFLINE=1: nothing is compiled");
   line("tuning", to_string(settings_.tune));
-
   std::string archs;
   for (const Arch& arch : all_archs())
     archs += (archs.empty() ? "" : " ") + std::string(arch.name) +
@@ -390,12 +385,10 @@ std::string Doctor::as_text() const {
     if (std::string note = note_for(arch); !note.empty())
       line("", std::string(arch.name), " ", note);
 
-  if (missing_.empty())
-    text += "\nNothing is missing.\n";
-  for (const Missing& item : missing_)
-    text += "\nmissing     " + item.what + "\nneeded for  " + item.needed_for + "\nremedy      " +
-            item.remedy + "\n";
-  return text;
+  for (const auto& [what, needed_for, remedy] : missing_)
+    text +=
+        "\nmissing     " + what + "\nneeded for  " + needed_for + "\nremedy      " + remedy + "\n";
+  return missing_.empty() ? text + "\nNothing is missing.\n" : text;
 }
 
 } // namespace
