@@ -41,7 +41,7 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
 
   Configuration c;
   c.line("using Element = " + value_text(k.attention.dtype) + ";");
-  c.add("HEAD_DIM", k.attention.head_dim);
+  visit_places(k.attention, [&](auto... constant) { c.add(constant...); });
   c.add("THREADS", source.threads);
   definition.configure(c, k);
 

@@ -98,6 +98,15 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
 /// Lets every query see every key: what a kernel that does not look at the mask depends on.
 inline void drop_mask(AttentionSpec& s) { s.causal = AttentionSpec().causal; }
 
+/// Constants of the spec for templates/tile/visible.cuh, wherever it is included, and for
+/// templates/tile/place.cuh, which is in every kernel: their names and values.
+template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
+  visit("CAUSAL", s.causal != Causal::none);
+}
+template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& visit) {
+  visit("HEAD_DIM", s.head_dim);
+}
+
 /// What is left for kernels that look at no option of the numerics: what tensors are.
 inline AttentionSpec without_numerics(const AttentionSpec& s) {
   return {.head_dim = s.head_dim, .dtype = s.dtype};

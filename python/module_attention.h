@@ -17,15 +17,21 @@
 
 namespace pybind11::detail {
 
-/// (batch, heads, heads_kv, seq_q, seq_kv).
+/// A number for each of its fields.
 template <> struct type_caster<sagebwd::Problem> {
   PYBIND11_TYPE_CASTER(sagebwd::Problem, const_name("tuple[int, ...]"));
+  static constexpr size_t kNumbers = [] {
+    size_t count = 0;
+    sagebwd::Problem problem;
+    visit_fields(problem, [&](const sagebwd::Label&, int64_t&) { ++count; });
+    return count;
+  }();
   bool load(handle source, bool convert) {
-    make_caster<std::array<int64_t, 5>> numbers;
+    make_caster<std::array<int64_t, kNumbers>> numbers;
     if (!numbers.load(source, convert))
       return false;
     size_t i = 0;
-    const std::array<int64_t, 5>& given = numbers;
+    const std::array<int64_t, kNumbers>& given = numbers;
     visit_fields(value, [&](const sagebwd::Label&, int64_t& field) { field = given[i++]; });
     return true;
   }
@@ -44,9 +50,9 @@ inline int64_t number_of(PyObject* given) {
     throw py::error_already_set();
   return number;
 }
-/// The address of rows.
-template <typename T> void load(PyObject* given, T*& rows) {
-  rows = reinterpret_cast<T*>(number_of(given));
+/// The address of what has no strides.
+template <typename T> void load(PyObject* given, T*& pointer) {
+  pointer = reinterpret_cast<T*>(number_of(given));
 }
 /// (address, batch stride, head stride, token stride), strides in elements.
 inline void load(PyObject* given, Tensor& tensor) {

@@ -40,7 +40,7 @@ int product_registers(const AttentionSpec& s, Family family) {
 /// What all three are specialised by.
 void configure_common(Configuration& c, const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
-  c.add("CAUSAL", s.causal != Causal::none);
+  visit_mask(s, [&](auto... constant) { c.add(constant...); });
   c.add("QK16", scores16(s));
   c.add("SMOOTH_K", s.smooth_k);
   c.add("USES_MEAN", s.smooth_k && !scores16(s));

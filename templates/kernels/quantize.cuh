@@ -262,6 +262,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   const QueryHead queries = query_head(p); // one of the two, by the role
   const KeyHead keys = key_head(p);
   const int tokens = OF_QUERIES ? queries.seq_q() : keys.seq_kv();
+  if (!queries.has(first_token, tokens))
+    return;
   const s64 head_row = OF_QUERIES ? queries.padded_query() : keys.padded_key();
   const Element* source =
       p.x +

@@ -22,6 +22,9 @@ struct Sequence {
   template <int GROUP> __device__ __forceinline__ int key_groups() const {
     return p.padded_kv / GROUP;
   }
+  /// Whether padded tokens from this one on are the sequence's, which has so many: the grid is as
+  /// long as each of the batch.
+  __device__ __forceinline__ bool has(int, int) const { return true; }
   /// Elements from a tensor of the caller to the sequence's first query or key.
   __device__ __forceinline__ s64 first_query(s64 stride_b) const { return batch * stride_b; }
   __device__ __forceinline__ s64 first_key(s64 stride_b) const { return batch * stride_b; }
