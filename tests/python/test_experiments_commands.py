@@ -95,19 +95,22 @@ def test_interrupted(module, words, tmp_path):
     """One line and the shell's exit code; what is written by then is whole."""
     pytest.importorskip("torch", reason="needs PyTorch")
     (tmp_path / "a.txt").write_bytes(b"abcdefgh" * 500)
-    size = "--tokens 32 --batch 1 --dim 64 --layers 1 --hidden 64 --eval-every 1 --steps 999999"
+    size = "--tokens 32 --batch 1 --dim 64 --layers 1 --hidden 64 --eval-every 1 --steps 2000"
     command = [sys.executable, "-m", f"sagebwd.experiments.{module}", "--text", "a.txt",
                *words, *size.split(), "--device", "cpu", "--out", "results"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE,
                           text=True) as process:  # fmt: skip
-        while "/999999 train" not in (line := process.stderr.readline()):
+        before = []
+        while "/2000 train" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
+            before.append(line)
         process.send_signal(signal.SIGINT)
         lines = process.stderr.read().splitlines()
+    assert ("training 2000 steps first" in "".join(before)) == (module == "capture")
     assert process.returncode == 130
     assert lines[-1] == f"{module}: interrupted"
-    assert all("/999999 train" in line for line in lines[:-1])
+    assert all("/2000 train" in line for line in lines[:-1])
     records, curves = (list((tmp_path / "results").glob(f"*.{kind}")) for kind in ("json", "csv"))
     assert sorted(os.listdir(tmp_path / "results")) == sorted(p.name for p in records + curves)
     (record,), (curve,) = records, curves
