@@ -31,13 +31,12 @@ from sagebwd._core import (
     LibraryError,
     OfflineError,
     PackError,
-    Spec,
     SpecError,
     TuneError,
 )
 from sagebwd._doctor import doctor
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
-from sagebwd.options import PRODUCTS
+from sagebwd.options import PRODUCTS, Spec
 from sagebwd.prebuilding import prebuild
 from sagebwd.tracing import trace
 from sagebwd.tuning import TunedKernel, export_records, import_records, tune

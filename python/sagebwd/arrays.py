@@ -1,13 +1,13 @@
 """NumPy arrays and torch tensors as arguments: which they are, and what is wrong with them."""
 
-from sagebwd.options import SpecError
+from sagebwd.options import SpecError, a_kind
 
 
 def _kind(name, x):
     package = type(x).__module__.split(".")[0]
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return "torch tensor" if package == "torch" else "NumPy array"
-    raise TypeError(f"{name} is a {type(x).__name__}; pass a NumPy array or a torch tensor")
+    raise TypeError(f"{name} is {a_kind(x)}; pass a NumPy array or a torch tensor")
 
 
 class Arrays:
@@ -37,6 +37,8 @@ class Arrays:
             )
         if self.are_torch and str(x.layout) != "torch.strided":
             raise SpecError(f"{name} is {x.layout}; pass a dense tensor: {name}.to_dense()")
+        if self.are_torch and x.is_meta:
+            raise SpecError(f"{name} is a meta tensor, which has no values")
         real = x.is_floating_point() if self.are_torch else x.dtype.kind in "fiu"
         if not real:
             raise SpecError(f"{name} is of {x.dtype}; its values must be real numbers")

@@ -112,7 +112,11 @@ def _gpu(device):
         raise options.SpecError(
             f"device={device!r}: pass a CUDA device, or None for the current one"
         )
-    local_arch(chosen.index or 0)
+    local_arch(
+        chosen.index or 0,
+        "Warming up loads kernels into a GPU: call it where one is. Without a GPU, "
+        "sagebwd.build(arch=...) compiles them into the cache",
+    )
     return torch.cuda.current_device() if chosen.index is None else chosen.index
 
 
@@ -120,7 +124,7 @@ def _check_tensors(**tensors):
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(
-                f"{name} is a {type(t).__name__}; sagebwd.attention takes torch tensors on a GPU. "
+                f"{name} is {options.a_kind(t)}; sagebwd.attention takes torch tensors on a GPU. "
                 "For NumPy arrays there are sagebwd.reference and sagebwd.trace"
             )
 

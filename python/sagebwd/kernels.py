@@ -26,17 +26,30 @@ def archs():
     return _core.archs()
 
 
-def local_arch(device=0):
-    """The architecture name of a GPU of this machine. Raises LibraryError without one."""
+def local_arch(device=0, instead=None):
+    """The architecture name of a GPU of this machine.
+
+    Without one a LibraryError, which says what to do `instead`; None: to name the architecture.
+    """
     driver = _core.driver()
     if driver["missing"]:
-        raise _core.LibraryError(
-            f"{driver['missing'].rstrip('.')}. Without a GPU, name the architecture: arch= one of "
-            f"{', '.join(archs())}"
+        instead = instead or (
+            f"Without a GPU, name the architecture: arch= one of {', '.join(archs())}"
         )
+        raise _core.LibraryError(f"{driver['missing'].rstrip('.')}. {instead}")
     if not 0 <= device < len(driver["devices"]):
         raise options.SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
     return _core.arch_for_capability(*driver["devices"][device])
+
+
+def _operation(arch, backward, chosen):
+    """What both functions below hand to the C++ library."""
+    options.yes_or_no("backward", backward)
+    spec = options.Spec(arch, **chosen)  # wrong use is wrong use without a GPU as well
+    if arch is None:
+        arch = local_arch()
+        spec = options.Spec(arch, **chosen)
+    return spec, arch, backward
 
 
 @options.takes(options.Operation)
@@ -50,9 +63,7 @@ def emit(arch=None, *, backward=True, chosen):
         backward: without it only the forward's kernels.
         {options}
     """
-    options.yes_or_no("backward", backward)
-    arch = local_arch() if arch is None else arch
-    sources = _core.emit(options.spec(arch, **chosen), arch, backward)
+    sources = _core.emit(*_operation(arch, backward, chosen))
     return [KernelSource(pass_=source.pop("pass"), **source) for source in sources]
 
 
@@ -68,9 +79,7 @@ def build(arch=None, *, backward=True, chosen):
         arch, backward: as for `emit`.
         {options}
     """
-    options.yes_or_no("backward", backward)
-    arch = local_arch() if arch is None else arch
-    return _core.build(options.spec(arch, **chosen), arch, backward)
+    return _core.build(*_operation(arch, backward, chosen))
 
 
 def cache_stats():

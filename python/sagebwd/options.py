@@ -210,6 +210,19 @@ def yes_or_no(name, value):
     return value
 
 
+def word(name, value, hint):
+    """`value`; SpecError unless it is one word, of characters that the C++ library reads."""
+    if not isinstance(value, str) or not value.isascii() or len(value.split()) != 1:
+        raise SpecError(f"{name}={value!r}: pass {hint}")
+    return value
+
+
+def a_kind(x):
+    """The type of `x` with its article, for messages."""
+    kind = type(x).__name__
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+
+
 def check_callback(name, value):
     """Raises SpecError for anything but a function or None."""
     if value is not None and not callable(value):
@@ -227,9 +240,7 @@ def _spelled(name, value):
         return "yes" if yes_or_no(name, value) else "no"
     if kind is int:
         return "0" if value is None is default else str(whole_number(name, value))
-    if not isinstance(value, str):
-        raise SpecError(f"{name}={value!r}: pass a word, such as {default!r}")
-    return value
+    return word(name, value, f"a word, such as {default!r}")
 
 
 def text_of(options):
@@ -238,20 +249,27 @@ def text_of(options):
 
 
 def spec_of_text(text, arch=None, **more):
-    """The resolved `Spec` of `text_of`'s line and further options."""
+    """The resolved spec of `text_of`'s line and further options."""
     spelled = {name: _spelled(name, value) for name, value in more.items()}
-    return _core.Spec(arch or "", **dict(item.split("=", 1) for item in text.split()), **spelled)
+    return _core.Spec(arch, **dict(item.split("=", 1) for item in text.split()), **spelled)
 
 
-def spec(arch=None, **given):
-    """The resolved `Spec` of options by name; what is left out has its default.
+class Spec(_core.Spec):
+    """The resolved numerics of one attention operation; what is left out has its default.
 
     Default groups depend on the architecture under 'row' (`arch`; None: any but sm_90a). Raises
     SpecError.
     """
-    if arch is not None and not isinstance(arch, str):
-        raise SpecError(f"arch={arch!r}: pass a name such as 'sm_90a'")
-    return spec_of_text("", arch, **given)
+
+    __slots__ = ()
+
+    def __init__(self, arch=None, **given):
+        for name in given:
+            if name not in _KINDS:
+                _refuse_keyword("Spec", name, frozenset(_KINDS))
+        if arch is not None:
+            word("arch", arch, "a name such as 'sm_90a'")
+        super().__init__(arch, **{name: _spelled(name, value) for name, value in given.items()})
 
 
 def emulated_spec(options, q, k, arch=None, **more):
@@ -261,7 +279,7 @@ def emulated_spec(options, q, k, arch=None, **more):
     """
     plan = plan_of(options["precision"])
     options = {**options, "precision": "six-of-seven" if "s" in plan else "qk16"}
-    return spec(arch, **with_mask(options, q.shape[2], k.shape[2]), **more), plan
+    return Spec(arch, **with_mask(options, q.shape[2], k.shape[2]), **more), plan
 
 
 def nearest_head_dim(channels):
@@ -279,16 +297,19 @@ def check_layout(layout):
 
 
 def check_softmax_scale(scale, head_dim):
-    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless positive and finite."""
+    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless positive and, in the
+    kernels' FP32, finite."""
     if scale is None:
         return head_dim**-0.5
     try:
-        value = float(scale) if isinstance(scale, numbers.Real) else 0.0
+        real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+        value = float(scale) if real else 0.0
     except OverflowError:  # an integer beyond any float
         value = 0.0
-    if not 0 < value < float("inf"):
+    if not 0 < value < 3.4e38:
         raise SpecError(
-            f"softmax_scale={scale!r}: pass a positive finite number, or None for 1/sqrt(head_dim)"
+            f"softmax_scale={scale!r}: pass a positive number below 3.4e38, or None for "
+            "1/sqrt(head_dim)"
         )
     return value
 
@@ -304,7 +325,7 @@ def plan_of(precision):
     the kernels build the two that have names. Raises SpecError.
     """
     if isinstance(precision, str):
-        return frozenset(_core.plan_of(precision))
+        return frozenset(_core.plan_of(word("precision", precision, "a word, such as 'qk16'")))
     try:
         plan = frozenset(precision)
     except TypeError:

@@ -42,13 +42,14 @@ def prebuild(
     options.check_callback("progress", progress)
     if arch is None:
         raise options.SpecError(f"name the architectures: arch= some of {', '.join(_core.archs())}")
-    several = map(_list, (arch, head_dim, dtype, causal, granularity, precision))
+    lists = dict(zip(("arch", *_SEVERAL), map(
+        _list, (arch, head_dim, dtype, causal, granularity, precision))))  # fmt: skip
+    if empty := [name for name, values in lists.items() if not values]:
+        raise options.SpecError(f"{empty[0]} is an empty list: there is nothing to build")
     specs = [
-        (options.spec(one, **dict(zip(_SEVERAL, values)), **chosen), one)
-        for one, *values in itertools.product(*several)
+        (options.Spec(one, **dict(zip(_SEVERAL, values)), **chosen), one)
+        for one, *values in itertools.product(*lists.values())
     ]
-    if not specs:
-        raise options.SpecError("an empty list among the options: there is nothing to build")
     several = isinstance(records, Iterable) and not isinstance(records, (str, bytes))
     paths = list(records) if several else [records]
     if not all(isinstance(path, (str, bytes, os.PathLike)) for path in paths):

@@ -15,7 +15,10 @@ __all__ = ["emulate", "exact", "random_inputs", "round_to"]
 
 def round_to(array, dtype):
     """`array` rounded to nearest even in 'bf16' or 'fp16', as float32."""
-    return _core.round_to(array, options.dtype_name(dtype))
+    import numpy  # only here, for importing this package needs none
+
+    with numpy.errstate(over="ignore"):  # what is too large is infinite, as in either type
+        return _core.round_to(array, options.dtype_name(dtype))
 
 
 def random_inputs(
@@ -32,6 +35,8 @@ def random_inputs(
                  seq_len_kv=seq_len_kv, head_dim=head_dim)  # fmt: skip
     for name, size in sizes.items():
         options.whole_number(name, size)
+    if heads % heads_kv:
+        raise options.SpecError(f"heads={heads} must be a multiple of heads_kv={heads_kv}")
     if batch * head_dim * max(heads * seq_len, heads_kv * seq_len_kv) > 1 << 36:
         raise options.SpecError(f"more than 2**36 elements in one tensor: {sizes}")
     if not isinstance(sigma, numbers.Real) or not 0 <= sigma <= 1e30:  # in float32
@@ -49,7 +54,7 @@ def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, 
     softmax scale. What a query sees is told as to `sagebwd.attention`.
     """
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
-    mask = options.spec(**options.with_mask(chosen, q.shape[2], k.shape[2]))
+    mask = options.Spec(**options.with_mask(chosen, q.shape[2], k.shape[2]))
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     inputs = _core.Inputs(q, k, v, dout, dlse, scale)
     return _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))

@@ -2,7 +2,7 @@
 
 import math
 
-from sagebwd import _core, options
+from sagebwd import _core, options, reference
 from sagebwd.arrays import Arrays
 from sagebwd.kernels import local_arch
 
@@ -44,7 +44,7 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
         arch = _arch_here() if arch is None else arch
         spec, plan = options.emulated_spec(chosen, q, k, arch, head_dim=q.shape[3], dtype=dtype)
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-        rounded = [_core.round_to(x, dtype) for x in arrays.numpy()]
+        rounded = [reference.round_to(x, dtype) for x in arrays.numpy()]
         return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")

@@ -15,6 +15,9 @@ TuneError = _core.TuneError
 #: The kernels that have tiles. Each is tuned by itself.
 KERNELS = ("forward", "backward_dq", "backward_dkv")
 
+_NO_GPU = ("Tuning times kernels: call it where such a GPU is, and take its records over with "
+           "export_records and import_records")  # fmt: skip
+
 _WORKER = os.path.join(os.path.dirname(__file__), "tune_worker.py")
 # An embedded interpreter has no executable, a zipped package no file: the command line serves.
 if sys.executable and os.path.exists(_WORKER):
@@ -56,7 +59,7 @@ def tune(
         kernels: which to tune, of KERNELS.
         tiles: let only these compete with the default.
         rounds: timings of each candidate, from 5 to 1000.
-        device: a GPU's number; None for PyTorch's current one, else 0.
+        device: a GPU's number or torch.device; None for PyTorch's current one, else 0.
         group: a torch.distributed group whose ranks all call this. Rank 0 tunes, the others take
             its records; TuneError on every rank where they would not run the same tiles.
         progress: called with (kernel, stage, tile, done, total).
@@ -67,18 +70,26 @@ def tune(
     kernels, tiles = _words("kernels", kernels), _words("tiles", tiles)
     options.yes_or_no("force", force)
     options.check_callback("progress", progress)
+    if unknown := [name for name in kernels if name not in KERNELS]:
+        raise options.SpecError(
+            f"{unknown[0]!r} is no kernel with tiles: those are {', '.join(KERNELS)}"
+        )
     if options.whole_number("rounds", rounds, least=5) > 1000:
         raise options.SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
+    if group is not None:
+        _check_group(group)
+    if getattr(device, "type", None) == "cuda":  # a torch.device
+        device = device.index
     if device is None:
         device = _current_device()
     options.whole_number("device", device, least=0)
-    options.spec(**chosen)  # wrong use is wrong use without a GPU as well
+    options.Spec(**chosen)  # wrong use is wrong use without a GPU as well
     sizes = dict(batch=batch, heads=heads, heads_kv=heads if heads_kv is None else heads_kv,
                  seq_len=seq_len, seq_kv=seq_len if seq_kv is None else seq_kv)  # fmt: skip
     problem = tuple(options.whole_number(name, size) for name, size in sizes.items())
 
     def what():
-        return options.spec(_arch(device), **chosen), problem, device, kernels
+        return options.Spec(local_arch(device, _NO_GPU), **chosen), problem, device, kernels
 
     def tune_here():
         return _core.tune(*what(), tiles, force, rounds, progress)
@@ -122,7 +133,7 @@ def import_records(path, overwrite=False):
 def _words(name, given):
     several = isinstance(given, Iterable) and not isinstance(given, str)
     words = list(given) if several else [given]
-    if not all(isinstance(word, str) for word in words):
+    if not all(isinstance(word, str) and word.isascii() for word in words):
         raise options.SpecError(f"{name}={given!r}: pass names")
     return words
 
@@ -143,13 +154,13 @@ def _current_device():
     return 0
 
 
-def _arch(device):
-    if missing := _core.driver()["missing"]:
-        raise _core.LibraryError(
-            f"{missing.rstrip('.')}. Tuning times kernels: call it where such a GPU is, and "
-            "take its records over with export_records and import_records"
-        )
-    return local_arch(device)
+def _check_group(group):
+    try:
+        from torch.distributed import ProcessGroup
+    except ImportError:  # without PyTorch, or in one that is built without it
+        ProcessGroup = ()
+    if not isinstance(group, ProcessGroup):
+        raise options.SpecError(f"group={group!r}: pass a torch.distributed group, or None")
 
 
 def _tune_in_group(group, tune_here, tiles_in_use):

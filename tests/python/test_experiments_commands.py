@@ -1,6 +1,8 @@
 """The commands of sagebwd.experiments where something is missing: one line, and no file."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -85,6 +87,38 @@ def test_plot_of_no_curves(place):
     assert says(run("plot", "absent.csv", folder=place), 2, "absent.csv")
 
 
+@pytest.mark.parametrize(
+    "module, words",
+    [("train", ["--attention", "sdpa"]), ("compare", ["--runs", "sdpa"]), ("capture", [])],
+)
+def test_interrupted(module, words, tmp_path):
+    """One line and the shell's exit code; what is written by then is whole."""
+    pytest.importorskip("torch", reason="needs PyTorch")
+    (tmp_path / "a.txt").write_bytes(b"abcdefgh" * 500)
+    size = "--tokens 32 --batch 1 --dim 64 --layers 1 --hidden 64 --eval-every 1 --steps 2000"
+    command = [sys.executable, "-m", f"sagebwd.experiments.{module}", "--text", "a.txt",
+               *words, *size.split(), "--device", "cpu", "--out", "results"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE,
+                          text=True) as process:  # fmt: skip
+        before = []
+        while "/2000 train" not in (line := process.stderr.readline()):
+            assert line, "it ended by itself"
+            before.append(line)
+        process.send_signal(signal.SIGINT)
+        lines = process.stderr.read().splitlines()
+    assert ("training 2000 steps first" in "".join(before)) == (module == "capture")
+    assert process.returncode == 130
+    assert lines[-1] == f"{module}: interrupted"
+    assert all("/2000 train" in line for line in lines[:-1])
+    records, curves = (list((tmp_path / "results").glob(f"*.{kind}")) for kind in ("json", "csv"))
+    assert sorted(os.listdir(tmp_path / "results")) == sorted(p.name for p in records + curves)
+    (record,), (curve,) = records, curves
+    assert json.loads(record.read_text())["status"].startswith("stopped: KeyboardInterrupt")
+    rows = curve.read_text().splitlines()
+    assert len(rows) > 1 and {row.count(",") for row in rows} == {rows[0].count(",")}
+
+
 # ---- in this process, with PyTorch and without a GPU ---------------------------------------------
 
 
@@ -136,6 +170,11 @@ def test_without_a_gpu(command, module, words, parts):
      (["--out", "a.txt/results"], "a.txt is a file"),
      (["--save", "absent/model.pt"], "--save absent/model.pt"),
      (["--save", "."], "--save ."),
+     (["--save", "/dev/null"], "--save /dev/null"),
+     (["--save", "/proc/model.pt"], "nothing can be written into /proc"),
+     (["--out", "/proc/x"], "nothing can be written into /proc"),
+     (["--text", "/dev/null"], "no text in /dev/null"),
+     (["--text", ""], "Is a directory"),
      (["--tokens", "1024"], "holds no sequence of 1024"),
      (["--text", "absent"], "absent"),
      (["--attention", "emulated:granularity=tensor"], "tensor")],
@@ -154,6 +193,39 @@ def test_wrong_use_of_train(command, words, part):
 def test_wrong_use_of_capture(command, words, part):
     code, line = command("capture", "--tokens", "32", *words)
     assert code == 2 and part in line
+
+
+def test_a_checkpoint_of_another_kind(command, tmp_path_factory):
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    from dataclasses import asdict
+
+    from sagebwd.experiments.config import TrainConfig
+
+    config = asdict(TrainConfig())
+    path = tmp_path_factory.mktemp("other") / "a.pt"
+    for saved in ([1], {}, {"config": config}, {"config": config, "attention": 5},
+                  {"config": config, "attention": "sdpa"},
+                  {"config": config, "attention": "sdpa", "model": {}},
+                  {"config": config, "attention": "sdpa", "model": [5]}):  # fmt: skip
+        torch.save(saved, path)
+        code, line = command("capture", "--tokens", "32", "--checkpoint", str(path))
+        assert code == 2 and "is no checkpoint of these commands" in line, saved
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    from sagebwd.experiments.environment import replacing
+
+    path, link = tmp_path / "a.pt", tmp_path / "link.pt"
+    path.write_text("before")
+    link.symlink_to("a.pt")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "before"
+    with replacing(link) as partial:
+        partial.write_text("whole")
+    assert path.read_text() == "whole" and link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["a.pt", "link.pt"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_dtypes(name):
     dtype = torch.bfloat16 if name.startswith("torch.") else name
     assert sagebwd.trace(*X, dtype=dtype) == sagebwd.trace(*X)
     assert sagebwd.emit("sm_80", dtype=dtype) == sagebwd.emit("sm_80")
-    assert options.spec("sm_80", dtype=dtype) == options.spec("sm_80")  # as build and warmup do
+    assert options.Spec("sm_80", dtype=dtype) == options.Spec("sm_80")  # as build and warmup do
     assert np.array_equal(reference.round_to(X[0], dtype), X[0])
 
 
@@ -70,11 +70,91 @@ def test_half_precision(dtype):
         (lambda: sagebwd.tune(kernels=None), "kernels=None: pass names"),
         (lambda: sagebwd.tune(tiles=3), "tiles=3: pass names"),
         (lambda: sagebwd.prebuild("a.pack", arch="sm_80", records=3), "records=3"),
+        (lambda: sagebwd.prebuild("a.pack", arch="sm_80", head_dim=()), "head_dim is an empty"),
+        (lambda: reference.random_inputs(8, heads=3, heads_kv=2), "heads=3 .* heads_kv=2"),
+        (lambda: sagebwd.tune(group=5), "group=5: pass a torch.distributed group"),
+        (lambda: sagebwd.Spec(head_dim="64"), "head_dim='64'"),
+        (lambda: sagebwd.emit("sm_80", granularity="row smooth_k=no"), "granularity='row sm"),
     ],
 )  # fmt: skip
 def test_refused(call, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         call()
+
+
+def test_values_are_checked_before_the_driver(monkeypatch):
+    monkeypatch.setattr(sagebwd._core, "driver", lambda: {"missing": "no driver", "devices": []})
+    for call, message in [
+        (lambda: sagebwd.emit(head_dim="64"), "head_dim='64'"),
+        (lambda: sagebwd.emit(causal="yes"), "causal='yes'"),
+        (lambda: sagebwd.build(dtype="float32"), "dtype='float32'"),
+        (lambda: sagebwd.tune(kernels=("x",)), "'x' is no kernel with tiles: those are forward, "),
+    ]:
+        with pytest.raises(sagebwd.SpecError, match=message):
+            call()
+    with pytest.raises(sagebwd.LibraryError, match=r"no driver\. Without a GPU, name the arch"):
+        sagebwd.emit()
+
+
+#: A file name's bytes that are no UTF-8, as Python has them: no text that C++ takes.
+SURROGATES = "sm_80\udcff"
+
+
+@pytest.mark.parametrize("name", ["arch", "granularity", "precision", "dtype", "causal"])
+@pytest.mark.parametrize(
+    "call",
+    [sagebwd.emit, sagebwd.build, sagebwd.Spec, lambda **more: reference.emulate(*X, **more),
+     lambda **more: sagebwd.trace(*X, **more),
+     lambda **more: sagebwd.prebuild("a.pack", **dict(arch="sm_80") | more)],
+    ids=["emit", "build", "Spec", "emulate", "trace", "prebuild"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [SURROGATES, "", np.True_], ids=["surrogates", "empty", "true"])
+def test_what_is_no_word(call, name, value):
+    with pytest.raises(sagebwd.SpecError, match=f"{name}="):
+        call(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["kernels", "tiles"])
+def test_what_is_no_tile(name):
+    with pytest.raises(sagebwd.SpecError, match=f"{name}=.* pass names"):
+        sagebwd.tune(**{name: (SURROGATES,)})
+
+
+@pytest.mark.parametrize("scale", [True, 1e300, 0, float("nan"), "1"])
+def test_softmax_scales(scale):
+    for function in (reference.exact, reference.emulate, sagebwd.trace):
+        with pytest.raises(sagebwd.SpecError, match=r"positive number below 3\.4e38, or None for"):
+            function(*X, softmax_scale=scale)
+
+
+def test_what_is_too_large_is_infinite(recwarn):
+    assert reference.round_to(1e300, "bf16") == np.inf
+    assert not recwarn.list
+
+
+def test_articles():
+    with pytest.raises(TypeError, match="dlse is an int;"):
+        reference.exact(*X, dlse=5)
+
+
+@needs_torch
+@pytest.mark.parametrize("function", [reference.exact, reference.emulate, sagebwd.trace])
+def test_meta_tensors_have_no_values(function):
+    with pytest.raises(sagebwd.SpecError, match="q is a meta tensor"):
+        function(*[torch.empty(1, 1, 8, 64, device="meta")] * 4)
+
+
+@needs_torch
+def test_a_device_of_pytorch(monkeypatch):
+    """As warmup() takes it; here it is in vain, and the advice is each function's own."""
+    monkeypatch.setattr(sagebwd._core, "driver", lambda: {"missing": "no driver", "devices": []})
+    device = torch.device("cuda", 0)
+    with pytest.raises(sagebwd.LibraryError, match=r"no driver\. Tuning times kernels"):
+        sagebwd.tune(device=device)
+    with pytest.raises(sagebwd.LibraryError, match=r"no driver\. Warming up loads kernels"):
+        sagebwd.warmup(device=device)
+    with pytest.raises(sagebwd.SpecError, match="device="):
+        sagebwd.tune(device=torch.device("cpu"))
 
 
 @needs_torch

@@ -41,11 +41,11 @@ echo "$name $*" >>CALLS
 PYTHON = """#!/bin/bash
 case "$*" in
   "-m pip "*) echo "pip $*" >>CALLS; [[ -z ${OFFLINE:-} ]] ;;
-  "-m venv "*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  "-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
   -) echo "${PYTHONS_NVRTC:-}"; [[ -n ${PYTHONS_NVRTC:-} ]] ;;
   *"import pytest"*) exit 0 ;;
   *"import torch"*) exit 1 ;;
-  *purelib*) echo "$PWD/.venv" ;;
+  *purelib*) echo "$PWD/build/venv" ;;
   *) exec SELF "$@" ;;
 esac
 """
@@ -113,6 +113,7 @@ def test_jobs_reach_the_build(checkout):
     ("arguments", "message"),
     [
         (["tset"], "unknown command 'tset'"),
+        (["build", "extra"], "build takes no more words: 'extra'"),
         (["fresh", "arch:linux"], "there is no fresh 'arch:linux'; there is debian:bookworm"),
     ],
 )
@@ -120,6 +121,7 @@ def test_wrong_use(checkout, arguments, message):
     result = checkout(*arguments)
     assert result.returncode == 2
     assert message in result.stderr
+    assert not checkout.calls()
 
 
 @pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
@@ -140,6 +142,18 @@ def test_nothing_is_installed_twice(checkout):
     assert checkout.calls() == {"cmake"}
 
 
+def test_an_environment_of_the_trees_owner_stays(checkout):
+    own = checkout.folder / ".venv/bin/python"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    link = checkout.folder / "build/venv"
+    link.symlink_to("../.venv")  # as ./run once made it
+    assert checkout("build").returncode == 0
+    assert [path.name for path in own.parent.parent.rglob("*")] == ["bin", "python"]
+    assert own.read_text() == "mine"
+    assert not link.is_symlink() and (link / "bin/python").exists()
+
+
 def test_a_build_needs_no_nvrtc_but_a_demo_does(checkout):
     built = checkout("build", OFFLINE="1", FAILING="apt-get")
     assert built.returncode == 0, built.stdout + built.stderr
@@ -154,7 +168,9 @@ def test_a_build_needs_no_nvrtc_but_a_demo_does(checkout):
 
 def test_a_missing_package_is_installed_by_its_name(checkout):
     (checkout.folder / "include/gtest/gtest.h").unlink()
-    assert checkout("build").returncode == 0
+    built = checkout("build")
+    assert built.returncode == 0
+    assert "Installing system packages (1)" in built.stdout
     calls = (checkout.folder / "calls").read_text()
     assert re.search("^apt-get install .*--no-install-recommends libgtest-dev$", calls, re.M)
     failed = checkout("build", FAILING="apt-get")
@@ -164,8 +180,15 @@ def test_a_missing_package_is_installed_by_its_name(checkout):
 
 def test_what_is_built_here_is_built_again_without_network(tmp_path):
     """The real thing, in the tree that ./run built."""
-    if not (ROOT / "build/.configured").exists():
+    configured = ROOT / "build/.configured"
+    if not configured.exists():
         pytest.skip("this build is not ./run's")
+    steering = {k: v for k, v in os.environ.items() if STEERING.match(k)}
+    python = Path(re.search("-DPython_EXECUTABLE=(.*?) -D", configured.read_text())[1])
+    if not python.exists():
+        pytest.skip(f"the Python of this build is gone: {python}")
+    if python != ROOT / "build/venv/bin/python":  # its variable need not be in this environment
+        steering["SAGEBWD_PYTHON_EXE"] = str(python)
     apt = tmp_path / "apt-get"
     apt.write_text(f"#!/bin/sh\ntouch {tmp_path}/apt-was-called\nexit 1\n")
     apt.chmod(0o755)
@@ -178,7 +201,7 @@ def test_what_is_built_here_is_built_again_without_network(tmp_path):
         wrap=alone,
         PATH=f"{tmp_path}:{os.environ['PATH']}",
         PIP_LOG=str(tmp_path / "pip-was-called"),
-        **{k: v for k, v in os.environ.items() if STEERING.match(k)},
+        **steering,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["apt-get"]

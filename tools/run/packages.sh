@@ -88,7 +88,7 @@ install_packages() {
   [[ -f $bundle ]] && cp "$bundle" build/ca-certificates.crt
   step apt-update "Reading the package lists" as_root apt-get update
   packages=("${packages[@]/#llvm-dev/$(newest_llvm_package)}")
-  step apt-install "Installing ${#packages[@]} packages" apt_install "${packages[@]}"
+  step apt-install "Installing system packages (${#packages[@]})" apt_install "${packages[@]}"
   if [[ -f build/ca-certificates.crt && ${PIP_CERT:-$bundle} == "$bundle" ]]; then
     export PIP_CERT=$root/build/ca-certificates.crt
   fi

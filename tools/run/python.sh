@@ -42,11 +42,11 @@ nvrtc_packages() {
   fi
 }
 
-# make_venv FLAGS...
+# make_venv FLAGS... : beside the build, for a .venv of the tree is its owner's.
 make_venv() {
-  rm -rf .venv
-  python3 -m venv "$@" .venv
-  # So that .venv/bin/python imports the package that is built here.
+  rm -rf build/venv
+  python3 -m venv "$@" build/venv
+  # So that its Python imports the package that is built here.
   echo "$root/build/python" \
     >"$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sagebwd.pth"
 }
@@ -63,12 +63,13 @@ install_python_packages() {
   fi
   step apt-python "Installing the distribution's instead" \
     apt_install python3-pytest python3-numpy python3-pybind11
-  step venv "Making .venv over them" make_venv --system-site-packages
+  step venv "Making build/venv over them" make_venv --system-site-packages
 }
 
 # install_nvrtc PACKAGE...: what is only built can do without.
 install_nvrtc() {
-  try_step pip-nvrtc "Installing NVRTC" pip_install "$@" && printf '%s' "$*" >.venv/.nvrtc && return
+  try_step pip-nvrtc "Installing NVRTC" pip_install "$@" &&
+    printf '%s' "$*" >build/venv/.nvrtc && return
   nvrtc=$(nvrtc_of python3) && export SAGEBWD_NVRTC=$nvrtc && return
   local message=(
     "pip cannot install NVRTC, which compiles the kernels (log: $logs/pip-nvrtc.log)."
@@ -77,7 +78,7 @@ install_nvrtc() {
   printf '%s\n' "${message[@]}"
 }
 
-# Sets python.
+# Sets python. In build/venv, build/bin/* look for pip's NVRTC without any environment variable.
 prepare_python() {
   local nvrtc packages=() stamp
   nvrtc=$(find_nvrtc || true)
@@ -85,30 +86,30 @@ prepare_python() {
     python=$(command -v "$SAGEBWD_PYTHON_EXE") ||
       fail "SAGEBWD_PYTHON_EXE is '$SAGEBWD_PYTHON_EXE', which is no command here."
     python_can "$python" "$python_has_packages" ||
-      fail "$python needs pytest, numpy and pybind11; leave SAGEBWD_PYTHON_EXE unset for a .venv."
+      fail "$python needs pytest, numpy and pybind11; or leave SAGEBWD_PYTHON_EXE unset."
     [[ -n $nvrtc ]] || nvrtc=$(nvrtc_of "$python") || return 0
     export SAGEBWD_NVRTC=$nvrtc
     return
   fi
-  python=$root/.venv/bin/python
+  [[ ! -L build/venv ]] || rm build/venv # that of older trees led to .venv
+  python=$root/build/venv/bin/python
   stamp="$(command -v python3) $(python3 --version)"
-  if [[ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp" || ! -x $python ]]; then
+  if [[ "$(cat build/venv/.stamp 2>/dev/null)" != "$stamp" || ! -x $python ]]; then
     # A Python that has PyTorch or all that is needed is built upon: the demo compares with PyTorch.
     local flags=()
     if python_can python3 'import torch' || python_can python3 "$python_has_packages"; then
       flags=(--system-site-packages)
     fi
-    step venv "Making .venv" make_venv "${flags[@]}"
+    step venv "Making build/venv" make_venv "${flags[@]}"
     python_can "$python" "$python_has_packages" || install_python_packages
-    printf '%s' "$stamp" >.venv/.stamp
+    printf '%s' "$stamp" >build/venv/.stamp
   fi
   if [[ -z $nvrtc ]]; then
     mapfile -t packages < <(nvrtc_packages)
-    [[ "$(cat .venv/.nvrtc 2>/dev/null)" == "${packages[*]}" ]] || install_nvrtc "${packages[@]}"
+    [[ "$(cat build/venv/.nvrtc 2>/dev/null)" == "${packages[*]}" ]] ||
+      install_nvrtc "${packages[@]}"
   fi
-  # Where build/bin/* look for pip's NVRTC without any environment variable.
-  ln -sfn ../.venv build/venv
-  export VIRTUAL_ENV=$root/.venv
+  export VIRTUAL_ENV=$root/build/venv
 }
 
 # A test shares a directory between NVRTC 12 and 13. It lies beside the build, where nothing else

@@ -22,7 +22,7 @@ from .attentions import AttentionChoice, check_runs_on
 from .command import torch
 from .config import TrainConfig, add_training_arguments, config_of_record
 from .data import Text
-from .environment import brief, write_json
+from .environment import brief, replacing, write_json
 from .train import autocast, build_model, origin, prepared, recorded_train
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ def load_checkpoint(
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         config = config_of_record(saved["config"] | {"device": device})
-    except OSError:
+        choice = AttentionChoice.parse(attention or saved["attention"])
+        model = build_model(config, choice)
+        model.load_state_dict(saved["model"])
+    except (OSError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the unpickler makes of bytes of another kind
         raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
-    choice = AttentionChoice.parse(attention or saved["attention"])
-    model = build_model(config, choice)
-    model.load_state_dict(saved["model"])
     return model, config, choice
 
 
@@ -156,12 +156,16 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(f"sequences {options.sequences}: it must be at least 1")
             sequences = text.validation(options.sequences, config.tokens).to(options.device)
         if model is None:
+            print(f"no --checkpoint: training {config.steps} steps first", file=sys.stderr)
             save = options.save and options.save.with_suffix(".model.pt")
             run, _ = recorded_train(config, choice, text, options.out, "train-for-capture", save)
             model = run.model
+        print(f"capturing {options.sequences} sequences of {config.tokens} tokens, then tracing "
+              f"layers {', '.join(map(str, layers))}", file=sys.stderr)  # fmt: skip
         captured = capture(model, sequences, config)
         if options.save:
-            torch.save([layer._asdict() for layer in captured], options.save)
+            with replacing(options.save) as partial:
+                torch.save([layer._asdict() for layer in captured], partial)
         write_traces(captured, layers, options.out / "capture.json", origin(config, choice, text))
         return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,15 +38,21 @@ def run(
     parser: argparse.ArgumentParser, arguments: list[str] | None,
     work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
 ) -> int:
-    """The exit code: that of `work(options)`, 1 where it fails; wrong use leaves with 2."""
+    """The exit code: that of `work(options)`, 1 where it fails, 130 where it is interrupted; wrong
+    use leaves with 2."""
     options = parser.parse_args(arguments)
+    name = parser.prog.rpartition(".")[2]
     try:
         if needs_torch and torch is None:
             raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch")
         return work(options)
     except _EXPLAINED as error:
-        print(f"{parser.prog.rpartition('.')[2]}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        after_progress = "\n" if sys.stderr.isatty() else ""
+        print(f"{after_progress}{name}: interrupted", file=sys.stderr)
+        return 130
 
 
 @contextlib.contextmanager
@@ -63,10 +70,21 @@ def check_outputs(options: argparse.Namespace) -> None:
     for folder in filter(None, (given["out"], given.get("checkpoints"))):
         if (there := next(p for p in (folder, *folder.absolute().parents) if p.exists())).is_file():
             raise ValueError(f"{there} is a file: name a folder for what is written")
-    if (save := given.get("save")) and (save.is_dir() or not save.parent.is_dir()):
-        raise ValueError(f"--save {save}: name a file in a folder that is there")
+        _check_writable(there)
+    if save := given.get("save"):
+        if (save.exists() and not save.is_file()) or not save.parent.is_dir():
+            raise ValueError(f"--save {save}: name a file in a folder that is there")
+        _check_writable(save.parent)
     if (name := given.get("name")) and Path(name).name != name:
         raise ValueError(f"--name {name}: it is of files in --out, so no path")
+
+
+def _check_writable(folder: Path) -> None:
+    """ValueError where no file can be made; permissions do not say (root may all, but in /proc)."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"nothing can be written into {folder}: {error.strerror}") from None
 
 
 def check_device(name: str) -> torch.device:

@@ -19,7 +19,7 @@ from . import command
 from .attentions import AttentionChoice
 from .config import TrainConfig, add_training_arguments
 from .data import Text
-from .environment import brief, environment, print_failure, write_json
+from .environment import brief, environment, print_failure, replacing, write_json
 from .plot import plot_if_possible
 from .train import prepared, read_rows, recorded_train, validation_curve
 
@@ -78,7 +78,8 @@ class Comparison:
     def write(self) -> None:
         write_json(self.out / "training.json", self.record)
         steps = sorted({step for curve in self.curves.values() for step in curve})
-        with (self.out / "validation-curves.csv").open("w", newline="") as file:
+        curves = self.out / "validation-curves.csv"
+        with replacing(curves) as partial, partial.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["step", *self.curves])
             for step in steps:

@@ -20,6 +20,8 @@ class Text:
     @staticmethod
     def read(paths: list[Path], held_out_fraction: float = 0.1) -> Text:
         contents = [Path(path).read_bytes() for path in paths]
+        if not any(contents):
+            raise ValueError(f"no text in {' '.join(map(str, paths))}")
         digests = [hashlib.sha256(content).hexdigest() for content in contents]
         files = tuple({"name": Path(path).name, "bytes": len(content), "sha256": digest}
                       for path, content, digest in zip(paths, contents, digests))  # fmt: skip

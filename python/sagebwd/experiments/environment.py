@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 
 from .command import torch
@@ -95,16 +96,25 @@ def sources_digest(root: Path) -> str:
     return digest.hexdigest()
 
 
-def write_json(path: Path, record: dict) -> None:
-    """Replaces `path` as a whole, so that a reader or an interrupt never meets half a record.
-
-    JSON has no NaN: non-finite numbers become their names.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def replacing(path: Path):
+    """Gives another path, whose file becomes that of `path` as a whole, or goes where the block
+    fails: a reader or an interrupt never meets half a file."""
+    path = Path(os.path.realpath(path))  # a link stays one
     partial = path.with_suffix(path.suffix + ".partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, record: dict) -> None:
+    """Replaces `path` as a whole. JSON has no NaN: non-finite numbers become their names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     finite = json.loads(json.dumps(record), parse_constant=lambda name: str(float(name)))
-    partial.write_text(json.dumps(finite, indent=1) + "\n")
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(finite, indent=1) + "\n")
 
 
 def brief(error: BaseException) -> str:

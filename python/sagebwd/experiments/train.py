@@ -23,7 +23,7 @@ from .attentions import AttentionChoice, check_runs_on, make_attention
 from .command import Failure, torch
 from .config import TrainConfig, add_training_arguments, config_of
 from .data import Text
-from .environment import brief, environment, write_json
+from .environment import brief, environment, replacing, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -225,8 +225,9 @@ def recorded_train(
     write("finished", parameters=run.model.parameter_count(), batches_sha256=run.batches_sha256,
           seconds=round(run.seconds, 2), final_val_loss=run.rows[-1]["val_loss"])  # fmt: skip
     if save:
-        torch.save({"model": run.model.state_dict(), "config": asdict(config),
-                    "attention": choice.label()}, save)  # fmt: skip
+        with replacing(save) as partial:
+            torch.save({"model": run.model.state_dict(), "config": asdict(config),
+                        "attention": choice.label()}, partial)  # fmt: skip
     return run, record
 
 
