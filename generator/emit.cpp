@@ -13,7 +13,7 @@ namespace sagebwd {
 
 namespace {
 
-/// How the stand-in for templates/configuration.cuh starts.
+/// How what the templates include as configuration.cuh starts.
 const std::string kConfiguration =
     "//===- configuration.cuh - What this kernel is specialised by --------------===//\n"
     "#include \"base.cuh\"\n\n";

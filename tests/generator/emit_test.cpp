@@ -14,6 +14,7 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 #include <sstream>
 
 using namespace sagebwd;
@@ -171,6 +172,24 @@ const Golden kGolden[] = {
     {key_mean_partial, Pass::forward, "sm_80", {128}},
 };
 
+/// A file of tests/golden that is `text`, or is to be written anew.
+void expect_golden(const std::string& name, const std::string& text) {
+  const std::string path = SAGEBWD_SOURCE_DIR "/tests/golden/" + name;
+  if (std::getenv("SAGEBWD_UPDATE_GOLDEN"))
+    test::write_text(path, text);
+  const std::string kept = test::read_text(path);
+  if (kept == text)
+    return;
+  size_t line = 1;
+  for (size_t i = 0; i < kept.size() && kept[i] == text[i]; ++i)
+    line += kept[i] == '\n';
+  ADD_FAILURE() << "tests/golden/" << name
+                << (kept.empty() ? " is missing"
+                                 : " differs from line " + std::to_string(line) + " on")
+                << ". If the change is meant, run this test with SAGEBWD_UPDATE_GOLDEN=1, "
+                   "review `git diff tests/golden` and remove what is no longer written.";
+}
+
 TEST(Golden, SourcesAreUnchanged) {
   for (const Golden& golden : kGolden) {
     const KernelSource source =
@@ -179,22 +198,47 @@ TEST(Golden, SourcesAreUnchanged) {
                        configuration_of(source.text) + "\n// Its templates:\n";
     for (const std::string& path : templates_in_text(source.text))
       text += "//   " + path + "\n";
-    const std::string name = source.name.substr(std::string("sagebwd_").size()) + ".cu";
-    const std::string path = SAGEBWD_SOURCE_DIR "/tests/golden/" + name;
-    if (std::getenv("SAGEBWD_UPDATE_GOLDEN"))
-      test::write_text(path, text);
-    const std::string kept = test::read_text(path);
-    if (kept == text)
-      continue;
-    size_t line = 1;
-    for (size_t i = 0; i < kept.size() && kept[i] == text[i]; ++i)
-      line += kept[i] == '\n';
-    ADD_FAILURE() << "tests/golden/" << name
-                  << (kept.empty() ? " is missing"
-                                   : " differs from line " + std::to_string(line) + " on")
-                  << ". If the change is meant, run this test with SAGEBWD_UPDATE_GOLDEN=1, "
-                     "review `git diff tests/golden` and remove what is no longer written.";
+    expect_golden(source.name.substr(std::string("sagebwd_").size()) + ".cu", text);
   }
+}
+
+/// With it an editor and nvcc open every template as it is: each constant and each parameter of any
+/// kernel, as the first kernel has it.
+TEST(Golden, TheExampleConfigurationIsOfAllKernels) {
+  AttentionSpec spec;
+  spec.head_dim = 64;
+  spec.causal = Causal::top_left;
+  std::string constants, parameters;
+  std::set<std::string> known;
+  for (Pass pass : {Pass::backward, Pass::forward})
+    for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch("sm_80"))) {
+      std::istringstream lines(configuration_of(emit(kernel).text));
+      for (std::string line; std::getline(lines, line);) {
+        const bool parameter = line.starts_with("  ");
+        const size_t value = line.find(" =");
+        // A parameter's name is its last word; shared memory is of one kernel alone.
+        const std::string name = parameter ? line.substr(line.rfind(' ')) : line.substr(0, value);
+        if (line.empty() || line[0] == '#' || line[0] == '/' || line[0] == '}' ||
+            line.starts_with("struct") || !known.insert(name).second)
+          continue;
+        if (name.ends_with(" SHARED_BYTES"))
+          line = name + " = 0;";
+        (parameter ? parameters : constants) += line + "\n";
+      }
+    }
+  expect_golden(
+      "configuration.cuh",
+      "//===- configuration.cuh - What a kernel is specialised by: an example ------===//\n"
+      "//\n"
+      "// Written by a test. The emitter puts one kernel's constants and parameters in the "
+      "place of this\n// file, which stands for all kernels at once.\n"
+      "//\n"
+      "//===----------------------------------------------------------------------===//\n"
+      "#pragma once\n"
+      "#pragma nv_diag_suppress 177 // not every kernel uses every constant\n\n"
+      "#include \"base.cuh\"\n\n"
+      "#define KERNEL example\n\n" +
+          constants + "\nstruct Params {\n" + parameters + "};\n");
 }
 
 } // namespace

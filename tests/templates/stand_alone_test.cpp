@@ -1,6 +1,6 @@
 //===- stand_alone_test.cpp - Every template opens by itself ----------------===//
 //
-// With templates/configuration.cuh as it stands each file compiles, for an editor or nvcc as here.
+// With tests/golden/configuration.cuh each file compiles, for an editor or nvcc as here.
 //
 //===----------------------------------------------------------------------===//
 
@@ -24,7 +24,8 @@ TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
     try {
       const Compilation compilation = Nvrtc::instance().compile(
           "example", source, "sm_90a", false,
-          {std::string("--include-path=") + SAGEBWD_SOURCE_DIR "/templates"});
+          {"--include-path=" SAGEBWD_SOURCE_DIR "/templates",
+           "--include-path=" SAGEBWD_SOURCE_DIR "/tests/golden"});
       EXPECT_EQ(compile_warnings(compilation.log), std::vector<std::string>()) << path;
       EXPECT_GT(compilation.registers, 0) << path;
     } catch (const std::exception& error) {
