@@ -10,6 +10,7 @@
 #include "cache/entry.h"
 #include "cache/record.h"
 
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/Endian.h"
 #include "llvm/Support/FormatVariadic.h"
 
