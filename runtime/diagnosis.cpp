@@ -70,7 +70,8 @@ std::string reason_not_kept(const std::string& directory) {
   for (fs::path path = directory; path.has_relative_path() && !fs::exists(path, ignored);
        path = path.parent_path())
     made.push_back(path);
-  const std::string probe = ".tmp-doctor-" + std::to_string(::getpid());
+  // Named like any temporary file, so that a sweep takes what a killed doctor leaves.
+  const std::string probe = ".tmp-" + std::to_string(::getpid()) + "-d";
   // Of a kernel's size: a full disk takes an empty file.
   const std::string why = publish_file(directory, probe, std::string(64 << 10, '\0'));
   remove_file(directory, probe);

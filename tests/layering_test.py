@@ -69,7 +69,8 @@ def test_templates_include_nothing_foreign():
         f"{path.relative_to(ROOT)} includes {included}"
         for path in sources("templates")
         for included in includes(path)
-        if not (ROOT / "templates" / included).is_file()
+        if included != "configuration.cuh"  # the generator writes it
+        and not (ROOT / "templates" / included).is_file()
     ]
     assert not wrong, "\n".join(wrong)
 

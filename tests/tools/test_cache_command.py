@@ -134,7 +134,7 @@ def test_stat(cache):
     share = 100 * stat["bytes"] / (1 << 20)
     assert f"] {share:.1f} % of 1.0 MiB" in cache("stat", SAGEBWD_CACHE_LIMIT="1M").out
     assert "no limit" in cache("stat", SAGEBWD_CACHE_LIMIT="0").out
-    (cache.directory / ".tmp-123").write_bytes(b"half")
+    (cache.directory / ".tmp-123-4d").write_bytes(b"half")
     assert cache("stat", "--json").json["leftovers"] == 1
 
 
@@ -225,7 +225,7 @@ def test_prune_by_bytes_takes_the_least_recently_used_first(cache):
 
 
 def test_prune_obeys_the_environments_limit_and_sweeps(cache):
-    (cache.directory / ".tmp-123").write_bytes(b"half")
+    (cache.directory / ".tmp-123-4d").write_bytes(b"half")
     assert "0 kernels" in cache("prune", SAGEBWD_CACHE_LIMIT="0").out
     assert not list(cache.directory.glob(".tmp-*"))
     before = len(cache.kernels())
