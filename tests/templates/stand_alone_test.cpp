@@ -22,10 +22,10 @@ TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
     if (!kernel)
       source += "extern \"C\" __global__ void example() {}\n";
     try {
-      const Compilation compilation = Nvrtc::instance().compile(
-          "example", source, "sm_90a", false,
-          {"--include-path=" SAGEBWD_SOURCE_DIR "/templates",
-           "--include-path=" SAGEBWD_SOURCE_DIR "/tests/golden"});
+      const Compilation compilation =
+          Nvrtc::instance().compile("example", source, "sm_90a", false,
+                                    {"--include-path=" SAGEBWD_SOURCE_DIR "/templates",
+                                     "--include-path=" SAGEBWD_SOURCE_DIR "/tests/golden"});
       EXPECT_EQ(compile_warnings(compilation.log), std::vector<std::string>()) << path;
       EXPECT_GT(compilation.registers, 0) << path;
     } catch (const std::exception& error) {

@@ -185,8 +185,8 @@ def test_what_is_built_here_is_built_again_without_network(tmp_path):
         pytest.skip("this build is not ./run's")
     steering = {k: v for k, v in os.environ.items() if STEERING.match(k)}
     python = Path(re.search("-DPython_EXECUTABLE=(.*?) -D", configured.read_text())[1])
-    if not python.exists():
-        pytest.skip(f"the Python of this build is gone: {python}")
+    if not python.exists():  # the user's own, since removed: ./run has nothing to build with
+        pytest.skip(f"SAGEBWD_PYTHON_EXE of this build was removed: {python}")
     if python != ROOT / "build/venv/bin/python":  # its variable need not be in this environment
         steering["SAGEBWD_PYTHON_EXE"] = str(python)
     apt = tmp_path / "apt-get"
