@@ -23,12 +23,13 @@ from harness import RESULTS
 from sagebwd.experiments.environment import print_failure
 
 #: What is measured, in its order, and the record's name. Programs come first, while this process
-#: holds no memory of the GPU's; of those within it speed is first.
+#: holds no memory of the GPU's; of those within it the two of speed are first.
 BENCHMARKS = {
     "gpu_tests": "gpu-tests.json",
     "sanitize": "sanitizer.json",
     "compile_time": "compile-time.json",
     "tuning": "tuning.json",
+    "host_time": "host-time.json",
     "speed": "speed.json",
     "errors": "errors.json",
     "cases": "cases.json",

@@ -24,15 +24,15 @@ import itertools
 import os
 import random
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import torch
 from harness import Record, parse, parser, progress
-from subjects import emulated, subject_of
+from subjects import DTYPES, emulated, subject_of, warm_up
 
 from sagebwd.exact import Attended, exact_attention
 from sagebwd.experiments.environment import brief, print_failure
+from sagebwd.options import PRECISIONS
 
 #: Kernels and emulation differ by FP32 rounding and by integers that it tips over: noise of the
 #: same size as the quantisation's own, and a little of the output's rounding (2^-9 for bf16).
@@ -47,20 +47,21 @@ CHOICES = {
     "dtype": ("bf16", "fp16"),
     "causal": ("none", "top-left"),
     "granularity": ("row", "block"),
-    "precision": ("six-of-seven", "qk16"),
+    "precision": PRECISIONS,
+    "sink_keys": (0, 1),
     "smooth_k": (True, False),
     "rotate": (True, False),
     "group_kv": (64, 128),
 }
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LAYOUTS = ("bhsd", "bshd", "padded tokens", "slice of qkv")
 
 
 def draw_specs(count: int, rng: random.Random) -> list[dict]:
     """`count` distinct specs in which every value of every option occurs about equally often."""
     every = [dict(zip(CHOICES, values)) for values in itertools.product(*CHOICES.values())]
-    # Only `row` has groups of 128 keys; the same six-of-seven spec without rotation is the paper's.
-    every = [s for s in every if s["granularity"] == "row" or s["group_kv"] == 64]
+    # Only `row` has groups of 128 keys, and a key apart.
+    every = [s for s in every
+             if s["granularity"] == "row" or (s["group_kv"], s["sink_keys"]) == (64, 0)]
     rng.shuffle(every)
     chosen: list[dict] = []
     while len(chosen) < min(count, len(CHOICES) * 64) and every:
@@ -213,27 +214,6 @@ def run_case(case: Case, device: str) -> dict:
     exact, scale = exact_attention(
         **given, causal=spec["causal"], softmax_scale=case.softmax_scale, scales=True)
     return judge(found, expected, exact, scale)
-
-
-def warm_up(specs: list[dict], device: str, record: Record) -> None:
-    """Compiles every spec, several at a time; what does not compile is recorded."""
-    if device != "cuda":
-        return
-    import sagebwd
-
-    def one(spec: dict) -> Exception | None:
-        options = dict(spec)
-        try:
-            sagebwd.warmup(dtype=DTYPES[options.pop("dtype")], device=0, **options)
-        except Exception as error:  # its cases will fail and be counted
-            return error
-
-    with ThreadPoolExecutor(4) as pool:
-        for done, (spec, error) in enumerate(zip(specs, pool.map(one, specs)), 1):
-            progress(done, len(specs), "compiled")
-            if error:
-                print_failure(str(spec), error)
-                record.add("not_compiled", {"spec": spec, "error": brief(error)})
 
 
 @contextlib.contextmanager

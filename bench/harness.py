@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import torch
-
+from sagebwd.experiments.command import torch
 from sagebwd.experiments.environment import environment, repository, write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -48,6 +47,8 @@ def parse(
 ) -> argparse.Namespace:
     """The options, once it is sure that what they need is there: a GPU, the program."""
     parsed = options.parse_args(arguments)
+    if gpu and torch is None:
+        options.error("this needs PyTorch: pip install torch")
     if gpu and parsed.device == "cuda" and not torch.cuda.is_available():
         options.error("no CUDA GPU here: run this on a machine with one")
     program = getattr(parsed, "program", None)

@@ -42,11 +42,45 @@ def plot_speed(path: Path) -> Path:
         panel.set_xlabel("tokens")
         panel.grid(axis="y", alpha=0.3)
     axes[0][0].set_ylabel("TFLOPS, forward + backward")
-    axes[0][0].legend()
+    axes[0][0].legend(fontsize="small")
     figure.suptitle(record["environment"]["gpu"] or "no GPU: a trial of the script")
     figure.tight_layout()
     picture = path.with_suffix(".png")
     figure.savefig(picture, dpi=120)
+    plt.close(figure)
+    return picture
+
+
+def plot_instructions(path: Path) -> Path:
+    """Instructions a score and thread, stacked by pipe: one panel a kernel and head dimension."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in json.loads(path.read_text())["kernels"]
+            if row["causal"] == "none" and row["precision"] == "six-of-seven"]  # fmt: skip
+    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
+    head_dims = sorted({row["head_dim"] for row in rows})
+    figure, axes = plt.subplots(len(head_dims), len(kernels), sharey=True, squeeze=False,
+                                figsize=(4 * len(kernels), 3 * len(head_dims)))
+    for line, head_dim in zip(axes, head_dims):
+        for panel, kernel in zip(line, kernels):
+            chosen = [r for r in rows if (r["head_dim"], r["kernel"]) == (head_dim, kernel)]
+            archs = [row["arch"].removeprefix("sm_") for row in chosen]
+            base = [0.0] * len(chosen)
+            for pipe in chosen[0]["pipes"] if chosen else ():
+                heights = [row["pipes"][pipe] for row in chosen]
+                panel.bar(archs, heights, bottom=base, label=pipe)
+                base = [low + height for low, height in zip(base, heights)]
+            panel.set_title(f"{kernel}, D {head_dim}")
+            panel.tick_params(axis="x", labelrotation=45)
+            panel.grid(axis="y", alpha=0.3)
+        line[0].set_ylabel("instructions a score")
+    axes[0][0].legend(fontsize="small")
+    figure.tight_layout()
+    picture = path.with_suffix(".png")
+    figure.savefig(picture, dpi=110)
     plt.close(figure)
     return picture
 
@@ -56,9 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
     options.add_argument("folder", nargs="?", type=Path, default=RESULTS)
     folder = options.parse_args(arguments).folder
     pictures = [plot_speed(path) for path in sorted(folder.glob("speed*.json"))]
+    pictures += [plot_instructions(path) for path in sorted(folder.glob("instructions*.json"))]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
     if not pictures:
-        print(f"{folder} holds no speed*.json and no *curves*.csv", file=sys.stderr)
+        print(f"{folder} holds no speed*.json, no instructions*.json "
+              "and no *curves*.csv", file=sys.stderr)
         return 1
     for picture in pictures:
         print(picture)

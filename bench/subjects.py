@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
+from harness import Record, progress
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from sagebwd.exact import Attended
+from sagebwd.experiments.environment import brief, print_failure
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def kernels(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, dlse=None, **options) -> Attended:
@@ -37,3 +45,34 @@ def emulated(
 def subject_of(device: str):
     """What is measured: without a GPU the emulation stands in, to try the scripts themselves."""
     return kernels if torch.device(device).type == "cuda" else emulated
+
+
+def sixteen_bit(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal="none") -> Attended:
+    """PyTorch's own attention in the type of the inputs, with as many keys as queries; lse is of
+    nobody's interest and empty."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=causal == "top-left",
+                                       enable_gqa=q.shape[1] != k.shape[1])
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
+    return Attended(out.detach(), torch.empty(0, device=q.device), *gradients)
+
+
+def warm_up(specs: list[dict], device: str, record: Record) -> None:
+    """Compiles every spec, several at a time; what does not compile is recorded."""
+    if torch.device(device).type != "cuda":
+        return
+    import sagebwd
+
+    def one(spec: dict) -> Exception | None:
+        options = dict(spec)
+        try:
+            sagebwd.warmup(dtype=DTYPES[options.pop("dtype")], device=0, **options)
+        except Exception as error:  # whoever uses it will fail and be counted
+            return error
+
+    with ThreadPoolExecutor(min(8, max(4, (os.cpu_count() or 1) // 2))) as pool:
+        for done, (spec, error) in enumerate(zip(specs, pool.map(one, specs)), 1):
+            progress(done, len(specs), "compiled")
+            if error:
+                print_failure(str(spec), error)
+                record.add("not_compiled", {"spec": spec, "error": brief(error)})

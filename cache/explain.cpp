@@ -16,7 +16,7 @@ namespace {
 enum Rank : size_t { kSpec, kGroups, kTile, kDerived, kRanks };
 
 Rank rank_of(const std::string& label) {
-  if (label == "group_q" || label == "group_kv")
+  if (label == "group_q" || label == "group_kv" || label == "sink_keys")
     return kGroups;
   if (label == "family" || label == "block_q" || label == "block_kv" || label == "warps" ||
       label == "stages" || label == "blocks_per_sm")

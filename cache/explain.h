@@ -35,9 +35,9 @@ struct Explanation {
 /// pack's. `compiler`, if given, is the only one whose entries count (SAGEBWD_RECOMPILE=1).
 ///
 /// The nearest entry is that of the fewest differing fields; of several, one of the same kind of
-/// kernel, and then whichever name comes first. Rotation follows from the precision, group sizes
-/// default by the spec, tiles by spec and groups, options and source follow from all: a field is
-/// named only where none differs that it may follow from.
+/// kernel, and then whichever name comes first. Rotation follows from the precision, groups and
+/// sinks default by the spec, tiles by spec and groups, options and source follow from all: a field
+/// is named only where none differs that it may follow from.
 Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
                     const std::string& compiler = "");
 

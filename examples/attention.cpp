@@ -2,7 +2,7 @@
 //
 // Forward and backward on the GPU, without Python, checked against FP64 on the CPU. Without a GPU
 // it compiles the kernels and says so. All of it is in this file, to be copied; what the project
-// itself runs kernels with is tools/on_gpu.h.
+// itself runs kernels with is runtime/on_gpu.h.
 //
 //   target_link_libraries(your_program PRIVATE sagebwd::sagebwd)
 //
@@ -54,7 +54,7 @@ struct DeviceTensor {
 int compile_only(const AttentionSpec& spec) {
   printf("No GPU here: %s\nCompiling for sm_80 instead:\n", driver::unavailable().c_str());
   const Arch& arch = find_arch("sm_80");
-  for (const auto& kernel : build_all(distinct_kernels(resolved(spec, arch), arch)))
+  for (const auto& kernel : build_all(distinct_kernels(resolved(spec), arch)))
     printf("  %-72s %3d registers%s\n", kernel->entry.kernel_name.c_str(), kernel->entry.registers,
            kernel->cached ? ", from the cache" : "");
   return 0;

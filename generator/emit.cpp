@@ -43,6 +43,7 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
   c.line("using Element = " + value_text(k.attention.dtype) + ";");
   visit_places(k.attention, [&](auto... constant) { c.add(constant...); });
   c.add("THREADS", source.threads);
+  c.add("WARPS", source.threads / 32);
   definition.configure(c, k);
 
   source.text = "// " + source.name + "\n" +

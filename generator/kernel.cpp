@@ -104,8 +104,14 @@ std::string kernel_name(const KernelSpec& k) {
   std::string text = "sagebwd_" + std::string(to_string(k.kind)) + " ";
   if (definition.differs_by_pass)
     text += std::string(to_string(k.pass)) + " ";
+  // Head dimensions are named always, and groups, both, where one is not the granularity's own.
   AttentionSpec usual;
-  usual.head_dim = 0; // which is always named
+  usual.granularity = k.attention.granularity;
+  usual = narrowed(definition, resolved(usual));
+  usual.granularity = AttentionSpec().granularity;
+  usual.head_dim = 0;
+  if (k.attention.group_kv != usual.group_kv)
+    usual.group_q = 0;
   visit_differences(k.attention, usual, [&]<typename T>(const Label& label, const T& value) {
     if constexpr (std::is_same_v<T, bool>)
       text += (value ? " " : " no_") + std::string(label.name);

@@ -23,25 +23,17 @@ template <> struct Words<Pass> {
 /// The kernels of one operation, in launch order within each pass. What each is, its definition
 /// says (generator/definition.h).
 enum class KernelKind {
-  key_mean_partial, ///< sums of K over chunks of keys
-  key_mean,         ///< mean of K over keys, FP32
-  quantize_q,       ///< INT8 copies of Q
-  quantize_k,       ///< INT8 copies of K
-  quantize_v,       ///< INT8 transposed copy of V
-  quantize_dout,    ///< INT8 transposed copy of dO, and delta = rowsum(dO * O)
-  forward,          ///< O and lse
-  backward_dq,      ///< dQ
-  backward_dkv,     ///< dK and dV
+  key_mean,     ///< sums of K over chunks of keys, of which its mean is made
+  quantize,     ///< INT8 copies of Q, K, V and dO, and what is needed of each query
+  forward,      ///< O and lse
+  backward_dq,  ///< dQ
+  backward_dkv, ///< dK and dV
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
   static constexpr std::pair<KernelKind, std::string_view> all[] = {
-      {KernelKind::key_mean_partial, "key_mean_partial"},
       {KernelKind::key_mean, "key_mean"},
-      {KernelKind::quantize_q, "quantize_q"},
-      {KernelKind::quantize_k, "quantize_k"},
-      {KernelKind::quantize_v, "quantize_v"},
-      {KernelKind::quantize_dout, "quantize_dout"},
+      {KernelKind::quantize, "quantize"},
       {KernelKind::forward, "forward"},
       {KernelKind::backward_dq, "backward_dq"},
       {KernelKind::backward_dkv, "backward_dkv"}};

@@ -42,13 +42,12 @@ namespace sagebwd {
   SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X)                                                \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*")                                                       \
-  X(q8, "s8*") X(k8, "s8*") X(k8_scale, "float*") X(vt8, "s8*") X(vt8_scale, "float*")               \
-  X(qt8, "s8*") X(kt8, "s8*") X(kt8_scale, "float*") X(dot8, "s8*")                                 \
-  X(q_rows, "float*") X(q_channels, "float*")                                                      \
+  X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
+  X(vt8, "s8*") X(vt8_scale, "float*") X(kt8, "s8*") X(kt8_scale, "float*")                         \
+  X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                       \
+  X(dout_rows, "Element*") X(k_rows, "Element*") X(sink_partial, "float*")                         \
   X(tile_p_max, "float*") X(tile_ds_max, "float*")                                                 \
-  SAGEBWD_SIZES(X)                                                                                 \
-  /* what a role of the quantisation kernel leaves empty */                                        \
-  X(no_bytes, "s8*")
+  SAGEBWD_SIZES(X)
 // clang-format on
 
 enum class Operand {
@@ -87,8 +86,7 @@ struct Extent {
 };
 Extent extent_of(std::string_view type);
 
-/// One field of a kernel's `Params` struct. The quantisation kernels call the tensor they read
-/// `x`, whichever it is: a field's name need not be its operand's.
+/// One field of a kernel's `Params` struct.
 struct Field {
   std::string_view name;
   Operand operand;

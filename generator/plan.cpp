@@ -40,31 +40,46 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   const int64_t d = s.head_dim, heads_q = p.batch * p.heads, heads_k = p.batch * p.heads_kv;
   const int64_t tokens_q = padded(p.seq_q), tokens_k = padded(p.seq_kv);
   const int64_t groups_q = tokens_q / s.group_q, groups_k = tokens_k / s.group_kv;
-  const bool scores8 = s.precision == Precision::six_of_seven, backward = pass == Pass::backward;
+  const int64_t units_q = ceil_div(tokens_q, channel_tokens_q(s));
+  const int64_t units_k = ceil_div(tokens_k, channel_tokens_kv(s));
+  const bool backward = pass == Pass::backward;
+  const Int8Products int8 = which_int8(s.precision);
   std::vector<Buffer> buffers;
   const auto add = [&](Operand operand, std::initializer_list<int64_t> factors) {
     buffers.push_back({operand, bytes_of(factors)});
   };
-  if (s.smooth_k && (scores8 || backward)) {
-    add(O::k_partial, {heads_k, ceil_div(p.seq_kv, kMeanChunk), d, 4});
+  // A copy for a product that sums over tokens: two vectors of scales a unit.
+  const auto add_transposed = [&](Operand copy, Operand scales, int64_t heads, int64_t tokens,
+                                  int64_t units) {
+    add(copy, {heads, tokens, d});
+    add(scales, {heads, units, kChannelVectors, d, 4});
+  };
+  if (s.smooth_k && (int8.s || backward)) {
+    add(O::k_partial, {heads_k, mean_chunks(p.seq_kv), d, 4});
     add(O::k_mean, {heads_k, d, 4});
   }
-  add(O::q_rows, {heads_q, tokens_q, 3, 4});
-  if (scores8) {
+  add(O::q_rows, {heads_q, tokens_q, kRowVectors, 4});
+  if (int8.s) {
     add(O::q8, {heads_q, tokens_q, d});
     add(O::k8, {heads_k, tokens_k, d});
-    add(O::k8_scale, {heads_k, tokens_k, 4});
+    add(O::k8_scale, {heads_k, tokens_k / kKeysAScale, 4});
   }
   if (!backward) {
-    add(O::vt8, {heads_k, tokens_k, d});
-    add(O::vt8_scale, {heads_k, groups_k, d, 4});
+    add_transposed(O::vt8, O::vt8_scale, heads_k, tokens_k, units_k);
     return buffers;
   }
-  add(O::qt8, {heads_q, tokens_q, d});
-  add(O::dot8, {heads_q, tokens_q, d});
-  add(O::q_channels, {heads_q, groups_q, 2, d, 4});
-  add(O::kt8, {heads_k, tokens_k, d});
-  add(O::kt8_scale, {heads_k, groups_k, d, 4});
+  if (int8.dk)
+    add_transposed(O::qt8, O::qt8_scale, heads_q, tokens_q, units_q);
+  if (int8.dv)
+    add_transposed(O::dot8, O::dot8_scale, heads_q, tokens_q, units_q);
+  if (int8.dq)
+    add_transposed(O::kt8, O::kt8_scale, heads_k, tokens_k, units_k);
+  else
+    add(O::k_rows, {heads_k, tokens_k, d, 2});
+  if (scales_dout(s))
+    add(O::dout_rows, {heads_q, tokens_q, d, 2});
+  if (s.sink_keys > 0)
+    add(O::sink_partial, {heads_q, ceil_div(tokens_q, kQuantizedTokens), 2, d, 4});
   if (grouping_of(s.granularity).one_scale) {
     add(O::tile_p_max, {heads_q, groups_q, groups_k, 4});
     add(O::tile_ds_max, {heads_q, groups_q, groups_k, 4});

@@ -39,10 +39,23 @@ inline int64_t tokens_of(Tokens of, const Problem& p) {
 inline constexpr int64_t kPadding = 128;
 /// In one tile of a transposed copy: what dK's and dV's kernel walks over at a time.
 inline constexpr int kTokensPerTile = 64;
-/// Keys summed by one block of the key-mean pass.
-inline constexpr int64_t kMeanChunk = 256;
+/// Floats that the kernels read for each query, and for each channel of a unit: ROW_VECTORS and
+/// CHANNEL_VECTORS of templates/base.cuh.
+inline constexpr int64_t kRowVectors = 4, kChannelVectors = 2;
+/// Keys that share a scale of K for S in the copies' layout, under any granularity.
+inline constexpr int64_t kKeysAScale = 8;
+/// Queries whose part of the first key's gradients is one sum: those of one block of the
+/// quantising kernel in the backward pass.
+inline constexpr int64_t kQuantizedTokens = 512;
+/// The key-mean pass sums chunks of so many keys, or of more where the chunks would be too many.
+inline constexpr int64_t kMeanChunk = 256, kMostMeanChunks = 16;
 
 inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+/// Chunks that the key-mean pass divides a sequence in: mean_chunks() of templates/tile/.
+inline constexpr int64_t mean_chunks(int64_t keys) {
+  const int64_t share = ceil_div(ceil_div(keys, kMostMeanChunks), 64) * 64;
+  return ceil_div(keys, share > kMeanChunk ? share : kMeanChunk);
+}
 inline unsigned blocks_of(int64_t n, int64_t per_block = 1) {
   return static_cast<unsigned>(ceil_div(n, per_block));
 }

@@ -24,11 +24,16 @@ int registers_for(const TileConfig& t, const Arch& arch) {
   return std::min(share / kRegisterUnit * kRegisterUnit, kMostRegisters);
 }
 
+/// Whether an SM has the shared memory of `blocks_per_sm` blocks.
+bool shares_memory(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const Arch& arch) {
+  const int block_bytes = shared_bytes(kind, s, t) + kReservedBytes;
+  return t.blocks_per_sm * block_bytes <= arch.max_shared_bytes + kReservedBytes;
+}
+
 /// Whether `blocks_per_sm` blocks can live on one SM. Its limit of threads (1536 or more) is met by
 /// whatever meets that of registers.
 bool lives(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const Arch& arch) {
-  const int block_bytes = shared_bytes(kind, s, t) + kReservedBytes;
-  return t.blocks_per_sm * block_bytes <= arch.max_shared_bytes + kReservedBytes &&
+  return shares_memory(kind, s, t, arch) &&
          registers_for(t, arch) >=
              tiling_of(kind, t.family).accumulators(s, t.family) + kOtherRegisters;
 }
@@ -96,22 +101,41 @@ void check_tile(const KernelSpec& k) {
 }
 
 TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
-  const Family family = arch.name == "sm_90a" ? Family::wgmma : Family::mma;
+  return default_tile(kind, s, arch, arch.name == "sm_90a" ? Family::wgmma : Family::mma);
+}
+
+Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {
+  Tiles tiles;
+  for (KernelKind kind : tiled_kernels())
+    tiles[kind] = default_tile(kind, spec, arch, family);
+  return tiles;
+}
+
+TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch, Family family) {
   const Tiling* tiling = definition_of(kind, family).tiling;
   if (!tiling)
     return {};
   // Small blocks, several to an SM, hide each other's waits: tuned on an H200 they beat larger
-  // blocks and deeper pipelines. As many as the registers allow without spills.
+  // blocks. As many as the registers allow without spills, and a second stage where both then fit.
+  // Where shared memory allows but one of them, a larger block brings as many warps.
   const TileConfig preferred = tiling->preferred(s, family);
-  TileConfig tile = tile_of(*tiling, s, family, 4, preferred.stages, preferred.blocks_per_sm);
-  std::string why = objection(kind, s, tile, arch);
-  if (why.empty())
-    return tile;
+  const auto small = [&](int stages) {
+    return tile_of(*tiling, s, family, 4, stages, preferred.blocks_per_sm);
+  };
   const int blocks = family == Family::wgmma && s.head_dim <= 64 ? 2 : 1;
-  tile = tile_of(*tiling, s, family, 8, preferred.stages, blocks);
-  why = objection(kind, s, tile, arch);
-  if (why.empty())
-    return tile;
+  const auto large = [&](int stages) { return tile_of(*tiling, s, family, 8, stages, blocks); };
+  const auto builds = [&](const TileConfig& tile) {
+    return objection(kind, s, tile, arch).empty();
+  };
+  for (const TileConfig& tile :
+       {small(preferred.stages), small(1), large(preferred.stages), large(1)})
+    if (builds(tile) && shares_memory(kind, s, tile, arch))
+      return tile;
+  for (const TileConfig& tile : {small(2), small(1)}) // one block has the SM to itself
+    if (builds(tile))
+      return tile;
+  const TileConfig tile = large(1);
+  const std::string why = objection(kind, s, tile, arch);
   throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
                   std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
                   (grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +

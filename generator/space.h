@@ -20,6 +20,9 @@ void check_tile(const KernelSpec&);
 /// A sound tile for a kernel on an architecture, without tuning; default-made for a kernel without
 /// tiles. Raises SpecError where none fits.
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
+/// The same of one family, and those of all kernels that have tiles.
+TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&, Family);
+Tiles default_tiles(const ResolvedSpec&, const Arch&, Family);
 bool has_default_tile(const KernelSpec&);
 
 /// Every tile that can be built for an attention kernel on an architecture and whose threads,

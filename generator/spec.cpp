@@ -28,18 +28,21 @@ std::string listed(const auto& numbers, const char* between) {
   return text;
 }
 
-/// The most keys where the registers allow it.
-int default_group_kv(const AttentionSpec& spec, bool wgmma) {
-  const std::vector<int>& keys = grouping_of(spec.granularity).keys;
-  const bool roomy = spec.precision == Precision::six_of_seven && (wgmma || spec.head_dim <= 64);
-  return roomy ? keys.back() : keys.front();
-}
-
 } // namespace
 
 const Grouping& grouping_of(Granularity granularity) {
-  static const Grouping of[] = {{.one_scale = false, .queries = 64, .keys = {64, 128}}, // row
-                                {.one_scale = true, .queries = 128, .keys = {64}}};     // block
+  static const Grouping of[] = {{.one_scale = false, // row
+                                 .queries = 64,
+                                 .keys = {64, 128},
+                                 .channel_tokens = 512,
+                                 .keys_a_scale = 8,
+                                 .most_sink_keys = 1},
+                                {.one_scale = true, // block
+                                 .queries = 128,
+                                 .keys = {64},
+                                 .channel_tokens = 0,
+                                 .keys_a_scale = 0,
+                                 .most_sink_keys = 0}};
   static_assert(std::size(of) == std::size(Words<Granularity>::all));
   return of[static_cast<int>(granularity)];
 }
@@ -74,7 +77,9 @@ ResolvedSpec resolved(AttentionSpec spec) {
   if (spec.group_q == 0)
     spec.group_q = grouping.queries;
   if (spec.group_kv == 0)
-    spec.group_kv = default_group_kv(spec, /*wgmma=*/false);
+    spec.group_kv = grouping.keys.back();
+  if (spec.sink_keys == -1)
+    spec.sink_keys = grouping.most_sink_keys;
   if (spec.group_q != grouping.queries)
     throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
                     value_text(spec.granularity) + "': it is " + std::to_string(grouping.queries) +
@@ -83,13 +88,26 @@ ResolvedSpec resolved(AttentionSpec spec) {
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
                     value_text(spec.granularity) + "': it is " + listed(grouping.keys, " or ") +
                     " there; leave it out for the default");
+  if (spec.sink_keys < 0 || spec.sink_keys > grouping.most_sink_keys)
+    throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) + " is not supported under '" +
+                    value_text(spec.granularity) + "': " +
+                    (grouping.most_sink_keys ? "1 takes the first key apart, 0 does not"
+                                             : "no key is taken apart there, pass 0") +
+                    "; leave it out for the default");
+  if (spec.numerics != kNumerics)
+    throw SpecError("numerics = " + std::to_string(spec.numerics) +
+                    " is not what this version computes, which is " + std::to_string(kNumerics) +
+                    ": build with the version that wrote the spec, or leave it out");
   return ResolvedSpec(spec);
 }
 
-ResolvedSpec resolved(AttentionSpec spec, const Arch& arch) {
-  if (spec.group_kv == 0)
-    spec.group_kv = default_group_kv(spec, arch.name == "sm_90a");
-  return resolved(spec);
+int channel_tokens_q(const AttentionSpec& s) {
+  const int tokens = grouping_of(s.granularity).channel_tokens;
+  return tokens ? tokens : s.group_q;
+}
+int channel_tokens_kv(const AttentionSpec& s) {
+  const int tokens = grouping_of(s.granularity).channel_tokens;
+  return tokens ? tokens : s.group_kv;
 }
 
 const std::vector<Arch>& all_archs() {

@@ -21,8 +21,8 @@ enum class Causal { none, top_left, bottom_right };
 /// Along what a quantisation scale may vary: `row`, one per token or channel of a group; `block`,
 /// one per group (SageBwd, arXiv 2603.02170, section 3). What else that decides: grouping_of().
 enum class Granularity { row, block };
-/// Which of the seven products are INT8: all but dP = dO V^T, or all but that and S = Q K^T.
-enum class Precision { six_of_seven, qk16 };
+/// Which of the seven products are INT8 and which have 16-bit operands; which_int8() spells it out.
+enum class Precision { six_of_seven, qk16, dv16, gradients16 };
 
 template <> struct Words<DType> {
   static constexpr std::string_view what = "dtype";
@@ -44,16 +44,42 @@ template <> struct Words<Granularity> {
 template <> struct Words<Precision> {
   static constexpr std::string_view what = "precision";
   static constexpr std::pair<Precision, std::string_view> all[] = {
-      {Precision::six_of_seven, "six-of-seven"}, {Precision::qk16, "qk16"}};
+      {Precision::six_of_seven, "six-of-seven"},
+      {Precision::qk16, "qk16"},
+      {Precision::dv16, "dv16"},
+      {Precision::gradients16, "gradients16"}};
 };
+
+/// The products that a precision computes in INT8; dP = dO V^T never is. S counts twice among the
+/// seven: the backward forms it again.
+struct Int8Products {
+  bool s, pv, dv, dq, dk;
+  int count() const { return 2 * s + pv + dv + dq + dk; }
+};
+constexpr Int8Products which_int8(Precision precision) {
+  const bool all = precision == Precision::six_of_seven || precision == Precision::qk16;
+  return {.s = precision != Precision::qk16,
+          .pv = true,
+          .dv = all,
+          .dq = all || precision == Precision::dv16,
+          .dk = all || precision == Precision::dv16};
+}
 
 /// What a granularity decides: who would compare it with a word asks this.
 struct Grouping {
   bool one_scale;        ///< for all of a group, so that P and dS have one a tile
   int queries;           ///< in a group
-  std::vector<int> keys; ///< that a group may have: the usual number, last the most
+  std::vector<int> keys; ///< that a group may have; the last is the default
+  int channel_tokens;    ///< that share a channel's scale in transposed copies; 0: those of a group
+  int keys_a_scale;      ///< that share a scale of K for S; 0: those of a group
+  int most_sink_keys;    ///< that can be taken apart, which is the default
 };
 const Grouping& grouping_of(Granularity);
+
+/// The version of what is computed, bit for bit of every integer. 2: scales of `row` that several
+/// tokens share, and the first key apart. It is in every spec's text, so that caches, packs and
+/// papers can tell.
+inline constexpr int kNumerics = 2;
 
 /// Head dimensions that are built.
 inline constexpr int kHeadDims[] = {64, 128};
@@ -70,8 +96,10 @@ struct AttentionSpec {
   bool smooth_k = true;
   bool rotate = true;
   bool deterministic = true;
-  int group_q = 0;  ///< queries that share a quantisation group
-  int group_kv = 0; ///< keys that share a quantisation group
+  int group_q = 0;    ///< queries that share a quantisation group
+  int group_kv = 0;   ///< keys that share a quantisation group
+  int sink_keys = -1; ///< first keys that are computed apart, in FP32; -1: the granularity's own
+  int numerics = kNumerics;
 
   bool operator==(const AttentionSpec&) const = default;
 };
@@ -87,12 +115,15 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
         s.group_q);
   visit(Label{"group_kv", "x", "keys in a quantisation group, 0: the granularity's own"},
         s.group_kv);
+  visit(Label{"sink_keys", " sink_keys=", "first keys apart, -1: the granularity's own"},
+        s.sink_keys);
   visit(Label{"precision", " ", "which products are INT8"}, s.precision);
   visit(Label{"smooth_k", " smooth_k", "taking its mean from K"}, s.smooth_k);
   visit(Label{"rotate", " rotate", "the Hadamard rotation of Q and K for S"}, s.rotate);
   visit(
       Label{"deterministic", " deterministic", "the promise of the same bits for the same inputs"},
       s.deterministic);
+  visit(Label{"numerics", " numerics=", "version of what is computed"}, s.numerics);
 }
 
 /// Lets every query see every key: what a kernel that does not look at the mask depends on.
@@ -148,10 +179,17 @@ private:
   AttentionSpec spec_;
 };
 
-/// Fills in default group sizes and checks every field; raises SpecError. Keys form groups of 128
-/// under `row` where the registers allow it: with wgmma, and at head dimension 64; else of 64.
-ResolvedSpec resolved(AttentionSpec, const Arch&);
-/// The same for no architecture in particular: any but sm_90a.
+/// Fills in what the granularity decides and checks every field; raises SpecError. The same on
+/// every architecture, so that one call has the same numerics everywhere.
 ResolvedSpec resolved(AttentionSpec);
+
+/// Whether rows of dO are brought to one magnitude by powers of two before dV is formed in INT8
+/// (the kernels then read that copy of dO).
+inline bool scales_dout(const AttentionSpec& s) {
+  return !grouping_of(s.granularity).one_scale && which_int8(s.precision).dv;
+}
+/// Tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
+int channel_tokens_q(const AttentionSpec&);
+int channel_tokens_kv(const AttentionSpec&);
 
 } // namespace sagebwd

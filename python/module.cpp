@@ -37,22 +37,18 @@ template <typename T> py::object python_value(const T& value) {
 
 void bind_spec(py::module_& m) {
   py::class_<ResolvedSpec> spec(m, "Spec", "The resolved numerics of one attention operation.");
-  spec.def(py::init([](const py::object& arch, const py::kwargs& options) {
-             if (!arch.is_none() && !py::isinstance<py::str>(arch))
-               throw SpecError(py::str("arch={!r}: pass a name such as 'sm_90a'").format(arch));
-             AttentionSpec given;
-             for (const auto& [name, value] : options) {
-               const auto word = py::cast<std::string>(py::str(value));
-               const bool is_bool = py::isinstance<py::bool_>(value);
-               if (!set_field(given, py::cast<std::string>(name),
-                              is_bool ? (py::cast<bool>(value) ? "yes" : "no") : word))
-                 throw py::type_error("Spec() got an unexpected keyword argument '" +
-                                      py::cast<std::string>(name) + "'");
-             }
-             const auto name = arch.is_none() ? "" : py::cast<std::string>(arch);
-             return name.empty() ? resolved(given) : resolved(given, find_arch(name));
-           }),
-           "arch"_a = py::none())
+  spec.def(py::init([](const py::kwargs& options) {
+        AttentionSpec given;
+        for (const auto& [name, value] : options) {
+          const auto word = py::cast<std::string>(py::str(value));
+          const bool is_bool = py::isinstance<py::bool_>(value);
+          if (!set_field(given, py::cast<std::string>(name),
+                         is_bool ? (py::cast<bool>(value) ? "yes" : "no") : word))
+            throw py::type_error("Spec() got an unexpected keyword argument '" +
+                                 py::cast<std::string>(name) + "'");
+        }
+        return resolved(given);
+      }))
       .def(py::self == py::self)
       .def("__hash__", [](const ResolvedSpec& s) { return py::hash(py::str(to_string(*s))); })
       .def("__str__", [](const ResolvedSpec& s) { return to_string(*s); })
@@ -73,8 +69,13 @@ void bind_spec(py::module_& m) {
     fields[py::str(std::string(label.name))] = py::make_tuple(python_value(usual), label.help);
   });
   m.attr("spec_fields") = fields;
+  m.attr("least_softmax_scale") = kLeastSoftmaxScale;
   m.attr("head_dims") =
       py::tuple(py::cast(std::vector<int>(std::begin(kHeadDims), std::end(kHeadDims))));
+  py::list precisions;
+  for (const auto& [precision, word] : Words<Precision>::all)
+    precisions.append(word);
+  m.attr("precisions") = py::tuple(precisions);
 }
 
 void bind_kernels(py::module_& m) {

@@ -1,12 +1,14 @@
 //===- module_attention.h - The operation, called with addresses -----------===//
 //
-// No tensor type crosses this line: the package passes addresses, strides and a stream, so one
-// module serves every version of every framework.
+// No tensor type crosses this line: the package passes sizes and strides once, then addresses and a
+// stream, so one module serves every version of every framework.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/space.h"
 #include "runtime/attention.h"
+#include "runtime/driver/driver.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -14,6 +16,8 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 namespace pybind11::detail {
 
@@ -50,55 +54,66 @@ inline int64_t number_of(PyObject* given) {
     throw py::error_already_set();
   return number;
 }
-/// The address of what has no strides.
-template <typename T> void load(PyObject* given, T*& pointer) {
-  pointer = reinterpret_cast<T*>(number_of(given));
-}
-/// (address, batch stride, head stride, token stride), strides in elements.
-inline void load(PyObject* given, Tensor& tensor) {
-  if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 4)
-    throw py::type_error("a tensor is given as (address, batch, head and token strides)");
-  const auto number = [&](int i) { return number_of(PyTuple_GET_ITEM(given, i)); };
-  tensor = {reinterpret_cast<void*>(number(0)), number(1), number(2), number(3)};
+
+/// `strides`: of each strided tensor in the order of visit_tensors(): batch, head, token.
+template <typename Args>
+PreparedPass prepare(const Attention& attention, const Problem& problem,
+                     const std::vector<std::array<int64_t, 3>>& strides, float softmax_scale) {
+  Args args{.problem = problem, .softmax_scale = softmax_scale};
+  size_t count = 0;
+  visit_tensors(args, [&]<typename T>(Operand, T& tensor) {
+    if constexpr (std::is_same_v<T, Tensor>) {
+      if (count < strides.size())
+        tensor = {nullptr, strides[count][0], strides[count][1], strides[count][2]};
+      ++count;
+    }
+  });
+  if (count != strides.size())
+    throw py::type_error("this pass takes the strides of " + std::to_string(count) +
+                         " tensors, given are " + std::to_string(strides.size()));
+  return attention.prepare(args);
 }
 
-/// A pass: its tensors in the order of visit_tensors(), addresses of the workspace and the stream.
-template <typename Args, void (Attention::*pass)(const Args&)>
-void run(Attention& attention, const Problem& problem, const py::tuple& tensors,
-         float softmax_scale, int64_t workspace, size_t workspace_bytes, int64_t stream) {
-  Args args{.problem = problem,
-            .softmax_scale = softmax_scale,
-            .workspace = reinterpret_cast<void*>(workspace),
-            .workspace_bytes = workspace_bytes,
-            .stream = reinterpret_cast<void*>(stream)};
-  size_t count = 0;
-  visit_tensors(args, [&](Operand, auto& tensor) {
-    if (count < tensors.size())
-      load(PyTuple_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(count)), tensor);
-    ++count;
-  });
-  if (count != tensors.size())
-    throw py::type_error("this pass takes " + std::to_string(count) + " tensors, given are " +
-                         std::to_string(tensors.size()));
+/// Numbers: the tensors' addresses, those of the workspace and the stream.
+inline void run(const PreparedPass& pass, const py::args& given) {
+  constexpr size_t kMost = 16;
+  std::array<uint64_t, kMost> numbers;
+  const size_t count = given.size();
+  if (count < 2 || count > kMost)
+    throw py::type_error("a pass takes its tensors' addresses, the workspace's and the stream");
+  for (size_t i = 0; i < count; ++i)
+    numbers[i] =
+        static_cast<uint64_t>(number_of(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))));
   const py::gil_scoped_release released;
-  (attention.*pass)(args);
+  pass.run(std::span(numbers).first(count - 2), numbers[count - 2],
+           reinterpret_cast<void*>(numbers[count - 1]));
 }
 
 inline void bind_attention(py::module_& m) {
   using Released = py::call_guard<py::gil_scoped_release>;
 
   py::class_<Attention>(m, "Attention", "One operation on one device; thread-safe.")
-      .def(py::init([](const ResolvedSpec& spec, int device) {
-             return std::make_unique<Attention>(*spec, device);
+      .def(py::init([](const ResolvedSpec& spec, int device, const std::string& family) {
+             if (family.empty())
+               return std::make_unique<Attention>(*spec, device);
+             const auto info = driver::device_info(device);
+             const Arch& arch = arch_for_capability(info.major, info.minor);
+             return std::make_unique<Attention>(
+                 *spec, device, default_tiles(spec, arch, parse_word<Family>(family)));
            }),
-           Released())
+           Released(), py::arg("spec"), py::arg("device"), py::arg("family") = "",
+           "With a family the kernels have its default tiles; else those of records, or the GPU's.")
       .def_property_readonly("spec", [](const Attention& a) { return resolved(a.spec()); })
       .def_property_readonly("arch", [](const Attention& a) { return a.arch().name; })
       .def("warmup", &Attention::warmup, Released(), "Compiles and loads every kernel.")
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
-      .def("forward", &run<ForwardArgs, &Attention::forward>)
-      .def("backward", &run<BackwardArgs, &Attention::backward>);
+      .def("prepare_forward", &prepare<ForwardArgs>)
+      .def("prepare_backward", &prepare<BackwardArgs>);
+
+  py::class_<PreparedPass>(m, "PreparedPass", "A pass over tensors of one size; thread-safe.")
+      .def_property_readonly("workspace_bytes", &PreparedPass::workspace_bytes)
+      .def("__call__", &run);
 }
 
 } // namespace sagebwd::python

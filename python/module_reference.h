@@ -2,7 +2,7 @@
 #pragma once
 
 #include "python/module_interrupt.h"
-#include "runtime/reference/reference.h"
+#include "runtime/reference/named_inputs.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -110,17 +110,27 @@ inline Array round_to(const py::object& given, const std::string& dtype) {
   return result;
 }
 
-inline py::tuple random_inputs(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seq_q,
-                               int64_t seq_kv, int head_dim, const std::string& dtype, double sigma,
-                               uint64_t seed) {
+inline py::tuple named_inputs(const std::string& name, int64_t batch, int64_t heads,
+                              int64_t heads_kv, int64_t seq_q, int64_t seq_kv, int head_dim,
+                              const std::string& dtype, double sigma, double key_offset,
+                              uint64_t seed) {
   const Problem problem{batch, heads, heads_kv, seq_q, seq_kv};
   const auto type = parse_word<DType>(dtype);
+  const reference::InputKind kind{parse_word<reference::Distribution>(name), sigma, key_offset};
   reference::Inputs in =
-      interruptibly([&] { return reference::random_inputs(problem, head_dim, type, sigma, seed); });
+      interruptibly([&] { return reference::named_inputs(kind, problem, head_dim, type, seed); });
   const Shapes shapes(problem, head_dim);
   return py::make_tuple(
       array_of(std::move(in.q), shapes.query), array_of(std::move(in.k), shapes.key),
       array_of(std::move(in.v), shapes.key), array_of(std::move(in.dout), shapes.query));
+}
+
+/// What each imitates, by name.
+inline py::dict distributions() {
+  py::dict texts;
+  for (const auto& [distribution, name] : Words<reference::Distribution>::all)
+    texts[py::str(std::string(name))] = std::string(reference::facts_of(distribution).text);
+  return texts;
 }
 
 /// `spec` says what a query sees; the rest of it is not looked at.
@@ -159,7 +169,8 @@ inline void bind_reference(py::module_& m) {
   });
   py::class_<reference::Inputs>(m, "Inputs").def(py::init(&inputs_of));
   m.def("round_to", round_to);
-  m.def("random_inputs", random_inputs);
+  m.def("named_inputs", named_inputs);
+  m.attr("distributions") = distributions();
   m.def("exact", exact);
   m.def("emulate", emulate);
   m.def("trace", trace);

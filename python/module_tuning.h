@@ -8,6 +8,7 @@
 #include "python/module_attention.h"
 #include "python/module_errors.h"
 #include "python/module_interrupt.h"
+#include "runtime/plans.h"
 #include "runtime/tuner/tile_choice.h"
 #include "runtime/tuner/worker/command.h"
 #include "runtime/tuner/worker/worker.h"
@@ -68,7 +69,7 @@ tiles_in_use(const ResolvedSpec& given, const Problem& problem, int device,
              const std::vector<std::string>& kernels) {
   const TuneRequest request = tune_request(given, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device);
-  const ResolvedSpec spec = resolved(*given, around.gpu.arch);
+  const ResolvedSpec spec = resolved(*given);
   std::vector<std::array<std::string, 3>> result;
   for (KernelKind kind : request.kernels) {
     const Bucket bucket = bucket_of(kind, request.problem, around.gpu.sm_count);
@@ -79,10 +80,35 @@ tiles_in_use(const ResolvedSpec& given, const Problem& problem, int device,
   return result;
 }
 
+/// A dict a precision, in their order.
+inline py::list compare_plans(const ResolvedSpec& spec, const Problem& problem, int device,
+                              int rounds, const py::object& progress) {
+  PlanRequest request;
+  request.spec = *spec;
+  request.problem = problem;
+  request.device = device;
+  request.rounds = rounds;
+  if (!progress.is_none())
+    request.progress = [&](const std::string& what, int done, int total) {
+      py::gil_scoped_acquire held;
+      progress(what, done, total);
+    };
+  using namespace pybind11::literals;
+  py::list rows;
+  for (const PlanFigures& plan : interruptibly([&] { return sagebwd::compare_plans(request); }))
+    rows.append(py::dict("precision"_a = std::string(to_string(plan.precision)),
+                         "int8_products"_a = plan.int8_products, "forward_ms"_a = plan.forward_ms,
+                         "backward_ms"_a = plan.backward_ms,
+                         "errors"_a = py::dict("O"_a = plan.o.rel_l2, "dQ"_a = plan.dq.rel_l2,
+                                               "dK"_a = plan.dk.rel_l2, "dV"_a = plan.dv.rel_l2)));
+  return rows;
+}
+
 inline void bind_tuning(py::module_& m) {
   using Released = py::call_guard<py::gil_scoped_release>;
 
   m.def("tune", tune_kernels);
+  m.def("compare_plans", compare_plans);
   m.def("tiles_in_use", tiles_in_use, Released());
   m.def(
       "tuning_records", [] { return user_records().exported(user_records().all()); }, Released(),

@@ -18,22 +18,17 @@ namespace {
 
 /// The copies move 16 bytes at a time.
 constexpr int64_t kAlignBytes = 16, kElementBytes = 2;
+constexpr uint64_t kWorkspaceAlignment = 256;
 
-/// Puts a tensor and its strides in. Strides of dimensions of size 1 do not matter and are not
-/// looked at.
-void put(OperandValues& values, const CallerTensor& of, const Tensor& tensor, Pass,
-         const Problem& p) {
-  const std::string name(name_of(of.operand));
-  const auto refuse = [&](const std::string& what) {
-    throw SpecError(name + ": " + what +
-                    "; channels must be contiguous and every token 16-byte aligned: make a "
-                    "contiguous copy");
-  };
-  if (tensor.data == nullptr)
-    throw SpecError(name + ": the address is null; hand in device memory");
-  const auto address = reinterpret_cast<uint64_t>(tensor.data);
-  if (address % kAlignBytes != 0)
-    refuse("the address is not a multiple of 16 bytes");
+[[noreturn]] void refuse_layout(Operand tensor, const std::string& what) {
+  throw SpecError(std::string(name_of(tensor)) + ": " + what +
+                  "; channels must be contiguous and every token 16-byte aligned: make a "
+                  "contiguous copy");
+}
+
+/// Puts a tensor's strides in. Those of dimensions of size 1 do not matter and are not looked at.
+void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& tensor,
+                 const Problem& p) {
   const struct {
     const char* name;
     int64_t size, stride;
@@ -46,37 +41,44 @@ void put(OperandValues& values, const CallerTensor& of, const Tensor& tensor, Pa
     if (dimension.size <= 1)
       continue;
     if (dimension.stride * kElementBytes % kAlignBytes != 0)
-      refuse("the " + std::string(dimension.name) + " stride is " +
-             std::to_string(dimension.stride) + " elements, not a multiple of 8");
+      refuse_layout(of.operand, "the " + std::string(dimension.name) + " stride is " +
+                                    std::to_string(dimension.stride) +
+                                    " elements, not a multiple of 8");
     strides[i] = dimension.stride;
   }
-  set_tensor(values, of.operand, address, strides);
+  set_tensor(values, of.operand, /*address=*/0, strides);
 }
+void put_strides(OperandValues&, const CallerTensor&, const void*, const Problem&) {}
 
-void put(OperandValues& values, const CallerTensor& of, const void* rows, Pass pass,
-         const Problem&) {
-  if (rows == nullptr && !of.optional)
-    throw SpecError(
-        std::string(name_of(of.operand)) + ": the address is null; hand in " +
-        (pass == Pass::forward ? "(batch, heads, query) floats" : "what the forward pass gave"));
-  set(values, of.operand, reinterpret_cast<uint64_t>(rows));
+uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
+uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
+
+void check_address(const CallerTensor& of, uint64_t address, Pass pass) {
+  if (address == 0 && !of.optional)
+    throw SpecError(std::string(name_of(of.operand)) + ": the address is null; hand in " +
+                    (of.strided              ? "device memory"
+                     : pass == Pass::forward ? "(batch, heads, query) floats"
+                                             : "what the forward pass gave"));
+  if (of.strided && address % kAlignBytes != 0)
+    refuse_layout(of.operand, "the address is not a multiple of 16 bytes");
 }
 
 void check_scale(float scale) {
-  if (!(scale > 0) || !std::isfinite(scale))
-    throw SpecError("softmax_scale = " + std::to_string(scale) +
-                    " is not supported: it must be positive and finite (the default is "
-                    "1 / sqrt(head_dim))");
+  if (scale >= static_cast<float>(kLeastSoftmaxScale) && std::isfinite(scale))
+    return;
+  char given[32];
+  std::snprintf(given, sizeof(given), "%g", static_cast<double>(scale));
+  throw SpecError("softmax_scale = " + std::string(given) +
+                  " is not supported: it must be finite and at least 1e-20 (the default is "
+                  "1 / sqrt(head_dim))");
 }
 
-void check_workspace(const void* workspace, size_t given, size_t needed) {
+void check_workspace_bytes(size_t given, size_t needed) {
   if (given < needed)
     throw SpecError("the workspace has " + std::to_string(given) + " bytes and " +
                     std::to_string(needed) +
                     " are needed: ask forward_workspace_bytes() or "
                     "backward_workspace_bytes()");
-  if (workspace == nullptr || reinterpret_cast<uint64_t>(workspace) % 256 != 0)
-    throw SpecError("the workspace must be device memory aligned to 256 bytes");
 }
 
 } // namespace
@@ -98,8 +100,8 @@ struct Attention::State {
 
   State(const AttentionSpec& given, int ordinal, const driver::DeviceInfo& info,
         const std::optional<Tiles>& explicit_tiles)
-      : arch(arch_for_capability(info.major, info.minor)), spec(resolved(given, arch)),
-        device(ordinal), tiles(spec, arch, ordinal, info.sm_count, explicit_tiles) {}
+      : arch(arch_for_capability(info.major, info.minor)), spec(resolved(given)), device(ordinal),
+        tiles(spec, arch, ordinal, info.sm_count, explicit_tiles) {}
 
   const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
   const LoadedKernel* find_loaded(const KernelSpec&) const;
@@ -107,7 +109,6 @@ struct Attention::State {
   std::optional<std::vector<LoadedKernel>> load(const std::vector<KernelSpec>&, bool may_load);
   std::vector<LoadedKernel> load_chosen(Pass, const Problem&);
   std::vector<LoadedKernel> load_while_capturing(Pass, const Problem&);
-  template <typename Args> void run(Pass, const Args&);
 };
 
 const LoadedKernel* Attention::State::find_loaded(const KernelSpec& spec) const {
@@ -213,25 +214,60 @@ const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Prob
   return result->kernels;
 }
 
-template <typename Args> void Attention::State::run(Pass pass, const Args& a) {
-  check(spec, a.problem);
-  OperandValues values{};
-  visit_tensors(a, [&](Operand operand, const auto& given) {
-    put(values, caller_tensor(operand), given, pass, a.problem);
-  });
+template <typename Args>
+PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, const Args& a)
+    : state_(std::move(state)), pass_(pass), problem_(a.problem) {
+  check(state_->spec, problem_);
   check_scale(a.softmax_scale);
-  check_workspace(a.workspace, a.workspace_bytes, workspace_bytes(pass, spec, a.problem));
-  place_workspace(pass, spec, a.problem, reinterpret_cast<uint64_t>(a.workspace), values);
-  set(values, Operand::softmax_scale, a.softmax_scale);
-
-  const driver::DeviceScope scope(device);
-  const auto stream = static_cast<driver::Stream>(a.stream);
-  for (const LoadedKernel& kernel : kernels(pass, a.problem, stream))
-    launch(kernel, a.problem, values, stream);
+  workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->spec, problem_);
+  visit_tensors(a, [&](Operand operand, const auto& given) {
+    tensors_.push_back(&caller_tensor(operand));
+    put_strides(values_, *tensors_.back(), given, problem_);
+  });
+  set(values_, Operand::softmax_scale, a.softmax_scale);
+  // The workspace's buffers are the operands that move with it.
+  OperandValues moved = values_;
+  place_workspace(pass, state_->spec, problem_, /*workspace=*/0, values_);
+  place_workspace(pass, state_->spec, problem_, kWorkspaceAlignment, moved);
+  for (size_t i = 0; i < values_.size(); ++i)
+    if (values_[i] != moved[i])
+      buffers_.push_back(static_cast<Operand>(i));
 }
 
+void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
+                       void* stream) const {
+  if (addresses.size() != tensors_.size())
+    throw SpecError("this pass takes " + std::to_string(tensors_.size()) + " tensors, given are " +
+                    std::to_string(addresses.size()));
+  OperandValues values = values_;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    check_address(*tensors_[i], addresses[i], pass_);
+    set(values, tensors_[i]->operand, addresses[i]);
+  }
+  if (workspace == 0 || workspace % kWorkspaceAlignment != 0)
+    throw SpecError("the workspace must be device memory aligned to 256 bytes");
+  for (Operand buffer : buffers_)
+    set(values, buffer, get(values, buffer) + workspace);
+
+  const driver::DeviceScope scope(state_->device);
+  const auto on = static_cast<driver::Stream>(stream);
+  for (const LoadedKernel& kernel : state_->kernels(pass_, problem_, on))
+    launch(kernel, problem_, values, on);
+}
+
+namespace {
+
+template <typename Args> void run(const PreparedPass& prepared, const Args& a) {
+  std::vector<uint64_t> addresses;
+  visit_tensors(a, [&](Operand, const auto& given) { addresses.push_back(address_of(given)); });
+  check_workspace_bytes(a.workspace_bytes, prepared.workspace_bytes());
+  prepared.run(addresses, reinterpret_cast<uint64_t>(a.workspace), a.stream);
+}
+
+} // namespace
+
 Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles)
-    : state_(std::make_unique<State>(spec, device, driver::device_info(device), tiles)) {}
+    : state_(std::make_shared<State>(spec, device, driver::device_info(device), tiles)) {}
 
 Attention::~Attention() = default;
 
@@ -266,7 +302,14 @@ size_t Attention::backward_workspace_bytes(const Problem& problem) const {
   return workspace_bytes(Pass::backward, state_->spec, problem);
 }
 
-void Attention::forward(const ForwardArgs& args) { state_->run(Pass::forward, args); }
-void Attention::backward(const BackwardArgs& args) { state_->run(Pass::backward, args); }
+void Attention::forward(const ForwardArgs& args) { run(prepare(args), args); }
+void Attention::backward(const BackwardArgs& args) { run(prepare(args), args); }
+
+PreparedPass Attention::prepare(const ForwardArgs& args) const {
+  return PreparedPass(state_, Pass::forward, args);
+}
+PreparedPass Attention::prepare(const BackwardArgs& args) const {
+  return PreparedPass(state_, Pass::backward, args);
+}
 
 } // namespace sagebwd

@@ -13,8 +13,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 namespace sagebwd {
+
+/// A smaller scale takes the quantised scores' steps out of FP32's normal numbers.
+inline constexpr double kLeastSoftmaxScale = 1e-20;
 
 /// A device tensor of (batch, head, token, channel) with contiguous channels. Strides in elements.
 struct Tensor {
@@ -29,7 +33,7 @@ struct ForwardArgs {
   Tensor q, k, v;            ///< (B, H, M, D), (B, Hk, N, D) twice; bf16 or fp16
   Tensor out;                ///< (B, H, M, D), same type
   float* lse = nullptr;      ///< (B, H, M) contiguous: natural log of the scaled scores' sum
-  float softmax_scale = 0;   ///< positive and finite
+  float softmax_scale = 0;   ///< from kLeastSoftmaxScale on, and finite
   void* workspace = nullptr; ///< forward_workspace_bytes(), 256-byte aligned
   size_t workspace_bytes = 0;
   void* stream = nullptr; ///< CUstream
@@ -72,6 +76,8 @@ void visit_tensors(Self& a, Visitor&& visit) {
   visit(Operand::dlse, a.dlse);
 }
 
+class PreparedPass;
+
 /// One operation on one device. Thread-safe; kernels are compiled or loaded on first use, or by
 /// warmup().
 ///
@@ -102,10 +108,37 @@ public:
   /// the stream is being captured.
   void forward(const ForwardArgs&);
   void backward(const BackwardArgs&);
+  /// For many calls that differ in addresses alone. Of the arguments, addresses, workspace and
+  /// stream are not looked at.
+  PreparedPass prepare(const ForwardArgs&) const;
+  PreparedPass prepare(const BackwardArgs&) const;
 
 private:
+  friend class PreparedPass;
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
+};
+
+/// A pass over tensors of one size and one set of strides: what does not depend on addresses is
+/// checked and worked out. Immutable; any number of threads may run it at a time.
+class PreparedPass {
+public:
+  size_t workspace_bytes() const { return workspace_bytes_; }
+  /// `addresses` are those of the pass's tensors in the order of visit_tensors(). Raises what
+  /// Attention::forward() and backward() raise.
+  void run(std::span<const uint64_t> addresses, uint64_t workspace, void* stream) const;
+
+private:
+  friend class Attention;
+  template <typename Args> PreparedPass(std::shared_ptr<Attention::State>, Pass, const Args&);
+
+  std::shared_ptr<Attention::State> state_;
+  Pass pass_;
+  Problem problem_;
+  size_t workspace_bytes_;
+  OperandValues values_{};
+  std::vector<const CallerTensor*> tensors_;
+  std::vector<Operand> buffers_; ///< of the workspace; values_ has where in it
 };
 
 } // namespace sagebwd

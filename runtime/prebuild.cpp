@@ -37,8 +37,8 @@ KernelSpec kernel_of(const TuningRecord& record) {
     value = parse_value<T>(label.name, key[std::string(label.name)]);
   });
   const Arch& arch = find_arch(key["arch"]);
-  const KernelSpec kernel = tiled_kernel(parse_tiled_kernel(key["kind"]), resolved(spec, arch),
-                                         arch, parse_tile(record.tile));
+  const KernelSpec kernel =
+      tiled_kernel(parse_tiled_kernel(key["kind"]), resolved(spec), arch, parse_tile(record.tile));
   check_tile(kernel);
   return kernel;
 }
@@ -60,8 +60,7 @@ std::map<std::string, KernelSpec> default_kernels(const std::vector<WantedOperat
   for (const WantedOperation& operation : operations)
     for (Pass pass : {Pass::forward, Pass::backward})
       if (pass == Pass::forward ? operation.forward : operation.backward)
-        for (const KernelSpec& kernel :
-             kernels_of(pass, resolved(operation.spec, operation.arch), operation.arch))
+        for (const KernelSpec& kernel : kernels_of(pass, resolved(operation.spec), operation.arch))
           kernels.emplace(identity_of(kernel), kernel);
   return kernels;
 }

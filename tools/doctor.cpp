@@ -1,7 +1,12 @@
 //===- doctor.cpp - What this machine has, and what is missing for what ----===//
 #include "runtime/diagnosis.h"
+#include "runtime/driver/driver.h"
+#include "runtime/measure.h"
+#include "runtime/on_gpu.h"
 #include "runtime/settings.h"
 #include "tools/command.h"
+
+#include <map>
 
 namespace sagebwd::tools {
 
@@ -26,14 +31,57 @@ public:
             "\n"
             "examples:\n"
             "  sagebwd doctor\n"
-            "  sagebwd doctor --json\n" +
-                list_of_variables()) {}
+            "  sagebwd doctor --json\n"
+            "  sagebwd doctor --measure        # what a GPU's SMs reach, in a few seconds\n" +
+                list_of_variables()) {
+    options.flag("measure", measure_,
+                 "instead: run what the kernels are made of on a GPU and print its rates");
+    options.integer("gpu", gpu_, 0, 1023, "which GPU --measure runs on");
+  }
 
   ExitCode run() override {
+    if (!measure_ && options.given("gpu"))
+      throw UsageError("--gpu says where --measure runs; without that it says nothing");
+    if (measure_)
+      return print_rates();
     const Diagnosis diagnosis = diagnose(SAGEBWD_VERSION);
     fputs((json ? diagnosis.json + "\n" : diagnosis.text).c_str(), stdout);
     return diagnosis.sound ? kDone : kFailed;
   }
+
+private:
+  ExitCode print_rates() const {
+    require_gpu(gpu_, "doctor --measure");
+    const driver::DeviceInfo gpu = driver::device_info(gpu_);
+    Table table;
+    std::map<std::string, double> clocks; // of an operation on an SM
+    for (const MeasuredRate& rate : measure_rates(gpu_)) {
+      clocks[rate.name] = 1 / rate.per_clock;
+      table.add({{"name", "", rate.name},
+                 {"what", "what", rate.what},
+                 {"unit", "counted", rate.unit},
+                 number("per_clock_and_sm", "a clock and SM", 1, rate.per_clock),
+                 number("tera_per_second", "10^12 a second", 2, rate.tera),
+                 number("clock_ghz", "GHz", 3, rate.clock_ghz)});
+    }
+    // Of the mixture's operations two thirds are INT8: a product has twice those of 16 bits.
+    const double in_turn = (2 * clocks["mma_s8"] + clocks["mma_bf16"]) / 3;
+    const double share = clocks["mma_mixed"] / in_turn;
+    return finish(llvm::json::Object{{"gpu", printable(gpu.name)},
+                                     {"sm_count", gpu.sm_count},
+                                     {"rates", table.json()},
+                                     {"mixed_time_of_in_turn", share}},
+                  [&] {
+                    printf("%s, %d SMs\n\n", printable(gpu.name).c_str(), gpu.sm_count);
+                    table.print();
+                    printf("\nBoth kinds of products at once take %.2f of their times one after "
+                           "the other.\n",
+                           share);
+                  });
+  }
+
+  bool measure_ = false;
+  int gpu_ = 0;
 };
 
 } // namespace

@@ -78,7 +78,7 @@ private:
   /// The operation's kernels that the options leave, in launch order.
   std::vector<KernelSpec> chosen_kernels() const {
     const Arch& arch = find_arch(arch_);
-    const ResolvedSpec spec = resolved(spec_.one(options), arch);
+    const ResolvedSpec spec = resolved(spec_.one(options));
     std::vector<KernelSpec> chosen;
     std::vector<std::string> kinds;
     for (const KernelSpec& kernel : pass_.empty()

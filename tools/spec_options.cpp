@@ -94,7 +94,7 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   const std::vector<AttentionSpec> specs =
       whole_ ? std::vector<AttentionSpec>{*whole_} : combinations(words);
   for (const AttentionSpec& spec : specs)
-    resolved(spec); // raises what is wrong with it; defaults depend on the architecture
+    resolved(spec); // raises what is wrong with it
   return specs;
 }
 
@@ -104,7 +104,7 @@ std::vector<Operation> SpecOptions::operations(const std::vector<std::string>& a
   std::set<std::string> seen; // some kernels serve both passes, or several specs
   for (const Arch& arch : parse_archs(archs))
     for (const AttentionSpec& spec : all(table)) {
-      Operation operation{arch, resolved(spec, arch), {}};
+      Operation operation{arch, resolved(spec), {}};
       for (const KernelSpec& kernel : distinct_kernels(operation.spec, arch))
         if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
           operation.kernels.push_back(kernel);

@@ -1,11 +1,12 @@
 //===- tune.cpp - Find the fastest tiles for this GPU ----------------------===//
 #include "cache/bounded_json.h"
 #include "cache/whole_file.h"
+#include "runtime/on_gpu.h"
 #include "runtime/tuner/records.h"
 #include "runtime/tuner/tuner.h"
 #include "tools/command.h"
-#include "tools/on_gpu.h"
 #include "tools/spec_options.h"
+#include "tools/tune_plans.h"
 
 #include <mutex>
 #include <optional>
@@ -114,11 +115,13 @@ public:
             "faster beyond doubt and, unless --no-deterministic, gives the same bits. What wins\n"
             "is kept as a tuning record, which calls of such sizes use from then on.\n"
             "SAGEBWD_TUNE=off|use|tune|frozen says whether they do (default: use).\n"
+            "--plans instead compares the precisions: the speed of each beside its error.\n"
             "\n"
             "examples:\n"
             "  sagebwd tune --head-dim 128 --seq-len 8192\n"
             "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
             "  sagebwd tune --kernel forward --tile 'mma 64x64 w4 s1 b2' --force\n"
+            "  sagebwd tune --plans --head-dim 128 --seq-len 8192\n"
             "  sagebwd tune --list\n"
             "  sagebwd tune --export h200.json\n"
             "  sagebwd tune --import h200.json\n") {
@@ -129,6 +132,7 @@ public:
     options.list("tile", "TILE,..", tiles_, "let only these compete with the default");
     options.integer("rounds", rounds_, tuner::kFewestRounds, 1000, "timings of each, at most");
     options.flag("force", force_, "tune again what has a record");
+    options.flag("plans", plans_, "compare the precisions on this GPU; nothing is kept");
     options.flag("list", list_, "list the records here");
     options.text("export", "FILE", export_, "write the records here into a file");
     options.text("import", "FILE", import_, "take over the records of a file");
@@ -136,8 +140,13 @@ public:
   }
 
   ExitCode run() override {
-    if (list_ + !export_.empty() + !import_.empty() > 1)
-      throw UsageError("--list, --export and --import are three things: give one of them");
+    if (list_ + !export_.empty() + !import_.empty() + plans_ > 1)
+      throw UsageError("--plans, --list, --export and --import are four things: give one of them");
+    for (const char* other : {"precision", "kernel", "tile", "force"})
+      if (plans_ && options.given(other))
+        throw UsageError("--" + std::string(other) +
+                         " is for tuning; --plans compares all precisions as they are: leave one "
+                         "of them out");
     if (overwrite_ && import_.empty())
       throw UsageError("--overwrite belongs to --import");
     for (const std::string action : {"list", "export", "import"})
@@ -145,6 +154,8 @@ public:
         if (options.given(action) && name != action && name != "json" && name != "overwrite")
           throw UsageError("--" + name + " is for tuning, which --" + action +
                            " does not do: leave one of them out");
+    if (plans_)
+      return compare_plans_here();
     if (list_)
       return list_records();
     if (!export_.empty())
@@ -209,6 +220,33 @@ private:
                   [&] { print_tables(kernels, seconds, lost == 0); });
   }
 
+  ExitCode compare_plans_here() const {
+    PlanRequest request;
+    request.spec = spec_.one(options);
+    request.problem = problem_.problem();
+    request.device = device_;
+    request.rounds = rounds_;
+    check(resolved(request.spec), request.problem);
+    require_gpu(device_, "this command");
+    std::optional<Progress> bar;
+    request.progress = [&](const std::string& what, int, int total) {
+      if (!bar)
+        bar.emplace("comparing", static_cast<size_t>(total));
+      bar->advance(what);
+    };
+    const std::vector<PlanFigures> plans = compare_plans(request);
+    bar.reset();
+    const Table table = table_of(plans);
+    return finish(json::Object{{"problem", json_of(request.problem)},
+                               {"spec", to_string(request.spec)},
+                               {"gpu", driver::device_info(device_).name},
+                               {"plans", table.json()}},
+                  [&] {
+                    table.print();
+                    printf("%s\n", legend_of(plans, request.problem).c_str());
+                  });
+  }
+
   ExitCode list_records() const {
     const std::vector<TuningRecord> records = all_records();
     const std::string place = user_records().place();
@@ -269,7 +307,7 @@ private:
   SpecOptions spec_;
   ProblemOptions problem_;
   std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_;
-  bool force_ = false, list_ = false, overwrite_ = false;
+  bool force_ = false, plans_ = false, list_ = false, overwrite_ = false;
   int device_ = 0, rounds_ = 15;
   std::string export_, import_;
 };

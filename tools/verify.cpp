@@ -1,6 +1,7 @@
 //===- verify.cpp - Random problems on the GPU against FP64 ----------------===//
 #include "runtime/driver/driver.h"
 #include "tools/command.h"
+#include "tools/input_options.h"
 #include "tools/spec_options.h"
 #include "tools/verify_case.h"
 
@@ -60,13 +61,17 @@ public:
                 "a non-finite value, or where its error exceeds the bound that its quantisation\n"
                 "implies (see README); so is a write beside a tensor. Exit code 1 where any is. "
                 "Needs a GPU.\n"
-                "\n"
-                "examples:\n"
-                "  sagebwd verify\n"
-                "  sagebwd verify --cases 1000 --seed 7 --json\n"
-                "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n") {
+                "\n" +
+                    help_of_inputs() +
+                    "\n"
+                    "examples:\n"
+                    "  sagebwd verify\n"
+                    "  sagebwd verify --cases 1000 --seed 7 --json\n"
+                    "  sagebwd verify --inputs sink,qk-norm,massive-tokens --causal top-left\n"
+                    "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n") {
     options.integer("cases", cases_, 1, 1000000, "how many problems");
     options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(), "of the first problem");
+    inputs_.declare(options, /*lists=*/true);
     options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
     options.integer("gpu", gpu_, 0, 1023, "which GPU");
     spec_.declare(options, /*lists=*/true);
@@ -85,7 +90,7 @@ public:
     std::map<std::string, std::unique_ptr<Attention>> operations;
     Progress progress("verifying", static_cast<size_t>(cases_));
     for (int64_t i = 0; i < cases_; ++i) {
-      VerifyCase drawn = draw(seed_ + i, specs[i % specs.size()], max_len_);
+      VerifyCase drawn = draw(seed_ + i, specs[i % specs.size()], max_len_, inputs_.all());
       std::unique_ptr<Attention>& operation = operations[to_string(drawn.spec)];
       if (!operation)
         operation = std::make_unique<Attention>(drawn.spec, gpu_);
@@ -153,6 +158,7 @@ private:
   }
 
   SpecOptions spec_{kinds_of_specs()};
+  InputOptions inputs_;
   int64_t cases_ = 100, max_len_ = 1024;
   uint64_t seed_ = 0;
   int gpu_ = 0;

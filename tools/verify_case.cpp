@@ -49,11 +49,15 @@ int64_t draw_length(Random& random, int64_t max_len) {
 /// integer here and there.
 constexpr double kSlack = 4e-3;
 
+bool is_gaussian(const VerifyCase& drawn) {
+  return drawn.inputs == reference::Distribution::gaussian;
+}
+
 /// What no error may exceed, whatever the emulation says: 1.5 times what `block`, the coarsest
-/// granularity, costs on random inputs of this sigma. Problems of few tokens have no such figure:
-/// there dS is mostly cancellation.
+/// granularity, costs on random inputs of this sigma. Problems of few tokens have no such figure,
+/// for there dS is mostly cancellation; nor have inputs of other kinds.
 double cap_of(const VerifyCase& drawn) {
-  if (std::min(drawn.problem.seq_q, drawn.problem.seq_kv) < 64)
+  if (std::min(drawn.problem.seq_q, drawn.problem.seq_kv) < 64 || !is_gaussian(drawn))
     return INFINITY;
   // sigma, and the error of dQ and dK under `block` at 4096 tokens: the largest of the four.
   constexpr std::pair<double, double> kMeasured[] = {
@@ -69,8 +73,9 @@ double cap_of(const VerifyCase& drawn) {
 }
 
 reference::Inputs inputs_of(const VerifyCase& drawn) {
-  reference::Inputs inputs = reference::random_inputs(drawn.problem, drawn.spec.head_dim,
-                                                      drawn.spec.dtype, drawn.sigma, drawn.seed);
+  reference::Inputs inputs =
+      reference::named_inputs({drawn.inputs, drawn.sigma}, drawn.problem, drawn.spec.head_dim,
+                              drawn.spec.dtype, drawn.seed);
   if (drawn.dlse) {
     Random random(drawn.seed ^ 0xd15e);
     const Problem& problem = drawn.problem;
@@ -120,12 +125,15 @@ Verdict judge_lse(double cap, std::vector<float> run, std::vector<float> emulate
 } // namespace
 
 std::string to_string(const VerifyCase& drawn) {
-  return format("%s %s %s+%td sigma %g%s seed %zu", sagebwd::to_string(drawn.spec).c_str(),
+  const std::string inputs = is_gaussian(drawn) ? format("sigma %g", drawn.sigma)
+                                                : std::string(sagebwd::to_string(drawn.inputs));
+  return format("%s %s %s+%td %s%s seed %zu", sagebwd::to_string(drawn.spec).c_str(),
                 line_of(drawn.problem).c_str(), drawn.layout.bshd ? "bshd" : "bhsd",
-                drawn.layout.padding, drawn.sigma, drawn.dlse ? " dlse" : "", drawn.seed);
+                drawn.layout.padding, inputs.c_str(), drawn.dlse ? " dlse" : "", drawn.seed);
 }
 
-VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len) {
+VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len,
+                const std::vector<reference::Distribution>& inputs) {
   Random random(seed);
   VerifyCase drawn;
   drawn.spec = spec;
@@ -148,6 +156,9 @@ VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len) {
   drawn.layout.padding = random.one_of<int64_t>({0, 0, 8, 64});
   drawn.sigma = random.one_of({0.1, 0.5, 1.0, 1.0, 2.0, 3.0, 5.0, 8.0});
   drawn.dlse = random.one_in(8);
+  drawn.inputs = inputs[random.between(0, inputs.size() - 1)];
+  if (!is_gaussian(drawn))
+    drawn.sigma = 1;
   return drawn;
 }
 
@@ -175,7 +186,9 @@ void Coverage::add(const VerifyCase& drawn) {
   seq_q_.insert(problem.seq_q);
   seq_kv_.insert(problem.seq_kv);
   groups_.insert(problem.heads / problem.heads_kv);
-  sigmas_.insert(drawn.sigma);
+  inputs_.emplace(sagebwd::to_string(drawn.inputs));
+  if (is_gaussian(drawn))
+    sigmas_.insert(drawn.sigma);
   counts_["cases"] += 1;
   counts_["unequal_lengths"] += problem.seq_q != problem.seq_kv;
   counts_["no_multiple_of_64"] += problem.seq_q % 64 != 0 || problem.seq_kv % 64 != 0;
@@ -186,12 +199,16 @@ void Coverage::add(const VerifyCase& drawn) {
 
 std::string Coverage::as_text() const {
   const auto count = [&](const char* name) { return counts_.at(name); };
+  std::string inputs;
+  for (const std::string& name : inputs_)
+    inputs += (inputs.empty() ? "" : ", ") + name;
+  if (!sigmas_.empty())
+    inputs += format(" of sigma %g..%g", *sigmas_.begin(), *sigmas_.rbegin());
   return format("queries %td..%td, keys %td..%td, %td with M != N, %td no multiple of 64, "
-                "%td BSHD, %td padded strides, %td with dLSE, sigma %g..%g, GQA groups to %td",
+                "%td BSHD, %td padded strides, %td with dLSE, GQA groups to %td, inputs %s",
                 *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(),
                 count("unequal_lengths"), count("no_multiple_of_64"), count("bshd"),
-                count("padded_strides"), count("dlse"), *sigmas_.begin(), *sigmas_.rbegin(),
-                *groups_.rbegin());
+                count("padded_strides"), count("dlse"), *groups_.rbegin(), inputs.c_str());
 }
 
 llvm::json::Value Coverage::as_json() const {
@@ -203,6 +220,7 @@ llvm::json::Value Coverage::as_json() const {
   facts["distinct_seq_q"] = static_cast<int64_t>(seq_q_.size());
   facts["distinct_seq_kv"] = static_cast<int64_t>(seq_kv_.size());
   facts["sigmas"] = llvm::json::Array(sigmas_);
+  facts["inputs"] = llvm::json::Array(inputs_);
   facts["gqa_groups"] = llvm::json::Array(groups_);
   return facts;
 }

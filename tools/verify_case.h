@@ -6,7 +6,8 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tools/on_gpu.h"
+#include "runtime/on_gpu.h"
+#include "runtime/reference/named_inputs.h"
 
 #include "llvm/Support/JSON.h"
 
@@ -22,14 +23,16 @@ struct VerifyCase {
   AttentionSpec spec;
   Problem problem;
   Layout layout;
-  double sigma = 1;
+  reference::Distribution inputs = reference::Distribution::gaussian;
+  double sigma = 1;  ///< of gaussian inputs
   bool dlse = false; ///< a gradient flows into lse
   uint64_t seed = 0;
 };
 std::string to_string(const VerifyCase&);
 
-/// The same arguments give the same case on every machine.
-VerifyCase draw(uint64_t seed, const AttentionSpec&, int64_t max_len);
+/// The same arguments give the same case on every machine. Its inputs are one of those.
+VerifyCase draw(uint64_t seed, const AttentionSpec&, int64_t max_len,
+                const std::vector<reference::Distribution>& inputs);
 
 /// One output of one case. The figures are L2 norms relative to the FP64 tensor's, or to a
 /// sixteenth of its terms' where those cancel (one key: dQ is zero but for rounding).
@@ -56,7 +59,8 @@ public:
 
 private:
   std::set<int64_t> seq_q_, seq_kv_, groups_;
-  std::set<double> sigmas_;
+  std::set<double> sigmas_; ///< of gaussian inputs
+  std::set<std::string> inputs_;
   std::map<std::string, int64_t> counts_; ///< by their names in JSON
 };
 

@@ -1,4 +1,4 @@
-//===- key_mean.cpp - The mean of K over its keys --------------------------===//
+//===- key_mean.cpp - Sums of the keys, for their mean ---------------------===//
 
 #include "generator/definition.h"
 
@@ -9,7 +9,7 @@ using O = Operand;
 
 /// The mean serves the INT8 copies of K: for S, and transposed for dQ.
 bool needed(Pass pass, const AttentionSpec& s) {
-  return s.smooth_k && (s.precision == Precision::six_of_seven || pass == Pass::backward);
+  return s.smooth_k && (which_int8(s.precision).s || pass == Pass::backward);
 }
 
 /// The same in both passes and under every option.
@@ -17,39 +17,25 @@ void narrow(AttentionSpec& s) { s = without_numerics(s); }
 
 void configure(Configuration& c, const KernelSpec&) {
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
+  c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
 }
 
 } // namespace
 
 std::vector<KernelDefinition> key_mean_kernels() {
-  return {
-      {
-          .kind = KernelKind::key_mean_partial,
-          .differs_by_pass = false,
-          .needed = needed,
-          .narrow = narrow,
-          .fields = fields_named({O::k, O::k_partial}),
-          .root_template = "kernels/key_mean_partial.cuh",
-          .configure = configure,
-          .threads = [](const KernelSpec& k) { return k.attention.head_dim / 8 * 16; },
-          .grid = [](const KernelSpec&, const Problem& p) -> Grid {
-            return {blocks_of(p.seq_kv, kMeanChunk), blocks_of(p.heads_kv), blocks_of(p.batch)};
-          },
+  return {{
+      .kind = KernelKind::key_mean,
+      .differs_by_pass = false,
+      .needed = needed,
+      .narrow = narrow,
+      .fields = fields_named({O::k, O::k_partial}),
+      .root_template = "kernels/key_mean.cuh",
+      .configure = configure,
+      .threads = [](const KernelSpec&) { return 256; },
+      .grid = [](const KernelSpec&, const Problem& p) -> Grid {
+        return {blocks_of(mean_chunks(p.seq_kv)), blocks_of(p.heads_kv), blocks_of(p.batch)};
       },
-      {
-          .kind = KernelKind::key_mean,
-          .differs_by_pass = false,
-          .needed = needed,
-          .narrow = narrow,
-          .fields = fields_named({O::k_partial, O::k_mean}),
-          .root_template = "kernels/key_mean.cuh",
-          .configure = configure,
-          .threads = [](const KernelSpec& k) { return k.attention.head_dim; },
-          .grid = [](const KernelSpec&, const Problem& p) -> Grid {
-            return {1, blocks_of(p.heads_kv), blocks_of(p.batch)};
-          },
-      },
-  };
+  }};
 }
 
 } // namespace sagebwd

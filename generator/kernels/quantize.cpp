@@ -1,7 +1,7 @@
 //===- quantize.cpp - INT8 copies of Q, K, V and dO ------------------------===//
 //
-// One template in four roles: each tensor in rows for S, transposed for the products that sum over
-// tokens, or both.
+// One launch a pass, whose blocks take queries, keys or values: what copies there are, the
+// precision says.
 //
 //===----------------------------------------------------------------------===//
 
@@ -12,110 +12,88 @@ namespace {
 
 using O = Operand;
 
-bool scores8(const AttentionSpec& s) { return s.precision == Precision::six_of_seven; }
-
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
   drop_mask(s);
   s.deterministic = plain.deterministic;
-  if (!scores8(s)) // nothing is rotated but Q and K for INT8 scores
+  s.group_kv = grouping_of(s.granularity).keys.back(); // with several, no scale is a group's
+  if (!which_int8(s.precision).s) // nothing is rotated but Q and K for INT8 scores
     s.rotate = plain.rotate;
 }
 
-/// What the kernel of one tensor reads and writes.
-struct Role {
-  KernelKind kind;
-  std::string_view name; ///< in the template's enumeration
-  O x, rows8, transposed8, transposed8_scale;
-  bool has_rows;
-  bool (*needed)(Pass, const AttentionSpec&);
-};
+/// Tokens of one block: those that share scales of channels, or where queries have none such, few
+/// enough that short sequences fill the GPU.
+int query_tokens(const KernelSpec& k) {
+  const AttentionSpec& s = k.attention;
+  const bool shared = k.pass == Pass::backward || grouping_of(s.granularity).one_scale;
+  return shared ? channel_tokens_q(s) : 256;
+}
+int key_tokens(const KernelSpec& k) { return channel_tokens_kv(k.attention); }
 
-constexpr Role kRoles[] = {
-    {KernelKind::quantize_q, "q", O::q, O::q8, O::qt8, O::q_channels,
-     /*has_rows=*/true,
-     [](Pass pass, const AttentionSpec& s) { return scores8(s) || pass == Pass::backward; }},
-    {KernelKind::quantize_k, "k", O::k, O::k8, O::kt8, O::kt8_scale,
-     /*has_rows=*/true,
-     [](Pass pass, const AttentionSpec& s) { return scores8(s) || pass == Pass::backward; }},
-    {KernelKind::quantize_v, "v", O::v, O::no_bytes, O::vt8, O::vt8_scale,
-     /*has_rows=*/false, [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; }},
-    {KernelKind::quantize_dout, "dout", O::dout, O::no_bytes, O::dot8, O::q_channels,
-     /*has_rows=*/false, [](Pass pass, const AttentionSpec&) { return pass == Pass::backward; }},
-};
-
-const Role& role_of(KernelKind kind) {
-  for (const Role& role : kRoles)
-    if (role.kind == kind)
-      return role;
-  return kRoles[0];
+/// Tensors whose blocks own keys: K where it has a copy, and in the forward pass V.
+int key_roles(const KernelSpec& k) {
+  return k.pass == Pass::backward ? 1 : 1 + which_int8(k.attention.precision).s;
 }
 
-Tokens tokens_of_role(const KernelSpec& k) { return caller_tensor(role_of(k.kind).x).tokens; }
-
-int group_of(const KernelSpec& k) {
-  return tokens_of_role(k) == Tokens::queries ? k.attention.group_q : k.attention.group_kv;
-}
-
-/// The template calls what it reads and writes the same in every role.
-std::vector<Field> fields_of_role(const Role& r) {
-  const auto x_stride = [&](int i) {
-    return static_cast<O>(static_cast<int>(strides_of(r.x)) + i);
-  };
-  std::vector<Field> fields = {{"x", r.x},
-                               {"x_stride_b", x_stride(0)},
-                               {"x_stride_h", x_stride(1)},
-                               {"x_stride_s", x_stride(2)},
-                               {"rows8", r.rows8},
-                               {"transposed8", r.transposed8},
-                               {"transposed8_scale", r.transposed8_scale}};
-  for (const Field& field :
-       fields_named({O::k_mean, O::k8_scale, O::q_rows, O::lse, O::out, O::dlse}))
-    fields.push_back(field);
-  return fields;
+/// As many as leave each thread the registers that it needs: with another block some would spill a
+/// few bytes, on Blackwell under every precision.
+int blocks_per_sm(const KernelSpec& k) {
+  const Int8Products int8 = which_int8(k.attention.precision);
+  const bool wide = k.attention.head_dim > 64, backward = k.pass == Pass::backward;
+  const bool unrotated = int8.s && !k.attention.rotate;
+  const bool tight = backward && (k.arch.major >= 10 || (int8.s && int8.dk && !int8.dv) ||
+                                  (!wide && (unrotated || !int8.s)));
+  return (wide ? 2 : 3) - tight;
 }
 
 void configure(Configuration& c, const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
-  const Role& role = role_of(k.kind);
-  c.line("enum class Role { q, k, v, dout };");
-  c.line("constexpr Role ROLE = Role::" + std::string(role.name) + ";");
-  c.add("GROUP", group_of(k));
+  const Int8Products int8 = which_int8(s.precision);
+  const bool backward = k.pass == Pass::backward;
+  c.add("BACKWARD", backward);
   c.add("BLOCK_SCALES", grouping_of(s.granularity).one_scale);
-  c.add("ROTATE", s.rotate && scores8(s));
-  c.add("BACKWARD", k.pass == Pass::backward);
-  // Q meets the mean only where its scores are those of smoothed keys.
-  const bool of_k = k.kind == KernelKind::quantize_k, of_q = k.kind == KernelKind::quantize_q;
-  c.add("USES_MEAN", s.smooth_k && (of_k || (of_q && scores8(s))));
-  c.add("WRITE_ROWS", role.has_rows && scores8(s));
-  c.add("WRITE_TRANSPOSED", k.pass == Pass::backward || !role.has_rows);
-}
-
-KernelDefinition definition(const Role& role) {
-  return {
-      .kind = role.kind,
-      .differs_by_pass = true,
-      .needed = role.needed,
-      .narrow = narrow,
-      .fields = fields_of_role(role),
-      .root_template = "kernels/quantize.cuh",
-      .configure = configure,
-      .threads = [](const KernelSpec& k) { return k.attention.head_dim / 8 * group_of(k) / 4; },
-      .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
-        const Tokens of = tokens_of_role(k);
-        return {blocks_of(padded(tokens_of(of, p)), group_of(k)), blocks_of(heads_of(of, p)),
-                blocks_of(p.batch)};
-      },
-  };
+  c.add("ROTATE", s.rotate && int8.s);
+  c.add("SMOOTH_K", s.smooth_k);
+  c.add("SHIFTED", s.smooth_k && int8.s); // the scores are those of smoothed keys
+  c.add("SINK_KEYS", s.sink_keys);
+  c.add("SCALED_DOUT", scales_dout(s));
+  c.add("INT8_S", int8.s);
+  c.add("QT8", backward && int8.dk);
+  c.add("DOT8", backward && int8.dv);
+  c.add("KT8", backward && int8.dq);
+  c.add("K_ROWS", backward && !int8.dq);
+  c.add("VT8", !backward);
+  c.add("QUERY_TOKENS", query_tokens(k));
+  c.add("KEY_TOKENS", key_tokens(k));
+  c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
+  c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
+  c.add("BLOCKS_PER_SM", blocks_per_sm(k));
 }
 
 } // namespace
 
 std::vector<KernelDefinition> quantize_kernels() {
-  std::vector<KernelDefinition> kernels;
-  for (const Role& role : kRoles)
-    kernels.push_back(definition(role));
-  return kernels;
+  return {{
+      .kind = KernelKind::quantize,
+      .differs_by_pass = true,
+      .needed = [](Pass, const AttentionSpec&) { return true; },
+      .narrow = narrow,
+      .fields = fields_named(
+          {O::q,         O::k,         O::v,          O::out,       O::dout,   O::lse,
+           O::dlse,      O::k_partial, O::k_mean,     O::q8,        O::q_rows, O::k8,
+           O::k8_scale,  O::vt8,       O::vt8_scale,  O::kt8,       O::qt8,    O::kt8_scale,
+           O::qt8_scale, O::dot8,      O::dot8_scale, O::dout_rows, O::k_rows, O::sink_partial}),
+      .root_template = "kernels/quantize.cuh",
+      .configure = configure,
+      .threads = [](const KernelSpec&) { return 256; },
+      .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
+        // A head's units of keys are divided among the heads of queries that see them.
+        const int64_t units = ceil_div(padded(p.seq_kv), key_tokens(k));
+        return {blocks_of(padded(p.seq_q), query_tokens(k)) +
+                    key_roles(k) * blocks_of(units, p.heads / p.heads_kv),
+                blocks_of(p.heads), blocks_of(p.batch)};
+      },
+  }};
 }
 
 } // namespace sagebwd

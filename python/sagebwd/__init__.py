@@ -3,10 +3,12 @@
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
+    sagebwd.trace(inputs="sink", causal=True)         # of inputs as trained models have them
     sagebwd.reference.exact(q, k, v, dout)            # NumPy, on the CPU
     sagebwd.emit('sm_90a'), sagebwd.build('sm_90a')   # the kernels' source; their machine code
     sagebwd.prebuild('a.pack', arch=['sm_80'])        # for machines that may not compile
     sagebwd.tune(head_dim=128, seq_len=8192)          # the fastest tiles for this GPU
+    sagebwd.compare_plans(seq_len=8192)               # speed and error of each precision here
     sagebwd.cache_stats()                             # what the cache of kernels did here
     sagebwd.doctor()                                  # what this machine has and lacks
 
@@ -35,11 +37,19 @@ from sagebwd._core import (
     TuneError,
 )
 from sagebwd._doctor import doctor
+from sagebwd.inputs import INPUTS, named_inputs
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.options import PRODUCTS, Spec
 from sagebwd.prebuilding import prebuild
 from sagebwd.tracing import trace
-from sagebwd.tuning import TunedKernel, export_records, import_records, tune
+from sagebwd.tuning import (
+    PlanFigures,
+    TunedKernel,
+    compare_plans,
+    export_records,
+    import_records,
+    tune,
+)
 
 try:
     import torch as _torch  # noqa: F401
@@ -63,8 +73,9 @@ except _metadata.PackageNotFoundError:  # run from a source tree
     __version__ = "0.1.0"
 
 __all__ = [
-    "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError", "OfflineError",
-    "PackError", "Spec", "SpecError", "TuneError", "TunedKernel", "archs", "attention",
-    "attention_backward", "attention_forward", "build", "cache_stats", "doctor", "emit",
-    "export_records", "import_records", "prebuild", "reference", "trace", "tune", "warmup",
+    "INPUTS", "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError",
+    "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TuneError", "TunedKernel",
+    "archs", "attention", "attention_backward", "attention_forward", "build", "cache_stats",
+    "compare_plans", "doctor", "emit", "export_records", "import_records", "named_inputs",
+    "prebuild", "reference", "trace", "tune", "warmup",
 ]  # fmt: skip

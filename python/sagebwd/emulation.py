@@ -8,7 +8,7 @@ import contextlib
 
 import torch
 
-from sagebwd import _core, options
+from sagebwd import options
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk
 from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of
 
@@ -105,8 +105,8 @@ def emulated_attention(
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
     Args beyond `sagebwd.attention`'s:
-        plan: 'six-of-seven', 'qk16', or any collection of the products that are to be INT8, of
-            's' (S = tau Q K^T), 'pv' (O = P V), 'dv' (dV = P^T dO), 'dp' (dP = dO V^T), 'dq'
+        plan: a `precision`, or any collection of the products that are to be INT8, of 's'
+            (S = tau Q K^T), 'pv' (O = P V), 'dv' (dV = P^T dO), 'dp' (dP = dO V^T), 'dq'
             (dQ = tau dS K), 'dk' (dK = tau dS^T Q). The others use 16-bit operands.
         group_q, group_kv: any positive numbers of tokens.
         math_dtype: torch.float32, as in the kernels, or torch.float64.
@@ -145,8 +145,7 @@ def emulation_rules(
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError.
 
-    Groups may have any size. Left out, they are those of the nearest kernels: on a CUDA device
-    those for that device.
+    Groups may have any size. Left out, they are those of the kernels.
     """
     if not {q.dtype, k.dtype, v.dtype} <= set(DTYPES):
         raise options.SpecError(
@@ -156,16 +155,13 @@ def emulation_rules(
     problem_of(q, k, v, layout)
     if math_dtype not in (torch.float32, torch.float64):
         raise options.SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
-    arch = None
-    if q.is_cuda:
-        arch = _core.arch_for_capability(*torch.cuda.get_device_capability(q.device))
     q, k = swapped(layout, q, k)
     given = {name: chosen.pop(name) for name in ("group_q", "group_kv")}
     nearest = dict(head_dim=options.nearest_head_dim(q.shape[3]), precision=plan)
-    kernels, plan = options.emulated_spec({**chosen, **nearest}, q, k, arch)
+    kernels, plan = options.emulated_spec({**chosen, **nearest}, q, k)
     groups = {name: getattr(kernels, name) if size is None else options.whole_number(name, size)
               for name, size in given.items()}  # fmt: skip
-    chosen = options.with_mask(chosen, q.shape[2], k.shape[2])
+    chosen = options.with_mask(chosen, q.shape[2], k.shape[2]) | {"sink_keys": kernels.sink_keys}
     mask, scale = options.Mask.among(chosen), options.check_softmax_scale(softmax_scale, q.shape[3])
     return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **chosen)
 

@@ -2,11 +2,11 @@
 
 import torch
 
-from sagebwd import ops, options
+from sagebwd import direct, forms, ops, options
 from sagebwd.kernels import local_arch
 
 
-@options.takes()
+@options.takes(shortcut=direct.attention)
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, chosen):
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
@@ -99,7 +99,7 @@ def warmup(*, backward=True, device=None, sizes=None, chosen):
         if not isinstance(sizes, (tuple, list)) or len(sizes) != len(names):
             raise options.SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
         sizes = tuple(options.whole_number(name, size) for name, size in zip(names, sizes))
-    ops.operation(_gpu(device), text).warmup(options.yes_or_no("backward", backward), sizes)
+    forms.operation(_gpu(device), text).warmup(options.yes_or_no("backward", backward), sizes)
 
 
 def _gpu(device):

@@ -45,10 +45,8 @@ def local_arch(device=0, instead=None):
 def _operation(arch, backward, chosen):
     """What both functions below hand to the C++ library."""
     options.yes_or_no("backward", backward)
-    spec = options.Spec(arch, **chosen)  # wrong use is wrong use without a GPU as well
-    if arch is None:
-        arch = local_arch()
-        spec = options.Spec(arch, **chosen)
+    spec = options.Spec(**chosen)  # wrong use is wrong use without a GPU as well
+    arch = local_arch() if arch is None else options.word("arch", arch, "a name such as 'sm_90a'")
     return spec, arch, backward
 
 

@@ -18,6 +18,9 @@ _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)
 _LN2 = math.log(2.0)
 _SMALLEST = 2.0**-119  # a group below this quantises to zero
+_SMALLEST_OF_CHANNEL = 2.0**-60  # where sums are brought from one unit of tokens to another
+_CHANNEL_TOKENS = 512  # that share a channel's scale under 'row'
+_MOST_EXPONENT = 100
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Rules:
     group_kv: int
     smooth_k: bool
     rotate: bool
+    sink_keys: int  #: 1: the first key is computed apart
     plan: frozenset  #: the INT8 products, of options.PRODUCTS
     dtype: torch.dtype  #: of inputs, outputs and 16-bit operands
     math: torch.dtype  #: of everything between, float32 as in the kernels or float64
@@ -41,9 +45,14 @@ class Rules:
         scale = torch.tensor(self.scale, dtype=torch.float32)
         return float(scale * torch.tensor(_LOG2E, dtype=torch.float32))
 
+    @property
+    def by_rows(self):
+        """Whether every token and channel has scales of its own."""
+        return self.granularity == "row"
+
     def sharing(self, extent):
         """How many of `extent` neighbours share a scale: 'row' gives each its own."""
-        return 1 if self.granularity == "row" else extent
+        return 1 if self.by_rows else extent
 
 
 # ---- quantisers ----------------------------------------------------------------------------------
@@ -61,10 +70,11 @@ def _untiled(tiles, m, n):
     return tiles.flatten(-2).flatten(-3, -2)[..., :m, :n]
 
 
-def _psi(tiles, unsigned=False):
+def _psi(tiles, unsigned=False, smallest=_SMALLEST):
     """Integers and scales with one scale per tile: psi of the paper, in FP32.
 
-    A tile whose maximum is not finite gets the scale NaN: it stays visible.
+    A tile whose maximum is not finite gets the scale NaN: it stays visible. One below `smallest`
+    is zeros.
     """
     tiles = tiles.float()
     limit = 255 if unsigned else 127
@@ -73,14 +83,14 @@ def _psi(tiles, unsigned=False):
     # Not 127 / top: PyTorch computes that as a reciprocal times 127, which rounds twice.
     inverse = torch.full_like(top, limit).div(top)
     integers = (tiles * inverse).round().clamp(0 if unsigned else -limit, limit)
-    finite, tiny = top.isfinite(), top < _SMALLEST
+    finite, tiny = top.isfinite(), top < smallest
     delta = torch.where(finite, delta.masked_fill(tiny, 0), torch.nan)
     return integers.masked_fill(tiny | ~finite, 0), delta
 
 
-def _quantized(x, rows, columns, math_dtype, unsigned=False):
+def _quantized(x, rows, columns, math_dtype, unsigned=False, smallest=_SMALLEST):
     """`x` after quantisation with one scale per rows x columns tile of its last two axes."""
-    integers, delta = _psi(_tiles(x, rows, columns), unsigned)
+    integers, delta = _psi(_tiles(x, rows, columns), unsigned, smallest)
     return _untiled(integers.to(math_dtype) * delta, *x.shape[-2:])
 
 
@@ -91,11 +101,56 @@ def _token_integers(x, group):
     return _untiled(integers, m, n), delta[..., 0, 0].repeat_interleave(group, -2)[..., :m, :]
 
 
-def _int8_product(of_queries, of_keys, rules):
-    """The integers' (queries x keys) product, and the scales of its rows and of its columns."""
-    a, a_scale = _token_integers(of_queries, rules.sharing(rules.group_q))
-    b, b_scale = _token_integers(of_keys, rules.sharing(rules.group_kv))
-    return a.to(rules.math) @ b.to(rules.math).mT, a_scale, b_scale.mT
+def _key_integers(x, rules):
+    """The same of keys for S: under 'row' 8 of 32 share a scale, 2t, 2t+1, 2t+8, 2t+9, .. 2t+25.
+
+    Those are what one lane of the tensor cores' accumulators holds of a row of scores.
+    """
+    if not rules.by_rows:
+        return _token_integers(x, rules.group_kv)
+    n = x.shape[-2]
+    octets = F.pad(x, (0, 0, 0, -n % 32)).unflatten(-2, (-1, 4, 4, 2)).transpose(-4, -3)
+    integers, scales = _token_integers(octets.flatten(-5, -2), 8)
+
+    def in_order(t):
+        return t.unflatten(-2, (-1, 4, 4, 2)).transpose(-4, -3).flatten(-5, -2)[..., :n, :]
+
+    return in_order(integers), in_order(scales)
+
+
+def _over_tokens(x, group, rules):
+    """The copy of `x` for products that sum over tokens: one scale a channel and 512 of them."""
+    if rules.by_rows:
+        return _quantized(x, _CHANNEL_TOKENS, 1, rules.math, smallest=_SMALLEST_OF_CHANNEL)
+    return _quantized(x, group, x.shape[-1], rules.math)
+
+
+def _row_exponents(x):
+    """Powers of two that bring the rows of 512 to one magnitude, that of their mean: (…, 1).
+
+    Within -100..100, from the logarithms of the rows' largest magnitudes, linear between powers of
+    two. Rows less than half an octave from the mean have one exponent, wherever that lies: rounding
+    each row's own logarithm would tear rows of like magnitude apart. 0 for rows below 2^-119 and
+    for those that are not finite.
+    """
+    top = x.abs().amax(-1, keepdim=True)
+    counted = top.isfinite() & (top >= _SMALLEST)
+    fraction = 13
+    logarithms = top.view(torch.int32) >> 23 - fraction
+    pad = (0, 0, 0, -x.shape[-2] % _CHANNEL_TOKENS)
+    units = [F.pad(t, pad).unflatten(-2, (-1, _CHANNEL_TOKENS))
+             for t in (logarithms * counted, counted.int())]  # fmt: skip
+    total, count = (t.sum(-2, keepdim=True) for t in units)
+    mean = (total // count.clamp(min=1)).expand_as(units[0]).flatten(-3, -2)
+    mean = mean[..., : x.shape[-2], :]
+    exponents = (logarithms - mean + (1 << fraction - 1) >> fraction) + (mean >> fraction) - 127
+    exponents = exponents.clamp(-_MOST_EXPONENT, _MOST_EXPONENT)
+    return exponents.masked_fill(~counted, 0).int()
+
+
+def _power_of_two(exponents):
+    """2^exponents from int32, exactly."""
+    return (exponents + 127 << 23).view(torch.float32)
 
 
 def hadamard(x):
@@ -126,30 +181,51 @@ def visible_keys(mask, m, n, device):
 
 
 class _Scores:
-    """S in the log2 domain as `x * factor`, and what the passes share with it."""
+    """S in the log2 domain as `x * factor`, and what the passes share with it.
 
-    def __init__(self, q, k, rules):
+    Keys that are computed apart are not seen in it, and stand as zeros in `keys` and `values`.
+    """
+
+    def __init__(self, q, k, v, rules):
         self.rules = rules
-        self.q, self.k = q.float(), k.float()
+        self.q, self.k, self.v = q.float(), k.float(), v.float()
         self.k_mean = self.k.mean(-2, keepdim=True, dtype=torch.float64).float()
         self.k_smooth = self.k - self.k_mean if rules.smooth_k else self.k
-        self.visible = visible_keys(rules.mask, q.shape[-2], k.shape[-2], q.device)
+        self.sinks = rules.sink_keys
+        self.keys, self.values = self._without_sinks(self.k_smooth), self._without_sinks(self.v)
+        m, n = q.shape[-2], k.shape[-2]
+        self.seen = visible_keys(rules.mask, m, n, q.device)
+        self.visible = self.seen
+        if self.sinks:
+            others = (torch.arange(n, device=q.device) >= self.sinks).expand(m, n)
+            self.visible = others if self.seen is None else others & self.seen
         #: what quantised scores lack of the raw ones, (n, G, M, 1): tau q . mean(K)
         self.shift = None
         if rules.smooth_k and "s" in rules.plan:
             self.shift = _dot(self.q, self.k_mean) * rules.scale
         self.x, self.factor = self._products()
 
+    def _without_sinks(self, x):
+        return x if not self.sinks else F.pad(x[..., self.sinks :, :], (0, 0, self.sinks, 0))
+
     def _products(self):
         rules = self.rules
         if "s" not in rules.plan:
             factor = torch.full((1,), rules.scale_log2, device=self.q.device)
             return self.q.to(rules.math) @ self.k.to(rules.math).mT, factor
-        q, k = self.q, self.k_smooth
+        q, k = self.q, self.keys
         if rules.rotate:
             q, k = hadamard(q), hadamard(k)
-        product, q_scale, k_scale = _int8_product(q, k, rules)
-        return product * k_scale, rules.scale_log2 * q_scale
+        q, q_scale = _token_integers(q, rules.sharing(rules.group_q))
+        k, k_scale = _key_integers(k, rules)
+        return (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT, rules.scale_log2 * q_scale
+
+    def sink(self):
+        """The first key's scores in the log2 domain, (n, G, M, 1); -inf where it is not seen."""
+        key = (self.k_smooth if "s" in self.rules.plan else self.k)[..., :1, :]
+        score = _dot(self.q, key) * self.rules.scale_log2
+        score = score + (score - score)  # an infinite one must not pass for a softmax
+        return score if self.seen is None else score.where(self.seen[:, :1], -torch.inf)
 
     def log2(self):
         """The scores themselves, -inf where a query does not see a key."""
@@ -174,26 +250,34 @@ def _dot(a, b):
 
 def forward_chunk(q, k, v, rules):
     """out (n, G, M, D) and lse (n, G, M), not rounded to the output type."""
-    scores = _Scores(q, k, rules)
-    m, n = scores.x.shape[-2:]
-    levels = _LOG2_255 if "pv" in rules.plan else 0.0
+    scores = _Scores(q, k, v, rules)
+    n = scores.x.shape[-1]
+    one, levels = (255.0, _LOG2_255) if "pv" in rules.plan else (1.0, 0.0)
     tile_max = _tiles(scores.log2(), 1, rules.group_kv, fill=-torch.inf).amax(-1)[..., 0, :]
+    tile_seen = _tiles_seen(scores.visible, rules.group_kv)
+    if tile_seen is not None:
+        tile_max = tile_max.where(tile_seen, -torch.inf)
     row_max = tile_max.amax(-1, keepdim=True)
-    seen, tile_seen = _seen(scores.visible, m, n, rules.group_kv)
+    if scores.sinks:
+        sink = scores.sink()
+        row_max = torch.maximum(row_max, sink)
+    seen = None if scores.seen is None else scores.seen.any(-1, keepdim=True)
     if seen is not None:  # no -inf - -inf where nothing is seen; where a score is -inf, NaN stays
-        tile_max, row_max = tile_max.where(tile_seen, -torch.inf), row_max.where(seen, 0)
+        row_max = row_max.where(seen, 0)
     weight = _per_key((tile_max - row_max).exp2(), rules.group_kv, n)
-    shift = tile_max if seen is None else tile_max.where(tile_seen, 0)
+    shift = tile_max if tile_seen is None else tile_max.where(tile_seen, 0)
     p = scores.exp2(_per_key(levels - shift, rules.group_kv, n))
     total = (p * weight).sum(-1, keepdim=True)
-    v = v.float()
     if "pv" in rules.plan:
         p = p.clamp(0, 255).round()
-        v = _quantized(v, rules.group_kv, rules.sharing(v.shape[-1]), rules.math)
+        v = _over_tokens(scores.values, rules.group_kv, rules)
     else:
-        p = p.to(rules.dtype).to(rules.math)
-    out = (p * weight) @ v.to(rules.math) / total
-    lse = (row_max + total.log2() - levels) * _LN2
+        p, v = p.to(rules.dtype), scores.v
+    out = (p.to(rules.math) * weight) @ v.to(rules.math)
+    if scores.sinks:
+        of_sink = one * (sink - row_max).exp2()
+        out, total = out + of_sink * scores.v[..., :1, :], total + of_sink
+    out, lse = out / total, (row_max + total.log2() - levels) * _LN2
     if scores.shift is not None:
         lse = lse + scores.shift
     if seen is not None:
@@ -201,12 +285,9 @@ def forward_chunk(q, k, v, rules):
     return out, lse[..., 0]
 
 
-def _seen(visible, m, n, group):
-    """Whether a row sees any key, (M, 1), and any key of a tile, (M, tiles); None: all do."""
-    if visible is None:
-        return None, None
-    tiles = _tiles(visible.float(), 1, group).amax(-1)[..., 0, :] > 0
-    return tiles.any(-1, keepdim=True), tiles
+def _tiles_seen(visible, group):
+    """Whether a row sees any key of a tile, (M, tiles); None: all do."""
+    return None if visible is None else _tiles(visible.float(), 1, group).amax(-1)[..., 0, :] > 0
 
 
 def _per_key(x, group, n):
@@ -215,16 +296,24 @@ def _per_key(x, group, n):
 
 def backward_chunk(q, k, v, out, lse, dout, dlse, rules):
     """dq, dk, dv for a chunk, dk and dv summed over the group; and delta, p, dp, ds."""
-    scores = _Scores(q, k, rules)
+    scores = _Scores(q, k, v, rules)
     plan, low, exact = rules.plan, rules.dtype, rules.math
     dout, out = dout.float(), out.float()
     delta = _dot(dout, out)
     if dlse is not None:
         delta = delta - dlse[..., None]
     lse = lse[..., None] if scores.shift is None else lse[..., None] - scores.shift
-    p = scores.exp2(-(lse * _LOG2E).masked_fill(lse == -torch.inf, torch.inf))
-    dp = _dp(dout, v.float(), rules)
-    ds = p * (dp - delta)
+    lse = (lse * _LOG2E).masked_fill(lse == -torch.inf, torch.inf)
+    # Under 'row' dO has a scale for many rows: those are brought to one magnitude by powers of two,
+    # which P takes back.
+    scaled, exponents = dout, torch.zeros_like(delta, dtype=torch.int32)
+    if rules.by_rows and "dv" in plan:
+        exponents = _row_exponents(dout)
+        scaled = dout * _power_of_two(-exponents)
+    up, down = _power_of_two(exponents), _power_of_two(-exponents)
+    p = scores.exp2(-(lse - exponents))
+    dp = _dp(scaled.to(low).float(), scores.v, rules)
+    ds = p * (dp - delta * down)
     if scores.visible is not None:
         ds = ds.masked_fill(~scores.visible, 0)
 
@@ -233,20 +322,31 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules):
 
     def product(name, left, left_tile, right, right_group, raw, unsigned=False):
         if name not in plan:
-            return left.to(low).to(exact), raw.to(exact)
+            return left.to(low).to(exact), raw.to(low).to(exact)
         left = _quantized(left, *left_tile, exact, unsigned)
-        return left, _quantized(right, right_group, rules.sharing(right.shape[-1]), exact)
+        return left, _over_tokens(right, right_group, rules)
 
-    weights, operand = product("dv", p, along_q, dout, rules.group_q, dout, unsigned=True)
+    weights, operand = product("dv", p, along_q, scaled, rules.group_q, dout, unsigned=True)
     dv = (weights.mT @ operand).sum(1, keepdim=True)
     weights, operand = product("dk", ds, along_q, scores.q, rules.group_q, scores.q)
-    dk = (weights.mT @ operand).sum(1, keepdim=True) * rules.scale
-    weights, operand = product("dq", ds, along_kv, scores.k_smooth, rules.group_kv, scores.k)
-    dq = (weights @ operand) * rules.scale
-    if dlse is not None and rules.smooth_k and "dq" in plan:
+    dk = (weights.mT @ operand).sum(1, keepdim=True)
+    weights, operand = product("dq", ds, along_kv, scores.keys, rules.group_kv, scores.k_smooth)
+    dq = weights @ operand
+    p, dp = p * down, dp * up
+    if scores.sinks:
+        first = [x[..., :1] for x in (p, dp, ds)]  # views: the matrices are whole after this
+        first[0].copy_((scores.sink() - lse).exp2())
+        first[1].copy_(_dot(dout, scores.v[..., :1, :]))
+        first[2].copy_(first[0] * (first[1] - delta))
+        p_first, _, ds_first = first
+        dv[..., :1, :] = (p_first * dout).sum((1, 2), keepdim=True)
+        dk[..., :1, :] = (ds_first * scores.q).sum((1, 2), keepdim=True)
+        dq = dq + ds_first * scores.k_smooth[..., :1, :]
+    dq, dk = dq * rules.scale, dk * rules.scale
+    if dlse is not None and rules.smooth_k:
         # The smoothed keys lack mean(K) times the row sum of dS, which is dlse where a query sees
         # any key.
-        sums = dlse if scores.visible is None else dlse * scores.visible.any(-1)
+        sums = dlse if scores.seen is None else dlse * scores.seen.any(-1)
         dq = dq + rules.scale * sums[..., None] * scores.k_mean
     return dq, dk, dv, delta, p, dp, ds
 
@@ -254,5 +354,6 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules):
 def _dp(dout, v, rules):
     if "dp" not in rules.plan:
         return dout.to(rules.math) @ v.to(rules.math).mT
-    product, dout_scale, v_scale = _int8_product(dout, v, rules)
-    return product * (dout_scale * v_scale)
+    dout, dout_scale = _token_integers(dout, rules.sharing(rules.group_q))
+    v, v_scale = _token_integers(v, rules.sharing(rules.group_kv))
+    return (dout.to(rules.math) @ v.to(rules.math).mT) * (dout_scale * v_scale.mT)

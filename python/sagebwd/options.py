@@ -21,10 +21,15 @@ SpecError = _core.SpecError
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
 #: Head dimensions of the kernels.
 HEAD_DIMS = _core.head_dims
+#: A smaller scale takes the quantised scores' steps out of FP32's normal numbers.
+LEAST_SOFTMAX_SCALE = _core.least_softmax_scale
+#: Names of the plans that they are built for.
+PRECISIONS = _core.precisions
 
 
-def _option(default, text):
-    return dataclasses.field(default=default, metadata={"help": text})
+def _option(default, text, least=1):
+    """`least`: of a whole number, None being one less to the C++ library."""
+    return dataclasses.field(default=default, metadata={"help": text, "least": least})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +54,17 @@ class Options(Mask):
 
     granularity: str = _option(
         "row",
-        "what shares a quantisation scale: 'row', a token or a channel of a group of tokens; "
+        "what shares a quantisation scale: 'row', a token (8 keys) or a channel of 512 tokens; "
         "'block', a group of tokens (the paper's).",
     )
     group_q: int = _option(None, "queries of a group; None means the granularity's own.")
     group_kv: int = _option(None, "keys of a group; None means the granularity's own.")
+    sink_keys: int = _option(
+        None,
+        "1 computes the first key apart, in FP32: many models attend to it above all; 0 does not. "
+        "None means the granularity's own, 1 under 'row' and 0 under 'block'.",
+        least=0,
+    )
     smooth_k: bool = _option(
         True, "subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367)."
     )
@@ -61,7 +72,10 @@ class Options(Mask):
         True, "apply a Hadamard transform to q and k before quantising them for q k^T."
     )
     precision: str = _option(
-        "six-of-seven", "'six-of-seven', or 'qk16' to compute q k^T in 16 bits."
+        "six-of-seven",
+        "which of the seven products are INT8: 'six-of-seven', all but dP; with further ones in 16 "
+        "bits 'dv16' (dV; 5 are INT8), 'qk16' (q k^T in both passes; 4) and 'gradients16' (dV, dQ "
+        "and dK; 3).",
     )
     deterministic: bool = _option(True, "the same inputs give the same bits.")
 
@@ -74,7 +88,10 @@ class Operation(Options):
     dtype: object = _option("bf16", "'bf16' or 'fp16', or PyTorch's or NumPy's name of them.")
 
 
-_KINDS = {field.name: (field.type, field.default) for field in dataclasses.fields(Operation)}
+_KINDS = {
+    field.name: (field.type, field.default, field.metadata["least"])
+    for field in dataclasses.fields(Operation)
+}
 
 
 # ---- keywords ------------------------------------------------------------------------------------
@@ -95,22 +112,27 @@ _ABSENT = {
 }
 
 
-def takes(kind=Options, but=()):
+def takes(kind=Options, but=(), shortcut=None):
     """Puts the fields of `kind` among the keywords of a function, which gets them as `chosen`.
 
     The function's signature and the place of `{options}` in its docstring list them; `but` names
-    those left out. An unknown keyword is a TypeError that names the near ones.
+    those left out. An unknown keyword is a TypeError that names the near ones. `shortcut` is asked
+    first, with a call's own arguments: what it gives, unless NotImplemented, is the result.
     """
 
     def decorate(function):
         fields = [f for f in dataclasses.fields(kind) if f.name not in but]
-        defaults = {f.name: f.default for f in fields}
+        standard = {f.name: f.default for f in fields}
         own = [p for p in inspect.signature(function).parameters.values() if p.name != "chosen"]
-        known = frozenset(p.name for p in own) | frozenset(defaults)
+        known = frozenset(p.name for p in own) | frozenset(standard)
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
-            chosen = {name: keywords.pop(name, default) for name, default in defaults.items()}
+            if shortcut:
+                result = shortcut(*arguments, **keywords)
+                if result is not NotImplemented:
+                    return result
+            chosen = {name: keywords.pop(name, default) for name, default in standard.items()}
             for name in keywords:
                 if name not in known:
                     _refuse_keyword(function.__name__, name, known)
@@ -151,6 +173,11 @@ def _refuse_keyword(function, name, known):
     raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")
 
 
+def defaults(kind=Options):
+    """Every option of `kind`, at its default."""
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
 # ---- spellings -----------------------------------------------------------------------------------
 
 
@@ -178,6 +205,11 @@ def causal_name(causal, seq_q=1, seq_kv=1):
 def with_mask(options, seq_q, seq_kv):
     """`options` with a mask that says without these sizes what it says with them."""
     return {**options, "causal": causal_name(options["causal"], seq_q, seq_kv)}
+
+
+def needs_as_many(options):
+    """Whether with_mask() takes `options` only where there are as many queries as keys."""
+    return options["causal"] is True
 
 
 def dtype_name(dtype):
@@ -235,11 +267,12 @@ def _spelled(name, value):
         return causal_name(value)
     if name == "dtype":
         return dtype_name(value)
-    kind, default = _KINDS[name]
+    kind, default, least = _KINDS[name]
     if kind is bool:
         return "yes" if yes_or_no(name, value) else "no"
     if kind is int:
-        return "0" if value is None is default else str(whole_number(name, value))
+        none = value is None is default
+        return str(least - 1 if none else whole_number(name, value, least))
     return word(name, value, f"a word, such as {default!r}")
 
 
@@ -248,38 +281,36 @@ def text_of(options):
     return " ".join([f"{name}={_spelled(name, value)}" for name, value in options.items()])
 
 
-def spec_of_text(text, arch=None, **more):
+def spec_of_text(text, **more):
     """The resolved spec of `text_of`'s line and further options."""
     spelled = {name: _spelled(name, value) for name, value in more.items()}
-    return _core.Spec(arch, **dict(item.split("=", 1) for item in text.split()), **spelled)
+    return _core.Spec(**dict(item.split("=", 1) for item in text.split()), **spelled)
 
 
 class Spec(_core.Spec):
     """The resolved numerics of one attention operation; what is left out has its default.
 
-    Default groups depend on the architecture under 'row' (`arch`; None: any but sm_90a). Raises
-    SpecError.
+    Beside the options it has `numerics`, the version of what is computed, bit for bit of every
+    integer. Raises SpecError.
     """
 
     __slots__ = ()
 
-    def __init__(self, arch=None, **given):
+    def __init__(self, **given):
         for name in given:
             if name not in _KINDS:
                 _refuse_keyword("Spec", name, frozenset(_KINDS))
-        if arch is not None:
-            word("arch", arch, "a name such as 'sm_90a'")
-        super().__init__(arch, **{name: _spelled(name, value) for name, value in given.items()})
+        super().__init__(**{name: _spelled(name, value) for name, value in given.items()})
 
 
-def emulated_spec(options, q, k, arch=None, **more):
+def emulated_spec(options, q, k, **more):
     """Where the precision is any plan: the `Spec` of the nearest kernels, and the plan.
 
     q and k are (B, H, M, D) and (B, Hk, N, D).
     """
     plan = plan_of(options["precision"])
-    options = {**options, "precision": "six-of-seven" if "s" in plan else "qk16"}
-    return Spec(arch, **with_mask(options, q.shape[2], k.shape[2]), **more), plan
+    options = {**options, "precision": precision_of(plan) or "six-of-seven"}
+    return Spec(**with_mask(options, q.shape[2], k.shape[2]), **more), plan
 
 
 def nearest_head_dim(channels):
@@ -297,8 +328,8 @@ def check_layout(layout):
 
 
 def check_softmax_scale(scale, head_dim):
-    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless positive and, in the
-    kernels' FP32, finite."""
+    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless, in the kernels' FP32, it
+    is finite, and so are the steps that are divided by where it is tiny."""
     if scale is None:
         return head_dim**-0.5
     try:
@@ -306,10 +337,10 @@ def check_softmax_scale(scale, head_dim):
         value = float(scale) if real else 0.0
     except OverflowError:  # an integer beyond any float
         value = 0.0
-    if not 0 < value < 3.4e38:
+    if not LEAST_SOFTMAX_SCALE <= value < 3.4e38:
         raise SpecError(
             f"softmax_scale={scale!r}: pass a positive number below 3.4e38, or None for "
-            "1/sqrt(head_dim)"
+            f"1/sqrt(head_dim); it must be at least {LEAST_SOFTMAX_SCALE}"
         )
     return value
 
@@ -320,9 +351,10 @@ def check_softmax_scale(scale, head_dim):
 def plan_of(precision):
     """The INT8 products that `precision` means: the name of a plan or an iterable of products.
 
-    Names: 'six-of-seven' (all but dP; SageBwd, arXiv 2603.02170, section 3) and 'qk16' (S from the
-    16-bit Q and K as well). Any subset of PRODUCTS is a plan for the reference and the emulation;
-    the kernels build the two that have names. Raises SpecError.
+    Names: 'six-of-seven' (all but dP; SageBwd, arXiv 2603.02170, section 3), and with 16-bit
+    operands in further products 'dv16' (dV), 'qk16' (S) and 'gradients16' (dV, dQ and dK). Any
+    subset of PRODUCTS is a plan for the reference and the emulation; the kernels build those that
+    have names. Raises SpecError.
     """
     if isinstance(precision, str):
         return frozenset(_core.plan_of(word("precision", precision, "a word, such as 'qk16'")))
@@ -330,7 +362,7 @@ def plan_of(precision):
         plan = frozenset(precision)
     except TypeError:
         raise SpecError(
-            f"precision={precision!r}: pass 'six-of-seven', 'qk16' or some of {PRODUCTS}"
+            f"precision={precision!r}: pass one of {PRECISIONS} or some of {PRODUCTS}"
         ) from None
     unknown = sorted(map(str, plan - set(PRODUCTS)))
     if unknown:
@@ -340,7 +372,7 @@ def plan_of(precision):
 
 def precision_of(plan):
     """The name of a plan that the kernels build, or None."""
-    return next((name for name in ("six-of-seven", "qk16") if plan == plan_of(name)), None)
+    return next((name for name in PRECISIONS if plan == plan_of(name)), None)
 
 
 def refuse_double_backward(ctx, *gradients):

@@ -47,7 +47,8 @@ def prebuild(
     if empty := [name for name, values in lists.items() if not values]:
         raise options.SpecError(f"{empty[0]} is an empty list: there is nothing to build")
     specs = [
-        (options.Spec(one, **dict(zip(_SEVERAL, values)), **chosen), one)
+        (options.Spec(**dict(zip(_SEVERAL, values)), **chosen),
+         options.word("arch", one, "a name such as 'sm_90a'"))
         for one, *values in itertools.product(*lists.values())
     ]
     several = isinstance(records, Iterable) and not isinstance(records, (str, bytes))

@@ -5,9 +5,7 @@ multiple of Hk; lse, dlse and delta are (B, H, M). Everything is multi-threaded 
 GIL. Invalid arguments raise SpecError.
 """
 
-import numbers
-
-from sagebwd import _core, options
+from sagebwd import _core, inputs, options
 from sagebwd.arrays import Arrays
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to"]
@@ -27,22 +25,13 @@ def random_inputs(
 ):  # fmt: skip
     """(q, k, v, dout) with q, k ~ N(0, sigma^2) and v, dout ~ N(0, 1), rounded to `dtype`.
 
-    The same seed gives the same numbers on every machine.
+    The same seed gives the same numbers on every machine: `sagebwd.named_inputs("gaussian", ...)`.
     """
     heads_kv = heads if heads_kv is None else heads_kv
     seq_len_kv = seq_len if seq_len_kv is None else seq_len_kv
     sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_len=seq_len,
                  seq_len_kv=seq_len_kv, head_dim=head_dim)  # fmt: skip
-    for name, size in sizes.items():
-        options.whole_number(name, size)
-    if heads % heads_kv:
-        raise options.SpecError(f"heads={heads} must be a multiple of heads_kv={heads_kv}")
-    if batch * head_dim * max(heads * seq_len, heads_kv * seq_len_kv) > 1 << 36:
-        raise options.SpecError(f"more than 2**36 elements in one tensor: {sizes}")
-    if not isinstance(sigma, numbers.Real) or not 0 <= sigma <= 1e30:  # in float32
-        raise options.SpecError(f"sigma={sigma!r}: pass a number from 0 to 1e30")
-    seed = options.whole_number("seed", seed, least=0)
-    return _core.random_inputs(*sizes.values(), options.dtype_name(dtype), sigma, seed)
+    return inputs.draw("gaussian", sizes, dtype, sigma, 0, seed)
 
 
 @options.takes(options.Mask)
@@ -63,7 +52,7 @@ def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, 
 @options.takes(but=("deterministic",))
 def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
-    round_outputs=False, out=None, lse=None, arch=None, chosen,
+    round_outputs=False, out=None, lse=None, chosen,
 ):  # fmt: skip
     """Attention with the kernels' quantisers bit for bit and FP32 accumulation, on the CPU.
 
@@ -74,7 +63,6 @@ def emulate(
         matrices: give p, dp and ds too.
         round_outputs: round out, dq, dk and dv to `dtype`, as the kernels do.
         out, lse: where the backward starts; both or neither.
-        arch: whose default groups; None: any but sm_90a.
         {options}
             Here also any collection of sagebwd.PRODUCTS.
     """
@@ -82,7 +70,7 @@ def emulate(
         raise options.SpecError("out and lse go together: pass both, of one forward, or neither")
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
-    rules, plan = options.emulated_spec(chosen, q, k, arch, head_dim=q.shape[3], dtype=dtype)
+    rules, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype)
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     inputs = _core.Inputs(q, k, v, dout, dlse, scale)

@@ -3,26 +3,29 @@
 import math
 
 from sagebwd import _core, options, reference
+from sagebwd import inputs as named
 from sagebwd.arrays import Arrays
-from sagebwd.kernels import local_arch
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
 
 
 @options.takes(but=("deterministic",))
-def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=None, chosen):
+def trace(
+    q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
+    chosen,
+):  # fmt: skip
     """Cosine and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
     Args:
         q, dout: (batch, heads, queries, head_dim); k, v: (batch, heads_kv, keys, head_dim). NumPy
             arrays or torch tensors, rounded to `dtype` before either computation.
+        inputs: in place of the four tensors a name of `sagebwd.INPUTS`, or the arguments of
+            `sagebwd.named_inputs` as a dict: dict(name='sink', seq_q=1024, heads=2).
         softmax_scale: positive; None means 1/sqrt(head_dim).
         dtype: 'bf16' or 'fp16'; None means that of torch tensors of 16 bits, else 'bf16'.
         device: 'cpu' (the C++ reference, bit-exact quantisers, multi-threaded), 'cuda' (the
             PyTorch emulation, same quantisers), or None for where the tensors are.
-        arch: the architecture whose kernels are traced on the CPU, for their default groups; None:
-            this machine's first GPU's, where there is one.
         {options}
             Here also any collection of the products to be INT8, of sagebwd.PRODUCTS: ('dp',) alone
             shows what that product costs.
@@ -31,6 +34,7 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
     GPU, under a plan that kernels are built for, the key 'kernels' holds the same for O, dQ, dK, dV
     as the kernels give them. Raises SpecError, and on a GPU what `sagebwd.attention` raises.
     """
+    q, k, v, dout = named.operands((q, k, v, dout), inputs, dtype)
     if dout is None:
         raise TypeError("dout is None: the table is of the backward as well")
     arrays = Arrays(q=q, k=k, v=v, dout=dout)
@@ -41,8 +45,7 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
     if device == "cpu":
-        arch = _arch_here() if arch is None else arch
-        spec, plan = options.emulated_spec(chosen, q, k, arch, head_dim=q.shape[3], dtype=dtype)
+        spec, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype)
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         rounded = [reference.round_to(x, dtype) for x in arrays.numpy()]
         return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
@@ -59,11 +62,6 @@ def trace(q, k, v, dout, *, softmax_scale=None, dtype=None, device=None, arch=No
             f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'"
         )
     return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen)
-
-
-def _arch_here():
-    driver = _core.driver()
-    return None if driver["missing"] or not driver["devices"] else local_arch()
 
 
 def _trace_torch(given, device, dtype, softmax_scale, chosen):

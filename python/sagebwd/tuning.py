@@ -78,18 +78,13 @@ def tune(
         raise options.SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
     if group is not None:
         _check_group(group)
-    if getattr(device, "type", None) == "cuda":  # a torch.device
-        device = device.index
-    if device is None:
-        device = _current_device()
-    options.whole_number("device", device, least=0)
-    options.Spec(**chosen)  # wrong use is wrong use without a GPU as well
-    sizes = dict(batch=batch, heads=heads, heads_kv=heads if heads_kv is None else heads_kv,
-                 seq_len=seq_len, seq_kv=seq_len if seq_kv is None else seq_kv)  # fmt: skip
-    problem = tuple(options.whole_number(name, size) for name, size in sizes.items())
+    device = _device_number(device)
+    spec = options.Spec(**chosen)  # wrong use is wrong use without a GPU as well
+    problem = _problem(batch, heads, heads_kv, seq_len, seq_kv)
 
     def what():
-        return options.Spec(local_arch(device, _NO_GPU), **chosen), problem, device, kernels
+        local_arch(device, _NO_GPU)  # or what to do without one
+        return spec, problem, device, kernels
 
     def tune_here():
         return _core.tune(*what(), tiles, force, rounds, progress)
@@ -99,6 +94,47 @@ def tune(
 
     found = tune_here() if group is None else _tune_in_group(group, tune_here, in_use)
     return [_tuned_kernel(**kernel) for kernel in found]
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """How fast one precision is on this GPU, and how far from FP64."""
+
+    precision: str  #: as `sagebwd.attention` takes it
+    int8_products: int  #: of attention's seven
+    forward_ms: float  #: median, all passes included
+    backward_ms: float  #: median, all passes included
+    errors: dict  #: relative L2 of 'O', 'dQ', 'dK' and 'dV' against FP64
+
+
+@options.takes(options.Operation, but=("precision",))
+def compare_plans(
+    *, seq_len=8192, seq_kv=None, batch=1, heads=8, heads_kv=None, rounds=15, device=None,
+    progress=None, chosen,
+):  # fmt: skip
+    """Runs every precision on this GPU, in turns; a list of PlanFigures, 'six-of-seven' first.
+
+    Inputs are standard normal. Errors are those of one head with at most 2048 queries and keys,
+    against an FP64 reference on the CPU; for other inputs there is `sagebwd.trace`.
+
+    Args:
+        seq_len, seq_kv, batch, heads, heads_kv: sizes that are timed; None for as many as the
+            other.
+        rounds: timings of each, from 1 to 1000.
+        device: a GPU's number or torch.device; None for PyTorch's current one, else 0.
+        progress: called with (what, done, total).
+        {options}
+
+    Raises SpecError, LibraryError, CompileError or DriverError.
+    """
+    options.check_callback("progress", progress)
+    if options.whole_number("rounds", rounds) > 1000:
+        raise options.SpecError(f"rounds={rounds}: pass a whole number from 1 to 1000")
+    spec, device = options.Spec(**chosen), _device_number(device)
+    local_arch(device, "Comparing plans runs them: call it where a GPU is")
+    problem = _problem(batch, heads, heads_kv, seq_len, seq_kv)
+    return [PlanFigures(**plan)
+            for plan in _core.compare_plans(spec, problem, device, rounds, progress)]  # fmt: skip
 
 
 def export_records(path):
@@ -145,6 +181,20 @@ def _tuned_kernel(kernel, record, fresh, kept):
     return TunedKernel(
         kernel, tile, default_tile, medians[default_tile], medians[tile], fresh, kept, record
     )
+
+
+def _problem(batch, heads, heads_kv, seq_len, seq_kv):
+    sizes = dict(batch=batch, heads=heads, heads_kv=heads if heads_kv is None else heads_kv,
+                 seq_len=seq_len, seq_kv=seq_len if seq_kv is None else seq_kv)  # fmt: skip
+    return tuple(options.whole_number(name, size) for name, size in sizes.items())
+
+
+def _device_number(device):
+    if getattr(device, "type", None) == "cuda":  # a torch.device
+        device = device.index
+    if device is None:
+        device = _current_device()
+    return options.whole_number("device", device, least=0)
 
 
 def _current_device():

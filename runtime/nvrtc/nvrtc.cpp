@@ -248,8 +248,14 @@ std::vector<std::string> Nvrtc::supported_archs() const {
 const std::vector<std::string>& Nvrtc::options() {
   // Every numeric mode is named: a default of NVRTC must not become part of the numerics.
   static const std::vector<std::string> options = {
-      "--std=c++17",      "--ftz=false", "--prec-div=true",
-      "--prec-sqrt=true", "--fmad=true", "--ptxas-options=-v",
+      "--std=c++17",
+      "--ftz=false",
+      "--prec-div=true",
+      "--prec-sqrt=true",
+      "--fmad=true",
+      "--ptxas-options=-v",
+      // Generic lambdas of device code would count as host functions.
+      "--device-as-default-execution-space",
   };
   return options;
 }

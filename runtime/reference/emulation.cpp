@@ -5,6 +5,7 @@
 // correctly rounded or nearly so) and the reciprocals of P's and dS's maxima.
 //
 //===----------------------------------------------------------------------===//
+#include "runtime/reference/copies.h"
 #include "runtime/reference/gemm.h"
 #include "runtime/reference/head.h"
 #include "runtime/reference/quantizer.h"
@@ -20,6 +21,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.69314718f;
 constexpr float kLog2Levels = 7.99435344f; ///< log2(255)
+constexpr float kReferenceSlack = 16;      ///< log2 of how far a group's P may exceed 1
 
 float dot(const float* a, const float* b, int64_t count) {
   double sum = 0;
@@ -33,50 +35,17 @@ float exp2_fused(float x, float scale, float addend) {
   return std::exp2(static_cast<float>(static_cast<double>(x) * scale + addend));
 }
 
-/// Copies of a token-by-channel matrix, quantised group by group of tokens.
-struct Copy {
-  std::vector<float> levels;      ///< tokens x channels
-  std::vector<float> token_scale; ///< one a token
-  std::vector<float> group_scale; ///< groups x channels
-};
-Copy quantized_copy(const float* x, int64_t tokens, int64_t channels, int64_t group,
-                    Sharing sharing) {
-  Copy copy;
-  for (int64_t first = 0; first < tokens; first += group) {
-    const Quantized part = quantize(x + first * channels, std::min(group, tokens - first), channels,
-                                    channels, sharing, kSignedLevels);
-    copy.levels.insert(copy.levels.end(), part.levels.begin(), part.levels.end());
-    copy.token_scale.insert(copy.token_scale.end(), part.row_scale.begin(), part.row_scale.end());
-    // A `whole` scale sits in both: products over tokens use it by channel.
-    std::vector<float> scales = part.column_scale;
-    if (sharing == Sharing::whole)
-      std::fill(scales.begin(), scales.end(), part.row_scale[0]);
-    copy.group_scale.insert(copy.group_scale.end(), scales.begin(), scales.end());
-  }
-  return copy;
-}
-
 class EmulatedHead final : public HeadComputation<float> {
 public:
   EmulatedHead(const Head& head, const AttentionSpec& spec, const ProductPlan& plan,
                bool round_outputs)
       : head_(head), spec_(spec), plan_(plan), round_outputs_(round_outputs),
-        block_(grouping_of(spec.granularity).one_scale), shifts_(spec.smooth_k && plan.s) {
-    const int64_t n = head.keys, d = head.channels;
-    const size_t size = n * d;
-    smooth_keys();
-    if (plan.s)
-      k_scores_ = score_copy(smoothed_k_.data(), n, spec.group_kv);
-    if (plan.pv)
-      v_transposed_ = quantized_copy(head.v, n, d, spec.group_kv, over_tokens());
+        block_(grouping_of(spec.granularity).one_scale), sinks_(spec.sink_keys),
+        copies_(head, spec, plan) {
     if (!head.dout)
       return;
-    if (plan.dp)
-      v_rows_ = quantized_copy(head.v, n, d, spec.group_kv, over_channels());
-    if (plan.dq)
-      k_transposed_ = quantized_copy(smoothed_k_.data(), n, d, spec.group_kv, over_tokens());
-    dk.assign(size, 0);
-    dv.assign(size, 0);
+    dk.assign(head.keys * head.channels, 0);
+    dv.assign(head.keys * head.channels, 0);
   }
 
   Panel<float> panel(int64_t first, int64_t rows) override {
@@ -87,13 +56,13 @@ public:
     forward(out);
     if (round_outputs_)
       round(out.o);
-    if (!head_.dout) {
-      probabilities(out, out.lse.data());
-      return out;
+    const bool backward = head_.dout;
+    probabilities(out, backward && head_.given_lse ? head_.given_lse + first : out.lse.data());
+    if (backward) {
+      score_gradients(out);
+      products(out);
     }
-    probabilities(out, head_.given_lse ? head_.given_lse + first : out.lse.data());
-    score_gradients(out);
-    products(out);
+    show_matrices(out);
     return out;
   }
 
@@ -108,49 +77,41 @@ private:
       x = rounded(x);
   }
 
-  void smooth_keys() {
-    const int64_t n = head_.keys, d = head_.channels;
-    smoothed_k_.assign(head_.k, head_.k + n * d);
-    if (!spec_.smooth_k)
-      return;
-    std::vector<double> sums(d, 0);
-    for (int64_t i = 0; i < n * d; ++i)
-      sums[i % d] += head_.k[i];
-    for (double sum : sums)
-      mean_.push_back(static_cast<float>(sum / static_cast<double>(n)));
-    for (int64_t i = 0; i < n * d; ++i)
-      smoothed_k_[i] -= mean_[i % d];
+  /// Of the keys that a query sees, those in the products of matrices, and whether the first is
+  /// computed apart.
+  VisibleKeys others(int64_t query, int64_t count = 1) const {
+    return head_.visible(query, count).within(sinks_, head_.keys - sinks_);
   }
+  bool sees_sink(int64_t query) const { return !head_.visible(query).within(0, sinks_).empty(); }
 
-  Copy score_copy(const float* x, int64_t tokens, int64_t group) const {
-    const int64_t d = head_.channels;
-    std::vector<float> rotated(x, x + tokens * d);
-    if (spec_.rotate)
-      for (int64_t i = 0; i < tokens; ++i)
-        rotate(rotated.data() + i * d, head_.channels);
-    return quantized_copy(rotated.data(), tokens, d, group, over_channels());
-  }
-
-  /// scores_, short of the query's factor row_factor_, and the shift of lse by smoothing.
+  /// scores_, short of the query's factor row_factor_; what smoothing takes from lse, shift_; and
+  /// the first key's scores, sink_score_.
   void scores(const Panel<float>& panel) {
     const int64_t n = head_.keys, d = head_.channels, rows = panel.rows;
     const float* q = head_.q + panel.first * d;
+    const float scale_log2 = head_.softmax_scale * kLog2E;
     scores_.resize(rows * n);
-    row_factor_.assign(rows, head_.softmax_scale * kLog2E);
+    row_factor_.assign(rows, scale_log2);
     shift_.assign(rows, 0);
+    sink_score_.resize(rows);
+    const float* sink_k = plan_.s ? copies_.smoothed_k.data() : head_.k;
+    for (int64_t i = 0; i < rows; ++i) {
+      const float score = dot(q + i * d, sink_k, d) * scale_log2;
+      sink_score_[i] = score + (score - score); // an infinite one must not pass for a softmax
+    }
     if (!plan_.s) {
       gemm(rows, n, d, rows_of(q), rows_of(head_.k).transposed(), scores_.data(), n);
       return;
     }
-    const Copy queries = score_copy(q, rows, spec_.group_q);
-    gemm(rows, n, d, rows_of(queries.levels.data()), rows_of(k_scores_.levels.data()).transposed(),
-         scores_.data(), n);
+    const Copy queries = copies_.queries_for_scores(q, rows);
+    gemm(rows, n, d, rows_of(queries.levels.data()),
+         rows_of(copies_.k_scores.levels.data()).transposed(), scores_.data(), n);
     for (int64_t i = 0; i < rows; ++i) {
       row_factor_[i] *= queries.token_scale[i];
       for (int64_t j = 0; j < n; ++j)
-        scores_[i * n + j] *= k_scores_.token_scale[j];
-      if (shifts_)
-        shift_[i] = dot(q + i * d, mean_.data(), d) * head_.softmax_scale;
+        scores_[i * n + j] *= copies_.k_scores.token_scale[j];
+      if (spec_.smooth_k)
+        shift_[i] = dot(q + i * d, copies_.mean.data(), d) * head_.softmax_scale;
     }
   }
 
@@ -158,16 +119,23 @@ private:
     const int64_t n = head_.keys, d = head_.channels, rows = out.rows, tile = spec_.group_kv;
     out.o.assign(rows * d, 0);
     out.lse.assign(rows, -kInfinity);
-    std::vector<float> maximum(rows, -kInfinity), sum(rows, 0), beta(rows);
+    std::vector<float> reference(rows, -kInfinity), sum(rows, 0), beta(rows);
     std::vector<float> p(rows * tile), product(rows * d);
-    const float log2_levels = plan_.pv ? kLog2Levels : 0;
+    const float levels = plan_.pv ? kUnsignedLevels : 1, log2_levels = plan_.pv ? kLog2Levels : 0;
     const std::vector<float> ones(d, 1);
+    for (int64_t i = 0; i < rows; ++i)
+      if (sees_sink(out.first + i)) {
+        reference[i] = sink_score_[i];
+        sum[i] = levels;
+        for (int64_t c = 0; c < d; ++c)
+          out.o[i * d + c] = levels * head_.v[c];
+      }
 
     for (int64_t first = 0; first < n; first += tile) {
       const int64_t columns = std::min(tile, n - first);
       std::fill(p.begin(), p.end(), 0.0f);
       for (int64_t i = 0; i < rows; ++i) {
-        const VisibleKeys visible = head_.visible(out.first + i).within(first, columns);
+        const VisibleKeys visible = others(out.first + i).within(first, columns);
         beta[i] = 0;
         if (visible.empty())
           continue;
@@ -176,26 +144,27 @@ private:
         for (int64_t j : visible)
           largest = std::max(largest, x[j]);
         largest *= row_factor_[i];
-        const float new_maximum = std::max(maximum[i], largest);
-        const float alpha = maximum[i] == -kInfinity ? 0 : std::exp2(maximum[i] - new_maximum);
-        beta[i] = std::exp2(largest - new_maximum);
-        maximum[i] = new_maximum;
+        if (largest > reference[i] + kReferenceSlack) {
+          const float alpha = std::exp2(reference[i] - largest);
+          sum[i] *= alpha;
+          for (int64_t c = 0; c < d; ++c)
+            out.o[i * d + c] *= alpha;
+          reference[i] = largest;
+        }
+        beta[i] = std::exp2(largest - reference[i]);
         float tile_sum = 0;
         for (int64_t j : visible) {
           const float value = exp2_fused(x[j], row_factor_[i], log2_levels - largest);
           tile_sum += value;
           p[i * tile + j - first] = plan_.pv ? unsigned_level(value) : rounded(value);
         }
-        sum[i] = sum[i] * alpha + tile_sum * beta[i];
-        for (int64_t c = 0; c < d; ++c)
-          out.o[i * d + c] *= alpha;
+        sum[i] += tile_sum * beta[i];
       }
-      const float* v = plan_.pv ? v_transposed_.levels.data() : head_.v;
-      gemm(rows, d, columns, {p.data(), tile}, rows_of(v + first * d), product.data(), d);
-      const float* scales =
-          plan_.pv ? v_transposed_.group_scale.data() + first / tile * d : ones.data();
+      const float* v = plan_.pv ? copies_.v_transposed.token(first) : head_.v + first * d;
+      gemm(rows, d, columns, {p.data(), tile}, rows_of(v), product.data(), d);
+      const float* scales = plan_.pv ? copies_.v_transposed.scales_at(first) : ones.data();
       for (int64_t i = 0; i < rows; ++i)
-        if (!head_.visible(out.first + i).within(first, columns).empty())
+        if (!others(out.first + i).within(first, columns).empty())
           add_scaled(&out.o[i * d], &product[i * d], 1, d, &beta[i], scales);
     }
     for (int64_t i = 0; i < rows; ++i) {
@@ -203,7 +172,7 @@ private:
         continue;
       for (int64_t c = 0; c < d; ++c)
         out.o[i * d + c] *= 1 / sum[i];
-      out.lse[i] = kLn2 * (maximum[i] + std::log2(sum[i]) - log2_levels) + shift_[i];
+      out.lse[i] = kLn2 * (reference[i] + std::log2(sum[i]) - log2_levels) + shift_[i];
     }
   }
 
@@ -212,40 +181,56 @@ private:
     return std::isnan(p255) ? 0 : std::nearbyint(std::clamp(p255, 0.0f, kUnsignedLevels));
   }
 
-  /// P = exp(S - lse) from the scores and a raw lse.
-  void probabilities(Panel<float>& out, const float* lse) const {
+  /// The exponent e of a row of the panel: P and dP stand here as P 2^e and dP 2^-e.
+  int exponent(const Panel<float>& out, int64_t row) const {
+    return head_.dout ? copies_.exponents[out.first + row] : 0;
+  }
+
+  /// P = exp(S - lse) from the scores and a raw lse, and the first key's apart.
+  void probabilities(Panel<float>& out, const float* lse) {
     const int64_t n = head_.keys;
     out.p.assign(out.rows * n, 0);
+    sink_p_.assign(out.rows, 0);
     for (int64_t i = 0; i < out.rows; ++i) {
       const float log2_lse = lse[i] == -kInfinity ? kInfinity : (lse[i] - shift_[i]) * kLog2E;
-      for (int64_t j : head_.visible(out.first + i))
-        out.p[i * n + j] = exp2_fused(scores_[i * n + j], row_factor_[i], -log2_lse);
+      const float subtrahend = log2_lse - static_cast<float>(exponent(out, i));
+      for (int64_t j : others(out.first + i))
+        out.p[i * n + j] = exp2_fused(scores_[i * n + j], row_factor_[i], -subtrahend);
+      if (sees_sink(out.first + i))
+        sink_p_[i] = std::exp2(sink_score_[i] - log2_lse);
     }
   }
 
-  /// delta, dP and dS = P (dP - delta).
-  void score_gradients(Panel<float>& out) const {
+  /// delta, dP and dS = P (dP - delta), and the first key's dS apart.
+  void score_gradients(Panel<float>& out) {
     const int64_t n = head_.keys, d = head_.channels, rows = out.rows;
     const float* dout = head_.dout + out.first * d;
+    const float* scaled = copies_.douts.data() + out.first * d;
     const float* o = head_.given_o ? head_.given_o + out.first * d : out.o.data();
     out.delta.resize(rows);
     for (int64_t i = 0; i < rows; ++i)
       out.delta[i] = dot(dout + i * d, o + i * d, d) - dlse(out.first + i);
     out.dp.resize(rows * n);
     if (plan_.dp) {
-      const Copy douts = quantized_copy(dout, rows, d, spec_.group_q, over_channels());
-      gemm(rows, n, d, rows_of(douts.levels.data()), rows_of(v_rows_.levels.data()).transposed(),
-           out.dp.data(), n);
+      const Copy douts = copy_by_tokens(scaled, rows, d, block_ ? spec_.group_q : 1);
+      gemm(rows, n, d, rows_of(douts.levels.data()),
+           rows_of(copies_.v_rows.levels.data()).transposed(), out.dp.data(), n);
       for (int64_t i = 0; i < rows; ++i)
         for (int64_t j = 0; j < n; ++j)
-          out.dp[i * n + j] *= douts.token_scale[i] * v_rows_.token_scale[j];
+          out.dp[i * n + j] *= douts.token_scale[i] * copies_.v_rows.token_scale[j];
     } else {
-      gemm(rows, n, d, rows_of(dout), rows_of(head_.v).transposed(), out.dp.data(), n);
+      gemm(rows, n, d, rows_of(scaled), rows_of(head_.v).transposed(), out.dp.data(), n);
     }
     out.ds.assign(rows * n, 0);
+    sink_dp_.resize(rows);
+    sink_ds_.assign(rows, 0);
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j : head_.visible(out.first + i))
-        out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
+      const float delta = std::ldexp(out.delta[i], -exponent(out, i));
+      for (int64_t j : others(out.first + i))
+        out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - delta);
+      sink_dp_[i] = dot(dout + i * d, head_.v, d);
+      if (sees_sink(out.first + i))
+        sink_ds_[i] = sink_p_[i] * (sink_dp_[i] - out.delta[i]);
     }
   }
 
@@ -254,10 +239,9 @@ private:
     const int64_t n = head_.keys, d = head_.channels, rows = out.rows, tile = spec_.group_kv;
     const float* q = head_.q + out.first * d;
     const float* dout = head_.dout + out.first * d;
-    const Copy queries = quantized_copy(q, rows, d, spec_.group_q, over_tokens());
-    const Copy douts = quantized_copy(dout, rows, d, spec_.group_q, over_tokens());
     out.dq.assign(rows * d, 0);
     std::vector<float> product(std::max(rows, tile) * d);
+    add_sink(out);
 
     // sum += X^T Y of the panel's columns from `first` on, in the quantised or the 16-bit way.
     const auto over_queries = [&](const std::vector<float>& x, int64_t first, int64_t columns,
@@ -271,41 +255,78 @@ private:
       }
       const Quantized operand = quantize(x.data() + first, rows, columns, n, over_tokens(), levels);
       gemm(columns, d, rows, MatrixView<float>{operand.levels.data(), columns}.transposed(),
-           rows_of(copy.levels.data()), product.data(), d);
+           rows_of(copy.token(out.first)), product.data(), d);
       const std::vector<float> scales =
           block_ ? std::vector<float>(columns, operand.row_scale[0]) : operand.column_scale;
       add_scaled(sum + first * d, product.data(), columns, d, scales.data(),
-                 copy.group_scale.data());
+                 copy.scales_at(out.first));
     };
 
     for (int64_t first = 0; first < n; first += tile) {
       const int64_t columns = std::min(tile, n - first);
-      if (head_.visible(out.first, rows).within(first, columns).empty())
+      if (others(out.first, rows).within(first, columns).empty())
         continue;
-      over_queries(out.p, first, columns, plan_.dv, kUnsignedLevels, douts, dout, dv.data());
-      over_queries(out.ds, first, columns, plan_.dk, kSignedLevels, queries, q, dk.data());
+      over_queries(out.p, first, columns, plan_.dv, kUnsignedLevels, copies_.dout_transposed, dout,
+                   dv.data());
+      over_queries(out.ds, first, columns, plan_.dk, kSignedLevels, copies_.q_transposed, q,
+                   dk.data());
       if (plan_.dq) {
         const Quantized ds =
             quantize(out.ds.data() + first, rows, columns, n, over_channels(), kSignedLevels);
         gemm(rows, d, columns, {ds.levels.data(), columns},
-             rows_of(k_transposed_.levels.data() + first * d), product.data(), d);
+             rows_of(copies_.k_transposed.token(first)), product.data(), d);
         add_scaled(out.dq.data(), product.data(), rows, d, ds.row_scale.data(),
-                   k_transposed_.group_scale.data() + first / tile * d);
+                   copies_.k_transposed.scales_at(first));
       } else {
         const std::vector<float> ds = rounded_tile(out.ds.data() + first, rows, columns);
-        gemm(rows, d, columns, {ds.data(), columns}, rows_of(head_.k + first * d), out.dq.data(), d,
-             true);
+        gemm(rows, d, columns, {ds.data(), columns}, rows_of(copies_.k_rows.data() + first * d),
+             out.dq.data(), d, true);
       }
     }
     // The row sums of dS are dlse, and smoothed keys lack their mean.
-    const bool lacks_mean = plan_.dq && spec_.smooth_k && head_.dlse;
+    const bool lacks_mean = spec_.smooth_k && head_.dlse;
     for (int64_t i = 0; i < rows * d; ++i) {
       out.dq[i] *= head_.softmax_scale;
       if (lacks_mean && !head_.visible(out.first + i / d).empty())
-        out.dq[i] += head_.softmax_scale * dlse(out.first + i / d) * mean_[i % d];
+        out.dq[i] += head_.softmax_scale * dlse(out.first + i / d) * copies_.mean[i % d];
     }
     if (round_outputs_)
       round(out.dq);
+  }
+
+  /// The first key's part of dQ, dK and dV, in FP32.
+  void add_sink(Panel<float>& out) {
+    const int64_t d = head_.channels;
+    const float* key = copies_.smoothed_k.data();
+    for (int64_t i = 0; i < out.rows; ++i) {
+      if (!sees_sink(out.first + i))
+        continue;
+      const int64_t row = (out.first + i) * d;
+      for (int64_t c = 0; c < d; ++c) {
+        out.dq[i * d + c] += sink_ds_[i] * key[c];
+        dk[c] += sink_ds_[i] * head_.q[row + c];
+        dv[c] += sink_p_[i] * head_.dout[row + c];
+      }
+    }
+  }
+
+  /// P, dP and dS as whoever asks for them knows them: without exponents, with the first key.
+  void show_matrices(Panel<float>& out) const {
+    const int64_t n = head_.keys;
+    for (int64_t i = 0; i < out.rows; ++i) {
+      if (const int e = exponent(out, i); e != 0)
+        for (int64_t j = i * n; j < (i + 1) * n; ++j) {
+          out.p[j] = std::ldexp(out.p[j], -e);
+          out.dp[j] = std::ldexp(out.dp[j], e);
+        }
+      if (sinks_ == 0)
+        continue;
+      out.p[i * n] = sink_p_[i];
+      if (head_.dout) {
+        out.dp[i * n] = sink_dp_[i];
+        out.ds[i * n] = sink_ds_[i];
+      }
+    }
   }
 
   float dlse(int64_t query) const { return head_.dlse ? head_.dlse[query] : 0; }
@@ -322,10 +343,10 @@ private:
   AttentionSpec spec_;
   ProductPlan plan_;
   bool round_outputs_, block_;
-  bool shifts_; ///< the scores are those of smoothed keys
-  std::vector<float> mean_, smoothed_k_;
-  Copy k_scores_, k_transposed_, v_transposed_, v_rows_;
-  std::vector<float> scores_, row_factor_, shift_; ///< of the current panel
+  int64_t sinks_; ///< first keys that are computed apart
+  HeadCopies copies_;
+  std::vector<float> scores_, row_factor_, shift_;             ///< of the current panel
+  std::vector<float> sink_score_, sink_p_, sink_dp_, sink_ds_; ///< the first key's there
 };
 
 } // namespace
@@ -336,9 +357,8 @@ std::unique_ptr<HeadComputation<float>> emulated_head(const Head& head, const At
 }
 
 ProductPlan plan_of(Precision precision) {
-  ProductPlan plan;
-  plan.s = precision != Precision::qk16;
-  return plan;
+  const Int8Products int8 = which_int8(precision);
+  return {.s = int8.s, .pv = int8.pv, .dv = int8.dv, .dp = false, .dq = int8.dq, .dk = int8.dk};
 }
 
 Outputs<float> emulate(const Inputs& in, const AttentionSpec& spec, const ProductPlan& plan,

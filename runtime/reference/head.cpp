@@ -56,6 +56,15 @@ void check(const Inputs& in, const AttentionSpec& spec) {
                     std::to_string(spec.group_kv) + " keys at head dim " +
                     std::to_string(spec.head_dim) + " cannot be emulated: each must lie in 1.." +
                     std::to_string(kExactIntegerDepth) + " (resolved() fills in the defaults)");
+  if (channel_tokens_q(spec) % spec.group_q != 0 || channel_tokens_kv(spec) % spec.group_kv != 0)
+    throw SpecError("groups of " + std::to_string(spec.group_q) + " queries and " +
+                    std::to_string(spec.group_kv) + " keys cannot be emulated under '" +
+                    value_text(spec.granularity) + "': they must divide the " +
+                    std::to_string(channel_tokens_q(spec)) + " tokens that share a scale there");
+  if (spec.sink_keys < 0 || spec.sink_keys > grouping_of(spec.granularity).most_sink_keys)
+    throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) +
+                    " cannot be emulated under '" + value_text(spec.granularity) +
+                    "' (resolved() fills in the default)");
 }
 
 Head head_of(const Inputs& in, const Mask& mask, int64_t index) {

@@ -9,8 +9,6 @@
 namespace sagebwd::reference {
 namespace {
 
-constexpr float kTiny = 0x1p-119f; ///< the reciprocal of anything larger is finite
-
 /// Magnitudes compare as integers, and there a NaN is the largest: no maximum hides one.
 int32_t magnitude_bits(float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; }
 
@@ -26,16 +24,16 @@ float level_of(float x, float inverse, float lowest, float highest) {
 
 } // namespace
 
-Scale scale_of(float maximum, float levels) {
+Scale scale_of(float maximum, float levels, float smallest) {
   if (!std::isfinite(maximum))
     return {std::numeric_limits<float>::quiet_NaN(), 0};
-  if (maximum < kTiny)
+  if (maximum < smallest)
     return {0, 0};
   return {maximum * (1.0f / levels), levels / maximum};
 }
 
 Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride, Sharing sharing,
-                   float levels) {
+                   float levels, float smallest) {
   const bool by_row = sharing == Sharing::row;
   std::vector<int32_t> largest(by_row ? rows : columns, 0);
   for (int64_t i = 0; i < rows; ++i) {
@@ -57,7 +55,7 @@ Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride
   result.column_scale.assign(columns, 1);
   std::vector<float> inverse(largest.size());
   for (size_t i = 0; i < largest.size(); ++i) {
-    const Scale scale = scale_of(std::bit_cast<float>(largest[i]), levels);
+    const Scale scale = scale_of(std::bit_cast<float>(largest[i]), levels, smallest);
     inverse[i] = scale.inverse;
     if (by_row)
       result.row_scale[i] = scale.value;

@@ -14,9 +14,12 @@ struct Scale {
   float value;
   float inverse;
 };
-/// psi's scale of a group whose largest magnitude is `maximum`: 0 below 2^-119, NaN where the
+/// A group whose largest magnitude is below this quantises to zeros: the reciprocal of anything
+/// larger is finite.
+inline constexpr float kSmallest = 0x1p-119f;
+/// psi's scale of a group whose largest magnitude is `maximum`: 0 below `smallest`, NaN where the
 /// maximum is not finite.
-Scale scale_of(float maximum, float levels);
+Scale scale_of(float maximum, float levels, float smallest = kSmallest);
 
 /// What shares one scale.
 enum class Sharing { row, column, whole };
@@ -29,7 +32,7 @@ struct Quantized {
 };
 /// `levels`: kSignedLevels, or kUnsignedLevels for values that are never negative.
 Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride, Sharing,
-                   float levels);
+                   float levels, float smallest = kSmallest);
 
 /// Adds product(i, j) * row[i] * column[j] to sum(i, j).
 void add_scaled(float* sum, const float* product, int64_t rows, int64_t columns, const float* row,

@@ -1,12 +1,12 @@
-//===- random.cpp - The same random inputs on every machine ----------------===//
+//===- random.cpp - The same random numbers on every machine --------------===//
 //
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), counted
 // by element, so that nothing depends on the order of generation.
 //
 //===----------------------------------------------------------------------===//
-#include "runtime/compile_width.h"
+#include "runtime/reference/random.h"
+
 #include "runtime/parallel_for.h"
-#include "runtime/reference/head.h"
 
 #include <array>
 #include <cmath>
@@ -33,9 +33,10 @@ double uniform(uint32_t high, uint32_t low) {
   return (static_cast<double>((uint64_t(high) << 32 | low) >> 12) + 0.5) * 0x1p-52;
 }
 
-/// Numbers of `stream`, each pair from one counter.
-std::vector<float> normal(int64_t count, double sigma, DType dtype, uint64_t seed,
-                          uint32_t stream) {
+} // namespace
+
+/// Each pair comes from one counter.
+std::vector<float> normal(int64_t count, double sigma, uint64_t seed, uint32_t stream) {
   std::vector<float> values(count);
   for (int64_t i = 0; i < count; i += 2) {
     if (i % (1 << 20) == 0)
@@ -44,27 +45,11 @@ std::vector<float> normal(int64_t count, double sigma, DType dtype, uint64_t see
         philox({static_cast<uint32_t>(i / 2), static_cast<uint32_t>(i / 2 >> 32), stream, 0}, seed);
     const double radius = sigma * std::sqrt(-2 * std::log(uniform(bits[0], bits[1])));
     const double angle = 2 * std::numbers::pi * uniform(bits[2], bits[3]);
-    values[i] = round_to(dtype, static_cast<float>(radius * std::cos(angle)));
+    values[i] = static_cast<float>(radius * std::cos(angle));
     if (i + 1 < count)
-      values[i + 1] = round_to(dtype, static_cast<float>(radius * std::sin(angle)));
+      values[i + 1] = static_cast<float>(radius * std::sin(angle));
   }
   return values;
-}
-
-} // namespace
-
-Inputs random_inputs(const Problem& p, int head_dim, DType dtype, double sigma, uint64_t seed) {
-  const int64_t queries = p.batch * p.heads * p.seq_q * head_dim;
-  const int64_t keys = p.batch * p.heads_kv * p.seq_kv * head_dim;
-  Inputs in;
-  in.problem = p;
-  in.head_dim = head_dim;
-  std::vector<float>* const tensors[4] = {&in.q, &in.k, &in.v, &in.dout};
-  parallel_for(4, usable_cores(), [&](int64_t i) {
-    *tensors[i] = normal(i == 0 || i == 3 ? queries : keys, i < 2 ? sigma : 1, dtype, seed,
-                         static_cast<uint32_t>(i));
-  });
-  return in;
 }
 
 } // namespace sagebwd::reference

@@ -60,8 +60,10 @@ void check_memory(const Problem& p, int head_dim) {
   const double of_keys = static_cast<double>(p.seq_kv) * head_dim;
   const double of_queries = static_cast<double>(p.seq_q) * head_dim;
   const double threads = std::min<double>(heads, usable_cores());
-  // A thread has a head's keys in FP64 and in copies of each kind, and some rows of eight matrices.
-  const double of_thread = of_keys * 100 + static_cast<double>(p.seq_kv) * 128 * 64;
+  // A thread has a head's keys in FP64 and in copies of each kind, some copies of its queries, and
+  // some rows of eight matrices.
+  const double of_thread =
+      of_keys * 100 + of_queries * 16 + static_cast<double>(p.seq_kv) * 128 * 64;
   // All inputs in FP32; dK and dV of every head, in FP32 and in FP64.
   const double needed = heads * (of_queries * 8 + of_keys * (8 + 24)) + threads * of_thread;
   std::ifstream facts("/proc/meminfo");

@@ -21,8 +21,7 @@ void warn(const std::string& what) { std::fprintf(stderr, "sagebwd: warning: %s\
 class KernelChoice {
 public:
   KernelChoice(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around)
-      : kind_(kind), request_(request), around_(around),
-        spec_(resolved(request.spec, around.gpu.arch)),
+      : kind_(kind), request_(request), around_(around), spec_(resolved(request.spec)),
         bucket_(bucket_of(kind, request.problem, around.gpu.sm_count)),
         key_(record_key(kind, spec_, around.gpu, bucket_)) {}
 
@@ -129,7 +128,7 @@ TileConfig KernelChoice::by(TuneMode mode) {
 TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& request,
                        const TuneSurroundings& around) {
   if (mode == TuneMode::off)
-    return default_tile(kind, resolved(request.spec, around.gpu.arch), around.gpu.arch);
+    return default_tile(kind, resolved(request.spec), around.gpu.arch);
   return KernelChoice(kind, request, around).by(mode);
 }
 

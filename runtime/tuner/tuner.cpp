@@ -254,7 +254,7 @@ std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurrou
 }
 
 std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& around) {
-  const ResolvedSpec spec = resolved(request.spec, around.gpu.arch);
+  const ResolvedSpec spec = resolved(request.spec);
   check(spec, request.problem);
   std::vector<KernelTuning> tunings;
   for (KernelKind kind : request.kernels) {

@@ -4,125 +4,123 @@
 // key/value head, 16 a warp, and walks over the queries of every head of its group, 64 at a time.
 // All products are transposed, so that P^T and dS^T are A operands as they leave the accumulators:
 //   P^T  = exp(S^T - lse)    S^T = K Q^T
-//   dV  += P^T dO            unsigned x signed INT8
+//   dV  += P^T dO            unsigned x signed INT8, or 16 bits (DV16)
 //   dP^T = V dO^T - delta    16-bit
-//   dK  += dS^T Q            INT8
-// Scales of P and dS: exact maxima a key and query group (`row`), or those of the whole block that
-// backward_dq has found (`block`). No atomics: the sum's order is fixed.
+//   dK  += dS^T Q            INT8, or 16 bits (DK16)
+// Scales of P and dS: exact maxima a key and 64 queries (`row`), or those of the whole block that
+// backward_dq has found (`block`). Sums of INT8 products are in units of their copy's channels,
+// which change every CHANNEL_TOKENS_Q queries and from head to head. No atomics: the sum's order is
+// fixed.
 //
-// With STAGES = 2 shared memory holds the next tile's Q, dO and transposed copies while this one's
-// are worked on, and everything between two barriers can overlap. With STAGES = 1 there is one
-// copy: its two halves (rows for S and dP, transposed for dV and dK) are refilled in turn.
+// With STAGES = 2 shared memory holds the next tile's operands while this one's are worked on, and
+// everything between two barriers can overlap. With STAGES = 1 there is one copy: its two halves
+// (rows for S and dP, what is left for dV and dK) are refilled in turn.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/math.cuh"
-#include "tile/products.cuh"
 #include "tile/quantizer.cuh"
-#include "tile/visible.cuh"
+#include "tile/query_walk.cuh"
+#include "tile/transposed_scores.cuh"
 
-constexpr int TILE_Q = TOKENS_PER_TILE;
-constexpr int COLUMNS8 = TILE_Q / 8;
 static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken over one tile");
+
+/// Whether sums are in units that differ from channel to channel.
+constexpr bool CHANNEL_UNITS = !BLOCK_SCALES && !(DV16 && DK16);
+static_assert(!CHANNEL_UNITS || CHANNEL_TOKENS_Q == TILES_A_RUN * TILE_Q);
+/// dP is formed in so many parts, one after the other: mma.sync's registers are few.
+constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : HEAD_DIM / 64;
+
+/// Products that run while their warps go on need not be waited for: S and dP of the next tile are
+/// started before this one's work ends.
+constexpr bool PIPELINED = ASYNCHRONOUS && STAGES == 2;
+/// Units whose scales are in shared memory: the copies' lead over the sums, and one.
+constexpr int UNIT_SLOTS = PIPELINED ? 3 : 2;
+
+/// INT8 products of a tile with 64 channels, dV's first.
+constexpr int PRODUCTS_OF_DV = DV16 ? 0 : HEAD_DIM / 64;
+constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
 
 struct SharedLayout {
   static constexpr int KEYS = 0;
   static constexpr int VALUES = KEYS + BLOCK_KV * SCORE_ROW_BYTES;
-  static constexpr int QUERIES = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
-  static constexpr int QUERIES_BYTES = TILE_Q * SCORE_ROW_BYTES;
-  static constexpr int DOUT = QUERIES + STAGES * QUERIES_BYTES;
-  static constexpr int DOUT_BYTES = TILE_Q * VALUE_ROW_BYTES;
-  static constexpr int TRANSPOSED = DOUT + STAGES * DOUT_BYTES; ///< Q, then dO
-  static constexpr int TRANSPOSED_BYTES = 2 * HEAD_DIM * TILE_Q;
-  static constexpr int ROWS = TRANSPOSED + STAGES * TRANSPOSED_BYTES; ///< vectors per query
-  static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
-  static constexpr int CHANNELS = ROWS + STAGES * ROWS_BYTES; ///< scales of transposed Q, then dO
-  static constexpr int CHANNELS_BYTES = CHANNEL_VECTORS * HEAD_DIM * 4;
-  static constexpr int TOTAL = CHANNELS + STAGES * CHANNELS_BYTES;
+  static constexpr int FIRST_STAGE = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
+  // Of a stage, from its start:
+  static constexpr int QUERIES = 0;
+  static constexpr int DOUT = QUERIES + TILE_Q * SCORE_ROW_BYTES;
+  /// Q for dK: transposed, or rows of 16 bits.
+  static constexpr int DK_QUERIES = DOUT + TILE_Q * VALUE_ROW_BYTES;
+  /// dO for dV, transposed; in 16 bits the rows for dP serve.
+  static constexpr int DV_DOUT = DK_QUERIES + TILE_Q * (DK16 ? VALUE_ROW_BYTES : HEAD_DIM);
+  static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : HEAD_DIM); ///< vectors per query
+  static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
+  static constexpr int STAGE_BYTES = ROWS + ROW_VECTORS * TILE_Q * 4;
+  /// Scales of units: what sums are in, what they go to, and what is on its way.
+  static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
+  static constexpr int UNIT_BYTES = CHANNEL_UNITS ? 2 * CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
+  static constexpr int TOTAL = UNITS + UNIT_SLOTS * UNIT_BYTES;
 };
+static_assert(SharedLayout::STAGE_BYTES % 1024 == 0, "tiles lie at multiples of their swizzle");
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
-/// Scores become probabilities: columns by their queries' scales and lse, among the vectors `rows`.
-__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4], u32 rows,
-                                              float (&largest)[2]) {
-#pragma unroll
-  for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
-    const float4 scales = read_columns(rows + ROW_SCALE * TILE_Q * 4, pair);
-    const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
-    const float scale[4] = {scales.x, scales.y, scales.z, scales.w};
-    const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int column = 2 * half + (i & 1);
-        float& score = x[2 * pair + half][i];
-        score = exp2_approx(__fmaf_rn(score, scale[column], -lse[column]));
-        if constexpr (!BLOCK_SCALES)
-          largest[i >> 1] = max_nan(largest[i >> 1], score);
-      }
-    }
-  }
-}
-
-/// Where the walk over the queries of a group's heads stands.
-struct QueryWalk {
-  int head;  ///< query head; heads_end past the last
-  int tile;  ///< of TILE_Q queries
-  s64 token; ///< the tile's first query in the padded copies
-  s64 dout;  ///< and its place in dO, in elements
-};
+constexpr int VECTOR_BYTES = HEAD_DIM * 4;
+constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
-  const int lane = lane_id(), row_in_warp = lane >> 2;
+  const int row_in_warp = lane_id() >> 2;
 
   const KeyHead at = key_head(p);
   const int first_key = blockIdx.x * BLOCK_KV;
-  const Range queries = queries_of(at, tokens_from(first_key, BLOCK_KV));
-  const int first_tile = queries.begin / TILE_Q, last_tile = ceil_div(queries.end, TILE_Q) - 1;
-  const int heads_end = (at.kv_head + 1) * at.heads;
-  // From the last tile of a head to the first of the next.
-  const s64 token_turn = p.padded_q - static_cast<s64>(last_tile - first_tile) * TILE_Q;
-  const s64 dout_turn =
-      p.dout_stride_h - static_cast<s64>(last_tile - first_tile) * TILE_Q * p.dout_stride_s;
-  const auto advance = [&](QueryWalk walk) {
-    const bool same_head = walk.tile < last_tile;
-    return QueryWalk{same_head ? walk.head : walk.head + 1, same_head ? walk.tile + 1 : first_tile,
-                     walk.token + (same_head ? TILE_Q : token_turn),
-                     walk.dout + (same_head ? TILE_Q * p.dout_stride_s : dout_turn)};
-  };
+  const GroupWalk<UNIT_SLOTS> group(at, tokens_from(first_key, BLOCK_KV));
 
-  const auto load_rows = [&](const QueryWalk& walk, int stage) {
-    if (walk.head < heads_end) {
-      const int first = walk.tile * TILE_Q;
-      const u32 tile = shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES;
-      load_score_rows<TILE_Q>(tile, p.q8 + walk.token * HEAD_DIM,
-                              p.q + at.first_query(p.q_stride_b) + walk.head * p.q_stride_h +
-                                  first * p.q_stride_s,
-                              p.q_stride_s, at.seq_q() - first);
-      load_floats<ROW_VECTORS * TILE_Q, THREADS>(shared + SharedLayout::ROWS +
-                                                     stage * SharedLayout::ROWS_BYTES,
-                                                 p.q_rows + walk.token * ROW_VECTORS);
-      load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(
-          shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES, p.dout + walk.dout,
-          p.dout_stride_s * 2, at.seq_q() - first);
+  const auto units_of = [&](const QueryWalk& walk) {
+    return shared + SharedLayout::UNITS + walk.run * SharedLayout::UNIT_BYTES;
+  };
+  const auto query_rows = [&](const QueryWalk& walk) {
+    return p.q + at.first_query(p.q_stride_b) + walk.head * p.q_stride_h +
+           walk.tile * TILE_Q * p.q_stride_s;
+  };
+  const auto load_rows = [&](const QueryWalk& walk, u32 stage) {
+    if (group.has(walk)) {
+      const int valid = at.seq_q() - walk.tile * TILE_Q;
+      load_score_rows<TILE_Q>(stage + SharedLayout::QUERIES, p.q8 + walk.elements(),
+                              query_rows(walk), p.q_stride_s, valid);
+      load_floats<SharedLayout::ROWS_BYTES / 4, THREADS>(stage + SharedLayout::ROWS,
+                                                         p.q_rows + walk.rows());
+      load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, p.dout_rows + walk.elements(),
+                             p.dout + at.first_query(p.dout_stride_b) +
+                                 walk.head * p.dout_stride_h + walk.tile * TILE_Q * p.dout_stride_s,
+                             p.dout_stride_s, valid);
+      if constexpr (CHANNEL_UNITS) {
+        if (group.begins_run(walk)) {
+          const u32 units = units_of(walk);
+          constexpr int FLOATS = CHANNEL_VECTORS * HEAD_DIM;
+          const s64 unit =
+              (at.first_unit<CHANNEL_TOKENS_Q>(walk.head) + walk.tile / TILES_A_RUN) * FLOATS;
+          if constexpr (!DK16)
+            load_floats<FLOATS, THREADS>(units + UNITS_OF_Q, p.qt8_scale + unit);
+          if constexpr (!DV16)
+            load_floats<FLOATS, THREADS>(units + UNITS_OF_DOUT, p.dot8_scale + unit);
+        }
+      }
     }
     cp_async_commit();
   };
-  const auto load_transposed = [&](const QueryWalk& walk, int stage) {
-    if (walk.head < heads_end) {
-      const u32 tile = shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
-      load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(tile, p.qt8 + walk.token * HEAD_DIM);
-      load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(tile + HEAD_DIM * TILE_Q,
-                                                          p.dot8 + walk.token * HEAD_DIM);
-      load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(
-          shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES,
-          p.q_channels + walk.token / GROUP_Q * (CHANNEL_VECTORS * HEAD_DIM));
+  const auto load_for_gradients = [&](const QueryWalk& walk, u32 stage) {
+    if (group.has(walk)) {
+      const u32 of_dk = stage + SharedLayout::DK_QUERIES;
+      if constexpr (DK16)
+        load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(of_dk, query_rows(walk), p.q_stride_s * 2,
+                                                    at.seq_q() - walk.tile * TILE_Q);
+      else
+        load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(of_dk, p.qt8 + walk.elements());
+      if constexpr (!DV16)
+        load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(stage + SharedLayout::DV_DOUT,
+                                                            p.dot8 + walk.elements());
     }
     cp_async_commit();
   };
@@ -136,121 +134,255 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       shared + SharedLayout::VALUES,
       p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h + first_key * p.v_stride_s,
       p.v_stride_s * 2, at.seq_kv() - first_key);
-  const int first_head = at.kv_head * at.heads, first_token = first_tile * TILE_Q;
-  QueryWalk walk = {first_tile <= last_tile ? first_head : heads_end, first_tile,
-                    at.padded_query(first_head) + first_token,
-                    at.first_query(p.dout_stride_b) + first_head * p.dout_stride_h +
-                        first_token * p.dout_stride_s};
-  load_rows(walk, 0);
+  QueryWalk walk = group.start(at);
+  u32 stage = shared + SharedLayout::FIRST_STAGE;
+  u32 next_stage = stage + (STAGES - 1) * SharedLayout::STAGE_BYTES;
+  load_rows(walk, stage);
   if constexpr (STAGES == 2)
-    load_transposed(walk, 0);
+    load_for_gradients(walk, stage);
+  if constexpr (PIPELINED)
+    load_rows(group.next(walk), next_stage);
 
   const int warp_key = first_key + warp_id() * 16;
   const int key[2] = {warp_key + row_in_warp, warp_key + row_in_warp + 8};
-  float key_scale[2] = {1.0f, 1.0f};
-  if constexpr (!QK16) {
-    key_scale[0] = p.k8_scale[at.padded_key() + sigma_slot(key[0])];
-    key_scale[1] = p.k8_scale[at.padded_key() + sigma_slot(key[1])];
-  }
+  // One scale serves both rows (KEYS_A_SCALE).
+  const float key_scale =
+      QK16 ? p.softmax_scale * LOG2_E
+           : p.k8_scale[at.padded_key() / KEYS_A_SCALE + key_scale_place(key[0])];
 
   ScoreRows keys;
   ValueRows values;
-  float dk[HEAD_DIM / 8][4] = {}, dv[HEAD_DIM / 8][4] = {};
+  Sums dk, dv;
+  Block blocks[2]; // in which products take turns
+  Scores::Sum own_scores[COLUMNS8][4];
+  float own_values[COLUMNS8][4];
+  auto& scores = score_sums(blocks[PRODUCTS % 2], own_scores);
+  auto& value_products = value_sums(blocks[(PRODUCTS + 1) % 2], own_values);
 
-  const auto read_block_maxima = [&](const QueryWalk& walk, float(&of_p)[2], float(&of_ds)[2]) {
-    const int first_query = walk.tile * TILE_Q;
-    // The same number twice; which costs ptxas fewer registers depends on the head dimension.
-    const int row = HEAD_DIM <= 64 ? static_cast<int>(walk.token / GROUP_Q)
-                                   : at.first_group<GROUP_Q>(walk.head) + first_query / GROUP_Q;
-    const int tile = row * at.key_groups<GROUP_KV>() + warp_key / GROUP_KV;
-    // A block in which no query sees a key was not visited.
-    if (meet(at, tokens_from(first_query / GROUP_Q * GROUP_Q, GROUP_Q),
-             tokens_from(warp_key / GROUP_KV * GROUP_KV, GROUP_KV))) {
-      of_p[0] = of_p[1] = p.tile_p_max[tile];
-      of_ds[0] = of_ds[1] = p.tile_ds_max[tile];
-    }
+  // Descriptors of the steps along K and V would occupy registers over the whole loop.
+  const auto afresh = [](auto rows) {
+    if constexpr (ASYNCHRONOUS)
+      asm volatile("" : "+r"(rows.tile));
+    return rows;
+  };
+  const auto start_scores = [&](u32 stage) {
+    issue_scores(scores, afresh(keys), stage + SharedLayout::QUERIES);
+  };
+  // Read twice, so that no register is copied: accumulators of a product are neighbours.
+  const auto minus_delta_of = [&](u32 stage, int j) {
+    const u32 columns = stage + SharedLayout::ROWS + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 +
+                        j % 2 * 8 + (lane_id() & 3) * 16;
+    const float2 low = read_float2(columns), high = ASYNCHRONOUS ? low : read_float2(columns);
+    return Quad{low.x, low.y, high.x, high.y};
   };
 
-  for (int step = 0; walk.head < heads_end; ++step) {
-    const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
+  const auto start_values = [&](u32 stage) {
+    issue_values(value_products, afresh(values), stage + SharedLayout::DOUT,
+                 [&](int j) { return minus_delta_of(stage, j); });
+  };
+
+  const auto work_on_tile = [&] {
     const int first_query = walk.tile * TILE_Q;
-    const QueryWalk next = advance(walk);
+    const QueryWalk next = group.next(walk);
+    const u32 rows = stage + SharedLayout::ROWS, dout = stage + SharedLayout::DOUT;
+    const auto minus_delta = [&](int j) { return minus_delta_of(stage, j); };
 
-    wait_for_tiles();
-    if constexpr (STAGES == 2)
-      load_rows(next, next_stage);
-    load_transposed(STAGES == 2 ? next : walk, next_stage);
-    if (step == 0) {
-      keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
-      values.load(shared + SharedLayout::VALUES, warp_id() * 16);
-    }
-    const u32 rows = shared + SharedLayout::ROWS + stage * SharedLayout::ROWS_BYTES;
-    Scores::Sum sums[COLUMNS8][4];
-    issue_scores(sums, keys, shared + SharedLayout::QUERIES + stage * SharedLayout::QUERIES_BYTES);
-    float ds[COLUMNS8][4]; // dP - delta at first
-    const auto minus_delta = [&](int j) {
-      const float4 of_pair = read_columns(rows + ROW_MINUS_DELTA * TILE_Q * 4, j / 2);
-      return j % 2 == 0 ? Quad{of_pair.x, of_pair.y, of_pair.x, of_pair.y}
-                        : Quad{of_pair.z, of_pair.w, of_pair.z, of_pair.w};
-    };
-    issue_values(ds, values, shared + SharedLayout::DOUT + stage * SharedLayout::DOUT_BYTES,
-                 minus_delta);
-    finish<1>(sums);
-    float largest_p[2] = {0, 0}, largest_ds[2] = {0, 0};
-    float x[COLUMNS8][4];
-#pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        x[j][i] = Scores::scaled(sums[j][i], key_scale[i >> 1]);
-    }
-    if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)))
-      mask(x, [&](int r, int column) { return hidden(at, first_query + column, key[r]); });
-    probabilities(x, rows, largest_p);
-    if constexpr (BLOCK_SCALES)
-      read_block_maxima(walk, largest_p, largest_ds);
-    else
-      quad_max_nan(largest_p);
-    const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest_p[0]);
-    const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest_p[1]);
-    u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4];
-    quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
-
-    finish_values<0>(ds, minus_delta);
-    score_gradients<!BLOCK_SCALES>(ds, x, largest_ds);
-    if constexpr (!BLOCK_SCALES)
-      quad_max_nan(largest_ds);
-    const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
-    const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-    quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
-
-    if constexpr (STAGES == 1) {
+    if constexpr (!PIPELINED) {
       wait_for_tiles();
-      load_rows(next, 0);
+      if constexpr (STAGES == 2)
+        load_rows(next, next_stage);
+      load_for_gradients(STAGES == 2 ? next : walk, next_stage);
+      start_scores(stage);
+      if constexpr (VALUE_PARTS == 1)
+        start_values(stage);
     }
-    const u32 transposed =
-        shared + SharedLayout::TRANSPOSED + stage * SharedLayout::TRANSPOSED_BYTES;
-    const u32 channels = shared + SharedLayout::CHANNELS + stage * SharedLayout::CHANNELS_BYTES;
-    const u32 dout_scales = channels + CHANNEL_DOUT * HEAD_DIM * 4;
-    const u32 q_scales = channels + CHANNEL_Q * HEAD_DIM * 4;
-    // Both products are under way at once where there are registers for both.
-    TokenProducts<false, TILE_Q / 32> p_dout;
-    TokenProducts<true, TILE_Q / 32> ds_q;
-    p_dout.issue(p8, transposed + HEAD_DIM * TILE_Q);
-    if constexpr (HEAD_DIM <= 64)
-      ds_q.issue(ds8, transposed);
-    p_dout.template add_to<HEAD_DIM <= 64 ? 1 : 0>(dv, dout_scales, p_low.value, p_high.value);
-    if constexpr (HEAD_DIM > 64)
-      ds_q.issue(ds8, transposed);
-    ds_q.template add_to<0>(dk, q_scales, ds_low.value, ds_high.value);
+    finish<PIPELINED ? 0 : 1>(scores);
+    float x[COLUMNS8][4];
+    probabilities(x, scores, rows, key_scale);
+    // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
+    if (CAUSAL && needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)))
+      mask(
+          x, [&](int r, int column) { return hidden(at, first_query + column, key[r]); }, 0.0f);
+
+    float largest_p[2] = {0, 0}, largest_ds[2] = {0, 0};
+    float unit_q = 1.0f, unit_dout = 1.0f; // one number for all channels under `block`
+    if constexpr (BLOCK_SCALES) {
+      const s64 queries = walk.flat / (GROUP_Q / TILE_Q);
+      const s64 tile = queries * at.key_groups<GROUP_KV>() + warp_key / GROUP_KV;
+      // A block in which no query sees a key was not visited.
+      if (meet(at, tokens_from(first_query / GROUP_Q * GROUP_Q, GROUP_Q),
+               tokens_from(warp_key / GROUP_KV * GROUP_KV, GROUP_KV))) {
+        largest_p[0] = largest_p[1] = DV16 ? 0.0f : p.tile_p_max[tile];
+        largest_ds[0] = largest_ds[1] = DK16 ? 0.0f : p.tile_ds_max[tile];
+      }
+      if constexpr (!DK16)
+        unit_q = p.qt8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
+      if constexpr (!DV16)
+        unit_dout = p.dot8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
+    }
+
+    u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4], p16[TILE_Q / 16][4], ds16[TILE_Q / 16][4];
+    Scale p_low, p_high, ds_low, ds_high;
+    if constexpr (DV16) {
+      pack_fragments<TILE_Q / 16>(p16, x);
+      issue_rows<TILE_Q / 16>(dv, p16, dout);
+    } else {
+      if constexpr (!BLOCK_SCALES) {
+        largest_probabilities(x, largest_p);
+        quad_max_nan(largest_p);
+      }
+      p_low = fast_scale<UNSIGNED_LEVELS>(largest_p[0]);
+      p_high = fast_scale<UNSIGNED_LEVELS>(largest_p[1]);
+      quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
+    }
+    float ds[COLUMNS8][4]; // dP - delta at first
+    if constexpr (VALUE_PARTS == 1) {
+      take_values<DV16 ? 1 : 0>(ds, value_products, minus_delta);
+      score_gradients<!BLOCK_SCALES && !DK16>(ds, x, largest_ds);
+    } else {
+      constexpr int PART = COLUMNS8 / VALUE_PARTS;
+#pragma unroll
+      for (int part = 0; part < VALUE_PARTS; ++part) {
+        float(&of_part)[PART][4] = *reinterpret_cast<float(*)[PART][4]>(ds[part * PART]);
+        const float(&p_of_part)[PART][4] =
+            *reinterpret_cast<const float(*)[PART][4]>(x[part * PART]);
+        issue_values<8 * PART>(of_part, values, dout + row_offset<VALUE_ROW_BYTES>(8 * PART * part),
+                               [&](int j) { return minus_delta(part * PART + j); });
+        score_gradients<!BLOCK_SCALES && !DK16>(of_part, p_of_part, largest_ds);
+      }
+    }
+    if constexpr (DK16) {
+      pack_fragments<TILE_Q / 16>(ds16, ds);
+    } else {
+      if constexpr (!BLOCK_SCALES)
+        quad_max_nan(largest_ds);
+      ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
+      ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
+      quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
+    }
+
+    // What S and dP were read from is free.
+    if constexpr (PIPELINED || STAGES == 1) {
+      if constexpr (DV16)
+        finish_rows<0>(dv);
+      wait_for_tiles();
+      load_rows(PIPELINED ? group.next(next) : next, stage);
+      if constexpr (PIPELINED)
+        load_for_gradients(next, next_stage);
+    }
+    const u32 q_tile = stage + SharedLayout::DK_QUERIES;
+    const u32 dout_tile = stage + SharedLayout::DV_DOUT;
+    const float p_unit[2] = {p_low.value * unit_dout, p_high.value * unit_dout};
+    const float ds_unit[2] = {ds_low.value * unit_q, ds_high.value * unit_q};
+    if constexpr (DK16)
+      issue_rows<TILE_Q / 16>(dk, ds16, q_tile);
+    // Two of these are under way at a time: dV, dK, and if pipelined the next tile's S and dP.
+    const auto issue = [&](int i) {
+      if (i < PRODUCTS_OF_DV)
+        blocks[i % 2].template issue<false>(p8, dout_tile, i);
+      else if (i < PRODUCTS)
+        blocks[i % 2].template issue<true>(ds8, q_tile, i - PRODUCTS_OF_DV);
+      else if (PIPELINED && i == PRODUCTS)
+        start_scores(next_stage);
+      else if (PIPELINED)
+        start_values(next_stage);
+    };
+    issue(0);
+    if constexpr (DK16 && PIPELINED)
+      finish_rows<1>(dk);
+    issue(1);
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; ++i) {
+      if (i < PRODUCTS_OF_DV && (PIPELINED || i + 1 < PRODUCTS))
+        blocks[i % 2].template add_to<false, 1>(dv, p_unit[0], p_unit[1], i);
+      else if (i < PRODUCTS_OF_DV)
+        blocks[i % 2].template add_to<false, 0>(dv, p_unit[0], p_unit[1], i);
+      else if (PIPELINED || i + 1 < PRODUCTS)
+        blocks[i % 2].template add_to<true, 1>(dk, ds_unit[0], ds_unit[1], i - PRODUCTS_OF_DV);
+      else
+        blocks[i % 2].template add_to<true, 0>(dk, ds_unit[0], ds_unit[1], i - PRODUCTS_OF_DV);
+      issue(i + 2);
+    }
+    if constexpr (DK16 && !PIPELINED)
+      finish_rows<0>(dk);
     walk = next;
+    const u32 last_stage = stage;
+    stage = next_stage;
+    next_stage = last_stage;
+  };
+
+  u32 units = units_of(walk); // what sums are in
+  if (group.seen()) {
+    wait_for_tiles();
+    keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
+    values.load(shared + SharedLayout::VALUES, warp_id() * 16);
+    if constexpr (PIPELINED) {
+      start_scores(stage);
+      start_values(stage);
+    }
+    for (;;) {
+      do {
+        work_on_tile();
+      } while (!group.begins_run(walk));
+      if constexpr (PIPELINED) {
+        finish<0>(scores);
+        finish<0>(value_products);
+      }
+      if (!group.has(walk))
+        break;
+      if constexpr (CHANNEL_UNITS) {
+        if constexpr (!PIPELINED)
+          wait_for_tiles(); // the scales have come with the tile
+        const u32 last = units;
+        units = units_of(walk);
+        if constexpr (!DK16)
+          dk.change_units(last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
+                          units + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
+        if constexpr (!DV16)
+          dv.change_units(last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
+                          units + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+      } else {
+        dk.settle();
+        dv.settle();
+      }
+    }
   }
   cp_async_wait<0>();
 
-  store_rows(p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h +
-                 warp_key * p.dk_stride_s,
-             p.dk_stride_s, at.seq_kv() - warp_key, dk, p.softmax_scale, p.softmax_scale);
-  store_rows(p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h +
-                 warp_key * p.dv_stride_s,
-             p.dv_stride_s, at.seq_kv() - warp_key, dv, 1.0f, 1.0f);
+  if constexpr (CHANNEL_UNITS) {
+    if (group.seen()) { // else there are no units
+      if constexpr (!DK16)
+        dk.leave_units(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
+      if constexpr (!DV16)
+        dv.leave_units(units + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
+    }
+  } else {
+    dk.settle();
+    dv.settle();
+  }
+  Element* const dk_rows = p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h;
+  Element* const dv_rows = p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h;
+  store_rows(dk_rows + warp_key * p.dk_stride_s, p.dk_stride_s, at.seq_kv() - warp_key, dk.x,
+             p.softmax_scale, p.softmax_scale);
+  store_rows(dv_rows + warp_key * p.dv_stride_s, p.dv_stride_s, at.seq_kv() - warp_key, dv.x, 1.0f,
+             1.0f);
+
+  // Key 0's gradients come from the pre-pass, a partial sum for each head and 512 queries.
+  if constexpr (SINK_KEYS > 0) {
+    if (first_key == 0) {
+      __syncthreads();
+      const int partials = ceil_div(p.padded_q, SINK_TOKENS) * at.heads;
+      const float* of_head =
+          p.sink_partial + at.first_unit<SINK_TOKENS>(at.kv_head * at.heads) * (2 * HEAD_DIM);
+      for (int i = threadIdx.x; i < 2 * HEAD_DIM; i += THREADS) {
+        float sum = 0;
+        for (int partial = 0; partial < partials; ++partial)
+          sum += of_head[partial * static_cast<s64>(2 * HEAD_DIM) + i];
+        const int channel = i % HEAD_DIM;
+        const bool of_dv = i >= HEAD_DIM;
+        (of_dv ? dv_rows : dk_rows)[channel].bits =
+            static_cast<u16>(pack<Element>(of_dv ? sum : sum * p.softmax_scale, 0.0f));
+      }
+    }
+  }
 }

@@ -1,82 +1,58 @@
 //===- kernels/backward_dq.cuh - dQ ---------------------------------------------===//
 //
 // SageBwd, Algorithm 2, the half that sums over keys. One block takes BLOCK_Q queries of one head,
-// 16 a warp, and walks over the keys a quantisation group (GROUP_KV) at a time:
+// 16 a warp, and walks over the keys a group at a time, within it 64 keys at a time:
 //   P  = exp(S - lse)      S as in the forward pass
 //   dP = dO V^T - delta    16-bit; delta is where the accumulator starts
 //   dS = P dP              quantised: a scale a query and group (`row`), or one a block of
 //                          GROUP_Q x GROUP_KV (`block`), which backward_dkv then reads
-//   dQ += dS K             INT8
+//   dQ += dS K             INT8, or (DQ16) in 16 bits with the smoothed keys, 64 at a time
 //
-// With STAGES = 2 shared memory holds the next group's keys and values while this one's are worked
-// on. With STAGES = 1 there is one copy: its two halves (K and V for S and dP, transposed K for dQ)
-// are refilled in turn.
+// With STAGES = 2 shared memory holds the next 64 keys and values while these are worked on. With
+// STAGES = 1 there is one copy, whose halves are refilled in turn: values while S is formed, the
+// next keys during dP.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/math.cuh"
-#include "tile/products.cuh"
 #include "tile/quantizer.cuh"
-#include "tile/visible.cuh"
+#include "tile/query_gradients.cuh"
+#include "tile/tile_stream.cuh"
 
-constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
-constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of keys
+constexpr int GROUP = DQ16 ? TOKENS_PER_TILE : GROUP_KV;
+constexpr int KEY_TILES = GROUP / TOKENS_PER_TILE;
+/// The keys that dS meets come a group at a time: with the group's only tile, or beside its first.
+constexpr bool PREFETCHES_SUMMED = STAGES == 2 && KEY_TILES == 1;
+constexpr int GROUPS_A_UNIT = CHANNEL_TOKENS_KV / GROUP; ///< whose channels share scales
+constexpr int GROUPS_UNTIL_SETTLED = 8;                  ///< where there are no units
+/// Whether rows of Q or dO are held in registers: they lie where keys and values come later.
+constexpr bool HOLDS_ROWS = SCORE_ROWS_IN_REGISTERS || VALUE_ROWS_IN_REGISTERS;
 
 struct SharedLayout {
-  static constexpr int QUERIES = 0;
-  static constexpr int DOUT = QUERIES + BLOCK_Q * SCORE_ROW_BYTES;
-  static constexpr int KEYS = DOUT + BLOCK_Q * VALUE_ROW_BYTES;
-  static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
+  static constexpr int QUERIES_BYTES = BLOCK_Q * SCORE_ROW_BYTES;
+  static constexpr int DOUT_BYTES = BLOCK_Q * VALUE_ROW_BYTES;
+  static constexpr int KEYS =
+      (SCORE_ROWS_IN_REGISTERS ? 0 : QUERIES_BYTES) + (VALUE_ROWS_IN_REGISTERS ? 0 : DOUT_BYTES);
+  static constexpr int QUERIES = SCORE_ROWS_IN_REGISTERS ? KEYS : 0;
+  static constexpr int DOUT =
+      SCORE_ROWS_IN_REGISTERS ? (VALUE_ROWS_IN_REGISTERS ? QUERIES_BYTES : 0) : QUERIES_BYTES;
+  static constexpr int ROWS_END = QUERIES_BYTES + DOUT_BYTES;
+  static constexpr int KEYS_BYTES = TOKENS_PER_TILE * SCORE_ROW_BYTES;
   static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
-  static constexpr int VALUES_BYTES = GROUP_KV * VALUE_ROW_BYTES;
-  static constexpr int KEYS_T = VALUES + STAGES * VALUES_BYTES;
-  static constexpr int KEYS_T_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int KEY_SCALES = KEYS_T + STAGES * KEYS_T_BYTES;
-  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
-  static constexpr int CHANNEL_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
-  static constexpr int CHANNEL_SCALES_BYTES = HEAD_DIM * 4;
-  static constexpr int MAXIMA = CHANNEL_SCALES + STAGES * CHANNEL_SCALES_BYTES;
-  static constexpr int TOTAL = MAXIMA + (BLOCK_SCALES ? 2 * WARPS * 8 : 0);
+  static constexpr int VALUES_BYTES = TOKENS_PER_TILE * VALUE_ROW_BYTES;
+  static constexpr int SUMMED = VALUES + STAGES * VALUES_BYTES; ///< keys that dS meets
+  static constexpr int SUMMED_BYTES = DQ16 ? VALUES_BYTES : HEAD_DIM * GROUP;
+  static constexpr int KEY_SCALES = SUMMED + (PREFETCHES_SUMMED ? 2 : 1) * SUMMED_BYTES;
+  static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4; ///< those of 128 keys
+  static constexpr int MAXIMA = KEY_SCALES + (QK16 ? 0 : STAGES * KEY_SCALES_BYTES);
+  static constexpr int END = MAXIMA + (BLOCK_SCALES && !DQ16 ? 2 * WARPS * 8 : 0);
+  static constexpr int TOTAL = END < ROWS_END ? ROWS_END : END;
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole block");
 
-using KeyWalk = Walk<GROUP_KV>;
-
-/// Scores become probabilities, rows g and g + 8 by their own lse.
-__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
-                                              const float (&score_scale)[2], const float (&lse)[2],
-                                              float& largest) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_scale[i >> 1], -lse[i >> 1]));
-      if constexpr (BLOCK_SCALES)
-        largest = max_nan(largest, x[j][i]);
-    }
-  }
-}
-
-/// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean that
-/// K-smoothing took off counts.
-__device__ __forceinline__ void add_mean(const Params& p, float (&dq)[HEAD_DIM / 8][4],
-                                         const QueryHead& at, int row) {
-  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + (lane_id() & 3) * 2;
-#pragma unroll
-  for (int r = 0; r < 2; ++r, row += 8) {
-    if (row >= at.seq_q() || sees_nothing(at, row))
-      continue;
-    const float gradient = p.dlse[at.first_row() + row];
-#pragma unroll
-    for (int j = 0; j < HEAD_DIM / 8; ++j) {
-      dq[j][2 * r] += gradient * mean[8 * j];
-      dq[j][2 * r + 1] += gradient * mean[8 * j + 1];
-    }
-  }
-}
+using KeyGroups = GroupWalk<GROUP>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
@@ -87,71 +63,116 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int block = block_of_queries(), first_query = block * BLOCK_Q;
   const QueryHead at = query_head(p);
 
-  const Element* values = p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h;
-  const auto load_keys_and_values = [&](const KeyWalk& walk) {
-    if (walk.more()) {
-      const int first = walk.first(), stage = walk.stage();
-      const s64 token = at.padded_key() + first;
-      load_score_rows<GROUP_KV>(
-          shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
-          p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
-          p.k_stride_s, at.seq_kv() - first);
-      if constexpr (!QK16)
-        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_SCALES +
-                                           stage * SharedLayout::KEY_SCALES_BYTES,
-                                       p.k8_scale + token);
-      load_tile<GROUP_KV, VALUE_ROW_BYTES, THREADS>(
-          shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
-          values + first * p.v_stride_s, p.v_stride_s * 2, at.seq_kv() - first);
+  // What is copied while keys are walked over: 64 of them by their number, or a group by its own.
+  // `valid` tokens of the sequence are left from there on.
+  const Element* key_tensor = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h;
+  const Element* value_tensor = p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h;
+  const s8* keys8 = p.k8 + at.padded_key() * HEAD_DIM;
+  const s8* keys_t = p.kt8 + at.padded_key() * HEAD_DIM;
+  const Element* rows16 = p.k_rows + at.padded_key() * HEAD_DIM;
+  const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
+  const auto load_keys = [&](int tile, int stage, int valid) {
+    const u32 destination = shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES;
+    if constexpr (QK16) {
+      load_tile<TOKENS_PER_TILE, SCORE_ROW_BYTES, THREADS>(
+          destination, key_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.k_stride_s,
+          p.k_stride_s * 2, valid);
+    } else {
+      load_dense_tile<TOKENS_PER_TILE, SCORE_ROW_BYTES, THREADS>(
+          destination, keys8 + static_cast<s64>(tile) * (TOKENS_PER_TILE * HEAD_DIM));
+      load_floats<SharedLayout::KEY_SCALES_BYTES / 4, THREADS>(
+          shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES,
+          key_scales + (tile >> 1) * (SharedLayout::KEY_SCALES_BYTES / 4));
     }
-    cp_async_commit();
   };
-  const auto load_transposed_keys = [&](const KeyWalk& walk) {
-    if (walk.more()) {
-      const s64 token = at.padded_key() + walk.first();
-      const int stage = walk.stage();
-      load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
-          shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES,
-          p.kt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_SCALES +
-                                         stage * SharedLayout::CHANNEL_SCALES_BYTES,
-                                     p.kt8_scale + token / GROUP_KV * HEAD_DIM);
-    }
-    cp_async_commit();
+  const auto load_values = [&](int tile, int stage, int valid) {
+    load_tile<TOKENS_PER_TILE, VALUE_ROW_BYTES, THREADS>(
+        shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
+        value_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.v_stride_s, p.v_stride_s * 2,
+        valid);
   };
+  const auto load_summed = [&](int group, int stage, int valid) {
+    const u32 destination = shared + SharedLayout::SUMMED + stage * SharedLayout::SUMMED_BYTES;
+    if constexpr (DQ16)
+      load_dense_tile<GROUP, VALUE_ROW_BYTES, THREADS>(
+          destination, rows16 + static_cast<s64>(group) * (GROUP * HEAD_DIM));
+    else
+      TileStream<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES>::load(
+          destination, keys_t, static_cast<s64>(group) * (GROUP * HEAD_DIM));
+  };
+
+  // Scales of a group's unit and inverses of another's, brought where values have been read: sums
+  // change their units once in CHANNEL_TOKENS_KV keys.
+  const auto load_scales = [&](int stage, int group, int next) {
+    const u32 destination = shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES;
+    const QueryHead here = query_head_anew(p);
+    __syncthreads();
+    load_floats<HEAD_DIM, THREADS>(destination,
+                                   unit_of(here, group / GROUPS_A_UNIT) + CHANNEL_SCALE * HEAD_DIM);
+    load_floats<HEAD_DIM, THREADS>(destination + HEAD_DIM * 4, unit_of(here, next / GROUPS_A_UNIT) +
+                                                                   CHANNEL_INVERSE * HEAD_DIM);
+    cp_async_commit();
+    wait_for_tiles();
+    return destination;
+  };
+
+  const Range queries_here = tokens_from(first_query, BLOCK_Q);
+  KeyGroups walk(keys_of(at, queries_here), keys_of_all(at, queries_here));
 
   load_score_rows<BLOCK_Q>(
       shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
       p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
       p.q_stride_s, at.seq_q() - first_query);
-  load_tile<BLOCK_Q, VALUE_ROW_BYTES, THREADS>(shared + SharedLayout::DOUT,
-                                               p.dout + at.first_query(p.dout_stride_b) +
-                                                   at.head * p.dout_stride_h +
-                                                   first_query * p.dout_stride_s,
-                                               p.dout_stride_s * 2, at.seq_q() - first_query);
-  KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
-  load_keys_and_values(walk);
-  if constexpr (STAGES == 2)
-    load_transposed_keys(walk);
+  load_dout_rows<BLOCK_Q>(shared + SharedLayout::DOUT,
+                          p.dout_rows + (at.padded_query() + first_query) * HEAD_DIM,
+                          p.dout + at.first_query(p.dout_stride_b) + at.head * p.dout_stride_h +
+                              first_query * p.dout_stride_s,
+                          p.dout_stride_s, at.seq_q() - first_query);
+  cp_async_commit();
 
   const int warp_query = first_query + warp_id() * 16;
   const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
-  float score_scale[2], lse[2], minus_delta[2]; // scores and lse in log2 units
+  ScoreRow row[2];
+  float minus_delta[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const s64 first_row = at.padded_query();
-    score_scale[r] =
-        QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_SCALE);
-    lse[r] = read_row(p.q_rows, first_row, query[r], ROW_SHIFT);
+    row[r] = {QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, first_row, query[r], ROW_SCALE),
+              -read_row(p.q_rows, first_row, query[r], ROW_SHIFT)};
     minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
   }
-
-  ScoreRows queries;
-  ValueRows dout;
-  float dq[HEAD_DIM / 8][4] = {};
   const auto start = [&](int) {
     return Quad{minus_delta[0], minus_delta[0], minus_delta[1], minus_delta[1]};
   };
+
+  ScoreRows queries;
+  ValueRows dout;
+  const auto take_rows = [&] {
+    queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
+    dout.load(shared + SharedLayout::DOUT, warp_id() * 16);
+  };
+  if constexpr (HOLDS_ROWS) {
+    wait_for_tiles();
+    take_rows();
+    __syncthreads();
+  }
+  if (walk.left > 0) {
+    const int valid = at.seq_kv() - walk.group * GROUP;
+    load_keys(walk.group * KEY_TILES, 0, valid);
+    if constexpr (STAGES == 2)
+      load_values(walk.group * KEY_TILES, 0, valid);
+    if constexpr (PREFETCHES_SUMMED)
+      load_summed(walk.group, 0, valid);
+  }
+  cp_async_commit();
+  if constexpr (!HOLDS_ROWS) {
+    wait_for_tiles();
+    take_rows();
+  }
+  Sums dq;
+  if constexpr (SINK_KEYS != 0)
+    begin_with_sink(p, dq, at, query,
+                    unit_of(at, walk.group / GROUPS_A_UNIT) + CHANNEL_INVERSE * HEAD_DIM);
 
   // Under `block` the warps put their maxima side by side; after a barrier each takes the largest.
   const auto put_maxima = [&](u32 maxima, float(&ds)[2], float& p_max) {
@@ -177,76 +198,132 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
   };
 
-  for (; walk.more(); walk = walk.next()) {
-    const int stage = walk.stage(), first_key = walk.first();
-
-    wait_for_tiles();
-    if constexpr (STAGES == 2)
-      load_keys_and_values(walk.next());
-    load_transposed_keys(STAGES == 2 ? walk.next() : walk);
-    if (walk.count == 0) {
-      queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
-      dout.load(shared + SharedLayout::DOUT, warp_id() * 16);
-    }
+  const auto take_group = [&](auto masked) {
+    const int group = walk.group, next_group = walk.next(), turn = walk.turn();
+    const bool more = walk.left > 1;
+    const auto stage_of = [&](int tile) {
+      return STAGES == 1 ? 0 : KEY_TILES == 2 ? tile : turn & 1;
+    };
+    const int summed_stage = PREFETCHES_SUMMED ? turn & 1 : 0;
+    // Behind a group without a mask come full ones alone.
+    const auto valid_in = [&](int tile) {
+      return masked.value ? at.seq_kv() - tile * TOKENS_PER_TILE : TOKENS_PER_TILE;
+    };
 
     float ds[KEY_TILES][COLUMNS8][4]; // dP - delta at first
-    float largest_ds[2] = {0, 0}, largest_p = 0;
+    float largest_ds[2] = {0, 0}, largest_p = 0, group_scale = 1;
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile) {
-      const int tile_key = first_key + tile * TOKENS_PER_TILE;
-      Scores::Sum sums[COLUMNS8][4];
-      issue_scores(sums, queries,
-                   shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES +
-                       tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
-      issue_values(ds[tile], dout,
-                   shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES +
-                       tile * TOKENS_PER_TILE * VALUE_ROW_BYTES,
-                   start);
-      finish<1>(sums);
-      float x[COLUMNS8][4];
-      scale_columns(x, sums,
-                    shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES +
-                        tile * TOKENS_PER_TILE * 4);
-      if (needs_mask(at, tokens_from(warp_query, 16), tokens_from(tile_key, TOKENS_PER_TILE)))
-        mask(x, [&](int r, int column) { return hidden(at, query[r], tile_key + column); });
-      probabilities(x, score_scale, lse, largest_p);
-      finish_values<0>(ds[tile], start);
-      score_gradients<true>(ds[tile], x, largest_ds);
-    }
+      const int stage = stage_of(tile);
+      const int key_tile = group * KEY_TILES + tile;
+      const bool last = tile == KEY_TILES - 1;
+      const int next_tile = last ? next_group * KEY_TILES : key_tile + 1;
 
-    const u32 maxima = shared + SharedLayout::MAXIMA + (walk.count & 1) * WARPS * 8;
-    if constexpr (BLOCK_SCALES)
-      put_maxima(maxima, largest_ds, largest_p);
-    else
-      quad_max_nan(largest_ds);
-
-    if constexpr (STAGES == 1) {
       wait_for_tiles();
-      load_keys_and_values(walk.next());
-    } else if constexpr (BLOCK_SCALES) {
-      __syncthreads();
-    }
-    if constexpr (BLOCK_SCALES)
-      take_maxima(maxima, walk.tile, largest_ds, largest_p);
-    const Scale low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
-    const Scale high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-    u32 ds8[GROUP_KV / 32][4];
+      if constexpr (STAGES == 2) {
+        if (!last || more) {
+          load_keys(next_tile, stage ^ 1, valid_in(next_tile));
+          load_values(next_tile, stage ^ 1, valid_in(next_tile));
+          if constexpr (PREFETCHES_SUMMED)
+            load_summed(next_group, summed_stage ^ 1, valid_in(next_tile));
+        }
+      } else {
+        load_values(key_tile, 0, valid_in(key_tile));
+      }
+      if constexpr (!PREFETCHES_SUMMED) {
+        if (tile == 0)
+          load_summed(group, 0, valid_in(key_tile));
+      }
+      cp_async_commit();
+      if constexpr (BLOCK_SCALES && !DQ16)
+        group_scale = *unit_of(at, group / GROUPS_A_UNIT);
+
+      float2 key_scales = {1, 1};
+      if constexpr (!QK16)
+        key_scales =
+            read_float2(shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES +
+                        quad_lane * 16 + (key_tile & 1) * 8);
+      Scores::Sum sums[COLUMNS8][4];
+      issue_scores(sums, queries, shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES);
+      if constexpr (STAGES == 1) {
+        finish<0>(sums);
+        wait_for_tiles();
+        if (!last || more)
+          load_keys(next_tile, 0, valid_in(next_tile));
+        cp_async_commit();
+      }
+      issue_values(ds[tile], dout,
+                   shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES, start);
+      if constexpr (STAGES == 2)
+        finish<1>(sums);
+      float x[COLUMNS8][4];
+      probabilities(x, sums, row, key_scales);
+      if (masked.value)
+        hide(x, HiddenKeys(at, query[0], key_tile * TOKENS_PER_TILE, SINK_KEYS));
+      if constexpr (BLOCK_SCALES && !DQ16) {
 #pragma unroll
-    for (int tile = 0; tile < KEY_TILES; ++tile)
-      quantize_fragments<true, 2>(&ds8[2 * tile], ds[tile], low.inverse, high.inverse);
-    TokenProducts<true, GROUP_KV / 32> ds_k;
-    ds_k.issue(ds8, shared + SharedLayout::KEYS_T + stage * SharedLayout::KEYS_T_BYTES);
-    ds_k.template add_to<0>(
-        dq, shared + SharedLayout::CHANNEL_SCALES + stage * SharedLayout::CHANNEL_SCALES_BYTES,
-        low.value, high.value);
-  }
+        for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            largest_p = max_nan(largest_p, x[j][i]);
+        }
+      }
+      finish_values<0>(ds[tile], start);
+      score_gradients<!DQ16>(ds[tile], x, largest_ds);
+    }
+    const u32 summed = shared + SharedLayout::SUMMED + summed_stage * SharedLayout::SUMMED_BYTES;
+
+    if constexpr (DQ16) {
+      u32 ds16[GROUP / 16][4];
+      pack_fragments<GROUP / 16>(ds16, ds[0]);
+      issue_rows(dq, ds16, summed);
+      finish_rows<0>(dq);
+    } else {
+      if constexpr (BLOCK_SCALES) {
+        const u32 maxima = shared + SharedLayout::MAXIMA + (turn & 1) * WARPS * 8;
+        put_maxima(maxima, largest_ds, largest_p);
+        __syncthreads();
+        take_maxima(maxima, group, largest_ds, largest_p);
+      } else {
+        quad_max_nan(largest_ds);
+      }
+      const Scale low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
+      const Scale high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
+      u32 ds8[GROUP / 32][4];
+#pragma unroll
+      for (int tile = 0; tile < KEY_TILES; ++tile)
+        quantize_fragments<true, 2>(&ds8[2 * tile], ds[tile], low.inverse, high.inverse);
+      TokenProducts<true, GROUP / 32> ds_k;
+      ds_k.issue(ds8, summed);
+      if constexpr (HAS_UNITS) {
+        if (group % GROUPS_A_UNIT == 0 && turn > 0) {
+          const u32 from = load_scales(stage_of(KEY_TILES - 1), walk.previous(), group);
+          dq.change_units(from, from + HEAD_DIM * 4);
+        }
+      } else if (turn % GROUPS_UNTIL_SETTLED == GROUPS_UNTIL_SETTLED - 1) {
+        dq.settle();
+      }
+      ds_k.template add_to<0>(dq, low.value * group_scale, high.value * group_scale);
+    }
+    walk.advance();
+  };
+  const auto take_groups = [&](auto mask_apart) {
+    if constexpr (mask_apart.value) {
+      while (walk.needs_mask())
+        take_group(Always<true>{});
+      while (walk.left > 0)
+        take_group(Always<false>{});
+    } else {
+      while (walk.left > 0)
+        take_group(Sometimes{walk.needs_mask()});
+    }
+  };
+  take_groups(Always<MASK_APART>{});
   cp_async_wait<0>();
 
-  if constexpr (SMOOTH_K) {
-    if (p.dlse != nullptr)
-      add_mean(p, dq, at, query[0]);
-  }
-  store_rows(p.dq + at.first_query(p.dq_stride_b) + at.head * p.dq_stride_h +
-                 warp_query * p.dq_stride_s,
-             p.dq_stride_s, at.seq_q() - warp_query, dq, p.softmax_scale, p.softmax_scale);
+  if constexpr (HAS_UNITS)
+    dq.leave_units(load_scales(0, walk.previous(), walk.group));
+  else if constexpr (BLOCK_SCALES)
+    dq.settle();
+  finish_dq(p, dq.x);
 }

@@ -2,10 +2,15 @@
 //
 // SageBwd, Algorithm 1. One block takes BLOCK_Q queries of one head, 16 a warp, and walks over the
 // keys a quantisation group (GROUP_KV) at a time:
-//   S = Q K^T            INT8 (16-bit under qk16); dequantised by token scales
+//   S = Q K^T            INT8 (16-bit under qk16), one scale a query and one for 8 keys
 //   P = exp(S - rowmax)  quantised with the constant scale 1/255: the row's maximum is 1
-//   O = O alpha + P V    unsigned x signed INT8, one scale a channel and group
-// alpha and beta carry the running maximum: each group's P is taken against its own maximum.
+//   O = O + beta P V     unsigned x signed INT8; O is in units of V's channel scales, which change
+//                        every CHANNEL_TOKENS_KV keys
+// A group's P is taken against its own maximum and beta brings it to the row's reference
+// (tile/softmax.cuh). With SINK_KEYS a row starts from key 0, whose P is 1 and V in FP32; in its
+// group it is hidden.
+//
+// Masks and tails are apart: most groups run through a loop that knows of neither.
 //
 // With STAGES = 2 shared memory holds the next group's keys and values while this one's are worked
 // on. With STAGES = 1 there is one copy: K and V are refilled in turn.
@@ -16,9 +21,14 @@
 #include "ptx/math.cuh"
 #include "tile/products.cuh"
 #include "tile/softmax.cuh"
+#include "tile/tile_stream.cuh"
 #include "tile/visible.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
+
+/// Groups between two visits to all of O: those of one unit of channel scales. Under `block`, where
+/// units are one number that beta takes in, so many that O's surplus stays small.
+constexpr int VISIT_GROUPS = BLOCK_SCALES ? 8 : CHANNEL_TOKENS_KV / GROUP_KV;
 
 struct SharedLayout {
   static constexpr int QUERIES = 0;
@@ -26,108 +36,172 @@ struct SharedLayout {
   static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
   static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
   static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int KEY_SCALES = VALUES + STAGES * VALUES_BYTES;
-  static constexpr int KEY_SCALES_BYTES = GROUP_KV * 4;
-  static constexpr int CHANNEL_SCALES = KEY_SCALES + STAGES * KEY_SCALES_BYTES;
-  static constexpr int CHANNEL_SCALES_BYTES = HEAD_DIM * 4;
-  static constexpr int TOTAL = CHANNEL_SCALES + STAGES * CHANNEL_SCALES_BYTES;
+  /// Of two units.
+  static constexpr int CHANNEL_SCALES = VALUES + STAGES * VALUES_BYTES;
+  static constexpr int CHANNEL_SCALES_BYTES = CHANNEL_VECTORS * HEAD_DIM * 4;
+  static constexpr int TOTAL = CHANNEL_SCALES + (BLOCK_SCALES ? 0 : 2 * CHANNEL_SCALES_BYTES);
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
 using KeyWalk = Walk<GROUP_KV>;
 
+/// Of V's transposed copy, of a unit of the head's keys.
+__device__ __forceinline__ const float* channel_scales_of(const Params& p, const QueryHead& at,
+                                                          int unit) {
+  return p.vt8_scale +
+         (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) * (CHANNEL_VECTORS * HEAD_DIM);
+}
+
+/// V_0 over the units of its channels, times P's 255: what O starts from where key 0 is apart.
+__device__ __forceinline__ void start_from_sink(Sums& o, const Element* value,
+                                                const float* channel_scales) {
+  const int t = lane_id() & 3;
+  const float* inverse = channel_scales + CHANNEL_INVERSE * HEAD_DIM + t * 4;
+#pragma unroll
+  for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
+    const float4 levels = __ldg(reinterpret_cast<const float4*>(inverse + pair * 16));
+    const float factor[4] = {levels.x, levels.y, levels.z, levels.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 v = unpack<Element>(
+          __ldg(reinterpret_cast<const u32*>(value + pair * 16 + half * 8 + t * 2)));
+      float(&x)[4] = o.x[2 * pair + half];
+      x[0] = x[2] = v.x * factor[2 * half] * UNSIGNED_LEVELS;
+      x[1] = x[3] = v.y * factor[2 * half + 1] * UNSIGNED_LEVELS;
+    }
+  }
+}
+
+/// The end: lse, and O over its rows' sums.
+__device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, Sums& o) {
+  const QueryHead at = query_head_anew(p);
+  const int thread = read_thread_anew(), quad_lane = thread & 3;
+  const int warp_query = block_of_queries() * BLOCK_Q + thread / 32 * 16;
+  float inverse_sum[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int query = warp_query + (thread & 31) / 4 + 8 * r;
+    const float sum = quad_sum(rows.sum[r]);
+    const bool blind = sees_nothing(at, query);
+    inverse_sum[r] = __fdiv_rn(1.0f, sum);
+    if (blind) {
+#pragma unroll
+      for (int j = 0; j < HEAD_DIM / 8; ++j)
+        o.x[j][2 * r] = o.x[j][2 * r + 1] = 0;
+      inverse_sum[r] = 0;
+    }
+    if (quad_lane == 0 && query < at.seq_q()) {
+      float lse = LN_2 * (rows.reference[r] + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
+      if constexpr (USES_MEAN) // back to the raw domain
+        lse += read_row(p.q_rows, at.padded_query(), query, ROW_SHIFT);
+      p.lse[at.first_row() + query] = blind ? -INFINITY_F : lse;
+    }
+  }
+  store_rows(p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
+                 warp_query * p.out_stride_s,
+             p.out_stride_s, at.seq_q() - warp_query, o.x, inverse_sum[0], inverse_sum[1]);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
-  const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
+  const int lane = lane_id();
 
   const int block = block_of_queries(), first_query = block * BLOCK_Q;
   const QueryHead at = query_head(p);
+  s64 head_keys = at.padded_key();
+  asm("" : "+l"(head_keys)); // what is derived from it is not kept
+  const auto channel_scales = [&](int unit) {
+    return channel_scales_of(p, BLOCK_SCALES ? at : query_head_anew(p), unit);
+  };
 
   const auto load_keys = [&](const KeyWalk& walk) {
     if (walk.more()) {
-      const int first = walk.first(), stage = walk.stage();
-      const s64 token = at.padded_key() + first;
-      load_score_rows<GROUP_KV>(
-          shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES, p.k8 + token * HEAD_DIM,
-          p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
-          p.k_stride_s, at.seq_kv() - first);
-      if constexpr (!QK16)
-        load_floats<GROUP_KV, THREADS>(shared + SharedLayout::KEY_SCALES +
-                                           stage * SharedLayout::KEY_SCALES_BYTES,
-                                       p.k8_scale + token);
+      const u32 tile = shared + SharedLayout::KEYS + walk.stage() * SharedLayout::KEYS_BYTES;
+      const int first = walk.first();
+      if constexpr (QK16)
+        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
+            tile,
+            p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
+            p.k_stride_s * 2, at.seq_kv() - first);
+      else
+        TileStream<GROUP_KV, HEAD_DIM>::load(tile, p.k8, (head_keys + first) * HEAD_DIM);
     }
     cp_async_commit();
   };
   const auto load_values = [&](const KeyWalk& walk) {
-    if (walk.more()) {
-      const s64 token = at.padded_key() + walk.first();
-      const int stage = walk.stage();
-      load_dense_tile<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
-          shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
-          p.vt8 + token * HEAD_DIM);
-      load_floats<HEAD_DIM, THREADS>(shared + SharedLayout::CHANNEL_SCALES +
-                                         stage * SharedLayout::CHANNEL_SCALES_BYTES,
-                                     p.vt8_scale + token / GROUP_KV * HEAD_DIM);
-    }
+    if (walk.more())
+      TileStream<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES>::load(
+          shared + SharedLayout::VALUES + walk.stage() * SharedLayout::VALUES_BYTES, p.vt8,
+          (head_keys + walk.first()) * HEAD_DIM);
     cp_async_commit();
   };
+  const auto unit_place = [&](int unit, int vector) {
+    return shared + SharedLayout::CHANNEL_SCALES + (unit & 1) * SharedLayout::CHANNEL_SCALES_BYTES +
+           vector * HEAD_DIM * 4;
+  };
+  const auto load_unit = [&](int unit) {
+    load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(unit_place(unit, 0), channel_scales(unit));
+  };
 
+  KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
   load_score_rows<BLOCK_Q>(
       shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
       p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
       p.q_stride_s, at.seq_q() - first_query);
-  KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
   load_keys(walk);
   if constexpr (STAGES == 2)
     load_values(walk);
+  if constexpr (!BLOCK_SCALES) {
+    load_unit(0);
+    if (walk.end > VISIT_GROUPS)
+      load_unit(1);
+    cp_async_commit();
+  }
 
-  const int warp_query = first_query + warp_id() * 16;
-  const int query[2] = {warp_query + row_in_warp, warp_query + row_in_warp + 8};
-  float score_scale[2]; // of a query's scores, in log2 units
+  SoftmaxRows rows;
+  Sums o;
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    score_scale[r] = QK16 ? p.softmax_scale * LOG2_E
-                          : read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE);
+  for (int r = 0; r < 2; ++r) {
+    const int query = first_query + warp_id() * 16 + lane / 4 + 8 * r;
+    rows.score_scale[r] =
+        QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, at.padded_query(), query, ROW_SCALE);
+    if constexpr (SINK_KEYS) {
+      rows.reference[r] = read_row(p.q_rows, at.padded_query(), query, ROW_SINK);
+      rows.sum[r] = (lane & 3) == 0 ? UNSIGNED_LEVELS : 0;
+    }
+  }
+  if constexpr (SINK_KEYS)
+    start_from_sink(o, p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h,
+                    channel_scales(0));
 
   ScoreRows queries;
-  float o[HEAD_DIM / 8][4] = {};
-  RowState rows[2];
+  wait_for_tiles();
+  queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
 
-  const auto scores = [&](float(&x)[COLUMNS8][4], const KeyWalk& walk) {
-    const u32 keys = shared + SharedLayout::KEYS + walk.stage() * SharedLayout::KEYS_BYTES;
-    Scores::Sum sums[COLUMNS8][4];
-#pragma unroll
-    for (int tile = 0; tile < KEY_TILES; ++tile)
-      issue_scores(&sums[tile * 8], queries, keys + tile * TOKENS_PER_TILE * SCORE_ROW_BYTES);
-    finish<0>(sums);
-    scale_columns(
-        x, sums, shared + SharedLayout::KEY_SCALES + walk.stage() * SharedLayout::KEY_SCALES_BYTES);
-    if (needs_mask(at, tokens_from(warp_query, 16), tokens_from(walk.first(), GROUP_KV)))
-      mask(x, [&](int r, int column) { return hidden(at, query[r], walk.first() + column); });
-  };
-
-  for (; walk.more(); walk = walk.next()) {
+  const auto take_group = [&](const auto& hidden) {
     const int stage = walk.stage();
+    float key_scale[KEY_SCALES];
+    read_key_scales(key_scale, p, head_keys + walk.first());
+    float unit = 1;
+    if constexpr (BLOCK_SCALES)
+      unit = __ldg(channel_scales(walk.tile));
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
       load_keys(walk.next());
     load_values(STAGES == 2 ? walk.next() : walk);
-    if (walk.count == 0)
-      queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
 
-    float x[COLUMNS8][4];
-    scores(x, walk);
-    float alpha[2], beta[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      rows[r].softmax(x, r, score_scale[r], alpha[r], beta[r]);
-    u32 p8[GROUP_KV / 32][4];
-    quantize_fragments<false, GROUP_KV / 32>(p8, x, 1.0f, 1.0f);
-    rescale(o, alpha);
+    Scores::Sum sums[COLUMNS8][4];
+    issue_scores<KEY_TILES>(sums, queries,
+                            shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES);
+    finish<0>(sums);
+    float largest[2], beta[2];
+    rows.take_maxima(largest, beta, o, sums, key_scale, hidden);
+    u32 p8[KEY_SCALES][4];
+    rows.take_scores(p8, sums, key_scale, largest, beta, hidden);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
@@ -135,27 +209,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     TokenProducts<false, GROUP_KV / 32> p_v;
     p_v.issue(p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES);
-    p_v.template add_to<0>(
-        o, shared + SharedLayout::CHANNEL_SCALES + stage * SharedLayout::CHANNEL_SCALES_BYTES,
-        beta[0], beta[1]);
-  }
-  cp_async_wait<0>();
+    p_v.template add_to<0>(o, beta[0] * unit, beta[1] * unit);
+    walk = walk.next();
+  };
 
-  float inverse_sum[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = quad_sum(rows[r].sum);
-    const bool blind = sees_nothing(at, query[r]);
-    inverse_sum[r] = blind ? 0.0f : __fdiv_rn(1.0f, sum);
-    if (quad_lane == 0 && query[r] < at.seq_q()) {
-      float lse = LN_2 * (rows[r].maximum + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
-      if constexpr (USES_MEAN)
-        lse += read_row(p.q_rows, at.padded_query(), query[r],
-                        ROW_SHIFT); // back to the raw domain
-      p.lse[at.first_row() + query[r]] = blind ? -INFINITY_F : lse;
+  const int all_see = keys_of_all(at, tokens_from(first_query, BLOCK_Q)).end / GROUP_KV;
+  while (walk.more()) {
+    const int visit = walk.tile / VISIT_GROUPS;
+    if (walk.tile % VISIT_GROUPS == 0 && walk.tile > 0) {
+      if constexpr (BLOCK_SCALES) {
+        o.settle();
+      } else {
+        o.change_units(unit_place(visit - 1, CHANNEL_SCALE), unit_place(visit, CHANNEL_INVERSE));
+        __syncthreads(); // the old unit's place is the next one's
+        if ((visit + 1) * VISIT_GROUPS < walk.end)
+          load_unit(visit + 1);
+      }
+    }
+    if (walk.tile >= SINK_KEYS && walk.tile < all_see) {
+      const int stop = minimum(all_see, (visit + 1) * VISIT_GROUPS);
+      do
+        take_group(NoneHidden());
+      while (walk.tile < stop);
+    } else {
+      const int thread = read_thread_anew();
+      const int query = first_query + thread / 32 * 16 + (thread & 31) / 4;
+      take_group(HiddenKeys(at, query, walk.first(), SINK_KEYS));
     }
   }
-  store_rows(p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
-                 warp_query * p.out_stride_s,
-             p.out_stride_s, at.seq_q() - warp_query, o, inverse_sum[0], inverse_sum[1]);
+  cp_async_wait<0>();
+  if constexpr (BLOCK_SCALES)
+    o.settle();
+  else
+    o.leave_units(unit_place(maximum(0, walk.end - 1) / VISIT_GROUPS, CHANNEL_SCALE));
+
+  store(p, rows, o);
 }

@@ -1,19 +1,51 @@
-//===- kernels/key_mean.cuh - Mean of the keys, from the sums of chunks ----===//
+//===- kernels/key_mean.cuh - Sums over chunks of keys -----------------------===//
+//
+// For the mean of the keys, which smoothing takes off: the quantising kernel adds the chunks up,
+// always in the same order. Reads K once.
+//
+//===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "ptx/convert.cuh"
+#include "tile/key_mean.cuh"
 #include "tile/place.cuh"
 
-/// Block (1, kv head, batch): k_mean[batch][head][channel], one thread a channel.
+constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
+constexpr int ROWS_AT_ONCE = THREADS / OCTETS;
+
+/// Block (chunk, kv head, batch): k_partial[batch][head][chunk][channel] = sum over its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
+  const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
   const KeyHead at = key_head(p);
-  const int chunks = ceil_div(p.seq_kv, MEAN_CHUNK);
-  if (threadIdx.x < HEAD_DIM) {
-    const float* partial = p.k_partial + at.flat_kv_head * chunks * HEAD_DIM + threadIdx.x;
-    float total = 0;
+  const int length = mean_chunk(at.seq_kv());
+  const int first_key = blockIdx.x * length;
+  const int keys_here = minimum(length, at.seq_kv() - first_key);
+  const Element* keys = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h +
+                        first_key * p.k_stride_s + octet * 8;
+
+  float sum[8] = {};
 #pragma unroll 8
-    for (int chunk = 0; chunk < chunks; ++chunk)
-      total += partial[chunk * HEAD_DIM];
-    p.k_mean[at.flat_kv_head * HEAD_DIM + threadIdx.x] =
-        __fdiv_rn(total, static_cast<float>(at.seq_kv()));
+  for (int key = row; key < keys_here; key += ROWS_AT_ONCE) {
+    const uint4 words = *reinterpret_cast<const uint4*>(keys + key * p.k_stride_s);
+    const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<Element>(pairs[i]);
+      sum[2 * i] += x.x;
+      sum[2 * i + 1] += x.y;
+    }
+  }
+
+  __shared__ float sums[ROWS_AT_ONCE][HEAD_DIM];
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    sums[row][octet * 8 + i] = sum[i];
+  __syncthreads();
+  if (threadIdx.x < HEAD_DIM) {
+    float total = 0;
+#pragma unroll
+    for (int r = 0; r < ROWS_AT_ONCE; ++r)
+      total += sums[r][threadIdx.x];
+    p.k_partial[(at.flat_kv_head * gridDim.x + blockIdx.x) * HEAD_DIM + threadIdx.x] = total;
   }
 }

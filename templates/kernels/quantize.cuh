@@ -1,295 +1,385 @@
-//===- kernels/quantize.cuh - INT8 copies of Q, K, V or dO -----------------===//
+//===- kernels/quantize.cuh - All that a pass reads of Q, K, V and dO -------===//
 //
-// One block takes GROUP tokens of one head, reads them once and writes what its role asks for:
-//   WRITE_ROWS        rows8[token][channel], for S = Q K^T: smoothed (K), rotated, one scale a
-//                     token (`row`) or a block (`block`)
-//   WRITE_TRANSPOSED  transposed8[tile of 64 tokens][channel][slot], for products that sum over
-//                     tokens: smoothed (K), never rotated, slots in the order sigma
-//                     (tile/permutation.cuh), one scale a channel or a block
-//   role q            q . mean(K), to move lse between the raw and the smoothed domain
-//   role dout         minus_delta = dlse - rowsum(dO * O)
-// Tokens past the end are written as zeros, so that the products need no bounds.
+// One launch a pass: 8-bit copies, and what the attention kernels need of each query. A block takes
+// the tokens of one unit of one head:
+//   queries  q8, qt8, dot8, dout_rows, q_rows and, where key 0 is apart, its gradients' sums
+//   keys     k8, kt8 or k_rows and, the head's first, k_mean
+//   values   vt8
+// The unit is read by tokens first (tile/token_share.cuh), for what each token gives and for the
+// channels' maxima; then by quads, out of the caches, for the transposed copies, which have one
+// scale a channel and unit (tile/transposed_copy.cuh). Tokens past the end are written as zeros, so
+// that the products need no bounds, and so is key 0 where it is apart.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/convert.cuh"
-#include "ptx/math.cuh"
-#include "tile/permutation.cuh"
-#include "tile/place.cuh"
-#include "tile/quantizer.cuh"
-#include "tile/rotation.cuh"
+#include "tile/unit.cuh"
 
-constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
-constexpr int QUADS = GROUP / 4;     ///< one per thread row: 4 tokens whose bytes form one word
-constexpr bool OF_QUERIES = ROLE == Role::q || ROLE == Role::dout;
-static_assert(THREADS == OCTETS * QUADS, "one thread holds 4 tokens x 8 channels");
+//===--- Queries -----------------------------------------------------------===//
 
-/// Slots of this thread's 4 tokens are consecutive: the first one's place in a row vector.
-__device__ __forceinline__ s64 row_vector(s64 head_row, int first_token, int quad, int vectors,
-                                          int vector) {
-  const s64 tile = (head_row + first_token) / TOKENS_PER_TILE + quad / (TOKENS_PER_TILE / 4);
-  return (tile * vectors + vector) * TOKENS_PER_TILE + quad % (TOKENS_PER_TILE / 4) * 4;
-}
-
-__device__ __forceinline__ void load_octet(float (&x)[8], const Element* from) {
-  const uint4 words = *reinterpret_cast<const uint4*>(from);
-  const u32 pairs[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = unpack<Element>(pairs[i]);
-    x[2 * i] = pair.x;
-    x[2 * i + 1] = pair.y;
+/// q8 and what a query's scores need. In the backward pass rows[ROW_SHIFT] holds lse at first.
+__device__ __forceinline__ void take_queries(const Params& p, const Source& q, const Unit& unit,
+                                             s64 head_row, ShareMaxima& maxima) {
+  float of_group = 0;
+  if constexpr (INT8_S && BLOCK_SCALES) {
+    walk_tokens(q, unit.written, [&](int, const Share& share) {
+      float x[SHARE];
+      share.unpack_to(x);
+      rotate(x);
+      of_group = max_nan(of_group, largest_magnitude(x));
+    });
+    of_group = block_max(of_group);
   }
-}
-
-/// Over the OCTETS lanes that share a token.
-__device__ __forceinline__ float token_sum(float x) {
-#pragma unroll
-  for (int stride = 1; stride < OCTETS; stride *= 2)
-    x += __shfl_xor_sync(~0u, x, stride);
-  return x;
-}
-__device__ __forceinline__ float token_max(float x) {
-#pragma unroll
-  for (int stride = 1; stride < OCTETS; stride *= 2)
-    x = max_nan(x, __shfl_xor_sync(~0u, x, stride));
-  return x;
-}
-/// Over the whole block; every thread gets it.
-__device__ __forceinline__ float block_max(float x) {
-  __shared__ float of_warp[THREADS / 32];
-#pragma unroll
-  for (int stride = 1; stride < 32; stride *= 2)
-    x = max_nan(x, __shfl_xor_sync(~0u, x, stride));
-  __syncthreads();
-  if (lane_id() == 0)
-    of_warp[warp_id()] = x;
-  __syncthreads();
-#pragma unroll
-  for (int warp = 0; warp < THREADS / 32; ++warp)
-    x = max_nan(x, of_warp[warp]);
-  return x;
-}
-
-__device__ __forceinline__ void write_rows(const Params& p, float (&x)[4][8], s64 head_row,
-                                           int first_token, int quad, int octet) {
-  float largest[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (ROTATE)
-      hadamard(x[i]);
-    largest[i] = 0;
-#pragma unroll
-    for (int c = 0; c < 8; ++c)
-      largest[i] = max_magnitude(largest[i], x[i][c]);
-    largest[i] = token_max(largest[i]);
-  }
-  if constexpr (BLOCK_SCALES) {
-    const float all =
-        block_max(max_nan(max_nan(largest[0], largest[1]), max_nan(largest[2], largest[3])));
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      largest[i] = all;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const s64 token = head_row + first_token + token_of_quad(quad, i);
-    const Scale scale = exact_scale(largest[i]);
-    const float n = scale.inverse;
-    uint2 bytes;
-    bytes.x = pack_s8(x[i][0] * n, x[i][1] * n, x[i][2] * n, x[i][3] * n);
-    bytes.y = pack_s8(x[i][4] * n, x[i][5] * n, x[i][6] * n, x[i][7] * n);
-    *reinterpret_cast<uint2*>(p.rows8 + token * HEAD_DIM + octet * 8) = bytes;
-    if (octet == 0) {
-      // A token of zeros gets a positive scale, so that a masked score of -inf stays -inf.
-      const float value = scale.value == 0 ? 1.0f : scale.value;
-      if constexpr (ROLE == Role::q)
-        p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SCALE) + i] =
-            value * (p.softmax_scale * LOG2_E);
-      else // 22 bits, see MAGIC
-        p.k8_scale[row_vector(head_row, first_token, quad, 1, 0) + i] =
-            __uint_as_float(__float_as_uint(value) & ~3u);
+  const float log2_scale = p.softmax_scale * LOG2_E;
+  walk_tokens(q, unit.written, [&](int token, const Share& share) {
+    if constexpr (QT8)
+      maxima.take(share);
+    const float shift = SHIFTED ? dot(share, shared.mean) * p.softmax_scale : 0;
+    float score = SINK_KEYS ? dot(share, shared.first_key) * log2_scale : 0;
+    score += score - score; // an infinite one is seen as what it is, NaN
+    float x[SHARE];
+    share.unpack_to(x);
+    float scale = 1;
+    if constexpr (INT8_S) {
+      rotate(x);
+      scale = write_row(p.q8 + (head_row + unit.first + token) * HEAD_DIM, x,
+                        BLOCK_SCALES ? of_group : quad_max_nan(largest_magnitude(x)));
     }
-  }
-}
-
-__device__ __forceinline__ void write_transposed(const Params& p, const float (&x)[4][8],
-                                                 s64 head_row, int first_token, int quad,
-                                                 int octet) {
-  // Bytes of a quad's tokens at [channel][quad]; a channel's quads are permuted by its octet
-  // against bank conflicts.
-  __shared__ u32 words[HEAD_DIM][QUADS];
-  __shared__ float largest_of[QUADS][HEAD_DIM];
-  __shared__ Scale scales[HEAD_DIM];
-
-  float largest[8];
-#pragma unroll
-  for (int c = 0; c < 8; ++c)
-    largest[c] = max_magnitude(
-        max_magnitude(max_magnitude(max_magnitude(0, x[0][c]), x[1][c]), x[2][c]), x[3][c]);
-  if constexpr (BLOCK_SCALES) {
-    float all = 0;
-#pragma unroll
-    for (int c = 0; c < 8; ++c)
-      all = max_nan(all, largest[c]);
-    const Scale scale = exact_scale(block_max(all));
-    if (threadIdx.x < HEAD_DIM)
-      scales[threadIdx.x] = scale;
-  } else {
-#pragma unroll
-    for (int c = 0; c < 8; ++c)
-      largest_of[quad][octet * 8 + c] = largest[c];
-    __syncthreads();
-    if (threadIdx.x < HEAD_DIM) {
-      float all = 0;
-#pragma unroll
-      for (int q = 0; q < QUADS; ++q)
-        all = max_nan(all, largest_of[q][threadIdx.x]);
-      scales[threadIdx.x] = exact_scale(all);
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x < HEAD_DIM) {
-    const s64 group = (head_row + first_token) / GROUP;
-    const s64 vector = !OF_QUERIES
-                           ? group
-                           : group * CHANNEL_VECTORS + (ROLE == Role::q ? CHANNEL_Q : CHANNEL_DOUT);
-    p.transposed8_scale[vector * HEAD_DIM + sigma_slot(threadIdx.x)] = scales[threadIdx.x].value;
-  }
-
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    const int channel = octet * 8 + c;
-    const float n = scales[channel].inverse;
-    words[channel][quad ^ (octet % QUADS)] =
-        pack_s8(x[0][c] * n, x[1][c] * n, x[2][c] * n, x[3][c] * n);
-  }
-  __syncthreads();
-  // 64 bytes a channel and tile, 16 bytes a thread and turn.
-  constexpr int VECTORS = HEAD_DIM * QUADS / 4;
-#pragma unroll
-  for (int i = 0; i < VECTORS; i += THREADS) {
-    const int index = i + threadIdx.x;
-    const int within = index % 4, channel = index / 4 % HEAD_DIM, tile = index / (4 * HEAD_DIM);
-    const int first_quad = tile * (TOKENS_PER_TILE / 4) + within * 4, mix = channel / 8 % QUADS;
-    uint4 vector;
-    vector.x = words[channel][(first_quad + 0) ^ mix];
-    vector.y = words[channel][(first_quad + 1) ^ mix];
-    vector.z = words[channel][(first_quad + 2) ^ mix];
-    vector.w = words[channel][(first_quad + 3) ^ mix];
-    *reinterpret_cast<uint4*>(p.transposed8 + (head_row + first_token) * HEAD_DIM + index * 16) =
-        vector;
-  }
-}
-
-/// Minus delta = rowsum(dO * O), plus the gradient that flows through lse: where dP starts from.
-__device__ __forceinline__ void write_delta(const Params& p, const float (&x)[4][8],
-                                            const QueryHead& at, int first_token, int quad,
-                                            int octet) {
-  const Element* out =
-      p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h + octet * 8;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int token = first_token + token_of_quad(quad, i);
-    float o[8] = {};
-    if (token < at.seq_q())
-      load_octet(o, out + token * p.out_stride_s);
-    float sum = 0;
-#pragma unroll
-    for (int c = 0; c < 8; ++c)
-      sum += x[i][c] * o[c];
-    sum = token_sum(sum);
-    if (octet == 0) {
-      if (p.dlse != nullptr && token < at.seq_q())
-        sum -= p.dlse[at.first_row() + token];
-      p.q_rows[row_vector(at.padded_query(), first_token, quad, ROW_VECTORS, ROW_MINUS_DELTA) + i] =
-          -sum;
-    }
-  }
-}
-
-/// softmax_scale * (q . mean(K)), by which smoothing shifts a query's scores. The forward pass
-/// keeps it, to give lse back in the raw domain; the backward pass takes it off a raw lse.
-__device__ __forceinline__ void write_lse_shift(const Params& p, const float (&x)[4][8],
-                                                const QueryHead& at, int first_token, int quad,
-                                                int octet) {
-  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + octet * 8;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int token = first_token + token_of_quad(quad, i);
-    float shift = 0;
-    if constexpr (USES_MEAN) {
-#pragma unroll
-      for (int c = 0; c < 8; ++c)
-        shift += x[i][c] * mean[c];
-      shift = token_sum(shift) * p.softmax_scale;
-    }
-    if (octet == 0) {
-      const s64 head_row = at.padded_query();
-      float& place = p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SHIFT) + i];
-      if constexpr (!WRITE_ROWS) // 16-bit scores have no scales of their own
-        p.q_rows[row_vector(head_row, first_token, quad, ROW_VECTORS, ROW_SCALE) + i] =
-            p.softmax_scale * LOG2_E;
+    if (lane_id() % LANES_A_TOKEN == 0) {
+      const int slot = sigma_slot(token);
+      row_value(ROW_SCALE, slot) = scale * log2_scale;
+      float& place = row_value(ROW_SHIFT, slot);
       if constexpr (BACKWARD) {
         // A query that sees no key has lse = -inf: +inf makes each of its probabilities 0.
-        const float lse = token < at.seq_q() ? p.lse[at.first_row() + token] : -INFINITY_F;
+        const float lse = place;
         place = lse == -INFINITY_F ? INFINITY_F : (lse - shift) * LOG2_E;
+        shared.first_p[slot] = exp2_approx(score - place);
       } else {
         place = shift;
+        row_value(ROW_SINK, slot) = score;
+        row_value(ROW_MINUS_DELTA, slot) = 0;
+      }
+    }
+  });
+}
+
+/// A row's magnitude as a logarithm, linear between powers of two, with so many bits of fraction
+/// that those of 512 rows can be summed; 0 for a row that has none.
+constexpr int LOGARITHM_FRACTION = 13;
+__device__ __forceinline__ int logarithm_of(float largest) {
+  const bool counts = largest >= TINY && largest < INFINITY_F;
+  return counts ? __float_as_int(largest) >> (23 - LOGARITHM_FRACTION) : 0;
+}
+/// The exponent by which a row of dO is divided: rows then have the magnitude of the unit's mean,
+/// and rows that differ less than half an octave from it are all divided by the same.
+__device__ __forceinline__ int dout_exponent(float largest, int mean) {
+  constexpr int HALF = 1 << (LOGARITHM_FRACTION - 1);
+  const int logarithm = logarithm_of(largest);
+  const int exponent =
+      ((logarithm - mean + HALF) >> LOGARITHM_FRACTION) + (mean >> LOGARITHM_FRACTION) - 127;
+  return logarithm == 0 ? 0 : maximum(-100, minimum(100, exponent));
+}
+
+/// The mean logarithm of a unit's rows, in every thread.
+__device__ __forceinline__ int mean_logarithm(const Source& dout, const Unit& unit) {
+  int sum = 0, count = 0;
+  walk_tokens(dout, unit.written, [&](int, const Share& share) {
+    float x[SHARE];
+    share.unpack_to(x);
+    const int logarithm = logarithm_of(quad_max_nan(largest_magnitude(x)));
+    if (lane_id() % LANES_A_TOKEN == 0) {
+      sum += logarithm;
+      count += logarithm != 0;
+    }
+  });
+  sum = __reduce_add_sync(~0u, sum);
+  count = __reduce_add_sync(~0u, count);
+  int* of_warp = reinterpret_cast<int*>(shared.of_warp);
+  __syncthreads();
+  if (lane_id() == 0) {
+    of_warp[2 * warp_id()] = sum;
+    of_warp[2 * warp_id() + 1] = count;
+  }
+  __syncthreads();
+  sum = count = 0;
+#pragma unroll
+  for (int warp = 0; warp < WARPS; ++warp) {
+    sum += of_warp[2 * warp];
+    count += of_warp[2 * warp + 1];
+  }
+  __syncthreads();
+  return sum / maximum(count, 1);
+}
+
+/// dout_rows, delta and dS of key 0. rows[ROW_MINUS_DELTA] holds dlse at first. Minus delta =
+/// rowsum(dO * O), plus the gradient that flows through lse, is where dP starts from.
+__device__ __forceinline__ void take_douts(const Params& p, const Source& dout, const Source& out,
+                                           const Unit& unit, s64 head_row,
+                                           float (&largest)[SHARE]) {
+  const int mean = SCALED_DOUT ? mean_logarithm(dout, unit) : 0;
+  walk_tokens(dout, unit.written, [&](int token, const Share& share) {
+    Share outs;
+    outs.load(out, token);
+    float x[SHARE];
+    share.unpack_to(x);
+    const float score = SINK_KEYS ? dot(share, shared.first_value) : 0;
+    int exponent = 0;
+    float factor = 1;
+    if constexpr (SCALED_DOUT) {
+      exponent = dout_exponent(quad_max_nan(largest_magnitude(x)), mean);
+      factor = __uint_as_float((127 - exponent) << 23);
+    }
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; ++j) {
+      float o[8];
+      unpack_octet(o, outs.chunks[j]);
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+        sum += x[8 * j + c] * o[c];
+    }
+    sum = quad_sum(sum);
+    if constexpr (SCALED_DOUT) {
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i)
+        x[i] *= factor;
+      write_elements(p.dout_rows + (head_row + unit.first + token) * HEAD_DIM, x);
+    }
+    if constexpr (DOT8)
+      keep_maxima(largest, x);
+    if (lane_id() % LANES_A_TOKEN == 0) {
+      const int slot = sigma_slot(token);
+      const float minus_delta = row_value(ROW_MINUS_DELTA, slot) - sum;
+      row_value(ROW_MINUS_DELTA, slot) = minus_delta * factor;
+      row_value(ROW_SHIFT, slot) -= exponent;
+      row_value(ROW_SINK, slot) = SINK_KEYS ? shared.first_p[slot] * (score + minus_delta) : 0;
+      shared.factor[slot] = factor;
+    }
+  });
+}
+
+/// A copy over tokens of Q or dO, and into `sums` the tokens' sum by the weights of their slots.
+template <bool WRITE, typename Weights, typename Scale>
+__device__ __forceinline__ void turn_queries(const Source& x, const Unit& unit,
+                                             const float* inverses, s8* copy, float* sums,
+                                             const Weights& weights, const Scale& scale) {
+  if constexpr (WRITE || SINK_KEYS) {
+    float sum[8] = {};
+    walk_quads<WRITE>(x, unit.written, inverses, copy, [&](float(&x)[4][8], int, int slot) {
+      if constexpr (SINK_KEYS) {
+        const float4 w = weights(slot);
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+          sum[c] += x[0][c] * w.x + x[1][c] * w.y + x[2][c] * w.z + x[3][c] * w.w;
+      }
+      scale(x, slot);
+    });
+    if constexpr (SINK_KEYS)
+      add_up_channels(sum, sums);
+  }
+}
+
+__device__ __forceinline__ void backward_of_queries(const Params& p, const QueryHead& at,
+                                                    const Source& q, const Unit& unit,
+                                                    s64 flat_unit) {
+  const s64 head_row = at.padded_query();
+  const s64 copy = (head_row + unit.first) * HEAD_DIM;
+  float* sums = p.sink_partial + flat_unit * (2 * HEAD_DIM); // of dK, then of dV
+  const Source dout = {p.dout + at.first_query(p.dout_stride_b) + at.head * p.dout_stride_h +
+                           unit.first * p.dout_stride_s,
+                       p.dout_stride_s, 0, unit.valid};
+  const Source out = {p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
+                          unit.first * p.out_stride_s,
+                      p.out_stride_s, 0, unit.valid};
+
+  float largest[SHARE] = {};
+  take_douts(p, dout, out, unit, head_row, largest);
+  if constexpr (DOT8)
+    find_channel_scales(largest, p.dot8_scale, flat_unit, shared.inverse_dout);
+  else
+    __syncthreads();
+  turn_queries<DOT8>(
+      dout, unit, shared.inverse_dout, p.dot8 + copy, sums + HEAD_DIM,
+      [](int slot) { return four_of(&shared.first_p[slot]); },
+      [](float(&x)[4][8], int slot) {
+        if constexpr (SCALED_DOUT) {
+          const float4 factor = four_of(&shared.factor[slot]);
+#pragma unroll
+          for (int c = 0; c < 8; ++c) {
+            x[0][c] *= factor.x;
+            x[1][c] *= factor.y;
+            x[2][c] *= factor.z;
+            x[3][c] *= factor.w;
+          }
+        }
+      });
+  turn_queries<QT8>(
+      q, unit, shared.inverse, p.qt8 + copy, sums,
+      [](int slot) { return four_of(&row_value(ROW_SINK, slot)); }, [](float(&)[4][8], int) {});
+}
+
+__device__ __forceinline__ void quantize_queries(const Params& p, const QueryHead& at, int index) {
+  const Unit unit = unit_of<QUERY_TOKENS>(index, at.seq_q(), p.padded_q);
+  const Source q = {p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h +
+                        unit.first * p.q_stride_s,
+                    p.q_stride_s, 0, unit.valid};
+  const Element* first_key = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h;
+  const Element* first_value = p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h;
+
+  if constexpr (SHIFTED)
+    find_mean(p, at);
+  if (SINK_KEYS && threadIdx.x < HEAD_DIM) {
+    const int channel = threadIdx.x; // the thread that has found the channel's mean
+    shared.first_key[channel] =
+        unpack<Element>(first_key[channel].bits).x - (SHIFTED ? shared.mean[channel] : 0);
+    if constexpr (BACKWARD)
+      shared.first_value[channel] = unpack<Element>(first_value[channel].bits).x;
+  }
+  if constexpr (BACKWARD) {
+    for (int token = threadIdx.x; token < unit.written; token += THREADS) {
+      const bool valid = token < unit.valid;
+      const s64 row = at.first_row() + unit.first + token;
+      const int slot = sigma_slot(token);
+      row_value(ROW_SHIFT, slot) = valid ? p.lse[row] : -INFINITY_F;
+      row_value(ROW_MINUS_DELTA, slot) = valid && p.dlse != nullptr ? p.dlse[row] : 0;
+    }
+  }
+  __syncthreads();
+
+  ShareMaxima maxima;
+  take_queries(p, q, unit, at.padded_query(), maxima);
+  if constexpr (BACKWARD) {
+    const s64 flat_unit = at.flat_head * ceil_div(p.padded_q, QUERY_TOKENS) + index;
+    if constexpr (QT8) {
+      float largest[SHARE];
+      maxima.unpack_to(largest);
+      find_channel_scales(largest, p.qt8_scale, flat_unit, shared.inverse);
+    }
+    backward_of_queries(p, at, q, unit, flat_unit);
+  }
+
+  __syncthreads();
+  float* rows = p.q_rows + (at.padded_query() + unit.first) * ROW_VECTORS;
+  for (int i = threadIdx.x * 4; i < unit.written * ROW_VECTORS; i += THREADS * 4)
+    *reinterpret_cast<float4*>(rows + i) = four_of(&shared.rows[i]);
+}
+
+//===--- Keys and values ---------------------------------------------------===//
+
+/// Takes the mean off, but for tokens that count as zeros.
+__device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& k, int token) {
+  if constexpr (SMOOTH_K) {
+    if (k.has(token)) {
+#pragma unroll
+      for (int i = 0; i < SHARE; i += 4) {
+        const float4 mean = four_of(&shared.mean[channel_of(i)]);
+        x[i] -= mean.x;
+        x[i + 1] -= mean.y;
+        x[i + 2] -= mean.z;
+        x[i + 3] -= mean.w;
       }
     }
   }
 }
 
-__device__ __forceinline__ void subtract_mean(const Params& p, float (&x)[4][8], const KeyHead& at,
-                                              int first_token, int quad) {
-  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + threadIdx.x % OCTETS * 8;
+__device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& at, int index) {
+  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), p.padded_kv);
+  const s64 head_row = at.padded_key(), copy = (head_row + unit.first) * HEAD_DIM;
+  const Source k = {p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h +
+                        unit.first * p.k_stride_s,
+                    p.k_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid};
+  if constexpr (SMOOTH_K) {
+    find_mean(p, at);
+    if (index == 0 && threadIdx.x < HEAD_DIM)
+      p.k_mean[at.flat_kv_head * HEAD_DIM + threadIdx.x] = shared.mean[threadIdx.x];
+    __syncthreads();
+  }
+
+  float of_group = 0, largest[SHARE] = {};
+  if constexpr (INT8_S && BLOCK_SCALES) {
+    walk_tokens(k, unit.written, [&](int token, const Share& share) {
+      float x[SHARE];
+      share.unpack_to(x);
+      smooth(x, k, token);
+      rotate(x);
+      of_group = max_nan(of_group, largest_magnitude(x));
+    });
+    of_group = block_max(of_group);
+  }
+  if constexpr (INT8_S || KT8 || K_ROWS) {
+    walk_tokens(k, unit.written, [&](int token, const Share& share) {
+      float x[SHARE];
+      share.unpack_to(x);
+      smooth(x, k, token);
+      if constexpr (KT8)
+        keep_maxima(largest, x);
+      if constexpr (K_ROWS)
+        write_elements(p.k_rows + copy + static_cast<s64>(token) * HEAD_DIM, x);
+      if constexpr (INT8_S) {
+        rotate(x);
+        const float scale = write_row(p.k8 + copy + static_cast<s64>(token) * HEAD_DIM, x,
+                                      BLOCK_SCALES ? of_group : warp_max_nan(largest_magnitude(x)));
+        if (lane_id() == 0) // the warp's tokens are those that share a scale
+          p.k8_scale[head_row / KEYS_A_SCALE + key_scale_place(unit.first + token)] = scale;
+      }
+    });
+  }
+  if constexpr (KT8) {
+    find_channel_scales(largest, p.kt8_scale,
+                        at.flat_kv_head * ceil_div(p.padded_kv, KEY_TOKENS) + index,
+                        shared.inverse);
+    float mean[8];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (first_token + token_of_quad(quad, i) < at.seq_kv()) {
+    for (int c = 0; c < 8; ++c)
+      mean[c] = SMOOTH_K ? shared.mean[QuadPlace().channel + c] : 0;
+    walk_quads<true>(k, unit.written, shared.inverse, p.kt8 + copy,
+                     [&](float(&x)[4][8], int token, int) {
 #pragma unroll
-      for (int c = 0; c < 8; ++c)
-        x[i][c] -= mean[c];
-    }
+                       for (int i = 0; i < 4; ++i) {
+                         const bool has = k.has(token + (i & 1) + (i >> 1) * 8);
+#pragma unroll
+                         for (int c = 0; c < 8; ++c)
+                           x[i][c] -= has ? mean[c] : 0;
+                       }
+                     });
   }
 }
 
-/// Block (group, head, batch).
-extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
-  const int octet = threadIdx.x % OCTETS, quad = threadIdx.x / OCTETS;
-  const int first_token = blockIdx.x * GROUP;
-  const QueryHead queries = query_head(p); // one of the two, by the role
-  const KeyHead keys = key_head(p);
-  const int tokens = OF_QUERIES ? queries.seq_q() : keys.seq_kv();
-  if (!queries.has(first_token, tokens))
+__device__ __forceinline__ void quantize_values(const Params& p, const QueryHead& at, int index) {
+  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), p.padded_kv);
+  const Source v = {p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h +
+                        unit.first * p.v_stride_s,
+                    p.v_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid};
+  ShareMaxima maxima;
+  walk_tokens(v, unit.written, [&](int, const Share& share) { maxima.take(share); });
+  float largest[SHARE];
+  maxima.unpack_to(largest);
+  find_channel_scales(largest, p.vt8_scale,
+                      at.flat_kv_head * ceil_div(p.padded_kv, KEY_TOKENS) + index, shared.inverse);
+  walk_quads<true>(v, unit.written, shared.inverse,
+                   p.vt8 + (at.padded_key() + unit.first) * HEAD_DIM,
+                   [](float(&)[4][8], int, int) {});
+}
+
+/// Block (unit of some role, query head, batch). The units of keys of one head are divided among
+/// the heads of queries that see them. Those that have most to do start first.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  const QueryHead at = query_head(p);
+  const int query_units = ceil_div(p.padded_q, QUERY_TOKENS);
+  int index = BACKWARD ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+  if (index < query_units) {
+    quantize_queries(p, at, index);
     return;
-  const s64 head_row = OF_QUERIES ? queries.padded_query() : keys.padded_key();
-  const Element* source =
-      p.x +
-      (OF_QUERIES ? queries.first_query(p.x_stride_b) + queries.head * p.x_stride_h
-                  : keys.first_key(p.x_stride_b) + keys.kv_head * p.x_stride_h) +
-      octet * 8;
-
-  float x[4][8] = {};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int token = first_token + token_of_quad(quad, i);
-    if (token < tokens)
-      load_octet(x[i], source + token * p.x_stride_s);
   }
-
-  if constexpr (ROLE == Role::dout)
-    write_delta(p, x, queries, first_token, quad, octet);
-
-  if constexpr (ROLE == Role::q && (BACKWARD || USES_MEAN))
-    write_lse_shift(p, x, queries, first_token, quad, octet);
-
-  if constexpr (ROLE == Role::k && USES_MEAN)
-    subtract_mean(p, x, keys, first_token, quad);
-
-  if constexpr (WRITE_TRANSPOSED)
-    write_transposed(p, x, head_row, first_token, quad, octet);
-  if constexpr (WRITE_ROWS)
-    write_rows(p, x, head_row, first_token, quad, octet);
+  const int heads = p.heads / p.heads_kv, key_units = ceil_div(p.padded_kv, KEY_TOKENS);
+  const int share = ceil_div(key_units, heads);
+  index -= query_units;
+  const int unit = index % share * heads + at.head % heads;
+  if (unit >= key_units)
+    return;
+  if (VT8 && (!INT8_S || index >= share))
+    quantize_values(p, at, unit);
+  else
+    quantize_keys(p, at, unit);
 }

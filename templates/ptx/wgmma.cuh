@@ -68,9 +68,45 @@ __device__ __forceinline__ void wgmma_8(int (*d)[4], const u32 (&a)[4], u64 b, b
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
                    "r"(static_cast<int>(accumulate)));
 }
-/// 16-bit floats, both operands in shared memory.
-template <typename T>
-__device__ __forceinline__ void wgmma_16(float (*d)[4], u64 a, u64 b, bool accumulate);
+/// The same two with 128 columns.
+#define WIDE_ACCUMULATORS                                                                          \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define WIDE_ACCUMULATOR_OPERANDS(type)                                                            \
+  ACCUMULATOR_OPERANDS(type), ACCUMULATOR_QUAD(type, 8), ACCUMULATOR_QUAD(type, 9),                \
+      ACCUMULATOR_QUAD(type, 10), ACCUMULATOR_QUAD(type, 11), ACCUMULATOR_QUAD(type, 12),          \
+      ACCUMULATOR_QUAD(type, 13), ACCUMULATOR_QUAD(type, 14), ACCUMULATOR_QUAD(type, 15)
+
+__device__ __forceinline__ void wgmma_s8_wide(int (*d)[4], u64 a, u64 b, bool accumulate) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " WIDE_ACCUMULATORS
+               ", %64, %65, p; }"
+               : WIDE_ACCUMULATOR_OPERANDS("r")
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+template <bool SIGNED>
+__device__ __forceinline__ void wgmma_8_wide(int (*d)[4], const u32 (&a)[4], u64 b,
+                                             bool accumulate) {
+  if constexpr (SIGNED)
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " WIDE_ACCUMULATORS
+                 ", {%64, %65, %66, %67}, %68, p; }"
+                 : WIDE_ACCUMULATOR_OPERANDS("r")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                   "r"(static_cast<int>(accumulate)));
+  else
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8 " WIDE_ACCUMULATORS
+                 ", {%64, %65, %66, %67}, %68, p; }"
+                 : WIDE_ACCUMULATOR_OPERANDS("r")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                   "r"(static_cast<int>(accumulate)));
+}
+/// 16-bit floats, both operands in shared memory. Sums are FP32, or integers that are their bits.
+template <typename T, typename Sum>
+__device__ __forceinline__ void wgmma_16(Sum (*d)[4], u64 a, u64 b, bool accumulate);
 template <>
 __device__ __forceinline__ void wgmma_16<bf16>(float (*d)[4], u64 a, u64 b, bool accumulate) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
@@ -80,12 +116,53 @@ __device__ __forceinline__ void wgmma_16<bf16>(float (*d)[4], u64 a, u64 b, bool
                : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 template <>
+__device__ __forceinline__ void wgmma_16<bf16>(int (*d)[4], u64 a, u64 b, bool accumulate) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ACCUMULATORS
+               ", %32, %33, p, 1, 1, 0, 0; }"
+               : ACCUMULATOR_OPERANDS("r")
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+template <>
 __device__ __forceinline__ void wgmma_16<fp16>(float (*d)[4], u64 a, u64 b, bool accumulate) {
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
                "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " ACCUMULATORS
                ", %32, %33, p, 1, 1, 0, 0; }"
                : ACCUMULATOR_OPERANDS("f")
                : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+template <>
+__device__ __forceinline__ void wgmma_16<fp16>(int (*d)[4], u64 a, u64 b, bool accumulate) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " ACCUMULATORS
+               ", %32, %33, p, 1, 1, 0, 0; }"
+               : ACCUMULATOR_OPERANDS("r")
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
+/// A in registers, B with its 64 columns contiguous: rows of 128 bytes are tokens of the sum.
+template <typename T>
+__device__ __forceinline__ void wgmma_16_transposed(float (*d)[4], const u32 (&a)[4], u64 b,
+                                                    bool accumulate);
+template <>
+__device__ __forceinline__ void wgmma_16_transposed<bf16>(float (*d)[4], const u32 (&a)[4], u64 b,
+                                                          bool accumulate) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ACCUMULATORS
+               ", {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+               : ACCUMULATOR_OPERANDS("f")
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                 "r"(static_cast<int>(accumulate)));
+}
+template <>
+__device__ __forceinline__ void wgmma_16_transposed<fp16>(float (*d)[4], const u32 (&a)[4], u64 b,
+                                                          bool accumulate) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " ACCUMULATORS
+               ", {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+               : ACCUMULATOR_OPERANDS("f")
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
+                 "r"(static_cast<int>(accumulate)));
 }
 
 /// Keeps the compiler from touching accumulators before the wait that stands in front of this.

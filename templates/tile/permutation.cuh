@@ -8,6 +8,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "configuration.cuh"
 #include "ptx/convert.cuh"
 
 /// Tokens of a quad, four tokens whose bytes form one word: first, first+1, first+8, first+9.
@@ -32,14 +33,8 @@ __device__ __forceinline__ void quantize_fragment(u32 (&a)[4], const float (*x)[
   for (int half = 0; half < 2; ++half) {
     const float* even = x[2 * half];
     const float* odd = x[2 * half + 1];
-    const float l = inverse_low, h = inverse_high;
-    if constexpr (SIGNED) {
-      a[2 * half] = pack_s8(even[0] * l, even[1] * l, odd[0] * l, odd[1] * l);
-      a[2 * half + 1] = pack_s8(even[2] * h, even[3] * h, odd[2] * h, odd[3] * h);
-    } else {
-      a[2 * half] = pack_u8(even[0] * l, even[1] * l, odd[0] * l, odd[1] * l);
-      a[2 * half + 1] = pack_u8(even[2] * h, even[3] * h, odd[2] * h, odd[3] * h);
-    }
+    a[2 * half] = pack_scaled<SIGNED>(even[0], even[1], odd[0], odd[1], inverse_low);
+    a[2 * half + 1] = pack_scaled<SIGNED>(even[2], even[3], odd[2], odd[3], inverse_high);
   }
 }
 /// The same for COUNT fragments, one after the other.
@@ -49,4 +44,16 @@ __device__ __forceinline__ void quantize_fragments(u32 (*a)[4], const float (*x)
 #pragma unroll
   for (int k = 0; k < COUNT; ++k)
     quantize_fragment<SIGNED>(a[k], &x[4 * k], inverse_low, inverse_high);
+}
+
+/// The A fragments of 16 summed tokens each in 16 bits: accumulators are in that order as they are.
+template <int COUNT>
+__device__ __forceinline__ void pack_fragments(u32 (*a)[4], const float (*x)[4]) {
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) {
+    a[k][0] = pack<Element>(x[2 * k][0], x[2 * k][1]);
+    a[k][1] = pack<Element>(x[2 * k][2], x[2 * k][3]);
+    a[k][2] = pack<Element>(x[2 * k + 1][0], x[2 * k + 1][1]);
+    a[k][3] = pack<Element>(x[2 * k + 1][2], x[2 * k + 1][3]);
+  }
 }

@@ -44,13 +44,28 @@ struct QueryHead : Sequence {
   template <int GROUP> __device__ __forceinline__ s64 first_group() const {
     return flat_head * (p.padded_q / GROUP);
   }
+  /// The same of units of so many of its keys, each with its own scales of channels.
+  template <int TOKENS> __device__ __forceinline__ s64 first_key_unit() const {
+    return flat_kv_head * ceil_div(p.padded_kv, TOKENS);
+  }
 };
-__device__ __forceinline__ QueryHead query_head(const Params& p) {
-  const int head = blockIdx.y, batch = blockIdx.z;
+__device__ __forceinline__ QueryHead query_head(const Params& p, int head, int batch) {
   const int kv_head = head / (p.heads / p.heads_kv);
   const s64 flat_head = static_cast<s64>(batch) * p.heads + head;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
   return {{p, batch}, head, kv_head, flat_head, flat_kv_head};
+}
+
+__device__ __forceinline__ QueryHead query_head(const Params& p) {
+  return query_head(p, blockIdx.y, blockIdx.z);
+}
+
+/// The same read anew, at a kernel's end: what only the end computes from it, and the beginning
+/// did too, takes no registers in between.
+__device__ __forceinline__ QueryHead query_head_anew(const Params& p) {
+  int head, batch;
+  asm volatile("mov.u32 %0, %%ctaid.y; mov.u32 %1, %%ctaid.z;" : "=r"(head), "=r"(batch));
+  return query_head(p, head, batch);
 }
 
 /// Of a block that owns keys.
@@ -63,8 +78,9 @@ struct KeyHead : Sequence {
     return (static_cast<s64>(batch) * p.heads + head) * p.padded_q;
   }
   __device__ __forceinline__ s64 padded_key() const { return flat_kv_head * p.padded_kv; }
-  template <int GROUP> __device__ __forceinline__ int first_group(int head) const {
-    return (batch * p.heads + head) * (p.padded_q / GROUP);
+  /// The first of a query head's units of so many tokens.
+  template <int TOKENS> __device__ __forceinline__ s64 first_unit(int head) const {
+    return (static_cast<s64>(batch) * p.heads + head) * ceil_div(p.padded_q, TOKENS);
   }
 };
 __device__ __forceinline__ KeyHead key_head(const Params& p) {

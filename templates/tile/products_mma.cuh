@@ -10,28 +10,49 @@
 #include "tile/accumulators.cuh"
 #include "tile/fragments.cuh"
 
+/// Whether products run while their warps go on.
+constexpr bool ASYNCHRONOUS = false;
+
 constexpr int SCORE_STEPS = SCORE_ROW_BYTES / 32;
 constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
 
-/// S accumulates in FP32 or, for INT8, in INT32 from MAGIC_BITS, so that its bits are MAGIC + S.
+/// MAGIC_BITS four times, but ptxas does not know: what it knows to be equal it moves into four
+/// registers for every sum. Of three masks of lanes no two share a bit.
+struct MagicStart {
+  int bits[4];
+  __device__ __forceinline__ MagicStart() {
+    u32 below, self, above;
+    asm("mov.u32 %0, %%lanemask_lt; mov.u32 %1, %%lanemask_eq; mov.u32 %2, %%lanemask_gt;"
+        : "=r"(below), "=r"(self), "=r"(above));
+    bits[0] = MAGIC_BITS | (below & self);
+    bits[1] = MAGIC_BITS | (below & above);
+    bits[2] = MAGIC_BITS | (self & above);
+    bits[3] = MAGIC_BITS | (below & self & above);
+  }
+};
+
+/// S accumulates in FP32 or, for INT8, in INT32 from MAGIC_BITS, so that its bits are MAGIC + S and
+/// one FFMA makes an exponent of them: value(sum) * scale - (ZERO * scale + subtrahend). The
+/// addend's rounding is the same for all scores that share a scale, and less than one level of S.
 struct IntegerScores {
   using Sum = int;
+  static constexpr float ZERO = MAGIC;                  ///< value() of a score of 0
+  static constexpr int LOWEST = MAGIC_BITS - (1 << 22); ///< below every score, with a value()
   static __device__ __forceinline__ void multiply(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
                                                   bool first) {
-    const int start[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
     if (first)
-      mma_s8(d, a, b0, b1, start);
+      mma_s8(d, a, b0, b1, MagicStart().bits);
     else
       mma_s8(d, a, b0, b1, d);
   }
-  /// sum * scale in one instruction. Exact but for the last rounding: key scales have 22 bits, so
-  /// that MAGIC * scale is exact.
-  static __device__ __forceinline__ float scaled(int sum, float scale) {
-    return __fmaf_rn(__int_as_float(sum), scale, -MAGIC * scale);
-  }
+  static __device__ __forceinline__ float value(int sum) { return __int_as_float(sum); }
+  /// Integers and floats between 2^23 and 2^24 are in the same order.
+  static __device__ __forceinline__ int maximum_of(int a, int b) { return maximum(a, b); }
 };
 struct FloatScores {
   using Sum = float;
+  static constexpr float ZERO = 0;
+  static constexpr float LOWEST = -3.0e38f;
   static __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1,
                                                   bool first) {
     const float start[4] = {0, 0, 0, 0};
@@ -40,7 +61,8 @@ struct FloatScores {
     else
       mma_16<Element>(d, a, b0, b1, d);
   }
-  static __device__ __forceinline__ float scaled(float sum, float) { return sum; }
+  static __device__ __forceinline__ float value(float sum) { return sum; }
+  static __device__ __forceinline__ float maximum_of(float a, float b) { return max_number(a, b); }
 };
 template <bool FLOATING> struct ScoresOf { using type = IntegerScores; };
 template <> struct ScoresOf<true> { using type = FloatScores; };
@@ -78,8 +100,8 @@ using ValueRows = RowFragments<VALUE_ROW_BYTES, VALUE_ROWS_IN_REGISTERS>;
 /// The products read shared memory as every other instruction does.
 __device__ __forceinline__ void publish_copies() {}
 
-/// s = rows of A x (64 rows of the tile)^T, for S.
-template <typename Rows>
+/// s = rows of A x (rows of TILES tiles, one after the other)^T, for S.
+template <int TILES = 1, typename Rows>
 __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& rows, u32 tile) {
   const u32 address = tile + b_lane_offset<SCORE_ROW_BYTES>();
 #pragma unroll
@@ -87,7 +109,7 @@ __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& ro
     u32 a[4];
     rows.get(a, step);
 #pragma unroll
-    for (int pair = 0; pair < TILE_ROWS / 16; ++pair) {
+    for (int pair = 0; pair < TILES * TILE_ROWS / 16; ++pair) {
       u32 b[4];
       load_fragment<SCORE_ROW_BYTES>(b, address, pair * 16, step);
       Scores::multiply(s[2 * pair], a, b[0], b[1], step == 0);
@@ -96,8 +118,9 @@ __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& ro
   }
 }
 
-/// The same for dP, in 16 bits. The sum of columns 8j..8j+7 starts from start(j).
-template <typename Rows, typename Start>
+/// The same for dP, in 16 bits, with COLUMNS rows of the tile. The sum of columns 8j..8j+7 starts
+/// from start(j).
+template <int COLUMNS = TILE_ROWS, typename Rows, typename Start>
 __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u32 tile,
                                              const Start& start) {
   const u32 address = tile + b_lane_offset<VALUE_ROW_BYTES>();
@@ -106,7 +129,7 @@ __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u3
     u32 a[4];
     rows.get(a, step);
 #pragma unroll
-    for (int pair = 0; pair < TILE_ROWS / 16; ++pair) {
+    for (int pair = 0; pair < COLUMNS / 16; ++pair) {
       u32 b[4];
       load_fragment<VALUE_ROW_BYTES>(b, address, pair * 16, step);
       if (step == 0) {
@@ -126,10 +149,11 @@ __device__ __forceinline__ void finish_values(float (&)[N][4], const Start&) {}
 
 /// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles. `tiles` holds the 64-token tiles
 /// of the group one after the other. Sums are formed 16 columns at a time, when they are added.
-template <bool SIGNED, int STEPS> class TokenProducts {
+/// With fewer than all CHANNELS, those from CHANNELS * part on.
+template <bool SIGNED, int STEPS, int CHANNELS = HEAD_DIM> class TokenProducts {
 public:
-  __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles) {
-    address_ = tiles + b_lane_offset<TOKEN_ROW_BYTES>();
+  __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles, int part = 0) {
+    address_ = tiles + b_lane_offset<TOKEN_ROW_BYTES>() + part * (CHANNELS * TOKEN_ROW_BYTES);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
@@ -137,15 +161,17 @@ public:
         a_[step][i] = a[step][i];
     }
   }
-  /// sum += products, dequantised by the column's scale (HEAD_DIM of them at `column_scales`) times
-  /// the row's: `scale_low` (row g) or `scale_high` (row g + 8).
+  /// sums += products times the row's scale: `low` (row g) or `high` (row g + 8). Products start
+  /// from MAGIC_BITS and are added with one FFMA as MAGIC + product; what they are too large by is
+  /// the same for a whole row, its surplus. Sums stay below 8 or so times MAGIC scales between two
+  /// changes of units, so that this costs a few levels' worth of one product, where rounding P or
+  /// dS costs a hundred.
   template <int PENDING>
-  __device__ __forceinline__ void add_to(float (&sum)[HEAD_DIM / 8][4], u32 column_scales,
-                                         float scale_low, float scale_high) const {
+  __device__ __forceinline__ void add_to(Sums& sums, float low, float high, int part = 0) const {
+    const MagicStart start;
 #pragma unroll
-    for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
-      int products[2][4] = {{MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS},
-                            {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS}};
+    for (int pair = 0; pair < CHANNELS / 16; ++pair) {
+      int products[2][4];
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         u32 b[4];
@@ -153,27 +179,98 @@ public:
                                        pair * 16, step % 2);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          if constexpr (SIGNED)
-            mma_s8(products[half], a_[step], b[2 * half], b[2 * half + 1], products[half]);
+          if (step == 0)
+            multiply(products[half], a_[step], &b[2 * half], start.bits);
           else
-            mma_u8(products[half], a_[step], b[2 * half], b[2 * half + 1], products[half]);
+            multiply(products[half], a_[step], &b[2 * half], products[half]);
         }
       }
-      const float4 columns = read_columns(column_scales, pair);
-      const float column_scale[4] = {columns.x, columns.y, columns.z, columns.w};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float product = __int_as_float(products[half][i]) - MAGIC;
-          const float scale = column_scale[2 * half + (i & 1)] * (i < 2 ? scale_low : scale_high);
-          sum[2 * pair + half][i] = __fmaf_rn(product, scale, sum[2 * pair + half][i]);
+          float& sum = sums.x[part * (CHANNELS / 8) + 2 * pair + half][i];
+          sum = __fmaf_rn(__int_as_float(products[half][i]), i < 2 ? low : high, sum);
         }
       }
+    }
+    if (part == 0) { // of the whole row
+      sums.surplus[0] = __fmaf_rn(MAGIC, low, sums.surplus[0]);
+      sums.surplus[1] = __fmaf_rn(MAGIC, high, sums.surplus[1]);
     }
   }
 
 private:
+  static __device__ __forceinline__ void multiply(int (&d)[4], const u32 (&a)[4], const u32* b,
+                                                  const int (&c)[4]) {
+    if constexpr (SIGNED)
+      mma_s8(d, a, b[0], b[1], c);
+    else
+      mma_u8(d, a, b[0], b[1], c);
+  }
+
   u32 a_[STEPS][4];
   u32 address_;
 };
+
+/// Products with 64 channels, 64 * part.. of the transposed tiles, in the order of their issue.
+struct Block {
+  TokenProducts<false, TILE_ROWS / 32, 64> of_unsigned;
+  TokenProducts<true, TILE_ROWS / 32, 64> of_signed;
+  template <bool SIGNED>
+  __device__ __forceinline__ void issue(const u32 (&a)[TILE_ROWS / 32][4], u32 tiles, int part) {
+    if constexpr (SIGNED)
+      of_signed.issue(a, tiles, part);
+    else
+      of_unsigned.issue(a, tiles, part);
+  }
+  template <bool SIGNED, int PENDING>
+  __device__ __forceinline__ void add_to(Sums& sums, float low, float high, int part) const {
+    if constexpr (SIGNED)
+      of_signed.template add_to<PENDING>(sums, low, high, part);
+    else
+      of_unsigned.template add_to<PENDING>(sums, low, high, part);
+  }
+};
+
+/// Where S and dP are formed: in arrays of their own.
+__device__ __forceinline__ auto score_sums(Block&, Scores::Sum (&own)[8][4])
+    -> Scores::Sum (&)[8][4] {
+  return own;
+}
+__device__ __forceinline__ auto value_sums(Block&, float (&own)[8][4]) -> float (&)[8][4] {
+  return own;
+}
+template <int PENDING, typename Start>
+__device__ __forceinline__ void take_values(float (&values)[8][4], float (&sums)[8][4],
+                                            const Start&) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      values[j][i] = sums[j][i];
+  }
+}
+
+/// sums += (rows of 16-bit A, STEPS x 16 summed tokens) x a tile of 16-bit tokens by channels, as
+/// it lies in the caller's tensor.
+template <int STEPS>
+__device__ __forceinline__ void issue_rows(Sums& sums, const u32 (&a)[STEPS][4], u32 tile) {
+  const int lane = lane_id();
+  const u32 address =
+      tile + chunk_offset<VALUE_ROW_BYTES>((lane & 7) | (lane >> 3 & 1) << 3, lane >> 4);
+  constexpr int PAIRS_A_PANEL = PITCH<VALUE_ROW_BYTES> / 32;
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+    for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
+      u32 b[4];
+      ldmatrix_x4_transposed(b, (address ^ (pair % PAIRS_A_PANEL << 5)) +
+                                    pair / PAIRS_A_PANEL * PANEL_BYTES<VALUE_ROW_BYTES> +
+                                    row_offset<VALUE_ROW_BYTES>(step * 16));
+      mma_16<Element>(sums.x[2 * pair], a[step], b[0], b[1], sums.x[2 * pair]);
+      mma_16<Element>(sums.x[2 * pair + 1], a[step], b[2], b[3], sums.x[2 * pair + 1]);
+    }
+  }
+}
+template <int PENDING> __device__ __forceinline__ void finish_rows(Sums&) {}

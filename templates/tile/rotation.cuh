@@ -7,38 +7,46 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "configuration.cuh"
+#include "tile/token_share.cuh"
 
 constexpr int HADAMARD_SIZE = HEAD_DIM & -HEAD_DIM;
 constexpr float HADAMARD_NORM = HADAMARD_SIZE == 16    ? 0.25f
-                                : HADAMARD_SIZE == 32  ? 0.17677670f
+                                : HADAMARD_SIZE == 32  ? 0.176776695f
                                 : HADAMARD_SIZE == 64  ? 0.125f
-                                : HADAMARD_SIZE == 128 ? 0.08838835f
+                                : HADAMARD_SIZE == 128 ? 0.0883883476f
                                                        : 0.0625f;
+static_assert(HADAMARD_SIZE >= 8 * LANES_A_TOKEN, "the lanes of a token are of one block");
 
-/// Transforms a token whose channels 8l..8l+7 lie in x of lane l of its group of HEAD_DIM / 8.
-__device__ __forceinline__ void hadamard(float (&x)[8]) {
+/// A step of the transform between values of one thread.
+template <int STRIDE> __device__ __forceinline__ void butterflies(float (&x)[SHARE]) {
 #pragma unroll
-  for (int stride = 1; stride < 8; stride *= 2) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if ((i & stride) == 0) {
-        const float a = x[i], b = x[i + stride];
-        x[i] = a + b;
-        x[i + stride] = a - b;
-      }
+  for (int i = 0; i < SHARE; ++i) {
+    if ((i & STRIDE) == 0) {
+      const float a = x[i], b = x[i + STRIDE];
+      x[i] = a + b;
+      x[i + STRIDE] = a - b;
     }
   }
+}
+
+/// Transforms a token that LANES_A_TOKEN lanes share. Steps go from neighbours to the farthest
+/// channels, of which the lanes come behind the first three: channel_of().
+__device__ __forceinline__ void hadamard(float (&x)[SHARE]) {
+  butterflies<1>(x);
+  butterflies<2>(x);
+  butterflies<4>(x);
 #pragma unroll
-  for (int stride = 1; stride < HADAMARD_SIZE / 8; stride *= 2) {
-    const bool upper = (threadIdx.x & stride) != 0;
+  for (int stride = 1; stride < LANES_A_TOKEN; stride *= 2) {
+    const float sign = (lane_id() & stride) != 0 ? -1.0f : 1.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float other = __shfl_xor_sync(~0u, x[i], stride);
-      x[i] = upper ? other - x[i] : x[i] + other;
-    }
+    for (int i = 0; i < SHARE; ++i)
+      x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(~0u, x[i], stride));
   }
+  if constexpr (HADAMARD_SIZE / LANES_A_TOKEN >= 16)
+    butterflies<8>(x);
+  if constexpr (HADAMARD_SIZE / LANES_A_TOKEN >= 32)
+    butterflies<16>(x);
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < SHARE; ++i)
     x[i] *= HADAMARD_NORM;
 }

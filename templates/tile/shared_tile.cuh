@@ -30,43 +30,82 @@ template <int ROW_BYTES> __device__ __forceinline__ u32 chunk_offset(int row, in
   return row_offset<ROW_BYTES>(row) + panel * PANEL_BYTES<ROW_BYTES> + ((place ^ swizzle) << 4);
 }
 
-/// This thread's number for copies. With LEAN_COPIES it is read afresh each time, so that what is
-/// computed from it does not occupy registers over the whole loop.
-__device__ __forceinline__ int copying_thread() {
-  int thread = threadIdx.x;
-  if constexpr (LEAN_COPIES)
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+/// threadIdx.x, read where it is asked for: what is computed from it does not occupy registers
+/// from the first time on that something like it was.
+__device__ __forceinline__ int read_thread_anew() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  __builtin_assume(thread >= 0 && thread < WARPS * 32);
   return thread;
 }
+/// This thread's number for copies; with LEAN_COPIES without registers over the whole loop.
+__device__ __forceinline__ int copying_thread() {
+  if constexpr (LEAN_COPIES)
+    return read_thread_anew();
+  __builtin_assume(threadIdx.x < WARPS * 32);
+  return threadIdx.x;
+}
+
+/// How a block copies rows panel by panel: this thread takes `chunk` of `row` and of each ROWS-th
+/// row behind it, in every panel, a constant further on in the tile.
+template <int ROW_BYTES, int THREADS> struct Copier {
+  static constexpr int CHUNKS = CHUNKS_A_PANEL<ROW_BYTES>;
+  static constexpr int ROWS = THREADS / CHUNKS;
+  static constexpr int PANELS = ROW_BYTES / PITCH<ROW_BYTES>;
+  static_assert(ROWS % 8 == 0 && TILE_ROWS % ROWS == 0, "the swizzle repeats every 8 rows");
+  int row, chunk;
+  __device__ __forceinline__ Copier() {
+    const int thread = copying_thread();
+    row = thread / CHUNKS;
+    chunk = thread % CHUNKS;
+  }
+  __device__ __forceinline__ u32 first() const { return chunk_offset<ROW_BYTES>(row, chunk); }
+  static __device__ __forceinline__ u32 place(int turn, int panel) {
+    return row_offset<ROW_BYTES>(turn) + panel * PANEL_BYTES<ROW_BYTES>;
+  }
+};
 
 /// Starts copying a dense tile.
 template <int ROWS, int ROW_BYTES, int THREADS>
 __device__ __forceinline__ void load_dense_tile(u32 tile, const void* source) {
-  constexpr int CHUNKS = ROW_BYTES / 16, ROWS_A_TURN = THREADS / CHUNKS;
-  const int thread = copying_thread(), row = thread / CHUNKS, chunk = thread % CHUNKS;
-  const char* from = static_cast<const char*>(source) + thread * 16;
+  using Copy = Copier<ROW_BYTES, THREADS>;
+  const Copy copy;
+  const char* from = static_cast<const char*>(source) + copy.row * ROW_BYTES + copy.chunk * 16;
+  asm("" : "+l"(from)); // formed once: turns are constants that the copies' instructions hold
+  const u32 to = tile + copy.first();
 #pragma unroll
-  for (int turn = 0; turn < ROWS; turn += ROWS_A_TURN)
-    cp_async_16(tile + chunk_offset<ROW_BYTES>(row + turn, chunk), from + turn * ROW_BYTES);
+  for (int turn = 0; turn < ROWS; turn += Copy::ROWS) {
+#pragma unroll
+    for (int panel = 0; panel < Copy::PANELS; ++panel)
+      cp_async_16(to + Copy::place(turn, panel),
+                  from + turn * ROW_BYTES + panel * PITCH<ROW_BYTES>);
+  }
 }
 /// Starts copying ROWS rows of a strided tensor; rows at or past `valid_rows` become zeros.
 template <int ROWS, int ROW_BYTES, int THREADS>
 __device__ __forceinline__ void load_tile(u32 tile, const void* source, s64 row_stride_bytes,
                                           int valid_rows) {
-  constexpr int CHUNKS = ROW_BYTES / 16, ROWS_A_TURN = THREADS / CHUNKS;
-  const int thread = copying_thread(), row = thread / CHUNKS, chunk = thread % CHUNKS;
-  const char* from = static_cast<const char*>(source) + row * row_stride_bytes + chunk * 16;
-  const s64 turn_stride = row_stride_bytes * ROWS_A_TURN;
+  using Copy = Copier<ROW_BYTES, THREADS>;
+  const Copy copy;
+  const char* from =
+      static_cast<const char*>(source) + copy.row * row_stride_bytes + copy.chunk * 16;
+  const u32 to = tile + copy.first();
+  const s64 turn_stride = row_stride_bytes * Copy::ROWS;
   if (valid_rows >= ROWS) {
 #pragma unroll
-    for (int turn = 0; turn < ROWS; turn += ROWS_A_TURN, from += turn_stride)
-      cp_async_16(tile + chunk_offset<ROW_BYTES>(row + turn, chunk), from);
+    for (int turn = 0; turn < ROWS; turn += Copy::ROWS, from += turn_stride) {
+#pragma unroll
+      for (int panel = 0; panel < Copy::PANELS; ++panel)
+        cp_async_16(to + Copy::place(turn, panel), from + panel * PITCH<ROW_BYTES>);
+    }
   } else {
 #pragma unroll
-    for (int turn = 0; turn < ROWS; turn += ROWS_A_TURN, from += turn_stride) {
-      const bool valid = row + turn < valid_rows;
-      cp_async_16_or_zeros(tile + chunk_offset<ROW_BYTES>(row + turn, chunk),
-                           valid ? static_cast<const void*>(from) : source, valid);
+    for (int turn = 0; turn < ROWS; turn += Copy::ROWS, from += turn_stride) {
+      const bool valid = copy.row + turn < valid_rows;
+      const char* row = valid ? from : static_cast<const char*>(source);
+#pragma unroll
+      for (int panel = 0; panel < Copy::PANELS; ++panel)
+        cp_async_16_or_zeros(to + Copy::place(turn, panel), row + panel * PITCH<ROW_BYTES>, valid);
     }
   }
 }

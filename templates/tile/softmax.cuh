@@ -1,55 +1,163 @@
-//===- tile/softmax.cuh - What a row of the forward needs across groups -----===//
+//===- tile/softmax.cuh - Scores of a group become P, group after group -----===//
+//
+// A score is an integer times the scale of 8 keys, all of one thread, times its row's scale. So
+// maxima are those of integers, and one FFMA makes a score the exponent of its P.
+//
+// P is exact for each row and group: relative to the group's own maximum, 255 at that one. What
+// was summed before stays relative to a reference, which moves only where a group's maximum
+// exceeds it by RISE: `beta`, which brings a group's P to the reference, may be so much above 1.
+//
+//===----------------------------------------------------------------------===//
 #pragma once
 
 #include "configuration.cuh"
 #include "ptx/math.cuh"
+#include "tile/products.cuh"
 #include "tile/quantizer.cuh"
+#include "tile/visible.cuh"
 
 constexpr int COLUMNS8 = GROUP_KV / 8;
+/// Scales of K that meet a thread's columns of a group. Under qk16 they are 1.
+constexpr int KEY_SCALES = GROUP_KV / 32;
 
-/// What one row needs across the groups. Maxima and scores are in units of log2.
-struct RowState {
-  float maximum = -INFINITY_F;
-  float sum = 0; ///< of this thread's columns, times 255
+/// In units of log2. FP32 sums of 2^16 times what they were meant for are as exact.
+constexpr float RISE = 16.0f;
 
-  /// Takes in a group: scores of row g + 8r become P times 255, relative to the group's own
-  /// maximum. `alpha` brings what was summed before to the new maximum, `beta` this group's P.
-  __device__ __forceinline__ void softmax(float (&x)[COLUMNS8][4], int r, float score_scale,
-                                          float& alpha, float& beta) {
-    float largest = -INFINITY_F;
+/// This thread's scales of the group that begins at padded key `first` of the batch's.
+__device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], const Params& p,
+                                                s64 first) {
+  static_assert(KEY_SCALES == 2 || KEY_SCALES == 4, "groups of 64 or 128 keys");
+  if constexpr (QK16) {
 #pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j)
-      largest = max_number(largest, max_number(x[j][2 * r], x[j][2 * r + 1]));
-    largest = quad_max_number(largest) * score_scale;
-    // Rows that have seen no key yet keep a maximum of -inf but never subtract it.
-    const float new_maximum = max_number(maximum, largest);
-    const float base = new_maximum == -INFINITY_F ? 0.0f : new_maximum;
-    alpha = exp2_approx(maximum - base);
-    beta = exp2_approx(largest - base);
-    maximum = new_maximum;
-
-    const float offset = (largest == -INFINITY_F ? 0.0f : largest) - LOG2_UNSIGNED_LEVELS;
-    float group_sum = 0;
-#pragma unroll
-    for (int j = 0; j < COLUMNS8; ++j) {
-#pragma unroll
-      for (int i = 2 * r; i < 2 * r + 2; ++i) {
-        x[j][i] = exp2_approx(__fmaf_rn(x[j][i], score_scale, -offset));
-        group_sum += x[j][i];
-      }
-    }
-    sum = sum * alpha + group_sum * beta;
-  }
-};
-
-/// O and what it was summed against move to a new maximum; most groups leave it where it is.
-__device__ __forceinline__ void rescale(float (&o)[HEAD_DIM / 8][4], const float (&alpha)[2]) {
-  if (__any_sync(~0u, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
-#pragma unroll
-    for (int j = 0; j < HEAD_DIM / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        o[j][i] *= alpha[i >> 1];
+    for (int u = 0; u < KEY_SCALES; ++u)
+      scale[u] = 1.0f;
+  } else {
+    // Those of 128 keys lie together; half of each lane's are of a group of 64.
+    const int key = 2 * (lane_id() & 3) + (KEY_SCALES == 4 ? 0 : static_cast<int>(first) & 64);
+    const float* from = p.k8_scale + ((first >> 7) * (128 / KEYS_A_SCALE) + key_scale_place(key));
+    if constexpr (KEY_SCALES == 4) {
+      const float4 all = __ldg(reinterpret_cast<const float4*>(from));
+      scale[0] = all.x, scale[1] = all.y, scale[2] = all.z, scale[3] = all.w;
+    } else {
+      const float2 both = __ldg(reinterpret_cast<const float2*>(from));
+      scale[0] = both.x, scale[1] = both.y;
     }
   }
 }
+
+/// What a thread's rows g and g + 8 need across groups. Maxima are in units of log2.
+struct SoftmaxRows {
+  float score_scale[2]; ///< of a row's scores, in log2 units
+  float reference[2] = {-INFINITY_F, -INFINITY_F};
+  float sum[2] = {0, 0}; ///< of this thread's columns, times 255
+
+  /// The group's maxima over what is not hidden: hidden scores are lowered in place. The reference,
+  /// and what is relative to it, moves where they are far above.
+  template <typename Hidden>
+  __device__ __forceinline__ void
+  take_maxima(float (&largest)[2], float (&beta)[2], Sums& sums, Scores::Sum (&s)[COLUMNS8][4],
+              const float (&key_scale)[KEY_SCALES], const Hidden& hidden) {
+    if constexpr (Hidden::ANY) {
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (hidden(i >> 1, j, i & 1))
+            s[j][i] = Scores::LOWEST;
+        }
+      }
+    }
+    float rise[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = group_maximum<Hidden::ANY>(s, r, key_scale);
+      rise[r] = largest[r] - reference[r];
+      if (Hidden::ANY && largest[r] == -INFINITY_F) // no key is seen, perhaps none was before
+        rise[r] = -INFINITY_F;
+    }
+    if (__any_sync(~0u, rise[0] > RISE || rise[1] > RISE)) {
+      float alpha[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const bool moves = rise[r] > RISE;
+        alpha[r] = moves ? exp2_approx(-rise[r]) : 1.0f;
+        reference[r] = moves ? largest[r] : reference[r];
+        rise[r] = moves ? 0.0f : rise[r];
+        sum[r] *= alpha[r];
+      }
+      sums.multiply_rows(alpha);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      beta[r] = exp2_approx(rise[r]);
+  }
+
+  /// The group's P in 8 bits: 0 of hidden scores, which take_maxima() has lowered.
+  template <typename Hidden>
+  __device__ __forceinline__ void
+  take_scores(u32 (&p8)[KEY_SCALES][4], const Scores::Sum (&s)[COLUMNS8][4],
+              const float (&key_scale)[KEY_SCALES], const float (&largest)[2],
+              const float (&beta)[2], const Hidden&) {
+    float group_sum[2], offset[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      offset[r] = LOG2_UNSIGNED_LEVELS - largest[r];
+#pragma unroll
+    for (int u = 0; u < KEY_SCALES; ++u) {
+      float scale[2], addend[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        scale[r] = key_scale[u] * score_scale[r];
+        addend[r] = Scores::ZERO == 0 ? offset[r] : __fmaf_rn(-Scores::ZERO, scale[r], offset[r]);
+      }
+      float p[4][4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int r = i >> 1;
+          p[j][i] = exp2_approx(__fmaf_rn(Scores::value(s[4 * u + j][i]), scale[r], addend[r]));
+          if (Hidden::ANY && s[4 * u + j][i] == Scores::LOWEST)
+            p[j][i] = 0;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) { // a tree: a chain would keep every P until its turn
+        const float of_chunk = ((p[0][i] + p[0][i + 1]) + (p[1][i] + p[1][i + 1])) +
+                               ((p[2][i] + p[2][i + 1]) + (p[3][i] + p[3][i + 1]));
+        group_sum[i >> 1] = u == 0 ? of_chunk : group_sum[i >> 1] + of_chunk;
+      }
+      quantize_fragment<false>(p8[u], p, 1.0f, 1.0f);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      sum[r] = __fmaf_rn(group_sum[r], beta[r], sum[r]);
+  }
+
+private:
+  /// Of row g + 8r, over all columns; -inf where MASKED left none.
+  template <bool MASKED>
+  __device__ __forceinline__ float group_maximum(const Scores::Sum (&s)[COLUMNS8][4], int r,
+                                                 const float (&key_scale)[KEY_SCALES]) const {
+    // No P may round to 256. What the exponents' addend and the maximum are rounded by is below 2
+    // levels of a score where scores start from MAGIC, and else a part in 2^22.
+    constexpr float HEADROOM = Scores::ZERO == 0 ? 0 : 2;
+    float largest = -INFINITY_F;
+#pragma unroll
+    for (int u = 0; u < KEY_SCALES; ++u) {
+      Scores::Sum top = s[4 * u][2 * r];
+#pragma unroll
+      for (int j = 4 * u; j < 4 * u + 4; ++j)
+        top = Scores::maximum_of(top, Scores::maximum_of(s[j][2 * r], s[j][2 * r + 1]));
+      float scaled = (Scores::value(top) - (Scores::ZERO - HEADROOM)) * key_scale[u];
+      if (MASKED && top == Scores::LOWEST)
+        scaled = -INFINITY_F;
+      largest = max_number(largest, scaled);
+    }
+    largest = quad_max_number(largest);
+    if (MASKED && largest == -INFINITY_F)
+      return largest;
+    largest *= score_scale[r];
+    return HEADROOM == 0 ? __fmaf_rn(fabsf(largest), 0x1p-22f, largest) : largest;
+  }
+};

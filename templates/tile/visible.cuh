@@ -22,10 +22,21 @@ __device__ __forceinline__ Range tokens_from(int first, int count) {
 __device__ __forceinline__ int block_of_queries() {
   return CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
 }
+/// The same read anew (tile/place.cuh).
+__device__ __forceinline__ int block_of_queries_anew() {
+  int block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return CAUSAL ? gridDim.x - 1 - block : block;
+}
 
 /// The keys that any of these queries sees.
 __device__ __forceinline__ Range keys_of(const Sequence& at, Range queries) {
   return {0, CAUSAL ? maximum(0, minimum(at.seq_kv(), queries.end + at.causal_offset()))
+                    : at.seq_kv()};
+}
+/// The keys that all of these queries see.
+__device__ __forceinline__ Range keys_of_all(const Sequence& at, Range queries) {
+  return {0, CAUSAL ? maximum(0, minimum(at.seq_kv(), queries.begin + 1 + at.causal_offset()))
                     : at.seq_kv()};
 }
 /// The queries that see any of these keys.
@@ -48,18 +59,46 @@ __device__ __forceinline__ bool sees_nothing(const Sequence& at, int query) {
   return CAUSAL && query + at.causal_offset() < 0;
 }
 
-/// Takes hidden scores out: is_hidden(r, column) of row g + 8r of a warp's accumulators.
+/// Takes hidden scores out: is_hidden(r, column) of row g + 8r of a warp's accumulators. `nothing`
+/// is 0 for what are probabilities already.
 template <int COLUMNS8, typename Hidden>
-__device__ __forceinline__ void mask(float (&x)[COLUMNS8][4], const Hidden& is_hidden) {
+__device__ __forceinline__ void mask(float (&x)[COLUMNS8][4], const Hidden& is_hidden,
+                                     float nothing = -INFINITY_F) {
 #pragma unroll
   for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (is_hidden(i >> 1, 8 * j + 2 * (lane_id() & 3) + (i & 1)))
-        x[j][i] = -INFINITY_F;
+        x[j][i] = nothing;
     }
   }
 }
+
+/// Which scores of a warp's 16 rows and a tile of keys are hidden: of row g + 8r, the accumulator
+/// `half` of n8 tile j. Where none is, nothing is asked.
+struct NoneHidden {
+  static constexpr bool ANY = false;
+  __device__ __forceinline__ bool operator()(int, int, int) const { return false; }
+};
+class HiddenKeys {
+public:
+  static constexpr bool ANY = true;
+  /// Rows g and g + 8 are queries `query` and query + 8. Keys before `begin`, 1 at most, are no
+  /// query's.
+  __device__ __forceinline__ HiddenKeys(const Sequence& at, int query, int first_key, int begin)
+      : begin_(begin - first_key - lane_column()) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      end_[r] = keys_of(at, tokens_from(query + 8 * r, 1)).end - first_key - lane_column();
+  }
+  __device__ __forceinline__ bool operator()(int r, int j, int half) const {
+    return 8 * j + half >= end_[r] || (8 * j + half < 1 && 8 * j + half < begin_);
+  }
+
+private:
+  static __device__ __forceinline__ int lane_column() { return 2 * (lane_id() & 3); }
+  int begin_, end_[2]; ///< visible columns, from this lane's first
+};
 
 /// A loop over the tiles of SIZE tokens that hold a range. `count` counts them, so that copies and
 /// products agree on the stage.

@@ -48,7 +48,7 @@ void check_tile_everywhere(const std::string& text) {
     for (int head_dim : {64, 128}) {
       AttentionSpec spec;
       spec.head_dim = head_dim;
-      spec = *resolved(spec, arch);
+      spec = *resolved(spec);
       for (KernelKind kind : tiled_kernels())
         if (objection(kind, spec, tile, arch).empty())
           require(shared_bytes(kind, spec, tile) <= arch.max_shared_bytes);

@@ -28,8 +28,7 @@ std::vector<KernelSpec> sample() {
     for (const AttentionSpec& spec : test::all_specs())
       for (Pass pass : {Pass::forward, Pass::backward})
         if (spec.group_kv == 0 && spec.causal != Causal::bottom_right)
-          for (const KernelSpec& kernel :
-               kernels_of(pass, resolved(spec, find_arch(arch)), find_arch(arch)))
+          for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch(arch)))
             kernels.push_back(kernel);
   return kernels;
 }
@@ -110,7 +109,7 @@ TEST(Emit, LaunchesAsManyThreadsAsTheSourceIsWrittenFor) {
 
 TEST(Emit, DeclaresTheParametersThatThePlanPacks) {
   const Arch& arch = find_arch("sm_80");
-  for (const KernelSpec& kernel : distinct_kernels(resolved(AttentionSpec(), arch), arch)) {
+  for (const KernelSpec& kernel : distinct_kernels(resolved(AttentionSpec()), arch)) {
     std::string expected = "struct Params {\n";
     for (const Field& f : fields_of(kernel))
       expected += "  " + std::string(type_of(f.operand)) + " " + std::string(f.name) + ";\n";
@@ -120,9 +119,9 @@ TEST(Emit, DeclaresTheParametersThatThePlanPacks) {
 
 TEST(Emit, TilesThatDoNotSuitAreRefused) {
   KernelSpec kernel = test::kernel_of(backward_dq, Pass::backward, {}, "sm_86");
-  kernel.tile = parse_tile("mma 128x64 w8 s2 b1");
-  test::expect_refusal([&] { emit(kernel); },
-                       {"'mma 128x64 w8 s2 b1'", "backward_dq", "sm_86", "bytes of shared memory"});
+  kernel.tile = parse_tile("mma 128x128 w8 s2 b1");
+  test::expect_refusal([&] { emit(kernel); }, {"'mma 128x128 w8 s2 b1'", "backward_dq", "sm_86",
+                                               "bytes of shared memory"});
 }
 
 TEST(Emit, ReadsTemplatesFromAFolderWhereOneIsNamed) {
@@ -168,8 +167,8 @@ const Golden kGolden[] = {
     {forward, Pass::forward, "sm_80", {64, DType::bf16, Causal::top_left}},
     {backward_dkv, Pass::backward, "sm_90a", {128}},
     {backward_dq, Pass::backward, "sm_120", {128, DType::fp16, Causal::none, Granularity::block}},
-    {quantize_q, Pass::backward, "sm_80", {64}},
-    {key_mean_partial, Pass::forward, "sm_80", {128}},
+    {quantize, Pass::backward, "sm_80", {64}},
+    {key_mean, Pass::forward, "sm_80", {128}},
 };
 
 /// A file of tests/golden that is `text`, or is to be written anew.
@@ -203,16 +202,17 @@ TEST(Golden, SourcesAreUnchanged) {
 }
 
 /// With it an editor and nvcc open every template as it is: each constant and each parameter of any
-/// kernel, as the first kernel has it.
+/// kernel, those that several have as the last one has it, whose blocks are small.
 TEST(Golden, TheExampleConfigurationIsOfAllKernels) {
   AttentionSpec spec;
   spec.head_dim = 64;
   spec.causal = Causal::top_left;
   std::string constants, parameters;
   std::set<std::string> known;
-  for (Pass pass : {Pass::backward, Pass::forward})
-    for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch("sm_80"))) {
-      std::istringstream lines(configuration_of(emit(kernel).text));
+  for (Pass pass : {Pass::backward, Pass::forward}) {
+    const std::vector<KernelSpec> kernels = kernels_of(pass, resolved(spec), find_arch("sm_80"));
+    for (auto kernel = kernels.rbegin(); kernel != kernels.rend(); ++kernel) {
+      std::istringstream lines(configuration_of(emit(*kernel).text));
       for (std::string line; std::getline(lines, line);) {
         const bool parameter = line.starts_with("  ");
         const size_t value = line.find(" =");
@@ -226,6 +226,7 @@ TEST(Golden, TheExampleConfigurationIsOfAllKernels) {
         (parameter ? parameters : constants) += line + "\n";
       }
     }
+  }
   expect_golden(
       "configuration.cuh",
       "//===- configuration.cuh - What a kernel is specialised by: an example ------===//\n"

@@ -15,10 +15,11 @@ using O = Operand;
 namespace {
 
 constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
-const std::set<O> kWorkspace = {O::k_partial,  O::k_mean,     O::q8,         O::k8,
-                                O::k8_scale,   O::vt8,        O::vt8_scale,  O::qt8,
-                                O::kt8,        O::kt8_scale,  O::dot8,       O::q_rows,
-                                O::q_channels, O::tile_p_max, O::tile_ds_max};
+const std::set<O> kWorkspace = {O::k_partial,    O::k_mean,     O::q8,         O::k8,
+                                O::k8_scale,     O::vt8,        O::vt8_scale,  O::qt8,
+                                O::kt8,          O::kt8_scale,  O::qt8_scale,  O::dot8,
+                                O::q_rows,       O::dot8_scale, O::dout_rows,  O::k_rows,
+                                O::sink_partial, O::tile_p_max, O::tile_ds_max};
 
 size_t index(O operand) { return static_cast<size_t>(operand); }
 
@@ -38,32 +39,11 @@ TEST(Operands, EveryKernelsFieldsHaveDifferentNames) {
   }
 }
 
-TEST(Operands, RolesOfTheQuantisationKernelHaveTheSameFields) {
-  const auto layout = [](KernelKind kind) {
-    std::vector<std::pair<std::string_view, bool>> fields; // name, and whether 8 bytes
-    for (const Field& f : definition_of(kind).fields)
-      fields.emplace_back(f.name, type_of(f.operand) != "int" && type_of(f.operand) != "float");
-    return fields;
-  };
-  for (KernelKind kind : {quantize_k, quantize_v, quantize_dout})
-    EXPECT_EQ(layout(kind), layout(quantize_q));
-}
-
 TEST(PackParams, LaysOutAsACompilerDoes) {
-  struct KeyMeanPartial {
+  struct KeyMean {
     uint64_t k;
     int64_t k_stride_b, k_stride_h, k_stride_s;
     uint64_t k_partial;
-    int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
-    float softmax_scale;
-  };
-  struct Quantize {
-    uint64_t x;
-    int64_t x_stride_b, x_stride_h, x_stride_s;
-    uint64_t rows8, transposed8, transposed8_scale;
-    uint64_t k_mean, k8_scale, q_rows, lse, out;
-    int64_t out_stride_b, out_stride_h, out_stride_s;
-    uint64_t dlse;
     int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
     float softmax_scale;
   };
@@ -75,29 +55,16 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   std::memcpy(&values[index(O::softmax_scale)], &scale, 4);
   std::byte params[512] = {};
 
-  ASSERT_EQ(pack_params(definition_of(key_mean_partial).fields, values, params),
-            sizeof(KeyMeanPartial));
-  KeyMeanPartial mean;
+  ASSERT_EQ(pack_params(definition_of(key_mean).fields, values, params), sizeof(KeyMean));
+  KeyMean mean;
   std::memcpy(&mean, params, sizeof mean);
   EXPECT_EQ(mean.k, values[index(O::k)]);
   EXPECT_EQ(uint64_t(mean.k_stride_s), values[index(O::k_stride_s)]);
   EXPECT_EQ(mean.k_partial, values[index(O::k_partial)]);
   EXPECT_EQ(size_t(mean.heads_kv), index(O::heads_kv));
   EXPECT_EQ(size_t(mean.seq_kv), index(O::seq_kv));
-
-  ASSERT_EQ(pack_params(definition_of(quantize_q).fields, values, params), sizeof(Quantize));
-  Quantize q;
-  std::memcpy(&q, params, sizeof q);
-  EXPECT_EQ(q.x, values[index(O::q)]);
-  EXPECT_EQ(q.rows8, values[index(O::q8)]);
-  EXPECT_EQ(q.transposed8, values[index(O::qt8)]);
-  EXPECT_EQ(q.transposed8_scale, values[index(O::q_channels)]);
-  EXPECT_EQ(size_t(q.seq_q), index(O::seq_q));
-  EXPECT_EQ(size_t(q.padded_q), index(O::padded_q));
-  EXPECT_EQ(q.k_mean, values[index(O::k_mean)]);
-  EXPECT_EQ(q.dlse, values[index(O::dlse)]);
-  EXPECT_EQ(size_t(q.heads_kv), index(O::heads_kv));
-  EXPECT_EQ(q.softmax_scale, scale);
+  EXPECT_EQ(size_t(mean.padded_q), index(O::padded_q));
+  EXPECT_EQ(mean.softmax_scale, scale);
 }
 
 TEST(PackParams, AlignsAFieldBehindASmallerOne) {
@@ -163,57 +130,82 @@ const Problem kProblems[] = {{1, 1, 1, 1, 1},
                              {1, 8, 1, 1000, 77},
                              {2, 2, 2, 4096, 300}};
 
-/// The workspace that kernels of a pass dereference, read off their sources.
+/// The workspace that kernels of a pass dereference, by the contract of the copies.
 std::set<O> dereferenced(Pass pass, const AttentionSpec& s) {
-  const bool scores8 = s.precision == Precision::six_of_seven;
-  std::set<O> used;
-  if (pass == Pass::backward || scores8)
-    used.insert(O::q_rows);
-  if (scores8)
+  const Int8Products int8 = which_int8(s.precision);
+  const bool backward = pass == Pass::backward;
+  std::set<O> used = {O::q_rows};
+  if (int8.s)
     used.insert({O::q8, O::k8, O::k8_scale});
-  if (s.smooth_k && (scores8 || pass == Pass::backward))
+  if (s.smooth_k && (int8.s || backward))
     used.insert({O::k_partial, O::k_mean});
-  if (pass == Pass::forward)
+  if (!backward) {
     used.insert({O::vt8, O::vt8_scale});
+    return used;
+  }
+  if (int8.dk)
+    used.insert({O::qt8, O::qt8_scale});
+  if (int8.dv)
+    used.insert({O::dot8, O::dot8_scale});
+  if (int8.dq)
+    used.insert({O::kt8, O::kt8_scale});
   else
-    used.insert({O::qt8, O::dot8, O::q_channels, O::kt8, O::kt8_scale});
-  if (pass == Pass::backward && s.granularity == Granularity::block)
+    used.insert(O::k_rows);
+  if (s.granularity == Granularity::block)
     used.insert({O::tile_p_max, O::tile_ds_max});
+  else if (int8.dv)
+    used.insert(O::dout_rows);
+  if (s.sink_keys > 0)
+    used.insert(O::sink_partial);
   return used;
 }
 
 /// The least a buffer must hold, from the layouts in templates/base.cuh and kernels/.
 int64_t least_bytes(O operand, const AttentionSpec& s, const Problem& p) {
-  const int64_t q = p.batch * p.heads * p.seq_q, kv = p.batch * p.heads_kv * p.seq_kv;
-  const int64_t d = s.head_dim, head_kv = p.batch * p.heads_kv;
   const auto groups = [](int64_t tokens, int64_t group) { return (tokens + group - 1) / group; };
-  const int64_t q_groups = p.batch * p.heads * groups(p.seq_q, s.group_q);
-  const int64_t kv_groups = groups(p.seq_kv, s.group_kv);
+  const int64_t d = s.head_dim, heads = p.batch * p.heads, heads_kv = p.batch * p.heads_kv;
+  // The copies hold whole tiles of 128 tokens.
+  const int64_t tokens_q = groups(p.seq_q, 128) * 128, tokens_kv = groups(p.seq_kv, 128) * 128;
   switch (operand) {
   case O::k_partial:
-    return head_kv * groups(p.seq_kv, kMeanChunk) * d * 4;
+    return heads_kv * std::min<int64_t>(16, groups(p.seq_kv, 256)) * d * 4;
   case O::k_mean:
-    return head_kv * d * 4;
+    return heads_kv * d * 4;
   case O::q8:
   case O::qt8:
   case O::dot8:
-    return q * d;
+    return heads * tokens_q * d;
+  case O::dout_rows:
+    return heads * tokens_q * d * 2;
+  case O::k_rows:
+    return heads_kv * tokens_kv * d * 2;
   case O::k8:
   case O::vt8:
   case O::kt8:
-    return kv * d;
+    return heads_kv * tokens_kv * d;
   case O::k8_scale:
-    return kv * 4;
+    return heads_kv * tokens_kv / 8 * 4;
   case O::vt8_scale:
   case O::kt8_scale:
-    return head_kv * kv_groups * d * 4;
+    return heads_kv * groups(tokens_kv, channel_tokens_kv(s)) * 2 * d * 4;
+  case O::qt8_scale:
+  case O::dot8_scale:
+    return heads * groups(tokens_q, channel_tokens_q(s)) * 2 * d * 4;
   case O::q_rows:
-    return q * 3 * 4;
-  case O::q_channels:
-    return q_groups * 2 * d * 4;
-  default:
-    return q_groups * kv_groups * 4; // tile maxima
+    return heads * tokens_q * 4 * 4;
+  case O::sink_partial:
+    return heads * groups(tokens_q, 512) * 2 * d * 4;
+  default: // maxima of tiles
+    return heads * groups(p.seq_q, s.group_q) * groups(p.seq_kv, s.group_kv) * 4;
   }
+}
+
+TEST(Workspace, SumsOfKeysAreFewHoweverLongTheSequence) {
+  EXPECT_EQ(mean_chunks(1), 1);
+  EXPECT_EQ(mean_chunks(257), 2);
+  EXPECT_EQ(mean_chunks(4096), 16);
+  EXPECT_EQ(mean_chunks(4097), 13); // of 320 keys
+  EXPECT_EQ(mean_chunks((int64_t{1} << 31) - 1024), 16);
 }
 
 TEST(Workspace, HoldsEachBufferOnceAlignedAndWithoutOverlap) {
@@ -243,7 +235,7 @@ TEST(Workspace, HoldsEachBufferOnceAlignedAndWithoutOverlap) {
           EXPECT_GE(int64_t(end - address), least_bytes(operand, s, p)) << name_of(operand);
         }
         for (O tensor : {O::q, O::k, O::v, O::out, O::lse, O::dout, O::dlse, O::dq, O::dk, O::dv,
-                         O::q_stride_b, O::softmax_scale, O::no_bytes})
+                         O::q_stride_b, O::softmax_scale})
           EXPECT_EQ(values[index(tensor)], kNowhere) << name_of(tensor);
       }
 }
@@ -277,12 +269,11 @@ TEST(Grid, CoversEveryToken) {
     return std::array<unsigned, 3>{g.x, g.y, g.z};
   };
   using Blocks = std::array<unsigned, 3>;
-  EXPECT_EQ(grid(key_mean_partial, Pass::forward), (Blocks{3, 3, 2})); // 256 keys each
-  EXPECT_EQ(grid(key_mean, Pass::forward), (Blocks{1, 3, 2}));
-  EXPECT_EQ(grid(quantize_q, Pass::forward), (Blocks{6, 6, 2})); // 384 padded queries, by 64
-  EXPECT_EQ(grid(quantize_dout, Pass::backward, Granularity::block), (Blocks{3, 6, 2}));
-  EXPECT_EQ(grid(quantize_k, Pass::forward), (Blocks{10, 3, 2})); // 640 padded keys, by 64
-  EXPECT_EQ(grid(quantize_v, Pass::forward), (Blocks{10, 3, 2}));
+  EXPECT_EQ(grid(key_mean, Pass::forward), (Blocks{3, 3, 2})); // 256 keys each
+  // 2 units of 384 padded queries, and 1 for each of K and V: a head has 2, and 2 heads of queries.
+  EXPECT_EQ(grid(quantize, Pass::forward), (Blocks{4, 6, 2}));
+  EXPECT_EQ(grid(quantize, Pass::backward), (Blocks{2, 6, 2}));
+  EXPECT_EQ(grid(quantize, Pass::backward, Granularity::block), (Blocks{3 + 5, 6, 2}));
   EXPECT_EQ(grid(forward, Pass::forward), (Blocks{5, 6, 2}));
   EXPECT_EQ(grid(backward_dq, Pass::backward, Granularity::block), (Blocks{3, 6, 2}));
   EXPECT_EQ(grid(backward_dkv, Pass::backward), (Blocks{9, 3, 2}));

@@ -2,6 +2,8 @@
 
 #include "tests/generator/specs.h"
 
+#include <array>
+
 using namespace sagebwd;
 using test::expect_refusal;
 
@@ -14,8 +16,8 @@ TEST(Spec, NamesAreReadBack) {
     EXPECT_EQ(parse_word<Causal>(to_string(x)), x);
   for (Granularity x : {Granularity::row, Granularity::block})
     EXPECT_EQ(parse_word<Granularity>(to_string(x)), x);
-  for (Precision x : {Precision::six_of_seven, Precision::qk16})
-    EXPECT_EQ(parse_word<Precision>(to_string(x)), x);
+  for (const auto& [x, word] : Words<Precision>::all)
+    EXPECT_EQ(parse_word<Precision>(word), x);
 }
 
 TEST(Spec, UnknownNamesAreRefusedWithTheKnownOnes) {
@@ -25,47 +27,66 @@ TEST(Spec, UnknownNamesAreRefusedWithTheKnownOnes) {
   expect_refusal([] { parse_word<Granularity>("tensor"); },
                  {"granularity", "'tensor'", "row, block"});
   expect_refusal([] { parse_word<Precision>("int4"); },
-                 {"precision", "'int4'", "six-of-seven, qk16"});
+                 {"precision", "'int4'", "six-of-seven, qk16, dv16, gradients16"});
   expect_refusal([] { parse_word<DType>(""); }, {"''", "bf16"});
   expect_refusal([] { parse_word<DType>("BF16"); }, {"'BF16'"});
 }
 
-TEST(Spec, ResolvingFillsInTheGroupsOfTheGranularity) {
-  const auto groups = [](int d, Granularity g, Precision p, const char* arch) {
-    AttentionSpec s;
-    s.head_dim = d, s.granularity = g, s.precision = p;
-    const ResolvedSpec full = resolved(s, find_arch(arch));
-    return std::pair(full->group_q, full->group_kv);
-  };
-  using enum Precision;
-  using Groups = std::pair<int, int>;
-  EXPECT_EQ(groups(64, Granularity::row, six_of_seven, "sm_80"), Groups(64, 128));
-  EXPECT_EQ(groups(128, Granularity::row, six_of_seven, "sm_80"), Groups(64, 64));
-  EXPECT_EQ(groups(128, Granularity::row, six_of_seven, "sm_90a"), Groups(64, 128));
-  EXPECT_EQ(groups(64, Granularity::row, qk16, "sm_80"), Groups(64, 64));
-  EXPECT_EQ(groups(128, Granularity::row, qk16, "sm_90a"), Groups(64, 64));
-  for (const char* arch : {"sm_80", "sm_90a", "sm_120"})
-    for (int d : {64, 128})
-      EXPECT_EQ(groups(d, Granularity::block, six_of_seven, arch), Groups(128, 64));
-}
-
-TEST(Spec, ResolvingTwiceChangesNothing) {
-  for (const AttentionSpec& spec : test::all_specs())
-    for (const Arch& arch : all_archs()) {
-      const ResolvedSpec once = resolved(spec, arch);
-      EXPECT_EQ(resolved(once, arch), once);
-      EXPECT_EQ(resolved(once), once);
-      AttentionSpec rest = *once; // the groups alone are filled in
-      rest.group_q = spec.group_q, rest.group_kv = spec.group_kv;
-      EXPECT_EQ(rest, spec);
+TEST(Spec, ResolvingFillsInWhatTheGranularityDecides) {
+  for (int head_dim : kHeadDims)
+    for (const auto& [precision, word] : Words<Precision>::all) {
+      AttentionSpec s;
+      s.head_dim = head_dim, s.precision = precision;
+      const auto decided = [&](Granularity granularity) {
+        s.granularity = granularity;
+        const ResolvedSpec full = resolved(s);
+        return std::array{full->group_q, full->group_kv, full->sink_keys};
+      };
+      EXPECT_EQ(decided(Granularity::row), (std::array{64, 128, 1})) << word;
+      EXPECT_EQ(decided(Granularity::block), (std::array{128, 64, 0})) << word;
     }
 }
 
-TEST(Spec, WithoutAnArchitectureItIsThatOfAnyButSm90a) {
-  for (const AttentionSpec& spec : test::all_specs())
-    for (const Arch& arch : all_archs())
-      if (arch.name != "sm_90a")
-        EXPECT_EQ(resolved(spec, arch), resolved(spec)) << arch.name;
+TEST(Spec, ChannelsShareScalesInUnitsOfTheirOwnOrOfGroups) {
+  AttentionSpec s = *resolved(AttentionSpec());
+  EXPECT_EQ(channel_tokens_q(s), 512);
+  EXPECT_EQ(channel_tokens_kv(s), 512);
+  s = {};
+  s.granularity = Granularity::block;
+  EXPECT_EQ(channel_tokens_q(resolved(s)), 128);
+  EXPECT_EQ(channel_tokens_kv(resolved(s)), 64);
+}
+
+TEST(Spec, RowsOfDoutAreScaledWhereDvIsInt8AndScalesAreOfRows) {
+  AttentionSpec s;
+  for (const auto& [precision, word] : Words<Precision>::all) {
+    s.precision = precision;
+    s.granularity = Granularity::row;
+    EXPECT_EQ(scales_dout(s), precision == Precision::six_of_seven || precision == Precision::qk16)
+        << word;
+    s.granularity = Granularity::block;
+    EXPECT_FALSE(scales_dout(s)) << word;
+  }
+}
+
+TEST(Spec, PrecisionsTellHowManyOfTheSevenProductsAreInt8) {
+  const std::pair<Precision, int> counts[] = {{Precision::six_of_seven, 6},
+                                              {Precision::qk16, 4},
+                                              {Precision::dv16, 5},
+                                              {Precision::gradients16, 3}};
+  EXPECT_EQ(std::size(counts), std::size(Words<Precision>::all));
+  for (const auto& [precision, count] : counts)
+    EXPECT_EQ(which_int8(precision).count(), count) << to_string(precision);
+}
+
+TEST(Spec, ResolvingTwiceChangesNothing) {
+  for (const AttentionSpec& spec : test::all_specs()) {
+    const ResolvedSpec once = resolved(spec);
+    EXPECT_EQ(resolved(once), once);
+    AttentionSpec rest = *once; // groups and sinks alone are filled in
+    rest.group_q = spec.group_q, rest.group_kv = spec.group_kv, rest.sink_keys = spec.sink_keys;
+    EXPECT_EQ(rest, spec);
+  }
 }
 
 TEST(Spec, WhatIsNotBuiltIsRefused) {
@@ -87,15 +108,35 @@ TEST(Spec, WhatIsNotBuiltIsRefused) {
   expect_refusal(with_groups(row, 0, -64), {"group_kv = -64"});
   expect_refusal(with_groups(block, 64, 0), {"group_q = 64", "'block'", "it is 128"});
   expect_refusal(with_groups(block, 0, 128), {"group_kv = 128", "'block'", "it is 64"});
+  const auto with_sinks = [](Granularity granularity, int sink_keys) {
+    AttentionSpec s;
+    s.granularity = granularity, s.sink_keys = sink_keys;
+    return [s] { resolved(s); };
+  };
+  EXPECT_NO_THROW(with_sinks(row, 0)());
+  expect_refusal(with_sinks(row, 2), {"sink_keys = 2", "'row'", "1 takes the first key apart"});
+  expect_refusal(with_sinks(row, -2), {"sink_keys = -2", "leave it out"});
+  expect_refusal(with_sinks(block, 1), {"sink_keys = 1", "'block'", "pass 0"});
+}
+
+TEST(Spec, OtherVersionsOfTheNumericsAreRefused) {
+  for (int version : {0, 1, kNumerics + 1}) {
+    AttentionSpec s;
+    s.numerics = version;
+    expect_refusal([&] { resolved(s); }, {("numerics = " + std::to_string(version)).c_str(),
+                                          "which is 2", "build with the version"});
+  }
 }
 
 TEST(Spec, IsPrintedOnOneLineAndNoTwoAlike) {
   AttentionSpec s;
   EXPECT_EQ(to_string(*resolved(s)),
-            "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic");
+            "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k rotate "
+            "deterministic numerics=2");
   s = {64,    DType::fp16, Causal::bottom_right, Granularity::block, Precision::qk16, false,
        false, false};
-  EXPECT_EQ(to_string(*resolved(s)), "d64 fp16 causal=bottom-right block 128x64 qk16");
+  EXPECT_EQ(to_string(*resolved(s)),
+            "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=2");
 
   std::vector<std::pair<std::string, AttentionSpec>> printed;
   for (const AttentionSpec& spec : test::all_specs()) {
@@ -121,9 +162,12 @@ TEST(Spec, OtherLinesAreRefusedWithAnExample) {
   const std::string line = to_string(*resolved(AttentionSpec()));
   for (const std::string& text :
        {std::string(), std::string("d128"), line + " ", line + "x", " " + line, line.substr(1),
-        std::string("d128 fp8 causal=none row 64x64 six-of-seven"),
-        std::string("d128 bf16 causal=none row 64x64 six-of-seven rotate smooth_k"),
-        std::string("d99999999999 bf16 causal=none row 64x64 six-of-seven")})
+        std::string("d128 fp8 causal=none row 64x64 sink_keys=1 six-of-seven numerics=2"),
+        std::string("d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic"),
+        std::string("d128 bf16 causal=none row 64x64 sink_keys=1 six-of-seven rotate smooth_k "
+                    "numerics=2"),
+        std::string("d99999999999 bf16 causal=none row 64x64 sink_keys=1 six-of-seven "
+                    "numerics=2")})
     expect_refusal([&] { parse_spec(text); }, {("'" + text + "'").c_str(), line.c_str()});
 }
 
@@ -134,7 +178,7 @@ TEST(Spec, FieldsAreSetByNameFromText) {
                [&](const Label& label, const auto& value) {
                  EXPECT_TRUE(set_field(s, label.name, value_text(value))) << label.name;
                });
-  EXPECT_EQ(to_string(s), "d64 fp16 causal=bottom-right block 128x64 qk16");
+  EXPECT_EQ(to_string(s), "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=2");
   EXPECT_FALSE(set_field(s, "headdim", "64"));
   expect_refusal([&] { set_field(s, "head_dim", "64x"); }, {"head_dim", "'64x'", "whole number"});
   expect_refusal([&] { set_field(s, "rotate", "maybe"); }, {"rotate", "'maybe'", "yes or no"});

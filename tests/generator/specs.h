@@ -10,24 +10,28 @@
 
 namespace sagebwd::test {
 
-/// Every spec with default groups, and `row` with both sizes of key groups. Not resolved.
+/// Every spec with default groups and sinks, and `row` with both sizes of key groups and without a
+/// sink. Not resolved.
 inline std::vector<AttentionSpec> all_specs() {
   std::vector<AttentionSpec> specs;
   for (int head_dim : {64, 128})
     for (DType dtype : {DType::bf16, DType::fp16})
       for (Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right})
-        for (Precision precision : {Precision::six_of_seven, Precision::qk16})
+        for (const auto& [precision, word] : Words<Precision>::all)
           for (bool smooth_k : {false, true})
-            for (bool rotate : {false, true})
-              for (int keys : {0, 64, 128}) {
-                AttentionSpec s = {head_dim,  dtype,    causal, Granularity::row,
-                                   precision, smooth_k, rotate};
-                s.group_kv = keys;
-                specs.push_back(s);
-                s.granularity = Granularity::block;
-                if (keys == 0)
-                  specs.push_back(s);
-              }
+            for (bool rotate : {false, true}) {
+              AttentionSpec s = {head_dim,  dtype,    causal, Granularity::row,
+                                 precision, smooth_k, rotate};
+              specs.push_back(s);
+              s.group_kv = 64;
+              specs.push_back(s);
+              s.sink_keys = 0;
+              specs.push_back(s);
+              s.group_kv = 128;
+              specs.push_back(s);
+              s.granularity = Granularity::block, s.group_kv = 0, s.sink_keys = -1;
+              specs.push_back(s);
+            }
   return specs;
 }
 
@@ -41,8 +45,7 @@ inline std::vector<KernelKind> kinds_of(const std::vector<KernelSpec>& kernels) 
 /// The kernel of one kind among those of a pass, with its default tile.
 inline KernelSpec kernel_of(KernelKind kind, Pass pass, const AttentionSpec& spec,
                             std::string_view arch) {
-  for (const KernelSpec& kernel :
-       kernels_of(pass, resolved(spec, find_arch(arch)), find_arch(arch)))
+  for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch(arch)))
     if (kernel.kind == kind)
       return kernel;
   throw std::logic_error("this pass has no such kernel");

@@ -21,7 +21,7 @@ TEST_F(Build, KernelsOfEveryCase) {
   for (const Case& c : all_cases()) {
     if (!runs_on(c, arch))
       continue;
-    const ResolvedSpec spec = resolved(c.spec, arch);
+    const ResolvedSpec spec = resolved(c.spec);
     for (Pass pass : {Pass::forward, Pass::backward})
       for (const KernelSpec& kernel : kernels_of(pass, spec, arch, c.tiles.value_or(Tiles{})))
         if (std::find(kernels.begin(), kernels.end(), kernel) == kernels.end())

@@ -56,6 +56,12 @@ inline const std::vector<Case>& all_cases() {
         {"D128_bf16_Qk16", {128, bf16, none, row, qk16}, {}},
         {"D64_fp16_Qk16_TopLeft", {64, fp16, top, row, qk16}, {}},
         {"D128_bf16_Block_Qk16_BottomRight", {128, bf16, bottom, block, qk16}, {}},
+        {"D128_bf16_Dv16_TopLeft", {128, bf16, top, row, dv16}, {}},
+        {"D64_fp16_Gradients16", {64, fp16, none, row, gradients16}, {}},
+        {"D128_bf16_Block_Gradients16", {128, bf16, none, block, gradients16}, {}},
+        {"D64_bf16_Row_TopLeft_NoSink",
+         {64, bf16, top, row, six_of_seven, true, true, true, 64, 128, 0},
+         {}},
         {"D128_bf16_Row_Unsmoothed", {128, bf16, none, row, six_of_seven, false, true}, {}},
         {"D64_fp16_Row_Unrotated", {64, fp16, none, row, six_of_seven, true, false}, {}},
         {"D128_bf16_Block_Plain", {128, bf16, none, block, six_of_seven, false, false}, {}},
@@ -69,6 +75,8 @@ inline const std::vector<Case>& all_cases() {
         {"Mma_D128_fp16_Qk16_BottomRight",
          {128, fp16, bottom, row, qk16, true, true, true, 64, 64},
          {}},
+        {"Mma_D64_bf16_Dv16", {64, bf16, none, row, dv16}, {}},
+        {"Mma_D128_bf16_Gradients16_TopLeft", {128, bf16, top, row, gradients16}, {}},
     };
     for (Case c : mma) {
       c.tiles = mma_tiles(c.spec);

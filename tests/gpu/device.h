@@ -1,13 +1,11 @@
 //===- device.h - Tests on GPU 0 -------------------------------------------===//
 #pragma once
 
-#include "tools/on_gpu.h"
+#include "runtime/on_gpu.h"
 
 #include <gtest/gtest.h>
 
 namespace sagebwd::test {
-
-using tools::kPoison, tools::Layout, tools::Operands, tools::RunOptions;
 
 /// Skips by name where there is no GPU; else GPU 0's context is current.
 class OnGpu : public testing::Test {

@@ -10,6 +10,8 @@ namespace {
 /// Relative L2 against the emulation given the same out and lse: FP32 sums in another order flip
 /// the rounding of an integer here and there, no more.
 constexpr double kEmulationLimit = 3e-3;
+/// Under `block` a flipped integer stands for more: one scale serves a whole tile.
+constexpr double kBlockEmulationLimit = 5e-3;
 
 reference::Inputs inputs_for(const AttentionSpec& spec, const Problem& problem) {
   return reference::random_inputs(problem, spec.head_dim, spec.dtype, 1, 7);
@@ -43,11 +45,13 @@ void expect_close(const Attention& attention, const reference::Inputs& in,
   EXPECT_LE(distance(got.dv, exact.dv).relative(), limits.dv);
 
   const auto emulated = emulate_like(attention.spec(), in, got);
-  EXPECT_LE(distance(got.o, emulated.o).relative(), kEmulationLimit);
-  EXPECT_LE(distance(got.lse, emulated.lse).relative(), kEmulationLimit);
-  EXPECT_LE(distance(got.dq, emulated.dq).relative(), kEmulationLimit);
-  EXPECT_LE(distance(got.dk, emulated.dk).relative(), kEmulationLimit);
-  EXPECT_LE(distance(got.dv, emulated.dv).relative(), kEmulationLimit);
+  const double limit =
+      grouping_of(attention.spec().granularity).one_scale ? kBlockEmulationLimit : kEmulationLimit;
+  EXPECT_LE(distance(got.o, emulated.o).relative(), limit);
+  EXPECT_LE(distance(got.lse, emulated.lse).relative(), limit);
+  EXPECT_LE(distance(got.dq, emulated.dq).relative(), limit);
+  EXPECT_LE(distance(got.dk, emulated.dk).relative(), limit);
+  EXPECT_LE(distance(got.dv, emulated.dv).relative(), limit);
 }
 
 class Numerics : public CaseTest {};
@@ -73,7 +77,8 @@ TEST_P(Numerics, GradientThroughLse) {
 
 TEST_P(Numerics, AnyLengths) {
   const AttentionSpec& spec = attention->spec();
-  const double against_exact = spec.granularity == Granularity::row ? 0.1 : 0.2;
+  // Where the first key is not apart, its value is rounded by the scales of its whole unit.
+  const double against_exact = spec.sink_keys > 0 ? 0.1 : 0.2;
   constexpr double kAgainstEmulation = 0.02; // of few numbers, one flipped rounding weighs more
   const std::pair<int64_t, int64_t> lengths[] = {{1, 1},   {1, 300},   {63, 1},   {2, 65},
                                                  {65, 64}, {300, 129}, {129, 300}};
@@ -153,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SomeNumerics,
 class BlindRows : public CaseTest {};
 
 TEST_P(BlindRows, GiveZeroAndNoGradient) {
-  const int64_t m = 200, n = 70, blind = m - n;
+  const int64_t unit = channel_tokens_q(attention->spec()), m = unit + 136, n = 70, blind = m - n;
   const int64_t d = attention->spec().head_dim;
   auto in = inputs_for(attention->spec(), {1, 2, 1, m, n});
   const auto check = [&] {
@@ -169,7 +174,7 @@ TEST_P(BlindRows, GiveZeroAndNoGradient) {
     // What the blind rows hold reaches no key.
     auto other = in;
     for (int64_t head = 0; head < 2; ++head)
-      for (int64_t i = 0; i < blind / 128 * 128 * d; ++i) // whole groups: scales are their own
+      for (int64_t i = 0; i < blind / unit * unit * d; ++i) // whole units: scales are their own
         other.dout[head * m * d + i] *= 3;
     const auto again = run(*attention, other);
     EXPECT_EQ(again.dk, got.dk);

@@ -6,13 +6,13 @@
 
 namespace sagebwd::test {
 
-using tools::Distance, tools::distance, tools::emulate_like, tools::longest_token, tools::norm;
+using tools::Distance, tools::distance, tools::longest_token, tools::norm;
 
 /// Runs both passes; fails where an output is not wholly written, or anything around it is.
 inline reference::Outputs<float> run(Attention& attention, const reference::Inputs& in,
                                      const RunOptions& options = {}) {
-  tools::Faults faults;
-  auto outputs = tools::run_on_gpu(attention, 0, in, options, &faults);
+  Faults faults;
+  auto outputs = run_on_gpu(attention, 0, in, options, &faults);
   for (const std::string& fault : faults)
     ADD_FAILURE() << fault;
   return outputs;

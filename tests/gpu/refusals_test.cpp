@@ -66,7 +66,9 @@ TEST_F(Arguments, RefusalsNameTheValue) {
   forward({"workspace", fewer, bytes}, [](auto& a) { --a.workspace_bytes; });
   forward({"workspace", "256"}, [](auto& a) { a.workspace = nullptr; });
   forward({"workspace", "256"}, [&](auto& a) { a.workspace = shifted(a.workspace, 64); });
-  forward({"softmax_scale = 0.0"}, [](auto& a) { a.softmax_scale = 0; });
+  forward({"softmax_scale = 0 ", "at least 1e-20"}, [](auto& a) { a.softmax_scale = 0; });
+  forward({"softmax_scale = 9e-21"}, [](auto& a) { a.softmax_scale = 9e-21f; });
+  forward({"softmax_scale = 9.8", "e-45", "1e-20"}, [](auto& a) { a.softmax_scale = 1e-44f; });
   forward({"softmax_scale = -0.125"}, [](auto& a) { a.softmax_scale = -0.125f; });
   forward({"softmax_scale = ", "nan"}, [](auto& a) { a.softmax_scale = NAN; });
   forward({"softmax_scale = inf"}, [](auto& a) { a.softmax_scale = INFINITY; });
@@ -108,9 +110,9 @@ TEST_F(Arguments, StridesOfSingleDimensionsDoNotMatter) {
   operands.forward.out.stride_b = -1;
   attention.forward(operands.forward);
   driver::synchronize();
-  tools::Faults faults;
+  Faults faults;
   EXPECT_EQ(operands.out.download("out", faults), expected.o);
-  EXPECT_EQ(faults, tools::Faults());
+  EXPECT_EQ(faults, Faults());
 }
 
 TEST_F(Arguments, UnknownGpusAreNamed) {

@@ -41,7 +41,7 @@ protected:
     gpu_ = gpu_of(0);
     request_.worker = {std::filesystem::read_symlink("/proc/self/exe").string(),
                        "--gtest_filter=TunerWorkerOnGpu.*"};
-    request_.spec = *resolved(request_.spec, gpu_.arch);
+    request_.spec = *resolved(request_.spec);
     request_.problem = {1, 4, 2, 1024, 1024};
     request_.limits.rounds = 9;
   }
@@ -74,7 +74,7 @@ protected:
 
 TEST_F(TunerOnGpu, FaultsHangsAndLiesCostThemselvesOnly) {
   BenchSetup setup;
-  setup.spec = resolved(request_.spec, gpu_.arch);
+  setup.spec = resolved(request_.spec);
   setup.problem = request_.problem;
   setup.kind = KernelKind::forward;
   for (const KernelSpec& spec : kernels_of(Pass::forward, setup.spec, gpu_.arch))
@@ -148,7 +148,7 @@ TEST_F(TunerOnGpu, WhateverWinsTheBitsAreTheDefaults) {
       AttentionSpec spec;
       spec.head_dim = head_dim;
       spec.granularity = granularity;
-      request_.spec = *resolved(spec, gpu_.arch);
+      request_.spec = *resolved(spec);
       const std::vector<Tuned> kernels = tuned();
       EXPECT_EQ(kernels.size(), 3u);
       expect_same_bits(request_.spec, kernels);

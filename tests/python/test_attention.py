@@ -20,9 +20,9 @@ def inputs(m=100, n=100, h=4, hk=2, d=64, **kwargs):
 
 def test_signature():
     expected = (
-        "(q, k, v, *, causal=False, granularity='row', group_q=None, group_kv=None, smooth_k=True, "
-        "rotate=True, precision='six-of-seven', deterministic=True, softmax_scale=None, "
-        "layout='bhsd', return_lse=False)"
+        "(q, k, v, *, causal=False, granularity='row', group_q=None, group_kv=None, "
+        "sink_keys=None, smooth_k=True, rotate=True, precision='six-of-seven', "
+        "deterministic=True, softmax_scale=None, layout='bhsd', return_lse=False)"
     )
     assert str(inspect.signature(sagebwd.attention)) == expected
 
@@ -127,6 +127,38 @@ def test_compiles_into_one_graph_with_symbolic_lengths():
                for t in targets)  # fmt: skip
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize(
+    ("causal", "more_keys"), [(False, 28), (True, 0), ("top-left", 28), ("bottom-right", 28)]
+)
+def test_one_compilation_serves_all_lengths(backend, marked, layout, causal, more_keys):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    token = 2 if layout == "bhsd" else 1
+
+    @torch.compile(fullgraph=True, backend=counter, dynamic=None if marked else True)
+    def layer(q, k, v):
+        out, lse = sagebwd.attention(q * 2, k, v, causal=causal, layout=layout, return_lse=True)
+        return out * 2, lse
+
+    for m in (100, 129, 257, 64, 511):
+        lengths = (m, m + more_keys, m + more_keys)
+        tensors = [make(2, h, n, 64) if token == 2 else make(2, n, h, 64)
+                   for h, n in zip((4, 2, 2), lengths)]  # fmt: skip
+        for t in tensors:
+            t.requires_grad_()
+            if marked:  # an error where a length is taken for a constant
+                torch._dynamo.mark_dynamic(t, token)
+        out, lse = layer(*tensors)
+        assert out.shape == tensors[0].shape and lse.shape == (2, 4, m)
+        out.sum().backward()
+    assert counter.frame_count == 1
+
+
 def test_true_means_top_left_where_lengths_agree():
     q, k, v = inputs(100, 100)
     sagebwd.attention(q, k, v, causal=True)
@@ -177,12 +209,14 @@ def cpu(*shape, **kwargs):
         (lambda a: a.update(k=cpu(2, 2, 100, 64)), "k is on cpu"),
         (lambda a: a.update(layout="sbhd"), "sbhd.*bhsd.*bshd"),
         (lambda a: a.update(granularity="tensor"), "tensor.*row, block"),
-        (lambda a: a.update(precision="fp8"), "fp8.*six-of-seven, qk16"),
+        (lambda a: a.update(precision="fp8"), "fp8.*six-of-seven, qk16, dv16, gradients16"),
         (lambda a: a.update(group_q=32), "group_q = 32"),
         (lambda a: a.update(causal="left"), "causal='left'.*top-left"),
         (lambda a: a.update(causal=1), "causal=1"),
         (lambda a: a.update(return_lse="yes"), "return_lse='yes': pass True or False"),
         (lambda a: a.update(softmax_scale=0.0), "softmax_scale=0.0"),
+        (lambda a: a.update(softmax_scale=1e-44), "softmax_scale=1e-44: .*at least 1e-20"),
+        (lambda a: a.update(softmax_scale=9.9e-21), "below 3.4e38.*at least 1e-20"),
         (lambda a: a.update(softmax_scale=float("nan")), "softmax_scale=nan"),
         (lambda a: a.update(softmax_scale=float("inf")), "softmax_scale=inf"),
     ],
@@ -215,6 +249,17 @@ def test_backward_refused(change, message):
         sagebwd.attention_backward(**arguments)
 
 
+def test_the_least_softmax_scale():
+    from sagebwd import options
+
+    assert options.check_softmax_scale(1e-20, 64) == 1e-20
+    sagebwd.attention(*inputs(), softmax_scale=1e-20)
+    with pytest.raises(sagebwd.SpecError, match="at least 1e-20"):
+        q, k, v = inputs()
+        out, lse = sagebwd.attention_forward(q, k, v)
+        sagebwd.attention_backward(out, q, k, v, out, lse, softmax_scale=1e-21)
+
+
 def test_sparse_tensors_are_refused_with_the_way_out(monkeypatch):
     from sagebwd import ops
 
@@ -241,25 +286,25 @@ def test_numpy_arrays_are_refused_with_the_way_out():
 
 
 def test_strides_that_kernels_cannot_read():
-    from sagebwd.ops import _operand, _required_operand
+    from sagebwd.tensors import operand_of, required_operand
 
     t = torch.empty(2, 4, 6, 64, dtype=torch.bfloat16)
     address = t.data_ptr()
-    assert _operand(t, "bhsd") == (address, 4 * 6 * 64, 6 * 64, 64)
-    assert _operand(t, "bshd") == (address, 4 * 6 * 64, 64, 6 * 64)
-    assert _operand(t.transpose(1, 2), "bshd") == (address, 4 * 6 * 64, 6 * 64, 64)
-    assert _operand(t[:, :1].expand(2, 4, 6, 64), "bhsd") == (address, 4 * 6 * 64, 0, 64)
+    assert operand_of(t, "bhsd") == (address, 4 * 6 * 64, 6 * 64, 64)
+    assert operand_of(t, "bshd") == (address, 4 * 6 * 64, 64, 6 * 64)
+    assert operand_of(t.transpose(1, 2), "bshd") == (address, 4 * 6 * 64, 6 * 64, 64)
+    assert operand_of(t[:, :1].expand(2, 4, 6, 64), "bhsd") == (address, 4 * 6 * 64, 0, 64)
     # Strides of dimensions of size one do not matter.
     odd = torch.empty(6, 67, dtype=torch.bfloat16)[:, :64].as_strided((1, 6, 1, 64), (3, 0, 5, 1))
-    assert _operand(odd, "bhsd")[1:] == (0, 0, 0)
+    assert operand_of(odd, "bhsd")[1:] == (0, 0, 0)
     for bad in (t.mT, t[..., ::2], t.flatten()[4:-60].view(2, 4, -1, 2),
                 torch.empty(2, 4, 6, 68, dtype=torch.bfloat16)[..., :64]):  # fmt: skip
-        assert _operand(bad, "bhsd") is None
+        assert operand_of(bad, "bhsd") is None
         with pytest.raises(sagebwd.SpecError, match=r"k has strides \(.*pass k\.contiguous\(\)"):
-            _required_operand("k", bad if not bad.is_contiguous() else bad.mT, "bhsd")
+            required_operand("k", bad if not bad.is_contiguous() else bad.mT, "bhsd")
     shifted = torch.empty(2 * 64 + 4, dtype=torch.bfloat16)[4:].view(1, 1, 2, 64)
     with pytest.raises(sagebwd.SpecError, match=r"address .*pass v\.clone\(\)"):
-        _required_operand("v", shifted, "bhsd")
+        required_operand("v", shifted, "bhsd")
 
 
 def test_operators_can_be_saved_by_selective_checkpointing():
@@ -276,7 +321,7 @@ def test_warmup_refuses_what_no_kernel_takes():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_driver_the_error_says_so():
-    from sagebwd.ops import operation
+    from sagebwd.forms import operation
 
     with pytest.raises(
         (sagebwd.LibraryError, sagebwd.DriverError), match=r"(?i)libcuda|driver|GPU"

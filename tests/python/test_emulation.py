@@ -8,7 +8,7 @@ from sagebwd import reference
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import emulation, numerics  # noqa: E402
+from sagebwd import emulation, numerics, options  # noqa: E402
 from sagebwd.exact import exact_attention  # noqa: E402
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -23,11 +23,16 @@ def relative(x, expected):
 
 
 def both(m, n, *, d=64, heads=4, heads_kv=2, dtype="bf16", sigma=1.0, with_dlse=False, seed=0,
-         causal="none", precision="six-of-seven", **options):  # fmt: skip
-    """Unrounded results of the C++ reference and of the emulation, from the same inputs."""
+         causal="none", precision="six-of-seven", octaves=0, **options):  # fmt: skip
+    """Unrounded results of the C++ reference and of the emulation, from the same inputs.
+
+    Rows of dO differ by factors of up to 2^octaves either way.
+    """
     arrays = reference.random_inputs(m, head_dim=d, heads=heads, heads_kv=heads_kv, batch=2,
                                      seq_len_kv=n, dtype=dtype, sigma=sigma, seed=seed)  # fmt: skip
     arrays[1][..., 3] += 4  # a key offset, which smoothing removes
+    arrays[3][...] *= np.exp2(np.random.default_rng(seed).integers(-octaves, octaves + 1,
+                                                                   (2, heads, m, 1)))  # fmt: skip
     arrays = [reference.round_to(x, dtype) for x in arrays]
     dlse = np.random.default_rng(seed).standard_normal((2, heads, m)).astype(np.float32)
     dlse = dlse if with_dlse else None
@@ -74,10 +79,26 @@ def test_equals_the_reference(granularity, causal, m, n):
 @pytest.mark.parametrize("granularity", ["row", "block"])
 @pytest.mark.parametrize("smooth_k", [True, False])
 @pytest.mark.parametrize("rotate", [True, False])
-@pytest.mark.parametrize("precision", ["six-of-seven", "qk16"])
+@pytest.mark.parametrize("precision", options.PRECISIONS)
 def test_equals_the_reference_under_options(granularity, smooth_k, rotate, precision):
     assert_same(*both(90, 130, granularity=granularity, smooth_k=smooth_k, rotate=rotate,
                       precision=precision, with_dlse=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", ["none", "bottom-right"])
+@pytest.mark.parametrize("precision", options.PRECISIONS)
+def test_equals_the_reference_without_a_key_apart(causal, precision):
+    assert_same(*both(100, 150, precision=precision, causal=causal, sink_keys=0, with_dlse=True))
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("precision", ["six-of-seven", "dv16", ("dv", "dp")])
+def test_equals_the_reference_where_rows_of_gradients_differ(granularity, precision):
+    assert_same(*both(120, 150, granularity=granularity, precision=precision, octaves=4))
+
+
+def test_equals_the_reference_across_units_of_channels():
+    assert_same(*both(530, 1100, heads=2, heads_kv=1, causal="top-left"))
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])
@@ -89,7 +110,7 @@ def test_equals_the_reference_with_one_product_in_int8(granularity, product):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(d=128), dict(dtype="fp16"), dict(group_kv=128), dict(sigma=10.0), dict(heads_kv=4),
+    [dict(d=128), dict(dtype="fp16"), dict(group_kv=64), dict(sigma=10.0), dict(heads_kv=4),
      dict(heads_kv=1, seed=3)],
 )  # fmt: skip
 def test_equals_the_reference_on_other_shapes(options):
@@ -137,6 +158,28 @@ def test_gradients_against_fp64(causal):
     assert relative(lse.detach().double(), expected.lse) < 0.01
     for t, gradient in ((q, expected.dq), (k, expected.dk), (v, expected.dv)):
         assert relative(t.grad.double(), gradient) < 0.03
+
+
+@pytest.mark.parametrize("group_kv", [64, 128])
+def test_the_first_key_may_take_most_of_the_mass(group_kv):
+    """As in trained models, and with a value near zero."""
+    n, d = 2048, 128
+    q, k, v, dout = (torch.from_numpy(x) for x in reference.random_inputs(n, head_dim=d))
+    q[..., :4], k[..., :4] = 2 + 0.3 * q[..., :4], 0.3 * k[..., :4]
+    k[..., 0, :4], v[..., 0, :] = (np.log(n) + 0.5) * d**0.5 / 8, 0.05 * v[..., 0, :]
+    q, k, v = (t.bfloat16().requires_grad_() for t in (q, k, v))
+    exact = exact_attention(*(t.detach() for t in (q, k, v)), dout.bfloat16(), causal=True)
+
+    def errors(sink_keys):
+        out = emulation.emulated_attention(q, k, v, causal=True, sink_keys=sink_keys,
+                                           group_kv=group_kv)  # fmt: skip
+        dq, dk, _ = torch.autograd.grad(out, (q, k, v), dout.bfloat16())
+        pairs = ((out.detach(), exact.out), (dq, exact.dq), (dk, exact.dk))
+        return [relative(x.double(), expected) for x, expected in pairs]
+
+    apart, together = errors(None), errors(0)
+    assert all(e <= limit for e, limit in zip(apart, (0.010, 0.020, 0.023))), apart
+    assert all(e >= 3 * least for e, least in zip(together, apart)), (apart, together)
 
 
 def test_int8_dp_is_worse():
@@ -233,6 +276,8 @@ def test_double_backward_is_refused():
         (dict(group_kv=1.5), "group_kv=1.5"),
         (dict(math_dtype=torch.bfloat16), "math_dtype"),
         (dict(granularity="tensor"), "tensor"),
+        (dict(sink_keys=2), "sink_keys = 2"),
+        (dict(sink_keys=1, granularity="block"), "sink_keys = 1"),
         (dict(causal="up"), "causal='up'"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +21,13 @@ import compile_time  # noqa: E402
 import errors  # noqa: E402
 import gpu_tests  # noqa: E402
 import harness  # noqa: E402
+import host_time  # noqa: E402
 import plot  # noqa: E402
 import speed  # noqa: E402
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from subjects import emulated  # noqa: E402
 
+from sagebwd import forms  # noqa: E402
 from sagebwd.exact import exact_attention  # noqa: E402
 
 ENVIRONMENT = {"date", "command", "torch", "gpu", "commit", "tree", "dirty", "sources_sha256",
@@ -213,26 +217,42 @@ def test_fresh_memory_is_poisoned_and_only_there():
 
 
 def test_errors_command_judges_by_the_limits(tmp_path, monkeypatch, capsys):
+    fewer = {"sigma 3": 256, "sink": 256, "heavy channels": 256}
+    monkeypatch.setattr(errors, "INPUTS", [replace(given, heads=1, tokens=fewer[given.label])
+                                           for given in errors.INPUTS if given.label in fewer])
     out = tmp_path / "errors.json"
-    words = ["--device", "cpu", "--out", str(out), "--tokens", "256", "--heads", "1",
-             "--sigma", "3"]  # fmt: skip
+    words = ["--device", "cpu", "--out", str(out)]
     errors.main(words)
     rows = {(row["input"], row["scheme"]): row for row in read(out)["rows"]}
     row = rows["sigma 3", "row 64x64"]
     assert row["passed"] and row["limits"]["dQ"] == row["paper_table_1"]["dQ"] == 0.0758
     assert "limits" not in rows["sigma 3", "block 128x64"]
-    assert rows["four heavy channels", "row 64x128 rotate"]["limits"]["dV"] == 0.0135
-    assert (rows["four heavy channels", "row 64x64 no rotate"]["errors"]["O"]["rel_l2"]
-            > 1.5 * rows["four heavy channels", "row 64x64 rotate"]["errors"]["O"]["rel_l2"])
+    assert rows["sink", "row"]["limits"] == pytest.approx(
+        {"O": 0.010, "dQ": 0.020, "dK": 0.023, "dV": 1.1 * 0.0147})
+    for plan in ("row qk16", "row dv16", "row gradients16"):
+        assert rows["sink", plan]["limits"] == rows["sink", "row"]["limits"]
+    assert rows["heavy channels", "row"]["limits"]["dV"] == pytest.approx(1.1 * 0.0123)
+    assert (rows["heavy channels", "row no rotate"]["errors"]["O"]["rel_l2"]
+            > 1.5 * rows["heavy channels", "row"]["errors"]["O"]["rel_l2"])
+    assert rows["sink", errors.BF16]["errors"]["dQ"]["rel_l2"] < 0.02
 
     def broken(*args, **kwargs):
         found = emulated(*args, **kwargs)
         return replace(found, dq=found.dq * math.nan)
 
     monkeypatch.setattr(errors, "subject_of", lambda device: broken)
-    assert errors.main(words) == 1
+    assert errors.main([*words, "--only", "sink"]) == 1
     assert not read(out)["passed"]
-    assert all("dQ against emulation" in row["over_the_limit"] for row in read(out)["rows"])
+    judged = [row for row in read(out)["rows"] if row["scheme"] != errors.BF16]
+    assert all("dQ against emulation" in row["over_the_limit"] for row in judged)
+
+
+def test_every_input_has_limits_under_every_plan():
+    labels = [given.label for given in errors.INPUTS]
+    assert len(set(labels)) == len(labels) and set(errors.ROW_OF_VERSION_0_1) == set(labels)
+    assert {given.name for given in errors.INPUTS} == set(errors.sagebwd.INPUTS)
+    for given in errors.INPUTS:
+        assert all(set(given.limits(plan)) == set(errors.TENSORS) for plan in errors.PLANS)
 
 
 # ---- speed, compile time, tests on a GPU, plots --------------------------------------------------
@@ -247,6 +267,7 @@ def test_speed_command_and_its_picture(tmp_path, capsys):
     rows = {row["attention"]: row for row in read(out)["rows"]}
     assert rows.keys() == {"fa2", "cudnn", "emulated", "sagebwd"}
     assert "error" in rows["sagebwd"] and not rows["sagebwd"]["correct"]
+    assert 0 < rows["fa2"]["rel_l2"]["dQ"] < 0.01 < rows["emulated"]["rel_l2"]["dQ"] < 0.03
     assert rows["emulated"]["correct"] and 0 < rows["emulated"]["rel_l2_to_fa2"]["dQ"] < 0.03
     both = rows["fa2"]["forward+backward"]
     operations = 3.5 * 4 * 32 * 64 * 64 * 64 / 2
@@ -254,6 +275,82 @@ def test_speed_command_and_its_picture(tmp_path, capsys):
     assert both["ratio_to_fa2"] == 1.0
     pytest.importorskip("matplotlib")
     assert plot.plot_speed(out).read_bytes().startswith(b"\x89PNG")
+
+
+def test_speed_names_a_family_and_knows_what_it_must_reach(monkeypatch):
+    ours = [speed.Ours.parse(label) for label in speed.default_ours()]
+    assert [one.label() for one in ours] == speed.default_ours() and len(ours) == 8
+    with pytest.raises(ValueError, match="sagebwd-mma, sagebwd-wgmma"):
+        speed.Ours.parse("sagebwd-tcgen05")
+    with pytest.raises(ValueError, match="sdpa-mma"):
+        speed.Ours.parse("sdpa-mma")
+
+    made = []
+    monkeypatch.setattr(forms._core, "Attention", lambda *given: made.append(given[1:]) or given)
+    for label in ("sagebwd", "sagebwd-mma", "sagebwd-wgmma", "sagebwd"):
+        with speed.Ours.parse(label).context():
+            forms.operation(77, "", head_dim=64, dtype="bf16")
+    assert made == [(77, ""), (77, "mma"), (77, "wgmma")]
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    cells = speed.cells_of(Namespace(sweep=False, tokens=None, causal="both", head_dim=[64, 128],
+                                     total_tokens=speed.TOTAL_TOKENS))  # fmt: skip
+    musts = {"sagebwd": [1.25, 1.2, 1.5, 1.4, 1.0], "sagebwd-mma": [1.05, 1.03, 1.05, 1.03, None],
+             "sagebwd:precision=dv16": 5 * [None]}  # fmt: skip
+    for label, least in musts.items():
+        assert [speed.Ours.parse(label).must(cell, "cuda") for cell in cells] == least
+
+
+def test_speed_times_forward_and_backward_of_the_family_it_names(request, monkeypatch):
+    stand_ins = request.getfixturevalue("kernels_on_the_cpu")
+    made, operation = [], forms.operation
+    monkeypatch.setattr(forms, "operation", lambda *given, **tensors: made.append(
+        forms._family) or operation(*given, **tensors))  # fmt: skip
+    q, k, v = (torch.randn(1, 2, 24, 64).bfloat16().requires_grad_() for _ in range(3))
+    ours = speed.Ours.parse("sagebwd-mma")
+    attend = speed.make_attention(ours.choice, torch.device("cpu"), True)
+    calls = speed.passes(attend, ours.context, q, k, v, torch.randn(1, 2, 24, 64).bfloat16())
+    for call in calls.values():
+        call()
+    assert made == ["mma"]  # one form, which the graph's backward has too
+    (kernels,) = stand_ins.values()
+    assert kernels.launches == 2 + 1 + 1 + 2 and forms._family == ""
+
+
+@pytest.mark.parametrize("slow, code", [("sagebwd", 1), ("sagebwd-mma", 0), (None, 0)])
+def test_speed_judges_the_family_that_must_be_fast(tmp_path, monkeypatch, slow, code):
+    def row(label, cell, must):
+        error = dict.fromkeys(speed.TENSORS, 0.01)
+        found = {"attention": label, **vars(cell), "correct": True, "rel_l2": error, "must": must,
+                 "reached": label != slow, "judged": label == "sagebwd"}  # fmt: skip
+        timing = {"median_ms": 1.0, "tflops": 1.0, "ratio_to_fa2": 1.0}
+        return found | dict.fromkeys(speed.PASSES, timing)
+
+    monkeypatch.setattr(speed, "measure", lambda options, cell, ours, record: [
+        row(one.label(), cell, 1.25) for one in ours])  # fmt: skip
+    out = tmp_path / "speed.json"
+    words = ["--device", "cpu", "--out", str(out), "--ours", "sagebwd", "sagebwd-mma"]
+    assert speed.main(words) == code
+    assert {r["attention"] for r in read(out)["not_reached"]} == ({slow} if slow else set())
+
+
+def test_host_time_command_judges_our_ratio_to_sdpa(tmp_path, monkeypatch, capsys, tiny_tensors):
+    out = tmp_path / "host-time.json"
+    words = ["--device", "cpu", "--out", str(out), "--tokens", "8", "--heads", "1", "--calls", "2",
+             "--rounds", "3", "--warmup", "1"]  # fmt: skip
+    assert host_time.main(words) == 0  # the emulation is not judged
+    rows = {(row["pass"], row["attention"]): row for row in read(out)["rows"]}
+    assert len(rows) == 9
+    for row in rows.values():
+        sdpa = rows[row["pass"], "sdpa"]["host_us"]["median"]
+        assert row["ratio_to_sdpa"] == pytest.approx(row["host_us"]["median"] / sdpa, abs=1e-3)
+        assert row["wall_us"]["median"] >= row["host_us"]["median"] >= row["host_us"]["least"] > 0
+    # As on a GPU: ours is the emulation here, far beyond the limit.
+    slow = host_time.candidates("cpu", False)
+    slow["sagebwd"] = slow.pop("emulated")
+    monkeypatch.setattr(host_time, "candidates", lambda *given: slow)
+    monkeypatch.setattr(host_time, "LARGEST_RATIO", 1e-3)
+    assert host_time.main(words) == 1 and not read(out)["passed"]
 
 
 TOOL = """#!{python}
@@ -359,7 +456,7 @@ def test_all_runs_each_as_its_own_command_and_survives_one(tmp_path, monkeypatch
         return main
 
     outcomes = {"gpu_tests": 0, "sanitize": SystemExit(2), "compile_time": 0,
-                "tuning": RuntimeError("boom"), "speed": 1, "errors": 0, "cases": 0}
+                "tuning": RuntimeError("boom"), "host_time": 0, "speed": 1, "errors": 0, "cases": 0}
     for name, outcome in outcomes.items():
         monkeypatch.setattr(importlib.import_module(name), "main", main_of(name, outcome))
     before = list(sys.argv)

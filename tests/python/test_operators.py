@@ -9,38 +9,14 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import emulation, ops, options  # noqa: E402
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
-pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+from sagebwd import options  # noqa: E402
 
-
-def given(q, text):
-    spec = options.spec_of_text(text, head_dim=q.shape[3], dtype=q.dtype)
-    return dict(causal=spec.causal, granularity=spec.granularity, plan=spec.precision,
-                smooth_k=spec.smooth_k, rotate=spec.rotate)  # fmt: skip
-
-
-def forward(q, k, v, scale, layout, text):
-    out, lse = emulation.emulated_forward(
-        q, k, v, layout=layout, softmax_scale=scale, **given(q, text)
-    )
-    return out.contiguous(), lse
-
-
-def backward(dout, q, k, v, out, lse, dlse, scale, layout, text):
-    gradients = emulation.emulated_backward(
-        dout, q, k, v, out, lse, dlse=dlse, layout=layout, softmax_scale=scale, **given(q, text)
-    )
-    return tuple(g.contiguous() for g in gradients)
-
-
-@pytest.fixture(autouse=True)
-def kernels_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
-    with torch.library._scoped_library("sagebwd", "IMPL") as library:
-        library.impl("forward", forward, "CPU", allow_override=True)
-        library.impl("backward", backward, "CPU", allow_override=True)
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("kernels_on_the_cpu"),
+    pytest.mark.filterwarnings("ignore:Warning only once for all operators"),
+]
 
 
 def make(m=40, n=40, h=4, hk=2, layout="bhsd", grad=True):

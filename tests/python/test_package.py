@@ -100,9 +100,18 @@ def test_spec_is_a_value():
 def test_options_are_those_of_the_library():
     ours = {f.name: f.default for f in dataclasses.fields(options.Operation)}
     theirs = {name: default for name, (default, _) in sagebwd._core.spec_fields.items()}
+    assert sagebwd.Spec().numerics == theirs.pop("numerics")  # nobody chooses it
     assert ours.keys() == theirs.keys()
-    unspelled = {"causal": "none", "group_q": 0, "group_kv": 0}  # False and None here
+    unspelled = {"causal": "none", "group_q": 0, "group_kv": 0, "sink_keys": -1}  # False and None
     assert {**ours, **unspelled} == theirs
+
+
+@pytest.mark.parametrize(("precision", "int8"), list(zip(options.PRECISIONS, (6, 4, 5, 3))))
+def test_precisions_are_those_of_the_library(precision, int8):
+    plan = options.plan_of(precision)
+    assert options.precision_of(plan) == precision
+    assert len(plan) + ("s" in plan) == int8  # S is formed in both passes
+    assert f"'{precision}'" in options.Options.__dataclass_fields__["precision"].metadata["help"]
 
 
 def test_nobody_else_looks_inside_the_mask():

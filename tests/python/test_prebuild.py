@@ -114,10 +114,9 @@ def test_a_new_process_runs_from_the_pack_alone(small_pack, tmp_path):
         (dict(head_dim=[64, 96]), "96"),
         (dict(dtype="fp32"), "fp32.*'bf16' or 'fp16'"),
         (dict(granularity=["row", "block"], group_kv=128), "group_kv = 128.*'block'"),
-        (dict(arch="sm_86", head_dim=128, granularity="block", precision="qk16", backward=True),
-         "no tile of backward"),
+        (dict(granularity="block", sink_keys=1), "sink_keys = 1.*'block'"),
     ],
-)  # fmt: skip
+)
 def test_refused(tmp_path, options, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         sagebwd.prebuild(tmp_path / "p.pack", **{**SMALL, **options})

@@ -39,7 +39,7 @@ def test_dtypes(name):
     dtype = torch.bfloat16 if name.startswith("torch.") else name
     assert sagebwd.trace(*X, dtype=dtype) == sagebwd.trace(*X)
     assert sagebwd.emit("sm_80", dtype=dtype) == sagebwd.emit("sm_80")
-    assert options.Spec("sm_80", dtype=dtype) == options.Spec("sm_80")  # as build and warmup do
+    assert options.Spec(dtype=dtype) == options.Spec()  # as build and warmup do
     assert np.array_equal(reference.round_to(X[0], dtype), X[0])
 
 
@@ -66,7 +66,10 @@ def test_half_precision(dtype):
         (lambda: reference.random_inputs(8, heads=-1), "heads=-1"),
         (lambda: reference.random_inputs(8, sigma=-1), "sigma=-1"),
         (lambda: reference.emulate(*X, out=X[0]), "out and lse go together"),
-        (lambda: sagebwd.Spec(arch=5), "arch=5"),
+        (lambda: sagebwd.emit(5), "arch=5"),
+        (lambda: sagebwd.prebuild("a.pack", arch=5), "arch=5"),
+        (lambda: sagebwd.Spec(sink_keys=-1), "sink_keys=-1"),
+        (lambda: sagebwd.Spec(granularity="block", sink_keys=1), "sink_keys = 1 .*'block'"),
         (lambda: sagebwd.tune(kernels=None), "kernels=None: pass names"),
         (lambda: sagebwd.tune(tiles=3), "tiles=3: pass names"),
         (lambda: sagebwd.prebuild("a.pack", arch="sm_80", records=3), "records=3"),
@@ -100,7 +103,7 @@ def test_values_are_checked_before_the_driver(monkeypatch):
 SURROGATES = "sm_80\udcff"
 
 
-@pytest.mark.parametrize("name", ["arch", "granularity", "precision", "dtype", "causal"])
+@pytest.mark.parametrize("name", ["granularity", "precision", "dtype", "causal"])
 @pytest.mark.parametrize(
     "call",
     [sagebwd.emit, sagebwd.build, sagebwd.Spec, lambda **more: reference.emulate(*X, **more),
@@ -112,6 +115,13 @@ SURROGATES = "sm_80\udcff"
 def test_what_is_no_word(call, name, value):
     with pytest.raises(sagebwd.SpecError, match=f"{name}="):
         call(**{name: value})
+
+
+@pytest.mark.parametrize("value", [SURROGATES, "", np.True_], ids=["surrogates", "empty", "true"])
+def test_what_is_no_architecture(value):
+    for call in (sagebwd.emit, sagebwd.build, lambda **more: sagebwd.prebuild("a.pack", **more)):
+        with pytest.raises(sagebwd.SpecError, match="arch="):
+            call(arch=value)
 
 
 @pytest.mark.parametrize("name", ["kernels", "tiles"])
@@ -187,6 +197,7 @@ CALLS = {
     reference.emulate: TENSORS,
     reference.round_to: dict(array=X[0], dtype="bf16"),
     reference.random_inputs: dict(seq_len=8, head_dim=64),
+    sagebwd.named_inputs: dict(name="gaussian", seq_q=8, head_dim=64),
     sagebwd.emit: SMALL,
     sagebwd.build: SMALL | dict(backward=False),
     sagebwd.prebuild: SMALL | dict(out="absent/a.pack", dtype="bf16", causal="none"),
@@ -203,7 +214,7 @@ CALLBACKS = ("progress",)
 
 def parameters_of(function):
     if function is sagebwd.Spec:
-        return ["arch", *sagebwd._core.spec_fields]
+        return [name for name in sagebwd._core.spec_fields if name != "numerics"]
     return [name for name in inspect.signature(function).parameters if name != "group"]  # PyTorch's
 
 

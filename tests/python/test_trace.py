@@ -54,6 +54,16 @@ def test_each_product_costs_what_depends_on_it(inputs):
             assert table[name]["rel_l2"] < plain[name]["rel_l2"] + 1e-4, (product, name)
 
 
+def test_16_bits_cost_nothing_in_their_products(inputs):
+    most, dv16, gradients16 = (
+        sagebwd.trace(*inputs, precision=p) for p in ("six-of-seven", "dv16", "gradients16")
+    )
+    assert dv16["dV"]["rel_l2"] < 0.9 * most["dV"]["rel_l2"]
+    for name in ("dQ", "dK", "dV"):
+        assert gradients16[name]["rel_l2"] < 0.9 * most[name]["rel_l2"], name
+    assert gradients16["O"] == dv16["O"] == most["O"]
+
+
 def test_row_beats_block(inputs):
     row, block = (sagebwd.trace(*inputs, granularity=g) for g in ("row", "block"))
     for name in ("dQ", "dK", "dV"):
@@ -74,8 +84,9 @@ def test_the_emulation_in_pytorch_gives_the_same_table(inputs):
     from sagebwd.tracing import _trace_torch
 
     expected = sagebwd.trace(*inputs, causal="top-left")
-    options = dict(causal="top-left", granularity="row", group_q=None, group_kv=None, smooth_k=True,
-                   rotate=True, precision="six-of-seven")  # fmt: skip
+    options = dict(causal="top-left", granularity="row", group_q=None, group_kv=None,
+                   sink_keys=None, smooth_k=True, rotate=True,
+                   precision="six-of-seven")  # fmt: skip
     table = _trace_torch([torch.from_numpy(x) for x in inputs], "cpu", "bf16", None, options)
     assert list(table) == TENSORS
     for name in TENSORS:

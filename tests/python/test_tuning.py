@@ -15,7 +15,7 @@ import sagebwd
 from sagebwd import _core
 
 ROOT = Path(__file__).resolve().parents[2]
-FAST = "mma 128x64 w8 s2 b1"  # of sm_80's forward at head dim 128
+FAST = "mma 128x128 w8 s1 b1"  # of sm_80's forward at head dim 128
 needs_nvrtc = pytest.mark.skipif(bool(_core.nvrtc()["missing"]), reason="needs NVRTC")
 
 try:
@@ -29,7 +29,7 @@ needs_gloo = pytest.mark.skipif(not has_gloo, reason="needs PyTorch with gloo")
 PREAMBLE = """
 import json, os, sys
 import sagebwd
-SMALL = dict(seq_len=1024, heads=2, kernels="forward", rounds=5, tiles=["mma 128x64 w8 s2 b1"])
+SMALL = dict(seq_len=1024, heads=2, kernels="forward", rounds=5, tiles=["mma 128x128 w8 s1 b1"])
 def show(value):
     print("result:" + json.dumps(value), flush=True)
 """
@@ -43,7 +43,7 @@ def start(fake_driver, tmp_path):
         variables = {
             "LD_LIBRARY_PATH": str(fake_driver), "SAGEBWD_CACHE_DIR": str(tmp_path / "cache"),
             "FAKE_QUIET": "1", "FAKE_MAJOR": "8", "FAKE_MINOR": "0", "FAKE_SMS": "108",
-            "FAKE_KERNELS": "128x64_w8_s2=0.9",
+            "FAKE_KERNELS": "128x128_w8_s1=0.9",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }  # fmt: skip
         return subprocess.Popen(
@@ -82,7 +82,7 @@ def test_the_winner_is_found_kept_and_moved(start, tmp_path):
     )
     assert first == [FAST, True, True, 1.667, "Fake GPU 10"]
     assert second == [FAST, False, True, 1.667, "Fake GPU 10"]
-    assert calls[0] == ["forward", "vetting", "mma 64x64 w4 s1 b2", 1, 2]
+    assert calls[0] == ["forward", "vetting", "mma 64x128 w4 s1 b2", 1, 2]
     assert calls[-1] == ["forward", "timing", FAST, 10, 10]
     assert moved == 1
     assert again == {"added": 0, "kept": 0, "replaced": 1}
@@ -114,6 +114,19 @@ def test_wrong_use_is_refused_without_a_gpu():
         sagebwd.tune(head_dim=63)
     with pytest.raises(TypeError, match="did you mean 'kernels'"):
         sagebwd.tune(kernel="forward")
+
+
+def test_plans_that_cannot_be_compared_are_refused_without_a_gpu():
+    for options, message in [
+        (dict(rounds=0), "rounds=0"),
+        (dict(rounds=1001), "rounds=1001.*1 to 1000"),
+        (dict(head_dim=63), "head dimension 63"),
+        (dict(granularity="block", sink_keys=1), "sink_keys = 1.*'block'"),
+    ]:
+        with pytest.raises(sagebwd.SpecError, match=message):
+            sagebwd.compare_plans(**options)
+    with pytest.raises(TypeError, match="did you mean 'rounds'"):
+        sagebwd.compare_plans(round=3)
 
 
 @pytest.mark.skipif(not _core.driver()["missing"], reason="needs a machine without a driver")
@@ -150,7 +163,8 @@ def test_a_signal_ends_it_while_a_kernel_hangs(start):
         print("at work", flush=True)
         sagebwd.tune(**SMALL)
     """
-    process = start(code, FAKE_KERNELS="64x64_w4_s1_b2=hang")  # the default: is waited for a minute
+    # The default; its launch is waited for a minute.
+    process = start(code, FAKE_KERNELS="64x128_w4_s1_b2=hang")
     assert seconds_until_it_ends(process) < 20
 
 
@@ -192,8 +206,8 @@ def test_refusals_on_a_gpu(start):
     assert finish(
         start(
             """
-            for options in (dict(kernels="quantize_q"), dict(tiles="nonsense"), dict(heads=0),
-                            dict(tiles="wgmma 64x64 w4 s1 b2"), dict(device=9)):
+            for options in (dict(kernels="quantize"), dict(tiles="nonsense"), dict(heads=0),
+                            dict(tiles="wgmma 64x128 w4 s1 b2"), dict(device=9)):
                 try:
                     sagebwd.tune(**(SMALL | options))
                     show("done")
@@ -202,7 +216,7 @@ def test_refusals_on_a_gpu(start):
             """
         )
     ) == [
-        "'quantize_q' is no kernel with",
+        "'quantize' is no kernel with t",
         "cannot read tile 'nonsense': e",
         "heads=0: pass a whole number o",
         "there is no candidate: ",

@@ -15,8 +15,7 @@ TEST(PrebuildKernels, AreThoseOfEachPassOnceInAFixedOrder) {
   const std::vector<KernelSpec> kernels = kernels_of(operations);
   for (const WantedOperation& operation : operations)
     for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& kernel :
-           kernels_of(pass, resolved(operation.spec, operation.arch), operation.arch))
+      for (const KernelSpec& kernel : kernels_of(pass, resolved(operation.spec), operation.arch))
         EXPECT_EQ(count_of(kernels, kernel), 1) << kernel_name(kernel);
   std::reverse(operations.begin(), operations.end());
   operations.push_back(operations.front());

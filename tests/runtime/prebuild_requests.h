@@ -63,7 +63,7 @@ inline PrebuildRequest request_for(const std::string& output, std::vector<Kernel
 
 inline TuningRecord record_of(const WantedOperation& operation, KernelKind kind,
                               const TileConfig& tile) {
-  const ResolvedSpec spec = resolved(operation.spec, operation.arch);
+  const ResolvedSpec spec = resolved(operation.spec);
   TuningRecord record;
   record.key = record_key(kind, spec, {"NVIDIA X", 132, operation.arch, "13.0"}, Bucket());
   record.tile = to_string(tile);

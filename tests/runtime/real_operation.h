@@ -9,10 +9,10 @@ namespace sagebwd::test {
 
 /// Of forward and backward, each once: some serve both.
 inline std::vector<KernelSpec> real_operation(const AttentionSpec& wanted, const Arch& arch) {
-  const AttentionSpec spec = resolved(wanted, arch);
+  const AttentionSpec spec = resolved(wanted);
   std::map<std::string, KernelSpec> kernels;
   for (Pass pass : {Pass::forward, Pass::backward})
-    for (const KernelSpec& kernel : kernels_of(pass, resolved(spec, arch), arch))
+    for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), arch))
       kernels.emplace(kernel_name(kernel), kernel);
   std::vector<KernelSpec> list;
   for (const auto& [name, kernel] : kernels)

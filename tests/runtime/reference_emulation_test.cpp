@@ -19,9 +19,7 @@ AttentionSpec spec_of(int head_dim, Granularity granularity = Granularity::row,
   spec.head_dim = head_dim;
   spec.granularity = granularity;
   spec.causal = causal;
-  spec.group_q = granularity == Granularity::row ? 64 : 128;
-  spec.group_kv = 64;
-  return spec;
+  return resolved(spec);
 }
 
 using Errors = std::map<std::string, double>;
@@ -43,10 +41,12 @@ INSTANTIATE_TEST_SUITE_P(Both, GranularityTest,
 TEST(Emulation, ErrorsAreThoseOfTheDesign) {
   const Inputs in = random_inputs({1, 2, 2, 1024, 1024}, 128, DType::bf16, 1, 1);
   const Errors row = errors_of(in, spec_of(128));
-  EXPECT_LE(row.at("O"), .0140);
-  EXPECT_LE(row.at("dQ"), .0205);
-  EXPECT_LE(row.at("dK"), .0175);
-  EXPECT_LE(row.at("dV"), .0135);
+  // The larger of the paper's Table 1 and 1.1 times what scales of their own for every key and for
+  // the channels of every 64 tokens give.
+  EXPECT_LE(row.at("O"), .0160);
+  EXPECT_LE(row.at("dQ"), .0217);
+  EXPECT_LE(row.at("dK"), .0220);
+  EXPECT_LE(row.at("dV"), .0159);
   const Errors block = errors_of(in, spec_of(128, Granularity::block));
   EXPECT_LE(block.at("O"), .021);
   EXPECT_LE(block.at("dQ"), .060);
@@ -55,7 +55,8 @@ TEST(Emulation, ErrorsAreThoseOfTheDesign) {
   // Lower bounds: the quantisers are at work, and `block` is the coarser one.
   for (const char* tensor : {"O", "dQ", "dK", "dV"}) {
     EXPECT_GE(row.at(tensor), .005) << tensor;
-    EXPECT_GE(block.at(tensor), 1.3 * row.at(tensor)) << tensor;
+    EXPECT_GE(block.at(tensor), (tensor == std::string("O") ? 1.1 : 1.3) * row.at(tensor))
+        << tensor;
   }
 }
 
@@ -172,14 +173,100 @@ TEST(Emulation, RotationSpreadsOutlierChannels) {
   EXPECT_GE(errors_of(in, spec).at("P"), 1.5 * rotated.at("P"));
 }
 
+/// Causal, with a first key that takes about half of each row's mass: `value` times as large as its
+/// value would be.
+Inputs with_sink(int64_t tokens, float value) {
+  constexpr int kChannels = 128, kSinkChannels = 4;
+  Inputs in = random_inputs({1, 1, 1, tokens, tokens}, kChannels, DType::bf16, 1, 9);
+  const double logit = std::log(static_cast<double>(tokens)) + .5;
+  const auto sink = static_cast<float>(logit * std::sqrt(double(kChannels)) / 8);
+  const std::vector<float> spread = random_inputs({1, 1, 1, tokens, 1}, 1, DType::bf16, 1, 10).q;
+  for (size_t i = 0; i < in.q.size(); ++i) {
+    if (i % kChannels < kSinkChannels) {
+      in.q[i] = 2 + .3f * in.q[i];
+      in.k[i] = i < kChannels ? sink : .3f * in.k[i];
+    }
+    if (i < kChannels)
+      in.v[i] *= value;
+    in.dout[i] *= 1e-4f * std::exp(spread[i / kChannels]);
+  }
+  for (auto* tensor : {&in.q, &in.k, &in.v, &in.dout})
+    for (float& x : *tensor)
+      x = round_to(DType::bf16, x);
+  return in;
+}
+
+TEST(Emulation, TheFirstKeyMayTakeMostOfTheMass) {
+  AttentionSpec spec = spec_of(128, Granularity::row, Causal::top_left);
+  const Inputs in = with_sink(1024, .05f);
+  const Errors apart = errors_of(in, spec);
+  EXPECT_LE(apart.at("O"), .010);
+  EXPECT_LE(apart.at("dQ"), .020);
+  EXPECT_LE(apart.at("dK"), .023);
+  spec.sink_keys = 0;
+  const Errors together = errors_of(in, spec);
+  for (const char* tensor : {"O", "dQ", "dK"})
+    EXPECT_GE(together.at(tensor), 3 * apart.at(tensor)) << tensor;
+}
+
+TEST(Emulation, TheFirstKeyMayBeLarge) {
+  Inputs in = random_inputs({1, 1, 1, 1024, 1024}, 128, DType::bf16, 1, 12);
+  for (int c = 0; c < 128; ++c)
+    in.k[c] = round_to(DType::bf16, in.k[c] * 30);
+  for (Causal causal : {Causal::none, Causal::top_left})
+    EXPECT_LE(errors_of(in, spec_of(128, Granularity::row, causal)).at("dQ"), .03);
+}
+
+TEST(Emulation, TheFirstKeyIsApartInEveryPlan) {
+  const Inputs in = with_sink(256, 1);
+  const Outputs<double> expected = exact(in, Causal::top_left, true);
+  for (const Precision precision :
+       {Precision::six_of_seven, Precision::qk16, Precision::dv16, Precision::gradients16}) {
+    AttentionSpec spec = spec_of(128, Granularity::row, Causal::top_left);
+    const Outputs<float> out = emulate(in, spec, plan_of(precision), true);
+    for (const auto& [x, r] : {std::pair(&out.p, &expected.p), {&out.dp, &expected.dp}})
+      for (int i = 0; i < 256; ++i)
+        EXPECT_NEAR((*x)[i * 256], (*r)[i * 256], .03 * std::fabs((*r)[i * 256]));
+    EXPECT_LE(compare(out.dq, expected.dq).rel_l2, .03);
+    EXPECT_LE(compare(out.dk, expected.dk).rel_l2, .03);
+    EXPECT_LE(compare(out.dv, expected.dv).rel_l2, .03);
+  }
+}
+
+TEST(Emulation, FewerInt8ProductsAreMoreAccurate) {
+  const Inputs in = random_inputs({1, 1, 1, 512, 512}, 128, DType::bf16, 1, 13);
+  const AttentionSpec spec = spec_of(128);
+  const Errors most = errors_of(in, spec, plan_of(Precision::six_of_seven));
+  const Errors dv16 = errors_of(in, spec, plan_of(Precision::dv16));
+  const Errors gradients16 = errors_of(in, spec, plan_of(Precision::gradients16));
+  EXPECT_LE(dv16.at("dV"), .9 * most.at("dV"));
+  EXPECT_NEAR(dv16.at("dK"), most.at("dK"), 1e-6);
+  for (const char* tensor : {"dQ", "dK", "dV"})
+    EXPECT_LE(gradients16.at(tensor), .9 * most.at(tensor)) << tensor;
+  EXPECT_EQ(gradients16.at("O"), most.at("O"));
+}
+
+/// Magnitudes of dO's rows differ by powers of two that P takes up: no scale is shared by far ones.
+TEST(Emulation, RowsOfGradientsMayDiffer) {
+  Inputs in = random_inputs({1, 1, 1, 512, 512}, 64, DType::bf16, 1, 14);
+  const Errors even = errors_of(in, spec_of(64));
+  for (size_t i = 0; i < in.dout.size(); ++i)
+    in.dout[i] = std::ldexp(in.dout[i], static_cast<int>(i / 64 * 7 % 40) - 60);
+  const Errors uneven = errors_of(in, spec_of(64));
+  for (const char* tensor : {"dP", "dS", "dQ", "dK", "dV"})
+    EXPECT_LE(uneven.at(tensor), 1.5 * even.at(tensor)) << tensor;
+}
+
 TEST(Emulation, GradientThroughLseReachesEveryPlan) {
   Inputs in = with_key_offset(4);
   in.dlse = random_inputs({1, 1, 1, 256, 1}, 1, DType::bf16, 2, 8).q;
   const Outputs<double> expected = exact(in, Causal::none);
-  for (const ProductPlan& plan : {ProductPlan{}, plan_of(Precision::qk16), kNothing})
+  for (const ProductPlan& plan :
+       {ProductPlan{}, plan_of(Precision::qk16), plan_of(Precision::gradients16), kNothing})
     for (const bool smooth : {true, false}) {
       AttentionSpec spec = spec_of(64);
       spec.smooth_k = smooth;
+      spec.sink_keys = smooth;
       const Outputs<float> out = emulate(in, spec, plan);
       EXPECT_LE(compare(out.dq, expected.dq).rel_l2, .03);
       EXPECT_LE(compare(out.dk, expected.dk).rel_l2, .03);
@@ -230,6 +317,12 @@ TEST(Emulation, RefusesWhatItCannotFollow) {
   AttentionSpec unresolved;
   unresolved.head_dim = 64;
   EXPECT_THROW(emulate(in, unresolved, {}), SpecError);
+  AttentionSpec spec = spec_of(64);
+  spec.group_kv = 96; // across the edge of a unit of 512
+  EXPECT_THROW(emulate(in, spec, {}), SpecError);
+  spec = spec_of(64, Granularity::block);
+  spec.sink_keys = 1;
+  EXPECT_THROW(emulate(in, spec, {}), SpecError);
 }
 
 } // namespace

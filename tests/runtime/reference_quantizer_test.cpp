@@ -1,4 +1,5 @@
 //===- reference_quantizer_test.cpp - psi, rotation, rounding, products ----===//
+#include "runtime/reference/copies.h"
 #include "runtime/reference/gemm.h"
 #include "runtime/reference/quantizer.h"
 #include "runtime/reference/reference.h"
@@ -63,6 +64,42 @@ TEST(Quantizer, NonFiniteGroupsStayNonFinite) {
       EXPECT_TRUE(std::isnan(q.row_scale[0]));
       EXPECT_EQ(q.levels, (std::vector<float>{0, 0, 0}));
     }
+}
+
+TEST(Copies, EightKeysShareAScale) {
+  std::vector<float> x(70);
+  for (size_t key = 0; key < x.size(); ++key)
+    x[key] = static_cast<float>(key + 1);
+  const Copy copy = copy_by_key_octets(x.data(), 70, 1);
+  const auto largest_of = [&](int key) { // of the lane's last pair among what is there
+    const int last = key / 32 * 32 + 25 + key / 2 % 4 * 2;
+    return x[last < 70 ? last : key / 2 % 4 * 2 + 65];
+  };
+  for (int key = 0; key < 70; ++key) {
+    const float largest = largest_of(key);
+    EXPECT_EQ(copy.token_scale[key], largest * (1.0f / 127)) << key;
+    EXPECT_EQ(copy.levels[key], std::nearbyint(x[key] * (127 / largest))) << key;
+  }
+}
+
+TEST(Copies, UnitsOfChannels) {
+  // Two channels, units of 3 tokens, the second one short.
+  const std::vector<float> x = {1, 0x1p-61f, -4, 0, 2, -0x1p-61f, 8, 5};
+  const Copy copy = copy_by_channels(x.data(), 4, 2, 3, false);
+  EXPECT_EQ(copy.levels, (std::vector<float>{32, 0, -127, 0, 64, 0, 127, 127}));
+  EXPECT_EQ(copy.scales_at(2)[0], 4 * (1.0f / 127));
+  EXPECT_EQ(copy.scales_at(3)[1], 5 * (1.0f / 127));
+  const Copy whole = copy_by_channels(x.data(), 4, 2, 3, true);
+  EXPECT_EQ(whole.scales_at(3)[1], 8 * (1.0f / 127));
+}
+
+TEST(Copies, RowsOfLikeMagnitudeHaveOneExponent) {
+  // Both sides of a power of two, a far row, nothing, what is no number, and a second unit.
+  const std::vector<float> x = {1.9f, 2.1f, 1.9f, -2.1f, 2.1f, 32, 0, kNan, kInfinity, 0x1p-118f};
+  EXPECT_EQ(row_exponents(x.data(), 5, 1, 5), std::vector<int>(5, 0));
+  EXPECT_EQ(row_exponents(x.data(), 9, 1, 9), (std::vector<int>{0, 0, 0, 0, 0, 4, 0, 0, 0}));
+  EXPECT_EQ(row_exponents(x.data(), 10, 1, 9)[9], -100);
+  EXPECT_EQ(row_exponents(x.data(), 6, 1, 5)[5], 5);
 }
 
 TEST(Rotation, IsTheSylvesterHadamardMatrix) {

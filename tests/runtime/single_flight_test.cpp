@@ -329,8 +329,7 @@ constexpr const char* kReportVariable = "SAGEBWD_TEST_REPORT";
 /// A new process, which this executable is again: "compiles waits" of one kernel into a file.
 void build_real_kernel(const std::string& report) {
   const AttentionSpec spec = resolved(AttentionSpec());
-  const KernelSpec kernel =
-      kernels_of(Pass::forward, resolved(spec, find_arch("sm_80")), find_arch("sm_80")).back();
+  const KernelSpec kernel = kernels_of(Pass::forward, resolved(spec), find_arch("sm_80")).back();
   EXPECT_GT(build(kernel)->entry.cubin.size(), 1000u);
   const CacheCounters& counters = user_store().counters();
   test::write_text(report, std::to_string(counters.compiles) + " " +

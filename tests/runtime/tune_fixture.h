@@ -18,7 +18,7 @@ namespace sagebwd {
 
 using namespace std::chrono_literals;
 
-inline constexpr const char* kFast = "mma 128x64 w8 s2 b1"; ///< of sm_80's forward at D 128
+inline constexpr const char* kFast = "mma 128x128 w8 s2 b1"; ///< of sm_80's forward at D 128
 
 class Tune : public testing::Test {
 protected:

@@ -41,12 +41,12 @@ TEST_F(Tune, KeepsTheWinnerWithAllThatWasTried) {
 }
 
 TEST_F(Tune, WhatDoesNotCompileOrSpillsIsListedByName) {
-  traits_["mma 64x64 w4 s2 b2"] = "refused";
+  traits_["mma 64x128 w4 s2 b2"] = "refused";
   traits_[kFast] = "spills";
   std::map<std::string, std::string> outcomes;
   for (const TriedTile& tried : tuned().record.candidates)
     outcomes[tried.tile] = tried.outcome + (tried.detail.empty() ? "" : ": " + tried.detail);
-  EXPECT_EQ(outcomes["mma 64x64 w4 s2 b2"], "not compiled: ptxas has no registers");
+  EXPECT_EQ(outcomes["mma 64x128 w4 s2 b2"], "not compiled: ptxas has no registers");
   EXPECT_EQ(outcomes[kFast], "spills: 64 bytes");
   EXPECT_EQ(outcomes[to_string(default_())], "timed");
 }
@@ -115,7 +115,7 @@ TEST_F(Tune, AChoiceAmongFewerIsNotTakenForAFullOne) {
   request_.only = {parse_tile(kFast)};
   EXPECT_TRUE(tuned().fresh);
   EXPECT_FALSE(tuned().fresh);
-  request_.only = {parse_tile("mma 64x64 w4 s2 b2")}; // did not compete
+  request_.only = {parse_tile("mma 64x128 w4 s2 b2")}; // did not compete
   EXPECT_TRUE(tuned().fresh);
   request_.only = {};
   EXPECT_TRUE(tuned().fresh);
@@ -166,9 +166,9 @@ TEST_F(Tune, IsInterruptedWhileItCompiles) {
 }
 
 TEST_F(Tune, NoCandidateIsWrongUse) {
-  request_.only = {parse_tile("wgmma 64x64 w4 s1 b2"), parse_tile("mma 64x64 w4 s9 b2")};
+  request_.only = {parse_tile("wgmma 64x128 w4 s1 b2"), parse_tile("mma 64x128 w4 s9 b2")};
   const std::string what = failure<SpecError>([&] { tuned(); });
-  for (const char* part : {"no candidate", "wgmma 64x64 w4 s1 b2", "sm_90a alone", "stages"})
+  for (const char* part : {"no candidate", "wgmma 64x128 w4 s1 b2", "sm_90a alone", "stages"})
     EXPECT_NE(what.find(part), std::string::npos) << what;
 }
 

@@ -14,7 +14,6 @@
 #include <regex>
 #include <set>
 #include <sstream>
-#include <stdexcept>
 #include <vector>
 
 namespace sagebwd::test {
@@ -61,16 +60,19 @@ private:
 Products Counter::products_of(const std::string& line) const {
   if (!starts_with(line, "mma.") && !starts_with(line, "wgmma.mma") && !starts_with(line, "wmma."))
     return {};
-  const std::string start =
-      wgmma_ ? "wgmma.mma_async.sync.aligned.m64n64k" : "mma.sync.aligned.m16n8k";
+  const bool twice = starts_with(line, "wgmma.mma_async.sync.aligned.m64n128k");
+  const int count = twice ? 2 : 1;
+  const std::string start = !wgmma_ ? "mma.sync.aligned.m16n8k"
+                            : twice ? "wgmma.mma_async.sync.aligned.m64n128k"
+                                    : "wgmma.mma_async.sync.aligned.m64n64k";
   const std::string integer = start + (wgmma_ ? "32.s32." : "32.row.col.s32.");
   const std::string floating = start + (wgmma_ ? "16.f32." : "16.row.col.f32.");
   if (starts_with(line, integer + "s8.s8"))
-    return {.s8 = 1};
+    return {.s8 = count};
   if (starts_with(line, integer + "u8.s8"))
-    return {.u8 = 1};
+    return {.u8 = count};
   if (starts_with(line, floating + element_ + "." + element_))
-    return {.float16 = 1};
+    return {.float16 = count};
   return {.other = 1};
 }
 
@@ -139,7 +141,7 @@ void Counter::find_loops() {
 }
 
 /// How often a loop runs, by its counter: `mov counter, first` before it, `add counter, counter,
-/// step` and the comparison with the end in the block that jumps back.
+/// step` and the comparison with the end in the block that jumps back. Once where there is none.
 int Counter::trips(int head) const {
   static const std::regex compare(R"(setp\.(ne|lt)\.\w+\s+%p\d+, (%r\d+), (-?\d+);)");
   const Nodes& latches = latches_.at(head);
@@ -166,7 +168,7 @@ int Counter::trips(int head) const {
     if (first && step && (last - *first) % *step == 0)
       return (last - *first) / *step;
   }
-  throw std::runtime_error("a nested loop with products has no counter that can be read");
+  return 1;
 }
 
 Products Counter::per_pass(int head) {
@@ -214,8 +216,10 @@ LoopProducts Counter::count() {
       return o.first != h && o.second.count(h);
     });
     if (holds_products && outermost) {
-      ++result.loops;
-      result.per_pass = per_pass(head);
+      const Products pass = per_pass(head);
+      if (result.loops++ && pass != result.per_pass)
+        objection_ = "two loops differ in their products";
+      result.per_pass = pass;
     }
   }
   for (size_t i = 0; i < blocks_.size(); ++i)

@@ -7,7 +7,7 @@
 namespace sagebwd::test {
 
 /// Matrix instructions by the type of their operands. One multiplies 16 x 8 (mma.sync) or 64 x 64
-/// (wgmma) results by 32 bytes of the summed dimension.
+/// (wgmma; one of 128 columns counts twice) results by 32 bytes of the summed dimension.
 struct Products {
   int s8 = 0;      ///< signed x signed
   int u8 = 0;      ///< unsigned x signed
@@ -24,11 +24,12 @@ std::ostream& operator<<(std::ostream&, const Products&);
 
 struct LoopProducts {
   int loops = 0;         ///< outermost loops that hold products
-  Products per_pass;     ///< of that loop: the same on every path through it
+  Products per_pass;     ///< of such a loop: the same in all and on every path through one
   Products outside;      ///< in no loop
   std::string objection; ///< why the numbers above do not hold, or empty
 };
-/// `element` is "bf16" or "f16". A nested loop counts as often as its counter runs.
+/// `element` is "bf16" or "f16". A nested loop counts as often as its counter runs; one whose end
+/// is no number is more passes of the loop around it, and counts once.
 LoopProducts count_products(const std::string& ptx, bool wgmma, const std::string& element);
 
 } // namespace sagebwd::test

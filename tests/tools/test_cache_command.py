@@ -164,22 +164,23 @@ def test_verify_finds_what_is_bad_and_removes_it(cache):
     files[3].symlink_to("/etc/passwd")
     files[4].unlink()
     files[4].mkdir()
-    shutil.copy(files[6], files[5])
+    misplaced = cache.directory / ("f" * 64 + ".kernel")
+    shutil.copy(files[5], misplaced)
     (cache.directory / ("0" * 64 + ".tuning")).write_text("{}")
 
     result = cache("verify", "--json")
     assert result.code == 1
     bad = {item["digest"]: item["bad"] for item in result.json["bad"]}
-    assert set(bad) == {path.stem for path in files[:6]} | {"0" * 64}
+    assert set(bad) == {path.stem for path in [*files[:5], misplaced]} | {"0" * 64}
     assert "symbolic link" in bad[files[3].stem] and "directory" in bad[files[4].stem]
-    assert "another key" in bad[files[5].stem]
+    assert "another key" in bad[misplaced.stem]
     text = cache("verify").out
     assert "heal by themselves" in text and str(files[0]) in text
 
     removed = cache("verify", "--remove", "--json")
     assert removed.code == 1 and removed.json["removed"] == 7
     assert cache("verify").code == 0
-    assert set(files[6:]) <= set(cache.kernels())
+    assert set(files[5:]) == set(cache.kernels())
 
 
 def test_verify_reads_packs(cache, tmp_path):

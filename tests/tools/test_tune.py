@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-FAST = "mma 128x64 w8 s2 b1"  # of sm_80's forward at head dim 128
+FAST = "mma 128x128 w8 s1 b1"  # of sm_80's forward at head dim 128
 SMALL = ["--kernel", "forward", "--seq-len", 1024, "--heads", 2, "--rounds", 5]
 
 
@@ -23,7 +23,7 @@ def tune(sagebwd, fake_driver, tmp_path, cache_dir):
             "tune", *arguments,
             **{"SAGEBWD_CACHE_DIR": str(records), "LD_LIBRARY_PATH": str(fake_driver),
                "FAKE_QUIET": "1", "FAKE_MAJOR": "8", "FAKE_MINOR": "0", "FAKE_SMS": "108",
-               "FAKE_KERNELS": "128x64_w8_s2=0.9"} | environment,
+               "FAKE_KERNELS": "128x128_w8_s1=0.9"} | environment,
         )  # fmt: skip
         for kernel in records.glob("*.kernel"):  # for the tests to come
             if not (cache_dir / kernel.name).exists():
@@ -59,19 +59,21 @@ def test_the_fastest_wins_and_all_timings_are_kept(tune):
 
 @pytest.mark.usefixtures("needs_nvrtc")
 def test_candidates_that_fault_or_are_wrong_lose_only_themselves(tune):
+    # Of that GPU every candidate compiles without spills.
+    behaviour = "128x128_w8_s2=fault 64x128_w4_s2=wrong 128x128_w8_s1=0.9"
     kernel = only(
-        tune(*SMALL, "--json", FAKE_KERNELS="128x64_w8_s1_b1=fault 64x64_w4_s1_b3=wrong w8_s2=0.9")
+        tune(*SMALL, "--json", FAKE_KERNELS=behaviour, FAKE_MAJOR="12", FAKE_MINOR="1")
     )
     outcomes = {c["tile"]: c for c in kernel["candidates"]}
-    assert outcomes["mma 128x64 w8 s1 b1"]["outcome"] == "failed"
-    assert "ILLEGAL_ADDRESS" in outcomes["mma 128x64 w8 s1 b1"]["detail"]
-    assert outcomes["mma 64x64 w4 s1 b3"]["outcome"] == "wrong"
+    assert outcomes["mma 128x128 w8 s2 b1"]["outcome"] == "failed"
+    assert "ILLEGAL_ADDRESS" in outcomes["mma 128x128 w8 s2 b1"]["detail"]
+    assert outcomes["mma 64x128 w4 s2 b1"]["outcome"] == "wrong"
     assert kernel["tile"] == FAST
 
 
 @pytest.mark.usefixtures("needs_nvrtc")
 def test_a_default_that_faults_is_a_failure(tune):
-    result = tune(*SMALL, FAKE_KERNELS="64x64_w4_s1_b2=fault")
+    result = tune(*SMALL, FAKE_KERNELS="64x128_w4_s1_b2=fault")
     assert result.code == 1
     assert "ILLEGAL_ADDRESS" in result.err
     assert tune("--list", "--json").json["records"] == []
@@ -172,9 +174,9 @@ def test_an_import_of_no_file_fails(tune, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tile", "wgmma 64x64 w4 s1 b2"], "there is no candidate"),
+        (["--tile", "wgmma 64x128 w4 s1 b2"], "there is no candidate"),
         (["--tile", "nonsense"], "cannot read tile 'nonsense'"),
-        (["--kernel", "quantize_q"], "'quantize_q' is no kernel with tiles"),
+        (["--kernel", "quantize"], "'quantize' is no kernel with tiles"),
         (["--rounds", 1], "--rounds is '1'"),
         (["--list", "--export", "x"], "give one of them"),
         (["--overwrite"], "--overwrite belongs to --import"),
@@ -185,6 +187,13 @@ def test_an_import_of_no_file_fails(tune, tmp_path):
         (["--head-dim", 63], "head dimension 63"),
         (["--heads", 6, "--heads-kv", 4], "not a multiple"),
         (["--force=yes"], "--force takes no value"),
+        (["--plans", "--list"], "give one of them"),
+        (["--plans", "--precision", "dv16"], "--precision is for tuning; --plans compares all"),
+        (["--plans", "--tile", "mma 64x128 w4 s1 b2"], "--tile is for tuning; --plans compares"),
+        (["--plans", "--force"], "--force is for tuning; --plans compares"),
+        (["--plans", "--head-dim", 63], "head dimension 63"),
+        (["--plans", "--heads", 6, "--heads-kv", 4], "not a multiple"),
+        (["--plans", "--granularity", "block", "--sink-keys", 1], "sink_keys = 1"),
     ],
 )
 def test_wrong_use(tune, arguments, message):
@@ -199,6 +208,9 @@ def test_without_such_a_gpu(tune, tmp_path):
     assert result.code == 1
     assert "--gpu is 7, this machine has 2" in result.err
     result = tune(FAKE_DEVICES="0")
+    assert result.code == 1
+    assert "sees no GPU" in result.err
+    result = tune("--plans", FAKE_DEVICES="0")
     assert result.code == 1
     assert "sees no GPU" in result.err
     result = tune(SAGEBWD_TUNE_WORKER=str(tmp_path / "none"), FAKE_KERNELS="")

@@ -26,3 +26,19 @@ def test_without_a_gpu_it_says_what_to_do(sagebwd, tmp_path):
         pytest.skip("there is a GPU")
     assert result.code == 1 and "sagebwd trace --device cpu" in result.err
     assert result.err.startswith("sagebwd verify: this command runs kernels on a GPU. Not here: ")
+
+
+@pytest.mark.usefixtures("needs_nvrtc")
+def test_inputs_are_among_the_named(sagebwd, fake_driver):
+    result = sagebwd("verify", "--cases", 8, *SPEC, "--inputs", "sink,qk-norm,sink", "--json",
+                     LD_LIBRARY_PATH=str(fake_driver), FAKE_QUIET="1", FAKE_MAJOR="9",
+                     FAKE_MINOR="0")  # fmt: skip
+    assert result.json["coverage"]["inputs"] == ["qk-norm", "sink"]
+    assert result.json["coverage"]["sigmas"] == []
+    assert all(" sink seed " in line or " qk-norm seed " in line
+               for line in result.json["failures"])  # fmt: skip
+
+
+def test_unknown_inputs_are_refused(sagebwd):
+    result = sagebwd("verify", "--inputs", "gaussian,banana")
+    assert result.code == 2 and "unknown inputs 'banana'" in result.err

@@ -124,3 +124,15 @@ prepare_nvrtc_12() {
   fi
   export SAGEBWD_TEST_NVRTC12=$library
 }
+
+# A test reads machine code. The disassembler lies beside the build; without it the test says that
+# it is skipped.
+prepare_nvdisasm() {
+  command -v nvdisasm >/dev/null && return
+  local folder=$root/build/nvdisasm/nvidia/cu13/bin
+  [[ -x $folder/nvdisasm ]] ||
+    try_step pip-nvdisasm "Installing nvdisasm for one test" \
+      pip_install --no-deps --target "$root/build/nvdisasm" 'nvidia-cuda-nvdisasm>=13,<14' ||
+    return 0
+  export PATH=$PATH:$folder
+}

@@ -23,6 +23,7 @@ run_test() {
     "  mount -t proc proc /proc"
   needs_nvrtc=1 prepare all
   prepare_nvrtc_12
+  prepare_nvdisasm
   local ok=0 report passed=0 failed=0 skipped=0 p f s
   rm -f build/ctest.xml build/pytest.xml
   echo

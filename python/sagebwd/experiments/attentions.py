@@ -29,8 +29,8 @@ class AttentionChoice(Options):
     name: str = "sagebwd"
     plan: frozenset = plan_of("six-of-seven")
     #: What parse() takes, by example.
-    known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, no-smooth-k, no-rotate, "
-                            "precision=qk16, plan=s+pv+dv+dq+dk")  # fmt: skip
+    known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
+                            "no-rotate, precision=dv16, plan=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:

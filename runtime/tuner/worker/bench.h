@@ -55,7 +55,9 @@ public:
   virtual double time_ms(const BenchKernel&) = 0;
 };
 
-/// Not bit for bit, outputs may differ by this: FP32 sums in another order.
-inline constexpr double kLargestRelL2 = 1e-3;
+/// Not bit for bit, outputs may differ by this: FP32 sums in another order, and values of P and dS
+/// that lie within rounding of the edge between two of their 8-bit levels, of which the families
+/// take some one level apart. A fifth of what the levels themselves cost.
+inline constexpr double kLargestRelL2 = 3e-3;
 
 } // namespace sagebwd

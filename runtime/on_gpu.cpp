@@ -1,10 +1,10 @@
 //===- on_gpu.cpp - The kernels, on host data ------------------------------===//
-#include "tools/on_gpu.h"
+#include "runtime/on_gpu.h"
 
 #include <algorithm>
 #include <cmath>
 
-namespace sagebwd::tools {
+namespace sagebwd {
 
 namespace {
 
@@ -178,4 +178,4 @@ reference::Outputs<float> emulate_like(const AttentionSpec& spec, const referenc
   return result;
 }
 
-} // namespace sagebwd::tools
+} // namespace sagebwd

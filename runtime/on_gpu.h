@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace sagebwd::tools {
+namespace sagebwd {
 
 /// Raises LibraryError with a remedy where there is no such GPU.
 void require_gpu(int device, const char* command);
@@ -127,4 +127,4 @@ reference::Outputs<float> run_on_gpu(Attention&, int device, const reference::In
 reference::Outputs<float> emulate_like(const AttentionSpec&, const reference::Inputs&,
                                        const reference::Outputs<float>& run);
 
-} // namespace sagebwd::tools
+} // namespace sagebwd

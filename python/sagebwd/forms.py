@@ -1,0 +1,182 @@
+"""The kernels' calls on tensors of one form, which is checked and worked out once.
+
+A form is all that a call says beside the data: options, layout and scale, and of q, k and v the
+sizes, strides, dtypes and devices. Another call of the same form costs two allocations, one more
+for the log-sum-exp, and the launches.
+"""
+
+import contextlib
+import functools
+
+import torch
+
+from sagebwd import _core, options
+from sagebwd.tensors import contiguous_strides, problem_of, readable, required_operand
+
+_forms = {}
+#: Beyond as many, of a program whose lengths keep changing, all are forgotten.
+MOST_FORMS = 1024
+#: Strides of gradients, likewise.
+MOST_STRIDES = 16
+
+#: What torch.cuda.current_stream(index).cuda_stream is, without objects made on the way.
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+_contiguous_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+
+_family = ""
+
+
+@contextlib.contextmanager
+def kernels_of(family):
+    """Within it all threads' calls run the kernels of a family ('mma', 'wgmma'), with its default
+    tiles; '' stands for those that calls have without it. For measurements: the numerics are the
+    same."""
+    global _family
+    before, _family = _family, family
+    try:
+        yield
+    finally:
+        _family = before
+
+
+def operation(device, text, **tensors):
+    """The `_core.Attention` of a device index and a line of options, made once. `tensors`: the
+    head_dim and dtype of tensors, where the line does not say."""
+    return _operation(_family, device, text, **tensors)
+
+
+@functools.cache
+def _operation(family, device, text, **tensors):
+    return _core.Attention(options.spec_of_text(text, **tensors), device, family)
+
+
+def known_form(q, k, v, softmax_scale, layout, text):
+    """The `Form` of a call like one that has been checked before, or None."""
+    try:
+        return _forms.get(_key(q, k, v, softmax_scale, layout, text))
+    except (RuntimeError, TypeError):  # sparse and nested tensors have no strides; a list no hash
+        return None
+
+
+def form_of(q, k, v, softmax_scale, layout, text, devices):
+    """The `Form` of a call; SpecError for what no kernel takes."""
+    form = known_form(q, k, v, softmax_scale, layout, text)
+    if form is None:
+        form = Form(q, k, v, softmax_scale, layout, text, devices)
+        if len(_forms) >= MOST_FORMS:
+            _forms.clear()
+        _forms[_key(q, k, v, softmax_scale, layout, text)] = form
+    return form
+
+
+def _key(q, k, v, softmax_scale, layout, text):
+    return (
+        _family, text, layout, softmax_scale, q.shape, k.shape, v.shape, q.stride(), k.stride(),
+        v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+    )  # fmt: skip
+
+
+class Form:
+    """The passes over tensors of one form. Tensors given to them must have it."""
+
+    def __init__(self, q, k, v, softmax_scale, layout, text, devices):
+        self.given = (softmax_scale, layout, text)  # as the operators take them
+        self.strides = (q.stride(), k.stride(), v.stride())
+        self._problem = problem_of(q, k, v, layout, devices)
+        batch, heads, _, seq_q, seq_kv = self._problem
+        self.as_many_queries_as_keys = seq_q == seq_kv
+        self._scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+        self._layout = layout
+        self._device = q.get_device()
+        self._kernels = operation(self._device, text, head_dim=q.shape[3], dtype=q.dtype)
+        self._operands = [
+            required_operand(name, t, layout)[1:] for name, t in (("q", q), ("k", k), ("v", v))
+        ]
+        self._like_q, self._like_k = tuple(q.shape), tuple(k.shape)
+        self._rows = (batch, heads, seq_q)
+        self._empty = q.numel() == 0 or k.numel() == 0  # queries that see no key
+        self._backward_passes = {}
+        if not self._empty:
+            of_out = contiguous_strides(self._like_q, layout)
+            self._run = self._kernels.prepare_forward(
+                self._problem, [*self._operands, of_out], self._scale
+            )
+            self._workspace_bytes = self._run.workspace_bytes
+
+    def _stream(self):
+        if _current_stream:
+            return _current_stream(self._device)
+        return torch.cuda.current_stream(self._device).cuda_stream
+
+    def _addresses(self, q, k, v):
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (addresses[0] | addresses[1] | addresses[2]) & 15:
+            for name, t in (("q", q), ("k", k), ("v", v)):
+                required_operand(name, t, self._layout)
+        return addresses
+
+    def forward(self, q, k, v, wants_lse=True):
+        """(out, lse); lse is None where it is not wanted."""
+        if self._empty:
+            lse = q.new_full(self._rows, -torch.inf, dtype=torch.float32) if wants_lse else None
+            return q.new_zeros(self._like_q), lse
+        addresses = self._addresses(q, k, v)
+        out = _contiguous_like(q)
+        if wants_lse:
+            lse = q.new_empty(self._rows, dtype=torch.float32)
+            workspace = q.new_empty(self._workspace_bytes, dtype=torch.uint8)
+            workspace_at, lse_at = workspace.data_ptr(), lse.data_ptr()
+        else:  # one allocation for both
+            lse, (batch, heads, seq_q) = None, self._rows
+            workspace = q.new_empty(self._workspace_bytes + 4 * batch * heads * seq_q,
+                                    dtype=torch.uint8)  # fmt: skip
+            workspace_at = workspace.data_ptr()
+            lse_at = workspace_at + self._workspace_bytes
+        self._run(*addresses, out.data_ptr(), lse_at, workspace_at, self._stream())
+        return out, lse
+
+    def backward(self, dout, q, k, v, out, lse, dlse):
+        """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any."""
+        if self._empty:
+            return q.new_zeros(self._like_q), k.new_zeros(self._like_k), v.new_zeros(self._like_k)
+        addresses = self._addresses(q, k, v)
+        run = self._backward_passes.get((dout.stride(), out.stride()))
+        if run is None or (dout.data_ptr() | out.data_ptr()) & 15:
+            dout, out, run = self._backward_pass(dout, out)
+        dq, dk, dv = _contiguous_like(q), _contiguous_like(k), _contiguous_like(v)
+        workspace = q.new_empty(run.workspace_bytes, dtype=torch.uint8)
+        lse = lse.contiguous()
+        dlse = None if dlse is None else dlse.contiguous()
+        run(
+            *addresses,
+            out.data_ptr(),
+            dout.data_ptr(),
+            dq.data_ptr(),
+            dk.data_ptr(),
+            dv.data_ptr(),
+            lse.data_ptr(),
+            0 if dlse is None else dlse.data_ptr(),
+            workspace.data_ptr(),
+            self._stream(),
+        )
+        return dq, dk, dv
+
+    def _backward_pass(self, dout, out):
+        """dout and out as kernels can read them, and the pass over these."""
+        dout, dout_operand = readable(dout, self._layout)
+        out, out_operand = readable(out, self._layout)
+        strides = dout.stride(), out.stride()
+        run = self._backward_passes.get(strides)
+        if run is None:
+            of_dq = contiguous_strides(self._like_q, self._layout)
+            of_dk = contiguous_strides(self._like_k, self._layout)
+            run = self._kernels.prepare_backward(
+                self._problem,
+                [*self._operands, out_operand[1:], dout_operand[1:], of_dq, of_dk, of_dk],
+                self._scale,
+            )
+            if len(self._backward_passes) >= MOST_STRIDES:
+                self._backward_passes.clear()
+            self._backward_passes[strides] = run
+        return dout, out, run

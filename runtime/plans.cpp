@@ -1,0 +1,111 @@
+//===- plans.cpp - Precision plans side by side on the GPU at hand ---------===//
+#include "runtime/plans.h"
+
+#include "runtime/on_gpu.h"
+
+#include <algorithm>
+
+namespace sagebwd {
+namespace {
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+/// One precision's operation and memory, and its timings.
+struct Contender {
+  Contender(const AttentionSpec& spec, int device, const reference::Inputs& in)
+      : attention(spec, device),
+        operands(attention, in,
+                 {.layout = {}, .workspace_start = std::nullopt, .start = std::nullopt}) {}
+
+  void run() {
+    const driver::Event events[] = {driver::create_event(), driver::create_event(),
+                                    driver::create_event()};
+    driver::record(events[0], nullptr);
+    attention.forward(operands.forward);
+    driver::record(events[1], nullptr);
+    attention.backward(operands.backward);
+    driver::record(events[2], nullptr);
+    forward_ms.push_back(driver::elapsed_ms(events[0], events[1]));
+    backward_ms.push_back(driver::elapsed_ms(events[1], events[2]));
+    for (driver::Event event : events)
+      driver::destroy_event(event);
+  }
+
+  Attention attention;
+  Operands operands;
+  std::vector<double> forward_ms, backward_ms;
+};
+
+} // namespace
+
+Problem problem_of_errors(const Problem& p) {
+  return {.batch = 1,
+          .heads = 1,
+          .heads_kv = 1,
+          .seq_q = std::min(p.seq_q, kErrorTokens),
+          .seq_kv = std::min(p.seq_kv, kErrorTokens)};
+}
+
+std::vector<PlanFigures> compare_plans(const PlanRequest& request) {
+  constexpr int kWarmUps = 2;
+  const auto& precisions = Words<Precision>::all;
+  const int plans = static_cast<int>(std::size(precisions)), total = 2 + 3 * plans;
+  int done = 0;
+  const auto step = [&](const std::string& what) {
+    if (request.progress)
+      request.progress(what, done++, total);
+  };
+  AttentionSpec spec = resolved(request.spec);
+  check(resolved(spec), request.problem);
+  driver::DeviceScope scope(request.device);
+
+  std::vector<PlanFigures> figures;
+  step("FP64 reference");
+  const reference::Inputs small = reference::random_inputs(
+      problem_of_errors(request.problem), spec.head_dim, spec.dtype, 1, request.seed);
+  const reference::Outputs<double> exact = reference::exact(small, spec.causal);
+  for (const auto& [precision, word] : precisions) {
+    step("errors of " + std::string(word));
+    spec.precision = precision;
+    Attention attention(spec, request.device);
+    const reference::Outputs<float> run = run_on_gpu(attention, request.device, small);
+    figures.push_back({.precision = precision,
+                       .int8_products = which_int8(precision).count(),
+                       .forward_ms = 0,
+                       .backward_ms = 0,
+                       .o = reference::compare(run.o, exact.o),
+                       .dq = reference::compare(run.dq, exact.dq),
+                       .dk = reference::compare(run.dk, exact.dk),
+                       .dv = reference::compare(run.dv, exact.dv)});
+  }
+
+  step("inputs");
+  const reference::Inputs inputs =
+      reference::random_inputs(request.problem, spec.head_dim, spec.dtype, 1, request.seed);
+  std::vector<std::unique_ptr<Contender>> contenders;
+  for (const auto& [precision, word] : precisions) {
+    step("warming up " + std::string(word));
+    spec.precision = precision;
+    contenders.push_back(std::make_unique<Contender>(spec, request.device, inputs));
+    for (int i = 0; i < kWarmUps; ++i)
+      contenders.back()->run();
+    contenders.back()->forward_ms.clear();
+    contenders.back()->backward_ms.clear();
+  }
+  for (int round = 0; round < request.rounds; ++round) {
+    if (round * plans % request.rounds < plans)
+      step("timing");
+    for (const auto& contender : contenders)
+      contender->run();
+  }
+  for (size_t i = 0; i < figures.size(); ++i) {
+    figures[i].forward_ms = median(contenders[i]->forward_ms);
+    figures[i].backward_ms = median(contenders[i]->backward_ms);
+  }
+  return figures;
+}
+
+} // namespace sagebwd

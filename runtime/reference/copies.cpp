@@ -1,0 +1,189 @@
+//===- copies.cpp - The INT8 copies that pre-passes write ------------------===//
+#include "runtime/reference/copies.h"
+#include "runtime/reference/quantizer.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+namespace sagebwd::reference {
+namespace {
+
+constexpr float kSmallestOfChannel = 0x1p-60f;
+constexpr int kMostExponent = 100;
+
+/// All of these tokens with one scale.
+void quantize_together(Copy& copy, const float* x, const std::vector<int64_t>& tokens) {
+  const int64_t d = copy.channels, count = static_cast<int64_t>(tokens.size());
+  std::vector<float> gathered(count * d);
+  for (int64_t i = 0; i < count; ++i)
+    std::copy_n(x + tokens[i] * d, d, gathered.begin() + i * d);
+  const Quantized part = quantize(gathered.data(), count, d, d, Sharing::whole, kSignedLevels);
+  for (int64_t i = 0; i < count; ++i) {
+    std::copy_n(part.levels.begin() + i * d, d, copy.levels.begin() + tokens[i] * d);
+    copy.token_scale[tokens[i]] = part.row_scale[i];
+  }
+}
+
+Copy empty_copy(int64_t tokens, int64_t channels) {
+  Copy copy;
+  copy.levels.resize(tokens * channels);
+  copy.token_scale.resize(tokens);
+  copy.channels = channels;
+  return copy;
+}
+
+} // namespace
+
+Copy copy_by_tokens(const float* x, int64_t tokens, int64_t channels, int64_t sharing) {
+  Copy copy = empty_copy(tokens, channels);
+  for (int64_t first = 0; first < tokens; first += sharing) {
+    std::vector<int64_t> together;
+    for (int64_t token = first; token < std::min(first + sharing, tokens); ++token)
+      together.push_back(token);
+    quantize_together(copy, x, together);
+  }
+  return copy;
+}
+
+Copy copy_by_key_octets(const float* x, int64_t keys, int64_t channels) {
+  Copy copy = empty_copy(keys, channels);
+  for (int64_t first = 0; first < keys; first += 32) {
+    std::array<std::vector<int64_t>, 4> of_lane;
+    for (int64_t key = first; key < std::min(first + 32, keys); ++key)
+      of_lane[key / 2 % 4].push_back(key);
+    for (const std::vector<int64_t>& together : of_lane)
+      quantize_together(copy, x, together);
+  }
+  return copy;
+}
+
+Copy copy_by_channels(const float* x, int64_t tokens, int64_t channels, int64_t unit,
+                      bool one_scale) {
+  Copy copy;
+  copy.channels = channels;
+  copy.unit = unit;
+  for (int64_t first = 0; first < tokens; first += unit) {
+    const Quantized part = quantize(x + first * channels, std::min(unit, tokens - first), channels,
+                                    channels, one_scale ? Sharing::whole : Sharing::column,
+                                    kSignedLevels, one_scale ? kSmallest : kSmallestOfChannel);
+    copy.levels.insert(copy.levels.end(), part.levels.begin(), part.levels.end());
+    std::vector<float> scales = part.column_scale;
+    if (one_scale)
+      std::fill(scales.begin(), scales.end(), part.row_scale[0]);
+    copy.unit_scale.insert(copy.unit_scale.end(), scales.begin(), scales.end());
+  }
+  return copy;
+}
+
+std::vector<int> row_exponents(const float* x, int64_t rows, int64_t channels, int64_t unit) {
+  // Bits of a positive float are its logarithm, linear between powers of two; 13 bits of fraction
+  // leave room for a sum over 512 rows in 32 bits.
+  constexpr int kFraction = 13, kOctave = 1 << kFraction;
+  std::vector<int> exponents(rows, 0);
+  for (int64_t first = 0; first < rows; first += unit) {
+    const int64_t end = std::min(first + unit, rows);
+    std::vector<int> logarithms(end - first, 0);
+    int sum = 0, count = 0;
+    for (int64_t i = first; i < end; ++i) {
+      int32_t largest = 0; // magnitudes compare as integers, and no NaN hides
+      for (int64_t c = 0; c < channels; ++c)
+        largest = std::max(largest, std::bit_cast<int32_t>(x[i * channels + c]) & 0x7fffffff);
+      const auto magnitude = std::bit_cast<float>(largest);
+      if (!std::isfinite(magnitude) || magnitude < kSmallest)
+        continue;
+      logarithms[i - first] = largest >> (23 - kFraction);
+      sum += logarithms[i - first];
+      ++count;
+    }
+    const int mean = count ? sum / count : 0;
+    for (int64_t i = first; i < end; ++i)
+      if (const int logarithm = logarithms[i - first]; logarithm != 0)
+        exponents[i] =
+            std::clamp(((logarithm - mean + kOctave / 2) >> kFraction) + (mean >> kFraction) - 127,
+                       -kMostExponent, kMostExponent);
+  }
+  return exponents;
+}
+
+HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const ProductPlan& plan)
+    : spec_(spec), one_scale_(grouping_of(spec.granularity).one_scale) {
+  const int64_t n = head.keys, d = head.channels;
+  smooth_keys(head);
+  const std::vector<float> k = without_sinks(smoothed_k.data(), n);
+  const std::vector<float> v = without_sinks(head.v, n);
+  const auto over_keys = [&](const std::vector<float>& x) {
+    return copy_by_channels(x.data(), n, d, channel_tokens_kv(spec), one_scale_);
+  };
+  if (plan.s) {
+    const std::vector<float> x = rotated(k.data(), n);
+    k_scores = one_scale_ ? copy_by_tokens(x.data(), n, d, spec.group_kv)
+                          : copy_by_key_octets(x.data(), n, d);
+  }
+  if (plan.pv)
+    v_transposed = over_keys(v);
+  if (!head.dout)
+    return;
+  if (plan.dp)
+    v_rows = copy_by_tokens(head.v, n, d, one_scale_ ? spec.group_kv : 1);
+  if (plan.dq)
+    k_transposed = over_keys(k);
+  else
+    for (float x : smoothed_k)
+      k_rows.push_back(round_to(spec.dtype, x));
+  if (plan.dk)
+    q_transposed = copy_by_channels(head.q, head.queries, d, channel_tokens_q(spec), one_scale_);
+  scale_douts(head, plan.dv);
+}
+
+Copy HeadCopies::queries_for_scores(const float* q, int64_t rows) const {
+  return copy_by_tokens(rotated(q, rows).data(), rows, spec_.head_dim,
+                        one_scale_ ? spec_.group_q : 1);
+}
+
+void HeadCopies::smooth_keys(const Head& head) {
+  const int64_t n = head.keys, d = head.channels;
+  smoothed_k.assign(head.k, head.k + n * d);
+  if (!spec_.smooth_k)
+    return;
+  std::vector<double> sums(d, 0);
+  for (int64_t i = 0; i < n * d; ++i)
+    sums[i % d] += head.k[i];
+  for (double sum : sums)
+    mean.push_back(static_cast<float>(sum / static_cast<double>(n)));
+  for (int64_t i = 0; i < n * d; ++i)
+    smoothed_k[i] -= mean[i % d];
+}
+
+/// Rows are brought to one magnitude where dV has a scale for many of them.
+void HeadCopies::scale_douts(const Head& head, bool int8_dv) {
+  const int64_t m = head.queries, d = head.channels;
+  exponents.assign(m, 0);
+  douts.assign(head.dout, head.dout + m * d);
+  if (!int8_dv)
+    return;
+  if (!one_scale_)
+    exponents = row_exponents(head.dout, m, d, channel_tokens_q(spec_));
+  for (int64_t i = 0; i < m * d; ++i)
+    douts[i] = std::ldexp(douts[i], -exponents[i / d]);
+  dout_transposed = copy_by_channels(douts.data(), m, d, channel_tokens_q(spec_), one_scale_);
+  for (float& x : douts)
+    x = round_to(spec_.dtype, x);
+}
+
+std::vector<float> HeadCopies::without_sinks(const float* keys, int64_t count) const {
+  std::vector<float> x(keys, keys + count * spec_.head_dim);
+  std::fill_n(x.begin(), spec_.sink_keys * spec_.head_dim, 0.0f);
+  return x;
+}
+
+std::vector<float> HeadCopies::rotated(const float* x, int64_t tokens) const {
+  std::vector<float> result(x, x + tokens * spec_.head_dim);
+  if (spec_.rotate)
+    for (int64_t i = 0; i < tokens; ++i)
+      rotate(result.data() + i * spec_.head_dim, spec_.head_dim);
+  return result;
+}
+
+} // namespace sagebwd::reference

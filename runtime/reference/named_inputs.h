@@ -1,0 +1,69 @@
+//===- named_inputs.h - Random inputs of named distributions --------------===//
+//
+// What quantisation costs depends on what is quantised. Beside Gaussian inputs these imitate what
+// trained models are known to hold: channels and tokens far larger than the others, a first key
+// that takes half of the mass, attention to near tokens, normalised queries and keys, gradients
+// whose size varies over the rows. A name decides the distribution; sizes and mask are given apart.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "runtime/reference/reference.h"
+
+#include <string_view>
+
+namespace sagebwd::reference {
+
+enum class Distribution {
+  gaussian,
+  outlier_channels,
+  heavy_channels,
+  sink,
+  sink_last,
+  large_first_key,
+  local,
+  qk_norm,
+  qk_norm_unit,
+  massive_tokens,
+};
+
+/// What a front end says of a distribution.
+struct DistributionFacts {
+  std::string_view text; ///< one line: what it is, and what it imitates
+  int least_channels;    ///< that have to be there
+  Causal mask;           ///< under which the project's error tables have it
+};
+const DistributionFacts& facts_of(Distribution);
+
+/// A distribution and its parameters, which `gaussian` alone has.
+struct InputKind {
+  Distribution distribution = Distribution::gaussian;
+  double sigma = 1;      ///< standard deviation of q and k
+  double key_offset = 0; ///< added to every key, with alternating sign over the channels
+};
+
+/// Rounded to `dtype`; the same arguments give the same numbers on every machine (Philox and
+/// Box-Muller in double). Raises SpecError for a parameter that the distribution does not have and
+/// for too few channels.
+Inputs named_inputs(const InputKind&, const Problem&, int head_dim, DType, uint64_t seed);
+
+} // namespace sagebwd::reference
+
+namespace sagebwd {
+
+template <> struct Words<reference::Distribution> {
+  static constexpr std::string_view what = "inputs";
+  static constexpr std::pair<reference::Distribution, std::string_view> all[] = {
+      {reference::Distribution::gaussian, "gaussian"},
+      {reference::Distribution::outlier_channels, "outlier-channels"},
+      {reference::Distribution::heavy_channels, "heavy-channels"},
+      {reference::Distribution::sink, "sink"},
+      {reference::Distribution::sink_last, "sink-last"},
+      {reference::Distribution::large_first_key, "large-first-key"},
+      {reference::Distribution::local, "local"},
+      {reference::Distribution::qk_norm, "qk-norm"},
+      {reference::Distribution::qk_norm_unit, "qk-norm-unit"},
+      {reference::Distribution::massive_tokens, "massive-tokens"}};
+};
+
+} // namespace sagebwd

@@ -1,0 +1,162 @@
+//===- tile/unit.cuh - What the threads of a quantising block share ---------===//
+//
+// The tokens of one unit of one head: shared memory, and what the block finds out together.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "configuration.cuh"
+#include "tile/key_mean.cuh"
+#include "tile/place.cuh"
+#include "tile/rotation.cuh"
+#include "tile/transposed_copy.cuh"
+
+struct Shared {
+  float mean[HEAD_DIM];
+  float first_key[HEAD_DIM]; ///< as the scores have it
+  float first_value[HEAD_DIM];
+  float inverse[HEAD_DIM], inverse_dout[HEAD_DIM];   ///< of channels of the copies over tokens
+  float of_warp[WARPS * HEAD_DIM];                   ///< what warps hand each other
+  float rows[QUERY_TOKENS * ROW_VECTORS];            ///< as q_rows has them
+  float first_p[QUERY_TOKENS], factor[QUERY_TOKENS]; ///< P of key 0, and 2^-e, by slot
+};
+__shared__ Shared shared;
+
+__device__ __forceinline__ float& row_value(int vector, int slot) {
+  return shared.rows[(slot / TOKENS_PER_TILE * ROW_VECTORS + vector) * TOKENS_PER_TILE +
+                     slot % TOKENS_PER_TILE];
+}
+__device__ __forceinline__ float4 four_of(const float* floats) {
+  return *reinterpret_cast<const float4*>(floats);
+}
+
+/// Tokens of a unit, of those that a head has and of those that its copies have.
+struct Unit {
+  int first, valid, written;
+};
+template <int TOKENS> __device__ __forceinline__ Unit unit_of(int unit, int tokens, int padded) {
+  const int first = unit * TOKENS;
+  return {first, minimum(TOKENS, tokens - first), minimum(TOKENS, padded - first)};
+}
+
+//===--- What a whole block finds out --------------------------------------===//
+
+/// The largest over the block; every thread gets it.
+__device__ __forceinline__ float block_max(float x) {
+  x = warp_max_nan(x);
+  __syncthreads();
+  if (lane_id() == 0)
+    shared.of_warp[warp_id()] = x;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < WARPS; ++warp)
+    x = max_nan(x, shared.of_warp[warp]);
+  __syncthreads();
+  return x;
+}
+
+/// From the maxima of the channels over each thread's tokens: the unit's scales, and in shared
+/// memory what its values are multiplied by.
+__device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], float* scales,
+                                                    s64 unit, float* inverses) {
+  if constexpr (BLOCK_SCALES) {
+    const float all = block_max(largest_magnitude(largest));
+#pragma unroll
+    for (int i = 0; i < SHARE; ++i)
+      largest[i] = all;
+  }
+  combine_lanes<SHARE>(largest, Larger());
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < SHARE / 8; ++i)
+    shared.of_warp[warp_id() * HEAD_DIM + channel_of(first_combined<SHARE>() + i)] = largest[i];
+  __syncthreads();
+  if (threadIdx.x < HEAD_DIM) {
+    float maximum = 0;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp)
+      maximum = max_nan(maximum, shared.of_warp[warp * HEAD_DIM + threadIdx.x]);
+    const ChannelScale scale = channel_scale(maximum);
+    float* vectors = scales + unit * (CHANNEL_VECTORS * HEAD_DIM) + sigma_slot(threadIdx.x);
+    vectors[CHANNEL_SCALE * HEAD_DIM] = scale.value;
+    vectors[CHANNEL_INVERSE * HEAD_DIM] = scale.inverse;
+    inverses[threadIdx.x] = scale.levels;
+  }
+  __syncthreads();
+}
+
+/// Adds up what each thread summed over its quads, 8 channels; `sums` gets HEAD_DIM values.
+__device__ __forceinline__ void add_up_channels(float (&x)[8], float* sums) {
+  combine_lanes<8>(x, Sum());
+  __syncthreads();
+  shared.of_warp[warp_id() / WARPS_ACROSS * HEAD_DIM + QuadPlace().channel + first_combined<8>()] =
+      x[0];
+  __syncthreads();
+  if (threadIdx.x < HEAD_DIM) {
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS_ALONG; ++i)
+      total += shared.of_warp[i * HEAD_DIM + threadIdx.x];
+    sums[threadIdx.x] = total;
+  }
+}
+
+/// The mean of a head's keys into shared memory, from the sums of chunks of them.
+__device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) {
+  constexpr int PARTS = THREADS / HEAD_DIM;
+  const int channel = threadIdx.x % HEAD_DIM, chunks = mean_chunks(at.seq_kv());
+  const float* partial = p.k_partial + at.flat_kv_head * chunks * HEAD_DIM + channel;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < MOST_MEAN_CHUNKS; i += PARTS) {
+    const int chunk = i + threadIdx.x / HEAD_DIM;
+    sum += chunk < chunks ? partial[chunk * HEAD_DIM] : 0;
+  }
+  shared.of_warp[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x < HEAD_DIM) {
+    float total = 0;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+      total += shared.of_warp[part * HEAD_DIM + channel];
+    shared.mean[channel] = __fdiv_rn(total, static_cast<float>(at.seq_kv()));
+  }
+}
+
+//===--- Rows for S --------------------------------------------------------===//
+
+/// A token as S has it.
+__device__ __forceinline__ void rotate(float (&x)[SHARE]) {
+  if constexpr (ROTATE)
+    hadamard(x);
+}
+
+/// Writes a token's bytes and gives back the scale that stands for them: of zeros a positive one,
+/// so that a masked score of -inf stays -inf.
+__device__ __forceinline__ float write_row(s8* row, const float (&x)[SHARE], float largest) {
+  const Scale scale = exact_scale(largest);
+  const float n = scale.inverse;
+#pragma unroll
+  for (int i = 0; i < SHARE; i += 8) {
+    uint2 bytes;
+    bytes.x = pack_s8(x[i] * n, x[i + 1] * n, x[i + 2] * n, x[i + 3] * n);
+    bytes.y = pack_s8(x[i + 4] * n, x[i + 5] * n, x[i + 6] * n, x[i + 7] * n);
+    *reinterpret_cast<uint2*>(row + channel_of(i)) = bytes;
+  }
+  return scale.value == 0 ? 1.0f : scale.value;
+}
+
+/// Writes a token in 16 bits.
+__device__ __forceinline__ void write_elements(Element* row, const float (&x)[SHARE]) {
+#pragma unroll
+  for (int i = 0; i < SHARE; i += 8)
+    *reinterpret_cast<uint4*>(row + channel_of(i)) =
+        make_uint4(pack<Element>(x[i], x[i + 1]), pack<Element>(x[i + 2], x[i + 3]),
+                   pack<Element>(x[i + 4], x[i + 5]), pack<Element>(x[i + 6], x[i + 7]));
+}
+
+__device__ __forceinline__ void keep_maxima(float (&largest)[SHARE], const float (&x)[SHARE]) {
+#pragma unroll
+  for (int i = 0; i < SHARE; ++i)
+    largest[i] = max_magnitude(largest[i], x[i]);
+}

@@ -1,0 +1,359 @@
+//===- copies.h - What the pre-passes should have written ------------------===//
+//
+// Computed anew from the tensors, value by value, in the words of templates/base.cuh. Integers,
+// scales and 16-bit copies are compared bit for bit; what holds an FP32 sum, within a few roundings
+// of its terms.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "generator/plan.h"
+#include "runtime/reference/quantizer.h"
+#include "runtime/reference/reference.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace sagebwd::test {
+
+/// A call's tensors, and its workspace behind the pre-passes.
+struct PrePassRun {
+  Pass pass;
+  ResolvedSpec spec;
+  reference::Inputs in; ///< softmax_scale set; dlse may be empty
+  std::vector<float> out, lse;
+  std::vector<std::byte> workspace;
+};
+
+class CopiesCheck {
+public:
+  explicit CopiesCheck(const PrePassRun& run)
+      : run_(run), s_(run.spec), p_(run.in.problem), d_(s_.head_dim),
+        int8_(which_int8(s_.precision)), block_(grouping_of(s_.granularity).one_scale),
+        backward_(run.pass == Pass::backward) {
+    place_workspace(run.pass, run.spec, p_, 0, places_);
+  }
+
+  void expect_all() {
+    for (int64_t head = 0; head < p_.batch * p_.heads_kv; ++head)
+      check_keys(head);
+    for (int64_t head = 0; head < p_.batch * p_.heads; ++head)
+      check_queries(head);
+  }
+
+private:
+  using Matrix = std::vector<float>; ///< padded tokens x channels
+
+  template <typename T> const T* at(Operand operand, int64_t index) const {
+    return reinterpret_cast<const T*>(run_.workspace.data() + get(places_, operand)) + index;
+  }
+  static void near(double got, double expected, double tolerance, const char* what, int64_t i) {
+    if (std::isinf(expected) || std::isinf(got))
+      ASSERT_EQ(got, expected) << what << " of " << i;
+    else
+      ASSERT_NEAR(got, expected, tolerance) << what << " of " << i;
+  }
+  static bool same(float a, float b) {
+    return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+  }
+  static int8_t level(float x, float inverse) {
+    return static_cast<int8_t>(inverse == 0 ? 0 : std::nearbyint(x * inverse));
+  }
+  /// Slots 4t .. 4t + 3 of 16 hold tokens 2t, 2t + 1, 2t + 8, 2t + 9.
+  static int64_t slot(int64_t token) {
+    for (int64_t t = 0; t < 4; ++t)
+      for (int64_t i = 0; i < 4; ++i)
+        if (token % 16 == 2 * t + i % 2 + i / 2 * 8)
+          return token / 16 * 16 + 4 * t + i;
+    return -1;
+  }
+
+  Matrix tokens_of(const std::vector<float>& tensor, int64_t head, int64_t tokens) const {
+    Matrix x(padded(tokens) * d_, 0.0f);
+    std::copy_n(tensor.begin() + head * tokens * d_, tokens * d_, x.begin());
+    return x;
+  }
+  float largest(const Matrix& x, const auto& has) const {
+    float largest = 0;
+    for (size_t i = 0; i < x.size(); ++i)
+      if (has(static_cast<int64_t>(i) / d_, static_cast<int64_t>(i) % d_))
+        largest = std::max(largest, std::fabs(x[i]));
+    return largest;
+  }
+
+  /// Rows for S, where group(token) says whose scale a token has: one scale a group.
+  std::vector<float> check_rows(Matrix x, Operand copy, int64_t head, const auto& group) const {
+    const int64_t tokens = static_cast<int64_t>(x.size()) / d_;
+    if (s_.rotate)
+      for (int64_t i = 0; i < tokens; ++i)
+        reference::rotate(&x[i * d_], static_cast<int>(d_));
+    std::vector<float> maxima(tokens, 0.0f), scales(tokens);
+    for (int64_t i = 0; i < tokens * d_; ++i)
+      maxima[group(i / d_)] = std::max(maxima[group(i / d_)], std::fabs(x[i]));
+    const int8_t* got = at<int8_t>(copy, head * tokens * d_);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < tokens * d_; ++i) {
+      const auto scale = reference::scale_of(maxima[group(i / d_)], reference::kSignedLevels);
+      scales[i / d_] = scale.value == 0 ? 1 : scale.value;
+      wrong += got[i] != level(x[i], scale.inverse);
+    }
+    EXPECT_EQ(wrong, 0) << name_of(copy) << " of head " << head;
+    return scales;
+  }
+
+  void check_transposed(const Matrix& x, Operand copy, Operand scales, int64_t head,
+                        int64_t unit) const {
+    const int64_t tokens = static_cast<int64_t>(x.size()) / d_, units = ceil_div(tokens, unit);
+    const int8_t* bytes = at<int8_t>(copy, head * tokens * d_);
+    const float* vectors = at<float>(scales, head * units * kChannelVectors * d_);
+    int64_t wrong = 0, wrong_scales = 0;
+    for (int64_t u = 0; u < units; ++u)
+      for (int64_t c = 0; c < d_; ++c) {
+        float maximum = 0;
+        for (int64_t i = u * unit; i < std::min(tokens, (u + 1) * unit); ++i)
+          for (int64_t other = block_ ? 0 : c; other < (block_ ? d_ : c + 1); ++other)
+            maximum = std::max(maximum, std::fabs(x[i * d_ + other]));
+        const bool zeros = maximum < 0x1p-60f;
+        const auto scale = reference::scale_of(maximum, reference::kSignedLevels);
+        const float* own = vectors + u * kChannelVectors * d_ + slot(c);
+        wrong_scales += !same(own[0], zeros ? 1 : scale.value);
+        wrong_scales += !same(own[d_], zeros ? 1 : scale.inverse);
+        for (int64_t i = u * unit; i < std::min(tokens, (u + 1) * unit); ++i)
+          wrong += bytes[i / 64 * 64 * d_ + c * 64 + slot(i % 64)] !=
+                   level(x[i * d_ + c], zeros ? 0 : scale.inverse);
+      }
+    EXPECT_EQ(wrong, 0) << name_of(copy) << " of head " << head;
+    EXPECT_EQ(wrong_scales, 0) << name_of(scales) << " of head " << head;
+  }
+
+  bool has_mean() const { return s_.smooth_k && (backward_ || int8_.s); }
+  /// The kernels' own, once it is found right: what is smoothed depends on its last bit.
+  float mean(int64_t head, int64_t c) const {
+    return has_mean() ? *at<float>(Operand::k_mean, head * d_ + c) : 0;
+  }
+
+  void check_keys(int64_t head) const {
+    const int64_t n = p_.seq_kv;
+    Matrix k = tokens_of(run_.in.k, head, n), v = tokens_of(run_.in.v, head, n);
+    if (has_mean())
+      for (int64_t c = 0; c < d_; ++c) {
+        double sum = 0, size = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          sum += k[i * d_ + c];
+          size += std::fabs(k[i * d_ + c]);
+        }
+        near(mean(head, c), sum / n, 1e-6 * size / n + 1e-30, "mean", c);
+        for (int64_t i = 0; i < n; ++i)
+          k[i * d_ + c] -= mean(head, c);
+      }
+    if (s_.sink_keys) {
+      std::fill_n(k.begin(), d_, 0.0f);
+      std::fill_n(v.begin(), d_, 0.0f);
+    }
+    if (int8_.s) {
+      const auto scales = check_rows(k, Operand::k8, head, [&](int64_t key) {
+        return block_ ? key / s_.group_kv : key / 32 * 4 + key / 2 % 4;
+      });
+      const float* got = at<float>(Operand::k8_scale, head * padded(n) / kKeysAScale);
+      for (int64_t key = 0; key < padded(n); ++key)
+        ASSERT_TRUE(same(got[key / 128 * 16 + key / 2 % 4 * 4 + key / 32 % 4], scales[key]))
+            << "scale of key " << key;
+    }
+    const int64_t unit = channel_tokens_kv(s_);
+    if (!backward_)
+      check_transposed(v, Operand::vt8, Operand::vt8_scale, head, unit);
+    else if (int8_.dq)
+      check_transposed(k, Operand::kt8, Operand::kt8_scale, head, unit);
+  }
+
+  /// Of rows of dO: the power of two that a row is divided by. A row's logarithm is that of its
+  /// largest magnitude, linear between powers of two, in units of 2^-13, rounded down.
+  std::vector<int> exponents_of(const Matrix& dout, int64_t tokens) const {
+    std::vector<int> exponents(tokens, 0);
+    if (!backward_ || !scales_dout(s_))
+      return exponents;
+    const auto logarithm = [&](int64_t i) -> int64_t {
+      double largest = 0;
+      for (int64_t c = 0; c < d_; ++c) {
+        const double size = std::fabs(dout[i * d_ + c]);
+        if (!std::isfinite(size))
+          return 0;
+        largest = std::max(largest, size);
+      }
+      if (largest < 0x1p-119)
+        return 0;
+      int power;
+      const double fraction = 2 * std::frexp(largest, &power); // largest = fraction 2^(power - 1)
+      return static_cast<int64_t>(std::floor((power - 1 + 127 + fraction - 1) * 8192));
+    };
+    const int64_t unit = channel_tokens_q(s_);
+    for (int64_t first = 0; first < tokens; first += unit) {
+      const int64_t end = std::min(first + unit, tokens);
+      int64_t sum = 0, count = 0;
+      for (int64_t i = first; i < end; ++i) {
+        sum += logarithm(i);
+        count += logarithm(i) != 0;
+      }
+      const int64_t mean = count ? sum / count : 0;
+      for (int64_t i = first; i < end; ++i)
+        if (const int64_t own = logarithm(i)) {
+          const double steps = std::floor((static_cast<double>(own - mean) + 4096) / 8192);
+          exponents[i] = std::clamp(static_cast<int>(steps + mean / 8192 - 127), -100, 100);
+        }
+    }
+    return exponents;
+  }
+
+  void check_queries(int64_t head) const {
+    const int64_t m = p_.seq_q, tokens = padded(m), unit = channel_tokens_q(s_);
+    const int64_t key_head = head / (p_.heads / p_.heads_kv); // of all batches' alike
+    const Matrix q = tokens_of(run_.in.q, head, m);
+    std::vector<float> scales(tokens, 1.0f);
+    if (int8_.s)
+      scales =
+          check_rows(q, Operand::q8, head, [&](int64_t i) { return block_ ? i / s_.group_q : i; });
+    const bool shifted = s_.smooth_k && int8_.s;
+    std::vector<double> shift_of(d_), first_key(d_), first_value(d_);
+    for (int64_t c = 0; c < d_; ++c) {
+      shift_of[c] = shifted ? mean(key_head, c) : 0;
+      first_key[c] = run_.in.k[key_head * p_.seq_kv * d_ + c] - shift_of[c];
+      first_value[c] = run_.in.v[key_head * p_.seq_kv * d_ + c];
+    }
+    Matrix dout, out;
+    if (backward_) {
+      dout = tokens_of(run_.in.dout, head, m);
+      out = tokens_of(run_.out, head, m);
+    }
+    const float tau = run_.in.softmax_scale, log2_tau = tau * 1.44269504f;
+    std::vector<double> dk(ceil_div(tokens, kQuantizedTokens) * d_), dv(dk), dk_size(dk),
+        dv_size(dk);
+    const std::vector<int> exponents = exponents_of(dout, tokens);
+    for (int64_t i = 0; i < tokens; ++i) {
+      const auto row = [&](int vector) {
+        return *at<float>(Operand::q_rows,
+                          ((head * tokens + i) / 64 * kRowVectors + vector) * 64 + slot(i % 64));
+      };
+      ASSERT_TRUE(same(row(0), scales[i] * log2_tau)) << "scale of query " << i;
+      const auto dot = [&](const Matrix& x, const auto& y, double& size) {
+        double sum = 0;
+        for (int64_t c = 0; c < d_; ++c) {
+          sum += static_cast<double>(x[i * d_ + c]) * y[c];
+          size += std::fabs(static_cast<double>(x[i * d_ + c]) * y[c]);
+        }
+        return sum;
+      };
+      constexpr double kSum = 1e-6; // of a sum's terms
+      double shift_size = 0, score_size = 0;
+      const double shift = dot(q, shift_of, shift_size) * tau;
+      const double score = dot(q, first_key, score_size) * log2_tau;
+      const double shift_error = kSum * shift_size * tau + 1e-6 * std::fabs(shift);
+      const double score_error = kSum * score_size * log2_tau;
+      if (!backward_) {
+        near(row(1), shift, shift_error, "shift", i);
+        if (s_.sink_keys)
+          near(row(3), score, score_error, "score of key 0", i);
+        continue;
+      }
+      const float lse = i < m ? run_.lse[head * m + i] : -std::numeric_limits<float>::infinity();
+      const double log2_lse = std::isinf(lse) ? INFINITY : (lse - shift) * 1.4426950408889634;
+      const int exponent = exponents[i];
+      const double lse_error =
+          2 * (shift_error + 1e-6 * (std::fabs(shift) + (std::isinf(lse) ? 0 : std::fabs(lse))));
+      near(row(1), log2_lse - exponent, lse_error + 1e-6 * std::abs(exponent), "lse", i);
+
+      double delta_size = 0, value_size = 0;
+      const double product = dot(dout, std::span(out).subspan(i * d_, d_), delta_size);
+      const double dlse = i < m && !run_.in.dlse.empty() ? run_.in.dlse[head * m + i] : 0;
+      const double minus_delta = dlse - product;
+      const double delta_error = kSum * (delta_size + std::fabs(dlse));
+      near(row(2), std::ldexp(minus_delta, -exponent), std::ldexp(delta_error, -exponent), "delta",
+           i);
+      if (s_.sink_keys) {
+        const double probability = std::exp2(score - log2_lse);
+        const double ds = probability * (dot(dout, first_value, value_size) + minus_delta);
+        const double relative = score_error + lse_error + 1e-5;
+        near(row(3), ds,
+             relative * std::fabs(ds) + probability * (delta_error + kSum * value_size) + 1e-30,
+             "dS of key 0", i);
+        for (int64_t c = 0; c < d_; ++c) {
+          const int64_t sum = i / kQuantizedTokens * d_ + c;
+          const double of_k = static_cast<double>(row(3)) * q[i * d_ + c];
+          const double of_v = probability * dout[i * d_ + c];
+          dk[sum] += of_k;
+          dv[sum] += of_v;
+          dk_size[sum] += std::fabs(of_k) * 2e-6;
+          dv_size[sum] += std::fabs(of_v) * (2e-6 + relative);
+        }
+      }
+      for (int64_t c = 0; c < d_; ++c)
+        dout[i * d_ + c] = std::ldexp(dout[i * d_ + c], -exponent);
+    }
+    if (!backward_)
+      return;
+    if (s_.sink_keys)
+      for (size_t i = 0; i < dk.size(); ++i) {
+        const int64_t part = static_cast<int64_t>(i) / d_, c = static_cast<int64_t>(i) % d_;
+        const float* sums =
+            at<float>(Operand::sink_partial,
+                      (head * static_cast<int64_t>(dk.size()) / d_ + part) * 2 * d_ + c);
+        near(sums[0], dk[i], dk_size[i] + 1e-30, "sum of dK of key 0", c);
+        near(sums[d_], dv[i], dv_size[i] + 1e-30, "sum of dV of key 0", c);
+      }
+    if (scales_dout(s_)) {
+      const uint16_t* got = at<uint16_t>(Operand::dout_rows, head * tokens * d_);
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < tokens * d_; ++i)
+        wrong += got[i] != reference::encode(s_.dtype, dout[i]);
+      EXPECT_EQ(wrong, 0) << "dout_rows of head " << head;
+    }
+    if (int8_.dk)
+      check_transposed(q, Operand::qt8, Operand::qt8_scale, head, unit);
+    if (int8_.dv)
+      check_transposed(dout, Operand::dot8, Operand::dot8_scale, head, unit);
+  }
+
+  const PrePassRun& run_;
+  const AttentionSpec& s_;
+  Problem p_;
+  int64_t d_;
+  Int8Products int8_;
+  bool block_, backward_;
+  OperandValues places_{};
+};
+
+/// Inputs whose rows and channels differ in size, some of them zeros, with an out and an lse that
+/// go with nothing.
+inline PrePassRun pre_pass_run(Pass pass, const AttentionSpec& spec, const Problem& p) {
+  PrePassRun run{pass, resolved(spec), {}, {}, {}, {}};
+  reference::Inputs& in = run.in;
+  const DType dtype = spec.dtype;
+  in = reference::random_inputs(p, spec.head_dim, dtype, 1, 11);
+  in.softmax_scale = 1 / std::sqrt(static_cast<float>(spec.head_dim));
+  const int64_t d = spec.head_dim;
+  run.out = reference::random_inputs(p, spec.head_dim, dtype, 0.5, 12).q;
+  for (std::vector<float>* tensor : {&in.q, &in.k, &in.v, &in.dout})
+    for (size_t i = 0; i < tensor->size(); ++i) {
+      const int64_t token = static_cast<int64_t>(i) / d, channel = static_cast<int64_t>(i) % d;
+      float& x = (*tensor)[i];
+      if (tensor == &in.dout)
+        x = std::ldexp(x, static_cast<int>(token * 7 % 13) - 8);
+      if (channel % 16 == 3)
+        x = x * 4 + (tensor == &in.k ? 2 : 0);
+      if (token % 67 == 5 || channel == 17 || token / 512 == 1 && channel == 20)
+        x = 0;
+      x = reference::round_to(dtype, x);
+    }
+  run.lse.resize(p.batch * p.heads * p.seq_q);
+  in.dlse.resize(run.lse.size());
+  for (size_t i = 0; i < run.lse.size(); ++i) {
+    run.lse[i] = i % 31 == 2 ? -INFINITY : 3 + std::sin(static_cast<float>(i));
+    in.dlse[i] = std::cos(static_cast<float>(i) * 1.3f);
+  }
+  return run;
+}
+
+} // namespace sagebwd::test

@@ -1,0 +1,111 @@
+//===- quantize_test.cpp - The pre-passes' copies, each on its own ---------===//
+#include "generator/definition.h"
+#include "runtime/kernels.h"
+#include "runtime/loaded_kernel.h"
+#include "tests/gpu/cases.h"
+#include "tests/gpu/copies.h"
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+
+namespace {
+
+const Problem kProblems[] = {{2, 4, 2, 700, 1100}, {1, 1, 1, 1, 1}, {1, 6, 2, 65, 4200}};
+/// Of the caller's tensors, between which the strides differ.
+constexpr Layout kLayout = {.bshd = true, .padding = 24};
+
+std::vector<AttentionSpec> specs() {
+  std::vector<AttentionSpec> all;
+  for (int head_dim : {64, 128})
+    for (Granularity granularity : {Granularity::row, Granularity::block})
+      for (const auto& [precision, name] : Words<Precision>::all) {
+        AttentionSpec s;
+        s.head_dim = head_dim, s.granularity = granularity, s.precision = precision;
+        all.push_back(s);
+        s.dtype = DType::fp16;
+        s.smooth_k = s.rotate = false;
+        all.push_back(s);
+        if (granularity == Granularity::row) {
+          s.smooth_k = true, s.sink_keys = 0;
+          all.push_back(s);
+        }
+      }
+  return all;
+}
+
+/// The kernels without tiles, which run before the others.
+void run_pre_pass(PrePassRun& run, const Arch& arch) {
+  const Problem& p = run.in.problem;
+  const Buffer workspace(workspace_bytes(run.pass, run.spec, p));
+  OperandValues values{};
+  place_workspace(run.pass, run.spec, p, workspace.pointer(), values);
+  set(values, Operand::softmax_scale, run.in.softmax_scale);
+  std::vector<std::unique_ptr<DeviceTensor>> tensors;
+  const auto put = [&](Operand operand, const std::vector<float>& x) {
+    const Tokens of = caller_tensor(operand).tokens;
+    tensors.push_back(std::make_unique<DeviceTensor>(run.spec->dtype, p.batch, heads_of(of, p),
+                                                     tokens_of(of, p), run.spec->head_dim, kLayout,
+                                                     kPoison));
+    tensors.back()->upload(x);
+    const Tensor& view = tensors.back()->view();
+    set_tensor(values, operand, reinterpret_cast<uint64_t>(view.data),
+               {view.stride_b, view.stride_h, view.stride_s});
+  };
+  put(Operand::q, run.in.q);
+  put(Operand::k, run.in.k);
+  put(Operand::v, run.in.v);
+  Buffer lse(run.lse.size() * sizeof(float)), dlse(run.in.dlse.size() * sizeof(float));
+  if (run.pass == Pass::backward) {
+    put(Operand::dout, run.in.dout);
+    put(Operand::out, run.out);
+    lse.upload(run.lse);
+    dlse.upload(run.in.dlse);
+    set(values, Operand::lse, lse.pointer());
+    set(values, Operand::dlse, dlse.pointer());
+  }
+  std::vector<KernelSpec> kernels = kernels_of(run.pass, run.spec, arch);
+  std::erase_if(kernels, [](const KernelSpec& k) { return definition_of(k).tiling != nullptr; });
+  for (const auto& built : build_all(kernels))
+    launch(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin, built->threads,
+                       built->shared_bytes),
+           p, values, nullptr);
+  driver::synchronize();
+  Faults faults;
+  workspace.check_guards("the workspace", faults);
+  for (const std::string& fault : faults)
+    ADD_FAILURE() << fault;
+  run.workspace = workspace.download<std::byte>();
+}
+
+class Quantize : public OnGpu {};
+
+TEST_F(Quantize, WritesEveryCopy) {
+  const driver::DeviceInfo info = driver::device_info(0);
+  const Arch& arch = arch_for_capability(info.major, info.minor);
+  for (const AttentionSpec& spec : specs())
+    for (Pass pass : {Pass::forward, Pass::backward})
+      for (const Problem& p : kProblems) {
+        PrePassRun run = pre_pass_run(pass, spec, p);
+        SCOPED_TRACE(to_string(*run.spec) + ", " + std::string(to_string(pass)) +
+                     ", M = " + std::to_string(p.seq_q));
+        run_pre_pass(run, arch);
+        CopiesCheck(run).expect_all();
+        if (HasFailure())
+          return; // the other cases would say the same
+      }
+}
+
+/// The launch is the same computation wherever blocks happen to run.
+TEST_F(Quantize, GivesTheSameBitsAgain) {
+  const driver::DeviceInfo info = driver::device_info(0);
+  const Arch& arch = arch_for_capability(info.major, info.minor);
+  for (Pass pass : {Pass::forward, Pass::backward}) {
+    PrePassRun run = pre_pass_run(pass, {}, kProblems[0]);
+    run_pre_pass(run, arch);
+    const std::vector<std::byte> first = run.workspace;
+    run_pre_pass(run, arch);
+    EXPECT_TRUE(run.workspace == first) << to_string(pass);
+  }
+}
+
+} // namespace

@@ -1,0 +1,102 @@
+"""Kernels that are the emulation, on CPU tensors: they are handed addresses, as the real ones are.
+
+What PyTorch sees of an operation, and what the package does around a launch, is the real thing.
+"""
+
+import ctypes
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from sagebwd import emulation, options  # noqa: E402
+
+
+def at(address, shape, strides, dtype):
+    """The tensor of those elements in memory that somebody else owns."""
+    count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+    width = torch.empty((), dtype=dtype).element_size()
+    memory = (ctypes.c_char * (count * width)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
+
+
+class Kernels:
+    """What a `_core.Attention` is to the package."""
+
+    def __init__(self, device, text, head_dim, dtype):
+        spec = options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
+        self.given = dict(causal=spec.causal, granularity=spec.granularity, plan=spec.precision,
+                          smooth_k=spec.smooth_k, rotate=spec.rotate)  # fmt: skip
+        self.head_dim, self.dtype = head_dim, dtype
+        self.launches = 0
+
+    def prepare_forward(self, problem, strides, scale):
+        return Pass(self, problem, strides, scale, "qkkq", self._forward)
+
+    def prepare_backward(self, problem, strides, scale):
+        return Pass(self, problem, strides, scale, "qkkqqqkk", self._backward)
+
+    def _forward(self, given, q, k, v, out, lse):
+        for to, result in zip((out, lse), emulation.emulated_forward(q, k, v, **given)):
+            to.copy_(result)
+
+    def _backward(self, given, q, k, v, out, dout, dq, dk, dv, lse, dlse):
+        results = emulation.emulated_backward(dout, q, k, v, out, lse, dlse=dlse, **given)
+        for to, result in zip((dq, dk, dv), results):
+            to.copy_(result)
+
+
+class Pass:
+    """What a `_core.PreparedPass` is. `like`: whose tokens the strided tensors have."""
+
+    workspace_bytes = 4096
+
+    def __init__(self, kernels, problem, strides, scale, like, compute):
+        assert len(strides) == len(like)
+        self.kernels, self.compute = kernels, compute
+        batch, heads, heads_kv, seq_q, seq_kv = problem
+        self.rows = (batch, heads, seq_q)
+        self.shapes = [
+            (batch, heads, seq_q) if of == "q" else (batch, heads_kv, seq_kv) for of in like
+        ]
+        self.strides = strides
+        self.given = dict(kernels.given, softmax_scale=scale)
+
+    def __call__(self, *numbers):
+        *addresses, workspace, stream = numbers
+        assert stream == STREAM
+        assert all(address % 16 == 0 for address in addresses)
+        # Whoever has not allocated what was asked for shall notice.
+        ctypes.memset(workspace, 0xFF, self.workspace_bytes)
+        kernels, tensors = self.kernels, []
+        for address, shape, strides in zip(addresses, self.shapes, self.strides):
+            tensors.append(at(address, (*shape, kernels.head_dim), (*strides, 1), kernels.dtype))
+        for address in addresses[len(tensors) :]:
+            _, heads, seq_q = self.rows
+            strides = (heads * seq_q, seq_q, 1)
+            rows = at(address, self.rows, strides, torch.float32) if address else None
+            tensors.append(rows)
+        with torch.no_grad():
+            self.compute(self.given, *tensors)
+        kernels.launches += 1
+
+
+STREAM = 7
+
+
+@pytest.fixture
+def kernels_on_the_cpu(monkeypatch):
+    """Gives the stand-ins, by the options' line."""
+    from sagebwd import forms, ops
+
+    made = {}
+
+    def operation(device, text, **tensors):
+        key = (text, *tensors.items())
+        return made.setdefault(key, Kernels(device, text, **tensors))
+
+    monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
+    monkeypatch.setattr(forms, "operation", operation)
+    monkeypatch.setattr(forms, "_forms", {})
+    monkeypatch.setattr(forms, "_current_stream", lambda device: STREAM)
+    return made

@@ -1,0 +1,170 @@
+//===- attention_arguments_test.cpp - What a pass refuses, and launches -----===//
+//
+// On a fake driver (fake_libcuda.c), in a child process that is this executable again.
+//
+//===----------------------------------------------------------------------===//
+
+#include "runtime/attention.h"
+#include "runtime/nvrtc/nvrtc.h"
+#include "tests/cache/temp_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <sys/wait.h>
+#include <thread>
+#include <vector>
+
+using namespace sagebwd;
+using test::ScopedVariable;
+
+namespace {
+
+constexpr const char* kChildVariable = "SAGEBWD_TEST_ARGUMENTS_CHILD";
+constexpr uint64_t kSomewhere = 1 << 20; // the fake driver's kernels look at nothing
+
+AttentionSpec spec() {
+  AttentionSpec s;
+  s.head_dim = 64;
+  return s;
+}
+
+ForwardArgs arguments(uint64_t address = kSomewhere) {
+  ForwardArgs args;
+  args.problem = {1, 2, 1, 300, 200};
+  args.q = args.k = args.v = args.out = {reinterpret_cast<void*>(address), 1 << 16, 1 << 15, 64};
+  args.lse = reinterpret_cast<float*>(address);
+  args.softmax_scale = 0.125f;
+  args.workspace = reinterpret_cast<void*>(address);
+  args.workspace_bytes = 1 << 24;
+  return args;
+}
+
+void say(const char* what, const std::function<void()>& action) {
+  try {
+    action();
+    std::printf("%s: done\n", what);
+  } catch (const SpecError& error) {
+    std::printf("%s: SpecError: %s\n", what, error.what());
+  }
+}
+
+void refuse() {
+  const Attention attention(spec());
+  for (float scale : {1e-20f, 9e-21f, 1e-44f, 0.0f, -1.0f, INFINITY, NAN})
+    say("scale", [&] {
+      ForwardArgs args = arguments();
+      args.softmax_scale = scale;
+      attention.prepare(args);
+    });
+  say("stride", [&] {
+    ForwardArgs args = arguments();
+    args.k.stride_s = 68;
+    attention.prepare(args);
+  });
+  const PreparedPass pass = attention.prepare(arguments(0));
+  say("bytes", [&] {
+    if (pass.workspace_bytes() != attention.forward_workspace_bytes(arguments().problem))
+      throw SpecError("they differ");
+  });
+  const auto run = [&](const char* what, std::vector<uint64_t> addresses, uint64_t workspace) {
+    say(what, [&] { pass.run(addresses, workspace, nullptr); });
+  };
+  const uint64_t at = kSomewhere;
+  run("fewer", {at, at, at, at}, at);
+  run("null", {at, at, 0, at, at}, at);
+  run("shifted", {at, at, at, at + 8, at}, at);
+  run("rows", {at, at, at, at, 0}, at);
+  run("workspace", {at, at, at, at, at}, at + 128);
+}
+
+/// A prepared pass at two places, each beside a call that says all of it.
+void launch() {
+  Attention attention(spec());
+  const PreparedPass pass = attention.prepare(arguments(0));
+  attention.warmup(false, arguments().problem);
+  for (uint64_t at : {kSomewhere, 5 * kSomewhere}) {
+    say("whole", [&] { attention.forward(arguments(at)); });
+    say("prepared", [&] { pass.run(std::vector<uint64_t>{at, at, at, at, at}, at, nullptr); });
+  }
+}
+
+class AttentionArguments : public testing::Test {
+protected:
+  static std::string run(const char* scenario) {
+    const test::TempDirectory folder;
+    const std::string build = "cc -w -shared -fPIC -Wl,-soname,libcuda.so.1 -o '" +
+                              (folder / "libcuda.so.1") +
+                              "' '" SAGEBWD_SOURCE_DIR "/tests/runtime/fake_libcuda.c'";
+    EXPECT_EQ(std::system(build.c_str()), 0) << build;
+    ScopedVariable child(kChildVariable, scenario), path("LD_LIBRARY_PATH", folder.path());
+    ScopedVariable cache("SAGEBWD_CACHE_DIR", folder / "cache"), mode("SAGEBWD_TUNE", "off");
+    ScopedVariable major("FAKE_MAJOR", "8"), minor("FAKE_MINOR", "0"), sms("FAKE_SMS", "108");
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    std::FILE* pipe =
+        ::popen(("'" + self + "' --gtest_filter=AttentionArguments.AreRefused 2>&1").c_str(), "r");
+    std::string output;
+    char buffer[4096];
+    while (size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
+      output.append(buffer, count);
+    EXPECT_EQ(::pclose(pipe), 0) << output;
+    return output;
+  }
+};
+
+TEST_F(AttentionArguments, AreRefused) {
+  if (const char* scenario = std::getenv(kChildVariable)) {
+    std::setvbuf(stdout, nullptr, _IONBF, 0);
+    std::string(scenario) == "launch" ? launch() : refuse();
+    return;
+  }
+  const std::string output = run("refuse");
+  for (const char* part :
+       {"scale: done",
+        "scale: SpecError: softmax_scale = 9e-21 is not supported: it must be "
+        "finite and at least 1e-20",
+        "softmax_scale = 9.80909e-45", "softmax_scale = 0 ", "softmax_scale = -1 ",
+        "softmax_scale = inf", "softmax_scale = ", "stride: SpecError: k: the token stride is 68",
+        "bytes: done", "fewer: SpecError: this pass takes 5 tensors, given are 4",
+        "null: SpecError: v: the address is null; hand in device memory",
+        "shifted: SpecError: out: the address is not a multiple of 16",
+        "rows: SpecError: lse: the address is null; hand in (batch, heads, query) floats",
+        "workspace: SpecError: the workspace must be device memory aligned to 256"})
+    EXPECT_NE(output.find(part), std::string::npos) << part << " is not in:\n" << output;
+  size_t accepted = 0;
+  for (size_t at = 0; (at = output.find("scale: done", at)) != std::string::npos; ++at)
+    ++accepted;
+  EXPECT_EQ(accepted, 1u) << output;
+  EXPECT_EQ(output.find("launch"), std::string::npos) << output;
+}
+
+TEST_F(AttentionArguments, APreparedPassLaunchesWhatACallDoes) {
+  try {
+    Nvrtc::instance();
+  } catch (const LibraryError& error) {
+    GTEST_SKIP() << "no NVRTC: " << error.what();
+  }
+  const std::string output = run("launch");
+  std::vector<std::string> launched; // of each call
+  std::string lines;
+  for (size_t at = output.find("push"), end; (end = output.find('\n', at)) != std::string::npos;
+       at = end + 1) {
+    const std::string line = output.substr(at, end - at);
+    if (line == "whole: done" || line == "prepared: done") {
+      launched.push_back(lines.substr(lines.rfind("cuda: push")));
+      lines.clear();
+    } else {
+      lines += line + "\n";
+    }
+  }
+  ASSERT_EQ(launched.size(), 4u) << output;
+  EXPECT_NE(launched[0].find("param " + std::to_string(kSomewhere)), std::string::npos) << output;
+  EXPECT_EQ(launched[0], launched[1]);
+  EXPECT_EQ(launched[2], launched[3]);
+  EXPECT_NE(launched[0], launched[2]);
+}
+
+} // namespace

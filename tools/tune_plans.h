@@ -1,0 +1,16 @@
+//===- tune_plans.h - tune --plans: speed beside error ---------------------===//
+#pragma once
+
+#include "runtime/plans.h"
+#include "tools/console.h"
+
+#include <vector>
+
+namespace sagebwd::tools {
+
+/// A row a precision; the first is what the others' speed is measured against.
+Table table_of(const std::vector<PlanFigures>&);
+/// What stands below it.
+std::string legend_of(const std::vector<PlanFigures>&, const Problem& timed);
+
+} // namespace sagebwd::tools
