@@ -9,12 +9,13 @@ static model, which needs NVRTC and nvdisasm, but no GPU.
     python bench/instructions.py --check-ncu executed.csv --seq-kv 4096
 
 Compiles the default kernels with `sagebwd build` into an empty cache, takes the machine code from
-there and follows one turn of each main loop (sass.py says which loop and which path). "A score and
-thread" is an element of S in one thread: instructions of a warp's turn x 32 lanes / scores of that
-turn. A bound is what the busiest pipe allows, with nothing else in the way: SMs, clocks and lanes
-are in gpus.py; shared memory hands each lane bytes of its own, even of a broadcast. TFLOPS count
-4 D operations a score forward and 10 D backward, as FlashAttention-2 does, whose 16-bit products'
-own bound stands beside ours.
+there and follows one turn of each main loop (sass.py says which loop and which path), with its
+share of the change of units that comes once in 512 tokens. "A score and thread" is an element of S
+in one thread: instructions of a warp's turn x 32 lanes / scores of that turn. A bound is what the
+busiest pipe allows, with nothing else in the way: SMs, clocks and lanes are in gpus.py; shared
+memory hands each lane bytes of its own, even of a broadcast. TFLOPS count 4 D operations a score
+forward and 10 D backward, as FlashAttention-2 does, whose 16-bit products' own bound stands beside
+ours.
 
 --check-ncu compares with what Nsight Compute has counted. Its sizes are those of the launch: as
 many keys as queries unless --seq-kv says otherwise.
@@ -36,11 +37,13 @@ from pathlib import Path
 
 from gpus import GPUS, Gpu
 from harness import Record, parse, parser, progress, run, run_json
-from sass import PIPES, Executed, Function, Loop, SassError, functions, main_loop
+from sass import PIPES, Executed, Function, Loop, SassError, change_of_units, functions, main_loop
 
 #: Matrix products of HEAD_DIM multiplications a score, by kind of kernel.
 PRODUCTS = {"forward": 2, "backward_dq": 3, "backward_dkv": 4}
 BOUNDS = ("issue", "fma", "alu", "xu", "shared", "tensor")
+#: Tokens of a unit, which share their channels' scales (generator/plan.h: kQuantizedTokens).
+UNIT_TOKENS = 512
 
 
 # ---- kernels -------------------------------------------------------------------------------------
@@ -168,8 +171,11 @@ def row_of(kernel: Kernel, nvdisasm: Path) -> dict:
     function = next(f for f in disassemble(nvdisasm, kernel.cubin) if f.name == kernel.name)
     step = scores_of_step(kernel)
     loop = main_loop(function, step * kernel["head_dim"] * PRODUCTS[kernel.kind])
-    scores, body = step * loop.steps, loop.body
-    fields = kernel.fields
+    fields, scores = kernel.fields, step * loop.steps
+    walked = sides(kernel.kind, fields["precision"], kernel["block_q"], kernel["block_kv"])[1]
+    change = change_of_units(function, loop)
+    body = Executed(loop.body.counts.copy())
+    body.add(change.elements(), loop.steps * walked / UNIT_TOKENS)
     return {
         "arch": fields["arch"],
         "kernel": kernel.kind,
@@ -187,7 +193,8 @@ def row_of(kernel: Kernel, nvdisasm: Path) -> dict:
         "pipes": {p: round(32 * n / scores, 3) for p, n in body.by_pipe().items()},
         "shared_read_bytes": round(body.total(lambda i: i.shared_read_bytes) / scores, 2),
         "shared_write_bytes": round(body.total(lambda i: i.shared_write_bytes) / scores, 2),
-        "warp": {"scores_of_step": step, "steps_of_turn": loop.steps, "turn": int(body.total()),
+        "warp": {"scores_of_step": step, "steps_of_turn": loop.steps,
+                 "turn": round(body.total(), 1), "change_of_units": change.total(),
                  "outside": outside_of_loop(function, loop)},
         "unknown_instructions": body.unknown(),
         "clocks": {gpu.name: clocks(gpu, kernel, body, scores)

@@ -2,9 +2,10 @@
 
 Where a branch can go either way, the path of a tile in the middle of a long sequence is taken: of
 all paths the one with the most matrix arithmetic, of those one with the fewest barriers (what a
-block does once in a while, such as a change of units, has its own), of those the one that moves the
-most bytes from and to global memory (the next tile is always there), of those the shortest (nothing
-is masked, no slow path). A loop within that path counts once, unless `times` says otherwise.
+block does once in a while, the change of units, has its own), of those the one that moves the most
+bytes from and to global memory (the next tile is always there), of those the shortest (nothing is
+masked, no slow path). A loop within that path counts once, unless `times` says otherwise. What a
+change of units adds is found by the same rule turned round: with the most barriers.
 """
 
 from __future__ import annotations
@@ -189,9 +190,12 @@ class Function:
                 stack.append((following, iter(self.successors[following])))
         return [edge for edge in edges if edge[0] != edge[1]]  # the trap behind the end is no loop
 
-    def path(self, start: int, stop: int | None) -> list[int] | None:
+    def path(self, start: int, stop: int | None, *, products: bool = True,
+             barriers: bool = False) -> list[int] | None:  # fmt: skip
         """What is executed from `start` up to and with `stop` (None: to an EXIT), by the rule
-        above; None where no path leads there."""
+        above: with the most `products`, or the fewest, and the fewest `barriers`, or the most. None
+        where no path leads there."""
+        more_macs, more_bars = (1 if products else -1), (1 if barriers else -1)
         closed = set(self.back_edges())
         best: dict[int, tuple | None] = {}
         order, seen, stack = [], {start}, [(start, iter(self.successors[start]))]
@@ -216,9 +220,9 @@ class Function:
             if not choices:
                 best[at] = None
                 continue
-            (macs, barred, moved, less), following = max(choices, key=lambda choice: choice[0])
-            barred -= here.base == "BAR"
-            value = (macs + here.macs, barred, moved + here.global_bytes, less - 1)
+            (macs, bars, moved, less), following = max(choices, key=lambda choice: choice[0])
+            value = (macs + more_macs * here.macs, bars + more_bars * (here.base == "BAR"),
+                     moved + here.global_bytes, less - 1)  # fmt: skip
             best[at] = (value, following)
         if not best[start]:
             return None
@@ -311,3 +315,22 @@ def main_loop(function: Function, macs_per_step: int) -> Loop:
             "says of this kernel's products or rows"
         )
     return min(found, key=lambda loop: loop.body.total() / loop.steps)
+
+
+def change_of_units(function: Function, loop: Loop) -> Counter:
+    """Instructions that the visit of a unit's tokens takes beside the loop's turns: what lies
+    between the loop's end and its next beginning, in a loop around it, or else what a turn with the
+    most barriers has and an ordinary one has not."""
+    code, ordinary = function.code, function.path(loop.first, loop.last)
+    exits = [exit for at in ordinary for exit in function.successors[at] if exit not in ordinary]
+    for last, first in sorted(function.back_edges(), key=lambda edge: -edge[1]):
+        back = function.path(first, loop.first, products=False, barriers=True)
+        if (last, first) == (loop.last, loop.first) or back is None:
+            continue
+        for exit in reversed(exits):
+            out = function.path(exit, last, products=False, barriers=True)
+            if out is not None:
+                return Counter(code[i] for i in [*out, *back[:-1]])
+    longest = Counter(code[i] for i in function.path(loop.first, loop.last, barriers=True))
+    longest.subtract(code[i] for i in ordinary)
+    return longest

@@ -93,6 +93,32 @@ def test_a_change_of_units_with_a_barrier_of_its_own_is_no_part_of_a_turn():
     assert sorted(i.base for i in loop.body.counts) == ["BAR", "BRA", "BRA", "IMMA"]
 
 
+def test_a_change_of_units_within_a_turn_is_what_its_barrier_comes_with():
+    f = function(".L_x_0:", "BAR.SYNC.DEFER_BLOCKING 0x0", "@P1 BRA `(.L_x_1)",
+                 "BAR.SYNC.DEFER_BLOCKING 0x0", "LDGSTS.E.128 [R1], [R2.64]", "FMUL R1, R1, R2",
+                 ".L_x_1:", "@P2 BRA `(.L_x_2)", "FSEL R1, R1, R2, P2", ".L_x_2:", MMA,
+                 "@P0 BRA `(.L_x_0)", "EXIT")  # fmt: skip
+    change = sass.change_of_units(f, sass.main_loop(f, MACS))
+    assert sorted(i.base for i in change.elements()) == ["BAR", "FMUL", "LDGSTS"]
+
+
+def test_a_change_of_units_around_a_loop_is_what_lies_between_its_turns():
+    """Neither a masked copy of the turn nor the way around the change is taken."""
+    f = function(".L_x_0:", "@P1 BRA `(.L_x_1)", "BAR.SYNC.DEFER_BLOCKING 0x0", "FMUL R1, R1, R2",
+                 ".L_x_1:", "@P2 BRA `(.L_x_3)", ".L_x_2:", MMA, "FADD R1, R1, R2",
+                 "@!P0 BRA `(.L_x_4)", "BRA `(.L_x_2)", ".L_x_3:", MMA, "FSEL R1, R1, R2, P2",
+                 ".L_x_4:", "@P3 BRA `(.L_x_0)", "EXIT")  # fmt: skip
+    loop = sass.main_loop(f, MACS)
+    assert loop.body.total() == 4
+    change = sass.change_of_units(f, loop)
+    assert sorted(i.base for i in change.elements()) == ["BAR", "BRA", "BRA", "BRA", "FMUL"]
+
+
+def test_units_have_the_tokens_that_the_generator_says():
+    assert (f"kQuantizedTokens = {instructions.UNIT_TOKENS};"
+            in (ROOT / "generator/plan.h").read_text())
+
+
 def test_predicated_branches_of_every_spelling():
     f = function("@!P3 BRA !P1, `(.L_x_1)", "BRA.U UP0, `(.L_x_1)",
                  "BRA.DIV UR4, `(.L_x_1)",
