@@ -1,0 +1,53 @@
+//===- attention.h - What the attention kernels' definitions share ----------===//
+//
+// Each block owns queries (with dK and dV: keys), 16 to a warp, and walks over keys (queries). The
+// same templates serve mma.sync and wgmma.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "generator/definition.h"
+
+namespace sagebwd::attention {
+
+using O = Operand;
+
+inline bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
+inline bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
+inline bool wide(const AttentionSpec& s) { return s.head_dim > 64; }
+
+/// Bytes of a token of Q or K for S, and of a token of V or dO.
+inline int score_row(const AttentionSpec& s) { return scores16(s) ? 2 * s.head_dim : s.head_dim; }
+inline int value_row(const AttentionSpec& s) { return 2 * s.head_dim; }
+
+/// An 8-bit A operand takes a quarter of its columns' registers. wgmma keeps the products of a
+/// whole group apart until they are scaled; mma.sync forms 16 columns at a time.
+inline int product_registers(const AttentionSpec& s, Family family) {
+  return family == Family::wgmma ? s.head_dim / 2 : 8;
+}
+
+/// The spec less what no attention kernel depends on.
+void narrow(AttentionSpec&);
+bool in_backward(Pass, const AttentionSpec&);
+Grid grid(const KernelSpec&, const Problem&);
+int threads(const KernelSpec&);
+
+/// What all of them are specialised by: the spec, and the tile.
+void configure_spec(Configuration&, const AttentionSpec&);
+void configure_common(Configuration&, const KernelSpec&);
+void configure_operands(Configuration&, const KernelSpec&, bool score_rows_in_registers,
+                        int value_unroll);
+
+/// ptxas' own balance between speed and registers spills up to 20 bytes where three blocks share an
+/// SM and dO is the caller's.
+std::vector<std::string> options_of_gradients_wgmma(const KernelSpec&);
+
+// What ptxas is told with mma.sync is in the kernels' own files, by time on an H200 and by spills
+// elsewhere. Its scheduler, from level 2 on, forms all products of a tile before it adds any; at
+// level 1 it keeps the order of the template (kernels/README.md).
+
+KernelDefinition forward(Family);
+KernelDefinition backward_dq(Family);
+KernelDefinition backward_dkv(Family);
+
+} // namespace sagebwd::attention

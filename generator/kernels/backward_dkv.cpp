@@ -1,0 +1,88 @@
+//===- backward_dkv.cpp - dK and dV ---------------------------------------===//
+
+#include "generator/kernels/attention.h"
+
+#include <algorithm>
+
+namespace sagebwd::attention {
+namespace {
+
+const Tiling kBackwardDkv = {
+    .pass = Pass::backward,
+    .blocks_own_keys = true,
+    // K, V; stages of Q and dO for S and dP, for dK and dV, and of vectors; scales of units
+    .shared_bytes =
+        [](const AttentionSpec& s, const TileConfig& t) {
+          const Int8Products int8 = which_int8(s.precision);
+          const int for_gradients =
+              (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
+          constexpr int row_vectors = static_cast<int>(kRowVectors);
+          constexpr int vectors = 2 * static_cast<int>(kChannelVectors);
+          const bool units = !blockwise(s) && (int8.dk || int8.dv);
+          const int slots = t.family == Family::wgmma && t.stages == 2 ? 3 : 2;
+          return t.block_kv * (score_row(s) + value_row(s)) +
+                 t.stages * kTokensPerTile *
+                     (score_row(s) + value_row(s) + for_gradients + row_vectors * 4) +
+                 (units ? slots * vectors * s.head_dim * 4 : 0);
+        },
+    .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
+    .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
+      const bool wgmma = family == Family::wgmma;
+      // With 16-bit scores two stages spill or leave no room for a second block.
+      return {.stages = scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
+              .blocks_per_sm = wgmma && !wide(s) && which_int8(s.precision).dk ? 3 : 2};
+    },
+    // dK and dV; a tile's P and dP, then dS, P in 8 bits and products
+    .accumulators =
+        [](const AttentionSpec& s, Family family) {
+          const int tile = kTokensPerTile / 2;
+          return s.head_dim + std::max(2 * tile, tile + tile / 4 + product_registers(s, family));
+        },
+    .sums_16_bit_products = [](const AttentionSpec&) { return true; },
+    .outputs = [](const AttentionSpec& s, const Problem& p) -> std::vector<Output> {
+      const int64_t values = p.batch * p.heads_kv * p.seq_kv * s.head_dim;
+      return {{O::dk, values, Output::elements}, {O::dv, values, Output::elements}};
+    },
+};
+
+void configure_dkv(Configuration& c, const KernelSpec& k) {
+  configure_common(c, k);
+  c.add("SINK_TOKENS", static_cast<int>(kQuantizedTokens));
+  const AttentionSpec& s = k.attention;
+  const int steps = s.head_dim / 16;
+  // There a few more registers than there are would be needed to unroll dP's product.
+  const bool halved = k.arch.major >= 10 && wide(s) && s.sink_keys == 0;
+  configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
+  // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
+  // but for consumer Blackwell's schedule.
+  c.add("LEAN_COPIES", k.tile.family == Family::wgmma || (k.arch.major == 12 && wide(s)));
+}
+
+std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
+  if (wide(k.attention))
+    return {"--ptxas-options=-O1"};
+  return {};
+}
+
+} // namespace
+
+KernelDefinition backward_dkv(Family family) {
+  return {
+      .kind = KernelKind::backward_dkv,
+      .family = family,
+      .differs_by_pass = false,
+      .needed = in_backward,
+      .narrow = narrow,
+      .fields = fields_named({O::q, O::k, O::v, O::dout, O::dk, O::dv, O::q8, O::q_rows, O::k8,
+                              O::k8_scale, O::qt8, O::qt8_scale, O::dot8, O::dot8_scale,
+                              O::dout_rows, O::sink_partial, O::tile_p_max, O::tile_ds_max}),
+      .root_template = "kernels/backward_dkv.cuh",
+      .configure = configure_dkv,
+      .threads = threads,
+      .grid = grid,
+      .compiler_options = family == Family::mma ? options_of_dkv_mma : options_of_gradients_wgmma,
+      .tiling = &kBackwardDkv,
+  };
+}
+
+} // namespace sagebwd::attention

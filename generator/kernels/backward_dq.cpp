@@ -1,0 +1,118 @@
+//===- backward_dq.cpp - dQ -----------------------------------------------===//
+
+#include "generator/kernels/attention.h"
+
+#include <algorithm>
+
+namespace sagebwd::attention {
+namespace {
+
+/// Of what tells precisions apart dQ knows S, its own product and which dO it reads.
+void narrow_dq(AttentionSpec& s) {
+  narrow(s);
+  if (blockwise(s) && s.precision == Precision::dv16)
+    s.precision = Precision::six_of_seven;
+}
+
+/// Whether registers hold the rows of Q and dO throughout, and shared memory only until keys come:
+/// where 128 queries of 16 bits leave no room for keys in 99 KB. Elsewhere registers are short.
+bool dq_holds_rows(const AttentionSpec& s, Family family) {
+  return family == Family::mma && blockwise(s) && scores16(s);
+}
+
+const Tiling kBackwardDq = {
+    .pass = Pass::backward,
+    .blocks_own_keys = false,
+    // Q and dO, while registers do not hold them; stages of 64 keys, values and scales; the group's
+    // keys that dS meets; block maxima
+    .shared_bytes =
+        [](const AttentionSpec& s, const TileConfig& t) {
+          const bool dq8 = which_int8(s.precision).dq;
+          const int group = dq8 ? s.group_kv : kTokensPerTile;
+          const int rows = t.block_q * (score_row(s) + value_row(s));
+          const int keys =
+              t.stages * kTokensPerTile * (score_row(s) + value_row(s)) +
+              (t.stages == 2 && group == kTokensPerTile ? 2 : 1) * group *
+                  (dq8 ? s.head_dim : value_row(s)) +
+              (scores16(s) ? 0 : t.stages * static_cast<int>(kPadding / kKeysAScale) * 4) +
+              (dq8 && blockwise(s) ? 2 * t.warps * 8 : 0);
+          return dq_holds_rows(s, t.family) ? std::max(rows, keys) : rows + keys;
+        },
+    .objection =
+        [](const AttentionSpec& s, const TileConfig& t) {
+          return blockwise(s) && t.block_q != s.group_q
+                     ? "under '" + value_text(s.granularity) + "' the tile must be the group of " +
+                           std::to_string(s.group_q) + " queries"
+                     : std::string();
+        },
+    .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
+      const bool wgmma = family == Family::wgmma;
+      const bool third = wgmma && !wide(s) && !scores16(s);
+      // Two stages of 16-bit keys beside values leave no room for a second block at 128 channels.
+      // With three blocks and a mask the second stage's addresses spill.
+      const bool second = third ? s.causal == Causal::none : !(wide(s) && scores16(s));
+      return {.stages = second ? 2 : 1, .blocks_per_sm = third ? 3 : 2};
+    },
+    // dQ; the group's dS and a tile's scores, then dS in 8 bits and the products
+    .accumulators =
+        [](const AttentionSpec& s, Family family) {
+          const int group = s.group_kv / 2;
+          return s.head_dim / 2 +
+                 std::max(group + kTokensPerTile / 2, group / 4 + product_registers(s, family));
+        },
+    .sums_16_bit_products = [](const AttentionSpec&) { return true; },
+    .outputs = [](const AttentionSpec& s, const Problem& p) -> std::vector<Output> {
+      const int64_t heads = p.batch * p.heads;
+      std::vector<Output> outputs = {{O::dq, heads * p.seq_q * s.head_dim, Output::elements}};
+      const int64_t tiles = heads * (padded(p.seq_q) / s.group_q) * (padded(p.seq_kv) / s.group_kv);
+      if (blockwise(s) && which_int8(s.precision).dq)
+        for (O maxima : {O::tile_p_max, O::tile_ds_max})
+          outputs.push_back({maxima, tiles, Output::floats, /*whole=*/false});
+      return outputs;
+    },
+};
+
+void configure_dq(Configuration& c, const KernelSpec& k) {
+  configure_common(c, k);
+  const bool held = dq_holds_rows(k.attention, k.tile.family);
+  c.add("VALUE_UNROLL", k.attention.head_dim / 16);
+  c.add("SCORE_ROWS_IN_REGISTERS", held);
+  c.add("VALUE_ROWS_IN_REGISTERS", held);
+  // Of two loops with wgmma ptxas serialises the products (C7511), and at 128 channels it keeps
+  // more addresses than there are registers.
+  c.add("MASK_APART", k.tile.family == Family::mma && !wide(k.attention));
+  c.add("LEAN_COPIES", false);
+}
+
+std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
+  const bool datacentre_blackwell = k.arch.major == 10 || k.arch.major == 11;
+  if (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell)
+    return {"--ptxas-options=-O1"};
+  const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
+  if (wide(k.attention) && !two_small_blocks)
+    return {"--ptxas-options=--register-usage-level=8"};
+  return {};
+}
+
+} // namespace
+
+KernelDefinition backward_dq(Family family) {
+  return {
+      .kind = KernelKind::backward_dq,
+      .family = family,
+      .differs_by_pass = false,
+      .needed = in_backward,
+      .narrow = narrow_dq,
+      .fields = fields_named({O::q, O::k, O::v, O::dout, O::dq, O::dlse, O::k_mean, O::q8,
+                              O::q_rows, O::k8, O::k8_scale, O::kt8, O::kt8_scale, O::dout_rows,
+                              O::k_rows, O::tile_p_max, O::tile_ds_max}),
+      .root_template = "kernels/backward_dq.cuh",
+      .configure = configure_dq,
+      .threads = threads,
+      .grid = grid,
+      .compiler_options = family == Family::mma ? options_of_dq_mma : options_of_gradients_wgmma,
+      .tiling = &kBackwardDq,
+  };
+}
+
+} // namespace sagebwd::attention

@@ -1,0 +1,84 @@
+//===- forward.cpp - O and lse --------------------------------------------===//
+
+#include "generator/kernels/attention.h"
+
+#include <algorithm>
+
+namespace sagebwd::attention {
+namespace {
+
+/// The forward knows S in INT8 and S in 16 bits; the other products are the backward's.
+void narrow_forward(AttentionSpec& s) {
+  narrow(s);
+  if (!scores16(s))
+    s.precision = Precision::six_of_seven;
+}
+
+const Tiling kForward = {
+    .pass = Pass::forward,
+    .blocks_own_keys = false,
+    // Q; stages of K and transposed V; two units' scales of V's channels
+    .shared_bytes =
+        [](const AttentionSpec& s, const TileConfig& t) {
+          return t.block_q * score_row(s) +
+                 t.stages * (s.group_kv * score_row(s) + s.head_dim * s.group_kv) +
+                 (blockwise(s) ? 0 : 2 * int{kChannelVectors} * s.head_dim * 4);
+        },
+    .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
+    .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
+      const bool wgmma = family == Family::wgmma, third = wgmma && !(wide(s) && scores16(s));
+      // With one stage the third block spills there.
+      return {.stages = third && wide(s) && s.group_kv == 128 ? 2 : 1,
+              .blocks_per_sm = third ? 3 : 2};
+    },
+    // O; the group's scores, then its P in 8 bits and the products
+    .accumulators =
+        [](const AttentionSpec& s, Family family) {
+          const int group = s.group_kv / 2;
+          return s.head_dim / 2 + std::max(group, group / 4 + product_registers(s, family));
+        },
+    .sums_16_bit_products = scores16,
+    .outputs = [](const AttentionSpec& s, const Problem& p) -> std::vector<Output> {
+      const int64_t queries = p.batch * p.heads * p.seq_q;
+      return {{O::out, queries * s.head_dim, Output::elements}, {O::lse, queries, Output::floats}};
+    },
+};
+
+void configure_forward(Configuration& c, const KernelSpec& k) {
+  configure_common(c, k);
+  // At 128 channels ptxas' schedules for Blackwells leave no registers for them; reading them again
+  // is one in seventeen reads of shared memory.
+  const bool in_registers = !wide(k.attention) || k.arch.major < 10;
+  configure_operands(c, k, in_registers, k.attention.head_dim / 16);
+  // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
+  // but for the forward at 128 channels.
+  c.add("LEAN_COPIES", k.tile.family == Family::wgmma || wide(k.attention));
+}
+
+std::vector<std::string> options_of_forward_mma(const KernelSpec& k) {
+  if (!wide(k.attention) || k.arch.name == "sm_100")
+    return {"--ptxas-options=-O1"};
+  return {};
+}
+
+} // namespace
+
+KernelDefinition forward(Family family) {
+  return {
+      .kind = KernelKind::forward,
+      .family = family,
+      .differs_by_pass = false,
+      .needed = [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; },
+      .narrow = narrow_forward,
+      .fields = fields_named({O::q, O::k, O::v, O::out, O::lse, O::q8, O::q_rows, O::k8,
+                              O::k8_scale, O::vt8, O::vt8_scale}),
+      .root_template = "kernels/forward.cuh",
+      .configure = configure_forward,
+      .threads = threads,
+      .grid = grid,
+      .compiler_options = family == Family::mma ? options_of_forward_mma : nullptr,
+      .tiling = &kForward,
+  };
+}
+
+} // namespace sagebwd::attention
