@@ -39,8 +39,12 @@ struct Tiling {
   std::vector<Output> (*outputs)(const AttentionSpec&, const Problem&);
 };
 
+/// Of which backward a kernel is: dQ in a kernel of its own, or all gradients in one.
+enum class Backward { either, split, fused };
+
 struct KernelDefinition {
   KernelKind kind;
+  Backward of = Backward::either;
   Family family = {};   ///< of its tiles
   bool differs_by_pass; ///< the passes that launch it have kernels of their own
   bool (*needed)(Pass, const AttentionSpec&);

@@ -36,7 +36,8 @@ const OfFamilies& definitions_of(KernelKind kind) {
 std::vector<KernelKind> tiled_kernels_where(bool (*wanted)(Pass)) {
   std::vector<KernelKind> kinds;
   for (const auto& [kind, name] : Words<KernelKind>::all)
-    if (const Tiling* tiling = definition_of(kind).tiling; tiling && wanted(tiling->pass))
+    if (const KernelDefinition& d = definition_of(kind);
+        d.tiling && d.of != Backward::fused && wanted(d.tiling->pass))
       kinds.push_back(kind);
   return kinds;
 }
@@ -142,9 +143,11 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
 
 std::vector<KernelSpec> kernels_of(Pass pass, const ResolvedSpec& spec, const Arch& arch,
                                    const Tiles& tiles) {
+  const Backward other = tiles.count(KernelKind::backward) ? Backward::split : Backward::fused;
   std::vector<KernelSpec> kernels;
   for (const auto& [kind, name] : Words<KernelKind>::all)
-    if (const KernelDefinition& definition = definition_of(kind); definition.needed(pass, spec)) {
+    if (const KernelDefinition& definition = definition_of(kind);
+        definition.of != other && definition.needed(pass, spec)) {
       const auto given = tiles.find(kind);
       kernels.push_back({kind, pass, narrowed(definition, spec), arch,
                          given == tiles.end() ? default_tile(kind, spec, arch) : given->second});

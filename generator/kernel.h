@@ -28,15 +28,16 @@ enum class KernelKind {
   forward,      ///< O and lse
   backward_dq,  ///< dQ
   backward_dkv, ///< dK and dV
+  backward,     ///< dK, dV and, summed in memory, dQ
+  round_dq,     ///< dQ from its sums in memory
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
   static constexpr std::pair<KernelKind, std::string_view> all[] = {
-      {KernelKind::key_mean, "key_mean"},
-      {KernelKind::quantize, "quantize"},
-      {KernelKind::forward, "forward"},
-      {KernelKind::backward_dq, "backward_dq"},
-      {KernelKind::backward_dkv, "backward_dkv"}};
+      {KernelKind::key_mean, "key_mean"},         {KernelKind::quantize, "quantize"},
+      {KernelKind::forward, "forward"},           {KernelKind::backward_dq, "backward_dq"},
+      {KernelKind::backward_dkv, "backward_dkv"}, {KernelKind::backward, "backward"},
+      {KernelKind::round_dq, "round_dq"}};
 };
 
 /// Everything that decides one kernel's source and machine code.
@@ -77,13 +78,13 @@ struct KernelSource {
 KernelSource emit(const KernelSpec&);
 KernelSource emit_from(const TemplateSource&, const KernelSpec&);
 
-/// Kernels that have tiles: those of a pass, or all.
+/// Kernels that have tiles, of a split backward: those of a pass, or all.
 const std::vector<KernelKind>& tiled_kernels(Pass);
 const std::vector<KernelKind>& tiled_kernels();
 /// The one of that name; raises SpecError, which names them.
 KernelKind parse_tiled_kernel(std::string_view name);
 
-/// Tiles that are not the default, by kernel.
+/// Tiles that are not the default, by kernel. One of KernelKind::backward asks for the fused one.
 using Tiles = std::map<KernelKind, TileConfig>;
 
 /// The kernels one pass needs, in launch order, with these tiles and else the default's.

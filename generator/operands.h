@@ -46,7 +46,7 @@ namespace sagebwd {
   X(vt8, "s8*") X(vt8_scale, "float*") X(kt8, "s8*") X(kt8_scale, "float*")                         \
   X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                       \
   X(dout_rows, "Element*") X(k_rows, "Element*") X(sink_partial, "float*")                         \
-  X(tile_p_max, "float*") X(tile_ds_max, "float*")                                                 \
+  X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*")                             \
   SAGEBWD_SIZES(X)
 // clang-format on
 

@@ -76,6 +76,8 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add_transposed(O::kt8, O::kt8_scale, heads_k, tokens_k, units_k);
   else
     add(O::k_rows, {heads_k, tokens_k, d, 2});
+  if (may_fuse_backward(s))
+    add(O::dq_sum, {heads_q, tokens_q, d, 4});
   if (scales_dout(s))
     add(O::dout_rows, {heads_q, tokens_q, d, 2});
   if (s.sink_keys > 0)

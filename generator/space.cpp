@@ -108,6 +108,13 @@ Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {
   Tiles tiles;
   for (KernelKind kind : tiled_kernels())
     tiles[kind] = default_tile(kind, spec, arch, family);
+  const std::vector<Family> fused = families_of(KernelKind::backward);
+  if (may_fuse_backward(spec) && std::find(fused.begin(), fused.end(), family) != fused.end()) {
+    // With half the keys in a block its sums of dQ would go to memory twice as often.
+    const TileConfig tile = tile_of(tiling_of(KernelKind::backward, family), spec, family, 8, 1, 1);
+    if (objection(KernelKind::backward, spec, tile, arch).empty())
+      tiles[KernelKind::backward] = tile;
+  }
   return tiles;
 }
 

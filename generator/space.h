@@ -22,6 +22,7 @@ void check_tile(const KernelSpec&);
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
 /// The same of one family, and those of all kernels that have tiles.
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&, Family);
+/// A fused backward's among them, where the spec allows it and the family has it.
 Tiles default_tiles(const ResolvedSpec&, const Arch&, Family);
 bool has_default_tile(const KernelSpec&);
 

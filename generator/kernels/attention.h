@@ -49,5 +49,7 @@ std::vector<std::string> options_of_gradients_wgmma(const KernelSpec&);
 KernelDefinition forward(Family);
 KernelDefinition backward_dq(Family);
 KernelDefinition backward_dkv(Family);
+KernelDefinition backward(Family);
+KernelDefinition round_dq();
 
 } // namespace sagebwd::attention

@@ -1,4 +1,9 @@
-//===- backward_dkv.cpp - dK and dV ---------------------------------------===//
+//===- backward_dkv.cpp - dK and dV, alone or with dQ ---------------------===//
+//
+// Both are kernels/backward_dkv.cuh. The fused one adds dQ's part of each tile to sums in memory,
+// which round_dq rounds.
+//
+//===----------------------------------------------------------------------===//
 
 #include "generator/kernels/attention.h"
 
@@ -7,24 +12,34 @@
 namespace sagebwd::attention {
 namespace {
 
+// K, V; stages of Q and dO for S and dP, for dK and dV, and of vectors; scales of units
+int shared_bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
+  const Int8Products int8 = which_int8(s.precision);
+  const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
+  constexpr int row_vectors = static_cast<int>(kRowVectors);
+  constexpr int vectors = 2 * static_cast<int>(kChannelVectors);
+  const bool units = !blockwise(s) && (int8.dk || int8.dv);
+  const int slots = t.family == Family::wgmma && t.stages == 2 ? 3 : 2;
+  return t.block_kv * (score_row(s) + value_row(s)) +
+         t.stages * kTokensPerTile *
+             (score_row(s) + value_row(s) + for_gradients + row_vectors * 4) +
+         (units ? slots * vectors * s.head_dim * 4 : 0);
+}
+// dK and dV; a tile's P and dP, then dS, P in 8 bits and products
+int accumulators_of_dkv(const AttentionSpec& s, Family family) {
+  const int tile = kTokensPerTile / 2;
+  return s.head_dim + std::max(2 * tile, tile + tile / 4 + product_registers(s, family));
+}
+bool sums_16_bit_products(const AttentionSpec&) { return true; }
+std::vector<Output> outputs_of_dkv(const AttentionSpec& s, const Problem& p) {
+  const int64_t values = p.batch * p.heads_kv * p.seq_kv * s.head_dim;
+  return {{O::dk, values, Output::elements}, {O::dv, values, Output::elements}};
+}
+
 const Tiling kBackwardDkv = {
     .pass = Pass::backward,
     .blocks_own_keys = true,
-    // K, V; stages of Q and dO for S and dP, for dK and dV, and of vectors; scales of units
-    .shared_bytes =
-        [](const AttentionSpec& s, const TileConfig& t) {
-          const Int8Products int8 = which_int8(s.precision);
-          const int for_gradients =
-              (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
-          constexpr int row_vectors = static_cast<int>(kRowVectors);
-          constexpr int vectors = 2 * static_cast<int>(kChannelVectors);
-          const bool units = !blockwise(s) && (int8.dk || int8.dv);
-          const int slots = t.family == Family::wgmma && t.stages == 2 ? 3 : 2;
-          return t.block_kv * (score_row(s) + value_row(s)) +
-                 t.stages * kTokensPerTile *
-                     (score_row(s) + value_row(s) + for_gradients + row_vectors * 4) +
-                 (units ? slots * vectors * s.head_dim * 4 : 0);
-        },
+    .shared_bytes = shared_bytes_of_dkv,
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
     .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
       const bool wgmma = family == Family::wgmma;
@@ -32,21 +47,37 @@ const Tiling kBackwardDkv = {
       return {.stages = scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
               .blocks_per_sm = wgmma && !wide(s) && which_int8(s.precision).dk ? 3 : 2};
     },
-    // dK and dV; a tile's P and dP, then dS, P in 8 bits and products
-    .accumulators =
-        [](const AttentionSpec& s, Family family) {
-          const int tile = kTokensPerTile / 2;
-          return s.head_dim + std::max(2 * tile, tile + tile / 4 + product_registers(s, family));
+    .accumulators = accumulators_of_dkv,
+    .sums_16_bit_products = sums_16_bit_products,
+    .outputs = outputs_of_dkv,
+};
+
+const Tiling kBackward = {
+    .pass = Pass::backward,
+    .blocks_own_keys = true,
+    // beside those of dK and dV the keys' rows for dQ, and dS^T of a tile
+    .shared_bytes =
+        [](const AttentionSpec& s, const TileConfig& t) {
+          return shared_bytes_of_dkv(s, t) + t.block_kv * (value_row(s) + kTokensPerTile * 2);
         },
-    .sums_16_bit_products = [](const AttentionSpec&) { return true; },
-    .outputs = [](const AttentionSpec& s, const Problem& p) -> std::vector<Output> {
-      const int64_t values = p.batch * p.heads_kv * p.seq_kv * s.head_dim;
-      return {{O::dk, values, Output::elements}, {O::dv, values, Output::elements}};
+    .objection =
+        [](const AttentionSpec& s, const TileConfig&) {
+          return may_fuse_backward(s)
+                     ? std::string()
+                     : "dQ is summed in 16-bit products and in no order; it takes precision '" +
+                           value_text(Precision::gradients16) + "' and no 'deterministic'";
+        },
+    .preferred = [](const AttentionSpec&, Family) -> TileConfig {
+      return {.stages = 1, .blocks_per_sm = 1};
     },
+    .accumulators = accumulators_of_dkv, // dQ's are fewer than dS's and P's, and come after them
+    .sums_16_bit_products = sums_16_bit_products,
+    .outputs = outputs_of_dkv,
 };
 
 void configure_dkv(Configuration& c, const KernelSpec& k) {
   configure_common(c, k);
+  c.add("WITH_DQ", k.kind == KernelKind::backward);
   c.add("SINK_TOKENS", static_cast<int>(kQuantizedTokens));
   const AttentionSpec& s = k.attention;
   const int steps = s.head_dim / 16;
@@ -64,24 +95,66 @@ std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
   return {};
 }
 
+void narrow_fused(AttentionSpec& s) {
+  const bool deterministic = s.deterministic; // which it is not
+  narrow(s);
+  s.deterministic = deterministic;
+}
+
+void configure_round_dq(Configuration& c, const KernelSpec& k) {
+  configure_spec(c, k.attention);
+  c.add("BLOCK_Q", kTokensPerTile);
+  c.add("STAGES", 1);
+  c.add("LEAN_COPIES", false);
+}
+
 } // namespace
 
 KernelDefinition backward_dkv(Family family) {
   return {
       .kind = KernelKind::backward_dkv,
+      .of = Backward::split,
       .family = family,
       .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow,
-      .fields = fields_named({O::q, O::k, O::v, O::dout, O::dk, O::dv, O::q8, O::q_rows, O::k8,
-                              O::k8_scale, O::qt8, O::qt8_scale, O::dot8, O::dot8_scale,
-                              O::dout_rows, O::sink_partial, O::tile_p_max, O::tile_ds_max}),
+      .fields = fields_named({O::q,          O::k,           O::v,         O::dout,
+                              O::dk,         O::dv,          O::q8,        O::q_rows,
+                              O::k8,         O::k8_scale,    O::qt8,       O::qt8_scale,
+                              O::dot8,       O::dot8_scale,  O::dout_rows, O::sink_partial,
+                              O::tile_p_max, O::tile_ds_max, O::k_rows,    O::dq_sum}),
       .root_template = "kernels/backward_dkv.cuh",
       .configure = configure_dkv,
       .threads = threads,
       .grid = grid,
       .compiler_options = family == Family::mma ? options_of_dkv_mma : options_of_gradients_wgmma,
       .tiling = &kBackwardDkv,
+  };
+}
+
+KernelDefinition backward(Family family) {
+  KernelDefinition fused = backward_dkv(family);
+  fused.kind = KernelKind::backward;
+  fused.of = Backward::fused;
+  fused.narrow = narrow_fused;
+  fused.tiling = &kBackward;
+  return fused;
+}
+
+KernelDefinition round_dq() {
+  return {
+      .kind = KernelKind::round_dq,
+      .of = Backward::fused,
+      .differs_by_pass = false,
+      .needed = in_backward,
+      .narrow = narrow,
+      .fields = fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q_rows, O::dq_sum}),
+      .root_template = "kernels/round_dq.cuh",
+      .configure = configure_round_dq,
+      .threads = [](const KernelSpec&) { return kTokensPerTile / 16 * 32; },
+      .grid = [](const KernelSpec&, const Problem& p) -> Grid {
+        return {blocks_of(p.seq_q, kTokensPerTile), blocks_of(p.heads), blocks_of(p.batch)};
+      },
   };
 }
 

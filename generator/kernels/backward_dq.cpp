@@ -99,6 +99,7 @@ std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
 KernelDefinition backward_dq(Family family) {
   return {
       .kind = KernelKind::backward_dq,
+      .of = Backward::split,
       .family = family,
       .differs_by_pass = false,
       .needed = in_backward,

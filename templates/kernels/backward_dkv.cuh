@@ -19,6 +19,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "tile/dq_sums.cuh"
+#include "tile/first_key.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_walk.cuh"
 #include "tile/transposed_scores.cuh"
@@ -44,7 +46,10 @@ constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
 struct SharedLayout {
   static constexpr int KEYS = 0;
   static constexpr int VALUES = KEYS + BLOCK_KV * SCORE_ROW_BYTES;
-  static constexpr int FIRST_STAGE = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
+  /// For dQ: the keys' rows in 16 bits, and a tile's dS^T.
+  static constexpr int DQ_KEYS = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
+  static constexpr int DQ_DS = DQ_KEYS + (WITH_DQ ? BLOCK_KV * VALUE_ROW_BYTES : 0);
+  static constexpr int FIRST_STAGE = DQ_DS + (WITH_DQ ? BLOCK_KV * TILE_Q * 2 : 0);
   // Of a stage, from its start:
   static constexpr int QUERIES = 0;
   static constexpr int DOUT = QUERIES + TILE_Q * SCORE_ROW_BYTES;
@@ -134,6 +139,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       shared + SharedLayout::VALUES,
       p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h + first_key * p.v_stride_s,
       p.v_stride_s * 2, at.seq_kv() - first_key);
+  if constexpr (WITH_DQ)
+    load_dense_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
+        shared + SharedLayout::DQ_KEYS, p.k_rows + (at.padded_key() + first_key) * HEAD_DIM);
   QueryWalk walk = group.start(at);
   u32 stage = shared + SharedLayout::FIRST_STAGE;
   u32 next_stage = stage + (STAGES - 1) * SharedLayout::STAGE_BYTES;
@@ -199,10 +207,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     finish<PIPELINED ? 0 : 1>(scores);
     float x[COLUMNS8][4];
     probabilities(x, scores, rows, key_scale);
-    // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
-    if (CAUSAL && needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)))
+    // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored;
+    // but dQ sums over keys, and key 0 is not among them where it is apart.
+    const bool has_key_apart = WITH_DQ && warp_key < SINK_KEYS;
+    if ((CAUSAL || WITH_DQ) &&
+        (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)) ||
+         has_key_apart))
       mask(
-          x, [&](int r, int column) { return hidden(at, first_query + column, key[r]); }, 0.0f);
+          x,
+          [&](int r, int column) {
+            return hidden(at, first_query + column, key[r]) || (WITH_DQ && key[r] < SINK_KEYS);
+          },
+          0.0f);
 
     float largest_p[2] = {0, 0}, largest_ds[2] = {0, 0};
     float unit_q = 1.0f, unit_dout = 1.0f; // one number for all channels under `block`
@@ -253,6 +269,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     if constexpr (DK16) {
       pack_fragments<TILE_Q / 16>(ds16, ds);
+      if constexpr (WITH_DQ) {
+        write_score_gradients(shared + SharedLayout::DQ_DS, ds16);
+        if constexpr (STAGES == 2)
+          __syncthreads(); // else the wait for what dK reads has one
+      }
     } else {
       if constexpr (!BLOCK_SCALES)
         quad_max_nan(largest_ds);
@@ -305,6 +326,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     if constexpr (DK16 && !PIPELINED)
       finish_rows<0>(dk);
+    if constexpr (WITH_DQ)
+      add_to_dq<BLOCK_KV>(p.dq_sum + walk.elements(), shared + SharedLayout::DQ_DS,
+                          shared + SharedLayout::DQ_KEYS);
     walk = next;
     const u32 last_stage = stage;
     stage = next_stage;
@@ -367,22 +391,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   store_rows(dv_rows + warp_key * p.dv_stride_s, p.dv_stride_s, at.seq_kv() - warp_key, dv.x, 1.0f,
              1.0f);
 
-  // Key 0's gradients come from the pre-pass, a partial sum for each head and 512 queries.
   if constexpr (SINK_KEYS > 0) {
-    if (first_key == 0) {
-      __syncthreads();
-      const int partials = ceil_div(p.padded_q, SINK_TOKENS) * at.heads;
-      const float* of_head =
-          p.sink_partial + at.first_unit<SINK_TOKENS>(at.kv_head * at.heads) * (2 * HEAD_DIM);
-      for (int i = threadIdx.x; i < 2 * HEAD_DIM; i += THREADS) {
-        float sum = 0;
-        for (int partial = 0; partial < partials; ++partial)
-          sum += of_head[partial * static_cast<s64>(2 * HEAD_DIM) + i];
-        const int channel = i % HEAD_DIM;
-        const bool of_dv = i >= HEAD_DIM;
-        (of_dv ? dv_rows : dk_rows)[channel].bits =
-            static_cast<u16>(pack<Element>(of_dv ? sum : sum * p.softmax_scale, 0.0f));
-      }
-    }
+    if (first_key == 0)
+      write_first_key(at, dk_rows, dv_rows);
   }
 }

@@ -258,6 +258,11 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
     backward_of_queries(p, at, q, unit, flat_unit);
   }
 
+  if constexpr (DQ_SUM) {
+    float* sums = p.dq_sum + (at.padded_query() + unit.first) * HEAD_DIM;
+    for (int i = threadIdx.x * 4; i < unit.written * HEAD_DIM; i += THREADS * 4)
+      *reinterpret_cast<float4*>(sums + i) = {0, 0, 0, 0};
+  }
   __syncthreads();
   float* rows = p.q_rows + (at.padded_query() + unit.first) * ROW_VECTORS;
   for (int i = threadIdx.x * 4; i < unit.written * ROW_VECTORS; i += THREADS * 4)

@@ -139,3 +139,6 @@ __device__ __forceinline__ float4 read_float4(u32 address) {
 __device__ __forceinline__ void write_float(u32 address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
+__device__ __forceinline__ void write_word(u32 address, u32 x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}

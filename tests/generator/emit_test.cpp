@@ -209,8 +209,14 @@ TEST(Golden, TheExampleConfigurationIsOfAllKernels) {
   spec.causal = Causal::top_left;
   std::string constants, parameters;
   std::set<std::string> known;
-  for (Pass pass : {Pass::backward, Pass::forward}) {
-    const std::vector<KernelSpec> kernels = kernels_of(pass, resolved(spec), find_arch("sm_80"));
+  AttentionSpec fused = spec;
+  fused.precision = Precision::gradients16, fused.deterministic = false;
+  const Arch& arch = find_arch("sm_80");
+  for (const std::vector<KernelSpec>& kernels :
+       {kernels_of(Pass::backward, resolved(spec), arch),
+        kernels_of(Pass::forward, resolved(spec), arch),
+        kernels_of(Pass::backward, resolved(fused), arch,
+                   default_tiles(resolved(fused), arch, Family::mma))}) {
     for (auto kernel = kernels.rbegin(); kernel != kernels.rend(); ++kernel) {
       std::istringstream lines(configuration_of(emit(*kernel).text));
       for (std::string line; std::getline(lines, line);) {

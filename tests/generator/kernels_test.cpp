@@ -1,6 +1,7 @@
 //===- kernels_test.cpp - Which kernels an operation needs -----------------===//
 
 #include "generator/definition.h"
+#include "generator/space.h"
 #include "tests/generator/specs.h"
 
 #include <algorithm>
@@ -38,6 +39,41 @@ TEST(Kernels, OfABackwardPass) {
   for (const auto& [precision, name] : Words<Precision>::all) {
     EXPECT_EQ(kinds_for(Pass::backward, precision, true), smooth);
     EXPECT_EQ(kinds_for(Pass::backward, precision, false), rest);
+  }
+}
+
+TEST(Kernels, OfAFusedBackwardPass) {
+  AttentionSpec s;
+  s.precision = Precision::gradients16, s.deterministic = false;
+  const Arch& arch = find_arch("sm_80");
+  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), arch)),
+            (Kinds{key_mean, quantize, backward_dq, backward_dkv}));
+  const Tiles tiles = default_tiles(resolved(s), arch, Family::mma);
+  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), arch, tiles)),
+            (Kinds{key_mean, quantize, backward, round_dq}));
+  EXPECT_EQ(kinds_of(kernels_of(Pass::forward, resolved(s), arch, tiles)),
+            (Kinds{key_mean, quantize, forward}));
+}
+
+TEST(Kernels, AreFusedOnlyWhereTheOrderOfSumsIsFree) {
+  AttentionSpec s;
+  s.precision = Precision::gradients16;
+  for (const char* name : {"sm_80", "sm_89", "sm_90a"}) {
+    const Arch& arch = find_arch(name);
+    for (bool deterministic : {true, false}) {
+      s.deterministic = deterministic;
+      // At 128 channels 128 keys do not fit in 99 KB.
+      const bool fused = !deterministic && arch.max_shared_bytes > 99 * 1024;
+      EXPECT_EQ(default_tiles(resolved(s), arch, Family::mma).count(backward), fused) << name;
+    }
+    EXPECT_EQ(default_tiles(resolved(s), find_arch("sm_90a"), Family::wgmma).count(backward), 0);
+  }
+  const Tiles tiles = {{backward, parse_tile("mma 64x128 w8 s1 b1")}};
+  for (Precision precision : {Precision::gradients16, Precision::six_of_seven}) {
+    s.precision = precision, s.deterministic = precision == Precision::gradients16;
+    for (const KernelSpec& k : kernels_of(Pass::backward, resolved(s), find_arch("sm_80"), tiles))
+      if (k.kind == backward)
+        test::expect_refusal([&] { emit(k); }, {"gradients16", "deterministic"});
   }
 }
 
@@ -91,10 +127,12 @@ TEST(Kernels, DoNotDependOnTheDeterminismFlag) { // every kernel is deterministi
 
 TEST(Definitions, AreOneForEachFamilyOfTiles) {
   for (const auto& [kind, name] : Words<KernelKind>::all) {
-    const bool tiled = definition_of(kind).tiling;
-    EXPECT_EQ(families_of(kind),
-              tiled ? (std::vector{Family::mma, Family::wgmma}) : std::vector<Family>())
-        << name;
+    std::vector<Family> families;
+    if (definition_of(kind).tiling)
+      families = {Family::mma, Family::wgmma};
+    if (kind == backward) // with wgmma it is not built
+      families = {Family::mma};
+    EXPECT_EQ(families_of(kind), families) << name;
     for (Family family : families_of(kind)) {
       const KernelDefinition& own = definition_of(kind, family);
       EXPECT_EQ(own.family, family) << name;

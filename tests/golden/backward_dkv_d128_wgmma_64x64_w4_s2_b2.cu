@@ -27,6 +27,7 @@ constexpr int BLOCK_KV = 64;
 constexpr int STAGES = 2;
 constexpr int BLOCKS_PER_SM = 2;
 constexpr int SHARED_BYTES = 114688;
+constexpr bool WITH_DQ = false;
 constexpr int SINK_TOKENS = 512;
 constexpr int VALUE_UNROLL = 8;
 constexpr bool SCORE_ROWS_IN_REGISTERS = false;
@@ -70,6 +71,8 @@ struct Params {
   float* sink_partial;
   float* tile_p_max;
   float* tile_ds_max;
+  Element* k_rows;
+  float* dq_sum;
   int heads;
   int heads_kv;
   int seq_q;
@@ -83,18 +86,22 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
-//   ptx/math.cuh
-//   tile/quantizer.cuh
-//   tile/place.cuh
-//   tile/visible.cuh
-//   tile/query_walk.cuh
+//   ptx/reduce.cuh
+//   tile/dq_layout.cuh
 //   ptx/cp_async.cuh
 //   ptx/convert.cuh
+//   ptx/math.cuh
 //   tile/permutation.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/wgmma.cuh
 //   tile/products_wgmma.cuh
 //   tile/products.cuh
+//   tile/dq_sums.cuh
+//   tile/place.cuh
+//   tile/first_key.cuh
+//   tile/quantizer.cuh
+//   tile/visible.cuh
+//   tile/query_walk.cuh
 //   tile/transposed_scores.cuh
 //   kernels/backward_dkv.cuh

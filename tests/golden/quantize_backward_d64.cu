@@ -21,6 +21,7 @@ constexpr bool DOT8 = true;
 constexpr bool KT8 = true;
 constexpr bool K_ROWS = false;
 constexpr bool VT8 = false;
+constexpr bool DQ_SUM = false;
 constexpr int QUERY_TOKENS = 512;
 constexpr int KEY_TOKENS = 512;
 constexpr int MEAN_CHUNK = 256;
@@ -67,6 +68,7 @@ struct Params {
   Element* dout_rows;
   Element* k_rows;
   float* sink_partial;
+  float* dq_sum;
   int heads;
   int heads_kv;
   int seq_q;

@@ -1,0 +1,28 @@
+//===- kernels/round_dq.cuh - dQ from its sums in memory --------------------===//
+//
+// Behind a backward that has added up dQ in FP32 (tile/dq_sums.cuh): what it has not summed is
+// added, key 0's share and the mean's, and dQ is scaled and rounded. A warp takes 16 queries.
+//
+//===----------------------------------------------------------------------===//
+
+#include "configuration.cuh"
+#include "tile/dq_ends.cuh"
+#include "tile/dq_layout.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
+  const QueryHead at = query_head(p);
+  const int warp_query = block_of_queries() * BLOCK_Q + warp_id() * DQ_ROWS;
+  const int row = warp_query + lane_id() / 4, query[2] = {row, row + 8};
+
+  Sums dq;
+  if constexpr (SINK_KEYS != 0)
+    begin_with_sink(p, dq, at, query, nullptr);
+  const float* sums = p.dq_sum + (at.padded_query() + warp_query) * HEAD_DIM;
+#pragma unroll
+  for (int j = 0; j < HEAD_DIM / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      dq.x[j][i] += sums[dq_place(j) + i * DQ_STRIDE];
+  }
+  finish_dq(p, dq.x);
+}
