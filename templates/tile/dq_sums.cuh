@@ -7,6 +7,8 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma.cuh"
 #include "ptx/reduce.cuh"
 #include "tile/dq_layout.cuh"
 #include "tile/products.cuh"
