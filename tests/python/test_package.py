@@ -102,9 +102,9 @@ def test_spec_carries_the_version_of_its_numerics():
     assert spec.numerics == 2 and str(spec).endswith(" numerics=2") and "numerics=2" in repr(spec)
     assert pickle.loads(pickle.dumps(spec)).numerics == 2
     of_another_version = pickle.dumps(spec).replace(b"numerics=2", b"numerics=1")
-    with pytest.raises(sagebwd.SpecError, match="numerics = 1 is not what .* computes, which is 2"):
+    with pytest.raises(sagebwd.SpecError, match=r"numerics = 1 is not .* computes, which is 2"):
         pickle.loads(of_another_version)
-    with pytest.raises(sagebwd.SpecError, match="numerics = 3 is not what .* computes, which is 2"):
+    with pytest.raises(sagebwd.SpecError, match=r"numerics = 3 is not .* computes, which is 2"):
         sagebwd._core.Spec(numerics=3)
     with pytest.raises(TypeError, match="numerics"):  # nobody chooses it
         sagebwd.Spec(numerics=2)
@@ -122,7 +122,7 @@ def test_a_family_that_is_none_is_named_at_the_first_call():
     pytest.importorskip("torch", reason="needs PyTorch")
     from sagebwd import forms
 
-    with forms.kernels_of("wgma"), pytest.raises(sagebwd.SpecError, match="'wgma'.*mma, wgmma$"):
+    with forms.kernels_of("wgma"), pytest.raises(sagebwd.SpecError, match=r"'wgma'.*mma, wgmma$"):
         forms.operation(0, "", head_dim=64, dtype="bf16")
     assert forms._family == ""
 
