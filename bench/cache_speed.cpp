@@ -12,7 +12,6 @@
 #include "runtime/kernels.h"
 #include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
-#include "tests/runtime/real_operation.h"
 
 #include <algorithm>
 #include <chrono>
@@ -42,7 +41,7 @@ bool maps_nvrtc() {
 }
 
 std::vector<KernelSpec> operation(const Options& options) {
-  return test::real_operation(options.spec, find_arch(options.arch));
+  return distinct_kernels(resolved(options.spec), find_arch(options.arch));
 }
 
 /// In a new process: how long all kernels took, how many came from the disk, whether NVRTC is

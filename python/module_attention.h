@@ -96,10 +96,10 @@ inline void bind_attention(py::module_& m) {
       .def(py::init([](const ResolvedSpec& spec, int device, const std::string& family) {
              if (family.empty())
                return std::make_unique<Attention>(*spec, device);
+             const auto wanted = parse_word<Family>(family); // before there need be a device
              const auto info = driver::device_info(device);
              const Arch& arch = arch_for_capability(info.major, info.minor);
-             return std::make_unique<Attention>(
-                 *spec, device, default_tiles(spec, arch, parse_word<Family>(family)));
+             return std::make_unique<Attention>(*spec, device, default_tiles(spec, arch, wanted));
            }),
            Released(), py::arg("spec"), py::arg("device"), py::arg("family") = "",
            "With a family the kernels have its default tiles; else those of records, or the GPU's.")

@@ -16,7 +16,6 @@
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/JSON.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <unistd.h>
@@ -119,7 +118,7 @@ public:
     diagnosis.text = as_text();
     diagnosis.sound =
         problems_.empty() && cache_.error.empty() &&
-        std::all_of(packs_.begin(), packs_.end(), [](auto& pack) { return pack.error.empty(); });
+        llvm::all_of(packs_, [](const PackState& pack) { return pack.error.empty(); });
     return diagnosis;
   }
 

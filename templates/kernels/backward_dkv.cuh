@@ -80,32 +80,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const KeyHead at = key_head(p);
   const int first_key = blockIdx.x * BLOCK_KV;
-  const GroupWalk<UNIT_SLOTS> group(at, tokens_from(first_key, BLOCK_KV));
+  const QueryWalk<UNIT_SLOTS> walk(at, tokens_from(first_key, BLOCK_KV));
 
-  const auto units_of = [&](const QueryWalk& walk) {
-    return shared + SharedLayout::UNITS + walk.run * SharedLayout::UNIT_BYTES;
+  const auto units_of = [&](const QueryTile& tile) {
+    return shared + SharedLayout::UNITS + tile.run * SharedLayout::UNIT_BYTES;
   };
-  const auto query_rows = [&](const QueryWalk& walk) {
-    return p.q + at.first_query(p.q_stride_b) + walk.head * p.q_stride_h +
-           walk.tile * TILE_Q * p.q_stride_s;
+  const auto query_rows = [&](const QueryTile& tile) {
+    return p.q + at.first_query(p.q_stride_b) + tile.head * p.q_stride_h +
+           tile.in_head * TILE_Q * p.q_stride_s;
   };
-  const auto load_rows = [&](const QueryWalk& walk, u32 stage) {
-    if (group.has(walk)) {
-      const int valid = at.seq_q() - walk.tile * TILE_Q;
-      load_score_rows<TILE_Q>(stage + SharedLayout::QUERIES, p.q8 + walk.elements(),
-                              query_rows(walk), p.q_stride_s, valid);
+  const auto load_rows = [&](const QueryTile& tile, u32 stage) {
+    if (walk.has(tile)) {
+      const int valid = at.seq_q() - tile.in_head * TILE_Q;
+      load_score_rows<TILE_Q>(stage + SharedLayout::QUERIES, p.q8 + tile.elements(),
+                              query_rows(tile), p.q_stride_s, valid);
       load_floats<SharedLayout::ROWS_BYTES / 4, THREADS>(stage + SharedLayout::ROWS,
-                                                         p.q_rows + walk.rows());
-      load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, p.dout_rows + walk.elements(),
+                                                         p.q_rows + tile.rows());
+      load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(),
                              p.dout + at.first_query(p.dout_stride_b) +
-                                 walk.head * p.dout_stride_h + walk.tile * TILE_Q * p.dout_stride_s,
+                                 tile.head * p.dout_stride_h +
+                                 tile.in_head * TILE_Q * p.dout_stride_s,
                              p.dout_stride_s, valid);
       if constexpr (CHANNEL_UNITS) {
-        if (group.begins_run(walk)) {
-          const u32 units = units_of(walk);
+        if (walk.begins_run(tile)) {
+          const u32 units = units_of(tile);
           constexpr int FLOATS = CHANNEL_VECTORS * HEAD_DIM;
           const s64 unit =
-              (at.first_unit<CHANNEL_TOKENS_Q>(walk.head) + walk.tile / TILES_A_RUN) * FLOATS;
+              (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) * FLOATS;
           if constexpr (!DK16)
             load_floats<FLOATS, THREADS>(units + UNITS_OF_Q, p.qt8_scale + unit);
           if constexpr (!DV16)
@@ -115,17 +116,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     cp_async_commit();
   };
-  const auto load_for_gradients = [&](const QueryWalk& walk, u32 stage) {
-    if (group.has(walk)) {
+  const auto load_for_gradients = [&](const QueryTile& tile, u32 stage) {
+    if (walk.has(tile)) {
       const u32 of_dk = stage + SharedLayout::DK_QUERIES;
       if constexpr (DK16)
-        load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(of_dk, query_rows(walk), p.q_stride_s * 2,
-                                                    at.seq_q() - walk.tile * TILE_Q);
+        load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(of_dk, query_rows(tile), p.q_stride_s * 2,
+                                                    at.seq_q() - tile.in_head * TILE_Q);
       else
-        load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(of_dk, p.qt8 + walk.elements());
+        load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(of_dk, p.qt8 + tile.elements());
       if constexpr (!DV16)
         load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(stage + SharedLayout::DV_DOUT,
-                                                            p.dot8 + walk.elements());
+                                                            p.dot8 + tile.elements());
     }
     cp_async_commit();
   };
@@ -142,14 +143,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if constexpr (WITH_DQ)
     load_dense_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
         shared + SharedLayout::DQ_KEYS, p.k_rows + (at.padded_key() + first_key) * HEAD_DIM);
-  QueryWalk walk = group.start(at);
+  QueryTile tile = walk.start(at);
   u32 stage = shared + SharedLayout::FIRST_STAGE;
   u32 next_stage = stage + (STAGES - 1) * SharedLayout::STAGE_BYTES;
-  load_rows(walk, stage);
+  load_rows(tile, stage);
   if constexpr (STAGES == 2)
-    load_for_gradients(walk, stage);
+    load_for_gradients(tile, stage);
   if constexpr (PIPELINED)
-    load_rows(group.next(walk), next_stage);
+    load_rows(walk.next(tile), next_stage);
 
   const int warp_key = first_key + warp_id() * 16;
   const int key[2] = {warp_key + row_in_warp, warp_key + row_in_warp + 8};
@@ -190,8 +191,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   const auto work_on_tile = [&] {
-    const int first_query = walk.tile * TILE_Q;
-    const QueryWalk next = group.next(walk);
+    const int first_query = tile.in_head * TILE_Q;
+    const QueryTile next = walk.next(tile);
     const u32 rows = stage + SharedLayout::ROWS, dout = stage + SharedLayout::DOUT;
     const auto minus_delta = [&](int j) { return minus_delta_of(stage, j); };
 
@@ -199,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       wait_for_tiles();
       if constexpr (STAGES == 2)
         load_rows(next, next_stage);
-      load_for_gradients(STAGES == 2 ? next : walk, next_stage);
+      load_for_gradients(STAGES == 2 ? next : tile, next_stage);
       start_scores(stage);
       if constexpr (VALUE_PARTS == 1)
         start_values(stage);
@@ -223,13 +224,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float largest_p[2] = {0, 0}, largest_ds[2] = {0, 0};
     float unit_q = 1.0f, unit_dout = 1.0f; // one number for all channels under `block`
     if constexpr (BLOCK_SCALES) {
-      const s64 queries = walk.flat / (GROUP_Q / TILE_Q);
-      const s64 tile = queries * at.key_groups<GROUP_KV>() + warp_key / GROUP_KV;
+      const s64 queries = tile.flat / (GROUP_Q / TILE_Q);
+      const s64 pair = queries * at.key_groups<GROUP_KV>() + warp_key / GROUP_KV;
       // A block in which no query sees a key was not visited.
       if (meet(at, tokens_from(first_query / GROUP_Q * GROUP_Q, GROUP_Q),
                tokens_from(warp_key / GROUP_KV * GROUP_KV, GROUP_KV))) {
-        largest_p[0] = largest_p[1] = DV16 ? 0.0f : p.tile_p_max[tile];
-        largest_ds[0] = largest_ds[1] = DK16 ? 0.0f : p.tile_ds_max[tile];
+        largest_p[0] = largest_p[1] = DV16 ? 0.0f : p.tile_p_max[pair];
+        largest_ds[0] = largest_ds[1] = DK16 ? 0.0f : p.tile_ds_max[pair];
       }
       if constexpr (!DK16)
         unit_q = p.qt8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
@@ -287,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if constexpr (DV16)
         finish_rows<0>(dv);
       wait_for_tiles();
-      load_rows(PIPELINED ? group.next(next) : next, stage);
+      load_rows(PIPELINED ? walk.next(next) : next, stage);
       if constexpr (PIPELINED)
         load_for_gradients(next, next_stage);
     }
@@ -327,16 +328,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (DK16 && !PIPELINED)
       finish_rows<0>(dk);
     if constexpr (WITH_DQ)
-      add_to_dq<BLOCK_KV>(p.dq_sum + walk.elements(), shared + SharedLayout::DQ_DS,
+      add_to_dq<BLOCK_KV>(p.dq_sum + tile.elements(), shared + SharedLayout::DQ_DS,
                           shared + SharedLayout::DQ_KEYS);
-    walk = next;
+    tile = next;
     const u32 last_stage = stage;
     stage = next_stage;
     next_stage = last_stage;
   };
 
-  u32 units = units_of(walk); // what sums are in
-  if (group.seen()) {
+  u32 units = units_of(tile); // what sums are in
+  if (walk.seen()) {
     wait_for_tiles();
     keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
     values.load(shared + SharedLayout::VALUES, warp_id() * 16);
@@ -347,18 +348,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (;;) {
       do {
         work_on_tile();
-      } while (!group.begins_run(walk));
+      } while (!walk.begins_run(tile));
       if constexpr (PIPELINED) {
         finish<0>(scores);
         finish<0>(value_products);
       }
-      if (!group.has(walk))
+      if (!walk.has(tile))
         break;
       if constexpr (CHANNEL_UNITS) {
         if constexpr (!PIPELINED)
           wait_for_tiles(); // the scales have come with the tile
         const u32 last = units;
-        units = units_of(walk);
+        units = units_of(tile);
         if constexpr (!DK16)
           dk.change_units(last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
                           units + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
@@ -374,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   cp_async_wait<0>();
 
   if constexpr (CHANNEL_UNITS) {
-    if (group.seen()) { // else there are no units
+    if (walk.seen()) { // else there are no units
       if constexpr (!DK16)
         dk.leave_units(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
       if constexpr (!DV16)

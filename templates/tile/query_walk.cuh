@@ -12,12 +12,12 @@
 /// of the sums is taken off.
 constexpr int TILES_A_RUN = 8;
 
-/// Where a walk stands.
-struct QueryWalk {
-  int head; ///< query head
-  int tile; ///< of the head
-  u32 flat; ///< the tile's number among those of the padded copies
-  int run;  ///< the tile's run, modulo the slots
+/// The tile at which a walk stands.
+struct QueryTile {
+  int head;    ///< query head
+  int in_head; ///< the tile's number in it
+  u32 flat;    ///< the tile's number among those of the padded copies
+  int run;     ///< the tile's run, modulo the slots
 
   /// What lies before the tile in a padded copy, and in the vectors of queries.
   __device__ __forceinline__ u64 elements() const {
@@ -29,9 +29,9 @@ struct QueryWalk {
 };
 
 /// The walk that some keys ask for. Something of each run lies in one of `SLOTS` slots.
-template <int SLOTS> class GroupWalk {
+template <int SLOTS> class QueryWalk {
 public:
-  __device__ __forceinline__ GroupWalk(const KeyHead& at, Range keys) {
+  __device__ __forceinline__ QueryWalk(const KeyHead& at, Range keys) {
     const Range queries = queries_of(at, keys);
     heads_end_ = (at.kv_head + 1) * at.heads;
     first_tile_ = queries.begin / TOKENS_PER_TILE;
@@ -40,26 +40,26 @@ public:
   }
   /// Whether any query may see any of the keys.
   __device__ __forceinline__ bool seen() const { return first_tile_ <= last_tile_; }
-  __device__ __forceinline__ QueryWalk start(const KeyHead& at) const {
+  __device__ __forceinline__ QueryTile start(const KeyHead& at) const {
     const int head = at.kv_head * at.heads;
     const u32 before = static_cast<u32>(at.padded_query(head) / TOKENS_PER_TILE);
     return {seen() ? head : heads_end_, first_tile_, before + first_tile_, 0};
   }
   /// Not past the last head.
-  __device__ __forceinline__ bool has(const QueryWalk& walk) const {
-    return walk.head < heads_end_;
+  __device__ __forceinline__ bool has(const QueryTile& tile) const {
+    return tile.head < heads_end_;
   }
-  __device__ __forceinline__ bool begins_run(const QueryWalk& walk) const {
-    return walk.tile % TILES_A_RUN == 0 || walk.tile == first_tile_;
+  __device__ __forceinline__ bool begins_run(const QueryTile& tile) const {
+    return tile.in_head % TILES_A_RUN == 0 || tile.in_head == first_tile_;
   }
-  __device__ __forceinline__ QueryWalk next(QueryWalk walk) const {
-    const bool same_head = walk.tile < last_tile_;
-    walk.head += same_head ? 0 : 1;
-    walk.tile = same_head ? walk.tile + 1 : first_tile_;
-    walk.flat += same_head ? 1 : turn_;
-    if (begins_run(walk))
-      walk.run = walk.run + 1 < SLOTS ? walk.run + 1 : 0;
-    return walk;
+  __device__ __forceinline__ QueryTile next(QueryTile tile) const {
+    const bool same_head = tile.in_head < last_tile_;
+    tile.head += same_head ? 0 : 1;
+    tile.in_head = same_head ? tile.in_head + 1 : first_tile_;
+    tile.flat += same_head ? 1 : turn_;
+    if (begins_run(tile))
+      tile.run = tile.run + 1 < SLOTS ? tile.run + 1 : 0;
+    return tile;
   }
 
 private:

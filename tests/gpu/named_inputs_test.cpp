@@ -9,8 +9,6 @@ using namespace sagebwd::test;
 
 namespace {
 
-/// Against the emulation given the same out and lse, as for Gaussian inputs.
-constexpr double kEmulationLimit = 3e-3;
 /// Against FP64 beyond what the emulation costs, as `sagebwd verify` has it.
 constexpr double kSlack = 4e-3;
 

@@ -7,12 +7,6 @@ using namespace sagebwd::test;
 
 namespace {
 
-/// Relative L2 against the emulation given the same out and lse: FP32 sums in another order flip
-/// the rounding of an integer here and there, no more.
-constexpr double kEmulationLimit = 3e-3;
-/// Under `block` a flipped integer stands for more: one scale serves a whole tile.
-constexpr double kBlockEmulationLimit = 5e-3;
-
 reference::Inputs inputs_for(const AttentionSpec& spec, const Problem& problem) {
   return reference::random_inputs(problem, spec.head_dim, spec.dtype, 1, 7);
 }
@@ -77,7 +71,8 @@ TEST_P(Numerics, GradientThroughLse) {
 
 TEST_P(Numerics, AnyLengths) {
   const AttentionSpec& spec = attention->spec();
-  // Where the first key is not apart, its value is rounded by the scales of its whole unit.
+  // Where the first key is not apart, its value is rounded by the scales of its whole unit. The
+  // emulation alone is off by up to .163 then (dK of one query and 300 keys), else by .043.
   const double against_exact = spec.sink_keys > 0 ? 0.1 : 0.2;
   constexpr double kAgainstEmulation = 0.02; // of few numbers, one flipped rounding weighs more
   const std::pair<int64_t, int64_t> lengths[] = {{1, 1},   {1, 300},   {63, 1},   {2, 65},

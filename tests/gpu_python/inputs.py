@@ -1,9 +1,13 @@
-"""Inputs on the GPU, and how far results are apart."""
+"""Inputs on the GPU, their gradients, and how far results are apart."""
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+import sagebwd  # noqa: E402
+
+#: Relative L2 to the emulation, as kEmulationLimit of tests/gpu/operation.h, which says why.
+EMULATION_LIMIT = 3e-3
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -18,6 +22,20 @@ def make(m=256, n=None, *, b=2, h=4, hk=2, d=64, dtype=torch.bfloat16, sigma=1.0
 
     n = m if n is None else n
     return randn(h, m, sigma), randn(hk, n, sigma), randn(hk, n, 1.0), randn(h, m, 1.0)
+
+
+def leaves(*args, **kwargs):
+    """make(), as ((q, k, v), dout): what gradients are of."""
+    *inputs, dout = make(*args, **kwargs)
+    return [t.requires_grad_() for t in inputs], dout
+
+
+def gradients(inputs, dout, **options):
+    return torch.autograd.grad(sagebwd.attention(*inputs, **options), inputs, dout)
+
+
+def equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second))
 
 
 def relative(x, expected):

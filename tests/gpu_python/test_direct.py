@@ -1,24 +1,11 @@
 """Calls whose form is known, which go straight to the kernels."""
 
 import pytest
-from inputs import make, torch
+from inputs import equal, gradients, leaves, torch
 from torch.autograd import forward_ad
 
 import sagebwd
 from sagebwd import direct
-
-
-def leaves(*args, **kwargs):
-    *inputs, dout = make(*args, **kwargs)
-    return [t.requires_grad_() for t in inputs], dout
-
-
-def gradients(inputs, dout, **options):
-    return torch.autograd.grad(sagebwd.attention(*inputs, **options), inputs, dout)
-
-
-def equal(first, second):
-    return all(torch.equal(a, b) for a, b in zip(first, second))
 
 
 def test_later_calls_of_a_form_give_the_same_bits():

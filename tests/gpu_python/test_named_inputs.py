@@ -1,13 +1,12 @@
 """The kernels on inputs as trained models have them, under every precision plan."""
 
 import pytest
-from inputs import relative
+from inputs import EMULATION_LIMIT, relative
 from subjects import emulated, kernels
 
 import sagebwd
 from sagebwd.exact import exact_attention
 
-EMULATION_LIMIT = 3e-3
 #: Beyond the emulation's own error against FP64.
 SLACK = 4e-3
 

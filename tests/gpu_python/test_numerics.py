@@ -1,7 +1,7 @@
 """What the kernels compute, against FP64 and against the emulation of the same numerics."""
 
 import pytest
-from inputs import NAMES, make, relative, torch
+from inputs import EMULATION_LIMIT, NAMES, make, relative, torch
 from subjects import emulated, kernels
 
 import sagebwd
@@ -12,7 +12,6 @@ LIMITS = {
     "row": dict(out=0.02, lse=0.002, dq=0.03, dk=0.03, dv=0.02),
     "block": dict(out=0.03, lse=0.002, dq=0.08, dk=0.08, dv=0.05),
 }
-EMULATION_LIMIT = 3e-3
 
 
 def run(*tensors, **options):

@@ -1,24 +1,10 @@
 """The operators in PyTorch: dispatch, autograd, compile, checkpoints, streams, graphs."""
 
 import pytest
-from inputs import NAMES, make, relative, torch
+from inputs import NAMES, equal, gradients, leaves, make, relative, torch
 
 import sagebwd
 from sagebwd import options
-
-
-def leaves(*args, **kwargs):
-    *inputs, dout = make(*args, **kwargs)
-    return [t.requires_grad_() for t in inputs], dout
-
-
-def gradients(inputs, dout, **options):
-    return torch.autograd.grad(sagebwd.attention(*inputs, **options), inputs, dout)
-
-
-def equal(first, second):
-    return all(torch.equal(a, b) for a, b in zip(first, second))
-
 
 OPTIONS = (None, "bhsd", options.text_of({"causal": "top-left"}))
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor",

@@ -97,6 +97,36 @@ def test_spec_is_a_value():
         sagebwd.Spec(headdim=64)
 
 
+def test_spec_carries_the_version_of_its_numerics():
+    spec = sagebwd.Spec(head_dim=64)
+    assert spec.numerics == 2 and str(spec).endswith(" numerics=2") and "numerics=2" in repr(spec)
+    assert pickle.loads(pickle.dumps(spec)).numerics == 2
+    of_another_version = pickle.dumps(spec).replace(b"numerics=2", b"numerics=1")
+    with pytest.raises(sagebwd.SpecError, match=r"numerics = 1 is not .* computes, which is 2"):
+        pickle.loads(of_another_version)
+    with pytest.raises(sagebwd.SpecError, match=r"numerics = 3 is not .* computes, which is 2"):
+        sagebwd._core.Spec(numerics=3)
+    with pytest.raises(TypeError, match="numerics"):  # nobody chooses it
+        sagebwd.Spec(numerics=2)
+
+
+def test_a_family_that_is_none_is_refused_without_a_gpu():
+    for word in ("tcgen05", "WGMMA", " mma"):
+        with pytest.raises(sagebwd.SpecError) as refused:
+            sagebwd._core.Attention(sagebwd.Spec(), 0, word)
+        assert f"'{word}'" in str(refused.value)
+        assert str(refused.value).endswith("supported are mma, wgmma")
+
+
+def test_a_family_that_is_none_is_named_at_the_first_call():
+    pytest.importorskip("torch", reason="needs PyTorch")
+    from sagebwd import forms
+
+    with forms.kernels_of("wgma"), pytest.raises(sagebwd.SpecError, match=r"'wgma'.*mma, wgmma$"):
+        forms.operation(0, "", head_dim=64, dtype="bf16")
+    assert forms._family == ""
+
+
 def test_options_are_those_of_the_library():
     ours = {f.name: f.default for f in dataclasses.fields(options.Operation)}
     theirs = {name: default for name, (default, _) in sagebwd._core.spec_fields.items()}

@@ -6,15 +6,12 @@
 
 #include "runtime/attention.h"
 #include "runtime/nvrtc/nvrtc.h"
-#include "tests/cache/temp_directory.h"
+#include "tests/runtime/again.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
-#include <functional>
 #include <map>
-#include <sys/wait.h>
 #include <thread>
 #include <vector>
 
@@ -23,7 +20,6 @@ using test::ScopedVariable;
 
 namespace {
 
-constexpr const char* kChildVariable = "SAGEBWD_TEST_ARGUMENTS_CHILD";
 constexpr uint64_t kSomewhere = 1 << 20; // the fake driver's kernels look at nothing
 
 AttentionSpec spec() {
@@ -96,29 +92,17 @@ class AttentionArguments : public testing::Test {
 protected:
   static std::string run(const char* scenario) {
     const test::TempDirectory folder;
-    const std::string build = "cc -w -shared -fPIC -Wl,-soname,libcuda.so.1 -o '" +
-                              (folder / "libcuda.so.1") +
-                              "' '" SAGEBWD_SOURCE_DIR "/tests/runtime/fake_libcuda.c'";
-    EXPECT_EQ(std::system(build.c_str()), 0) << build;
-    ScopedVariable child(kChildVariable, scenario), path("LD_LIBRARY_PATH", folder.path());
+    test::compile_fake_driver(folder.path());
+    ScopedVariable path("LD_LIBRARY_PATH", folder.path());
     ScopedVariable cache("SAGEBWD_CACHE_DIR", folder / "cache"), mode("SAGEBWD_TUNE", "off");
     ScopedVariable major("FAKE_MAJOR", "8"), minor("FAKE_MINOR", "0"), sms("FAKE_SMS", "108");
-    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-    std::FILE* pipe =
-        ::popen(("'" + self + "' --gtest_filter=AttentionArguments.AreRefused 2>&1").c_str(), "r");
-    std::string output;
-    char buffer[4096];
-    while (size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
-      output.append(buffer, count);
-    EXPECT_EQ(::pclose(pipe), 0) << output;
-    return output;
+    return test::report_of_child("AttentionArguments.AreRefused", scenario);
   }
 };
 
 TEST_F(AttentionArguments, AreRefused) {
-  if (const char* scenario = std::getenv(kChildVariable)) {
-    std::setvbuf(stdout, nullptr, _IONBF, 0);
-    std::string(scenario) == "launch" ? launch() : refuse();
+  if (const char* scenario = test::child_task()) {
+    test::report(std::string(scenario) == "launch" ? launch : refuse);
     return;
   }
   const std::string output = run("refuse");

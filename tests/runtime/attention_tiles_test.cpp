@@ -9,16 +9,13 @@
 #include "runtime/attention.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/tuner/tuner.h"
-#include "tests/cache/temp_directory.h"
+#include "tests/runtime/again.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdio>
-#include <functional>
 #include <map>
 #include <set>
-#include <sys/wait.h>
 #include <thread>
 #include <vector>
 
@@ -26,8 +23,6 @@ using namespace sagebwd;
 using test::ScopedVariable;
 
 namespace {
-
-constexpr const char* kChildVariable = "SAGEBWD_TEST_CHILD";
 
 const Problem kShort = {1, 1, 1, 512, 512}, kLong = {1, 32, 32, 8192, 8192};
 
@@ -212,32 +207,17 @@ class AttentionTiles : public testing::Test {
 protected:
   static void SetUpTestSuite() {
     folder_ = new test::TempDirectory;
-    const std::string command = "cc -w -shared -fPIC -Wl,-soname,libcuda.so.1 -o '" +
-                                (*folder_ / "libcuda.so.1") +
-                                "' '" SAGEBWD_SOURCE_DIR "/tests/runtime/fake_libcuda.c'";
-    if (!std::getenv(kChildVariable))
-      ASSERT_EQ(std::system(command.c_str()), 0) << command;
+    if (!test::child_task())
+      test::compile_fake_driver(folder_->path());
   }
   static void TearDownTestSuite() { delete folder_; }
 
   /// The lines of a scenario in a new process: those of the fake driver where `driver`.
   std::string run(const std::string& scenario, bool driver = false) {
-    ScopedVariable child(kChildVariable, scenario);
     ScopedVariable path("LD_LIBRARY_PATH", folder_->path());
     ScopedVariable cache("SAGEBWD_CACHE_DIR", cache_ / "cache");
     ScopedVariable quiet("FAKE_QUIET", driver ? std::nullopt : std::optional<std::string>("1"));
-    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-    const std::string command =
-        "'" + self + "' --gtest_filter=AttentionTiles.AGpuNobodyHasSeenHasTheDefault 2>&1";
-    std::FILE* pipe = ::popen(command.c_str(), "r");
-    std::string output;
-    char buffer[4096];
-    while (size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
-      output.append(buffer, count);
-    EXPECT_EQ(::pclose(pipe), 0) << output;
-    const size_t begin = output.find("begin\n"), end = output.find("end\n");
-    EXPECT_NE(end, std::string::npos) << output;
-    return end == std::string::npos ? output : output.substr(begin + 6, end - begin - 6);
+    return test::report_of_child("AttentionTiles.AGpuNobodyHasSeenHasTheDefault", scenario);
   }
   static void expect_in(const std::string& output, const std::string& part) {
     EXPECT_NE(output.find(part), std::string::npos) << "'" << part << "' is not in:\n" << output;
@@ -247,7 +227,7 @@ protected:
   test::TempDirectory cache_;
   /// What a test does not say; in the child, what the parent says stays.
   static std::optional<std::string> unless_child(const char* name, const char* value) {
-    if (!std::getenv(kChildVariable))
+    if (!test::child_task())
       return value;
     const char* given = std::getenv(name);
     return given ? std::optional<std::string>(given) : std::nullopt;
@@ -275,11 +255,8 @@ TEST(Arguments, AreTheTensorsThatTheirPassTakes) {
 }
 
 TEST_F(AttentionTiles, AGpuNobodyHasSeenHasTheDefault) {
-  if (const char* scenario = std::getenv(kChildVariable)) {
-    std::setvbuf(stdout, nullptr, _IONBF, 0); // in one order with standard error
-    std::printf("begin\n");
-    scenarios().at(scenario)();
-    std::printf("end\n");
+  if (const char* scenario = test::child_task()) {
+    test::report(scenarios().at(scenario));
     return;
   }
   const auto on = [&](const char* major, const char* minor, const char* sms) {

@@ -8,14 +8,11 @@
 #include "runtime/driver/driver.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/settings.h"
-#include "tests/cache/temp_directory.h"
+#include "tests/runtime/again.h"
 
 #include <gtest/gtest.h>
 
-#include <cstdio>
-#include <functional>
 #include <map>
-#include <sys/wait.h>
 #include <thread>
 
 using namespace sagebwd;
@@ -23,8 +20,6 @@ using test::ScopedVariable;
 using test::TempDirectory;
 
 namespace {
-
-constexpr const char* kChildVariable = "SAGEBWD_TEST_CHILD";
 
 /// Runs an action and prints the error it ends with.
 void attempt(const std::function<void()>& action) {
@@ -115,27 +110,13 @@ const std::map<std::string, std::function<void()>>& scenarios() {
 class FakeDriver : public testing::Test {
 protected:
   void compile(const std::string& options = "") {
-    std::string command = "cc -w -shared -fPIC -Wl,-soname,libcuda.so.1 " + options + " -o '" +
-                          (temp_ / "libcuda.so.1") +
-                          "' '" SAGEBWD_SOURCE_DIR "/tests/runtime/fake_libcuda.c'";
-    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+    test::compile_fake_driver(temp_.path(), options);
   }
 
-  /// The output of a scenario in a new process, without gtest's.
+  /// The output of a scenario in a new process.
   std::string run(const std::string& scenario) {
-    ScopedVariable child(kChildVariable, scenario);
     ScopedVariable path("LD_LIBRARY_PATH", temp_.path());
-    std::string self = std::filesystem::read_symlink("/proc/self/exe");
-    std::string command = "'" + self + "' --gtest_filter=FakeDriver.WorksByProcAddress 2>&1";
-    std::FILE* pipe = ::popen(command.c_str(), "r");
-    std::string output;
-    char buffer[4096];
-    while (size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
-      output.append(buffer, count);
-    EXPECT_EQ(::pclose(pipe), 0) << output;
-    size_t begin = output.find("begin\n"), end = output.find("end\n");
-    EXPECT_NE(end, std::string::npos) << output;
-    return end == std::string::npos ? output : output.substr(begin + 6, end - begin - 6);
+    return test::report_of_child("FakeDriver.WorksByProcAddress", scenario);
   }
 
   TempDirectory temp_;
@@ -158,10 +139,8 @@ constexpr const char* kEverything =
     "done\n";
 
 TEST_F(FakeDriver, WorksByProcAddress) {
-  if (const char* scenario = std::getenv(kChildVariable)) {
-    std::printf("begin\n");
-    scenarios().at(scenario)();
-    std::printf("end\n");
+  if (const char* scenario = test::child_task()) {
+    test::report(scenarios().at(scenario));
     return;
   }
   compile();

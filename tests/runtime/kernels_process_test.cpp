@@ -7,25 +7,18 @@
 
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
-#include "tests/cache/temp_directory.h"
-#include "tests/runtime/real_operation.h"
-
-#include <gtest/gtest.h>
+#include "tests/runtime/again.h"
+#include "tests/runtime/spilling_kernel.h"
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <fstream>
-#include <sys/wait.h>
 
 using namespace sagebwd;
 using test::ScopedVariable;
 using test::TempDirectory;
 
 namespace {
-
-constexpr const char* kChild = "KernelsProcess.ASecondProcessReadsTheDiskAndOpensNoNvrtc";
-constexpr const char* kChildVariable = "SAGEBWD_TEST_CHILD";
 
 bool maps_nvrtc() {
   std::ifstream maps("/proc/self/maps");
@@ -36,7 +29,7 @@ bool maps_nvrtc() {
 }
 
 std::vector<KernelSpec> operation() {
-  return test::real_operation(AttentionSpec(), find_arch("sm_80"));
+  return distinct_kernels(resolved(AttentionSpec()), find_arch("sm_80"));
 }
 
 void build_and_report() {
@@ -46,7 +39,7 @@ void build_and_report() {
   try {
     kernels = build_all(specs);
   } catch (const LibraryError& error) {
-    std::printf("\nreport: LibraryError %s\n", error.what());
+    std::printf("LibraryError %s\n", error.what());
     return;
   }
   std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
@@ -55,49 +48,35 @@ void build_and_report() {
     cached += kernel->cached;
     bytes += kernel->entry.cubin.size();
   }
-  std::printf("\nreport: kernels %zu cached %zu nvrtc %d; %.2f ms, %zu bytes of cubins\n",
-              kernels.size(), cached, maps_nvrtc(), time.count(), bytes);
+  std::printf("kernels %zu cached %zu nvrtc %d; %.2f ms, %zu bytes of cubins\n", kernels.size(),
+              cached, maps_nvrtc(), time.count(), bytes);
 }
 
-/// What a new process reports.
 std::string run_child() {
-  ScopedVariable child(kChildVariable, "1");
-  std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  std::string command = "'" + self + "' --gtest_filter=" + kChild + " 2>&1";
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  std::string output;
-  char buffer[4096];
-  while (size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
-    output.append(buffer, count);
-  EXPECT_EQ(::pclose(pipe), 0) << output;
-  size_t begin = output.find("report: ");
-  EXPECT_NE(begin, std::string::npos) << output;
-  return begin == std::string::npos ? "" : output.substr(begin, output.find('\n', begin) - begin);
+  return test::report_of_child("KernelsProcess.ASecondProcessReadsTheDiskAndOpensNoNvrtc", "build");
 }
 
 TEST(KernelsProcess, ASecondProcessReadsTheDiskAndOpensNoNvrtc) {
-  if (std::getenv(kChildVariable)) {
-    build_and_report();
+  if (test::child_task()) {
+    test::report(build_and_report);
     return;
   }
   TempDirectory temp;
   ScopedVariable directory("SAGEBWD_CACHE_DIR", temp / "cache");
   std::string all = std::to_string(operation().size());
   std::string first = run_child();
-  EXPECT_EQ(first.substr(0, first.find(';')), "report: kernels " + all + " cached 0 nvrtc 1");
+  EXPECT_EQ(first.substr(0, first.find(';')), "kernels " + all + " cached 0 nvrtc 1");
   std::string second = run_child();
-  EXPECT_EQ(second.substr(0, second.find(';')),
-            "report: kernels " + all + " cached " + all + " nvrtc 0");
+  EXPECT_EQ(second.substr(0, second.find(';')), "kernels " + all + " cached " + all + " nvrtc 0");
   std::printf("first:  %s\nsecond: %s\n", first.c_str(), second.c_str());
 
   ScopedVariable missing("SAGEBWD_NVRTC", "/nowhere/libnvrtc.so.13");
   std::string warm = run_child();
-  EXPECT_EQ(warm.substr(0, warm.find(';')),
-            "report: kernels " + all + " cached " + all + " nvrtc 0");
+  EXPECT_EQ(warm.substr(0, warm.find(';')), "kernels " + all + " cached " + all + " nvrtc 0");
   for (const auto& file : std::filesystem::directory_iterator(temp / "cache"))
     std::filesystem::remove(file.path());
   std::string cold = run_child();
-  EXPECT_EQ(cold.substr(0, 29), "report: LibraryError libnvrtc") << cold;
+  EXPECT_TRUE(cold.starts_with("LibraryError libnvrtc")) << cold;
 }
 
 TEST(CompileWithNvrtc, EqualInputsGiveEqualFiles) {
@@ -108,20 +87,8 @@ TEST(CompileWithNvrtc, EqualInputsGiveEqualFiles) {
               serialize(key, compile_with_nvrtc(source, spec).entry));
 }
 
-/// 64 values live across a barrier, in 32 registers.
-constexpr const char* kSpilling = R"(
-extern "C" __global__ __launch_bounds__(1024, 2) void spilling(float* p) {
-  float r[128];
-#pragma unroll
-  for (int i = 0; i < 128; i++) r[i] = p[i * 97];
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 128; i++) p[i * 31] = r[i] * r[127 - i];
-}
-)";
-
 TEST(CompileWithNvrtc, RefusesSpills) {
-  KernelSource source{"spilling", kSpilling, 1024, 0};
+  KernelSource source{"spilling", test::kSpilling, 1024, 0};
   try {
     compile_kernel(source, operation()[0], /*allow_spills=*/false);
     FAIL() << "spills passed";
@@ -135,7 +102,7 @@ TEST(CompileWithNvrtc, RefusesSpills) {
 }
 
 TEST(CompileWithNvrtc, AllowedSpillsAreNotKept) {
-  auto compiled = compile_kernel({"spilling", kSpilling, 1024, 0}, operation()[0], true);
+  auto compiled = compile_kernel({"spilling", test::kSpilling, 1024, 0}, operation()[0], true);
   EXPECT_FALSE(compiled.keep);
   EXPECT_GT(compiled.entry.spill_bytes, 0);
 }

@@ -8,6 +8,7 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/nvrtc/ptxas_report.h"
 #include "tests/cache/temp_directory.h"
+#include "tests/runtime/spilling_kernel.h"
 
 #include <gtest/gtest.h>
 
@@ -24,18 +25,6 @@ constexpr const char* kDouble = R"(extern "C" __global__ void twice(float* x) {
   s[threadIdx.x] = x[threadIdx.x];
   __syncthreads();
   x[threadIdx.x] = 2 * s[63 - threadIdx.x];
-}
-)";
-
-/// 64 values live across a barrier, in 32 registers.
-constexpr const char* kSpilling = R"(
-extern "C" __global__ __launch_bounds__(1024, 2) void spilling(float* p) {
-  float r[64];
-#pragma unroll
-  for (int i = 0; i < 64; i++) r[i] = p[i * 97];
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 64; i++) p[i * 31] = r[i] * r[63 - i];
 }
 )";
 
@@ -91,7 +80,7 @@ TEST(Nvrtc, NamesItselfByVersionAndBuild) {
 }
 
 TEST(Nvrtc, ReportsSpillsInsteadOfHidingThem) {
-  Compilation result = Nvrtc::instance().compile("spilling", kSpilling, "sm_80");
+  Compilation result = Nvrtc::instance().compile("spilling", test::kSpilling, "sm_80");
   EXPECT_GT(result.spill_bytes, 0);
   EXPECT_EQ(result.registers, 32);
   ASSERT_EQ(compile_warnings(result.log).size(), 1u) << result.log;

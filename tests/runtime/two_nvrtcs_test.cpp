@@ -9,7 +9,6 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
-#include "tests/runtime/real_operation.h"
 
 #include <gtest/gtest.h>
 
@@ -35,7 +34,7 @@ struct Report {
 std::vector<KernelSpec> operation() {
   AttentionSpec spec;
   spec.head_dim = 64;
-  return test::real_operation(spec, find_arch("sm_80"));
+  return distinct_kernels(resolved(spec), find_arch("sm_80"));
 }
 
 void build_and_report(const std::string& file) {

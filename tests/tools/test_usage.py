@@ -3,6 +3,7 @@
 import pytest
 
 COMMANDS = ["doctor", "emit", "build", "prebuild", "tune", "verify", "trace", "cache"]
+OF_VERSION_1 = "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven numerics=1"
 
 
 def test_no_command_lists_them(sagebwd):
@@ -72,6 +73,8 @@ def test_version(sagebwd):
         (["build", "--head-dim", "72"], "72"),
         (["build", "--head-dim", "abc"], "abc"),
         (["build", "--dtype", "fp8"], "fp8"),
+        (["build", "--spec", OF_VERSION_1], "numerics = 1 is not what this version computes, whi"),
+        (["emit", "--list", "--numerics", "3"], "numerics = 3 is not what this version computes"),
         (["build", "--causal", "yes"], "yes"),
         (["build", "--arch", ","], "--arch needs at least one value"),
         (["emit", "--kernel", "forwrd"], "did you mean 'forward'?"),

@@ -1,0 +1,167 @@
+"""What the measuring scripts share: records, timing, programs, and what runs many of them."""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import compile_time  # noqa: E402
+import gpu_tests  # noqa: E402
+import harness  # noqa: E402
+
+ENVIRONMENT = {"date", "command", "torch", "gpu", "commit", "tree", "dirty", "sources_sha256",
+               "nvrtc"}  # fmt: skip
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_record_is_complete_after_every_figure(tmp_path):
+    path = tmp_path / "results" / "some.json"
+    record = harness.Record(path, tokens=4)
+    assert read(path)["status"] == "running" and read(path)["parameters"] == {"tokens": 4}
+    assert read(path)["environment"].keys() >= ENVIRONMENT
+    record.add("rows", {"error": math.nan})
+    assert read(path)["rows"] == [{"error": "nan"}]
+    assert record.finish(passed=False) == 1
+    assert read(path)["passed"] is False and not list(path.parent.glob("*.partial"))
+
+
+def test_command_names_no_folder(monkeypatch):
+    from sagebwd.experiments.environment import command
+
+    monkeypatch.setattr(sys, "argv", ["/a/b/speed.py", "--out=/c/d/e.json", "x/y", "row:a=1,b"])
+    assert command().split()[1:] == ["speed.py", "--out=e.json", "y", "row:a=1,b"]
+
+
+def test_sources_digest_sees_sources_and_not_results(tmp_path):
+    from sagebwd.experiments.environment import sources_digest
+
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    source = tmp_path / "bench" / "speed.py"
+    source.write_text("a")
+    before = sources_digest(tmp_path)
+    (tmp_path / "bench" / "results" / "x.py").write_text("b")
+    assert sources_digest(tmp_path) == before
+    source.write_text("c")
+    assert sources_digest(tmp_path) != before
+
+
+def test_candidates_are_timed_in_turn():
+    calls = []
+    timings = harness.time_interleaved(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, "cpu", rounds=3, warmup=1)
+    assert "".join(calls) == "ab" * 4
+    assert timings["a"].samples == 3 and timings["a"].median_ms > 0
+
+
+def test_timing_is_robust_to_an_outlier():
+    timing = harness.Timing.of([1.0, 2.0, 3.0, 4.0, 1000.0])
+    assert (timing.median_ms, timing.mad_ms) == (3.0, 1.0)
+
+
+def test_relative_l2():
+    assert harness.relative_l2(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0])) == 0.2
+    assert harness.relative_l2(torch.zeros(2), torch.zeros(2)) == 0
+    assert harness.relative_l2(torch.ones(2), torch.zeros(2)) == math.inf
+
+
+# ---- programs, and all of them ----------------------------------------------------------------
+
+
+def test_programs_are_run_with_a_limit_and_tell_why_they_fail(tmp_path):
+    done = harness.run([sys.executable, "-c", "import os; print(os.environ['A'])"], A="b")
+    assert (done.status, done.output, done.errors) == (0, "b\n", "") and done.seconds > 0
+    late = harness.run([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
+                       timeout=2)
+    assert late.status is None and late.output in ("1\n", "") and late.seconds < 20
+    with pytest.raises(RuntimeError, match="failed: oh no"):
+        harness.run_json([sys.executable, "-c", "import sys; sys.exit('oh no')"])
+    with pytest.raises(RuntimeError, match="No such file"):
+        harness.run_json([tmp_path / "absent"])
+    printed, seconds = harness.run_json([sys.executable, "-c", "print('[1]')"],
+                                        cores=harness.first_cores(1))
+    assert printed == [1] and seconds > 0
+
+
+def test_one_that_is_not_built_is_wrong_use(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        compile_time.main(["--tool", str(tmp_path / "none")])
+    assert left.value.code == 2 and "build it" in capsys.readouterr().err
+
+
+def test_all_runs_each_as_its_own_command_and_survives_one(tmp_path, monkeypatch, capsys):
+    every = importlib.import_module("all")
+    seen = []
+
+    def main_of(name, outcome):
+        def main(words):
+            seen.append((name, words, sys.argv[0]))
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        return main
+
+    outcomes = {"gpu_tests": 0, "sanitize": SystemExit(2), "compile_time": 0,
+                "tuning": RuntimeError("boom"), "host_time": 0, "speed": 1, "errors": 0, "cases": 0}
+    for name, outcome in outcomes.items():
+        monkeypatch.setattr(importlib.import_module(name), "main", main_of(name, outcome))
+    before = list(sys.argv)
+    assert every.main(["--out", str(tmp_path)]) == 1
+    assert sys.argv == before
+    assert [one[0] for one in seen] == list(every.BENCHMARKS) == list(outcomes)
+    assert seen[0][1:] == (["--out", str(tmp_path / "gpu-tests.json")], "gpu_tests.py")
+    assert "FAILED: sanitize, tuning, speed" in capsys.readouterr().out
+    assert every.main(["--out", str(tmp_path), "--only", "cases", "errors"]) == 0
+    assert [one[0] for one in seen[-2:]] == ["errors", "cases"]
+
+
+def test_all_names_the_records_that_there_are():
+    every = importlib.import_module("all")
+    for name, record in every.BENCHMARKS.items():
+        assert f'"{record}"' in (BENCH / f"{name}.py").read_text()
+
+
+# ---- tests on a GPU -----------------------------------------------------------------------------
+
+
+GOOGLETEST = """#!{python}
+import json, sys
+tests = [{{"name": "a"}}, {{"name": "b", {second}}}]
+report = {{"testsuites": [{{"name": "Gpu", "testsuite": tests}}]}}
+open(sys.argv[1].split(":", 1)[1], "w").write(json.dumps(report))
+"""
+
+
+@pytest.mark.parametrize(
+    "second, counts",
+    [('"result": "COMPLETED"', (2, 0, 0)), ('"failures": [{"failure": "x"}]', (1, 1, 0)),
+     ('"result": "SKIPPED"', (1, 0, 1))],
+)  # fmt: skip
+def test_gpu_test_run_counts(tmp_path, second, counts):
+    binary = tmp_path / "gpu_tests"
+    binary.write_text(GOOGLETEST.format(python=sys.executable, second=second))
+    binary.chmod(0o755)
+    found = gpu_tests.googletest(binary, 20, tmp_path)
+    assert (found["passed"], found["failed"], found["skipped"]) == counts
+    assert found["complete"] == (counts == (2, 0, 0))
+    assert found["failures"] + found["skips"] == ([] if found["complete"] else ["Gpu.b"])
+
+
+def test_gpu_test_run_takes_nothing_for_success(tmp_path):
+    assert not gpu_tests.googletest(tmp_path / "absent", 5, tmp_path)["complete"]
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no GPU')\n")
+    found = gpu_tests.pytest(tmp_path / "test_some.py", 60, tmp_path)
+    assert (found["passed"], found["skipped"], found["complete"]) == (1, 1, False)
+    assert found["skips"] == ["test_some.test_b"] or found["skips"][0].endswith("test_b")
