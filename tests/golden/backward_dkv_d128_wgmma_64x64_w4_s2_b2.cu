@@ -86,12 +86,16 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
+//   ptx/ldmatrix.cuh
+//   ptx/mma.cuh
 //   ptx/reduce.cuh
 //   tile/dq_layout.cuh
 //   ptx/cp_async.cuh
 //   ptx/convert.cuh
 //   ptx/math.cuh
 //   tile/permutation.cuh
+//   ptx/shared_memory.cuh
+//   ptx/special.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/wgmma.cuh

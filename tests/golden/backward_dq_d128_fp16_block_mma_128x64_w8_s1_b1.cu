@@ -84,6 +84,8 @@ struct Params {
 //   ptx/convert.cuh
 //   tile/permutation.cuh
 //   ptx/cp_async.cuh
+//   ptx/shared_memory.cuh
+//   ptx/special.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   tile/place.cuh

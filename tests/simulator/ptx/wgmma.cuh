@@ -1,5 +1,7 @@
 #pragma once
 
+#include "ptx/element.cuh"
+
 inline void wgmma_fence() { simulator::lane().allow_products(); }
 inline void wgmma_commit() { simulator::lane().commit_products(); }
 template <int PENDING> void wgmma_wait() { simulator::lane().wait_for_products(PENDING); }
@@ -12,9 +14,6 @@ template <int PITCH_BYTES> u64 matrix_descriptor(u32 address) {
 }
 
 namespace simulator {
-template <class T> constexpr Element kElement = Element::bf16;
-template <> constexpr Element kElement<fp16> = Element::fp16;
-
 inline void from_tiles(Element element, int columns, void* d, u64 a, u64 b, bool accumulate) {
   lane().multiply({element, columns, false, accumulate, d, false, {}, a, b});
 }
