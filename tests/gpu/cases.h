@@ -94,8 +94,8 @@ inline const std::vector<Case>& all_cases() {
         fused({"Fused_D128_fp16_TopLeft", {128, fp16, top, row}, {}}, "mma 64x128 w8 s1 b1"));
     list.push_back(fused({"Fused_D64_bf16_BottomRight_4Warps", {64, bf16, bottom, row}, {}},
                          "mma 64x64 w4 s2 b1"));
-    list.push_back(
-        fused({"Fused_D128_bf16_TopLeft_4Warps", {128, bf16, top, row}, {}}, "mma 64x64 w4 s1 b1"));
+    list.push_back(fused({"Fused_D128_bf16_Block_4Warps", {128, bf16, none, block}, {}},
+                         "mma 64x64 w4 s1 b1"));
     Case large{"Wgmma8Warps_D64_bf16_Row128",
                {64, bf16, top, row, six_of_seven, true, true, true, 64, 128},
                {}};

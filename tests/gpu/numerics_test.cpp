@@ -108,22 +108,29 @@ TEST_P(Numerics, AnyLengths) {
 TEST_P(Numerics, SameBitsWhateverTheMemoryAndTheStream) {
   const auto in = inputs_for(attention->spec(), {2, 4, 2, 130, 200});
   const auto first = run(*attention, in);
+  const auto expect_same = [&](reference::Outputs<float> got) {
+    if (!attention->spec().deterministic) { // dQ's FP32 sums are in any order, and then rounded
+      EXPECT_LE(distance(got.dq, first.dq).relative(), 1e-3);
+      got.dq = first.dq;
+    }
+    expect_identical(got, first);
+  };
   {
     SCOPED_TRACE("again");
-    expect_identical(run(*attention, in), first);
+    expect_same(run(*attention, in));
   }
   {
     SCOPED_TRACE("a workspace of zeros");
-    expect_identical(run(*attention, in, {{}, nullptr, 0}), first);
+    expect_same(run(*attention, in, {{}, nullptr, 0}));
   }
   for (const Layout layout : {Layout{false, 8}, Layout{true, 0}, Layout{true, 24}}) {
     SCOPED_TRACE(std::string(layout.bshd ? "BSHD" : "BHSD") + " with a padding of " +
                  std::to_string(layout.padding));
-    expect_identical(run(*attention, in, {layout, nullptr, kPoison}), first);
+    expect_same(run(*attention, in, {layout, nullptr, kPoison}));
   }
   SCOPED_TRACE("a stream of its own");
   const driver::Stream stream = driver::create_stream();
-  expect_identical(run(*attention, in, {{}, stream, kPoison}), first);
+  expect_same(run(*attention, in, {{}, stream, kPoison}));
   driver::destroy_stream(stream);
 }
 
@@ -147,7 +154,7 @@ TEST_P(SomeNumerics, SoftmaxScale) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, SomeNumerics,
                          testing::ValuesIn(cases_named({"D128_bf16_Row", "D128_bf16_Block",
-                                                        "Mma_D128_bf16_Row64"})),
+                                                        "Mma_D128_bf16_Row64", "Fused_D64_bf16"})),
                          case_name);
 
 class BlindRows : public CaseTest {};
@@ -184,7 +191,8 @@ TEST_P(BlindRows, GiveZeroAndNoGradient) {
 INSTANTIATE_TEST_SUITE_P(Gpu, BlindRows,
                          testing::ValuesIn(cases_named({"D128_fp16_Row_BottomRight",
                                                         "D128_bf16_Block_Qk16_BottomRight",
-                                                        "Mma_D128_fp16_Qk16_BottomRight"})),
+                                                        "Mma_D128_fp16_Qk16_BottomRight",
+                                                        "Fused_D64_bf16_BottomRight_4Warps"})),
                          case_name);
 
 } // namespace
