@@ -98,9 +98,10 @@ class Ours:
 
 
 def default_ours() -> list[str]:
-    """Both families, each under every precision."""
+    """Both families, each under every precision, and where there is one, mma's fused backward."""
     plans = ["" if p == PRECISIONS[0] else f":precision={p}" for p in PRECISIONS]
-    return [name + plan for name in ("sagebwd", "sagebwd-mma") for plan in plans]
+    return [*(name + plan for name in ("sagebwd", "sagebwd-mma") for plan in plans),
+            "sagebwd-mma:precision=gradients16,no-deterministic"]
 
 
 def cells_of(options) -> list[Cell]:
@@ -255,7 +256,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser(__doc__, "speed.json")
     options.add_argument("--ours", nargs="*", default=default_ours(), metavar="NAME[:OPTION,...]",
                          help="e.g. sagebwd sagebwd-mma sagebwd:granularity=block (default: both "
-                              "families under every precision)")
+                              "families under every precision, and mma's fused backward)")
     options.add_argument("--peers", nargs="*", default=["cudnn"], choices=["cudnn"])
     options.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
     options.add_argument("--tokens", type=int, nargs="+", metavar="N",

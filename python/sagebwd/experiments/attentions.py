@@ -19,7 +19,8 @@ Attend = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tenso
 LIVE_MATRICES = 10
 _NOT_CHOSEN = {"precision", "deterministic"} | {field.name for field in fields(Mask)}
 _COMMON = tuple(field.name for field in fields(Options) if field.name not in _NOT_CHOSEN)
-OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision"), "emulated": (*_COMMON, "plan")}
+OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision", "deterministic"),
+              "emulated": (*_COMMON, "plan")}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class AttentionChoice(Options):
     plan: frozenset = plan_of("six-of-seven")
     #: What parse() takes, by example.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
-                            "no-rotate, precision=dv16, plan=s+pv+dv+dq+dk")  # fmt: skip
+                            "no-rotate, precision=dv16, no-deterministic, "
+                            "plan=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
