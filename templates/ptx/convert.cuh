@@ -42,11 +42,6 @@ template <> __device__ __forceinline__ u32 max_magnitudes<fp16>(u32 a, u32 b) {
   return pair;
 }
 
-/// Four values times `inverse`, rounded to nearest even and packed into bytes, the first lowest,
-/// for values that stay within the bytes' range. NaN becomes some byte.
-template <bool SIGNED>
-__device__ __forceinline__ u32 pack_scaled(float a, float b, float c, float d, float inverse);
-
 /// Four values rounded to nearest even, clamped and packed into bytes, the first lowest. NaN
 /// becomes 0. ptxas fuses each pair of conversions and its pack into one F2IP on sm_86 and later.
 __device__ __forceinline__ u32 pack_s8(float a, float b, float c, float d) {
@@ -71,24 +66,3 @@ __device__ __forceinline__ u32 pack_u8(float a, float b, float c, float d) {
       : "f"(a), "f"(b), "f"(c), "f"(d));
   return word;
 }
-
-#if __CUDA_ARCH__ == 800
-// There the conversion is a sixteenth of an FFMA's rate: the sum with 1.5 * 2^23 rounds instead,
-// and its lowest byte is the integer's.
-template <bool SIGNED>
-__device__ __forceinline__ u32 pack_scaled(float a, float b, float c, float d, float inverse) {
-  const u32 low = __byte_perm(__float_as_uint(__fmaf_rn(a, inverse, MAGIC)),
-                              __float_as_uint(__fmaf_rn(b, inverse, MAGIC)), 0x0040);
-  const u32 high = __byte_perm(__float_as_uint(__fmaf_rn(c, inverse, MAGIC)),
-                               __float_as_uint(__fmaf_rn(d, inverse, MAGIC)), 0x0040);
-  return __byte_perm(low, high, 0x5410);
-}
-#else
-template <bool SIGNED>
-__device__ __forceinline__ u32 pack_scaled(float a, float b, float c, float d, float inverse) {
-  if constexpr (SIGNED)
-    return pack_s8(a * inverse, b * inverse, c * inverse, d * inverse);
-  else
-    return pack_u8(a * inverse, b * inverse, c * inverse, d * inverse);
-}
-#endif

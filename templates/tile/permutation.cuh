@@ -11,6 +11,26 @@
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
 
+/// Four values times `inverse`, rounded to nearest even and packed into bytes, the first lowest,
+/// for values that stay within the bytes' range. NaN becomes some byte.
+template <bool SIGNED>
+__device__ __forceinline__ u32 pack_scaled(float a, float b, float c, float d, float inverse) {
+#if __CUDA_ARCH__ == 800
+  // There the conversion is a sixteenth of an FFMA's rate: the sum with 1.5 * 2^23 rounds instead,
+  // and its lowest byte is the integer's.
+  const u32 low = __byte_perm(__float_as_uint(__fmaf_rn(a, inverse, MAGIC)),
+                              __float_as_uint(__fmaf_rn(b, inverse, MAGIC)), 0x0040);
+  const u32 high = __byte_perm(__float_as_uint(__fmaf_rn(c, inverse, MAGIC)),
+                               __float_as_uint(__fmaf_rn(d, inverse, MAGIC)), 0x0040);
+  return __byte_perm(low, high, 0x5410);
+#else
+  if constexpr (SIGNED)
+    return pack_s8(a * inverse, b * inverse, c * inverse, d * inverse);
+  else
+    return pack_u8(a * inverse, b * inverse, c * inverse, d * inverse);
+#endif
+}
+
 /// Tokens of a quad, four tokens whose bytes form one word: first, first+1, first+8, first+9.
 __device__ __forceinline__ int first_token_of_quad(int quad) {
   return (quad >> 2) * 16 + (quad & 3) * 2;

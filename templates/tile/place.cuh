@@ -9,6 +9,7 @@
 #pragma once
 
 #include "configuration.cuh"
+#include "ptx/special.cuh"
 
 struct Sequence {
   const Params& p;
@@ -64,7 +65,7 @@ __device__ __forceinline__ QueryHead query_head(const Params& p) {
 /// did too, takes no registers in between.
 __device__ __forceinline__ QueryHead query_head_anew(const Params& p) {
   int head, batch;
-  asm volatile("mov.u32 %0, %%ctaid.y; mov.u32 %1, %%ctaid.z;" : "=r"(head), "=r"(batch));
+  read_block_yz(head, batch);
   return query_head(p, head, batch);
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ptx/mma.cuh"
+#include "ptx/special.cuh"
 #include "tile/accumulators.cuh"
 #include "tile/fragments.cuh"
 
@@ -21,9 +22,7 @@ constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
 struct MagicStart {
   int bits[4];
   __device__ __forceinline__ MagicStart() {
-    u32 below, self, above;
-    asm("mov.u32 %0, %%lanemask_lt; mov.u32 %1, %%lanemask_eq; mov.u32 %2, %%lanemask_gt;"
-        : "=r"(below), "=r"(self), "=r"(above));
+    const auto [below, self, above] = read_lane_masks();
     bits[0] = MAGIC_BITS | (below & self);
     bits[1] = MAGIC_BITS | (below & above);
     bits[2] = MAGIC_BITS | (self & above);

@@ -12,6 +12,8 @@
 
 #include "configuration.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/special.cuh"
 
 constexpr int TILE_ROWS = 64;
 
@@ -30,11 +32,9 @@ template <int ROW_BYTES> __device__ __forceinline__ u32 chunk_offset(int row, in
   return row_offset<ROW_BYTES>(row) + panel * PANEL_BYTES<ROW_BYTES> + ((place ^ swizzle) << 4);
 }
 
-/// threadIdx.x, read where it is asked for: what is computed from it does not occupy registers
-/// from the first time on that something like it was.
+/// threadIdx.x, read anew (ptx/special.cuh).
 __device__ __forceinline__ int read_thread_anew() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int thread = read_thread_index();
   __builtin_assume(thread >= 0 && thread < WARPS * 32);
   return thread;
 }
@@ -118,24 +118,4 @@ __device__ __forceinline__ void load_floats(u32 destination, const float* source
     if (index < COUNT / 4)
       cp_async_16(destination + index * 16, source + index * 4);
   }
-}
-__device__ __forceinline__ float read_float(u32 address) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
-  return x;
-}
-__device__ __forceinline__ float2 read_float2(u32 address) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
-  return x;
-}
-__device__ __forceinline__ float4 read_float4(u32 address) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(address));
-  return x;
-}
-__device__ __forceinline__ void write_float(u32 address, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }

@@ -22,10 +22,9 @@ __device__ __forceinline__ Range tokens_from(int first, int count) {
 __device__ __forceinline__ int block_of_queries() {
   return CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
 }
-/// The same read anew (tile/place.cuh).
+/// The same read anew (ptx/special.cuh).
 __device__ __forceinline__ int block_of_queries_anew() {
-  int block;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  const int block = read_block_x();
   return CAUSAL ? gridDim.x - 1 - block : block;
 }
 

@@ -1,0 +1,25 @@
+//===- ptx/shared_memory.cuh - Floats in shared memory, by their addresses --===//
+#pragma once
+
+#include "base.cuh"
+
+__device__ __forceinline__ float read_float(u32 address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
+}
+__device__ __forceinline__ float2 read_float2(u32 address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+__device__ __forceinline__ float4 read_float4(u32 address) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address));
+  return x;
+}
+__device__ __forceinline__ void write_float(u32 address, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}

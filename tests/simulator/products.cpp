@@ -1,0 +1,169 @@
+//===- products.cpp - A warp's matrix products ------------------------------===//
+//
+// Fragments are those of the PTX ISA, which templates/ptx/mma.cuh describes: with g = lane / 4 and
+// t = lane % 4 a lane holds rows g and g + 8 of A and D, and column g of B.
+//
+//===----------------------------------------------------------------------===//
+
+#include "tests/simulator/products.h"
+#include "tests/simulator/formats.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace simulator {
+
+namespace {
+
+constexpr int kRows = 16, kDepth = 32, kMostColumns = 128; // kDepth in bytes
+
+// The same source for each, chosen when the library is loaded.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define FOR_EACH_CPU __attribute__((target_clones("avx2", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+
+FOR_EACH_CPU void add_products(int* d, int columns, const int16_t (*a)[kDepth],
+                               const int16_t (*b)[kDepth]) {
+  for (int row = 0; row < kRows; ++row)
+    for (int column = 0; column < columns; ++column) {
+      int sum = 0;
+      for (int k = 0; k < kDepth; ++k)
+        sum += a[row][k] * b[column][k];
+      d[row * columns + column] += sum;
+    }
+}
+FOR_EACH_CPU void add_products(float* d, int columns, const float (*a)[kDepth / 2],
+                               const float (*b)[kMostColumns]) {
+  for (int row = 0; row < kRows; ++row)
+    for (int k = 0; k < kDepth / 2; ++k)
+      for (int column = 0; column < columns; ++column)
+        d[row * columns + column] += a[row][k] * b[k][column];
+}
+
+/// Both operands' bytes: rows of A, and columns of B.
+struct Operands {
+  int columns;
+  uint8_t a[kRows][kDepth], b[kMostColumns][kDepth];
+
+  void take_a(int lane, const unsigned (&word)[4]) {
+    for (int i = 0; i < 4; ++i)
+      std::memcpy(&a[lane / 4 + i % 2 * 8][lane % 4 * 4 + i / 2 * 16], &word[i], 4);
+  }
+  void take_b(int lane, const unsigned (&word)[2]) {
+    for (int i = 0; i < 2; ++i)
+      std::memcpy(&b[lane / 4][lane % 4 * 4 + i * 16], &word[i], 4);
+  }
+
+  void multiply_8(Element element, int* d) const {
+    int16_t rows[kRows][kDepth], wide[kMostColumns][kDepth];
+    for (int i = 0; i < kRows * kDepth; ++i)
+      rows[0][i] = element == Element::u8 ? a[0][i] : static_cast<int8_t>(a[0][i]);
+    for (int i = 0; i < columns * kDepth; ++i)
+      wide[0][i] = static_cast<int8_t>(b[0][i]);
+    add_products(d, columns, rows, wide);
+  }
+  void multiply_16(Element element, float* d) const {
+    const auto value = [&](const uint8_t* place) {
+      uint16_t bits;
+      std::memcpy(&bits, place, 2);
+      return element == Element::bf16 ? float_of_bf16(bits) : float_of_fp16(bits);
+    };
+    float rows[kRows][kDepth / 2], wide[kDepth / 2][kMostColumns];
+    for (int k = 0; k < kDepth / 2; ++k) {
+      for (int row = 0; row < kRows; ++row)
+        rows[row][k] = value(&a[row][2 * k]);
+      for (int column = 0; column < columns; ++column)
+        wide[k][column] = value(&b[column][2 * k]);
+    }
+    add_products(d, columns, rows, wide);
+  }
+
+  /// d(lane) and c(lane) give a lane's sums; c may give nullptr, for zeros.
+  template <class D, class C> void multiply(Element element, const D& d, const C& c) const {
+    int32_t sums[kRows * kMostColumns]; // or floats, by their bits
+    const auto exchange = [&](const auto& move) {
+      for (int lane = 0; lane < 32; ++lane)
+        for (int i = 0; i < columns / 2; ++i) // 4 a tile of 8 columns
+          move(lane, i,
+               sums[(lane / 4 + i / 2 % 2 * 8) * columns + i / 4 * 8 + lane % 4 * 2 + i % 2]);
+    };
+    exchange([&](int lane, int i, int32_t& sum) {
+      const void* from = c(lane);
+      sum = 0;
+      if (from)
+        std::memcpy(&sum, static_cast<const char*>(from) + 4 * i, 4);
+    });
+    if (element == Element::s8 || element == Element::u8)
+      multiply_8(element, sums);
+    else
+      multiply_16(element, reinterpret_cast<float*>(sums)); // compiled with -fno-strict-aliasing
+    exchange([&](int lane, int i, int32_t& sum) {
+      std::memcpy(static_cast<char*>(d(lane)) + 4 * i, &sum, 4);
+    });
+  }
+};
+
+/// What a matrix descriptor says: a tile in shared memory, its rows 64 or 128 bytes apart, eight of
+/// them to a stride, 16-byte chunks swizzled by the address's bits 7 to 9.
+class Tile {
+public:
+  Tile(unsigned long long descriptor, const char* shared, unsigned shared_bytes)
+      : start_((descriptor & 0x3fff) << 4), stride_((descriptor >> 32 & 0x3fff) << 4),
+        pitch_(descriptor >> 62 == 1 ? 128 : 64), shared_(shared), shared_bytes_(shared_bytes) {}
+
+  /// 16 bytes or fewer within a chunk.
+  const char* at(int row, int byte) const {
+    unsigned place = start_ + row / 8 * stride_ + row % 8 * pitch_ + byte;
+    place ^= (place >> 7 & (pitch_ == 128 ? 7 : 3)) << 4;
+    if (place + 16 > shared_bytes_ + place % 16)
+      lane().fail("wgmma reads beyond shared memory, at", place);
+    return shared_ + place;
+  }
+
+private:
+  unsigned start_, stride_, pitch_;
+  const char* shared_;
+  unsigned shared_bytes_;
+};
+
+} // namespace
+
+void multiply(const WarpProduct* const* lanes) {
+  Operands operands;
+  operands.columns = 8;
+  for (int lane = 0; lane < 32; ++lane) {
+    operands.take_a(lane, reinterpret_cast<const unsigned(&)[4]>(*lanes[lane]->a));
+    operands.take_b(lane, lanes[lane]->b);
+  }
+  operands.multiply(
+      lanes[0]->element, [&](int lane) { return lanes[lane]->d; },
+      [&](int lane) { return lanes[lane]->c; });
+}
+
+void multiply(const GroupProduct* lanes, int warp, const char* shared, unsigned shared_bytes) {
+  const GroupProduct& all = lanes[0];
+  Operands operands;
+  operands.columns = all.columns;
+  const Tile a(all.a_tile, shared, shared_bytes), b(all.b_tile, shared, shared_bytes);
+  if (all.a_in_registers)
+    for (int lane = 0; lane < 32; ++lane)
+      operands.take_a(lane, lanes[lane].a);
+  else
+    for (int row = 0; row < kRows; ++row)
+      for (int byte = 0; byte < kDepth; byte += 16)
+        std::memcpy(&operands.a[row][byte], a.at(warp * kRows + row, byte), 16);
+  for (int column = 0; column < all.columns; ++column)
+    if (all.transposed)
+      for (int k = 0; k < kDepth / 2; ++k)
+        std::memcpy(&operands.b[column][2 * k], b.at(k, 2 * column), 2);
+    else
+      for (int byte = 0; byte < kDepth; byte += 16)
+        std::memcpy(&operands.b[column][byte], b.at(column, byte), 16);
+  const auto sums = [&](int lane) { return lanes[lane].d; };
+  operands.multiply(all.element, sums,
+                    [&](int lane) { return all.accumulate ? lanes[lane].d : nullptr; });
+}
+
+} // namespace simulator

@@ -1,0 +1,12 @@
+#pragma once
+
+namespace simulator {
+template <class T> T& in_shared(u32 address) {
+  return *reinterpret_cast<T*>(lane().at(address, sizeof(T)));
+}
+} // namespace simulator
+
+inline float read_float(u32 address) { return simulator::in_shared<float>(address); }
+inline float2 read_float2(u32 address) { return simulator::in_shared<float2>(address); }
+inline float4 read_float4(u32 address) { return simulator::in_shared<float4>(address); }
+inline void write_float(u32 address, float x) { simulator::in_shared<float>(address) = x; }

@@ -1,0 +1,15 @@
+#pragma once
+
+inline int read_thread_index() { return static_cast<int>(threadIdx.x); }
+inline int read_block_x() { return static_cast<int>(blockIdx.x); }
+inline void read_block_yz(int& y, int& z) {
+  y = static_cast<int>(blockIdx.y);
+  z = static_cast<int>(blockIdx.z);
+}
+struct LaneMasks {
+  u32 below, self, above;
+};
+inline LaneMasks read_lane_masks() {
+  const u32 self = 1u << threadIdx.x % 32;
+  return {self - 1, self, ~(2 * self - 1)};
+}
