@@ -58,10 +58,12 @@ struct Operands {
 
   void multiply_8(Element element, int* d) const {
     int16_t rows[kRows][kDepth], wide[kMostColumns][kDepth];
-    for (int i = 0; i < kRows * kDepth; ++i)
-      rows[0][i] = element == Element::u8 ? a[0][i] : static_cast<int8_t>(a[0][i]);
-    for (int i = 0; i < columns * kDepth; ++i)
-      wide[0][i] = static_cast<int8_t>(b[0][i]);
+    for (int k = 0; k < kDepth; ++k) {
+      for (int row = 0; row < kRows; ++row)
+        rows[row][k] = element == Element::u8 ? a[row][k] : static_cast<int8_t>(a[row][k]);
+      for (int column = 0; column < columns; ++column)
+        wide[column][k] = static_cast<int8_t>(b[column][k]);
+    }
     add_products(d, columns, rows, wide);
   }
   void multiply_16(Element element, float* d) const {
