@@ -81,12 +81,14 @@ struct Params {
 //   configuration.cuh
 //   ptx/math.cuh
 //   tile/quantizer.cuh
+//   ptx/special.cuh
 //   tile/place.cuh
 //   tile/visible.cuh
 //   tile/group_walk.cuh
 //   ptx/cp_async.cuh
 //   ptx/convert.cuh
 //   tile/permutation.cuh
+//   ptx/shared_memory.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/mma.cuh

@@ -73,6 +73,8 @@ struct Params {
 //   ptx/cp_async.cuh
 //   ptx/convert.cuh
 //   tile/permutation.cuh
+//   ptx/shared_memory.cuh
+//   ptx/special.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/mma.cuh

@@ -32,5 +32,6 @@ struct Params {
 //   configuration.cuh
 //   ptx/convert.cuh
 //   tile/key_mean.cuh
+//   ptx/special.cuh
 //   tile/place.cuh
 //   kernels/key_mean.cuh

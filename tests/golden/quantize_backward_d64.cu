@@ -81,6 +81,7 @@ struct Params {
 //   base.cuh
 //   configuration.cuh
 //   tile/key_mean.cuh
+//   ptx/special.cuh
 //   tile/place.cuh
 //   ptx/convert.cuh
 //   ptx/math.cuh
