@@ -218,16 +218,15 @@ private:
   Fiber* choose() {
     if (has_seed() && random() % 4 == 0)
       turn_ = random() % warps_in_use_;
-    for (unsigned i = 0; i < warps_in_use_; ++i) {
-      const unsigned number = (turn_ + i) % warps_in_use_;
-      Warp& warp = warps_[number];
+    for (unsigned i = 0; i < warps_in_use_;
+         ++i, turn_ = turn_ + 1 < warps_in_use_ ? turn_ + 1 : 0) {
+      Warp& warp = warps_[turn_];
       if (!warp.ready)
         continue;
-      turn_ = number;
       const int skip = has_seed() ? random() % kWarp : 0;
       const unsigned lane = (std::countr_zero(std::rotr(warp.ready, skip)) + skip) % kWarp;
       warp.ready &= ~(1u << lane);
-      return &fibers_[number * kWarp + lane];
+      return &fibers_[turn_ * kWarp + lane];
     }
     return nullptr;
   }
