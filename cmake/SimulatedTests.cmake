@@ -40,6 +40,8 @@ simulated_test(Lengths "Gpu/Numerics.AnyLengths/*" SAGEBWD_SIM_SEED=1)
 simulated_test(BlindRows "Gpu/BlindRows.*" SAGEBWD_SIM_SEED=2)
 simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
 simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
+# Memory that nobody has written reads as NaN here.
+simulated_test(Initialised "Gpu/Sanitizer.*" SAGEBWD_SIM_SEED=3)
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft")
 # What other GPUs' default tiles are, and what the templates do for their architectures.
 foreach(capability 8.0 8.9 12.0)
