@@ -1,17 +1,56 @@
 # Stand-ins for libcuda.so.1 and libnvrtc that run kernels on the CPU (tests/simulator), and the GPU
-# tests that run against them.
+# tests that run against them. Sanitizers know nothing of fibers.
+if(CMAKE_CXX_FLAGS MATCHES "-fsanitize" OR NOT CMAKE_SYSTEM_NAME STREQUAL Linux)
+  return()
+endif()
 
 set(simulator ${PROJECT_BINARY_DIR}/simulator)
-foreach(library cuda nvrtc)
-  file(GLOB sources CONFIGURE_DEPENDS tests/simulator/lib${library}.cpp)
-  add_library(simulated_${library} SHARED ${sources})
-  target_include_directories(simulated_${library} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(simulated_${library} PRIVATE ${warnings} -O3 -fno-strict-aliasing)
-  set_target_properties(simulated_${library} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${simulator}
-                        OUTPUT_NAME ${library})
-endforeach()
-target_sources(simulated_cuda PRIVATE tests/simulator/block.cpp tests/simulator/products.cpp)
-target_link_libraries(simulated_cuda PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
-set_target_properties(simulated_cuda PROPERTIES SUFFIX .so.1)
+add_library(simulated_cuda SHARED tests/simulator/libcuda.cpp tests/simulator/block.cpp
+            tests/simulator/products.cpp)
+add_library(simulated_nvrtc SHARED tests/simulator/libnvrtc.cpp)
 target_compile_definitions(simulated_nvrtc PRIVATE SIMULATOR_COMPILER="${CMAKE_CXX_COMPILER}"
                            SIMULATOR_FOLDER="${PROJECT_SOURCE_DIR}/tests/simulator")
+foreach(library cuda nvrtc)
+  target_include_directories(simulated_${library} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(simulated_${library} PRIVATE ${warnings} -O3 -fno-strict-aliasing)
+  target_link_libraries(simulated_${library} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  set_target_properties(simulated_${library} PROPERTIES OUTPUT_NAME ${library}
+                        LIBRARY_OUTPUT_DIRECTORY ${simulator})
+endforeach()
+set_target_properties(simulated_cuda PROPERTIES SUFFIX .so.1)
+add_dependencies(gpu_tests simulated_cuda simulated_nvrtc)
+configure_file(${PROJECT_SOURCE_DIR}/tests/simulator/simulate.in ${simulator}/simulate @ONLY)
+
+# simulated_test(NAME FILTERS [VARIABLE=VALUE...]): GPU tests by GoogleTest's filters. A test that
+# is skipped, or a filter that finds none, is a failure here.
+function(simulated_test name filters)
+  list(JOIN filters ":" filters)
+  add_test(NAME Simulated.${name}
+           COMMAND ${simulator}/simulate $<TARGET_FILE:gpu_tests> --gtest_filter=${filters})
+  set_tests_properties(Simulated.${name} PROPERTIES LABELS simulated TIMEOUT 600 PROCESSORS 2
+                       ENVIRONMENT "${ARGN}"
+                       FAIL_REGULAR_EXPRESSION "SKIPPED;Running 0 tests;FAILED")
+endfunction()
+
+simulated_test(Arguments "Arguments.*")
+simulated_test(Copies "Gpu/QuantizeAll.*/D64_row_*;Gpu/QuantizeAll.*/D128_block_six_of_seven")
+simulated_test(Numerics "Gpu/Numerics.NearExactAndEmulated/*")
+# With warps, lanes and asynchronous work in another order than in the others.
+simulated_test(Lengths "Gpu/Numerics.AnyLengths/*" SAGEBWD_SIM_SEED=1)
+simulated_test(BlindRows "Gpu/BlindRows.*" SAGEBWD_SIM_SEED=2)
+simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
+simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
+# Memory that nobody has written reads as NaN here.
+simulated_test(Initialised "Gpu/Sanitizer.*" SAGEBWD_SIM_SEED=3)
+simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16")
+# What other GPUs' default tiles are, and what the templates do for their architectures.
+foreach(capability 8.0 8.9 12.0)
+  simulated_test(Capability_${capability} "Gpu/Numerics.AnyLengths/D128_bf16_Row;\
+Gpu/Numerics.AnyLengths/D64_fp16_Qk16_TopLeft;\
+Gpu/Numerics.AnyLengths/Fused_D64_bf16" SAGEBWD_SIM_CAPABILITY=${capability})
+endforeach()
+add_test(NAME Simulated.CatchesBrokenTemplates
+         COMMAND ${PROJECT_SOURCE_DIR}/tests/simulator/catches.sh ${PROJECT_SOURCE_DIR}/templates
+                 ${simulator}/simulate $<TARGET_FILE:gpu_tests>)
+set_tests_properties(Simulated.CatchesBrokenTemplates PROPERTIES LABELS simulated TIMEOUT 600
+                     PROCESSORS 2)

@@ -14,22 +14,40 @@ const Problem kProblems[] = {{2, 4, 2, 700, 1100}, {1, 1, 1, 1, 1}, {1, 6, 2, 65
 /// Of the caller's tensors, between which the strides differ.
 constexpr Layout kLayout = {.bshd = true, .padding = 24};
 
-std::vector<AttentionSpec> specs() {
-  std::vector<AttentionSpec> all;
+struct Copies {
+  int head_dim;
+  Granularity granularity;
+  Precision precision;
+};
+
+std::vector<Copies> all_copies() {
+  std::vector<Copies> all;
   for (int head_dim : {64, 128})
     for (Granularity granularity : {Granularity::row, Granularity::block})
-      for (const auto& [precision, name] : Words<Precision>::all) {
-        AttentionSpec s;
-        s.head_dim = head_dim, s.granularity = granularity, s.precision = precision;
-        all.push_back(s);
-        s.dtype = DType::fp16;
-        s.smooth_k = s.rotate = false;
-        all.push_back(s);
-        if (granularity == Granularity::row) {
-          s.smooth_k = true, s.sink_keys = 0;
-          all.push_back(s);
-        }
-      }
+      for (const auto& [precision, name] : Words<Precision>::all)
+        all.push_back({head_dim, granularity, precision});
+  return all;
+}
+
+std::string copies_name(const testing::TestParamInfo<Copies>& info) {
+  std::string name = "D" + std::to_string(info.param.head_dim) + "_" +
+                     std::string(to_string(info.param.granularity)) + "_" +
+                     std::string(to_string(info.param.precision));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+std::vector<AttentionSpec> specs_of(const Copies& copies) {
+  AttentionSpec s;
+  s.head_dim = copies.head_dim, s.granularity = copies.granularity, s.precision = copies.precision;
+  std::vector<AttentionSpec> all = {s};
+  s.dtype = DType::fp16;
+  s.smooth_k = s.rotate = false;
+  all.push_back(s);
+  if (copies.granularity == Granularity::row) {
+    s.smooth_k = true, s.sink_keys = 0;
+    all.push_back(s);
+  }
   return all;
 }
 
@@ -78,11 +96,12 @@ void run_pre_pass(PrePassRun& run, const Arch& arch) {
 }
 
 class Quantize : public OnGpu {};
+class QuantizeAll : public OnGpu, public testing::WithParamInterface<Copies> {};
 
-TEST_F(Quantize, WritesEveryCopy) {
+TEST_P(QuantizeAll, WritesEveryCopy) {
   const driver::DeviceInfo info = driver::device_info(0);
   const Arch& arch = arch_for_capability(info.major, info.minor);
-  for (const AttentionSpec& spec : specs())
+  for (const AttentionSpec& spec : specs_of(GetParam()))
     for (Pass pass : {Pass::forward, Pass::backward})
       for (const Problem& p : kProblems) {
         PrePassRun run = pre_pass_run(pass, spec, p);
@@ -94,6 +113,8 @@ TEST_F(Quantize, WritesEveryCopy) {
           return; // the other cases would say the same
       }
 }
+
+INSTANTIATE_TEST_SUITE_P(Gpu, QuantizeAll, testing::ValuesIn(all_copies()), copies_name);
 
 /// The launch is the same computation wherever blocks happen to run.
 TEST_F(Quantize, GivesTheSameBitsAgain) {

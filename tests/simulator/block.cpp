@@ -10,88 +10,27 @@
 #undef _FORTIFY_SOURCE
 
 #include "tests/simulator/block.h"
+#include "tests/simulator/fiber.h"
 #include "tests/simulator/products.h"
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <csetjmp>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <sys/mman.h>
 #include <thread>
-#include <ucontext.h>
 #include <vector>
 
 namespace simulator {
 
 namespace {
 
-constexpr unsigned kMostThreads = 1024, kWarp = 32;
+constexpr unsigned kMostThreads = 1024;
 constexpr size_t kGuardBytes = 4096;
 constexpr int kPoison = 0xff;
 
-class Block;
-
-struct Copy {
-  char* to;
-  const void* from;
-  int group;
-};
-
-struct Warp {
-  uint32_t ready = 0; ///< lanes that can run
-  // Who has come together.
-  unsigned arrived = 0;
-  void* brought[kWarp] = {};
-  void (*operate)(void* const*) = nullptr;
-  const char* what = "";
-  int line = 0;
-  // wgmma: those of a group for each of 32 lanes.
-  struct Issued {
-    std::vector<GroupProduct> lanes;
-    int group;
-  };
-  std::vector<Issued> products;
-  int group = 0;
-};
-
-class Fiber final : public Lane {
-public:
-  Block* home;
-  Warp* warp;
-  unsigned number; ///< in the warp
-  jmp_buf context;
-  ucontext_t fresh;
-  bool started = false, ended = false, at_barrier = false;
-  const char* waits_for = nullptr; ///< and the line, or 0
-  int line = 0;
-  std::vector<Copy> copies;
-  int group = 0;
-  bool unpublished = false, allowed = false;
-
-  void together(const char* what, int line, void* mine, void (*operate)(void* const*)) override;
-  void wait_for_block(int line) override;
-  void copy(unsigned to, const void* from) override;
-  void commit_copies() override { ++group; }
-  void wait_for_copies(int pending) override;
-  void publish_copies() override { unpublished = false; }
-  void multiply(const WarpProduct&) override;
-  void multiply(const GroupProduct&) override;
-  void allow_products() override { allowed = true; }
-  void commit_products() override;
-  void wait_for_products(int pending) override;
-  void fail(const char* what, unsigned long long value) override;
-
-private:
-  struct Command {
-    Fiber* fiber;
-    int pending;
-  };
-  void perform_copy(const Copy& copy);
-  void perform_products(int last_group);
-};
+} // namespace
 
 class Block {
 public:
@@ -273,10 +212,10 @@ private:
   std::string error_;
 };
 
-void Fiber::fail(const char* what, unsigned long long value) {
+void Fiber::fail(const char* what, long long value) {
   home->stop("thread " + std::to_string(thread.x) + " of block " + std::to_string(block.x) + ", " +
-             std::to_string(block.y) + ", " + std::to_string(block.z) + ": " + what + " " +
-             std::to_string(value));
+             std::to_string(block.y) + ", " + std::to_string(block.z) + ": " + what +
+             (value < 0 ? "" : " " + std::to_string(value)));
 }
 
 void Fiber::together(const char* what, int line, void* mine, void (*operate)(void* const*)) {
@@ -308,25 +247,18 @@ void Fiber::wait_for_block(int line) {
   home->arrive(*this);
 }
 
-void Fiber::perform_copy(const Copy& copy) {
-  if (copy.from)
-    std::memcpy(copy.to, copy.from, 16);
-  else
-    std::memset(copy.to, 0, 16);
-  unpublished = true;
-}
 void Fiber::copy(unsigned to, const void* from) {
-  const Copy copy{at(to, 16), from, group};
+  copies.push_back({at(to, 16), from, group});
   if (home->has_seed() && home->random() % 2)
-    perform_copy(copy);
-  else
-    copies.push_back(copy);
+    copies.back().take_place();
 }
 void Fiber::wait_for_copies(int pending) {
-  std::erase_if(copies, [&](const Copy& copy) {
+  std::erase_if(copies, [&](Copy& copy) {
     const bool due = copy.group < group - pending;
-    if (due)
-      perform_copy(copy);
+    if (due) {
+      copy.take_place();
+      unpublished = true;
+    }
     return due;
   });
 }
@@ -339,9 +271,9 @@ void Fiber::multiply(const WarpProduct& product) {
 
 void Fiber::multiply(const GroupProduct& product) {
   if (!allowed)
-    fail("wgmma without a fence behind the last wait", 0);
+    fail("wgmma without a fence behind the last wait");
   if (unpublished)
-    fail("wgmma without fence.proxy.async behind the copies that came before", 0);
+    fail("wgmma without fence.proxy.async behind the copies that came before");
   together("wgmma", 0, const_cast<GroupProduct*>(&product), [](void* const* lanes) {
     Warp& warp = *static_cast<Fiber&>(lane()).warp;
     warp.products.push_back({{}, warp.group});
@@ -378,8 +310,6 @@ void Fiber::wait_for_products(int pending) {
     last.perform_products(last.warp->group - 1 - *static_cast<int*>(lanes[0]));
   });
 }
-
-} // namespace
 
 std::string run(const Launch& launch) {
   // Stacks are kept from launch to launch; one launch at a time.

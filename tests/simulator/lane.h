@@ -62,8 +62,8 @@ public:
   virtual void commit_products() = 0;
   virtual void wait_for_products(int pending) = 0;
 
-  /// Ends the launch with an error.
-  [[noreturn]] virtual void fail(const char* what, unsigned long long value) = 0;
+  /// Ends the launch with an error; a value below 0 is not told.
+  [[noreturn]] virtual void fail(const char* what, long long value = -1) = 0;
 
   /// A place in shared memory, whose alignment is its size.
   char* at(unsigned address, unsigned bytes) {

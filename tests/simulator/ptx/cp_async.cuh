@@ -2,7 +2,7 @@
 
 inline void cp_async_16_or_zeros(u32 shared_address, const void* global, bool valid) {
   if (reinterpret_cast<u64>(global) % 16 != 0)
-    simulator::lane().fail("misaligned global address", reinterpret_cast<u64>(global));
+    simulator::lane().fail("misaligned global address", reinterpret_cast<s64>(global));
   simulator::lane().copy(shared_address, valid ? global : nullptr);
 }
 inline void cp_async_16(u32 shared_address, const void* global) {

@@ -1,0 +1,43 @@
+#!/bin/sh
+# What a broken template does to the tests that run against the simulator: they fail, and say so.
+#   catches.sh TEMPLATES SIMULATE GPU_TESTS
+set -eu
+templates=$1 simulate=$2 gpu_tests=$3
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failures=0
+
+# caught FILE EDIT CASE WHAT...: with this edit the case fails, and its output has these words.
+caught() {
+  file=$1 edit=$2 case=$3 what=$4
+  rm -rf "$folder/templates"
+  cp -r "$templates" "$folder/templates"
+  sed -i "$edit" "$folder/templates/$file"
+  if cmp -s "$templates/$file" "$folder/templates/$file"; then
+    echo "NOT BROKEN: $edit finds nothing in $file"
+    failures=$((failures + 1))
+    return
+  fi
+  SAGEBWD_TEMPLATE_DIR=$folder/templates SAGEBWD_CACHE_DIR=$folder/cache "$simulate" "$gpu_tests" \
+    --gtest_filter="Gpu/Numerics.AnyLengths/$case" >"$folder/log" 2>&1 || true
+  if grep -q "FAILED  .*$case" "$folder/log" && grep -q "$what" "$folder/log"; then
+    echo "caught: $edit"
+    return
+  fi
+  echo "NOT CAUGHT: $edit in $file"
+  tail -n 20 "$folder/log"
+  failures=$((failures + 1))
+}
+
+mma=Mma_D64_fp16_Row_TopLeft wgmma=D64_bf16_Row_TopLeft
+caught tile/products.cuh 's/cp_async_wait<0>();//' $mma 'numerics_test.cpp'
+caught tile/products.cuh 's/__syncthreads();//' $mma 'numerics_test.cpp'
+caught tile/products.cuh 's/__syncthreads();/if (lane_id() < 16) __syncthreads();/' $mma \
+  'deadlock: warp 0: lanes 0 to 15 at __syncthreads in line'
+caught tile/products_mma.cuh 's/&b\[2 \* half\]/\&b[2 - 2 * half]/' $mma 'numerics_test.cpp'
+caught tile/softmax.cuh 's/(__any_sync(/(lane_id() < 16 \&\& __any_sync(/' $mma \
+  'deadlock: warp 0: lanes 0 to 15 at vote.sync in line'
+caught tile/products_wgmma.cuh 's/wgmma_wait<PENDING>();//' $wgmma 'numerics_test.cpp'
+caught tile/products_wgmma.cuh 's/wgmma_fence();//' $wgmma 'wgmma without a fence'
+caught tile/products_wgmma.cuh 's/{ fence_async_proxy(); }/{}/' $wgmma 'fence.proxy.async'
+exit $failures
