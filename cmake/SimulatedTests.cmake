@@ -42,6 +42,7 @@ simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
 simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
 # Memory that nobody has written reads as NaN here.
 simulated_test(Initialised "Gpu/Sanitizer.*" SAGEBWD_SIM_SEED=3)
+simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16")
 # What other GPUs' default tiles are, and what the templates do for their architectures.
 foreach(capability 8.0 8.9 12.0)

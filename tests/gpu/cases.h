@@ -90,6 +90,9 @@ inline const std::vector<Case>& all_cases() {
       return c;
     };
     list.push_back(fused({"Fused_D64_bf16", {64, bf16, none, row}, {}}, "mma 64x128 w8 s1 b1"));
+    list.push_back(fused(
+        {"Fused_D64_fp16_Unsmoothed", {64, fp16, none, row, gradients16, /*smooth_k=*/false}, {}},
+        "mma 64x128 w8 s1 b1"));
     list.push_back(
         fused({"Fused_D128_fp16_TopLeft", {128, fp16, top, row}, {}}, "mma 64x128 w8 s1 b1"));
     list.push_back(fused({"Fused_D64_bf16_BottomRight_4Warps", {64, bf16, bottom, row}, {}},

@@ -9,6 +9,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/space.h"
 #include "tests/templates/nvrtc_fixture.h"
 
 #include <algorithm>
@@ -79,6 +80,14 @@ std::vector<Pair> covering_pairs() {
       spec.granularity = Granularity::block, spec.causal = Causal::none;
       pairs.push_back({spec, &find_arch(arch)});
     }
+  // The fused backward, where 128 keys of the largest head dimension fit.
+  for (const char* arch : kArchs) {
+    AttentionSpec spec;
+    spec.precision = Precision::gradients16, spec.deterministic = false;
+    spec.causal = Causal::top_left;
+    spec.head_dim = find_arch(arch).max_shared_bytes > 99 * 1024 ? 128 : 64;
+    pairs.push_back({spec, &find_arch(arch)});
+  }
   return pairs;
 }
 
@@ -87,7 +96,10 @@ std::map<std::string, KernelSpec> kernels_of_pairs(const std::vector<Pair>& pair
   std::map<std::string, KernelSpec> kernels;
   for (const auto& [spec, arch] : pairs)
     for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), *arch))
+      for (const KernelSpec& kernel :
+           kernels_of(pass, resolved(spec), *arch,
+                      may_fuse_backward(spec) ? default_tiles(resolved(spec), *arch, Family::mma)
+                                              : Tiles()))
         kernels.emplace(std::string(arch->name) + " " + kernel_name(kernel), kernel);
   return kernels;
 }
