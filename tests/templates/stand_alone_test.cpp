@@ -32,7 +32,7 @@ TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
       ADD_FAILURE() << path << ": " << error.what();
     }
   }
-  EXPECT_EQ(kernels, 5);
+  EXPECT_EQ(kernels, 6);
 }
 
 } // namespace
