@@ -42,10 +42,9 @@ std::vector<KernelKind> tiled_kernels_where(bool (*wanted)(Pass)) {
   return kinds;
 }
 
-AttentionSpec narrowed(const KernelDefinition& definition, const AttentionSpec& spec) {
-  AttentionSpec narrow = spec;
-  definition.narrow(narrow);
-  return narrow;
+AttentionSpec narrowed(const KernelDefinition& definition, AttentionSpec spec) {
+  definition.narrow(spec);
+  return spec;
 }
 
 } // namespace
@@ -143,13 +142,16 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
 
 std::vector<KernelSpec> kernels_of(Pass pass, const ResolvedSpec& spec, const Arch& arch,
                                    const Tiles& tiles) {
-  const Backward other = tiles.count(KernelKind::backward) ? Backward::split : Backward::fused;
+  const bool fused = tiles.count(KernelKind::backward);
+  AttentionSpec seen = spec;
+  seen.deterministic |= !fused; // a split backward is, whoever asks
   std::vector<KernelSpec> kernels;
   for (const auto& [kind, name] : Words<KernelKind>::all)
     if (const KernelDefinition& definition = definition_of(kind);
-        definition.of != other && definition.needed(pass, spec)) {
+        definition.of != (fused ? Backward::split : Backward::fused) &&
+        definition.needed(pass, spec)) {
       const auto given = tiles.find(kind);
-      kernels.push_back({kind, pass, narrowed(definition, spec), arch,
+      kernels.push_back({kind, pass, narrowed(definition, seen), arch,
                          given == tiles.end() ? default_tile(kind, spec, arch) : given->second});
     }
   return kernels;

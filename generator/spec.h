@@ -188,11 +188,10 @@ ResolvedSpec resolved(AttentionSpec);
 inline bool scales_dout(const AttentionSpec& s) {
   return !grouping_of(s.granularity).one_scale && which_int8(s.precision).dv;
 }
-/// Whether one kernel may form all three gradients: it sums dQ in whatever order blocks come, and
-/// has no INT8 product but S.
+/// Whether one kernel may form all three gradients: it sums dQ in whatever order blocks come. Under
+/// one scale a group those of dS are dQ's kernel's to find.
 inline bool may_fuse_backward(const AttentionSpec& s) {
-  const Int8Products int8 = which_int8(s.precision);
-  return !s.deterministic && int8.s && !int8.dv && !int8.dq && !int8.dk;
+  return !s.deterministic && !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq);
 }
 /// Tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
 int channel_tokens_q(const AttentionSpec&);

@@ -52,20 +52,34 @@ const Tiling kBackwardDkv = {
     .outputs = outputs_of_dkv,
 };
 
+// The keys and a tile's dS for dQ, in 16 bits or in 8; then also two sets of maxima, the inverses
+// of each warp, and scales of channels (Dq8Layout), in whole tiles' alignment
+int shared_bytes_of_dq(const AttentionSpec& s, const TileConfig& t) {
+  const int values = t.block_kv * (s.head_dim + kTokensPerTile);
+  if (!which_int8(s.precision).dq)
+    return 2 * values;
+  const int scales = ((2 + t.warps) * kTokensPerTile + s.head_dim) * 4;
+  return values + (scales + 1023) / 1024 * 1024;
+}
+
 const Tiling kBackward = {
     .pass = Pass::backward,
     .blocks_own_keys = true,
-    // beside those of dK and dV the keys' rows for dQ, and dS^T of a tile
     .shared_bytes =
         [](const AttentionSpec& s, const TileConfig& t) {
-          return shared_bytes_of_dkv(s, t) + t.block_kv * (value_row(s) + kTokensPerTile * 2);
+          return shared_bytes_of_dkv(s, t) + shared_bytes_of_dq(s, t);
         },
     .objection =
-        [](const AttentionSpec& s, const TileConfig&) {
-          return may_fuse_backward(s)
-                     ? std::string()
-                     : "dQ is summed in 16-bit products and in no order; it takes precision '" +
-                           value_text(Precision::gradients16) + "' and no 'deterministic'";
+        [](const AttentionSpec& s, const TileConfig& t) {
+          if (!may_fuse_backward(s))
+            return "dQ is summed in no order: it takes no 'deterministic', and under '" +
+                   value_text(Granularity::block) + "' precision '" +
+                   value_text(Precision::gradients16) + "'";
+          return which_int8(s.precision).dq && t.block_kv != s.group_kv
+                     ? "dS has one scale for a query and its quantisation group: a block takes "
+                       "the " +
+                           std::to_string(s.group_kv) + " keys of one"
+                     : std::string();
         },
     .preferred = [](const AttentionSpec&, Family) -> TileConfig {
       return {.stages = 1, .blocks_per_sm = 1};
@@ -101,6 +115,13 @@ void narrow_fused(AttentionSpec& s) {
   s.deterministic = deterministic;
 }
 
+/// What dQ was summed from it does not know: the sums are in no channel's units.
+void narrow_round_dq(AttentionSpec& s) {
+  narrow(s);
+  s.precision = Precision::gradients16;
+  s.rotate = AttentionSpec().rotate;
+}
+
 void configure_round_dq(Configuration& c, const KernelSpec& k) {
   configure_spec(c, k.attention);
   c.add("BLOCK_Q", kTokensPerTile);
@@ -118,11 +139,11 @@ KernelDefinition backward_dkv(Family family) {
       .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow,
-      .fields = fields_named({O::q,          O::k,           O::v,         O::dout,
-                              O::dk,         O::dv,          O::q8,        O::q_rows,
-                              O::k8,         O::k8_scale,    O::qt8,       O::qt8_scale,
-                              O::dot8,       O::dot8_scale,  O::dout_rows, O::sink_partial,
-                              O::tile_p_max, O::tile_ds_max, O::k_rows,    O::dq_sum}),
+      .fields = fields_named(
+          {O::q,      O::k,          O::v,         O::dout,         O::dk,         O::dv,
+           O::q8,     O::q_rows,     O::k8,        O::k8_scale,     O::qt8,        O::qt8_scale,
+           O::dot8,   O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max, O::tile_ds_max,
+           O::k_rows, O::kt8,        O::kt8_scale, O::dq_sum}),
       .root_template = "kernels/backward_dkv.cuh",
       .configure = configure_dkv,
       .threads = threads,
@@ -147,7 +168,7 @@ KernelDefinition round_dq() {
       .of = Backward::fused,
       .differs_by_pass = false,
       .needed = in_backward,
-      .narrow = narrow,
+      .narrow = narrow_round_dq,
       .fields = fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q_rows, O::dq_sum}),
       .root_template = "kernels/round_dq.cuh",
       .configure = configure_round_dq,

@@ -15,7 +15,7 @@ using O = Operand;
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
   drop_mask(s);
-  s.deterministic = !may_fuse_backward(s); // whose sums of dQ start from the zeros written here
+  s.deterministic |= !may_fuse_backward(s); // a fused one's sums start from the zeros written here
   s.group_kv = grouping_of(s.granularity).keys.back(); // with several, no scale is a group's
   if (!which_int8(s.precision).s) // nothing is rotated but Q and K for INT8 scores
     s.rotate = plain.rotate;

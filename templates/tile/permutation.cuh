@@ -11,24 +11,30 @@
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
 
-/// Four values times `inverse`, rounded to nearest even and packed into bytes, the first lowest,
-/// for values that stay within the bytes' range. NaN becomes some byte.
+/// Four values, a and b times `low_inverse`, the others times `high_inverse`, rounded to nearest
+/// even and packed into bytes, the first lowest, for values that stay within the bytes' range. NaN
+/// becomes some byte.
 template <bool SIGNED>
-__device__ __forceinline__ u32 pack_scaled(float a, float b, float c, float d, float inverse) {
+__device__ __forceinline__ u32 pack_scaled(float a, float b, float c, float d, float low_inverse,
+                                           float high_inverse) {
 #if __CUDA_ARCH__ == 800
   // There the conversion is a sixteenth of an FFMA's rate: the sum with 1.5 * 2^23 rounds instead,
   // and its lowest byte is the integer's.
-  const u32 low = __byte_perm(__float_as_uint(__fmaf_rn(a, inverse, MAGIC)),
-                              __float_as_uint(__fmaf_rn(b, inverse, MAGIC)), 0x0040);
-  const u32 high = __byte_perm(__float_as_uint(__fmaf_rn(c, inverse, MAGIC)),
-                               __float_as_uint(__fmaf_rn(d, inverse, MAGIC)), 0x0040);
+  const u32 low = __byte_perm(__float_as_uint(__fmaf_rn(a, low_inverse, MAGIC)),
+                              __float_as_uint(__fmaf_rn(b, low_inverse, MAGIC)), 0x0040);
+  const u32 high = __byte_perm(__float_as_uint(__fmaf_rn(c, high_inverse, MAGIC)),
+                               __float_as_uint(__fmaf_rn(d, high_inverse, MAGIC)), 0x0040);
   return __byte_perm(low, high, 0x5410);
 #else
   if constexpr (SIGNED)
-    return pack_s8(a * inverse, b * inverse, c * inverse, d * inverse);
+    return pack_s8(a * low_inverse, b * low_inverse, c * high_inverse, d * high_inverse);
   else
-    return pack_u8(a * inverse, b * inverse, c * inverse, d * inverse);
+    return pack_u8(a * low_inverse, b * low_inverse, c * high_inverse, d * high_inverse);
 #endif
+}
+template <bool SIGNED>
+__device__ __forceinline__ u32 pack_scaled(float a, float b, float c, float d, float inverse) {
+  return pack_scaled<SIGNED>(a, b, c, d, inverse, inverse);
 }
 
 /// Tokens of a quad, four tokens whose bytes form one word: first, first+1, first+8, first+9.

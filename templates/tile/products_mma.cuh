@@ -7,28 +7,15 @@
 #pragma once
 
 #include "ptx/mma.cuh"
-#include "ptx/special.cuh"
 #include "tile/accumulators.cuh"
 #include "tile/fragments.cuh"
+#include "tile/magic_start.cuh"
 
 /// Whether products run while their warps go on.
 constexpr bool ASYNCHRONOUS = false;
 
 constexpr int SCORE_STEPS = SCORE_ROW_BYTES / 32;
 constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
-
-/// MAGIC_BITS four times, but ptxas does not know: what it knows to be equal it moves into four
-/// registers for every sum. Of three masks of lanes no two share a bit.
-struct MagicStart {
-  int bits[4];
-  __device__ __forceinline__ MagicStart() {
-    const auto [below, self, above] = read_lane_masks();
-    bits[0] = MAGIC_BITS | (below & self);
-    bits[1] = MAGIC_BITS | (below & above);
-    bits[2] = MAGIC_BITS | (self & above);
-    bits[3] = MAGIC_BITS | (below & self & above);
-  }
-};
 
 /// S accumulates in FP32 or, for INT8, in INT32 from MAGIC_BITS, so that its bits are MAGIC + S and
 /// one FFMA makes an exponent of them: value(sum) * scale - (ZERO * scale + subtrahend). The

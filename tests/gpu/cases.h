@@ -82,23 +82,31 @@ inline const std::vector<Case>& all_cases() {
       c.tiles = mma_tiles(c.spec);
       list.push_back(c);
     }
-    const auto fused = [](const Case& of, const char* tile) {
-      Case c = of;
-      c.spec.precision = gradients16, c.spec.deterministic = false;
+    const std::pair<Case, const char*> fused[] = {
+        {{"Fused_D64_bf16", {64, bf16, none, row, gradients16}, {}}, "mma 64x128 w8 s1 b1"},
+        {{"Fused_D64_fp16_Unsmoothed", {64, fp16, none, row, gradients16, false}, {}},
+         "mma 64x128 w8 s1 b1"},
+        {{"Fused_D128_fp16_TopLeft", {128, fp16, top, row, gradients16}, {}},
+         "mma 64x128 w8 s1 b1"},
+        {{"Fused_D64_bf16_BottomRight_4Warps", {64, bf16, bottom, row, gradients16}, {}},
+         "mma 64x64 w4 s2 b1"},
+        {{"Fused_D128_bf16_Block_4Warps", {128, bf16, none, block, gradients16}, {}},
+         "mma 64x64 w4 s1 b1"},
+        {{"Fused_D64_bf16_SixOfSeven_TopLeft", {64, bf16, top, row}, {}}, "mma 64x128 w8 s1 b1"},
+        {{"Fused_D128_fp16_SixOfSeven", {128, fp16, none, row}, {}}, "mma 64x128 w8 s1 b1"},
+        {{"Fused_D64_fp16_Qk16_Unsmoothed", {64, fp16, none, row, qk16, false}, {}},
+         "mma 64x128 w8 s2 b1"},
+        {{"Fused_D128_bf16_Dv16_Row64_4Warps",
+          {128, bf16, bottom, row, dv16, true, true, true, 64, 64},
+          {}},
+         "mma 64x64 w4 s1 b1"},
+    };
+    for (auto [c, tile] : fused) {
+      c.spec.deterministic = false;
       c.tiles = mma_tiles(c.spec);
       (*c.tiles)[KernelKind::backward] = parse_tile(tile);
-      return c;
-    };
-    list.push_back(fused({"Fused_D64_bf16", {64, bf16, none, row}, {}}, "mma 64x128 w8 s1 b1"));
-    list.push_back(fused(
-        {"Fused_D64_fp16_Unsmoothed", {64, fp16, none, row, gradients16, /*smooth_k=*/false}, {}},
-        "mma 64x128 w8 s1 b1"));
-    list.push_back(
-        fused({"Fused_D128_fp16_TopLeft", {128, fp16, top, row}, {}}, "mma 64x128 w8 s1 b1"));
-    list.push_back(fused({"Fused_D64_bf16_BottomRight_4Warps", {64, bf16, bottom, row}, {}},
-                         "mma 64x64 w4 s2 b1"));
-    list.push_back(fused({"Fused_D128_bf16_Block_4Warps", {128, bf16, none, block}, {}},
-                         "mma 64x64 w4 s1 b1"));
+      list.push_back(c);
+    }
     Case large{"Wgmma8Warps_D64_bf16_Row128",
                {64, bf16, top, row, six_of_seven, true, true, true, 64, 128},
                {}};

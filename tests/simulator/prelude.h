@@ -75,6 +75,11 @@ template <class T, class Operate> void together(const char* what, int line, T& m
 
 inline void __syncthreads(int line = __builtin_LINE()) { simulator::lane().wait_for_block(line); }
 
+inline void __syncwarp(int line = __builtin_LINE()) {
+  int nothing = 0;
+  simulator::together("__syncwarp", line, nothing, [](simulator::Lanes<int>) {});
+}
+
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int with, int line = __builtin_LINE()) {
   struct Exchange {

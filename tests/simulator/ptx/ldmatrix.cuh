@@ -31,3 +31,19 @@ inline void ldmatrix_x4(u32 (&r)[4], u32 address, int line = __builtin_LINE()) {
 inline void ldmatrix_x4_transposed(u32 (&r)[4], u32 address, int line = __builtin_LINE()) {
   simulator::ldmatrix<true>(r, address, line);
 }
+
+inline u32 transpose_8x8(u32 two, int line = __builtin_LINE()) {
+  struct Part {
+    u32 two, turned;
+  } mine{two, 0};
+  simulator::together("movmatrix", line, mine, [](simulator::Lanes<Part> lanes) {
+    for (int lane = 0; lane < 32; ++lane) {
+      const int column = lane / 4;
+      const auto element = [&](int row) {
+        return lanes[4 * row + column / 2].two >> 16 * (column % 2) & 0xffff;
+      };
+      lanes[lane].turned = element(2 * (lane % 4)) | element(2 * (lane % 4) + 1) << 16;
+    }
+  });
+  return mine.turned;
+}

@@ -11,3 +11,8 @@ inline float2 read_float2(u32 address) { return simulator::in_shared<float2>(add
 inline float4 read_float4(u32 address) { return simulator::in_shared<float4>(address); }
 inline void write_float(u32 address, float x) { simulator::in_shared<float>(address) = x; }
 inline void write_word(u32 address, u32 x) { simulator::in_shared<u32>(address) = x; }
+inline void raise_float(u32 address, float x) {
+  u32& place = simulator::in_shared<u32>(address);
+  const u32 bits = __float_as_uint(x);
+  place = bits > place ? bits : place;
+}
