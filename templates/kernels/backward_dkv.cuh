@@ -19,8 +19,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "tile/dq_sums8.cuh"
 #include "tile/first_key.cuh"
+#include "tile/fused_dq.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_walk.cuh"
 #include "tile/transposed_scores.cuh"
@@ -46,12 +46,8 @@ constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
 struct SharedLayout {
   static constexpr int KEYS = 0;
   static constexpr int VALUES = KEYS + BLOCK_KV * SCORE_ROW_BYTES;
-  /// For dQ: the keys, rows in 16 bits or transposed in 8, a tile's dS, and in INT8 scales.
-  static constexpr int DQ_KEYS = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
-  static constexpr int DQ_BYTES = WITH_DQ ? DQ16 ? 2 : 1 : 0; ///< of an element
-  static constexpr int DQ_DS = DQ_KEYS + BLOCK_KV * HEAD_DIM * DQ_BYTES;
-  static constexpr int DQ_SCALES = DQ_DS + BLOCK_KV * TILE_Q * DQ_BYTES;
-  static constexpr int FIRST_STAGE = DQ_SCALES + (DQ_BYTES == 1 ? Dq8Layout::BYTES : 0);
+  static constexpr int DQ = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
+  static constexpr int FIRST_STAGE = DQ + FusedDq::BYTES;
   // Of a stage, from its start:
   static constexpr int QUERIES = 0;
   static constexpr int DOUT = QUERIES + TILE_Q * SCORE_ROW_BYTES;
@@ -142,25 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       shared + SharedLayout::VALUES,
       p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h + first_key * p.v_stride_s,
       p.v_stride_s * 2, at.seq_kv() - first_key);
-  const u32 scales_of_dq = shared + SharedLayout::DQ_SCALES;
-  u32 maxima = scales_of_dq; // of dS for dQ, two sets in turn
-  if constexpr (WITH_DQ) {
-    const s64 keys_before = (at.padded_key() + first_key) * HEAD_DIM;
-    if constexpr (DQ16) {
-      load_dense_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(shared + SharedLayout::DQ_KEYS,
-                                                          p.k_rows + keys_before);
-    } else {
-      load_dense_tile<BLOCK_KV / 64 * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
-          shared + SharedLayout::DQ_KEYS, p.kt8 + keys_before);
-      const s64 unit = at.flat_kv_head * ceil_div(p.padded_kv, CHANNEL_TOKENS_KV) +
-                       first_key / CHANNEL_TOKENS_KV;
-      load_floats<HEAD_DIM, THREADS>(scales_of_dq + Dq8Layout::CHANNELS,
-                                     p.kt8_scale + unit * (CHANNEL_VECTORS * HEAD_DIM) +
-                                         CHANNEL_SCALE * HEAD_DIM);
-      if (threadIdx.x < TOKENS_PER_TILE)
-        write_float(maxima + threadIdx.x * 4, 0);
-    }
-  }
+  FusedDq dq(shared + SharedLayout::DQ);
+  dq.load(p, at, first_key);
   QueryTile tile = walk.start(at);
   u32 stage = shared + SharedLayout::FIRST_STAGE;
   u32 next_stage = stage + (STAGES - 1) * SharedLayout::STAGE_BYTES;
@@ -286,8 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         score_gradients<!BLOCK_SCALES && !DK16>(of_part, p_of_part, largest_ds);
       }
     }
-    if constexpr (WITH_DQ && !DQ16)
-      raise_maxima(maxima, ds);
+    dq.raise_scales(ds);
     if constexpr (DK16) {
       pack_fragments<TILE_Q / 16>(ds16, ds);
     } else {
@@ -297,19 +275,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
       quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
     }
-    if constexpr (WITH_DQ) {
-      const u32 of_dq = shared + SharedLayout::DQ_DS;
-      if constexpr (DQ16) {
-        write_score_gradients(of_dq, ds16);
-      } else {
-        __syncthreads(); // the maxima are whole, and the other set is read no more
-        write_score_gradients8<BLOCK_KV>(of_dq, maxima, scales_of_dq + Dq8Layout::INVERSES, ds);
-        if (threadIdx.x < TOKENS_PER_TILE)
-          write_float((maxima ^ Dq8Layout::SET_BYTES) + threadIdx.x * 4, 0);
-      }
-      if constexpr (STAGES == 2)
-        __syncthreads(); // else the wait for what dK reads has one
-    }
+    dq.write(ds, ds16);
+    if constexpr (WITH_DQ && STAGES == 2)
+      __syncthreads(); // else the wait for what dK reads has one
 
     // What S and dP were read from is free.
     if constexpr (PIPELINED || STAGES == 1) {
@@ -355,15 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     if constexpr (DK16 && !PIPELINED)
       finish_rows<0>(dk);
-    if constexpr (WITH_DQ) {
-      float* sums = p.dq_sum + tile.elements();
-      const u32 of_dq = shared + SharedLayout::DQ_DS, keys_of_dq = shared + SharedLayout::DQ_KEYS;
-      if constexpr (DQ16)
-        add_to_dq<BLOCK_KV>(sums, of_dq, keys_of_dq);
-      else
-        add_to_dq8<BLOCK_KV>(sums, of_dq, keys_of_dq, maxima, scales_of_dq + Dq8Layout::CHANNELS);
-      maxima ^= Dq8Layout::SET_BYTES;
-    }
+    dq.add_to(p.dq_sum + tile.elements());
     tile = next;
     const u32 last_stage = stage;
     stage = next_stage;

@@ -55,26 +55,34 @@ TEST(Kernels, OfAFusedBackwardPass) {
             (Kinds{key_mean, quantize, forward}));
 }
 
+TEST(Kernels, AreFusedByDefaultTilesOfMmaWhereTheyFit) {
+  for (const auto& [precision, word] : Words<Precision>::all)
+    for (const char* name : {"sm_80", "sm_89", "sm_90a"})
+      for (bool deterministic : {true, false}) {
+        AttentionSpec s;
+        s.precision = precision, s.deterministic = deterministic;
+        const Arch& arch = find_arch(name);
+        // At 128 channels 128 keys do not fit in 99 KB.
+        const bool fused = !deterministic && arch.max_shared_bytes > 99 * 1024;
+        EXPECT_EQ(default_tiles(resolved(s), arch, Family::mma).count(backward), fused) << word;
+        EXPECT_EQ(default_tiles(resolved(s), find_arch("sm_90a"), Family::wgmma).count(backward),
+                  0);
+      }
+}
+
 TEST(Kernels, AreFusedOnlyWhereTheOrderOfSumsIsFree) {
-  AttentionSpec s;
-  s.precision = Precision::gradients16;
-  for (const char* name : {"sm_80", "sm_89", "sm_90a"}) {
-    const Arch& arch = find_arch(name);
-    for (bool deterministic : {true, false}) {
-      s.deterministic = deterministic;
-      // At 128 channels 128 keys do not fit in 99 KB.
-      const bool fused = !deterministic && arch.max_shared_bytes > 99 * 1024;
-      EXPECT_EQ(default_tiles(resolved(s), arch, Family::mma).count(backward), fused) << name;
-    }
-    EXPECT_EQ(default_tiles(resolved(s), find_arch("sm_90a"), Family::wgmma).count(backward), 0);
-  }
-  const Tiles tiles = {{backward, parse_tile("mma 64x128 w8 s1 b1")}};
-  for (Precision precision : {Precision::gradients16, Precision::six_of_seven}) {
-    s.precision = precision, s.deterministic = precision == Precision::gradients16;
+  const auto expect_refused = [](const AttentionSpec& s, const char* words) {
+    const Tiles tiles = {{backward, parse_tile("mma 64x128 w8 s1 b1")}};
     for (const KernelSpec& k : kernels_of(Pass::backward, resolved(s), find_arch("sm_80"), tiles))
       if (k.kind == backward)
-        test::expect_refusal([&] { emit(k); }, {"gradients16", "deterministic"});
-  }
+        test::expect_refusal([&] { emit(k); }, {words});
+  };
+  AttentionSpec s;
+  expect_refused(s, "no 'deterministic'");
+  s.deterministic = false, s.group_kv = 64;
+  expect_refused(s, "a block takes the 64 keys of one");
+  s.granularity = Granularity::block;
+  expect_refused(s, "under 'block' precision 'gradients16'");
 }
 
 TEST(Kernels, CarryPassArchitectureAndTheirTile) {

@@ -72,6 +72,8 @@ struct Params {
   float* tile_p_max;
   float* tile_ds_max;
   Element* k_rows;
+  s8* kt8;
+  float* kt8_scale;
   float* dq_sum;
   int heads;
   int heads_kv;
@@ -86,25 +88,29 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
+//   ptx/convert.cuh
+//   ptx/special.cuh
+//   tile/place.cuh
+//   tile/first_key.cuh
 //   ptx/ldmatrix.cuh
 //   ptx/mma.cuh
 //   ptx/reduce.cuh
 //   tile/dq_layout.cuh
 //   ptx/cp_async.cuh
-//   ptx/convert.cuh
 //   ptx/math.cuh
 //   tile/permutation.cuh
 //   ptx/shared_memory.cuh
-//   ptx/special.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/wgmma.cuh
 //   tile/products_wgmma.cuh
 //   tile/products.cuh
 //   tile/dq_sums.cuh
-//   tile/place.cuh
-//   tile/first_key.cuh
+//   tile/fragments.cuh
+//   tile/magic_start.cuh
 //   tile/quantizer.cuh
+//   tile/dq_sums8.cuh
+//   tile/fused_dq.cuh
 //   tile/visible.cuh
 //   tile/query_walk.cuh
 //   tile/transposed_scores.cuh

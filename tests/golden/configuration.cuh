@@ -94,6 +94,8 @@ struct Params {
   float* tile_p_max;
   float* tile_ds_max;
   Element* k_rows;
+  s8* kt8;
+  float* kt8_scale;
   float* dq_sum;
   int heads;
   int heads_kv;
@@ -109,8 +111,6 @@ struct Params {
   s64 dq_stride_s;
   const float* dlse;
   float* k_mean;
-  s8* kt8;
-  float* kt8_scale;
   Element* out;
   s64 out_stride_b;
   s64 out_stride_h;

@@ -80,6 +80,7 @@ struct Params {
 //   ptx/mma.cuh
 //   ptx/ldmatrix.cuh
 //   tile/fragments.cuh
+//   tile/magic_start.cuh
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
