@@ -112,7 +112,10 @@ Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {
   if (may_fuse_backward(spec) && std::find(fused.begin(), fused.end(), family) != fused.end()) {
     // With half the keys in a block its sums of dQ would go to memory twice as often.
     const TileConfig tile = tile_of(tiling_of(KernelKind::backward, family), spec, family, 8, 1, 1);
-    if (objection(KernelKind::backward, spec, tile, arch).empty())
+    // At 128 channels registers suffice for dQ in INT8 beside dV in INT8, and not on Blackwells.
+    const Int8Products int8 = which_int8(spec->precision);
+    const bool spills = spec->head_dim > 64 && int8.dq && (!int8.dv || arch.major >= 10);
+    if (!spills && objection(KernelKind::backward, spec, tile, arch).empty())
       tiles[KernelKind::backward] = tile;
   }
   return tiles;

@@ -104,7 +104,8 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
 }
 
 std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
-  if (wide(k.attention))
+  const bool fused_in_int8 = k.kind == KernelKind::backward && which_int8(k.attention.precision).dq;
+  if (wide(k.attention) || (fused_in_int8 && k.arch.major >= 10))
     return {"--ptxas-options=-O1"};
   return {};
 }

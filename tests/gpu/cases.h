@@ -95,11 +95,11 @@ inline const std::vector<Case>& all_cases() {
         {{"Fused_D64_bf16_SixOfSeven_TopLeft", {64, bf16, top, row}, {}}, "mma 64x128 w8 s1 b1"},
         {{"Fused_D128_fp16_SixOfSeven", {128, fp16, none, row}, {}}, "mma 64x128 w8 s1 b1"},
         {{"Fused_D64_fp16_Qk16_Unsmoothed", {64, fp16, none, row, qk16, false}, {}},
-         "mma 64x128 w8 s2 b1"},
-        {{"Fused_D128_bf16_Dv16_Row64_4Warps",
-          {128, bf16, bottom, row, dv16, true, true, true, 64, 64},
+         "mma 64x128 w8 s1 b1"},
+        {{"Fused_D64_bf16_Dv16_Row64_4Warps",
+          {64, bf16, bottom, row, dv16, true, true, true, 64, 64},
           {}},
-         "mma 64x64 w4 s1 b1"},
+         "mma 64x64 w4 s2 b1"},
     };
     for (auto [c, tile] : fused) {
       c.spec.deterministic = false;
