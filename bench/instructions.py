@@ -2,7 +2,7 @@
 static model, which needs NVRTC and nvdisasm, but no GPU.
 
     python bench/instructions.py                              # all; writes bench/results
-    python bench/instructions.py --arch sm_80,sm_89 --head-dim 64 --out /tmp/a.json
+    python bench/instructions.py --arch sm_80,sm_89 --head-dim 64 --out /tmp/a.json   # some
     python bench/instructions.py --json | jq '.kernels[0]'
     ncu --csv --page raw --metrics smsp__inst_executed.sum -k 'regex:^sagebwd_(forward|backward)' \\
         PROGRAM > executed.csv      # any that calls sagebwd.attention once
@@ -304,9 +304,12 @@ def measure(options, nvdisasm: Path) -> tuple[list[dict], list[str]]:
     """Rows of all kernels that were asked for, and what failed."""
     words = ["--head-dim", options.head_dim, "--causal", options.causal, "--precision",
              options.precision or ",".join(words_of(options.program, "precision"))]
-    archs = options.arch.split(",") if options.arch else [
+    known = [
         arch["name"] for arch in run_json([options.program, "doctor", "--json"])[0]["architectures"]
     ]  # fmt: skip
+    archs = options.arch.split(",") if options.arch else known
+    if unknown := [arch for arch in archs if arch not in known]:
+        raise RuntimeError(f"no architecture {', '.join(unknown)}: there are {', '.join(known)}")
     rows, failures = [], []
     for index, arch in enumerate(archs, 1):
         try:
@@ -344,7 +347,14 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if parsed.nvdisasm is None or not parsed.nvdisasm.exists():
             options.error(NO_NVDISASM)
+        whole = all(getattr(parsed, name) == options.get_default(name)
+                    for name in ("arch", "head_dim", "causal", "precision"))
+        if not whole and parsed.out == options.get_default("out"):
+            options.error(f"only a record of all kernels goes to {parsed.out.name}: name another "
+                          "file with --out")
         rows, failures = measure(parsed, parsed.nvdisasm)
+        if failures and parsed.out == options.get_default("out"):
+            raise RuntimeError(f"{parsed.out.name} is kept as it was: " + "; ".join(failures))
     except (RuntimeError, OSError) as error:
         print(f"instructions: {error}", file=sys.stderr)
         return 1

@@ -5,6 +5,7 @@ if(CMAKE_CXX_FLAGS MATCHES "-fsanitize" OR NOT CMAKE_SYSTEM_NAME STREQUAL Linux)
 endif()
 
 set(simulator ${PROJECT_BINARY_DIR}/simulator)
+set(sources ${PROJECT_SOURCE_DIR}/tests/simulator)
 add_library(simulated_cuda SHARED tests/simulator/libcuda.cpp tests/simulator/block.cpp
             tests/simulator/products.cpp)
 add_library(simulated_nvrtc SHARED tests/simulator/libnvrtc.cpp)
@@ -36,19 +37,19 @@ simulated_test(Arguments "Arguments.*")
 simulated_test(Copies "Gpu/QuantizeAll.*/D64_row_*;Gpu/QuantizeAll.*/D128_block_six_of_seven")
 simulated_test(Numerics "Gpu/Numerics.NearExactAndEmulated/*")
 # With warps, lanes and asynchronous work in another order than in the others.
-simulated_test(Lengths "Gpu/Numerics.AnyLengths/*" SAGEBWD_SIM_SEED=1)
-simulated_test(BlindRows "Gpu/BlindRows.*" SAGEBWD_SIM_SEED=2)
+simulated_test(Lengths "Gpu/Numerics.AnyLengths/*" SIMULATOR_SEED=1)
+simulated_test(BlindRows "Gpu/BlindRows.*" SIMULATOR_SEED=2)
 simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
 simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
 # Memory that nobody has written reads as NaN here.
-simulated_test(Initialised "Gpu/Sanitizer.*" SAGEBWD_SIM_SEED=3)
+simulated_test(Initialised "Gpu/Sanitizer.*" SIMULATOR_SEED=3)
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16")
 # What other GPUs' default tiles are, and what the templates do for their architectures.
 foreach(capability 8.0 8.9 12.0)
   simulated_test(Capability_${capability} "Gpu/Numerics.AnyLengths/D128_bf16_Row;\
 Gpu/Numerics.AnyLengths/D64_fp16_Qk16_TopLeft;\
-Gpu/Numerics.AnyLengths/Fused_D64_bf16" SAGEBWD_SIM_CAPABILITY=${capability})
+Gpu/Numerics.AnyLengths/Fused_D64_bf16" SIMULATOR_CAPABILITY=${capability})
 endforeach()
 add_test(NAME Simulated.CatchesBrokenTemplates
          COMMAND ${PROJECT_SOURCE_DIR}/tests/simulator/catches.sh ${PROJECT_SOURCE_DIR}/templates

@@ -1,6 +1,6 @@
 //===- emit.cpp - Print the generated source of a kernel -------------------===//
 #include "cache/whole_file.h"
-#include "generator/kernel.h"
+#include "generator/space.h"
 #include "runtime/generate.h"
 #include "tools/command.h"
 #include "tools/spec_options.h"
@@ -43,7 +43,9 @@ public:
                 "  sagebwd emit --list\n"
                 "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
                 "  sagebwd emit --kernel forward --tile 128x64w8s2\n"
-                "  sagebwd emit --causal top-left -o generated/\n") {
+                "  sagebwd emit --causal top-left -o generated/\n"
+                "  sagebwd emit --kernel backward --no-deterministic > backward.cu   # all "
+                "gradients\n") {
     options.text("kernel", "KIND", kernel_, "which kernel; --list names them");
     options.text(
         "pass", "PASS", pass_,
@@ -81,9 +83,13 @@ private:
     const ResolvedSpec spec = resolved(spec_.one(options));
     std::vector<KernelSpec> chosen;
     std::vector<std::string> kinds;
-    for (const KernelSpec& kernel : pass_.empty()
-                                        ? distinct_kernels(spec, arch)
-                                        : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
+    // No default is fused: who names a kernel of that backward means its tiles.
+    const bool fused =
+        kernel_ == to_string(KernelKind::backward) || kernel_ == to_string(KernelKind::round_dq);
+    for (const KernelSpec& kernel :
+         fused ? kernels_of(Pass::backward, spec, arch, default_tiles(spec, arch, Family::mma))
+         : pass_.empty() ? distinct_kernels(spec, arch)
+                         : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
       const std::string kind(to_string(kernel.kind));
       if (!llvm::is_contained(kinds, kind))
         kinds.push_back(kind);

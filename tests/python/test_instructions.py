@@ -212,6 +212,14 @@ def test_a_causal_mask_halves_the_tiles():
     assert instructions.steps_of_blocks(keys, 4, None, 2) == 2 * (4 + 3 + 2 + 1)
 
 
+def test_a_part_of_all_kernels_does_not_replace_the_record(capsys):
+    before = RECORD.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        instructions.main(["--arch=sm_80", "--tool", sys.executable, "--nvdisasm", sys.executable])
+    assert ended.value.code == 2 and "--out" in capsys.readouterr().err
+    assert RECORD.read_bytes() == before
+
+
 # ---- the record ----------------------------------------------------------------------------------
 
 RECORD = ROOT / "bench/results/instructions.json"

@@ -3,9 +3,8 @@
 // The functions that runtime/driver/library.h knows, in the versions it declares. A "cubin" is a
 // shared library that libnvrtc.cpp has compiled. Launches are done when they return; what went
 // wrong in one is the text of error 719. From the environment:
-//   SAGEBWD_SIM_CAPABILITY  compute capability of the GPU, 9.0 unless given
-//   SAGEBWD_SIM_SEED        an order in which warps, lanes and asynchronous work run; 0: a fixed
-//   one
+//   SIMULATOR_CAPABILITY  compute capability of the GPU, 9.0 unless given
+//   SIMULATOR_SEED        an order in which warps, lanes and asynchronous work run; 0: a fixed one
 //
 //===----------------------------------------------------------------------===//
 
@@ -17,8 +16,10 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <elf.h>
+#include <filesystem>
 #include <map>
 #include <mutex>
+#include <string>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -34,7 +35,7 @@ std::string launch_error;
 struct Capability {
   int major = 9, minor = 0;
   Capability() {
-    if (const char* given = std::getenv("SAGEBWD_SIM_CAPABILITY"))
+    if (const char* given = std::getenv("SIMULATOR_CAPABILITY"))
       std::sscanf(given, "%d.%d", &major, &minor);
   }
   int shared_bytes_a_block() const {
@@ -143,13 +144,13 @@ EXPORTED cuModuleLoadData(void** module, const void* image) {
   const auto& header = *static_cast<const Elf64_Ehdr*>(image);
   if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_type != ET_DYN)
     return kInvalidImage;
-  char path[] = "/tmp/sagebwd-simulated-XXXXXX";
-  const int file = mkstemp(path);
+  std::string path = std::filesystem::temp_directory_path() / "sagebwd-simulated-XXXXXX";
+  const int file = mkstemp(path.data());
   const size_t bytes = header.e_shoff + size_t(header.e_shnum) * header.e_shentsize;
   const bool written = write(file, image, bytes) == static_cast<ssize_t>(bytes);
   close(file);
-  void* library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
-  unlink(path);
+  void* library = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+  unlink(path.c_str());
   if (!library)
     return kInvalidImage;
   size_t shared_bytes = 0;
@@ -172,7 +173,7 @@ EXPORTED cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsign
   const auto& module = *static_cast<Module*>(function);
   if (shared_bytes > module.shared_bytes)
     return kInvalidValue;
-  const char* seed = std::getenv("SAGEBWD_SIM_SEED");
+  const char* seed = std::getenv("SIMULATOR_SEED");
   launch_error = simulator::run({module.find<void (*)(const void*)>("simulator_launch"),
                                  params[0],
                                  {grid_x, grid_y, grid_z},

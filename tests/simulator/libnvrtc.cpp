@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -102,9 +103,11 @@ EXPORTED nvrtcCompileProgram(Program* program, int count, const char* const* opt
     for (const char* c = options[i]; std::strstr(options[i], "--gpu-architecture") && *c; ++c)
       if (*c >= '0' && *c <= '9')
         arch += *c;
-  char folder[] = "/tmp/sagebwd-simulated-XXXXXX";
-  if (!mkdtemp(folder))
+  std::string folder = fs::temp_directory_path() / "sagebwd-simulated-XXXXXX";
+  if (!mkdtemp(folder.data())) {
+    program->log = "no folder " + folder + ": " + std::strerror(errno) + "; set TMPDIR";
     return kCompilationFailed;
+  }
   const fs::path place = folder;
   std::ofstream(place / program->name)
       << with_simulated_instructions(program->source) << launcher(program->source);
