@@ -7,6 +7,7 @@
 #pragma once
 
 #include "tile/dq_sums8.cuh"
+#include "tile/place.cuh"
 
 class FusedDq {
   static constexpr bool INT8 = WITH_DQ && !DQ16, IN_16_BITS = WITH_DQ && DQ16;
