@@ -59,27 +59,27 @@ def _text_of(chosen):
 
 
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, **chosen):
-    """What `sagebwd.attention` gives, or NotImplemented where it must go by the operators."""
+    """What `sagebwd.attention` gives, or None where it must go by the operators."""
     if _is_watched(q, k, v) or (return_lse is not True and return_lse is not False):
-        return NotImplemented
+        return None
     if softmax_scale is not None and type(softmax_scale) is not float:
-        return NotImplemented
+        return None
     try:
         told = _text_of(chosen)
     except (TypeError, options.SpecError):  # said again, with all that belongs to it
-        return NotImplemented
+        return None
     if told is None:
-        return NotImplemented
+        return None
     text, needs_as_many = told
     form = known_form(q, k, v, softmax_scale, layout, text)
     if form is None or (needs_as_many and not form.as_many_queries_as_keys):
-        return NotImplemented
+        return None
     if (
         _is_any_autocast_enabled()
         and torch.is_autocast_enabled("cuda")
         and torch.get_autocast_dtype("cuda") != q.dtype
     ):
-        return NotImplemented
+        return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return (_OutAndLse if return_lse else _Out).apply(form, q, k, v)
     out, lse = form.forward(q, k, v, return_lse)

@@ -117,7 +117,7 @@ def takes(kind=Options, but=(), shortcut=None):
 
     The function's signature and the place of `{options}` in its docstring list them; `but` names
     those left out. An unknown keyword is a TypeError that names the near ones. `shortcut` is asked
-    first, with a call's own arguments: what it gives, unless NotImplemented, is the result.
+    first, with a call's own arguments: what it gives, unless None, is the result.
     """
 
     def decorate(function):
@@ -130,7 +130,7 @@ def takes(kind=Options, but=(), shortcut=None):
         def wrapper(*arguments, **keywords):
             if shortcut:
                 result = shortcut(*arguments, **keywords)
-                if result is not NotImplemented:
+                if result is not None:
                     return result
             chosen = {name: keywords.pop(name, default) for name, default in standard.items()}
             for name in keywords:

@@ -19,8 +19,8 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&r)[4], u32 address)
                : "memory");
 }
 
-/// An 8 x 8 matrix of 16-bit elements, of which lane l has row l / 4, columns 2 (l % 4) and the next,
-/// transposed.
+/// An 8 x 8 matrix of 16-bit elements, of which lane l has row l / 4, columns 2 (l % 4) and the
+/// next, transposed.
 __device__ __forceinline__ u32 transpose_8x8(u32 two) {
   u32 turned;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(two));

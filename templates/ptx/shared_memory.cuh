@@ -26,8 +26,8 @@ __device__ __forceinline__ void write_float(u32 address, float x) {
 __device__ __forceinline__ void write_word(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
-/// The larger of what is there and x, as unsigned integers; that is as floats, none of them negative,
-/// and a NaN above all.
+/// The larger of what is there and x, as unsigned integers; that is as floats, none of them
+/// negative, and a NaN above all.
 __device__ __forceinline__ void raise_float(u32 address, float x) {
   asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(address), "r"(__float_as_uint(x)) : "memory");
 }

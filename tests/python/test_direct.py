@@ -35,7 +35,7 @@ def shortcuts(monkeypatch):
 
     def count(*arguments, **keywords):
         result = direct.attention(*arguments, **keywords)
-        counted["refused" if result is NotImplemented else "taken"] += 1
+        counted["refused" if result is None else "taken"] += 1
         return result
 
     closure = dict(zip(sagebwd.attention.__code__.co_freevars, sagebwd.attention.__closure__))
