@@ -132,10 +132,9 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path) {
   if (!file->descriptor || ::fstat(file->descriptor.get(), &info) != 0) {
     const int error = errno;
     file->fail("the pack cannot be opened: " + error_text(error) +
-               (error == ENOENT
-                    ? "; write it with 'sagebwd prebuild', or correct the path, in which "
-                      "SAGEBWD_CACHE_PACKS allows no colon"
-                    : ""));
+               (error == ENOENT ? "; write it with 'sagebwd prebuild', or correct the path (in "
+                                  "SAGEBWD_CACHE_PACKS a colon ends one)"
+                                : ""));
   }
   if (std::string why = reason_to_refuse_pack(info, path); !why.empty())
     file->fail(why);

@@ -7,6 +7,7 @@ endif()
 set(simulator ${PROJECT_BINARY_DIR}/simulator)
 set(sources ${PROJECT_SOURCE_DIR}/tests/simulator)
 add_library(simulated_cuda SHARED tests/simulator/libcuda.cpp tests/simulator/block.cpp
+            tests/simulator/fiber.cpp tests/simulator/barriers.cpp tests/simulator/bulk_copies.cpp
             tests/simulator/products.cpp)
 add_library(simulated_nvrtc SHARED tests/simulator/libnvrtc.cpp)
 target_compile_definitions(simulated_nvrtc PRIVATE SIMULATOR_COMPILER="${CMAKE_CXX_COMPILER}"
@@ -21,6 +22,15 @@ endforeach()
 set_target_properties(simulated_cuda PROPERTIES SUFFIX .so.1)
 add_dependencies(gpu_tests simulated_cuda simulated_nvrtc)
 configure_file(${PROJECT_SOURCE_DIR}/tests/simulator/simulate.in ${simulator}/simulate @ONLY)
+
+# What the simulator itself can do.
+add_executable(simulator_tests tests/simulator/simulator_test.cpp)
+target_compile_definitions(simulator_tests PRIVATE SIMULATOR_FOLDER="${sources}")
+target_link_libraries(simulator_tests PRIVATE sagebwd_runtime GTest::gtest GTest::gtest_main
+                      ${CMAKE_DL_LIBS})
+add_dependencies(simulator_tests simulated_cuda simulated_nvrtc)
+add_test(NAME Simulated.Itself COMMAND ${simulator}/simulate $<TARGET_FILE:simulator_tests>)
+set_tests_properties(Simulated.Itself PROPERTIES LABELS simulated TIMEOUT 600)
 
 # simulated_test(NAME FILTERS [VARIABLE=VALUE...]): GPU tests by GoogleTest's filters. A test that
 # is skipped, or a filter that finds none, is a failure here.
@@ -45,12 +55,14 @@ simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
 # Memory that nobody has written reads as NaN here.
 simulated_test(Initialised "Gpu/Sanitizer.*" SIMULATOR_SEED=3)
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
-simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16")
+simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
+Gpu/NonFinite.*/FusedWs_D64_bf16")
 # What other GPUs' default tiles are, and what the templates do for their architectures.
 foreach(capability 8.0 8.9 12.0)
   simulated_test(Capability_${capability} "Gpu/Numerics.AnyLengths/D128_bf16_Row;\
 Gpu/Numerics.AnyLengths/D64_fp16_Qk16_TopLeft;\
-Gpu/Numerics.AnyLengths/Fused_D64_bf16" SIMULATOR_CAPABILITY=${capability})
+Gpu/Numerics.AnyLengths/Fused_D64_bf16;\
+Gpu/Numerics.AnyLengths/NotDeterministic_D64_bf16_TopLeft" SIMULATOR_CAPABILITY=${capability})
 endforeach()
 add_test(NAME Simulated.CatchesBrokenTemplates
          COMMAND ${PROJECT_SOURCE_DIR}/tests/simulator/catches.sh ${PROJECT_SOURCE_DIR}/templates

@@ -26,10 +26,14 @@ struct Output {
 /// What a kernel with tiles adds. The specs are resolved.
 struct Tiling {
   Pass pass;
-  bool blocks_own_keys; ///< and walk over queries; else the other way round
+  bool blocks_own_keys;            ///< and walk over queries; else the other way round
+  std::vector<int> warps = {4, 8}; ///< that multiply, in a block; each owns 16 queries or keys
+  std::vector<int> stages = {1, 2};
   int (*shared_bytes)(const AttentionSpec&, const TileConfig&);
   /// Beyond what holds for all of them, why a tile cannot be built; empty where it can.
   std::string (*objection)(const AttentionSpec&, const TileConfig&);
+  /// Of the family ws: whether its tile, where it can be built, is faster than that of wgmma.
+  bool (*beats_wgmma)(const AttentionSpec&) = nullptr;
   /// Stages and residency of the default; the rest follows from what fits.
   TileConfig (*preferred)(const AttentionSpec&, Family);
   /// Values of FP32 or INT32 a thread holds at one time: a warp's 16 rows by n columns are n / 2.
@@ -56,6 +60,9 @@ struct KernelDefinition {
   void (*configure)(Configuration&, const KernelSpec&);
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);
+  /// Its blocks take one tile after the other, `grid` being that of all tiles: as many blocks as
+  /// live at a time suffice.
+  bool persistent = false;
   std::vector<std::string> (*compiler_options)(const KernelSpec&) = nullptr;
   const Tiling* tiling = nullptr; ///< none: a kernel without tiles
 };

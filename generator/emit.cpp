@@ -54,7 +54,8 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
                   if (path == "configuration.cuh")
                     return kConfiguration + c.text() + "\n" + params_struct(definition);
                   if (path == "tile/family.cuh")
-                    return "#include \"tile/products_" + value_text(k.tile.family) + ".cuh\"\n";
+                    return std::string("#include \"tile/products_") +
+                           (k.tile.family == Family::mma ? "mma" : "wgmma") + ".cuh\"\n";
                   return templates(path);
                 });
   const std::string placeholder = "KERNEL(";

@@ -140,11 +140,28 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
   return fields;
 }
 
+bool fuses_backward(const ResolvedSpec& spec, const Arch& arch, const Tiles& tiles) {
+  const auto names = [&](KernelKind kind) { return tiles.count(kind) > 0; };
+  const std::vector<KernelKind>& split = tiled_kernels(Pass::backward);
+  return names(KernelKind::backward) ||
+         (std::none_of(split.begin(), split.end(), names) && default_fused_tile(spec, arch));
+}
+
+std::vector<KernelKind> tunable_kernels(const ResolvedSpec& spec, const Arch& arch) {
+  return fuses_backward(spec, arch) ? tiled_kernels(Pass::forward) : tiled_kernels();
+}
+
+ResolvedSpec as_built(const ResolvedSpec& spec, const Arch& arch, const Tiles& tiles) {
+  AttentionSpec built = spec;
+  built.deterministic |= !fuses_backward(spec, arch, tiles);
+  return resolved(built);
+}
+
 std::vector<KernelSpec> kernels_of(Pass pass, const ResolvedSpec& spec, const Arch& arch,
                                    const Tiles& tiles) {
-  const bool fused = tiles.count(KernelKind::backward);
-  AttentionSpec seen = spec;
-  seen.deterministic |= !fused; // a split backward is, whoever asks
+  const bool fused = fuses_backward(spec, arch, tiles);
+  AttentionSpec seen = as_built(spec, arch, tiles);
+  seen.deterministic |= pass == Pass::forward;
   std::vector<KernelSpec> kernels;
   for (const auto& [kind, name] : Words<KernelKind>::all)
     if (const KernelDefinition& definition = definition_of(kind);

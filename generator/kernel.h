@@ -78,14 +78,23 @@ struct KernelSource {
 KernelSource emit(const KernelSpec&);
 KernelSource emit_from(const TemplateSource&, const KernelSpec&);
 
-/// Kernels that have tiles, of a split backward: those of a pass, or all.
+/// Kernels that have tiles to choose among, of a split backward: those of a pass, or all.
 const std::vector<KernelKind>& tiled_kernels(Pass);
 const std::vector<KernelKind>& tiled_kernels();
 /// The one of that name; raises SpecError, which names them.
 KernelKind parse_tiled_kernel(std::string_view name);
 
-/// Tiles that are not the default, by kernel. One of KernelKind::backward asks for the fused one.
+/// Tiles that are not the default, by kernel. One of KernelKind::backward asks for a fused
+/// backward; without it, one of backward_dq or backward_dkv for a split one.
 using Tiles = std::map<KernelKind, TileConfig>;
+
+/// Whether the backward is one kernel, with these tiles and else the default's.
+bool fuses_backward(const ResolvedSpec&, const Arch&, const Tiles& = {});
+/// Those of tiled_kernels() that the operation launches with default tiles: a fused backward's one
+/// has its default tile alone.
+std::vector<KernelKind> tunable_kernels(const ResolvedSpec&, const Arch&);
+/// The spec as its kernels have it: a split backward is deterministic, whoever asks.
+ResolvedSpec as_built(const ResolvedSpec&, const Arch&, const Tiles& = {});
 
 /// The kernels one pass needs, in launch order, with these tiles and else the default's.
 std::vector<KernelSpec> kernels_of(Pass, const ResolvedSpec&, const Arch&, const Tiles& = {});

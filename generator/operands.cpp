@@ -70,6 +70,15 @@ const std::vector<CallerTensor>& caller_tensors() {
   return tensors;
 }
 
+Operand tensor_of(Operand map) {
+#define X(name, tensor)                                                                            \
+  if (map == Operand::name)                                                                        \
+    return Operand::tensor;
+  SAGEBWD_TENSOR_MAPS(X)
+#undef X
+  return Operand::count;
+}
+
 std::vector<Field> fields_named(std::initializer_list<Operand> operands) {
   std::vector<Field> fields;
   const auto add = [&](Operand operand) { fields.push_back({name_of(operand), operand}); };

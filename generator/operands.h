@@ -32,6 +32,8 @@ namespace sagebwd {
 #define SAGEBWD_ROW_TENSORS(X)                                                                     \
   X(lse, "float*", queries, both, required)                                                        \
   X(dlse, "const float*", queries, backward, optional)
+/// The same tensors for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
+#define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
 /// What every kernel is handed.
 #define SAGEBWD_SIZES(X)                                                                           \
   X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
@@ -47,6 +49,8 @@ namespace sagebwd {
   X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                       \
   X(dout_rows, "Element*") X(k_rows, "Element*") X(sink_partial, "float*")                         \
   X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*")                             \
+  /* the caller's */                                                                               \
+  X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \
   SAGEBWD_SIZES(X)
 // clang-format on
 
@@ -98,6 +102,9 @@ std::vector<Field> fields_named(std::initializer_list<Operand>);
 /// The operand of a tensor's batch stride, which those of its head and token strides follow;
 /// Operand::count for what has none.
 Operand strides_of(Operand tensor);
+
+/// The tensor that a TensorMap describes.
+Operand tensor_of(Operand map);
 
 /// One value per operand of a call: integers and pointers as 64 bits, floats as their bits, a
 /// TensorMap as the host's address of it.

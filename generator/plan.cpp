@@ -2,6 +2,8 @@
 
 #include "generator/definition.h"
 
+#include <algorithm>
+
 namespace sagebwd {
 namespace {
 
@@ -123,7 +125,29 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
   put(O::causal_offset, spec->causal == Causal::bottom_right ? p.seq_kv - p.seq_q : 0);
 }
 
-Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).grid(k, p); }
+Grid grid_of(const KernelSpec& k, const Problem& p, int sm_count) {
+  Grid grid = definition_of(k).grid(k, p);
+  if (definition_of(k).persistent)
+    grid.x = std::min(grid.x, static_cast<unsigned>(sm_count * k.tile.blocks_per_sm));
+  return grid;
+}
+
+TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
+                     const OperandValues& values) {
+  const Operand tensor = tensor_of(map);
+  const Tokens tokens = caller_tensor(tensor).tokens;
+  const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
+  const uint64_t row_bytes = size(k.attention.head_dim) * 2;
+  TensorShape shape{get(values, tensor),
+                    {size(k.attention.head_dim), size(tokens_of(tokens, p)),
+                     size(heads_of(tokens, p)), size(p.batch)},
+                    {}};
+  for (int i = 0; i < 3; ++i) { // batch, head, token; of what there is one of, any will do
+    const auto stride = static_cast<Operand>(static_cast<int>(strides_of(tensor)) + i);
+    shape.strides[2 - i] = shape.sizes[3 - i] > 1 ? get(values, stride) * 2 : row_bytes;
+  }
+  return shape;
+}
 
 const std::vector<Field>& fields_of(const KernelSpec& k) { return definition_of(k).fields; }
 

@@ -70,8 +70,17 @@ void place_workspace(Pass, const ResolvedSpec&, const Problem&, uint64_t workspa
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-/// Blocks of a kernel for a problem that check() lets pass.
-Grid grid_of(const KernelSpec&, const Problem&);
+/// Blocks of a kernel for a problem that check() lets pass, on a GPU with so many SMs.
+Grid grid_of(const KernelSpec&, const Problem&, int sm_count);
+
+/// A tensor of 16-bit elements as a TensorMap has it: channels, tokens, heads, sequences, and the
+/// bytes from one of the last three to the next.
+struct TensorShape {
+  uint64_t address;
+  uint64_t sizes[4];
+  uint64_t strides[3];
+};
+TensorShape shape_of(Operand map, const KernelSpec&, const Problem&, const OperandValues&);
 
 /// The fields of a kernel's `Params` struct, in order.
 const std::vector<Field>& fields_of(const KernelSpec&);

@@ -57,6 +57,33 @@ TileConfig tile_of(const Tiling& tiling, const AttentionSpec& s, Family family, 
           .blocks_per_sm = blocks_per_sm};
 }
 
+bool contains(const std::vector<int>& values, int value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+/// Whether a family builds a kernel: of ws not every spec's is.
+bool builds(KernelKind kind, const AttentionSpec& s, Family family) {
+  const std::vector<Family> families = families_of(kind);
+  if (std::find(families.begin(), families.end(), family) == families.end())
+    return false;
+  const Tiling& tiling = tiling_of(kind, family);
+  return family != Family::ws || tiling.objection(s, tiling.preferred(s, family)).empty();
+}
+
+/// The family of a kernel's default tile: of those that build it, what its GPU is fastest with.
+Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  if (arch.name != "sm_90a")
+    return Family::mma;
+  const bool specialised =
+      builds(kind, s, Family::ws) && tiling_of(kind, Family::ws).beats_wgmma(s);
+  return specialised ? Family::ws : Family::wgmma;
+}
+
+TileConfig default_ws_tile(const Tiling& tiling, const AttentionSpec& s) {
+  const TileConfig t = tiling.preferred(s, Family::ws);
+  return tile_of(tiling, s, Family::ws, t.warps, t.stages, t.blocks_per_sm);
+}
+
 std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
 
 } // namespace
@@ -71,16 +98,25 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
   const Tiling& tiling = tiling_of(kind, t.family);
   const bool keys = tiling.blocks_own_keys;
   const int walked = keys ? kTokensPerTile : s.group_kv, rows = keys ? t.block_kv : t.block_q;
-  if (t.family == Family::wgmma && arch.name != "sm_90a")
+  if (t.family != Family::mma && arch.name != "sm_90a")
     return "wgmma exists on sm_90a alone; elsewhere the family is mma";
-  if ((t.warps != 4 && t.warps != 8) || rows != 16 * t.warps)
-    return "a block takes 64 " + std::string(keys ? "keys" : "queries") +
-           " with 4 warps or 128 with 8";
+  if (!contains(tiling.warps, t.warps) || rows != 16 * t.warps) {
+    const auto rows_of = [](int warps) { return std::to_string(16 * warps); };
+    std::string known = rows_of(tiling.warps[0]) + (keys ? " keys" : " queries") + " with " +
+                        std::to_string(tiling.warps[0]) + " warps";
+    for (size_t i = 1; i < tiling.warps.size(); ++i)
+      known += " or " + rows_of(tiling.warps[i]) + " with " + std::to_string(tiling.warps[i]);
+    return "a block takes " + known;
+  }
   if ((keys ? t.block_q : t.block_kv) != walked)
     return "this kernel walks over " + std::to_string(walked) + (keys ? " queries" : " keys") +
            " at a time";
-  if (t.stages < 1 || t.stages > 2)
-    return "1 or 2 stages are supported";
+  if (!contains(tiling.stages, t.stages)) {
+    std::string known;
+    for (int stages : tiling.stages)
+      known += (known.empty() ? "" : " or ") + std::to_string(stages);
+    return known + " stages are supported";
+  }
   if (t.blocks_per_sm < 1 || t.blocks_per_sm > kMostBlocks)
     return "1 to " + std::to_string(kMostBlocks) + " blocks per SM are supported";
   if (std::string why = tiling.objection(s, t); !why.empty())
@@ -101,34 +137,70 @@ void check_tile(const KernelSpec& k) {
 }
 
 TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
-  return default_tile(kind, s, arch, arch.name == "sm_90a" ? Family::wgmma : Family::mma);
+  return default_tile(kind, s, arch, preferred_family(kind, s, arch));
 }
 
 Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {
   Tiles tiles;
   for (KernelKind kind : tiled_kernels())
-    tiles[kind] = default_tile(kind, spec, arch, family);
-  const std::vector<Family> fused = families_of(KernelKind::backward);
-  if (may_fuse_backward(spec) && std::find(fused.begin(), fused.end(), family) != fused.end()) {
-    // With half the keys in a block its sums of dQ would go to memory twice as often.
-    const TileConfig tile = tile_of(tiling_of(KernelKind::backward, family), spec, family, 8, 1, 1);
-    // At 128 channels registers suffice for dQ in INT8 beside dV in INT8, and not on Blackwells.
-    const Int8Products int8 = which_int8(spec->precision);
-    const bool spills = spec->head_dim > 64 && int8.dq && (!int8.dv || arch.major >= 10);
-    if (!spills && objection(KernelKind::backward, spec, tile, arch).empty())
-      tiles[KernelKind::backward] = tile;
-  }
+    tiles[kind] = default_tile(
+        kind, spec, arch, builds(kind, spec, family) ? family : preferred_family(kind, spec, arch));
+  if (const auto fused = default_fused_tile(spec, arch, family))
+    tiles[KernelKind::backward] = *fused;
   return tiles;
+}
+
+std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch& arch,
+                                             Family family) {
+  constexpr KernelKind kind = KernelKind::backward;
+  const std::vector<Family> families = families_of(kind);
+  if (!may_fuse_backward(s) ||
+      std::find(families.begin(), families.end(), family) == families.end())
+    return std::nullopt;
+  // In INT8 a block takes 128 keys: at 64 channels that made an H200 slower than the split one,
+  // 24.6 ms against 22.3, at 128 faster, 19.4 against 21.7. There it spills beside dV in 16 bits,
+  // on Blackwells and on sm_87, and beside S in 16 bits on sm_90a.
+  const Int8Products int8 = which_int8(s.precision);
+  const bool wide = s.head_dim > 64, blackwell = arch.major >= 10;
+  if (int8.dq && (!wide || !int8.dv || blackwell || arch.name == "sm_87" ||
+                  (!int8.s && arch.name == "sm_90a")))
+    return std::nullopt;
+  // In 16 bits two small blocks an SM hide each other's waits: 18.8 and 18.5 ms at 64 and 128
+  // channels; one large 19.7 and 19.5; a second stage 20.3 and 24.1; the split one 22.2 and 21.5.
+  // At 128 channels Blackwells spill small ones.
+  const Tiling& tiling = tiling_of(kind, family);
+  if (family == Family::ws) {
+    const TileConfig tile = default_ws_tile(tiling, s);
+    return objection(kind, s, tile, arch).empty() ? std::optional(tile) : std::nullopt;
+  }
+  std::vector<TileConfig> tiles = {tile_of(tiling, s, family, 8, 1, 1)};
+  if (!int8.dq && !(wide && blackwell))
+    tiles.insert(tiles.begin(), tile_of(tiling, s, family, 4, 1, 2));
+  for (const TileConfig& tile : tiles)
+    if (objection(kind, s, tile, arch).empty() && shares_memory(kind, s, tile, arch))
+      return tile;
+  return std::nullopt;
+}
+
+std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch& arch) {
+  // That of ws has yet to be measured.
+  const Family family = default_tile(KernelKind::backward_dkv, s, arch).family;
+  return family == Family::mma ? default_fused_tile(s, arch, family) : std::nullopt;
 }
 
 TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch, Family family) {
   const Tiling* tiling = definition_of(kind, family).tiling;
   if (!tiling)
     return {};
+  if (kind == KernelKind::backward)
+    if (const auto fused = default_fused_tile(s, arch, family))
+      return *fused;
   // Small blocks, several to an SM, hide each other's waits: tuned on an H200 they beat larger
   // blocks. As many as the registers allow without spills, and a second stage where both then fit.
   // Where shared memory allows but one of them, a larger block brings as many warps.
   const TileConfig preferred = tiling->preferred(s, family);
+  if (family == Family::ws)
+    return default_ws_tile(*tiling, s);
   const auto small = [&](int stages) {
     return tile_of(*tiling, s, family, 4, stages, preferred.blocks_per_sm);
   };
@@ -179,8 +251,8 @@ std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const ResolvedSpec& 
     return {};
   std::vector<TileConfig> tiles = {default_tile(kind, spec, arch)};
   for (Family family : families_of(kind))
-    for (int warps : {4, 8})
-      for (int stages : {1, 2})
+    for (int warps : tiling_of(kind, family).warps)
+      for (int stages : tiling_of(kind, family).stages)
         for (int blocks = kMostBlocks; blocks >= 1; --blocks) { // of equal ones, the most that fit
           const TileConfig tile =
               tile_of(tiling_of(kind, family), spec, family, warps, stages, blocks);

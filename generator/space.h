@@ -3,6 +3,7 @@
 
 #include "generator/kernel.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,12 @@ void check_tile(const KernelSpec&);
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
 /// The same of one family, and those of all kernels that have tiles.
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&, Family);
-/// A fused backward's among them, where the spec allows it and the family has it.
+/// A fused backward's among them where that is the default.
 Tiles default_tiles(const ResolvedSpec&, const Arch&, Family);
+/// The fused backward's, where one kernel forms all gradients unless tiles say otherwise: where the
+/// spec allows it, the family has it, and it is faster. Of one family, or of the GPU's own.
+std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&, Family);
+std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&);
 bool has_default_tile(const KernelSpec&);
 
 /// Every tile that can be built for an attention kernel on an architecture and whose threads,

@@ -56,12 +56,17 @@ std::string to_string(const AttentionSpec& spec) { return line_of(spec); }
 
 AttentionSpec parse_spec(std::string_view text) {
   AttentionSpec spec;
-  if (!parse_line(text, spec))
-    throw SpecError("cannot read spec '" + std::string(text) +
-                    "': expected one as it is printed, "
-                    "such as '" +
-                    to_string(*resolved(AttentionSpec())) + "'");
-  return spec;
+  if (parse_line(text, spec))
+    return spec;
+  const std::string version = "numerics=" + std::to_string(kNumerics);
+  if (parse_line(std::string(text) + " " + version, spec))
+    throw SpecError("spec '" + std::string(text) +
+                    "' does not say the version of its numerics: this version's ends with '" +
+                    version + "'");
+  throw SpecError("cannot read spec '" + std::string(text) +
+                  "': expected one as it is printed, "
+                  "such as '" +
+                  to_string(*resolved(AttentionSpec())) + "'");
 }
 
 ResolvedSpec resolved(AttentionSpec spec) {
@@ -97,7 +102,7 @@ ResolvedSpec resolved(AttentionSpec spec) {
   if (spec.numerics != kNumerics)
     throw SpecError("numerics = " + std::to_string(spec.numerics) +
                     " is not what this version computes, which is " + std::to_string(kNumerics) +
-                    ": build with the version that wrote the spec, or leave it out");
+                    ": build with the version that wrote the spec, or ask for that");
   return ResolvedSpec(spec);
 }
 

@@ -8,13 +8,13 @@
 
 namespace sagebwd {
 
-/// The matrix instructions a kernel is built from: warp-level mma.sync (sm_80 and later) or
-/// warpgroup-level wgmma (sm_90a).
-enum class Family { mma, wgmma };
+/// What a kernel is built from: warp-level mma.sync (sm_80 and later), warpgroup-level wgmma
+/// (sm_90a), or the latter warp-specialised, where one warp copies and the others multiply.
+enum class Family { mma, wgmma, ws };
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";
-  static constexpr std::pair<Family, std::string_view> all[] = {{Family::mma, "mma"},
-                                                                {Family::wgmma, "wgmma"}};
+  static constexpr std::pair<Family, std::string_view> all[] = {
+      {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}};
 };
 
 /// How fast an attention kernel runs; never what it computes, but for FP32 summation order.
@@ -36,7 +36,7 @@ constexpr void visit_fields(Self& t, Visitor&& visit) {
   visit(Label{"family", "", "matrix instructions"}, t.family);
   visit(Label{"block_q", " ", "queries of a tile"}, t.block_q);
   visit(Label{"block_kv", "x", "keys of a tile"}, t.block_kv);
-  visit(Label{"warps", " w", "warps of a thread block"}, t.warps);
+  visit(Label{"warps", " w", "warps of a thread block that multiply"}, t.warps);
   visit(Label{"stages", " s", "copies of each streamed tile in shared memory"}, t.stages);
   visit(Label{"blocks_per_sm", " b", "thread blocks that the registers let live on an SM"},
         t.blocks_per_sm);

@@ -13,6 +13,7 @@
 #include "runtime/tuner/worker/command.h"
 #include "runtime/tuner/worker/worker.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -63,15 +64,19 @@ inline py::list tune_kernels(const ResolvedSpec& spec, const Problem& problem, i
   return results;
 }
 
-/// (kernel, digest of the record's key, tile) of what calls of a problem's size run with here.
+/// (kernel, digest of the record's key, tile) of what calls of a problem's size run with here, of
+/// kernels that have records.
 inline std::vector<std::array<std::string, 3>>
 tiles_in_use(const ResolvedSpec& given, const Problem& problem, int device,
              const std::vector<std::string>& kernels) {
   const TuneRequest request = tune_request(given, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device);
   const ResolvedSpec spec = resolved(*given);
+  const std::vector<KernelKind> launched = tunable_kernels(spec, around.gpu.arch);
   std::vector<std::array<std::string, 3>> result;
   for (KernelKind kind : request.kernels) {
+    if (std::find(launched.begin(), launched.end(), kind) == launched.end())
+      continue;
     const Bucket bucket = bucket_of(kind, request.problem, around.gpu.sm_count);
     result.push_back({std::string(to_string(kind)),
                       record_key(kind, spec, around.gpu, bucket).digest,

@@ -86,6 +86,7 @@ void check_workspace_bytes(size_t given, size_t needed) {
 struct Attention::State {
   Arch arch;
   ResolvedSpec spec;
+  ResolvedSpec built; ///< as its kernels have it: what the workspace is for
   int device = 0;
   TileChoice tiles;
   std::mutex mutex;
@@ -100,7 +101,8 @@ struct Attention::State {
 
   State(const AttentionSpec& given, int ordinal, const driver::DeviceInfo& info,
         const std::optional<Tiles>& explicit_tiles)
-      : arch(arch_for_capability(info.major, info.minor)), spec(resolved(given)), device(ordinal),
+      : arch(arch_for_capability(info.major, info.minor)), spec(resolved(given)),
+        built(as_built(spec, arch, explicit_tiles.value_or(Tiles{}))), device(ordinal),
         tiles(spec, arch, ordinal, info.sm_count, explicit_tiles) {}
 
   const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
@@ -219,7 +221,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
     : state_(std::move(state)), pass_(pass), problem_(a.problem) {
   check(state_->spec, problem_);
   check_scale(a.softmax_scale);
-  workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->spec, problem_);
+  workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->built, problem_);
   visit_tensors(a, [&](Operand operand, const auto& given) {
     tensors_.push_back(&caller_tensor(operand));
     put_strides(values_, *tensors_.back(), given, problem_);
@@ -227,8 +229,8 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   set(values_, Operand::softmax_scale, a.softmax_scale);
   // The workspace's buffers are the operands that move with it.
   OperandValues moved = values_;
-  place_workspace(pass, state_->spec, problem_, /*workspace=*/0, values_);
-  place_workspace(pass, state_->spec, problem_, kWorkspaceAlignment, moved);
+  place_workspace(pass, state_->built, problem_, /*workspace=*/0, values_);
+  place_workspace(pass, state_->built, problem_, kWorkspaceAlignment, moved);
   for (size_t i = 0; i < values_.size(); ++i)
     if (values_[i] != moved[i])
       buffers_.push_back(static_cast<Operand>(i));
@@ -296,10 +298,10 @@ TileConfig Attention::tile(KernelKind kind, const Problem& problem) {
 }
 
 size_t Attention::forward_workspace_bytes(const Problem& problem) const {
-  return workspace_bytes(Pass::forward, state_->spec, problem);
+  return workspace_bytes(Pass::forward, state_->built, problem);
 }
 size_t Attention::backward_workspace_bytes(const Problem& problem) const {
-  return workspace_bytes(Pass::backward, state_->spec, problem);
+  return workspace_bytes(Pass::backward, state_->built, problem);
 }
 
 void Attention::forward(const ForwardArgs& args) { run(prepare(args), args); }

@@ -81,9 +81,9 @@ class PreparedPass;
 /// One operation on one device. Thread-safe; kernels are compiled or loaded on first use, or by
 /// warmup().
 ///
-/// Which tiles they have is SAGEBWD_TUNE's to say (runtime/tuner/mode.h): by default those of
-/// tuning records where there are any. A call whose size falls into a bucket seen before looks
-/// nothing up.
+/// Which tiles they have is SAGEBWD_TUNE's to say (runtime/settings.h): by default those of tuning
+/// records where there are any, which are of a split backward alone. A call whose size falls into a
+/// bucket seen before looks nothing up.
 class Attention {
 public:
   /// Resolves the spec; raises SpecError (also for an unknown SAGEBWD_TUNE), LibraryError or
@@ -98,7 +98,8 @@ public:
   /// problem's size run with (under SAGEBWD_TUNE=tune this tunes). After it, such calls can be
   /// captured into a CUDA graph.
   void warmup(bool backward = true, const std::optional<Problem>& problem = std::nullopt);
-  /// The tile that calls of this size run with. Raises TuneError: SAGEBWD_TUNE=frozen, no record.
+  /// The tile that calls of this size run with. Raises SpecError for a kernel that they do not
+  /// launch, TuneError: SAGEBWD_TUNE=frozen, no record.
   TileConfig tile(KernelKind, const Problem&);
 
   size_t forward_workspace_bytes(const Problem&) const;

@@ -107,7 +107,7 @@ public:
     if (asked_nvrtc_ = problems_.empty(); asked_nvrtc_)
       look_for_compiler();
     else
-      compiler_.error = "not looked for while a variable's value is none";
+      compiler_.error = "not looked for: a variable has a value that is not valid (see below)";
     look_for_gpus();
     look_at_cache();
     look_at_packs();

@@ -2,7 +2,35 @@
 
 #include "runtime/loaded_kernel.h"
 
+#include <algorithm>
+
 namespace sagebwd {
+
+namespace {
+
+struct alignas(64) TensorMap {
+  std::byte bytes[128];
+};
+
+bool is_map(const Field& field) { return tensor_of(field.operand) != Operand::count; }
+
+void pack_with_maps(const KernelSpec& spec, const Problem& problem, OperandValues values,
+                    std::byte* params) {
+  constexpr uint32_t kBox[] = {kTokensPerTile, kTokensPerTile}; // channels, tokens
+  constexpr size_t kMost = 4;
+  TensorMap maps[kMost];
+  size_t count = 0;
+  for (const Field& field : fields_of(spec))
+    if (is_map(field)) {
+      const TensorShape shape = shape_of(field.operand, spec, problem, values);
+      TensorMap& map = maps[count++ % kMost];
+      driver::encode_tensor_map(&map, shape.address, shape.sizes, shape.strides, kBox);
+      set(values, field.operand, reinterpret_cast<uint64_t>(&map));
+    }
+  pack_params(fields_of(spec), values, params);
+}
+
+} // namespace
 
 LoadedKernel load_kernel(const KernelSpec& spec, const std::string& name, const std::string& cubin,
                          int threads, int shared_bytes) {
@@ -11,6 +39,7 @@ LoadedKernel load_kernel(const KernelSpec& spec, const std::string& name, const 
   kernel.function = driver::get_function(driver::load_module(cubin), name);
   kernel.threads = static_cast<unsigned>(threads);
   kernel.shared_bytes = static_cast<unsigned>(shared_bytes);
+  kernel.sm_count = driver::current_sm_count();
   if (shared_bytes > 0)
     driver::set_max_dynamic_shared(kernel.function, shared_bytes);
   return kernel;
@@ -19,8 +48,13 @@ LoadedKernel load_kernel(const KernelSpec& spec, const std::string& name, const 
 void launch(const LoadedKernel& kernel, const Problem& problem, const OperandValues& values,
             driver::Stream stream) {
   alignas(64) std::byte params[kMaxParamsBytes];
-  pack_params(fields_of(kernel.spec), values, params);
-  const Grid grid = grid_of(kernel.spec, problem);
+  const std::vector<Field>& fields = fields_of(kernel.spec);
+  const bool maps = std::any_of(fields.begin(), fields.end(), is_map);
+  if (maps)
+    pack_with_maps(kernel.spec, problem, values, params);
+  else
+    pack_params(fields, values, params);
+  const Grid grid = grid_of(kernel.spec, problem, kernel.sm_count);
   driver::launch(kernel.function, grid.x, grid.y, grid.z, kernel.threads, kernel.shared_bytes,
                  stream, params);
 }

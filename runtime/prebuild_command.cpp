@@ -1,6 +1,7 @@
 //===- prebuild_command.cpp - How to get a kernel into a pack --------------===//
 
 #include "runtime/prebuild_command.h"
+#include "generator/definition.h"
 #include "generator/space.h"
 
 namespace sagebwd {
@@ -12,7 +13,10 @@ std::string prebuild_command(const ResolvedSpec& spec, const Arch& arch, bool tu
 }
 
 std::string prebuild_command(const KernelSpec& kernel) {
-  return prebuild_command(resolved(kernel.attention), kernel.arch, !has_default_tile(kernel));
+  AttentionSpec spec = kernel.attention;
+  // Not every kernel of a fused backward depends on this, which the operation must say.
+  spec.deterministic &= definition_of(kernel.kind).of != Backward::fused;
+  return prebuild_command(resolved(spec), kernel.arch, !has_default_tile(kernel));
 }
 
 } // namespace sagebwd

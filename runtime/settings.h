@@ -42,8 +42,8 @@ struct Settings {
   std::optional<int> rank;
 
   StoreOptions store_options() const;
-  /// Raises SpecError for a value that is none: what is misspelt must not pass for the default.
-  /// With `problems`, these take what it would raise, and the default stands in.
+  /// Raises SpecError for a value that is not valid: what is misspelt must not pass for the
+  /// default. With `problems`, these take what it would raise, and the default stands in.
   static Settings from_environment(std::vector<std::string>* problems = nullptr);
 };
 

@@ -19,6 +19,11 @@ struct fp16 {
   u16 bits;
 };
 
+/// CUDA's opaque description of a tensor in global memory, which the host has encoded.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LN_2 = 0.693147181f;
 #define INFINITY_F __int_as_float(0x7f800000)

@@ -152,7 +152,7 @@ private:
       pack = summarize(*Pack::open(path));
     } catch (const PackError& error) {
       lines += std::string("pack       not usable: ") + error.what() + "\n";
-      return json::Object{{"path", path}, {"usable", false}, {"error", error.what()}};
+      return json::Object{{"path", path}, {"usable", false}, {"error", std::string(error.what())}};
     }
     std::error_code gone;
     const uintmax_t size = std::filesystem::file_size(path, gone), bytes = gone ? 0 : size;

@@ -83,7 +83,7 @@ private:
     const ResolvedSpec spec = resolved(spec_.one(options));
     std::vector<KernelSpec> chosen;
     std::vector<std::string> kinds;
-    // No default is fused: who names a kernel of that backward means its tiles.
+    // On sm_90a no default is fused: who names a kernel of that backward means mma's tiles.
     const bool fused =
         kernel_ == to_string(KernelKind::backward) || kernel_ == to_string(KernelKind::round_dq);
     for (const KernelSpec& kernel :

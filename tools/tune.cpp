@@ -8,6 +8,9 @@
 #include "tools/spec_options.h"
 #include "tools/tune_plans.h"
 
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringExtras.h"
+
 #include <mutex>
 #include <optional>
 
@@ -113,7 +116,8 @@ public:
             "Times every tile worth trying, for each of the operation's three attention\n"
             "kernels, in a process of its own. A tile replaces the default only where it is\n"
             "faster beyond doubt and, unless --no-deterministic, gives the same bits. What wins\n"
-            "is kept as a tuning record, which calls of such sizes use from then on.\n"
+            "is kept as a tuning record, which calls of such sizes use from then on. Where\n"
+            "--no-deterministic makes the backward one kernel, the forward alone is tuned.\n"
             "SAGEBWD_TUNE=off|use|tune|frozen says whether they do (default: use).\n"
             "--plans instead compares the precisions: the speed of each beside its error.\n"
             "\n"
@@ -201,6 +205,11 @@ private:
       kernels = tune(request);
     }
     const double seconds = milliseconds_since(start) / 1000;
+    const auto launched = tunable_kernels(resolved(request.spec), gpu_of(device_).arch);
+    std::vector<std::string> left_out;
+    for (KernelKind kind : request.kernels)
+      if (!llvm::is_contained(launched, kind))
+        left_out.emplace_back(to_string(kind));
     json::Array rows;
     size_t lost = 0;
     for (const Tuned& kernel : kernels) {
@@ -216,8 +225,15 @@ private:
     return finish(json::Object{{"problem", json_of(request.problem)},
                                {"spec", to_string(request.spec)},
                                {"seconds", seconds},
-                               {"kernels", std::move(rows)}},
-                  [&] { print_tables(kernels, seconds, lost == 0); });
+                               {"kernels", std::move(rows)},
+                               {"left_out", json::Array(left_out)}},
+                  [&] {
+                    print_tables(kernels, seconds, lost == 0);
+                    if (!left_out.empty())
+                      printf("%s left out: without 'deterministic' the backward is one kernel "
+                             "here, which has its default tile\n",
+                             llvm::join(left_out, ", ").c_str());
+                  });
   }
 
   ExitCode compare_plans_here() const {

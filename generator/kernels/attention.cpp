@@ -23,6 +23,7 @@ Grid grid(const KernelSpec& k, const Problem& p) {
 }
 
 int threads(const KernelSpec& k) { return k.tile.warps * 32; }
+int threads_ws(const KernelSpec& k) { return k.tile.warps * 32 + 128; }
 
 void configure_spec(Configuration& c, const AttentionSpec& s) {
   visit_mask(s, [&](auto... constant) { c.add(constant...); });
@@ -51,6 +52,12 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
 }
 
+void configure_registers(Configuration& c, const KernelSpec& k) {
+  const bool three = k.tile.warps == 12; // warpgroups that multiply
+  c.add("CONSUMER_REGISTERS", three ? 160 : 240);
+  c.add("PRODUCER_REGISTERS", three ? 32 : 24);
+}
+
 namespace {
 
 /// A operands stay in registers where they leave room for the accumulators.
@@ -77,7 +84,9 @@ std::vector<std::string> options_of_gradients_wgmma(const KernelSpec& k) {
 
 std::vector<KernelDefinition> attention_kernels() {
   // What copies tiles is not built for wgmma yet.
-  std::vector<KernelDefinition> kernels = {attention::backward(Family::mma), attention::round_dq()};
+  std::vector<KernelDefinition> kernels = {
+      attention::backward(Family::mma), attention::round_dq(),        attention::forward_ws(),
+      attention::backward_dq_ws(),      attention::backward_dkv_ws(), attention::backward_ws()};
   for (Family family : {Family::mma, Family::wgmma})
     for (auto kernel : {attention::forward, attention::backward_dq, attention::backward_dkv})
       kernels.push_back(kernel(family));

@@ -31,10 +31,14 @@ void narrow(AttentionSpec&);
 bool in_backward(Pass, const AttentionSpec&);
 Grid grid(const KernelSpec&, const Problem&);
 int threads(const KernelSpec&);
+/// Beside the warps that multiply, a warpgroup of which one thread copies.
+int threads_ws(const KernelSpec&);
 
 /// What all of them are specialised by: the spec, and the tile.
 void configure_spec(Configuration&, const AttentionSpec&);
 void configure_common(Configuration&, const KernelSpec&);
+/// Registers that the warps of a warp-specialised block share out.
+void configure_registers(Configuration&, const KernelSpec&);
 void configure_operands(Configuration&, const KernelSpec&, bool score_rows_in_registers,
                         int value_unroll);
 
@@ -47,9 +51,13 @@ std::vector<std::string> options_of_gradients_wgmma(const KernelSpec&);
 // level 1 it keeps the order of the template (kernels/README.md).
 
 KernelDefinition forward(Family);
+KernelDefinition forward_ws();
 KernelDefinition backward_dq(Family);
+KernelDefinition backward_dq_ws();
 KernelDefinition backward_dkv(Family);
+KernelDefinition backward_dkv_ws();
 KernelDefinition backward(Family);
+KernelDefinition backward_ws();
 KernelDefinition round_dq();
 
 } // namespace sagebwd::attention

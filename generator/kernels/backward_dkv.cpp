@@ -52,6 +52,45 @@ const Tiling kBackwardDkv = {
     .outputs = outputs_of_dkv,
 };
 
+// K and V; a ring of Q and dO for S and dP, for dK and dV, and of vectors; scales of units;
+// barriers
+int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
+  const Int8Products int8 = which_int8(s.precision);
+  const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
+  const int row = s.head_dim + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
+  const int units = int8.dk || int8.dv ? (t.stages + 1) * vectors * s.head_dim * 4 : 0;
+  return t.block_kv * row +
+         t.stages * kTokensPerTile * (row + for_gradients + static_cast<int>(kRowVectors) * 4) +
+         units + 2 * t.stages * 8 + 8;
+}
+
+Tiling tiling_ws() {
+  Tiling tiling = kBackwardDkv;
+  tiling.warps = {8, 12};
+  tiling.stages = {2, 4};
+  tiling.shared_bytes = shared_bytes_ws;
+  tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
+    if (scores16(s) || blockwise(s))
+      return "it is built for 8-bit scores under '" + value_text(Granularity::row) +
+             "'; the family wgmma has the others";
+    const Int8Products int8 = which_int8(s.precision);
+    if (wide(s) && (t.warps == 12 || (int8.dk && int8.dv)))
+      return "registers do not suffice for " +
+             std::string(t.warps == 12 ? "three warpgroups" : "dK and dV in INT8") +
+             " at 128 channels";
+    return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+  };
+  tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
+  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
+    // With 16-bit operands a third warpgroup spills.
+    const Int8Products int8 = which_int8(s.precision);
+    const bool third = !wide(s) && int8.dk && int8.dv;
+    return {.warps = third ? 12 : 8, .stages = wide(s) ? 2 : 4, .blocks_per_sm = 1};
+  };
+  return tiling;
+}
+const Tiling kBackwardDkvWs = tiling_ws();
+
 // The keys and a tile's dS for dQ, in 16 bits or in 8; then also two sets of maxima, the inverses
 // of each warp, and scales of channels (Dq8Layout), in whole tiles' alignment
 int shared_bytes_of_dq(const AttentionSpec& s, const TileConfig& t) {
@@ -100,7 +139,7 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
   // but for consumer Blackwell's schedule.
-  c.add("LEAN_COPIES", k.tile.family == Family::wgmma || (k.arch.major == 12 && wide(s)));
+  c.add("LEAN_COPIES", k.tile.family != Family::mma || (k.arch.major == 12 && wide(s)));
 }
 
 std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
@@ -152,6 +191,22 @@ KernelDefinition backward_dkv(Family family) {
       .compiler_options = family == Family::mma ? options_of_dkv_mma : options_of_gradients_wgmma,
       .tiling = &kBackwardDkv,
   };
+}
+
+KernelDefinition backward_dkv_ws() {
+  KernelDefinition specialised = backward_dkv(Family::ws);
+  specialised.fields = fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::qt8,
+                                     O::qt8_scale, O::dot8, O::dot8_scale, O::dout_rows, O::q_map,
+                                     O::v_map, O::dout_map, O::sink_partial});
+  specialised.root_template = "kernels/backward_dkv_ws.cuh";
+  specialised.configure = [](Configuration& c, const KernelSpec& k) {
+    configure_dkv(c, k);
+    configure_registers(c, k);
+  };
+  specialised.threads = threads_ws;
+  specialised.compiler_options = nullptr;
+  specialised.tiling = &kBackwardDkvWs;
+  return specialised;
 }
 
 KernelDefinition backward(Family family) {

@@ -84,6 +84,51 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
   c.add("LEAN_COPIES", false);
 }
 
+/// Q and dO; stages of keys, their scales, values and keys that dS meets; two units' scales of
+/// these keys' channels; what dP's start is multiplied by; barriers: the ring's, and that of Q and
+/// dO.
+int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
+  const bool dq8 = which_int8(s.precision).dq;
+  const int step = dq8 ? s.group_kv : 2 * kTokensPerTile;
+  const int stage = step * (s.head_dim + value_row(s) + (dq8 ? s.head_dim : value_row(s))) +
+                    static_cast<int>(kPadding / kKeysAScale) * 4;
+  return t.block_q * (s.head_dim + value_row(s)) + t.stages * stage +
+         (dq8 ? 2 * int{kChannelVectors} * s.head_dim * 4 : 0) + 1024 + 2 * t.stages * 8 + 8;
+}
+
+Tiling tiling_ws() {
+  Tiling tiling = kBackwardDq;
+  tiling.warps = {8};
+  tiling.stages = {2, 4};
+  tiling.shared_bytes = shared_bytes_ws;
+  tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
+    if (scores16(s))
+      return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
+             "' Q and K have 16 bits; the family wgmma has them";
+    if (blockwise(s) && which_int8(s.precision).dq)
+      return "its warpgroups share no scale, which '" + value_text(s.granularity) +
+             "' has for all queries of a block; the family wgmma does";
+    if (t.stages != 2 && t.stages != 4)
+      return "a ring has 2 or 4 stages";
+    return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+  };
+  tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
+  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
+    return {.warps = 8, .stages = wide(s) ? 2 : 4, .blocks_per_sm = 1};
+  };
+  // dQ, scores and a block for dP and then products
+  tiling.accumulators = [](const AttentionSpec& s, Family) {
+    return s.head_dim / 2 + std::max(s.group_kv, s.head_dim) / 2 + s.group_kv / 2;
+  };
+  return tiling;
+}
+const Tiling kBackwardDqWs = tiling_ws();
+
+void configure_dq_ws(Configuration& c, const KernelSpec& k) {
+  configure_dq(c, k);
+  configure_registers(c, k);
+}
+
 std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
   const bool datacentre_blackwell = k.arch.major == 10 || k.arch.major == 11;
   if (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell)
@@ -114,6 +159,19 @@ KernelDefinition backward_dq(Family family) {
       .compiler_options = family == Family::mma ? options_of_dq_mma : options_of_gradients_wgmma,
       .tiling = &kBackwardDq,
   };
+}
+
+KernelDefinition backward_dq_ws() {
+  KernelDefinition specialised = backward_dq(Family::ws);
+  specialised.fields =
+      fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q8, O::q_rows, O::k8, O::k8_scale, O::kt8,
+                    O::kt8_scale, O::dout_rows, O::k_rows, O::v_map, O::dout_map});
+  specialised.root_template = "kernels/backward_dq_ws.cuh";
+  specialised.configure = configure_dq_ws;
+  specialised.threads = threads_ws;
+  specialised.compiler_options = nullptr;
+  specialised.tiling = &kBackwardDqWs;
+  return specialised;
 }
 
 } // namespace sagebwd::attention

@@ -52,11 +52,47 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
   configure_operands(c, k, in_registers, k.attention.head_dim / 16);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
   // but for the forward at 128 channels.
-  c.add("LEAN_COPIES", k.tile.family == Family::wgmma || wide(k.attention));
+  c.add("LEAN_COPIES", k.tile.family != Family::mma || wide(k.attention));
+}
+
+/// Tiles of a ring, scales of its keys and of two units' channels, and barriers: the ring's, and
+/// that of Q.
+int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
+  const int keys = s.group_kv * s.head_dim,
+            key_scales = static_cast<int>(kPadding / kKeysAScale) * 4;
+  return t.block_q * s.head_dim + t.stages * (2 * keys + key_scales) +
+         (blockwise(s) ? 0 : 2 * int{kChannelVectors} * s.head_dim * 4) + 2 * t.stages * 8 + 8;
+}
+
+Tiling tiling_ws() {
+  Tiling tiling = kForward;
+  tiling.warps = {8, 12};
+  tiling.stages = {2, 4};
+  tiling.shared_bytes = shared_bytes_ws;
+  tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
+    if (scores16(s))
+      return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
+             "' Q and K have 16 bits; the family wgmma has them";
+    return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+  };
+  // Measured on an H200: at 64 channels and under a mask three small blocks an SM are as fast, and
+  // faster than one large one up to 4096 tokens.
+  tiling.beats_wgmma = [](const AttentionSpec& s) { return wide(s) && s.causal == Causal::none; };
+  tiling.preferred = [](const AttentionSpec&, Family) -> TileConfig {
+    return {.warps = 12, .stages = 4, .blocks_per_sm = 1};
+  };
+  return tiling;
+}
+const Tiling kForwardWs = tiling_ws();
+
+void configure_forward_ws(Configuration& c, const KernelSpec& k) {
+  configure_forward(c, k);
+  configure_registers(c, k);
 }
 
 std::vector<std::string> options_of_forward_mma(const KernelSpec& k) {
-  if (!wide(k.attention) || k.arch.name == "sm_100")
+  // Large blocks at 128 channels spill at level 3.
+  if (!wide(k.attention) || k.arch.name == "sm_100" || k.tile.warps == 8)
     return {"--ptxas-options=-O1"};
   return {};
 }
@@ -79,6 +115,15 @@ KernelDefinition forward(Family family) {
       .compiler_options = family == Family::mma ? options_of_forward_mma : nullptr,
       .tiling = &kForward,
   };
+}
+
+KernelDefinition forward_ws() {
+  KernelDefinition specialised = forward(Family::ws);
+  specialised.root_template = "kernels/forward_ws.cuh";
+  specialised.configure = configure_forward_ws;
+  specialised.threads = threads_ws;
+  specialised.tiling = &kForwardWs;
+  return specialised;
 }
 
 } // namespace sagebwd::attention

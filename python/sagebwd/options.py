@@ -77,7 +77,11 @@ class Options(Mask):
         "bits 'dv16' (dV; 5 are INT8), 'qk16' (q k^T in both passes; 4) and 'gradients16' (dV, dQ "
         "and dK; 3).",
     )
-    deterministic: bool = _option(True, "the same inputs give the same bits.")
+    deterministic: bool = _option(
+        True,
+        "the same inputs give the same bits; without it a GPU's default may be one kernel for all "
+        "gradients, which adds dQ up in any order.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,7 +52,8 @@ def tune(
     Calls whose sizes fall into the same bucket use them from then on (SAGEBWD_TUNE=off|use|
     tune|frozen says whether). A tile replaces the default only where it is faster beyond doubt
     and, unless `deterministic` is False, gives the same bits. What has a record is not tuned again,
-    unless `force`.
+    unless `force`. Kernels that the operation does not launch are left out: without `deterministic`
+    its backward may be one kernel, which has its default tile.
 
     Args:
         seq_len, seq_kv, batch, heads, heads_kv: sizes of the calls; None for as many as the other.

@@ -113,6 +113,12 @@ DeviceScope::~DeviceScope() {
     table().cuCtxPopCurrent.address(&popped);
 }
 
+int current_sm_count() {
+  Device device = 0;
+  library().cuCtxGetDevice(&device);
+  return attribute(device, kMultiprocessorCount);
+}
+
 Module load_module(const std::string& cubin) {
   const Library& cuda = library();
   Module module = nullptr;
@@ -148,6 +154,15 @@ void launch(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z
   void* arguments[] = {params};
   library().cuLaunchKernel(function, grid_x, grid_y, grid_z, threads, 1, 1, shared_bytes, stream,
                            arguments, nullptr);
+}
+
+void encode_tensor_map(void* map, uint64_t address, const uint64_t (&sizes)[4],
+                       const uint64_t (&strides)[3], const uint32_t (&box)[2]) {
+  constexpr int kUint16 = 1, kNotInterleaved = 0, kSwizzle128 = 3, kPromoteTo256 = 3, kZeros = 0;
+  const uint32_t extents[] = {box[0], box[1], 1, 1}, steps[] = {1, 1, 1, 1};
+  library().cuTensorMapEncodeTiled(map, kUint16, 4, reinterpret_cast<void*>(address), sizes,
+                                   strides, extents, steps, kNotInterleaved, kSwizzle128,
+                                   kPromoteTo256, kZeros);
 }
 
 bool is_capturing(Stream stream) {

@@ -49,6 +49,7 @@ public:
   DeviceScope& operator=(const DeviceScope&) = delete;
 };
 
+int current_sm_count();                       ///< of the current context's device
 Module load_module(const std::string& cubin); ///< into the current context
 Function get_function(Module, const std::string& name);
 void set_max_dynamic_shared(Function, int bytes);
@@ -56,6 +57,11 @@ void set_max_dynamic_shared(Function, int bytes);
 void launch(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads,
             unsigned shared_bytes, Stream, void* params);
 bool is_capturing(Stream);
+/// Encodes a tensor of 16-bit elements for copies of boxes of the first two dimensions that become
+/// rows of 128 bytes, with the swizzle that wgmma reads; what lies outside is zeros. `map` has 128
+/// bytes at a multiple of 64; sizes innermost first; strides in bytes, of all but the innermost.
+void encode_tensor_map(void* map, uint64_t address, const uint64_t (&sizes)[4],
+                       const uint64_t (&strides)[3], const uint32_t (&box)[2]);
 
 // For tools, tests and examples; the operation itself needs none of these.
 Pointer allocate(size_t bytes);

@@ -28,12 +28,15 @@ constexpr Result kSuccess = 0;
   X(cuDevicePrimaryCtxRetain, 7000, "cuDevicePrimaryCtxRetain", Context*, Device)                  \
   X(cuCtxPushCurrent, 4000, "cuCtxPushCurrent_v2", Context)                                        \
   X(cuCtxPopCurrent, 4000, "cuCtxPopCurrent_v2", Context*)                                         \
+  X(cuCtxGetDevice, 2000, "cuCtxGetDevice", Device*)                                               \
   X(cuCtxSynchronize, 2000, "cuCtxSynchronize")                                                    \
   X(cuModuleLoadData, 2000, "cuModuleLoadData", Module*, const void*)                              \
   X(cuModuleGetFunction, 2000, "cuModuleGetFunction", Function*, Module, const char*)              \
   X(cuFuncSetAttribute, 9000, "cuFuncSetAttribute", Function, int, int)                            \
   X(cuLaunchKernel, 4000, "cuLaunchKernel", Function, unsigned, unsigned, unsigned, unsigned,      \
     unsigned, unsigned, unsigned, Stream, void**, void**)                                          \
+  X(cuTensorMapEncodeTiled, 12000, "cuTensorMapEncodeTiled", void*, int, uint32_t, void*,          \
+    const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int, int, int)        \
   X(cuStreamIsCapturing, 10000, "cuStreamIsCapturing", Stream, int*)                               \
   X(cuMemAlloc, 3020, "cuMemAlloc_v2", Pointer*, size_t)                                           \
   X(cuMemFree, 3020, "cuMemFree_v2", Pointer)                                                      \

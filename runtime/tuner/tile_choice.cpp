@@ -3,9 +3,11 @@
 #include "runtime/tuner/tile_choice.h"
 
 #include "cache/lock.h"
+#include "generator/definition.h"
 #include "generator/space.h"
 #include "runtime/parallel_for.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <thread>
 
@@ -135,13 +137,13 @@ TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& reques
 TileChoice::TileChoice(const ResolvedSpec& spec, const Arch& arch, int device, int sm_count,
                        const std::optional<Tiles>& given)
     : spec_(spec), arch_(arch), device_(device), sm_count_(sm_count), given_(given),
-      mode_(settings().tune) {
-  if (!fixed())
+      fused_(fuses_backward(spec, arch, given.value_or(Tiles{}))), mode_(settings().tune) {
+  if (!given_ && mode_ != TuneMode::off)
     records_ = &user_records();
 }
 
 size_t TileChoice::bucket(Pass pass, const Problem& problem) const {
-  if (fixed())
+  if (fixed(pass))
     return 0;
   size_t index = 0; // of two kernels at most, whether each fills the GPU; then 8 classes of lengths
   for (KernelKind kind : tiled_kernels(pass))
@@ -152,10 +154,16 @@ size_t TileChoice::bucket(Pass pass, const Problem& problem) const {
 }
 
 TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tune) {
-  if (given_) {
-    const auto found = given_->find(kind);
-    return found == given_->end() ? default_tile(kind, spec_, arch_) : found->second;
-  }
+  const Pass pass = tiling_of(kind).pass;
+  const std::vector<KernelSpec> kernels = by_default(pass);
+  const auto launched = std::find_if(kernels.begin(), kernels.end(),
+                                     [&](const KernelSpec& kernel) { return kernel.kind == kind; });
+  if (launched == kernels.end())
+    throw SpecError(std::string(to_string(kind)) + " is not launched: the backward of " +
+                    to_string(*spec_) + " is " + (fused_ ? "fused" : "split") + " on " +
+                    std::string(arch_.name));
+  if (fixed(pass))
+    return launched->tile;
   if (!surroundings_)
     surroundings_.emplace(surroundings_of(device_));
   TuneRequest request;
@@ -175,7 +183,7 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tu
 }
 
 std::vector<KernelSpec> TileChoice::kernels(Pass pass, const Problem& problem, bool may_tune) {
-  if (fixed())
+  if (fixed(pass))
     return by_default(pass);
   Tiles tiles;
   for (KernelKind kind : tiled_kernels(pass))

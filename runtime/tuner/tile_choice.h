@@ -37,12 +37,16 @@ public:
   TileConfig tile(KernelKind, const Problem&, bool may_tune = true);
 
 private:
-  bool fixed() const { return given_ || mode_ == TuneMode::off; }
+  /// Records are of the split backward's kernels.
+  bool fixed(Pass pass) const {
+    return given_ || mode_ == TuneMode::off || (pass == Pass::backward && fused_);
+  }
 
   ResolvedSpec spec_;
   Arch arch_;
   int device_, sm_count_;
   std::optional<Tiles> given_;
+  bool fused_; ///< the backward is one kernel
   TuneMode mode_;
   Records* records_ = nullptr; ///< where they may matter
   std::optional<TuneSurroundings> surroundings_;

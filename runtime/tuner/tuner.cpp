@@ -162,7 +162,7 @@ void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates
 
 /// Before anything is compiled for it.
 void KernelTuning::check_memory() const {
-  const double needed = bench_bytes(kind_, spec_, request_.problem);
+  const double needed = bench_bytes(kind_, as_built(spec_, around_.gpu.arch), request_.problem);
   const double there = static_cast<double>(around_.gpu.memory_bytes);
   if (there == 0 || needed <= there)
     return;
@@ -182,7 +182,7 @@ void KernelTuning::check_memory() const {
 TuningRecord KernelTuning::measure() {
   BenchSetup bench{.device = request_.device,
                    .gpu = around_.gpu.uuid,
-                   .spec = spec_,
+                   .spec = as_built(spec_, around_.gpu.arch),
                    .problem = request_.problem,
                    .kind = kind_,
                    .operation = {},
@@ -256,8 +256,17 @@ std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurrou
 std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& around) {
   const ResolvedSpec spec = resolved(request.spec);
   check(spec, request.problem);
+  const std::vector<KernelKind> launched = tunable_kernels(spec, around.gpu.arch);
+  std::vector<KernelKind> kinds;
+  for (KernelKind kind : request.kernels)
+    if (std::find(launched.begin(), launched.end(), kind) != launched.end())
+      kinds.push_back(kind);
+  if (kinds.empty())
+    throw SpecError("there is nothing to tune: the backward of " + to_string(*spec) + " is one " +
+                    "kernel on " + std::string(around.gpu.arch.name) +
+                    ", which has its default tile");
   std::vector<KernelTuning> tunings;
-  for (KernelKind kind : request.kernels) {
+  for (KernelKind kind : kinds) {
     KernelTuning tuning(kind, spec, request, around);
     tuning.check_memory();
     if (tuning.has_candidates())
@@ -266,7 +275,7 @@ std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& arou
   if (tunings.empty()) {
     std::string why = "there is no candidate: ";
     for (const TileConfig& tile : request.only)
-      for (KernelKind kind : request.kernels)
+      for (KernelKind kind : kinds)
         why += "\n  '" + to_string(tile) + "' for " + std::string(to_string(kind)) + ": " +
                objection_to_trying(kind, spec, tile, around.gpu.arch);
     throw SpecError(why);

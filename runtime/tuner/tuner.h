@@ -29,7 +29,8 @@ struct TuneRequest {
   AttentionSpec spec; ///< need not be resolved: tune() and TileChoice do it, once
   Problem problem;
   int device = 0;
-  /// Each is tuned by itself and has a record of its own.
+  /// Each is tuned by itself and has a record of its own. Those that the operation does not launch
+  /// (tunable_kernels()) are left out.
   std::vector<KernelKind> kernels = tiled_kernels();
   /// Only these compete with the default; kernels that none of them suits are left out. Empty: all
   /// that are worth trying.

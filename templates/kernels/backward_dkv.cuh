@@ -121,10 +121,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(of_dk, query_rows(tile), p.q_stride_s * 2,
                                                     at.seq_q() - tile.in_head * TILE_Q);
       else
-        load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(of_dk, p.qt8 + tile.elements());
+        load_image<TILE_Q * HEAD_DIM>(of_dk, p.qt8 + tile.elements());
       if constexpr (!DV16)
-        load_dense_tile<HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(stage + SharedLayout::DV_DOUT,
-                                                            p.dot8 + tile.elements());
+        load_image<TILE_Q * HEAD_DIM>(stage + SharedLayout::DV_DOUT, p.dot8 + tile.elements());
     }
     cp_async_commit();
   };
@@ -387,7 +386,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
              1.0f);
 
   if constexpr (SINK_KEYS > 0) {
-    if (first_key == 0)
-      write_first_key(at, dk_rows, dv_rows);
+    if (first_key == 0) {
+      __syncthreads();
+      write_first_key<THREADS>(at, dk_rows, dv_rows);
+    }
   }
 }

@@ -17,7 +17,6 @@
 #include "configuration.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
-#include "tile/tile_stream.cuh"
 
 constexpr int GROUP = DQ16 ? TOKENS_PER_TILE : GROUP_KV;
 constexpr int KEY_TILES = GROUP / TOKENS_PER_TILE;
@@ -78,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           destination, key_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.k_stride_s,
           p.k_stride_s * 2, valid);
     } else {
-      load_dense_tile<TOKENS_PER_TILE, SCORE_ROW_BYTES, THREADS>(
-          destination, keys8 + static_cast<s64>(tile) * (TOKENS_PER_TILE * HEAD_DIM));
+      load_image<SharedLayout::KEYS_BYTES>(destination, keys8 + static_cast<s64>(tile) *
+                                                                    (TOKENS_PER_TILE * HEAD_DIM));
       load_floats<SharedLayout::KEY_SCALES_BYTES / 4, THREADS>(
           shared + SharedLayout::KEY_SCALES + stage * SharedLayout::KEY_SCALES_BYTES,
           key_scales + (tile >> 1) * (SharedLayout::KEY_SCALES_BYTES / 4));
@@ -94,11 +93,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const auto load_summed = [&](int group, int stage, int valid) {
     const u32 destination = shared + SharedLayout::SUMMED + stage * SharedLayout::SUMMED_BYTES;
     if constexpr (DQ16)
-      load_dense_tile<GROUP, VALUE_ROW_BYTES, THREADS>(
-          destination, rows16 + static_cast<s64>(group) * (GROUP * HEAD_DIM));
+      load_image<SharedLayout::SUMMED_BYTES>(destination, rows16,
+                                             static_cast<s64>(group) * (GROUP * VALUE_ROW_BYTES));
     else
-      TileStream<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES>::load(
-          destination, keys_t, static_cast<s64>(group) * (GROUP * HEAD_DIM));
+      load_image<SharedLayout::SUMMED_BYTES>(destination, keys_t,
+                                             static_cast<s64>(group) * (GROUP * HEAD_DIM));
   };
 
   // Scales of a group's unit and inverses of another's, brought where values have been read: sums

@@ -18,17 +18,12 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/math.cuh"
+#include "tile/output.cuh"
 #include "tile/products.cuh"
 #include "tile/softmax.cuh"
-#include "tile/tile_stream.cuh"
 #include "tile/visible.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
-
-/// Groups between two visits to all of O: those of one unit of channel scales. Under `block`, where
-/// units are one number that beta takes in, so many that O's surplus stays small.
-constexpr int VISIT_GROUPS = BLOCK_SCALES ? 8 : CHANNEL_TOKENS_KV / GROUP_KV;
 
 struct SharedLayout {
   static constexpr int QUERIES = 0;
@@ -45,63 +40,6 @@ static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
 using KeyWalk = Walk<GROUP_KV>;
-
-/// Of V's transposed copy, of a unit of the head's keys.
-__device__ __forceinline__ const float* channel_scales_of(const Params& p, const QueryHead& at,
-                                                          int unit) {
-  return p.vt8_scale +
-         (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) * (CHANNEL_VECTORS * HEAD_DIM);
-}
-
-/// V_0 over the units of its channels, times P's 255: what O starts from where key 0 is apart.
-__device__ __forceinline__ void start_from_sink(Sums& o, const Element* value,
-                                                const float* channel_scales) {
-  const int t = lane_id() & 3;
-  const float* inverse = channel_scales + CHANNEL_INVERSE * HEAD_DIM + t * 4;
-#pragma unroll
-  for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
-    const float4 levels = __ldg(reinterpret_cast<const float4*>(inverse + pair * 16));
-    const float factor[4] = {levels.x, levels.y, levels.z, levels.w};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 v = unpack<Element>(
-          __ldg(reinterpret_cast<const u32*>(value + pair * 16 + half * 8 + t * 2)));
-      float(&x)[4] = o.x[2 * pair + half];
-      x[0] = x[2] = v.x * factor[2 * half] * UNSIGNED_LEVELS;
-      x[1] = x[3] = v.y * factor[2 * half + 1] * UNSIGNED_LEVELS;
-    }
-  }
-}
-
-/// The end: lse, and O over its rows' sums.
-__device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, Sums& o) {
-  const QueryHead at = query_head_anew(p);
-  const int thread = read_thread_anew(), quad_lane = thread & 3;
-  const int warp_query = block_of_queries() * BLOCK_Q + thread / 32 * 16;
-  float inverse_sum[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int query = warp_query + (thread & 31) / 4 + 8 * r;
-    const float sum = quad_sum(rows.sum[r]);
-    const bool blind = sees_nothing(at, query);
-    inverse_sum[r] = __fdiv_rn(1.0f, sum);
-    if (blind) {
-#pragma unroll
-      for (int j = 0; j < HEAD_DIM / 8; ++j)
-        o.x[j][2 * r] = o.x[j][2 * r + 1] = 0;
-      inverse_sum[r] = 0;
-    }
-    if (quad_lane == 0 && query < at.seq_q()) {
-      float lse = LN_2 * (rows.reference[r] + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
-      if constexpr (USES_MEAN) // back to the raw domain
-        lse += read_row(p.q_rows, at.padded_query(), query, ROW_SHIFT);
-      p.lse[at.first_row() + query] = blind ? -INFINITY_F : lse;
-    }
-  }
-  store_rows(p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
-                 warp_query * p.out_stride_s,
-             p.out_stride_s, at.seq_q() - warp_query, o.x, inverse_sum[0], inverse_sum[1]);
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
@@ -127,15 +65,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
             p.k_stride_s * 2, at.seq_kv() - first);
       else
-        TileStream<GROUP_KV, HEAD_DIM>::load(tile, p.k8, (head_keys + first) * HEAD_DIM);
+        load_image<SharedLayout::KEYS_BYTES>(tile, p.k8, (head_keys + first) * HEAD_DIM);
     }
     cp_async_commit();
   };
   const auto load_values = [&](const KeyWalk& walk) {
     if (walk.more())
-      TileStream<KEY_TILES * HEAD_DIM, TOKEN_ROW_BYTES>::load(
-          shared + SharedLayout::VALUES + walk.stage() * SharedLayout::VALUES_BYTES, p.vt8,
-          (head_keys + walk.first()) * HEAD_DIM);
+      load_image<SharedLayout::VALUES_BYTES>(shared + SharedLayout::VALUES +
+                                                 walk.stage() * SharedLayout::VALUES_BYTES,
+                                             p.vt8, (head_keys + walk.first()) * HEAD_DIM);
     cp_async_commit();
   };
   const auto unit_place = [&](int unit, int vector) {
@@ -168,10 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int query = first_query + warp_id() * 16 + lane / 4 + 8 * r;
     rows.score_scale[r] =
         QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, at.padded_query(), query, ROW_SCALE);
-    if constexpr (SINK_KEYS) {
-      rows.reference[r] = read_row(p.q_rows, at.padded_query(), query, ROW_SINK);
-      rows.sum[r] = (lane & 3) == 0 ? UNSIGNED_LEVELS : 0;
-    }
+    if constexpr (SINK_KEYS)
+      rows.start_from(r, read_row(p.q_rows, at.padded_query(), query, ROW_SINK));
   }
   if constexpr (SINK_KEYS)
     start_from_sink(o, p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h,

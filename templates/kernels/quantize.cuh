@@ -42,7 +42,7 @@ __device__ __forceinline__ void take_queries(const Params& p, const Source& q, c
     float scale = 1;
     if constexpr (INT8_S) {
       rotate(x);
-      scale = write_row(p.q8 + (head_row + unit.first + token) * HEAD_DIM, x,
+      scale = write_row(p.q8 + (head_row + unit.first) * HEAD_DIM, token, x,
                         BLOCK_SCALES ? of_group : quad_max_nan(largest_magnitude(x)));
     }
     if (lane_id() % LANES_A_TOKEN == 0) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
 #pragma unroll
       for (int i = 0; i < SHARE; ++i)
         x[i] *= factor;
-      write_elements(p.dout_rows + (head_row + unit.first + token) * HEAD_DIM, x);
+      write_elements(p.dout_rows + (head_row + unit.first) * HEAD_DIM, token, x);
     }
     if constexpr (DOT8)
       keep_maxima(largest, x);
@@ -319,10 +319,10 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
       if constexpr (KT8)
         keep_maxima(largest, x);
       if constexpr (K_ROWS)
-        write_elements(p.k_rows + copy + static_cast<s64>(token) * HEAD_DIM, x);
+        write_elements(p.k_rows + copy, token, x);
       if constexpr (INT8_S) {
         rotate(x);
-        const float scale = write_row(p.k8 + copy + static_cast<s64>(token) * HEAD_DIM, x,
+        const float scale = write_row(p.k8 + copy, token, x,
                                       BLOCK_SCALES ? of_group : warp_max_nan(largest_magnitude(x)));
         if (lane_id() == 0) // the warp's tokens are those that share a scale
           p.k8_scale[head_row / KEYS_A_SCALE + key_scale_place(unit.first + token)] = scale;

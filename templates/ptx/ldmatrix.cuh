@@ -1,4 +1,4 @@
-//===- ptx/ldmatrix.cuh - Fragments from shared memory ---------------------===//
+//===- ptx/ldmatrix.cuh - Fragments from and to shared memory --------------===//
 #pragma once
 
 #include "base.cuh"
@@ -26,3 +26,12 @@ __device__ __forceinline__ u32 transpose_8x8(u32 two) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(two));
   return turned;
 }
+
+#if __CUDA_ARCH__ >= 900
+/// The inverse of ldmatrix_x4().
+__device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+#endif

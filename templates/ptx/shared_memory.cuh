@@ -20,8 +20,18 @@ __device__ __forceinline__ float4 read_float4(u32 address) {
                : "r"(address));
   return x;
 }
+__device__ __forceinline__ u32 read_word(u32 address) {
+  u32 x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address));
+  return x;
+}
 __device__ __forceinline__ void write_float(u32 address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+__device__ __forceinline__ void write_float4(u32 address, const float (&x)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
 }
 __device__ __forceinline__ void write_word(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");

@@ -21,6 +21,11 @@ __device__ __forceinline__ int read_block_x() {
 __device__ __forceinline__ void read_block_yz(int& y, int& z) {
   asm volatile("mov.u32 %0, %%ctaid.y; mov.u32 %1, %%ctaid.z;" : "=r"(y), "=r"(z));
 }
+/// The same number, which the compiler takes for another: what is computed from it is not kept.
+template <typename Int> __device__ __forceinline__ Int anew(Int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 /// Which lanes of the warp come before this one, are this one, come after it: a bit a lane.
 struct LaneMasks {
   u32 below, self, above;

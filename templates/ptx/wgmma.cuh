@@ -2,7 +2,7 @@
 //
 // D(64 x 64) += A(64 x 32 bytes) B(32 bytes x 64), asynchronously; warp w of the group holds rows
 // 16w..16w+15 of D and of an A in registers, laid out as mma.sync's. A and B in shared memory are
-// rows of 32 bytes within a swizzled tile (tile/shared_tile.cuh), B's 64 columns being its rows.
+// rows of 32 bytes within a swizzled tile (tile/swizzle.cuh), B's 64 columns being its rows.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -26,11 +26,28 @@ __device__ __forceinline__ void fence_async_proxy() {
 }
 
 /// Describes a tile with rows of 64 or 128 bytes: its address, the bytes from 8 rows to the next 8,
-/// and its swizzle, in the bit fields of the PTX ISA's matrix descriptor.
-template <int PITCH_BYTES> __device__ __forceinline__ u64 matrix_descriptor(u32 address) {
-  constexpr u64 SWIZZLE = PITCH_BYTES == 128 ? 1 : 2;
-  return SWIZZLE << 62 | static_cast<u64>(8 * PITCH_BYTES >> 4) << 32 | 1ull << 16 |
-         static_cast<u64>((address & 0x3ffff) >> 4);
+/// and its swizzle, in the bit fields of the PTX ISA's matrix descriptor. Its lower half is the
+/// address in units of 16 bytes, to which more of them may be added. A transposed operand of more
+/// than 64 columns goes on in the next panel, `PANEL` bytes behind.
+template <int PITCH_BYTES>
+constexpr u64 DESCRIPTOR_HIGH = (PITCH_BYTES == 128 ? 1u : 2u) << 30 | 8 * PITCH_BYTES >> 4;
+template <int PANEL = 16> __device__ __forceinline__ u32 descriptor_low(u32 address) {
+  return static_cast<u32>(PANEL >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+template <int PITCH_BYTES, int PANEL = 16>
+__device__ __forceinline__ u64 matrix_descriptor(u32 address) {
+  return DESCRIPTOR_HIGH<PITCH_BYTES> << 32 | descriptor_low<PANEL>(address);
+}
+
+/// The same at an address in units of 16 bytes: a sum of those costs one instruction.
+template <int PITCH_BYTES, int PANEL = 16>
+__device__ __forceinline__ u64 descriptor_in_units(u32 units) {
+  const u64 of_0 = matrix_descriptor<PITCH_BYTES, PANEL>(0);
+  u64 descriptor;
+  asm("mov.b64 %0, {%1, %2};"
+      : "=l"(descriptor)
+      : "r"(units + static_cast<u32>(of_0)), "r"(static_cast<u32>(of_0 >> 32)));
+  return descriptor;
 }
 
 #define ACCUMULATORS                                                                               \
@@ -139,6 +156,41 @@ __device__ __forceinline__ void wgmma_16<fp16>(int (*d)[4], u64 a, u64 b, bool a
                : ACCUMULATOR_OPERANDS("r")
                : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
+/// The same with 128 columns; sums are integers that are FP32's bits.
+template <typename T>
+__device__ __forceinline__ void wgmma_16_wide(int (*d)[4], u64 a, u64 b, bool accumulate);
+template <>
+__device__ __forceinline__ void wgmma_16_wide<bf16>(int (*d)[4], u64 a, u64 b, bool accumulate) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WIDE_ACCUMULATORS
+               ", %64, %65, p, 1, 1, 0, 0; }"
+               : WIDE_ACCUMULATOR_OPERANDS("r")
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+template <>
+__device__ __forceinline__ void wgmma_16_wide<fp16>(int (*d)[4], u64 a, u64 b, bool accumulate) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " WIDE_ACCUMULATORS
+               ", %64, %65, p, 1, 1, 0, 0; }"
+               : WIDE_ACCUMULATOR_OPERANDS("r")
+               : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
+/// A of bf16 in registers, 16 summed columns; D starts from zero.
+__device__ __forceinline__ void wgmma_bf16_start(int (*d)[4], const u32 (&a)[4], u64 b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ACCUMULATORS
+               ", {%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+               : ACCUMULATOR_OPERANDS("r")
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void wgmma_bf16_start_wide(int (*d)[4], const u32 (&a)[4], u64 b) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WIDE_ACCUMULATORS
+               ", {%64, %65, %66, %67}, %68, p, 1, 1, 0; }"
+               : WIDE_ACCUMULATOR_OPERANDS("r")
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 
 /// A in registers, B with its 64 columns contiguous: rows of 128 bytes are tokens of the sum.
 template <typename T>
@@ -164,6 +216,70 @@ __device__ __forceinline__ void wgmma_16_transposed<fp16>(float (*d)[4], const u
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),
                  "r"(static_cast<int>(accumulate)));
 }
+
+/// The same with B not transposed.
+template <typename T>
+__device__ __forceinline__ void wgmma_16_registers(float (*d)[4], const u32 (&a)[4], u64 b,
+                                                   bool accumulate);
+#define WGMMA_16_REGISTERS(T, type)                                                                \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma_16_registers<T>(float(*d)[4], const u32(&a)[4], u64 b,     \
+                                                        bool accumulate) {                         \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                                        \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " ACCUMULATORS      \
+                 ", {%32, %33, %34, %35}, %36, p, 1, 1, 0; }"                                      \
+                 : ACCUMULATOR_OPERANDS("f")                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                             \
+                   "r"(static_cast<int>(accumulate)));                                             \
+  }
+WGMMA_16_REGISTERS(bf16, "bf16")
+WGMMA_16_REGISTERS(fp16, "f16")
+
+/// Transposed with 128 columns, of two panels.
+template <typename T>
+__device__ __forceinline__ void wgmma_16_transposed_wide(float (*d)[4], const u32 (&a)[4], u64 b,
+                                                         bool accumulate);
+#define WGMMA_16_TRANSPOSED_WIDE(T, type)                                                          \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma_16_transposed_wide<T>(float(*d)[4], const u32(&a)[4],      \
+                                                              u64 b, bool accumulate) {            \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                                        \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                      \
+                 " " WIDE_ACCUMULATORS ", {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"                \
+                 : WIDE_ACCUMULATOR_OPERANDS("f")                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                             \
+                   "r"(static_cast<int>(accumulate)));                                             \
+  }
+WGMMA_16_TRANSPOSED_WIDE(bf16, "bf16")
+WGMMA_16_TRANSPOSED_WIDE(fp16, "f16")
+
+#define NARROW_ACCUMULATORS "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define NARROW_ACCUMULATOR_OPERANDS(type)                                                          \
+  ACCUMULATOR_QUAD(type, 0), ACCUMULATOR_QUAD(type, 1), ACCUMULATOR_QUAD(type, 2),                 \
+      ACCUMULATOR_QUAD(type, 3)
+
+/// Both operands in shared memory, B transposed, of 32, 64 or 128 columns; A too if A_TRANSPOSED:
+/// its 64 rows are contiguous then.
+template <typename T, int COLUMNS, bool A_TRANSPOSED>
+__device__ __forceinline__ void wgmma_16_tiles(float (*d)[4], u64 a, u64 b, bool accumulate);
+#define WGMMA_16_TILES(T, type, columns, a_transposed, accumulators, operands, a_b, p)             \
+  template <>                                                                                      \
+  __device__ __forceinline__ void wgmma_16_tiles<T, columns, a_transposed>(                        \
+      float(*d)[4], u64 a, u64 b, bool accumulate) {                                               \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " p ", 0;\n"                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type             \
+                 " " accumulators ", " a_b ", p, 1, 1, " #a_transposed ", 1; }"                    \
+                 : operands("f")                                                                   \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                             \
+  }
+#define WGMMA_16_TILES_OF(T, type)                                                                 \
+  WGMMA_16_TILES(T, type, 32, 1, NARROW_ACCUMULATORS, NARROW_ACCUMULATOR_OPERANDS, "%16, %17",     \
+                 "%18")                                                                            \
+  WGMMA_16_TILES(T, type, 64, 0, ACCUMULATORS, ACCUMULATOR_OPERANDS, "%32, %33", "%34")            \
+  WGMMA_16_TILES(T, type, 64, 1, ACCUMULATORS, ACCUMULATOR_OPERANDS, "%32, %33", "%34")            \
+  WGMMA_16_TILES(T, type, 128, 0, WIDE_ACCUMULATORS, WIDE_ACCUMULATOR_OPERANDS, "%64, %65", "%66")
+WGMMA_16_TILES_OF(bf16, "bf16")
+WGMMA_16_TILES_OF(fp16, "f16")
 
 /// Keeps the compiler from touching accumulators before the wait that stands in front of this.
 __device__ __forceinline__ void hold(int (&d)[4]) {

@@ -26,10 +26,9 @@ public:
   __device__ __forceinline__ void load(const Params& p, const KeyHead& at, int first_key) const {
     const s64 before = (at.padded_key() + first_key) * HEAD_DIM;
     if constexpr (IN_16_BITS)
-      load_dense_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(keys_, p.k_rows + before);
+      load_image<BLOCK_KV * VALUE_ROW_BYTES>(keys_, p.k_rows + before);
     if constexpr (INT8) {
-      load_dense_tile<BLOCK_KV / TOKENS_PER_TILE * HEAD_DIM, TOKEN_ROW_BYTES, THREADS>(
-          keys_, p.kt8 + before);
+      load_image<BLOCK_KV * HEAD_DIM>(keys_, p.kt8 + before);
       const s64 unit = at.flat_kv_head * ceil_div(p.padded_kv, CHANNEL_TOKENS_KV) +
                        first_key / CHANNEL_TOKENS_KV;
       load_floats<HEAD_DIM, THREADS>(scales_ + Dq8Layout::CHANNELS,

@@ -84,9 +84,17 @@ struct KeyHead : Sequence {
     return (static_cast<s64>(batch) * p.heads + head) * ceil_div(p.padded_q, TOKENS);
   }
 };
-__device__ __forceinline__ KeyHead key_head(const Params& p) {
-  const int kv_head = blockIdx.y, batch = blockIdx.z;
+__device__ __forceinline__ KeyHead key_head(const Params& p, int kv_head, int batch) {
   const int heads = p.heads / p.heads_kv;
   const s64 flat_kv_head = static_cast<s64>(batch) * p.heads_kv + kv_head;
   return {{p, batch}, kv_head, heads, flat_kv_head};
+}
+__device__ __forceinline__ KeyHead key_head(const Params& p) {
+  return key_head(p, blockIdx.y, blockIdx.z);
+}
+/// The same read anew, at a kernel's end.
+__device__ __forceinline__ KeyHead key_head_anew(const Params& p) {
+  int kv_head, batch;
+  read_block_yz(kv_head, batch);
+  return key_head(p, kv_head, batch);
 }

@@ -12,7 +12,7 @@ __device__ __forceinline__ void load_score_rows(u32 tile, const s8* copy, const 
   if constexpr (QK16)
     load_tile<ROWS, SCORE_ROW_BYTES, THREADS>(tile, tensor, stride * 2, valid_rows);
   else
-    load_dense_tile<ROWS, SCORE_ROW_BYTES, THREADS>(tile, copy);
+    load_image<ROWS * SCORE_ROW_BYTES>(tile, copy);
 }
 
 /// Starts copying rows of dO: the copy whose rows have one magnitude, or the tensor itself.
@@ -20,7 +20,7 @@ template <int ROWS>
 __device__ __forceinline__ void load_dout_rows(u32 tile, const Element* copy, const Element* tensor,
                                                s64 stride, int valid_rows) {
   if constexpr (SCALED_DOUT)
-    load_dense_tile<ROWS, VALUE_ROW_BYTES, THREADS>(tile, copy);
+    load_image<ROWS * VALUE_ROW_BYTES>(tile, copy);
   else
     load_tile<ROWS, VALUE_ROW_BYTES, THREADS>(tile, tensor, stride * 2, valid_rows);
 }

@@ -48,6 +48,25 @@ template <bool FLOATING> struct ScoresOf { using type = IntegerScores; };
 template <> struct ScoresOf<true> { using type = FloatScores; };
 using Scores = ScoresOf<QK16>::type;
 
+/// Where tiles lie, as descriptors have it. In the functions below in the place of an address it
+/// saves what makes a descriptor of one.
+struct TilesPlace {
+  u32 low; ///< a descriptor's lower half
+  __device__ __forceinline__ explicit TilesPlace(u32 address) : low(descriptor_low(address)) {}
+  /// That of the stage of a ring whose stages take so many bytes.
+  __device__ __forceinline__ TilesPlace at(int stage, int bytes) const {
+    TilesPlace other = *this;
+    other.low += stage * (bytes / 16);
+    return other;
+  }
+};
+template <int PITCH_BYTES> __device__ __forceinline__ u64 descriptor_of(u32 address) {
+  return matrix_descriptor<PITCH_BYTES>(address);
+}
+template <int PITCH_BYTES> __device__ __forceinline__ u64 descriptor_of(const TilesPlace& place) {
+  return DESCRIPTOR_HIGH<PITCH_BYTES> << 32 | place.low;
+}
+
 /// The tile of 64 rows that this warpgroup's A operand is.
 template <int ROW_BYTES> struct SharedRows {
   u32 tile;
@@ -69,10 +88,10 @@ template <int ROW_BYTES> __device__ __forceinline__ u64 advance(u64 descriptor, 
 }
 
 /// s = rows of A x (rows of TILES tiles, one after the other)^T, for S.
-template <int TILES = 1, typename Rows, typename S = Scores>
-__device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& rows, u32 tiles) {
-  const u64 a = matrix_descriptor<PITCH<SCORE_ROW_BYTES>>(rows.tile);
-  const u64 b = matrix_descriptor<PITCH<SCORE_ROW_BYTES>>(tiles);
+template <int TILES = 1, typename Rows, typename Tiles, typename S = Scores>
+__device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& rows, Tiles tiles) {
+  const u64 a = descriptor_of<PITCH<SCORE_ROW_BYTES>>(rows.tile);
+  const u64 b = descriptor_of<PITCH<SCORE_ROW_BYTES>>(tiles);
   wgmma_fence();
   if constexpr (TILES == 2 && S::TAKES_TWO_TILES) {
 #pragma unroll
@@ -96,17 +115,75 @@ __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& ro
 /// The same for dP, in 16 bits. `start`, from which sums of columns 8j..8j+7 start, is added when
 /// they are finished: accumulators are not written while a product is under way. Sums are floats,
 /// or integers that are their bits.
-template <int COLUMNS = TILE_ROWS, typename Sum, typename Rows, typename Start>
-__device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, u32 tile,
+template <int COLUMNS = TILE_ROWS, typename Sum, typename Rows, typename Tile, typename Start>
+__device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile tile,
                                              const Start& start) {
   static_assert(COLUMNS == TILE_ROWS);
-  const u64 a = matrix_descriptor<PITCH<VALUE_ROW_BYTES>>(rows.tile);
-  const u64 b = matrix_descriptor<PITCH<VALUE_ROW_BYTES>>(tile);
+  const u64 a = descriptor_of<PITCH<VALUE_ROW_BYTES>>(rows.tile);
+  const u64 b = descriptor_of<PITCH<VALUE_ROW_BYTES>>(tile);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < VALUE_STEPS; ++step)
     wgmma_16<Element>(s, advance<VALUE_ROW_BYTES>(a, step), advance<VALUE_ROW_BYTES>(b, step),
                       step > 0);
+  wgmma_commit();
+}
+
+/// What sums of a product's rows g and g + 8 start from, formed by the tensor cores too: three
+/// bf16, whose sum is the FP32 value, times a matrix whose first three rows are ones.
+struct RowStart {
+  u32 a[4];
+  u64 ones;                                ///< descriptor of that matrix
+  static constexpr int ONES_BYTES = 512;   ///< all chunks of 16 bytes of the matrix are alike
+  static constexpr int PLACE_BYTES = 1024; ///< for what comes behind to lie as tiles do
+  /// By ONES_BYTES / 4 threads or more, before fence_async_proxy().
+  static __device__ __forceinline__ void write_ones(u32 address, int thread) {
+    if (thread < ONES_BYTES / 4)
+      write_word(address + thread * 4, thread % 4 == 0   ? pack<bf16>(1, 1)
+                                       : thread % 4 == 1 ? pack<bf16>(1, 0)
+                                                         : 0);
+  }
+  __device__ __forceinline__ RowStart(const float (&x)[2], u32 address) {
+    constexpr u64 STRIDE = 0x3fffull << 32; // of none the 8 rows there are all rows
+    ones = matrix_descriptor<64>(address) & ~STRIDE;
+    const int pair = lane_id() & 3; // of columns of A
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float high = unpack<bf16>(pack<bf16>(x[r], 0)).x;
+      const float middle = unpack<bf16>(pack<bf16>(x[r] - high, 0)).x;
+      a[r] = pair == 0   ? pack<bf16>(high, middle)
+             : pair == 1 ? pack<bf16>(x[r] - high - middle, 0)
+                         : 0;
+      a[2 + r] = 0;
+    }
+  }
+};
+
+/// The same for dP with TILES tiles at once. Their rows lie panel after panel: the rows of both
+/// tiles within each, so that they are evenly spaced.
+template <int TILES, typename Rows, typename Tiles>
+__device__ __forceinline__ void issue_value_panels(int (*s)[4], const Rows& rows, Tiles tiles,
+                                                   const RowStart* start = nullptr) {
+  static_assert(TILES <= 2);
+  constexpr int STEPS_A_PANEL = PITCH<VALUE_ROW_BYTES> / 32;
+  const u64 a = descriptor_of<PITCH<VALUE_ROW_BYTES>>(rows.tile);
+  const u64 b = descriptor_of<PITCH<VALUE_ROW_BYTES>>(tiles);
+  wgmma_fence();
+  if (start && TILES == 2)
+    wgmma_bf16_start_wide(s, start->a, start->ones);
+  else if (start)
+    wgmma_bf16_start(s, start->a, start->ones);
+#pragma unroll
+  for (int step = 0; step < VALUE_STEPS; ++step) {
+    const u64 step_a = advance<VALUE_ROW_BYTES>(a, step);
+    const u64 step_b = b + (step / STEPS_A_PANEL * TILES * PANEL_BYTES<VALUE_ROW_BYTES> +
+                            step % STEPS_A_PANEL * 32) /
+                               16;
+    if constexpr (TILES == 2)
+      wgmma_16_wide<Element>(s, step_a, step_b, start || step > 0);
+    else
+      wgmma_16<Element>(s, step_a, step_b, start || step > 0);
+  }
   wgmma_commit();
 }
 
@@ -130,34 +207,49 @@ __device__ __forceinline__ void finish_values(float (&sums)[N][4], const Start& 
   }
 }
 
-/// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles. `tiles` holds the 64-token tiles
-/// of the group one after the other.
+/// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles, HEAD_DIM columns of products.
+/// `tiles` holds the 64-token tiles of the group one after the other.
+template <bool SIGNED, int STEPS, typename Tiles>
+__device__ __forceinline__ void issue_tokens(int (*products)[4], const u32 (&a)[STEPS][4],
+                                             Tiles tiles) {
+  const u64 b = descriptor_of<TOKEN_ROW_BYTES>(tiles);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    const u64 step_b = b + (step / 2 * (HEAD_DIM * TOKEN_ROW_BYTES) + step % 2 * 32) / 16;
+    if constexpr (HEAD_DIM == 128)
+      wgmma_8_wide<SIGNED>(products, a[step], step_b, step > 0);
+    else
+      wgmma_8<SIGNED>(products, a[step], step_b, step > 0);
+  }
+  wgmma_commit();
+}
+/// sums += those products, finished, times the row's scale: `low` (row g) or `high` (row g + 8).
+__device__ __forceinline__ void add_tokens(Sums& sums, const int (*products)[4], float low,
+                                           float high) {
+#pragma unroll
+  for (int j = 0; j < HEAD_DIM / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sums.x[j][i] =
+          __fmaf_rn(static_cast<float>(products[j][i]), i < 2 ? low : high, sums.x[j][i]);
+  }
+  sums.surplus[0] = sums.surplus[1] = 0; // for ptxas to see that there is none
+}
+
+/// The same with accumulators of its own.
 template <bool SIGNED, int STEPS> class TokenProducts {
 public:
   __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles) {
-    const u64 b = matrix_descriptor<TOKEN_ROW_BYTES>(tiles);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const u64 step_b = b + (step / 2 * (HEAD_DIM * TOKEN_ROW_BYTES) + step % 2 * 32) / 16;
-      if constexpr (HEAD_DIM == 128)
-        wgmma_8_wide<SIGNED>(products_, a[step], step_b, step > 0);
-      else
-        wgmma_8<SIGNED>(products_, a[step], step_b, step > 0);
-    }
-    wgmma_commit();
+    issue_tokens<SIGNED>(products_, a, tiles);
   }
-  /// sums += products times the row's scale: `low` (row g) or `high` (row g + 8).
+  __device__ __forceinline__ void finish() { ::finish<0>(products_); }
   template <int PENDING> __device__ __forceinline__ void add_to(Sums& sums, float low, float high) {
-    finish<PENDING>(products_);
-#pragma unroll
-    for (int j = 0; j < HEAD_DIM / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        sums.x[j][i] =
-            __fmaf_rn(static_cast<float>(products_[j][i]), i < 2 ? low : high, sums.x[j][i]);
-    }
-    sums.surplus[0] = sums.surplus[1] = 0; // for ptxas to see that there is none
+    ::finish<PENDING>(products_);
+    add_finished_to(sums, low, high);
+  }
+  __device__ __forceinline__ void add_finished_to(Sums& sums, float low, float high) const {
+    add_tokens(sums, products_, low, high);
   }
 
 private:
@@ -169,9 +261,9 @@ private:
 struct Block {
   int x[8][4];
   /// (Rows of 8-bit A, STEPS x 32 summed tokens) x channels 64 * part.. of transposed tiles.
-  template <bool SIGNED, int STEPS>
-  __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles, int part) {
-    const u64 b = matrix_descriptor<TOKEN_ROW_BYTES>(tiles);
+  template <bool SIGNED, int STEPS, typename Tiles>
+  __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], Tiles tiles, int part) {
+    const u64 b = descriptor_of<TOKEN_ROW_BYTES>(tiles);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
@@ -208,12 +300,12 @@ __device__ __forceinline__ auto value_sums(Block& block, float (&)[8][4]) -> int
   return block.x;
 }
 /// The finished sums of dP, from where they start.
-template <int PENDING, typename Start>
-__device__ __forceinline__ void take_values(float (&values)[8][4], int (&sums)[8][4],
+template <int PENDING, int N, typename Start>
+__device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N][4],
                                             const Start& start) {
   finish<PENDING>(sums);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < N; ++j) {
     const Quad quad = start(j);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -221,20 +313,23 @@ __device__ __forceinline__ void take_values(float (&values)[8][4], int (&sums)[8
   }
 }
 
-/// sums += (rows of 16-bit A, STEPS x 16 summed tokens) x a tile of 16-bit tokens by channels, as
-/// it lies in the caller's tensor: B with its columns contiguous.
-template <int STEPS>
-__device__ __forceinline__ void issue_rows(Sums& sums, const u32 (&a)[STEPS][4], u32 tile) {
-  const u64 b = matrix_descriptor<PITCH<VALUE_ROW_BYTES>>(tile);
+/// sums += (rows of 16-bit A, STEPS x 16 summed tokens) x tiles, one after the other, of 16-bit
+/// tokens by channels, as they lie in the caller's tensor: B with its columns contiguous.
+template <int STEPS, typename Tiles>
+__device__ __forceinline__ void issue_rows(Sums& sums, const u32 (&a)[STEPS][4], Tiles tiles) {
+  constexpr int STEPS_A_TILE = TILE_ROWS / 16;
+  const u64 b = descriptor_of<PITCH<VALUE_ROW_BYTES>>(tiles);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
     for (int part = 0; part < HEAD_DIM / 64; ++part)
-      wgmma_16_transposed<Element>(
-          &sums.x[part * 8], a[step],
-          b + (part * PANEL_BYTES<VALUE_ROW_BYTES> + step * 16 * PITCH<VALUE_ROW_BYTES>) / 16,
-          true);
+      wgmma_16_transposed<Element>(&sums.x[part * 8], a[step],
+                                   b + (step / STEPS_A_TILE * (TILE_ROWS * VALUE_ROW_BYTES) +
+                                        part * PANEL_BYTES<VALUE_ROW_BYTES> +
+                                        step % STEPS_A_TILE * 16 * PITCH<VALUE_ROW_BYTES>) /
+                                           16,
+                                   true);
   }
   wgmma_commit();
 }

@@ -6,17 +6,16 @@
 #include "tile/group_walk.cuh"
 #include "tile/products.cuh"
 
-constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of keys
+constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of 64 keys
 
 /// What makes exponents of a row's scores; lse in log2 units.
 struct ScoreRow {
   float scale, minus_lse;
 };
 
-/// Scores become probabilities, rows g and g + 8 by their own lse. `key_scales` are those of the
-/// first and the second 32 keys.
-__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
-                                              const Scores::Sum (&sums)[COLUMNS8][4],
+/// Scores of 64 keys become probabilities, rows g and g + 8 by their own lse. `key_scales` are
+/// those of the first and the second 32 keys.
+__device__ __forceinline__ void probabilities(float (*x)[4], const Scores::Sum (*sums)[4],
                                               const ScoreRow (&row)[2], float2 key_scales) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -24,7 +23,8 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       scale[r] = QK16 ? row[r].scale : row[r].scale * (half ? key_scales.y : key_scales.x);
-      addend[r] = QK16 ? row[r].minus_lse : __fmaf_rn(-Scores::ZERO, scale[r], row[r].minus_lse);
+      addend[r] = Scores::ZERO == 0 ? row[r].minus_lse
+                                    : __fmaf_rn(-Scores::ZERO, scale[r], row[r].minus_lse);
     }
 #pragma unroll
     for (int j = half * COLUMNS8 / 2; j < (half + 1) * COLUMNS8 / 2; ++j) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
 }
 
 /// Hidden keys have no probability.
-__device__ __forceinline__ void hide(float (&x)[COLUMNS8][4], const HiddenKeys& hidden) {
+__device__ __forceinline__ void hide(float (*x)[4], const HiddenKeys& hidden) {
 #pragma unroll
   for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll

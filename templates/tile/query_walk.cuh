@@ -28,6 +28,38 @@ struct QueryTile {
   }
 };
 
+/// The tiles of each head that some keys ask for: the first, and behind the last one.
+__device__ __forceinline__ Range query_tiles_of(const Sequence& at, Range keys) {
+  const Range queries = queries_of(at, keys);
+  return {queries.begin / TOKENS_PER_TILE, ceil_div(queries.end, TOKENS_PER_TILE)};
+}
+
+/// The same walk as QueryWalk, run by run, in few registers: a tile is known by its number `count`
+/// in the walk, and `tiles` are query_tiles_of() the keys, asked for anew.
+template <int SLOTS> struct RunWalk {
+  int count = 0; ///< the tile at which it stands
+  int end;       ///< of the run
+  int shift;     ///< from a tile's count to its number in its head
+  int slot = 0;  ///< of the run
+
+  __device__ __forceinline__ explicit RunWalk(Range tiles) { begin_run(tiles, 0); }
+  /// Past a run's end: whether there is another.
+  __device__ __forceinline__ bool next_run(const KeyHead& at, Range tiles) {
+    const int heads_done = count / (tiles.end - tiles.begin);
+    slot = slot + 1 < SLOTS ? slot + 1 : 0;
+    begin_run(tiles, heads_done);
+    return heads_done < at.heads;
+  }
+  __device__ __forceinline__ int last_slot() const { return slot > 0 ? slot - 1 : SLOTS - 1; }
+
+private:
+  __device__ __forceinline__ void begin_run(Range tiles, int heads_done) {
+    shift = tiles.begin - heads_done * (tiles.end - tiles.begin);
+    const int in_head = count + shift;
+    end = minimum((in_head / TILES_A_RUN + 1) * TILES_A_RUN, tiles.end) - shift;
+  }
+};
+
 /// The walk that some keys ask for. Something of each run lies in one of `SLOTS` slots.
 template <int SLOTS> class QueryWalk {
 public:
@@ -40,6 +72,10 @@ public:
   }
   /// Whether any query may see any of the keys.
   __device__ __forceinline__ bool seen() const { return first_tile_ <= last_tile_; }
+  /// How many tiles it takes.
+  __device__ __forceinline__ int tiles(const KeyHead& at) const {
+    return seen() ? at.heads * (last_tile_ - first_tile_ + 1) : 0;
+  }
   __device__ __forceinline__ QueryTile start(const KeyHead& at) const {
     const int head = at.kv_head * at.heads;
     const u32 before = static_cast<u32>(at.padded_query(head) / TOKENS_PER_TILE);

@@ -1,11 +1,6 @@
-//===- tile/shared_tile.cuh - Tiles in shared memory, conflict-free --------===//
+//===- tile/shared_tile.cuh - Bringing tiles into shared memory --------------===//
 //
-// A tile is 64 rows of ROW_BYTES (64, 128 or 256) in 16-byte chunks. Rows of 256 bytes are split
-// into two panels of 64 rows x 128 bytes. Chunk c of row r lies at place c ^ f(r), so that the 8
-// rows of one ldmatrix matrix fall into 8 different bank groups: f(r) = r % 8, or (r / 2) % 4 for
-// rows of 64 bytes, two of which share a line. These are the 128- and 64-byte swizzles that wgmma
-// reads. Tiles start at multiples of 1024 bytes, hence a step of 32 bytes along a row is an XOR of
-// the address.
+// Images of tiles, and rows of the caller's tensors, which become tiles on their way.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -14,23 +9,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/special.cuh"
-
-constexpr int TILE_ROWS = 64;
-
-/// Bytes from one row of a panel to the next, and of a panel.
-template <int ROW_BYTES> constexpr int PITCH = ROW_BYTES < 128 ? ROW_BYTES : 128;
-template <int ROW_BYTES> constexpr int PANEL_BYTES = TILE_ROWS* PITCH<ROW_BYTES>;
-template <int ROW_BYTES> constexpr int CHUNKS_A_PANEL = PITCH<ROW_BYTES> / 16;
-
-/// The place of a row in tiles that lie one after the other.
-template <int ROW_BYTES> __device__ __forceinline__ u32 row_offset(int row) {
-  return row / TILE_ROWS * (TILE_ROWS * ROW_BYTES) + row % TILE_ROWS * PITCH<ROW_BYTES>;
-}
-template <int ROW_BYTES> __device__ __forceinline__ u32 chunk_offset(int row, int chunk) {
-  const int swizzle = ROW_BYTES == 64 ? (row >> 1) & 3 : row & 7;
-  const int panel = chunk / CHUNKS_A_PANEL<ROW_BYTES>, place = chunk % CHUNKS_A_PANEL<ROW_BYTES>;
-  return row_offset<ROW_BYTES>(row) + panel * PANEL_BYTES<ROW_BYTES> + ((place ^ swizzle) << 4);
-}
+#include "tile/swizzle.cuh"
 
 /// threadIdx.x, read anew (ptx/special.cuh).
 __device__ __forceinline__ int read_thread_anew() {
@@ -65,21 +44,25 @@ template <int ROW_BYTES, int THREADS> struct Copier {
   }
 };
 
-/// Starts copying a dense tile.
-template <int ROWS, int ROW_BYTES, int THREADS>
-__device__ __forceinline__ void load_dense_tile(u32 tile, const void* source) {
-  using Copy = Copier<ROW_BYTES, THREADS>;
-  const Copy copy;
-  const char* from = static_cast<const char*>(source) + copy.row * ROW_BYTES + copy.chunk * 16;
-  asm("" : "+l"(from)); // formed once: turns are constants that the copies' instructions hold
-  const u32 to = tile + copy.first();
+/// Starts copying BYTES of images of tiles, `offset` behind `source`. Each warp copies consecutive
+/// 512 bytes a turn: then all that a thread copies lies within the reach of the copies' immediate
+/// offsets, and only its sum of `source` and `offset` takes registers, for the time of the copy.
+template <int BYTES>
+__device__ __forceinline__ void load_image(u32 destination, const void* source, s64 offset = 0) {
+  constexpr int REACH = 2048; // immediate offsets are -REACH to REACH - 1
+  constexpr int TURN_BYTES = 512, TURNS = BYTES / (WARPS * TURN_BYTES);
+  static_assert(TURNS * WARPS * TURN_BYTES == BYTES && TURNS * TURN_BYTES <= 2 * REACH);
+  constexpr int MIDDLE = TURNS * TURN_BYTES > REACH ? REACH : 0;
+  const int thread = copying_thread();
+  const int own = thread / 32 * (TURNS * TURN_BYTES) + thread % 32 * 16 + MIDDLE;
+  offset += own;
+  asm("" : "+l"(offset)); // else sums with `source` are kept over a whole loop,
+  const char* from = static_cast<const char*>(source) + offset;
+  u32 to = destination + own;
+  asm("" : "+l"(from), "+r"(to)); // or formed anew for each copy
 #pragma unroll
-  for (int turn = 0; turn < ROWS; turn += Copy::ROWS) {
-#pragma unroll
-    for (int panel = 0; panel < Copy::PANELS; ++panel)
-      cp_async_16(to + Copy::place(turn, panel),
-                  from + turn * ROW_BYTES + panel * PITCH<ROW_BYTES>);
-  }
+  for (int turn = 0; turn < TURNS; ++turn)
+    cp_async_16(to + (turn * TURN_BYTES - MIDDLE), from + (turn * TURN_BYTES - MIDDLE));
 }
 /// Starts copying ROWS rows of a strided tensor; rows at or past `valid_rows` become zeros.
 template <int ROWS, int ROW_BYTES, int THREADS>

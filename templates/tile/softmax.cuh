@@ -45,11 +45,30 @@ __device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], cons
   }
 }
 
+/// The same from shared memory, where `scales` holds those of the 128 keys that a group is of.
+__device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], u32 scales, int group) {
+  const u32 own = scales + (lane_id() & 3) * 16;
+  if constexpr (KEY_SCALES == 4) {
+    const float4 all = read_float4(own);
+    scale[0] = all.x, scale[1] = all.y, scale[2] = all.z, scale[3] = all.w;
+  } else {
+    const float2 both = read_float2(own + group % 2 * 8);
+    scale[0] = both.x, scale[1] = both.y;
+  }
+}
+
 /// What a thread's rows g and g + 8 need across groups. Maxima are in units of log2.
 struct SoftmaxRows {
   float score_scale[2]; ///< of a row's scores, in log2 units
   float reference[2] = {-INFINITY_F, -INFINITY_F};
   float sum[2] = {0, 0}; ///< of this thread's columns, times 255
+
+  /// Row g + 8r starts from key 0, whose score is not finite where NaN: so is the sum, also of a
+  /// query that sees no other key.
+  __device__ __forceinline__ void start_from(int r, float score_of_sink) {
+    reference[r] = score_of_sink;
+    sum[r] = (lane_id() & 3) == 0 ? UNSIGNED_LEVELS + (score_of_sink - score_of_sink) : 0;
+  }
 
   /// The group's maxima over what is not hidden: hidden scores are lowered in place. The reference,
   /// and what is relative to it, moves where they are far above.

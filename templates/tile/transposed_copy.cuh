@@ -1,14 +1,16 @@
 //===- tile/transposed_copy.cuh - Writing 8-bit copies for sums over tokens -===//
 //
-// A copy lies in tiles of channels x 64 tokens, slots in the order sigma (tile/permutation.cuh). A
-// warp takes 32 tokens x 32 channels at a time: a lane the 4 tokens of a quad and 8 channels, whose
-// bytes form a word for each channel. Four lanes exchange words until each has 16 bytes of two
-// channels, and the warp stores 32 bytes of each: no shared memory, and no waiting for other warps.
+// A copy lies in tiles (tile/swizzle.cuh) of channels x 64 tokens, slots in the order sigma
+// (tile/permutation.cuh). A warp takes 32 tokens x 32 channels at a time: a lane the 4 tokens of a
+// quad and 8 channels, whose bytes form a word for each channel. Four lanes exchange words until
+// each has 16 bytes of two channels, and the warp stores 32 bytes of each: no shared memory, and no
+// waiting for other warps.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 #include "tile/permutation.cuh"
+#include "tile/swizzle.cuh"
 #include "tile/token_share.cuh"
 
 constexpr int BLOCK_TOKENS = 32;            ///< of a warp at a time
@@ -86,8 +88,8 @@ __device__ __forceinline__ void walk_quads(const Source& from, int tokens, const
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int channel = at.channel + at.quad % 4 * 2 + i;
-        *reinterpret_cast<uint4*>(tile + channel * TOKENS_PER_TILE + block % 2 * BLOCK_TOKENS +
-                                  at.quad / 4 * 16) = vectors[i];
+        *reinterpret_cast<uint4*>(tile + chunk_offset<TOKENS_PER_TILE>(
+                                             channel, block % 2 * 2 + at.quad / 4)) = vectors[i];
       }
     }
   }

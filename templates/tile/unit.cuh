@@ -9,6 +9,7 @@
 #include "tile/key_mean.cuh"
 #include "tile/place.cuh"
 #include "tile/rotation.cuh"
+#include "tile/swizzle.cuh"
 #include "tile/transposed_copy.cuh"
 
 struct Shared {
@@ -131,9 +132,10 @@ __device__ __forceinline__ void rotate(float (&x)[SHARE]) {
     hadamard(x);
 }
 
-/// Writes a token's bytes and gives back the scale that stands for them: of zeros a positive one,
-/// so that a masked score of -inf stays -inf.
-__device__ __forceinline__ float write_row(s8* row, const float (&x)[SHARE], float largest) {
+/// Writes a token's bytes to its place in the copy and gives back the scale that stands for them:
+/// of zeros a positive one, so that a masked score of -inf stays -inf.
+__device__ __forceinline__ float write_row(s8* copy, int token, const float (&x)[SHARE],
+                                           float largest) {
   const Scale scale = exact_scale(largest);
   const float n = scale.inverse;
 #pragma unroll
@@ -141,16 +143,18 @@ __device__ __forceinline__ float write_row(s8* row, const float (&x)[SHARE], flo
     uint2 bytes;
     bytes.x = pack_s8(x[i] * n, x[i + 1] * n, x[i + 2] * n, x[i + 3] * n);
     bytes.y = pack_s8(x[i + 4] * n, x[i + 5] * n, x[i + 6] * n, x[i + 7] * n);
-    *reinterpret_cast<uint2*>(row + channel_of(i)) = bytes;
+    const int channel = channel_of(i);
+    *reinterpret_cast<uint2*>(copy + chunk_offset<HEAD_DIM>(token, channel / 16) + channel % 16) =
+        bytes;
   }
   return scale.value == 0 ? 1.0f : scale.value;
 }
 
 /// Writes a token in 16 bits.
-__device__ __forceinline__ void write_elements(Element* row, const float (&x)[SHARE]) {
+__device__ __forceinline__ void write_elements(Element* copy, int token, const float (&x)[SHARE]) {
 #pragma unroll
   for (int i = 0; i < SHARE; i += 8)
-    *reinterpret_cast<uint4*>(row + channel_of(i)) =
+    *reinterpret_cast<uint4*>(copy + chunk_offset<HEAD_DIM * 2>(token, channel_of(i) / 8) / 2) =
         make_uint4(pack<Element>(x[i], x[i + 1]), pack<Element>(x[i + 2], x[i + 3]),
                    pack<Element>(x[i + 4], x[i + 5]), pack<Element>(x[i + 6], x[i + 7]));
 }

@@ -278,6 +278,7 @@ TEST(Explain, NamesAllOfARealTileAndKindThatDiffer) {
   ASSERT_EQ(dq.kind, KernelKind::backward_dq);
   EXPECT_EQ(differing(of({}), dq), (Labels{"kind", "pass"}));
   KernelSpec mma = of({.group_kv = 64}, "sm_90a");
+  mma.tile = parse_tile("wgmma 64x64 w4 s1 b3");
   const KernelSpec wgmma = mma;
   mma.tile.family = Family::mma;
   EXPECT_EQ(differing(wgmma, mma), Labels{"family"});

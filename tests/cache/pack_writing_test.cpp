@@ -70,7 +70,7 @@ TEST(PackWriting, RefusesAPathThatTheEnvironmentCouldNotName) {
   EXPECT_TRUE(contains(why, "a:b.pack' has a colon")) << why;
   EXPECT_TRUE(contains(why, "SAGEBWD_CACHE_PACKS")) << why;
   EXPECT_TRUE(fs::is_empty(temp.path()));
-  EXPECT_TRUE(contains(refusal(temp / "none"), "SAGEBWD_CACHE_PACKS allows no colon"));
+  EXPECT_TRUE(contains(refusal(temp / "none"), "in SAGEBWD_CACHE_PACKS a colon ends one"));
 }
 
 TEST(PackWriting, AReadOnlyFolderIsAnErrorAndTheFileStays) {

@@ -45,29 +45,83 @@ TEST(Kernels, OfABackwardPass) {
 TEST(Kernels, OfAFusedBackwardPass) {
   AttentionSpec s;
   s.precision = Precision::gradients16, s.deterministic = false;
-  const Arch& arch = find_arch("sm_80");
-  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), arch)),
-            (Kinds{key_mean, quantize, backward_dq, backward_dkv}));
-  const Tiles tiles = default_tiles(resolved(s), arch, Family::mma);
-  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), arch, tiles)),
-            (Kinds{key_mean, quantize, backward, round_dq}));
-  EXPECT_EQ(kinds_of(kernels_of(Pass::forward, resolved(s), arch, tiles)),
+  const Kinds split = {key_mean, quantize, backward_dq, backward_dkv},
+              fused = {key_mean, quantize, backward, round_dq};
+  const Arch &ampere = find_arch("sm_80"), &hopper = find_arch("sm_90a");
+  const auto kernels = kernels_of(Pass::backward, resolved(s), ampere);
+  EXPECT_EQ(kinds_of(kernels), fused);
+  EXPECT_EQ(kernels[2].tile, *default_fused_tile(resolved(s), ampere));
+  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), hopper)), split); // wgmma has none
+  const Tiles mma = default_tiles(resolved(s), hopper, Family::mma);
+  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), hopper, mma)), fused);
+  EXPECT_EQ(kinds_of(kernels_of(Pass::forward, resolved(s), hopper, mma)),
             (Kinds{key_mean, quantize, forward}));
+  // Who names a tile of the split backward means that one.
+  for (KernelKind kind : {backward_dq, backward_dkv})
+    EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), ampere,
+                                  {{kind, default_tile(kind, resolved(s), ampere)}})),
+              split);
+  const Tiles forward_alone = {{forward, default_tile(forward, resolved(s), ampere)}};
+  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), ampere, forward_alone)), fused);
 }
 
-TEST(Kernels, AreFusedByDefaultTilesOfMmaWhereTheyFit) {
+TEST(Kernels, OfASplitBackwardNeedNoSumsOfDq) {
+  AttentionSpec s;
+  s.precision = Precision::gradients16, s.deterministic = false;
+  const ResolvedSpec spec = resolved(s);
+  const Arch &ampere = find_arch("sm_80"), &hopper = find_arch("sm_90a");
+  EXPECT_EQ(as_built(spec, ampere), spec);
+  s.deterministic = true;
+  EXPECT_EQ(as_built(spec, hopper), resolved(s));
+  EXPECT_EQ(as_built(spec, ampere, {{backward_dq, {}}}), resolved(s));
+  const Problem p = {1, 2, 1, 256, 256};
+  EXPECT_GT(workspace_bytes(Pass::backward, as_built(spec, ampere), p),
+            workspace_bytes(Pass::backward, as_built(spec, hopper), p));
+}
+
+TEST(Kernels, AreTunedWhereTheyAreLaunched) {
+  AttentionSpec s;
+  s.precision = Precision::gradients16, s.deterministic = false;
+  const Arch &ampere = find_arch("sm_80"), &hopper = find_arch("sm_90a");
+  EXPECT_EQ(tunable_kernels(resolved(s), ampere), (Kinds{forward}));
+  EXPECT_EQ(tunable_kernels(resolved(s), hopper), tiled_kernels());
+  EXPECT_EQ(tunable_kernels(resolved(AttentionSpec()), ampere), tiled_kernels());
+}
+
+TEST(Kernels, AreFusedByDefaultWhereThatIsFaster) {
+  using enum Precision;
+  const std::string small = "mma 64x64 w4 s1 b2", large = "mma 64x128 w8 s1 b1";
+  const std::map<std::pair<Precision, int>, std::map<std::string, std::string>> fused = {
+      {{gradients16, 64},
+       {{"sm_80", small},
+        {"sm_87", small},
+        {"sm_89", small},
+        {"sm_90a", small},
+        {"sm_100", small},
+        {"sm_120", small}}},
+      {{gradients16, 128}, // two do not fit in 164 KB, nor on Blackwells in the registers
+       {{"sm_80", large}, {"sm_87", large}, {"sm_90a", small}, {"sm_100", large}}},
+      {{six_of_seven, 128}, {{"sm_80", large}, {"sm_90a", large}}},
+      {{qk16, 128}, {{"sm_80", large}}}}; // on sm_90a under a mask it spills
   for (const auto& [precision, word] : Words<Precision>::all)
-    for (const char* name : {"sm_80", "sm_89", "sm_90a"})
-      for (bool deterministic : {true, false}) {
+    for (int head_dim : {64, 128})
+      for (const char* name : {"sm_80", "sm_87", "sm_89", "sm_90a", "sm_100", "sm_120"}) {
         AttentionSpec s;
-        s.precision = precision, s.deterministic = deterministic;
+        s.precision = precision, s.head_dim = head_dim;
         const Arch& arch = find_arch(name);
-        // At 128 channels 128 keys do not fit in 99 KB, nor dv16 in the registers.
-        const bool fits = arch.max_shared_bytes > 99 * 1024 && precision != Precision::dv16;
-        const bool fused = !deterministic && fits;
-        EXPECT_EQ(default_tiles(resolved(s), arch, Family::mma).count(backward), fused) << word;
-        EXPECT_EQ(default_tiles(resolved(s), find_arch("sm_90a"), Family::wgmma).count(backward),
-                  0);
+        EXPECT_FALSE(default_tiles(resolved(s), arch, Family::mma).count(backward));
+        s.deterministic = false;
+        const auto of_spec = fused.find({precision, head_dim});
+        const bool expected = of_spec != fused.end() && of_spec->second.count(name);
+        const Tiles tiles = default_tiles(resolved(s), arch, Family::mma);
+        EXPECT_EQ(tiles.count(backward) ? to_string(tiles.at(backward)) : "",
+                  expected ? of_spec->second.at(name) : "")
+            << word << head_dim << name;
+        EXPECT_EQ(default_fused_tile(*resolved(s), arch).has_value(),
+                  expected && arch.name != "sm_90a"); // whose own family has none
+        s.group_kv = 64;                              // dS has one scale for a block's keys
+        if (which_int8(precision).dq)
+          EXPECT_FALSE(default_tiles(resolved(s), arch, Family::mma).count(backward));
       }
 }
 
@@ -125,22 +179,26 @@ TEST(Kernels, OfQuantisationDoNotDependOnTheMask) {
     }
 }
 
-TEST(Kernels, DoNotDependOnTheDeterminismFlag) { // every kernel is deterministic
-  for (Pass pass : kPasses) {
-    AttentionSpec spec;
-    spec.deterministic = false;
-    EXPECT_EQ(kernels_of(pass, resolved(spec), find_arch("sm_80")),
-              kernels_of(pass, resolved(AttentionSpec()), find_arch("sm_80")));
-  }
+TEST(Kernels, DoNotDependOnTheDeterminismFlag) { // but for a fused backward all are deterministic
+  for (AttentionSpec spec : test::all_specs())
+    for (const char* name : {"sm_80", "sm_90a"})
+      for (Pass pass : kPasses) {
+        const Arch& arch = find_arch(name);
+        const auto deterministic = kernels_of(pass, resolved(spec), arch);
+        AttentionSpec free = spec;
+        free.deterministic = false;
+        if (pass == Pass::forward || !fuses_backward(resolved(free), arch))
+          EXPECT_EQ(kernels_of(pass, resolved(free), arch), deterministic) << to_string(spec);
+      }
 }
 
 TEST(Definitions, AreOneForEachFamilyOfTiles) {
   for (const auto& [kind, name] : Words<KernelKind>::all) {
     std::vector<Family> families;
     if (definition_of(kind).tiling)
-      families = {Family::mma, Family::wgmma};
+      families = {Family::mma, Family::wgmma, Family::ws};
     if (kind == backward) // with wgmma it is not built
-      families = {Family::mma};
+      families = {Family::mma, Family::ws};
     EXPECT_EQ(families_of(kind), families) << name;
     for (Family family : families_of(kind)) {
       const KernelDefinition& own = definition_of(kind, family);

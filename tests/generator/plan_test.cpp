@@ -26,7 +26,9 @@ size_t index(O operand) { return static_cast<size_t>(operand); }
 TEST(Operands, HaveTheTypesThatPackParamsKnows) {
   for (size_t i = 0; i < index(O::count); ++i) {
     const std::string type(type_of(static_cast<O>(i)));
-    EXPECT_TRUE(type.back() == '*' || type == "s64" || type == "int" || type == "float") << type;
+    EXPECT_TRUE(type.back() == '*' || type == "s64" || type == "int" || type == "float" ||
+                type == "TensorMap")
+        << type;
   }
 }
 
@@ -265,7 +267,7 @@ TEST(Grid, CoversEveryToken) {
   const auto grid = [&](KernelKind kind, Pass pass, Granularity granularity = Granularity::row) {
     AttentionSpec s;
     s.granularity = granularity;
-    const Grid g = grid_of(test::kernel_of(kind, pass, s, "sm_80"), p);
+    const Grid g = grid_of(test::kernel_of(kind, pass, s, "sm_80"), p, /*sm_count=*/108);
     return std::array<unsigned, 3>{g.x, g.y, g.z};
   };
   using Blocks = std::array<unsigned, 3>;

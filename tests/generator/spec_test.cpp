@@ -171,6 +171,12 @@ TEST(Spec, OtherLinesAreRefusedWithAnExample) {
     expect_refusal([&] { parse_spec(text); }, {("'" + text + "'").c_str(), line.c_str()});
 }
 
+TEST(Spec, ALineWithoutItsVersionIsToldIt) {
+  const std::string line = to_string(*resolved(AttentionSpec()));
+  expect_refusal([&] { parse_spec(line.substr(0, line.rfind(' '))); },
+                 {"does not say the version of its numerics", "ends with 'numerics=2'"});
+}
+
 TEST(Spec, FieldsAreSetByNameFromText) {
   AttentionSpec s;
   visit_fields(*resolved({64, DType::fp16, Causal::bottom_right, Granularity::block,

@@ -61,6 +61,15 @@ TEST(Tile, WhatCannotBeBuiltIsRefusedAndSaysWhy) {
     if (arch.name != "sm_90a")
       expect_refusal(checking(forward, "wgmma 64x128 w4 s1 b1", arch.name.data()),
                      {"wgmma exists on sm_90a alone", "the family is mma"});
+  const char* ws = "ws 192x128 w12 s4 b1";
+  EXPECT_NO_THROW(checking(forward, ws, "sm_90a")());
+  expect_refusal(checking(forward, ws), {"wgmma exists on sm_90a alone"});
+  expect_refusal(checking(forward, "ws 64x128 w4 s4 b1", "sm_90a"),
+                 {"128 queries with 8 warps or 192 with 12"});
+  expect_refusal(checking(forward, "ws 192x128 w12 s3 b1", "sm_90a"), {"2 or 4 stages"});
+  expect_refusal(checking(forward, "ws 192x128 w12 s4 b2", "sm_90a"), {"all registers of an SM"});
+  expect_refusal(checking(backward_dkv, "ws 64x128 w8 s2 b1", "sm_90a"),
+                 {"registers do not suffice", "128 channels"});
 }
 
 TEST(Tile, WhatDoesNotFitIsRefusedWithBothSizes) {
@@ -90,7 +99,7 @@ TEST(Tile, DefaultsSuitEverySpecOnEveryArchitecture) {
       for (KernelKind kind : kAttention) {
         const TileConfig tile = default_tile(kind, s, arch);
         EXPECT_NO_THROW(check_tile(tiled_kernel(kind, s, arch, tile)));
-        EXPECT_EQ(tile.family, arch.name == "sm_90a" ? Family::wgmma : Family::mma);
+        EXPECT_EQ(tile.family == Family::mma, arch.name != "sm_90a");
         const int bytes = shared_bytes(kind, s, tile);
         const bool consumer = arch.name == "sm_86" || arch.name == "sm_89" || arch.major == 12;
         EXPECT_LE(bytes, consumer ? 99 * 1024 : arch.max_shared_bytes);

@@ -100,6 +100,7 @@ struct Params {
 //   ptx/math.cuh
 //   tile/permutation.cuh
 //   ptx/shared_memory.cuh
+//   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/wgmma.cuh

@@ -86,6 +86,7 @@ struct Params {
 //   ptx/cp_async.cuh
 //   ptx/shared_memory.cuh
 //   ptx/special.cuh
+//   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   tile/place.cuh
@@ -99,5 +100,4 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/query_gradients.cuh
-//   tile/tile_stream.cuh
 //   kernels/backward_dq.cuh

@@ -75,6 +75,7 @@ struct Params {
 //   tile/permutation.cuh
 //   ptx/shared_memory.cuh
 //   ptx/special.cuh
+//   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/mma.cuh
@@ -87,5 +88,5 @@ struct Params {
 //   tile/place.cuh
 //   tile/visible.cuh
 //   tile/softmax.cuh
-//   tile/tile_stream.cuh
+//   tile/output.cuh
 //   kernels/forward.cuh

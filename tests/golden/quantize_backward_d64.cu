@@ -90,6 +90,7 @@ struct Params {
 //   tile/quantizer.cuh
 //   tile/token_share.cuh
 //   tile/rotation.cuh
+//   tile/swizzle.cuh
 //   tile/permutation.cuh
 //   tile/transposed_copy.cuh
 //   tile/unit.cuh

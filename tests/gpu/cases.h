@@ -85,13 +85,13 @@ inline const std::vector<Case>& all_cases() {
     const std::pair<Case, const char*> fused[] = {
         {{"Fused_D64_bf16", {64, bf16, none, row, gradients16}, {}}, "mma 64x128 w8 s1 b1"},
         {{"Fused_D64_fp16_Unsmoothed", {64, fp16, none, row, gradients16, false}, {}},
-         "mma 64x128 w8 s1 b1"},
+         "mma 64x64 w4 s1 b2"},
         {{"Fused_D128_fp16_TopLeft", {128, fp16, top, row, gradients16}, {}},
          "mma 64x128 w8 s1 b1"},
         {{"Fused_D64_bf16_BottomRight_4Warps", {64, bf16, bottom, row, gradients16}, {}},
          "mma 64x64 w4 s2 b1"},
         {{"Fused_D128_bf16_Block_4Warps", {128, bf16, none, block, gradients16}, {}},
-         "mma 64x64 w4 s1 b1"},
+         "mma 64x64 w4 s1 b2"},
         {{"Fused_D64_bf16_SixOfSeven_TopLeft", {64, bf16, top, row}, {}}, "mma 64x128 w8 s1 b1"},
         {{"Fused_D128_fp16_SixOfSeven", {128, fp16, none, row}, {}}, "mma 64x128 w8 s1 b1"},
         {{"Fused_D64_fp16_Qk16_Unsmoothed", {64, fp16, none, row, qk16, false}, {}},
@@ -105,6 +105,29 @@ inline const std::vector<Case>& all_cases() {
       c.spec.deterministic = false;
       c.tiles = mma_tiles(c.spec);
       (*c.tiles)[KernelKind::backward] = parse_tile(tile);
+      list.push_back(c);
+    }
+    // The default, which is fused where mma is a GPU's own family.
+    list.push_back({"NotDeterministic_D64_bf16_TopLeft",
+                    {64, bf16, top, row, gradients16, true, true, false},
+                    {}});
+    const std::pair<Case, const char*> fused_ws[] = {
+        {{"FusedWs_D64_bf16", {64, bf16, none, row, gradients16}, {}}, "ws 64x128 w8 s4 b1"},
+        {{"FusedWs_D64_fp16_TopLeft_Unsmoothed", {64, fp16, top, row, gradients16, false}, {}},
+         "ws 64x128 w8 s2 b1"},
+        {{"FusedWs_D64_bf16_Block_BottomRight", {64, bf16, bottom, block, gradients16}, {}},
+         "ws 64x128 w8 s4 b1"},
+        {{"FusedWs_D128_bf16", {128, bf16, none, row, gradients16}, {}}, "ws 64x128 w8 s2 b1"},
+        {{"FusedWs_D128_fp16_TopLeft", {128, fp16, top, row, gradients16}, {}},
+         "ws 64x128 w8 s2 b1"},
+        {{"FusedWs_D128_bf16_BottomRight_NoSink",
+          {128, bf16, bottom, row, gradients16, true, true, true, 64, 128, 0},
+          {}},
+         "ws 64x128 w8 s2 b1"},
+    };
+    for (auto [c, tile] : fused_ws) {
+      c.spec.deterministic = false;
+      c.tiles = {{KernelKind::backward, parse_tile(tile)}};
       list.push_back(c);
     }
     Case large{"Wgmma8Warps_D64_bf16_Row128",

@@ -72,6 +72,14 @@ private:
     return -1;
   }
 
+  /// Where a byte of a row lies among images of tiles: 64 rows, in panels of at most 128 bytes a
+  /// row, whose 16-byte chunks are exchanged as shared memory wants them.
+  static int64_t place(int64_t row_bytes, int64_t row, int64_t byte) {
+    const int64_t pitch = std::min<int64_t>(row_bytes, 128), panel = byte / pitch, r = row % 64;
+    const int64_t chunk = byte % pitch / 16 ^ (row_bytes == 64 ? r / 2 % 4 : r % 8);
+    return row / 64 * 64 * row_bytes + panel * 64 * pitch + r * pitch + chunk * 16 + byte % 16;
+  }
+
   Matrix tokens_of(const std::vector<float>& tensor, int64_t head, int64_t tokens) const {
     Matrix x(padded(tokens) * d_, 0.0f);
     std::copy_n(tensor.begin() + head * tokens * d_, tokens * d_, x.begin());
@@ -99,7 +107,7 @@ private:
     for (int64_t i = 0; i < tokens * d_; ++i) {
       const auto scale = reference::scale_of(maxima[group(i / d_)], reference::kSignedLevels);
       scales[i / d_] = scale.value == 0 ? 1 : scale.value;
-      wrong += got[i] != level(x[i], scale.inverse);
+      wrong += got[place(d_, i / d_, i % d_)] != level(x[i], scale.inverse);
     }
     EXPECT_EQ(wrong, 0) << name_of(copy) << " of head " << head;
     return scales;
@@ -123,7 +131,7 @@ private:
         wrong_scales += !same(own[0], zeros ? 1 : scale.value);
         wrong_scales += !same(own[d_], zeros ? 1 : scale.inverse);
         for (int64_t i = u * unit; i < std::min(tokens, (u + 1) * unit); ++i)
-          wrong += bytes[i / 64 * 64 * d_ + c * 64 + slot(i % 64)] !=
+          wrong += bytes[i / 64 * 64 * d_ + place(64, c, slot(i % 64))] !=
                    level(x[i * d_ + c], zeros ? 0 : scale.inverse);
       }
     EXPECT_EQ(wrong, 0) << name_of(copy) << " of head " << head;
@@ -307,7 +315,8 @@ private:
       const uint16_t* got = at<uint16_t>(Operand::dout_rows, head * tokens * d_);
       int64_t wrong = 0;
       for (int64_t i = 0; i < tokens * d_; ++i)
-        wrong += got[i] != reference::encode(s_.dtype, dout[i]);
+        wrong +=
+            got[place(2 * d_, i / d_, 2 * (i % d_)) / 2] != reference::encode(s_.dtype, dout[i]);
       EXPECT_EQ(wrong, 0) << "dout_rows of head " << head;
     }
     if (int8_.dk)

@@ -174,7 +174,8 @@ TEST_P(SomeNumerics, ScoresFarBelowZero) {
 INSTANTIATE_TEST_SUITE_P(
     Gpu, SomeNumerics,
     testing::ValuesIn(cases_named({"D128_bf16_Row", "D128_bf16_Block", "Mma_D128_bf16_Row64",
-                                   "D128_bf16_Row_Unsmoothed", "Fused_D64_fp16_Unsmoothed"})),
+                                   "D128_bf16_Row_Unsmoothed", "Fused_D64_fp16_Unsmoothed",
+                                   "FusedWs_D64_fp16_TopLeft_Unsmoothed", "FusedWs_D128_bf16"})),
     case_name);
 
 class BlindRows : public CaseTest {};
@@ -209,10 +210,11 @@ TEST_P(BlindRows, GiveZeroAndNoGradient) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, BlindRows,
-                         testing::ValuesIn(cases_named({"D128_fp16_Row_BottomRight",
-                                                        "D128_bf16_Block_Qk16_BottomRight",
-                                                        "Mma_D128_fp16_Qk16_BottomRight",
-                                                        "Fused_D64_bf16_BottomRight_4Warps"})),
+                         testing::ValuesIn(cases_named(
+                             {"D128_fp16_Row_BottomRight", "D128_bf16_Block_Qk16_BottomRight",
+                              "Mma_D128_fp16_Qk16_BottomRight", "Fused_D64_bf16_BottomRight_4Warps",
+                              "FusedWs_D128_bf16_BottomRight_NoSink",
+                              "FusedWs_D64_bf16_Block_BottomRight"})),
                          case_name);
 
 } // namespace

@@ -19,16 +19,28 @@ using namespace std::chrono_literals;
 
 namespace {
 
+/// This executable again as a command, whatever shard of the tests this one runs.
+std::vector<std::string> again() {
+  return {"/usr/bin/env",
+          "-u",
+          "GTEST_TOTAL_SHARDS",
+          "-u",
+          "GTEST_SHARD_INDEX",
+          std::filesystem::read_symlink("/proc/self/exe").string(),
+          "--gtest_filter=TunerWorkerOnGpu.*"};
+}
+
 constexpr const char* kWorkerVariable = "SAGEBWD_TEST_WORKER";
 const std::vector<KernelKind>& kKinds = tiled_kernels();
 
 TEST(TunerWorkerOnGpu, RefusesToBeStartedByHand) {
   if (std::getenv(kWorkerVariable))
     ::_exit(tune_worker_main());
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   test::ScopedVariable worker(kWorkerVariable, "1");
-  const std::string command =
-      "'" + self + "' --gtest_filter=TunerWorkerOnGpu.* < /dev/null > /dev/null 2>&1";
+  std::string command;
+  for (const std::string& word : again())
+    command += "'" + word + "' ";
+  command += "< /dev/null > /dev/null 2>&1";
   EXPECT_EQ(std::system(command.c_str()) >> 8, 2);
 }
 
@@ -39,8 +51,7 @@ protected:
     if (IsSkipped())
       return;
     gpu_ = gpu_of(0);
-    request_.worker = {std::filesystem::read_symlink("/proc/self/exe").string(),
-                       "--gtest_filter=TunerWorkerOnGpu.*"};
+    request_.worker = again();
     request_.spec = *resolved(request_.spec);
     request_.problem = {1, 4, 2, 1024, 1024};
     request_.limits.rounds = 9;

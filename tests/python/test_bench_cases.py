@@ -181,7 +181,7 @@ def test_errors_command_judges_by_the_limits(tmp_path, monkeypatch, capsys):
 
 def test_every_input_has_limits_under_every_plan():
     labels = [given.label for given in errors.INPUTS]
-    assert len(set(labels)) == len(labels) and set(errors.ROW_OF_VERSION_0_1) == set(labels)
+    assert len(set(labels)) == len(labels) and set(errors.ROW_OF_NUMERICS_1) == set(labels)
     assert {given.name for given in errors.INPUTS} == set(errors.sagebwd.INPUTS)
     for given in errors.INPUTS:
         assert all(set(given.limits(plan)) == set(errors.TENSORS) for plan in errors.PLANS)

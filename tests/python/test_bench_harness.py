@@ -25,6 +25,16 @@ def read(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.parametrize("script", ["all", "cases", "errors", "host_time", "speed"])
+def test_without_pytorch_a_script_says_so_in_one_line(script):
+    code = ("import runpy, sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
+            "sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[0], run_name='__main__')")
+    path = Path(harness.__file__).with_name(f"{script}.py")
+    done = harness.run([sys.executable, "-c", code, str(path), "--help", str(path.parent)])
+    assert done.status == 1
+    assert done.errors.startswith(f"{script}.py needs PyTorch") and done.errors.count("\n") <= 1
+
+
 def test_record_is_complete_after_every_figure(tmp_path):
     path = tmp_path / "results" / "some.json"
     record = harness.Record(path, tokens=4)

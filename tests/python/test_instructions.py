@@ -163,14 +163,21 @@ def test_products_that_no_loop_has_are_an_error_with_what_was_found():
         sass.main_loop(f, 3 * MACS)
 
 
-@pytest.mark.parametrize("kind, precision, warps, scores", [
-    ("forward", "six-of-seven", 4, 16 * 128), ("backward_dkv", "gradients16", 4, 32 * 64),
-    ("backward_dq", "dv16", 2, 32 * 128), ("backward_dq", "gradients16", 2, 32 * 64),
+@pytest.mark.parametrize("family, kind, precision, warps, scores, multiplications", [
+    ("mma", "forward", "six-of-seven", 4, 16 * 128, 2 * 64),
+    ("mma", "backward_dkv", "gradients16", 4, 32 * 64, 4 * 64),
+    ("wgmma", "backward_dq", "dv16", 2, 32 * 128, 3 * 64),
+    ("wgmma", "backward_dq", "gradients16", 2, 32 * 64, 3 * 64),
+    ("ws", "backward_dq", "gradients16", 2, 32 * 128, 3 * 64 + 16),
+    ("mma", "backward", "gradients16", 4, 32 * 64, 5 * 64),
 ])  # fmt: skip
-def test_scores_of_a_step_are_a_warps_rows_by_what_it_walks_over(kind, precision, warps, scores):
-    tile = {"kind": kind, "precision": precision, "block_q": "64", "block_kv": "128",
-            "warps": str(warps)}  # fmt: skip
-    assert instructions.scores_of_step(instructions.Kernel("k", tile, "nvrtc", 0, 0, b"")) == scores
+def test_scores_of_a_step_are_a_warps_rows_by_what_it_walks_over(family, kind, precision, warps,
+                                                                 scores, multiplications):
+    tile = {"kind": kind, "precision": precision, "family": family, "head_dim": "64",
+            "block_q": "64", "block_kv": "128", "warps": str(warps)}  # fmt: skip
+    kernel = instructions.Kernel("k", tile, "nvrtc", 0, 0, b"")
+    assert instructions.scores_of_step(kernel) == scores
+    assert instructions.multiplications_a_score(kernel) == multiplications
 
 
 # ---- Nsight Compute ------------------------------------------------------------------------------
@@ -209,7 +216,9 @@ def test_a_causal_mask_halves_the_tiles():
     # Blocks of 64 queries see 1, 1, 2, 2, ... tiles of 128 keys.
     assert instructions.steps_of_blocks(causal, 8, None, 1) == 2 * (1 + 2 + 3 + 4)
     keys = causal | {"kernel": "backward_dkv", "block_q": 64, "block_kv": 64}
-    assert instructions.steps_of_blocks(keys, 4, None, 2) == 2 * (4 + 3 + 2 + 1)
+    for kernel in "backward_dkv", "backward":
+        steps = instructions.steps_of_blocks(keys | {"kernel": kernel}, 4, None, 2)
+        assert steps == 2 * (4 + 3 + 2 + 1)
 
 
 def test_a_part_of_all_kernels_does_not_replace_the_record(capsys):
@@ -244,7 +253,8 @@ def test_no_default_kernel_has_become_dearer_than_recorded(arch):
     words = ["--head-dim", "64,128", "--causal", "none", "--precision", "six-of-seven"]
     kernels = instructions.compiled(TOOL, arch, words)
     fresh = by_operation(instructions.row_of(kernel, nvdisasm) for kernel in kernels)
-    assert len(fresh) == 2 * len(instructions.PRODUCTS)
+    fused = [head_dim for kernel, head_dim, *_ in fresh if kernel == "backward"]
+    assert fused == ([128] if arch == "sm_80" else []) and len(fresh) == 6 + len(fused)
     recorded = by_operation(
         r for r in json.loads(RECORD.read_text())["kernels"] if r["arch"] == arch)
     for operation, row in fresh.items():

@@ -115,7 +115,7 @@ def test_a_family_that_is_none_is_refused_without_a_gpu():
         with pytest.raises(sagebwd.SpecError) as refused:
             sagebwd._core.Attention(sagebwd.Spec(), 0, word)
         assert f"'{word}'" in str(refused.value)
-        assert str(refused.value).endswith("supported are mma, wgmma")
+        assert str(refused.value).endswith("supported are mma, wgmma, ws")
 
 
 def test_a_family_that_is_none_is_named_at_the_first_call():

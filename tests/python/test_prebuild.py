@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,6 +122,16 @@ def test_refused(tmp_path, options, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         sagebwd.prebuild(tmp_path / "p.pack", **{**SMALL, **options})
     assert not list(tmp_path.iterdir())
+
+
+@needs_nvrtc
+def test_a_fused_backward_goes_into_the_pack_where_it_is_the_default(tmp_path):
+    built = []
+    options = {**SMALL, "precision": "gradients16", "deterministic": False, "backward": True}
+    sagebwd.prebuild(tmp_path / "p.pack", **options, progress=lambda name, *_: built.append(name))
+    kinds = {re.match("sagebwd_([a-z_]*)_d64", name)[1] for name in built}
+    assert {"backward", "round_dq", "quantize_backward"} < kinds
+    assert not {"backward_dq", "backward_dkv"} & kinds
 
 
 def test_unknown_keywords(tmp_path):

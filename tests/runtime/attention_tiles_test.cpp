@@ -189,9 +189,31 @@ void tune_after_the_first_call() {
   say("second of another bucket", forward(longer));
 }
 
+/// Without `deterministic`: a backward in one kernel, where it is the default.
+void show_fused() {
+  AttentionSpec free = spec();
+  free.precision = Precision::gradients16, free.deterministic = false;
+  const Gpu gpu = gpu_of(0);
+  TuningRecord record; // of the split one
+  record.key = record_key(KernelKind::backward_dkv, resolved(free), gpu,
+                          bucket_of(KernelKind::backward_dkv, kLong, gpu.sm_count));
+  record.tile = record.default_tile = "mma 64x128 w8 s1 b1";
+  user_records().keep(record);
+  Attention attention(free),
+      split(free, 0, Tiles{{KernelKind::backward_dkv, parse_tile(record.tile)}});
+  for (KernelKind kind : {KernelKind::forward, KernelKind::backward, KernelKind::backward_dkv})
+    say(std::string(to_string(kind)).c_str(),
+        [&] { return to_string(attention.tile(kind, kLong)); });
+  say("given", [&] { return to_string(split.tile(KernelKind::backward_dkv, kLong)); });
+  const size_t more =
+      attention.backward_workspace_bytes(kLong) - split.backward_workspace_bytes(kLong);
+  say("sums of dQ, bytes a value", [&] { return std::to_string(more / (32 * 8192 * 64)); });
+}
+
 const std::map<std::string, std::function<void()>>& scenarios() {
   static const std::map<std::string, std::function<void()>> map = {
       {"tiles", show_tiles},
+      {"fused", show_fused},
       {"records", use_records},
       {"launch", launch},
       {"threads", call_from_many_threads},
@@ -274,6 +296,27 @@ TEST_F(AttentionTiles, AGpuNobodyHasSeenHasTheDefault) {
                   to_string(default_tile(kind, resolved(spec()), find_arch(arch))) + "\n";
     EXPECT_EQ(output, expected);
   }
+}
+
+TEST_F(AttentionTiles, AFusedBackwardHasItsDefaultWhateverRecordsThereAre) {
+  const std::string split =
+      "backward_dkv is not launched: the backward of d64 bf16 causal=none row "
+      "64x128 sink_keys=1 gradients16 smooth_k rotate numerics=2 is fused";
+  const std::string output = run("fused");
+  expect_in(output, "forward: mma 64x128 w4 s1 b2\nbackward: mma 64x64 w4 s1 b2\n");
+  expect_in(output, "backward_dkv: SpecError: " + split + " on sm_80\n");
+  expect_in(output, "given: mma 64x128 w8 s1 b1\nsums of dQ, bytes a value: 4\n");
+  {
+    ScopedVariable frozen("SAGEBWD_TUNE", "frozen"); // nothing else is to be had
+    const std::string output = run("fused");
+    expect_in(output, "forward: TuneError: SAGEBWD_TUNE=frozen");
+    expect_in(output, "backward: mma 64x64 w4 s1 b2\n");
+  }
+  ScopedVariable major("FAKE_MAJOR", "9"); // wgmma, which has none; records are used
+  const std::string hopper = run("fused");
+  expect_in(hopper, "backward: SpecError: backward is not launched");
+  expect_in(hopper, "backward_dkv: mma 64x128 w8 s1 b1\n");
+  expect_in(hopper, "sums of dQ, bytes a value: 0\n");
 }
 
 TEST_F(AttentionTiles, AGpuWithoutTheInstructionsIsRefused) {

@@ -86,7 +86,19 @@ int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = (void*)(uintptr_t)(100 + device);
   return 0;
 }
-int cuCtxPushCurrent_v2(void* context) { return SAY("push %d", (int)(uintptr_t)context), 0; }
+static int pushed; // the last context, which is 100 and its device
+int cuCtxPushCurrent_v2(void* context) {
+  return SAY("push %d", pushed = (int)(uintptr_t)context), 0;
+}
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address,
+                           const uint64_t* sizes, const uint64_t* strides, const unsigned* box,
+                           const unsigned* steps, int interleave, int swizzle, int promotion,
+                           int fill) {
+  (void)type, (void)rank, (void)sizes, (void)strides, (void)box, (void)steps, (void)interleave;
+  (void)swizzle, (void)promotion, (void)fill;
+  return memcpy(map, &address, sizeof(address)), 0;
+}
+int cuCtxGetDevice(int* device) { return *device = pushed - 100, 0; }
 int cuCtxPopCurrent_v2(void** context) { return SAY("pop"), 0; }
 int cuCtxSynchronize(void) {
   SAY("synchronize");
@@ -169,11 +181,13 @@ int cuStreamDestroy(void) { return trap(); }
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, 99999)                               \
   X(cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, 99999)                                            \
   X(cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, 99999)                                              \
+  X(cuCtxGetDevice, cuCtxGetDevice, 2000, 99999)                                                   \
   X(cuCtxSynchronize, cuCtxSynchronize, 2000, 13000)                                               \
   X(cuModuleLoadData, cuModuleLoadData, 2000, 99999)                                               \
   X(cuModuleGetFunction, cuModuleGetFunction, 2000, 99999)                                         \
   X(cuFuncSetAttribute, cuFuncSetAttribute, 9000, 99999)                                           \
   X(cuLaunchKernel, cuLaunchKernel, 4000, 99999)                                                   \
+  X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled, 12000, 99999)                                  \
   X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, 99999)                                        \
   X(cuMemAlloc, cuMemAlloc_v2, 3020, 99999)                                                        \
   X(cuMemFree, cuMemFree_v2, 3020, 99999)                                                          \

@@ -77,6 +77,16 @@ TEST(PrebuildCommand, BuildsAPackThatHoldsTheKernel) {
   EXPECT_GT(kernels_seen, 5000u);
 }
 
+TEST(PrebuildCommand, OfAFusedBackwardsKernelsAsksForSuchAnOperation) {
+  AttentionSpec spec;
+  spec.precision = Precision::gradients16, spec.deterministic = false;
+  for (const KernelSpec& kernel : kernels_of(Pass::backward, resolved(spec), find_arch("sm_80"))) {
+    const std::string command = prebuild_command(kernel);
+    EXPECT_EQ(count_of(kernels_of({operation_of(command)}), kernel), 1) << command;
+    EXPECT_FALSE(contains(command, "--records")) << command;
+  }
+}
+
 TEST(PrebuildCommand, SaysTheWholeSpec) {
   const Arch& arch = find_arch("sm_90a");
   EXPECT_EQ(prebuild_command(resolved(AttentionSpec()), arch),

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 using namespace sagebwd;
 using namespace sagebwd::test;
 
@@ -29,6 +31,34 @@ TEST(PrebuildKernels, OnePassAlone) {
   for (const KernelSpec& kernel : kernels_of({forward}))
     EXPECT_EQ(kernel.pass, Pass::forward);
   EXPECT_LT(kernels_of({forward}).size(), kernels_of({operation()}).size());
+}
+
+TEST(PrebuildKernels, AreThoseOfAFusedBackwardWhereThatIsTheDefault) {
+  const auto kinds_on = [](const char* arch) {
+    WantedOperation asked = operation(arch);
+    asked.spec.precision = Precision::gradients16, asked.spec.deterministic = false;
+    std::set<KernelKind> kinds;
+    for (const KernelSpec& kernel : kernels_of({asked}))
+      kinds.insert(kernel.kind);
+    return kinds;
+  };
+  using enum KernelKind;
+  const std::set<KernelKind> fused = {key_mean, quantize, forward, backward, round_dq},
+                             split = {key_mean, quantize, forward, backward_dq, backward_dkv};
+  for (const Arch& arch : all_archs()) // each but sm_90a, whose family is wgmma
+    EXPECT_EQ(kinds_on(arch.name.data()), arch.name == "sm_90a" ? split : fused) << arch.name;
+}
+
+TEST(PrebuildKernels, RecordsOfASplitBackwardAreNotAFusedOnes) {
+  WantedOperation asked = operation();
+  asked.spec.precision = Precision::gradients16, asked.spec.deterministic = false;
+  const TuningRecord split =
+      record_of(asked, KernelKind::backward_dq, {Family::mma, 128, 128, 8, 1, 1});
+  EXPECT_TRUE(records_of({asked}, {split}).empty());
+  asked.arch = find_arch("sm_90a");
+  const TuningRecord used =
+      record_of(asked, KernelKind::backward_dq, {Family::wgmma, 128, 128, 8, 1, 1});
+  EXPECT_EQ(records_of({asked}, {used}).size(), 1u);
 }
 
 TEST(PrebuildKernels, RecordsAddTheirTilesForWhatIsAskedFor) {

@@ -14,6 +14,18 @@ using test::ScopedVariable;
 
 namespace {
 
+TEST_F(Tune, AFusedBackwardLeavesTheForwardToBeTuned) {
+  request_.spec.precision = Precision::gradients16, request_.spec.deterministic = false;
+  request_.kernels = tiled_kernels();
+  Records records(store());
+  const std::vector<Tuned> found = tune(request_, around(records));
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found.front().kernel, KernelKind::forward);
+  request_.kernels = tiled_kernels(Pass::backward);
+  const std::string what = failure<SpecError>([&] { tune(request_, around(records)); });
+  EXPECT_NE(what.find("there is nothing to tune: the backward of d128"), std::string::npos) << what;
+}
+
 TEST_F(Tune, KeepsTheWinnerWithAllThatWasTried) {
   traits_[kFast] = "ms=0.8";
   const Tuned first = tuned();

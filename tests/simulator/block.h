@@ -15,6 +15,7 @@ struct Launch {
   const void* params;
   Index blocks;
   unsigned threads;
+  int registers; ///< of a thread, where setmaxnreg has not changed them
   /// Of the CPU's thread that asks.
   std::function<std::span<char>()> shared_memory;
   uint64_t seed; ///< of the order in which warps and lanes run; 0: one after the other

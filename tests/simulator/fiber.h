@@ -6,6 +6,8 @@
 #include <csetjmp>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <string>
 #include <ucontext.h>
 #include <vector>
 
@@ -14,6 +16,10 @@ namespace simulator {
 constexpr unsigned kWarp = 32;
 
 class Block;
+struct BulkCopy;
+struct Mbarrier;
+struct Queue;
+struct RegisterPool;
 
 struct Copy {
   char* to; ///< nullptr once it has taken place
@@ -27,6 +33,13 @@ struct Copy {
       std::memset(to, 0, 16);
     to = nullptr;
   }
+};
+
+/// Part of a group that reads shared memory as late as it may.
+struct BulkAdd {
+  float* to;
+  unsigned from, bytes;
+  int group;
 };
 
 struct Warp {
@@ -44,6 +57,7 @@ struct Warp {
   };
   std::vector<Issued> products;
   int group = 0;
+  unsigned issued = 0;
 };
 
 class Fiber final : public Lane {
@@ -55,25 +69,58 @@ public:
   ucontext_t fresh;
   bool started = false, ended = false, at_barrier = false;
   const char* waits_for = nullptr; ///< and the line, or 0
+  const Queue* waits_at = nullptr; ///< beyond the warp and __syncthreads
   int line = 0;
   std::vector<Copy> copies;
   int group = 0;
+  std::vector<BulkAdd> adds;
+  int bulk_group = 0;
   bool unpublished = false, allowed = false;
+
+  void reset(); ///< for the next block
+  void check_end();
+  std::string block_text() const; ///< "0, 0, 0"
+  [[noreturn]] void fail_in(int line, const std::string& what);
+  void count_bytes(const BulkCopy&);
 
   void together(const char* what, int line, void* mine, void (*operate)(void* const*)) override;
   void wait_for_block(int line) override;
   void copy(unsigned to, const void* from) override;
   void commit_copies() override { ++group; }
   void wait_for_copies(int pending) override;
-  void publish_copies() override { unpublished = false; }
+  void publish_copies() override {
+    unpublished = false;
+    ++fences;
+  }
   void multiply(const WarpProduct&) override;
   void multiply(const GroupProduct&) override;
   void allow_products() override { allowed = true; }
   void commit_products() override;
   void wait_for_products(int pending) override;
-  void fail(const char* what, long long value = -1) override;
+
+  void init_mbarrier(unsigned barrier, int arrivals, int line) override;
+  void publish_mbarriers() override;
+  void arrive(unsigned barrier, unsigned bytes, int line) override;
+  void wait_for_phase(unsigned barrier, unsigned parity, int line) override;
+  void named_barrier(unsigned barrier, unsigned threads, bool waits, int line) override;
+  void set_registers(int registers, bool more, int line) override;
+
+  void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned barrier,
+                 int line) override;
+  void tensor_copy(unsigned to, const void* map, const int (&first)[4], unsigned barrier,
+                   int line) override;
+  void bulk_add(float* to, unsigned from, unsigned bytes, int line) override;
+  void commit_bulk() override;
+  void wait_for_bulk_reads(int pending) override;
+
+  [[noreturn]] void fail(const char* what, long long value = -1) override;
 
 private:
+  Mbarrier& mbarrier(unsigned address, int line);
+  void settle(Mbarrier&, int line);
+  void start_bulk_copy(unsigned to, unsigned bytes, unsigned barrier, int line,
+                       std::function<void()> take_place);
+  void perform_adds(int last_group);
   void perform_products(int last_group);
 };
 

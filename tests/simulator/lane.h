@@ -28,7 +28,8 @@ struct WarpProduct {
 struct GroupProduct {
   Element element;
   int columns;
-  bool transposed; ///< B's columns are contiguous
+  bool transposed;   ///< B's columns are contiguous
+  bool a_transposed; ///< A's rows are
   bool accumulate;
   void* d;
   bool a_in_registers;
@@ -36,11 +37,22 @@ struct GroupProduct {
   unsigned long long a_tile, b_tile; ///< descriptors
 };
 
+/// A tensor as cuTensorMapEncodeTiled has described it, in the first bytes of a TensorMap.
+struct Tensor {
+  static constexpr unsigned kMark = 0x7e4503a9;
+  unsigned mark, element_bytes, swizzle; ///< bytes of a swizzled row, or 0
+  const char* address;
+  unsigned long long strides[3]; ///< in bytes, of all but the innermost dimension
+  unsigned extents[4], box[4];
+};
+
 class Lane {
 public:
   Index thread, block, threads, blocks;
   char* shared; ///< where the block's shared memory begins
   unsigned shared_bytes;
+  unsigned* writers; ///< for each word of shared memory: the thread and its count of fences
+  unsigned fences = 0;
 
   /// Waits for all lanes of the warp to come to the same place; the last one calls `operate` with
   /// what each has brought.
@@ -62,6 +74,23 @@ public:
   virtual void commit_products() = 0;
   virtual void wait_for_products(int pending) = 0;
 
+  virtual void init_mbarrier(unsigned barrier, int arrivals, int line) = 0;
+  virtual void publish_mbarriers() = 0;
+  virtual void arrive(unsigned barrier, unsigned bytes, int line) = 0;
+  virtual void wait_for_phase(unsigned barrier, unsigned parity, int line) = 0;
+  virtual void named_barrier(unsigned barrier, unsigned threads, bool waits, int line) = 0;
+  virtual void set_registers(int registers, bool more, int line) = 0;
+
+  /// These take place when nobody else can run, or at any time.
+  virtual void bulk_copy(unsigned to, const void* from, unsigned bytes, unsigned barrier,
+                         int line) = 0;
+  virtual void tensor_copy(unsigned to, const void* map, const int (&first)[4], unsigned barrier,
+                           int line) = 0;
+  /// These take place when they are waited for, or when they are committed.
+  virtual void bulk_add(float* to, unsigned from, unsigned bytes, int line) = 0;
+  virtual void commit_bulk() = 0;
+  virtual void wait_for_bulk_reads(int pending) = 0;
+
   /// Ends the launch with an error; a value below 0 is not told.
   [[noreturn]] virtual void fail(const char* what, long long value = -1) = 0;
 
@@ -72,6 +101,11 @@ public:
     if (address + bytes > shared_bytes)
       fail("address beyond shared memory", address);
     return shared + address;
+  }
+  /// Before its next fence.proxy.async asynchronous reads may miss what this thread has written.
+  void wrote(unsigned address, unsigned bytes) {
+    for (unsigned i = address / 4; i < (address + bytes + 3) / 4; ++i)
+      writers[i] = (fences + 1) << 10 | thread.x;
   }
 };
 

@@ -10,6 +10,7 @@
 
 #include "tests/simulator/block.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -138,6 +139,7 @@ EXPORTED cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = kMemoryBytes,
 EXPORTED cuDevicePrimaryCtxRetain(void** context, int) { return *context = &memory(), kSuccess; }
 EXPORTED cuCtxPushCurrent_v2(void*) { return kSuccess; }
 EXPORTED cuCtxPopCurrent_v2(void** context) { return *context = &memory(), kSuccess; }
+EXPORTED cuCtxGetDevice(int* device) { return *device = 0, kSuccess; }
 EXPORTED cuCtxSynchronize() { return kSuccess; }
 
 EXPORTED cuModuleLoadData(void** module, const void* image) {
@@ -167,6 +169,12 @@ EXPORTED cuModuleGetFunction(void** function, void* module, const char* name) {
   return static_cast<Module*>(module)->find<void*>(name) ? kSuccess : kNotFound;
 }
 EXPORTED cuFuncSetAttribute(void*, int, int) { return kSuccess; }
+/// What ptxas may use where a kernel says how many of its blocks run on a multiprocessor.
+static int registers_a_thread(const Module& module, unsigned threads) {
+  const int* bounds = module.find<const int*>("simulator_launch_bounds");
+  const int blocks = bounds && bounds[1] > 0 ? bounds[1] : 1;
+  return std::min(248, 65536 / (blocks * static_cast<int>(threads)) / 8 * 8);
+}
 EXPORTED cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned threads, unsigned, unsigned, unsigned shared_bytes, void*,
                         void** params, void**) {
@@ -178,9 +186,46 @@ EXPORTED cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsign
                                  params[0],
                                  {grid_x, grid_y, grid_z},
                                  threads,
+                                 registers_a_thread(module, threads),
                                  [&] { return module.shared_memory(); },
                                  seed ? std::strtoull(seed, nullptr, 10) : 0});
   return launch_error.empty() ? kSuccess : kLaunchFailed;
+}
+/// Takes less than the driver: 4 dimensions, elements of 1 or 2 bytes, rows as long as the swizzle.
+EXPORTED cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address,
+                                const uint64_t* extents, const uint64_t* strides,
+                                const uint32_t* box, const uint32_t* element_strides,
+                                int interleave, int swizzle, int, int fill) {
+  constexpr unsigned kElementBytes[] = {1, 2, 0, 0, 0, 0, 2, 0, 0, 2}; // u8, u16, fp16, bf16
+  constexpr unsigned kSwizzleBytes[] = {0, 32, 64, 128};
+  constexpr size_t kMapBytes = 128;
+  if (reinterpret_cast<uintptr_t>(map) % 64 != 0 ||
+      reinterpret_cast<uintptr_t>(address) % 16 != 0 || type < 0 || type > 9 ||
+      kElementBytes[type] == 0 || rank != 4 || interleave != 0 ||
+      (swizzle != 0 && swizzle != 2 && swizzle != 3) || fill != 0)
+    return kInvalidValue;
+  simulator::Tensor tensor{simulator::Tensor::kMark,
+                           kElementBytes[type],
+                           kSwizzleBytes[swizzle],
+                           static_cast<const char*>(address),
+                           {},
+                           {},
+                           {}};
+  for (int i = 0; i < 4; ++i) {
+    if (extents[i] < 1 || extents[i] > 0xffffffff || box[i] < 1 || box[i] > 256 ||
+        element_strides[i] != 1 || (i < 3 && (strides[i] % 16 != 0 || strides[i] >> 40 != 0)))
+      return kInvalidValue;
+    tensor.extents[i] = static_cast<unsigned>(extents[i]);
+    tensor.box[i] = box[i];
+    if (i < 3)
+      tensor.strides[i] = strides[i];
+  }
+  const unsigned row = box[0] * tensor.element_bytes;
+  if (row % 16 != 0 || (tensor.swizzle != 0 && row != tensor.swizzle))
+    return kInvalidValue;
+  std::memset(map, 0, kMapBytes);
+  std::memcpy(map, &tensor, sizeof(tensor));
+  return kSuccess;
 }
 EXPORTED cuStreamIsCapturing(void*, int* status) { return *status = 0, kSuccess; }
 

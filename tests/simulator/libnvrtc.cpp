@@ -61,8 +61,15 @@ std::string launcher(const std::string& text) {
     return "";
   const size_t end = text.find("(const __grid_constant__");
   const size_t name = text.find_last_of(" )\n", end) + 1;
-  std::string added = "\nextern \"C\" void simulator_launch(const void* params) {\n  " +
-                      text.substr(name, end - name) + "(*static_cast<const Params*>(params));\n}\n";
+  std::string added = "\nextern \"C\" void simulator_launch(const void* params) {\n  Params own;\n"
+                      "  __builtin_memcpy(&own, params, sizeof(own));\n  " +
+                      text.substr(name, end - name) + "(own);\n}\n";
+  // What stands in __launch_bounds__(threads, blocks a multiprocessor).
+  const std::string bounds = "__launch_bounds__(";
+  if (const size_t from = text.find(bounds, at); from < end)
+    added += "extern \"C\" const int simulator_launch_bounds[2] = {" +
+             text.substr(from + bounds.size(), text.find(')', from) - from - bounds.size()) +
+             "};\n";
   if (text.find("extern __shared__") != std::string::npos)
     added += "thread_local __align__(1024) unsigned char shared_memory[SHARED_BYTES];\n";
   return added;

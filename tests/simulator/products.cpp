@@ -15,7 +15,7 @@ namespace simulator {
 
 namespace {
 
-constexpr int kRows = 16, kDepth = 32, kMostColumns = 128; // kDepth in bytes
+constexpr int kRows = 16, kDepth = 32, kMostColumns = 256; // kDepth in bytes
 
 // The same source for each, chosen when the library is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
@@ -108,16 +108,20 @@ struct Operands {
 };
 
 /// What a matrix descriptor says: a tile in shared memory, its rows 64 or 128 bytes apart, eight of
-/// them to a stride, 16-byte chunks swizzled by the address's bits 7 to 9.
+/// them to a stride, 16-byte chunks swizzled by the address's bits 7 to 9. What is further on in a
+/// row lies in the next panel.
 class Tile {
 public:
   Tile(unsigned long long descriptor, const char* shared, unsigned shared_bytes)
-      : start_((descriptor & 0x3fff) << 4), stride_((descriptor >> 32 & 0x3fff) << 4),
-        pitch_(descriptor >> 62 == 1 ? 128 : 64), shared_(shared), shared_bytes_(shared_bytes) {}
+      : start_((descriptor & 0x3fff) << 4), panels_((descriptor >> 16 & 0x3fff) << 4),
+        stride_((descriptor >> 32 & 0x3fff) << 4), pitch_(descriptor >> 62 == 1 ? 128 : 64),
+        shared_(shared), shared_bytes_(shared_bytes) {}
 
   /// 16 bytes or fewer within a chunk.
   const char* at(int row, int byte) const {
-    unsigned place = start_ + row / 8 * stride_ + row % 8 * pitch_ + byte;
+    unsigned place = start_ + row / 8 * stride_ + row % 8 * pitch_ + byte % pitch_;
+    if (byte >= static_cast<int>(pitch_))
+      place += byte / pitch_ * panels_;
     place ^= (place >> 7 & (pitch_ == 128 ? 7 : 3)) << 4;
     if (place + 16 > shared_bytes_ + place % 16)
       lane().fail("wgmma reads beyond shared memory, at", place);
@@ -125,7 +129,7 @@ public:
   }
 
 private:
-  unsigned start_, stride_, pitch_;
+  unsigned start_, panels_, stride_, pitch_;
   const char* shared_;
   unsigned shared_bytes_;
 };
@@ -152,6 +156,10 @@ void multiply(const GroupProduct* lanes, int warp, const char* shared, unsigned 
   if (all.a_in_registers)
     for (int lane = 0; lane < 32; ++lane)
       operands.take_a(lane, lanes[lane].a);
+  else if (all.a_transposed)
+    for (int row = 0; row < kRows; ++row)
+      for (int k = 0; k < kDepth / 2; ++k)
+        std::memcpy(&operands.a[row][2 * k], a.at(k, 2 * (warp * kRows + row)), 2);
   else
     for (int row = 0; row < kRows; ++row)
       for (int byte = 0; byte < kDepth; byte += 16)

@@ -22,15 +22,17 @@ constexpr KernelKind kAttention[] = {KernelKind::forward, KernelKind::backward_d
 
 /// Tokens the kernel's loop goes over in one pass.
 int walked(const KernelSpec& k) {
-  const bool tile_by_tile =
-      k.kind == KernelKind::backward_dkv ||
-      (k.kind == KernelKind::backward_dq && !which_int8(k.attention.precision).dq);
-  return tile_by_tile ? 64 : k.attention.group_kv;
+  if (k.kind == KernelKind::backward_dkv)
+    return 64;
+  if (k.kind == KernelKind::backward_dq && !which_int8(k.attention.precision).dq)
+    return k.tile.family == Family::ws ? 128 : 64;
+  return k.attention.group_kv;
 }
 
 /// Instructions per warp (mma) or warpgroup (wgmma) and pass over `walked` tokens. One gives
 /// `width` columns of results for all its rows and sums 32 bytes.
-int width(const KernelSpec& k) { return k.tile.family == Family::wgmma ? 64 : 8; }
+bool of_warpgroups(const KernelSpec& k) { return k.tile.family != Family::mma; }
+int width(const KernelSpec& k) { return of_warpgroups(k) ? 64 : 8; }
 void add(Products& n, bool in_int8, int Products::*int8, int in_16_bits) {
   (in_int8 ? n.*int8 : n.float16) += in_int8 ? in_16_bits / 2 : in_16_bits;
 }
@@ -63,6 +65,24 @@ Products implied(const KernelSpec& k) {
   return n;
 }
 
+/// What dP starts from in dQ's kernel of ws, -delta, is a product of bf16 with 16 columns: one of
+/// 128 columns of results, which where the tensors are fp16 is none of the wanted type.
+Products start_of_values(const KernelSpec& k) {
+  if (k.kind != KernelKind::backward_dq || k.tile.family != Family::ws)
+    return {};
+  return k.attention.dtype == DType::bf16 ? Products{.float16 = walked(k) / 64}
+                                          : Products{.other = 1};
+}
+/// What is formed ahead of the loop over tiles, whose passes form the next one's.
+Products ahead(const KernelSpec& k) {
+  Products scores = implied_scores(k);
+  if (k.kind == KernelKind::backward_dkv && of_warpgroups(k) && k.tile.stages > 1)
+    return scores;
+  if (k.kind == KernelKind::backward_dq && k.tile.family == Family::ws)
+    return {.s8 = scores.s8};
+  return {};
+}
+
 /// How many of a kernel's products are INT8, and how many have 16-bit operands.
 std::pair<int, int> products_of(const KernelSpec& k) {
   const Int8Products int8 = which_int8(k.attention.precision);
@@ -76,7 +96,7 @@ std::pair<int, int> products_of(const KernelSpec& k) {
 /// How many whole products of rows x walked x HEAD_DIM the instructions amount to: in INT8 and in
 /// 16 bits. -1 where they are no whole number.
 std::pair<int, int> whole_products(const Products& n, const KernelSpec& k) {
-  const int rows = k.tile.family == Family::wgmma ? 64 : 16;
+  const int rows = of_warpgroups(k) ? 64 : 16;
   const int one = rows * walked(k) * k.attention.head_dim;
   const int macs8 = (n.s8 + n.u8) * rows * width(k) * 32, macs16 = n.float16 * rows * width(k) * 16;
   return {macs8 % one ? -1 : macs8 / one, macs16 % one ? -1 : macs16 / one};
@@ -87,17 +107,17 @@ protected:
   static void check(const KernelSpec& k) {
     SCOPED_TRACE(kernel_name(k) + " for " + std::string(k.arch.name));
     const std::string element = k.attention.dtype == DType::bf16 ? "bf16" : "f16";
-    const LoopProducts found = test::count_products(test::compile(k, /*want_ptx=*/true).ptx,
-                                                    k.tile.family == Family::wgmma, element);
+    const LoopProducts found =
+        test::count_products(test::compile(k, /*want_ptx=*/true).ptx, of_warpgroups(k), element);
     EXPECT_EQ(found.objection, "");
     EXPECT_TRUE(found.loops == 1 || found.loops == 2) << found.loops; // one of them with a mask
-    // Two stages of wgmma form S and dP of the next tile in this one's pass, and the first before.
-    const bool ahead =
-        k.kind == KernelKind::backward_dkv && k.tile.family == Family::wgmma && k.tile.stages == 2;
-    EXPECT_EQ(found.outside, ahead ? implied_scores(k) : Products{});
-    EXPECT_EQ(found.per_pass, implied(k));
+    EXPECT_EQ(found.outside, ahead(k));
+    const Products start = start_of_values(k);
+    EXPECT_EQ(found.per_pass, implied(k) + start);
 
-    EXPECT_EQ(whole_products(found.per_pass, k), products_of(k));
+    Products whole = found.per_pass;
+    whole.float16 -= start.float16;
+    EXPECT_EQ(whole_products(whole, k), products_of(k));
   }
   /// `row` at 64 channels and `block` at 128, of both families.
   static void check_backward(Precision precision) {

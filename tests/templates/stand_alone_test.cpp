@@ -1,19 +1,79 @@
 //===- stand_alone_test.cpp - Every template opens by itself ----------------===//
 //
-// With tests/golden/configuration.cuh each file compiles, for an editor or nvcc as here.
+// With tests/golden/configuration.cuh each file compiles, for an editor or nvcc as here. That is of
+// mma.sync; what only warp-specialised kernels have compiles with their own configurations.
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/definition.h"
+#include "generator/space.h"
 #include "generator/templates.h"
 #include "tests/templates/nvrtc_fixture.h"
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <unistd.h>
 
 using namespace sagebwd;
 
 namespace {
 
+/// Folders with the configuration and the family of each warp-specialised kernel, by its template.
+class Configurations {
+public:
+  Configurations() {
+    AttentionSpec spec;
+    spec.head_dim = 64, spec.precision = Precision::gradients16;
+    write(spec); // the split backward
+    spec.deterministic = false;
+    write(spec);
+  }
+  ~Configurations() { std::filesystem::remove_all(root_); }
+
+  /// Empty for what is of every family.
+  std::string of(std::string_view path) const {
+    const bool of_fused =
+        path.starts_with("tile/fused_products") || path.starts_with("tile/fused_gradients");
+    const auto found = folders_.find(of_fused ? "kernels/backward_ws.cuh" : std::string(path));
+    return found == folders_.end() ? "" : found->second;
+  }
+
+private:
+  void write(const AttentionSpec& spec) {
+    const ResolvedSpec s = resolved(spec);
+    const Arch& arch = find_arch("sm_90a");
+    for (Pass pass : {Pass::forward, Pass::backward})
+      for (const KernelSpec& k : kernels_of(pass, s, arch, default_tiles(s, arch, Family::ws)))
+        if (k.tile.family == Family::ws)
+          write(k);
+  }
+  void write(const KernelSpec& k) {
+    const std::string path(definition_of(k).root_template);
+    const std::filesystem::path folder = root_ / std::to_string(count_++);
+    std::filesystem::create_directories(folder / "tile");
+    const std::string text = emit(k).text;
+    const size_t from = text.find("//===- configuration.cuh");
+    const size_t end = text.find("};", text.find("struct Params {", from)) + 3;
+    std::string base = text.substr(from, end - from);
+    base.insert(base.find('\n') + 1,
+                "#pragma once\n#include \"base.cuh\"\n#define KERNEL example\n");
+    std::ofstream(folder / "configuration.cuh") << base;
+    std::ofstream(folder / "tile/family.cuh")
+        << "#pragma once\n#include \"tile/products_wgmma.cuh\"\n";
+    folders_[path] = folder.string();
+  }
+
+  std::filesystem::path root_ = std::filesystem::temp_directory_path() /
+                                ("sagebwd-stand-alone-" + std::to_string(::getpid()));
+  int count_ = 0;
+  std::map<std::string, std::string> folders_;
+};
+
 class StandAloneTest : public test::WithNvrtc {};
 
 TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
+  const Configurations specialised;
   int kernels = 0;
   for (const auto& [path, text] : embedded_templates()) {
     const bool kernel = path.starts_with("kernels/");
@@ -21,18 +81,20 @@ TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
     std::string source = "#include \"" + std::string(path) + "\"\n";
     if (!kernel)
       source += "extern \"C\" __global__ void example() {}\n";
+    std::vector<std::string> options = {"--include-path=" SAGEBWD_SOURCE_DIR "/templates",
+                                        "--include-path=" SAGEBWD_SOURCE_DIR "/tests/golden"};
+    if (const std::string folder = specialised.of(path); !folder.empty())
+      options.insert(options.begin(), "--include-path=" + folder);
     try {
       const Compilation compilation =
-          Nvrtc::instance().compile("example", source, "sm_90a", false,
-                                    {"--include-path=" SAGEBWD_SOURCE_DIR "/templates",
-                                     "--include-path=" SAGEBWD_SOURCE_DIR "/tests/golden"});
+          Nvrtc::instance().compile("example", source, "sm_90a", false, options);
       EXPECT_EQ(compile_warnings(compilation.log), std::vector<std::string>()) << path;
       EXPECT_GT(compilation.registers, 0) << path;
     } catch (const std::exception& error) {
       ADD_FAILURE() << path << ": " << error.what();
     }
   }
-  EXPECT_EQ(kernels, 6);
+  EXPECT_EQ(kernels, 10);
 }
 
 } // namespace

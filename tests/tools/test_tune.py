@@ -58,6 +58,19 @@ def test_the_fastest_wins_and_all_timings_are_kept(tune):
 
 
 @pytest.mark.usefixtures("needs_nvrtc")
+def test_of_a_fused_backward_the_forward_alone_is_tuned(tune):
+    small = [*SMALL[2:], "--head-dim", 64, "--precision", "gradients16", "--no-deterministic"]
+    result = tune(*small, "--tile", "mma 128x128 w8 s1 b1", "--json")
+    assert only(result)["kernel"] == "forward"
+    assert result.json["left_out"] == ["backward_dq", "backward_dkv"]
+    text = tune(*small, "--tile", "mma 128x128 w8 s1 b1").out
+    assert "backward_dq, backward_dkv left out: without 'deterministic' the backward is one" in text
+    none = tune(*small, "--kernel", "backward_dq")
+    assert none.code == 2 and "nothing to tune: the backward of d64" in none.err
+    assert "left_out" not in tune(*SMALL, "--tile", FAST).out
+
+
+@pytest.mark.usefixtures("needs_nvrtc")
 def test_candidates_that_fault_or_are_wrong_lose_only_themselves(tune):
     # Of that GPU every candidate compiles without spills.
     behaviour = "128x128_w8_s2=fault 64x128_w4_s2=wrong 128x128_w8_s1=0.9"

@@ -4,10 +4,10 @@ archs=sm_80,sm_86,sm_89,sm_90a,sm_120
 
 title() { printf '\n%s\n' "$1"; }
 
-# The three attention kernels of each operation; the quantisation passes are in the count below.
-attention_kernels() { grep -E '^kernel |_forward_d|_backward_d[qk]|^[0-9]+ kernels'; }
+attention_kernels() { grep -E '^kernel |^sagebwd_(forward|backward)_|^[0-9]+ kernels'; }
 
 title "1. Forward and backward, D 64 and 128, bf16, compiled for five architectures"
+echo "Shown are the 3 attention kernels of each operation; counted as well, 3 that quantise."
 $sagebwd build --arch $archs --head-dim 64,128 --dtype bf16 | attention_kernels
 
 title "2. The same in a second process: from the cache in $SAGEBWD_CACHE_DIR"

@@ -32,6 +32,19 @@ inline void ldmatrix_x4_transposed(u32 (&r)[4], u32 address, int line = __builti
   simulator::ldmatrix<true>(r, address, line);
 }
 
+inline void stmatrix_x4(u32 address, const u32 (&r)[4], int line = __builtin_LINE()) {
+  struct Part {
+    char* row;
+    const u32 (&r)[4];
+  } mine{simulator::lane().at(address, 16), r};
+  simulator::lane().wrote(address, 16);
+  simulator::together("stmatrix", line, mine, [](simulator::Lanes<Part> lanes) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int matrix = 0; matrix < 4; ++matrix)
+        reinterpret_cast<u32*>(lanes[8 * matrix + lane / 4].row)[lane % 4] = lanes[lane].r[matrix];
+  });
+}
+
 inline u32 transpose_8x8(u32 two, int line = __builtin_LINE()) {
   struct Part {
     u32 two, turned;

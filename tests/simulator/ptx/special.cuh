@@ -6,6 +6,7 @@ inline void read_block_yz(int& y, int& z) {
   y = static_cast<int>(blockIdx.y);
   z = static_cast<int>(blockIdx.z);
 }
+template <typename Int> Int anew(Int x) { return x; }
 struct LaneMasks {
   u32 below, self, above;
 };

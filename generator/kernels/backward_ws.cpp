@@ -1,0 +1,60 @@
+//===- backward_ws.cpp - dQ, dK and dV at once, warp-specialised ------------===//
+
+#include "generator/kernels/attention.h"
+
+namespace sagebwd::attention {
+namespace {
+
+/// K in 8 and in 16 bits, and V; two buffers of dS and one of a tile's dQ; stages of Q in 8 and in
+/// 16 bits, dO and vectors; barriers: of two rings, and that of the keys.
+int shared_bytes(const AttentionSpec& s, const TileConfig& t) {
+  constexpr int row_vectors = static_cast<int>(kRowVectors);
+  const int stage = kTokensPerTile * (s.head_dim + 2 * value_row(s) + row_vectors * 4);
+  return t.block_kv * (s.head_dim + 2 * value_row(s)) + 2 * t.block_kv * kTokensPerTile * 2 +
+         kTokensPerTile * s.head_dim * 4 + t.stages * stage + 4 * t.stages * 8 + 8;
+}
+
+std::string objection(const AttentionSpec& s, const TileConfig& t) {
+  if (s.deterministic)
+    return "dQ is summed in no order: it takes no 'deterministic'";
+  if (s.precision != Precision::gradients16)
+    return "it forms dP, dV, dK and dQ in 16 bits, as precision '" +
+           value_text(Precision::gradients16) + "' has them";
+  return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+}
+
+Tiling make_tiling() {
+  Tiling tiling = *backward(Family::mma).tiling;
+  tiling.warps = {8};
+  tiling.stages = {2, 4};
+  tiling.shared_bytes = shared_bytes;
+  tiling.objection = objection;
+  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
+    return {.warps = 8, .stages = wide(s) ? 2 : 4, .blocks_per_sm = 1};
+  };
+  return tiling;
+}
+const Tiling& tiling() {
+  static const Tiling of_ws = make_tiling();
+  return of_ws;
+}
+
+} // namespace
+
+KernelDefinition backward_ws() {
+  KernelDefinition specialised = backward(Family::ws);
+  static const auto configure_fused = specialised.configure;
+  specialised.fields = fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::k_rows,
+                                     O::sink_partial, O::dq_sum, O::q_map, O::v_map, O::dout_map});
+  specialised.root_template = "kernels/backward_ws.cuh";
+  specialised.configure = [](Configuration& c, const KernelSpec& k) {
+    configure_fused(c, k);
+    configure_registers(c, k);
+  };
+  specialised.threads = threads_ws;
+  specialised.compiler_options = nullptr;
+  specialised.tiling = &tiling();
+  return specialised;
+}
+
+} // namespace sagebwd::attention

@@ -1,0 +1,339 @@
+//===- kernels/backward_dkv_ws.cuh - dK and dV, warp-specialised, sm_90a ---------===//
+//
+// The arithmetic of kernels/backward_dkv.cuh by warps of different duties. One thread copies tiles
+// of queries into a ring of stages; each warpgroup owns 64 keys and walks over them. Two blocks of
+// accumulators take turns: while a product is added to its sums the next one runs, and S and dP of
+// the next tile are under way before this one's work ends.
+//
+//===----------------------------------------------------------------------===//
+
+#include "configuration.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/warp_roles.cuh"
+#include "tile/first_key.cuh"
+#include "tile/quantizer.cuh"
+#include "tile/query_walk.cuh"
+#include "tile/ring.cuh"
+#include "tile/transposed_scores.cuh"
+#include "tile/turns.cuh"
+
+static_assert(!QK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q);
+
+constexpr int CONSUMING_WARPS = BLOCK_KV / 16;
+constexpr bool CHANNEL_UNITS = !(DV16 && DK16); ///< sums are in units that differ by channel
+static_assert(!CHANNEL_UNITS || CHANNEL_TOKENS_Q == TILES_A_RUN * TILE_Q);
+/// Runs whose scales are in shared memory: those of the stages, which a run may fill one each, and
+/// of the tile before them, whose run's units are left when its stage is free already.
+constexpr int UNIT_SLOTS = STAGES + 1;
+
+/// One warpgroup at a time forms P and, of two, dS too: the other's products run beside it.
+/// Measured on an H200 that is 3 % faster than no turns; three at 64 channels lose 10 % where dS is
+/// in turn.
+constexpr bool PASSES_BEFORE_DS = BLOCK_KV > 128;
+constexpr int FIRST_KEY_BARRIER = 4; ///< behind those of turns
+
+/// INT8 products of a tile with 64 channels, dV's first.
+constexpr int PRODUCTS_OF_DV = DV16 ? 0 : HEAD_DIM / 64;
+constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
+
+struct SharedLayout {
+  static constexpr int KEYS = 0;
+  static constexpr int VALUES = KEYS + BLOCK_KV * HEAD_DIM;
+  static constexpr int FIRST_STAGE = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
+  // Of a stage, from its start:
+  static constexpr int QUERIES = 0;
+  static constexpr int DOUT = QUERIES + TILE_Q * HEAD_DIM;
+  /// Q for dK: transposed, or rows of 16 bits.
+  static constexpr int DK_QUERIES = DOUT + TILE_Q * VALUE_ROW_BYTES;
+  /// dO for dV, transposed; in 16 bits the rows for dP serve.
+  static constexpr int DV_DOUT = DK_QUERIES + TILE_Q * (DK16 ? VALUE_ROW_BYTES : HEAD_DIM);
+  static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : HEAD_DIM); ///< vectors per query
+  static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
+  static constexpr int STAGE_BYTES = ROWS + ROWS_BYTES;
+  static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
+  static constexpr int UNIT_BYTES = CHANNEL_UNITS ? 2 * CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
+  static constexpr int BARRIERS = UNITS + UNIT_SLOTS * UNIT_BYTES;
+  static constexpr int KEYS_CAME = BARRIERS + Ring<CONSUMING_WARPS>::BYTES;
+  static constexpr int TOTAL = KEYS_CAME + 8;
+};
+static_assert(SharedLayout::STAGE_BYTES % 1024 == 0, "tiles lie at multiples of their swizzle");
+static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
+              "the host launches with what is used here");
+
+constexpr int VECTOR_BYTES = HEAD_DIM * 4;
+constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
+
+using QueryRing = Ring<CONSUMING_WARPS>;
+
+__device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
+  return shared + SharedLayout::FIRST_STAGE + place.stage * SharedLayout::STAGE_BYTES;
+}
+__device__ __forceinline__ u32 units_of(u32 shared, int run) {
+  return shared + SharedLayout::UNITS + run * SharedLayout::UNIT_BYTES;
+}
+
+/// A tile of 64 tokens from a tensor of the caller, panel after panel.
+__device__ __forceinline__ void copy_rows(u32 destination, const TensorMap& map, int token,
+                                          int head, int batch, u32 barrier) {
+#pragma unroll
+  for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
+    tensor_copy(destination + panel * PANEL_BYTES<VALUE_ROW_BYTES>, map, panel * 64, token, head,
+                batch, barrier);
+}
+
+/// One thread copies everything.
+__device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
+                                        int first_key) {
+  const QueryRing ring = {shared + SharedLayout::BARRIERS};
+  const QueryWalk<UNIT_SLOTS> walk(at, tokens_from(first_key, BLOCK_KV));
+  const u32 came = shared + SharedLayout::KEYS_CAME;
+  const int keys = minimum(BLOCK_KV, p.padded_kv - first_key);
+  arrive_expecting(came, keys * HEAD_DIM + BLOCK_KV * VALUE_ROW_BYTES);
+  bulk_copy(shared + SharedLayout::KEYS, p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
+            keys * HEAD_DIM, came);
+#pragma unroll
+  for (int tile = 0; tile < BLOCK_KV; tile += TILE_ROWS)
+    copy_rows(shared + SharedLayout::VALUES + tile * VALUE_ROW_BYTES, p.v_map, first_key + tile,
+              at.kv_head, at.batch, came);
+
+  int count = 0;
+#pragma unroll 1
+  for (QueryTile tile = walk.start(at); walk.has(tile); tile = walk.next(tile), ++count) {
+    const RingPlace place(count);
+    const u32 stage = stage_of(shared, place), full = ring.full(place);
+    const bool begins_unit = CHANNEL_UNITS && (count == 0 || walk.begins_run(tile));
+    constexpr int UNIT_VECTORS = (DK16 ? 0 : CHANNEL_VECTORS) + (DV16 ? 0 : CHANNEL_VECTORS);
+    ring.begin_filling(place,
+                       SharedLayout::STAGE_BYTES + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0));
+    bulk_copy(stage + SharedLayout::QUERIES, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, full);
+    bulk_copy(stage + SharedLayout::ROWS, p.q_rows + tile.rows(), SharedLayout::ROWS_BYTES, full);
+    if constexpr (SCALED_DOUT)
+      bulk_copy(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(), TILE_Q * VALUE_ROW_BYTES,
+                full);
+    else
+      copy_rows(stage + SharedLayout::DOUT, p.dout_map, tile.in_head * TILE_Q, tile.head, at.batch,
+                full);
+    if (begins_unit) {
+      const u32 units = units_of(shared, tile.run);
+      constexpr int BYTES = CHANNEL_VECTORS * VECTOR_BYTES;
+      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
+                       (CHANNEL_VECTORS * HEAD_DIM);
+      if constexpr (!DK16)
+        bulk_copy(units + UNITS_OF_Q, p.qt8_scale + unit, BYTES, full);
+      if constexpr (!DV16)
+        bulk_copy(units + UNITS_OF_DOUT, p.dot8_scale + unit, BYTES, full);
+    }
+    if constexpr (!DV16)
+      bulk_copy(stage + SharedLayout::DV_DOUT, p.dot8 + tile.elements(), TILE_Q * HEAD_DIM, full);
+    if constexpr (DK16)
+      copy_rows(stage + SharedLayout::DK_QUERIES, p.q_map, tile.in_head * TILE_Q, tile.head,
+                at.batch, full);
+    else
+      bulk_copy(stage + SharedLayout::DK_QUERIES, p.qt8 + tile.elements(), TILE_Q * HEAD_DIM, full);
+  }
+  // Behind the last tile consumers start the products of one more, whose results nobody reads.
+  ring.begin_filling(RingPlace(count), 0);
+}
+
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
+                                        int first_key) {
+  const QueryRing ring = {shared + SharedLayout::BARRIERS};
+  // One scale serves both rows (KEYS_A_SCALE). A block may be longer than what is padded; what its
+  // last rows hold does not matter.
+  const float key_scale =
+      p.k8_scale[at.padded_key() / KEYS_A_SCALE +
+                 key_scale_place(
+                     minimum(first_key + warp_id() * 16 + lane_id() / 4, p.padded_kv - 1))];
+  struct Rows {
+    TilesPlace tile;
+  };
+  const int warpgroup = common_to_warp(warp_id() / 4);
+  const Rows keys = {TilesPlace(shared + SharedLayout::KEYS).at(warpgroup, 64 * SCORE_ROW_BYTES)};
+  const Rows values = {
+      TilesPlace(shared + SharedLayout::VALUES).at(warpgroup, 64 * VALUE_ROW_BYTES)};
+  const auto operand = [&](int of_stage, const RingPlace& place) {
+    return TilesPlace(shared + SharedLayout::FIRST_STAGE + of_stage)
+        .at(place.stage, SharedLayout::STAGE_BYTES);
+  };
+
+  Sums dk, dv;
+  Block blocks[2]; // in which products take turns
+  Scores::Sum no_scores[COLUMNS8][4];
+  float no_values[COLUMNS8][4];
+  auto& scores = score_sums(blocks[PRODUCTS % 2], no_scores);
+  auto& value_products = value_sums(blocks[(PRODUCTS + 1) % 2], no_values);
+  const auto minus_delta_of = [&](u32 stage, int j) {
+    const float2 x = read_float2(stage + SharedLayout::ROWS + ROW_MINUS_DELTA * TILE_Q * 4 +
+                                 j / 2 * 64 + j % 2 * 8 + (lane_id() & 3) * 16);
+    return Quad{x.x, x.y, x.x, x.y};
+  };
+  const auto start_scores = [&](const RingPlace& place) {
+    issue_scores(scores, keys, operand(SharedLayout::QUERIES, place));
+  };
+  const auto start_values = [&](const RingPlace& place) {
+    issue_values(value_products, values, operand(SharedLayout::DOUT, place),
+                 [&](int j) { return minus_delta_of(stage_of(shared, place), j); });
+  };
+
+  // What follows from the warp's place is computed where it is asked for: registers are short.
+  const auto warp_key = [] { return read_block_x() * BLOCK_KV + read_thread_anew() / 32 * 16; };
+  const auto tiles = [&] {
+    return query_tiles_of(at, tokens_from(read_block_x() * BLOCK_KV, BLOCK_KV));
+  };
+  RunWalk<UNIT_SLOTS> walk(tiles());
+  const Turns<BLOCK_KV / 64, 1> turns;
+  const auto work_on_tile = [&] {
+    const RingPlace place(walk.count), next_place(walk.count + 1);
+    const u32 stage = stage_of(shared, place);
+    finish<0>(scores);
+    turns.take();
+    float x[COLUMNS8][4];
+    probabilities(x, scores, stage + SharedLayout::ROWS, key_scale);
+    // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
+    if constexpr (CAUSAL) {
+      const int first_query = (walk.count + walk.shift) * TILE_Q, own = warp_key();
+      if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(own, 16)))
+        mask(
+            x,
+            [&](int r, int column) {
+              return hidden(at, first_query + column, own + lane_id() / 4 + 8 * r);
+            },
+            0.0f);
+    }
+
+    u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4], p16[TILE_Q / 16][4], ds16[TILE_Q / 16][4];
+    Scale p_low, p_high, ds_low, ds_high;
+    if constexpr (DV16) {
+      pack_fragments<TILE_Q / 16>(p16, x);
+      issue_rows<TILE_Q / 16>(dv, p16, operand(SharedLayout::DOUT, place));
+    } else {
+      float largest[2];
+      largest_probabilities(x, largest);
+      quad_max_nan(largest);
+      p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
+      p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
+      quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
+    }
+    if constexpr (PASSES_BEFORE_DS)
+      turns.pass();
+    float ds[COLUMNS8][4], largest_ds[2] = {0, 0};
+    take_values<DV16 ? 1 : 0>(ds, value_products, [&](int j) { return minus_delta_of(stage, j); });
+    score_gradients<!DK16>(ds, x, largest_ds);
+    if constexpr (DK16) {
+      pack_fragments<TILE_Q / 16>(ds16, ds);
+    } else {
+      quad_max_nan(largest_ds);
+      ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
+      ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
+      quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
+    }
+
+    if constexpr (!PASSES_BEFORE_DS)
+      turns.pass();
+    if constexpr (DV16)
+      finish_rows<0>(dv);
+    if constexpr (DK16)
+      issue_rows<TILE_Q / 16>(dk, ds16, operand(SharedLayout::DK_QUERIES, place));
+    // Two of these are under way at a time: dV, dK, and the next tile's S and dP.
+    const auto issue = [&](int i) {
+      if (i < PRODUCTS_OF_DV)
+        blocks[i % 2].template issue<false>(p8, operand(SharedLayout::DV_DOUT, place), i);
+      else if (i < PRODUCTS)
+        blocks[i % 2].template issue<true>(ds8, operand(SharedLayout::DK_QUERIES, place),
+                                           i - PRODUCTS_OF_DV);
+      else if (i == PRODUCTS) {
+        ring.wait_until_full(next_place);
+        start_scores(next_place);
+      } else {
+        start_values(next_place);
+      }
+    };
+    issue(0);
+    if constexpr (DK16)
+      finish_rows<1>(dk);
+    issue(1);
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; ++i) {
+      if (i < PRODUCTS_OF_DV)
+        blocks[i % 2].template add_to<false, 1>(dv, p_low.value, p_high.value, i);
+      else
+        blocks[i % 2].template add_to<true, 1>(dk, ds_low.value, ds_high.value, i - PRODUCTS_OF_DV);
+      if (i == PRODUCTS - 1)
+        ring.release(place);
+      issue(i + 2);
+    }
+    if constexpr (PRODUCTS == 0)
+      ring.release(place);
+    ++walk.count;
+  };
+
+  const Range seen = tiles();
+  // Whether queries see the keys or not: no copy may come after the block's end.
+  wait_for_phase(shared + SharedLayout::KEYS_CAME, 0);
+  if (seen.begin < seen.end) {
+    ring.wait_until_full(RingPlace(0));
+    start_scores(RingPlace(0));
+    start_values(RingPlace(0));
+    turns.begin();
+    for (;;) {
+      do {
+        work_on_tile();
+      } while (walk.count < walk.end);
+      finish<0>(scores);
+      finish<0>(value_products);
+      if (!walk.next_run(at, tiles()))
+        break;
+      if constexpr (CHANNEL_UNITS) {
+        const u32 units = units_of(shared, walk.slot), last = units_of(shared, walk.last_slot());
+        if constexpr (!DK16)
+          dk.change_units(last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
+                          units + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
+        if constexpr (!DV16)
+          dv.change_units(last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
+                          units + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+      }
+    }
+    const u32 units = units_of(shared, walk.last_slot()); // what sums are in
+    if constexpr (!DK16)
+      dk.leave_units(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
+    if constexpr (!DV16)
+      dv.leave_units(units + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
+  }
+
+  const int first_row = warp_key();
+  Element* const dk_rows = p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h;
+  Element* const dv_rows = p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h;
+  store_rows(dk_rows + first_row * p.dk_stride_s, p.dk_stride_s, at.seq_kv() - first_row, dk.x,
+             p.softmax_scale, p.softmax_scale);
+  store_rows(dv_rows + first_row * p.dv_stride_s, p.dv_stride_s, at.seq_kv() - first_row, dv.x,
+             1.0f, 1.0f);
+  if constexpr (SINK_KEYS > 0) {
+    if (first_key == 0 && warp_id() < 4) { // the warpgroup that has stored it
+      named_barrier_sync<128>(FIRST_KEY_BARRIER);
+      write_first_key<128>(at, dk_rows, dv_rows);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const KeyHead at = key_head(p);
+  const int first_key = blockIdx.x * BLOCK_KV;
+
+  if (threadIdx.x == 0) {
+    QueryRing{shared + SharedLayout::BARRIERS}.init();
+    init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
+    publish_mbarriers();
+  }
+  __syncthreads();
+  if (warp_id() >= CONSUMING_WARPS) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == CONSUMING_WARPS * 32)
+      produce(p, shared, at, first_key);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume(p, shared, at, first_key);
+  }
+}

@@ -1,0 +1,358 @@
+//===- kernels/backward_dq_ws.cuh - dQ, warp-specialised, sm_90a -------------------===//
+//
+// The arithmetic of kernels/backward_dq.cuh by warps of different duties, for S in INT8 and a scale
+// of dS for each query and group of keys, or dS in 16 bits. One thread copies tiles in bulk into a
+// ring of stages; warpgroups of 64 queries each read them.
+//
+// Beside dQ each warpgroup has accumulators of S, whose P takes their place, of dP, whose dS does,
+// and, where dS is in INT8, of products that are added to dQ; these may take dP's place too. ORDER
+// says when what begins, in a step:
+//   plain:    begin S, dP; wait for S; P; wait for dP; dS; begin products; wait, add them
+//   early_s:  wait for S; begin dP; P; wait for dP; dS; begin products, next S; wait for products,
+//             add them
+//   early_dp: wait for dP; dS; begin products, next S, next dP; wait for products and S; add them;
+//   P
+// Nothing but the wait for everything crosses the loop's end (C7514).
+//
+// What is read at one time comes in one step of the ring: the keys that dS meets a step later than
+// the keys and values that it is of. Hence a stage is free once dP is formed.
+//
+//===----------------------------------------------------------------------===//
+
+#include "configuration.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/warp_roles.cuh"
+#include "tile/quantizer.cuh"
+#include "tile/query_gradients.cuh"
+#include "tile/ring.cuh"
+
+static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
+static_assert(DQ16 || !BLOCK_SCALES, "warpgroups share no scale");
+
+enum class Order { plain, early_s, early_dp };
+/// The last takes registers for the products of their own: 32 at 64 channels, too many at 128.
+constexpr Order ORDER = Order::early_s;
+/// Whether dP starts from -delta as a product; else it is added to it, which takes an instruction a
+/// score.
+constexpr bool DELTA_BY_PRODUCT = true;
+/// Whether warpgroups take turns at P.
+constexpr bool TAKES_TURNS = false;
+
+/// Keys of a step. Those that share a scale of dS are known together; in 16 bits none do.
+constexpr int STEP_KEYS = DQ16 ? 2 * TOKENS_PER_TILE : GROUP_KV;
+constexpr int KEY_TILES = STEP_KEYS / TOKENS_PER_TILE;
+constexpr int STEP_COLUMNS8 = STEP_KEYS / 8;
+constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
+constexpr int STEPS_A_UNIT = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
+constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
+constexpr int PANEL = PANEL_BYTES<VALUE_ROW_BYTES>, PANELS = HEAD_DIM / 64;
+
+struct SharedLayout {
+  /// Before all else: a product is taken to read all of a matrix, of which there is one row.
+  static constexpr int ONES = 0;
+  static constexpr int QUERIES = ONES + RowStart::PLACE_BYTES;
+  static constexpr int QUERIES_BYTES = BLOCK_Q * HEAD_DIM;
+  static constexpr int DOUT = QUERIES + QUERIES_BYTES;
+  static constexpr int DOUT_BYTES = BLOCK_Q * VALUE_ROW_BYTES;
+  static constexpr int KEYS = DOUT + DOUT_BYTES;
+  static constexpr int KEYS_BYTES = STEP_KEYS * HEAD_DIM;
+  static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
+  static constexpr int VALUES_BYTES = STEP_KEYS * VALUE_ROW_BYTES;
+  static constexpr int SUMMED = VALUES + STAGES * VALUES_BYTES; ///< keys that dS meets
+  static constexpr int SUMMED_BYTES = STEP_KEYS * (DQ16 ? VALUE_ROW_BYTES : HEAD_DIM);
+  static constexpr int KEY_SCALES = SUMMED + STAGES * SUMMED_BYTES;
+  static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;      ///< those of 128 keys
+  static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels, two
+  static constexpr int BARRIERS = UNITS + 2 * UNIT_BYTES;
+  static constexpr int ROWS_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
+  static constexpr int TOTAL = ROWS_CAME + 8;
+};
+static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
+              "the host launches with what is used here");
+static_assert(!HAS_UNITS || STAGES <= STEPS_A_UNIT, "or a unit's scales come while they are read");
+
+using KeyRing = Ring<BLOCK_Q / 16>;
+
+/// A number of products.
+template <int COUNT> struct Pending { static constexpr int value = COUNT; };
+
+/// How many steps' keys any query of the block sees. All warpgroups take them all: 128 queries or
+/// fewer see the same groups but for one.
+__device__ __forceinline__ int steps_of(const Sequence& at, int first_query) {
+  return ceil_div(keys_of(at, tokens_from(first_query, BLOCK_Q)).end, STEP_KEYS);
+}
+/// Whether a step's keys are the first of a unit of channel scales.
+__device__ __forceinline__ bool begins_unit(int step) {
+  return HAS_UNITS && step % STEPS_A_UNIT == 0;
+}
+__device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
+  return shared + SharedLayout::UNITS + (unit & 1) * UNIT_BYTES + vector * HEAD_DIM * 4;
+}
+
+/// One thread copies everything.
+__device__ __forceinline__ void produce(const Params& p, u32 shared, const QueryHead& at,
+                                        int first_query) {
+  const u32 came = shared + SharedLayout::ROWS_CAME;
+  const int queries = minimum(BLOCK_Q, p.padded_q - first_query);
+  arrive_expecting(came, queries * (HEAD_DIM + VALUE_ROW_BYTES));
+  bulk_copy(shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
+            queries * HEAD_DIM, came);
+  if constexpr (SCALED_DOUT) {
+    bulk_copy(shared + SharedLayout::DOUT,
+              p.dout_rows + (at.padded_query() + first_query) * HEAD_DIM, queries * VALUE_ROW_BYTES,
+              came);
+  } else {
+    for (int row = 0; row < queries; row += TILE_ROWS)
+      for (int panel = 0; panel < PANELS; ++panel)
+        tensor_copy(shared + SharedLayout::DOUT + row * VALUE_ROW_BYTES + panel * PANEL, p.dout_map,
+                    panel * 64, first_query + row, at.head, at.batch, came);
+  }
+
+  const KeyRing ring = {shared + SharedLayout::BARRIERS};
+  const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
+  const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
+  const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
+                            : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
+  const int steps = steps_of(at, first_query);
+  if (steps == 0)
+    return;
+#pragma unroll 1
+  for (int step = 0; step <= steps; ++step) {
+    using L = SharedLayout;
+    const RingPlace place(step);
+    const u32 full = ring.full(place);
+    const bool has_keys = step < steps;
+    const bool has_summed = step > 0;
+    const bool has_unit = has_summed && begins_unit(step - 1);
+    ring.begin_filling(place,
+                       (has_summed ? L::SUMMED_BYTES : 0) + (has_unit ? UNIT_BYTES : 0) +
+                           (has_keys ? L::KEYS_BYTES + L::VALUES_BYTES + L::KEY_SCALES_BYTES : 0));
+    if (has_summed)
+      bulk_copy(shared + L::SUMMED + place.stage * L::SUMMED_BYTES,
+                summed + static_cast<s64>(step - 1) * L::SUMMED_BYTES, L::SUMMED_BYTES, full);
+    // Two units ago is over: this stage was released after the last unit had begun.
+    if (has_unit)
+      bulk_copy(unit_place(shared, (step - 1) / STEPS_A_UNIT, 0),
+                unit_of(at, (step - 1) / STEPS_A_UNIT), UNIT_BYTES, full);
+    if (has_keys) {
+      bulk_copy(shared + L::KEYS + place.stage * L::KEYS_BYTES,
+                keys + static_cast<s64>(step) * L::KEYS_BYTES, L::KEYS_BYTES, full);
+      bulk_copy(shared + L::KEY_SCALES + place.stage * L::KEY_SCALES_BYTES,
+                key_scales + step * STEP_KEYS / 128 * (128 / KEYS_A_SCALE), L::KEY_SCALES_BYTES,
+                full);
+      for (int panel = 0; panel < PANELS; ++panel)
+        for (int tile = 0; tile < KEY_TILES; ++tile)
+          tensor_copy(shared + L::VALUES + place.stage * L::VALUES_BYTES +
+                          (panel * KEY_TILES + tile) * PANEL,
+                      p.v_map, panel * 64, step * STEP_KEYS + tile * TILE_ROWS, at.kv_head,
+                      at.batch, full);
+    }
+  }
+}
+
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
+                                        int first_query) {
+  using L = SharedLayout;
+  const int warpgroup = common_to_warp(warp_id() / 4);
+  const KeyRing ring = {shared + L::BARRIERS};
+
+  ScoreRow row[2];
+  float minus_delta[2];
+  int query[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // A block may be longer than what is padded; what its last rows read does not matter.
+    query[r] = minimum(first_query + warp_id() * 16 + lane_id() / 4 + 8 * r, p.padded_q - 1);
+    row[r] = {read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE),
+              -read_row(p.q_rows, at.padded_query(), query[r], ROW_SHIFT)};
+    minus_delta[r] = read_row(p.q_rows, at.padded_query(), query[r], ROW_MINUS_DELTA);
+  }
+  const RowStart delta(minus_delta, shared + L::ONES);
+  const auto start = [&](int) {
+    const float low = DELTA_BY_PRODUCT ? -0.0f : minus_delta[0];
+    const float high = DELTA_BY_PRODUCT ? -0.0f : minus_delta[1];
+    return Quad{low, low, high, high};
+  };
+  Sums dq;
+  if constexpr (SINK_KEYS != 0)
+    begin_with_sink(p, dq, at, query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
+
+  struct Rows {
+    TilesPlace tile;
+  };
+  const Rows queries = {TilesPlace(shared + L::QUERIES).at(warpgroup, 64 * SCORE_ROW_BYTES)};
+  const Rows dout = {TilesPlace(shared + L::DOUT).at(warpgroup, 64 * VALUE_ROW_BYTES)};
+  // The producer's copies come whether there are keys or not: none may come after the block's end.
+  wait_for_phase(shared + L::ROWS_CAME, 0);
+
+  const auto take_turn = [&] {
+    if constexpr (TAKES_TURNS)
+      named_barrier_sync<256>(1 + warpgroup);
+  };
+  const auto pass_turn = [&] {
+    if constexpr (TAKES_TURNS) {
+      const int next = anew(warpgroup) + 1;
+      named_barrier_arrive<256>(1 + (next == WARPGROUPS ? 0 : next));
+    }
+  };
+  // What follows from the warpgroup's place is computed where it is asked for: registers are short.
+  const auto own = [] {
+    return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
+  };
+
+  const int steps = steps_of(at, first_query);
+  const int all_see = keys_of_all(at, own()).end / STEP_KEYS;
+  const TilesPlace keys(shared + L::KEYS), key_values(shared + L::VALUES),
+      summed(shared + L::SUMMED);
+  Scores::Sum scores[STEP_COLUMNS8][4];
+  int values[STEP_COLUMNS8][4]; // the bits of dP
+  float x[STEP_COLUMNS8][4];    // P
+  int products[HEAD_DIM / 8][4];
+  float product_scale[2];
+
+  // What begins behind the last step is of nothing, and nobody reads it: products never begin under
+  // a condition.
+  const auto begin_scores = [&](int step) {
+    issue_scores<KEY_TILES>(scores, queries, keys.at(RingPlace(step).stage, L::KEYS_BYTES));
+  };
+  const auto begin_values = [&](int step) {
+    issue_value_panels<KEY_TILES>(values, dout,
+                                  key_values.at(RingPlace(step).stage, L::VALUES_BYTES),
+                                  DELTA_BY_PRODUCT ? &delta : nullptr);
+  };
+  const auto take_scores = [&](int step) {
+    const u32 key_scales = shared + L::KEY_SCALES + RingPlace(step).stage * L::KEY_SCALES_BYTES +
+                           (read_thread_anew() & 3) * 16;
+    take_turn();
+#pragma unroll
+    for (int tile = 0; tile < KEY_TILES; ++tile)
+      probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], row,
+                    read_float2(key_scales + (KEY_TILES == 2 ? tile : step & 1) * 8));
+    if (step < SINK_KEYS || step >= all_see) {
+      const int thread = read_thread_anew();
+      const int first = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+      for (int tile = 0; tile < KEY_TILES; ++tile)
+        hide(&x[tile * COLUMNS8],
+             HiddenKeys(at, first, step * STEP_KEYS + tile * TOKENS_PER_TILE, SINK_KEYS));
+    }
+    pass_turn();
+  };
+  const auto change_units = [&](int step) {
+    if (begins_unit(step) && step > 0) {
+      const int unit = step / STEPS_A_UNIT;
+      dq.change_units(unit_place(shared, unit - 1, CHANNEL_SCALE),
+                      unit_place(shared, unit, CHANNEL_INVERSE));
+    }
+  };
+  float ds[STEP_COLUMNS8][4];
+  const auto begin_products = [&](float(&largest)[2], int step) {
+    const RingPlace next(step + 1); // where the keys come that dS meets
+    const TilesPlace tiles = summed.at(next.stage, L::SUMMED_BYTES);
+    if constexpr (DQ16) {
+      u32 ds16[STEP_KEYS / 16][4];
+      pack_fragments<STEP_KEYS / 16>(ds16, ds);
+      ring.wait_until_full(next);
+      issue_rows(dq, ds16, tiles);
+    } else {
+      quad_max_nan(largest);
+      const Scale low = fast_scale<SIGNED_LEVELS>(largest[0]);
+      const Scale high = fast_scale<SIGNED_LEVELS>(largest[1]);
+      product_scale[0] = low.value, product_scale[1] = high.value;
+      u32 ds8[STEP_KEYS / 32][4];
+      quantize_fragments<true, STEP_KEYS / 32>(ds8, ds, low.inverse, high.inverse);
+      ring.wait_until_full(next); // with the first of a unit its scales have come
+      if constexpr (ORDER == Order::early_dp)
+        change_units(step); // later registers would be short
+      issue_tokens<true>(products, ds8, tiles);
+    }
+  };
+  /// Where at most `PENDING` groups of products that began later are under way.
+  const auto add_products = [&](auto pending, int step) {
+    if constexpr (DQ16) {
+      finish_rows<pending.value>(dq);
+    } else {
+      if constexpr (ORDER != Order::early_dp)
+        change_units(step);
+      finish<pending.value>(products);
+      add_tokens(dq, products, product_scale[0], product_scale[1]);
+    }
+  };
+
+  if (warpgroup == WARPGROUPS - 1)
+    pass_turn();
+  if (steps > 0) {
+    ring.wait_until_full(RingPlace(0));
+    if constexpr (ORDER != Order::plain)
+      begin_scores(0);
+    if constexpr (ORDER == Order::early_dp) {
+      begin_values(0);
+      finish<1>(scores);
+      take_scores(0);
+    }
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      if constexpr (ORDER == Order::plain) {
+        begin_scores(step);
+        begin_values(step);
+        finish<1>(scores);
+        take_scores(step);
+      } else if constexpr (ORDER == Order::early_s) {
+        finish<0>(scores);
+        begin_values(step);
+        take_scores(step);
+      }
+      float largest[2] = {0, 0};
+      take_values<0>(ds, values, start);
+      // All of the stage has been read, the keys that dS meets by the last step's products.
+      ring.release(RingPlace(step));
+      score_gradients<!DQ16>(ds, x, largest);
+      begin_products(largest, step);
+      if constexpr (ORDER == Order::plain) {
+        add_products(Pending<0>(), step);
+      } else if constexpr (ORDER == Order::early_s) {
+        begin_scores(step + 1);
+        // In 16 bits products have nothing to be added to: the next step waits for them and for S.
+        add_products(Pending < DQ16 ? 0 : 1 > (), step);
+      } else {
+        begin_scores(step + 1);
+        begin_values(step + 1);
+        finish<1>(scores);
+        add_products(Pending<1>(), step);
+        take_scores(step + 1);
+      }
+    }
+    if constexpr (ORDER == Order::early_s)
+      finish<0>(scores);
+    else if constexpr (ORDER == Order::early_dp)
+      finish<0>(values);
+    if constexpr (HAS_UNITS)
+      dq.leave_units(unit_place(shared, (steps - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+  }
+  finish_dq(p, dq.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const QueryHead at = query_head(p);
+  const int first_query = block_of_queries() * BLOCK_Q;
+
+  if (threadIdx.x == 0) {
+    KeyRing{shared + SharedLayout::BARRIERS}.init();
+    init_mbarrier(shared + SharedLayout::ROWS_CAME, 1);
+    publish_mbarriers();
+  }
+  RowStart::write_ones(shared + SharedLayout::ONES, threadIdx.x);
+  fence_async_proxy();
+  __syncthreads(); // nobody waits at a barrier that is none yet, or multiplies what is not written
+  if (warp_id() >= BLOCK_Q / 16) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == BLOCK_Q / 16 * 32)
+      produce(p, shared, at, first_query);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume(p, shared, at, first_query);
+  }
+}

@@ -1,0 +1,329 @@
+//===- kernels/backward_ws.cuh - dQ, dK and dV at once, warp-specialised, sm_90a ---===//
+//
+// The backward of kernels/backward_dkv.cuh with dQ (tile/fused_dq.cuh), S in INT8 and all else in
+// 16 bits, by warps of different duties. One thread copies: what stays of the block's 128 keys, and
+// tiles of 64 queries into rings of stages. Two warpgroups of 64 keys each form
+//   S^T  = K Q^T             P^T = exp2(S^T - lse)
+//   dV  += P^T dO            dP^T = V dO^T            dS = P (dP - delta)
+//   dK  += dS^T Q            dQ  += dS K
+// where dQ sums over the keys of both: they exchange dS through shared memory, and each takes half
+// of dQ's channels. Its sums go to memory by bulk copies that add, a part of each warp's.
+//
+// Of a tile t, where products overlap (switches below; each S belongs to one place of two):
+//   wait for all: dP(t), dK(t-1)         hand back dK's stage t-1
+//   start dV(t), early S(t+1)            dS(t) in 16 bits, to shared memory; DS_WRITTEN
+//   start late S(t+1), dQ(t), dK(t)      wait for dV(t), S(t+1); hand back the rows' stage t
+//   P(t+1)                               wait for dQ(t), stage it and start adding it
+//   start dP(t+1)
+// Only a wait for all crosses the loop's end (kernels/README.md: what ptxas does).
+//
+// Who waits for whom, beside full and empty stages (tile/ring.cuh):
+// - Barrier DS_WRITTEN, of both warpgroups, once a tile: before it each thread has written its part
+//   of dS and made it known to the products; behind it dQ may read all of it. There are two
+//   buffers, in turn: a warp comes to the barrier after its products with the other one have
+//   finished, so that behind it that may be written again.
+// - A warp's staged part of dQ is written again once the lane that started its copy has seen it
+//   read; __syncwarp() tells the others. Before a copy starts, each lane makes what it wrote known
+//   to copies, and __syncwarp() tells the lane that starts it.
+// - The two halves of a stage are handed back apart, for the rows of tile t + 2 are to come before
+//   dK(t) has finished. Each warp does so for itself, after its products that read it have
+//   finished: one warp's wait says nothing of another's.
+//
+//===----------------------------------------------------------------------===//
+
+#include "configuration.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/warp_roles.cuh"
+#include "tile/dq_layout.cuh"
+#include "tile/first_key.cuh"
+#include "tile/fused_gradients.cuh"
+#include "tile/fused_products.cuh"
+#include "tile/query_walk.cuh"
+#include "tile/ring.cuh"
+
+static_assert(WITH_DQ && !QK16 && DV16 && DQ16 && DK16 && !SCALED_DOUT && BLOCK_KV == 128);
+
+constexpr int CONSUMING_WARPS = BLOCK_KV / 16, CONSUMERS = 32 * CONSUMING_WARPS;
+constexpr int DS_WRITTEN = 1;
+/// K and V as A of S and dP stay in registers, where there are some left.
+constexpr bool KEPT_IN_REGISTERS = HEAD_DIM == 64;
+
+struct SharedLayout {
+  static constexpr int KEYS = 0; ///< in 8 bits, for S
+  static constexpr int VALUES = KEYS + BLOCK_KV * SCORE_ROW_BYTES;
+  static constexpr int KEY_ROWS = VALUES + BLOCK_KV * VALUE_ROW_BYTES; ///< in 16, for dQ
+  static constexpr int KEPT_BYTES = KEY_ROWS + BLOCK_KV * VALUE_ROW_BYTES;
+  static constexpr int DS = KEPT_BYTES;
+  static constexpr int DS_BYTES = BLOCK_KV * DS_ROW_BYTES;
+  static constexpr int DQ = DS + 2 * DS_BYTES; ///< a part a warp, on its way to memory
+  static constexpr int WARP_DQ_BYTES = DQ_ROWS * DQ_CHANNELS * 4;
+  static constexpr int FIRST_STAGE = DQ + CONSUMING_WARPS * WARP_DQ_BYTES;
+  // Of a stage, from its start:
+  static constexpr int QUERIES = 0; ///< in 8 bits
+  static constexpr int DOUT = QUERIES + TILE_Q * SCORE_ROW_BYTES;
+  static constexpr int ROWS = DOUT + TILE_Q * VALUE_ROW_BYTES; ///< vectors per query
+  static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
+  /// Which tile it is, of its head and of all: a walk would take consumers' registers. The first
+  /// comes with what S reads, the other with what dK does.
+  static constexpr int IN_HEAD = ROWS + ROWS_BYTES, FLAT = IN_HEAD + 4;
+  static constexpr int QUERY_ROWS = ROWS + ROW_VECTORS * TILE_Q * 4; ///< in 16 bits, for dK
+  static constexpr int QUERY_ROWS_BYTES = TILE_Q * VALUE_ROW_BYTES;
+  static constexpr int STAGE_BYTES = QUERY_ROWS + QUERY_ROWS_BYTES;
+  /// Of the ring of what S, dP and dV read, then of that of what dK reads; and that of the keys.
+  static constexpr int BARRIERS = FIRST_STAGE + STAGES * STAGE_BYTES;
+  static constexpr int KEPT_CAME = BARRIERS + 2 * Ring<CONSUMING_WARPS>::BYTES;
+  static constexpr int TOTAL = KEPT_CAME + 8;
+};
+static_assert(SharedLayout::STAGE_BYTES % 1024 == 0 && SharedLayout::QUERY_ROWS % 1024 == 0,
+              "tiles lie at multiples of their swizzle");
+static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
+              "the host launches with what is used here");
+
+using QueryRing = Ring<CONSUMING_WARPS>;
+__device__ __forceinline__ QueryRing ring_of_rows(u32 shared) {
+  return {shared + SharedLayout::BARRIERS};
+}
+__device__ __forceinline__ QueryRing ring_of_dk(u32 shared) {
+  return {shared + SharedLayout::BARRIERS + QueryRing::BYTES};
+}
+__device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
+  return shared + SharedLayout::FIRST_STAGE + place.stage * SharedLayout::STAGE_BYTES;
+}
+
+/// One panel after the other of a tile of the caller's.
+__device__ __forceinline__ void copy_tile(u32 tile, const TensorMap& map, int token, int head,
+                                          int batch, u32 barrier) {
+#pragma unroll
+  for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
+    tensor_copy(tile + panel * PANEL_BYTES<VALUE_ROW_BYTES>, map, panel * 64, token, head, batch,
+                barrier);
+}
+
+/// One thread copies everything.
+__device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
+                                        int first_key, const QueryWalk<2>& walk) {
+  const u32 came = shared + SharedLayout::KEPT_CAME;
+  const s64 before = (at.padded_key() + first_key) * HEAD_DIM;
+  arrive_expecting(came, SharedLayout::KEPT_BYTES);
+  bulk_copy(shared + SharedLayout::KEYS, p.k8 + before, BLOCK_KV * SCORE_ROW_BYTES, came);
+  bulk_copy(shared + SharedLayout::KEY_ROWS, p.k_rows + before, BLOCK_KV * VALUE_ROW_BYTES, came);
+#pragma unroll
+  for (int key = 0; key < BLOCK_KV; key += TILE_ROWS)
+    copy_tile(shared + SharedLayout::VALUES + row_offset<VALUE_ROW_BYTES>(key), p.v_map,
+              first_key + key, at.kv_head, at.batch, came);
+
+  int count = 0;
+#pragma unroll 1
+  for (QueryTile tile = walk.start(at); walk.has(tile); tile = walk.next(tile), ++count) {
+    const RingPlace place(count);
+    const u32 stage = stage_of(shared, place);
+    const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
+    const int first_query = tile.in_head * TILE_Q;
+    rows.wait_until_empty(place);
+    write_word(stage + SharedLayout::IN_HEAD, tile.in_head);
+    arrive_expecting(rows.full(place), SharedLayout::ROWS + SharedLayout::ROWS_BYTES);
+    bulk_copy(stage + SharedLayout::QUERIES, p.q8 + tile.elements(), TILE_Q * SCORE_ROW_BYTES,
+              rows.full(place));
+    bulk_copy(stage + SharedLayout::ROWS, p.q_rows + tile.rows(), SharedLayout::ROWS_BYTES,
+              rows.full(place));
+    copy_tile(stage + SharedLayout::DOUT, p.dout_map, first_query, tile.head, at.batch,
+              rows.full(place));
+    of_dk.wait_until_empty(place);
+    write_word(stage + SharedLayout::FLAT, tile.flat);
+    arrive_expecting(of_dk.full(place), SharedLayout::QUERY_ROWS_BYTES);
+    copy_tile(stage + SharedLayout::QUERY_ROWS, p.q_map, first_query, tile.head, at.batch,
+              of_dk.full(place));
+  }
+}
+
+/// Adds a warp's part of dQ to the sums of its 16 queries of the stage's tile.
+__device__ __forceinline__ void add_dq(float* sums, u32 shared, u32 stage, const float (*dq)[4]) {
+  const int warp = read_thread_anew() / 32;
+  const u32 own = shared + SharedLayout::DQ + warp * SharedLayout::WARP_DQ_BYTES;
+  if (elected())
+    bulk_wait_read<0>();
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < DQ_CHANNELS / 8; ++j)
+    write_float4(own + dq_place(j) * 4, dq[j]);
+  fence_async_proxy();
+  __syncwarp();
+  if (elected()) {
+    const u64 tile = read_word(stage + SharedLayout::FLAT);
+    bulk_add(sums + tile * (TILE_Q * HEAD_DIM) +
+                 (warp % 4 * HEAD_DIM + warp / 4 * DQ_CHANNELS) * DQ_ROWS,
+             own, SharedLayout::WARP_DQ_BYTES);
+    bulk_commit();
+  }
+}
+
+/// dQ takes dP's place where it takes as many registers: blocks of different sizes do not share.
+template <int N>
+__device__ __forceinline__ auto block_of_dq(float (&products)[N][4], float (&)[N][4])
+    -> float (&)[N][4] {
+  return products;
+}
+template <int N, int M>
+__device__ __forceinline__ auto block_of_dq(float (&)[N][4], float (&own)[M][4])
+    -> float (&)[M][4] {
+  return own;
+}
+
+/// What a warpgroup does, of which each has code of its own: descriptors that differ between them
+/// would be formed anew for each product.
+template <int WARPGROUP>
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at, int tiles) {
+  const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
+  const float key_scale = p.k8_scale[at.padded_key() / KEYS_A_SCALE +
+                                     key_scale_place(first_key_of_warp() + lane_id() / 4)];
+  KeptRows<SCORE_ROW_BYTES, KEPT_IN_REGISTERS> keys;
+  KeptRows<VALUE_ROW_BYTES, KEPT_IN_REGISTERS> values;
+
+  Sums dk, dv;
+  Scores::Sum scores[COLUMNS8][4];
+  float products[COLUMNS8][4]; // dP, then dQ if it is as large
+  float own_dq[DQ_CHANNELS / 8][4];
+  auto& dq = block_of_dq(products, own_dq);
+  Probabilities probabilities;
+  int count = 0;
+  const auto stage = [&](int count) { return stage_of(shared, RingPlace(count)); };
+  const Units base = Units::of_address(shared);
+  const auto stage_units = [&](int count) {
+    return base + SharedLayout::FIRST_STAGE + RingPlace(count).stage * SharedLayout::STAGE_BYTES;
+  };
+  const auto start_scores = [&](int count) {
+    issue_scores(scores, keys, stage_units(count) + SharedLayout::QUERIES);
+  };
+  const auto start_values = [&](int count) {
+    issue_values(products, values, stage_units(count) + SharedLayout::DOUT);
+  };
+  const auto start_dv = [&] {
+    issue_from_registers(dv, probabilities.p16, stage_units(count) + SharedLayout::DOUT);
+  };
+  const auto take_scores = [&](int count) {
+    const int first_query = CAUSAL ? read_word(stage(count) + SharedLayout::IN_HEAD) * TILE_Q : 0;
+    probabilities.take(scores, at, stage(count) + SharedLayout::ROWS, key_scale, first_query);
+  };
+  /// dS from P and dP, to shared memory; dQ and dK are started.
+  const auto start_dq_and_dk = [&] {
+    const int ds = SharedLayout::DS + (count & 1) * SharedLayout::DS_BYTES;
+    const Units ds_units = base + ds, queries = stage_units(count) + SharedLayout::QUERY_ROWS;
+    u32 ds16[STEPS_Q][4];
+    take_score_gradients(ds16, probabilities, scores, products, stage(count) + SharedLayout::ROWS);
+    write_ds(shared + ds, ds16);
+    fence_async_proxy();
+    of_dk.wait_until_full(RingPlace(count));
+    named_barrier_sync<CONSUMERS>(DS_WRITTEN);
+    if constexpr (OVERLAPPED && !EARLY_SCORES)
+      start_scores(count + 1);
+    issue_dq(dq, ds_units, base + SharedLayout::KEY_ROWS, WARPGROUP);
+    if constexpr (HEAD_DIM == 128) // registers are short
+      issue_from_rows(dk, ds_units + WARPGROUP * (TILE_ROWS * DS_ROW_BYTES), queries);
+    else
+      issue_from_registers(dk, ds16, queries);
+  };
+
+  if (tiles > 0) {
+    wait_for_phase(shared + SharedLayout::KEPT_CAME, 0);
+    keys.load(shared + SharedLayout::KEYS + WARPGROUP * (TILE_ROWS * SCORE_ROW_BYTES));
+    values.load(shared + SharedLayout::VALUES + WARPGROUP * (TILE_ROWS * VALUE_ROW_BYTES));
+    if constexpr (OVERLAPPED) {
+      rows.wait_until_full(RingPlace(0));
+      start_scores(0);
+      finish<0>(scores);
+      take_scores(0);
+      start_values(0);
+    }
+    bool more;
+    do {
+      more = count + 1 < tiles;
+      if constexpr (OVERLAPPED) {
+        // Behind the last tile S and dP of a stage that is there are formed: products cannot start
+        // under a condition.
+        if (more)
+          rows.wait_until_full(RingPlace(count + 1));
+        finish<0>(products);
+        finish_rows<0>(dk); // of the last tile
+        if (count > 0)
+          of_dk.release(RingPlace(count - 1));
+        start_dv();
+        if constexpr (EARLY_SCORES)
+          start_scores(count + 1);
+        start_dq_and_dk();
+        finish<2>(scores);
+        finish_rows<2>(dv);
+        rows.release(RingPlace(count));
+        take_scores(count + 1);
+        finish<1>(dq);
+        add_dq(p.dq_sum, shared, stage(count), dq);
+        start_values(count + 1);
+      } else {
+        rows.wait_until_full(RingPlace(count));
+        start_scores(count);
+        start_values(count);
+        finish<1>(scores);
+        take_scores(count);
+        finish<0>(products);
+        start_dv();
+        start_dq_and_dk();
+        finish<1>(dq);
+        finish_rows<0>(dv);
+        finish_rows<0>(dk);
+        rows.release(RingPlace(count));
+        of_dk.release(RingPlace(count));
+        add_dq(p.dq_sum, shared, stage(count), dq);
+      }
+      ++count;
+    } while (more);
+    if constexpr (OVERLAPPED) {
+      finish<0>(products);
+      finish_rows<0>(dk);
+    }
+  }
+
+  // The copies read shared memory, which the block gives back when it ends.
+  if (elected())
+    bulk_wait_read<0>();
+  const KeyHead end = key_head_anew(p);
+  const int warp_key = first_key_of_warp();
+  Element* const dk_rows = p.dk + end.first_key(p.dk_stride_b) + end.kv_head * p.dk_stride_h;
+  Element* const dv_rows = p.dv + end.first_key(p.dv_stride_b) + end.kv_head * p.dv_stride_h;
+  store_rows(dk_rows + warp_key * p.dk_stride_s, p.dk_stride_s, end.seq_kv() - warp_key, dk.x,
+             p.softmax_scale, p.softmax_scale);
+  store_rows(dv_rows + warp_key * p.dv_stride_s, p.dv_stride_s, end.seq_kv() - warp_key, dv.x, 1.0f,
+             1.0f);
+  if constexpr (SINK_KEYS > 0) {
+    if (read_block_x() == 0) {
+      named_barrier_sync<CONSUMERS>(DS_WRITTEN); // that key's row is written
+      write_first_key<CONSUMERS>(end, dk_rows, dv_rows);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const KeyHead at = key_head(p);
+  const int first_key = blockIdx.x * BLOCK_KV;
+  const QueryWalk<2> walk(at, tokens_from(first_key, BLOCK_KV));
+
+  if (threadIdx.x == 0) {
+    ring_of_rows(shared).init();
+    ring_of_dk(shared).init();
+    init_mbarrier(shared + SharedLayout::KEPT_CAME, 1);
+    publish_mbarriers();
+  }
+  __syncthreads();
+  if (warp_id() >= CONSUMING_WARPS) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == CONSUMERS && walk.seen())
+      produce(p, shared, at, first_key, walk);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    if (warp_id() < 4)
+      consume<0>(p, shared, at, walk.tiles(at));
+    else
+      consume<1>(p, shared, at, walk.tiles(at));
+  }
+}

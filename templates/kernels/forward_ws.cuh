@@ -1,0 +1,208 @@
+//===- kernels/forward_ws.cuh - O and lse, warp-specialised, sm_90a --------------===//
+//
+// The arithmetic of kernels/forward.cuh, bit for bit, by warps of different duties. One warp copies
+// tiles of K and V in bulk into a ring of stages; warpgroups of 64 queries each read them. Before a
+// group's S a warpgroup waits until its neighbour's is formed: so they take turns at the tensor
+// cores, and one's softmax runs beside another's products.
+//
+//===----------------------------------------------------------------------===//
+
+#include "configuration.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "tile/output.cuh"
+#include "tile/products.cuh"
+#include "tile/ring.cuh"
+#include "tile/softmax.cuh"
+#include "tile/turns.cuh"
+#include "tile/visible.cuh"
+
+static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
+
+constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
+constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
+constexpr int UNIT_BYTES = BLOCK_SCALES ? 0 : CHANNEL_VECTORS * HEAD_DIM * 4;
+
+struct SharedLayout {
+  static constexpr int QUERIES = 0;
+  static constexpr int KEYS = QUERIES + BLOCK_Q * HEAD_DIM;
+  static constexpr int KEYS_BYTES = GROUP_KV * HEAD_DIM;
+  static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
+  static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
+  static constexpr int KEY_SCALES = VALUES + STAGES * VALUES_BYTES;
+  static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;
+  static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels, two
+  static constexpr int BARRIERS = UNITS + 2 * UNIT_BYTES;
+  static constexpr int QUERIES_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
+  static constexpr int TOTAL = QUERIES_CAME + 8;
+};
+static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
+              "the host launches with what is used here");
+
+using KeyRing = Ring<BLOCK_Q / 16>;
+
+/// Whether a group is the first of a unit of channel scales.
+__device__ __forceinline__ bool begins_unit(int group) {
+  return !BLOCK_SCALES && group % VISIT_GROUPS == 0;
+}
+__device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
+  return shared + SharedLayout::UNITS + (unit & 1) * UNIT_BYTES + vector * HEAD_DIM * 4;
+}
+
+/// One thread copies everything.
+__device__ __forceinline__ void produce(const Params& p, u32 shared, const QueryHead& at,
+                                        int first_query) {
+  const KeyRing ring = {shared + SharedLayout::BARRIERS};
+  const u32 came = shared + SharedLayout::QUERIES_CAME;
+  const int queries = minimum(BLOCK_Q, p.padded_q - first_query);
+  arrive_expecting(came, queries * HEAD_DIM);
+  bulk_copy(shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
+            queries * HEAD_DIM, came);
+
+  const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
+  const s8* values = p.vt8 + at.padded_key() * HEAD_DIM;
+  const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
+  const int groups = ceil_div(keys_of(at, tokens_from(first_query, BLOCK_Q)).end, GROUP_KV);
+#pragma unroll 1
+  for (int group = 0; group < groups; ++group) {
+    const RingPlace place(group);
+    const u32 full = ring.full(place);
+    ring.begin_filling(place, SharedLayout::KEYS_BYTES + SharedLayout::VALUES_BYTES +
+                                  SharedLayout::KEY_SCALES_BYTES +
+                                  (begins_unit(group) ? UNIT_BYTES : 0));
+    bulk_copy(shared + SharedLayout::KEYS + place.stage * SharedLayout::KEYS_BYTES,
+              keys + static_cast<s64>(group) * SharedLayout::KEYS_BYTES, SharedLayout::KEYS_BYTES,
+              full);
+    bulk_copy(shared + SharedLayout::KEY_SCALES + place.stage * SharedLayout::KEY_SCALES_BYTES,
+              key_scales + group * GROUP_KV / 128 * (128 / KEYS_A_SCALE),
+              SharedLayout::KEY_SCALES_BYTES, full);
+    // Two units ago is over: this stage was released after the last unit had begun.
+    if (begins_unit(group))
+      bulk_copy(unit_place(shared, group / VISIT_GROUPS, 0),
+                channel_scales_of(p, at, group / VISIT_GROUPS), UNIT_BYTES, full);
+    bulk_copy(shared + SharedLayout::VALUES + place.stage * SharedLayout::VALUES_BYTES,
+              values + static_cast<s64>(group) * SharedLayout::VALUES_BYTES,
+              SharedLayout::VALUES_BYTES, full);
+  }
+}
+
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
+                                        int first_query) {
+  const int lane = lane_id();
+  const KeyRing ring = {shared + SharedLayout::BARRIERS};
+
+  SoftmaxRows rows;
+  Sums o;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // A block may be longer than what is padded; what its last rows read does not matter.
+    const int query = minimum(first_query + warp_id() * 16 + lane / 4 + 8 * r, p.padded_q - 1);
+    rows.score_scale[r] = read_row(p.q_rows, at.padded_query(), query, ROW_SCALE);
+    if constexpr (SINK_KEYS)
+      rows.start_from(r, read_row(p.q_rows, at.padded_query(), query, ROW_SINK));
+  }
+  if constexpr (SINK_KEYS)
+    start_from_sink(o, p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h,
+                    channel_scales_of(p, at, 0));
+
+  ScoreRows queries;
+  queries.load(shared + SharedLayout::QUERIES, warp_id() / 4 * 64);
+  wait_for_phase(shared + SharedLayout::QUERIES_CAME, 0);
+
+  int group = 0;
+  const Turns<WARPGROUPS, 1> turns;
+  const auto take_group = [&](const auto& hidden) {
+    float unit = 1;
+    if constexpr (BLOCK_SCALES)
+      unit = __ldg(channel_scales_of(p, at, group));
+    const RingPlace place(group);
+    ring.wait_until_full(place);
+    float key_scale[KEY_SCALES];
+    read_key_scales(
+        key_scale, shared + SharedLayout::KEY_SCALES + place.stage * SharedLayout::KEY_SCALES_BYTES,
+        group);
+
+    Scores::Sum sums[COLUMNS8][4];
+    turns.take();
+    issue_scores<KEY_TILES>(sums, queries,
+                            shared + SharedLayout::KEYS + place.stage * SharedLayout::KEYS_BYTES);
+    finish<0>(sums);
+    turns.pass();
+    float largest[2], beta[2];
+    rows.take_maxima(largest, beta, o, sums, key_scale, hidden);
+    u32 p8[KEY_SCALES][4];
+    rows.take_scores(p8, sums, key_scale, largest, beta, hidden);
+
+    TokenProducts<false, GROUP_KV / 32> p_v;
+    p_v.issue(p8, shared + SharedLayout::VALUES + place.stage * SharedLayout::VALUES_BYTES);
+    p_v.finish();
+    ring.release(place);
+    p_v.add_finished_to(o, beta[0] * unit, beta[1] * unit);
+    ++group;
+  };
+
+  turns.begin();
+  // What follows from the warpgroup's place is computed where it is asked for: registers are short.
+  const auto own = [] {
+    return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
+  };
+  while (group < ceil_div(anew(keys_of(at, own()).end), GROUP_KV)) {
+    const int all_see = anew(keys_of_all(at, own()).end) / GROUP_KV;
+    const int visit = group / VISIT_GROUPS;
+    if (group % VISIT_GROUPS == 0 && group > 0) {
+      if constexpr (BLOCK_SCALES) {
+        o.settle();
+      } else {
+        ring.wait_until_full(RingPlace(group)); // the unit's scales have come with the group
+        o.change_units(unit_place(shared, visit - 1, CHANNEL_SCALE),
+                       unit_place(shared, visit, CHANNEL_INVERSE));
+      }
+    }
+    if (group >= SINK_KEYS && group < all_see) {
+      const int stop = minimum(all_see, (visit + 1) * VISIT_GROUPS);
+      do
+        take_group(NoneHidden());
+      while (group < stop);
+    } else {
+      const int thread = read_thread_anew();
+      const int query = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
+      take_group(HiddenKeys(at, query, group * GROUP_KV, SINK_KEYS));
+    }
+  }
+  if constexpr (BLOCK_SCALES)
+    o.settle();
+  else
+    o.leave_units(unit_place(shared, maximum(0, group - 1) / VISIT_GROUPS, CHANNEL_SCALE));
+  // Groups that other warpgroups see are passed on.
+  const Range of_block = tokens_from(block_of_queries_anew() * BLOCK_Q, BLOCK_Q);
+  for (; group < ceil_div(keys_of(at, of_block).end, GROUP_KV); ++group) {
+    const RingPlace place(group);
+    ring.wait_until_full(place);
+    turns.take();
+    turns.pass();
+    ring.release(place);
+  }
+  store(p, rows, o);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const QueryHead at = query_head(p);
+  const int first_query = block_of_queries() * BLOCK_Q;
+
+  if (threadIdx.x == 0) {
+    KeyRing{shared + SharedLayout::BARRIERS}.init();
+    init_mbarrier(shared + SharedLayout::QUERIES_CAME, 1);
+    publish_mbarriers();
+  }
+  __syncthreads();
+  if (warp_id() >= BLOCK_Q / 16) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == BLOCK_Q / 16 * 32)
+      produce(p, shared, at, first_query);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume(p, shared, at, first_query);
+  }
+}

@@ -1,0 +1,38 @@
+//===- ptx/mbarrier.cuh - Barriers in shared memory that count arrivals and bytes --===//
+//
+// A phase of a barrier ends when it has had all its arrivals and all bytes that they announced.
+// Phases are told apart by their parity: the first is 0, and a wait for the phase before the first
+// returns at once. Barriers take 8 bytes each.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "base.cuh"
+
+__device__ __forceinline__ void init_mbarrier(u32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/// Makes initialised barriers known to copies; __syncthreads() makes them known to the block.
+__device__ __forceinline__ void publish_mbarriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// The same; the phase also waits for so many bytes of copies.
+__device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+/// Waits until the phase of this parity has ended.
+__device__ __forceinline__ void wait_for_phase(u32 barrier, u32 parity) {
+  u32 ended;
+  do {
+    asm volatile("{ .reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p; }"
+                 : "=r"(ended)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  } while (ended == 0);
+}

@@ -1,0 +1,37 @@
+//===- ptx/warp_roles.cuh - What warps of different duties need, sm_90a ----===//
+#pragma once
+
+#include "base.cuh"
+
+/// Named barriers of `THREADS` threads, whole warps: one waits, the other only arrives. Barrier 0
+/// is
+/// __syncthreads()'s.
+template <int THREADS> __device__ __forceinline__ void named_barrier_sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+template <int THREADS> __device__ __forceinline__ void named_barrier_arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+
+/// Registers a thread may use from here on, of a warpgroup's all threads: fewer, or more once
+/// others have given theirs.
+template <int REGISTERS> __device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> __device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/// What all lanes of a warp have computed alike, for ptxas to know that it is the same: what
+/// follows from it takes uniform registers.
+__device__ __forceinline__ int common_to_warp(int x) { return __shfl_sync(~0u, x, 0); }
+
+/// Whether this lane is the one of its warp, all of whose lanes are here, that acts for all.
+__device__ __forceinline__ bool elected() {
+  u32 is;
+  asm volatile("{ .reg .pred p;\n"
+               "elect.sync _|p, 0xffffffff;\n"
+               "selp.u32 %0, 1, 0, p; }"
+               : "=r"(is));
+  return is != 0;
+}

@@ -1,0 +1,131 @@
+//===- fiber.cpp - What a simulated thread's instructions do -----------------===//
+//
+// Those within a warp, cp.async and products; barriers.cpp and bulk_copies.cpp have the others.
+//
+//===----------------------------------------------------------------------===//
+
+#include "tests/simulator/fiber.h"
+#include "tests/simulator/machine.h"
+#include "tests/simulator/products.h"
+
+namespace simulator {
+
+void Fiber::reset() {
+  at_barrier = ended = unpublished = allowed = false;
+  waits_for = nullptr;
+  waits_at = nullptr;
+  fences = 0;
+  copies.clear();
+  adds.clear();
+}
+void Fiber::check_end() {
+  if (!adds.empty())
+    fail("ends while its bulk adds may still read shared memory, at", adds[0].from);
+}
+
+std::string Fiber::block_text() const {
+  return std::to_string(block.x) + ", " + std::to_string(block.y) + ", " + std::to_string(block.z);
+}
+void Fiber::fail(const char* what, long long value) {
+  home->stop("thread " + std::to_string(thread.x) + " of block " + block_text() + ": " + what +
+             (value < 0 ? "" : " " + std::to_string(value)));
+}
+void Fiber::fail_in(int line, const std::string& what) {
+  fail((what + " in line " + std::to_string(line)).c_str());
+}
+
+void Fiber::together(const char* what, int line, void* mine, void (*operate)(void* const*)) {
+  if (warp->arrived == 0) {
+    warp->what = what;
+    warp->line = line;
+    warp->operate = operate;
+  } else if (warp->operate != operate || warp->line != line) {
+    home->stop("lanes of a warp part: one is at " + std::string(what) + " in line " +
+               std::to_string(line) + ", others are at " + warp->what + " in line " +
+               std::to_string(warp->line));
+  }
+  warp->brought[number] = mine;
+  waits_for = what;
+  this->line = line;
+  if (++warp->arrived < kWarp)
+    return home->pass_on(this);
+  warp->arrived = 0;
+  operate(warp->brought);
+  warp->ready = ~0u;
+  if (home->has_seed())
+    return home->pass_on(this);
+  warp->ready &= ~(1u << number);
+}
+
+void Fiber::wait_for_block(int line) {
+  waits_for = "__syncthreads";
+  this->line = line;
+  home->wait_for_all(*this);
+}
+
+void Fiber::copy(unsigned to, const void* from) {
+  copies.push_back({at(to, 16), from, group});
+  if (home->coin())
+    copies.back().take_place();
+}
+void Fiber::wait_for_copies(int pending) {
+  std::erase_if(copies, [&](Copy& copy) {
+    const bool due = copy.group < group - pending;
+    if (due) {
+      copy.take_place();
+      unpublished = true;
+    }
+    return due;
+  });
+}
+
+void Fiber::multiply(const WarpProduct& product) {
+  together("mma.sync", 0, const_cast<WarpProduct*>(&product), [](void* const* lanes) {
+    simulator::multiply(reinterpret_cast<const WarpProduct* const*>(lanes));
+  });
+}
+
+void Fiber::multiply(const GroupProduct& product) {
+  if (!allowed)
+    fail("wgmma without a fence behind the last wait");
+  if (unpublished)
+    fail("wgmma without fence.proxy.async behind the copies that came before");
+  together("wgmma", 0, const_cast<GroupProduct*>(&product), [](void* const* lanes) {
+    Warp& warp = *static_cast<Fiber&>(lane()).warp;
+    warp.products.push_back({{}, warp.group});
+    ++warp.issued;
+    for (unsigned i = 0; i < kWarp; ++i) {
+      const auto& product = *static_cast<const GroupProduct*>(lanes[i]);
+      const auto& first = *static_cast<const GroupProduct*>(lanes[0]);
+      if (product.a_tile != first.a_tile || product.b_tile != first.b_tile ||
+          product.accumulate != first.accumulate)
+        lane().fail("wgmma's operands are not those of lane 0, in lane", i);
+      warp.products.back().lanes.push_back(product);
+    }
+  });
+}
+void Fiber::perform_products(int last_group) {
+  std::erase_if(warp->products, [&](const Warp::Issued& issued) {
+    const bool due = issued.group <= last_group;
+    if (due)
+      simulator::multiply(issued.lanes.data(), thread.x / kWarp % 4, shared, shared_bytes);
+    return due;
+  });
+}
+void Fiber::commit_products() {
+  together("wgmma.commit_group", 0, nullptr, [](void* const*) {
+    Fiber& last = static_cast<Fiber&>(lane());
+    if (last.home->coin())
+      last.perform_products(last.warp->group);
+    ++last.warp->group;
+  });
+}
+void Fiber::wait_for_products(int pending) {
+  allowed = false;
+  together("wgmma.wait_group", 0, &pending, [](void* const* lanes) {
+    Fiber& last = static_cast<Fiber&>(lane());
+    last.perform_products(last.warp->group - 1 - *static_cast<int*>(lanes[0]));
+  });
+}
+
+} // namespace simulator
