@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-import torch
 from harness import RESULTS
+from needs_torch import torch
 
 from sagebwd.experiments.environment import print_failure
 

@@ -26,8 +26,8 @@ import random
 import sys
 from dataclasses import asdict, dataclass
 
-import torch
 from harness import Record, parse, parser, progress
+from needs_torch import torch
 from subjects import DTYPES, emulated, subject_of, warm_up
 
 from sagebwd.exact import Attended, exact_attention

@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass, field
 
-import torch
 from harness import Record, cosine, parse, parser, relative_l2
+from needs_torch import torch
 from subjects import emulated, sixteen_bit, subject_of, warm_up
 
 import sagebwd
@@ -30,11 +30,11 @@ PAPER_TABLE_1 = {
     8: (0.0972, 0.4666, 0.4699, 0.0973),
     10: (0.1161, 0.6648, 0.6684, 0.1157),
 }
-#: O, dQ, dK, dV of `row` as version 0.1 had it (groups of 64 queries and 128 keys), by input.
+#: O, dQ, dK, dV of `row` as numerics 1 had it (groups of 64 queries and 128 keys), by input.
 #: Sigmas: its kernels, from the `errors.json` of its tree, 16 heads. The others: its CPU emulation
 #: of commit 37e1e4a on these very inputs (seed 0, 4 heads), the mean of the heads' figures; of
 #: 16,384 tokens by its emulation in PyTorch, one head.
-ROW_OF_VERSION_0_1 = {
+ROW_OF_NUMERICS_1 = {
     "sigma 1": (0.0136, 0.0198, 0.0168, 0.0124),
     "sigma 3": (0.0320, 0.0558, 0.0556, 0.0319),
     "sigma 5": (0.0522, 0.1512, 0.1511, 0.0521),
@@ -54,9 +54,9 @@ ROW_OF_VERSION_0_1 = {
     "qk-norm 1": (0.0096, 0.0169, 0.0158, 0.0165),
     "massive tokens": (0.0134, 0.0145, 0.0175, 0.0145),
 }
-#: What an input may cost beyond version 0.1's `row`.
+#: What an input may cost beyond numerics 1's `row`.
 MARGIN = 1.1
-#: Where version 0.1 failed: limits of their own, in place of the table's.
+#: Where numerics 1 failed: limits of their own, in place of the table's.
 OWN_LIMITS = {
     "sink": {"O": 0.010, "dQ": 0.020, "dK": 0.023},
     "large first key": {"dQ": 0.03},
@@ -102,7 +102,7 @@ class Input:
         """By tensor. A plan with fewer INT8 products has the limits of all."""
         if scheme not in PLANS and scheme != "row 64x64":
             return None
-        limits = {t: MARGIN * x for t, x in zip(TENSORS, ROW_OF_VERSION_0_1[self.label])}
+        limits = {t: MARGIN * x for t, x in zip(TENSORS, ROW_OF_NUMERICS_1[self.label])}
         if self.name == "gaussian":
             paper = zip(TENSORS, PAPER_TABLE_1[int(self.sigma)])
             limits = {t: max(limits[t], x) for t, x in paper}
@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     record = Record(options.out, inputs=[asdict(given) for given in chosen], dtype="bf16",
                     seed=options.seed, subject=subject_of(options.device).__name__,
                     figure="relative L2 per head, averaged over heads", margin=MARGIN,
-                    row_of_version_0_1=ROW_OF_VERSION_0_1, emulation_limit=EMULATION_LIMIT)
+                    row_of_version_0_1=ROW_OF_NUMERICS_1, emulation_limit=EMULATION_LIMIT)
     specs = [spec | {"head_dim": given.head_dim, "dtype": "bf16", "causal": given.causal}
              for given in chosen for spec in {**PLANS, **given.more}.values()]
     warm_up([spec for i, spec in enumerate(specs) if spec not in specs[:i]], options.device, record)

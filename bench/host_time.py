@@ -15,8 +15,8 @@ import time
 from contextlib import nullcontext
 from statistics import median
 
-import torch
 from harness import Record, parse, parser
+from needs_torch import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -40,7 +40,9 @@ from harness import Record, parse, parser, progress, run, run_json
 from sass import PIPES, Executed, Function, Loop, SassError, change_of_units, functions, main_loop
 
 #: Matrix products of HEAD_DIM multiplications a score, by kind of kernel.
-PRODUCTS = {"forward": 2, "backward_dq": 3, "backward_dkv": 4}
+PRODUCTS = {"forward": 2, "backward_dq": 3, "backward_dkv": 4, "backward": 5}
+#: Those whose blocks own keys and walk over queries.
+OWN_KEYS = ("backward_dkv", "backward")
 BOUNDS = ("issue", "fma", "alu", "xu", "shared", "tensor")
 #: Tokens of a unit, which share their channels' scales (generator/plan.h: kQuantizedTokens).
 UNIT_TOKENS = 512
@@ -68,19 +70,28 @@ class Kernel:
         return self.fields["kind"]
 
 
-def sides(kind: str, precision: str, block_q: int, block_kv: int) -> tuple[int, int]:
+def sides(kind: str, precision: str, block_q: int, block_kv: int,
+          family: str = "mma") -> tuple[int, int]:
     """Rows that a block owns (queries; keys for dK and dV), which its warps share, and those that
     it works on in each step of its walk over the others."""
-    if kind == "backward_dkv":
+    if kind in OWN_KEYS:
         return block_kv, block_q
-    # From dS in 16 bits dQ is summed over 64 keys at a time, whatever the tile.
-    return block_q, 64 if (kind, precision) == ("backward_dq", "gradients16") else block_kv
+    # From dS in 16 bits dQ is summed over so many keys at a time, whatever the tile.
+    if (kind, precision) == ("backward_dq", "gradients16"):
+        return block_q, 128 if family == "ws" else 64
+    return block_q, block_kv
+
+
+def multiplications_a_score(kernel: Kernel) -> int:
+    """Of the main loop's products; in ws dP of dQ starts from -delta by one of 16 more."""
+    start = 16 if (kernel.kind, kernel.fields["family"]) == ("backward_dq", "ws") else 0
+    return kernel["head_dim"] * PRODUCTS[kernel.kind] + start
 
 
 def scores_of_step(kernel: Kernel) -> int:
     """Scores that one warp works on for each step of its walk."""
     owned, walked = sides(kernel.kind, kernel.fields["precision"], kernel["block_q"],
-                          kernel["block_kv"])
+                          kernel["block_kv"], kernel.fields["family"])
     return owned // kernel["warps"] * walked
 
 
@@ -97,12 +108,15 @@ def kept_kernels(folder: Path) -> Iterator[Kernel]:
 
 
 def compiled(tool: Path, arch: str, words: list[str]) -> list[Kernel]:
-    """The default kernels of an architecture, compiled anew."""
+    """The default kernels of an architecture, compiled anew: of split backwards, and of those that
+    are fused without `deterministic`."""
     with tempfile.TemporaryDirectory() as cache:
-        done = run([tool, "build", "--arch", arch, *words, "--json"], SAGEBWD_CACHE_DIR=cache,
-                   SAGEBWD_CACHE_PACKS="", SAGEBWD_TUNE="off")
-        if done.status != 0:
-            raise RuntimeError(f"sagebwd build --arch {arch} failed: {done.errors or done.output}")
+        for more in [], ["--no-deterministic"]:
+            done = run([tool, "build", "--arch", arch, *words, *more, "--json"],
+                       SAGEBWD_CACHE_DIR=cache, SAGEBWD_CACHE_PACKS="", SAGEBWD_TUNE="off")
+            if done.status != 0:
+                raise RuntimeError(
+                    f"sagebwd build --arch {arch} failed: {done.errors or done.output}")
         return list(kept_kernels(Path(cache)))
 
 
@@ -170,9 +184,10 @@ def row_of(kernel: Kernel, nvdisasm: Path) -> dict:
     """One kernel's figures: per score and thread, per warp, and clocks on each GPU."""
     function = next(f for f in disassemble(nvdisasm, kernel.cubin) if f.name == kernel.name)
     step = scores_of_step(kernel)
-    loop = main_loop(function, step * kernel["head_dim"] * PRODUCTS[kernel.kind])
+    loop = main_loop(function, step * multiplications_a_score(kernel))
     fields, scores = kernel.fields, step * loop.steps
-    walked = sides(kernel.kind, fields["precision"], kernel["block_q"], kernel["block_kv"])[1]
+    walked = sides(kernel.kind, fields["precision"], kernel["block_q"], kernel["block_kv"],
+                   fields["family"])[1]
     change = change_of_units(function, loop)
     body = Executed(loop.body.counts.copy())
     body.add(change.elements(), loop.steps * walked / UNIT_TOKENS)
@@ -186,6 +201,7 @@ def row_of(kernel: Kernel, nvdisasm: Path) -> dict:
         "compiler": kernel.compiler,
         "block_q": kernel["block_q"],
         "block_kv": kernel["block_kv"],
+        "family": fields["family"],
         "warps": kernel["warps"],
         "registers": kernel.registers,
         "spill_bytes": kernel.spill_bytes,
@@ -211,7 +227,8 @@ def bounds_of(rows: list[dict]) -> list[dict]:
             own = {r["kernel"]: r["clocks"][gpu.name] for r in rows if gpu.name in r["clocks"]
                    and (r["head_dim"], r["causal"], r["precision"]) == key}  # fmt: skip
             for name, products, kinds in (("forward", 2, ["forward"]),
-                                          ("backward", 5, ["backward_dq", "backward_dkv"])):
+                                          ("backward", 5, ["backward_dq", "backward_dkv"]),
+                                          ("fused", 5, ["backward"])):
                 if any(kind not in own for kind in kinds):
                     continue
                 spent = sum(max(own[kind].values()) for kind in kinds)
@@ -243,8 +260,9 @@ def counted(path: Path) -> Iterator[dict]:
 
 def steps_of_blocks(row: dict, blocks: int, seq_kv: int | None, heads: int) -> int:
     """Tiles that the blocks along the grid's x walk over, all together."""
-    own, walked = sides(row["kernel"], row["precision"], row["block_q"], row["block_kv"])
-    dkv = row["kernel"] == "backward_dkv"
+    own, walked = sides(row["kernel"], row["precision"], row["block_q"], row["block_kv"],
+                        row.get("family", "mma"))
+    dkv = row["kernel"] in OWN_KEYS
     length = blocks * own if seq_kv is None or dkv else seq_kv
     tiles = -(-length // walked)
     if row["causal"] == "none":

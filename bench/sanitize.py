@@ -1,4 +1,4 @@
-"""The kernels of twelve specs under compute-sanitizer: memcheck, racecheck, synccheck, initcheck.
+"""The kernels of sixteen specs under compute-sanitizer: memcheck, racecheck, synccheck, initcheck.
 
     python bench/sanitize.py
 
@@ -16,7 +16,7 @@ from harness import Ran, Record, parse, parser, run
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FILTER = "*Sanitizer.*"
-SPECS = 12
+SPECS = 16
 #: The library raises for every driver call that fails; those it makes on purpose are no errors.
 OPTIONS = ("--report-api-errors", "no", "--print-limit", "20", "--error-exitcode", "9")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
 from harness import Record, progress
+from needs_torch import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 

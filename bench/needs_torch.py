@@ -1,0 +1,11 @@
+"""PyTorch, or one line that says it is missing, for --help too: `from needs_torch import torch`."""
+
+import sys
+from pathlib import Path
+
+try:
+    import torch
+except (ImportError, OSError) as error:  # not installed, or not in working order
+    sys.exit(f"{Path(sys.argv[0]).name} needs PyTorch ({error}): pip install torch")
+
+__all__ = ["torch"]
