@@ -82,6 +82,10 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
   // more addresses than there are registers.
   c.add("MASK_APART", k.tile.family == Family::mma && !wide(k.attention));
   c.add("LEAN_COPIES", false);
+  // A register, which four warps at 128 channels and 16-bit queries have not.
+  c.add("HOLDS_COPIER", k.tile.family == Family::mma && !blockwise(k.attention) &&
+                            k.attention.precision != Precision::qk16 &&
+                            (!wide(k.attention) || k.tile.warps == 8));
 }
 
 /// Q and dO; stages of keys, their scales, values and keys that dS meets; two units' scales of

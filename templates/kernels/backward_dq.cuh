@@ -84,11 +84,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           key_scales + (tile >> 1) * (SharedLayout::KEY_SCALES_BYTES / 4));
     }
   };
+  Copier<VALUE_ROW_BYTES, THREADS> copy_values;
+  if constexpr (HOLDS_COPIER)
+    copy_values.hold();
   const auto load_values = [&](int tile, int stage, int valid) {
     load_tile<TOKENS_PER_TILE, VALUE_ROW_BYTES, THREADS>(
         shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
         value_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.v_stride_s, p.v_stride_s * 2,
-        valid);
+        valid, copy_values);
   };
   const auto load_summed = [&](int group, int stage, int valid) {
     const u32 destination = shared + SharedLayout::SUMMED + stage * SharedLayout::SUMMED_BYTES;

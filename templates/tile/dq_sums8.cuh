@@ -28,6 +28,16 @@ __device__ __forceinline__ int own_column() {
   return (lane >> 4 & 1) * 32 + (lane >> 3 & 1) * 16 + (lane >> 2 & 1) * 8 + (lane & 3) * 2;
 }
 
+/// Of the maxima of 2 * HALF columns a lane hands HALF over to another, whose it takes.
+template <int HALF> __device__ __forceinline__ void keep_half(float (&m)[16]) {
+  const bool upper = lane_id() & 2 * HALF;
+#pragma unroll
+  for (int k = 0; k < HALF; ++k) {
+    const float given = upper ? m[k] : m[k + HALF], kept = upper ? m[k + HALF] : m[k];
+    m[k] = max_nan(kept, __shfl_xor_sync(~0u, given, 2 * HALF));
+  }
+}
+
 /// Raises the queries' maxima to the magnitudes of this warp's dS^T. Of 16 columns a lane hands
 /// over half at each of three exchanges.
 __device__ __forceinline__ void raise_maxima(u32 maxima, const float (&ds)[8][4]) {
@@ -37,15 +47,9 @@ __device__ __forceinline__ void raise_maxima(u32 maxima, const float (&ds)[8][4]
     m[2 * j] = max_magnitude(fabsf(ds[j][0]), ds[j][2]);
     m[2 * j + 1] = max_magnitude(fabsf(ds[j][1]), ds[j][3]);
   }
-#pragma unroll
-  for (int half = 8; half >= 2; half /= 2) {
-    const bool upper = lane_id() & 2 * half;
-#pragma unroll
-    for (int k = 0; k < half; ++k) {
-      const float given = upper ? m[k] : m[k + half], kept = upper ? m[k + half] : m[k];
-      m[k] = max_nan(kept, __shfl_xor_sync(~0u, given, 2 * half));
-    }
-  }
+  keep_half<8>(m);
+  keep_half<4>(m);
+  keep_half<2>(m);
 #pragma unroll
   for (int k = 0; k < 2; ++k)
     raise_float(maxima + (own_column() + k) * 4, m[k]);

@@ -38,6 +38,8 @@ template <int ROW_BYTES, int THREADS> struct Copier {
     row = thread / CHUNKS;
     chunk = thread % CHUNKS;
   }
+  /// Forms the row here, once: the compiler forms it in a loop that copies, each time.
+  __device__ __forceinline__ void hold() { row = anew(row); }
   __device__ __forceinline__ u32 first() const { return chunk_offset<ROW_BYTES>(row, chunk); }
   static __device__ __forceinline__ u32 place(int turn, int panel) {
     return row_offset<ROW_BYTES>(turn) + panel * PANEL_BYTES<ROW_BYTES>;
@@ -67,9 +69,9 @@ __device__ __forceinline__ void load_image(u32 destination, const void* source, 
 /// Starts copying ROWS rows of a strided tensor; rows at or past `valid_rows` become zeros.
 template <int ROWS, int ROW_BYTES, int THREADS>
 __device__ __forceinline__ void load_tile(u32 tile, const void* source, s64 row_stride_bytes,
-                                          int valid_rows) {
+                                          int valid_rows,
+                                          const Copier<ROW_BYTES, THREADS>& copy = {}) {
   using Copy = Copier<ROW_BYTES, THREADS>;
-  const Copy copy;
   const char* from =
       static_cast<const char*>(source) + copy.row * row_stride_bytes + copy.chunk * 16;
   const u32 to = tile + copy.first();
