@@ -19,11 +19,10 @@ int shared_bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
   constexpr int row_vectors = static_cast<int>(kRowVectors);
   constexpr int vectors = 2 * static_cast<int>(kChannelVectors);
   const bool units = !blockwise(s) && (int8.dk || int8.dv);
-  const int slots = t.family == Family::wgmma && t.stages == 2 ? 3 : 2;
   return t.block_kv * (score_row(s) + value_row(s)) +
          t.stages * kTokensPerTile *
              (score_row(s) + value_row(s) + for_gradients + row_vectors * 4) +
-         (units ? slots * vectors * s.head_dim * 4 : 0);
+         (units ? 3 * vectors * s.head_dim * 4 : 0);
 }
 // dK and dV; a tile's P and dP, then dS, P in 8 bits and products
 int accumulators_of_dkv(const AttentionSpec& s, Family family) {
@@ -135,11 +134,14 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
   const int steps = s.head_dim / 16;
   // There a few more registers than there are would be needed to unroll dP's product.
-  const bool halved = k.arch.major >= 10 && wide(s) && s.sink_keys == 0;
+  const bool halved = k.arch.major >= 10 && wide(s) &&
+                      (s.sink_keys == 0 || (k.arch.major == 12 && s.causal != Causal::none));
   configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
-  // but for consumer Blackwell's schedule.
-  c.add("LEAN_COPIES", k.tile.family != Family::mma || (k.arch.major == 12 && wide(s)));
+  // but for consumer Blackwell's schedule, and beside dQ on any Blackwell or with 16-bit scores.
+  const bool with_dq = k.kind == KernelKind::backward;
+  const bool lean = k.arch.major == 12 || (with_dq && (k.arch.major >= 10 || scores16(s)));
+  c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) && lean));
 }
 
 std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {

@@ -36,8 +36,8 @@ constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : HEAD_DIM / 64;
 /// Products that run while their warps go on need not be waited for: S and dP of the next tile are
 /// started before this one's work ends.
 constexpr bool PIPELINED = ASYNCHRONOUS && STAGES == 2;
-/// Units whose scales are in shared memory: the copies' lead over the sums, and one.
-constexpr int UNIT_SLOTS = PIPELINED ? 3 : 2;
+/// Runs whose units' scales are in shared memory: what sums were in, are in, and go to next.
+constexpr int UNIT_SLOTS = 3;
 
 /// INT8 products of a tile with 64 channels, dV's first.
 constexpr int PRODUCTS_OF_DV = DV16 ? 0 : HEAD_DIM / 64;
@@ -58,7 +58,6 @@ struct SharedLayout {
   static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : HEAD_DIM); ///< vectors per query
   static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
   static constexpr int STAGE_BYTES = ROWS + ROW_VECTORS * TILE_Q * 4;
-  /// Scales of units: what sums are in, what they go to, and what is on its way.
   static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
   static constexpr int UNIT_BYTES = CHANNEL_UNITS ? 2 * CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
   static constexpr int TOTAL = UNITS + UNIT_SLOTS * UNIT_BYTES;
@@ -70,6 +69,13 @@ static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
 constexpr int VECTOR_BYTES = HEAD_DIM * 4;
 constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
 
+__device__ __forceinline__ u32 units_of(u32 shared, int slot) {
+  return shared + SharedLayout::UNITS + slot * SharedLayout::UNIT_BYTES;
+}
+__device__ __forceinline__ int slot_behind(int slot) {
+  return slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -78,11 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const KeyHead at = key_head(p);
   const int first_key = blockIdx.x * BLOCK_KV;
-  const QueryWalk<UNIT_SLOTS> walk(at, tokens_from(first_key, BLOCK_KV));
-
-  const auto units_of = [&](const QueryTile& tile) {
-    return shared + SharedLayout::UNITS + tile.run * SharedLayout::UNIT_BYTES;
-  };
+  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
   const auto query_rows = [&](const QueryTile& tile) {
     return p.q + at.first_query(p.q_stride_b) + tile.head * p.q_stride_h +
            tile.in_head * TILE_Q * p.q_stride_s;
@@ -99,18 +101,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                                  tile.head * p.dout_stride_h +
                                  tile.in_head * TILE_Q * p.dout_stride_s,
                              p.dout_stride_s, valid);
-      if constexpr (CHANNEL_UNITS) {
-        if (walk.begins_run(tile)) {
-          const u32 units = units_of(tile);
-          constexpr int FLOATS = CHANNEL_VECTORS * HEAD_DIM;
-          const s64 unit =
-              (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) * FLOATS;
-          if constexpr (!DK16)
-            load_floats<FLOATS, THREADS>(units + UNITS_OF_Q, p.qt8_scale + unit);
-          if constexpr (!DV16)
-            load_floats<FLOATS, THREADS>(units + UNITS_OF_DOUT, p.dot8_scale + unit);
-        }
-      }
     }
     cp_async_commit();
   };
@@ -128,6 +118,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     cp_async_commit();
   };
 
+  // Scales of the units of the run that `tile` is in.
+  const auto load_units = [&](const QueryTile& tile, int slot) {
+    if constexpr (CHANNEL_UNITS) {
+      constexpr int FLOATS = CHANNEL_VECTORS * HEAD_DIM;
+      const u32 units = units_of(shared, slot);
+      const s64 unit =
+          (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) * FLOATS;
+      if constexpr (!DK16)
+        load_floats_if<FLOATS, THREADS>(units + UNITS_OF_Q, p.qt8_scale + unit, walk.has(tile));
+      if constexpr (!DV16)
+        load_floats_if<FLOATS, THREADS>(units + UNITS_OF_DOUT, p.dot8_scale + unit, walk.has(tile));
+    }
+  };
+
   // K and V stay for the whole walk.
   load_score_rows<BLOCK_KV>(
       shared + SharedLayout::KEYS, p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
@@ -142,6 +146,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   QueryTile tile = walk.start(at);
   u32 stage = shared + SharedLayout::FIRST_STAGE;
   u32 next_stage = stage + (STAGES - 1) * SharedLayout::STAGE_BYTES;
+  int slot = 0; // of the units that sums are in
+  load_units(tile, slot);
+  load_units(walk.next_run(tile), slot + 1);
   load_rows(tile, stage);
   if constexpr (STAGES == 2)
     load_for_gradients(tile, stage);
@@ -155,6 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       QK16 ? p.softmax_scale * LOG2_E
            : p.k8_scale[at.padded_key() / KEYS_A_SCALE + key_scale_place(key[0])];
 
+  const u32 lane_of_tokens = ASYNCHRONOUS ? 0 : anew(token_lane()); // held over the loop
   ScoreRows keys;
   ValueRows values;
   Sums dk, dv;
@@ -173,11 +181,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const auto start_scores = [&](u32 stage) {
     issue_scores(scores, afresh(keys), stage + SharedLayout::QUERIES);
   };
-  // Read twice, so that no register is copied: accumulators of a product are neighbours.
   const auto minus_delta_of = [&](u32 stage, int j) {
     const u32 columns = stage + SharedLayout::ROWS + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 +
                         j % 2 * 8 + (lane_id() & 3) * 16;
-    const float2 low = read_float2(columns), high = ASYNCHRONOUS ? low : read_float2(columns);
+    if constexpr (ASYNCHRONOUS) {
+      const float2 x = read_float2(columns);
+      return Quad{x.x, x.y, x.x, x.y};
+    }
+    // Of mma.sync's accumulators, which are neighbours, none is copied so.
+    const float2 low = read_float2_again(columns), high = read_float2_again(columns);
     return Quad{low.x, low.y, high.x, high.y};
   };
 
@@ -186,17 +198,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                  [&](int j) { return minus_delta_of(stage, j); });
   };
 
+  // Asked for where it is needed: held from a tile's start, the next one takes registers.
+  const auto next_tile = [&] {
+    return walk.next({tile.head, ASYNCHRONOUS ? tile.in_head : anew(tile.in_head), tile.flat});
+  };
   const auto work_on_tile = [&] {
     const int first_query = tile.in_head * TILE_Q;
-    const QueryTile next = walk.next(tile);
     const u32 rows = stage + SharedLayout::ROWS, dout = stage + SharedLayout::DOUT;
     const auto minus_delta = [&](int j) { return minus_delta_of(stage, j); };
 
     if constexpr (!PIPELINED) {
       wait_for_tiles();
       if constexpr (STAGES == 2)
-        load_rows(next, next_stage);
-      load_for_gradients(STAGES == 2 ? next : tile, next_stage);
+        load_rows(next_tile(), next_stage);
+      load_for_gradients(STAGES == 2 ? next_tile() : tile, next_stage);
       start_scores(stage);
       if constexpr (VALUE_PARTS == 1)
         start_values(stage);
@@ -283,9 +298,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if constexpr (DV16)
         finish_rows<0>(dv);
       wait_for_tiles();
-      load_rows(PIPELINED ? walk.next(next) : next, stage);
+      load_rows(PIPELINED ? walk.next(next_tile()) : next_tile(), stage);
       if constexpr (PIPELINED)
-        load_for_gradients(next, next_stage);
+        load_for_gradients(next_tile(), next_stage);
     }
     const u32 q_tile = stage + SharedLayout::DK_QUERIES;
     const u32 dout_tile = stage + SharedLayout::DV_DOUT;
@@ -296,9 +311,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     // Two of these are under way at a time: dV, dK, and if pipelined the next tile's S and dP.
     const auto issue = [&](int i) {
       if (i < PRODUCTS_OF_DV)
-        blocks[i % 2].template issue<false>(p8, dout_tile, i);
+        blocks[i % 2].template issue<false>(p8, dout_tile + lane_of_tokens, i);
       else if (i < PRODUCTS)
-        blocks[i % 2].template issue<true>(ds8, q_tile, i - PRODUCTS_OF_DV);
+        blocks[i % 2].template issue<true>(ds8, q_tile + lane_of_tokens, i - PRODUCTS_OF_DV);
       else if (PIPELINED && i == PRODUCTS)
         start_scores(next_stage);
       else if (PIPELINED)
@@ -323,13 +338,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (DK16 && !PIPELINED)
       finish_rows<0>(dk);
     dq.add_to(p.dq_sum + tile.elements());
-    tile = next;
+    tile = next_tile();
     const u32 last_stage = stage;
     stage = next_stage;
     next_stage = last_stage;
   };
 
-  u32 units = units_of(tile); // what sums are in
   if (walk.seen()) {
     wait_for_tiles();
     keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
@@ -349,16 +363,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if (!walk.has(tile))
         break;
       if constexpr (CHANNEL_UNITS) {
-        if constexpr (!PIPELINED)
-          wait_for_tiles(); // the scales have come with the tile
-        const u32 last = units;
-        units = units_of(tile);
+        // The scales came during the run that ends; in the slot of the run before it none are read.
+        const u32 last = units_of(shared, slot);
+        slot = slot_behind(slot);
+        const u32 units = units_of(shared, slot);
         if constexpr (!DK16)
           dk.change_units(last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
                           units + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
         if constexpr (!DV16)
           dv.change_units(last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
                           units + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+        load_units(walk.next_run(tile), slot_behind(slot));
+        if constexpr (STAGES == 2)
+          cp_async_commit(); // else they came behind a run of one tile
       } else {
         dk.settle();
         dv.settle();
@@ -369,6 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   if constexpr (CHANNEL_UNITS) {
     if (walk.seen()) { // else there are no units
+      const u32 units = units_of(shared, slot);
       if constexpr (!DK16)
         dk.leave_units(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
       if constexpr (!DV16)

@@ -85,7 +85,7 @@ __device__ __forceinline__ void copy_rows(u32 destination, const TensorMap& map,
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
                                         int first_key) {
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
-  const QueryWalk<UNIT_SLOTS> walk(at, tokens_from(first_key, BLOCK_KV));
+  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
   const u32 came = shared + SharedLayout::KEYS_CAME;
   const int keys = minimum(BLOCK_KV, p.padded_kv - first_key);
   arrive_expecting(came, keys * HEAD_DIM + BLOCK_KV * VALUE_ROW_BYTES);
@@ -96,7 +96,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
     copy_rows(shared + SharedLayout::VALUES + tile * VALUE_ROW_BYTES, p.v_map, first_key + tile,
               at.kv_head, at.batch, came);
 
-  int count = 0;
+  int count = 0, slot = 0;
 #pragma unroll 1
   for (QueryTile tile = walk.start(at); walk.has(tile); tile = walk.next(tile), ++count) {
     const RingPlace place(count);
@@ -114,7 +114,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
       copy_rows(stage + SharedLayout::DOUT, p.dout_map, tile.in_head * TILE_Q, tile.head, at.batch,
                 full);
     if (begins_unit) {
-      const u32 units = units_of(shared, tile.run);
+      const u32 units = units_of(shared, slot);
+      slot = slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
       constexpr int BYTES = CHANNEL_VECTORS * VECTOR_BYTES;
       const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
                        (CHANNEL_VECTORS * HEAD_DIM);

@@ -296,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       for (int tile = 0; tile < KEY_TILES; ++tile)
         quantize_fragments<true, 2>(&ds8[2 * tile], ds[tile], low.inverse, high.inverse);
       TokenProducts<true, GROUP / 32> ds_k;
-      ds_k.issue(ds8, summed);
+      ds_k.issue(ds8, summed + token_lane());
       if constexpr (HAS_UNITS) {
         if (group % GROUPS_A_UNIT == 0 && turn > 0) {
           const u32 from = load_scales(stage_of(KEY_TILES - 1), walk.previous(), group);

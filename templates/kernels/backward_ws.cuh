@@ -101,7 +101,7 @@ __device__ __forceinline__ void copy_tile(u32 tile, const TensorMap& map, int to
 
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
-                                        int first_key, const QueryWalk<2>& walk) {
+                                        int first_key, const QueryWalk& walk) {
   const u32 came = shared + SharedLayout::KEPT_CAME;
   const s64 before = (at.padded_key() + first_key) * HEAD_DIM;
   arrive_expecting(came, SharedLayout::KEPT_BYTES);
@@ -306,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   const KeyHead at = key_head(p);
   const int first_key = blockIdx.x * BLOCK_KV;
-  const QueryWalk<2> walk(at, tokens_from(first_key, BLOCK_KV));
+  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
 
   if (threadIdx.x == 0) {
     ring_of_rows(shared).init();

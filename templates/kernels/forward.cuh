@@ -144,7 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load_keys(walk.next());
     }
     TokenProducts<false, GROUP_KV / 32> p_v;
-    p_v.issue(p8, shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES);
+    p_v.issue(p8,
+              shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES + token_lane());
     p_v.template add_to<0>(o, beta[0] * unit, beta[1] * unit);
     walk = walk.next();
   };

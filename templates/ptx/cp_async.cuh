@@ -8,6 +8,15 @@ __device__ __forceinline__ void cp_async_16(u32 shared_address, const void* glob
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(global)
                : "memory");
 }
+/// The same where `wanted`, without a branch.
+__device__ __forceinline__ void cp_async_16_if(u32 shared_address, const void* global,
+                                               bool wanted) {
+  asm volatile("{ .reg .pred p;\n"
+               "setp.ne.u32 p, %2, 0;\n"
+               "@p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(shared_address),
+               "l"(global), "r"(static_cast<u32>(wanted))
+               : "memory");
+}
 /// The same, but zeros where not `valid`; nothing is read then.
 __device__ __forceinline__ void cp_async_16_or_zeros(u32 shared_address, const void* global,
                                                      bool valid) {

@@ -13,6 +13,12 @@ __device__ __forceinline__ float2 read_float2(u32 address) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
   return x;
 }
+/// The same in registers of its own, whoever else has read it.
+__device__ __forceinline__ float2 read_float2_again(u32 address) {
+  float2 x;
+  asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
 __device__ __forceinline__ float4 read_float4(u32 address) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

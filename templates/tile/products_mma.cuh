@@ -133,13 +133,16 @@ template <int PENDING, typename Sum, int N> __device__ __forceinline__ void fini
 template <int PENDING, int N, typename Start>
 __device__ __forceinline__ void finish_values(float (&)[N][4], const Start&) {}
 
-/// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles. `tiles` holds the 64-token tiles
-/// of the group one after the other. Sums are formed 16 columns at a time, when they are added.
-/// With fewer than all CHANNELS, those from CHANNELS * part on.
+/// What is added to the address of transposed tiles that are multiplied with.
+__device__ __forceinline__ u32 token_lane() { return b_lane_offset<TOKEN_ROW_BYTES>(); }
+
+/// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles. At `tiles`, less token_lane(),
+/// lie the 64-token tiles of the group one after the other. Sums are formed 16 columns at a time,
+/// when they are added. With fewer than all CHANNELS, those from CHANNELS * part on.
 template <bool SIGNED, int STEPS, int CHANNELS = HEAD_DIM> class TokenProducts {
 public:
   __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles, int part = 0) {
-    address_ = tiles + b_lane_offset<TOKEN_ROW_BYTES>() + part * (CHANNELS * TOKEN_ROW_BYTES);
+    address_ = tiles + part * (CHANNELS * TOKEN_ROW_BYTES);
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
 #pragma unroll

@@ -237,6 +237,9 @@ __device__ __forceinline__ void add_tokens(Sums& sums, const int (*products)[4],
   sums.surplus[0] = sums.surplus[1] = 0; // for ptxas to see that there is none
 }
 
+/// What is added to the address of transposed tiles that are multiplied with.
+__device__ __forceinline__ u32 token_lane() { return 0; }
+
 /// The same with accumulators of its own.
 template <bool SIGNED, int STEPS> class TokenProducts {
 public:

@@ -17,7 +17,6 @@ struct QueryTile {
   int head;    ///< query head
   int in_head; ///< the tile's number in it
   u32 flat;    ///< the tile's number among those of the padded copies
-  int run;     ///< the tile's run, modulo the slots
 
   /// What lies before the tile in a padded copy, and in the vectors of queries.
   __device__ __forceinline__ u64 elements() const {
@@ -34,8 +33,9 @@ __device__ __forceinline__ Range query_tiles_of(const Sequence& at, Range keys) 
   return {queries.begin / TOKENS_PER_TILE, ceil_div(queries.end, TOKENS_PER_TILE)};
 }
 
-/// The same walk as QueryWalk, run by run, in few registers: a tile is known by its number `count`
-/// in the walk, and `tiles` are query_tiles_of() the keys, asked for anew.
+/// The same walk as QueryWalk, run by run, each with one of `SLOTS` slots, in few registers: a tile
+/// is known by its number `count` in the walk, and `tiles` are query_tiles_of() the keys, asked for
+/// anew.
 template <int SLOTS> struct RunWalk {
   int count = 0; ///< the tile at which it stands
   int end;       ///< of the run
@@ -60,8 +60,8 @@ private:
   }
 };
 
-/// The walk that some keys ask for. Something of each run lies in one of `SLOTS` slots.
-template <int SLOTS> class QueryWalk {
+/// The walk that some keys ask for.
+class QueryWalk {
 public:
   __device__ __forceinline__ QueryWalk(const KeyHead& at, Range keys) {
     const Range queries = queries_of(at, keys);
@@ -79,7 +79,7 @@ public:
   __device__ __forceinline__ QueryTile start(const KeyHead& at) const {
     const int head = at.kv_head * at.heads;
     const u32 before = static_cast<u32>(at.padded_query(head) / TOKENS_PER_TILE);
-    return {seen() ? head : heads_end_, first_tile_, before + first_tile_, 0};
+    return {seen() ? head : heads_end_, first_tile_, before + first_tile_};
   }
   /// Not past the last head.
   __device__ __forceinline__ bool has(const QueryTile& tile) const {
@@ -93,8 +93,13 @@ public:
     tile.head += same_head ? 0 : 1;
     tile.in_head = same_head ? tile.in_head + 1 : first_tile_;
     tile.flat += same_head ? 1 : turn_;
-    if (begins_run(tile))
-      tile.run = tile.run + 1 < SLOTS ? tile.run + 1 : 0;
+    return tile;
+  }
+  /// The first tile of the run behind that of `tile`; where it lies among the copies is not said.
+  __device__ __forceinline__ QueryTile next_run(QueryTile tile) const {
+    tile.in_head = (tile.in_head / TILES_A_RUN + 1) * TILES_A_RUN;
+    if (tile.in_head > last_tile_)
+      tile.head += 1, tile.in_head = first_tile_;
     return tile;
   }
 

@@ -104,3 +104,13 @@ __device__ __forceinline__ void load_floats(u32 destination, const float* source
       cp_async_16(destination + index * 16, source + index * 4);
   }
 }
+/// The same where `wanted`. A branch would have sm_100's ptxas and its successors' hold in ordinary
+/// registers what a loop around it walks over.
+template <int COUNT, int THREADS>
+__device__ __forceinline__ void load_floats_if(u32 destination, const float* source, bool wanted) {
+#pragma unroll
+  for (int i = 0; i < COUNT / 4; i += THREADS) {
+    const int index = i + copying_thread();
+    cp_async_16_if(destination + index * 16, source + index * 4, wanted && index < COUNT / 4);
+  }
+}

@@ -32,6 +32,7 @@ constexpr bool SCORE_ROWS_IN_REGISTERS = false;
 constexpr bool VALUE_ROWS_IN_REGISTERS = false;
 constexpr bool MASK_APART = false;
 constexpr bool LEAN_COPIES = false;
+constexpr bool HOLDS_COPIER = false;
 
 struct Params {
   const Element* q;

@@ -41,6 +41,7 @@ constexpr bool SCORE_ROWS_IN_REGISTERS = true;
 constexpr bool VALUE_ROWS_IN_REGISTERS = true;
 constexpr bool LEAN_COPIES = false;
 constexpr bool MASK_APART = true;
+constexpr bool HOLDS_COPIER = true;
 constexpr bool BACKWARD = true;
 constexpr bool ROTATE = true;
 constexpr bool SHIFTED = true;

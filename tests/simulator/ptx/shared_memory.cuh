@@ -13,6 +13,7 @@ template <class T> T& written(u32 address) {
 
 inline float read_float(u32 address) { return simulator::in_shared<float>(address); }
 inline float2 read_float2(u32 address) { return simulator::in_shared<float2>(address); }
+inline float2 read_float2_again(u32 address) { return read_float2(address); }
 inline float4 read_float4(u32 address) { return simulator::in_shared<float4>(address); }
 inline u32 read_word(u32 address) { return simulator::in_shared<u32>(address); }
 inline void write_float(u32 address, float x) { simulator::written<float>(address) = x; }
