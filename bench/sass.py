@@ -282,8 +282,8 @@ class Loop:
 def main_loop(function: Function, macs_per_step: int) -> Loop:
     """The loop that runs all products of a tile: of those whose turn holds the matrix arithmetic of
     a whole number of tiles, the one with the fewest instructions a tile. So tails that were peeled
-    off, and copies of the loop that mask, are left out. Where a loop within it is not unrolled, its
-    turns are what is lacking to one tile."""
+    off, and copies of the loop that mask, are left out. Where loops within it are not unrolled, their
+    turns, as many of each, are what is lacking to one tile."""
     found: list[Loop] = []
     loops = function.back_edges()
     paths = {edge: function.path(edge[1], edge[0]) for edge in loops}
@@ -298,8 +298,8 @@ def main_loop(function: Function, macs_per_step: int) -> Loop:
             other for other in loops
             if other != edge and {*other} <= {*taken} and any(code[i].macs for i in paths[other])
         ]  # fmt: skip
-        if len(within) == 1 and 0 < macs < macs_per_step:
-            inner = [code[i] for i in paths[within[0]]]
+        if within and 0 < macs < macs_per_step:
+            inner = [code[i] for other in within for i in paths[other]]
             inner_macs = sum(i.macs for i in inner)
             more, odd = divmod(macs_per_step - int(macs), inner_macs)
             if odd == 0:

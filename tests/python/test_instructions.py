@@ -157,6 +157,14 @@ def test_a_loop_within_is_repeated_until_the_products_are_complete():
     assert loop.body.total(lambda i: i.macs) == 7 * MACS
 
 
+def test_loops_within_are_repeated_alike():
+    f = function(".L_x_0:", MMA, ".L_x_1:", MMA, "@P1 BRA `(.L_x_1)", ".L_x_2:", MMA,
+                 "FADD R1, R1, R2", "@P1 BRA `(.L_x_2)", "@P0 BRA `(.L_x_0)", "EXIT")  # fmt: skip
+    loop = sass.main_loop(f, 5 * MACS)  # 1 + 2 turns of 1 and of 1
+    assert loop.body.total() == 2 + 2 * (2 + 3)
+    assert loop.body.total(lambda i: i.macs) == 5 * MACS
+
+
 def test_products_that_no_loop_has_are_an_error_with_what_was_found():
     f = function(".L_x_0:", MMA, "@P0 BRA `(.L_x_0)", "EXIT")
     with pytest.raises(sass.SassError, match=rf"no loop with {3 * MACS} .*loops have {MACS}\."):
