@@ -134,8 +134,9 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
   const int steps = s.head_dim / 16;
   // There a few more registers than there are would be needed to unroll dP's product.
-  const bool halved = k.arch.major >= 10 && wide(s) &&
-                      (s.sink_keys == 0 || (k.arch.major == 12 && s.causal != Causal::none));
+  const bool masked = k.arch.major == 12 && s.causal != Causal::none && !blockwise(s) &&
+                      s.precision == Precision::six_of_seven;
+  const bool halved = k.arch.major >= 10 && wide(s) && (s.sink_keys == 0 || masked);
   configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
   // but for consumer Blackwell's schedule, and beside dQ on any Blackwell or with 16-bit scores.
