@@ -6,12 +6,13 @@ namespace sagebwd::attention {
 namespace {
 
 /// K in 8 and in 16 bits, and V; two buffers of dS and one of a tile's dQ; stages of Q in 8 and in
-/// 16 bits, dO and vectors; barriers: of two rings, and that of the keys.
+/// 16 bits, dO and vectors; barriers: of two rings, that of the keys, and where warpgroups
+/// meet.
 int shared_bytes(const AttentionSpec& s, const TileConfig& t) {
   constexpr int row_vectors = static_cast<int>(kRowVectors);
   const int stage = kTokensPerTile * (s.head_dim + 2 * value_row(s) + row_vectors * 4);
   return t.block_kv * (s.head_dim + 2 * value_row(s)) + 2 * t.block_kv * kTokensPerTile * 2 +
-         kTokensPerTile * s.head_dim * 4 + t.stages * stage + 4 * t.stages * 8 + 8;
+         kTokensPerTile * s.head_dim * 4 + t.stages * stage + 4 * t.stages * 8 + 16;
 }
 
 std::string objection(const AttentionSpec& s, const TileConfig& t) {

@@ -44,7 +44,6 @@
 static_assert(WITH_DQ && !QK16 && DV16 && DQ16 && DK16 && !SCALED_DOUT && BLOCK_KV == 128);
 
 constexpr int CONSUMING_WARPS = BLOCK_KV / 16, CONSUMERS = 32 * CONSUMING_WARPS;
-constexpr int DS_WRITTEN = 1;
 /// K and V as A of S and dP stay in registers, where there are some left.
 constexpr bool KEPT_IN_REGISTERS = HEAD_DIM == 64;
 
@@ -69,10 +68,12 @@ struct SharedLayout {
   static constexpr int QUERY_ROWS = ROWS + ROW_VECTORS * TILE_Q * 4; ///< in 16 bits, for dK
   static constexpr int QUERY_ROWS_BYTES = TILE_Q * VALUE_ROW_BYTES;
   static constexpr int STAGE_BYTES = QUERY_ROWS + QUERY_ROWS_BYTES;
-  /// Of the ring of what S, dP and dV read, then of that of what dK reads; and that of the keys.
+  /// Of the ring of what S, dP and dV read, then of that of what dK reads; that of the keys; and
+  /// where both warpgroups meet, each thread in code of its own, as synccheck wants no named one.
   static constexpr int BARRIERS = FIRST_STAGE + STAGES * STAGE_BYTES;
   static constexpr int KEPT_CAME = BARRIERS + 2 * Ring<CONSUMING_WARPS>::BYTES;
-  static constexpr int TOTAL = KEPT_CAME + 8;
+  static constexpr int DS_WRITTEN = KEPT_CAME + 8;
+  static constexpr int TOTAL = DS_WRITTEN + 8;
 };
 static_assert(SharedLayout::STAGE_BYTES % 1024 == 0 && SharedLayout::QUERY_ROWS % 1024 == 0,
               "tiles lie at multiples of their swizzle");
@@ -204,6 +205,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     const int first_query = CAUSAL ? read_word(stage(count) + SharedLayout::IN_HEAD) * TILE_Q : 0;
     probabilities.take(scores, at, stage(count) + SharedLayout::ROWS, key_scale, first_query);
   };
+  const auto meet = [&](int phase) {
+    arrive(shared + SharedLayout::DS_WRITTEN);
+    wait_for_phase(shared + SharedLayout::DS_WRITTEN, phase & 1);
+  };
   /// dS from P and dP, to shared memory; dQ and dK are started.
   const auto start_dq_and_dk = [&] {
     const int ds = SharedLayout::DS + (count & 1) * SharedLayout::DS_BYTES;
@@ -213,7 +218,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     write_ds(shared + ds, ds16);
     fence_async_proxy();
     of_dk.wait_until_full(RingPlace(count));
-    named_barrier_sync<CONSUMERS>(DS_WRITTEN);
+    meet(count);
     if constexpr (OVERLAPPED && !EARLY_SCORES)
       start_scores(count + 1);
     issue_dq(dq, ds_units, base + SharedLayout::KEY_ROWS, WARPGROUP);
@@ -294,7 +299,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
              1.0f);
   if constexpr (SINK_KEYS > 0) {
     if (read_block_x() == 0) {
-      named_barrier_sync<CONSUMERS>(DS_WRITTEN); // that key's row is written
+      meet(count); // that key's row is written
       write_first_key<CONSUMERS>(end, dk_rows, dv_rows);
     }
   }
@@ -312,6 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     ring_of_rows(shared).init();
     ring_of_dk(shared).init();
     init_mbarrier(shared + SharedLayout::KEPT_CAME, 1);
+    init_mbarrier(shared + SharedLayout::DS_WRITTEN, CONSUMERS);
     publish_mbarriers();
   }
   __syncthreads();
