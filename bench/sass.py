@@ -282,8 +282,8 @@ class Loop:
 def main_loop(function: Function, macs_per_step: int) -> Loop:
     """The loop that runs all products of a tile: of those whose turn holds the matrix arithmetic of
     a whole number of tiles, the one with the fewest instructions a tile. So tails that were peeled
-    off, and copies of the loop that mask, are left out. Where loops within it are not unrolled, their
-    turns, as many of each, are what is lacking to one tile."""
+    off, and copies of the loop that mask, are left out. Where loops within it are not unrolled,
+    their turns, as many of each, are what is lacking to one tile."""
     found: list[Loop] = []
     loops = function.back_edges()
     paths = {edge: function.path(edge[1], edge[0]) for edge in loops}
