@@ -19,17 +19,14 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "tile/first_key.cuh"
 #include "tile/fused_dq.cuh"
+#include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_walk.cuh"
 #include "tile/transposed_scores.cuh"
 
 static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken over one tile");
 
-/// Whether sums are in units that differ from channel to channel.
-constexpr bool CHANNEL_UNITS = !BLOCK_SCALES && !(DV16 && DK16);
-static_assert(!CHANNEL_UNITS || CHANNEL_TOKENS_Q == TILES_A_RUN * TILE_Q);
 /// dP is formed in so many parts, one after the other: mma.sync's registers are few.
 constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : HEAD_DIM / 64;
 
@@ -38,10 +35,6 @@ constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : HEAD_DIM / 64;
 constexpr bool PIPELINED = ASYNCHRONOUS && STAGES == 2;
 /// Runs whose units' scales are in shared memory: what sums were in, are in, and go to next.
 constexpr int UNIT_SLOTS = 3;
-
-/// INT8 products of a tile with 64 channels, dV's first.
-constexpr int PRODUCTS_OF_DV = DV16 ? 0 : HEAD_DIM / 64;
-constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
 
 struct SharedLayout {
   static constexpr int KEYS = 0;
@@ -59,18 +52,14 @@ struct SharedLayout {
   static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
   static constexpr int STAGE_BYTES = ROWS + ROW_VECTORS * TILE_Q * 4;
   static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
-  static constexpr int UNIT_BYTES = CHANNEL_UNITS ? 2 * CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
   static constexpr int TOTAL = UNITS + UNIT_SLOTS * UNIT_BYTES;
 };
 static_assert(SharedLayout::STAGE_BYTES % 1024 == 0, "tiles lie at multiples of their swizzle");
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
-constexpr int VECTOR_BYTES = HEAD_DIM * 4;
-constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
-
 __device__ __forceinline__ u32 units_of(u32 shared, int slot) {
-  return shared + SharedLayout::UNITS + slot * SharedLayout::UNIT_BYTES;
+  return shared + SharedLayout::UNITS + slot * UNIT_BYTES;
 }
 __device__ __forceinline__ int slot_behind(int slot) {
   return slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
@@ -367,12 +356,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const u32 last = units_of(shared, slot);
         slot = slot_behind(slot);
         const u32 units = units_of(shared, slot);
-        if constexpr (!DK16)
-          dk.change_units(last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
-                          units + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
-        if constexpr (!DV16)
-          dv.change_units(last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
-                          units + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+        change_units(dk, dv, last, units);
         load_units(walk.next_run(tile), slot_behind(slot));
         if constexpr (STAGES == 2)
           cp_async_commit(); // else they came behind a run of one tile
@@ -387,26 +371,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if constexpr (CHANNEL_UNITS) {
     if (walk.seen()) { // else there are no units
       const u32 units = units_of(shared, slot);
-      if constexpr (!DK16)
-        dk.leave_units(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
-      if constexpr (!DV16)
-        dv.leave_units(units + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
+      leave_units(dk, dv, units);
     }
   } else {
     dk.settle();
     dv.settle();
   }
-  Element* const dk_rows = p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h;
-  Element* const dv_rows = p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h;
-  store_rows(dk_rows + warp_key * p.dk_stride_s, p.dk_stride_s, at.seq_kv() - warp_key, dk.x,
-             p.softmax_scale, p.softmax_scale);
-  store_rows(dv_rows + warp_key * p.dv_stride_s, p.dv_stride_s, at.seq_kv() - warp_key, dv.x, 1.0f,
-             1.0f);
-
+  const KeyGradients stored = store_key_gradients(p, at, warp_key, dk, dv);
   if constexpr (SINK_KEYS > 0) {
     if (first_key == 0) {
       __syncthreads();
-      write_first_key<THREADS>(at, dk_rows, dv_rows);
+      write_first_key<THREADS>(at, stored);
     }
   }
 }

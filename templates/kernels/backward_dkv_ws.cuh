@@ -10,7 +10,7 @@
 #include "configuration.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/warp_roles.cuh"
-#include "tile/first_key.cuh"
+#include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_walk.cuh"
 #include "tile/ring.cuh"
@@ -20,8 +20,6 @@
 static_assert(!QK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q);
 
 constexpr int CONSUMING_WARPS = BLOCK_KV / 16;
-constexpr bool CHANNEL_UNITS = !(DV16 && DK16); ///< sums are in units that differ by channel
-static_assert(!CHANNEL_UNITS || CHANNEL_TOKENS_Q == TILES_A_RUN * TILE_Q);
 /// Runs whose scales are in shared memory: those of the stages, which a run may fill one each, and
 /// of the tile before them, whose run's units are left when its stage is free already.
 constexpr int UNIT_SLOTS = STAGES + 1;
@@ -31,10 +29,6 @@ constexpr int UNIT_SLOTS = STAGES + 1;
 /// in turn.
 constexpr bool PASSES_BEFORE_DS = BLOCK_KV > 128;
 constexpr int FIRST_KEY_BARRIER = 4; ///< behind those of turns
-
-/// INT8 products of a tile with 64 channels, dV's first.
-constexpr int PRODUCTS_OF_DV = DV16 ? 0 : HEAD_DIM / 64;
-constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
 
 struct SharedLayout {
   static constexpr int KEYS = 0;
@@ -51,7 +45,6 @@ struct SharedLayout {
   static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
   static constexpr int STAGE_BYTES = ROWS + ROWS_BYTES;
   static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
-  static constexpr int UNIT_BYTES = CHANNEL_UNITS ? 2 * CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
   static constexpr int BARRIERS = UNITS + UNIT_SLOTS * UNIT_BYTES;
   static constexpr int KEYS_CAME = BARRIERS + Ring<CONSUMING_WARPS>::BYTES;
   static constexpr int TOTAL = KEYS_CAME + 8;
@@ -60,16 +53,13 @@ static_assert(SharedLayout::STAGE_BYTES % 1024 == 0, "tiles lie at multiples of 
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
-constexpr int VECTOR_BYTES = HEAD_DIM * 4;
-constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
-
 using QueryRing = Ring<CONSUMING_WARPS>;
 
 __device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
   return shared + SharedLayout::FIRST_STAGE + place.stage * SharedLayout::STAGE_BYTES;
 }
 __device__ __forceinline__ u32 units_of(u32 shared, int run) {
-  return shared + SharedLayout::UNITS + run * SharedLayout::UNIT_BYTES;
+  return shared + SharedLayout::UNITS + run * UNIT_BYTES;
 }
 
 /// A tile of 64 tokens from a tensor of the caller, panel after panel.
@@ -286,32 +276,18 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
         break;
       if constexpr (CHANNEL_UNITS) {
         const u32 units = units_of(shared, walk.slot), last = units_of(shared, walk.last_slot());
-        if constexpr (!DK16)
-          dk.change_units(last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
-                          units + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
-        if constexpr (!DV16)
-          dv.change_units(last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
-                          units + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+        change_units(dk, dv, last, units);
       }
     }
     const u32 units = units_of(shared, walk.last_slot()); // what sums are in
-    if constexpr (!DK16)
-      dk.leave_units(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
-    if constexpr (!DV16)
-      dv.leave_units(units + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
+    leave_units(dk, dv, units);
   }
 
-  const int first_row = warp_key();
-  Element* const dk_rows = p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h;
-  Element* const dv_rows = p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h;
-  store_rows(dk_rows + first_row * p.dk_stride_s, p.dk_stride_s, at.seq_kv() - first_row, dk.x,
-             p.softmax_scale, p.softmax_scale);
-  store_rows(dv_rows + first_row * p.dv_stride_s, p.dv_stride_s, at.seq_kv() - first_row, dv.x,
-             1.0f, 1.0f);
+  const KeyGradients stored = store_key_gradients(p, at, warp_key(), dk, dv);
   if constexpr (SINK_KEYS > 0) {
     if (first_key == 0 && warp_id() < 4) { // the warpgroup that has stored it
       named_barrier_sync<128>(FIRST_KEY_BARRIER);
-      write_first_key<128>(at, dk_rows, dv_rows);
+      write_first_key<128>(at, stored);
     }
   }
 }

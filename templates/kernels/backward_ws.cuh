@@ -35,9 +35,9 @@
 #include "ptx/bulk_copy.cuh"
 #include "ptx/warp_roles.cuh"
 #include "tile/dq_layout.cuh"
-#include "tile/first_key.cuh"
 #include "tile/fused_gradients.cuh"
 #include "tile/fused_products.cuh"
+#include "tile/key_gradients.cuh"
 #include "tile/query_walk.cuh"
 #include "tile/ring.cuh"
 
@@ -290,17 +290,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   if (elected())
     bulk_wait_read<0>();
   const KeyHead end = key_head_anew(p);
-  const int warp_key = first_key_of_warp();
-  Element* const dk_rows = p.dk + end.first_key(p.dk_stride_b) + end.kv_head * p.dk_stride_h;
-  Element* const dv_rows = p.dv + end.first_key(p.dv_stride_b) + end.kv_head * p.dv_stride_h;
-  store_rows(dk_rows + warp_key * p.dk_stride_s, p.dk_stride_s, end.seq_kv() - warp_key, dk.x,
-             p.softmax_scale, p.softmax_scale);
-  store_rows(dv_rows + warp_key * p.dv_stride_s, p.dv_stride_s, end.seq_kv() - warp_key, dv.x, 1.0f,
-             1.0f);
+  const KeyGradients stored = store_key_gradients(p, end, first_key_of_warp(), dk, dv);
   if constexpr (SINK_KEYS > 0) {
     if (read_block_x() == 0) {
       meet(count); // that key's row is written
-      write_first_key<CONSUMERS>(end, dk_rows, dv_rows);
+      write_first_key<CONSUMERS>(end, stored);
     }
   }
 }

@@ -88,18 +88,16 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
-//   ptx/convert.cuh
-//   ptx/special.cuh
-//   tile/place.cuh
-//   tile/first_key.cuh
 //   ptx/ldmatrix.cuh
 //   ptx/mma.cuh
 //   ptx/reduce.cuh
 //   tile/dq_layout.cuh
 //   ptx/cp_async.cuh
+//   ptx/convert.cuh
 //   ptx/math.cuh
 //   tile/permutation.cuh
 //   ptx/shared_memory.cuh
+//   ptx/special.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
@@ -111,8 +109,10 @@ struct Params {
 //   tile/magic_start.cuh
 //   tile/quantizer.cuh
 //   tile/dq_sums8.cuh
+//   tile/place.cuh
 //   tile/fused_dq.cuh
 //   tile/visible.cuh
 //   tile/query_walk.cuh
+//   tile/key_gradients.cuh
 //   tile/transposed_scores.cuh
 //   kernels/backward_dkv.cuh

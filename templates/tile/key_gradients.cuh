@@ -1,0 +1,71 @@
+//===- tile/key_gradients.cuh - Sums of dK and dV: their units, and their end --===//
+#pragma once
+
+#include "ptx/convert.cuh"
+#include "tile/accumulators.cuh"
+#include "tile/query_walk.cuh"
+
+/// INT8 products of a tile with 64 channels, dV's first.
+constexpr int PRODUCTS_OF_DV = DV16 ? 0 : HEAD_DIM / 64;
+constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
+
+/// Whether sums are in units that differ from channel to channel, and from run to run.
+constexpr bool CHANNEL_UNITS = !BLOCK_SCALES && PRODUCTS > 0;
+static_assert(!CHANNEL_UNITS || CHANNEL_TOKENS_Q == TILES_A_RUN * TOKENS_PER_TILE);
+
+/// Of a run's units in shared memory: Q's scales, which dK is in, then dO's.
+constexpr int VECTOR_BYTES = HEAD_DIM * 4;
+constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
+constexpr int UNIT_BYTES = CHANNEL_UNITS ? 2 * CHANNEL_VECTORS * VECTOR_BYTES : 0;
+
+/// From the units at `last` to those at `next`.
+__device__ __forceinline__ void change_units(Sums& dk, Sums& dv, u32 last, u32 next) {
+  if constexpr (!DK16)
+    dk.change_units(last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
+                    next + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
+  if constexpr (!DV16)
+    dv.change_units(last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
+                    next + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+}
+__device__ __forceinline__ void leave_units(Sums& dk, Sums& dv, u32 units) {
+  if constexpr (!DK16)
+    dk.leave_units(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
+  if constexpr (!DV16)
+    dv.leave_units(units + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
+}
+
+/// Where a head's gradients begin.
+struct KeyGradients {
+  Element *dk, *dv;
+};
+/// Stores this warp's keys, from `first_key` of the head on.
+__device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, const KeyHead& at,
+                                                            int first_key, const Sums& dk,
+                                                            const Sums& dv) {
+  const KeyGradients to = {p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h,
+                           p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h};
+  const int left = at.seq_kv() - first_key;
+  store_rows(to.dk + first_key * p.dk_stride_s, p.dk_stride_s, left, dk.x, p.softmax_scale,
+             p.softmax_scale);
+  store_rows(to.dv + first_key * p.dv_stride_s, p.dv_stride_s, left, dv.x, 1.0f, 1.0f);
+  return to;
+}
+
+/// Key 0's gradients, over those of its row, which some of the first THREADS_HERE threads, all of
+/// which call this, have stored before a barrier: they come from the pre-pass, a partial sum for
+/// each head and SINK_TOKENS queries.
+template <int THREADS_HERE>
+__device__ __forceinline__ void write_first_key(const KeyHead& at, const KeyGradients& to) {
+  const int partials = ceil_div(at.p.padded_q, SINK_TOKENS) * at.heads;
+  const float* of_head =
+      at.p.sink_partial + at.first_unit<SINK_TOKENS>(at.kv_head * at.heads) * (2 * HEAD_DIM);
+  for (int i = threadIdx.x; i < 2 * HEAD_DIM; i += THREADS_HERE) {
+    float sum = 0;
+    for (int partial = 0; partial < partials; ++partial)
+      sum += of_head[partial * static_cast<s64>(2 * HEAD_DIM) + i];
+    const int channel = i % HEAD_DIM;
+    const bool of_dv = i >= HEAD_DIM;
+    (of_dv ? to.dv : to.dk)[channel].bits =
+        static_cast<u16>(pack<Element>(of_dv ? sum : sum * at.p.softmax_scale, 0.0f));
+  }
+}
