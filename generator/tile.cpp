@@ -12,7 +12,7 @@ TileConfig parse_tile(std::string_view text) {
     throw SpecError("cannot read tile '" + std::string(text) + "': expected the family (" +
                     known_words<Family>(" or ") +
                     "), block_q x block_kv, warps, stages and blocks per SM, as in "
-                    "'mma 128x64 w8 s2 b1'");
+                    "'mma 64x128 w4 s1 b2'");
   return tile;
 }
 

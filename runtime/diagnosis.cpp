@@ -201,14 +201,14 @@ void Doctor::look_at_paths() {
     const std::string name = llvm::StringRef(*variable).split('=').first.str();
     const auto is_it = [&](const SettingVariable& known) { return name == known.name; };
     if (name.starts_with("SAGEBWD_") && llvm::none_of(setting_variables(), is_it))
-      miss("a variable of that name: " + name, "whatever it is set for",
+      miss("a known variable: nothing reads " + name, "whatever it is set for",
            "unset it, or correct it: 'sagebwd doctor --help' lists them");
   }
 }
 
 void Doctor::collect_missing() {
   for (const std::string& problem : problems_)
-    miss("a variable's value: " + problem, "everything that reads the environment",
+    miss("a usable value: " + problem, "whatever reads that variable",
          "correct it, or unset it");
   if (!compiler_.error.empty() && asked_nvrtc_)
     miss("NVRTC, CUDA's run-time compiler",

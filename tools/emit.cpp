@@ -18,7 +18,7 @@ namespace {
 
 namespace json = llvm::json;
 
-/// Spaces and what is rarely varied may be left out: "128x64w8s2" is of the family of `like` and
+/// Spaces and what is rarely varied may be left out: "128x128w8s1" is of the family of `like` and
 /// has one block per SM.
 TileConfig read_tile(std::string typed, const TileConfig& like) {
   if (std::isdigit(static_cast<unsigned char>(typed.front())))
@@ -42,7 +42,7 @@ public:
                 "examples:\n"
                 "  sagebwd emit --list\n"
                 "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
-                "  sagebwd emit --kernel forward --tile 128x64w8s2\n"
+                "  sagebwd emit --kernel forward --tile 128x128w8s1\n"
                 "  sagebwd emit --causal top-left -o generated/\n"
                 "  sagebwd emit --kernel backward --no-deterministic > backward.cu   # all "
                 "gradients\n") {
@@ -53,7 +53,8 @@ public:
     options.text("arch", "ARCH", arch_, "architecture");
     spec_.declare(options, /*lists=*/false);
     options.text("tile", "TILE", tile_,
-                 "instead of the default, e.g. 128x64w8s2: queries x keys, warps, stages");
+                 "instead of the default, e.g. 128x128w8s1: queries x keys, warps, stages; of another "
+                 "family and with more blocks an SM 'wgmma 64x128 w4 s2 b3'");
     options.text("output", "DIR", output_, "or -o: write every kernel there, one file each");
     options.flag("list", list_, "list the operation's kernels");
   }
@@ -61,6 +62,8 @@ public:
   ExitCode run() override {
     if (!tile_.empty() && kernel_.empty())
       throw UsageError("--tile belongs to one kernel: name it with --kernel");
+    if (list_ && !output_.empty())
+      throw UsageError("--list prints what there is and -o writes it: choose one");
     std::vector<KernelSpec> kernels = chosen_kernels();
     if (list_)
       return print_list(kernels);
@@ -83,11 +86,11 @@ private:
     const ResolvedSpec spec = resolved(spec_.one(options));
     std::vector<KernelSpec> chosen;
     std::vector<std::string> kinds;
-    // On sm_90a no default is fused: who names a kernel of that backward means mma's tiles.
+    // Who names a kernel of the fused backward means it, also where it is not the default.
     const bool fused =
         kernel_ == to_string(KernelKind::backward) || kernel_ == to_string(KernelKind::round_dq);
     for (const KernelSpec& kernel :
-         fused ? kernels_of(Pass::backward, spec, arch, default_tiles(spec, arch, Family::mma))
+         fused ? kernels_of(Pass::backward, spec, arch, fused_tiles(spec, arch))
          : pass_.empty() ? distinct_kernels(spec, arch)
                          : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
       const std::string kind(to_string(kernel.kind));
@@ -98,7 +101,10 @@ private:
     }
     if (chosen.empty())
       throw UsageError("--kernel is '" + kernel_ + "'; this operation has " +
-                       llvm::join(kinds, " ") + suggestion(kernel_, kinds));
+                       llvm::join(kinds, " ") +
+                       (fused ? "; a fused backward takes --no-deterministic, and where it is no "
+                                "default a --tile, such as 'mma 64x128 w8 s1 b1'"
+                              : suggestion(kernel_, kinds)));
     if (!tile_.empty()) {
       for (KernelSpec& kernel : chosen) {
         if (kernel.tile == TileConfig{})
@@ -107,6 +113,14 @@ private:
       }
     }
     return chosen;
+  }
+
+  /// Those of mma, by default and on request with a fused backward.
+  Tiles fused_tiles(const ResolvedSpec& spec, const Arch& arch) const {
+    Tiles tiles = default_tiles(spec, arch, Family::mma);
+    if (!tile_.empty() && !spec->deterministic)
+      tiles[KernelKind::backward] = read_tile(tile_, {Family::mma, 0, 0, 0, 0, 1});
+    return tiles;
   }
 
   ExitCode print_list(const std::vector<KernelSpec>& kernels) const {

@@ -124,7 +124,7 @@ public:
             "examples:\n"
             "  sagebwd tune --head-dim 128 --seq-len 8192\n"
             "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
-            "  sagebwd tune --kernel forward --tile 'mma 64x64 w4 s1 b2' --force\n"
+            "  sagebwd tune --kernel forward --tile 'mma 64x128 w4 s1 b2' --force\n"
             "  sagebwd tune --plans --head-dim 128 --seq-len 8192\n"
             "  sagebwd tune --list\n"
             "  sagebwd tune --export h200.json\n"

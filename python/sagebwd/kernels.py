@@ -12,7 +12,7 @@ class KernelSource:
     name: str  #: of the entry point, unique among all kernels
     kind: str  #: what the kernel does, e.g. 'forward'
     pass_: str  #: 'forward' or 'backward'
-    tile: str  #: the tile configuration, e.g. '128x64 w8 s2 b1'
+    tile: str  #: the tile configuration, e.g. 'mma 64x128 w4 s1 b2'
     text: str  #: complete, header-free CUDA C++
     threads: int  #: per block
     shared_bytes: int  #: dynamic shared memory per block

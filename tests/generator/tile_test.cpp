@@ -31,7 +31,7 @@ TEST(Tile, OtherTextIsRefusedWithAnExample) {
                            "mma 128x64 w8 s2 b1 ", "mma 128x64 w8 s2 b1x", "mma128x64 w8 s2 b1",
                            "hmma 128x64 w8 s2 b1", "wgmmaa 128x64 w8 s2 b1", "mma 128,64 w8 s2 b1"})
     expect_refusal([&] { parse_tile(text); }, {("'" + std::string(text) + "'").c_str(),
-                                               "mma or wgmma", "as in 'mma 128x64 w8 s2 b1'"});
+                                               "mma or wgmma", "as in 'mma 64x128 w4 s1 b2'"});
 }
 
 TEST(Tile, TheUsualOnesSuit) {

@@ -16,8 +16,8 @@ find_llvm() {
   llvm_libdir=${SAGEBWD_LLVM_LIBDIR:-} llvm_includedir=${SAGEBWD_LLVM_INCLUDEDIR:-}
   if [[ -n $llvm_libdir || -n $llvm_includedir ]]; then
     has_llvm "$llvm_libdir" "$llvm_includedir" || fail \
-      "SAGEBWD_LLVM_LIBDIR ($llvm_libdir) needs libLLVMSupport.a and libLLVMDemangle.a, and" \
-      "SAGEBWD_LLVM_INCLUDEDIR ($llvm_includedir) needs llvm/Support/JSON.h. Set both, or neither."
+      "SAGEBWD_LLVM_LIBDIR (${llvm_libdir:-not set}) needs libLLVMSupport.a and libLLVMDemangle.a, and" \
+      "SAGEBWD_LLVM_INCLUDEDIR (${llvm_includedir:-not set}) needs llvm/Support/JSON.h. Set both, or neither."
     return
   fi
   local version
