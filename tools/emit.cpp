@@ -52,9 +52,10 @@ public:
         "forward or backward, where both have the kernel (default: the first that has it)");
     options.text("arch", "ARCH", arch_, "architecture");
     spec_.declare(options, /*lists=*/false);
-    options.text("tile", "TILE", tile_,
-                 "instead of the default, e.g. 128x128w8s1: queries x keys, warps, stages; of another "
-                 "family and with more blocks an SM 'wgmma 64x128 w4 s2 b3'");
+    options.text(
+        "tile", "TILE", tile_,
+        "instead of the default, e.g. 128x128w8s1: queries x keys, warps, stages; of another "
+        "family and with more blocks an SM 'wgmma 64x128 w4 s2 b3'");
     options.text("output", "DIR", output_, "or -o: write every kernel there, one file each");
     options.flag("list", list_, "list the operation's kernels");
   }
@@ -90,7 +91,7 @@ private:
     const bool fused =
         kernel_ == to_string(KernelKind::backward) || kernel_ == to_string(KernelKind::round_dq);
     for (const KernelSpec& kernel :
-         fused ? kernels_of(Pass::backward, spec, arch, fused_tiles(spec, arch))
+         fused           ? kernels_of(Pass::backward, spec, arch, fused_tiles(spec, arch))
          : pass_.empty() ? distinct_kernels(spec, arch)
                          : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
       const std::string kind(to_string(kernel.kind));

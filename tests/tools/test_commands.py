@@ -1,6 +1,7 @@
 """What doctor, emit, build and trace print."""
 
 import re
+import shlex
 import shutil
 
 import pytest
@@ -99,7 +100,7 @@ def test_doctor_names_variables_and_their_wrong_values(sagebwd):
     result = sagebwd("doctor", "--json", SAGEBWD_TUNE="maybe", SAGEBWD_OFFLINE="yes",
                      SAGEBWD_STATS="1")  # fmt: skip
     assert result.code == 1
-    wrong = [m["what"] for m in result.json["missing"] if m["what"].startswith("a variable's")]
+    wrong = [m["what"] for m in result.json["missing"] if m["what"].startswith("a usable value")]
     assert len(wrong) == 2 and "'yes'" in wrong[0] and "'maybe'" in wrong[1]
     assert result.json["variables"]["SAGEBWD_STATS"] == "1"
     help_text = sagebwd("doctor", "--help").out
@@ -111,6 +112,27 @@ def test_doctor_as_text(sagebwd):
     assert result.code == 0
     for word in ("nvrtc", "driver", "cache", "archs"):
         assert re.search(f"^{word} ", result.out, re.MULTILINE)
+
+
+def test_the_examples_of_emit_work(sagebwd, tmp_path):
+    examples = re.findall(r"^  sagebwd (emit .*?)(?:  #.*)?$", sagebwd("emit", "--help").out, re.M)
+    assert len(examples) >= 4
+    for example in examples:
+        words = shlex.split(example.split(" > ")[0].replace("generated/", str(tmp_path)))
+        result = sagebwd(*words)
+        assert result.code == 0, (example, result.err)
+
+
+def test_emit_takes_a_fused_kernel_by_its_tile(sagebwd):
+    words = ["emit", "--arch", "sm_90a", "--head-dim", "64", "--kernel", "backward"]
+    for more, name in [
+        (["--tile", "mma 64x128 w8 s1 b1"], "backward_d64_no_deterministic_mma_64x128_w8_s1_b1"),
+        (["--precision", "gradients16", "--tile", "ws 64x128w8s4"], "_ws_64x128_w8_s4_b1"),
+    ]:  # fmt: skip
+        result = sagebwd(*words, "--no-deterministic", *more)
+        assert result.code == 0 and name in result.out, result.err
+    result = sagebwd(*words)
+    assert result.code == 2 and "--no-deterministic" in result.err
 
 
 def test_emit_lists_forward_and_backward(sagebwd):
