@@ -27,6 +27,9 @@
 
 static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken over one tile");
 
+/// Whether the template says what is held in registers: the address of transposed tiles, not the
+/// next tile of the walk. With mma.sync ptxas chooses worse, but not beside 16-bit scores.
+constexpr bool CHOOSES_REGISTERS = !ASYNCHRONOUS && !QK16;
 /// dP is formed in so many parts, one after the other: mma.sync's registers are few.
 constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : HEAD_DIM / 64;
 
@@ -151,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       QK16 ? p.softmax_scale * LOG2_E
            : p.k8_scale[at.padded_key() / KEYS_A_SCALE + key_scale_place(key[0])];
 
-  const u32 lane_of_tokens = ASYNCHRONOUS ? 0 : anew(token_lane()); // held over the loop
+  const u32 lane_of_tokens = CHOOSES_REGISTERS ? anew(token_lane()) : token_lane();
   ScoreRows keys;
   ValueRows values;
   Sums dk, dv;
@@ -189,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // Asked for where it is needed: held from a tile's start, the next one takes registers.
   const auto next_tile = [&] {
-    return walk.next({tile.head, ASYNCHRONOUS ? tile.in_head : anew(tile.in_head), tile.flat});
+    return walk.next({tile.head, CHOOSES_REGISTERS ? anew(tile.in_head) : tile.in_head, tile.flat});
   };
   const auto work_on_tile = [&] {
     const int first_query = tile.in_head * TILE_Q;
