@@ -208,8 +208,7 @@ void Doctor::look_at_paths() {
 
 void Doctor::collect_missing() {
   for (const std::string& problem : problems_)
-    miss("a usable value: " + problem, "whatever reads that variable",
-         "correct it, or unset it");
+    miss("a usable value: " + problem, "whatever reads that variable", "correct it, or unset it");
   if (!compiler_.error.empty() && asked_nvrtc_)
     miss("NVRTC, CUDA's run-time compiler",
          "compiling kernels (build, and the first use of each kernel)",
