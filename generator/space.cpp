@@ -158,8 +158,9 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
       std::find(families.begin(), families.end(), family) == families.end())
     return std::nullopt;
   // In INT8 a block takes 128 keys: at 64 channels that made an H200 slower than the split one,
-  // 24.6 ms against 22.3, at 128 faster, 19.4 against 21.7. There it spills beside dV in 16 bits,
-  // on Blackwells and on sm_87, and beside S in 16 bits on sm_90a.
+  // 24.6 ms against 22.3, at 128 faster, 19.4 against 21.7 (with 16 maxima in local memory, where
+  // they are no more; not timed since). There it spills beside dV in 16 bits, on Blackwells and on
+  // sm_87, and beside S in 16 bits on sm_90a.
   const Int8Products int8 = which_int8(s.precision);
   const bool wide = s.head_dim > 64, blackwell = arch.major >= 10;
   if (int8.dq && (!wide || !int8.dv || blackwell || arch.name == "sm_87" ||

@@ -3,6 +3,7 @@
 #include "runtime/loaded_kernel.h"
 
 #include <algorithm>
+#include <array>
 
 namespace sagebwd {
 
@@ -17,13 +18,12 @@ bool is_map(const Field& field) { return tensor_of(field.operand) != Operand::co
 void pack_with_maps(const KernelSpec& spec, const Problem& problem, OperandValues values,
                     std::byte* params) {
   constexpr uint32_t kBox[] = {kTokensPerTile, kTokensPerTile}; // channels, tokens
-  constexpr size_t kMost = 4;
-  TensorMap maps[kMost];
+  std::array<TensorMap, 4> maps; // at least as many as any kernel has
   size_t count = 0;
   for (const Field& field : fields_of(spec))
     if (is_map(field)) {
       const TensorShape shape = shape_of(field.operand, spec, problem, values);
-      TensorMap& map = maps[count++ % kMost];
+      TensorMap& map = maps.at(count++);
       driver::encode_tensor_map(&map, shape.address, shape.sizes, shape.strides, kBox);
       set(values, field.operand, reinterpret_cast<uint64_t>(&map));
     }
