@@ -103,7 +103,7 @@ def default_ours() -> list[str]:
     plans = ["" if p == PRECISIONS[0] else f":precision={p}" for p in PRECISIONS]
     return [*(name + plan for name in ("sagebwd", "sagebwd-mma") for plan in plans),
             "sagebwd-mma:no-deterministic", "sagebwd-mma:precision=gradients16,no-deterministic",
-            "sagebwd-ws:precision=gradients16,no-deterministic"]
+            "sagebwd:precision=gradients16,no-deterministic"]
 
 
 def cells_of(options) -> list[Cell]:

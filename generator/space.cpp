@@ -157,14 +157,15 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
   if (!may_fuse_backward(s) ||
       std::find(families.begin(), families.end(), family) == families.end())
     return std::nullopt;
-  // In INT8 a block takes 128 keys: at 64 channels that made an H200 slower than the split one,
-  // 24.6 ms against 22.3, at 128 faster, 19.4 against 21.7 (with 16 maxima in local memory, where
-  // they are no more; not timed since). There it spills beside dV in 16 bits, on Blackwells and on
-  // sm_87, and beside S in 16 bits on sm_90a.
+  // In INT8 a block takes 128 keys. On an H200, ms beside the split one's: at 64 channels 21.8 and
+  // 22.0 with two stages, 22.3 with one; at 128 18.2 and 20.8, 18.5 with two. It spills beside dV
+  // in 16 bits; at 64 channels on sm_80 and sm_90a and beside S in 16 bits; at 128 on Blackwells
+  // and sm_87, and beside S in 16 bits on sm_90a.
   const Int8Products int8 = which_int8(s.precision);
   const bool wide = s.head_dim > 64, blackwell = arch.major >= 10;
-  if (int8.dq && (!wide || !int8.dv || blackwell || arch.name == "sm_87" ||
-                  (!int8.s && arch.name == "sm_90a")))
+  const bool spills = wide ? blackwell || arch.name == "sm_87" || (!int8.s && arch.name == "sm_90a")
+                           : !int8.s || arch.name == "sm_80" || arch.name == "sm_90a";
+  if (int8.dq && (!int8.dv || spills))
     return std::nullopt;
   // In 16 bits two small blocks an SM hide each other's waits: 18.8 and 18.5 ms at 64 and 128
   // channels; one large 19.7 and 19.5; a second stage 20.3 and 24.1; the split one 22.2 and 21.5.
@@ -174,7 +175,7 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
     const TileConfig tile = default_ws_tile(tiling, s);
     return objection(kind, s, tile, arch).empty() ? std::optional(tile) : std::nullopt;
   }
-  std::vector<TileConfig> tiles = {tile_of(tiling, s, family, 8, 1, 1)};
+  std::vector<TileConfig> tiles = {tile_of(tiling, s, family, 8, int8.dq && !wide ? 2 : 1, 1)};
   if (!int8.dq && !(wide && blackwell))
     tiles.insert(tiles.begin(), tile_of(tiling, s, family, 4, 1, 2));
   for (const TileConfig& tile : tiles)
@@ -184,9 +185,7 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
 }
 
 std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch& arch) {
-  // That of ws has yet to be measured.
-  const Family family = default_tile(KernelKind::backward_dkv, s, arch).family;
-  return family == Family::mma ? default_fused_tile(s, arch, family) : std::nullopt;
+  return default_fused_tile(s, arch, preferred_family(KernelKind::backward, s, arch));
 }
 
 TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch, Family family) {

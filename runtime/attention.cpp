@@ -253,8 +253,12 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
 
   const driver::DeviceScope scope(state_->device);
   const auto on = static_cast<driver::Stream>(stream);
-  for (const LoadedKernel& kernel : state_->kernels(pass_, problem_, on))
-    launch(kernel, problem_, values, on);
+  // The first waits for whatever the caller has launched.
+  bool overlaps = false;
+  for (const LoadedKernel& kernel : state_->kernels(pass_, problem_, on)) {
+    launch(kernel, problem_, values, on, overlaps);
+    overlaps = true;
+  }
 }
 
 namespace {

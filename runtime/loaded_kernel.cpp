@@ -46,7 +46,7 @@ LoadedKernel load_kernel(const KernelSpec& spec, const std::string& name, const 
 }
 
 void launch(const LoadedKernel& kernel, const Problem& problem, const OperandValues& values,
-            driver::Stream stream) {
+            driver::Stream stream, bool overlaps) {
   alignas(64) std::byte params[kMaxParamsBytes];
   const std::vector<Field>& fields = fields_of(kernel.spec);
   const bool maps = std::any_of(fields.begin(), fields.end(), is_map);
@@ -56,7 +56,7 @@ void launch(const LoadedKernel& kernel, const Problem& problem, const OperandVal
     pack_params(fields, values, params);
   const Grid grid = grid_of(kernel.spec, problem, kernel.sm_count);
   driver::launch(kernel.function, grid.x, grid.y, grid.z, kernel.threads, kernel.shared_bytes,
-                 stream, params);
+                 stream, params, overlaps && kernel.spec.arch.major >= 9);
 }
 
 } // namespace sagebwd

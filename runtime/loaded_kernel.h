@@ -22,7 +22,9 @@ struct LoadedKernel {
 LoadedKernel load_kernel(const KernelSpec&, const std::string& name, const std::string& cubin,
                          int threads, int shared_bytes);
 
-/// On the current context's device. Raises DriverError.
-void launch(const LoadedKernel&, const Problem&, const OperandValues&, driver::Stream);
+/// On the current context's device; one that `overlaps` may begin while the kernel of the library
+/// that was launched before it ends. Raises DriverError.
+void launch(const LoadedKernel&, const Problem&, const OperandValues&, driver::Stream,
+            bool overlaps = false);
 
 } // namespace sagebwd

@@ -150,10 +150,13 @@ void set_max_dynamic_shared(Function function, int bytes) {
 }
 
 void launch(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads,
-            unsigned shared_bytes, Stream stream, void* params) {
+            unsigned shared_bytes, Stream stream, void* params, bool overlaps) {
+  constexpr LaunchAttribute kProgrammaticStreamSerialization = {6, {1}};
+  const LaunchConfig config = {
+      {grid_x, grid_y, grid_z},          {threads, 1, 1},   shared_bytes, stream,
+      &kProgrammaticStreamSerialization, overlaps ? 1u : 0u};
   void* arguments[] = {params};
-  library().cuLaunchKernel(function, grid_x, grid_y, grid_z, threads, 1, 1, shared_bytes, stream,
-                           arguments, nullptr);
+  library().cuLaunchKernelEx(&config, function, arguments, nullptr);
 }
 
 void encode_tensor_map(void* map, uint64_t address, const uint64_t (&sizes)[4],

@@ -53,9 +53,11 @@ int current_sm_count();                       ///< of the current context's devi
 Module load_module(const std::string& cubin); ///< into the current context
 Function get_function(Module, const std::string& name);
 void set_max_dynamic_shared(Function, int bytes);
-/// One launch on the caller's stream; `params` is the kernel's single by-value struct.
+/// One launch on the caller's stream; `params` is the kernel's single by-value struct. One that
+/// `overlaps` may begin before the kernel in front of it has ended (compute capability 9.0 and
+/// later): its code waits for what it needs (templates/ptx/stream_order.cuh).
 void launch(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads,
-            unsigned shared_bytes, Stream, void* params);
+            unsigned shared_bytes, Stream, void* params, bool overlaps = false);
 bool is_capturing(Stream);
 /// Encodes a tensor of 16-bit elements for copies of boxes of the first two dimensions that become
 /// rows of 128 bytes, with the swizzle that wgmma reads; what lies outside is zeros. `map` has 128

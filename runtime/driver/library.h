@@ -13,6 +13,18 @@ namespace sagebwd::driver {
 using Result = int; // CUresult
 constexpr Result kSuccess = 0;
 
+/// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  int id;
+  alignas(8) int value[16];
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Stream stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 // Name, the CUDA version that introduced this signature, the exported symbol, parameters.
 #define SAGEBWD_DRIVER_FUNCTIONS(X)                                                                \
   X(cuInit, 2000, "cuInit", unsigned)                                                              \
@@ -33,8 +45,7 @@ constexpr Result kSuccess = 0;
   X(cuModuleLoadData, 2000, "cuModuleLoadData", Module*, const void*)                              \
   X(cuModuleGetFunction, 2000, "cuModuleGetFunction", Function*, Module, const char*)              \
   X(cuFuncSetAttribute, 9000, "cuFuncSetAttribute", Function, int, int)                            \
-  X(cuLaunchKernel, 4000, "cuLaunchKernel", Function, unsigned, unsigned, unsigned, unsigned,      \
-    unsigned, unsigned, unsigned, Stream, void**, void**)                                          \
+  X(cuLaunchKernelEx, 11060, "cuLaunchKernelEx", const LaunchConfig*, Function, void**, void**)    \
   X(cuTensorMapEncodeTiled, 12000, "cuTensorMapEncodeTiled", void*, int, uint32_t, void*,          \
     const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int, int, int)        \
   X(cuStreamIsCapturing, 10000, "cuStreamIsCapturing", Stream, int*)                               \

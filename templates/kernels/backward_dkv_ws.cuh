@@ -9,6 +9,7 @@
 
 #include "configuration.cuh"
 #include "ptx/bulk_copy.cuh"
+#include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
@@ -307,8 +308,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   __syncthreads();
   if (warp_id() >= CONSUMING_WARPS) {
     give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMING_WARPS * 32)
+    if (threadIdx.x == CONSUMING_WARPS * 32) {
       produce(p, shared, at, first_key);
+      wait_for_kernel_before(); // for those who wait for this one: it needs nothing of dQ's kernel
+    }
   } else {
     take_registers<CONSUMER_REGISTERS>();
     consume(p, shared, at, first_key);

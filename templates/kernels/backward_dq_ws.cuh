@@ -21,6 +21,7 @@
 
 #include "configuration.cuh"
 #include "ptx/bulk_copy.cuh"
+#include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
@@ -344,6 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     init_mbarrier(shared + SharedLayout::ROWS_CAME, 1);
     publish_mbarriers();
   }
+  begin_in_stream_order();
   RowStart::write_ones(shared + SharedLayout::ONES, threadIdx.x);
   fence_async_proxy();
   __syncthreads(); // nobody waits at a barrier that is none yet, or multiplies what is not written

@@ -33,6 +33,7 @@
 
 #include "configuration.cuh"
 #include "ptx/bulk_copy.cuh"
+#include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
 #include "tile/dq_layout.cuh"
 #include "tile/fused_gradients.cuh"
@@ -314,6 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     init_mbarrier(shared + SharedLayout::DS_WRITTEN, CONSUMERS);
     publish_mbarriers();
   }
+  begin_in_stream_order();
   __syncthreads();
   if (warp_id() >= CONSUMING_WARPS) {
     give_registers<PRODUCER_REGISTERS>();

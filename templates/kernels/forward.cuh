@@ -18,6 +18,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "ptx/stream_order.cuh"
 #include "tile/output.cuh"
 #include "tile/products.cuh"
 #include "tile/softmax.cuh"
@@ -45,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  begin_in_stream_order();
   const int lane = lane_id();
 
   const int block = block_of_queries(), first_query = block * BLOCK_Q;

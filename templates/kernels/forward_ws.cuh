@@ -9,6 +9,7 @@
 
 #include "configuration.cuh"
 #include "ptx/bulk_copy.cuh"
+#include "ptx/stream_order.cuh"
 #include "tile/output.cuh"
 #include "tile/products.cuh"
 #include "tile/ring.cuh"
@@ -196,6 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     init_mbarrier(shared + SharedLayout::QUERIES_CAME, 1);
     publish_mbarriers();
   }
+  begin_in_stream_order();
   __syncthreads();
   if (warp_id() >= BLOCK_Q / 16) {
     give_registers<PRODUCER_REGISTERS>();

@@ -7,6 +7,7 @@
 
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/stream_order.cuh"
 #include "tile/key_mean.cuh"
 #include "tile/place.cuh"
 
@@ -15,6 +16,7 @@ constexpr int ROWS_AT_ONCE = THREADS / OCTETS;
 
 /// Block (chunk, kv head, batch): k_partial[batch][head][chunk][channel] = sum over its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
+  begin_in_stream_order();
   const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
   const KeyHead at = key_head(p);
   const int length = mean_chunk(at.seq_kv());

@@ -13,6 +13,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "ptx/stream_order.cuh"
 #include "tile/unit.cuh"
 
 //===--- Queries -----------------------------------------------------------===//
@@ -370,6 +371,7 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
 /// the heads of queries that see them. Those that have most to do start first.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
+  begin_in_stream_order();
   const QueryHead at = query_head(p);
   const int query_units = ceil_div(p.padded_q, QUERY_TOKENS);
   int index = BACKWARD ? blockIdx.x : gridDim.x - 1 - blockIdx.x;

@@ -57,6 +57,16 @@ std::vector<std::string> templates_in_text(const std::string& text) {
   return paths;
 }
 
+TEST(Emit, EveryKernelWaitsForTheOneBefore) {
+  for (const KernelSpec& kernel : sample()) {
+    const std::string text = emit(kernel).text, entry = text.substr(text.find("extern \"C\""));
+    EXPECT_GT(occurrences(entry, "begin_in_stream_order();") +
+                  occurrences(entry, "wait_for_kernel_before();"),
+              0)
+        << emit(kernel).name;
+  }
+}
+
 TEST(Emit, IsOneSelfContainedKernelAndDeterministic) {
   for (const KernelSpec& kernel : sample()) {
     const KernelSource source = emit(kernel), again = emit(KernelSpec(kernel));

@@ -88,6 +88,7 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
+//   ptx/stream_order.cuh
 //   ptx/ldmatrix.cuh
 //   ptx/mma.cuh
 //   ptx/reduce.cuh

@@ -80,6 +80,7 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
+//   ptx/stream_order.cuh
 //   ptx/math.cuh
 //   tile/quantizer.cuh
 //   ptx/convert.cuh

@@ -69,6 +69,7 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
+//   ptx/stream_order.cuh
 //   ptx/math.cuh
 //   ptx/cp_async.cuh
 //   ptx/convert.cuh

@@ -31,6 +31,7 @@ struct Params {
 //   base.cuh
 //   configuration.cuh
 //   ptx/convert.cuh
+//   ptx/stream_order.cuh
 //   tile/key_mean.cuh
 //   ptx/special.cuh
 //   tile/place.cuh

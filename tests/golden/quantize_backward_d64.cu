@@ -82,6 +82,7 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
+//   ptx/stream_order.cuh
 //   tile/key_mean.cuh
 //   ptx/special.cuh
 //   tile/place.cuh

@@ -46,6 +46,7 @@ void use_everything() {
   Stream stream = create_stream();
   int params = 42;
   launch(function, 3, 4, 5, 128, 99000, stream, &params);
+  launch(function, 3, 4, 5, 128, 99000, stream, &params, /*overlaps=*/true);
   std::printf("capturing %d %d\n", is_capturing(nullptr), is_capturing(stream));
   Pointer memory = allocate(16);
   int value = 0;
@@ -129,7 +130,10 @@ constexpr const char* kEverything =
     "cuda: retain 11\ncuda: push 111\n"
     "cuda: load cubin\ncuda: function kernel of 7\n"
     "cuda: attribute 8 = 99000\n"
-    "cuda: launch 8 grid 3 4 5 block 128 1 1 shared 99000 stream 1 param 42 extra (nil)\n"
+    "cuda: launch 8 grid 3 4 5 block 128 1 1 shared 99000 stream 1 overlaps 0 param 42 extra "
+    "(nil)\n"
+    "cuda: launch 8 grid 3 4 5 block 128 1 1 shared 99000 stream 1 overlaps 1 param 42 extra "
+    "(nil)\n"
     "capturing 0 1\n"
     "cuda: free 4096\n"
     "cuda: wait\n"
@@ -207,11 +211,12 @@ TEST_F(FakeDriver, AMissingFunctionIsAnErrorOnlyWhereItIsCalled) {
 
 TEST_F(FakeDriver, AFailedCallNamesItself) {
   compile();
-  ScopedVariable fails("FAKE_FAILS", "cuLaunchKernel");
+  ScopedVariable fails("FAKE_FAILS", "cuLaunchKernelEx");
   std::string output = run("launch");
-  EXPECT_NE(output.find("DriverError 700: cuLaunchKernel failed: CUDA_ERROR_ILLEGAL_ADDRESS (700): "
-                        "as the test asked\n"),
-            std::string::npos)
+  EXPECT_NE(
+      output.find("DriverError 700: cuLaunchKernelEx failed: CUDA_ERROR_ILLEGAL_ADDRESS (700): "
+                  "as the test asked\n"),
+      std::string::npos)
       << output;
 }
 

@@ -118,14 +118,27 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 int cuFuncSetAttribute(void* function, int attribute, int value) {
   return SAY("attribute %d = %d", attribute, value), 0;
 }
-int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                   unsigned bz, unsigned shared, void* stream, void** params, void** extra) {
-  SAY("launch %d grid %u %u %u block %u %u %u shared %u stream %d param %d extra %p",
-      (int)(uintptr_t)function, gx, gy, gz, bx, by, bz, shared, (int)(uintptr_t)stream,
+struct attribute { /* CUlaunchAttribute */
+  int id;
+  _Alignas(8) int value[16];
+};
+struct config { /* CUlaunchConfig */
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const struct attribute* attributes;
+  unsigned count;
+};
+int cuLaunchKernelEx(const struct config* c, void* function, void** params, void** extra) {
+  SAY("launch %d grid %u %u %u block %u %u %u shared %u stream %d overlaps %d param %d extra %p",
+      (int)(uintptr_t)function, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
+      c->block[2], c->shared, (int)(uintptr_t)c->stream,
+      c->count == 1 && c->attributes->id == 6 /* PROGRAMMATIC_STREAM_SERIALIZATION */
+          ? c->attributes->value[0]
+          : 0,
       *(int*)params[0], (void*)extra);
   if (getenv("FAKE_KERNELS"))
     snprintf(last_launch, sizeof(last_launch), "%s", (const char*)function);
-  return answer("cuLaunchKernel");
+  return answer("cuLaunchKernelEx");
 }
 int cuStreamIsCapturing(void* stream, int* status) {
   return *status = stream != NULL || getenv("FAKE_CAPTURING"), 0;
@@ -186,7 +199,7 @@ int cuStreamDestroy(void) { return trap(); }
   X(cuModuleLoadData, cuModuleLoadData, 2000, 99999)                                               \
   X(cuModuleGetFunction, cuModuleGetFunction, 2000, 99999)                                         \
   X(cuFuncSetAttribute, cuFuncSetAttribute, 9000, 99999)                                           \
-  X(cuLaunchKernel, cuLaunchKernel, 4000, 99999)                                                   \
+  X(cuLaunchKernelEx, cuLaunchKernelEx, 11060, 99999)                                              \
   X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled, 12000, 99999)                                  \
   X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, 99999)                                        \
   X(cuMemAlloc, cuMemAlloc_v2, 3020, 99999)                                                        \

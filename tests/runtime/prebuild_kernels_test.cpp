@@ -34,9 +34,9 @@ TEST(PrebuildKernels, OnePassAlone) {
 }
 
 TEST(PrebuildKernels, AreThoseOfAFusedBackwardWhereThatIsTheDefault) {
-  const auto kinds_on = [](const char* arch) {
-    WantedOperation asked = operation(arch);
-    asked.spec.precision = Precision::gradients16, asked.spec.deterministic = false;
+  const auto kinds_on = [](const Arch& arch, Precision precision) {
+    WantedOperation asked = operation(arch.name.data());
+    asked.spec.precision = precision, asked.spec.deterministic = false;
     std::set<KernelKind> kinds;
     for (const KernelSpec& kernel : kernels_of({asked}))
       kinds.insert(kernel.kind);
@@ -45,8 +45,10 @@ TEST(PrebuildKernels, AreThoseOfAFusedBackwardWhereThatIsTheDefault) {
   using enum KernelKind;
   const std::set<KernelKind> fused = {key_mean, quantize, forward, backward, round_dq},
                              split = {key_mean, quantize, forward, backward_dq, backward_dkv};
-  for (const Arch& arch : all_archs()) // each but sm_90a, whose family is wgmma
-    EXPECT_EQ(kinds_on(arch.name.data()), arch.name == "sm_90a" ? split : fused) << arch.name;
+  for (const Arch& arch : all_archs()) {
+    EXPECT_EQ(kinds_on(arch, Precision::gradients16), fused) << arch.name;
+    EXPECT_EQ(kinds_on(arch, Precision::dv16), split) << arch.name;
+  }
 }
 
 TEST(PrebuildKernels, RecordsOfASplitBackwardAreNotAFusedOnes) {
@@ -55,9 +57,9 @@ TEST(PrebuildKernels, RecordsOfASplitBackwardAreNotAFusedOnes) {
   const TuningRecord split =
       record_of(asked, KernelKind::backward_dq, {Family::mma, 128, 128, 8, 1, 1});
   EXPECT_TRUE(records_of({asked}, {split}).empty());
-  asked.arch = find_arch("sm_90a");
+  asked.spec.precision = Precision::dv16; // which is split
   const TuningRecord used =
-      record_of(asked, KernelKind::backward_dq, {Family::wgmma, 128, 128, 8, 1, 1});
+      record_of(asked, KernelKind::backward_dq, {Family::mma, 128, 128, 8, 1, 1});
   EXPECT_EQ(records_of({asked}, {used}).size(), 1u);
 }
 

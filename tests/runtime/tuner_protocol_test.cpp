@@ -97,7 +97,7 @@ TEST(Protocol, ReportsAreReadBack) {
   ASSERT_TRUE(infinite);
   EXPECT_GT(infinite->vetting.rel_l2, 1e300);
   report.kind = Report::failed;
-  report.detail = "cuLaunchKernel failed";
+  report.detail = "cuLaunchKernelEx failed";
   EXPECT_EQ(parse_report(line_of(report))->detail, report.detail);
 }
 

@@ -52,6 +52,14 @@ const Capability& capability() {
   return capability;
 }
 
+/// CUlaunchConfig. Of its attributes none changes what a launch that runs alone does.
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  const void* attributes;
+  unsigned attribute_count;
+};
+
 /// A loaded library, which holds one kernel.
 struct Module {
   void* library;
@@ -175,16 +183,15 @@ static int registers_a_thread(const Module& module, unsigned threads) {
   const int blocks = bounds && bounds[1] > 0 ? bounds[1] : 1;
   return std::min(248, 65536 / (blocks * static_cast<int>(threads)) / 8 * 8);
 }
-EXPORTED cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                        unsigned threads, unsigned, unsigned, unsigned shared_bytes, void*,
-                        void** params, void**) {
+EXPORTED cuLaunchKernelEx(const LaunchConfig* config, void* function, void** params, void**) {
   const auto& module = *static_cast<Module*>(function);
-  if (shared_bytes > module.shared_bytes)
+  if (config->shared_bytes > module.shared_bytes)
     return kInvalidValue;
+  const unsigned threads = config->block[0];
   const char* seed = std::getenv("SIMULATOR_SEED");
   launch_error = simulator::run({module.find<void (*)(const void*)>("simulator_launch"),
                                  params[0],
-                                 {grid_x, grid_y, grid_z},
+                                 {config->grid[0], config->grid[1], config->grid[2]},
                                  threads,
                                  registers_a_thread(module, threads),
                                  [&] { return module.shared_memory(); },
