@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sagebwd.experiments.attentions import AttentionChoice, make_attention
 
-#: Of the host's time to that of SDPA as PyTorch chooses it, of each pass.
+#: Of the host's time to that of SDPA as PyTorch chooses it, of each pass in REQUIRED.
 LARGEST_RATIO = 1.5
 REFERENCE = "sdpa"
 PASSES = ("forward", "forward for a backward", "forward+backward")

@@ -39,6 +39,7 @@ struct ForwardArgs {
   void* stream = nullptr; ///< CUstream
 };
 
+/// Gradients share no memory with what is read.
 struct BackwardArgs {
   Problem problem;
   Tensor q, k, v, out, dout;

@@ -55,8 +55,10 @@ void launch(const LoadedKernel& kernel, const Problem& problem, const OperandVal
   else
     pack_params(fields, values, params);
   const Grid grid = grid_of(kernel.spec, problem, kernel.sm_count);
+  // Drivers before 12.3 cannot capture such launches into a graph.
+  static const bool may_overlap = driver::driver_version() >= 12030;
   driver::launch(kernel.function, grid.x, grid.y, grid.z, kernel.threads, kernel.shared_bytes,
-                 stream, params, overlaps && kernel.spec.arch.major >= 9);
+                 stream, params, overlaps && may_overlap && kernel.spec.arch.major >= 9);
 }
 
 } // namespace sagebwd

@@ -87,11 +87,9 @@ private:
     const ResolvedSpec spec = resolved(spec_.one(options));
     std::vector<KernelSpec> chosen;
     std::vector<std::string> kinds;
-    // Who names a kernel of the fused backward means it, also where it is not the default.
-    const bool fused =
-        kernel_ == to_string(KernelKind::backward) || kernel_ == to_string(KernelKind::round_dq);
     for (const KernelSpec& kernel :
-         fused           ? kernels_of(Pass::backward, spec, arch, fused_tiles(spec, arch))
+         !tile_.empty() && is_of_backward()
+             ? kernels_of(Pass::backward, spec, arch, backward_tiles(spec, arch))
          : pass_.empty() ? distinct_kernels(spec, arch)
                          : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
       const std::string kind(to_string(kernel.kind));
@@ -101,11 +99,9 @@ private:
         chosen.push_back(kernel);
     }
     if (chosen.empty())
-      throw UsageError("--kernel is '" + kernel_ + "'; this operation has " +
-                       llvm::join(kinds, " ") +
-                       (fused ? "; a fused backward takes --no-deterministic, and where it is no "
-                                "default a --tile, such as 'mma 64x128 w8 s1 b1'"
-                              : suggestion(kernel_, kinds)));
+      throw UsageError(
+          "--kernel is '" + kernel_ + "'; this operation has " + llvm::join(kinds, " ") +
+          (is_of_backward() ? other_backward(spec, arch) : suggestion(kernel_, kinds)));
     if (!tile_.empty()) {
       for (KernelSpec& kernel : chosen) {
         if (kernel.tile == TileConfig{})
@@ -116,12 +112,45 @@ private:
     return chosen;
   }
 
-  /// Those of mma, by default and on request with a fused backward.
-  Tiles fused_tiles(const ResolvedSpec& spec, const Arch& arch) const {
-    Tiles tiles = default_tiles(spec, arch, Family::mma);
-    if (!tile_.empty() && !spec->deterministic)
-      tiles[KernelKind::backward] = read_tile(tile_, {Family::mma, 0, 0, 0, 0, 1});
-    return tiles;
+  bool is_of_backward() const {
+    using enum KernelKind;
+    const KernelKind kinds[] = {backward, round_dq, backward_dq, backward_dkv};
+    return llvm::is_contained(kinds, kind_named());
+  }
+  std::optional<KernelKind> kind_named() const {
+    for (const auto& [kind, name] : Words<KernelKind>::all)
+      if (kernel_ == name)
+        return kind;
+    return std::nullopt;
+  }
+  bool names_fused() const {
+    return kind_named() == KernelKind::backward || kind_named() == KernelKind::round_dq;
+  }
+
+  /// Who gives a kernel of the backward a tile means that backward, split or fused, whichever is
+  /// the default.
+  Tiles backward_tiles(const ResolvedSpec& spec, const Arch& arch) const {
+    if (!names_fused())
+      return {{*kind_named(), default_tile(*kind_named(), spec, arch)}};
+    if (spec->deterministic)
+      return {};
+    return {{KernelKind::backward, read_tile(tile_, {Family::mma, 0, 0, 0, 0, 1})}};
+  }
+
+  /// How to have the backward that is not the default.
+  std::string other_backward(const ResolvedSpec& spec, const Arch& arch) const {
+    if (!names_fused())
+      return "; its backward is fused: a --tile makes it split, or leave out --no-deterministic";
+    if (spec->deterministic)
+      return "; a fused backward takes --no-deterministic";
+    std::string why; // not even the tile that all precisions can have
+    for (const char* tile : {"mma 64x64 w4 s1 b1", "mma 64x128 w8 s1 b1"}) {
+      why = objection(KernelKind::backward, spec, parse_tile(tile), arch);
+      if (why.empty())
+        return "; its backward is split: a --tile makes it fused, such as '" + std::string(tile) +
+               "'";
+    }
+    return "; its backward is split and cannot be fused: " + why;
   }
 
   ExitCode print_list(const std::vector<KernelSpec>& kernels) const {

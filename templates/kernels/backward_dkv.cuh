@@ -37,10 +37,6 @@ constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : HEAD_DIM / 64;
 /// Products that run while their warps go on need not be waited for: S and dP of the next tile are
 /// started before this one's work ends.
 constexpr bool PIPELINED = ASYNCHRONOUS && STAGES == 2;
-/// dQ's kernel, which is the one before, gives this one nothing but the maxima of `block`. What
-/// both read was there before its first block let this one begin. (A fused one is behind quantize.)
-constexpr bool NEEDS_KERNEL_BEFORE = BLOCK_SCALES || WITH_DQ;
-
 /// Runs whose units' scales are in shared memory: what sums were in, are in, and go to next.
 constexpr int UNIT_SLOTS = 3;
 
@@ -77,8 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
-  if constexpr (NEEDS_KERNEL_BEFORE)
-    begin_in_stream_order();
+  begin_in_stream_order();
   const int row_in_warp = lane_id() >> 2;
 
   const KeyHead at = key_head(p);
@@ -394,6 +389,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       write_first_key<THREADS>(at, stored);
     }
   }
-  if constexpr (!NEEDS_KERNEL_BEFORE)
-    wait_for_kernel_before(); // for those who wait for this one
 }

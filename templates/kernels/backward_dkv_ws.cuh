@@ -305,13 +305,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
     publish_mbarriers();
   }
+  begin_in_stream_order();
   __syncthreads();
   if (warp_id() >= CONSUMING_WARPS) {
     give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMING_WARPS * 32) {
+    if (threadIdx.x == CONSUMING_WARPS * 32)
       produce(p, shared, at, first_key);
-      wait_for_kernel_before(); // for those who wait for this one: it needs nothing of dQ's kernel
-    }
   } else {
     take_registers<CONSUMER_REGISTERS>();
     consume(p, shared, at, first_key);

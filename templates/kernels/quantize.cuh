@@ -371,8 +371,7 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
 /// the heads of queries that see them. Those that have most to do start first.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  if constexpr (!SMOOTH_K)
-    begin_in_stream_order(); // else where the mean is wanted: values need not wait for it
+  begin_in_stream_order();
   const QueryHead at = query_head(p);
   const int query_units = ceil_div(p.padded_q, QUERY_TOKENS);
   int index = BACKWARD ? blockIdx.x : gridDim.x - 1 - blockIdx.x;

@@ -2,26 +2,19 @@
 //
 // Kernels of a pass are launched so that each may begin while the one before it ends: its blocks
 // take the multiprocessors that have nothing more to do. What it reads must be there, and what
-// others still read must not be written over, so each kernel waits for the one before it and lets
-// the next one begin only then: whoever begins knows that all but the one before it are done.
-// Older GPUs take kernels one after the other.
+// others still read must not be written over: so a kernel touches no memory of the device before it
+// has waited for the whole of the one before it, which had waited for the one before that. Nothing
+// less than this wait makes results visible. Older GPUs take kernels one after the other.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 #include "base.cuh"
 
-/// Waits for the whole of the kernel before this one, whose results are visible then.
-__device__ __forceinline__ void wait_for_kernel_before() {
+/// How every kernel begins.
+__device__ __forceinline__ void begin_in_stream_order() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/// How a kernel begins.
-__device__ __forceinline__ void begin_in_stream_order() {
-  wait_for_kernel_before();
-#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/key_mean.cuh"
 #include "tile/place.cuh"
 #include "tile/rotation.cuh"
@@ -105,7 +104,6 @@ __device__ __forceinline__ void add_up_channels(float (&x)[8], float* sums) {
 
 /// The mean of a head's keys into shared memory, from the sums of chunks of them.
 __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) {
-  begin_in_stream_order(); // behind key_mean
   constexpr int PARTS = THREADS / HEAD_DIM;
   const int channel = threadIdx.x % HEAD_DIM, chunks = mean_chunks(at.seq_kv());
   const float* partial = p.k_partial + at.flat_kv_head * chunks * HEAD_DIM + channel;

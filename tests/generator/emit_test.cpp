@@ -57,12 +57,14 @@ std::vector<std::string> templates_in_text(const std::string& text) {
   return paths;
 }
 
+/// A statement of the entry itself, under no condition.
 TEST(Emit, EveryKernelWaitsForTheOneBefore) {
   for (const KernelSpec& kernel : sample()) {
     const std::string text = emit(kernel).text, entry = text.substr(text.find("extern \"C\""));
-    EXPECT_GT(occurrences(entry, "begin_in_stream_order();") +
-                  occurrences(entry, "wait_for_kernel_before();"),
-              0)
+    EXPECT_EQ(occurrences(entry, ";\n  begin_in_stream_order();\n") +
+                  occurrences(entry, "}\n  begin_in_stream_order();\n") +
+                  occurrences(entry, "{\n  begin_in_stream_order();\n"),
+              1)
         << emit(kernel).name;
   }
 }

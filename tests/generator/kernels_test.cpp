@@ -33,7 +33,6 @@ TEST(Kernels, OfAForwardPass) {
 }
 
 TEST(Kernels, OfABackwardPass) {
-  // backward_dkv.cuh does not wait for dQ: another order is wrong.
   const Kinds rest = {quantize, backward_dq, backward_dkv};
   Kinds smooth = {key_mean};
   smooth.insert(smooth.end(), rest.begin(), rest.end());

@@ -135,6 +135,25 @@ def test_emit_takes_a_fused_kernel_by_its_tile(sagebwd):
     assert result.code == 2 and "--no-deterministic" in result.err
 
 
+@pytest.mark.parametrize("words, name", [
+    ("--kernel backward --precision gradients16 --arch sm_90a", "_ws_64x128_w8_s2_b1"),
+    ("--kernel backward_dq --arch sm_80 --tile 'mma 64x128 w4 s1 b2'", "backward_dq_d128"),
+])
+def test_emit_prints_the_default_backward_or_that_of_a_tile(sagebwd, words, name):
+    result = sagebwd("emit", "--no-deterministic", *shlex.split(words))
+    assert result.code == 0 and name in result.out.splitlines()[0], result.err
+
+
+@pytest.mark.parametrize("words, advice", [
+    ("--kernel backward --arch sm_90a", "a --tile makes it fused, such as 'mma 64x128 w8 s1 b1'"),
+    ("--kernel backward --arch sm_89", "is split and cannot be fused: it needs"),
+    ("--kernel backward_dq --arch sm_80", "is fused: a --tile makes it split"),
+])
+def test_emit_says_how_to_have_the_other_backward(sagebwd, words, advice):
+    result = sagebwd("emit", "--no-deterministic", *shlex.split(words))
+    assert result.code == 2 and advice in result.err, result.err
+
+
 def test_emit_lists_forward_and_backward(sagebwd):
     kernels = sagebwd("emit", "--list", "--json").json["kernels"]
     kinds = {kernel["kernel"] for kernel in kernels}

@@ -1,5 +1,4 @@
 #pragma once
 
-// One kernel runs at a time here.
-inline void wait_for_kernel_before() {}
+/// One kernel runs at a time here.
 inline void begin_in_stream_order() {}
