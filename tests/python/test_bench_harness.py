@@ -162,16 +162,28 @@ def test_gpu_test_run_counts(tmp_path, second, counts):
     binary = tmp_path / "gpu_tests"
     binary.write_text(GOOGLETEST.format(python=sys.executable, second=second))
     binary.chmod(0o755)
-    found = gpu_tests.googletest(binary, 20, tmp_path)
+    found = gpu_tests.googletest(binary, 20, tmp_path, shards=1)
     assert (found["passed"], found["failed"], found["skipped"]) == counts
     assert found["complete"] == (counts == (2, 0, 0))
     assert found["failures"] + found["skips"] == ([] if found["complete"] else ["Gpu.b"])
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_gpu_test_run_adds_shards_up(tmp_path, dies):
+    binary = tmp_path / "gpu_tests"
+    binary.write_text(GOOGLETEST.format(python=sys.executable, second='"result": "COMPLETED"')
+                      .replace('"name": "Gpu"', '"name": os.environ["GTEST_SHARD_INDEX"]')
+                      .replace("import json", "import json, os")
+                      + f"sys.exit({dies} and os.environ['GTEST_SHARD_INDEX'] == '1')\n")
+    binary.chmod(0o755)
+    found = gpu_tests.googletest(binary, 20, tmp_path, shards=3)
+    assert found["passed"] == 6 and found["complete"] == (not dies)
+
+
 def test_gpu_test_run_takes_nothing_for_success(tmp_path):
-    assert not gpu_tests.googletest(tmp_path / "absent", 5, tmp_path)["complete"]
+    assert not gpu_tests.googletest(tmp_path / "absent", 5, tmp_path, shards=1)["complete"]
     (tmp_path / "test_some.py").write_text(
         "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no GPU')\n")
-    found = gpu_tests.pytest(tmp_path / "test_some.py", 60, tmp_path)
+    found = gpu_tests.pytest(tmp_path / "test_some.py", 60, tmp_path, 1)
     assert (found["passed"], found["skipped"], found["complete"]) == (1, 1, False)
     assert found["skips"] == ["test_some.test_b"] or found["skips"][0].endswith("test_b")

@@ -47,7 +47,7 @@ def test_speed_command_and_its_picture(tmp_path, capsys):
 
 def test_speed_names_a_family_and_knows_what_it_must_reach(monkeypatch):
     ours = [speed.Ours.parse(label) for label in speed.default_ours()]
-    assert [one.label() for one in ours] == speed.default_ours() and len(ours) == 10
+    assert [one.label() for one in ours] == speed.default_ours() and len(ours) == 11
     with pytest.raises(ValueError, match="sagebwd-mma, sagebwd-wgmma"):
         speed.Ours.parse("sagebwd-tcgen05")
     with pytest.raises(ValueError, match="sdpa-mma"):
