@@ -122,7 +122,7 @@ def test_a_family_that_is_none_is_named_at_the_first_call():
     pytest.importorskip("torch", reason="needs PyTorch")
     from sagebwd import forms
 
-    with forms.kernels_of("wgma"), pytest.raises(sagebwd.SpecError, match="'wgma'.*wgmma, ws$"):
+    with forms.kernels_of("wgma"), pytest.raises(sagebwd.SpecError, match=r"'wgma'.*wgmma, ws$"):
         forms.operation(0, "", head_dim=64, dtype="bf16")
     assert forms._family == ""
 
