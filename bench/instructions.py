@@ -10,7 +10,7 @@ static model, which needs NVRTC and nvdisasm, but no GPU.
 
 Compiles the default kernels with `sagebwd build` into an empty cache, takes the machine code from
 there and follows one turn of each main loop (sass.py says which loop and which path), with its
-share of the change of units that comes once in 512 tokens. "A score and thread" is an element of S
+share of the change of units that comes once in 256 tokens. "A score and thread" is an element of S
 in one thread: instructions of a warp's turn x 32 lanes / scores of that turn. A bound is what the
 busiest pipe allows, with nothing else in the way: SMs, clocks and lanes are in gpus.py; shared
 memory hands each lane bytes of its own, even of a broadcast. TFLOPS count 4 D operations a score
@@ -44,8 +44,8 @@ PRODUCTS = {"forward": 2, "backward_dq": 3, "backward_dkv": 4, "backward": 5}
 #: Those whose blocks own keys and walk over queries.
 OWN_KEYS = ("backward_dkv", "backward")
 BOUNDS = ("issue", "fma", "alu", "xu", "shared", "tensor")
-#: Tokens of a unit, which share their channels' scales (generator/plan.h: kQuantizedTokens).
-UNIT_TOKENS = 512
+#: Tokens of a unit, which share their channels' scales (generator/spec.cpp: channel_tokens).
+UNIT_TOKENS = 256
 
 
 # ---- kernels -------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   if (scales_dout(s))
     add(O::dout_rows, {heads_q, tokens_q, d, 2});
   if (s.sink_keys > 0)
-    add(O::sink_partial, {heads_q, ceil_div(tokens_q, kQuantizedTokens), 2, d, 4});
+    add(O::sink_partial, {heads_q, units_q, 2, d, 4});
   if (grouping_of(s.granularity).one_scale) {
     add(O::tile_p_max, {heads_q, groups_q, groups_k, 4});
     add(O::tile_ds_max, {heads_q, groups_q, groups_k, 4});

@@ -44,9 +44,6 @@ inline constexpr int kTokensPerTile = 64;
 inline constexpr int64_t kRowVectors = 4, kChannelVectors = 2;
 /// Keys that share a scale of K for S in the copies' layout, under any granularity.
 inline constexpr int64_t kKeysAScale = 8;
-/// Queries whose part of the first key's gradients is one sum: those of one block of the
-/// quantising kernel in the backward pass.
-inline constexpr int64_t kQuantizedTokens = 512;
 /// The key-mean pass sums chunks of so many keys, or of more where the chunks would be too many.
 inline constexpr int64_t kMeanChunk = 256, kMostMeanChunks = 16;
 

@@ -34,7 +34,7 @@ const Grouping& grouping_of(Granularity granularity) {
   static const Grouping of[] = {{.one_scale = false, // row
                                  .queries = 64,
                                  .keys = {64, 128},
-                                 .channel_tokens = 512,
+                                 .channel_tokens = 256,
                                  .keys_a_scale = 8,
                                  .most_sink_keys = 1},
                                 {.one_scale = true, // block

@@ -76,10 +76,10 @@ struct Grouping {
 };
 const Grouping& grouping_of(Granularity);
 
-/// The version of what is computed, bit for bit of every integer. 2: scales of `row` that several
+/// The version of what is computed, bit for bit of every integer. 3: scales of `row` that several
 /// tokens share, and the first key apart. It is in every spec's text, so that caches, packs and
 /// papers can tell.
-inline constexpr int kNumerics = 2;
+inline constexpr int kNumerics = 3;
 
 /// Head dimensions that are built.
 inline constexpr int kHeadDims[] = {64, 128};

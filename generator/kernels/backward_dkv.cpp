@@ -130,7 +130,6 @@ const Tiling kBackward = {
 void configure_dkv(Configuration& c, const KernelSpec& k) {
   configure_common(c, k);
   c.add("WITH_DQ", k.kind == KernelKind::backward);
-  c.add("SINK_TOKENS", static_cast<int>(kQuantizedTokens));
   const AttentionSpec& s = k.attention;
   const int steps = s.head_dim / 16;
   // There a few more registers than there are would be needed to unroll dP's product.

@@ -88,7 +88,7 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
                             (!wide(k.attention) || k.tile.warps == 8));
 }
 
-/// Q and dO; stages of keys, their scales, values and keys that dS meets; two units' scales of
+/// Q and dO; stages of keys, their scales, values and keys that dS meets; scales of units of
 /// these keys' channels; what dP's start is multiplied by; barriers: the ring's, and that of Q and
 /// dO.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
@@ -97,7 +97,7 @@ int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const int stage = step * (s.head_dim + value_row(s) + (dq8 ? s.head_dim : value_row(s))) +
                     static_cast<int>(kPadding / kKeysAScale) * 4;
   return t.block_q * (s.head_dim + value_row(s)) + t.stages * stage +
-         (dq8 ? 2 * int{kChannelVectors} * s.head_dim * 4 : 0) + 1024 + 2 * t.stages * 8 + 8;
+         (dq8 ? unit_bytes_ws(s, t, step) : 0) + 1024 + 2 * t.stages * 8 + 8;
 }
 
 Tiling tiling_ws() {

@@ -21,13 +21,8 @@ void narrow(AttentionSpec& s) {
     s.rotate = plain.rotate;
 }
 
-/// Tokens of one block: those that share scales of channels, or where queries have none such, few
-/// enough that short sequences fill the GPU.
-int query_tokens(const KernelSpec& k) {
-  const AttentionSpec& s = k.attention;
-  const bool shared = k.pass == Pass::backward || grouping_of(s.granularity).one_scale;
-  return shared ? channel_tokens_q(s) : 256;
-}
+/// Tokens of one block: those that share scales of channels.
+int query_tokens(const KernelSpec& k) { return channel_tokens_q(k.attention); }
 int key_tokens(const KernelSpec& k) { return channel_tokens_kv(k.attention); }
 
 /// Tensors whose blocks own keys: K where it has a copy, and in the forward pass V.

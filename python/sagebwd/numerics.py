@@ -19,7 +19,7 @@ _LOG2_255 = math.log2(255.0)
 _LN2 = math.log(2.0)
 _SMALLEST = 2.0**-119  # a group below this quantises to zero
 _SMALLEST_OF_CHANNEL = 2.0**-60  # where sums are brought from one unit of tokens to another
-_CHANNEL_TOKENS = 512  # that share a channel's scale under 'row'
+_CHANNEL_TOKENS = 256  # that share a channel's scale under 'row'
 _MOST_EXPONENT = 100
 
 
@@ -119,14 +119,14 @@ def _key_integers(x, rules):
 
 
 def _over_tokens(x, group, rules):
-    """The copy of `x` for products that sum over tokens: one scale a channel and 512 of them."""
+    """The copy of `x` for products that sum over tokens: one scale a channel and 256 of them."""
     if rules.by_rows:
         return _quantized(x, _CHANNEL_TOKENS, 1, rules.math, smallest=_SMALLEST_OF_CHANNEL)
     return _quantized(x, group, x.shape[-1], rules.math)
 
 
 def _row_exponents(x):
-    """Powers of two that bring the rows of 512 to one magnitude, that of their mean: (…, 1).
+    """Powers of two that bring the rows of 256 to one magnitude, that of their mean: (…, 1).
 
     Within -100..100, from the logarithms of the rows' largest magnitudes, linear between powers of
     two. Rows less than half an octave from the mean have one exponent, wherever that lies: rounding

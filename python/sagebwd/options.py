@@ -54,7 +54,7 @@ class Options(Mask):
 
     granularity: str = _option(
         "row",
-        "what shares a quantisation scale: 'row', a token (8 keys) or a channel of 512 tokens; "
+        "what shares a quantisation scale: 'row', a token (8 keys) or a channel of 256 tokens; "
         "'block', a group of tokens (the paper's).",
     )
     group_q: int = _option(None, "queries of a group; None means the granularity's own.")

@@ -79,7 +79,7 @@ Copy copy_by_channels(const float* x, int64_t tokens, int64_t channels, int64_t 
 
 std::vector<int> row_exponents(const float* x, int64_t rows, int64_t channels, int64_t unit) {
   // Bits of a positive float are its logarithm, linear between powers of two; 13 bits of fraction
-  // leave room for a sum over 512 rows in 32 bits.
+  // leave room for a sum over a unit's rows in 32 bits.
   constexpr int kFraction = 13, kOctave = 1 << kFraction;
   std::vector<int> exponents(rows, 0);
   for (int64_t first = 0; first < rows; first += unit) {

@@ -46,6 +46,8 @@ constexpr int STEP_COLUMNS8 = STEP_KEYS / 8;
 constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
 constexpr int STEPS_A_UNIT = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
 constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
+/// Units whose scales are in shared memory: what dQ is in, and those whose first step has a stage.
+constexpr int UNIT_SLOTS = 1 + (STAGES + STEPS_A_UNIT - 1) / STEPS_A_UNIT;
 constexpr int PANEL = PANEL_BYTES<VALUE_ROW_BYTES>, PANELS = HEAD_DIM / 64;
 
 struct SharedLayout {
@@ -63,14 +65,13 @@ struct SharedLayout {
   static constexpr int SUMMED_BYTES = STEP_KEYS * (DQ16 ? VALUE_ROW_BYTES : HEAD_DIM);
   static constexpr int KEY_SCALES = SUMMED + STAGES * SUMMED_BYTES;
   static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;      ///< those of 128 keys
-  static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels, two
-  static constexpr int BARRIERS = UNITS + 2 * UNIT_BYTES;
+  static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels
+  static constexpr int BARRIERS = UNITS + UNIT_SLOTS * UNIT_BYTES;
   static constexpr int ROWS_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
   static constexpr int TOTAL = ROWS_CAME + 8;
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
-static_assert(!HAS_UNITS || STAGES <= STEPS_A_UNIT, "or a unit's scales come while they are read");
 
 using KeyRing = Ring<BLOCK_Q / 16>;
 
@@ -87,7 +88,7 @@ __device__ __forceinline__ bool begins_unit(int step) {
   return HAS_UNITS && step % STEPS_A_UNIT == 0;
 }
 __device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
-  return shared + SharedLayout::UNITS + (unit & 1) * UNIT_BYTES + vector * HEAD_DIM * 4;
+  return shared + SharedLayout::UNITS + unit % UNIT_SLOTS * UNIT_BYTES + vector * HEAD_DIM * 4;
 }
 
 /// One thread copies everything.
@@ -131,7 +132,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     if (has_summed)
       bulk_copy(shared + L::SUMMED + place.stage * L::SUMMED_BYTES,
                 summed + static_cast<s64>(step - 1) * L::SUMMED_BYTES, L::SUMMED_BYTES, full);
-    // Two units ago is over: this stage was released after the last unit had begun.
+    // UNIT_SLOTS units ago is over: this stage was released after the one behind it had begun.
     if (has_unit)
       bulk_copy(unit_place(shared, (step - 1) / STEPS_A_UNIT, 0),
                 unit_of(at, (step - 1) / STEPS_A_UNIT), UNIT_BYTES, full);

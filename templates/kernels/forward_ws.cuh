@@ -22,6 +22,8 @@ static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
 constexpr int UNIT_BYTES = BLOCK_SCALES ? 0 : CHANNEL_VECTORS * HEAD_DIM * 4;
+/// Units whose scales are in shared memory: what O is in, and those whose first group has a stage.
+constexpr int UNIT_SLOTS = 1 + (STAGES + VISIT_GROUPS - 1) / VISIT_GROUPS;
 
 struct SharedLayout {
   static constexpr int QUERIES = 0;
@@ -31,8 +33,8 @@ struct SharedLayout {
   static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
   static constexpr int KEY_SCALES = VALUES + STAGES * VALUES_BYTES;
   static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;
-  static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels, two
-  static constexpr int BARRIERS = UNITS + 2 * UNIT_BYTES;
+  static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels
+  static constexpr int BARRIERS = UNITS + UNIT_SLOTS * UNIT_BYTES;
   static constexpr int QUERIES_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
   static constexpr int TOTAL = QUERIES_CAME + 8;
 };
@@ -46,7 +48,7 @@ __device__ __forceinline__ bool begins_unit(int group) {
   return !BLOCK_SCALES && group % VISIT_GROUPS == 0;
 }
 __device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
-  return shared + SharedLayout::UNITS + (unit & 1) * UNIT_BYTES + vector * HEAD_DIM * 4;
+  return shared + SharedLayout::UNITS + unit % UNIT_SLOTS * UNIT_BYTES + vector * HEAD_DIM * 4;
 }
 
 /// One thread copies everything.
@@ -76,7 +78,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     bulk_copy(shared + SharedLayout::KEY_SCALES + place.stage * SharedLayout::KEY_SCALES_BYTES,
               key_scales + group * GROUP_KV / 128 * (128 / KEYS_A_SCALE),
               SharedLayout::KEY_SCALES_BYTES, full);
-    // Two units ago is over: this stage was released after the last unit had begun.
+    // UNIT_SLOTS units ago is over: this stage was released after the one behind it had begun.
     if (begins_unit(group))
       bulk_copy(unit_place(shared, group / VISIT_GROUPS, 0),
                 channel_scales_of(p, at, group / VISIT_GROUPS), UNIT_BYTES, full);

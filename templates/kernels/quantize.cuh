@@ -65,7 +65,7 @@ __device__ __forceinline__ void take_queries(const Params& p, const Source& q, c
 }
 
 /// A row's magnitude as a logarithm, linear between powers of two, with so many bits of fraction
-/// that those of 512 rows can be summed; 0 for a row that has none.
+/// that those of a unit's rows can be summed; 0 for a row that has none.
 constexpr int LOGARITHM_FRACTION = 13;
 __device__ __forceinline__ int logarithm_of(float largest) {
   const bool counts = largest >= TINY && largest < INFINITY_F;

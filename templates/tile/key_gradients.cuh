@@ -9,10 +9,6 @@
 constexpr int PRODUCTS_OF_DV = DV16 ? 0 : HEAD_DIM / 64;
 constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
 
-/// Whether sums are in units that differ from channel to channel, and from run to run.
-constexpr bool CHANNEL_UNITS = !BLOCK_SCALES && PRODUCTS > 0;
-static_assert(!CHANNEL_UNITS || CHANNEL_TOKENS_Q == TILES_A_RUN * TOKENS_PER_TILE);
-
 /// Of a run's units in shared memory: Q's scales, which dK is in, then dO's.
 constexpr int VECTOR_BYTES = HEAD_DIM * 4;
 constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
@@ -53,12 +49,12 @@ __device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, con
 
 /// Key 0's gradients, over those of its row, which some of the first THREADS_HERE threads, all of
 /// which call this, have stored before a barrier: they come from the pre-pass, a partial sum for
-/// each head and SINK_TOKENS queries.
+/// each head and unit of queries.
 template <int THREADS_HERE>
 __device__ __forceinline__ void write_first_key(const KeyHead& at, const KeyGradients& to) {
-  const int partials = ceil_div(at.p.padded_q, SINK_TOKENS) * at.heads;
+  const int partials = ceil_div(at.p.padded_q, CHANNEL_TOKENS_Q) * at.heads;
   const float* of_head =
-      at.p.sink_partial + at.first_unit<SINK_TOKENS>(at.kv_head * at.heads) * (2 * HEAD_DIM);
+      at.p.sink_partial + at.first_unit<CHANNEL_TOKENS_Q>(at.kv_head * at.heads) * (2 * HEAD_DIM);
   for (int i = threadIdx.x; i < 2 * HEAD_DIM; i += THREADS_HERE) {
     float sum = 0;
     for (int partial = 0; partial < partials; ++partial)

@@ -8,9 +8,11 @@
 
 #include "tile/visible.cuh"
 
+/// Whether sums are in units that differ from channel to channel, and from run to run.
+constexpr bool CHANNEL_UNITS = !BLOCK_SCALES && !(DV16 && DK16);
 /// Tiles whose products are summed before the units change or, where there are none, the surplus
 /// of the sums is taken off.
-constexpr int TILES_A_RUN = 8;
+constexpr int TILES_A_RUN = CHANNEL_UNITS ? CHANNEL_TOKENS_Q / TOKENS_PER_TILE : 8;
 
 /// The tile at which a walk stands.
 struct QueryTile {

@@ -196,7 +196,7 @@ int64_t least_bytes(O operand, const AttentionSpec& s, const Problem& p) {
   case O::q_rows:
     return heads * tokens_q * 4 * 4;
   case O::sink_partial:
-    return heads * groups(tokens_q, 512) * 2 * d * 4;
+    return heads * groups(tokens_q, channel_tokens_q(s)) * 2 * d * 4;
   default: // maxima of tiles
     return heads * groups(p.seq_q, s.group_q) * groups(p.seq_kv, s.group_kv) * 4;
   }
@@ -272,9 +272,9 @@ TEST(Grid, CoversEveryToken) {
   };
   using Blocks = std::array<unsigned, 3>;
   EXPECT_EQ(grid(key_mean, Pass::forward), (Blocks{3, 3, 2})); // 256 keys each
-  // 2 units of 384 padded queries, and 1 for each of K and V: a head has 2, and 2 heads of queries.
-  EXPECT_EQ(grid(quantize, Pass::forward), (Blocks{4, 6, 2}));
-  EXPECT_EQ(grid(quantize, Pass::backward), (Blocks{2, 6, 2}));
+  // 2 units of 384 padded queries, and 2 for each of K and V: a head has 3, and 2 heads of queries.
+  EXPECT_EQ(grid(quantize, Pass::forward), (Blocks{6, 6, 2}));
+  EXPECT_EQ(grid(quantize, Pass::backward), (Blocks{4, 6, 2}));
   EXPECT_EQ(grid(quantize, Pass::backward, Granularity::block), (Blocks{3 + 5, 6, 2}));
   EXPECT_EQ(grid(forward, Pass::forward), (Blocks{5, 6, 2}));
   EXPECT_EQ(grid(backward_dq, Pass::backward, Granularity::block), (Blocks{3, 6, 2}));

@@ -49,8 +49,8 @@ TEST(Spec, ResolvingFillsInWhatTheGranularityDecides) {
 
 TEST(Spec, ChannelsShareScalesInUnitsOfTheirOwnOrOfGroups) {
   AttentionSpec s = *resolved(AttentionSpec());
-  EXPECT_EQ(channel_tokens_q(s), 512);
-  EXPECT_EQ(channel_tokens_kv(s), 512);
+  EXPECT_EQ(channel_tokens_q(s), 256);
+  EXPECT_EQ(channel_tokens_kv(s), 256);
   s = {};
   s.granularity = Granularity::block;
   EXPECT_EQ(channel_tokens_q(resolved(s)), 128);
@@ -120,11 +120,11 @@ TEST(Spec, WhatIsNotBuiltIsRefused) {
 }
 
 TEST(Spec, OtherVersionsOfTheNumericsAreRefused) {
-  for (int version : {0, 1, kNumerics + 1}) {
+  for (int version : {0, kNumerics - 1, kNumerics + 1}) {
     AttentionSpec s;
     s.numerics = version;
     expect_refusal([&] { resolved(s); }, {("numerics = " + std::to_string(version)).c_str(),
-                                          "which is 2", "build with the version"});
+                                          "which is 3", "build with the version"});
   }
 }
 
@@ -132,11 +132,11 @@ TEST(Spec, IsPrintedOnOneLineAndNoTwoAlike) {
   AttentionSpec s;
   EXPECT_EQ(to_string(*resolved(s)),
             "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k rotate "
-            "deterministic numerics=2");
+            "deterministic numerics=3");
   s = {64,    DType::fp16, Causal::bottom_right, Granularity::block, Precision::qk16, false,
        false, false};
   EXPECT_EQ(to_string(*resolved(s)),
-            "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=2");
+            "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=3");
 
   std::vector<std::pair<std::string, AttentionSpec>> printed;
   for (const AttentionSpec& spec : test::all_specs()) {
@@ -162,19 +162,19 @@ TEST(Spec, OtherLinesAreRefusedWithAnExample) {
   const std::string line = to_string(*resolved(AttentionSpec()));
   for (const std::string& text :
        {std::string(), std::string("d128"), line + " ", line + "x", " " + line, line.substr(1),
-        std::string("d128 fp8 causal=none row 64x64 sink_keys=1 six-of-seven numerics=2"),
+        std::string("d128 fp8 causal=none row 64x64 sink_keys=1 six-of-seven numerics=3"),
         std::string("d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic"),
         std::string("d128 bf16 causal=none row 64x64 sink_keys=1 six-of-seven rotate smooth_k "
-                    "numerics=2"),
+                    "numerics=3"),
         std::string("d99999999999 bf16 causal=none row 64x64 sink_keys=1 six-of-seven "
-                    "numerics=2")})
+                    "numerics=3")})
     expect_refusal([&] { parse_spec(text); }, {("'" + text + "'").c_str(), line.c_str()});
 }
 
 TEST(Spec, ALineWithoutItsVersionIsToldIt) {
   const std::string line = to_string(*resolved(AttentionSpec()));
   expect_refusal([&] { parse_spec(line.substr(0, line.rfind(' '))); },
-                 {"does not say the version of its numerics", "ends with 'numerics=2'"});
+                 {"does not say the version of its numerics", "ends with 'numerics=3'"});
 }
 
 TEST(Spec, FieldsAreSetByNameFromText) {
@@ -184,7 +184,7 @@ TEST(Spec, FieldsAreSetByNameFromText) {
                [&](const Label& label, const auto& value) {
                  EXPECT_TRUE(set_field(s, label.name, value_text(value))) << label.name;
                });
-  EXPECT_EQ(to_string(s), "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=2");
+  EXPECT_EQ(to_string(s), "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=3");
   EXPECT_FALSE(set_field(s, "headdim", "64"));
   expect_refusal([&] { set_field(s, "head_dim", "64x"); }, {"head_dim", "'64x'", "whole number"});
   expect_refusal([&] { set_field(s, "rotate", "maybe"); }, {"rotate", "'maybe'", "yes or no"});

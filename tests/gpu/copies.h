@@ -237,7 +237,7 @@ private:
       out = tokens_of(run_.out, head, m);
     }
     const float tau = run_.in.softmax_scale, log2_tau = tau * 1.44269504f;
-    std::vector<double> dk(ceil_div(tokens, kQuantizedTokens) * d_), dv(dk), dk_size(dk),
+    std::vector<double> dk(ceil_div(tokens, unit) * d_), dv(dk), dk_size(dk),
         dv_size(dk);
     const std::vector<int> exponents = exponents_of(dout, tokens);
     for (int64_t i = 0; i < tokens; ++i) {
@@ -288,7 +288,7 @@ private:
              relative * std::fabs(ds) + probability * (delta_error + kSum * value_size) + 1e-30,
              "dS of key 0", i);
         for (int64_t c = 0; c < d_; ++c) {
-          const int64_t sum = i / kQuantizedTokens * d_ + c;
+          const int64_t sum = i / unit * d_ + c;
           const double of_k = static_cast<double>(row(3)) * q[i * d_ + c];
           const double of_v = probability * dout[i * d_ + c];
           dk[sum] += of_k;

@@ -115,8 +115,8 @@ def test_a_change_of_units_around_a_loop_is_what_lies_between_its_turns():
 
 
 def test_units_have_the_tokens_that_the_generator_says():
-    assert (f"kQuantizedTokens = {instructions.UNIT_TOKENS};"
-            in (ROOT / "generator/plan.h").read_text())
+    assert (f".channel_tokens = {instructions.UNIT_TOKENS},"
+            in (ROOT / "generator/spec.cpp").read_text())
 
 
 def test_predicated_branches_of_every_spelling():

@@ -99,15 +99,15 @@ def test_spec_is_a_value():
 
 def test_spec_carries_the_version_of_its_numerics():
     spec = sagebwd.Spec(head_dim=64)
-    assert spec.numerics == 2 and str(spec).endswith(" numerics=2") and "numerics=2" in repr(spec)
+    assert spec.numerics == 3 and str(spec).endswith(" numerics=3") and "numerics=3" in repr(spec)
     assert pickle.loads(pickle.dumps(spec)).numerics == 2
-    of_another_version = pickle.dumps(spec).replace(b"numerics=2", b"numerics=1")
+    of_another_version = pickle.dumps(spec).replace(b"numerics=3", b"numerics=2")
     with pytest.raises(sagebwd.SpecError, match=r"numerics = 1 is not .* computes, which is 2"):
         pickle.loads(of_another_version)
     with pytest.raises(sagebwd.SpecError, match=r"numerics = 3 is not .* computes, which is 2"):
         sagebwd._core.Spec(numerics=3)
     with pytest.raises(TypeError, match="numerics"):  # nobody chooses it
-        sagebwd.Spec(numerics=2)
+        sagebwd.Spec(numerics=3)
 
 
 def test_a_family_that_is_none_is_refused_without_a_gpu():
