@@ -270,6 +270,21 @@ def test_readme_names_presets_and_folders_that_there_are():
     assert set(re.findall(r"--test-dir (\S+)", commands)) == {"build"}, "where ./run build builds"
 
 
+def test_readme_tables_are_those_of_the_records(tmp_path):
+    def check():
+        return subprocess.run([sys.executable, tmp_path / "bench/tables.py", "--check"],
+                              capture_output=True, text=True, check=False)  # fmt: skip
+
+    (tmp_path / "README.md").write_text(README)
+    shutil.copytree(ROOT / "bench", tmp_path / "bench")
+    assert check().returncode == 0
+    wrong = README.replace("<!-- end -->", "| one more | row |\n<!-- end -->", 1)
+    (tmp_path / "README.md").write_text(wrong)
+    assert check().returncode == 1 and "python bench/tables.py" in check().stdout
+    (tmp_path / "README.md").write_text(README.replace("<!-- speed.json -->", ""))
+    assert "README.md has 0 tables between '<!-- speed.json -->'" in check().stderr
+
+
 def test_sources_include_what_the_packages_bring():
     """gmock/gmock.h was on the machine of whoever included it, and nowhere else."""
     brought = {"gtest", "llvm", "pybind11"}

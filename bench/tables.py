@@ -1,0 +1,116 @@
+"""README.md's tables of measured figures, from the records under bench/results.
+
+    python bench/tables.py             # writes them
+    python bench/tables.py --check     # says whether they are what the records give
+
+A table stands between `<!-- NAME.json -->` and `<!-- end -->`. What text says of figures is written
+by hand: look at it when a table changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Rows of the table of errors: input, mask, scheme, and how it is called there.
+ERRORS = [
+    *((f"sigma {sigma}", "none", "row", "six-of-seven") for sigma in (1, 3, 5, 8, 10)),
+    ("sigma 1", "none", "row dv16", "dv16"),
+    ("sigma 1", "none", "row qk16", "qk16"),
+    ("sigma 1", "none", "row gradients16", "gradients16"),
+    ("sigma 1", "none", "block 128x64", "six-of-seven, `block`"),
+    ("sigma 1", "none", "bf16 (PyTorch)", "PyTorch, bf16"),
+    ("16384 tokens", "none", "row", "six-of-seven"),
+    ("heavy channels", "top-left", "row", "six-of-seven"),
+    ("sink", "top-left", "row", "six-of-seven"),
+]
+#: Rows of the table of speed: an attention of bench/speed.py, and what it is called.
+SPEED = {
+    "fa2": "PyTorch SDPA, FlashAttention-2",
+    "cudnn": "PyTorch SDPA, cuDNN",
+    "sagebwd": "six-of-seven (6 of 7 INT8)",
+    "sagebwd:precision=dv16": "dv16 (5 of 7)",
+    "sagebwd:precision=qk16": "qk16 (4 of 7)",
+    "sagebwd:precision=gradients16": "gradients16 (3 of 7)",
+    "sagebwd:precision=gradients16,no-deterministic": "the same without `deterministic`",
+    "sagebwd-mma": "six-of-seven, mma.sync",
+    "sagebwd-mma:no-deterministic": "the same without `deterministic`",
+    "sagebwd-mma:precision=gradients16": "gradients16, mma.sync",
+    "sagebwd-mma:precision=gradients16,no-deterministic": "the same without `deterministic`",
+}
+SHAPES = {f"D{d}{' causal' if causal else ''}": (d, causal, 8192)
+          for d in (64, 128) for causal in (False, True)}  # fmt: skip
+
+
+def errors(record: dict) -> list[str]:
+    """O, dQ, dK, dV of each input, with the paper's Table 1 in brackets where it has them."""
+    rows = {(r["input"].removesuffix(", causal"), r["causal"], r["scheme"]): r
+            for r in record["rows"]}  # fmt: skip
+    lines = ["| input | precision | O | dQ | dK | dV |", "|---|---|---|---|---|---|"]
+    for name, causal, scheme, called in ERRORS:
+        row = rows[name, causal, scheme]
+        paper = row.get("paper_table_1") if scheme == "row" and name != "16384 tokens" else None
+        cells = [f"{row['errors'][x]['rel_l2']:.4f}".removeprefix("0")
+                 + (f" ({paper[x]:.4f})".replace("(0", "(") if paper else "")
+                 for x in ("O", "dQ", "dK", "dV")]  # fmt: skip
+        masked = ", causal" if causal != "none" else ""
+        lines.append(f"| {name}{masked} | {called} | {' | '.join(cells)} |")
+    return lines
+
+
+def speed(record: dict) -> list[str]:
+    """Forward and backward, and the ratio of speed to FlashAttention-2 in the same run."""
+    rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r["forward+backward"]
+            for r in record["rows"] if "error" not in r}  # fmt: skip
+    lines = [f"| against FlashAttention-2 | {' | '.join(SHAPES)} |",
+             "|---" * (1 + len(SHAPES)) + "|"]  # fmt: skip
+    for attention, called in SPEED.items():
+        cells = []
+        for shape in SHAPES.values():
+            row = rows[(attention, *shape)]
+            ratio = f"{row['ratio_to_fa2']:.2f}x"
+            if attention == "sagebwd":
+                ratio = f"**{ratio}**"
+            cells.append(f"{row['median_ms']:.1f} ms"
+                         + (f", {ratio}" if attention != "fa2" else ""))  # fmt: skip
+        lines.append(f"| {called} | {' | '.join(cells)} |")
+    return lines
+
+
+TABLES = {"errors.json": errors, "speed.json": speed}
+
+
+def with_tables(text: str, results: Path) -> str:
+    """`text` with each table replaced by what its record gives."""
+    for name, table in TABLES.items():
+        lines = "\n".join(table(json.loads((results / name).read_text())))
+        parts = re.split(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", text, flags=re.DOTALL)
+        if len(parts) != 4:
+            raise SystemExit(f"README.md has {len(parts) // 3} tables between '<!-- {name} -->' "
+                             "and '<!-- end -->', expected one")  # fmt: skip
+        text = f"{parts[0]}{parts[1]}{lines}\n{parts[2]}{parts[3]}"
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--check", action="store_true", help="write nothing; exit 1 if different")
+    options = options.parse_args(arguments)
+    readme = ROOT / "README.md"
+    old = readme.read_text()
+    new = with_tables(old, ROOT / "bench/results")
+    if options.check and new != old:
+        print("README.md's tables are not those of bench/results: python bench/tables.py")
+        return 1
+    if not options.check:
+        readme.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
