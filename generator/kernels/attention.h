@@ -20,11 +20,11 @@ inline bool wide(const AttentionSpec& s) { return s.head_dim > 64; }
 inline int score_row(const AttentionSpec& s) { return scores16(s) ? 2 * s.head_dim : s.head_dim; }
 inline int value_row(const AttentionSpec& s) { return 2 * s.head_dim; }
 
-/// Shared memory of the scales of a ring's units of keys: what sums are in, and the units whose
-/// first `step` keys have a stage.
+/// Shared memory of a ring's units of keys: scales of what sums are in and of the units whose first
+/// `step` keys have a stage, and for each warp ratios of one to the next.
 inline int unit_bytes_ws(const AttentionSpec& s, const TileConfig& t, int step) {
   const int slots = 1 + static_cast<int>(ceil_div(t.stages, channel_tokens_kv(s) / step));
-  return slots * static_cast<int>(kChannelVectors) * s.head_dim * 4;
+  return (slots * static_cast<int>(kChannelVectors) + t.warps) * s.head_dim * 4;
 }
 
 /// An 8-bit A operand takes a quarter of its columns' registers. wgmma keeps the products of a

@@ -57,7 +57,7 @@ int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
   const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
   const int row = s.head_dim + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
-  const int units = int8.dk || int8.dv ? (t.stages + 1) * vectors * s.head_dim * 4 : 0;
+  const int units = int8.dk || int8.dv ? ((t.stages + 1) * vectors + t.warps) * s.head_dim * 4 : 0;
   return t.block_kv * row +
          t.stages * kTokensPerTile * (row + for_gradients + static_cast<int>(kRowVectors) * 4) +
          units + 2 * t.stages * 8 + 8;

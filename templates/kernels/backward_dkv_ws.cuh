@@ -46,7 +46,8 @@ struct SharedLayout {
   static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
   static constexpr int STAGE_BYTES = ROWS + ROWS_BYTES;
   static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
-  static constexpr int BARRIERS = UNITS + UNIT_SLOTS * UNIT_BYTES;
+  static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES; ///< of units, for each warp
+  static constexpr int BARRIERS = RATIOS + (CHANNEL_UNITS ? CONSUMING_WARPS * VECTOR_BYTES : 0);
   static constexpr int KEYS_CAME = BARRIERS + Ring<CONSUMING_WARPS>::BYTES;
   static constexpr int TOTAL = KEYS_CAME + 8;
 };
@@ -277,7 +278,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
         break;
       if constexpr (CHANNEL_UNITS) {
         const u32 units = units_of(shared, walk.slot), last = units_of(shared, walk.last_slot());
-        change_units(dk, dv, last, units);
+        const u32 ratios = shared + SharedLayout::RATIOS + read_thread_anew() / 32 * VECTOR_BYTES;
+        change_units_of_warp(dk, dv, ratios, last, units);
       }
     }
     const u32 units = units_of(shared, walk.last_slot()); // what sums are in

@@ -326,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   cp_async_wait<0>();
 
   if constexpr (HAS_UNITS)
-    dq.leave_units(load_scales(0, walk.previous(), walk.group));
+    dq.multiply_columns(load_scales(0, walk.previous(), walk.group));
   else if constexpr (BLOCK_SCALES)
     dq.settle();
   finish_dq(p, dq.x);

@@ -66,7 +66,8 @@ struct SharedLayout {
   static constexpr int KEY_SCALES = SUMMED + STAGES * SUMMED_BYTES;
   static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;      ///< those of 128 keys
   static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels
-  static constexpr int BARRIERS = UNITS + UNIT_SLOTS * UNIT_BYTES;
+  static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES;       ///< of units, for each warp
+  static constexpr int BARRIERS = RATIOS + (HAS_UNITS ? BLOCK_Q / 16 * HEAD_DIM * 4 : 0);
   static constexpr int ROWS_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
   static constexpr int TOTAL = ROWS_CAME + 8;
 };
@@ -243,8 +244,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const auto change_units = [&](int step) {
     if (begins_unit(step) && step > 0) {
       const int unit = step / STEPS_A_UNIT;
-      dq.change_units(unit_place(shared, unit - 1, CHANNEL_SCALE),
-                      unit_place(shared, unit, CHANNEL_INVERSE));
+      dq.change_units_of_warp(shared + L::RATIOS + read_thread_anew() / 32 * (HEAD_DIM * 4),
+                              unit_place(shared, unit - 1, CHANNEL_SCALE),
+                              unit_place(shared, unit, CHANNEL_INVERSE));
     }
   };
   float ds[STEP_COLUMNS8][4];
@@ -329,7 +331,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     else if constexpr (ORDER == Order::early_dp)
       finish<0>(values);
     if constexpr (HAS_UNITS)
-      dq.leave_units(unit_place(shared, (steps - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+      dq.multiply_columns(unit_place(shared, (steps - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }

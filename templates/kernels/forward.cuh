@@ -159,7 +159,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if constexpr (BLOCK_SCALES) {
         o.settle();
       } else {
-        o.change_units(unit_place(visit - 1, CHANNEL_SCALE), unit_place(visit, CHANNEL_INVERSE));
+        const u32 ratios = unit_place(visit - 1, CHANNEL_INVERSE); // whose units are none any more
+        form_ratios<THREADS>(ratios, unit_place(visit - 1, CHANNEL_SCALE),
+                             unit_place(visit, CHANNEL_INVERSE), threadIdx.x);
+        __syncthreads();
+        o.multiply_columns(ratios);
         __syncthreads(); // the old unit's place is the next one's
         if ((visit + 1) * VISIT_GROUPS < walk.end)
           load_unit(visit + 1);
@@ -180,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if constexpr (BLOCK_SCALES)
     o.settle();
   else
-    o.leave_units(unit_place(maximum(0, walk.end - 1) / VISIT_GROUPS, CHANNEL_SCALE));
+    o.multiply_columns(unit_place(maximum(0, walk.end - 1) / VISIT_GROUPS, CHANNEL_SCALE));
 
   store(p, rows, o);
 }

@@ -34,7 +34,8 @@ struct SharedLayout {
   static constexpr int KEY_SCALES = VALUES + STAGES * VALUES_BYTES;
   static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;
   static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels
-  static constexpr int BARRIERS = UNITS + UNIT_SLOTS * UNIT_BYTES;
+  static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES;       ///< of units, for each warp
+  static constexpr int BARRIERS = RATIOS + (BLOCK_SCALES ? 0 : BLOCK_Q / 16 * HEAD_DIM * 4);
   static constexpr int QUERIES_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
   static constexpr int TOTAL = QUERIES_CAME + 8;
 };
@@ -156,8 +157,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
         o.settle();
       } else {
         ring.wait_until_full(RingPlace(group)); // the unit's scales have come with the group
-        o.change_units(unit_place(shared, visit - 1, CHANNEL_SCALE),
-                       unit_place(shared, visit, CHANNEL_INVERSE));
+        o.change_units_of_warp(shared + SharedLayout::RATIOS +
+                                   read_thread_anew() / 32 * (HEAD_DIM * 4),
+                               unit_place(shared, visit - 1, CHANNEL_SCALE),
+                               unit_place(shared, visit, CHANNEL_INVERSE));
       }
     }
     if (group >= SINK_KEYS && group < all_see) {
@@ -174,7 +177,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   if constexpr (BLOCK_SCALES)
     o.settle();
   else
-    o.leave_units(unit_place(shared, maximum(0, group - 1) / VISIT_GROUPS, CHANNEL_SCALE));
+    o.multiply_columns(unit_place(shared, maximum(0, group - 1) / VISIT_GROUPS, CHANNEL_SCALE));
   // Groups that other warpgroups see are passed on.
   const Range of_block = tokens_from(block_of_queries_anew() * BLOCK_Q, BLOCK_Q);
   for (; group < ceil_div(keys_of(at, of_block).end, GROUP_KV); ++group) {

@@ -54,32 +54,52 @@ __device__ __forceinline__ float read_row(const float* q_rows, s64 first_row, in
                 sigma_slot(query % TOKENS_PER_TILE)];
 }
 
+/// Column by column `from` times `to`, HEAD_DIM floats each in shared memory: what brings sums from
+/// units to others whose inverses are `to`. Each of THREADS_HERE threads calls it, by its number.
+template <int THREADS_HERE>
+__device__ __forceinline__ void form_ratios(u32 ratios, u32 from, u32 to, int thread) {
+#pragma unroll
+  for (int first = 0; first < HEAD_DIM; first += THREADS_HERE) {
+    const int offset = (first + thread) * 4;
+    if (HEAD_DIM % THREADS_HERE == 0 || offset < HEAD_DIM * 4)
+      write_float(ratios + offset, read_float(from + offset) * read_float(to + offset));
+  }
+}
+
 /// A warp's 16 x HEAD_DIM sums of products. Those of INT8 with a transposed copy are in units of
 /// its channels' scales, and each row of them is too large by its `surplus` (products_mma.cuh).
 struct Sums {
   float x[HEAD_DIM / 8][4] = {};
   float surplus[2] = {0, 0};
 
-  /// Takes the surplus off and brings the sums to other units: column c times from(c) times to(c).
-  /// Both are the addresses of HEAD_DIM floats, `to` usually the inverses of the new units.
+  /// Takes the surplus off and multiplies each column by one of HEAD_DIM floats: the ratio of the
+  /// units that it is in to others, or, at the end, those units.
+  template <typename Vector> __device__ __forceinline__ void multiply_columns(Vector factors) {
+#pragma unroll
+    for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
+      const float4 of_pair = read_columns(factors, pair);
+      const float factor[4] = {of_pair.x, of_pair.y, of_pair.z, of_pair.w};
+      multiply_columns(pair, factor);
+    }
+    surplus[0] = surplus[1] = 0;
+  }
+  /// From units to others, as form_ratios() and multiply_columns() together: in kernels that are
+  /// short of registers ptxas spills with those (compiled: mma.sync's gradients, 8 to 76 bytes).
   template <typename Vector> __device__ __forceinline__ void change_units(Vector from, Vector to) {
 #pragma unroll
     for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
       const float4 a = read_columns(from, pair), b = read_columns(to, pair);
-      const float ratio[4] = {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
-      multiply_columns(pair, ratio);
+      const float factor[4] = {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
+      multiply_columns(pair, factor);
     }
     surplus[0] = surplus[1] = 0;
   }
-  /// The same to units of 1.
-  template <typename Vector> __device__ __forceinline__ void leave_units(Vector from) {
-#pragma unroll
-    for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
-      const float4 a = read_columns(from, pair);
-      const float unit[4] = {a.x, a.y, a.z, a.w};
-      multiply_columns(pair, unit);
-    }
-    surplus[0] = surplus[1] = 0;
+  /// The same by a warp that waits for no other: `ratios` are its own.
+  __device__ __forceinline__ void change_units_of_warp(u32 ratios, u32 from, u32 to) {
+    __syncwarp();
+    form_ratios<32>(ratios, from, to, lane_id());
+    __syncwarp();
+    multiply_columns(ratios);
   }
   /// Takes the surplus off: before it outgrows what it is added to, and where there are no units.
   __device__ __forceinline__ void settle() {

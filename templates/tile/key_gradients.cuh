@@ -23,11 +23,21 @@ __device__ __forceinline__ void change_units(Sums& dk, Sums& dv, u32 last, u32 n
     dv.change_units(last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
                     next + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
 }
+/// The same by a warp alone, with a vector of its own.
+__device__ __forceinline__ void change_units_of_warp(Sums& dk, Sums& dv, u32 ratios, u32 last,
+                                                     u32 next) {
+  if constexpr (!DK16)
+    dk.change_units_of_warp(ratios, last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
+                            next + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
+  if constexpr (!DV16)
+    dv.change_units_of_warp(ratios, last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
+                            next + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+}
 __device__ __forceinline__ void leave_units(Sums& dk, Sums& dv, u32 units) {
   if constexpr (!DK16)
-    dk.leave_units(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
+    dk.multiply_columns(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
   if constexpr (!DV16)
-    dv.leave_units(units + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
+    dv.multiply_columns(units + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
 }
 
 /// Where a head's gradients begin.
