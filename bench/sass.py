@@ -116,6 +116,11 @@ class Instruction:
         return 0
 
     @property
+    def hands_over(self) -> bool:
+        """To other threads: a barrier, or a word written for them."""
+        return self.base in ("BAR", "STS")
+
+    @property
     def shared_write_bytes(self) -> int:
         if self.guard == "!PT" or self.base not in ("STS", "STSM", "LDGSTS"):
             return 0
@@ -221,7 +226,7 @@ class Function:
                 best[at] = None
                 continue
             (macs, bars, moved, less), following = max(choices, key=lambda choice: choice[0])
-            value = (macs + more_macs * here.macs, bars + more_bars * (here.base == "BAR"),
+            value = (macs + more_macs * here.macs, bars + more_bars * here.hands_over,
                      moved + here.global_bytes, less - 1)  # fmt: skip
             best[at] = (value, following)
         if not best[start]:
@@ -320,7 +325,7 @@ def main_loop(function: Function, macs_per_step: int) -> Loop:
 def change_of_units(function: Function, loop: Loop) -> Counter:
     """Instructions that the visit of a unit's tokens takes beside the loop's turns: what lies
     between the loop's end and its next beginning, in a loop around it, or else what a turn with the
-    most barriers has and an ordinary one has not."""
+    most barriers, or words written to shared memory, has and an ordinary one has not."""
     code, ordinary = function.code, function.path(loop.first, loop.last)
     exits = [exit for at in ordinary for exit in function.successors[at] if exit not in ordinary]
     for last, first in sorted(function.back_edges(), key=lambda edge: -edge[1]):
