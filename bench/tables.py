@@ -47,13 +47,23 @@ SHAPES = {f"D{d}{' causal' if causal else ''}": (d, causal, 8192)
           for d in (64, 128) for causal in (False, True)}  # fmt: skip
 
 
+def sound(rows: dict, *key) -> dict:
+    """The row of that key, which has been measured and found right."""
+    row = rows.get(key)
+    why = ("there is none" if row is None else row.get("error")
+           or (None if row.get("correct", row.get("passed", True)) else "its results are wrong"))
+    if why:
+        raise SystemExit(f"tables: the row of {', '.join(map(str, key))}: {why}")
+    return row
+
+
 def errors(record: dict) -> list[str]:
     """O, dQ, dK, dV of each input, with the paper's Table 1 in brackets where it has them."""
     rows = {(r["input"].removesuffix(", causal"), r["causal"], r["scheme"]): r
             for r in record["rows"]}  # fmt: skip
     lines = ["| input | precision | O | dQ | dK | dV |", "|---|---|---|---|---|---|"]
     for name, causal, scheme, called in ERRORS:
-        row = rows[name, causal, scheme]
+        row = sound(rows, name, causal, scheme)
         paper = row.get("paper_table_1") if scheme == "row" and name != "16384 tokens" else None
         cells = [f"{row['errors'][x]['rel_l2']:.4f}".removeprefix("0")
                  + (f" ({paper[x]:.4f})".replace("(0", "(") if paper else "")
@@ -65,14 +75,14 @@ def errors(record: dict) -> list[str]:
 
 def speed(record: dict) -> list[str]:
     """Forward and backward, and the ratio of speed to FlashAttention-2 in the same run."""
-    rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r["forward+backward"]
-            for r in record["rows"] if "error" not in r}  # fmt: skip
+    rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r
+            for r in record["rows"]}  # fmt: skip
     lines = [f"| against FlashAttention-2 | {' | '.join(SHAPES)} |",
              "|---" * (1 + len(SHAPES)) + "|"]  # fmt: skip
     for attention, called in SPEED.items():
         cells = []
         for shape in SHAPES.values():
-            row = rows[(attention, *shape)]
+            row = sound(rows, attention, *shape)["forward+backward"]
             ratio = f"{row['ratio_to_fa2']:.2f}x"
             if attention == "sagebwd":
                 ratio = f"**{ratio}**"
@@ -88,7 +98,10 @@ TABLES = {"errors.json": errors, "speed.json": speed}
 def with_tables(text: str, results: Path) -> str:
     """`text` with each table replaced by what its record gives."""
     for name, table in TABLES.items():
-        lines = "\n".join(table(json.loads((results / name).read_text())))
+        record = json.loads((results / name).read_text())
+        if record["status"] != "finished":
+            raise SystemExit(f"tables: {name} is of a run that did not end")
+        lines = "\n".join(table(record))
         parts = re.split(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", text, flags=re.DOTALL)
         if len(parts) != 4:
             raise SystemExit(f"README.md has {len(parts) // 3} tables between '<!-- {name} -->' "

@@ -141,7 +141,8 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   // but for consumer Blackwell's schedule, and beside dQ on any Blackwell or with 16-bit scores.
   const bool with_dq = k.kind == KernelKind::backward;
   const bool lean = k.arch.major == 12 || (with_dq && (k.arch.major >= 10 || scores16(s)));
-  c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) && lean));
+  const bool spills_else = k.arch.major == 11 && scores16(s); // 8 bytes under a mask
+  c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) ? lean : spills_else));
 }
 
 std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {

@@ -237,8 +237,7 @@ private:
       out = tokens_of(run_.out, head, m);
     }
     const float tau = run_.in.softmax_scale, log2_tau = tau * 1.44269504f;
-    std::vector<double> dk(ceil_div(tokens, unit) * d_), dv(dk), dk_size(dk),
-        dv_size(dk);
+    std::vector<double> dk(ceil_div(tokens, unit) * d_), dv(dk), dk_size(dk), dv_size(dk);
     const std::vector<int> exponents = exponents_of(dout, tokens);
     for (int64_t i = 0; i < tokens; ++i) {
       const auto row = [&](int vector) {
@@ -352,7 +351,7 @@ inline PrePassRun pre_pass_run(Pass pass, const AttentionSpec& spec, const Probl
         x = std::ldexp(x, static_cast<int>(token * 7 % 13) - 8);
       if (channel % 16 == 3)
         x = x * 4 + (tensor == &in.k ? 2 : 0);
-      if (token % 67 == 5 || channel == 17 || token / 512 == 1 && channel == 20)
+      if (token % 67 == 5 || channel == 17 || token / channel_tokens_q(run.spec) == 1 && channel == 20)
         x = 0;
       x = reference::round_to(dtype, x);
     }

@@ -318,7 +318,7 @@ TEST(Emulation, RefusesWhatItCannotFollow) {
   unresolved.head_dim = 64;
   EXPECT_THROW(emulate(in, unresolved, {}), SpecError);
   AttentionSpec spec = spec_of(64);
-  spec.group_kv = 96; // across the edge of a unit of 512
+  spec.group_kv = 96; // across the edge of a unit of 256
   EXPECT_THROW(emulate(in, spec, {}), SpecError);
   spec = spec_of(64, Granularity::block);
   spec.sink_keys = 1;

@@ -7,7 +7,9 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failures=0
 
-# caught FILE EDIT TEST WHAT...: with this edit the test fails, and its output has these words.
+# caught FILE EDIT TEST WHAT...: with this edit the test fails, and its output has these words; with
+# warps and lanes in the order of $seed.
+seed=0
 caught() {
   file=$1 edit=$2 test=$3 what=$4
   rm -rf "$folder/templates"
@@ -18,7 +20,8 @@ caught() {
     failures=$((failures + 1))
     return
   fi
-  SAGEBWD_TEMPLATE_DIR=$folder/templates SIMULATOR_CACHE_DIR=$folder/cache "$simulate" "$gpu_tests" \
+  SAGEBWD_TEMPLATE_DIR=$folder/templates SIMULATOR_CACHE_DIR=$folder/cache SIMULATOR_SEED=$seed \
+    "$simulate" "$gpu_tests" \
     --gtest_filter="Gpu/$test" >"$folder/log" 2>&1 || true
   if grep -q "FAILED  .*$test" "$folder/log" && grep -q "$what" "$folder/log"; then
     echo "caught: $edit"
@@ -47,4 +50,7 @@ caught kernels/backward_dkv.cuh 's/ || (WITH_DQ && key\[r\] < SINK_KEYS)//' $uns
 caught kernels/backward_dkv.cuh 's/(CAUSAL || WITH_DQ)/CAUSAL/' $unsmoothed 'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/__syncthreads(); .*/;/' $fused 'numerics_test.cpp'
 caught kernels/quantize.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' $fused 'numerics_test.cpp'
+seed=3
+caught kernels/forward.cuh 's/__syncthreads(); .. the old unit.*//' \
+  Numerics.NearExactAndEmulated/D64_fp16_Row 'numerics_test.cpp'
 exit $failures
