@@ -74,7 +74,7 @@ def test_version(sagebwd):
         (["build", "--head-dim", "abc"], "abc"),
         (["build", "--dtype", "fp8"], "fp8"),
         (["build", "--spec", OF_VERSION_1], "numerics = 1 is not what this version computes, whi"),
-        (["emit", "--list", "--numerics", "3"], "numerics = 3 is not what this version computes"),
+        (["emit", "--list", "--numerics", "4"], "numerics = 4 is not what this version computes"),
         (["build", "--causal", "yes"], "yes"),
         (["build", "--arch", ","], "--arch needs at least one value"),
         (["emit", "--kernel", "forwrd"], "did you mean 'forward'?"),
