@@ -67,6 +67,13 @@ struct KernelDefinition {
   const Tiling* tiling = nullptr; ///< none: a kernel without tiles
 };
 
+/// Channels of its results that one block sums. Of wide heads the gradients of all channels are more
+/// than registers hold: so many blocks as it takes share them out, each with S and dP of its own.
+inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
+  const bool in_parts = kind == KernelKind::backward_dq || kind == KernelKind::backward_dkv;
+  return in_parts && s.head_dim > kWidestFused ? kWidestFused : s.head_dim;
+}
+
 /// With a family, its own; without, one of them: for what they share, which is the pass, what is
 /// needed when, what a kernel depends on, whose tokens blocks own, and the outputs.
 const KernelDefinition& definition_of(KernelKind, std::optional<Family> = std::nullopt);

@@ -82,7 +82,9 @@ const Grouping& grouping_of(Granularity);
 inline constexpr int kNumerics = 3;
 
 /// Head dimensions that are built.
-inline constexpr int kHeadDims[] = {64, 128};
+inline constexpr int kHeadDims[] = {64, 128, 256};
+/// Up to which one block can sum the gradients of all channels.
+inline constexpr int kWidestFused = 128;
 std::string_view help_of_head_dim();
 
 /// The numerics of one attention operation. Group sizes of 0 mean "the default of this
@@ -189,9 +191,10 @@ inline bool scales_dout(const AttentionSpec& s) {
   return !grouping_of(s.granularity).one_scale && which_int8(s.precision).dv;
 }
 /// Whether one kernel may form all three gradients: it sums dQ in whatever order blocks come. Under
-/// one scale a group those of dS are dQ's kernel's to find.
+/// one scale a group those of dS are dQ's kernel's to find, and wide heads leave it no registers.
 inline bool may_fuse_backward(const AttentionSpec& s) {
-  return !s.deterministic && !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq);
+  return !s.deterministic && s.head_dim <= kWidestFused &&
+         !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq);
 }
 /// Tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
 int channel_tokens_q(const AttentionSpec&);

@@ -17,9 +17,11 @@ void narrow(AttentionSpec& s) {
 bool in_backward(Pass pass, const AttentionSpec&) { return pass == Pass::backward; }
 
 Grid grid(const KernelSpec& k, const Problem& p) {
+  const unsigned parts = blocks_of(k.attention.head_dim, sum_channels(k.kind, k.attention));
+  const unsigned batch = blocks_of(p.batch);
   return tiling_of(k.kind).blocks_own_keys
-             ? Grid{blocks_of(p.seq_kv, k.tile.block_kv), blocks_of(p.heads_kv), blocks_of(p.batch)}
-             : Grid{blocks_of(p.seq_q, k.tile.block_q), blocks_of(p.heads), blocks_of(p.batch)};
+             ? Grid{blocks_of(p.seq_kv, k.tile.block_kv), parts * blocks_of(p.heads_kv), batch}
+             : Grid{blocks_of(p.seq_q, k.tile.block_q), parts * blocks_of(p.heads), batch};
 }
 
 int threads(const KernelSpec& k) { return k.tile.warps * 32; }

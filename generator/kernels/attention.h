@@ -8,6 +8,8 @@
 
 #include "generator/definition.h"
 
+#include <algorithm>
+
 namespace sagebwd::attention {
 
 using O = Operand;
@@ -19,6 +21,10 @@ inline bool wide(const AttentionSpec& s) { return s.head_dim > 64; }
 /// Bytes of a token of Q or K for S, and of a token of V or dO.
 inline int score_row(const AttentionSpec& s) { return scores16(s) ? 2 * s.head_dim : s.head_dim; }
 inline int value_row(const AttentionSpec& s) { return 2 * s.head_dim; }
+/// Channels of a gradient that a block sums.
+inline int gradient_channels(const AttentionSpec& s) {
+  return sum_channels(KernelKind::backward_dq, s);
+}
 
 /// Shared memory of a ring's units of keys: scales of what sums are in and of the units whose first
 /// `step` keys have a stage, and for each warp ratios of one to the next.
@@ -27,10 +33,16 @@ inline int unit_bytes_ws(const AttentionSpec& s, const TileConfig& t, int step) 
   return (slots * static_cast<int>(kChannelVectors) + t.warps) * s.head_dim * 4;
 }
 
+/// Why a kernel whose blocks sum gradients of all channels has none for such heads.
+inline std::string too_wide(const AttentionSpec& s) {
+  return "its blocks sum gradients of all channels, " + std::to_string(kWidestFused) +
+         " at most; of " + std::to_string(s.head_dim) + " families mma and wgmma share them out";
+}
+
 /// An 8-bit A operand takes a quarter of its columns' registers. wgmma keeps the products of a
-/// whole group apart until they are scaled; mma.sync forms 16 columns at a time.
+/// whole group apart until they are scaled, of 128 channels at most; mma.sync forms 16 columns at a time.
 inline int product_registers(const AttentionSpec& s, Family family) {
-  return family == Family::wgmma ? s.head_dim / 2 : 8;
+  return family == Family::wgmma ? std::min(s.head_dim, kWidestFused) / 2 : 8;
 }
 
 /// The spec less what no attention kernel depends on.

@@ -15,19 +15,19 @@ namespace {
 // K, V; stages of Q and dO for S and dP, for dK and dV, and of vectors; scales of units
 int shared_bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
-  const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
+  const int for_gradients = gradient_channels(s) * ((int8.dk ? 1 : 2) + int8.dv);
   constexpr int row_vectors = static_cast<int>(kRowVectors);
   constexpr int vectors = 2 * static_cast<int>(kChannelVectors);
   const bool units = !blockwise(s) && (int8.dk || int8.dv);
   return t.block_kv * (score_row(s) + value_row(s)) +
          t.stages * kTokensPerTile *
              (score_row(s) + value_row(s) + for_gradients + row_vectors * 4) +
-         (units ? 3 * vectors * s.head_dim * 4 : 0);
+         (units ? 3 * vectors * gradient_channels(s) * 4 : 0);
 }
 // dK and dV; a tile's P and dP, then dS, P in 8 bits and products
 int accumulators_of_dkv(const AttentionSpec& s, Family family) {
   const int tile = kTokensPerTile / 2;
-  return s.head_dim + std::max(2 * tile, tile + tile / 4 + product_registers(s, family));
+  return gradient_channels(s) + std::max(2 * tile, tile + tile / 4 + product_registers(s, family));
 }
 bool sums_16_bit_products(const AttentionSpec&) { return true; }
 std::vector<Output> outputs_of_dkv(const AttentionSpec& s, const Problem& p) {
@@ -72,6 +72,8 @@ Tiling tiling_ws() {
     if (scores16(s) || blockwise(s))
       return "it is built for 8-bit scores under '" + value_text(Granularity::row) +
              "'; the family wgmma has the others";
+    if (s.head_dim > kWidestFused)
+      return too_wide(s);
     const Int8Products int8 = which_int8(s.precision);
     if (wide(s) && (t.warps == 12 || (int8.dk && int8.dv)))
       return "registers do not suffice for " +
@@ -109,6 +111,8 @@ const Tiling kBackward = {
         },
     .objection =
         [](const AttentionSpec& s, const TileConfig& t) {
+          if (s.head_dim > kWidestFused)
+            return too_wide(s);
           if (!may_fuse_backward(s))
             return "dQ is summed in no order: it takes no 'deterministic', and under '" +
                    value_text(Granularity::block) + "' precision '" +
@@ -135,7 +139,9 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   // There a few more registers than there are would be needed to unroll dP's product.
   const bool masked = k.arch.major == 12 && s.causal != Causal::none && !blockwise(s) &&
                       s.precision == Precision::six_of_seven;
-  const bool halved = k.arch.major >= 10 && wide(s) && (s.sink_keys == 0 || masked);
+  const bool halved = s.head_dim > kWidestFused
+                          ? k.arch.major >= 9
+                          : k.arch.major >= 10 && wide(s) && (s.sink_keys == 0 || masked);
   configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
   // but for consumer Blackwell's schedule, and beside dQ on any Blackwell or with 16-bit scores.

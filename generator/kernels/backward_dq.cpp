@@ -33,7 +33,7 @@ const Tiling kBackwardDq = {
           const int keys =
               t.stages * kTokensPerTile * (score_row(s) + value_row(s)) +
               (t.stages == 2 && group == kTokensPerTile ? 2 : 1) * group *
-                  (dq8 ? s.head_dim : value_row(s)) +
+                  gradient_channels(s) * (dq8 ? 1 : 2) +
               (scores16(s) ? 0 : t.stages * static_cast<int>(kPadding / kKeysAScale) * 4) +
               (dq8 && blockwise(s) ? 2 * t.warps * 8 : 0);
           return dq_holds_rows(s, t.family) ? std::max(rows, keys) : rows + keys;
@@ -57,7 +57,7 @@ const Tiling kBackwardDq = {
     .accumulators =
         [](const AttentionSpec& s, Family family) {
           const int group = s.group_kv / 2;
-          return s.head_dim / 2 +
+          return gradient_channels(s) / 2 +
                  std::max(group + kTokensPerTile / 2, group / 4 + product_registers(s, family));
         },
     .sums_16_bit_products = [](const AttentionSpec&) { return true; },
@@ -109,6 +109,8 @@ Tiling tiling_ws() {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
              "' Q and K have 16 bits; the family wgmma has them";
+    if (s.head_dim > kWidestFused)
+      return too_wide(s);
     if (blockwise(s) && which_int8(s.precision).dq)
       return "its warpgroups share no scale, which '" + value_text(s.granularity) +
              "' has for all queries of a block; the family wgmma does";

@@ -16,6 +16,8 @@ int shared_bytes(const AttentionSpec& s, const TileConfig& t) {
 }
 
 std::string objection(const AttentionSpec& s, const TileConfig& t) {
+  if (s.head_dim > kWidestFused)
+    return too_wide(s);
   if (s.deterministic)
     return "dQ is summed in no order: it takes no 'deterministic'";
   if (s.precision != Precision::gradients16)

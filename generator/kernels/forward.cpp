@@ -49,8 +49,9 @@ const Tiling kForward = {
 void configure_forward(Configuration& c, const KernelSpec& k) {
   configure_common(c, k);
   // At 128 channels ptxas' schedules for Blackwells leave no registers for them; reading them again
-  // is one in seventeen reads of shared memory.
-  const bool in_registers = !wide(k.attention) || k.arch.major < 10;
+  // is one in seventeen reads of shared memory. At 256 nobody has them.
+  const bool in_registers = !wide(k.attention) ||
+                            (k.attention.head_dim <= kWidestFused && k.arch.major < 10);
   configure_operands(c, k, in_registers, k.attention.head_dim / 16);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
   // but for the forward at 128 channels.
@@ -75,13 +76,19 @@ Tiling tiling_ws() {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
              "' Q and K have 16 bits; the family wgmma has them";
+    if (s.head_dim > kWidestFused && t.warps == 12)
+      return "registers do not suffice for three warpgroups at " + std::to_string(s.head_dim) +
+             " channels";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
   };
   // Measured on an H200: at 64 channels and under a mask three small blocks an SM are as fast, and
   // faster than one large one up to 4096 tokens.
-  tiling.beats_wgmma = [](const AttentionSpec& s) { return wide(s) && s.causal == Causal::none; };
-  tiling.preferred = [](const AttentionSpec&, Family) -> TileConfig {
-    return {.warps = 12, .stages = 4, .blocks_per_sm = 1};
+  tiling.beats_wgmma = [](const AttentionSpec& s) {
+    return s.head_dim > kWidestFused || (wide(s) && s.causal == Causal::none);
+  };
+  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
+    const bool widest = s.head_dim > kWidestFused;
+    return {.warps = widest ? 8 : 12, .stages = widest ? 2 : 4, .blocks_per_sm = 1};
   };
   return tiling;
 }
@@ -94,7 +101,8 @@ void configure_forward_ws(Configuration& c, const KernelSpec& k) {
 
 std::vector<std::string> options_of_forward_mma(const KernelSpec& k) {
   // Large blocks at 128 channels spill at level 3.
-  if (!wide(k.attention) || k.arch.name == "sm_100" || k.tile.warps == 8)
+  if (!wide(k.attention) || k.attention.head_dim > kWidestFused || k.arch.name == "sm_100" ||
+      k.tile.warps == 8)
     return {"--ptxas-options=-O1"};
   return {};
 }

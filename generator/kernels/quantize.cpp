@@ -38,7 +38,7 @@ int blocks_per_sm(const KernelSpec& k) {
   const bool unrotated = int8.s && !k.attention.rotate;
   const bool tight = backward && (k.arch.major >= 10 || (int8.s && int8.dk && !int8.dv) ||
                                   (!wide && (unrotated || !int8.s)));
-  return (wide ? 2 : 3) - tight;
+  return k.attention.head_dim > kWidestFused ? 1 : (wide ? 2 : 3) - tight;
 }
 
 void configure(Configuration& c, const KernelSpec& k) {
@@ -66,6 +66,13 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("BLOCKS_PER_SM", blocks_per_sm(k));
 }
 
+/// A thread's 64 channels of a token take all registers: from level 2 on a few bytes are spilled.
+std::vector<std::string> compiler_options(const KernelSpec& k) {
+  if (k.attention.head_dim > kWidestFused)
+    return {"--ptxas-options=-O1"};
+  return {};
+}
+
 } // namespace
 
 std::vector<KernelDefinition> quantize_kernels() {
@@ -90,6 +97,7 @@ std::vector<KernelDefinition> quantize_kernels() {
                     key_roles(k) * blocks_of(units, p.heads / p.heads_kv),
                 blocks_of(p.heads), blocks_of(p.batch)};
       },
+      .compiler_options = compiler_options,
   }};
 }
 

@@ -32,7 +32,7 @@ static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken ove
 /// next tile of the walk. With mma.sync ptxas chooses worse, but not beside 16-bit scores.
 constexpr bool CHOOSES_REGISTERS = !ASYNCHRONOUS && !QK16;
 /// dP is formed in so many parts, one after the other: mma.sync's registers are few.
-constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : HEAD_DIM / 64;
+constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : SUM_CHANNELS / 64;
 
 /// Products that run while their warps go on need not be waited for: S and dP of the next tile are
 /// started before this one's work ends.
@@ -51,8 +51,8 @@ struct SharedLayout {
   /// Q for dK: transposed, or rows of 16 bits.
   static constexpr int DK_QUERIES = DOUT + TILE_Q * VALUE_ROW_BYTES;
   /// dO for dV, transposed; in 16 bits the rows for dP serve.
-  static constexpr int DV_DOUT = DK_QUERIES + TILE_Q * (DK16 ? VALUE_ROW_BYTES : HEAD_DIM);
-  static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : HEAD_DIM); ///< vectors per query
+  static constexpr int DV_DOUT = DK_QUERIES + TILE_Q * (DK16 ? SUM_ROW_BYTES : SUM_CHANNELS);
+  static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : SUM_CHANNELS); ///< vectors per query
   static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
   static constexpr int STAGE_BYTES = ROWS + ROW_VECTORS * TILE_Q * 4;
   static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
@@ -101,13 +101,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const auto load_for_gradients = [&](const QueryTile& tile, u32 stage) {
     if (walk.has(tile)) {
       const u32 of_dk = stage + SharedLayout::DK_QUERIES;
+      const u64 transposed = tile.elements() + first_channel() * TILE_Q;
       if constexpr (DK16)
-        load_tile<TILE_Q, VALUE_ROW_BYTES, THREADS>(of_dk, query_rows(tile), p.q_stride_s * 2,
-                                                    at.seq_q() - tile.in_head * TILE_Q);
+        load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(of_dk, query_rows(tile) + first_channel(),
+                                                  p.q_stride_s * 2,
+                                                  at.seq_q() - tile.in_head * TILE_Q);
       else
-        load_image<TILE_Q * HEAD_DIM>(of_dk, p.qt8 + tile.elements());
+        load_image<TILE_Q * SUM_CHANNELS>(of_dk, p.qt8 + transposed);
       if constexpr (!DV16)
-        load_image<TILE_Q * HEAD_DIM>(stage + SharedLayout::DV_DOUT, p.dot8 + tile.elements());
+        load_image<TILE_Q * SUM_CHANNELS>(stage + SharedLayout::DV_DOUT, p.dot8 + transposed);
     }
     cp_async_commit();
   };
@@ -115,14 +117,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   // Scales of the units of the run that `tile` is in.
   const auto load_units = [&](const QueryTile& tile, int slot) {
     if constexpr (CHANNEL_UNITS) {
-      constexpr int FLOATS = CHANNEL_VECTORS * HEAD_DIM;
+      constexpr int VECTORS = CHANNEL_PARTS == 1 ? CHANNEL_VECTORS : 1; // that lie together
+      constexpr int FLOATS = VECTORS * SUM_CHANNELS;
       const u32 units = units_of(shared, slot);
       const s64 unit =
-          (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) * FLOATS;
-      if constexpr (!DK16)
-        load_floats_if<FLOATS, THREADS>(units + UNITS_OF_Q, p.qt8_scale + unit, walk.has(tile));
-      if constexpr (!DV16)
-        load_floats_if<FLOATS, THREADS>(units + UNITS_OF_DOUT, p.dot8_scale + unit, walk.has(tile));
+          (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
+              (CHANNEL_VECTORS * HEAD_DIM) +
+          first_channel();
+#pragma unroll
+      for (int vector = 0; vector < CHANNEL_VECTORS; vector += VECTORS) {
+        const u32 to = units + vector * VECTOR_BYTES;
+        const s64 from = unit + vector * HEAD_DIM;
+        if constexpr (!DK16)
+          load_floats_if<FLOATS, THREADS>(to + UNITS_OF_Q, p.qt8_scale + from, walk.has(tile));
+        if constexpr (!DV16)
+          load_floats_if<FLOATS, THREADS>(to + UNITS_OF_DOUT, p.dot8_scale + from, walk.has(tile));
+      }
     }
   };
 
@@ -247,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Scale p_low, p_high, ds_low, ds_high;
     if constexpr (DV16) {
       pack_fragments<TILE_Q / 16>(p16, x);
-      issue_rows<TILE_Q / 16>(dv, p16, dout);
+      issue_rows<TILE_Q / 16>(dv, p16, dout + first_channel() * (TILE_Q * 2));
     } else {
       if constexpr (!BLOCK_SCALES) {
         largest_probabilities(x, largest_p);

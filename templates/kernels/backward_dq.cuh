@@ -41,7 +41,7 @@ struct SharedLayout {
   static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
   static constexpr int VALUES_BYTES = TOKENS_PER_TILE * VALUE_ROW_BYTES;
   static constexpr int SUMMED = VALUES + STAGES * VALUES_BYTES; ///< keys that dS meets
-  static constexpr int SUMMED_BYTES = DQ16 ? VALUES_BYTES : HEAD_DIM * GROUP;
+  static constexpr int SUMMED_BYTES = GROUP * (DQ16 ? SUM_ROW_BYTES : SUM_CHANNELS);
   static constexpr int KEY_SCALES = SUMMED + (PREFETCHES_SUMMED ? 2 : 1) * SUMMED_BYTES;
   static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4; ///< those of 128 keys
   static constexpr int MAXIMA = KEY_SCALES + (QK16 ? 0 : STAGES * KEY_SCALES_BYTES);
@@ -97,12 +97,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
   const auto load_summed = [&](int group, int stage, int valid) {
     const u32 destination = shared + SharedLayout::SUMMED + stage * SharedLayout::SUMMED_BYTES;
-    if constexpr (DQ16)
-      load_image<SharedLayout::SUMMED_BYTES>(destination, rows16,
-                                             static_cast<s64>(group) * (GROUP * VALUE_ROW_BYTES));
-    else
-      load_image<SharedLayout::SUMMED_BYTES>(destination, keys_t,
-                                             static_cast<s64>(group) * (GROUP * HEAD_DIM));
+    // A tile of 64 keys holds channel after channel, or 64 channels after 64.
+    constexpr int IMAGES = CHANNEL_PARTS == 1 ? 1 : KEY_TILES, ELEMENT = DQ16 ? 2 : 1;
+    constexpr int BYTES = SharedLayout::SUMMED_BYTES / IMAGES;
+#pragma unroll
+    for (int image = 0; image < IMAGES; ++image)
+      load_image<BYTES>(destination + image * BYTES,
+                        DQ16 ? static_cast<const void*>(rows16) : keys_t,
+                        static_cast<s64>(group * IMAGES + image) *
+                                (GROUP / IMAGES * HEAD_DIM * ELEMENT) +
+                            first_channel() * (TOKENS_PER_TILE * ELEMENT));
   };
 
   // Scales of a group's unit and inverses of another's, brought where values have been read: sums
@@ -111,9 +115,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 destination = shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES;
     const QueryHead here = query_head_anew(p);
     __syncthreads();
-    load_floats<HEAD_DIM, THREADS>(destination,
+    load_floats<SUM_CHANNELS, THREADS>(destination,
                                    unit_of(here, group / GROUPS_A_UNIT) + CHANNEL_SCALE * HEAD_DIM);
-    load_floats<HEAD_DIM, THREADS>(destination + HEAD_DIM * 4, unit_of(here, next / GROUPS_A_UNIT) +
+    load_floats<SUM_CHANNELS, THREADS>(destination + SUM_CHANNELS * 4, unit_of(here, next / GROUPS_A_UNIT) +
                                                                    CHANNEL_INVERSE * HEAD_DIM);
     cp_async_commit();
     wait_for_tiles();
@@ -302,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if constexpr (HAS_UNITS) {
         if (group % GROUPS_A_UNIT == 0 && turn > 0) {
           const u32 from = load_scales(stage_of(KEY_TILES - 1), walk.previous(), group);
-          dq.change_units(from, from + HEAD_DIM * 4);
+          dq.change_units(from, from + SUM_CHANNELS * 4);
         }
       } else if (turn % GROUPS_UNTIL_SETTLED == GROUPS_UNTIL_SETTLED - 1) {
         dq.settle();

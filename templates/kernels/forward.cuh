@@ -145,10 +145,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       wait_for_tiles();
       load_keys(walk.next());
     }
-    TokenProducts<false, GROUP_KV / 32> p_v;
-    p_v.issue(p8,
-              shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES + token_lane());
-    p_v.template add_to<0>(o, beta[0] * unit, beta[1] * unit);
+#pragma unroll
+    for (int part = 0; part < HEAD_DIM / PRODUCT_CHANNELS; ++part) {
+      TokenProducts<false, GROUP_KV / 32> p_v;
+      p_v.issue(p8,
+                shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES + token_lane(),
+                part);
+      p_v.template add_to<0>(o, beta[0] * unit, beta[1] * unit, part);
+    }
     walk = walk.next();
   };
 

@@ -136,11 +136,16 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     u32 p8[KEY_SCALES][4];
     rows.take_scores(p8, sums, key_scale, largest, beta, hidden);
 
-    TokenProducts<false, GROUP_KV / 32> p_v;
-    p_v.issue(p8, shared + SharedLayout::VALUES + place.stage * SharedLayout::VALUES_BYTES);
-    p_v.finish();
-    ring.release(place);
-    p_v.add_finished_to(o, beta[0] * unit, beta[1] * unit);
+    constexpr int PARTS = HEAD_DIM / PRODUCT_CHANNELS;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      TokenProducts<false, GROUP_KV / 32> p_v;
+      p_v.issue(p8, shared + SharedLayout::VALUES + place.stage * SharedLayout::VALUES_BYTES, part);
+      p_v.finish();
+      if (part == PARTS - 1)
+        ring.release(place);
+      p_v.add_finished_to(o, beta[0] * unit, beta[1] * unit, part);
+    }
     ++group;
   };
 

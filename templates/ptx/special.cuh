@@ -18,6 +18,11 @@ __device__ __forceinline__ int read_block_x() {
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
   return x;
 }
+__device__ __forceinline__ int read_block_y() {
+  int y;
+  asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
+  return y;
+}
 __device__ __forceinline__ void read_block_yz(int& y, int& z) {
   asm volatile("mov.u32 %0, %%ctaid.y; mov.u32 %1, %%ctaid.z;" : "=r"(y), "=r"(z));
 }

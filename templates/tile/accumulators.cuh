@@ -12,6 +12,7 @@
 #include "tile/shared_tile.cuh"
 
 constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2;    ///< a token of V or dO, 16-bit
+constexpr int SUM_ROW_BYTES = SUM_CHANNELS * 2;  ///< of these channels of V or dO
 constexpr int TOKEN_ROW_BYTES = TOKENS_PER_TILE; ///< a channel of a transposed tile, 8-bit
 constexpr int SCORE_ROW_BYTES = QK16 ? HEAD_DIM * 2 : HEAD_DIM; ///< a token of Q or K for S
 
@@ -54,29 +55,29 @@ __device__ __forceinline__ float read_row(const float* q_rows, s64 first_row, in
                 sigma_slot(query % TOKENS_PER_TILE)];
 }
 
-/// Column by column `from` times `to`, HEAD_DIM floats each in shared memory: what brings sums from
+/// Column by column `from` times `to`, SUM_CHANNELS floats each in shared memory: what brings sums from
 /// units to others whose inverses are `to`. Each of THREADS_HERE threads calls it, by its number.
 template <int THREADS_HERE>
 __device__ __forceinline__ void form_ratios(u32 ratios, u32 from, u32 to, int thread) {
 #pragma unroll
-  for (int first = 0; first < HEAD_DIM; first += THREADS_HERE) {
+  for (int first = 0; first < SUM_CHANNELS; first += THREADS_HERE) {
     const int offset = (first + thread) * 4;
-    if (HEAD_DIM % THREADS_HERE == 0 || offset < HEAD_DIM * 4)
+    if (SUM_CHANNELS % THREADS_HERE == 0 || offset < SUM_CHANNELS * 4)
       write_float(ratios + offset, read_float(from + offset) * read_float(to + offset));
   }
 }
 
-/// A warp's 16 x HEAD_DIM sums of products. Those of INT8 with a transposed copy are in units of
+/// A warp's 16 x SUM_CHANNELS sums of products. Those of INT8 with a transposed copy are in units of
 /// its channels' scales, and each row of them is too large by its `surplus` (products_mma.cuh).
 struct Sums {
-  float x[HEAD_DIM / 8][4] = {};
+  float x[SUM_CHANNELS / 8][4] = {};
   float surplus[2] = {0, 0};
 
-  /// Takes the surplus off and multiplies each column by one of HEAD_DIM floats: the ratio of the
+  /// Takes the surplus off and multiplies each column by one of SUM_CHANNELS floats: the ratio of the
   /// units that it is in to others, or, at the end, those units.
   template <typename Vector> __device__ __forceinline__ void multiply_columns(Vector factors) {
 #pragma unroll
-    for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
+    for (int pair = 0; pair < SUM_CHANNELS / 16; ++pair) {
       const float4 of_pair = read_columns(factors, pair);
       const float factor[4] = {of_pair.x, of_pair.y, of_pair.z, of_pair.w};
       multiply_columns(pair, factor);
@@ -87,7 +88,7 @@ struct Sums {
   /// short of registers ptxas spills with those (compiled: mma.sync's gradients, 8 to 76 bytes).
   template <typename Vector> __device__ __forceinline__ void change_units(Vector from, Vector to) {
 #pragma unroll
-    for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
+    for (int pair = 0; pair < SUM_CHANNELS / 16; ++pair) {
       const float4 a = read_columns(from, pair), b = read_columns(to, pair);
       const float factor[4] = {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
       multiply_columns(pair, factor);
@@ -104,7 +105,7 @@ struct Sums {
   /// Takes the surplus off: before it outgrows what it is added to, and where there are no units.
   __device__ __forceinline__ void settle() {
 #pragma unroll
-    for (int j = 0; j < HEAD_DIM / 8; ++j) {
+    for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         x[j][i] -= surplus[i >> 1];
@@ -113,7 +114,7 @@ struct Sums {
   }
   __device__ __forceinline__ void multiply_rows(const float (&factor)[2]) {
 #pragma unroll
-    for (int j = 0; j < HEAD_DIM / 8; ++j) {
+    for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         x[j][i] *= factor[i >> 1];
@@ -135,14 +136,14 @@ private:
   }
 };
 
-/// Writes a warp's 16 x HEAD_DIM accumulators as rows of a 16-bit tensor; rows at or past
+/// Writes a warp's 16 x SUM_CHANNELS accumulators as rows of a 16-bit tensor; rows at or past
 /// `valid_rows` are not touched.
 __device__ __forceinline__ void store_rows(Element* rows, s64 stride, int valid_rows,
-                                           const float (&x)[HEAD_DIM / 8][4], float factor_low,
+                                           const float (&x)[SUM_CHANNELS / 8][4], float factor_low,
                                            float factor_high) {
   const int row = lane_id() >> 2, column = (lane_id() & 3) * 2;
 #pragma unroll
-  for (int j = 0; j < HEAD_DIM / 8; ++j) {
+  for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
     if (row < valid_rows)
       *reinterpret_cast<u32*>(rows + row * stride + 8 * j + column) =
           pack<Element>(x[j][0] * factor_low, x[j][1] * factor_low);

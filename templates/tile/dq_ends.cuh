@@ -11,7 +11,7 @@ constexpr bool HAS_UNITS = !DQ16 && !BLOCK_SCALES;
 /// smoothed where the INT8 copy is.
 __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const QueryHead& at,
                                                 const int (&query)[2], const float* inverses) {
-  const int channel = (lane_id() & 3) * 2;
+  const int channel = first_channel() + (lane_id() & 3) * 2;
   const Element* key = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + channel;
   const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + channel;
   float gradient[2];
@@ -21,7 +21,7 @@ __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const
                       ? 0.0f
                       : read_row(p.q_rows, at.padded_query(), query[r], ROW_SINK);
 #pragma unroll
-  for (int j = 0; j < HEAD_DIM / 8; ++j) {
+  for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
     float2 x = unpack<Element>(*reinterpret_cast<const u32*>(key + 8 * j));
     if constexpr (SMOOTH_K) {
       x.x -= mean[8 * j];
@@ -42,16 +42,16 @@ __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const
 
 /// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean that
 /// K-smoothing took off counts.
-__device__ __forceinline__ void add_mean(const Params& p, float (&dq)[HEAD_DIM / 8][4],
+__device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNELS / 8][4],
                                          const QueryHead& at, int row) {
-  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + (lane_id() & 3) * 2;
+  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + first_channel() + (lane_id() & 3) * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r, row += 8) {
     if (row >= at.seq_q() || sees_nothing(at, row))
       continue;
     const float gradient = p.dlse[at.first_row() + row];
 #pragma unroll
-    for (int j = 0; j < HEAD_DIM / 8; ++j) {
+    for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
       dq[j][2 * r] += gradient * mean[8 * j];
       dq[j][2 * r + 1] += gradient * mean[8 * j + 1];
     }
@@ -59,7 +59,7 @@ __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[HEAD_DIM /
 }
 
 /// What is computed from here on alone does not take registers over the loops.
-__device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[HEAD_DIM / 8][4]) {
+__device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANNELS / 8][4]) {
   const QueryHead at = query_head_anew(p);
   const int warp_query = block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 32 * 16;
   if constexpr (SMOOTH_K) {
@@ -67,6 +67,6 @@ __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[HEAD_DIM 
       add_mean(p, dq, at, warp_query + (lane_id() >> 2));
   }
   store_rows(p.dq + at.first_query(p.dq_stride_b) + at.head * p.dq_stride_h +
-                 warp_query * p.dq_stride_s,
+                 warp_query * p.dq_stride_s + first_channel(),
              p.dq_stride_s, at.seq_q() - warp_query, dq, p.softmax_scale, p.softmax_scale);
 }

@@ -6,11 +6,11 @@
 #include "tile/query_walk.cuh"
 
 /// INT8 products of a tile with 64 channels, dV's first.
-constexpr int PRODUCTS_OF_DV = DV16 ? 0 : HEAD_DIM / 64;
-constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : HEAD_DIM / 64);
+constexpr int PRODUCTS_OF_DV = DV16 ? 0 : SUM_CHANNELS / 64;
+constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : SUM_CHANNELS / 64);
 
 /// Of a run's units in shared memory: Q's scales, which dK is in, then dO's.
-constexpr int VECTOR_BYTES = HEAD_DIM * 4;
+constexpr int VECTOR_BYTES = SUM_CHANNELS * 4;
 constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
 constexpr int UNIT_BYTES = CHANNEL_UNITS ? 2 * CHANNEL_VECTORS * VECTOR_BYTES : 0;
 
@@ -48,8 +48,8 @@ struct KeyGradients {
 __device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, const KeyHead& at,
                                                             int first_key, const Sums& dk,
                                                             const Sums& dv) {
-  const KeyGradients to = {p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h,
-                           p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h};
+  const KeyGradients to = {p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h + first_channel(),
+                           p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h + first_channel()};
   const int left = at.seq_kv() - first_key;
   store_rows(to.dk + first_key * p.dk_stride_s, p.dk_stride_s, left, dk.x, p.softmax_scale,
              p.softmax_scale);
@@ -65,12 +65,13 @@ __device__ __forceinline__ void write_first_key(const KeyHead& at, const KeyGrad
   const int partials = ceil_div(at.p.padded_q, CHANNEL_TOKENS_Q) * at.heads;
   const float* of_head =
       at.p.sink_partial + at.first_unit<CHANNEL_TOKENS_Q>(at.kv_head * at.heads) * (2 * HEAD_DIM);
-  for (int i = threadIdx.x; i < 2 * HEAD_DIM; i += THREADS_HERE) {
+  for (int i = threadIdx.x; i < 2 * SUM_CHANNELS; i += THREADS_HERE) {
+    const int channel = i % SUM_CHANNELS;
+    const bool of_dv = i >= SUM_CHANNELS;
+    const int place = of_dv * HEAD_DIM + first_channel() + channel;
     float sum = 0;
     for (int partial = 0; partial < partials; ++partial)
-      sum += of_head[partial * static_cast<s64>(2 * HEAD_DIM) + i];
-    const int channel = i % HEAD_DIM;
-    const bool of_dv = i >= HEAD_DIM;
+      sum += of_head[partial * static_cast<s64>(2 * HEAD_DIM) + place];
     (of_dv ? to.dv : to.dk)[channel].bits =
         static_cast<u16>(pack<Element>(of_dv ? sum : sum * at.p.softmax_scale, 0.0f));
   }

@@ -11,6 +11,13 @@
 #include "configuration.cuh"
 #include "ptx/special.cuh"
 
+/// Blocks that share a head's channels out, neighbours in the grid: each sums SUM_CHANNELS of them.
+constexpr int CHANNEL_PARTS = HEAD_DIM / SUM_CHANNELS;
+/// The first channel that this block sums.
+__device__ __forceinline__ int first_channel() {
+  return CHANNEL_PARTS == 1 ? 0 : read_block_y() % CHANNEL_PARTS * SUM_CHANNELS;
+}
+
 struct Sequence {
   const Params& p;
   int batch;
@@ -58,7 +65,7 @@ __device__ __forceinline__ QueryHead query_head(const Params& p, int head, int b
 }
 
 __device__ __forceinline__ QueryHead query_head(const Params& p) {
-  return query_head(p, blockIdx.y, blockIdx.z);
+  return query_head(p, blockIdx.y / CHANNEL_PARTS, blockIdx.z);
 }
 
 /// The same read anew, at a kernel's end: what only the end computes from it, and the beginning
@@ -66,7 +73,7 @@ __device__ __forceinline__ QueryHead query_head(const Params& p) {
 __device__ __forceinline__ QueryHead query_head_anew(const Params& p) {
   int head, batch;
   read_block_yz(head, batch);
-  return query_head(p, head, batch);
+  return query_head(p, head / CHANNEL_PARTS, batch);
 }
 
 /// Of a block that owns keys.
@@ -90,11 +97,11 @@ __device__ __forceinline__ KeyHead key_head(const Params& p, int kv_head, int ba
   return {{p, batch}, kv_head, heads, flat_kv_head};
 }
 __device__ __forceinline__ KeyHead key_head(const Params& p) {
-  return key_head(p, blockIdx.y, blockIdx.z);
+  return key_head(p, blockIdx.y / CHANNEL_PARTS, blockIdx.z);
 }
 /// The same read anew, at a kernel's end.
 __device__ __forceinline__ KeyHead key_head_anew(const Params& p) {
   int kv_head, batch;
   read_block_yz(kv_head, batch);
-  return key_head(p, kv_head, batch);
+  return key_head(p, kv_head / CHANNEL_PARTS, batch);
 }

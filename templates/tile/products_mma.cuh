@@ -136,10 +136,13 @@ __device__ __forceinline__ void finish_values(float (&)[N][4], const Start&) {}
 /// What is added to the address of transposed tiles that are multiplied with.
 __device__ __forceinline__ u32 token_lane() { return b_lane_offset<TOKEN_ROW_BYTES>(); }
 
+/// Channels of products that are formed at a time: here, as few as it takes.
+constexpr int PRODUCT_CHANNELS = SUM_CHANNELS;
+
 /// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles. At `tiles`, less token_lane(),
 /// lie the 64-token tiles of the group one after the other. Sums are formed 16 columns at a time,
 /// when they are added. With fewer than all CHANNELS, those from CHANNELS * part on.
-template <bool SIGNED, int STEPS, int CHANNELS = HEAD_DIM> class TokenProducts {
+template <bool SIGNED, int STEPS, int CHANNELS = SUM_CHANNELS> class TokenProducts {
 public:
   __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles, int part = 0) {
     address_ = tiles + part * (CHANNELS * TOKEN_ROW_BYTES);
@@ -164,7 +167,7 @@ public:
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         u32 b[4];
-        load_fragment<TOKEN_ROW_BYTES>(b, address_ + step / 2 * (HEAD_DIM * TOKEN_ROW_BYTES),
+        load_fragment<TOKEN_ROW_BYTES>(b, address_ + step / 2 * (SUM_CHANNELS * TOKEN_ROW_BYTES),
                                        pair * 16, step % 2);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -247,16 +250,16 @@ template <int STEPS>
 __device__ __forceinline__ void issue_rows(Sums& sums, const u32 (&a)[STEPS][4], u32 tile) {
   const int lane = lane_id();
   const u32 address =
-      tile + chunk_offset<VALUE_ROW_BYTES>((lane & 7) | (lane >> 3 & 1) << 3, lane >> 4);
-  constexpr int PAIRS_A_PANEL = PITCH<VALUE_ROW_BYTES> / 32;
+      tile + chunk_offset<SUM_ROW_BYTES>((lane & 7) | (lane >> 3 & 1) << 3, lane >> 4);
+  constexpr int PAIRS_A_PANEL = PITCH<SUM_ROW_BYTES> / 32;
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
-    for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
+    for (int pair = 0; pair < SUM_CHANNELS / 16; ++pair) {
       u32 b[4];
       ldmatrix_x4_transposed(b, (address ^ (pair % PAIRS_A_PANEL << 5)) +
-                                    pair / PAIRS_A_PANEL * PANEL_BYTES<VALUE_ROW_BYTES> +
-                                    row_offset<VALUE_ROW_BYTES>(step * 16));
+                                    pair / PAIRS_A_PANEL * PANEL_BYTES<SUM_ROW_BYTES> +
+                                    row_offset<SUM_ROW_BYTES>(step * 16));
       mma_16<Element>(sums.x[2 * pair], a[step], b[0], b[1], sums.x[2 * pair]);
       mma_16<Element>(sums.x[2 * pair + 1], a[step], b[2], b[3], sums.x[2 * pair + 1]);
     }

@@ -25,8 +25,8 @@ struct IntegerScores {
   static __device__ __forceinline__ void multiply(int (*d)[4], u64 a, u64 b, bool accumulate) {
     wgmma_s8(d, a, b, accumulate);
   }
-  /// With the rows of two tiles: 8-bit tiles have one panel, so that these are evenly spaced.
-  static constexpr bool TAKES_TWO_TILES = true;
+  /// With the rows of two tiles: where tiles have one panel, these are evenly spaced.
+  static constexpr bool TAKES_TWO_TILES = PITCH<SCORE_ROW_BYTES> == SCORE_ROW_BYTES;
   static __device__ __forceinline__ void multiply_two(int (*d)[4], u64 a, u64 b, bool accumulate) {
     wgmma_s8_wide(d, a, b, accumulate);
   }
@@ -207,17 +207,22 @@ __device__ __forceinline__ void finish_values(float (&sums)[N][4], const Start& 
   }
 }
 
-/// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles, HEAD_DIM columns of products.
-/// `tiles` holds the 64-token tiles of the group one after the other.
+/// Channels of products that are formed at a time: their accumulators are apart from the sums.
+constexpr int PRODUCT_CHANNELS = SUM_CHANNELS < 128 ? SUM_CHANNELS : 128;
+
+/// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles, PRODUCT_CHANNELS columns of
+/// products: those from PRODUCT_CHANNELS * part on. `tiles` holds the 64-token tiles of the group
+/// one after the other.
 template <bool SIGNED, int STEPS, typename Tiles>
 __device__ __forceinline__ void issue_tokens(int (*products)[4], const u32 (&a)[STEPS][4],
-                                             Tiles tiles) {
-  const u64 b = descriptor_of<TOKEN_ROW_BYTES>(tiles);
+                                             Tiles tiles, int part = 0) {
+  const u64 b = descriptor_of<TOKEN_ROW_BYTES>(tiles) +
+                part * (PRODUCT_CHANNELS * TOKEN_ROW_BYTES / 16);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
-    const u64 step_b = b + (step / 2 * (HEAD_DIM * TOKEN_ROW_BYTES) + step % 2 * 32) / 16;
-    if constexpr (HEAD_DIM == 128)
+    const u64 step_b = b + (step / 2 * (SUM_CHANNELS * TOKEN_ROW_BYTES) + step % 2 * 32) / 16;
+    if constexpr (PRODUCT_CHANNELS == 128)
       wgmma_8_wide<SIGNED>(products, a[step], step_b, step > 0);
     else
       wgmma_8<SIGNED>(products, a[step], step_b, step > 0);
@@ -226,13 +231,14 @@ __device__ __forceinline__ void issue_tokens(int (*products)[4], const u32 (&a)[
 }
 /// sums += those products, finished, times the row's scale: `low` (row g) or `high` (row g + 8).
 __device__ __forceinline__ void add_tokens(Sums& sums, const int (*products)[4], float low,
-                                           float high) {
+                                           float high, int part = 0) {
 #pragma unroll
-  for (int j = 0; j < HEAD_DIM / 8; ++j) {
+  for (int j = 0; j < PRODUCT_CHANNELS / 8; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      sums.x[j][i] =
-          __fmaf_rn(static_cast<float>(products[j][i]), i < 2 ? low : high, sums.x[j][i]);
+    for (int i = 0; i < 4; ++i) {
+      float& sum = sums.x[part * (PRODUCT_CHANNELS / 8) + j][i];
+      sum = __fmaf_rn(static_cast<float>(products[j][i]), i < 2 ? low : high, sum);
+    }
   }
   sums.surplus[0] = sums.surplus[1] = 0; // for ptxas to see that there is none
 }
@@ -241,22 +247,25 @@ __device__ __forceinline__ void add_tokens(Sums& sums, const int (*products)[4],
 __device__ __forceinline__ u32 token_lane() { return 0; }
 
 /// The same with accumulators of its own.
-template <bool SIGNED, int STEPS> class TokenProducts {
+template <bool SIGNED, int STEPS, int CHANNELS = PRODUCT_CHANNELS> class TokenProducts {
 public:
-  __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles) {
-    issue_tokens<SIGNED>(products_, a, tiles);
+  static_assert(CHANNELS == PRODUCT_CHANNELS);
+  __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles, int part = 0) {
+    issue_tokens<SIGNED>(products_, a, tiles, part);
   }
   __device__ __forceinline__ void finish() { ::finish<0>(products_); }
-  template <int PENDING> __device__ __forceinline__ void add_to(Sums& sums, float low, float high) {
+  template <int PENDING>
+  __device__ __forceinline__ void add_to(Sums& sums, float low, float high, int part = 0) {
     ::finish<PENDING>(products_);
-    add_finished_to(sums, low, high);
+    add_finished_to(sums, low, high, part);
   }
-  __device__ __forceinline__ void add_finished_to(Sums& sums, float low, float high) const {
-    add_tokens(sums, products_, low, high);
+  __device__ __forceinline__ void add_finished_to(Sums& sums, float low, float high,
+                                                  int part = 0) const {
+    add_tokens(sums, products_, low, high, part);
   }
 
 private:
-  int products_[HEAD_DIM / 8][4];
+  int products_[PRODUCT_CHANNELS / 8][4];
 };
 
 /// The accumulators of any product with 64 columns. Products that take turns in one block need no
@@ -271,7 +280,7 @@ struct Block {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
       wgmma_8<SIGNED>(x, a[step],
-                      b + (step / 2 * (HEAD_DIM * TOKEN_ROW_BYTES) + part * (64 * TOKEN_ROW_BYTES) +
+                      b + (step / 2 * (SUM_CHANNELS * TOKEN_ROW_BYTES) + part * (64 * TOKEN_ROW_BYTES) +
                            step % 2 * 32) /
                               16,
                       step > 0);
@@ -321,16 +330,16 @@ __device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N
 template <int STEPS, typename Tiles>
 __device__ __forceinline__ void issue_rows(Sums& sums, const u32 (&a)[STEPS][4], Tiles tiles) {
   constexpr int STEPS_A_TILE = TILE_ROWS / 16;
-  const u64 b = descriptor_of<PITCH<VALUE_ROW_BYTES>>(tiles);
+  const u64 b = descriptor_of<PITCH<SUM_ROW_BYTES>>(tiles);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
-    for (int part = 0; part < HEAD_DIM / 64; ++part)
+    for (int part = 0; part < SUM_CHANNELS / 64; ++part)
       wgmma_16_transposed<Element>(&sums.x[part * 8], a[step],
-                                   b + (step / STEPS_A_TILE * (TILE_ROWS * VALUE_ROW_BYTES) +
-                                        part * PANEL_BYTES<VALUE_ROW_BYTES> +
-                                        step % STEPS_A_TILE * 16 * PITCH<VALUE_ROW_BYTES>) /
+                                   b + (step / STEPS_A_TILE * (TILE_ROWS * SUM_ROW_BYTES) +
+                                        part * PANEL_BYTES<SUM_ROW_BYTES> +
+                                        step % STEPS_A_TILE * 16 * PITCH<SUM_ROW_BYTES>) /
                                            16,
                                    true);
   }

@@ -46,6 +46,8 @@ __device__ __forceinline__ void hadamard(float (&x)[SHARE]) {
     butterflies<8>(x);
   if constexpr (HADAMARD_SIZE / LANES_A_TOKEN >= 32)
     butterflies<16>(x);
+  if constexpr (HADAMARD_SIZE / LANES_A_TOKEN >= 64)
+    butterflies<32>(x);
 #pragma unroll
   for (int i = 0; i < SHARE; ++i)
     x[i] *= HADAMARD_NORM;

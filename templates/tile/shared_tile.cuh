@@ -53,7 +53,12 @@ template <int BYTES>
 __device__ __forceinline__ void load_image(u32 destination, const void* source, s64 offset = 0) {
   constexpr int REACH = 2048; // immediate offsets are -REACH to REACH - 1
   constexpr int TURN_BYTES = 512, TURNS = BYTES / (WARPS * TURN_BYTES);
-  static_assert(TURNS * WARPS * TURN_BYTES == BYTES && TURNS * TURN_BYTES <= 2 * REACH);
+  static_assert(TURNS * WARPS * TURN_BYTES == BYTES);
+  if constexpr (TURNS * TURN_BYTES > 2 * REACH) {
+    load_image<BYTES / 2>(destination, source, offset);
+    load_image<BYTES / 2>(destination + BYTES / 2, source, offset + BYTES / 2);
+    return;
+  }
   constexpr int MIDDLE = TURNS * TURN_BYTES > REACH ? REACH : 0;
   const int thread = copying_thread();
   const int own = thread / 32 * (TURNS * TURN_BYTES) + thread % 32 * 16 + MIDDLE;

@@ -66,6 +66,17 @@ inline const std::vector<Case>& all_cases() {
         {"D64_fp16_Row_Unrotated", {64, fp16, none, row, six_of_seven, true, false}, {}},
         {"D128_bf16_Block_Plain", {128, bf16, none, block, six_of_seven, false, false}, {}},
     };
+    const std::vector<Case> widest = {
+        {"D256_bf16_Row", {256, bf16, none, row}, {}},
+        {"D256_fp16_Row_TopLeft", {256, fp16, top, row}, {}},
+        {"D256_bf16_Block_BottomRight", {256, bf16, bottom, block}, {}},
+        {"D256_fp16_Qk16", {256, fp16, none, row, qk16}, {}},
+        {"D256_bf16_Dv16_TopLeft_Row64",
+         {256, bf16, top, row, dv16, true, true, true, 64, 64},
+         {}},
+        {"D256_fp16_Gradients16", {256, fp16, none, row, gradients16, false}, {}},
+    };
+    list.insert(list.end(), widest.begin(), widest.end());
     const std::vector<Case> mma = {
         {"Mma_D128_bf16_Row64", {128, bf16, none, row, six_of_seven, true, true, true, 64, 64}, {}},
         {"Mma_D64_fp16_Row_TopLeft",
@@ -77,6 +88,8 @@ inline const std::vector<Case>& all_cases() {
          {}},
         {"Mma_D64_bf16_Dv16", {64, bf16, none, row, dv16}, {}},
         {"Mma_D128_bf16_Gradients16_TopLeft", {128, bf16, top, row, gradients16}, {}},
+        {"Mma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}},
+        {"Mma_D256_fp16_Block_Gradients16", {256, fp16, none, block, gradients16}, {}},
     };
     for (Case c : mma) {
       c.tiles = mma_tiles(c.spec);

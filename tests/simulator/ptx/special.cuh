@@ -2,6 +2,7 @@
 
 inline int read_thread_index() { return static_cast<int>(threadIdx.x); }
 inline int read_block_x() { return static_cast<int>(blockIdx.x); }
+inline int read_block_y() { return blockIdx.y; }
 inline void read_block_yz(int& y, int& z) {
   y = static_cast<int>(blockIdx.y);
   z = static_cast<int>(blockIdx.z);
