@@ -43,7 +43,7 @@ LSE = (1.5, 2e-3)
 TO_EMULATION = 0.02
 LENGTHS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300)
 CHOICES = {
-    "head_dim": (64, 128),
+    "head_dim": (64, 128, 256),
     "dtype": ("bf16", "fp16"),
     "causal": ("none", "top-left"),
     "granularity": ("row", "block"),

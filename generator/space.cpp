@@ -218,10 +218,13 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
       return tile;
   const TileConfig tile = large(1);
   const std::string why = objection(kind, s, tile, arch);
-  throw SpecError("no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
-                  std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
-                  (grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
-                  ", another GPU, or precision six-of-seven");
+  throw SpecError(
+      "no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
+      std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
+      (s.head_dim > kWidestFused
+           ? "a GPU with more of it (A100, H100 and B200 have)"
+           : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
+                 ", another GPU, or precision six-of-seven"));
 }
 
 bool has_default_tile(const KernelSpec& k) {

@@ -20,11 +20,14 @@ std::string digits_of(std::string_view name) {
   return digits;
 }
 
-/// "64 and 128", or with another word between.
+/// "64, 128 and 256", or with another word before the last.
 std::string listed(const auto& numbers, const char* between) {
   std::string text;
-  for (int number : numbers)
-    text += (text.empty() ? "" : between) + std::to_string(number);
+  for (const int& number : numbers)
+    text += (text.empty()                                             ? ""
+             : &number == std::data(numbers) + std::size(numbers) - 1 ? between
+                                                                      : ", ") +
+            std::to_string(number);
   return text;
 }
 

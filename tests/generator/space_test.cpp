@@ -2,6 +2,7 @@
 
 #include "generator/definition.h"
 #include "generator/space.h"
+#include "tests/generator/specs.h"
 
 #include <gtest/gtest.h>
 
@@ -18,10 +19,14 @@ const std::vector<KernelKind>& kKinds = tiled_kernels();
 using Visit = std::function<void(KernelKind, const AttentionSpec&, const Arch&,
                                  const std::vector<TileConfig>&)>;
 
-/// Every architecture, kernel and option that shapes a tile.
+/// Whether a block has too little shared memory for the gradients of 256 channels, and for 16-bit
+/// scores of them.
+bool is_small(const Arch& arch) { return arch.max_shared_bytes < 128 * 1024; }
+
+/// Every architecture, kernel and option that shapes a tile, where there is one.
 void for_each_space(const Visit& visit) {
   for (const Arch& arch : all_archs())
-    for (int head_dim : {64, 128})
+    for (int head_dim : kHeadDims)
       for (Granularity granularity : {Granularity::row, Granularity::block})
         for (const auto& [precision, word] : Words<Precision>::all)
           for (KernelKind kind : kKinds)
@@ -32,6 +37,9 @@ void for_each_space(const Visit& visit) {
               spec.granularity = granularity;
               spec.precision = precision;
               const ResolvedSpec full = resolved(spec);
+              const bool large = kind != KernelKind::forward || precision == Precision::qk16;
+              if (head_dim > kWidestFused && large && is_small(arch))
+                continue;
               SCOPED_TRACE(to_string(spec) + " " + std::string(to_string(kind)) + " " +
                            std::string(arch.name));
               visit(kind, full, arch, tiles_worth_trying(kind, full, arch));
@@ -65,7 +73,7 @@ TEST(Space, TheBlocksOfAnSmFitItsMemory) {
       EXPECT_LE(t.blocks_per_sm * (shared_bytes(kind, spec, t) + 1024), capacity(arch))
           << to_string(t);
       // Accumulators of the output alone: less than a thread's share of the registers.
-      const int outputs = (kind == KernelKind::backward_dkv ? 2 : 1) * spec.head_dim / 2;
+      const int outputs = (kind == KernelKind::backward_dkv ? 2 : 1) * sum_channels(kind, spec) / 2;
       EXPECT_LT(outputs * 32 * t.warps * t.blocks_per_sm, 65536) << to_string(t);
     }
   });
@@ -125,6 +133,29 @@ TEST(Space, OffersAChoiceWhereThereIsRoom) {
         const bool one_family = deterministic && kind != KernelKind::forward;
         EXPECT_GE(tiles_worth_trying(kind, resolved(spec), hopper).size(), one_family ? 1u : 4u);
       }
+}
+
+TEST(Space, GradientsOfWideHeadsNeedSharedMemory) {
+  AttentionSpec spec;
+  spec.head_dim = 256;
+  for (const Arch& arch : all_archs()) {
+    EXPECT_NO_THROW(kernels_of(Pass::forward, resolved(spec), arch)) << arch.name;
+    if (is_small(arch))
+      test::expect_refusal([&] { kernels_of(Pass::backward, resolved(spec), arch); },
+                           {"no tile of backward_dq fits d256", "a GPU with more of it"});
+    else
+      EXPECT_NO_THROW(kernels_of(Pass::backward, resolved(spec), arch)) << arch.name;
+  }
+  const Arch& hopper = find_arch("sm_90a");
+  spec.deterministic = false; // what is fused sums all channels
+  EXPECT_FALSE(default_fused_tile(resolved(spec), hopper));
+  for (const char* tile : {"ws 128x128 w8 s2 b1", "wgmma 64x128 w4 s1 b2"}) {
+    const std::string why =
+        objection(KernelKind::backward_dq, resolved(spec), parse_tile(tile), hopper);
+    EXPECT_EQ(why.find("sum gradients of all channels, 128 at most") != why.npos,
+              std::string_view(tile).starts_with("ws"))
+        << why;
+  }
 }
 
 TEST(Space, IsTheSameEveryTime) {

@@ -90,11 +90,11 @@ TEST(Spec, ResolvingTwiceChangesNothing) {
 }
 
 TEST(Spec, WhatIsNotBuiltIsRefused) {
-  for (int head_dim : {-64, 0, 1, 32, 80, 96, 192, 256}) {
+  for (int head_dim : {-64, 0, 1, 32, 80, 96, 192, 320}) {
     AttentionSpec s;
     s.head_dim = head_dim;
     expect_refusal([&] { resolved(s); }, {("dimension " + std::to_string(head_dim)).c_str(),
-                                          "64 and 128", "pad q, k and v"});
+                                          "64, 128 and 256", "pad q, k and v"});
   }
   const auto with_groups = [](Granularity granularity, int q, int kv) {
     AttentionSpec s;

@@ -6,6 +6,7 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 128;
+constexpr int SUM_CHANNELS = 128;
 constexpr int THREADS = 128;
 constexpr int WARPS = 4;
 constexpr bool CAUSAL = false;

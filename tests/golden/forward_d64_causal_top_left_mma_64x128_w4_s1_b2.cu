@@ -6,6 +6,7 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 64;
+constexpr int SUM_CHANNELS = 64;
 constexpr int THREADS = 128;
 constexpr int WARPS = 4;
 constexpr bool CAUSAL = true;

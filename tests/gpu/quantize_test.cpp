@@ -22,7 +22,7 @@ struct Copies {
 
 std::vector<Copies> all_copies() {
   std::vector<Copies> all;
-  for (int head_dim : {64, 128})
+  for (int head_dim : kHeadDims)
     for (Granularity granularity : {Granularity::row, Granularity::block})
       for (const auto& [precision, name] : Words<Precision>::all)
         all.push_back({head_dim, granularity, precision});

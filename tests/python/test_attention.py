@@ -198,7 +198,7 @@ def cpu(*shape, **kwargs):
         (lambda a: a.update({n: a[n].float() for n in "qkv"}), "torch.float32.*autocast"),
         (lambda a: a.update(k=a["k"].half()), "one dtype"),
         (lambda a: a.update(v=a["v"].half()), "one dtype"),
-        (lambda a: a.update({n: make(2, 2, 9, 80) for n in "qkv"}), "80 is not built.*64 and 128"),
+        (lambda a: a.update({n: make(2, 2, 9, 80) for n in "qkv"}), "80 is not built.*64, 128 and 256"),
         (lambda a: a.update(v=make(2, 2, 100, 128)), "64, 64 and 128"),
         (lambda a: a.update(q=a["q"][0]), "q has rank 3.*rank 4"),
         (lambda a: a.update(k=a["k"][None]), "k has rank 5"),
