@@ -1,6 +1,6 @@
 """Speed of forward, backward and both, every quantisation pass included, beside PyTorch's SDPA.
 
-    python bench/speed.py                  # N 8192, D 64 and 128, causal and not; N 1024, D 64
+    python bench/speed.py                  # N 8192, D 64, 128, 256, causal and not; N 1024, D 64
     python bench/speed.py --sweep          # N 1024 .. 16384
     python bench/speed.py --ours sagebwd sagebwd-mma:precision=dv16 --tokens 4096
 
@@ -260,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
                          help="e.g. sagebwd sagebwd-mma sagebwd:granularity=block (default: both "
                               "families under every precision, and mma's fused backward)")
     options.add_argument("--peers", nargs="*", default=["cudnn"], choices=["cudnn"])
-    options.add_argument("--head-dim", type=int, nargs="+", default=[64, 128])
+    options.add_argument("--head-dim", type=int, nargs="+", default=[64, 128, 256])
     options.add_argument("--tokens", type=int, nargs="+", metavar="N",
                          help="default: 8192, and 1024 for one shape more")
     options.add_argument("--sweep", action="store_true", help="N 1024, 2048 .. 16384")

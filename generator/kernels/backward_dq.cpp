@@ -137,7 +137,8 @@ void configure_dq_ws(Configuration& c, const KernelSpec& k) {
 
 std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
   const bool datacentre_blackwell = k.arch.major == 10 || k.arch.major == 11;
-  if (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell)
+  const bool widest = k.attention.head_dim > kWidestFused;
+  if (widest || (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell))
     return {"--ptxas-options=-O1"};
   const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
   if (wide(k.attention) && !two_small_blocks)

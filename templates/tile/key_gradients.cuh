@@ -66,12 +66,12 @@ __device__ __forceinline__ void write_first_key(const KeyHead& at, const KeyGrad
   const float* of_head =
       at.p.sink_partial + at.first_unit<CHANNEL_TOKENS_Q>(at.kv_head * at.heads) * (2 * HEAD_DIM);
   for (int i = threadIdx.x; i < 2 * SUM_CHANNELS; i += THREADS_HERE) {
-    const int channel = i % SUM_CHANNELS;
-    const bool of_dv = i >= SUM_CHANNELS;
-    const int place = of_dv * HEAD_DIM + first_channel() + channel;
+    const int place = i + (i / SUM_CHANNELS) * (HEAD_DIM - SUM_CHANNELS) + first_channel();
     float sum = 0;
     for (int partial = 0; partial < partials; ++partial)
       sum += of_head[partial * static_cast<s64>(2 * HEAD_DIM) + place];
+    const int channel = i % SUM_CHANNELS;
+    const bool of_dv = i >= SUM_CHANNELS;
     (of_dv ? to.dv : to.dk)[channel].bits =
         static_cast<u16>(pack<Element>(of_dv ? sum : sum * at.p.softmax_scale, 0.0f));
   }

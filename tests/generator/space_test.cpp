@@ -19,10 +19,6 @@ const std::vector<KernelKind>& kKinds = tiled_kernels();
 using Visit = std::function<void(KernelKind, const AttentionSpec&, const Arch&,
                                  const std::vector<TileConfig>&)>;
 
-/// Whether a block has too little shared memory for the gradients of 256 channels, and for 16-bit
-/// scores of them.
-bool is_small(const Arch& arch) { return arch.max_shared_bytes < 128 * 1024; }
-
 /// Every architecture, kernel and option that shapes a tile, where there is one.
 void for_each_space(const Visit& visit) {
   for (const Arch& arch : all_archs())
@@ -37,8 +33,7 @@ void for_each_space(const Visit& visit) {
               spec.granularity = granularity;
               spec.precision = precision;
               const ResolvedSpec full = resolved(spec);
-              const bool large = kind != KernelKind::forward || precision == Precision::qk16;
-              if (head_dim > kWidestFused && large && is_small(arch))
+              if (!test::fits(kind, spec, arch))
                 continue;
               SCOPED_TRACE(to_string(spec) + " " + std::string(to_string(kind)) + " " +
                            std::string(arch.name));
@@ -140,7 +135,7 @@ TEST(Space, GradientsOfWideHeadsNeedSharedMemory) {
   spec.head_dim = 256;
   for (const Arch& arch : all_archs()) {
     EXPECT_NO_THROW(kernels_of(Pass::forward, resolved(spec), arch)) << arch.name;
-    if (is_small(arch))
+    if (test::is_small(arch))
       test::expect_refusal([&] { kernels_of(Pass::backward, resolved(spec), arch); },
                            {"no tile of backward_dq fits d256", "a GPU with more of it"});
     else

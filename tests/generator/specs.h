@@ -35,6 +35,15 @@ inline std::vector<AttentionSpec> all_specs() {
   return specs;
 }
 
+/// Whether a block has too little shared memory for the gradients of 256 channels, and for 16-bit
+/// scores of them.
+inline bool is_small(const Arch& arch) { return arch.max_shared_bytes < 128 * 1024; }
+/// Whether there is a tile of a kernel.
+inline bool fits(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  const bool large = kind != KernelKind::forward || s.precision == Precision::qk16;
+  return s.head_dim <= 128 || !large || !is_small(arch);
+}
+
 inline std::vector<KernelKind> kinds_of(const std::vector<KernelSpec>& kernels) {
   std::vector<KernelKind> kinds;
   for (const KernelSpec& kernel : kernels)
