@@ -67,8 +67,9 @@ struct KernelDefinition {
   const Tiling* tiling = nullptr; ///< none: a kernel without tiles
 };
 
-/// Channels of its results that one block sums. Of wide heads the gradients of all channels are more
-/// than registers hold: so many blocks as it takes share them out, each with S and dP of its own.
+/// Channels of its results that one block sums. Of wide heads the gradients of all channels are
+/// more than registers hold: so many blocks as it takes share them out, each with S and dP of its
+/// own.
 inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   const bool in_parts = kind == KernelKind::backward_dq || kind == KernelKind::backward_dkv;
   return in_parts && s.head_dim > kWidestFused ? kWidestFused : s.head_dim;

@@ -40,7 +40,8 @@ inline std::string too_wide(const AttentionSpec& s) {
 }
 
 /// An 8-bit A operand takes a quarter of its columns' registers. wgmma keeps the products of a
-/// whole group apart until they are scaled, of 128 channels at most; mma.sync forms 16 columns at a time.
+/// whole group apart until they are scaled, of 128 channels at most; mma.sync forms 16 columns at a
+/// time.
 inline int product_registers(const AttentionSpec& s, Family family) {
   return family == Family::wgmma ? std::min(s.head_dim, kWidestFused) / 2 : 8;
 }

@@ -32,8 +32,8 @@ const Tiling kBackwardDq = {
           const int rows = t.block_q * (score_row(s) + value_row(s));
           const int keys =
               t.stages * kTokensPerTile * (score_row(s) + value_row(s)) +
-              (t.stages == 2 && group == kTokensPerTile ? 2 : 1) * group *
-                  gradient_channels(s) * (dq8 ? 1 : 2) +
+              (t.stages == 2 && group == kTokensPerTile ? 2 : 1) * group * gradient_channels(s) *
+                  (dq8 ? 1 : 2) +
               (scores16(s) ? 0 : t.stages * static_cast<int>(kPadding / kKeysAScale) * 4) +
               (dq8 && blockwise(s) ? 2 * t.warps * 8 : 0);
           return dq_holds_rows(s, t.family) ? std::max(rows, keys) : rows + keys;

@@ -50,8 +50,8 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
   configure_common(c, k);
   // At 128 channels ptxas' schedules for Blackwells leave no registers for them; reading them again
   // is one in seventeen reads of shared memory. At 256 nobody has them.
-  const bool in_registers = !wide(k.attention) ||
-                            (k.attention.head_dim <= kWidestFused && k.arch.major < 10);
+  const bool in_registers =
+      !wide(k.attention) || (k.attention.head_dim <= kWidestFused && k.arch.major < 10);
   configure_operands(c, k, in_registers, k.attention.head_dim / 16);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
   // but for the forward at 128 channels.

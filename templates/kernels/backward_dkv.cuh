@@ -120,10 +120,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       constexpr int VECTORS = CHANNEL_PARTS == 1 ? CHANNEL_VECTORS : 1; // that lie together
       constexpr int FLOATS = VECTORS * SUM_CHANNELS;
       const u32 units = units_of(shared, slot);
-      const s64 unit =
-          (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
-              (CHANNEL_VECTORS * HEAD_DIM) +
-          first_channel();
+      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
+                           (CHANNEL_VECTORS * HEAD_DIM) +
+                       first_channel();
 #pragma unroll
       for (int vector = 0; vector < CHANNEL_VECTORS; vector += VECTORS) {
         const u32 to = units + vector * VECTOR_BYTES;

@@ -102,11 +102,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     constexpr int BYTES = SharedLayout::SUMMED_BYTES / IMAGES;
 #pragma unroll
     for (int image = 0; image < IMAGES; ++image)
-      load_image<BYTES>(destination + image * BYTES,
-                        DQ16 ? static_cast<const void*>(rows16) : keys_t,
-                        static_cast<s64>(group * IMAGES + image) *
-                                (GROUP / IMAGES * HEAD_DIM * ELEMENT) +
-                            first_channel() * (TOKENS_PER_TILE * ELEMENT));
+      load_image<BYTES>(
+          destination + image * BYTES, DQ16 ? static_cast<const void*>(rows16) : keys_t,
+          static_cast<s64>(group * IMAGES + image) * (GROUP / IMAGES * HEAD_DIM * ELEMENT) +
+              first_channel() * (TOKENS_PER_TILE * ELEMENT));
   };
 
   // Scales of a group's unit and inverses of another's, brought where values have been read: sums
@@ -115,10 +114,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 destination = shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES;
     const QueryHead here = query_head_anew(p);
     __syncthreads();
-    load_floats<SUM_CHANNELS, THREADS>(destination,
-                                   unit_of(here, group / GROUPS_A_UNIT) + CHANNEL_SCALE * HEAD_DIM);
-    load_floats<SUM_CHANNELS, THREADS>(destination + SUM_CHANNELS * 4, unit_of(here, next / GROUPS_A_UNIT) +
-                                                                   CHANNEL_INVERSE * HEAD_DIM);
+    load_floats<SUM_CHANNELS, THREADS>(destination, unit_of(here, group / GROUPS_A_UNIT) +
+                                                        CHANNEL_SCALE * HEAD_DIM);
+    load_floats<SUM_CHANNELS, THREADS>(destination + SUM_CHANNELS * 4,
+                                       unit_of(here, next / GROUPS_A_UNIT) +
+                                           CHANNEL_INVERSE * HEAD_DIM);
     cp_async_commit();
     wait_for_tiles();
     return destination;

@@ -55,8 +55,9 @@ __device__ __forceinline__ float read_row(const float* q_rows, s64 first_row, in
                 sigma_slot(query % TOKENS_PER_TILE)];
 }
 
-/// Column by column `from` times `to`, SUM_CHANNELS floats each in shared memory: what brings sums from
-/// units to others whose inverses are `to`. Each of THREADS_HERE threads calls it, by its number.
+/// Column by column `from` times `to`, SUM_CHANNELS floats each in shared memory: what brings sums
+/// from units to others whose inverses are `to`. Each of THREADS_HERE threads calls it, by its
+/// number.
 template <int THREADS_HERE>
 __device__ __forceinline__ void form_ratios(u32 ratios, u32 from, u32 to, int thread) {
 #pragma unroll
@@ -67,14 +68,14 @@ __device__ __forceinline__ void form_ratios(u32 ratios, u32 from, u32 to, int th
   }
 }
 
-/// A warp's 16 x SUM_CHANNELS sums of products. Those of INT8 with a transposed copy are in units of
-/// its channels' scales, and each row of them is too large by its `surplus` (products_mma.cuh).
+/// A warp's 16 x SUM_CHANNELS sums of products. Those of INT8 with a transposed copy are in units
+/// of its channels' scales, and each row of them is too large by its `surplus` (products_mma.cuh).
 struct Sums {
   float x[SUM_CHANNELS / 8][4] = {};
   float surplus[2] = {0, 0};
 
-  /// Takes the surplus off and multiplies each column by one of SUM_CHANNELS floats: the ratio of the
-  /// units that it is in to others, or, at the end, those units.
+  /// Takes the surplus off and multiplies each column by one of SUM_CHANNELS floats: the ratio of
+  /// the units that it is in to others, or, at the end, those units.
   template <typename Vector> __device__ __forceinline__ void multiply_columns(Vector factors) {
 #pragma unroll
     for (int pair = 0; pair < SUM_CHANNELS / 16; ++pair) {

@@ -48,8 +48,9 @@ struct KeyGradients {
 __device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, const KeyHead& at,
                                                             int first_key, const Sums& dk,
                                                             const Sums& dv) {
-  const KeyGradients to = {p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h + first_channel(),
-                           p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h + first_channel()};
+  const KeyGradients to = {
+      p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h + first_channel(),
+      p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h + first_channel()};
   const int left = at.seq_kv() - first_key;
   store_rows(to.dk + first_key * p.dk_stride_s, p.dk_stride_s, left, dk.x, p.softmax_scale,
              p.softmax_scale);

@@ -216,8 +216,8 @@ constexpr int PRODUCT_CHANNELS = SUM_CHANNELS < 128 ? SUM_CHANNELS : 128;
 template <bool SIGNED, int STEPS, typename Tiles>
 __device__ __forceinline__ void issue_tokens(int (*products)[4], const u32 (&a)[STEPS][4],
                                              Tiles tiles, int part = 0) {
-  const u64 b = descriptor_of<TOKEN_ROW_BYTES>(tiles) +
-                part * (PRODUCT_CHANNELS * TOKEN_ROW_BYTES / 16);
+  const u64 b =
+      descriptor_of<TOKEN_ROW_BYTES>(tiles) + part * (PRODUCT_CHANNELS * TOKEN_ROW_BYTES / 16);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
@@ -280,8 +280,8 @@ struct Block {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
       wgmma_8<SIGNED>(x, a[step],
-                      b + (step / 2 * (SUM_CHANNELS * TOKEN_ROW_BYTES) + part * (64 * TOKEN_ROW_BYTES) +
-                           step % 2 * 32) /
+                      b + (step / 2 * (SUM_CHANNELS * TOKEN_ROW_BYTES) +
+                           part * (64 * TOKEN_ROW_BYTES) + step % 2 * 32) /
                               16,
                       step > 0);
     wgmma_commit();

@@ -50,5 +50,6 @@ __device__ __forceinline__ void hide(float (*x)[4], const HiddenKeys& hidden) {
 /// The vectors of scales of a unit of keys, from the first channel that is summed here.
 __device__ __forceinline__ const float* unit_of(const QueryHead& at, int unit) {
   return at.p.kt8_scale +
-         (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) * (CHANNEL_VECTORS * HEAD_DIM) + first_channel();
+         (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) * (CHANNEL_VECTORS * HEAD_DIM) +
+         first_channel();
 }

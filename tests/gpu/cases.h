@@ -71,9 +71,7 @@ inline const std::vector<Case>& all_cases() {
         {"D256_fp16_Row_TopLeft", {256, fp16, top, row}, {}},
         {"D256_bf16_Block_BottomRight", {256, bf16, bottom, block}, {}},
         {"D256_fp16_Qk16", {256, fp16, none, row, qk16}, {}},
-        {"D256_bf16_Dv16_TopLeft_Row64",
-         {256, bf16, top, row, dv16, true, true, true, 64, 64},
-         {}},
+        {"D256_bf16_Dv16_TopLeft_Row64", {256, bf16, top, row, dv16, true, true, true, 64, 64}, {}},
         {"D256_fp16_Gradients16", {256, fp16, none, row, gradients16, false}, {}},
     };
     list.insert(list.end(), widest.begin(), widest.end());

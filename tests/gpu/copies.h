@@ -351,7 +351,8 @@ inline PrePassRun pre_pass_run(Pass pass, const AttentionSpec& spec, const Probl
         x = std::ldexp(x, static_cast<int>(token * 7 % 13) - 8);
       if (channel % 16 == 3)
         x = x * 4 + (tensor == &in.k ? 2 : 0);
-      if (token % 67 == 5 || channel == 17 || token / channel_tokens_q(run.spec) == 1 && channel == 20)
+      if (token % 67 == 5 || channel == 17 ||
+          token / channel_tokens_q(run.spec) == 1 && channel == 20)
         x = 0;
       x = reference::round_to(dtype, x);
     }

@@ -18,8 +18,8 @@ class Sanitizer : public CaseTest {};
 
 TEST_P(Sanitizer, ForwardAndBackward) {
   const AttentionSpec& spec = attention->spec();
-  // Places of units' scales are filled anew: those of keys from the fourth unit on, those of queries
-  // from the sixth run of tiles, which begins with each head.
+  // Places of units' scales are filled anew: those of keys from the fourth unit on, those of
+  // queries from the sixth run of tiles, which begins with each head.
   const Problem problem{1, 6, 1, 70, 800};
   auto in = reference::random_inputs(problem, spec.head_dim, spec.dtype, 1, 1);
   in.dlse.assign(problem.heads * problem.seq_q, 0.5f);
