@@ -44,7 +44,7 @@ SPEED = {
     "sagebwd-mma:precision=gradients16,no-deterministic": "the same without `deterministic`",
 }
 SHAPES = {f"D{d}{' causal' if causal else ''}": (d, causal, 8192)
-          for d in (64, 128) for causal in (False, True)}  # fmt: skip
+          for d in (64, 128, 256) for causal in (False, True)}  # fmt: skip
 
 
 def sound(rows: dict, *key) -> dict:
