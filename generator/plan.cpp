@@ -159,8 +159,10 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   constexpr int64_t kMaxGrid = 65535, kMaxTokens = (int64_t{1} << 31) - 1024;
   require(p.batch >= 1 && p.batch <= kMaxGrid,
           named("batch", p.batch) + " is not supported: 1 to 65535");
-  require(p.heads >= 1 && p.heads <= kMaxGrid,
-          named("heads", p.heads) + " is not supported: 1 to 65535");
+  // Of a wide head several blocks are neighbours in y.
+  const int64_t parts = ceil_div(spec->head_dim, sum_channels(KernelKind::backward_dq, *spec));
+  require(p.heads >= 1 && p.heads <= kMaxGrid / parts,
+          named("heads", p.heads) + " is not supported: 1 to " + std::to_string(kMaxGrid / parts));
   require(p.heads_kv >= 1 && p.heads % p.heads_kv == 0,
           named("heads", p.heads) + " is not a multiple of " +
               named("key/value heads", p.heads_kv) +

@@ -292,6 +292,14 @@ TEST(Check, ProblemsNoKernelRunsAreRefused) {
   expect_refusal(checking({0, 1, 1, 1, 1}), {"batch = 0", "1 to 65535"});
   expect_refusal(checking({65536, 1, 1, 1, 1}), {"batch = 65536", "1 to 65535"});
   expect_refusal(checking({1, 0, 1, 1, 1}), {"heads = 0", "1 to 65535"});
+  AttentionSpec wide;
+  wide.head_dim = 256;
+  EXPECT_NO_THROW(check(resolved(wide), {1, 32767, 1, 1, 1}));
+  expect_refusal(
+      [&] {
+        check(resolved(wide), {1, 32768, 1, 1, 1});
+      },
+      {"heads = 32768", "1 to 32767"});
   expect_refusal(checking({1, 65536, 1, 1, 1}), {"heads = 65536"});
   expect_refusal(checking({1, 4, 0, 1, 1}), {"key/value heads = 0"});
   expect_refusal(checking({1, 4, 3, 1, 1}),
