@@ -31,7 +31,7 @@ TOTAL_TOKENS = 32768
 HEADS_TIMES_DIM = 2048
 PASSES = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 PEERS = {"fa2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
-FAMILIES = ("mma", "wgmma", "ws")
+FAMILIES = ("mma", "wgmma", "ws", "pair")
 TENSORS = ("O", "dQ", "dK", "dV")
 #: Of any output against FlashAttention-2's, on unit normal inputs: more is a wrong kernel, whose
 #: speed means nothing. By the emulation INT8 itself costs .018 under `row`, .059 under `block`.

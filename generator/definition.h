@@ -27,12 +27,14 @@ struct Output {
 struct Tiling {
   Pass pass;
   bool blocks_own_keys;            ///< and walk over queries; else the other way round
-  std::vector<int> warps = {4, 8}; ///< that multiply, in a block; each owns 16 queries or keys
+  std::vector<int> warps = {4, 8}; ///< that multiply, in a block
+  int tokens_a_warp = 16;          ///< queries or keys of a block; 8 where two own the same 16
   std::vector<int> stages = {1, 2};
   int (*shared_bytes)(const AttentionSpec&, const TileConfig&);
   /// Beyond what holds for all of them, why a tile cannot be built; empty where it can.
   std::string (*objection)(const AttentionSpec&, const TileConfig&);
-  /// Of the family ws: whether its tile, where it can be built, is faster than that of wgmma.
+  /// Of warp-specialised families: whether their tile, where it can be built, is faster than that of
+  /// wgmma.
   bool (*beats_wgmma)(const AttentionSpec&) = nullptr;
   /// Stages and residency of the default; the rest follows from what fits.
   TileConfig (*preferred)(const AttentionSpec&, Family);
@@ -57,6 +59,7 @@ struct KernelDefinition {
   void (*narrow)(AttentionSpec&);
   std::vector<Field> fields;      ///< of its Params struct, in order
   std::string_view root_template; ///< under templates/; its includes bring the rest
+  std::string_view root_template16 = {}; ///< another where no sum is of INT8 products
   void (*configure)(Configuration&, const KernelSpec&);
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);
@@ -67,13 +70,22 @@ struct KernelDefinition {
   const Tiling* tiling = nullptr; ///< none: a kernel without tiles
 };
 
-/// Channels of its results that one block sums. Of wide heads the gradients of all channels are
+/// Channels of its results that one warp sums. Of wide heads the gradients of all channels are
 /// more than registers hold: so many blocks as it takes share them out, each with S and dP of its
-/// own.
+/// own, or a pair of warpgroups.
 inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   const bool in_parts = kind == KernelKind::backward_dq || kind == KernelKind::backward_dkv;
   return in_parts && s.head_dim > kWidestFused ? kWidestFused : s.head_dim;
 }
+
+/// Neighbours in the grid that share a head's channels out.
+inline int channel_parts(const KernelSpec& k) {
+  const bool in_pairs = k.tile.family == Family::pair;
+  return in_pairs ? 1 : k.attention.head_dim / sum_channels(k.kind, k.attention);
+}
+
+/// The template that a kernel is expanded from.
+std::string_view root_template_of(const KernelSpec&);
 
 /// With a family, its own; without, one of them: for what they share, which is the pass, what is
 /// needed when, what a kernel depends on, whose tokens blocks own, and the outputs.

@@ -63,6 +63,14 @@ const KernelDefinition& definition_of(const KernelSpec& k) {
   return definition_of(k.kind, k.tile.family);
 }
 
+std::string_view root_template_of(const KernelSpec& k) {
+  const KernelDefinition& definition = definition_of(k);
+  const Int8Products int8 = which_int8(k.attention.precision);
+  const bool in_16_bits = !int8.dq && !int8.dk && !int8.dv;
+  return in_16_bits && !definition.root_template16.empty() ? definition.root_template16
+                                                           : definition.root_template;
+}
+
 const Tiling& tiling_of(KernelKind kind, std::optional<Family> family) {
   if (const Tiling* tiling = definition_of(kind, family).tiling)
     return *tiling;

@@ -45,13 +45,14 @@ bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
   return a == other && registers_for(a, arch) == registers_for(b, arch);
 }
 
-/// The tile of a kernel whose blocks own 16 queries or keys a warp.
+/// The tile of a kernel whose blocks have so many warps.
 TileConfig tile_of(const Tiling& tiling, const AttentionSpec& s, Family family, int warps,
                    int stages, int blocks_per_sm) {
   const bool keys = tiling.blocks_own_keys;
+  const int owned = tiling.tokens_a_warp * warps;
   return {.family = family,
-          .block_q = keys ? kTokensPerTile : 16 * warps,
-          .block_kv = keys ? 16 * warps : s.group_kv,
+          .block_q = keys ? kTokensPerTile : owned,
+          .block_kv = keys ? owned : s.group_kv,
           .warps = warps,
           .stages = stages,
           .blocks_per_sm = blocks_per_sm};
@@ -61,27 +62,28 @@ bool contains(const std::vector<int>& values, int value) {
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-/// Whether a family builds a kernel: of ws not every spec's is.
+/// Whether a family builds a kernel: of the warp-specialised ones not every spec's is.
 bool builds(KernelKind kind, const AttentionSpec& s, Family family) {
   const std::vector<Family> families = families_of(kind);
   if (std::find(families.begin(), families.end(), family) == families.end())
     return false;
   const Tiling& tiling = tiling_of(kind, family);
-  return family != Family::ws || tiling.objection(s, tiling.preferred(s, family)).empty();
+  return !warp_specialised(family) || tiling.objection(s, tiling.preferred(s, family)).empty();
 }
 
 /// The family of a kernel's default tile: of those that build it, what its GPU is fastest with.
 Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
   if (arch.name != "sm_90a")
     return Family::mma;
-  const bool specialised =
-      builds(kind, s, Family::ws) && tiling_of(kind, Family::ws).beats_wgmma(s);
-  return specialised ? Family::ws : Family::wgmma;
+  for (Family family : {Family::pair, Family::ws})
+    if (builds(kind, s, family) && tiling_of(kind, family).beats_wgmma(s))
+      return family;
+  return Family::wgmma;
 }
 
-TileConfig default_ws_tile(const Tiling& tiling, const AttentionSpec& s) {
-  const TileConfig t = tiling.preferred(s, Family::ws);
-  return tile_of(tiling, s, Family::ws, t.warps, t.stages, t.blocks_per_sm);
+TileConfig preferred_tile(const Tiling& tiling, const AttentionSpec& s, Family family) {
+  const TileConfig t = tiling.preferred(s, family);
+  return tile_of(tiling, s, family, t.warps, t.stages, t.blocks_per_sm);
 }
 
 std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
@@ -100,8 +102,8 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
   const int walked = keys ? kTokensPerTile : s.group_kv, rows = keys ? t.block_kv : t.block_q;
   if (t.family != Family::mma && arch.name != "sm_90a")
     return "wgmma exists on sm_90a alone; elsewhere the family is mma";
-  if (!contains(tiling.warps, t.warps) || rows != 16 * t.warps) {
-    const auto rows_of = [](int warps) { return std::to_string(16 * warps); };
+  if (!contains(tiling.warps, t.warps) || rows != tiling.tokens_a_warp * t.warps) {
+    const auto rows_of = [&](int warps) { return std::to_string(tiling.tokens_a_warp * warps); };
     std::string known = rows_of(tiling.warps[0]) + (keys ? " keys" : " queries") + " with " +
                         std::to_string(tiling.warps[0]) + " warps";
     for (size_t i = 1; i < tiling.warps.size(); ++i)
@@ -172,7 +174,7 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
   // At 128 channels Blackwells spill small ones.
   const Tiling& tiling = tiling_of(kind, family);
   if (family == Family::ws) {
-    const TileConfig tile = default_ws_tile(tiling, s);
+    const TileConfig tile = preferred_tile(tiling, s, family);
     return objection(kind, s, tile, arch).empty() ? std::optional(tile) : std::nullopt;
   }
   std::vector<TileConfig> tiles = {tile_of(tiling, s, family, 8, int8.dq && !wide ? 2 : 1, 1)};
@@ -199,8 +201,8 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   // blocks. As many as the registers allow without spills, and a second stage where both then fit.
   // Where shared memory allows but one of them, a larger block brings as many warps.
   const TileConfig preferred = tiling->preferred(s, family);
-  if (family == Family::ws)
-    return default_ws_tile(*tiling, s);
+  if (warp_specialised(family))
+    return preferred_tile(*tiling, s, family);
   const auto small = [&](int stages) {
     return tile_of(*tiling, s, family, 4, stages, preferred.blocks_per_sm);
   };

@@ -9,13 +9,18 @@
 namespace sagebwd {
 
 /// What a kernel is built from: warp-level mma.sync (sm_80 and later), warpgroup-level wgmma
-/// (sm_90a), or the latter warp-specialised, where one warp copies and the others multiply.
-enum class Family { mma, wgmma, ws };
+/// (sm_90a), the latter warp-specialised, where one warp copies and the others multiply, or that with
+/// pairs of warpgroups that own the same tokens, for gradients of wide heads.
+enum class Family { mma, wgmma, ws, pair };
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";
   static constexpr std::pair<Family, std::string_view> all[] = {
-      {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}};
+      {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}, {Family::pair, "pair"}};
 };
+
+constexpr bool warp_specialised(Family family) {
+  return family == Family::ws || family == Family::pair;
+}
 
 /// How fast an attention kernel runs; never what it computes, but for FP32 summation order.
 /// `block_q` x `block_kv` is the tile one thread block works on at a time.

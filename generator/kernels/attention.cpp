@@ -17,7 +17,7 @@ void narrow(AttentionSpec& s) {
 bool in_backward(Pass pass, const AttentionSpec&) { return pass == Pass::backward; }
 
 Grid grid(const KernelSpec& k, const Problem& p) {
-  const unsigned parts = blocks_of(k.attention.head_dim, sum_channels(k.kind, k.attention));
+  const unsigned parts = static_cast<unsigned>(channel_parts(k));
   const unsigned batch = blocks_of(p.batch);
   return tiling_of(k.kind).blocks_own_keys
              ? Grid{blocks_of(p.seq_kv, k.tile.block_kv), parts * blocks_of(p.heads_kv), batch}
@@ -60,6 +60,17 @@ void configure_registers(Configuration& c, const KernelSpec& k) {
   c.add("PRODUCER_REGISTERS", three ? 32 : 24);
 }
 
+std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
+  if (s.head_dim <= kWidestFused)
+    return "a pair of warpgroups shares out channels of wide heads, more than " +
+           std::to_string(kWidestFused) + "; of " + std::to_string(s.head_dim) +
+           " one holds the sums of all";
+  if (scores16(s) || blockwise(s))
+    return "it is built for 8-bit scores under '" + value_text(Granularity::row) +
+           "'; the family wgmma has the others";
+  return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+}
+
 namespace {
 
 /// A operands stay in registers where they leave room for the accumulators.
@@ -87,8 +98,9 @@ std::vector<std::string> options_of_gradients_wgmma(const KernelSpec& k) {
 std::vector<KernelDefinition> attention_kernels() {
   // What copies tiles is not built for wgmma yet.
   std::vector<KernelDefinition> kernels = {
-      attention::backward(Family::mma), attention::round_dq(),        attention::forward_ws(),
-      attention::backward_dq_ws(),      attention::backward_dkv_ws(), attention::backward_ws()};
+      attention::backward(Family::mma), attention::round_dq(),         attention::forward_ws(),
+      attention::backward_dq_ws(),      attention::backward_dkv_ws(),  attention::backward_ws(),
+      attention::backward_dq_pair(),    attention::backward_dkv_pair()};
   for (Family family : {Family::mma, Family::wgmma})
     for (auto kernel : {attention::forward, attention::backward_dq, attention::backward_dkv})
       kernels.push_back(kernel(family));

@@ -33,10 +33,13 @@ inline int unit_bytes_ws(const AttentionSpec& s, const TileConfig& t, int step) 
   return (slots * static_cast<int>(kChannelVectors) + t.warps) * s.head_dim * 4;
 }
 
+/// Why a pair of warpgroups is not built for a spec and tile; empty where it is.
+std::string objection_to_pair(const AttentionSpec&, const TileConfig&);
+
 /// Why a kernel whose blocks sum gradients of all channels has none for such heads.
 inline std::string too_wide(const AttentionSpec& s) {
   return "its blocks sum gradients of all channels, " + std::to_string(kWidestFused) +
-         " at most; of " + std::to_string(s.head_dim) + " families mma and wgmma share them out";
+         " at most; of " + std::to_string(s.head_dim) + " families mma, wgmma and, of most specs, pair share them out";
 }
 
 /// An 8-bit A operand takes a quarter of its columns' registers. wgmma keeps the products of a
@@ -74,8 +77,10 @@ KernelDefinition forward(Family);
 KernelDefinition forward_ws();
 KernelDefinition backward_dq(Family);
 KernelDefinition backward_dq_ws();
+KernelDefinition backward_dq_pair();
 KernelDefinition backward_dkv(Family);
 KernelDefinition backward_dkv_ws();
+KernelDefinition backward_dkv_pair();
 KernelDefinition backward(Family);
 KernelDefinition backward_ws();
 KernelDefinition round_dq();

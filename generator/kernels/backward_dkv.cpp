@@ -51,14 +51,18 @@ const Tiling kBackwardDkv = {
     .outputs = outputs_of_dkv,
 };
 
-// K and V; a ring of Q and dO for S and dP, for dK and dV, and of vectors; scales of units;
-// barriers
+/// P and dS of 64 keys by a tile of queries in 8 bits, and four scales a thread (KeptScores).
+constexpr int kept_scores_bytes() { return 2 * 64 * kTokensPerTile + 128 * 16; }
+
+// K and V; a ring of Q and dO for S and dP, for dK and dV, and of vectors; P and dS
+// where they wait in shared memory; scales of units; barriers
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
   const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
   const int row = s.head_dim + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
   const int units = int8.dk || int8.dv ? ((t.stages + 1) * vectors + t.warps) * s.head_dim * 4 : 0;
-  return t.block_kv * row +
+  const int kept = wide(s) && int8.dk && int8.dv ? t.block_kv / 64 * kept_scores_bytes() : 0;
+  return t.block_kv * row + kept +
          t.stages * kTokensPerTile * (row + for_gradients + static_cast<int>(kRowVectors) * 4) +
          units + 2 * t.stages * 8 + 8;
 }
@@ -66,7 +70,7 @@ int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
 Tiling tiling_ws() {
   Tiling tiling = kBackwardDkv;
   tiling.warps = {8, 12};
-  tiling.stages = {2, 4};
+  tiling.stages = {2, 3, 4};
   tiling.shared_bytes = shared_bytes_ws;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     if (scores16(s) || blockwise(s))
@@ -74,11 +78,8 @@ Tiling tiling_ws() {
              "'; the family wgmma has the others";
     if (s.head_dim > kWidestFused)
       return too_wide(s);
-    const Int8Products int8 = which_int8(s.precision);
-    if (wide(s) && (t.warps == 12 || (int8.dk && int8.dv)))
-      return "registers do not suffice for " +
-             std::string(t.warps == 12 ? "three warpgroups" : "dK and dV in INT8") +
-             " at 128 channels";
+    if (wide(s) && t.warps == 12)
+      return "registers do not suffice for three warpgroups at 128 channels";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
   };
   tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
@@ -91,6 +92,41 @@ Tiling tiling_ws() {
   return tiling;
 }
 const Tiling kBackwardDkvWs = tiling_ws();
+
+// K and V; each warpgroup's Q and dO for S and dP, and vectors. In INT8 three pieces for dK and dV;
+// of each what it hands over: P and dS, and four scales a thread; scales of two units. In 16 bits Q
+// of both tiles; P or dS. Barriers
+int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
+  constexpr int tile = kTokensPerTile, row_vectors = static_cast<int>(kRowVectors);
+  const int row = s.head_dim + value_row(s);
+  const int units = 2 * 2 * static_cast<int>(kChannelVectors) * s.head_dim * 4;
+  const int for_scores = t.block_kv * row + 2 * tile * (row + row_vectors * 4);
+  return for_scores +
+         (which_int8(s.precision).dk
+              ? 3 * tile * s.head_dim + 2 * kept_scores_bytes() + units + 5 * 16
+              : 2 * tile * value_row(s) + 2 * t.block_kv * tile * 2 + 4 * 16) +
+         5 * 8;
+}
+
+Tiling tiling_pair() {
+  Tiling tiling = kBackwardDkv;
+  tiling.warps = {8};
+  tiling.tokens_a_warp = 8;
+  tiling.stages = {1};
+  tiling.shared_bytes = shared_bytes_pair;
+  tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
+    const Int8Products int8 = which_int8(s.precision);
+    if (int8.dk != int8.dv)
+      return "it forms both dK and dV in INT8 or in 16 bits; the family wgmma has the others";
+    return objection_to_pair(s, t);
+  };
+  tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
+  tiling.preferred = [](const AttentionSpec&, Family) -> TileConfig {
+    return {.warps = 8, .stages = 1, .blocks_per_sm = 1};
+  };
+  return tiling;
+}
+const Tiling kBackwardDkvPair = tiling_pair();
 
 // The keys and a tile's dS for dQ, in 16 bits or in 8; then also two sets of maxima, the inverses
 // of each warp, and scales of channels (Dq8Layout), in whole tiles' alignment
@@ -216,6 +252,15 @@ KernelDefinition backward_dkv_ws() {
   specialised.compiler_options = nullptr;
   specialised.tiling = &kBackwardDkvWs;
   return specialised;
+}
+
+KernelDefinition backward_dkv_pair() {
+  KernelDefinition paired = backward_dkv_ws();
+  paired.family = Family::pair;
+  paired.root_template = "kernels/backward_dkv_pair.cuh";
+  paired.root_template16 = "kernels/backward_dkv_pair16.cuh";
+  paired.tiling = &kBackwardDkvPair;
+  return paired;
 }
 
 KernelDefinition backward(Family family) {

@@ -130,6 +130,38 @@ Tiling tiling_ws() {
 }
 const Tiling kBackwardDqWs = tiling_ws();
 
+/// What dP's start is multiplied by; Q and dO; stages of keys and their scales, values, keys that
+/// dS meets; dS of both halves; in INT8 its maxima, and scales of channels as unit_bytes_ws() has
+/// them; barriers.
+int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
+  const bool dq8 = which_int8(s.precision).dq;
+  constexpr int step = 2 * kTokensPerTile, vectors = static_cast<int>(kChannelVectors);
+  const int units = (2 * vectors + t.warps / 2) * s.head_dim * 4;
+  return 1024 + t.block_q * (s.head_dim + value_row(s)) +
+         t.stages * (step * s.head_dim + 2 * static_cast<int>(kPadding / kKeysAScale) * 4) +
+         step * (value_row(s) + (dq8 ? s.head_dim : value_row(s))) +
+         step * kTokensPerTile * (dq8 ? 1 : 2) + (dq8 ? units + 2 * t.block_q * 4 : 0) +
+         2 * 2 * t.stages * 8 + 2 * 16 + 16 + 8;
+}
+
+Tiling tiling_pair() {
+  Tiling tiling = kBackwardDq;
+  tiling.warps = {8};
+  tiling.tokens_a_warp = 8;
+  tiling.shared_bytes = shared_bytes_pair;
+  tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
+    if (s.group_kv != 2 * kTokensPerTile)
+      return "its warpgroups share out groups of 128 keys; the family wgmma has smaller ones";
+    return objection_to_pair(s, t);
+  };
+  tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
+  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
+    return {.warps = 8, .stages = which_int8(s.precision).dq ? 2 : 1, .blocks_per_sm = 1};
+  };
+  return tiling;
+}
+const Tiling kBackwardDqPair = tiling_pair();
+
 void configure_dq_ws(Configuration& c, const KernelSpec& k) {
   configure_dq(c, k);
   configure_registers(c, k);
@@ -179,6 +211,14 @@ KernelDefinition backward_dq_ws() {
   specialised.compiler_options = nullptr;
   specialised.tiling = &kBackwardDqWs;
   return specialised;
+}
+
+KernelDefinition backward_dq_pair() {
+  KernelDefinition paired = backward_dq_ws();
+  paired.family = Family::pair;
+  paired.root_template = "kernels/backward_dq_pair.cuh";
+  paired.tiling = &kBackwardDqPair;
+  return paired;
 }
 
 } // namespace sagebwd::attention

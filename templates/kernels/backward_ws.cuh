@@ -216,7 +216,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     const Units ds_units = base + ds, queries = stage_units(count) + SharedLayout::QUERY_ROWS;
     u32 ds16[STEPS_Q][4];
     take_score_gradients(ds16, probabilities, scores, products, stage(count) + SharedLayout::ROWS);
-    write_ds(shared + ds, ds16);
+    write_rows(shared + ds, ds16);
     fence_async_proxy();
     of_dk.wait_until_full(RingPlace(count));
     meet(count);

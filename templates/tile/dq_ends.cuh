@@ -61,7 +61,8 @@ __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNE
 /// What is computed from here on alone does not take registers over the loops.
 __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANNELS / 8][4]) {
   const QueryHead at = query_head_anew(p);
-  const int warp_query = block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 32 * 16;
+  const int warp_query =
+      block_of_queries_anew() * BLOCK_Q + first_token_of_warp(read_thread_anew());
   if constexpr (SMOOTH_K) {
     if (p.dlse != nullptr)
       add_mean(p, dq, at, warp_query + (lane_id() >> 2));

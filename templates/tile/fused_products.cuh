@@ -9,6 +9,7 @@
 
 #include "ptx/ldmatrix.cuh"
 #include "tile/fragments.cuh"
+#include "tile/place.cuh"
 #include "tile/products.cuh"
 
 constexpr int DS_ROW_BYTES = TOKENS_PER_TILE * 2;
@@ -25,7 +26,7 @@ struct Units {
 /// A tile of tokens by channels as the caller's tensors have it, B with its channels contiguous.
 __device__ __forceinline__ u64 channels_descriptor(Units tile) {
   return descriptor_in_units < 128,
-         HEAD_DIM == 64 ? 16 : PANEL_BYTES < VALUE_ROW_BYTES >> (tile.units);
+         SUM_CHANNELS == 64 ? 16 : PANEL_BYTES < VALUE_ROW_BYTES >> (tile.units);
 }
 constexpr u64 CHANNELS_STEP = 16 * PITCH<VALUE_ROW_BYTES> / 16; ///< of 16 tokens, in a descriptor
 
@@ -83,7 +84,7 @@ __device__ __forceinline__ void issue_from_registers(Sums& sums, const u32 (&a)[
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    if constexpr (HEAD_DIM == 128)
+    if constexpr (SUM_CHANNELS == 128)
       wgmma_16_transposed_wide<Element>(sums.x, a[step], b + step * CHANNELS_STEP, true);
     else
       wgmma_16_transposed<Element>(sums.x, a[step], b + step * CHANNELS_STEP, true);
@@ -96,33 +97,34 @@ __device__ __forceinline__ void issue_from_rows(Sums& sums, Units own_ds, Units 
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4; ++step)
-    wgmma_16_tiles<Element, HEAD_DIM, false>(sums.x, advance<DS_ROW_BYTES>(a, step),
-                                             b + step * CHANNELS_STEP, true);
+    wgmma_16_tiles<Element, SUM_CHANNELS, false>(sums.x, advance<DS_ROW_BYTES>(a, step),
+                                                 b + step * CHANNELS_STEP, true);
   wgmma_commit();
 }
 
 /// dQ's part of 64 queries and BLOCK_KV keys: a warpgroup takes half of the channels, so that no
 /// sum is formed twice.
 constexpr int DQ_CHANNELS = HEAD_DIM / 2;
+template <int CHANNELS = DQ_CHANNELS>
 __device__ __forceinline__ void issue_dq(float (*x)[4], Units ds, Units key_rows, int half) {
   // Half of the channels is one panel of two, or half of the rows of the only one.
-  constexpr int HALF_BYTES = HEAD_DIM == 128 ? PANEL_BYTES<VALUE_ROW_BYTES> : DQ_CHANNELS * 2;
+  constexpr int HALF_BYTES = HEAD_DIM == 128 ? PANEL_BYTES<VALUE_ROW_BYTES> : CHANNELS * 2;
   const u64 a = descriptor_in_units<DS_ROW_BYTES>(ds.units);
   const u64 b = descriptor_in_units<128>((key_rows + half * HALF_BYTES).units);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < BLOCK_KV / 16; ++step)
-    wgmma_16_tiles<Element, DQ_CHANNELS, true>(
+    wgmma_16_tiles<Element, CHANNELS, true>(
         x, a + step * DS_STEP / 16, b + row_offset<VALUE_ROW_BYTES>(step * 16) / 16, step > 0);
   wgmma_commit();
 }
 
-/// dS^T in 16 bits, as pack_fragments() leaves it, to the rows of the warp's keys.
-__device__ __forceinline__ void write_ds(u32 ds, const u32 (&ds16)[4][4]) {
+/// dS^T or P^T in 16 bits, as pack_fragments() leaves it, to the rows of the warp's keys.
+__device__ __forceinline__ void write_rows(u32 ds, const u32 (&ds16)[4][4]) {
   // Of each four matrices: keys, 8 keys on, and both in the next chunk of queries.
   const int lane = lane_id(), matrix = lane / 8;
   const u32 place =
-      ds + (row_offset<DS_ROW_BYTES>(warp_id() * 16) + (matrix % 2 * 8 + lane % 8) * DS_ROW_BYTES +
+      ds + (row_offset<DS_ROW_BYTES>(first_token_of_warp(threadIdx.x)) + (matrix % 2 * 8 + lane % 8) * DS_ROW_BYTES +
             ((matrix / 2 ^ lane % 8) << 4));
 #pragma unroll
   for (int step = 0; step < 4; ++step)

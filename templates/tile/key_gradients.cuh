@@ -58,15 +58,16 @@ __device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, con
   return to;
 }
 
-/// Key 0's gradients, over those of its row, which some of the first THREADS_HERE threads, all of
-/// which call this, have stored before a barrier: they come from the pre-pass, a partial sum for
-/// each head and unit of queries.
+/// Key 0's gradients, over those of its row, which some of the first THREADS_HERE threads (of each
+/// of a pair's warpgroups), all of which call this, have stored before a barrier: they come from
+/// the pre-pass, a partial sum for each head and unit of queries.
 template <int THREADS_HERE>
 __device__ __forceinline__ void write_first_key(const KeyHead& at, const KeyGradients& to) {
   const int partials = ceil_div(at.p.padded_q, CHANNEL_TOKENS_Q) * at.heads;
   const float* of_head =
       at.p.sink_partial + at.first_unit<CHANNEL_TOKENS_Q>(at.kv_head * at.heads) * (2 * HEAD_DIM);
-  for (int i = threadIdx.x; i < 2 * SUM_CHANNELS; i += THREADS_HERE) {
+  const int thread = IN_PAIRS ? threadIdx.x % THREADS_HERE : threadIdx.x;
+  for (int i = thread; i < 2 * SUM_CHANNELS; i += THREADS_HERE) {
     const int place = i + (i / SUM_CHANNELS) * (HEAD_DIM - SUM_CHANNELS) + first_channel();
     float sum = 0;
     for (int partial = 0; partial < partials; ++partial)

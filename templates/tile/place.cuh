@@ -11,11 +11,18 @@
 #include "configuration.cuh"
 #include "ptx/special.cuh"
 
-/// Blocks that share a head's channels out, neighbours in the grid: each sums SUM_CHANNELS of them.
-constexpr int CHANNEL_PARTS = HEAD_DIM / SUM_CHANNELS;
-/// The first channel that this block sums.
+// Of a wide head's channels a warp sums SUM_CHANNELS. CHANNEL_PARTS blocks, neighbours in the grid,
+// share them out, or two warpgroups of a block that own the same tokens (tile/pair.cuh).
+constexpr bool IN_PAIRS = SUM_CHANNELS * CHANNEL_PARTS < HEAD_DIM;
+/// The first channel that this warp sums.
 __device__ __forceinline__ int first_channel() {
+  if constexpr (IN_PAIRS)
+    return read_thread_index() / 128 * SUM_CHANNELS;
   return CHANNEL_PARTS == 1 ? 0 : read_block_y() % CHANNEL_PARTS * SUM_CHANNELS;
+}
+/// The first of the block's tokens that this warp, by its thread's number, owns.
+__device__ __forceinline__ int first_token_of_warp(int thread) {
+  return (IN_PAIRS ? thread % 128 : thread) / 32 * 16;
 }
 
 struct Sequence {

@@ -212,10 +212,10 @@ constexpr int PRODUCT_CHANNELS = SUM_CHANNELS < 128 ? SUM_CHANNELS : 128;
 
 /// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles, PRODUCT_CHANNELS columns of
 /// products: those from PRODUCT_CHANNELS * part on. `tiles` holds the 64-token tiles of the group
-/// one after the other.
+/// one after the other. They are added to what there is if it `adds`.
 template <bool SIGNED, int STEPS, typename Tiles>
 __device__ __forceinline__ void issue_tokens(int (*products)[4], const u32 (&a)[STEPS][4],
-                                             Tiles tiles, int part = 0) {
+                                             Tiles tiles, int part = 0, bool adds = false) {
   const u64 b =
       descriptor_of<TOKEN_ROW_BYTES>(tiles) + part * (PRODUCT_CHANNELS * TOKEN_ROW_BYTES / 16);
   wgmma_fence();
@@ -223,9 +223,9 @@ __device__ __forceinline__ void issue_tokens(int (*products)[4], const u32 (&a)[
   for (int step = 0; step < STEPS; ++step) {
     const u64 step_b = b + (step / 2 * (SUM_CHANNELS * TOKEN_ROW_BYTES) + step % 2 * 32) / 16;
     if constexpr (PRODUCT_CHANNELS == 128)
-      wgmma_8_wide<SIGNED>(products, a[step], step_b, step > 0);
+      wgmma_8_wide<SIGNED>(products, a[step], step_b, adds || step > 0);
     else
-      wgmma_8<SIGNED>(products, a[step], step_b, step > 0);
+      wgmma_8<SIGNED>(products, a[step], step_b, adds || step > 0);
   }
   wgmma_commit();
 }

@@ -14,6 +14,7 @@
 using Element = bf16;
 constexpr int HEAD_DIM = 64;
 constexpr int SUM_CHANNELS = 64;
+constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 128;
 constexpr int WARPS = 4;
 constexpr bool CAUSAL = true;

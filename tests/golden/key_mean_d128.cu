@@ -7,6 +7,7 @@
 using Element = bf16;
 constexpr int HEAD_DIM = 128;
 constexpr int SUM_CHANNELS = 128;
+constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 256;
 constexpr int WARPS = 8;
 constexpr int MEAN_CHUNK = 256;

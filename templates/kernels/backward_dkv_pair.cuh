@@ -1,0 +1,303 @@
+//===- kernels/backward_dkv_pair.cuh - dK, dV of wide heads by pairs of warpgroups, sm_90a --===//
+//
+// The arithmetic of kernels/backward_dkv.cuh, warp-specialised, with dK and dV in INT8. Two
+// warpgroups own the same 64 keys (tile/query_pairs.cuh): each forms P and dS of one tile of a
+// pair, and sums its channels of dK and dV over both. In a pair of tiles:
+//
+//   wait for S and dP; P and dS, in 8 bits, to where both read them; for each tile dV's products,
+//   then dK's, in two blocks of accumulators that take turns; at last S and dP of the next pair
+//
+// The transposed copies that products take come into a ring of three pieces. What a warpgroup hands
+// over is written once both have read the last of it (`taken`) and read once all of it is written
+// (`ready`).
+//
+//===----------------------------------------------------------------------===//
+
+#include "configuration.cuh"
+#include "ptx/stream_order.cuh"
+#include "tile/key_gradients.cuh"
+#include "tile/quantizer.cuh"
+#include "tile/query_pairs.cuh"
+
+static_assert(!QK16 && !DV16 && !DK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q && BLOCK_KV == 64);
+
+constexpr int PIECES = 3;        ///< places of transposed tiles
+constexpr int PIECES_A_PAIR = 4; ///< dO of one tile, its Q, dO of the other, its Q
+constexpr int UNIT_SLOTS = 2;    ///< runs whose scales are there: those of sums, and the next
+constexpr int FIRST_KEY_BARRIER = 1;
+
+struct SharedLayout {
+  static constexpr int KEYS = 0;
+  static constexpr int VALUES = KEYS + PAIR_KEYS_BYTES;
+  static constexpr int TILES = VALUES + PAIR_VALUES_BYTES;
+  static constexpr int FIRST_PIECE = TILES + 2 * PairTile::BYTES;
+  static constexpr int PIECE_BYTES = TILE_Q * HEAD_DIM;
+  static constexpr int HANDED = FIRST_PIECE + PIECES * PIECE_BYTES;
+  static constexpr int UNITS = HANDED + 2 * KeptScores::BYTES;
+  static constexpr int TILE_BARRIERS = UNITS + 2 * UNIT_SLOTS * UNIT_BYTES;
+  static constexpr int PIECE_BARRIERS = TILE_BARRIERS + 2 * Ring<4, 1>::BYTES;
+  static constexpr int READY = PIECE_BARRIERS + Ring<PAIR_WARPS, PIECES>::BYTES;
+  static constexpr int TAKEN = READY + 2 * 8;
+  static constexpr int KEYS_CAME = TAKEN + 2 * 8;
+  static constexpr int TOTAL = KEYS_CAME + 8;
+};
+using L = SharedLayout;
+static_assert(SHARED_BYTES == 0 || L::TOTAL == SHARED_BYTES,
+              "the host launches with what is used here");
+
+/// Each warpgroup's tile.
+using TileRing = Ring<4, 1>;
+__device__ __forceinline__ TileRing tile_ring(u32 shared, int half) {
+  return {shared + L::TILE_BARRIERS + half * TileRing::BYTES};
+}
+__device__ __forceinline__ u32 tile_place(u32 shared, int half) {
+  return shared + L::TILES + half * PairTile::BYTES;
+}
+using PieceRing = Ring<PAIR_WARPS, PIECES>;
+/// A warpgroup's channels of the units of a run.
+__device__ __forceinline__ u32 units_of(u32 shared, int run, int half) {
+  return shared + L::UNITS + (run * 2 + half) * UNIT_BYTES;
+}
+
+/// One thread copies everything.
+class Producer {
+public:
+  __device__ __forceinline__ Producer(const Params& p, u32 shared, const KeyHead& at)
+      : p_(p), shared_(shared), at_(at), copy_{p, at} {}
+
+  __device__ __forceinline__ void run(int first_key) {
+    copy_.keys(shared_ + L::KEYS, shared_ + L::VALUES, first_key, shared_ + L::KEYS_CAME);
+    const QueryWalk walk(at_, tokens_from(first_key, BLOCK_KV));
+    QueryTile tile = walk.start(at_);
+    if (!walk.has(tile))
+      return;
+    int pair = 0, run = 0;
+    bool begins_unit = true;
+    fill_tiles(pair, tile, second_of_pair(walk, tile));
+#pragma unroll 1
+    while (walk.has(tile)) {
+      const QueryTile second = second_of_pair(walk, tile), next = walk.next(second);
+      const int piece = pair * PIECES_A_PAIR;
+      if (begins_unit)
+        announce_unit(piece, tile, run % UNIT_SLOTS);
+      else
+        announce(piece);
+      fill(piece, p_.dot8, tile);
+      announce(piece + 1), fill(piece + 1, p_.qt8, tile);
+      announce(piece + 2), fill(piece + 2, p_.dot8, second);
+      // Its place is free before the first of these pieces is.
+      begins_unit = walk.has(next) && walk.begins_run(next);
+      run += begins_unit ? 1 : 0;
+      ++pair;
+      if (walk.has(next))
+        fill_tiles(pair, next, second_of_pair(walk, next));
+      announce(piece + 3), fill(piece + 3, p_.qt8, second);
+      tile = next;
+    }
+    // Behind the last pair consumers start the products of one more, whose results nobody reads.
+    for (int half = 0; half < 2; ++half)
+      tile_ring(shared_, half).begin_filling(TileRing::Place(pair), 0);
+  }
+
+private:
+  __device__ __forceinline__ void fill_tiles(int pair, const QueryTile& first,
+                                             const QueryTile& second) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const TileRing ring = tile_ring(shared_, half);
+      const TileRing::Place place(pair);
+      ring.begin_filling(place, PairTile::BYTES);
+      copy_.tile(tile_place(shared_, half), half ? second : first, ring.full(place));
+    }
+  }
+  __device__ __forceinline__ PieceRing pieces() const { return {shared_ + L::PIECE_BARRIERS}; }
+  __device__ __forceinline__ void announce(int piece, int more_bytes = 0) {
+    pieces().begin_filling(PieceRing::Place(piece), L::PIECE_BYTES + more_bytes);
+  }
+  __device__ __forceinline__ void fill(int piece, const s8* copy, const QueryTile& tile) {
+    const PieceRing::Place place(piece);
+    bulk_copy(shared_ + L::FIRST_PIECE + place.stage * L::PIECE_BYTES, copy + tile.elements(),
+              L::PIECE_BYTES, pieces().full(place));
+  }
+  /// With a run's first piece come its scales. Nobody needs what is in their slot any more: pieces
+  /// of the run between have been released, and a run has four or more.
+  __device__ __forceinline__ void announce_unit(int piece, const QueryTile& tile, int slot) {
+    announce(piece, 2 * UNIT_BYTES);
+    const u32 full = pieces().full(PieceRing::Place(piece));
+    const s64 unit = (at_.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
+                     (CHANNEL_VECTORS * HEAD_DIM);
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+      for (int vector = 0; vector < CHANNEL_VECTORS; ++vector) {
+        const u32 to = units_of(shared_, slot, half) + vector * VECTOR_BYTES;
+        const s64 from = unit + vector * HEAD_DIM + half * SUM_CHANNELS;
+        bulk_copy(to + UNITS_OF_Q, p_.qt8_scale + from, VECTOR_BYTES, full);
+        bulk_copy(to + UNITS_OF_DOUT, p_.dot8_scale + from, VECTOR_BYTES, full);
+      }
+    }
+  }
+
+  const Params& p_;
+  u32 shared_;
+  const KeyHead& at_;
+  PairCopies copy_;
+};
+
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
+                                        int first_key) {
+  const int half = common_to_warp(warp_id() / 4);
+  const TileRing own_tile = tile_ring(shared, half);
+  const PieceRing pieces = {shared + L::PIECE_BARRIERS};
+  const PairScores tile(p, at, shared + L::KEYS, shared + L::VALUES, tile_place(shared, half));
+  // This warpgroup's channels of the pieces.
+  const TilesPlace channels =
+      TilesPlace(shared + L::FIRST_PIECE).at(half, SUM_CHANNELS * TOKEN_ROW_BYTES);
+  const auto handed_by = [&](int of_half) {
+    return KeptScores{shared + L::HANDED + of_half * KeptScores::BYTES};
+  };
+
+  Sums dk, dv;
+  Block blocks[2]; // in which products take turns
+  auto& scores = blocks[0].x;
+  auto& values = blocks[1].x;
+  const auto tiles = [&] {
+    return query_tiles_of(at, tokens_from(read_block_x() * BLOCK_KV, BLOCK_KV));
+  };
+  RunWalk<UNIT_SLOTS> walk(tiles());
+  int pair = 0;
+
+  /// P and dS in 8 bits to where both warpgroups read them.
+  const auto hand_over_scores = [&] {
+    const int own = walk.count + half;
+    float x[COLUMNS8][4], ds[COLUMNS8][4], largest[2], largest_ds[2] = {0, 0};
+    u32 fragments[KeptScores::FRAGMENTS][4];
+    tile.take_scores(x, scores, (own + walk.shift) * TILE_Q, own >= walk.end);
+    largest_probabilities(x, largest);
+    quad_max_nan(largest);
+    const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
+    const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
+    quantize_fragments<false, KeptScores::FRAGMENTS>(fragments, x, p_low.inverse, p_high.inverse);
+    wait_for_phase(shared + L::TAKEN + half * 8, (pair & 1) ^ 1);
+    handed_by(half).write(KeptScores::P, fragments, p_low.value, p_high.value);
+
+    tile.take_values<true, 0>(ds, values, x, largest_ds);
+    own_tile.release(TileRing::Place(pair));
+    quad_max_nan(largest_ds);
+    const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
+    const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
+    quantize_fragments<true, KeptScores::FRAGMENTS>(fragments, ds, ds_low.inverse, ds_high.inverse);
+    handed_by(half).write(KeptScores::DS, fragments, ds_low.value, ds_high.value);
+    arrive(shared + L::READY + half * 8);
+  };
+
+  const auto work_on_pair = [&] {
+    finish<0>(scores);
+    finish<0>(values);
+    hand_over_scores();
+    // Piece k of a pair is dO of tile k / 2, or its Q; two products take its channels, 64 each.
+    u32 a[2][KeptScores::FRAGMENTS][4]; // of two pieces in turn
+    float2 scales[2];
+    const auto place_of = [&](int piece) { // formed anew: registers are short
+      return PieceRing::Place(anew(pair) * PIECES_A_PAIR + piece);
+    };
+    const auto issue = [&](int i) {
+      const int piece = i / 2, of = piece / 2, kind = piece % 2;
+      const PieceRing::Place place = place_of(piece);
+      if (i % 2 == 0) {
+        if (kind == 0)
+          wait_for_phase(shared + L::READY + of * 8, pair & 1);
+        scales[kind] = handed_by(of).read(kind ? KeptScores::DS : KeptScores::P, a[kind]);
+        if (kind == 1)
+          arrive(shared + L::TAKEN + of * 8); // all of it is read
+        pieces.wait_until_full(place);
+      }
+      const TilesPlace from = channels.at(place.stage, L::PIECE_BYTES);
+      if (kind == 0)
+        blocks[i % 2].template issue<false>(a[0], from, i % 2);
+      else
+        blocks[i % 2].template issue<true>(a[1], from, i % 2);
+    };
+    issue(0);
+    issue(1);
+#pragma unroll
+    for (int i = 0; i < 2 * PIECES_A_PAIR; ++i) {
+      const int kind = i / 2 % 2;
+      if (kind == 0)
+        blocks[i % 2].template add_to<false, 1>(dv, scales[0].x, scales[0].y, i % 2);
+      else
+        blocks[i % 2].template add_to<true, 1>(dk, scales[1].x, scales[1].y, i % 2);
+      if (i % 2 == 1)
+        pieces.release(place_of(i / 2));
+      if (i + 2 < 2 * PIECES_A_PAIR) {
+        issue(i + 2);
+      } else if (i % 2 == 0) {
+        own_tile.wait_until_full(TileRing::Place(pair + 1));
+        tile.start_scores(scores);
+      } else {
+        tile.start_values(values);
+      }
+    }
+    ++pair;
+    walk.count = minimum(walk.count + 2, walk.end);
+  };
+
+  const Range seen = tiles();
+  // Whether queries see the keys or not: no copy may come after the block's end.
+  wait_for_phase(shared + L::KEYS_CAME, 0);
+  if (seen.begin < seen.end) {
+    own_tile.wait_until_full(TileRing::Place(0));
+    tile.start_scores(scores);
+    tile.start_values(values);
+    for (;;) {
+      do {
+        work_on_pair();
+      } while (walk.count < walk.end);
+      finish<0>(scores);
+      finish<0>(values);
+      if (!walk.next_run(at, tiles()))
+        break;
+      pieces.wait_until_full(PieceRing::Place(pair * PIECES_A_PAIR)); // with it the units came
+      change_units(dk, dv, units_of(shared, walk.last_slot(), half),
+                   units_of(shared, walk.slot, half));
+    }
+    leave_units(dk, dv, units_of(shared, walk.last_slot(), half));
+  }
+
+  const KeyGradients stored = store_key_gradients(p, at, keys_of_warp(), dk, dv);
+  if constexpr (SINK_KEYS > 0) {
+    if (first_key == 0) { // of each warpgroup its channels
+      named_barrier_sync<128>(FIRST_KEY_BARRIER + half);
+      write_first_key<128>(at, stored);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const KeyHead at = key_head(p);
+  const int first_key = blockIdx.x * BLOCK_KV;
+
+  if (threadIdx.x == 0) {
+    for (int half = 0; half < 2; ++half) {
+      tile_ring(shared, half).init();
+      init_mbarrier(shared + L::READY + half * 8, 128);
+      init_mbarrier(shared + L::TAKEN + half * 8, 256);
+    }
+    PieceRing{shared + L::PIECE_BARRIERS}.init();
+    init_mbarrier(shared + L::KEYS_CAME, 1);
+    publish_mbarriers();
+  }
+  begin_in_stream_order();
+  __syncthreads();
+  if (warp_id() >= PAIR_WARPS) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == PAIR_WARPS * 32)
+      Producer(p, shared, at).run(first_key);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume(p, shared, at, first_key);
+  }
+}

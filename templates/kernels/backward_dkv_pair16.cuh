@@ -1,0 +1,225 @@
+//===- kernels/backward_dkv_pair16.cuh - the same with dK and dV in 16 bits, sm_90a --===//
+//
+// As kernels/backward_dkv_pair.cuh, but that P and dS are of 16 bits and products are added to the
+// sums by the tensor cores. In a pair of tiles:
+//
+//   wait for S and dP; P to shared memory; begin dV's product of the own tile; dS; begin that of
+//   the other's; wait; dS to P's place; begin dK's products, S of the next pair; wait for dK; begin
+//   dP
+//
+// What a warpgroup hands over is A of both warpgroups' products where it lies: written, P and dS in
+// turn, once all products with what was there are over (`taken`), and read once it is all written
+// (`ready`). A tile's dO serves dP and dV, and is free when dV is.
+//
+//===----------------------------------------------------------------------===//
+
+#include "configuration.cuh"
+#include "ptx/stream_order.cuh"
+#include "tile/fused_products.cuh"
+#include "tile/key_gradients.cuh"
+#include "tile/query_pairs.cuh"
+
+static_assert(!QK16 && DV16 && DK16 && !SCALED_DOUT && BLOCK_KV == 64);
+
+constexpr int FIRST_KEY_BARRIER = 1;
+
+struct SharedLayout {
+  static constexpr int KEYS = 0;
+  static constexpr int VALUES = KEYS + PAIR_KEYS_BYTES;
+  static constexpr int TILES = VALUES + PAIR_VALUES_BYTES;
+  static constexpr int QUERIES = TILES + 2 * PairTile::BYTES; ///< of 16 bits, for dK
+  static constexpr int QUERIES_BYTES = TILE_Q * VALUE_ROW_BYTES;
+  static constexpr int HANDED = QUERIES + 2 * QUERIES_BYTES;
+  static constexpr int HANDED_BYTES = BLOCK_KV * DS_ROW_BYTES;
+  static constexpr int TILE_BARRIERS = HANDED + 2 * HANDED_BYTES;
+  static constexpr int QUERY_BARRIERS = TILE_BARRIERS + 2 * Ring<PAIR_WARPS, 1>::BYTES;
+  static constexpr int READY = QUERY_BARRIERS + 2 * Ring<PAIR_WARPS, 1>::BYTES;
+  static constexpr int TAKEN = READY + 2 * 8;
+  static constexpr int KEYS_CAME = TAKEN + 2 * 8;
+  static constexpr int TOTAL = KEYS_CAME + 8;
+};
+using L = SharedLayout;
+static_assert(SHARED_BYTES == 0 || L::TOTAL == SHARED_BYTES,
+              "the host launches with what is used here");
+
+/// Both warpgroups read each one's tile, and its queries in 16 bits.
+using PairRing = Ring<PAIR_WARPS, 1>;
+__device__ __forceinline__ PairRing tile_ring(u32 shared, int of) {
+  return {shared + L::TILE_BARRIERS + of * PairRing::BYTES};
+}
+__device__ __forceinline__ PairRing query_ring(u32 shared, int of) {
+  return {shared + L::QUERY_BARRIERS + of * PairRing::BYTES};
+}
+__device__ __forceinline__ u32 tile_place(u32 shared, int of) {
+  return shared + L::TILES + of * PairTile::BYTES;
+}
+__device__ __forceinline__ u32 query_place(u32 shared, int of) {
+  return shared + L::QUERIES + of * L::QUERIES_BYTES;
+}
+
+/// One thread copies everything.
+__device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
+                                        int first_key) {
+  const PairCopies copy{p, at};
+  copy.keys(shared + L::KEYS, shared + L::VALUES, first_key, shared + L::KEYS_CAME);
+  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
+  const auto fill_tiles = [&](int pair, const QueryTile& first, const QueryTile& second) {
+    const PairRing::Place place(pair);
+#pragma unroll
+    for (int of = 0; of < 2; ++of) {
+      tile_ring(shared, of).begin_filling(place, PairTile::BYTES);
+      copy.tile(tile_place(shared, of), of ? second : first, tile_ring(shared, of).full(place));
+    }
+  };
+  QueryTile tile = walk.start(at);
+  if (!walk.has(tile))
+    return;
+  int pair = 0;
+  fill_tiles(pair, tile, second_of_pair(walk, tile));
+#pragma unroll 1
+  while (walk.has(tile)) {
+    const QueryTile second = second_of_pair(walk, tile), next = walk.next(second);
+    const PairRing::Place place(pair);
+#pragma unroll
+    for (int of = 0; of < 2; ++of) {
+      const QueryTile& from = of ? second : tile;
+      const PairRing ring = query_ring(shared, of);
+      ring.begin_filling(place, L::QUERIES_BYTES);
+      copy.rows(query_place(shared, of), p.q_map, from.in_head * TILE_Q, from.head,
+                ring.full(place));
+    }
+    ++pair;
+    if (walk.has(next))
+      fill_tiles(pair, next, second_of_pair(walk, next));
+    tile = next;
+  }
+  // Behind the last pair consumers start the products of one more, whose results nobody reads.
+  for (int of = 0; of < 2; ++of)
+    tile_ring(shared, of).begin_filling(PairRing::Place(pair), 0);
+}
+
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
+                                        int first_key) {
+  const int half = common_to_warp(warp_id() / 4);
+  const PairScores tile(p, at, shared + L::KEYS, shared + L::VALUES, tile_place(shared, half));
+  const auto handed_by = [&](int of) { return shared + L::HANDED + of * L::HANDED_BYTES; };
+  const auto ready = [&](int of) { return shared + L::READY + of * 8; };
+  const auto taken = [&](int of) { return shared + L::TAKEN + of * 8; };
+  /// A tile's rows of 16 bits, from this warpgroup's channels on.
+  const auto channels_of = [&](u32 rows) {
+    return Units::of_address(anew(rows) +
+                             half * (SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>));
+  };
+
+  Sums dk, dv;
+  Scores::Sum scores[COLUMNS8][4];
+  int values[COLUMNS8][4]; // the bits of dP
+  const auto tiles = [&] {
+    return query_tiles_of(at, tokens_from(read_block_x() * BLOCK_KV, BLOCK_KV));
+  };
+  RunWalk<1> walk(tiles());
+  int pair = 0;
+
+  const auto hand_over = [&](const u32(&rows16)[TILE_Q / 16][4]) {
+    write_rows(handed_by(half), rows16);
+    fence_async_proxy();
+    arrive(ready(half));
+  };
+  /// The products of what a warpgroup has handed over: P, then dS.
+  constexpr u32 OF_P = 0, OF_DS = 1;
+  const auto begin_dv = [&](int of) {
+    wait_for_phase(ready(of), OF_P);
+    issue_from_rows(dv, Units::of_address(anew(handed_by(of))),
+                    channels_of(tile_place(shared, of) + PairTile::DOUT));
+  };
+  const auto begin_dk = [&](int of) {
+    wait_for_phase(ready(of), OF_DS);
+    query_ring(shared, of).wait_until_full(PairRing::Place(pair));
+    issue_from_rows(dk, Units::of_address(anew(handed_by(of))),
+                    channels_of(query_place(shared, of)));
+  };
+  const auto work_on_pair = [&] {
+    finish<0>(scores);
+    const int own = walk.count + half;
+    float x[COLUMNS8][4], ds[COLUMNS8][4], none[2];
+    u32 rows16[TILE_Q / 16][4];
+    tile.take_scores(x, scores, (own + walk.shift) * TILE_Q, own >= walk.end);
+    pack_fragments<TILE_Q / 16>(rows16, x);
+    wait_for_phase(taken(half), OF_DS);
+    hand_over(rows16);
+    begin_dv(half);
+    tile.take_values<false, 1>(ds, values, x, none);
+    pack_fragments<TILE_Q / 16>(rows16, ds);
+    begin_dv(1 - half);
+    finish_rows<0>(dv);
+    for (int of = 0; of < 2; ++of) {
+      arrive(taken(of));
+      tile_ring(shared, of).release(PairRing::Place(pair));
+    }
+    wait_for_phase(taken(half), OF_P);
+    hand_over(rows16);
+    begin_dk(half);
+    begin_dk(1 - half);
+    tile_ring(shared, half).wait_until_full(PairRing::Place(pair + 1));
+    tile.start_scores(scores);
+    finish_rows<1>(dk); // not under way where the next pair begins: C7515
+    for (int of = 0; of < 2; ++of) {
+      arrive(taken(of));
+      query_ring(shared, of).release(PairRing::Place(pair));
+    }
+    tile.start_values(values);
+    ++pair;
+    walk.count = minimum(walk.count + 2, walk.end);
+  };
+
+  const Range seen = tiles();
+  // Whether queries see the keys or not: no copy may come after the block's end.
+  wait_for_phase(shared + L::KEYS_CAME, 0);
+  if (seen.begin < seen.end) {
+    tile_ring(shared, half).wait_until_full(PairRing::Place(0));
+    tile.start_scores(scores);
+    tile.start_values(values);
+    do {
+      work_on_pair();
+    } while (walk.count < walk.end || walk.next_run(at, tiles()));
+    finish<0>(scores);
+    finish<0>(values);
+  }
+
+  const KeyGradients stored = store_key_gradients(p, at, keys_of_warp(), dk, dv);
+  if constexpr (SINK_KEYS > 0) {
+    if (first_key == 0) { // of each warpgroup its channels
+      named_barrier_sync<128>(FIRST_KEY_BARRIER + half);
+      write_first_key<128>(at, stored);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const KeyHead at = key_head(p);
+  const int first_key = blockIdx.x * BLOCK_KV;
+
+  if (threadIdx.x == 0) {
+    for (int of = 0; of < 2; ++of) {
+      tile_ring(shared, of).init();
+      query_ring(shared, of).init();
+      init_mbarrier(shared + L::READY + of * 8, 128);
+      init_mbarrier(shared + L::TAKEN + of * 8, 256);
+    }
+    init_mbarrier(shared + L::KEYS_CAME, 1);
+    publish_mbarriers();
+  }
+  begin_in_stream_order();
+  __syncthreads();
+  if (warp_id() >= PAIR_WARPS) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == PAIR_WARPS * 32)
+      produce(p, shared, at, first_key);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume(p, shared, at, first_key);
+  }
+}

@@ -1,0 +1,325 @@
+//===- kernels/backward_dq_pair.cuh - dQ of wide heads by pairs of warpgroups, sm_90a --===//
+//
+// The arithmetic of kernels/backward_dq.cuh, warp-specialised as kernels/backward_dq_ws.cuh. Two
+// warpgroups own the same 64 queries (tile/pair.cuh): each forms S, P and dP of one half of a
+// step's 128 keys, and sums its channels of dQ over both halves. In a step:
+//
+//   wait for S; begin dP; P; wait for dP; dS; its 8 bits or 16, for both warpgroups; begin the
+//   products of its own half, and of the other's once that has come; begin the next S; add products
+//
+// They meet twice a step: before dS is written, with its rows' maxima where it is in 8 bits, which
+// are of all 128 keys, and before it is read. What one has read behind a meeting the other writes
+// anew only behind the next one.
+//
+// Keys for S, values, and the keys that dS meets are free at different times of a step: each has a
+// ring of its own, those of halves one for each warpgroup.
+//
+//===----------------------------------------------------------------------===//
+
+#include "configuration.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/stream_order.cuh"
+#include "tile/pair.cuh"
+#include "tile/quantizer.cuh"
+#include "tile/query_gradients.cuh"
+#include "tile/ring.cuh"
+
+static_assert(!QK16 && BLOCK_Q == 64 && GROUP_KV == 128);
+
+constexpr int STEP_KEYS = 128, HALF_KEYS = TILE_ROWS;
+constexpr int STEPS_A_UNIT = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
+constexpr int VECTOR_BYTES = SUM_CHANNELS * 4;
+/// Of one warpgroup's channels: scales, then inverses. What dQ is in, and what comes next.
+constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * VECTOR_BYTES : 0;
+constexpr int UNIT_SLOTS = 2;
+/// Fragments of dS of one half.
+constexpr int FRAGMENTS = HALF_KEYS / (DQ16 ? 16 : 32);
+constexpr int MEETING = 1; ///< the named barrier
+
+struct SharedLayout {
+  static constexpr int ONES = 0;
+  static constexpr int QUERIES = ONES + RowStart::PLACE_BYTES;
+  static constexpr int DOUT = QUERIES + BLOCK_Q * HEAD_DIM;
+  static constexpr int KEYS = DOUT + BLOCK_Q * VALUE_ROW_BYTES; ///< of a stage one half, the other
+  static constexpr int HALF_KEYS_BYTES = HALF_KEYS * HEAD_DIM;
+  static constexpr int VALUES = KEYS + STAGES * 2 * HALF_KEYS_BYTES;
+  static constexpr int HALF_VALUES_BYTES = HALF_KEYS * VALUE_ROW_BYTES;
+  static constexpr int SUMMED = VALUES + 2 * HALF_VALUES_BYTES; ///< keys that dS meets
+  static constexpr int HALF_SUMMED_BYTES = HALF_KEYS * (DQ16 ? VALUE_ROW_BYTES : HEAD_DIM);
+  static constexpr int SCORE_GRADIENTS = SUMMED + 2 * HALF_SUMMED_BYTES;
+  static constexpr int HALF_GRADIENTS_BYTES = FRAGMENTS * FRAGMENT_BYTES;
+  static constexpr int UNITS = SCORE_GRADIENTS + 2 * HALF_GRADIENTS_BYTES;
+  static constexpr int RATIOS = UNITS + 2 * UNIT_SLOTS * UNIT_BYTES;
+  static constexpr int MAXIMA = RATIOS + (HAS_UNITS ? PAIR_WARPS * VECTOR_BYTES : 0);
+  static constexpr int KEY_SCALES = MAXIMA + (DQ16 ? 0 : 2 * BLOCK_Q * 4);
+  static constexpr int HALF_SCALES_BYTES = 128 / KEYS_A_SCALE * 4; ///< those of all 128 keys
+  static constexpr int KEY_BARRIERS = KEY_SCALES + STAGES * 2 * HALF_SCALES_BYTES;
+  static constexpr int VALUE_BARRIERS = KEY_BARRIERS + 2 * Ring<4>::BYTES;
+  static constexpr int SUMMED_BARRIERS = VALUE_BARRIERS + 2 * Ring<4, 1>::BYTES;
+  static constexpr int ROWS_CAME = SUMMED_BARRIERS + Ring<PAIR_WARPS, 1>::BYTES;
+  static constexpr int TOTAL = ROWS_CAME + 8;
+};
+using L = SharedLayout;
+static_assert(SHARED_BYTES == 0 || L::TOTAL == SHARED_BYTES,
+              "the host launches with what is used here");
+
+/// The rings of one half's keys and values, and of all keys that dS meets.
+struct Rings {
+  Ring<4> keys;
+  Ring<4, 1> values;
+  Ring<PAIR_WARPS, 1> summed;
+  __device__ __forceinline__ Rings(u32 shared, int half)
+      : keys{shared + L::KEY_BARRIERS + half * Ring<4>::BYTES},
+        values{shared + L::VALUE_BARRIERS + half * Ring<4, 1>::BYTES}, summed{shared +
+                                                                              L::SUMMED_BARRIERS} {}
+};
+using OnlyPlace = PlaceInRing<1>;
+
+__device__ __forceinline__ int steps_of(const Sequence& at, int first_query) {
+  return ceil_div(keys_of(at, tokens_from(first_query, BLOCK_Q)).end, STEP_KEYS);
+}
+__device__ __forceinline__ bool begins_unit(int step) {
+  return HAS_UNITS && step % STEPS_A_UNIT == 0;
+}
+__device__ __forceinline__ u32 unit_place(u32 shared, int half, int unit, int vector) {
+  return shared + L::UNITS + (unit % UNIT_SLOTS * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
+}
+
+/// One thread copies everything.
+__device__ __forceinline__ void produce(const Params& p, u32 shared, const QueryHead& at,
+                                        int first_query) {
+  const u32 came = shared + L::ROWS_CAME;
+  arrive_expecting(came, BLOCK_Q * (HEAD_DIM + VALUE_ROW_BYTES));
+  const s64 first = (at.padded_query() + first_query) * HEAD_DIM;
+  bulk_copy(shared + L::QUERIES, p.q8 + first, BLOCK_Q * HEAD_DIM, came);
+  const auto copy_panels = [&](u32 to, const TensorMap& map, int token, int head, u32 barrier) {
+    for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
+      tensor_copy(to + panel * PANEL_BYTES<VALUE_ROW_BYTES>, map, panel * 64, token, head, at.batch,
+                  barrier);
+  };
+  if constexpr (SCALED_DOUT)
+    bulk_copy(shared + L::DOUT, p.dout_rows + first, BLOCK_Q * VALUE_ROW_BYTES, came);
+  else
+    copy_panels(shared + L::DOUT, p.dout_map, first_query, at.head, came);
+
+  const int steps = steps_of(at, first_query);
+  const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
+  const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
+  const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
+                            : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
+  // Behind the last step S of one more is begun, which nobody reads.
+  const auto fill_keys = [&](int step) {
+    const RingPlace place(step);
+    for (int half = 0; half < 2; ++half) {
+      const Ring<4> ring = Rings(shared, half).keys;
+      ring.begin_filling(place, step < steps ? L::HALF_KEYS_BYTES + L::HALF_SCALES_BYTES : 0);
+      if (step == steps)
+        continue;
+      const int in_shared = place.stage * 2 + half;
+      bulk_copy(shared + L::KEYS + in_shared * L::HALF_KEYS_BYTES,
+                keys + static_cast<s64>(step * 2 + half) * L::HALF_KEYS_BYTES, L::HALF_KEYS_BYTES,
+                ring.full(place));
+      bulk_copy(shared + L::KEY_SCALES + in_shared * L::HALF_SCALES_BYTES,
+                key_scales + step * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES, ring.full(place));
+    }
+  };
+  if (steps > 0)
+    fill_keys(0);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const OnlyPlace place(step);
+    for (int half = 0; half < 2; ++half) {
+      const Ring<4, 1> ring = Rings(shared, half).values;
+      ring.begin_filling(place, L::HALF_VALUES_BYTES);
+      copy_panels(shared + L::VALUES + half * L::HALF_VALUES_BYTES, p.v_map,
+                  step * STEP_KEYS + half * HALF_KEYS, at.kv_head, ring.full(place));
+    }
+    fill_keys(step + 1);
+    const Ring<PAIR_WARPS, 1> ring = Rings(shared, 0).summed;
+    const u32 full = ring.full(place);
+    const bool has_unit = begins_unit(step);
+    ring.begin_filling(place, 2 * L::HALF_SUMMED_BYTES + (has_unit ? 2 * UNIT_BYTES : 0));
+    bulk_copy(shared + L::SUMMED, summed + static_cast<s64>(step) * (2 * L::HALF_SUMMED_BYTES),
+              2 * L::HALF_SUMMED_BYTES, full);
+    if (has_unit) {
+      const int unit = step / STEPS_A_UNIT;
+      const float* vectors = p.kt8_scale + (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) *
+                                               (CHANNEL_VECTORS * HEAD_DIM);
+      for (int half = 0; half < 2; ++half)
+        for (int vector = 0; vector < CHANNEL_VECTORS; ++vector)
+          bulk_copy(unit_place(shared, half, unit, vector),
+                    vectors + vector * HEAD_DIM + half * SUM_CHANNELS, VECTOR_BYTES, full);
+    }
+  }
+}
+
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
+                                        int first_query) {
+  const int half = common_to_warp(warp_id() / 4);
+  const Rings rings(shared, half);
+
+  ScoreRow row[2];
+  float minus_delta[2];
+  int query[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    query[r] = first_query + first_token_of_warp(threadIdx.x) + lane_id() / 4 + 8 * r;
+    row[r] = {read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE),
+              -read_row(p.q_rows, at.padded_query(), query[r], ROW_SHIFT)};
+    minus_delta[r] = read_row(p.q_rows, at.padded_query(), query[r], ROW_MINUS_DELTA);
+  }
+  const RowStart delta(minus_delta, shared + L::ONES);
+  const auto start = [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; };
+  Sums dq;
+  if constexpr (SINK_KEYS != 0)
+    begin_with_sink(p, dq, at, query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
+
+  struct Rows {
+    TilesPlace tile;
+  };
+  const Rows queries = {TilesPlace(shared + L::QUERIES)}, dout = {TilesPlace(shared + L::DOUT)};
+  // The producer's copies come whether there are keys or not: none may come after the block's end.
+  wait_for_phase(shared + L::ROWS_CAME, 0);
+
+  const int steps = steps_of(at, first_query);
+  const int all_see = keys_of_all(at, tokens_from(first_query, BLOCK_Q)).end / STEP_KEYS;
+  const TilesPlace keys = TilesPlace(shared + L::KEYS).at(half, L::HALF_KEYS_BYTES);
+  const TilesPlace key_values = TilesPlace(shared + L::VALUES).at(half, L::HALF_VALUES_BYTES);
+  // This warpgroup's channels of the keys that dS meets, in each half's.
+  const TilesPlace summed = TilesPlace(shared + L::SUMMED)
+                                .at(half, DQ16 ? SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>
+                                               : SUM_CHANNELS * TOKEN_ROW_BYTES);
+  Scores::Sum scores[COLUMNS8][4];
+  int values[COLUMNS8][4]; // the bits of dP
+  float x[COLUMNS8][4];    // P
+  int products[SUM_CHANNELS / 8][4];
+
+  const auto begin_scores = [&](int step) {
+    const RingPlace place(step);
+    rings.keys.wait_until_full(place);
+    issue_scores(scores, queries, keys.at(place.stage, 2 * L::HALF_KEYS_BYTES));
+  };
+  const auto take_scores = [&](int step) {
+    const RingPlace place(step);
+    // A lane's scales of 128 keys are those of their four 32.
+    probabilities(x, scores, row,
+                  read_float2(shared + L::KEY_SCALES +
+                              (place.stage * 2 + half) * L::HALF_SCALES_BYTES +
+                              (lane_id() & 3) * 16 + half * 8));
+    if (step < SINK_KEYS || step >= all_see)
+      hide(x, HiddenKeys(at, query[0], step * STEP_KEYS + half * HALF_KEYS, SINK_KEYS));
+  };
+  const auto gradients_of = [&](int of_half) {
+    return shared + L::SCORE_GRADIENTS + of_half * L::HALF_GRADIENTS_BYTES;
+  };
+  const auto maxima_of = [&](int of_half) {
+    return shared + L::MAXIMA + of_half * (BLOCK_Q * 4) +
+           (first_token_of_warp(threadIdx.x) + lane_id() / 4) * 4;
+  };
+  const auto meet_other = [] { named_barrier_sync<32 * PAIR_WARPS>(MEETING); };
+  const auto change_units = [&](int step) {
+    if (begins_unit(step) && step > 0) {
+      const int unit = step / STEPS_A_UNIT;
+      dq.change_units_of_warp(shared + L::RATIOS + warp_id() * VECTOR_BYTES,
+                              unit_place(shared, half, unit - 1, CHANNEL_SCALE),
+                              unit_place(shared, half, unit, CHANNEL_INVERSE));
+    }
+  };
+
+  if (steps > 0) {
+    begin_scores(0);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const OnlyPlace place(step);
+      finish<0>(scores);
+      if constexpr (DQ16) { // sums of the last step's products are its results
+        finish_rows<0>(dq);
+        if (step > 0)
+          rings.summed.release(OnlyPlace(step - 1));
+      }
+      rings.values.wait_until_full(place);
+      issue_value_panels<1>(values, dout, key_values, &delta);
+      take_scores(step);
+      rings.keys.release(RingPlace(step));
+      float ds[COLUMNS8][4], largest[2] = {0, 0};
+      take_values<0>(ds, values, start);
+      rings.values.release(place);
+      score_gradients<!DQ16>(ds, x, largest);
+
+      u32 own[FRAGMENTS][4], others[FRAGMENTS][4];
+      float product_scale[2];
+      if constexpr (DQ16) {
+        pack_fragments<FRAGMENTS>(own, ds);
+        meet_other();
+      } else {
+        quad_max_nan(largest);
+        if ((lane_id() & 3) == 0)
+          write_float(maxima_of(half), largest[0]), write_float(maxima_of(half) + 32, largest[1]);
+        meet_other();
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          largest[r] = max_nan(largest[r], read_float(maxima_of(1 - half) + 32 * r));
+        const Scale low = fast_scale<SIGNED_LEVELS>(largest[0]);
+        const Scale high = fast_scale<SIGNED_LEVELS>(largest[1]);
+        product_scale[0] = low.value, product_scale[1] = high.value;
+        quantize_fragments<true, FRAGMENTS>(own, ds, low.inverse, high.inverse);
+      }
+      write_fragments(gradients_of(half), own);
+      rings.summed.wait_until_full(place); // with the first of a unit its scales have come
+      const auto begin_products = [&](const u32(&a)[FRAGMENTS][4], int of_half, bool adds) {
+        const TilesPlace tile = summed.at(of_half, L::HALF_SUMMED_BYTES);
+        if constexpr (DQ16)
+          issue_rows(dq, a, tile);
+        else
+          issue_tokens<true>(products, a, tile, 0, adds);
+      };
+      begin_products(own, half, false);
+      meet_other();
+      read_fragments(others, gradients_of(1 - half));
+      begin_products(others, 1 - half, true);
+      begin_scores(step + 1);
+      if constexpr (!DQ16) {
+        change_units(step);
+        finish<1>(products);
+        add_tokens(dq, products, product_scale[0], product_scale[1]);
+        rings.summed.release(place);
+      }
+    }
+    finish<0>(scores);
+    if constexpr (DQ16)
+      finish_rows<0>(dq);
+    if constexpr (HAS_UNITS)
+      dq.multiply_columns(unit_place(shared, half, (steps - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+  }
+  finish_dq(p, dq.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const QueryHead at = query_head(p);
+  const int first_query = block_of_queries() * BLOCK_Q;
+
+  if (threadIdx.x == 0) {
+    for (int half = 0; half < 2; ++half) {
+      Rings(shared, half).keys.init();
+      Rings(shared, half).values.init();
+    }
+    Rings(shared, 0).summed.init();
+    init_mbarrier(shared + L::ROWS_CAME, 1);
+    publish_mbarriers();
+  }
+  begin_in_stream_order();
+  RowStart::write_ones(shared + L::ONES, threadIdx.x);
+  fence_async_proxy();
+  __syncthreads(); // nobody waits at a barrier that is none yet, or multiplies what is not written
+  if (warp_id() >= PAIR_WARPS) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == PAIR_WARPS * 32)
+      produce(p, shared, at, first_query);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume(p, shared, at, first_query);
+  }
+}

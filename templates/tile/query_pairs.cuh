@@ -1,0 +1,146 @@
+//===- tile/query_pairs.cuh - Pairs of tiles of queries, for a pair of warpgroups --===//
+//
+// For dK and dV of wide heads: both warpgroups own the same 64 keys and walk over pairs of tiles of
+// 64 queries, of which each forms S, P, dP and dS of one. A run's last pair may have but one tile:
+// it comes twice, and has no part the second time.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "ptx/bulk_copy.cuh"
+#include "tile/pair.cuh"
+#include "tile/query_walk.cuh"
+#include "tile/ring.cuh"
+#include "tile/transposed_scores.cuh"
+
+/// What a warpgroup's tile of queries takes in shared memory, from its place on.
+struct PairTile {
+  static constexpr int QUERIES = 0;
+  static constexpr int DOUT = QUERIES + TILE_Q * HEAD_DIM;
+  static constexpr int ROWS = DOUT + TILE_Q * VALUE_ROW_BYTES; ///< vectors per query
+  static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
+  static constexpr int BYTES = ROWS + ROWS_BYTES;
+};
+static_assert(PairTile::BYTES % 1024 == 0, "tiles lie at multiples of their swizzle");
+/// The keys and values of a block.
+constexpr int PAIR_KEYS_BYTES = BLOCK_KV * HEAD_DIM;
+constexpr int PAIR_VALUES_BYTES = BLOCK_KV * VALUE_ROW_BYTES;
+
+/// What one thread does for both warpgroups, whatever else it copies.
+struct PairCopies {
+  const Params& p;
+  const KeyHead& at;
+
+  /// A tile of 64 tokens from a tensor of the caller, panel after panel.
+  __device__ __forceinline__ void rows(u32 to, const TensorMap& map, int token, int head,
+                                       u32 barrier) const {
+#pragma unroll
+    for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
+      tensor_copy(to + panel * PANEL_BYTES<VALUE_ROW_BYTES>, map, panel * 64, token, head, at.batch,
+                  barrier);
+  }
+  /// The block's own.
+  __device__ __forceinline__ void keys(u32 keys, u32 values, int first_key, u32 barrier) const {
+    arrive_expecting(barrier, PAIR_KEYS_BYTES + PAIR_VALUES_BYTES);
+    bulk_copy(keys, p.k8 + (at.padded_key() + first_key) * HEAD_DIM, PAIR_KEYS_BYTES, barrier);
+    rows(values, p.v_map, first_key, at.kv_head, barrier);
+  }
+  __device__ __forceinline__ void tile(u32 to, const QueryTile& tile, u32 barrier) const {
+    bulk_copy(to + PairTile::QUERIES, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, barrier);
+    bulk_copy(to + PairTile::ROWS, p.q_rows + tile.rows(), PairTile::ROWS_BYTES, barrier);
+    if constexpr (SCALED_DOUT)
+      bulk_copy(to + PairTile::DOUT, p.dout_rows + tile.elements(), TILE_Q * VALUE_ROW_BYTES,
+                barrier);
+    else
+      rows(to + PairTile::DOUT, p.dout_map, tile.in_head * TILE_Q, tile.head, barrier);
+  }
+};
+__device__ __forceinline__ QueryTile second_of_pair(const QueryWalk& walk, const QueryTile& tile) {
+  const QueryTile next = walk.next(tile);
+  return walk.has(next) && !walk.begins_run(next) ? next : tile;
+}
+
+/// The keys that a warp owns, by their first.
+__device__ __forceinline__ int keys_of_warp() {
+  return read_block_x() * BLOCK_KV + first_token_of_warp(read_thread_anew());
+}
+
+/// A warpgroup's tile of each pair: its scores, P and dS.
+class PairScores {
+public:
+  __device__ __forceinline__ PairScores(const Params& p, const KeyHead& at, u32 keys, u32 values,
+                                        u32 tile)
+      : p_(p), at_(at), keys_{TilesPlace(keys)}, values_{TilesPlace(values)}, tile_(tile) {}
+
+  /// Places are formed where they are asked for: all descriptors would be kept over the loop else.
+  template <typename Sum>
+  __device__ __forceinline__ void start_scores(Sum (&scores)[COLUMNS8][4]) const {
+    issue_scores(scores, keys_.formed_anew(), TilesPlace(anew(tile_) + PairTile::QUERIES));
+  }
+  template <typename Sum>
+  __device__ __forceinline__ void start_values(Sum (&values)[COLUMNS8][4]) const {
+    issue_values(values, values_.formed_anew(), TilesPlace(anew(tile_) + PairTile::DOUT), minus_delta());
+  }
+  /// P of the finished scores; of a tile that comes again zeros.
+  __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4],
+                                              const Scores::Sum (&scores)[COLUMNS8][4],
+                                              int first_query, bool comes_again) const {
+    const int own = keys_of_warp();
+    // One scale serves both rows (KEYS_A_SCALE); read anew, registers are short.
+    const float key_scale = p_.k8_scale[at_.padded_key() / KEYS_A_SCALE +
+                                        key_scale_place(own + lane_id() / 4)];
+    probabilities(x, scores, tile_ + PairTile::ROWS, key_scale);
+    // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
+    const bool masked =
+        CAUSAL && needs_mask(at_, tokens_from(first_query, TILE_Q), tokens_from(own, 16));
+    if (!comes_again && !masked)
+      return;
+    int first_seen[2]; // column of rows g and g + 8, from this lane's first one
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      first_seen[r] = comes_again
+                          ? TILE_Q
+                          : queries_of(at_, tokens_from(own + lane_id() / 4 + 8 * r, 1)).begin -
+                                first_query - 2 * (lane_id() & 3);
+#pragma unroll
+    for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (8 * j + (i & 1) < first_seen[i >> 1])
+          x[j][i] = 0;
+      }
+    }
+  }
+  /// dS of P and the sums of dP, where at most `PENDING` groups of products that began later are
+  /// under way.
+  template <bool MAXIMA, int PENDING>
+  __device__ __forceinline__ void take_values(float (&ds)[COLUMNS8][4], int (&values)[COLUMNS8][4],
+                                              const float (&x)[COLUMNS8][4],
+                                              float (&largest)[2]) const {
+    ::take_values<PENDING>(ds, values, minus_delta());
+    score_gradients<MAXIMA>(ds, x, largest);
+  }
+
+private:
+  struct Rows {
+    TilesPlace tile;
+    __device__ __forceinline__ Rows formed_anew() const {
+      Rows rows = *this;
+      rows.tile.low = anew(rows.tile.low);
+      return rows;
+    }
+  };
+  /// What dP starts from, of columns 8j.
+  __device__ __forceinline__ auto minus_delta() const {
+    return [rows = tile_ + PairTile::ROWS](int j) {
+      const float2 x = read_float2(rows + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 + j % 2 * 8 +
+                                   (lane_id() & 3) * 16);
+      return Quad{x.x, x.y, x.x, x.y};
+    };
+  }
+
+  const Params& p_;
+  const KeyHead& at_;
+  Rows keys_, values_;
+  u32 tile_;
+};
