@@ -51,18 +51,14 @@ const Tiling kBackwardDkv = {
     .outputs = outputs_of_dkv,
 };
 
-/// P and dS of 64 keys by a tile of queries in 8 bits, and four scales a thread (KeptScores).
-constexpr int kept_scores_bytes() { return 2 * 64 * kTokensPerTile + 128 * 16; }
-
-// K and V; a ring of Q and dO for S and dP, for dK and dV, and of vectors; P and dS
-// where they wait in shared memory; scales of units; barriers
+// K and V; a ring of Q and dO for S and dP, for dK and dV, and of vectors; scales of units;
+// barriers
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
   const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
   const int row = s.head_dim + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
   const int units = int8.dk || int8.dv ? ((t.stages + 1) * vectors + t.warps) * s.head_dim * 4 : 0;
-  const int kept = wide(s) && int8.dk && int8.dv ? t.block_kv / 64 * kept_scores_bytes() : 0;
-  return t.block_kv * row + kept +
+  return t.block_kv * row +
          t.stages * kTokensPerTile * (row + for_gradients + static_cast<int>(kRowVectors) * 4) +
          units + 2 * t.stages * 8 + 8;
 }
@@ -70,7 +66,7 @@ int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
 Tiling tiling_ws() {
   Tiling tiling = kBackwardDkv;
   tiling.warps = {8, 12};
-  tiling.stages = {2, 3, 4};
+  tiling.stages = {2, 4};
   tiling.shared_bytes = shared_bytes_ws;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     if (scores16(s) || blockwise(s))
@@ -78,8 +74,11 @@ Tiling tiling_ws() {
              "'; the family wgmma has the others";
     if (s.head_dim > kWidestFused)
       return too_wide(s);
-    if (wide(s) && t.warps == 12)
-      return "registers do not suffice for three warpgroups at 128 channels";
+    const Int8Products int8 = which_int8(s.precision);
+    if (wide(s) && (t.warps == 12 || (int8.dk && int8.dv)))
+      return "registers do not suffice for " +
+             std::string(t.warps == 12 ? "three warpgroups" : "dK and dV in INT8") +
+             " at 128 channels";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
   };
   tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
@@ -92,6 +91,9 @@ Tiling tiling_ws() {
   return tiling;
 }
 const Tiling kBackwardDkvWs = tiling_ws();
+
+/// P and dS of 64 keys by a tile of queries in 8 bits, and four scales a thread (KeptScores).
+constexpr int kept_scores_bytes() { return 2 * 64 * kTokensPerTile + 128 * 16; }
 
 // K and V; each warpgroup's Q and dO for S and dP, and vectors. In INT8 three pieces for dK and dV;
 // of each what it hands over: P and dS, and four scales a thread; scales of two units. In 16 bits Q

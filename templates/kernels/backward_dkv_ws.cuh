@@ -11,7 +11,6 @@
 #include "ptx/bulk_copy.cuh"
 #include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
-#include "tile/kept_fragments.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_walk.cuh"
@@ -30,11 +29,7 @@ constexpr int UNIT_SLOTS = STAGES + 1;
 /// Measured on an H200 that is 3 % faster than no turns; three at 64 channels lose 10 % where dS is
 /// in turn.
 constexpr bool PASSES_BEFORE_DS = BLOCK_KV > 128;
-/// Whether P and dS in 8 bits wait in shared memory for their products: with two sums of 128
-/// channels registers are short.
-constexpr bool KEEPS_SCORES = HEAD_DIM == 128 && !DV16 && !DK16;
-constexpr int KEPT_BYTES = KEEPS_SCORES ? KeptScores::BYTES : 0; ///< of a warpgroup
-constexpr int FIRST_KEY_BARRIER = 4;                             ///< behind those of turns
+constexpr int FIRST_KEY_BARRIER = 4; ///< behind those of turns
 
 struct SharedLayout {
   static constexpr int KEYS = 0;
@@ -50,8 +45,7 @@ struct SharedLayout {
   static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : HEAD_DIM); ///< vectors per query
   static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
   static constexpr int STAGE_BYTES = ROWS + ROWS_BYTES;
-  static constexpr int KEPT = FIRST_STAGE + STAGES * STAGE_BYTES;
-  static constexpr int UNITS = KEPT + BLOCK_KV / 64 * KEPT_BYTES;
+  static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
   static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES; ///< of units, for each warp
   static constexpr int BARRIERS = RATIOS + (CHANNEL_UNITS ? CONSUMING_WARPS * VECTOR_BYTES : 0);
   static constexpr int KEYS_CAME = BARRIERS + Ring<CONSUMING_WARPS>::BYTES;
@@ -147,7 +141,6 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     TilesPlace tile;
   };
   const int warpgroup = common_to_warp(warp_id() / 4);
-  const KeptScores kept{shared + SharedLayout::KEPT + warpgroup * KEPT_BYTES};
   const Rows keys = {TilesPlace(shared + SharedLayout::KEYS).at(warpgroup, 64 * SCORE_ROW_BYTES)};
   const Rows values = {
       TilesPlace(shared + SharedLayout::VALUES).at(warpgroup, 64 * VALUE_ROW_BYTES)};
@@ -202,7 +195,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     }
 
     u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4], p16[TILE_Q / 16][4], ds16[TILE_Q / 16][4];
-    float2 p_scales, ds_scales;
+    Scale p_low, p_high, ds_low, ds_high;
     if constexpr (DV16) {
       pack_fragments<TILE_Q / 16>(p16, x);
       issue_rows<TILE_Q / 16>(dv, p16, operand(SharedLayout::DOUT, place));
@@ -210,12 +203,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       float largest[2];
       largest_probabilities(x, largest);
       quad_max_nan(largest);
-      const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
-      const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
+      p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
+      p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
       quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
-      p_scales = {p_low.value, p_high.value};
-      if constexpr (KEEPS_SCORES)
-        kept.write(KeptScores::P, p8, p_scales.x, p_scales.y);
     }
     if constexpr (PASSES_BEFORE_DS)
       turns.pass();
@@ -226,12 +216,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       pack_fragments<TILE_Q / 16>(ds16, ds);
     } else {
       quad_max_nan(largest_ds);
-      const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
-      const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
+      ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
+      ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
       quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
-      ds_scales = {ds_low.value, ds_high.value};
-      if constexpr (KEEPS_SCORES)
-        kept.write(KeptScores::DS, ds8, ds_scales.x, ds_scales.y);
     }
 
     if constexpr (!PASSES_BEFORE_DS)
@@ -242,10 +229,6 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       issue_rows<TILE_Q / 16>(dk, ds16, operand(SharedLayout::DK_QUERIES, place));
     // Two of these are under way at a time: dV, dK, and the next tile's S and dP.
     const auto issue = [&](int i) {
-      if (KEEPS_SCORES && i == 0)
-        p_scales = kept.read(KeptScores::P, p8);
-      if (KEEPS_SCORES && i == PRODUCTS_OF_DV)
-        ds_scales = kept.read(KeptScores::DS, ds8);
       if (i < PRODUCTS_OF_DV)
         blocks[i % 2].template issue<false>(p8, operand(SharedLayout::DV_DOUT, place), i);
       else if (i < PRODUCTS)
@@ -265,9 +248,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i) {
       if (i < PRODUCTS_OF_DV)
-        blocks[i % 2].template add_to<false, 1>(dv, p_scales.x, p_scales.y, i);
+        blocks[i % 2].template add_to<false, 1>(dv, p_low.value, p_high.value, i);
       else
-        blocks[i % 2].template add_to<true, 1>(dk, ds_scales.x, ds_scales.y, i - PRODUCTS_OF_DV);
+        blocks[i % 2].template add_to<true, 1>(dk, ds_low.value, ds_high.value, i - PRODUCTS_OF_DV);
       if (i == PRODUCTS - 1)
         ring.release(place);
       issue(i + 2);
