@@ -180,24 +180,18 @@ __device__ __forceinline__ void turn_queries(const Source& x, const Unit& unit,
   }
 }
 
-__device__ __forceinline__ Source douts_of(const Params& p, const QueryHead& at, const Unit& unit) {
-  return {p.dout + at.first_query(p.dout_stride_b) + at.head * p.dout_stride_h +
-              unit.first * p.dout_stride_s,
-          p.dout_stride_s, 0, unit.valid};
-}
-__device__ __forceinline__ Source outs_of(const Params& p, const QueryHead& at, const Unit& unit) {
-  return {p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
-              unit.first * p.out_stride_s,
-          p.out_stride_s, 0, unit.valid};
-}
-
 __device__ __forceinline__ void backward_of_queries(const Params& p, const QueryHead& at,
                                                     const Source& q, const Unit& unit,
                                                     s64 flat_unit) {
   const s64 head_row = at.padded_query();
   const s64 copy = (head_row + unit.first) * HEAD_DIM;
   float* sums = p.sink_partial + flat_unit * (2 * HEAD_DIM); // of dK, then of dV
-  const Source dout = douts_of(p, at, unit), out = outs_of(p, at, unit);
+  const Source dout = {p.dout + at.first_query(p.dout_stride_b) + at.head * p.dout_stride_h +
+                           unit.first * p.dout_stride_s,
+                       p.dout_stride_s, 0, unit.valid};
+  const Source out = {p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
+                          unit.first * p.out_stride_s,
+                      p.out_stride_s, 0, unit.valid};
 
   float largest[SHARE] = {};
   take_douts(p, dout, out, unit, head_row, largest);
@@ -233,11 +227,6 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
   const Element* first_key = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h;
   const Element* first_value = p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h;
 
-  q.prefetch();
-  if constexpr (BACKWARD) {
-    douts_of(p, at, unit).prefetch();
-    outs_of(p, at, unit).prefetch();
-  }
   if constexpr (SHIFTED)
     find_mean(p, at);
   if (SINK_KEYS && threadIdx.x < HEAD_DIM) {
@@ -305,7 +294,6 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
   const Source k = {p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h +
                         unit.first * p.k_stride_s,
                     p.k_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid};
-  k.prefetch();
   if constexpr (SMOOTH_K) {
     find_mean(p, at);
     if (index == 0 && threadIdx.x < HEAD_DIM)
@@ -368,7 +356,6 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
   const Source v = {p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h +
                         unit.first * p.v_stride_s,
                     p.v_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid};
-  v.prefetch();
   ShareMaxima maxima;
   walk_tokens(v, unit.written, [&](int, const Share& share) { maxima.take(share); });
   float largest[SHARE];

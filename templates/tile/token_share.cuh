@@ -11,7 +11,6 @@
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
-#include "ptx/prefetch.cuh"
 #include "tile/quantizer.cuh"
 
 constexpr int LANES_A_TOKEN = 4;
@@ -40,12 +39,6 @@ struct Source {
   __device__ __forceinline__ uint4 load(int token, int channel) const {
     return has(token) ? *reinterpret_cast<const uint4*>(first + token * stride + channel)
                       : make_uint4(0, 0, 0, 0);
-  }
-  /// By a block that will read the tokens later: all of them come while it does something else.
-  __device__ __forceinline__ void prefetch() const {
-    constexpr int LINES = HEAD_DIM * 2 / 128; // of a token
-    for (int line = threadIdx.x; line < end * LINES; line += THREADS)
-      prefetch_line(first + line / LINES * stride + line % LINES * 64);
   }
 };
 

@@ -1,1 +1,0 @@
-inline void prefetch_line(const void*) {}
