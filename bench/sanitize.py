@@ -16,7 +16,7 @@ from harness import Ran, Record, parse, parser, run
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FILTER = "*Sanitizer.*"
-SPECS = 19
+SPECS = 21
 #: The library raises for every driver call that fails; those it makes on purpose are no errors.
 OPTIONS = ("--report-api-errors", "no", "--print-limit", "20", "--error-exitcode", "9")
 

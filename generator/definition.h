@@ -33,8 +33,8 @@ struct Tiling {
   int (*shared_bytes)(const AttentionSpec&, const TileConfig&);
   /// Beyond what holds for all of them, why a tile cannot be built; empty where it can.
   std::string (*objection)(const AttentionSpec&, const TileConfig&);
-  /// Of warp-specialised families: whether their tile, where it can be built, is faster than that of
-  /// wgmma.
+  /// Of warp-specialised families: whether their tile, where it can be built, is faster than that
+  /// of wgmma.
   bool (*beats_wgmma)(const AttentionSpec&) = nullptr;
   /// Stages and residency of the default; the rest follows from what fits.
   TileConfig (*preferred)(const AttentionSpec&, Family);
@@ -57,8 +57,8 @@ struct KernelDefinition {
   /// The spec as the kernel sees it: what it does not depend on is the default, so that specs share
   /// kernels.
   void (*narrow)(AttentionSpec&);
-  std::vector<Field> fields;      ///< of its Params struct, in order
-  std::string_view root_template; ///< under templates/; its includes bring the rest
+  std::vector<Field> fields;             ///< of its Params struct, in order
+  std::string_view root_template;        ///< under templates/; its includes bring the rest
   std::string_view root_template16 = {}; ///< another where no sum is of INT8 products
   void (*configure)(Configuration&, const KernelSpec&);
   int (*threads)(const KernelSpec&);

@@ -9,8 +9,8 @@
 namespace sagebwd {
 
 /// What a kernel is built from: warp-level mma.sync (sm_80 and later), warpgroup-level wgmma
-/// (sm_90a), the latter warp-specialised, where one warp copies and the others multiply, or that with
-/// pairs of warpgroups that own the same tokens, for gradients of wide heads.
+/// (sm_90a), the latter warp-specialised, where one warp copies and the others multiply, or that
+/// with pairs of warpgroups that own the same tokens, for gradients of wide heads.
 enum class Family { mma, wgmma, ws, pair };
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";

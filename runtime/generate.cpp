@@ -20,9 +20,16 @@ TemplateSource templates_in(std::string folder) {
   };
 }
 
+KernelSource with_bounded_waits(KernelSource source) {
+  if (source.text.find("wait_for_phase(") != std::string::npos)
+    source.text = "#define SAGEBWD_BOUNDED_WAITS \"" + source.name + "\"\n" + source.text;
+  return source;
+}
+
 KernelSource generate(const KernelSpec& kernel) {
   const std::string& folder = settings().template_dir;
-  return folder.empty() ? emit(kernel) : emit_from(templates_in(folder), kernel);
+  KernelSource source = folder.empty() ? emit(kernel) : emit_from(templates_in(folder), kernel);
+  return settings().debug_waits ? with_bounded_waits(std::move(source)) : source;
 }
 
 } // namespace sagebwd

@@ -67,7 +67,8 @@ KernelBuilder::Policy KernelBuilder::Policy::of(const Settings& settings) {
 }
 
 KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const KernelSpec& spec) {
-  return compile_kernel(source, spec, settings().allow_spills);
+  // What waits take more registers for may spill.
+  return compile_kernel(source, spec, settings().allow_spills || settings().debug_waits);
 }
 
 KernelBuilder::Compiled compile_kernel(const KernelSource& source, const KernelSpec& spec,

@@ -104,6 +104,8 @@ const std::vector<SettingVariable>& setting_variables() {
       {"SAGEBWD_OFFLINE", "0 or 1", "a kernel that would have to be compiled is an error"},
       {"SAGEBWD_RECOMPILE", "0 or 1", "compile anew what another NVRTC compiled"},
       {"SAGEBWD_ALLOW_SPILLS", "0 or 1", "run kernels that spill registers, and do not keep them"},
+      {"SAGEBWD_DEBUG_WAITS", "0 or 1",
+       "kernels whose waits for copies and other warps fail after 10 s and say for what"},
       {"SAGEBWD_STATS", "0 or 1", "the cache's counters on standard error at exit"},
       {"SAGEBWD_NVRTC", "a file or folder", "the NVRTC library to use, and no other"},
       {"SAGEBWD_TUNE", "off, use, tune or frozen", "what becomes of tuned tiles (use)"},
@@ -137,6 +139,7 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
   read_switch("SAGEBWD_OFFLINE", s.offline);
   read_switch("SAGEBWD_RECOMPILE", s.recompile);
   read_switch("SAGEBWD_ALLOW_SPILLS", s.allow_spills);
+  read_switch("SAGEBWD_DEBUG_WAITS", s.debug_waits);
   read_switch("SAGEBWD_STATS", s.stats);
   read("SAGEBWD_NVRTC", s.nvrtc, as_it_is);
   read("SAGEBWD_TUNE", s.tune, parse_tune_mode);

@@ -33,6 +33,7 @@ struct Settings {
   std::vector<std::string> packs; ///< in the order in which they are asked
   uint64_t byte_limit = StoreOptions().byte_limit;
   bool offline = false, recompile = false, allow_spills = false, stats = false;
+  bool debug_waits = false;
   std::string nvrtc; ///< empty: looked for
   TuneMode tune = TuneMode::use;
   std::string tune_worker;  ///< empty: looked for

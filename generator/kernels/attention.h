@@ -39,7 +39,8 @@ std::string objection_to_pair(const AttentionSpec&, const TileConfig&);
 /// Why a kernel whose blocks sum gradients of all channels has none for such heads.
 inline std::string too_wide(const AttentionSpec& s) {
   return "its blocks sum gradients of all channels, " + std::to_string(kWidestFused) +
-         " at most; of " + std::to_string(s.head_dim) + " families mma, wgmma and, of most specs, pair share them out";
+         " at most; of " + std::to_string(s.head_dim) +
+         " families mma, wgmma and, of most specs, pair share them out";
 }
 
 /// An 8-bit A operand takes a quarter of its columns' registers. wgmma keeps the products of a

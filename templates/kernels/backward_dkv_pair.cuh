@@ -178,7 +178,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
     const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
     quantize_fragments<false, KeptScores::FRAGMENTS>(fragments, x, p_low.inverse, p_high.inverse);
-    wait_for_phase(shared + L::TAKEN + half * 8, (pair & 1) ^ 1);
+    wait_for_phase(shared + L::TAKEN + half * 8, (pair & 1) ^ 1, "readers of P and dS");
     handed_by(half).write(KeptScores::P, fragments, p_low.value, p_high.value);
 
     tile.take_values<true, 0>(ds, values, x, largest_ds);
@@ -206,7 +206,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       const PieceRing::Place place = place_of(piece);
       if (i % 2 == 0) {
         if (kind == 0)
-          wait_for_phase(shared + L::READY + of * 8, pair & 1);
+          wait_for_phase(shared + L::READY + of * 8, pair & 1, "P and dS of the other");
         scales[kind] = handed_by(of).read(kind ? KeptScores::DS : KeptScores::P, a[kind]);
         if (kind == 1)
           arrive(shared + L::TAKEN + of * 8); // all of it is read

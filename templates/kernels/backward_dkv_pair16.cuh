@@ -128,12 +128,12 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   /// The products of what a warpgroup has handed over: P, then dS.
   constexpr u32 OF_P = 0, OF_DS = 1;
   const auto begin_dv = [&](int of) {
-    wait_for_phase(ready(of), OF_P);
+    wait_for_phase(ready(of), OF_P, "P of the other");
     issue_from_rows(dv, Units::of_address(anew(handed_by(of))),
                     channels_of(tile_place(shared, of) + PairTile::DOUT));
   };
   const auto begin_dk = [&](int of) {
-    wait_for_phase(ready(of), OF_DS);
+    wait_for_phase(ready(of), OF_DS, "dS of the other");
     query_ring(shared, of).wait_until_full(PairRing::Place(pair));
     issue_from_rows(dk, Units::of_address(anew(handed_by(of))),
                     channels_of(query_place(shared, of)));
@@ -145,7 +145,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     u32 rows16[TILE_Q / 16][4];
     tile.take_scores(x, scores, (own + walk.shift) * TILE_Q, own >= walk.end);
     pack_fragments<TILE_Q / 16>(rows16, x);
-    wait_for_phase(taken(half), OF_DS);
+    wait_for_phase(taken(half), OF_DS, "products with dS");
     hand_over(rows16);
     begin_dv(half);
     tile.take_values<false, 1>(ds, values, x, none);
@@ -156,7 +156,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       arrive(taken(of));
       tile_ring(shared, of).release(PairRing::Place(pair));
     }
-    wait_for_phase(taken(half), OF_P);
+    wait_for_phase(taken(half), OF_P, "products with P");
     hand_over(rows16);
     begin_dk(half);
     begin_dk(1 - half);

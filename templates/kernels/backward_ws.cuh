@@ -208,7 +208,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   };
   const auto meet = [&](int phase) {
     arrive(shared + SharedLayout::DS_WRITTEN);
-    wait_for_phase(shared + SharedLayout::DS_WRITTEN, phase & 1);
+    wait_for_phase(shared + SharedLayout::DS_WRITTEN, phase & 1, "dS of the other");
   };
   /// dS from P and dP, to shared memory; dQ and dK are started.
   const auto start_dq_and_dk = [&] {

@@ -24,10 +24,31 @@ __device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-/// Waits until the phase of this parity has ended.
-__device__ __forceinline__ void wait_for_phase(u32 barrier, u32 parity) {
+// With SAGEBWD_BOUNDED_WAITS, the kernel's name, a wait that takes as long as no kernel does ends
+// the kernel as a failed assertion that says which barrier it was for.
+#ifdef SAGEBWD_BOUNDED_WAITS
+constexpr u64 LONGEST_WAIT_NS = 10ull * 1000 * 1000 * 1000;
+extern "C" __device__ void __assertfail(const char* message, const char* file, unsigned line,
+                                        const char* function, unsigned long char_bytes);
+__device__ __forceinline__ u64 nanoseconds() {
+  u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+#endif
+
+/// Waits until the phase of this parity has ended: that is, for `what`.
+__device__ __forceinline__ void wait_for_phase(u32 barrier, u32 parity,
+                                               [[maybe_unused]] const char* what = "copies") {
+#ifdef SAGEBWD_BOUNDED_WAITS
+  const u64 start = nanoseconds();
+#endif
   u32 ended;
   do {
+#ifdef SAGEBWD_BOUNDED_WAITS
+    if (nanoseconds() - start > LONGEST_WAIT_NS)
+      __assertfail(what, "barrier in shared memory at byte", barrier, SAGEBWD_BOUNDED_WAITS, 1);
+#endif
     asm volatile("{ .reg .pred p;\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                  "selp.u32 %0, 1, 0, p; }"

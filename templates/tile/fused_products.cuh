@@ -124,8 +124,8 @@ __device__ __forceinline__ void write_rows(u32 ds, const u32 (&ds16)[4][4]) {
   // Of each four matrices: keys, 8 keys on, and both in the next chunk of queries.
   const int lane = lane_id(), matrix = lane / 8;
   const u32 place =
-      ds + (row_offset<DS_ROW_BYTES>(first_token_of_warp(threadIdx.x)) + (matrix % 2 * 8 + lane % 8) * DS_ROW_BYTES +
-            ((matrix / 2 ^ lane % 8) << 4));
+      ds + (row_offset<DS_ROW_BYTES>(first_token_of_warp(threadIdx.x)) +
+            (matrix % 2 * 8 + lane % 8) * DS_ROW_BYTES + ((matrix / 2 ^ lane % 8) << 4));
 #pragma unroll
   for (int step = 0; step < 4; ++step)
     stmatrix_x4(place ^ step << 5, ds16[step]);

@@ -79,7 +79,8 @@ public:
   }
   template <typename Sum>
   __device__ __forceinline__ void start_values(Sum (&values)[COLUMNS8][4]) const {
-    issue_values(values, values_.formed_anew(), TilesPlace(anew(tile_) + PairTile::DOUT), minus_delta());
+    issue_values(values, values_.formed_anew(), TilesPlace(anew(tile_) + PairTile::DOUT),
+                 minus_delta());
   }
   /// P of the finished scores; of a tile that comes again zeros.
   __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4],
@@ -87,8 +88,8 @@ public:
                                               int first_query, bool comes_again) const {
     const int own = keys_of_warp();
     // One scale serves both rows (KEYS_A_SCALE); read anew, registers are short.
-    const float key_scale = p_.k8_scale[at_.padded_key() / KEYS_A_SCALE +
-                                        key_scale_place(own + lane_id() / 4)];
+    const float key_scale =
+        p_.k8_scale[at_.padded_key() / KEYS_A_SCALE + key_scale_place(own + lane_id() / 4)];
     probabilities(x, scores, tile_ + PairTile::ROWS, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
     const bool masked =

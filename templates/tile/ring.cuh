@@ -40,7 +40,7 @@ template <int CONSUMING_WARPS, int DEPTH = STAGES> struct Ring {
   /// By the producer: waits until the stage may be filled. In the first round nobody has anything
   /// to read.
   __device__ __forceinline__ void wait_until_empty(const Place& at) const {
-    wait_for_phase(empty(at), at.parity ^ 1);
+    wait_for_phase(empty(at), at.parity ^ 1, "readers of a stage");
   }
   /// And announces what will come.
   __device__ __forceinline__ void begin_filling(const Place& at, u32 bytes) const {
@@ -48,7 +48,7 @@ template <int CONSUMING_WARPS, int DEPTH = STAGES> struct Ring {
     arrive_expecting(full(at), bytes);
   }
   __device__ __forceinline__ void wait_until_full(const Place& at) const {
-    wait_for_phase(full(at), at.parity);
+    wait_for_phase(full(at), at.parity, "copies into a stage");
   }
   /// By each consuming thread, once it has read all it will. One lane could speak for its warp
   /// behind a __syncwarp(), but racecheck does not see that.

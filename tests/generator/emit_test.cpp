@@ -60,7 +60,7 @@ std::vector<std::string> templates_in_text(const std::string& text) {
 /// A statement of the entry itself, under no condition.
 TEST(Emit, EveryKernelWaitsForTheOneBefore) {
   for (const KernelSpec& kernel : sample()) {
-    const std::string text = emit(kernel).text, entry = text.substr(text.find("extern \"C\""));
+    const std::string text = emit(kernel).text, entry = text.substr(text.find("extern \"C\" __global__"));
     EXPECT_EQ(occurrences(entry, ";\n  begin_in_stream_order();\n") +
                   occurrences(entry, "}\n  begin_in_stream_order();\n") +
                   occurrences(entry, "{\n  begin_in_stream_order();\n"),
@@ -76,7 +76,7 @@ TEST(Emit, IsOneSelfContainedKernelAndDeterministic) {
     ASSERT_EQ(source.options, again.options) << source.name;
     ASSERT_EQ(occurrences(source.text, "#include"), 0) << source.name;
     ASSERT_EQ(occurrences(source.text, "#pragma once"), 0) << source.name;
-    ASSERT_EQ(occurrences(source.text, "extern \"C\""), 1) << source.name;
+    ASSERT_EQ(occurrences(source.text, "extern \"C\" __global__"), 1) << source.name;
     ASSERT_EQ(occurrences(source.text, source.name + "("), 1) << source.name;
     ASSERT_EQ(occurrences(source.text, "KERNEL("), 0) << source.name;
     ASSERT_EQ(source.text.rfind("// " + source.name + "\n", 0), 0u) << source.name;

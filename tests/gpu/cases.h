@@ -26,6 +26,10 @@ inline Tiles mma_tiles(const AttentionSpec& spec) {
     tiles[kind] = default_tile(kind, resolved(spec), find_arch("sm_80"));
   return tiles;
 }
+/// sm_90a's of one family, where another is its default.
+inline Tiles family_tiles(const AttentionSpec& spec, Family family) {
+  return default_tiles(resolved(spec), find_arch("sm_90a"), family);
+}
 /// Eight warps and two stages, where sm_90a's defaults have fewer.
 inline Tiles large_wgmma_tiles(const AttentionSpec& spec) {
   const TileConfig queries{Family::wgmma, 128, spec.group_kv, 8, 2, 1};
@@ -73,6 +77,10 @@ inline const std::vector<Case>& all_cases() {
         {"D256_fp16_Qk16", {256, fp16, none, row, qk16}, {}},
         {"D256_bf16_Dv16_TopLeft_Row64", {256, bf16, top, row, dv16, true, true, true, 64, 64}, {}},
         {"D256_fp16_Gradients16", {256, fp16, none, row, gradients16, false}, {}},
+        {"D256_bf16_Gradients16_TopLeft", {256, bf16, top, row, gradients16}, {}},
+        {"D256_bf16_Row_BottomRight_NoSink",
+         {256, bf16, bottom, row, six_of_seven, true, true, true, 64, 128, 0},
+         {}},
     };
     list.insert(list.end(), widest.begin(), widest.end());
     const std::vector<Case> mma = {
@@ -146,6 +154,13 @@ inline const std::vector<Case>& all_cases() {
                {}};
     large.tiles = large_wgmma_tiles(large.spec);
     list.push_back(large);
+    // Where pairs of warpgroups are the default.
+    Case wide{"Wgmma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}};
+    wide.tiles = family_tiles(wide.spec, Family::wgmma);
+    list.push_back(wide);
+    wide = {"Wgmma_D256_fp16_Gradients16", {256, fp16, none, row, gradients16}, {}};
+    wide.tiles = family_tiles(wide.spec, Family::wgmma);
+    list.push_back(wide);
     return list;
   }();
   return cases;

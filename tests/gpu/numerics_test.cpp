@@ -175,7 +175,8 @@ INSTANTIATE_TEST_SUITE_P(
     Gpu, SomeNumerics,
     testing::ValuesIn(cases_named({"D128_bf16_Row", "D128_bf16_Block", "Mma_D128_bf16_Row64",
                                    "D128_bf16_Row_Unsmoothed", "Fused_D64_fp16_Unsmoothed",
-                                   "FusedWs_D64_fp16_TopLeft_Unsmoothed", "FusedWs_D128_bf16"})),
+                                   "FusedWs_D64_fp16_TopLeft_Unsmoothed", "FusedWs_D128_bf16",
+                                   "D256_bf16_Row", "D256_bf16_Gradients16_TopLeft"})),
     case_name);
 
 class BlindRows : public CaseTest {};
@@ -214,7 +215,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, BlindRows,
                              {"D128_fp16_Row_BottomRight", "D128_bf16_Block_Qk16_BottomRight",
                               "Mma_D128_fp16_Qk16_BottomRight", "Fused_D64_bf16_BottomRight_4Warps",
                               "FusedWs_D128_bf16_BottomRight_NoSink",
-                              "FusedWs_D64_bf16_Block_BottomRight"})),
+                              "FusedWs_D64_bf16_Block_BottomRight",
+                              "D256_bf16_Row_BottomRight_NoSink"})),
                          case_name);
 
 } // namespace

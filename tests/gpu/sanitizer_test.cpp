@@ -33,15 +33,28 @@ TEST_P(Sanitizer, ForwardAndBackward) {
       ASSERT_TRUE(std::isfinite(x));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Gpu, Sanitizer,
-    testing::ValuesIn(cases_named(
-        {"D128_bf16_Row", "D64_bf16_Row_TopLeft", "D128_bf16_Row64", "D64_fp16_Block_TopLeft",
-         "D128_bf16_Qk16", "D128_bf16_Row_Unsmoothed", "Wgmma8Warps_D64_bf16_Row128",
-         "Mma_D128_bf16_Row64", "Mma_D64_fp16_Row_TopLeft", "Mma_D128_bf16_Block",
-         "D64_fp16_Gradients16", "Mma_D64_bf16_Dv16", "Fused_D64_bf16", "Fused_D128_fp16_TopLeft",
-         "FusedWs_D64_bf16", "FusedWs_D128_fp16_TopLeft", "D256_bf16_Row", "D256_fp16_Gradients16",
-         "Mma_D256_bf16_Row_TopLeft"})),
-    case_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, Sanitizer,
+                         testing::ValuesIn(cases_named({"D128_bf16_Row",
+                                                        "D64_bf16_Row_TopLeft",
+                                                        "D128_bf16_Row64",
+                                                        "D64_fp16_Block_TopLeft",
+                                                        "D128_bf16_Qk16",
+                                                        "D128_bf16_Row_Unsmoothed",
+                                                        "Wgmma8Warps_D64_bf16_Row128",
+                                                        "Mma_D128_bf16_Row64",
+                                                        "Mma_D64_fp16_Row_TopLeft",
+                                                        "Mma_D128_bf16_Block",
+                                                        "D64_fp16_Gradients16",
+                                                        "Mma_D64_bf16_Dv16",
+                                                        "Fused_D64_bf16",
+                                                        "Fused_D128_fp16_TopLeft",
+                                                        "FusedWs_D64_bf16",
+                                                        "FusedWs_D128_fp16_TopLeft",
+                                                        "D256_bf16_Row",
+                                                        "D256_fp16_Gradients16",
+                                                        "D256_bf16_Gradients16_TopLeft",
+                                                        "Wgmma_D256_bf16_Row_TopLeft",
+                                                        "Mma_D256_bf16_Row_TopLeft"})),
+                         case_name);
 
 } // namespace

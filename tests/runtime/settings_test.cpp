@@ -39,6 +39,7 @@ TEST(Settings, ASwitchIsOnOrOffOrAnError) {
       {"SAGEBWD_OFFLINE", &Settings::offline},
       {"SAGEBWD_RECOMPILE", &Settings::recompile},
       {"SAGEBWD_ALLOW_SPILLS", &Settings::allow_spills},
+      {"SAGEBWD_DEBUG_WAITS", &Settings::debug_waits},
       {"SAGEBWD_STATS", &Settings::stats}};
   for (const auto& [name, field] : switches) {
     EXPECT_TRUE(with(name, "1").*field) << name;

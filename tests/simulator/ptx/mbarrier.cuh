@@ -10,6 +10,7 @@ inline void arrive(u32 barrier, int line = __builtin_LINE()) {
 inline void arrive_expecting(u32 barrier, u32 bytes, int line = __builtin_LINE()) {
   simulator::lane().arrive(barrier, bytes, line);
 }
-inline void wait_for_phase(u32 barrier, u32 parity, int line = __builtin_LINE()) {
+inline void wait_for_phase(u32 barrier, u32 parity, const char* = nullptr,
+                           int line = __builtin_LINE()) {
   simulator::lane().wait_for_phase(barrier, parity, line);
 }
