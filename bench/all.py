@@ -31,6 +31,7 @@ BENCHMARKS = {
     "tuning": "tuning.json",
     "host_time": "host-time.json",
     "speed": "speed.json",
+    "grid": "speed-grid.json",
     "errors": "errors.json",
     "cases": "cases.json",
 }

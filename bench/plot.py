@@ -51,6 +51,62 @@ def plot_speed(path: Path) -> Path:
     return picture
 
 
+def plot_grid(path: Path) -> Path:
+    """Speed beside cuDNN, time and memory of a head, over lengths: a column a head dimension."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    record = json.loads(path.read_text())
+    rows = [row for row in record["rows"] if "error" not in row and not row["heads_kv"]
+            and (row["dtype"], row["layout"]) == ("bf16", "bhsd")
+            and "deterministic" not in row["attention"].split(", ")]  # fmt: skip
+    head_dims = sorted({row["head_dim"] for row in rows})
+    labels = list(dict.fromkeys(row["attention"] for row in rows))
+    figure, axes = plt.subplots(3, len(head_dims), figsize=(5 * len(head_dims), 11), sharex=True,
+                                squeeze=False)
+
+    def of_a_head(row: dict, value: float) -> float:
+        return value / (row["batch"] * row["heads"])
+
+    for column, head_dim in zip(axes.T, head_dims):
+        for label in labels:
+            for causal in (False, True):
+                chosen = sorted((r for r in rows if (r["head_dim"], r["attention"], r["causal"])
+                                 == (head_dim, label, causal)), key=lambda r: r["tokens"])
+                lengths = [r["tokens"] for r in chosen]
+                times = [r["forward+backward"]["median_ms"] for r in chosen]
+                cudnn = {r["tokens"]: r["forward+backward"]["median_ms"] for r in rows
+                         if (r["head_dim"], r["attention"], r["causal"])
+                         == (head_dim, "cudnn", causal)}  # fmt: skip
+                style = {"color": f"C{labels.index(label)}", "linestyle": "--" if causal else "-"}
+                name = label + (", causal" if causal else "")
+                both = [(n, cudnn[n] / t) for n, t in zip(lengths, times) if n in cudnn]
+                column[0].plot(*zip(*both), label=name, **style) if both else None
+                column[1].plot(lengths, list(map(of_a_head, chosen, times)), **style)
+                column[2].plot(lengths, [of_a_head(r, r.get("peak_mib", float("nan")))
+                                         for r in chosen], **style)
+        column[0].set_title(f"D {head_dim}")
+        column[2].set_xlabel("tokens")
+        for panel in column:
+            panel.set_xscale("log", base=2)
+            panel.grid(alpha=0.3)
+        column[1].set_yscale("log")
+        if any("peak_mib" in row for row in rows):
+            column[2].set_yscale("log")
+    for panel, name in zip(axes[:, 0], ("speed, of cuDNN's", "ms a head: grows as N squared",
+                                        "MiB a head: grows as N")):
+        panel.set_ylabel(f"forward + backward, {name}")
+    axes[0][0].legend(fontsize="small")
+    figure.suptitle(record["environment"]["gpu"] or "no GPU: a trial of the script")
+    figure.tight_layout()
+    picture = path.with_suffix(".png")
+    figure.savefig(picture, dpi=100)
+    plt.close(figure)
+    return picture
+
+
 def plot_instructions(path: Path) -> Path:
     """Instructions a score and thread, stacked by pipe: one panel a kernel and head dimension."""
     import matplotlib
@@ -89,7 +145,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("folder", nargs="?", type=Path, default=RESULTS)
     folder = options.parse_args(arguments).folder
-    pictures = [plot_speed(path) for path in sorted(folder.glob("speed*.json"))]
+    pictures = [(plot_grid if path.stem.startswith("speed-grid") else plot_speed)(path)
+                for path in sorted(folder.glob("speed*.json"))]
     pictures += [plot_instructions(path) for path in sorted(folder.glob("instructions*.json"))]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
     if not pictures:

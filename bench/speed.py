@@ -14,7 +14,7 @@ forward, 2.5 times that for the backward, half of it when causal: what FlashAtte
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from harness import Record, parse, parser, relative_l2, time_interleaved
@@ -33,6 +33,9 @@ PASSES = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 PEERS = {"fa2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 FAMILIES = ("mma", "wgmma", "ws", "pair")
 TENSORS = ("O", "dQ", "dK", "dV")
+DETERMINISTIC = ", deterministic"  #: behind a peer's name
+#: Tokens of the longest sequences that FP64 is asked about; others are compared with FA2 alone.
+LONGEST_EXACT = 8192
 #: Of any output against FlashAttention-2's, on unit normal inputs: more is a wrong kernel, whose
 #: speed means nothing. By the emulation INT8 itself costs .018 under `row`, .059 under `block`.
 LARGEST_ERROR = {"row": 0.03, "block": 0.08}
@@ -50,6 +53,9 @@ class Cell:
     tokens: int
     batch: int
     heads: int
+    heads_kv: int = 0  #: 0: as many
+    dtype: str = "bf16"
+    layout: str = "bhsd"  #: of memory; "bshd": tokens before heads
 
 
 LONG = [Cell(dim, causal, 8192, 4, HEADS_TIMES_DIM // dim)
@@ -111,7 +117,7 @@ def cells_of(options) -> list[Cell]:
     causals = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
     cells = [
         Cell(head_dim, causal, tokens, max(1, options.total_tokens // tokens),
-             HEADS_TIMES_DIM // head_dim)
+             HEADS_TIMES_DIM // head_dim, dtype=options.dtype)
         for head_dim in options.head_dim for causal in causals for tokens in lengths
     ]  # fmt: skip
     return cells if options.sweep or options.tokens else [*cells, SHORT]
@@ -140,35 +146,71 @@ def passes(attend, context, q, k, v, dout) -> dict:
 
 
 def exact_heads(q, k, v, dout, causal: bool, heads: int) -> Attended:
-    """FP64 of the last heads of the last sequence."""
-    parts = (x.detach()[-1:, -heads:] for x in (q, k, v, dout))
+    """FP64 of the last heads of the last sequence, or of those that share the last keys."""
+    group = q.shape[1] // k.shape[1]
+    heads = max(1, min(heads, q.shape[1]) // group) * group
+    parts = (x.detach()[-1:, -n:] for x, n in
+             ((q, heads), (k, heads // group), (v, heads // group), (dout, heads)))
     return exact_attention(*parts, causal="top-left" if causal else "none")
+
+
+def inputs_of(cell: Cell, options) -> tuple:
+    """Unit normal q, k, v, which take gradients, and dout."""
+    generator = torch.Generator(options.device).manual_seed(options.seed)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[cell.dtype]
+    swapped = cell.layout == "bshd"
+
+    def normal(heads):
+        shape = (cell.batch, *((cell.tokens, heads) if swapped else (heads, cell.tokens)),
+                 cell.head_dim)
+        x = torch.randn(shape, generator=generator, device=options.device).to(dtype)
+        return x.transpose(1, 2) if swapped else x
+
+    heads_kv = cell.heads_kv or cell.heads
+    q, k, v = (normal(n).requires_grad_() for n in (cell.heads, heads_kv, heads_kv))
+    return q, k, v, normal(cell.heads)
+
+
+@contextmanager
+def deterministic_algorithms():
+    """PyTorch's own promise, for its attentions; without what it fills fresh memory with."""
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def peak_mib(call) -> float:
+    """Of GPU memory that a call takes at a time, beyond what is held."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    call()
+    return round((torch.cuda.max_memory_allocated() - held) / 2**20, 1)
 
 
 # ---- one cell ------------------------------------------------------------------------------------
 
 
 def measure(options, cell: Cell, ours: list[Ours], record: Record) -> list[dict]:
-    generator = torch.Generator(options.device).manual_seed(options.seed)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[options.dtype]
     cuda = options.device == "cuda"
-
-    def normal():
-        shape = (cell.batch, cell.heads, cell.tokens, cell.head_dim)
-        return torch.randn(shape, generator=generator, device=options.device).to(dtype)
-
-    q, k, v = (normal().requires_grad_() for _ in range(3))
-    dout = normal()
+    q, k, v, dout = inputs_of(cell, options)
     attentions = {
-        name: (sdpa(backend if cuda else None, cell.causal), nullcontext)
+        name + also: (sdpa(backend if cuda else None, cell.causal), context)
         for name, backend in PEERS.items() if name == "fa2" or name in options.peers
+        for also, context in {"": nullcontext, DETERMINISTIC: deterministic_algorithms}.items()
+        if not also or options.deterministic_peers
     }  # fmt: skip
     for one in ours:
         attend = make_attention(one.choice, torch.device(options.device), cell.causal)
         attentions[one.label()] = attend, one.context
 
-    exact = exact_heads(q, k, v, dout, cell.causal, min(options.exact_heads, cell.heads)).named()
-    calls, errors, refused = {}, {}, {}
+    exact = {}
+    if cell.tokens <= LONGEST_EXACT:
+        exact = exact_heads(q, k, v, dout, cell.causal, options.exact_heads).named()
+    calls, errors, refused, peaks = {}, {}, {}, {}
     reference = None
     for label, (attend, context) in attentions.items():
         try:
@@ -176,10 +218,9 @@ def measure(options, cell: Cell, ours: list[Ours], record: Record) -> list[dict]
             results = [x.detach() for x in (calls[label]["forward"](),
                                             *calls[label]["forward+backward"]())]
             reference = reference or results
-            heads = exact["O"].shape[1]
             errors[label] = {
-                "rel_l2": {name: relative_l2(x[-1:, -heads:], exact[name])
-                           for name, x in zip(TENSORS, results)},
+                "rel_l2": {name: relative_l2(x[-1:, -exact[name].shape[1]:], exact[name])
+                           for name, x in zip(TENSORS, results) if exact},
                 "rel_l2_to_fa2": dict(zip(TENSORS, map(relative_l2, results, reference))),
             }  # fmt: skip
         except Exception as error:  # recorded, and the others are still measured
@@ -189,12 +230,14 @@ def measure(options, cell: Cell, ours: list[Ours], record: Record) -> list[dict]
             print_failure(label, error)
             refused[label] = brief(error)
         results = None
+        if cuda and label in calls:
+            peaks[label] = peak_mib(calls[label]["forward+backward"])
         torch.cuda.empty_cache() if cuda else None
     del reference
 
     timings = {
         name: time_interleaved({label: c[name] for label, c in calls.items()}, options.device,
-                               options.rounds)
+                               options.rounds, options.warmup)
         for name in PASSES
     }
     operations = 4 * cell.batch * cell.heads * cell.tokens**2 * cell.head_dim
@@ -202,13 +245,14 @@ def measure(options, cell: Cell, ours: list[Ours], record: Record) -> list[dict]
     by_label = {one.label(): one for one in ours}
     rows = []
     for label in attentions:
-        row = {"attention": label, **vars(cell), "dtype": options.dtype}
+        row = {"attention": label, **vars(cell)}
         one = by_label.get(label)
         if label in refused:
-            row |= {"error": refused[label], "correct": False, "peer": label in PEERS}
+            row |= {"error": refused[label], "correct": False, "peer": label not in by_label}
         else:
             largest = LARGEST_ERROR[one.choice.granularity if one else "row"]
             # NaN must not pass, hence the form of the comparison.
+            row |= {"peak_mib": peaks[label]} if label in peaks else {}
             row |= errors[label] | {"correct": all(
                 e <= largest for of in errors[label].values() for e in of.values())}
             for name, factor in PASSES.items():
@@ -234,7 +278,7 @@ def line(row: dict) -> str:
         f"{one['median_ms']:9.3f} ms {one['tflops']:6.0f} {one['ratio_to_fa2']:5.2f}x"
         for one in (row[name] for name in PASSES)
     )
-    errors = " ".join(f"{row['rel_l2'][name]:.4f}" for name in TENSORS)
+    errors = " ".join(f"{row['rel_l2'].get(name, float('nan')):.4f}" for name in TENSORS)
     notes = "" if row["correct"] else "  WRONG"
     if not row.get("reached", True):
         notes += f"  below {row['must']}"
@@ -245,10 +289,10 @@ def warm(ours: list[Ours], cells: list[Cell], options, record: Record) -> None:
     """Compiles what will run, the kernels of one family at a time."""
     for family in dict.fromkeys(one.family for one in ours):
         specs = [
-            one.choice.options() | {"head_dim": head_dim, "causal": causal, "dtype": options.dtype}
+            one.choice.options() | {"head_dim": head_dim, "causal": causal, "dtype": dtype}
             for one in ours if one.family == family and one.choice.name == "sagebwd"
-            for head_dim, causal in dict.fromkeys(
-                (c.head_dim, "top-left" if c.causal else "none") for c in cells)
+            for head_dim, causal, dtype in dict.fromkeys(
+                (c.head_dim, "top-left" if c.causal else "none", c.dtype) for c in cells)
         ]  # fmt: skip
         with forms.kernels_of(family):
             warm_up(specs, options.device, record)
@@ -267,6 +311,9 @@ def main(arguments: list[str] | None = None) -> int:
     options.add_argument("--causal", choices=["no", "yes", "both"], default="both")
     options.add_argument("--dtype", choices=["bf16", "fp16"], default="bf16")
     options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--warmup", type=int, default=3, help="rounds that are not counted")
+    options.add_argument("--deterministic-peers", action="store_true",
+                         help="also under torch.use_deterministic_algorithms")
     options.add_argument("--total-tokens", type=int, default=TOTAL_TOKENS)
     options.add_argument("--exact-heads", type=int, default=2, help="compared with FP64")
     options = parse(options, arguments)
@@ -284,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
         measured = measure(options, cell, ours, record)
         print("\n".join(map(line, measured)), flush=True)
         rows += measured
-    mine = [row for row in rows if row["attention"] not in PEERS]
+    mine = [row for row in rows if row["attention"] not in PEERS and not row.get("peer")]
     missed = [row for row in mine if not row.get("reached", True)]
     record.set(not_reached=[
         {key: row[key] for key in ("attention", "head_dim", "causal", "tokens", "must", "judged")}

@@ -1,8 +1,7 @@
 //===- tile/kept_fragments.cuh - Fragments of A in shared memory -------------===//
 //
-// A warpgroup's fragments lie as its threads hold them, so that no bank is asked twice: for a while
-// in which registers are short, or for the warpgroup that owns the same rows, whose threads need
-// the same words.
+// A warpgroup's fragments lie as its threads hold them, so that no bank is asked twice: a thread of
+// the warpgroup that owns the same rows needs the same words.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
