@@ -95,12 +95,13 @@ def plot_grid(path: Path) -> Path:
         column[1].set_yscale("log")
         if any("peak_mib" in row for row in rows):
             column[2].set_yscale("log")
-    for panel, name in zip(axes[:, 0], ("speed, of cuDNN's", "ms a head: grows as N squared",
-                                        "MiB a head: grows as N")):
-        panel.set_ylabel(f"forward + backward, {name}")
-    axes[0][0].legend(fontsize="small")
-    figure.suptitle(record["environment"]["gpu"] or "no GPU: a trial of the script")
-    figure.tight_layout()
+    names = ("speed, of cuDNN's", "ms a head: grows as N squared", "MiB a head: grows as N")
+    for panel, name in zip(axes[:, 0], names):
+        panel.set_ylabel(name)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=4)
+    gpu = record["environment"]["gpu"] or "no GPU: a trial of the script"
+    figure.suptitle(f"{gpu}: forward + backward")
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     picture = path.with_suffix(".png")
     figure.savefig(picture, dpi=100)
     plt.close(figure)

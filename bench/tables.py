@@ -92,7 +92,33 @@ def speed(record: dict) -> list[str]:
     return lines
 
 
-TABLES = {"errors.json": errors, "speed.json": speed}
+#: Rows of the table of lengths: what they are called, the attention, how its cell differs.
+PLAIN = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
+GRID = {
+    "six-of-seven": "sagebwd",
+    "gradients16 without `deterministic`": "sagebwd:precision=gradients16,no-deterministic",
+}
+
+
+def lengths(record: dict) -> list[str]:
+    """The ratio of speed to cuDNN's, forward and backward, over lengths."""
+    rows = [r for r in record["rows"] if all(r[key] == value for key, value in PLAIN.items())]
+    cells = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r for r in rows}
+    columns = sorted({r["tokens"] for r in rows})
+    lines = [f"| against cuDNN, N | {' | '.join(map(str, columns))} |",
+             "|---" * (1 + len(columns)) + "|"]  # fmt: skip
+    for head_dim in sorted({r["head_dim"] for r in rows}):
+        for causal in (False, True):
+            for called, attention in GRID.items():
+                ratios = [sound(cells, "cudnn", head_dim, causal, n)["forward+backward"]["median_ms"]
+                          / sound(cells, attention, head_dim, causal, n)["forward+backward"]
+                          ["median_ms"] for n in columns]  # fmt: skip
+                lines.append(f"| D{head_dim}{' causal' if causal else ''}, {called} | "
+                             + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
+    return lines
+
+
+TABLES = {"errors.json": errors, "speed.json": speed, "speed-grid.json": lengths}
 
 
 def with_tables(text: str, results: Path) -> str:
