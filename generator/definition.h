@@ -63,9 +63,6 @@ struct KernelDefinition {
   void (*configure)(Configuration&, const KernelSpec&);
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);
-  /// Its blocks take one tile after the other, `grid` being that of all tiles: as many blocks as
-  /// live at a time suffice.
-  bool persistent = false;
   std::vector<std::string> (*compiler_options)(const KernelSpec&) = nullptr;
   const Tiling* tiling = nullptr; ///< none: a kernel without tiles
 };

@@ -125,12 +125,7 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
   put(O::causal_offset, spec->causal == Causal::bottom_right ? p.seq_kv - p.seq_q : 0);
 }
 
-Grid grid_of(const KernelSpec& k, const Problem& p, int sm_count) {
-  Grid grid = definition_of(k).grid(k, p);
-  if (definition_of(k).persistent)
-    grid.x = std::min(grid.x, static_cast<unsigned>(sm_count * k.tile.blocks_per_sm));
-  return grid;
-}
+Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).grid(k, p); }
 
 TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
                      const OperandValues& values) {

@@ -67,8 +67,8 @@ void place_workspace(Pass, const ResolvedSpec&, const Problem&, uint64_t workspa
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-/// Blocks of a kernel for a problem that check() lets pass, on a GPU with so many SMs.
-Grid grid_of(const KernelSpec&, const Problem&, int sm_count);
+/// Blocks of a kernel for a problem that check() lets pass.
+Grid grid_of(const KernelSpec&, const Problem&);
 
 /// A tensor of 16-bit elements as a TensorMap has it: channels, tokens, heads, sequences, and the
 /// bytes from one of the last three to the next.

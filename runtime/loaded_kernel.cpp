@@ -39,7 +39,6 @@ LoadedKernel load_kernel(const KernelSpec& spec, const std::string& name, const 
   kernel.function = driver::get_function(driver::load_module(cubin), name);
   kernel.threads = static_cast<unsigned>(threads);
   kernel.shared_bytes = static_cast<unsigned>(shared_bytes);
-  kernel.sm_count = driver::current_sm_count();
   if (shared_bytes > 0)
     driver::set_max_dynamic_shared(kernel.function, shared_bytes);
   return kernel;
@@ -54,7 +53,7 @@ void launch(const LoadedKernel& kernel, const Problem& problem, const OperandVal
     pack_with_maps(kernel.spec, problem, values, params);
   else
     pack_params(fields, values, params);
-  const Grid grid = grid_of(kernel.spec, problem, kernel.sm_count);
+  const Grid grid = grid_of(kernel.spec, problem);
   // Drivers before 12.3 cannot capture such launches into a graph.
   static const bool may_overlap = driver::driver_version() >= 12030;
   driver::launch(kernel.function, grid.x, grid.y, grid.z, kernel.threads, kernel.shared_bytes,

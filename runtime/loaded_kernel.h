@@ -14,7 +14,6 @@ struct LoadedKernel {
   driver::Function function = nullptr;
   unsigned threads = 0;
   unsigned shared_bytes = 0; ///< dynamic
-  int sm_count = 0;          ///< of the device
 };
 
 /// Into the current context, for the life of the process: unloading would have to wait for the

@@ -113,12 +113,6 @@ DeviceScope::~DeviceScope() {
     table().cuCtxPopCurrent.address(&popped);
 }
 
-int current_sm_count() {
-  Device device = 0;
-  library().cuCtxGetDevice(&device);
-  return attribute(device, kMultiprocessorCount);
-}
-
 Module load_module(const std::string& cubin) {
   const Library& cuda = library();
   Module module = nullptr;

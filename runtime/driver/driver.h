@@ -49,7 +49,6 @@ public:
   DeviceScope& operator=(const DeviceScope&) = delete;
 };
 
-int current_sm_count();                       ///< of the current context's device
 Module load_module(const std::string& cubin); ///< into the current context
 Function get_function(Module, const std::string& name);
 void set_max_dynamic_shared(Function, int bytes);

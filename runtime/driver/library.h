@@ -40,7 +40,6 @@ struct LaunchConfig {
   X(cuDevicePrimaryCtxRetain, 7000, "cuDevicePrimaryCtxRetain", Context*, Device)                  \
   X(cuCtxPushCurrent, 4000, "cuCtxPushCurrent_v2", Context)                                        \
   X(cuCtxPopCurrent, 4000, "cuCtxPopCurrent_v2", Context*)                                         \
-  X(cuCtxGetDevice, 2000, "cuCtxGetDevice", Device*)                                               \
   X(cuCtxSynchronize, 2000, "cuCtxSynchronize")                                                    \
   X(cuModuleLoadData, 2000, "cuModuleLoadData", Module*, const void*)                              \
   X(cuModuleGetFunction, 2000, "cuModuleGetFunction", Function*, Module, const char*)              \

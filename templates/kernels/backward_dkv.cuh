@@ -9,12 +9,11 @@
 //   dK  += dS^T Q            INT8, or 16 bits (DK16)
 // Scales of P and dS: exact maxima a key and 64 queries (`row`), or those of the whole block that
 // backward_dq has found (`block`). Sums of INT8 products are in units of their copy's channels,
-// which change every CHANNEL_TOKENS_Q queries and from head to head. No atomics: the sum's order is
-// fixed.
+// which change every CHANNEL_TOKENS_Q queries and from head to head. Their order is fixed.
 //
-// With STAGES = 2 shared memory holds the next tile's operands while this one's are worked on, and
-// everything between two barriers can overlap. With STAGES = 1 there is one copy: its two halves
-// (rows for S and dP, what is left for dV and dK) are refilled in turn.
+// With STAGES = 2 shared memory holds the next tile's operands while this one's are worked on. With
+// STAGES = 1 there is one copy: its two halves (rows for S and dP, what is left for dV and dK) are
+// refilled in turn.
 //
 //===----------------------------------------------------------------------===//
 

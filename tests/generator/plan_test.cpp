@@ -267,7 +267,7 @@ TEST(Grid, CoversEveryToken) {
   const auto grid = [&](KernelKind kind, Pass pass, Granularity granularity = Granularity::row) {
     AttentionSpec s;
     s.granularity = granularity;
-    const Grid g = grid_of(test::kernel_of(kind, pass, s, "sm_80"), p, /*sm_count=*/108);
+    const Grid g = grid_of(test::kernel_of(kind, pass, s, "sm_80"), p);
     return std::array<unsigned, 3>{g.x, g.y, g.z};
   };
   using Blocks = std::array<unsigned, 3>;

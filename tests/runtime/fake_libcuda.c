@@ -98,7 +98,6 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address,
   (void)swizzle, (void)promotion, (void)fill;
   return memcpy(map, &address, sizeof(address)), 0;
 }
-int cuCtxGetDevice(int* device) { return *device = pushed - 100, 0; }
 int cuCtxPopCurrent_v2(void** context) { return SAY("pop"), 0; }
 int cuCtxSynchronize(void) {
   SAY("synchronize");
@@ -194,7 +193,6 @@ int cuStreamDestroy(void) { return trap(); }
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, 99999)                               \
   X(cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, 99999)                                            \
   X(cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, 99999)                                              \
-  X(cuCtxGetDevice, cuCtxGetDevice, 2000, 99999)                                                   \
   X(cuCtxSynchronize, cuCtxSynchronize, 2000, 13000)                                               \
   X(cuModuleLoadData, cuModuleLoadData, 2000, 99999)                                               \
   X(cuModuleGetFunction, cuModuleGetFunction, 2000, 99999)                                         \

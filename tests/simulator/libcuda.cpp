@@ -147,7 +147,6 @@ EXPORTED cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = kMemoryBytes,
 EXPORTED cuDevicePrimaryCtxRetain(void** context, int) { return *context = &memory(), kSuccess; }
 EXPORTED cuCtxPushCurrent_v2(void*) { return kSuccess; }
 EXPORTED cuCtxPopCurrent_v2(void** context) { return *context = &memory(), kSuccess; }
-EXPORTED cuCtxGetDevice(int* device) { return *device = 0, kSuccess; }
 EXPORTED cuCtxSynchronize() { return kSuccess; }
 
 EXPORTED cuModuleLoadData(void** module, const void* image) {
