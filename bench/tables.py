@@ -105,14 +105,17 @@ def lengths(record: dict) -> list[str]:
     rows = [r for r in record["rows"] if all(r[key] == value for key, value in PLAIN.items())]
     cells = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r for r in rows}
     columns = sorted({r["tokens"] for r in rows})
+
+    def time(*key) -> float:
+        return sound(cells, *key)["forward+backward"]["median_ms"]
+
     lines = [f"| against cuDNN, N | {' | '.join(map(str, columns))} |",
              "|---" * (1 + len(columns)) + "|"]  # fmt: skip
     for head_dim in sorted({r["head_dim"] for r in rows}):
         for causal in (False, True):
             for called, attention in GRID.items():
-                ratios = [sound(cells, "cudnn", head_dim, causal, n)["forward+backward"]["median_ms"]
-                          / sound(cells, attention, head_dim, causal, n)["forward+backward"]
-                          ["median_ms"] for n in columns]  # fmt: skip
+                shapes = [(head_dim, causal, n) for n in columns]
+                ratios = [time("cudnn", *shape) / time(attention, *shape) for shape in shapes]
                 lines.append(f"| D{head_dim}{' causal' if causal else ''}, {called} | "
                              + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
     return lines

@@ -1,4 +1,4 @@
-"""The scripts that time, without a GPU: bench/speed.py, host_time.py, compile_time.py, plot.py."""
+"""The scripts that time, and plot.py, without a GPU."""
 
 import json
 import sys
@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import compile_time  # noqa: E402
+import grid  # noqa: E402
 import host_time  # noqa: E402
 import plot  # noqa: E402
 import speed  # noqa: E402
@@ -45,6 +46,30 @@ def test_speed_command_and_its_picture(tmp_path, capsys):
     assert plot.plot_speed(out).read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_grid_is_of_all_lengths_and_forms(tmp_path, monkeypatch):
+    cells = grid.cells_of([64, 128, 256], grid.LENGTHS)
+    assert {cell.tokens for cell in cells} == {512 << i for i in range(9)}
+    assert {(c.dtype, c.layout, c.heads_kv > 0) for c in cells} == {
+        ("bf16", "bhsd", False), ("fp16", "bhsd", False), ("bf16", "bhsd", True),
+        ("bf16", "bshd", False)}  # fmt: skip
+    assert all(c.heads >= 1 and c.batch * c.tokens * c.heads * c.head_dim == 2048 * 32768
+               for c in cells)  # fmt: skip
+
+    out = tmp_path / "speed-grid.json"
+    for name, value in {"TOTAL_TOKENS": 64, "VARIED": 64, "HEADS_TIMES_DIM": 512}.items():
+        monkeypatch.setattr(grid, name, value)
+    assert grid.main(["--device", "cpu", "--out", str(out), "--tokens", "32", "64", "--head-dim",
+                      "64", "--ours", "emulated", "--rounds", "1"]) == 0  # fmt: skip
+    rows = read(out)["rows"]
+    assert len(rows) == 4 * 3 + 2 * 2 + 4 * 3  # plain; deterministic peers; other forms
+    assert all(row["correct"] for row in rows)
+    grouped = [row for row in rows if row["heads_kv"] == 1 and row["attention"] == "emulated"]
+    assert [row["causal"] for row in grouped] == [False, True]
+    assert all(0.005 < row["rel_l2"]["dK"] < 0.03 for row in grouped)
+    pytest.importorskip("matplotlib")
+    assert plot.plot_grid(out).read_bytes().startswith(b"\x89PNG")
+
+
 def test_speed_names_a_family_and_knows_what_it_must_reach(monkeypatch):
     ours = [speed.Ours.parse(label) for label in speed.default_ours()]
     assert [one.label() for one in ours] == speed.default_ours() and len(ours) == 11
@@ -62,7 +87,7 @@ def test_speed_names_a_family_and_knows_what_it_must_reach(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     cells = speed.cells_of(Namespace(sweep=False, tokens=None, causal="both", head_dim=[64, 128],
-                                     total_tokens=speed.TOTAL_TOKENS))  # fmt: skip
+                                     dtype="bf16", total_tokens=speed.TOTAL_TOKENS))  # fmt: skip
     musts = {"sagebwd": [1.25, 1.2, 1.5, 1.4, 1.0], "sagebwd-mma": [1.05, 1.03, 1.05, 1.03, None],
              "sagebwd:precision=dv16": 5 * [None]}  # fmt: skip
     for label, least in musts.items():
