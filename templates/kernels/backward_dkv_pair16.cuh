@@ -129,6 +129,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   constexpr u32 OF_P = 0, OF_DS = 1;
   const auto begin_dv = [&](int of) {
     wait_for_phase(ready(of), OF_P, "P of the other");
+    tile_ring(shared, of).wait_until_full(PairRing::Place(pair)); // its dO
     issue_from_rows(dv, Units::of_address(anew(handed_by(of))),
                     channels_of(tile_place(shared, of) + PairTile::DOUT));
   };

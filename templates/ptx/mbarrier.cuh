@@ -25,7 +25,8 @@ __device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
                : "memory");
 }
 // With SAGEBWD_BOUNDED_WAITS, the kernel's name, a wait that takes as long as no kernel does ends
-// the kernel as a failed assertion that says which barrier it was for.
+// the kernel as a failed assertion that says which barrier it was for. The assertion is a call, for
+// which ptxas serialises all products of wgmma (C7510): what depends on their overlap is not seen.
 #ifdef SAGEBWD_BOUNDED_WAITS
 constexpr u64 LONGEST_WAIT_NS = 10ull * 1000 * 1000 * 1000;
 extern "C" __device__ void __assertfail(const char* message, const char* file, unsigned line,
@@ -34,6 +35,12 @@ __device__ __forceinline__ u64 nanoseconds() {
   u64 now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
+}
+/// Where a kernel's own shared memory begins: behind what the system takes.
+__device__ __forceinline__ u32 first_own_byte() {
+  u32 first;
+  asm("mov.u32 %0, %%reserved_smem_offset_end;" : "=r"(first));
+  return first;
 }
 #endif
 
@@ -47,7 +54,8 @@ __device__ __forceinline__ void wait_for_phase(u32 barrier, u32 parity,
   do {
 #ifdef SAGEBWD_BOUNDED_WAITS
     if (nanoseconds() - start > LONGEST_WAIT_NS)
-      __assertfail(what, "barrier in shared memory at byte", barrier, SAGEBWD_BOUNDED_WAITS, 1);
+      __assertfail(what, "barrier in shared memory at byte", barrier - first_own_byte(),
+                   SAGEBWD_BOUNDED_WAITS, 1);
 #endif
     asm volatile("{ .reg .pred p;\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
