@@ -14,12 +14,17 @@ template <int THREADS> __device__ __forceinline__ void named_barrier_arrive(int 
 }
 
 /// Registers a thread may use from here on, of a warpgroup's all threads: fewer, or more once
-/// others have given theirs.
+/// others have given theirs. A failed assertion is a call that takes more than a producer keeps:
+/// where waits may fail, all have as many as at the launch.
 template <int REGISTERS> __device__ __forceinline__ void give_registers() {
+#ifndef SAGEBWD_BOUNDED_WAITS
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+#endif
 }
 template <int REGISTERS> __device__ __forceinline__ void take_registers() {
+#ifndef SAGEBWD_BOUNDED_WAITS
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+#endif
 }
 
 /// What all lanes of a warp have computed alike, for ptxas to know that it is the same: what
