@@ -163,6 +163,9 @@ inline const std::vector<Case>& all_cases() {
     Case wide{"Wgmma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}};
     wide.tiles = family_tiles(wide.spec, Family::wgmma);
     list.push_back(wide);
+    wide = {"Pair1Stage_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}};
+    wide.tiles = {{KernelKind::backward_dq, parse_tile("pair 64x128 w8 s1 b1")}};
+    list.push_back(wide);
     wide = {"Wgmma_D256_fp16_Gradients16", {256, fp16, none, row, gradients16}, {}};
     wide.tiles = family_tiles(wide.spec, Family::wgmma);
     list.push_back(wide);
