@@ -227,6 +227,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   };
 
   if (steps > 0) {
+    if constexpr (DQ16 && SINK_KEYS == 0) { // else zeros are written while S is under way: C7515
+#pragma unroll
+      for (int j = 0; j < SUM_CHANNELS / 8; ++j)
+        hold(dq.x[j]);
+    }
     begin_scores(0);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {

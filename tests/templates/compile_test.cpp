@@ -90,6 +90,15 @@ std::vector<Pair> covering_pairs() {
       if (const Arch& arch = find_arch(name); arch.max_shared_bytes > 128 * 1024)
         pairs.push_back({spec, &arch});
     }
+  // Pairs of warpgroups, with a sum that starts from zeros too.
+  for (Precision precision : {Precision::six_of_seven, Precision::gradients16})
+    for (Causal causal : {Causal::none, Causal::top_left})
+      for (int sink_keys : {-1, 0}) {
+        AttentionSpec spec;
+        spec.head_dim = 256, spec.precision = precision, spec.causal = causal;
+        spec.dtype = sink_keys == 0 ? DType::fp16 : DType::bf16, spec.sink_keys = sink_keys;
+        pairs.push_back({spec, &find_arch("sm_90a")});
+      }
   // The fused backward, wherever it is mma's default.
   for (const char* name : kArchs)
     for (int head_dim : {64, 128})
@@ -127,7 +136,7 @@ TEST_F(CompileTest, DefaultKernelsHaveNeitherSpillsNorWarnings) {
   Nvrtc& nvrtc = Nvrtc::instance();
   const bool laid_out_for = nvrtc.version_major() == 13 && nvrtc.version_minor() == 0;
   const std::vector<Pair> pairs = covering_pairs();
-  ASSERT_LE(pairs.size(), 180u);
+  ASSERT_LE(pairs.size(), 190u); // in minutes
   std::vector<std::pair<std::string, KernelSpec>> work;
   std::set<std::string> unknown;
   for (const auto& [label, kernel] : kernels_of_pairs(pairs))
