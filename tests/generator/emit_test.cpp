@@ -60,7 +60,8 @@ std::vector<std::string> templates_in_text(const std::string& text) {
 /// A statement of the entry itself, under no condition.
 TEST(Emit, EveryKernelWaitsForTheOneBefore) {
   for (const KernelSpec& kernel : sample()) {
-    const std::string text = emit(kernel).text, entry = text.substr(text.find("extern \"C\" __global__"));
+    const std::string text = emit(kernel).text,
+                      entry = text.substr(text.find("extern \"C\" __global__"));
     EXPECT_EQ(occurrences(entry, ";\n  begin_in_stream_order();\n") +
                   occurrences(entry, "}\n  begin_in_stream_order();\n") +
                   occurrences(entry, "{\n  begin_in_stream_order();\n"),

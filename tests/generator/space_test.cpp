@@ -94,7 +94,8 @@ TEST(Space, HopperChoosesBetweenFamiliesWhereTheyGiveTheSameBits) {
       families.insert(tile.family);
     for (Family family : families_of(kind)) {
       const Tiling& tiling = tiling_of(kind, family); // some are not built for every spec
-      if (!warp_specialised(family) || tiling.objection(spec, tiling.preferred(spec, family)).empty())
+      if (!warp_specialised(family) ||
+          tiling.objection(spec, tiling.preferred(spec, family)).empty())
         built.insert(family);
     }
     // All products of the forward are of integers where S is; dP never is.
