@@ -51,16 +51,18 @@ const Tiling kBackwardDkv = {
     .outputs = outputs_of_dkv,
 };
 
-// K and V; a ring of Q and dO for S and dP, for dK and dV, and of vectors; scales of units;
-// barriers
+// K and V; a ring of Q and dO for S and dP, for dK and dV, of vectors and of what dP starts from,
+// and what this meets (ColumnStart); scales of units; barriers
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
   const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
   const int row = s.head_dim + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
   const int units = int8.dk || int8.dv ? ((t.stages + 1) * vectors + t.warps) * s.head_dim * 4 : 0;
+  const int start = 16, ones = 256;
   return t.block_kv * row +
-         t.stages * kTokensPerTile * (row + for_gradients + static_cast<int>(kRowVectors) * 4) +
-         units + 2 * t.stages * 8 + 8;
+         t.stages * kTokensPerTile *
+             (row + for_gradients + static_cast<int>(kRowVectors) * 4 + start) +
+         ones + units + 3 * t.stages * 8 + 8;
 }
 
 Tiling tiling_ws() {
@@ -74,11 +76,8 @@ Tiling tiling_ws() {
              "'; the family wgmma has the others";
     if (s.head_dim > kWidestFused)
       return too_wide(s);
-    const Int8Products int8 = which_int8(s.precision);
-    if (wide(s) && (t.warps == 12 || (int8.dk && int8.dv)))
-      return "registers do not suffice for " +
-             std::string(t.warps == 12 ? "three warpgroups" : "dK and dV in INT8") +
-             " at 128 channels";
+    if (wide(s) && t.warps == 12)
+      return "registers do not suffice for three warpgroups at 128 channels";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
   };
   tiling.beats_wgmma = [](const AttentionSpec&) { return true; };

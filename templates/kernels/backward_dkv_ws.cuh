@@ -1,9 +1,10 @@
 //===- kernels/backward_dkv_ws.cuh - dK and dV, warp-specialised, sm_90a ---------===//
 //
 // The arithmetic of kernels/backward_dkv.cuh by warps of different duties. One thread copies tiles
-// of queries into a ring of stages; each warpgroup owns 64 keys and walks over them. Two blocks of
-// accumulators take turns: while a product is added to its sums the next one runs, and S and dP of
-// the next tile are under way before this one's work ends.
+// of queries into a ring of stages, and a warp beside it writes what dP of each starts from; each
+// warpgroup owns 64 keys and walks over them. Two blocks of accumulators take turns: while a
+// product is added to its sums the next one runs, and S of the next tile is under way before this
+// one's work ends.
 //
 //===----------------------------------------------------------------------===//
 
@@ -11,12 +12,12 @@
 #include "ptx/bulk_copy.cuh"
 #include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
+#include "tile/column_start.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_walk.cuh"
 #include "tile/ring.cuh"
 #include "tile/transposed_scores.cuh"
-#include "tile/turns.cuh"
 
 static_assert(!QK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q);
 
@@ -25,11 +26,11 @@ constexpr int CONSUMING_WARPS = BLOCK_KV / 16;
 /// of the tile before them, whose run's units are left when its stage is free already.
 constexpr int UNIT_SLOTS = STAGES + 1;
 
-/// One warpgroup at a time forms P and, of two, dS too: the other's products run beside it.
-/// Measured on an H200 that is 3 % faster than no turns; three at 64 channels lose 10 % where dS is
-/// in turn.
-constexpr bool PASSES_BEFORE_DS = BLOCK_KV > 128;
-constexpr int FIRST_KEY_BARRIER = 4; ///< behind those of turns
+/// When dP begins: with the next tile's S, or beside this tile's P. The latter hides it but begins
+/// P later. Measured on an H200: at 64 channels, where three warpgroups take turns at the SM's
+/// units, it is 3 % faster, at 128 2 % slower.
+constexpr bool BEGINS_DP_EARLY = HEAD_DIM == 128;
+constexpr int FIRST_KEY_BARRIER = 1;
 
 struct SharedLayout {
   static constexpr int KEYS = 0;
@@ -44,11 +45,14 @@ struct SharedLayout {
   static constexpr int DV_DOUT = DK_QUERIES + TILE_Q * (DK16 ? VALUE_ROW_BYTES : HEAD_DIM);
   static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : HEAD_DIM); ///< vectors per query
   static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
-  static constexpr int STAGE_BYTES = ROWS + ROWS_BYTES;
-  static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
+  static constexpr int STARTS = ROWS + ROWS_BYTES; ///< of dP, from a vector of the rows
+  static constexpr int STAGE_BYTES = STARTS + ColumnStart::BYTES;
+  static constexpr int ONES = FIRST_STAGE + STAGES * STAGE_BYTES;
+  static constexpr int UNITS = ONES + ColumnStart::ONES_BYTES;
   static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES; ///< of units, for each warp
   static constexpr int BARRIERS = RATIOS + (CHANNEL_UNITS ? CONSUMING_WARPS * VECTOR_BYTES : 0);
-  static constexpr int KEYS_CAME = BARRIERS + Ring<CONSUMING_WARPS>::BYTES;
+  static constexpr int STARTED = BARRIERS + Ring<CONSUMING_WARPS>::BYTES; ///< a barrier a stage
+  static constexpr int KEYS_CAME = STARTED + STAGES * 8;
   static constexpr int TOTAL = KEYS_CAME + 8;
 };
 static_assert(SharedLayout::STAGE_BYTES % 1024 == 0, "tiles lie at multiples of their swizzle");
@@ -62,6 +66,10 @@ __device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
 }
 __device__ __forceinline__ u32 units_of(u32 shared, int run) {
   return shared + SharedLayout::UNITS + run * UNIT_BYTES;
+}
+
+__device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
+  return shared + SharedLayout::STARTED + place.stage * 8;
 }
 
 /// A tile of 64 tokens from a tensor of the caller, panel after panel.
@@ -96,7 +104,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
     const bool begins_unit = CHANNEL_UNITS && (count == 0 || walk.begins_run(tile));
     constexpr int UNIT_VECTORS = (DK16 ? 0 : CHANNEL_VECTORS) + (DV16 ? 0 : CHANNEL_VECTORS);
     ring.begin_filling(place,
-                       SharedLayout::STAGE_BYTES + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0));
+                       SharedLayout::STARTS + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0));
     bulk_copy(stage + SharedLayout::QUERIES, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, full);
     bulk_copy(stage + SharedLayout::ROWS, p.q_rows + tile.rows(), SharedLayout::ROWS_BYTES, full);
     if constexpr (SCALED_DOUT)
@@ -128,6 +136,23 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
   ring.begin_filling(RingPlace(count), 0);
 }
 
+/// A warp beside it writes what dP of each tile starts from, and says for consumers that the stage
+/// is full: also that behind the last tile.
+__device__ __forceinline__ void write_starts(u32 shared, int tiles) {
+  const QueryRing ring = {shared + SharedLayout::BARRIERS};
+#pragma unroll 1
+  for (int count = 0; count <= tiles; ++count) {
+    const RingPlace place(count);
+    const u32 stage = stage_of(shared, place);
+    ring.wait_until_full(place);
+    ColumnStart::write(stage + SharedLayout::STARTS,
+                       stage + SharedLayout::ROWS + ROW_MINUS_DELTA * TILE_Q * 4);
+    __syncwarp();
+    if (elected())
+      arrive(started(shared, place));
+  }
+}
+
 __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
                                         int first_key) {
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
@@ -141,11 +166,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     TilesPlace tile;
   };
   const int warpgroup = common_to_warp(warp_id() / 4);
-  const Rows keys = {TilesPlace(shared + SharedLayout::KEYS).at(warpgroup, 64 * SCORE_ROW_BYTES)};
-  const Rows values = {
-      TilesPlace(shared + SharedLayout::VALUES).at(warpgroup, 64 * VALUE_ROW_BYTES)};
+  const TilesPlace base(shared);
+  const Rows keys = {(base + SharedLayout::KEYS).at(warpgroup, 64 * SCORE_ROW_BYTES)};
+  const Rows values = {(base + SharedLayout::VALUES).at(warpgroup, 64 * VALUE_ROW_BYTES)};
   const auto operand = [&](int of_stage, const RingPlace& place) {
-    return TilesPlace(shared + SharedLayout::FIRST_STAGE + of_stage)
+    return (base + (SharedLayout::FIRST_STAGE + of_stage))
         .at(place.stage, SharedLayout::STAGE_BYTES);
   };
 
@@ -155,17 +180,14 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   float no_values[COLUMNS8][4];
   auto& scores = score_sums(blocks[PRODUCTS % 2], no_scores);
   auto& value_products = value_sums(blocks[(PRODUCTS + 1) % 2], no_values);
-  const auto minus_delta_of = [&](u32 stage, int j) {
-    const float2 x = read_float2(stage + SharedLayout::ROWS + ROW_MINUS_DELTA * TILE_Q * 4 +
-                                 j / 2 * 64 + j % 2 * 8 + (lane_id() & 3) * 16);
-    return Quad{x.x, x.y, x.x, x.y};
-  };
   const auto start_scores = [&](const RingPlace& place) {
+    wait_for_phase(started(shared, place), place.parity, "what dP starts from");
     issue_scores(scores, keys, operand(SharedLayout::QUERIES, place));
   };
   const auto start_values = [&](const RingPlace& place) {
     issue_values(value_products, values, operand(SharedLayout::DOUT, place),
-                 [&](int j) { return minus_delta_of(stage_of(shared, place), j); });
+                 ColumnStart(shared + SharedLayout::ONES),
+                 stage_of(shared, place) + SharedLayout::STARTS);
   };
 
   // What follows from the warp's place is computed where it is asked for: registers are short.
@@ -174,12 +196,12 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     return query_tiles_of(at, tokens_from(read_block_x() * BLOCK_KV, BLOCK_KV));
   };
   RunWalk<UNIT_SLOTS> walk(tiles());
-  const Turns<BLOCK_KV / 64, 1> turns;
   const auto work_on_tile = [&] {
     const RingPlace place(walk.count), next_place(walk.count + 1);
     const u32 stage = stage_of(shared, place);
     finish<0>(scores);
-    turns.take();
+    if constexpr (!BEGINS_DP_EARLY)
+      start_values(place);
     float x[COLUMNS8][4];
     probabilities(x, scores, stage + SharedLayout::ROWS, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
@@ -207,10 +229,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
       quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
     }
-    if constexpr (PASSES_BEFORE_DS)
-      turns.pass();
     float ds[COLUMNS8][4], largest_ds[2] = {0, 0};
-    take_values<DV16 ? 1 : 0>(ds, value_products, [&](int j) { return minus_delta_of(stage, j); });
+    take_values<DV16 ? 1 : 0>(ds, value_products);
     score_gradients<!DK16>(ds, x, largest_ds);
     if constexpr (DK16) {
       pack_fragments<TILE_Q / 16>(ds16, ds);
@@ -219,27 +239,26 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
       ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
       quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
+      // Products begin behind it: beside them it would take registers that there are not.
+      order_behind(p8[0][0], ds8, p.padded_q & 1);
     }
 
-    if constexpr (!PASSES_BEFORE_DS)
-      turns.pass();
     if constexpr (DV16)
       finish_rows<0>(dv);
     if constexpr (DK16)
       issue_rows<TILE_Q / 16>(dk, ds16, operand(SharedLayout::DK_QUERIES, place));
-    // Two of these are under way at a time: dV, dK, and the next tile's S and dP.
+    // Two of these are under way at a time: dV, dK, and the next tile's S, or
+    // S and dP.
     const auto issue = [&](int i) {
       if (i < PRODUCTS_OF_DV)
         blocks[i % 2].template issue<false>(p8, operand(SharedLayout::DV_DOUT, place), i);
       else if (i < PRODUCTS)
         blocks[i % 2].template issue<true>(ds8, operand(SharedLayout::DK_QUERIES, place),
                                            i - PRODUCTS_OF_DV);
-      else if (i == PRODUCTS) {
-        ring.wait_until_full(next_place);
+      else if (i == PRODUCTS)
         start_scores(next_place);
-      } else {
+      else if constexpr (BEGINS_DP_EARLY)
         start_values(next_place);
-      }
     };
     issue(0);
     if constexpr (DK16)
@@ -264,16 +283,16 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + SharedLayout::KEYS_CAME, 0);
   if (seen.begin < seen.end) {
-    ring.wait_until_full(RingPlace(0));
     start_scores(RingPlace(0));
-    start_values(RingPlace(0));
-    turns.begin();
+    if constexpr (BEGINS_DP_EARLY)
+      start_values(RingPlace(0));
     for (;;) {
       do {
         work_on_tile();
       } while (walk.count < walk.end);
       finish<0>(scores);
-      finish<0>(value_products);
+      if constexpr (BEGINS_DP_EARLY)
+        finish<0>(value_products);
       if (!walk.next_run(at, tiles()))
         break;
       if constexpr (CHANNEL_UNITS) {
@@ -304,15 +323,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   if (threadIdx.x == 0) {
     QueryRing{shared + SharedLayout::BARRIERS}.init();
+    for (int stage = 0; stage < STAGES; ++stage)
+      init_mbarrier(shared + SharedLayout::STARTED + stage * 8, 1);
     init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
     publish_mbarriers();
   }
+  ColumnStart::write_ones(shared + SharedLayout::ONES);
+  fence_async_proxy();
   begin_in_stream_order();
   __syncthreads();
   if (warp_id() >= CONSUMING_WARPS) {
     give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == CONSUMING_WARPS * 32)
       produce(p, shared, at, first_key);
+    else if (warp_id() == CONSUMING_WARPS + 1)
+      write_starts(shared, QueryWalk(at, tokens_from(first_key, BLOCK_KV)).tiles(at));
   } else {
     take_registers<CONSUMER_REGISTERS>();
     consume(p, shared, at, first_key);

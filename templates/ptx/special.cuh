@@ -31,6 +31,16 @@ template <typename Int> __device__ __forceinline__ Int anew(Int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+/// What depends on `x` comes behind all of `words` in ptxas' order too, which moves arithmetic
+/// across waits and barriers. `zero` is 0, which it cannot know.
+template <int N, int M>
+__device__ __forceinline__ void order_behind(u32& x, const u32 (&words)[N][M], u32 zero) {
+  u32 all = 0;
+#pragma unroll
+  for (int i = 0; i < N * M; ++i)
+    all |= words[i / M][i % M];
+  x |= all & zero;
+}
 /// Which lanes of the warp come before this one, are this one, come after it: a bit a lane.
 struct LaneMasks {
   u32 below, self, above;

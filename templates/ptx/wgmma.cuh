@@ -30,9 +30,13 @@ __device__ __forceinline__ void fence_async_proxy() {
 /// address in units of 16 bytes, to which more of them may be added. A transposed operand of more
 /// than 64 columns goes on in the next panel, `PANEL` bytes behind.
 template <int PITCH_BYTES>
-constexpr u64 DESCRIPTOR_HIGH = (PITCH_BYTES == 128 ? 1u : 2u) << 30 | 8 * PITCH_BYTES >> 4;
+constexpr u64 DESCRIPTOR_HIGH = (PITCH_BYTES == 128  ? 1u
+                                 : PITCH_BYTES == 64 ? 2u
+                                                     : 0u)
+                                    << 30 |
+                                8 * PITCH_BYTES >> 4;
 template <int PANEL = 16> __device__ __forceinline__ u32 descriptor_low(u32 address) {
-  return static_cast<u32>(PANEL >> 4) << 16 | (address & 0x3ffff) >> 4;
+  return (static_cast<u32>(PANEL >> 4) << 16) + (address >> 4);
 }
 template <int PITCH_BYTES, int PANEL = 16>
 __device__ __forceinline__ u64 matrix_descriptor(u32 address) {

@@ -53,6 +53,11 @@ using Scores = ScoresOf<QK16>::type;
 struct TilesPlace {
   u32 low; ///< a descriptor's lower half
   __device__ __forceinline__ explicit TilesPlace(u32 address) : low(descriptor_low(address)) {}
+  __device__ __forceinline__ TilesPlace operator+(int bytes) const {
+    TilesPlace other = *this;
+    other.low += bytes / 16;
+    return other;
+  }
   /// That of the stage of a ring whose stages take so many bytes.
   __device__ __forceinline__ TilesPlace at(int stage, int bytes) const {
     TilesPlace other = *this;
@@ -126,6 +131,21 @@ __device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile
   for (int step = 0; step < VALUE_STEPS; ++step)
     wgmma_16<Element>(s, advance<VALUE_ROW_BYTES>(a, step), advance<VALUE_ROW_BYTES>(b, step),
                       step > 0);
+  wgmma_commit();
+}
+
+/// The same where columns start from what is at `place` in shared memory.
+template <typename Sum, typename Rows, typename Tile, typename Start>
+__device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile tile,
+                                             const Start& start, u32 place) {
+  const u64 a = descriptor_of<PITCH<VALUE_ROW_BYTES>>(rows.tile);
+  const u64 b = descriptor_of<PITCH<VALUE_ROW_BYTES>>(tile);
+  wgmma_fence();
+  start.issue(s, place);
+#pragma unroll
+  for (int step = 0; step < VALUE_STEPS; ++step)
+    wgmma_16<Element>(s, advance<VALUE_ROW_BYTES>(a, step), advance<VALUE_ROW_BYTES>(b, step),
+                      true);
   wgmma_commit();
 }
 
@@ -322,6 +342,17 @@ __device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       values[j][i] = __int_as_float(sums[j][i]) + quad.x[i];
+  }
+}
+
+template <int PENDING, int N>
+__device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N][4]) {
+  finish<PENDING>(sums);
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      values[j][i] = __int_as_float(sums[j][i]);
   }
 }
 

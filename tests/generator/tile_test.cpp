@@ -68,7 +68,7 @@ TEST(Tile, WhatCannotBeBuiltIsRefusedAndSaysWhy) {
                  {"128 queries with 8 warps or 192 with 12"});
   expect_refusal(checking(forward, "ws 192x128 w12 s3 b1", "sm_90a"), {"2 or 4 stages"});
   expect_refusal(checking(forward, "ws 192x128 w12 s4 b2", "sm_90a"), {"all registers of an SM"});
-  expect_refusal(checking(backward_dkv, "ws 64x128 w8 s2 b1", "sm_90a"),
+  expect_refusal(checking(backward_dkv, "ws 64x192 w12 s2 b1", "sm_90a"),
                  {"registers do not suffice", "128 channels"});
 }
 

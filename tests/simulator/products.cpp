@@ -107,14 +107,14 @@ struct Operands {
   }
 };
 
-/// What a matrix descriptor says: a tile in shared memory, its rows 64 or 128 bytes apart, eight of
-/// them to a stride, 16-byte chunks swizzled by the address's bits 7 to 9. What is further on in a
-/// row lies in the next panel.
+/// What a matrix descriptor says: a tile in shared memory, its rows 16, 64 or 128 bytes apart,
+/// eight of them to a stride, 16-byte chunks swizzled by the address's bits 7 to 9. What is further
+/// on in a row lies in the next panel.
 class Tile {
 public:
   Tile(unsigned long long descriptor, const char* shared, unsigned shared_bytes)
       : start_((descriptor & 0x3fff) << 4), panels_((descriptor >> 16 & 0x3fff) << 4),
-        stride_((descriptor >> 32 & 0x3fff) << 4), pitch_(descriptor >> 62 == 1 ? 128 : 64),
+        stride_((descriptor >> 32 & 0x3fff) << 4), pitch_(kPitches[descriptor >> 62]),
         shared_(shared), shared_bytes_(shared_bytes) {}
 
   /// 16 bytes or fewer within a chunk.
@@ -122,13 +122,14 @@ public:
     unsigned place = start_ + row / 8 * stride_ + row % 8 * pitch_ + byte % pitch_;
     if (byte >= static_cast<int>(pitch_))
       place += byte / pitch_ * panels_;
-    place ^= (place >> 7 & (pitch_ == 128 ? 7 : 3)) << 4;
+    place ^= (place >> 7 & (pitch_ / 16 - 1)) << 4;
     if (place + 16 > shared_bytes_ + place % 16)
       lane().fail("wgmma reads beyond shared memory, at", place);
     return shared_ + place;
   }
 
 private:
+  static constexpr unsigned kPitches[] = {16, 128, 64, 32}; // of each swizzle
   unsigned start_, panels_, stride_, pitch_;
   const char* shared_;
   unsigned shared_bytes_;

@@ -8,7 +8,11 @@ template <int PENDING> void wgmma_wait() { simulator::lane().wait_for_products(P
 inline void fence_async_proxy() { simulator::lane().publish_copies(); }
 
 template <int PITCH_BYTES>
-constexpr u64 DESCRIPTOR_HIGH = (PITCH_BYTES == 128 ? 1u : 2u) << 30 | 8 * PITCH_BYTES >> 4;
+constexpr u64 DESCRIPTOR_HIGH = (PITCH_BYTES == 128  ? 1u
+                                 : PITCH_BYTES == 64 ? 2u
+                                                     : 0u)
+                                    << 30 |
+                                8 * PITCH_BYTES >> 4;
 template <int PANEL = 16> u32 descriptor_low(u32 address) {
   return static_cast<u32>(PANEL >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
