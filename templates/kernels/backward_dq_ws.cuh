@@ -183,8 +183,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   struct Rows {
     TilesPlace tile;
   };
-  const Rows queries = {TilesPlace(shared + L::QUERIES).at(warpgroup, 64 * SCORE_ROW_BYTES)};
-  const Rows dout = {TilesPlace(shared + L::DOUT).at(warpgroup, 64 * VALUE_ROW_BYTES)};
+  const TilesPlace base(shared);
+  const Rows queries = {(base + L::QUERIES).at(warpgroup, 64 * SCORE_ROW_BYTES)};
+  const Rows dout = {(base + L::DOUT).at(warpgroup, 64 * VALUE_ROW_BYTES)};
   // The producer's copies come whether there are keys or not: none may come after the block's end.
   wait_for_phase(shared + L::ROWS_CAME, 0);
 
@@ -205,8 +206,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 
   const int steps = steps_of(at, first_query);
   const int all_see = keys_of_all(at, own()).end / STEP_KEYS;
-  const TilesPlace keys(shared + L::KEYS), key_values(shared + L::VALUES),
-      summed(shared + L::SUMMED);
+  const TilesPlace keys = base + L::KEYS, key_values = base + L::VALUES, summed = base + L::SUMMED;
   Scores::Sum scores[STEP_COLUMNS8][4];
   int values[STEP_COLUMNS8][4]; // the bits of dP
   float x[STEP_COLUMNS8][4];    // P

@@ -108,8 +108,12 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     start_from_sink(o, p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h,
                     channel_scales_of(p, at, 0));
 
-  ScoreRows queries;
-  queries.load(shared + SharedLayout::QUERIES, warp_id() / 4 * 64);
+  const TilesPlace base(shared);
+  struct Rows {
+    TilesPlace tile;
+  };
+  const Rows queries = {
+      (base + SharedLayout::QUERIES).at(common_to_warp(warp_id() / 4), 64 * SCORE_ROW_BYTES)};
   wait_for_phase(shared + SharedLayout::QUERIES_CAME, 0);
 
   int group = 0;
@@ -128,7 +132,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     Scores::Sum sums[COLUMNS8][4];
     turns.take();
     issue_scores<KEY_TILES>(sums, queries,
-                            shared + SharedLayout::KEYS + place.stage * SharedLayout::KEYS_BYTES);
+                            (base + SharedLayout::KEYS).at(place.stage, SharedLayout::KEYS_BYTES));
     finish<0>(sums);
     turns.pass();
     float largest[2], beta[2];
@@ -140,7 +144,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       TokenProducts<false, GROUP_KV / 32> p_v;
-      p_v.issue(p8, shared + SharedLayout::VALUES + place.stage * SharedLayout::VALUES_BYTES, part);
+      p_v.issue(p8, (base + SharedLayout::VALUES).at(place.stage, SharedLayout::VALUES_BYTES),
+                part);
       p_v.finish();
       if (part == PARTS - 1)
         ring.release(place);

@@ -270,7 +270,8 @@ __device__ __forceinline__ u32 token_lane() { return 0; }
 template <bool SIGNED, int STEPS, int CHANNELS = PRODUCT_CHANNELS> class TokenProducts {
 public:
   static_assert(CHANNELS == PRODUCT_CHANNELS);
-  __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles, int part = 0) {
+  template <typename Tiles>
+  __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], Tiles tiles, int part = 0) {
     issue_tokens<SIGNED>(products_, a, tiles, part);
   }
   __device__ __forceinline__ void finish() { ::finish<0>(products_); }
