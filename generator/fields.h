@@ -31,6 +31,8 @@ struct Label {
   std::string_view name; ///< in cache keys, JSON and Python; with hyphens, an option
   std::string_view mark; ///< what stands before its value in the struct's one line of text
   std::string_view help; ///< what it decides, for a listing
+  /// A word's first value is not told: texts and keys without the field stay what they are.
+  bool quiet = false;
 };
 
 /// The words of an enumeration, each next to its value. Specialised by every enumeration that is a
@@ -101,6 +103,11 @@ template <typename Struct> const Struct& usual() {
   return defaults;
 }
 
+/// Whether texts and keys leave a field out.
+template <typename T> bool untold(const Label& label, const T& value) {
+  return label.quiet && value == T{};
+}
+
 /// Gives the field of that name the value that a text says. Raises SpecError for a text that says
 /// none; false where there is no such field.
 template <typename Struct>
@@ -129,13 +136,14 @@ void visit_differences(const Struct& given, const Struct& usual, Visitor&& visit
   });
 }
 
-/// One line: each field's mark and value in order; of a bool the mark where it is true.
+/// One line: each field's mark and value in order; of a bool the mark where it is true, of what is
+/// untold() nothing.
 template <typename Struct> std::string line_of(const Struct& fields) {
   std::string line;
   visit_fields(fields, [&](const Label& label, const auto& value) {
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>)
       line += value ? label.mark : "";
-    else
+    else if (!untold(label, value))
       line += std::string(label.mark) + value_text(value);
   });
   return line;
@@ -153,6 +161,8 @@ template <typename Struct> bool parse_line(std::string_view text, Struct& fields
     if constexpr (std::is_same_v<T, bool>) {
       const std::string_view behind = text.substr(std::min(text.size(), label.mark.size()));
       value = (behind.empty() || behind.front() == ' ') && skip(label.mark);
+    } else if (label.quiet && text.substr(0, label.mark.size()) != label.mark) {
+      value = T{};
     } else if (sound = sound && skip(label.mark); sound) {
       if constexpr (Worded<T>) {
         std::string_view best; // one word may begin with another

@@ -140,7 +140,8 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
   if (!definition.differs_by_pass && !definition.tiling)
     fields.pop_back(); // both passes launch it
   const auto add = [&](const Label& label, const auto& value) {
-    fields.emplace_back(label.name, value_text(value));
+    if (!untold(label, value))
+      fields.emplace_back(label.name, value_text(value));
   };
   visit_fields(k.attention, add);
   if (definition.tiling)
@@ -161,7 +162,14 @@ std::vector<KernelKind> tunable_kernels(const ResolvedSpec& spec, const Arch& ar
 
 ResolvedSpec as_built(const ResolvedSpec& spec, const Arch& arch, const Tiles& tiles) {
   AttentionSpec built = spec;
-  built.deterministic |= !fuses_backward(spec, arch, tiles);
+  const bool fused = fuses_backward(spec, arch, tiles);
+  if (sums_dq_in_fp16(spec) && !fused)
+    throw SpecError("dq_sums = " + value_text(spec->dq_sums) + " is not supported on " +
+                    std::string(arch.name) + (tiles.empty() ? "" : " with these tiles") +
+                    ": the backward is split there, or adds up dQ in FP32; family '" +
+                    value_text(Family::ws) +
+                    "' of sm_90a has it, by default; leave it out for fp32, which all have");
+  built.deterministic |= !fused;
   return resolved(built);
 }
 
@@ -169,7 +177,10 @@ std::vector<KernelSpec> kernels_of(Pass pass, const ResolvedSpec& spec, const Ar
                                    const Tiles& tiles) {
   const bool fused = fuses_backward(spec, arch, tiles);
   AttentionSpec seen = as_built(spec, arch, tiles);
-  seen.deterministic |= pass == Pass::forward;
+  if (pass == Pass::forward) { // nothing there depends on how dQ is summed
+    seen.deterministic = true;
+    seen.dq_sums = DqSums::fp32;
+  }
   std::vector<KernelSpec> kernels;
   for (const auto& [kind, name] : Words<KernelKind>::all)
     if (const KernelDefinition& definition = definition_of(kind);

@@ -46,6 +46,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   const int64_t units_k = ceil_div(tokens_k, channel_tokens_kv(s));
   const bool backward = pass == Pass::backward;
   const Int8Products int8 = which_int8(s.precision);
+  const bool dq_in_fp16 = backward && sums_dq_in_fp16(s);
   std::vector<Buffer> buffers;
   const auto add = [&](Operand operand, std::initializer_list<int64_t> factors) {
     buffers.push_back({operand, bytes_of(factors)});
@@ -56,9 +57,13 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(copy, {heads, tokens, d});
     add(scales, {heads, units, kChannelVectors, d, 4});
   };
-  if (s.smooth_k && (int8.s || backward)) {
+  if ((s.smooth_k && (int8.s || backward)) || dq_in_fp16) {
     add(O::k_partial, {heads_k, mean_chunks(p.seq_kv), d, 4});
     add(O::k_mean, {heads_k, d, 4});
+  }
+  if (dq_in_fp16) {
+    add(O::key_range, {heads_k, mean_chunks(p.seq_kv), 2 * d + 1, 4});
+    add(O::dq_factor, {heads_q, tokens_q, 2});
   }
   add(O::q_rows, {heads_q, tokens_q, kRowVectors, 4});
   if (int8.s) {
@@ -79,7 +84,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   else
     add(O::k_rows, {heads_k, tokens_k, d, 2});
   if (may_fuse_backward(s))
-    add(O::dq_sum, {heads_q, tokens_q, d, 4});
+    add(O::dq_sum, {heads_q, tokens_q, d, dq_in_fp16 ? 2 : 4});
   if (scales_dout(s))
     add(O::dout_rows, {heads_q, tokens_q, d, 2});
   if (s.sink_keys > 0)

@@ -102,6 +102,18 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     (grouping.most_sink_keys ? "1 takes the first key apart, 0 does not"
                                              : "no key is taken apart there, pass 0") +
                     "; leave it out for the default");
+  if (sums_dq_in_fp16(spec) && (spec.deterministic || spec.head_dim > kWidestFused ||
+                                spec.precision != Precision::gradients16)) {
+    const bool wide = spec.head_dim > kWidestFused;
+    throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported " +
+                    (spec.deterministic ? "under 'deterministic', which adds up dQ in one order"
+                     : wide             ? "for head dimension " + std::to_string(spec.head_dim)
+                                        : "under precision '" + value_text(spec.precision) + "'") +
+                    ": it takes deterministic off, precision '" +
+                    value_text(Precision::gradients16) + "' and a head dimension of " +
+                    std::to_string(kWidestFused) +
+                    " at most; ask for those, or leave it out for fp32");
+  }
   if (spec.numerics != kNumerics)
     throw SpecError("numerics = " + std::to_string(spec.numerics) +
                     " is not what this version computes, which is " + std::to_string(kNumerics) +

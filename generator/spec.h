@@ -23,6 +23,9 @@ enum class Causal { none, top_left, bottom_right };
 enum class Granularity { row, block };
 /// Which of the seven products are INT8 and which have 16-bit operands; which_int8() spells it out.
 enum class Precision { six_of_seven, qk16, dv16, gradients16 };
+/// In what a fused backward adds up dQ in memory. `fp16`: each query's by a power of two that no
+/// finite input overflows (templates/tile/dq_sums16.cuh).
+enum class DqSums { fp32, fp16 };
 
 template <> struct Words<DType> {
   static constexpr std::string_view what = "dtype";
@@ -48,6 +51,11 @@ template <> struct Words<Precision> {
       {Precision::qk16, "qk16"},
       {Precision::dv16, "dv16"},
       {Precision::gradients16, "gradients16"}};
+};
+template <> struct Words<DqSums> {
+  static constexpr std::string_view what = "format of dQ's sums";
+  static constexpr std::pair<DqSums, std::string_view> all[] = {{DqSums::fp32, "fp32"},
+                                                                {DqSums::fp16, "fp16"}};
 };
 
 /// The products that a precision computes in INT8; dP = dO V^T never is. S counts twice among the
@@ -101,6 +109,7 @@ struct AttentionSpec {
   int group_q = 0;    ///< queries that share a quantisation group
   int group_kv = 0;   ///< keys that share a quantisation group
   int sink_keys = -1; ///< first keys that are computed apart, in FP32; -1: the granularity's own
+  DqSums dq_sums = DqSums::fp32;
   int numerics = kNumerics;
 
   bool operator==(const AttentionSpec&) const = default;
@@ -125,6 +134,9 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(
       Label{"deterministic", " deterministic", "the promise of the same bits for the same inputs"},
       s.deterministic);
+  visit(Label{"dq_sums", " dq_sums=", "in what one kernel for all gradients adds up dQ",
+              /*quiet=*/true},
+        s.dq_sums);
   visit(Label{"numerics", " numerics=", "version of what is computed"}, s.numerics);
 }
 
@@ -139,6 +151,9 @@ template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& vi
 template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& visit) {
   visit("HEAD_DIM", s.head_dim);
 }
+
+/// Whether dQ is summed in FP16 with a factor a query.
+inline bool sums_dq_in_fp16(const AttentionSpec& s) { return s.dq_sums == DqSums::fp16; }
 
 /// What is left for kernels that look at no option of the numerics: what tensors are.
 inline AttentionSpec without_numerics(const AttentionSpec& s) {

@@ -34,7 +34,9 @@ KernelSpec kernel_of(const TuningRecord& record) {
   const CacheKey& key = record.key;
   AttentionSpec spec;
   visit_fields(spec, [&]<typename T>(const Label& label, T& value) {
-    value = parse_value<T>(label.name, key[std::string(label.name)]);
+    const std::string text = key[std::string(label.name)];
+    if (!label.quiet || !text.empty())
+      value = parse_value<T>(label.name, text);
   });
   const Arch& arch = find_arch(key["arch"]);
   const KernelSpec kernel =

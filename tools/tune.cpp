@@ -94,8 +94,9 @@ void print_tables(const std::vector<Tuned>& kernels, double seconds, bool kept) 
 std::string spec_of(const CacheKey& key) {
   std::string line;
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
-    if constexpr (!std::is_same_v<T, bool>)
-      line += std::string(label.mark) + key[std::string(label.name)];
+    const std::string text = key[std::string(label.name)];
+    if (!std::is_same_v<T, bool> && !text.empty())
+      line += std::string(label.mark) + text;
   });
   return line;
 }

@@ -8,6 +8,7 @@ namespace attention {
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
   s.deterministic = plain.deterministic; // every kernel is
+  s.dq_sums = plain.dq_sums;             // but for a fused backward's
   if (scores16(s))                       // nothing is rotated but Q and K for INT8 scores
     s.rotate = plain.rotate;
   if (s.causal == Causal::bottom_right) // where the diagonal lies is an argument

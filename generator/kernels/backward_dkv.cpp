@@ -154,6 +154,9 @@ const Tiling kBackward = {
             return "dQ is summed in no order: it takes no 'deterministic', and under '" +
                    value_text(Granularity::block) + "' precision '" +
                    value_text(Precision::gradients16) + "'";
+          if (sums_dq_in_fp16(s))
+            return "it adds up dQ in FP32: dq_sums '" + value_text(s.dq_sums) +
+                   "' is built by the family '" + value_text(Family::ws) + "' alone";
           return which_int8(s.precision).dq && t.block_kv != s.group_kv
                      ? "dS has one scale for a query and its quantisation group: a block takes "
                        "the " +
@@ -196,20 +199,25 @@ std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
 }
 
 void narrow_fused(AttentionSpec& s) {
-  const bool deterministic = s.deterministic; // which it is not
+  const AttentionSpec given = s;
   narrow(s);
-  s.deterministic = deterministic;
+  s.deterministic = given.deterministic; // which it is not
+  s.dq_sums = given.dq_sums;
 }
 
 /// What dQ was summed from it does not know: the sums are in no channel's units.
 void narrow_round_dq(AttentionSpec& s) {
+  const DqSums given = s.dq_sums;
   narrow(s);
   s.precision = Precision::gradients16;
   s.rotate = AttentionSpec().rotate;
+  if (given == DqSums::fp16) // which no 'deterministic' has
+    s.dq_sums = given, s.deterministic = false;
 }
 
 void configure_round_dq(Configuration& c, const KernelSpec& k) {
   configure_spec(c, k.attention);
+  c.add("DQ_SUM16", sums_dq_in_fp16(k.attention));
   c.add("BLOCK_Q", kTokensPerTile);
   c.add("STAGES", 1);
   c.add("LEAN_COPIES", false);
@@ -280,7 +288,7 @@ KernelDefinition round_dq() {
       .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow_round_dq,
-      .fields = fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q_rows, O::dq_sum}),
+      .fields = fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q_rows, O::dq_sum, O::dq_factor}),
       .root_template = "kernels/round_dq.cuh",
       .configure = configure_round_dq,
       .threads = [](const KernelSpec&) { return kTokensPerTile / 16 * 32; },

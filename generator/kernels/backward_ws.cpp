@@ -12,7 +12,8 @@ int shared_bytes(const AttentionSpec& s, const TileConfig& t) {
   constexpr int row_vectors = static_cast<int>(kRowVectors);
   const int stage = kTokensPerTile * (s.head_dim + 2 * value_row(s) + row_vectors * 4);
   return t.block_kv * (s.head_dim + 2 * value_row(s)) + 2 * t.block_kv * kTokensPerTile * 2 +
-         kTokensPerTile * s.head_dim * 4 + t.stages * stage + 4 * t.stages * 8 + 16;
+         kTokensPerTile * s.head_dim * (sums_dq_in_fp16(s) ? 2 : 4) + t.stages * stage +
+         4 * t.stages * 8 + 16;
 }
 
 std::string objection(const AttentionSpec& s, const TileConfig& t) {
@@ -48,11 +49,13 @@ const Tiling& tiling() {
 KernelDefinition backward_ws() {
   KernelDefinition specialised = backward(Family::ws);
   static const auto configure_fused = specialised.configure;
-  specialised.fields = fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::k_rows,
-                                     O::sink_partial, O::dq_sum, O::q_map, O::v_map, O::dout_map});
+  specialised.fields =
+      fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::k_rows, O::sink_partial,
+                    O::dq_sum, O::dq_factor, O::q_map, O::v_map, O::dout_map});
   specialised.root_template = "kernels/backward_ws.cuh";
   specialised.configure = [](Configuration& c, const KernelSpec& k) {
     configure_fused(c, k);
+    c.add("DQ_SUM16", sums_dq_in_fp16(k.attention));
     configure_registers(c, k);
   };
   specialised.threads = threads_ws;

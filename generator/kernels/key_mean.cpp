@@ -7,15 +7,24 @@ namespace {
 
 using O = Operand;
 
-/// The mean serves the INT8 copies of K: for S, and transposed for dQ.
+/// The mean serves the INT8 copies of K: for S, and transposed for dQ. Sums of dQ in FP16 need to
+/// know how large keys and values are.
 bool needed(Pass pass, const AttentionSpec& s) {
-  return s.smooth_k && (which_int8(s.precision).s || pass == Pass::backward);
+  const bool backward = pass == Pass::backward;
+  return (s.smooth_k && (which_int8(s.precision).s || backward)) ||
+         (backward && sums_dq_in_fp16(s));
 }
 
-/// The same in both passes and under every option.
-void narrow(AttentionSpec& s) { s = without_numerics(s); }
+/// The same in both passes and under every option, but where the range is asked for too.
+void narrow(AttentionSpec& s) {
+  const AttentionSpec given = s;
+  s = without_numerics(s);
+  if (sums_dq_in_fp16(given)) // and what alone has it
+    s.dq_sums = given.dq_sums, s.precision = given.precision, s.deterministic = false;
+}
 
-void configure(Configuration& c, const KernelSpec&) {
+void configure(Configuration& c, const KernelSpec& k) {
+  c.add("KEY_RANGE", sums_dq_in_fp16(k.attention));
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
   c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
 }
@@ -28,7 +37,7 @@ std::vector<KernelDefinition> key_mean_kernels() {
       .differs_by_pass = false,
       .needed = needed,
       .narrow = narrow,
-      .fields = fields_named({O::k, O::k_partial}),
+      .fields = fields_named({O::k, O::v, O::k_partial, O::key_range}),
       .root_template = "kernels/key_mean.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },

@@ -59,6 +59,7 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("K_ROWS", backward && !int8.dq);
   c.add("VT8", !backward);
   c.add("DQ_SUM", backward && may_fuse_backward(s));
+  c.add("DQ_SUM16", backward && sums_dq_in_fp16(s));
   c.add("QUERY_TOKENS", query_tokens(k));
   c.add("KEY_TOKENS", key_tokens(k));
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
@@ -81,12 +82,12 @@ std::vector<KernelDefinition> quantize_kernels() {
       .differs_by_pass = true,
       .needed = [](Pass, const AttentionSpec&) { return true; },
       .narrow = narrow,
-      .fields =
-          fields_named({O::q,          O::k,         O::v,         O::out,          O::dout,
-                        O::lse,        O::dlse,      O::k_partial, O::k_mean,       O::q8,
-                        O::q_rows,     O::k8,        O::k8_scale,  O::vt8,          O::vt8_scale,
-                        O::kt8,        O::qt8,       O::kt8_scale, O::qt8_scale,    O::dot8,
-                        O::dot8_scale, O::dout_rows, O::k_rows,    O::sink_partial, O::dq_sum}),
+      .fields = fields_named(
+          {O::q,         O::k,         O::v,          O::out,       O::dout,   O::lse,
+           O::dlse,      O::k_partial, O::k_mean,     O::q8,        O::q_rows, O::k8,
+           O::k8_scale,  O::vt8,       O::vt8_scale,  O::kt8,       O::qt8,    O::kt8_scale,
+           O::qt8_scale, O::dot8,      O::dot8_scale, O::dout_rows, O::k_rows, O::sink_partial,
+           O::dq_sum,    O::key_range, O::dq_factor}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },

@@ -15,7 +15,7 @@ from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 
 # A plan says more than a precision, and PyTorch's operations have no order to fix.
-_NOT_HERE = ("precision", "deterministic")
+_NOT_HERE = ("precision", "deterministic", "dq_sums")
 
 #: Elements of one (queries x keys) matrix that are worked on at once; about ten live at a time.
 CHUNK_ELEMENTS = 1 << 24

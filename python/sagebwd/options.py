@@ -82,6 +82,12 @@ class Options(Mask):
         "the same inputs give the same bits; without it a GPU's default may be one kernel for all "
         "gradients, which adds dQ up in any order.",
     )
+    dq_sums: str = _option(
+        "fp32",
+        "in what that one kernel adds dQ up in memory: 'fp32', or 'fp16' with a factor for each "
+        "query that no finite input overflows, half the bytes. 'fp16' takes deterministic=False, "
+        "precision='gradients16', a head dimension of 64 or 128 and a GPU of sm_90a.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, 
     return _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))
 
 
-@options.takes(but=("deterministic",))
+@options.takes(but=("deterministic", "dq_sums"))
 def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
     round_outputs=False, out=None, lse=None, chosen,

@@ -10,7 +10,7 @@ from sagebwd.arrays import Arrays
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
 
 
-@options.takes(but=("deterministic",))
+@options.takes(but=("deterministic", "dq_sums"))
 def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
     chosen,

@@ -42,7 +42,7 @@ CacheKey record_key(KernelKind kind, const ResolvedSpec& spec, const Gpu& gpu,
   std::vector<std::pair<std::string, std::string>> fields = {
       {"kind", std::string(to_string(kind))}, {"pass", std::string(to_string(kernel.pass))}};
   visit_fields(kernel.attention, [&](const Label& label, const auto& value) {
-    if (label.name != "deterministic")
+    if (label.name != "deterministic" && !untold(label, value))
       fields.emplace_back(label.name, value_text(value));
   });
   // Kernels do not depend on it, what may win does.

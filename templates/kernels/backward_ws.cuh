@@ -35,7 +35,7 @@
 #include "ptx/bulk_copy.cuh"
 #include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
-#include "tile/dq_layout.cuh"
+#include "tile/dq_sums16.cuh"
 #include "tile/fused_gradients.cuh"
 #include "tile/fused_products.cuh"
 #include "tile/key_gradients.cuh"
@@ -56,7 +56,7 @@ struct SharedLayout {
   static constexpr int DS = KEPT_BYTES;
   static constexpr int DS_BYTES = BLOCK_KV * DS_ROW_BYTES;
   static constexpr int DQ = DS + 2 * DS_BYTES; ///< a part a warp, on its way to memory
-  static constexpr int WARP_DQ_BYTES = DQ_ROWS * DQ_CHANNELS * 4;
+  static constexpr int WARP_DQ_BYTES = DQ_ROWS * DQ_CHANNELS * sizeof(DqSum);
   static constexpr int FIRST_STAGE = DQ + CONSUMING_WARPS * WARP_DQ_BYTES;
   // Of a stage, from its start:
   static constexpr int QUERIES = 0; ///< in 8 bits
@@ -66,6 +66,8 @@ struct SharedLayout {
   /// Which tile it is, of its head and of all: a walk would take consumers' registers. The first
   /// comes with what S reads, the other with what dK does.
   static constexpr int IN_HEAD = ROWS + ROWS_BYTES, FLAT = IN_HEAD + 4;
+  /// Of the queries' sums of dQ in FP16; they come with what dK reads.
+  static constexpr int FACTORS = IN_HEAD + 16, FACTORS_BYTES = DQ_SUM16 ? TILE_Q * 2 : 0;
   static constexpr int QUERY_ROWS = ROWS + ROW_VECTORS * TILE_Q * 4; ///< in 16 bits, for dK
   static constexpr int QUERY_ROWS_BYTES = TILE_Q * VALUE_ROW_BYTES;
   static constexpr int STAGE_BYTES = QUERY_ROWS + QUERY_ROWS_BYTES;
@@ -78,6 +80,7 @@ struct SharedLayout {
 };
 static_assert(SharedLayout::STAGE_BYTES % 1024 == 0 && SharedLayout::QUERY_ROWS % 1024 == 0,
               "tiles lie at multiples of their swizzle");
+static_assert(SharedLayout::FACTORS + SharedLayout::FACTORS_BYTES <= SharedLayout::QUERY_ROWS);
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
@@ -132,22 +135,31 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
               rows.full(place));
     of_dk.wait_until_empty(place);
     write_word(stage + SharedLayout::FLAT, tile.flat);
-    arrive_expecting(of_dk.full(place), SharedLayout::QUERY_ROWS_BYTES);
+    arrive_expecting(of_dk.full(place),
+                     SharedLayout::QUERY_ROWS_BYTES + SharedLayout::FACTORS_BYTES);
+    if constexpr (DQ_SUM16)
+      bulk_copy(stage + SharedLayout::FACTORS, p.dq_factor + static_cast<u64>(tile.flat) * TILE_Q,
+                SharedLayout::FACTORS_BYTES, of_dk.full(place));
     copy_tile(stage + SharedLayout::QUERY_ROWS, p.q_map, first_query, tile.head, at.batch,
               of_dk.full(place));
   }
 }
 
 /// Adds a warp's part of dQ to the sums of its 16 queries of the stage's tile.
-__device__ __forceinline__ void add_dq(float* sums, u32 shared, u32 stage, const float (*dq)[4]) {
+__device__ __forceinline__ void add_dq(DqSum* sums, u32 shared, u32 stage, const float (*dq)[4]) {
   const int warp = read_thread_anew() / 32;
   const u32 own = shared + SharedLayout::DQ + warp * SharedLayout::WARP_DQ_BYTES;
   if (elected())
     bulk_wait_read<0>();
   __syncwarp();
+  if constexpr (DQ_SUM16) {
+    write_dq16<DQ_CHANNELS>(own, dq,
+                            read_factors(stage + SharedLayout::FACTORS + warp % 4 * DQ_ROWS * 2));
+  } else {
 #pragma unroll
-  for (int j = 0; j < DQ_CHANNELS / 8; ++j)
-    write_float4(own + dq_place(j) * 4, dq[j]);
+    for (int j = 0; j < DQ_CHANNELS / 8; ++j)
+      write_float4(own + dq_place(j) * 4, dq[j]);
+  }
   fence_async_proxy();
   __syncwarp();
   if (elected()) {
@@ -261,7 +273,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
         rows.release(RingPlace(count));
         take_scores(count + 1);
         finish<1>(dq);
-        add_dq(p.dq_sum, shared, stage(count), dq);
+        add_dq(dq_sums_of(p), shared, stage(count), dq);
         start_values(count + 1);
       } else {
         rows.wait_until_full(RingPlace(count));
@@ -277,7 +289,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
         finish_rows<0>(dk);
         rows.release(RingPlace(count));
         of_dk.release(RingPlace(count));
-        add_dq(p.dq_sum, shared, stage(count), dq);
+        add_dq(dq_sums_of(p), shared, stage(count), dq);
       }
       ++count;
     } while (more);

@@ -1,7 +1,7 @@
 //===- kernels/key_mean.cuh - Sums over chunks of keys -----------------------===//
 //
 // For the mean of the keys, which smoothing takes off: the quantising kernel adds the chunks up,
-// always in the same order. Reads K once.
+// always in the same order. Reads K once. KEY_RANGE: and V, for key_range (tile/key_range.cuh).
 //
 //===----------------------------------------------------------------------===//
 
@@ -9,10 +9,8 @@
 #include "ptx/convert.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/key_mean.cuh"
+#include "tile/key_range.cuh"
 #include "tile/place.cuh"
-
-constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
-constexpr int ROWS_AT_ONCE = THREADS / OCTETS;
 
 /// Block (chunk, kv head, batch): k_partial[batch][head][chunk][channel] = sum over its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
@@ -26,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
                         first_key * p.k_stride_s + octet * 8;
 
   float sum[8] = {};
+  KeyMaxima maxima;
 #pragma unroll 8
   for (int key = row; key < keys_here; key += ROWS_AT_ONCE) {
     const uint4 words = *reinterpret_cast<const uint4*>(keys + key * p.k_stride_s);
@@ -35,19 +34,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
       const float2 x = unpack<Element>(pairs[i]);
       sum[2 * i] += x.x;
       sum[2 * i + 1] += x.y;
+      if constexpr (KEY_RANGE) {
+        maxima.take(2 * i, x.x);
+        maxima.take(2 * i + 1, x.y);
+      }
     }
   }
 
-  __shared__ float sums[ROWS_AT_ONCE][HEAD_DIM];
+  __shared__ OfRows sums;
 #pragma unroll
   for (int i = 0; i < 8; ++i)
     sums[row][octet * 8 + i] = sum[i];
   __syncthreads();
+  const s64 chunk = at.flat_kv_head * gridDim.x + blockIdx.x;
   if (threadIdx.x < HEAD_DIM) {
     float total = 0;
 #pragma unroll
     for (int r = 0; r < ROWS_AT_ONCE; ++r)
       total += sums[r][threadIdx.x];
-    p.k_partial[(at.flat_kv_head * gridDim.x + blockIdx.x) * HEAD_DIM + threadIdx.x] = total;
+    p.k_partial[chunk * HEAD_DIM + threadIdx.x] = total;
   }
+  if constexpr (KEY_RANGE)
+    write_key_range(p.key_range + chunk * KEY_RANGE_FLOATS, maxima,
+                    p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h +
+                        first_key * p.v_stride_s + octet * 8,
+                    p.v_stride_s, keys_here, sums);
 }

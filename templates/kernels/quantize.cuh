@@ -2,7 +2,8 @@
 //
 // One launch a pass: 8-bit copies, and what the attention kernels need of each query. A block takes
 // the tokens of one unit of one head:
-//   queries  q8, qt8, dot8, dout_rows, q_rows and, where key 0 is apart, its gradients' sums
+//   queries  q8, qt8, dot8, dout_rows, q_rows and, where key 0 is apart, its gradients' sums; where
+//            dQ is summed in memory, zeros to start from and, in FP16, its factors
 //   keys     k8, kt8 or k_rows and, the head's first, k_mean
 //   values   vt8
 // The unit is read by tokens first (tile/token_share.cuh), for what each token gives and for the
@@ -115,7 +116,7 @@ __device__ __forceinline__ int mean_logarithm(const Source& dout, const Unit& un
 /// dout_rows, delta and dS of key 0. rows[ROW_MINUS_DELTA] holds dlse at first. Minus delta =
 /// rowsum(dO * O), plus the gradient that flows through lse, is where dP starts from.
 __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, const Source& out,
-                                           const Unit& unit, s64 head_row,
+                                           const Unit& unit, s64 head_row, const KeyRange& keys,
                                            float (&largest)[SHARE]) {
   const int mean = SCALED_DOUT ? mean_logarithm(dout, unit) : 0;
   walk_tokens(dout, unit.written, [&](int token, const Share& share) {
@@ -148,6 +149,7 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
     }
     if constexpr (DOT8)
       keep_maxima(largest, x);
+    const float length = DQ_SUM16 ? length_of_token(x) : 0;
     if (lane_id() % LANES_A_TOKEN == 0) {
       const int slot = sigma_slot(token);
       const float minus_delta = row_value(ROW_MINUS_DELTA, slot) - sum;
@@ -155,6 +157,9 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
       row_value(ROW_SHIFT, slot) -= exponent;
       row_value(ROW_SINK, slot) = SINK_KEYS ? shared.first_p[slot] * (score + minus_delta) : 0;
       shared.factor[slot] = factor;
+      if constexpr (DQ_SUM16)
+        p.dq_factor[head_row + unit.first + token].bits =
+            __float_as_uint(dq_factor(keys, length, minus_delta)) >> 16;
     }
   });
 }
@@ -194,7 +199,7 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
                       p.out_stride_s, 0, unit.valid};
 
   float largest[SHARE] = {};
-  take_douts(p, dout, out, unit, head_row, largest);
+  take_douts(p, dout, out, unit, head_row, find_key_range(p, at), largest);
   if constexpr (DOT8)
     find_channel_scales(largest, p.dot8_scale, flat_unit, shared.inverse_dout);
   else
@@ -260,8 +265,9 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
   }
 
   if constexpr (DQ_SUM) {
-    float* sums = p.dq_sum + (at.padded_query() + unit.first) * HEAD_DIM;
-    for (int i = threadIdx.x * 4; i < unit.written * HEAD_DIM; i += THREADS * 4)
+    constexpr int FLOATS = DQ_SUM16 ? HEAD_DIM / 2 : HEAD_DIM;
+    float* sums = p.dq_sum + (at.padded_query() + unit.first) * FLOATS;
+    for (int i = threadIdx.x * 4; i < unit.written * FLOATS; i += THREADS * 4)
       *reinterpret_cast<float4*>(sums + i) = {0, 0, 0, 0};
   }
   __syncthreads();

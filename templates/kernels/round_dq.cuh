@@ -1,14 +1,15 @@
 //===- kernels/round_dq.cuh - dQ from its sums in memory --------------------===//
 //
-// Behind a backward that has added up dQ in FP32 (tile/dq_sums.cuh): what it has not summed is
-// added, key 0's share and the mean's, and dQ is scaled and rounded. A warp takes 16 queries.
+// Behind a backward that has added up dQ in memory (tile/dq_sums.cuh, tile/dq_sums16.cuh): what it
+// has not summed is added, key 0's share and the mean's, and dQ is scaled and rounded. A warp takes
+// 16 queries.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/dq_ends.cuh"
-#include "tile/dq_layout.cuh"
+#include "tile/dq_sums16.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
@@ -19,12 +20,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   Sums dq;
   if constexpr (SINK_KEYS != 0)
     begin_with_sink(p, dq, at, query, nullptr);
-  const float* sums = p.dq_sum + (at.padded_query() + warp_query) * HEAD_DIM;
-#pragma unroll
-  for (int j = 0; j < HEAD_DIM / 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      dq.x[j][i] += sums[dq_place(j) + i * DQ_STRIDE];
-  }
+  const s64 first = at.padded_query() + warp_query;
+  const DqSum* sums = dq_sums_of(p) + first * HEAD_DIM;
+  add_sums(dq.x, sums, p.dq_factor + first);
   finish_dq(p, dq.x);
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "configuration.cuh"
+#include "tile/dq_factor.cuh"
 #include "tile/key_mean.cuh"
 #include "tile/place.cuh"
 #include "tile/rotation.cuh"
@@ -122,6 +123,33 @@ __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) 
       total += shared.of_warp[part * HEAD_DIM + channel];
     shared.mean[channel] = __fdiv_rn(total, static_cast<float>(at.seq_kv()));
   }
+}
+
+/// What bounds dQ's sums of the head's queries, in every thread, behind find_mean().
+__device__ __forceinline__ KeyRange find_key_range(const Params& p, const QueryHead& at) {
+  if constexpr (!DQ_SUM16)
+    return {};
+  constexpr int PARTS = THREADS / HEAD_DIM;
+  const int channel = threadIdx.x % HEAD_DIM, chunks = mean_chunks(at.seq_kv());
+  const float* ranges = p.key_range + at.flat_kv_head * chunks * KEY_RANGE_FLOATS;
+  const float mean = SHIFTED ? shared.mean[channel] : 0;
+  float largest_key = 0, longest_value = 0;
+  for (int chunk = threadIdx.x / HEAD_DIM; chunk < chunks; chunk += PARTS) {
+    const float* range = ranges + chunk * KEY_RANGE_FLOATS;
+    largest_key = max_nan(largest_key, range[channel] - mean);
+    largest_key = max_nan(largest_key, range[LOWEST_KEYS + channel] + mean);
+    longest_value = max_nan(longest_value, range[LONGEST_VALUE]);
+  }
+  return {block_max(longest_value), block_max(largest_key)};
+}
+
+/// The length of a token of which the quad's lanes have their shares, in units.
+__device__ __forceinline__ float length_of_token(const float (&x)[SHARE]) {
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < SHARE; ++i)
+    squares += x[i] * x[i];
+  return length_of(quad_sum(squares), quad_max_nan(largest_magnitude(x)));
 }
 
 //===--- Rows for S --------------------------------------------------------===//

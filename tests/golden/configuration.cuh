@@ -53,10 +53,12 @@ constexpr bool KT8 = true;
 constexpr bool K_ROWS = false;
 constexpr bool VT8 = false;
 constexpr bool DQ_SUM = false;
+constexpr bool DQ_SUM16 = false;
 constexpr int QUERY_TOKENS = 256;
 constexpr int KEY_TOKENS = 256;
 constexpr int MEAN_CHUNK = 256;
 constexpr int MOST_MEAN_CHUNKS = 16;
+constexpr bool KEY_RANGE = false;
 
 struct Params {
   const Element* q;
@@ -121,4 +123,6 @@ struct Params {
   float* k_partial;
   s8* vt8;
   float* vt8_scale;
+  float* key_range;
+  bf16* dq_factor;
 };

@@ -10,6 +10,7 @@ constexpr int SUM_CHANNELS = 128;
 constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 256;
 constexpr int WARPS = 8;
+constexpr bool KEY_RANGE = false;
 constexpr int MEAN_CHUNK = 256;
 constexpr int MOST_MEAN_CHUNKS = 16;
 
@@ -18,7 +19,12 @@ struct Params {
   s64 k_stride_b;
   s64 k_stride_h;
   s64 k_stride_s;
+  const Element* v;
+  s64 v_stride_b;
+  s64 v_stride_h;
+  s64 v_stride_s;
   float* k_partial;
+  float* key_range;
   int heads;
   int heads_kv;
   int seq_q;
@@ -35,6 +41,10 @@ struct Params {
 //   ptx/convert.cuh
 //   ptx/stream_order.cuh
 //   tile/key_mean.cuh
+//   ptx/math.cuh
+//   tile/dq_factor.cuh
+//   tile/quantizer.cuh
+//   tile/key_range.cuh
 //   ptx/special.cuh
 //   tile/place.cuh
 //   kernels/key_mean.cuh

@@ -24,6 +24,7 @@ constexpr bool KT8 = true;
 constexpr bool K_ROWS = false;
 constexpr bool VT8 = false;
 constexpr bool DQ_SUM = false;
+constexpr bool DQ_SUM16 = false;
 constexpr int QUERY_TOKENS = 256;
 constexpr int KEY_TOKENS = 256;
 constexpr int MEAN_CHUNK = 256;
@@ -71,6 +72,8 @@ struct Params {
   Element* k_rows;
   float* sink_partial;
   float* dq_sum;
+  float* key_range;
+  bf16* dq_factor;
   int heads;
   int heads_kv;
   int seq_q;
@@ -85,11 +88,12 @@ struct Params {
 //   base.cuh
 //   configuration.cuh
 //   ptx/stream_order.cuh
+//   ptx/math.cuh
+//   tile/dq_factor.cuh
 //   tile/key_mean.cuh
 //   ptx/special.cuh
 //   tile/place.cuh
 //   ptx/convert.cuh
-//   ptx/math.cuh
 //   tile/quantizer.cuh
 //   tile/token_share.cuh
 //   tile/rotation.cuh

@@ -1,5 +1,6 @@
 //===- bulk_copies.cpp - cp.async.bulk ---------------------------------------===//
 
+#include "tests/simulator/formats.h"
 #include "tests/simulator/machine.h"
 
 #include <algorithm>
@@ -40,6 +41,26 @@ void copy_box(const Tensor& tensor, const int (&first)[4], char* shared, unsigne
       else
         std::memset(place, 0, size);
     }
+  }
+}
+
+void add(float* to, const char* from, unsigned bytes) {
+  for (unsigned i = 0; i < bytes / 4; ++i) {
+    float x;
+    std::memcpy(&x, from + 4 * i, 4);
+    std::atomic_ref(to[i]) += x;
+  }
+}
+/// FP32 has twice the bits of FP16 and two more: rounded to it first, a sum rounds to the same.
+void add(unsigned short* to, const char* from, unsigned bytes) {
+  for (unsigned i = 0; i < bytes / 2; ++i) {
+    unsigned short x;
+    std::memcpy(&x, from + 2 * i, 2);
+    const std::atomic_ref place(to[i]);
+    unsigned short before = place.load(), after;
+    do
+      after = static_cast<unsigned short>(fp16_of_float(float_of_fp16(before) + float_of_fp16(x)));
+    while (!place.compare_exchange_weak(before, after));
   }
 }
 
@@ -86,6 +107,14 @@ void Fiber::tensor_copy(unsigned to, const void* map, const int (&first)[4], uns
 }
 
 void Fiber::bulk_add(float* to, unsigned from, unsigned bytes, int line) {
+  start_bulk_add({to, nullptr, from, bytes, bulk_group}, line);
+}
+void Fiber::bulk_add(unsigned short* fp16, unsigned from, unsigned bytes, int line) {
+  start_bulk_add({nullptr, fp16, from, bytes, bulk_group}, line);
+}
+void Fiber::start_bulk_add(const BulkAdd& add, int line) {
+  const unsigned from = add.from, bytes = add.bytes;
+  const void* to = add.to ? static_cast<const void*>(add.to) : add.fp16;
   if (reinterpret_cast<uintptr_t>(to) % 16 != 0 || from % 16 != 0 || bytes % 16 != 0)
     fail_in(line, "a misaligned bulk add of " + std::to_string(bytes) + " bytes from " +
                       std::to_string(from));
@@ -98,18 +127,17 @@ void Fiber::bulk_add(float* to, unsigned from, unsigned bytes, int line) {
       fail_in(line, "a bulk add of what thread " + std::to_string(writer) + " wrote to " +
                         std::to_string(4 * word) + " without fence.proxy.async behind it");
   }
-  adds.push_back({to, from, bytes, bulk_group});
+  adds.push_back(add);
 }
 void Fiber::perform_adds(int last_group) {
-  std::erase_if(adds, [&](const BulkAdd& add) {
-    const bool due = add.group <= last_group;
-    if (due)
-      for (unsigned i = 0; i < add.bytes / 4; ++i) {
-        float x;
-        std::memcpy(&x, shared + add.from + 4 * i, 4);
-        std::atomic_ref(add.to[i]) += x;
-      }
-    return due;
+  std::erase_if(adds, [&](const BulkAdd& due) {
+    if (due.group > last_group)
+      return false;
+    if (due.to)
+      add(due.to, shared + due.from, due.bytes);
+    else
+      add(due.fp16, shared + due.from, due.bytes);
+    return true;
   });
 }
 void Fiber::commit_bulk() {

@@ -37,7 +37,8 @@ struct Copy {
 
 /// Part of a group that reads shared memory as late as it may.
 struct BulkAdd {
-  float* to;
+  float* to; ///< or
+  unsigned short* fp16;
   unsigned from, bytes;
   int group;
 };
@@ -110,6 +111,7 @@ public:
   void tensor_copy(unsigned to, const void* map, const int (&first)[4], unsigned barrier,
                    int line) override;
   void bulk_add(float* to, unsigned from, unsigned bytes, int line) override;
+  void bulk_add(unsigned short* fp16, unsigned from, unsigned bytes, int line) override;
   void commit_bulk() override;
   void wait_for_bulk_reads(int pending) override;
 
@@ -120,6 +122,7 @@ private:
   void settle(Mbarrier&, int line);
   void start_bulk_copy(unsigned to, unsigned bytes, unsigned barrier, int line,
                        std::function<void()> take_place);
+  void start_bulk_add(const BulkAdd&, int line);
   void perform_adds(int last_group);
   void perform_products(int last_group);
 };

@@ -88,6 +88,7 @@ public:
                            int line) = 0;
   /// These take place when they are waited for, or when they are committed.
   virtual void bulk_add(float* to, unsigned from, unsigned bytes, int line) = 0;
+  virtual void bulk_add(unsigned short* fp16, unsigned from, unsigned bytes, int line) = 0;
   virtual void commit_bulk() = 0;
   virtual void wait_for_bulk_reads(int pending) = 0;
 

@@ -14,5 +14,8 @@ inline void tensor_copy(u32 destination, const TensorMap& map, int i0, int i1, i
 inline void bulk_add(float* destination, u32 source, u32 bytes, int line = __builtin_LINE()) {
   simulator::lane().bulk_add(destination, source, bytes, line);
 }
+inline void bulk_add(fp16* destination, u32 source, u32 bytes, int line = __builtin_LINE()) {
+  simulator::lane().bulk_add(&destination->bits, source, bytes, line);
+}
 inline void bulk_commit() { simulator::lane().commit_bulk(); }
 template <int PENDING> void bulk_wait_read() { simulator::lane().wait_for_bulk_reads(PENDING); }
