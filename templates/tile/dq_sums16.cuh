@@ -30,7 +30,7 @@ __device__ __forceinline__ float2 read_factors(u32 factors) {
   const int row = lane_id() / 4;
   const u32 place = factors + row / 2 * 4;
   const float2 low = unpack<bf16>(read_word(place)), high = unpack<bf16>(read_word(place + 16));
-  return row % 2 ? make_float2(low.y, high.y) : make_float2(low.x, high.x);
+  return {row % 2 ? low.y : low.x, row % 2 ? high.y : high.x};
 }
 
 /// A warp's accumulators of so many channels, by their factors, to shared memory.

@@ -45,7 +45,9 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   struct KeyMean {
     uint64_t k;
     int64_t k_stride_b, k_stride_h, k_stride_s;
-    uint64_t k_partial;
+    uint64_t v;
+    int64_t v_stride_b, v_stride_h, v_stride_s;
+    uint64_t k_partial, key_range;
     int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
     float softmax_scale;
   };
@@ -62,7 +64,9 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   std::memcpy(&mean, params, sizeof mean);
   EXPECT_EQ(mean.k, values[index(O::k)]);
   EXPECT_EQ(uint64_t(mean.k_stride_s), values[index(O::k_stride_s)]);
+  EXPECT_EQ(uint64_t(mean.v_stride_b), values[index(O::v_stride_b)]);
   EXPECT_EQ(mean.k_partial, values[index(O::k_partial)]);
+  EXPECT_EQ(mean.key_range, values[index(O::key_range)]);
   EXPECT_EQ(size_t(mean.heads_kv), index(O::heads_kv));
   EXPECT_EQ(size_t(mean.seq_kv), index(O::seq_kv));
   EXPECT_EQ(size_t(mean.padded_q), index(O::padded_q));

@@ -154,6 +154,16 @@ inline const std::vector<Case>& all_cases() {
       c.tiles = {{KernelKind::backward, parse_tile(tile)}};
       list.push_back(c);
     }
+    // Sums of dQ in FP16.
+    for (const char* name : {"FusedWs_D64_bf16", "FusedWs_D64_fp16_TopLeft_Unsmoothed",
+                             "FusedWs_D64_bf16_Block_BottomRight", "FusedWs_D128_bf16",
+                             "FusedWs_D128_fp16_TopLeft", "FusedWs_D128_bf16_BottomRight_NoSink"}) {
+      Case c = *std::find_if(list.begin(), list.end(),
+                             [&](const Case& known) { return known.name == name; });
+      c.name = "Fp16Sums" + c.name.substr(std::string("FusedWs").size());
+      c.spec.dq_sums = DqSums::fp16;
+      list.push_back(c);
+    }
     Case large{"Wgmma8Warps_D64_bf16_Row128",
                {64, bf16, top, row, six_of_seven, true, true, true, 64, 128},
                {}};

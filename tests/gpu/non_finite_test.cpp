@@ -80,8 +80,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, NonFinite,
                              {"D128_bf16_Row", "D64_bf16_Row_TopLeft", "D64_fp16_Block_TopLeft",
                               "D128_bf16_Qk16", "D128_bf16_Row_Unsmoothed", "Mma_D128_bf16_Row64",
                               "Mma_D128_bf16_Block", "Fused_D64_bf16", "FusedWs_D64_bf16",
-                              "FusedWs_D128_bf16", "D256_fp16_Row_TopLeft",
-                              "D256_fp16_Gradients16"})),
+                              "FusedWs_D128_bf16", "Fp16Sums_D64_bf16", "Fp16Sums_D128_bf16",
+                              "D256_fp16_Row_TopLeft", "D256_fp16_Gradients16"})),
                          case_name);
 
 } // namespace

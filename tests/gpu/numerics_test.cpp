@@ -109,7 +109,7 @@ TEST_P(Numerics, SameBitsWhateverTheMemoryAndTheStream) {
   const auto in = inputs_for(attention->spec(), {2, 4, 2, 130, 200});
   const auto first = run(*attention, in);
   const auto expect_same = [&](reference::Outputs<float> got) {
-    if (!attention->spec().deterministic) { // dQ's FP32 sums are in any order, and then rounded
+    if (!attention->spec().deterministic) { // dQ's sums are in any order, and then rounded
       EXPECT_LE(distance(got.dq, first.dq).relative(), 1e-3);
       got.dq = first.dq;
     }
@@ -176,6 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::ValuesIn(cases_named({"D128_bf16_Row", "D128_bf16_Block", "Mma_D128_bf16_Row64",
                                    "D128_bf16_Row_Unsmoothed", "Fused_D64_fp16_Unsmoothed",
                                    "FusedWs_D64_fp16_TopLeft_Unsmoothed", "FusedWs_D128_bf16",
+                                   "Fp16Sums_D64_fp16_TopLeft_Unsmoothed", "Fp16Sums_D128_bf16",
                                    "D256_bf16_Row", "D256_bf16_Gradients16_TopLeft"})),
     case_name);
 
@@ -216,6 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
         cases_named({"D128_fp16_Row_BottomRight", "D128_bf16_Block_Qk16_BottomRight",
                      "Mma_D128_fp16_Qk16_BottomRight", "Fused_D64_bf16_BottomRight_4Warps",
                      "FusedWs_D128_bf16_BottomRight_NoSink", "FusedWs_D64_bf16_Block_BottomRight",
+                     "Fp16Sums_D128_bf16_BottomRight_NoSink", "Fp16Sums_D64_bf16_Block_BottomRight",
                      "D256_bf16_Row_BottomRight_NoSink", "D256_fp16_Gradients16_BottomRight"})),
     case_name);
 
