@@ -83,6 +83,65 @@ TEST(Kernels, OfASplitBackwardNeedNoSumsOfDq) {
             workspace_bytes(Pass::backward, as_built(spec, ada), p));
 }
 
+TEST(Kernels, ThatSumDqInFp16) {
+  AttentionSpec s = test::with_fp16_sums();
+  const Arch& hopper = find_arch("sm_90a");
+  const auto kernels = kernels_of(Pass::backward, resolved(s), hopper);
+  EXPECT_EQ(kinds_of(kernels), (Kinds{key_mean, quantize, backward, round_dq}));
+  for (const KernelSpec& k : kernels) {
+    EXPECT_EQ(k.attention.dq_sums, DqSums::fp16) << kernel_name(k);
+    EXPECT_NE(kernel_name(k).find("_dq_sums_fp16"), std::string::npos) << kernel_name(k);
+    EXPECT_EQ(resolved(k.attention), resolved(resolved(k.attention))); // a command can name it
+  }
+  // The forward is the same one, and a spec's keys name only what is asked for.
+  AttentionSpec fp32 = s;
+  fp32.dq_sums = DqSums::fp32;
+  EXPECT_EQ(kernels_of(Pass::forward, resolved(s), hopper),
+            kernels_of(Pass::forward, resolved(fp32), hopper));
+  const auto names_it = [](const KernelSpec& k) {
+    const auto fields = labelled(k);
+    return std::any_of(fields.begin(), fields.end(),
+                       [](const auto& field) { return field.first == "dq_sums"; });
+  };
+  for (const KernelSpec& k : kernels)
+    EXPECT_TRUE(names_it(k)) << kernel_name(k);
+  for (const KernelSpec& k : kernels_of(Pass::backward, resolved(fp32), hopper))
+    EXPECT_FALSE(names_it(k)) << kernel_name(k);
+  // Without smoothing nobody needs a mean, but how large keys are.
+  s.smooth_k = false;
+  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), hopper)), kinds_of(kernels));
+  EXPECT_EQ(kinds_of(kernels_of(Pass::forward, resolved(s), hopper)), (Kinds{quantize, forward}));
+}
+
+TEST(Kernels, ThatSumDqInFp16AreOfTheFamilyWsAlone) {
+  const AttentionSpec s = test::with_fp16_sums();
+  for (const char* arch : {"sm_80", "sm_89", "sm_100", "sm_120"})
+    for (Pass pass : kPasses)
+      test::expect_refusal([&] { kernels_of(pass, resolved(s), find_arch(arch)); },
+                           {"dq_sums = fp16", arch, "family 'ws' of sm_90a", "leave it out"});
+  const Arch& hopper = find_arch("sm_90a");
+  const Tiles split = {{backward_dq, default_tile(backward_dq, resolved(s), hopper)}};
+  test::expect_refusal([&] { kernels_of(Pass::backward, resolved(s), hopper, split); },
+                       {"dq_sums = fp16", "sm_90a with these tiles", "leave it out"});
+  const Tiles mma = {{backward, parse_tile("mma 64x128 w8 s1 b1")}};
+  for (const KernelSpec& k : kernels_of(Pass::backward, resolved(s), hopper, mma))
+    if (k.kind == backward)
+      test::expect_refusal([&] { emit(k); },
+                           {"mma 64x128 w8 s1 b1", "adds up dQ in FP32", "the family 'ws' alone"});
+}
+
+TEST(Kernels, ThatSumDqInFp16TakeHalfTheMemoryForSums) {
+  const Problem p = {1, 2, 1, 4096, 4096};
+  AttentionSpec s = test::with_fp16_sums();
+  const size_t fp16 = workspace_bytes(Pass::backward, resolved(s), p);
+  s.dq_sums = DqSums::fp32;
+  const size_t fp32 = workspace_bytes(Pass::backward, resolved(s), p);
+  // Two bytes a value fewer, but a factor a query and what is known of 16 chunks of keys.
+  const size_t values = 2 * 4096 * 128, factors = 2 * 4096 * 2, ranges = 16 * 257 * 4;
+  EXPECT_LE(fp16, fp32 - 2 * values + factors + ranges + 2 * 256);
+  EXPECT_GE(fp16, fp32 - 2 * values + factors + ranges);
+}
+
 TEST(Kernels, AreTunedWhereTheyAreLaunched) {
   AttentionSpec s;
   s.precision = Precision::gradients16, s.deterministic = false;

@@ -18,6 +18,8 @@ TEST(Spec, NamesAreReadBack) {
     EXPECT_EQ(parse_word<Granularity>(to_string(x)), x);
   for (const auto& [x, word] : Words<Precision>::all)
     EXPECT_EQ(parse_word<Precision>(word), x);
+  for (const auto& [x, word] : Words<DqSums>::all)
+    EXPECT_EQ(parse_word<DqSums>(word), x);
 }
 
 TEST(Spec, UnknownNamesAreRefusedWithTheKnownOnes) {
@@ -28,6 +30,8 @@ TEST(Spec, UnknownNamesAreRefusedWithTheKnownOnes) {
                  {"granularity", "'tensor'", "row, block"});
   expect_refusal([] { parse_word<Precision>("int4"); },
                  {"precision", "'int4'", "six-of-seven, qk16, dv16, gradients16"});
+  expect_refusal([] { parse_word<DqSums>("bf16"); },
+                 {"format of dQ's sums", "'bf16'", "fp32, fp16"});
   expect_refusal([] { parse_word<DType>(""); }, {"''", "bf16"});
   expect_refusal([] { parse_word<DType>("BF16"); }, {"'BF16'"});
 }
@@ -117,6 +121,50 @@ TEST(Spec, WhatIsNotBuiltIsRefused) {
   expect_refusal(with_sinks(row, 2), {"sink_keys = 2", "'row'", "1 takes the first key apart"});
   expect_refusal(with_sinks(row, -2), {"sink_keys = -2", "leave it out"});
   expect_refusal(with_sinks(block, 1), {"sink_keys = 1", "'block'", "pass 0"});
+}
+
+TEST(Spec, SumsOfDqInFp16AreOfOneKernelForAllGradientsIn16Bits) {
+  for (int head_dim : {64, 128}) {
+    AttentionSpec s = test::with_fp16_sums();
+    s.head_dim = head_dim;
+    EXPECT_NO_THROW(resolved(s));
+    EXPECT_TRUE(may_fuse_backward(s));
+  }
+  AttentionSpec s = test::with_fp16_sums();
+  s.deterministic = true;
+  expect_refusal([&] { resolved(s); }, {"dq_sums = fp16", "under 'deterministic'",
+                                        "it takes deterministic off", "leave it out for fp32"});
+  s = test::with_fp16_sums(), s.head_dim = 256;
+  expect_refusal([&] { resolved(s); },
+                 {"dq_sums = fp16", "head dimension 256", "128 at most", "leave it out for fp32"});
+  s = test::with_fp16_sums();
+  for (Precision precision : {Precision::six_of_seven, Precision::qk16, Precision::dv16}) {
+    s.precision = precision;
+    expect_refusal([&] { resolved(s); },
+                   {"dq_sums = fp16", ("under precision '" + value_text(precision) + "'").c_str(),
+                    "precision 'gradients16'"});
+  }
+}
+
+TEST(Spec, SumsOfDqAreToldWhereTheyAreNotFp32) {
+  const std::string plain = to_string(*resolved(AttentionSpec()));
+  EXPECT_EQ(plain.find("dq_sums"), std::string::npos);
+  const AttentionSpec s = *resolved(test::with_fp16_sums());
+  EXPECT_EQ(to_string(s), "d128 bf16 causal=none row 64x128 sink_keys=1 gradients16 smooth_k "
+                          "rotate dq_sums=fp16 numerics=3");
+  EXPECT_EQ(parse_spec(to_string(s)), s);
+  AttentionSpec read = s; // of a line without it
+  ASSERT_TRUE(parse_line(plain, read));
+  EXPECT_EQ(read.dq_sums, DqSums::fp32);
+  std::string told = to_string(s);
+  told.replace(told.find("=fp16"), 5, "=fp32"); // as nobody prints it
+  EXPECT_EQ(parse_spec(told).dq_sums, DqSums::fp32);
+  expect_refusal(
+      [&] {
+        parse_spec("d128 bf16 causal=none row 64x128 sink_keys=1 gradients16 "
+                   "smooth_k rotate dq_sums=fp8 numerics=3");
+      },
+      {"cannot read spec"});
 }
 
 TEST(Spec, OtherVersionsOfTheNumericsAreRefused) {

@@ -35,6 +35,13 @@ inline std::vector<AttentionSpec> all_specs() {
   return specs;
 }
 
+/// dQ summed in FP16, which few specs can have.
+inline AttentionSpec with_fp16_sums() {
+  AttentionSpec s;
+  s.precision = Precision::gradients16, s.deterministic = false, s.dq_sums = DqSums::fp16;
+  return s;
+}
+
 /// Whether a block has too little shared memory for the gradients of 256 channels, and for 16-bit
 /// scores of them.
 inline bool is_small(const Arch& arch) { return arch.max_shared_bytes < 128 * 1024; }

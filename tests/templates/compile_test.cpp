@@ -113,6 +113,27 @@ std::vector<Pair> covering_pairs() {
   return pairs;
 }
 
+/// Sums of dQ in FP16: each head dimension, dtype, mask and, as quantize and round_dq differ by
+/// them, sinks, smoothing and granularity.
+std::map<std::string, KernelSpec> kernels_with_fp16_sums() {
+  std::map<std::string, KernelSpec> kernels;
+  for (int head_dim : {64, 128})
+    for (DType dtype : {DType::bf16, DType::fp16})
+      for (Causal causal : {Causal::none, Causal::top_left})
+        for (int form = 0; form < kForms; ++form) {
+          AttentionSpec spec;
+          spec.precision = Precision::gradients16, spec.deterministic = false;
+          spec.dq_sums = DqSums::fp16;
+          spec.head_dim = head_dim, spec.dtype = dtype, spec.causal = causal;
+          spec.granularity = form == block ? Granularity::block : Granularity::row;
+          spec.sink_keys = form == row ? 0 : -1, spec.smooth_k = form != row;
+          for (const KernelSpec& kernel :
+               kernels_of(Pass::backward, resolved(spec), find_arch("sm_90a")))
+            kernels.emplace(kernel_name(kernel), kernel);
+        }
+  return kernels;
+}
+
 /// Each kernel once, with the first pair it is of.
 std::map<std::string, KernelSpec> kernels_of_pairs(const std::vector<Pair>& pairs) {
   std::map<std::string, KernelSpec> kernels;
@@ -184,6 +205,24 @@ TEST_F(CompileTest, DefaultKernelsHaveNeitherSpillsNorWarnings) {
   second.join();
   std::cout << work.size() << " kernels of " << pairs.size() << " specs and architectures, "
             << spilling << " with spills\n";
+}
+
+TEST_F(CompileTest, SumsOfDqInFp16HaveNeitherSpillsNorWarnings) {
+  Nvrtc& nvrtc = Nvrtc::instance();
+  if (!supports(nvrtc, "sm_90a"))
+    GTEST_SKIP() << nvrtc.identity() << " does not know sm_90a";
+  const bool laid_out_for = nvrtc.version_major() == 13 && nvrtc.version_minor() == 0;
+  for (const auto& [name, kernel] : kernels_with_fp16_sums()) {
+    const Compilation compilation = test::compile(kernel, /*want_ptx=*/false);
+    if (compilation.spill_bytes != 0 && !laid_out_for)
+      std::cout << name << " spills " << compilation.spill_bytes << " bytes\n";
+    else
+      EXPECT_EQ(compilation.spill_bytes, 0) << name;
+    for (const std::string& warning : compile_warnings(compilation.log))
+      if (warning.find("spill") == std::string::npos)
+        ADD_FAILURE() << name << ": " << warning;
+    EXPECT_LE(compilation.registers, 255) << name;
+  }
 }
 
 TEST(CoveringPairs, EveryTwoValuesMeetOnEveryArchitecture) {
