@@ -22,14 +22,14 @@ struct Worst {
   std::string where;
 };
 
-/// Beside the usual words every one of the other enumerations.
+/// Beside the usual words every one of the other enumerations, but of what few specs can have.
 SpecWords kinds_of_specs() {
   SpecWords words = usual_words();
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
     if constexpr (Worded<T>)
-      if (std::vector<std::string>& all = words[std::string(label.name)]; all.empty())
+      if (const std::string name(label.name); !label.quiet && words[name].empty())
         for (const auto& [value, word] : Words<T>::all)
-          all.emplace_back(word);
+          words[name].emplace_back(word);
   });
   return words;
 }

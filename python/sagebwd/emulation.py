@@ -14,7 +14,8 @@ from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 
-# A plan says more than a precision, and PyTorch's operations have no order to fix.
+# A plan says more than a precision, and PyTorch's operations have no order to fix and no sums in
+# memory.
 _NOT_HERE = ("precision", "deterministic", "dq_sums")
 
 #: Elements of one (queries x keys) matrix that are worked on at once; about ten live at a time.

@@ -22,7 +22,7 @@ def test_signature():
     expected = (
         "(q, k, v, *, causal=False, granularity='row', group_q=None, group_kv=None, "
         "sink_keys=None, smooth_k=True, rotate=True, precision='six-of-seven', "
-        "deterministic=True, softmax_scale=None, layout='bhsd', return_lse=False)"
+        "deterministic=True, dq_sums='fp32', softmax_scale=None, layout='bhsd', return_lse=False)"
     )
     assert str(inspect.signature(sagebwd.attention)) == expected
 

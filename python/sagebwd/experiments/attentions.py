@@ -17,9 +17,9 @@ from .command import Failure, torch
 Attend = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 #: FP32 matrices of queries x keys that the emulation holds at once.
 LIVE_MATRICES = 10
-_NOT_CHOSEN = {"precision", "deterministic"} | {field.name for field in fields(Mask)}
+_NOT_CHOSEN = {"precision", "deterministic", "dq_sums"} | {field.name for field in fields(Mask)}
 _COMMON = tuple(field.name for field in fields(Options) if field.name not in _NOT_CHOSEN)
-OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision", "deterministic"),
+OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision", "deterministic", "dq_sums"),
               "emulated": (*_COMMON, "plan")}  # fmt: skip
 
 
@@ -31,7 +31,7 @@ class AttentionChoice(Options):
     plan: frozenset = plan_of("six-of-seven")
     #: What parse() takes, by example.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
-                            "no-rotate, precision=dv16, no-deterministic, "
+                            "no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
                             "plan=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -42,7 +42,8 @@ class AttentionChoice(Options):
             if option not in own:
                 raise ValueError(f"attention {self.name!r} has no option {option!r} (given: "
                                  f"{given}); its options: {', '.join(own) or 'none'}")
-        Spec(granularity=self.granularity, precision=self.precision)  # refuses unknown ones
+        Spec(granularity=self.granularity, precision=self.precision,
+             deterministic=self.deterministic, dq_sums=self.dq_sums)  # refuses unknown ones
 
     def changed(self, kind: type) -> dict:
         """The options among the fields of `kind` that have not their defaults."""
