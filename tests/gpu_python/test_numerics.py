@@ -133,6 +133,21 @@ def test_deterministic():
         assert torch.equal(first[name], second[name]), name
 
 
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [1, 1e4, 1e-6])
+def test_sums_of_dq_in_fp16(d, causal, scale):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs sm_90a")
+    tensors = list(make(1024, d=d))
+    tensors[3] = tensors[3] * scale
+    options = dict(causal=causal, precision="gradients16", deterministic=False)
+    fp16, fp32 = run(*tensors, **options, dq_sums="fp16"), run(*tensors, **options)
+    for name in ("out", "lse", "dk", "dv"):
+        assert torch.equal(fp16[name], fp32[name]), name
+    assert relative(fp16["dq"], fp32["dq"]) < 3e-3  # .0005 is FP16's rounding, the rest bf16's
+
+
 def test_rows_that_see_no_key():
     tensors = make(200, 70)
     got = run(*tensors, causal="bottom-right")

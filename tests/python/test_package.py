@@ -144,6 +144,18 @@ def test_precisions_are_those_of_the_library(precision, int8):
     assert f"'{precision}'" in options.Options.__dataclass_fields__["precision"].metadata["help"]
 
 
+def test_sums_of_dq_in_fp16():
+    fused = dict(precision="gradients16", deterministic=False)
+    spec = sagebwd.Spec(**fused, dq_sums="fp16")
+    assert spec.dq_sums == "fp16" and " dq_sums=fp16 " in str(spec)
+    assert pickle.loads(pickle.dumps(spec)) == spec != sagebwd.Spec(**fused)
+    assert "dq_sums" not in str(sagebwd.Spec(**fused))
+    with pytest.raises(sagebwd.SpecError, match=r"dq_sums = fp16 .* under 'deterministic'"):
+        sagebwd.Spec(precision="gradients16", dq_sums="fp16")
+    with pytest.raises(sagebwd.SpecError, match=r"unknown format of dQ's sums 'fp8'.*fp32, fp16"):
+        sagebwd.Spec(**fused, dq_sums="fp8")
+
+
 def test_nobody_else_looks_inside_the_mask():
     """prebuild() has several values of an option, wherever it stands."""
     inside = {field.name for field in dataclasses.fields(options.Mask)}

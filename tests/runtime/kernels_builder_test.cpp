@@ -238,7 +238,7 @@ TEST(KernelBuilder, BuildAllReportsAFailure) {
 
 TEST(KernelSpecHash, EveryFieldSeparatesSpecs) {
   KernelSpec base = spec_number(64);
-  std::vector<KernelSpec> others(16, base);
+  std::vector<KernelSpec> others(17, base);
   others[0].kind = KernelKind::backward_dq;
   others[1].pass = Pass::backward;
   others[2].arch = find_arch("sm_80");
@@ -255,6 +255,7 @@ TEST(KernelSpecHash, EveryFieldSeparatesSpecs) {
   others[13].tile.block_q = 64;
   others[14].tile.warps = 8;
   others[15].tile.stages = 2;
+  others[16].attention.dq_sums = DqSums::fp16;
   for (const KernelSpec& other : others) {
     EXPECT_FALSE(other == base);
     EXPECT_NE(KernelSpecHash()(other), KernelSpecHash()(base));

@@ -50,6 +50,9 @@ caught kernels/backward_dkv.cuh 's/ || (WITH_DQ && key\[r\] < SINK_KEYS)//' $uns
 caught kernels/backward_dkv.cuh 's/(CAUSAL || WITH_DQ)/CAUSAL/' $unsmoothed 'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/__syncthreads(); .*/;/' $fused 'numerics_test.cpp'
 caught kernels/quantize.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' $fused 'numerics_test.cpp'
+sums=DqSums.ReachTheirBound/Fp16Sums_D64_bf16 rows=DqSums.OfUnlikeTokens/Fp16Sums_D64_bf16
+caught tile/dq_factor.cuh 's/15 - above/18 - above/' $sums 'dq_sums_test.cpp'
+caught tile/dq_sums16.cuh 's/row % 2 ? low.y : low.x/low.x/' $rows 'dq_sums_test.cpp'
 seed=3
 caught kernels/forward.cuh 's/__syncthreads(); .. the old unit.*//' \
   Numerics.NearExactAndEmulated/D64_fp16_Row 'numerics_test.cpp'
