@@ -108,12 +108,19 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     start_from_sink(o, p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h,
                     channel_scales_of(p, at, 0));
 
-  const TilesPlace base(shared);
-  struct Rows {
-    TilesPlace tile;
+  // As descriptors have it, or as addresses: measured, the one is 2 % faster at 128 channels, with
+  // 34 instructions a group fewer, and 3 % slower at 64, with 25 fewer.
+  const auto operand = [&](int offset, int number, int bytes) {
+    if constexpr (HEAD_DIM == 64)
+      return shared + offset + number * bytes;
+    else
+      return (TilesPlace(shared) + offset).at(number, bytes);
   };
-  const Rows queries = {
-      (base + SharedLayout::QUERIES).at(common_to_warp(warp_id() / 4), 64 * SCORE_ROW_BYTES)};
+  struct Rows {
+    decltype(operand(0, 0, 0)) tile;
+  };
+  const int warpgroup = HEAD_DIM == 64 ? warp_id() / 4 : common_to_warp(warp_id() / 4);
+  const Rows queries = {operand(SharedLayout::QUERIES, warpgroup, 64 * SCORE_ROW_BYTES)};
   wait_for_phase(shared + SharedLayout::QUERIES_CAME, 0);
 
   int group = 0;
@@ -132,7 +139,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     Scores::Sum sums[COLUMNS8][4];
     turns.take();
     issue_scores<KEY_TILES>(sums, queries,
-                            (base + SharedLayout::KEYS).at(place.stage, SharedLayout::KEYS_BYTES));
+                            operand(SharedLayout::KEYS, place.stage, SharedLayout::KEYS_BYTES));
     finish<0>(sums);
     turns.pass();
     float largest[2], beta[2];
@@ -144,8 +151,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
       TokenProducts<false, GROUP_KV / 32> p_v;
-      p_v.issue(p8, (base + SharedLayout::VALUES).at(place.stage, SharedLayout::VALUES_BYTES),
-                part);
+      p_v.issue(p8, operand(SharedLayout::VALUES, place.stage, SharedLayout::VALUES_BYTES), part);
       p_v.finish();
       if (part == PARTS - 1)
         ring.release(place);
