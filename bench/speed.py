@@ -1,6 +1,6 @@
 """Speed of forward, backward and both, every quantisation pass included, beside PyTorch's SDPA.
 
-    python bench/speed.py                  # N 8192, D 64, 128, 256, causal and not; N 1024, D 64
+    python bench/speed.py                  # N 8192, D 64, 128, 256, causal and not; N 1024
     python bench/speed.py --sweep          # N 1024 .. 16384
     python bench/speed.py --ours sagebwd sagebwd-mma:precision=dv16 --tokens 4096
 
@@ -62,6 +62,7 @@ LONG = [Cell(dim, causal, 8192, 4, HEADS_TIMES_DIM // dim)
         for dim in (64, 128) for causal in (False, True)]  # fmt: skip
 #: Where launches and pre-passes weigh most.
 SHORT = Cell(64, True, 1024, 16, 16)
+ALSO_SHORT = [Cell(dim, False, 1024, 32, HEADS_TIMES_DIM // dim) for dim in (64, 128, 256)]
 #: Least speed of six-of-seven, forward + backward, as a multiple of FlashAttention-2's on an H200.
 MUSTS = {
     "own": dict(zip((*LONG, SHORT), (1.25, 1.2, 1.5, 1.4, 1.0))),
@@ -120,7 +121,7 @@ def cells_of(options) -> list[Cell]:
              HEADS_TIMES_DIM // head_dim, dtype=options.dtype)
         for head_dim in options.head_dim for causal in causals for tokens in lengths
     ]  # fmt: skip
-    return cells if options.sweep or options.tokens else [*cells, SHORT]
+    return cells if options.sweep or options.tokens else [*cells, SHORT, *ALSO_SHORT]
 
 
 def passes(attend, context, q, k, v, dout) -> dict:
@@ -306,7 +307,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.add_argument("--peers", nargs="*", default=["cudnn"], choices=["cudnn"])
     options.add_argument("--head-dim", type=int, nargs="+", default=[64, 128, 256])
     options.add_argument("--tokens", type=int, nargs="+", metavar="N",
-                         help="default: 8192, and 1024 for one shape more")
+                         help="default: 8192, and 1024 for some shapes more")
     options.add_argument("--sweep", action="store_true", help="N 1024, 2048 .. 16384")
     options.add_argument("--causal", choices=["no", "yes", "both"], default="both")
     options.add_argument("--dtype", choices=["bf16", "fp16"], default="bf16")

@@ -147,9 +147,7 @@ __device__ __forceinline__ void write_starts(u32 shared, int tiles) {
     ring.wait_until_full(place);
     ColumnStart::write(stage + SharedLayout::STARTS,
                        stage + SharedLayout::ROWS + ROW_MINUS_DELTA * TILE_Q * 4);
-    __syncwarp();
-    if (elected())
-      arrive(started(shared, place));
+    arrive(started(shared, place));
   }
 }
 
@@ -240,15 +238,15 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
       quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
       // Products begin behind it: beside them it would take registers that there are not.
-      order_behind(p8[0][0], ds8, p.padded_q & 1);
+      if constexpr (!DV16)
+        order_behind(p8[0][0], ds8, p.padded_q & 1);
     }
 
     if constexpr (DV16)
       finish_rows<0>(dv);
     if constexpr (DK16)
       issue_rows<TILE_Q / 16>(dk, ds16, operand(SharedLayout::DK_QUERIES, place));
-    // Two of these are under way at a time: dV, dK, and the next tile's S, or
-    // S and dP.
+    // Two of these are under way at a time: dV, dK, and of the next tile S, or S and dP.
     const auto issue = [&](int i) {
       if (i < PRODUCTS_OF_DV)
         blocks[i % 2].template issue<false>(p8, operand(SharedLayout::DV_DOUT, place), i);
@@ -324,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if (threadIdx.x == 0) {
     QueryRing{shared + SharedLayout::BARRIERS}.init();
     for (int stage = 0; stage < STAGES; ++stage)
-      init_mbarrier(shared + SharedLayout::STARTED + stage * 8, 1);
+      init_mbarrier(shared + SharedLayout::STARTED + stage * 8, 32);
     init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
     publish_mbarriers();
   }

@@ -2,7 +2,8 @@
 //
 // dP^T = V dO^T - delta: its columns are queries. As the tensor cores form V dO^T they can form
 // -delta too, which takes an addition a score away: three bf16, whose sum is the FP32 value, times
-// ones. B has one row of 16 bytes a query; its second half of k is the first again, and meets zeros.
+// ones. B has one row of 16 bytes a query; its second half of k is the first again, and meets
+// zeros.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -14,7 +15,8 @@
 
 struct ColumnStart {
   static constexpr int BYTES = TOKENS_PER_TILE * 16; ///< of a tile's queries
-  /// A's 8 rows stand for all: a chunk of ones and zeros, and for the second half of k one of zeros.
+  /// A's 8 rows stand for all: a chunk of ones and zeros, and for the second half of k one of
+  /// zeros.
   static constexpr int ONES_BYTES = 256;
   u64 ones;
 

@@ -53,6 +53,8 @@ inline const std::vector<Case>& all_cases() {
         {"D128_fp16_Row_BottomRight", {128, fp16, bottom, row}, {}},
         {"D64_bf16_Row_TopLeft", {64, bf16, top, row}, {}},
         {"D64_fp16_Row", {64, fp16, none, row}, {}},
+        {"D64_fp16_Dv16", {64, fp16, none, row, dv16}, {}},
+        {"D64_bf16_Block", {64, bf16, none, block}, {}},
         {"D128_bf16_Row64", {128, bf16, none, row, six_of_seven, true, true, true, 64, 64}, {}},
         {"D64_bf16_Row64", {64, bf16, none, row, six_of_seven, true, true, true, 64, 64}, {}},
         {"D128_bf16_Block", {128, bf16, none, block}, {}},
@@ -169,16 +171,19 @@ inline const std::vector<Case>& all_cases() {
                {}};
     large.tiles = large_wgmma_tiles(large.spec);
     list.push_back(large);
-    // Where pairs of warpgroups are the default.
-    Case wide{"Wgmma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}};
-    wide.tiles = family_tiles(wide.spec, Family::wgmma);
-    list.push_back(wide);
-    wide = {"Pair1Stage_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}};
-    wide.tiles = {{KernelKind::backward_dq, parse_tile("pair 64x128 w8 s1 b1")}};
-    list.push_back(wide);
-    wide = {"Wgmma_D256_fp16_Gradients16", {256, fp16, none, row, gradients16}, {}};
-    wide.tiles = family_tiles(wide.spec, Family::wgmma);
-    list.push_back(wide);
+    // Where another family is the default.
+    const Case others[] = {
+        {"Wgmma_D64_fp16_Row", {64, fp16, none, row}, {}},
+        {"Wgmma_D128_bf16_Row", {128, bf16, none, row}, {}},
+        {"Wgmma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}},
+        {"Wgmma_D256_fp16_Gradients16", {256, fp16, none, row, gradients16}, {}}};
+    for (Case c : others) {
+      c.tiles = family_tiles(c.spec, Family::wgmma);
+      list.push_back(c);
+    }
+    list.push_back({"Pair1Stage_D256_bf16_Row_TopLeft",
+                    {256, bf16, top, row},
+                    Tiles{{KernelKind::backward_dq, parse_tile("pair 64x128 w8 s1 b1")}}});
     return list;
   }();
   return cases;
