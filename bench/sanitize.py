@@ -1,4 +1,4 @@
-"""The kernels of some twenty specs under compute-sanitizer: memcheck, racecheck, synccheck, initcheck.
+"""Kernels of some twenty specs under compute-sanitizer: memcheck, racecheck, synccheck, initcheck.
 
     python bench/sanitize.py
 
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
                       "seconds": round(plain.seconds, 2)})  # fmt: skip
     if not good:
         print(plain.output[-4000:], file=sys.stderr)
-        print(f"without a tool: exit status {plain.status}, {len(tests)} of {expected} tests passed",
+        print(f"without a tool: exit status {plain.status}, {len(tests)} of {expected} passed",
               file=sys.stderr)  # fmt: skip
         return record.finish(False)
 
