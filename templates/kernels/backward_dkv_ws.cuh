@@ -27,9 +27,13 @@ constexpr int CONSUMING_WARPS = BLOCK_KV / 16;
 constexpr int UNIT_SLOTS = STAGES + 1;
 
 /// When dP begins: with the next tile's S, or beside this tile's P. The latter hides it but begins
-/// P later. Measured on an H200: at 64 channels, where three warpgroups take turns at the SM's
-/// units, it is 3 % faster, at 128 2 % slower.
-constexpr bool BEGINS_DP_EARLY = HEAD_DIM == 128;
+/// P later. Measured on an H200: at 64 channels, where three warpgroups share the SM's units, it is
+/// 3 % faster, at 128 2 % slower. Three warpgroups that hold P in 16 bits for dV have no registers
+/// for dP before dV's product is over.
+enum class DpBegins { with_next_scores, beside_p, behind_dv };
+constexpr DpBegins DP_BEGINS = HEAD_DIM == 128          ? DpBegins::with_next_scores
+                               : DV16 && BLOCK_KV > 128 ? DpBegins::behind_dv
+                                                        : DpBegins::beside_p;
 constexpr int FIRST_KEY_BARRIER = 1;
 
 struct SharedLayout {
@@ -193,12 +197,19 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   const auto tiles = [&] {
     return query_tiles_of(at, tokens_from(read_block_x() * BLOCK_KV, BLOCK_KV));
   };
+  // Once in a while, and at the end, the head is read anew where its registers are needed.
+  const auto head = [&] {
+    if constexpr (DP_BEGINS == DpBegins::behind_dv)
+      return key_head_anew(p);
+    else
+      return at;
+  };
   RunWalk<UNIT_SLOTS> walk(tiles());
   const auto work_on_tile = [&] {
     const RingPlace place(walk.count), next_place(walk.count + 1);
     const u32 stage = stage_of(shared, place);
     finish<0>(scores);
-    if constexpr (!BEGINS_DP_EARLY)
+    if constexpr (DP_BEGINS == DpBegins::beside_p)
       start_values(place);
     float x[COLUMNS8][4];
     probabilities(x, scores, stage + SharedLayout::ROWS, key_scale);
@@ -219,6 +230,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     if constexpr (DV16) {
       pack_fragments<TILE_Q / 16>(p16, x);
       issue_rows<TILE_Q / 16>(dv, p16, operand(SharedLayout::DOUT, place));
+      if constexpr (DP_BEGINS == DpBegins::behind_dv) {
+        start_values(place);
+        finish_rows<1>(dv);
+      }
     } else {
       float largest[2];
       largest_probabilities(x, largest);
@@ -228,7 +243,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
     }
     float ds[COLUMNS8][4], largest_ds[2] = {0, 0};
-    take_values<DV16 ? 1 : 0>(ds, value_products);
+    take_values<DV16 && DP_BEGINS != DpBegins::behind_dv ? 1 : 0>(ds, value_products);
     score_gradients<!DK16>(ds, x, largest_ds);
     if constexpr (DK16) {
       pack_fragments<TILE_Q / 16>(ds16, ds);
@@ -242,7 +257,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
         order_behind(p8[0][0], ds8, p.padded_q & 1);
     }
 
-    if constexpr (DV16)
+    if constexpr (DV16 && DP_BEGINS != DpBegins::behind_dv)
       finish_rows<0>(dv);
     if constexpr (DK16)
       issue_rows<TILE_Q / 16>(dk, ds16, operand(SharedLayout::DK_QUERIES, place));
@@ -255,7 +270,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
                                            i - PRODUCTS_OF_DV);
       else if (i == PRODUCTS)
         start_scores(next_place);
-      else if constexpr (BEGINS_DP_EARLY)
+      else if constexpr (DP_BEGINS == DpBegins::with_next_scores)
         start_values(next_place);
     };
     issue(0);
@@ -282,16 +297,16 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   wait_for_phase(shared + SharedLayout::KEYS_CAME, 0);
   if (seen.begin < seen.end) {
     start_scores(RingPlace(0));
-    if constexpr (BEGINS_DP_EARLY)
+    if constexpr (DP_BEGINS == DpBegins::with_next_scores)
       start_values(RingPlace(0));
     for (;;) {
       do {
         work_on_tile();
       } while (walk.count < walk.end);
       finish<0>(scores);
-      if constexpr (BEGINS_DP_EARLY)
+      if constexpr (DP_BEGINS == DpBegins::with_next_scores)
         finish<0>(value_products);
-      if (!walk.next_run(at, tiles()))
+      if (!walk.next_run(head(), tiles()))
         break;
       if constexpr (CHANNEL_UNITS) {
         const u32 units = units_of(shared, walk.slot), last = units_of(shared, walk.last_slot());
@@ -303,11 +318,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     leave_units(dk, dv, units);
   }
 
-  const KeyGradients stored = store_key_gradients(p, at, warp_key(), dk, dv);
+  const KeyGradients stored = store_key_gradients(p, head(), warp_key(), dk, dv);
   if constexpr (SINK_KEYS > 0) {
     if (first_key == 0 && warp_id() < 4) { // the warpgroup that has stored it
       named_barrier_sync<128>(FIRST_KEY_BARRIER);
-      write_first_key<128>(at, stored);
+      write_first_key<128>(head(), stored);
     }
   }
 }

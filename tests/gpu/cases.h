@@ -181,6 +181,13 @@ inline const std::vector<Case>& all_cases() {
       c.tiles = family_tiles(c.spec, Family::wgmma);
       list.push_back(c);
     }
+    // Three warpgroups of 16-bit operands.
+    for (Case c :
+         {Case{"Ws12Warps_D64_bf16_Gradients16_TopLeft", {64, bf16, top, row, gradients16}, {}},
+          Case{"Ws12Warps_D64_fp16_Dv16", {64, fp16, none, row, dv16}, {}}}) {
+      c.tiles = {{KernelKind::backward_dkv, parse_tile("ws 64x192 w12 s4 b1")}};
+      list.push_back(c);
+    }
     list.push_back({"Pair1Stage_D256_bf16_Row_TopLeft",
                     {256, bf16, top, row},
                     Tiles{{KernelKind::backward_dq, parse_tile("pair 64x128 w8 s1 b1")}}});
