@@ -83,8 +83,9 @@ def sides(kind: str, precision: str, block_q: int, block_kv: int,
 
 
 def multiplications_a_score(kernel: Kernel) -> int:
-    """Of the main loop's products; in ws dP of dQ starts from -delta by one of 16 more."""
-    start = 16 if (kernel.kind, kernel.fields["family"]) == ("backward_dq", "ws") else 0
+    """Of the main loop's products; in ws dP of a split backward starts from -delta by 16 more."""
+    split = kernel.kind in ("backward_dq", "backward_dkv")
+    start = 16 if split and kernel.fields["family"] == "ws" else 0
     return kernel["head_dim"] * PRODUCTS[kernel.kind] + start
 
 
