@@ -60,5 +60,5 @@ caught kernels/backward_dkv_ws.cuh 's/wait_for_phase(started(shared, place)/wait
   Sanitizer.ForwardAndBackward/D64_bf16_Row_TopLeft 'sanitizer_test.cpp'
 seed=3
 caught kernels/forward.cuh 's/__syncthreads(); .. the old unit.*//' \
-  Numerics.NearExactAndEmulated/D64_fp16_Row 'numerics_test.cpp'
+  Numerics.NearExactAndEmulated/Wgmma_D64_fp16_Row 'numerics_test.cpp'
 exit $failures

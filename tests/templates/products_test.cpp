@@ -65,21 +65,26 @@ Products implied(const KernelSpec& k) {
   return n;
 }
 
-/// What dP starts from in dQ's kernel of ws, -delta, is a product of bf16 with 16 columns: one of
-/// 128 columns of results, which where the tensors are fp16 is none of the wanted type.
+/// What dP starts from in a split backward of ws, -delta, is a product of bf16 with 16 columns: one
+/// of as many columns of results as tokens, which where the tensors are fp16 is none of the wanted
+/// type.
 Products start_of_values(const KernelSpec& k) {
-  if (k.kind != KernelKind::backward_dq || k.tile.family != Family::ws)
+  const bool split = k.kind == KernelKind::backward_dq || k.kind == KernelKind::backward_dkv;
+  if (!split || k.tile.family != Family::ws)
     return {};
   return k.attention.dtype == DType::bf16 ? Products{.float16 = walked(k) / 64}
                                           : Products{.other = 1};
 }
 /// What is formed ahead of the loop over tiles, whose passes form the next one's.
 Products ahead(const KernelSpec& k) {
-  Products scores = implied_scores(k);
-  if (k.kind == KernelKind::backward_dkv && of_warpgroups(k) && k.tile.stages > 1)
-    return scores;
-  if (k.kind == KernelKind::backward_dq && k.tile.family == Family::ws)
+  const Products scores = implied_scores(k);
+  const bool dkv = k.kind == KernelKind::backward_dkv, ws = k.tile.family == Family::ws;
+  if (dkv && ws && k.attention.head_dim == 128)
+    return scores + start_of_values(k);
+  if (ws && (dkv || k.kind == KernelKind::backward_dq))
     return {.s8 = scores.s8};
+  if (dkv && of_warpgroups(k) && k.tile.stages > 1)
+    return scores;
   return {};
 }
 

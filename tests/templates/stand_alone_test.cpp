@@ -26,8 +26,8 @@ public:
     AttentionSpec spec;
     spec.head_dim = 64, spec.precision = Precision::gradients16;
     write(spec); // the split backward
-    spec.deterministic = false;
-    write(spec);
+    spec.head_dim = 128, spec.deterministic = false;
+    write(spec); // that in one kernel
     spec = {};
     spec.head_dim = 256; // pairs of warpgroups
     write(spec);
@@ -41,6 +41,8 @@ public:
     std::string kernel(path);
     if (path.starts_with("tile/fused_products") || path.starts_with("tile/fused_gradients"))
       kernel = "kernels/backward_ws.cuh";
+    if (path == "tile/column_start.cuh")
+      kernel = "kernels/backward_dkv_ws.cuh";
     if (path == "tile/query_pairs.cuh")
       kernel = "kernels/backward_dkv_pair.cuh";
     if (path == "tile/pair.cuh")
