@@ -58,7 +58,7 @@ int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
   const int row = s.head_dim + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
   const int units = int8.dk || int8.dv ? ((t.stages + 1) * vectors + t.warps) * s.head_dim * 4 : 0;
-  const int start = 16, ones = 256;
+  const int start = 16, ones = 2048;
   return t.block_kv * row +
          t.stages * kTokensPerTile *
              (row + for_gradients + static_cast<int>(kRowVectors) * 4 + start) +
@@ -82,10 +82,7 @@ Tiling tiling_ws() {
   };
   tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
   tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
-    // With 16-bit operands a third warpgroup spills.
-    const Int8Products int8 = which_int8(s.precision);
-    const bool third = !wide(s) && int8.dk && int8.dv;
-    return {.warps = third ? 12 : 8, .stages = wide(s) ? 2 : 4, .blocks_per_sm = 1};
+    return {.warps = wide(s) ? 8 : 12, .stages = wide(s) ? 2 : 4, .blocks_per_sm = 1};
   };
   return tiling;
 }

@@ -15,18 +15,19 @@
 
 struct ColumnStart {
   static constexpr int BYTES = TOKENS_PER_TILE * 16; ///< of a tile's queries
-  /// A's 8 rows stand for all: a chunk of ones and zeros, and for the second half of k one of
-  /// zeros.
-  static constexpr int ONES_BYTES = 256;
+  /// A: of each of a warpgroup's rows a chunk of ones and zeros, then of each one of zeros, for the
+  /// second half of k. Its rows are alike, but all are there: of a stride of 0 bytes memcheck knows
+  /// nothing, and takes what lies behind one row for read.
+  static constexpr int CHUNKS_BYTES = 64 * 16, ONES_BYTES = 2 * CHUNKS_BYTES;
   u64 ones;
 
-  /// By a block's first threads, before fence_async_proxy() and a barrier.
+  /// By all threads of a block, before fence_async_proxy() and a barrier.
   static __device__ __forceinline__ void write_ones(u32 to) {
-    if (threadIdx.x < ONES_BYTES / 4)
-      write_word(to + threadIdx.x * 4, threadIdx.x >= ONES_BYTES / 8 ? 0
-                                       : threadIdx.x % 4 == 0        ? pack<bf16>(1, 1)
-                                       : threadIdx.x % 4 == 1        ? pack<bf16>(1, 0)
-                                                                     : 0);
+    for (int word = threadIdx.x; word < ONES_BYTES / 4; word += THREADS)
+      write_word(to + word * 4, word >= CHUNKS_BYTES / 4 ? 0
+                                : word % 4 == 0          ? pack<bf16>(1, 1)
+                                : word % 4 == 1          ? pack<bf16>(1, 0)
+                                                         : 0);
   }
   /// By a warp: B at `to` from the tile's vector, which lies in the order sigma. It then makes it
   /// known to the products.
@@ -41,10 +42,8 @@ struct ColumnStart {
     }
     fence_async_proxy();
   }
-  __device__ __forceinline__ explicit ColumnStart(u32 ones_at) {
-    constexpr u64 STRIDE = 0x3fffull << 32;
-    ones = matrix_descriptor<16, 128>(ones_at) & ~STRIDE;
-  }
+  __device__ __forceinline__ explicit ColumnStart(u32 ones_at)
+      : ones(matrix_descriptor<16, CHUNKS_BYTES>(ones_at)) {}
   /// Starts a product whose accumulators begin from the columns at `b`.
   template <typename Sum> __device__ __forceinline__ void issue(Sum (*s)[4], u32 b) const {
     wgmma_16<bf16>(s, ones, matrix_descriptor<16, 0>(b), false);

@@ -143,9 +143,12 @@ def test_sums_of_dq_in_fp16(d, causal, scale):
     tensors[3] = tensors[3] * scale
     options = dict(causal=causal, precision="gradients16", deterministic=False)
     fp16, fp32 = run(*tensors, **options, dq_sums="fp16"), run(*tensors, **options)
-    for name in ("out", "lse", "dk", "dv"):
-        assert torch.equal(fp16[name], fp32[name]), name
-    assert relative(fp16["dq"], fp32["dq"]) < 3e-3  # .0005 is FP16's rounding, the rest bf16's
+    assert torch.equal(fp16["out"], fp32["out"])
+    assert torch.equal(fp16["lse"], fp32["lse"])
+    # At 64 channels FP32's are of two kernels: other sums of dK and dV, and all of them bf16's.
+    same = 0 if d == 128 else 2e-3
+    for name, bound in (("dk", same), ("dv", same), ("dq", 3e-3)):
+        assert relative(fp16[name], fp32[name]) <= bound, name  # .0005 is FP16's rounding
 
 
 def test_rows_that_see_no_key():
