@@ -72,13 +72,17 @@ struct KernelDefinition {
 /// own, or a pair of warpgroups.
 inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   const bool in_parts = kind == KernelKind::backward_dq || kind == KernelKind::backward_dkv;
-  return in_parts && s.head_dim > kWidestFused ? kWidestFused : s.head_dim;
+  return in_parts && width(s) > kWidestFused ? kWidestFused : width(s);
 }
+
+/// Where a width is not filled, which channels there are takes registers: with mma.sync and in the
+/// pre-pass ptxas finds them where it reorders least.
+inline bool is_part(const KernelSpec& k) { return k.channels == Channels::part; }
 
 /// Neighbours in the grid that share a head's channels out.
 inline int channel_parts(const KernelSpec& k) {
   const bool in_pairs = k.tile.family == Family::pair;
-  return in_pairs ? 1 : k.attention.head_dim / sum_channels(k.kind, k.attention);
+  return in_pairs ? 1 : width(k.attention) / sum_channels(k.kind, k.attention);
 }
 
 /// The template that a kernel is expanded from.

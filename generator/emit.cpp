@@ -42,6 +42,7 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
   Configuration c;
   c.line("using Element = " + value_text(k.attention.dtype) + ";");
   visit_places(k.attention, [&](auto... constant) { c.add(constant...); });
+  c.add("ALL_CHANNELS", k.channels == Channels::all);
   c.add("SUM_CHANNELS", sum_channels(k.kind, k.attention));
   c.add("CHANNEL_PARTS", channel_parts(k));
   c.add("THREADS", source.threads);

@@ -44,7 +44,11 @@ std::vector<KernelKind> tiled_kernels_where(bool (*wanted)(Pass)) {
 
 AttentionSpec narrowed(const KernelDefinition& definition, AttentionSpec spec) {
   definition.narrow(spec);
+  spec.head_dim = width(spec);
   return spec;
+}
+Channels channels_of(const AttentionSpec& spec) {
+  return fills_width(spec) ? Channels::all : Channels::part;
 }
 
 } // namespace
@@ -126,6 +130,8 @@ std::string kernel_name(const KernelSpec& k) {
     else
       text += std::string(label.mark) + value_text(value);
   });
+  if (k.channels == Channels::part)
+    text += " part";
   if (definition.tiling)
     text += " " + to_string(k.tile);
   std::replace_if(
@@ -143,7 +149,7 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
     if (!untold(label, value))
       fields.emplace_back(label.name, value_text(value));
   };
-  visit_fields(k.attention, add);
+  visit_numerics(k, add);
   if (definition.tiling)
     visit_fields(k.tile, add);
   return fields;
@@ -188,7 +194,8 @@ std::vector<KernelSpec> kernels_of(Pass pass, const ResolvedSpec& spec, const Ar
         definition.needed(pass, spec)) {
       const auto given = tiles.find(kind);
       kernels.push_back({kind, pass, narrowed(definition, seen), arch,
-                         given == tiles.end() ? default_tile(kind, spec, arch) : given->second});
+                         given == tiles.end() ? default_tile(kind, spec, arch) : given->second,
+                         channels_of(spec)});
     }
   return kernels;
 }
@@ -207,7 +214,8 @@ std::vector<KernelSpec> distinct_kernels(const ResolvedSpec& spec, const Arch& a
 
 KernelSpec tiled_kernel(KernelKind kind, const ResolvedSpec& spec, const Arch& arch,
                         const TileConfig& tile) {
-  return {kind, tiling_of(kind).pass, narrowed(definition_of(kind), spec), arch, tile};
+  return {kind, tiling_of(kind).pass, narrowed(definition_of(kind), spec), arch,
+          tile, channels_of(spec)};
 }
 
 } // namespace sagebwd

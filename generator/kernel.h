@@ -40,19 +40,36 @@ template <> struct Words<KernelKind> {
       {KernelKind::round_dq, "round_dq"}};
 };
 
+/// Which of the channels that a kernel computes with the caller's tensors have: `part`, so many as
+/// each call says.
+enum class Channels { all, part };
+template <> struct Words<Channels> {
+  static constexpr std::string_view what = "channels";
+  static constexpr std::pair<Channels, std::string_view> all[] = {{Channels::all, "all"},
+                                                                  {Channels::part, "part"}};
+};
+
 /// Everything that decides one kernel's source and machine code.
 struct KernelSpec {
   KernelKind kind;
   Pass pass;
-  AttentionSpec attention; ///< resolved; what the kernel does not depend on is the default
+  /// Resolved; what the kernel does not depend on is the default, and its head dimension a width.
+  AttentionSpec attention;
   Arch arch;
   TileConfig tile; ///< default-made for kernels without tiles
+  Channels channels = Channels::all;
 
   bool operator==(const KernelSpec&) const = default;
 };
-/// Calls the visitor with the spec's and the tile's fields in turn.
-template <typename Visitor> void visit_fields(const KernelSpec& k, Visitor&& visit) {
+/// Calls the visitor with the fields of what it computes.
+template <typename Visitor> void visit_numerics(const KernelSpec& k, Visitor&& visit) {
   visit_fields(k.attention, visit);
+  visit(Label{"channels", " channels=", "which of its channels tensors have", /*quiet=*/true},
+        k.channels);
+}
+/// And with the tile's.
+template <typename Visitor> void visit_fields(const KernelSpec& k, Visitor&& visit) {
+  visit_numerics(k, visit);
   visit_fields(k.tile, visit);
 }
 

@@ -39,7 +39,7 @@ int64_t bytes_of(std::initializer_list<int64_t> factors) {
 }
 
 std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const Problem& p) {
-  const int64_t d = s.head_dim, heads_q = p.batch * p.heads, heads_k = p.batch * p.heads_kv;
+  const int64_t d = width(s), heads_q = p.batch * p.heads, heads_k = p.batch * p.heads_kv;
   const int64_t tokens_q = padded(p.seq_q), tokens_k = padded(p.seq_kv);
   const int64_t groups_q = tokens_q / s.group_q, groups_k = tokens_k / s.group_kv;
   const int64_t units_q = ceil_div(tokens_q, channel_tokens_q(s));
@@ -121,6 +121,8 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
     set(values, buffer.operand, workspace);
     workspace += aligned(buffer.bytes);
   }
+  put(O::channels, spec->head_dim);
+  put(O::value_channels, spec->head_dim);
   put(O::heads, p.heads);
   put(O::heads_kv, p.heads_kv);
   put(O::seq_q, p.seq_q);
@@ -137,11 +139,13 @@ TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
   const Operand tensor = tensor_of(map);
   const Tokens tokens = caller_tensor(tensor).tokens;
   const auto size = [](int64_t n) { return static_cast<uint64_t>(n); };
-  const uint64_t row_bytes = size(k.attention.head_dim) * 2;
-  TensorShape shape{get(values, tensor),
-                    {size(k.attention.head_dim), size(tokens_of(tokens, p)),
-                     size(heads_of(tokens, p)), size(p.batch)},
-                    {}};
+  const uint64_t channels =
+      get(values, tensor == O::q || tensor == O::k ? O::channels : O::value_channels);
+  const uint64_t row_bytes = channels * 2;
+  TensorShape shape{
+      get(values, tensor),
+      {channels, size(tokens_of(tokens, p)), size(heads_of(tokens, p)), size(p.batch)},
+      {}};
   for (int i = 0; i < 3; ++i) { // batch, head, token; of what there is one of, any will do
     const auto stride = static_cast<Operand>(static_cast<int>(strides_of(tensor)) + i);
     shape.strides[2 - i] = shape.sizes[3 - i] > 1 ? get(values, stride) * 2 : row_bytes;
@@ -160,7 +164,7 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   require(p.batch >= 1 && p.batch <= kMaxGrid,
           named("batch", p.batch) + " is not supported: 1 to 65535");
   // Of a wide head several blocks are neighbours in y.
-  const int64_t parts = ceil_div(spec->head_dim, sum_channels(KernelKind::backward_dq, *spec));
+  const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
   require(p.heads >= 1 && p.heads <= kMaxGrid / parts,
           named("heads", p.heads) + " is not supported: 1 to " + std::to_string(kMaxGrid / parts));
   require(p.heads_kv >= 1 && p.heads % p.heads_kv == 0,

@@ -164,7 +164,7 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
   // in 16 bits; at 64 channels on sm_80 and sm_90a and beside S in 16 bits; at 128 on Blackwells
   // and sm_87, and beside S in 16 bits on sm_90a.
   const Int8Products int8 = which_int8(s.precision);
-  const bool wide = s.head_dim > 64, blackwell = arch.major >= 10;
+  const bool wide = width(s) > 64, blackwell = arch.major >= 10;
   const bool spills = wide ? blackwell || arch.name == "sm_87" || (!int8.s && arch.name == "sm_90a")
                            : !int8.s || arch.name == "sm_80" || arch.name == "sm_90a";
   if (int8.dq && (!int8.dv || spills))
@@ -210,7 +210,7 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   const auto small = [&](int stages) {
     return tile_of(*tiling, s, family, 4, stages, preferred.blocks_per_sm);
   };
-  const int blocks = family == Family::wgmma && s.head_dim <= 64 ? 2 : 1;
+  const int blocks = family == Family::wgmma && width(s) <= 64 ? 2 : 1;
   const auto large = [&](int stages) { return tile_of(*tiling, s, family, 8, stages, blocks); };
   const auto builds = [&](const TileConfig& tile) {
     return objection(kind, s, tile, arch).empty();
@@ -227,7 +227,7 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   throw SpecError(
       "no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
       std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
-      (s.head_dim > kWidestFused
+      (width(s) > kWidestFused
            ? "a GPU with more of it (A100, H100 and B200 have)"
            : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
                  ", another GPU, or precision six-of-seven"));

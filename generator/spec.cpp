@@ -51,7 +51,9 @@ const Grouping& grouping_of(Granularity granularity) {
 }
 
 std::string_view help_of_head_dim() {
-  static const std::string help = "head dimension: " + listed(kHeadDims, ", ");
+  static const std::string help = "head dimension: a multiple of " + std::to_string(kHeadDimStep) +
+                                  ", " + std::to_string(kLeastHeadDim) + " to " +
+                                  std::to_string(kMostHeadDim);
   return help;
 }
 
@@ -76,11 +78,17 @@ ResolvedSpec resolved(AttentionSpec spec) {
   const auto among = [](const auto& numbers, int number) {
     return std::find(std::begin(numbers), std::end(numbers), number) != std::end(numbers);
   };
-  if (!among(kHeadDims, spec.head_dim))
+  if (spec.head_dim < kLeastHeadDim || spec.head_dim > kMostHeadDim ||
+      spec.head_dim % kHeadDimStep != 0)
     throw SpecError("head dimension " + std::to_string(spec.head_dim) +
-                    " is not built: supported are " + listed(kHeadDims, " and ") +
-                    "; pad q, k and v with zero channels "
-                    "(and keep softmax_scale at that of the unpadded dimension)");
+                    " is not built: supported are multiples of " + std::to_string(kHeadDimStep) +
+                    " from " + std::to_string(kLeastHeadDim) + " to " +
+                    std::to_string(kMostHeadDim) +
+                    (spec.head_dim < kMostHeadDim
+                         ? "; pad q, k and v with zero channels (and keep softmax_scale at that "
+                           "of the unpadded dimension)"
+                         : ", for registers hold no more channels' sums; another attention has to "
+                           "serve such heads"));
   const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.group_q == 0)
     spec.group_q = grouping.queries;
@@ -102,9 +110,9 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     (grouping.most_sink_keys ? "1 takes the first key apart, 0 does not"
                                              : "no key is taken apart there, pass 0") +
                     "; leave it out for the default");
-  if (sums_dq_in_fp16(spec) && (spec.deterministic || spec.head_dim > kWidestFused ||
+  if (sums_dq_in_fp16(spec) && (spec.deterministic || width(spec) > kWidestFused ||
                                 spec.precision != Precision::gradients16)) {
-    const bool wide = spec.head_dim > kWidestFused;
+    const bool wide = width(spec) > kWidestFused;
     throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported " +
                     (spec.deterministic ? "under 'deterministic', which adds up dQ in one order"
                      : wide             ? "for head dimension " + std::to_string(spec.head_dim)

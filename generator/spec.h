@@ -89,8 +89,10 @@ const Grouping& grouping_of(Granularity);
 /// papers can tell.
 inline constexpr int kNumerics = 3;
 
-/// Head dimensions that are built.
-inline constexpr int kHeadDims[] = {64, 128, 256};
+/// Channels that kernels compute with: the least that has all of a head.
+inline constexpr int kWidths[] = {64, 128, 256};
+/// Head dimensions: from one to the other in such steps, 16 bytes of a token.
+inline constexpr int kLeastHeadDim = 32, kMostHeadDim = 256, kHeadDimStep = 8;
 /// Up to which one block can sum the gradients of all channels.
 inline constexpr int kWidestFused = 128;
 std::string_view help_of_head_dim();
@@ -140,6 +142,16 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"numerics", " numerics=", "version of what is computed"}, s.numerics);
 }
 
+/// Channels of its heads as kernels have them: zeros behind those of the caller's tensors.
+constexpr int width(const AttentionSpec& s) {
+  for (int width : kWidths)
+    if (s.head_dim <= width)
+      return width;
+  return kMostHeadDim;
+}
+/// Whether the caller's tensors have all of them.
+constexpr bool fills_width(const AttentionSpec& s) { return s.head_dim == width(s); }
+
 /// Lets every query see every key: what a kernel that does not look at the mask depends on.
 inline void drop_mask(AttentionSpec& s) { s.causal = AttentionSpec().causal; }
 
@@ -149,7 +161,7 @@ template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& vi
   visit("CAUSAL", s.causal != Causal::none);
 }
 template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& visit) {
-  visit("HEAD_DIM", s.head_dim);
+  visit("HEAD_DIM", width(s));
 }
 
 /// Whether dQ is summed in FP16 with a factor a query.
@@ -208,7 +220,7 @@ inline bool scales_dout(const AttentionSpec& s) {
 /// Whether one kernel may form all three gradients: it sums dQ in whatever order blocks come. Under
 /// one scale a group those of dS are dQ's kernel's to find, and wide heads leave it no registers.
 inline bool may_fuse_backward(const AttentionSpec& s) {
-  return !s.deterministic && s.head_dim <= kWidestFused &&
+  return !s.deterministic && width(s) <= kWidestFused &&
          !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq);
 }
 /// Tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.

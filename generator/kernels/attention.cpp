@@ -62,7 +62,7 @@ void configure_registers(Configuration& c, const KernelSpec& k) {
 }
 
 std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
-  if (s.head_dim <= kWidestFused)
+  if (width(s) <= kWidestFused)
     return "a pair of warpgroups shares out channels of wide heads, more than " +
            std::to_string(kWidestFused) + "; of " + std::to_string(s.head_dim) +
            " one holds the sums of all";

@@ -16,11 +16,11 @@ using O = Operand;
 
 inline bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
 inline bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
-inline bool wide(const AttentionSpec& s) { return s.head_dim > 64; }
+inline bool wide(const AttentionSpec& s) { return width(s) > 64; }
 
 /// Bytes of a token of Q or K for S, and of a token of V or dO.
-inline int score_row(const AttentionSpec& s) { return scores16(s) ? 2 * s.head_dim : s.head_dim; }
-inline int value_row(const AttentionSpec& s) { return 2 * s.head_dim; }
+inline int score_row(const AttentionSpec& s) { return scores16(s) ? 2 * width(s) : width(s); }
+inline int value_row(const AttentionSpec& s) { return 2 * width(s); }
 /// Channels of a gradient that a block sums.
 inline int gradient_channels(const AttentionSpec& s) {
   return sum_channels(KernelKind::backward_dq, s);
@@ -30,7 +30,7 @@ inline int gradient_channels(const AttentionSpec& s) {
 /// `step` keys have a stage, and for each warp ratios of one to the next.
 inline int unit_bytes_ws(const AttentionSpec& s, const TileConfig& t, int step) {
   const int slots = 1 + static_cast<int>(ceil_div(t.stages, channel_tokens_kv(s) / step));
-  return (slots * static_cast<int>(kChannelVectors) + t.warps) * s.head_dim * 4;
+  return (slots * static_cast<int>(kChannelVectors) + t.warps) * width(s) * 4;
 }
 
 /// Why a pair of warpgroups is not built for a spec and tile; empty where it is.
@@ -47,7 +47,7 @@ inline std::string too_wide(const AttentionSpec& s) {
 /// whole group apart until they are scaled, of 128 channels at most; mma.sync forms 16 columns at a
 /// time.
 inline int product_registers(const AttentionSpec& s, Family family) {
-  return family == Family::wgmma ? std::min(s.head_dim, kWidestFused) / 2 : 8;
+  return family == Family::wgmma ? std::min(width(s), kWidestFused) / 2 : 8;
 }
 
 /// The spec less what no attention kernel depends on.

@@ -31,8 +31,9 @@ int accumulators_of_dkv(const AttentionSpec& s, Family family) {
 }
 bool sums_16_bit_products(const AttentionSpec&) { return true; }
 std::vector<Output> outputs_of_dkv(const AttentionSpec& s, const Problem& p) {
-  const int64_t values = p.batch * p.heads_kv * p.seq_kv * s.head_dim;
-  return {{O::dk, values, Output::elements}, {O::dv, values, Output::elements}};
+  const int64_t keys = p.batch * p.heads_kv * p.seq_kv;
+  return {{O::dk, keys * s.head_dim, Output::elements},
+          {O::dv, keys * s.head_dim, Output::elements}};
 }
 
 const Tiling kBackwardDkv = {
@@ -55,9 +56,9 @@ const Tiling kBackwardDkv = {
 // and what this meets (ColumnStart); scales of units; barriers
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
-  const int for_gradients = (int8.dk ? s.head_dim : value_row(s)) + (int8.dv ? s.head_dim : 0);
-  const int row = s.head_dim + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
-  const int units = int8.dk || int8.dv ? ((t.stages + 1) * vectors + t.warps) * s.head_dim * 4 : 0;
+  const int for_gradients = (int8.dk ? width(s) : value_row(s)) + (int8.dv ? width(s) : 0);
+  const int row = width(s) + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
+  const int units = int8.dk || int8.dv ? ((t.stages + 1) * vectors + t.warps) * width(s) * 4 : 0;
   const int start = 16, ones = 2048;
   return t.block_kv * row +
          t.stages * kTokensPerTile *
@@ -74,7 +75,7 @@ Tiling tiling_ws() {
     if (scores16(s) || blockwise(s))
       return "it is built for 8-bit scores under '" + value_text(Granularity::row) +
              "'; the family wgmma has the others";
-    if (s.head_dim > kWidestFused)
+    if (width(s) > kWidestFused)
       return too_wide(s);
     if (wide(s) && t.warps == 12)
       return "registers do not suffice for three warpgroups at 128 channels";
@@ -96,12 +97,12 @@ constexpr int kept_scores_bytes() { return 2 * 64 * kTokensPerTile + 128 * 16; }
 // of both tiles; P or dS. Barriers
 int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
   constexpr int tile = kTokensPerTile, row_vectors = static_cast<int>(kRowVectors);
-  const int row = s.head_dim + value_row(s);
-  const int units = 2 * 2 * static_cast<int>(kChannelVectors) * s.head_dim * 4;
+  const int row = width(s) + value_row(s);
+  const int units = 2 * 2 * static_cast<int>(kChannelVectors) * width(s) * 4;
   const int for_scores = t.block_kv * row + 2 * tile * (row + row_vectors * 4);
   return for_scores +
          (which_int8(s.precision).dk
-              ? 3 * tile * s.head_dim + 2 * kept_scores_bytes() + units + 5 * 16
+              ? 3 * tile * width(s) + 2 * kept_scores_bytes() + units + 5 * 16
               : 2 * tile * value_row(s) + 2 * t.block_kv * tile * 2 + 4 * 16) +
          5 * 8;
 }
@@ -129,10 +130,10 @@ const Tiling kBackwardDkvPair = tiling_pair();
 // The keys and a tile's dS for dQ, in 16 bits or in 8; then also two sets of maxima, the inverses
 // of each warp, and scales of channels (Dq8Layout), in whole tiles' alignment
 int shared_bytes_of_dq(const AttentionSpec& s, const TileConfig& t) {
-  const int values = t.block_kv * (s.head_dim + kTokensPerTile);
+  const int values = t.block_kv * (width(s) + kTokensPerTile);
   if (!which_int8(s.precision).dq)
     return 2 * values;
-  const int scales = ((2 + t.warps) * kTokensPerTile + s.head_dim) * 4;
+  const int scales = ((2 + t.warps) * kTokensPerTile + width(s)) * 4;
   return values + (scales + 1023) / 1024 * 1024;
 }
 
@@ -145,7 +146,7 @@ const Tiling kBackward = {
         },
     .objection =
         [](const AttentionSpec& s, const TileConfig& t) {
-          if (s.head_dim > kWidestFused)
+          if (width(s) > kWidestFused)
             return too_wide(s);
           if (!may_fuse_backward(s))
             return "dQ is summed in no order: it takes no 'deterministic', and under '" +
@@ -172,11 +173,11 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   configure_common(c, k);
   c.add("WITH_DQ", k.kind == KernelKind::backward);
   const AttentionSpec& s = k.attention;
-  const int steps = s.head_dim / 16;
+  const int steps = width(s) / 16;
   // There a few more registers than there are would be needed to unroll dP's product.
   const bool masked = k.arch.major == 12 && s.causal != Causal::none && !blockwise(s) &&
                       s.precision == Precision::six_of_seven;
-  const bool halved = s.head_dim > kWidestFused
+  const bool halved = width(s) > kWidestFused
                           ? k.arch.major >= 9
                           : k.arch.major >= 10 && wide(s) && (s.sink_keys == 0 || masked);
   configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
@@ -190,7 +191,7 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
 
 std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
   const bool fused_in_int8 = k.kind == KernelKind::backward && which_int8(k.attention.precision).dq;
-  if (wide(k.attention) || (fused_in_int8 && k.arch.major >= 10))
+  if (wide(k.attention) || is_part(k) || (fused_in_int8 && k.arch.major >= 10))
     return {"--ptxas-options=-O1"};
   return {};
 }

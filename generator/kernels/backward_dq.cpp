@@ -72,16 +72,22 @@ const Tiling kBackwardDq = {
     },
 };
 
+/// Wide heads of 16-bit queries that do not fill the width leave wgmma the fewest registers.
+bool has_fewest_registers(const KernelSpec& k) {
+  return is_part(k) && k.tile.family == Family::wgmma && width(k.attention) > kWidestFused &&
+         scores16(k.attention);
+}
+
 void configure_dq(Configuration& c, const KernelSpec& k) {
   configure_common(c, k);
   const bool held = dq_holds_rows(k.attention, k.tile.family);
-  c.add("VALUE_UNROLL", k.attention.head_dim / 16);
+  c.add("VALUE_UNROLL", width(k.attention) / 16);
   c.add("SCORE_ROWS_IN_REGISTERS", held);
   c.add("VALUE_ROWS_IN_REGISTERS", held);
   // Of two loops with wgmma ptxas serialises the products (C7511), and at 128 channels it keeps
   // more addresses than there are registers.
   c.add("MASK_APART", k.tile.family == Family::mma && !wide(k.attention));
-  c.add("LEAN_COPIES", false);
+  c.add("LEAN_COPIES", has_fewest_registers(k));
   // A register, which four warps at 128 channels and 16-bit queries have not.
   c.add("HOLDS_COPIER", k.tile.family == Family::mma && !blockwise(k.attention) &&
                             k.attention.precision != Precision::qk16 &&
@@ -94,9 +100,9 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const bool dq8 = which_int8(s.precision).dq;
   const int step = dq8 ? s.group_kv : 2 * kTokensPerTile;
-  const int stage = step * (s.head_dim + value_row(s) + (dq8 ? s.head_dim : value_row(s))) +
+  const int stage = step * (width(s) + value_row(s) + (dq8 ? width(s) : value_row(s))) +
                     static_cast<int>(kPadding / kKeysAScale) * 4;
-  return t.block_q * (s.head_dim + value_row(s)) + t.stages * stage +
+  return t.block_q * (width(s) + value_row(s)) + t.stages * stage +
          (dq8 ? unit_bytes_ws(s, t, step) : 0) + 1024 + 2 * t.stages * 8 + 8;
 }
 
@@ -109,7 +115,7 @@ Tiling tiling_ws() {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
              "' Q and K have 16 bits; the family wgmma has them";
-    if (s.head_dim > kWidestFused)
+    if (width(s) > kWidestFused)
       return too_wide(s);
     if (blockwise(s) && which_int8(s.precision).dq)
       return "its warpgroups share no scale, which '" + value_text(s.granularity) +
@@ -124,7 +130,7 @@ Tiling tiling_ws() {
   };
   // dQ, scores and a block for dP and then products
   tiling.accumulators = [](const AttentionSpec& s, Family) {
-    return s.head_dim / 2 + std::max(s.group_kv, s.head_dim) / 2 + s.group_kv / 2;
+    return width(s) / 2 + std::max(s.group_kv, width(s)) / 2 + s.group_kv / 2;
   };
   return tiling;
 }
@@ -136,10 +142,10 @@ const Tiling kBackwardDqWs = tiling_ws();
 int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
   const bool dq8 = which_int8(s.precision).dq;
   constexpr int step = 2 * kTokensPerTile, vectors = static_cast<int>(kChannelVectors);
-  const int units = (2 * vectors + t.warps / 2) * s.head_dim * 4;
-  return 1024 + t.block_q * (s.head_dim + value_row(s)) +
-         t.stages * (step * s.head_dim + 2 * static_cast<int>(kPadding / kKeysAScale) * 4) +
-         step * (value_row(s) + (dq8 ? s.head_dim : value_row(s))) +
+  const int units = (2 * vectors + t.warps / 2) * width(s) * 4;
+  return 1024 + t.block_q * (width(s) + value_row(s)) +
+         t.stages * (step * width(s) + 2 * static_cast<int>(kPadding / kKeysAScale) * 4) +
+         step * (value_row(s) + (dq8 ? width(s) : value_row(s))) +
          step * kTokensPerTile * (dq8 ? 1 : 2) + (dq8 ? units + 2 * t.block_q * 4 : 0) +
          2 * 2 * t.stages * 8 + 2 * 16 + 16 + 8;
 }
@@ -167,12 +173,20 @@ void configure_dq_ws(Configuration& c, const KernelSpec& k) {
   configure_registers(c, k);
 }
 
+std::vector<std::string> options_of_dq_wgmma(const KernelSpec& k) {
+  return has_fewest_registers(k)
+             ? std::vector<std::string>{"--ptxas-options=--register-usage-level=0"}
+             : options_of_gradients_wgmma(k);
+}
+
 std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
   const bool datacentre_blackwell = k.arch.major == 10 || k.arch.major == 11;
-  const bool widest = k.attention.head_dim > kWidestFused;
-  if (widest || (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell))
-    return {"--ptxas-options=-O1"};
+  const bool widest = width(k.attention) > kWidestFused;
   const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
+  if (widest && is_part(k) && scores16(k.attention) && two_small_blocks)
+    return {"--ptxas-options=--register-usage-level=2"};
+  if (widest || is_part(k) || (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell))
+    return {"--ptxas-options=-O1"};
   if (wide(k.attention) && !two_small_blocks)
     return {"--ptxas-options=--register-usage-level=8"};
   return {};
@@ -195,7 +209,7 @@ KernelDefinition backward_dq(Family family) {
       .configure = configure_dq,
       .threads = threads,
       .grid = grid,
-      .compiler_options = family == Family::mma ? options_of_dq_mma : options_of_gradients_wgmma,
+      .compiler_options = family == Family::mma ? options_of_dq_mma : options_of_dq_wgmma,
       .tiling = &kBackwardDq,
   };
 }

@@ -10,14 +10,14 @@ namespace {
 /// meet.
 int shared_bytes(const AttentionSpec& s, const TileConfig& t) {
   constexpr int row_vectors = static_cast<int>(kRowVectors);
-  const int stage = kTokensPerTile * (s.head_dim + 2 * value_row(s) + row_vectors * 4);
-  return t.block_kv * (s.head_dim + 2 * value_row(s)) + 2 * t.block_kv * kTokensPerTile * 2 +
-         kTokensPerTile * s.head_dim * (sums_dq_in_fp16(s) ? 2 : 4) + t.stages * stage +
+  const int stage = kTokensPerTile * (width(s) + 2 * value_row(s) + row_vectors * 4);
+  return t.block_kv * (width(s) + 2 * value_row(s)) + 2 * t.block_kv * kTokensPerTile * 2 +
+         kTokensPerTile * width(s) * (sums_dq_in_fp16(s) ? 2 : 4) + t.stages * stage +
          4 * t.stages * 8 + 16;
 }
 
 std::string objection(const AttentionSpec& s, const TileConfig& t) {
-  if (s.head_dim > kWidestFused)
+  if (width(s) > kWidestFused)
     return too_wide(s);
   if (s.deterministic)
     return "dQ is summed in no order: it takes no 'deterministic'";

@@ -21,8 +21,8 @@ const Tiling kForward = {
     .shared_bytes =
         [](const AttentionSpec& s, const TileConfig& t) {
           return t.block_q * score_row(s) +
-                 t.stages * (s.group_kv * score_row(s) + s.head_dim * s.group_kv) +
-                 (blockwise(s) ? 0 : 2 * int{kChannelVectors} * s.head_dim * 4);
+                 t.stages * (s.group_kv * score_row(s) + width(s) * s.group_kv) +
+                 (blockwise(s) ? 0 : 2 * int{kChannelVectors} * width(s) * 4);
         },
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
     .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
@@ -37,7 +37,7 @@ const Tiling kForward = {
     .accumulators =
         [](const AttentionSpec& s, Family family) {
           const int group = s.group_kv / 2;
-          return s.head_dim / 2 + std::max(group, group / 4 + product_registers(s, family));
+          return width(s) / 2 + std::max(group, group / 4 + product_registers(s, family));
         },
     .sums_16_bit_products = scores16,
     .outputs = [](const AttentionSpec& s, const Problem& p) -> std::vector<Output> {
@@ -51,8 +51,8 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
   // At 128 channels ptxas' schedules for Blackwells leave no registers for them; reading them again
   // is one in seventeen reads of shared memory. At 256 nobody has them.
   const bool in_registers =
-      !wide(k.attention) || (k.attention.head_dim <= kWidestFused && k.arch.major < 10);
-  configure_operands(c, k, in_registers, k.attention.head_dim / 16);
+      !wide(k.attention) || (width(k.attention) <= kWidestFused && k.arch.major < 10);
+  configure_operands(c, k, in_registers, width(k.attention) / 16);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
   // but for the forward at 128 channels.
   c.add("LEAN_COPIES", k.tile.family != Family::mma || wide(k.attention));
@@ -61,9 +61,8 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
 /// Tiles of a ring, scales of its keys and of units' channels, and barriers: the ring's, and that
 /// of Q.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
-  const int keys = s.group_kv * s.head_dim,
-            key_scales = static_cast<int>(kPadding / kKeysAScale) * 4;
-  return t.block_q * s.head_dim + t.stages * (2 * keys + key_scales) +
+  const int keys = s.group_kv * width(s), key_scales = static_cast<int>(kPadding / kKeysAScale) * 4;
+  return t.block_q * width(s) + t.stages * (2 * keys + key_scales) +
          (blockwise(s) ? 0 : unit_bytes_ws(s, t, s.group_kv)) + 2 * t.stages * 8 + 8;
 }
 
@@ -76,8 +75,8 @@ Tiling tiling_ws() {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
              "' Q and K have 16 bits; the family wgmma has them";
-    if (s.head_dim > kWidestFused && t.warps == 12)
-      return "registers do not suffice for three warpgroups at " + std::to_string(s.head_dim) +
+    if (width(s) > kWidestFused && t.warps == 12)
+      return "registers do not suffice for three warpgroups at " + std::to_string(width(s)) +
              " channels";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
   };
@@ -85,10 +84,10 @@ Tiling tiling_ws() {
   // 4096 tokens; without one at 64 channels up to 1024, by 9 %, and 2 and 7 % slower at 2048 and
   // 8192.
   tiling.beats_wgmma = [](const AttentionSpec& s) {
-    return s.head_dim > kWidestFused || s.causal == Causal::none;
+    return width(s) > kWidestFused || s.causal == Causal::none;
   };
   tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
-    const bool widest = s.head_dim > kWidestFused;
+    const bool widest = width(s) > kWidestFused;
     return {.warps = widest ? 8 : 12, .stages = widest ? 2 : 4, .blocks_per_sm = 1};
   };
   return tiling;
@@ -102,8 +101,8 @@ void configure_forward_ws(Configuration& c, const KernelSpec& k) {
 
 std::vector<std::string> options_of_forward_mma(const KernelSpec& k) {
   // Large blocks at 128 channels spill at level 3.
-  if (!wide(k.attention) || k.attention.head_dim > kWidestFused || k.arch.name == "sm_100" ||
-      k.tile.warps == 8)
+  if (!wide(k.attention) || width(k.attention) > kWidestFused || is_part(k) ||
+      k.arch.name == "sm_100" || k.tile.warps == 8)
     return {"--ptxas-options=-O1"};
   return {};
 }

@@ -34,11 +34,11 @@ int key_roles(const KernelSpec& k) {
 /// few bytes, on Blackwell under every precision.
 int blocks_per_sm(const KernelSpec& k) {
   const Int8Products int8 = which_int8(k.attention.precision);
-  const bool wide = k.attention.head_dim > 64, backward = k.pass == Pass::backward;
+  const bool wide = width(k.attention) > 64, backward = k.pass == Pass::backward;
   const bool unrotated = int8.s && !k.attention.rotate;
   const bool tight = backward && (k.arch.major >= 10 || (int8.s && int8.dk && !int8.dv) ||
                                   (!wide && (unrotated || !int8.s)));
-  return k.attention.head_dim > kWidestFused ? 1 : (wide ? 2 : 3) - tight;
+  return width(k.attention) > kWidestFused ? 1 : (wide ? 2 : 3) - tight;
 }
 
 void configure(Configuration& c, const KernelSpec& k) {
@@ -67,9 +67,11 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("BLOCKS_PER_SM", blocks_per_sm(k));
 }
 
-/// A thread's 64 channels of a token take all registers: from level 2 on a few bytes are spilled.
+/// A thread's 64 channels of a token take all registers, and so do 16 of a part of a width with as
+/// many blocks as the narrowest has: from level 2 on a few bytes are spilled.
 std::vector<std::string> compiler_options(const KernelSpec& k) {
-  if (k.attention.head_dim > kWidestFused)
+  const int w = width(k.attention);
+  if (w > kWidestFused || (w == 64 && is_part(k)))
     return {"--ptxas-options=-O1"};
   return {};
 }

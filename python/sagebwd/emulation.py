@@ -158,7 +158,7 @@ def emulation_rules(
         raise options.SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
     q, k = swapped(layout, q, k)
     given = {name: chosen.pop(name) for name in ("group_q", "group_kv")}
-    nearest = dict(head_dim=options.nearest_head_dim(q.shape[3]), precision=plan)
+    nearest = dict(head_dim=options.width_of(q.shape[3]), precision=plan)
     kernels, plan = options.emulated_spec({**chosen, **nearest}, q, k)
     groups = {name: getattr(kernels, name) if size is None else options.whole_number(name, size)
               for name, size in given.items()}  # fmt: skip

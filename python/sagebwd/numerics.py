@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from sagebwd.options import Mask
+from sagebwd.options import Mask, width_of
 
 _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)
@@ -215,7 +215,8 @@ class _Scores:
             return self.q.to(rules.math) @ self.k.to(rules.math).mT, factor
         q, k = self.q, self.keys
         if rules.rotate:
-            q, k = hadamard(q), hadamard(k)
+            zeros = max(width_of(q.shape[-1]) - q.shape[-1], 0)
+            q, k = (hadamard(F.pad(x, (0, zeros))) for x in (q, k))
         q, q_scale = _token_integers(q, rules.sharing(rules.group_q))
         k, k_scale = _key_integers(k, rules)
         return (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT, rules.scale_log2 * q_scale

@@ -20,7 +20,8 @@ SpecError = _core.SpecError
 #: dV = P^T dO, dP = dO V^T, dQ = tau dS K, dK = tau dS^T Q.
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
 #: Head dimensions of the kernels.
-HEAD_DIMS = _core.head_dims
+#: Channels that kernels compute with: a head dimension takes the least that has it.
+WIDTHS = _core.widths
 #: A smaller scale takes the quantised scores' steps out of FP32's normal numbers.
 LEAST_SOFTMAX_SCALE = _core.least_softmax_scale
 #: Names of the plans that they are built for.
@@ -94,7 +95,7 @@ class Options(Mask):
 class Operation(Options):
     """`Options` where no tensor says the rest."""
 
-    head_dim: int = _option(128, f"{' or '.join(map(str, HEAD_DIMS))}.")
+    head_dim: int = _option(128, "A multiple of 8 from 32 to 256.")
     dtype: object = _option("bf16", "'bf16' or 'fp16', or PyTorch's or NumPy's name of them.")
 
 
@@ -323,9 +324,9 @@ def emulated_spec(options, q, k, **more):
     return Spec(**with_mask(options, q.shape[2], k.shape[2]), **more), plan
 
 
-def nearest_head_dim(channels):
-    """That of the kernels which would serve, were the channels padded; the largest for more."""
-    return min((dim for dim in HEAD_DIMS if dim >= channels), default=HEAD_DIMS[-1])
+def width_of(channels):
+    """The channels that kernels compute with for so many; the most they have for more."""
+    return min((width for width in WIDTHS if width >= channels), default=WIDTHS[-1])
 
 
 def check_layout(layout):

@@ -118,8 +118,9 @@ HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const Produc
   };
   if (plan.s) {
     const std::vector<float> x = rotated(k.data(), n);
-    k_scores = one_scale_ ? copy_by_tokens(x.data(), n, d, spec.group_kv)
-                          : copy_by_key_octets(x.data(), n, d);
+    const auto depth = static_cast<int64_t>(x.size()) / n;
+    k_scores = one_scale_ ? copy_by_tokens(x.data(), n, depth, spec.group_kv)
+                          : copy_by_key_octets(x.data(), n, depth);
   }
   if (plan.pv)
     v_transposed = over_keys(v);
@@ -138,7 +139,8 @@ HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const Produc
 }
 
 Copy HeadCopies::queries_for_scores(const float* q, int64_t rows) const {
-  return copy_by_tokens(rotated(q, rows).data(), rows, spec_.head_dim,
+  const std::vector<float> x = rotated(q, rows);
+  return copy_by_tokens(x.data(), rows, static_cast<int64_t>(x.size()) / rows,
                         one_scale_ ? spec_.group_q : 1);
 }
 
@@ -179,10 +181,16 @@ std::vector<float> HeadCopies::without_sinks(const float* keys, int64_t count) c
 }
 
 std::vector<float> HeadCopies::rotated(const float* x, int64_t tokens) const {
-  std::vector<float> result(x, x + tokens * spec_.head_dim);
-  if (spec_.rotate)
-    for (int64_t i = 0; i < tokens; ++i)
-      rotate(result.data() + i * spec_.head_dim, spec_.head_dim);
+  const int channels = spec_.head_dim;
+  if (!spec_.rotate)
+    return {x, x + tokens * channels};
+  const int filled = std::max(width(spec_), channels);
+  std::vector<float> result(tokens * filled);
+  for (int64_t i = 0; i < tokens; ++i) {
+    float* token = result.data() + i * filled;
+    std::copy_n(x + i * channels, channels, token);
+    rotate(token, filled);
+  }
   return result;
 }
 

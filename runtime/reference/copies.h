@@ -58,6 +58,7 @@ private:
   void smooth_keys(const Head&);
   void scale_douts(const Head&, bool int8_dv);
   std::vector<float> without_sinks(const float* keys, int64_t count) const;
+  /// As scores have them; rotated, with the zeros that fill the kernels' width.
   std::vector<float> rotated(const float* x, int64_t tokens) const;
 
   AttentionSpec spec_;

@@ -104,8 +104,9 @@ private:
       return;
     }
     const Copy queries = copies_.queries_for_scores(q, rows);
-    gemm(rows, n, d, rows_of(queries.levels.data()),
-         rows_of(copies_.k_scores.levels.data()).transposed(), scores_.data(), n);
+    const int64_t depth = queries.channels;
+    gemm(rows, n, depth, {queries.levels.data(), depth},
+         MatrixView{copies_.k_scores.levels.data(), depth}.transposed(), scores_.data(), n);
     for (int64_t i = 0; i < rows; ++i) {
       row_factor_[i] *= queries.token_scale[i];
       for (int64_t j = 0; j < n; ++j)

@@ -86,14 +86,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (walk.has(tile)) {
       const int valid = at.seq_q() - tile.in_head * TILE_Q;
       load_score_rows<TILE_Q>(stage + SharedLayout::QUERIES, p.q8 + tile.elements(),
-                              query_rows(tile), p.q_stride_s, valid);
+                              query_rows(tile), p.q_stride_s, valid, p.channels);
       load_floats<SharedLayout::ROWS_BYTES / 4, THREADS>(stage + SharedLayout::ROWS,
                                                          p.q_rows + tile.rows());
       load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(),
                              p.dout + at.first_query(p.dout_stride_b) +
                                  tile.head * p.dout_stride_h +
                                  tile.in_head * TILE_Q * p.dout_stride_s,
-                             p.dout_stride_s, valid);
+                             p.dout_stride_s, valid, p.value_channels);
     }
     cp_async_commit();
   };
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if constexpr (DK16)
         load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(of_dk, query_rows(tile) + first_channel(),
                                                   p.q_stride_s * 2,
-                                                  at.seq_q() - tile.in_head * TILE_Q);
+                                                  at.seq_q() - tile.in_head * TILE_Q, p.channels);
       else
         load_image<TILE_Q * SUM_CHANNELS>(of_dk, p.qt8 + transposed);
       if constexpr (!DV16)
@@ -138,11 +138,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   load_score_rows<BLOCK_KV>(
       shared + SharedLayout::KEYS, p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
       p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
-      p.k_stride_s, at.seq_kv() - first_key);
+      p.k_stride_s, at.seq_kv() - first_key, p.channels);
   load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
       shared + SharedLayout::VALUES,
       p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h + first_key * p.v_stride_s,
-      p.v_stride_s * 2, at.seq_kv() - first_key);
+      p.v_stride_s * 2, at.seq_kv() - first_key, p.value_channels);
   FusedDq dq(shared + SharedLayout::DQ);
   dq.load(p, at, first_key);
   QueryTile tile = walk.start(at);

@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (QK16) {
       load_tile<TOKENS_PER_TILE, SCORE_ROW_BYTES, THREADS>(
           destination, key_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.k_stride_s,
-          p.k_stride_s * 2, valid);
+          p.k_stride_s * 2, valid, p.channels);
     } else {
       load_image<SharedLayout::KEYS_BYTES>(destination, keys8 + static_cast<s64>(tile) *
                                                                     (TOKENS_PER_TILE * HEAD_DIM));
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     load_tile<TOKENS_PER_TILE, VALUE_ROW_BYTES, THREADS>(
         shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
         value_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.v_stride_s, p.v_stride_s * 2,
-        valid, copy_values);
+        valid, p.value_channels, copy_values);
   };
   const auto load_summed = [&](int group, int stage, int valid) {
     const u32 destination = shared + SharedLayout::SUMMED + stage * SharedLayout::SUMMED_BYTES;
@@ -130,12 +130,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   load_score_rows<BLOCK_Q>(
       shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
       p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
-      p.q_stride_s, at.seq_q() - first_query);
+      p.q_stride_s, at.seq_q() - first_query, p.channels);
   load_dout_rows<BLOCK_Q>(shared + SharedLayout::DOUT,
                           p.dout_rows + (at.padded_query() + first_query) * HEAD_DIM,
                           p.dout + at.first_query(p.dout_stride_b) + at.head * p.dout_stride_h +
                               first_query * p.dout_stride_s,
-                          p.dout_stride_s, at.seq_q() - first_query);
+                          p.dout_stride_s, at.seq_q() - first_query, p.value_channels);
   cp_async_commit();
 
   const int warp_query = first_query + warp_id() * 16;

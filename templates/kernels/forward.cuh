@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
             tile,
             p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
-            p.k_stride_s * 2, at.seq_kv() - first);
+            p.k_stride_s * 2, at.seq_kv() - first, p.channels);
       else
         load_image<SharedLayout::KEYS_BYTES>(tile, p.k8, (head_keys + first) * HEAD_DIM);
     }
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   load_score_rows<BLOCK_Q>(
       shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
       p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
-      p.q_stride_s, at.seq_q() - first_query);
+      p.q_stride_s, at.seq_q() - first_query, p.channels);
   load_keys(walk);
   if constexpr (STAGES == 2)
     load_values(walk);
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
   if constexpr (SINK_KEYS)
     start_from_sink(o, p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h,
-                    channel_scales(0));
+                    p.value_channels, channel_scales(0));
 
   ScoreRows queries;
   wait_for_tiles();

@@ -106,7 +106,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   }
   if constexpr (SINK_KEYS)
     start_from_sink(o, p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h,
-                    channel_scales_of(p, at, 0));
+                    p.value_channels, channel_scales_of(p, at, 0));
 
   // As descriptors have it, or as addresses: measured, the one is 2 % faster at 128 channels, with
   // 34 instructions a group fewer, and 3 % slower at 64, with 25 fewer.

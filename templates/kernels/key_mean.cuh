@@ -8,6 +8,7 @@
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/stream_order.cuh"
+#include "tile/channels.cuh"
 #include "tile/key_mean.cuh"
 #include "tile/key_range.cuh"
 #include "tile/place.cuh"
@@ -27,7 +28,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   KeyMaxima maxima;
 #pragma unroll 8
   for (int key = row; key < keys_here; key += ROWS_AT_ONCE) {
-    const uint4 words = *reinterpret_cast<const uint4*>(keys + key * p.k_stride_s);
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (is_channel(octet * 8, p.channels))
+      words = *reinterpret_cast<const uint4*>(keys + key * p.k_stride_s);
     const u32 pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -58,5 +61,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     write_key_range(p.key_range + chunk * KEY_RANGE_FLOATS, maxima,
                     p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h +
                         first_key * p.v_stride_s + octet * 8,
-                    p.v_stride_s, keys_here, sums);
+                    p.v_stride_s, keys_here, p.value_channels, sums);
 }

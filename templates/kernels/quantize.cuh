@@ -193,10 +193,10 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
   float* sums = p.sink_partial + flat_unit * (2 * HEAD_DIM); // of dK, then of dV
   const Source dout = {p.dout + at.first_query(p.dout_stride_b) + at.head * p.dout_stride_h +
                            unit.first * p.dout_stride_s,
-                       p.dout_stride_s, 0, unit.valid};
+                       p.dout_stride_s, 0, unit.valid, p.value_channels};
   const Source out = {p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
                           unit.first * p.out_stride_s,
-                      p.out_stride_s, 0, unit.valid};
+                      p.out_stride_s, 0, unit.valid, p.value_channels};
 
   float largest[SHARE] = {};
   take_douts(p, dout, out, unit, head_row, find_key_range(p, at), largest);
@@ -228,7 +228,7 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
   const Unit unit = unit_of<QUERY_TOKENS>(index, at.seq_q(), p.padded_q);
   const Source q = {p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h +
                         unit.first * p.q_stride_s,
-                    p.q_stride_s, 0, unit.valid};
+                    p.q_stride_s, 0, unit.valid, p.channels};
   const Element* first_key = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h;
   const Element* first_value = p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h;
 
@@ -237,9 +237,11 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
   if (SINK_KEYS && threadIdx.x < HEAD_DIM) {
     const int channel = threadIdx.x; // the thread that has found the channel's mean
     shared.first_key[channel] =
-        unpack<Element>(first_key[channel].bits).x - (SHIFTED ? shared.mean[channel] : 0);
+        unpack<Element>(is_channel(channel, p.channels) ? first_key[channel].bits : 0).x -
+        (SHIFTED ? shared.mean[channel] : 0);
     if constexpr (BACKWARD)
-      shared.first_value[channel] = unpack<Element>(first_value[channel].bits).x;
+      shared.first_value[channel] =
+          unpack<Element>(is_channel(channel, p.value_channels) ? first_value[channel].bits : 0).x;
   }
   if constexpr (BACKWARD) {
     for (int token = threadIdx.x; token < unit.written; token += THREADS) {
@@ -299,7 +301,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
   const s64 head_row = at.padded_key(), copy = (head_row + unit.first) * HEAD_DIM;
   const Source k = {p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h +
                         unit.first * p.k_stride_s,
-                    p.k_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid};
+                    p.k_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid, p.channels};
   if constexpr (SMOOTH_K) {
     find_mean(p, at);
     if (index == 0 && threadIdx.x < HEAD_DIM)
@@ -361,7 +363,7 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
   const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), p.padded_kv);
   const Source v = {p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h +
                         unit.first * p.v_stride_s,
-                    p.v_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid};
+                    p.v_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid, p.value_channels};
   ShareMaxima maxima;
   walk_tokens(v, unit.written, [&](int, const Share& share) { maxima.take(share); });
   float largest[SHARE];

@@ -139,12 +139,14 @@ private:
 
 /// Writes a warp's 16 x SUM_CHANNELS accumulators as rows of a 16-bit tensor; rows at or past
 /// `valid_rows` are not touched.
-__device__ __forceinline__ void store_rows(Element* rows, s64 stride, int valid_rows,
+__device__ __forceinline__ void store_rows(Element* rows, s64 stride, int valid_rows, int channels,
                                            const float (&x)[SUM_CHANNELS / 8][4], float factor_low,
                                            float factor_high) {
   const int row = lane_id() >> 2, column = (lane_id() & 3) * 2;
 #pragma unroll
   for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
+    if (!is_channel(first_channel() + 8 * j, channels))
+      continue;
     if (row < valid_rows)
       *reinterpret_cast<u32*>(rows + row * stride + 8 * j + column) =
           pack<Element>(x[j][0] * factor_low, x[j][1] * factor_low);

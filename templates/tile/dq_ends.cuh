@@ -22,7 +22,8 @@ __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const
                       : read_row(p.q_rows, at.padded_query(), query[r], ROW_SINK);
 #pragma unroll
   for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
-    float2 x = unpack<Element>(*reinterpret_cast<const u32*>(key + 8 * j));
+    const bool there = is_channel(first_channel() + 8 * j, p.channels);
+    float2 x = unpack<Element>(there ? *reinterpret_cast<const u32*>(key + 8 * j) : 0);
     if constexpr (SMOOTH_K) {
       x.x -= mean[8 * j];
       x.y -= mean[8 * j + 1];
@@ -69,5 +70,6 @@ __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANN
   }
   store_rows(p.dq + at.first_query(p.dq_stride_b) + at.head * p.dq_stride_h +
                  warp_query * p.dq_stride_s + first_channel(),
-             p.dq_stride_s, at.seq_q() - warp_query, dq, p.softmax_scale, p.softmax_scale);
+             p.dq_stride_s, at.seq_q() - warp_query, p.channels, dq, p.softmax_scale,
+             p.softmax_scale);
 }

@@ -52,9 +52,10 @@ __device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, con
       p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h + first_channel(),
       p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h + first_channel()};
   const int left = at.seq_kv() - first_key;
-  store_rows(to.dk + first_key * p.dk_stride_s, p.dk_stride_s, left, dk.x, p.softmax_scale,
-             p.softmax_scale);
-  store_rows(to.dv + first_key * p.dv_stride_s, p.dv_stride_s, left, dv.x, 1.0f, 1.0f);
+  store_rows(to.dk + first_key * p.dk_stride_s, p.dk_stride_s, left, p.channels, dk.x,
+             p.softmax_scale, p.softmax_scale);
+  store_rows(to.dv + first_key * p.dv_stride_s, p.dv_stride_s, left, p.value_channels, dv.x, 1.0f,
+             1.0f);
   return to;
 }
 
@@ -74,6 +75,8 @@ __device__ __forceinline__ void write_first_key(const KeyHead& at, const KeyGrad
       sum += of_head[partial * static_cast<s64>(2 * HEAD_DIM) + place];
     const int channel = i % SUM_CHANNELS;
     const bool of_dv = i >= SUM_CHANNELS;
+    if (!is_channel(first_channel() + channel, of_dv ? at.p.value_channels : at.p.channels))
+      continue;
     (of_dv ? to.dv : to.dk)[channel].bits =
         static_cast<u16>(pack<Element>(of_dv ? sum : sum * at.p.softmax_scale, 0.0f));
   }

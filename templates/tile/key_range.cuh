@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ptx/convert.cuh"
+#include "tile/channels.cuh"
 #include "tile/dq_factor.cuh"
 #include "tile/quantizer.cuh"
 
@@ -61,13 +62,13 @@ __device__ __forceinline__ float block_max_of(float x, OfRows& of_rows) {
 /// The greatest length of the chunk's rows of V, of which `values` is the first at this thread's
 /// channels.
 __device__ __forceinline__ float longest_value(const Element* values, s64 stride, int tokens,
-                                               OfRows& of_rows) {
+                                               int channels, OfRows& of_rows) {
   float squares = 0, largest = 0;
 #pragma unroll 4
   for (int first = 0; first < tokens; first += ROWS_AT_ONCE) { // as often in every lane of a warp
     const int token = first + threadIdx.x / OCTETS;
     uint4 words = make_uint4(0, 0, 0, 0);
-    if (token < tokens)
+    if (token < tokens && is_channel(threadIdx.x % OCTETS * 8, channels))
       words = *reinterpret_cast<const uint4*>(values + token * stride);
     const u32 pairs[4] = {words.x, words.y, words.z, words.w};
     float sum = 0;
@@ -90,10 +91,10 @@ __device__ __forceinline__ float longest_value(const Element* values, s64 stride
 /// Of a chunk of so many keys, from the maxima of the block's threads.
 __device__ __forceinline__ void write_key_range(float* range, const KeyMaxima& keys,
                                                 const Element* values, s64 stride, int tokens,
-                                                OfRows& of_rows) {
+                                                int channels, OfRows& of_rows) {
   write_maxima(range, keys.highest, of_rows);
   write_maxima(range + LOWEST_KEYS, keys.lowest, of_rows);
-  const float length = longest_value(values, stride, tokens, of_rows);
+  const float length = longest_value(values, stride, tokens, channels, of_rows);
   if (threadIdx.x == 0)
     range[LONGEST_VALUE] = length;
 }

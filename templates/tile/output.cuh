@@ -16,7 +16,7 @@ __device__ __forceinline__ const float* channel_scales_of(const Params& p, const
 }
 
 /// V_0 over the units of its channels, times P's 255: what O starts from where key 0 is apart.
-__device__ __forceinline__ void start_from_sink(Sums& o, const Element* value,
+__device__ __forceinline__ void start_from_sink(Sums& o, const Element* value, int channels,
                                                 const float* channel_scales) {
   const int t = read_thread_anew() & 3;
   const float* inverse = channel_scales + CHANNEL_INVERSE * HEAD_DIM + t * 4;
@@ -26,8 +26,10 @@ __device__ __forceinline__ void start_from_sink(Sums& o, const Element* value,
     const float factor[4] = {levels.x, levels.y, levels.z, levels.w};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      const int octet = pair * 16 + half * 8;
       const float2 v = unpack<Element>(
-          __ldg(reinterpret_cast<const u32*>(value + pair * 16 + half * 8 + t * 2)));
+          is_channel(octet, channels) ? __ldg(reinterpret_cast<const u32*>(value + octet + t * 2))
+                                      : 0);
       float(&x)[4] = o.x[2 * pair + half];
       x[0] = x[2] = v.x * factor[2 * half] * UNSIGNED_LEVELS;
       x[1] = x[3] = v.y * factor[2 * half + 1] * UNSIGNED_LEVELS;
@@ -62,5 +64,6 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
   }
   store_rows(p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
                  warp_query * p.out_stride_s,
-             p.out_stride_s, at.seq_q() - warp_query, o.x, inverse_sum[0], inverse_sum[1]);
+             p.out_stride_s, at.seq_q() - warp_query, p.value_channels, o.x, inverse_sum[0],
+             inverse_sum[1]);
 }

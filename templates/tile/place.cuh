@@ -10,6 +10,7 @@
 
 #include "configuration.cuh"
 #include "ptx/special.cuh"
+#include "tile/channels.cuh"
 
 // Of a wide head's channels a warp sums SUM_CHANNELS. CHANNEL_PARTS blocks, neighbours in the grid,
 // share them out, or two warpgroups of a block that own the same tokens (tile/pair.cuh).

@@ -8,9 +8,9 @@
 /// Starts copying rows of Q or K for S: the 8-bit copy, or under qk16 the tensor itself.
 template <int ROWS>
 __device__ __forceinline__ void load_score_rows(u32 tile, const s8* copy, const Element* tensor,
-                                                s64 stride, int valid_rows) {
+                                                s64 stride, int valid_rows, int channels) {
   if constexpr (QK16)
-    load_tile<ROWS, SCORE_ROW_BYTES, THREADS>(tile, tensor, stride * 2, valid_rows);
+    load_tile<ROWS, SCORE_ROW_BYTES, THREADS>(tile, tensor, stride * 2, valid_rows, channels);
   else
     load_image<ROWS * SCORE_ROW_BYTES>(tile, copy);
 }
@@ -18,11 +18,11 @@ __device__ __forceinline__ void load_score_rows(u32 tile, const s8* copy, const 
 /// Starts copying rows of dO: the copy whose rows have one magnitude, or the tensor itself.
 template <int ROWS>
 __device__ __forceinline__ void load_dout_rows(u32 tile, const Element* copy, const Element* tensor,
-                                               s64 stride, int valid_rows) {
+                                               s64 stride, int valid_rows, int channels) {
   if constexpr (SCALED_DOUT)
     load_image<ROWS * VALUE_ROW_BYTES>(tile, copy);
   else
-    load_tile<ROWS, VALUE_ROW_BYTES, THREADS>(tile, tensor, stride * 2, valid_rows);
+    load_tile<ROWS, VALUE_ROW_BYTES, THREADS>(tile, tensor, stride * 2, valid_rows, channels);
 }
 
 /// Waits for this block's copies into shared memory, and for its readers of what they replaced.

@@ -9,6 +9,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/special.cuh"
+#include "tile/place.cuh"
 #include "tile/swizzle.cuh"
 
 /// threadIdx.x, read anew (ptx/special.cuh).
@@ -71,17 +72,19 @@ __device__ __forceinline__ void load_image(u32 destination, const void* source, 
   for (int turn = 0; turn < TURNS; ++turn)
     cp_async_16(to + (turn * TURN_BYTES - MIDDLE), from + (turn * TURN_BYTES - MIDDLE));
 }
-/// Starts copying ROWS rows of a strided tensor; rows at or past `valid_rows` become zeros.
+/// Starts copying ROWS rows of a strided tensor; rows at or past `valid_rows` become zeros, and so
+/// do channels that it has not.
 template <int ROWS, int ROW_BYTES, int THREADS>
 __device__ __forceinline__ void load_tile(u32 tile, const void* source, s64 row_stride_bytes,
-                                          int valid_rows,
+                                          int valid_rows, int channels,
                                           const Copier<ROW_BYTES, THREADS>& copy = {}) {
   using Copy = Copier<ROW_BYTES, THREADS>;
   const char* from =
       static_cast<const char*>(source) + copy.row * row_stride_bytes + copy.chunk * 16;
   const u32 to = tile + copy.first();
   const s64 turn_stride = row_stride_bytes * Copy::ROWS;
-  if (valid_rows >= ROWS) {
+  const int first = (ROW_BYTES < HEAD_DIM * 2 ? first_channel() : 0) + copy.chunk * 8;
+  if (ALL_CHANNELS && valid_rows >= ROWS) {
 #pragma unroll
     for (int turn = 0; turn < ROWS; turn += Copy::ROWS, from += turn_stride) {
 #pragma unroll
@@ -94,8 +97,9 @@ __device__ __forceinline__ void load_tile(u32 tile, const void* source, s64 row_
       const bool valid = copy.row + turn < valid_rows;
       const char* row = valid ? from : static_cast<const char*>(source);
 #pragma unroll
-      for (int panel = 0; panel < Copy::PANELS; ++panel)
-        cp_async_16_or_zeros(to + Copy::place(turn, panel), row + panel * PITCH<ROW_BYTES>, valid);
+      for (int panel = 0; panel < Copy::PANELS; ++panel) // of no bytes no address is looked at
+        cp_async_16_or_zeros(to + Copy::place(turn, panel), row + panel * PITCH<ROW_BYTES>,
+                             valid && is_channel(first + panel * (PITCH<ROW_BYTES> / 2), channels));
     }
   }
 }

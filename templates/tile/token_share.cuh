@@ -11,6 +11,7 @@
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
+#include "tile/channels.cuh"
 #include "tile/quantizer.cuh"
 
 constexpr int LANES_A_TOKEN = 4;
@@ -29,16 +30,18 @@ __device__ __forceinline__ int token_of_turn(int turn) {
 }
 
 /// Some consecutive tokens of one head in a tensor of the caller. Those outside begin .. end - 1
-/// count as zeros.
+/// count as zeros, and so do channels behind the tensor's.
 struct Source {
   const Element* first;
   s64 stride;
   int begin, end;
+  int channels;
 
   __device__ __forceinline__ bool has(int token) const { return token >= begin && token < end; }
   __device__ __forceinline__ uint4 load(int token, int channel) const {
-    return has(token) ? *reinterpret_cast<const uint4*>(first + token * stride + channel)
-                      : make_uint4(0, 0, 0, 0);
+    return has(token) && is_channel(channel, channels)
+               ? *reinterpret_cast<const uint4*>(first + token * stride + channel)
+               : make_uint4(0, 0, 0, 0);
   }
 };
 

@@ -286,11 +286,22 @@ TEST(Definitions, AreOneForEachFamilyOfTiles) {
   }
 }
 
-TEST(Kernels, OfSpecsThatAreNotBuiltAreRefused) {
-  AttentionSpec spec;
-  spec.head_dim = 96;
-  test::expect_refusal([&] { kernels_of(Pass::forward, resolved(spec), find_arch("sm_80")); },
-                       {"head dimension 96"});
+TEST(Kernels, ServeAllHeadsThatTheirWidthHas) {
+  const auto names = [](int head_dim) {
+    AttentionSpec spec;
+    spec.head_dim = head_dim;
+    std::vector<std::string> names;
+    for (const KernelSpec& k : distinct_kernels(resolved(spec), find_arch("sm_90a"))) {
+      names.push_back(kernel_name(k));
+      EXPECT_EQ(k.channels, head_dim == width(spec) ? Channels::all : Channels::part);
+    }
+    return names;
+  };
+  EXPECT_EQ(names(32), names(56));
+  EXPECT_EQ(names(72), names(120));
+  EXPECT_EQ(names(136), names(248));
+  EXPECT_EQ(names(80)[2], "sagebwd_forward_d128_part_ws_192x128_w12_s4_b1");
+  EXPECT_EQ(names(128)[2], "sagebwd_forward_d128_ws_192x128_w12_s4_b1");
 }
 
 TEST(KernelName, TellsWhatTheKernelIs) {

@@ -48,6 +48,7 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
     uint64_t v;
     int64_t v_stride_b, v_stride_h, v_stride_s;
     uint64_t k_partial, key_range;
+    int channels, value_channels;
     int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
     float softmax_scale;
   };
@@ -124,10 +125,10 @@ TEST(Operands, TensorsOfTheCallerBringTheirStridesAndEveryKernelHasTheSizes) {
   std::vector<std::string_view> names;
   for (const Field& field : fields_named({O::dq, O::lse}))
     names.push_back(field.name);
-  EXPECT_EQ(names,
-            (std::vector<std::string_view>{"dq", "dq_stride_b", "dq_stride_h", "dq_stride_s", "lse",
-                                           "heads", "heads_kv", "seq_q", "seq_kv", "padded_q",
-                                           "padded_kv", "causal_offset", "softmax_scale"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{"dq", "dq_stride_b", "dq_stride_h", "dq_stride_s",
+                                                  "lse", "channels", "value_channels", "heads",
+                                                  "heads_kv", "seq_q", "seq_kv", "padded_q",
+                                                  "padded_kv", "causal_offset", "softmax_scale"}));
 }
 
 const Problem kProblems[] = {{1, 1, 1, 1, 1},

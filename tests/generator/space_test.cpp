@@ -22,7 +22,7 @@ using Visit = std::function<void(KernelKind, const AttentionSpec&, const Arch&,
 /// Every architecture, kernel and option that shapes a tile, where there is one.
 void for_each_space(const Visit& visit) {
   for (const Arch& arch : all_archs())
-    for (int head_dim : kHeadDims)
+    for (int head_dim : kWidths)
       for (Granularity granularity : {Granularity::row, Granularity::block})
         for (const auto& [precision, word] : Words<Precision>::all)
           for (KernelKind kind : kKinds)

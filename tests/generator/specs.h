@@ -14,7 +14,7 @@ namespace sagebwd::test {
 /// sink. Not resolved.
 inline std::vector<AttentionSpec> all_specs() {
   std::vector<AttentionSpec> specs;
-  for (int head_dim : kHeadDims)
+  for (int head_dim : kWidths)
     for (DType dtype : {DType::bf16, DType::fp16})
       for (Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right})
         for (const auto& [precision, word] : Words<Precision>::all)

@@ -6,6 +6,7 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 128;
+constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 128;
 constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 384;
@@ -59,6 +60,8 @@ struct Params {
   TensorMap v_map;
   TensorMap dout_map;
   float* sink_partial;
+  int channels;
+  int value_channels;
   int heads;
   int heads_kv;
   int seq_q;
@@ -81,6 +84,8 @@ struct Params {
 //   ptx/cp_async.cuh
 //   ptx/math.cuh
 //   ptx/special.cuh
+//   tile/channels.cuh
+//   tile/place.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
@@ -88,7 +93,6 @@ struct Params {
 //   tile/products_wgmma.cuh
 //   tile/products.cuh
 //   tile/column_start.cuh
-//   tile/place.cuh
 //   tile/visible.cuh
 //   tile/query_walk.cuh
 //   tile/key_gradients.cuh

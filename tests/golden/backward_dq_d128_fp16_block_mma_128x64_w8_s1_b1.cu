@@ -6,6 +6,7 @@
 
 using Element = fp16;
 constexpr int HEAD_DIM = 128;
+constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 128;
 constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 256;
@@ -69,6 +70,8 @@ struct Params {
   Element* k_rows;
   float* tile_p_max;
   float* tile_ds_max;
+  int channels;
+  int value_channels;
   int heads;
   int heads_kv;
   int seq_q;
@@ -90,10 +93,11 @@ struct Params {
 //   ptx/cp_async.cuh
 //   ptx/shared_memory.cuh
 //   ptx/special.cuh
+//   tile/channels.cuh
+//   tile/place.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
-//   tile/place.cuh
 //   tile/visible.cuh
 //   tile/dq_ends.cuh
 //   tile/group_walk.cuh

@@ -13,6 +13,7 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 64;
+constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 64;
 constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 128;
@@ -101,6 +102,8 @@ struct Params {
   s8* kt8;
   float* kt8_scale;
   float* dq_sum;
+  int channels;
+  int value_channels;
   int heads;
   int heads_kv;
   int seq_q;

@@ -6,6 +6,7 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 64;
+constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 64;
 constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 128;
@@ -58,6 +59,8 @@ struct Params {
   float* k8_scale;
   s8* vt8;
   float* vt8_scale;
+  int channels;
+  int value_channels;
   int heads;
   int heads_kv;
   int seq_q;
@@ -78,6 +81,8 @@ struct Params {
 //   tile/permutation.cuh
 //   ptx/shared_memory.cuh
 //   ptx/special.cuh
+//   tile/channels.cuh
+//   tile/place.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
@@ -88,7 +93,6 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
-//   tile/place.cuh
 //   tile/visible.cuh
 //   tile/softmax.cuh
 //   tile/output.cuh

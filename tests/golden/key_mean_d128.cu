@@ -6,6 +6,7 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 128;
+constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 128;
 constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 256;
@@ -25,6 +26,8 @@ struct Params {
   s64 v_stride_s;
   float* k_partial;
   float* key_range;
+  int channels;
+  int value_channels;
   int heads;
   int heads_kv;
   int seq_q;
@@ -40,6 +43,7 @@ struct Params {
 //   configuration.cuh
 //   ptx/convert.cuh
 //   ptx/stream_order.cuh
+//   tile/channels.cuh
 //   tile/key_mean.cuh
 //   ptx/math.cuh
 //   tile/dq_factor.cuh

@@ -6,6 +6,7 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 64;
+constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 64;
 constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 256;
@@ -74,6 +75,8 @@ struct Params {
   float* dq_sum;
   float* key_range;
   bf16* dq_factor;
+  int channels;
+  int value_channels;
   int heads;
   int heads_kv;
   int seq_q;
@@ -92,6 +95,7 @@ struct Params {
 //   tile/dq_factor.cuh
 //   tile/key_mean.cuh
 //   ptx/special.cuh
+//   tile/channels.cuh
 //   tile/place.cuh
 //   ptx/convert.cuh
 //   tile/quantizer.cuh

@@ -90,6 +90,24 @@ inline const std::vector<Case>& all_cases() {
          {}},
     };
     list.insert(list.end(), widest.begin(), widest.end());
+    // Heads that do not fill the kernels' width.
+    const std::vector<Case> part = {
+        {"D40_bf16_Row_TopLeft", {40, bf16, top, row}, {}},
+        {"D48_bf16_Gradients16", {48, bf16, none, row, gradients16}, {}},
+        {"D32_fp16_Block", {32, fp16, none, block}, {}},
+        {"D56_bf16_Qk16_BottomRight", {56, bf16, bottom, row, qk16}, {}},
+        {"D72_fp16_Dv16_Unsmoothed", {72, fp16, none, row, dv16, false}, {}},
+        {"D80_fp16_Row", {80, fp16, none, row}, {}},
+        {"D96_bf16_Row_BottomRight", {96, bf16, bottom, row}, {}},
+        {"D112_bf16_Gradients16_TopLeft", {112, bf16, top, row, gradients16}, {}},
+        {"D120_fp16_Qk16", {120, fp16, none, row, qk16}, {}},
+        {"D104_bf16_Block_TopLeft", {104, bf16, top, block}, {}},
+        {"D160_bf16_Row", {160, bf16, none, row}, {}},
+        {"D192_fp16_Gradients16_TopLeft", {192, fp16, top, row, gradients16}, {}},
+        {"D184_bf16_Dv16_BottomRight", {184, bf16, bottom, row, dv16}, {}},
+        {"D248_bf16_Block_Qk16", {248, bf16, none, block, qk16}, {}},
+    };
+    list.insert(list.end(), part.begin(), part.end());
     const std::vector<Case> mma = {
         {"Mma_D128_bf16_Row64", {128, bf16, none, row, six_of_seven, true, true, true, 64, 64}, {}},
         {"Mma_D64_fp16_Row_TopLeft",
@@ -102,6 +120,9 @@ inline const std::vector<Case>& all_cases() {
         {"Mma_D64_bf16_Dv16", {64, bf16, none, row, dv16}, {}},
         {"Mma_D128_bf16_Gradients16_TopLeft", {128, bf16, top, row, gradients16}, {}},
         {"Mma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}},
+        {"Mma_D80_bf16_Row_TopLeft", {80, bf16, top, row}, {}},
+        {"Mma_D40_fp16_Qk16", {40, fp16, none, row, qk16}, {}},
+        {"Mma_D160_bf16_Gradients16_BottomRight", {160, bf16, bottom, row, gradients16}, {}},
         {"Mma_D256_fp16_Block_Gradients16", {256, fp16, none, block, gradients16}, {}},
     };
     for (Case c : mma) {
@@ -120,6 +141,8 @@ inline const std::vector<Case>& all_cases() {
          "mma 64x64 w4 s1 b2"},
         {{"Fused_D64_bf16_SixOfSeven_TopLeft", {64, bf16, top, row}, {}}, "mma 64x128 w8 s1 b1"},
         {{"Fused_D128_fp16_SixOfSeven", {128, fp16, none, row}, {}}, "mma 64x128 w8 s1 b1"},
+        {{"Fused_D88_bf16_SixOfSeven_TopLeft", {88, bf16, top, row}, {}}, "mma 64x128 w8 s1 b1"},
+        {{"Fused_D40_fp16", {40, fp16, none, row, gradients16}, {}}, "mma 64x64 w4 s1 b2"},
         {{"Fused_D64_fp16_Qk16_Unsmoothed", {64, fp16, none, row, qk16, false}, {}},
          "mma 64x128 w8 s1 b1"},
         {{"Fused_D64_bf16_Dv16_Row64_4Warps",
@@ -146,6 +169,8 @@ inline const std::vector<Case>& all_cases() {
         {{"FusedWs_D128_bf16", {128, bf16, none, row, gradients16}, {}}, "ws 64x128 w8 s2 b1"},
         {{"FusedWs_D128_fp16_TopLeft", {128, fp16, top, row, gradients16}, {}},
          "ws 64x128 w8 s2 b1"},
+        {{"FusedWs_D72_fp16_TopLeft", {72, fp16, top, row, gradients16}, {}}, "ws 64x128 w8 s2 b1"},
+        {{"FusedWs_D56_bf16", {56, bf16, none, row, gradients16}, {}}, "ws 64x128 w8 s4 b1"},
         {{"FusedWs_D128_bf16_BottomRight_NoSink",
           {128, bf16, bottom, row, gradients16, true, true, true, 64, 128, 0},
           {}},
@@ -157,9 +182,10 @@ inline const std::vector<Case>& all_cases() {
       list.push_back(c);
     }
     // Sums of dQ in FP16.
-    for (const char* name : {"FusedWs_D64_bf16", "FusedWs_D64_fp16_TopLeft_Unsmoothed",
-                             "FusedWs_D64_bf16_Block_BottomRight", "FusedWs_D128_bf16",
-                             "FusedWs_D128_fp16_TopLeft", "FusedWs_D128_bf16_BottomRight_NoSink"}) {
+    for (const char* name :
+         {"FusedWs_D64_bf16", "FusedWs_D64_fp16_TopLeft_Unsmoothed",
+          "FusedWs_D64_bf16_Block_BottomRight", "FusedWs_D128_bf16", "FusedWs_D128_fp16_TopLeft",
+          "FusedWs_D128_bf16_BottomRight_NoSink", "FusedWs_D72_fp16_TopLeft", "FusedWs_D56_bf16"}) {
       Case c = *std::find_if(list.begin(), list.end(),
                              [&](const Case& known) { return known.name == name; });
       c.name = "Fp16Sums" + c.name.substr(std::string("FusedWs").size());
@@ -172,11 +198,13 @@ inline const std::vector<Case>& all_cases() {
     large.tiles = large_wgmma_tiles(large.spec);
     list.push_back(large);
     // Where another family is the default.
-    const Case others[] = {
-        {"Wgmma_D64_fp16_Row", {64, fp16, none, row}, {}},
-        {"Wgmma_D128_bf16_Row", {128, bf16, none, row}, {}},
-        {"Wgmma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}},
-        {"Wgmma_D256_fp16_Gradients16", {256, fp16, none, row, gradients16}, {}}};
+    const Case others[] = {{"Wgmma_D64_fp16_Row", {64, fp16, none, row}, {}},
+                           {"Wgmma_D128_bf16_Row", {128, bf16, none, row}, {}},
+                           {"Wgmma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}},
+                           {"Wgmma_D256_fp16_Gradients16", {256, fp16, none, row, gradients16}, {}},
+                           {"Wgmma_D112_bf16_Row_TopLeft", {112, bf16, top, row}, {}},
+                           {"Wgmma_D56_fp16_Gradients16", {56, fp16, none, row, gradients16}, {}},
+                           {"Wgmma_D200_bf16_Row", {200, bf16, none, row}, {}}};
     for (Case c : others) {
       c.tiles = family_tiles(c.spec, Family::wgmma);
       list.push_back(c);

@@ -32,7 +32,7 @@ struct PrePassRun {
 class CopiesCheck {
 public:
   explicit CopiesCheck(const PrePassRun& run)
-      : run_(run), s_(run.spec), p_(run.in.problem), d_(s_.head_dim),
+      : run_(run), in_(filled(run.in)), s_(run.spec), p_(run.in.problem), d_(width(s_)),
         int8_(which_int8(s_.precision)), block_(grouping_of(s_.granularity).one_scale),
         backward_(run.pass == Pass::backward) {
     place_workspace(run.pass, run.spec, p_, 0, places_);
@@ -47,6 +47,19 @@ public:
 
 private:
   using Matrix = std::vector<float>; ///< padded tokens x channels
+
+  std::vector<float> filled(const std::vector<float>& tensor) const {
+    const int64_t channels = run_.spec->head_dim, all = width(run_.spec);
+    std::vector<float> x(tensor.size() / channels * all);
+    for (size_t i = 0; i < tensor.size(); ++i)
+      x[i / channels * all + i % channels] = tensor[i];
+    return x;
+  }
+  reference::Inputs filled(reference::Inputs in) const {
+    for (std::vector<float>* tensor : {&in.q, &in.k, &in.v, &in.dout})
+      *tensor = filled(*tensor);
+    return in;
+  }
 
   template <typename T> const T* at(Operand operand, int64_t index) const {
     return reinterpret_cast<const T*>(run_.workspace.data() + get(places_, operand)) + index;
@@ -146,7 +159,7 @@ private:
 
   void check_keys(int64_t head) const {
     const int64_t n = p_.seq_kv;
-    Matrix k = tokens_of(run_.in.k, head, n), v = tokens_of(run_.in.v, head, n);
+    Matrix k = tokens_of(in_.k, head, n), v = tokens_of(in_.v, head, n);
     if (has_mean())
       for (int64_t c = 0; c < d_; ++c) {
         double sum = 0, size = 0;
@@ -219,7 +232,7 @@ private:
   void check_queries(int64_t head) const {
     const int64_t m = p_.seq_q, tokens = padded(m), unit = channel_tokens_q(s_);
     const int64_t key_head = head / (p_.heads / p_.heads_kv); // of all batches' alike
-    const Matrix q = tokens_of(run_.in.q, head, m);
+    const Matrix q = tokens_of(in_.q, head, m);
     std::vector<float> scales(tokens, 1.0f);
     if (int8_.s)
       scales =
@@ -228,13 +241,13 @@ private:
     std::vector<double> shift_of(d_), first_key(d_), first_value(d_);
     for (int64_t c = 0; c < d_; ++c) {
       shift_of[c] = shifted ? mean(key_head, c) : 0;
-      first_key[c] = run_.in.k[key_head * p_.seq_kv * d_ + c] - shift_of[c];
-      first_value[c] = run_.in.v[key_head * p_.seq_kv * d_ + c];
+      first_key[c] = in_.k[key_head * p_.seq_kv * d_ + c] - shift_of[c];
+      first_value[c] = in_.v[key_head * p_.seq_kv * d_ + c];
     }
     Matrix dout, out;
     if (backward_) {
-      dout = tokens_of(run_.in.dout, head, m);
-      out = tokens_of(run_.out, head, m);
+      dout = tokens_of(in_.dout, head, m);
+      out = tokens_of(filled(run_.out), head, m);
     }
     const float tau = run_.in.softmax_scale, log2_tau = tau * 1.44269504f;
     std::vector<double> dk(ceil_div(tokens, unit) * d_), dv(dk), dk_size(dk), dv_size(dk);
@@ -325,6 +338,7 @@ private:
   }
 
   const PrePassRun& run_;
+  const reference::Inputs in_; ///< with the zeros that fill the kernels' width
   const AttentionSpec& s_;
   Problem p_;
   int64_t d_;

@@ -22,10 +22,14 @@ struct Copies {
 
 std::vector<Copies> all_copies() {
   std::vector<Copies> all;
-  for (int head_dim : kHeadDims)
+  for (int head_dim : kWidths)
     for (Granularity granularity : {Granularity::row, Granularity::block})
       for (const auto& [precision, name] : Words<Precision>::all)
         all.push_back({head_dim, granularity, precision});
+  for (int head_dim : {40, 96, 184})
+    all.push_back({head_dim, Granularity::row, Precision::six_of_seven});
+  all.push_back({112, Granularity::block, Precision::six_of_seven});
+  all.push_back({72, Granularity::row, Precision::gradients16});
   return all;
 }
 

@@ -90,7 +90,7 @@ TEST_F(Arguments, RefusalsNameTheValue) {
 }
 
 TEST_F(Arguments, SpecsAndTilesAreChecked) {
-  expect_refused([] { Attention attention({96}); }, {"head dimension 96", "64, 128 and 256"});
+  expect_refused([] { Attention attention({90}); }, {"head dimension 90", "32 to 256"});
   AttentionSpec groups;
   groups.group_q = 32;
   expect_refused([&] { Attention attention(groups); }, {"group_q = 32"});

@@ -46,7 +46,7 @@ def test_specs_have_different_sources():
     [
         (dict(arch="sm_70"), "sm_70.*sm_80"),
         (dict(arch="hopper"), "hopper.*sm_90a"),
-        (dict(head_dim=80), "80"),
+        (dict(head_dim=81), "81"),
         (dict(dtype="fp32"), "fp32.*'bf16' or 'fp16'"),
         (dict(causal="up"), "up"),
         (dict(group_q=-1), "group_q=-1"),

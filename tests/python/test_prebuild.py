@@ -112,7 +112,7 @@ def test_a_new_process_runs_from_the_pack_alone(small_pack, tmp_path):
         (dict(arch="sm_91"), "sm_91.*sm_90a"),
         (dict(arch=None), "name the architectures"),
         (dict(arch=[]), "empty list"),
-        (dict(head_dim=[64, 96]), "96"),
+        (dict(head_dim=[64, 98]), "98"),
         (dict(dtype="fp32"), "fp32.*'bf16' or 'fp16'"),
         (dict(granularity=["row", "block"], group_kv=128), "group_kv = 128.*'block'"),
         (dict(granularity="block", sink_keys=1), "sink_keys = 1.*'block'"),

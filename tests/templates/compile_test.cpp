@@ -90,6 +90,19 @@ std::vector<Pair> covering_pairs() {
       if (const Arch& arch = find_arch(name); arch.max_shared_bytes > 128 * 1024)
         pairs.push_back({spec, &arch});
     }
+  // Heads that do not fill a width, of each precision.
+  for (size_t turn = 0; turn < std::size(kArchs); ++turn)
+    for (const auto& [precision, word] : Words<Precision>::all) {
+      const Arch& arch = find_arch(kArchs[turn]);
+      const size_t form = turn + static_cast<size_t>(precision);
+      const bool fits_wide = arch.max_shared_bytes > 128 * 1024;
+      AttentionSpec spec;
+      spec.head_dim = form % 3 == 0 ? 56 : form % 3 == 1 || !fits_wide ? 120 : 248;
+      spec.dtype = form % 2 ? DType::fp16 : DType::bf16;
+      spec.causal = form % 4 < 2 ? Causal::top_left : Causal::none;
+      spec.precision = precision;
+      pairs.push_back({spec, &arch});
+    }
   // Pairs of warpgroups, with a sum that starts from zeros too.
   for (Precision precision : {Precision::six_of_seven, Precision::gradients16})
     for (Causal causal : {Causal::none, Causal::top_left})
@@ -157,7 +170,7 @@ TEST_F(CompileTest, DefaultKernelsHaveNeitherSpillsNorWarnings) {
   Nvrtc& nvrtc = Nvrtc::instance();
   const bool laid_out_for = nvrtc.version_major() == 13 && nvrtc.version_minor() == 0;
   const std::vector<Pair> pairs = covering_pairs();
-  ASSERT_LE(pairs.size(), 190u); // in minutes
+  ASSERT_LE(pairs.size(), 230u); // in minutes
   std::vector<std::pair<std::string, KernelSpec>> work;
   std::set<std::string> unknown;
   for (const auto& [label, kernel] : kernels_of_pairs(pairs))

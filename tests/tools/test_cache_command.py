@@ -46,7 +46,7 @@ def test_each_subcommand_has_help_with_examples_and_json(sagebwd, name):
         (["prune", "--limit", "99999999999G"], "--limit is"),
         (["prune", "--limit", "0"], "give --all"),
         (["prune", "--all", "--limit", "1M"], "--all removes everything"),
-        (["explain", "--head-dim", "80"], "80"),
+        (["explain", "--head-dim", "81"], "81"),
         (["explain", "--arch", "sm_1"], "sm_1"),
         (["export"], "--out FILE"),
         (["import"], "needs a FILE"),

@@ -70,7 +70,7 @@ def test_version(sagebwd):
         (["build", "--arch", "sm_90"], "; did you mean 'sm_90a'?"),
         (["emit", "--list", "--arch", "SM_80"], "; did you mean 'sm_80'?"),
         (["build", "--arch", "80"], "; did you mean 'sm_80'?"),
-        (["build", "--head-dim", "72"], "72"),
+        (["build", "--head-dim", "73"], "73"),
         (["build", "--head-dim", "abc"], "abc"),
         (["build", "--dtype", "fp8"], "fp8"),
         (["build", "--spec", OF_VERSION_1], "numerics = 1 is not what this version computes, whi"),
