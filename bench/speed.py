@@ -1,6 +1,6 @@
 """Speed of forward, backward and both, every quantisation pass included, beside PyTorch's SDPA.
 
-    python bench/speed.py                  # N 8192, D 64, 128, 256, causal and not; N 1024
+    python bench/speed.py                  # N 8192, D 64, 96, 128, 256, causal and not; N 1024
     python bench/speed.py --sweep          # N 1024 .. 16384
     python bench/speed.py --ours sagebwd sagebwd-mma:precision=dv16 --tokens 4096
 
@@ -63,6 +63,8 @@ LONG = [Cell(dim, causal, 8192, 4, HEADS_TIMES_DIM // dim)
 #: Where launches and pre-passes weigh most.
 SHORT = Cell(64, True, 1024, 16, 16)
 ALSO_SHORT = [Cell(dim, False, 1024, 32, HEADS_TIMES_DIM // dim) for dim in (64, 128, 256)]
+#: A head dimension that no kernel's width is.
+PART = [Cell(96, causal, 8192, 4, HEADS_TIMES_DIM // 96) for causal in (False, True)]
 #: Least speed of six-of-seven, forward + backward, as a multiple of FlashAttention-2's on an H200.
 MUSTS = {
     "own": dict(zip((*LONG, SHORT), (1.25, 1.2, 1.5, 1.4, 1.0))),
@@ -121,7 +123,7 @@ def cells_of(options) -> list[Cell]:
              HEADS_TIMES_DIM // head_dim, dtype=options.dtype)
         for head_dim in options.head_dim for causal in causals for tokens in lengths
     ]  # fmt: skip
-    return cells if options.sweep or options.tokens else [*cells, SHORT, *ALSO_SHORT]
+    return cells if options.sweep or options.tokens else [*cells, *PART, SHORT, *ALSO_SHORT]
 
 
 def passes(attend, context, q, k, v, dout) -> dict:

@@ -56,7 +56,14 @@ INSTANTIATE_TEST_SUITE_P(Gpu, Sanitizer,
                                                         "D256_fp16_Gradients16",
                                                         "D256_bf16_Gradients16_TopLeft",
                                                         "Wgmma_D256_bf16_Row_TopLeft",
-                                                        "Mma_D256_bf16_Row_TopLeft"})),
+                                                        "Mma_D256_bf16_Row_TopLeft",
+                                                        "D40_bf16_Row_TopLeft",
+                                                        "D72_fp16_Dv16_Unsmoothed",
+                                                        "D160_bf16_Row",
+                                                        "D112_bf16_Gradients16_TopLeft",
+                                                        "Mma_D80_bf16_Row_TopLeft",
+                                                        "FusedWs_D72_fp16_TopLeft",
+                                                        "Wgmma_D112_bf16_Row_TopLeft"})),
                          case_name);
 
 } // namespace
