@@ -123,7 +123,7 @@ def cells_of(options) -> list[Cell]:
              HEADS_TIMES_DIM // head_dim, dtype=options.dtype)
         for head_dim in options.head_dim for causal in causals for tokens in lengths
     ]  # fmt: skip
-    return cells if options.sweep or options.tokens else [*cells, *PART, SHORT, *ALSO_SHORT]
+    return cells if options.sweep or options.tokens else [*cells, SHORT, *ALSO_SHORT, *PART]
 
 
 def passes(attend, context, q, k, v, dout) -> dict:

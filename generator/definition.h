@@ -75,9 +75,10 @@ inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   return in_parts && width(s) > kWidestFused ? kWidestFused : width(s);
 }
 
-/// Where a width is not filled, which channels there are takes registers: with mma.sync and in the
-/// pre-pass ptxas finds them where it reorders least.
 inline bool is_part(const KernelSpec& k) { return k.channels == Channels::part; }
+/// Which channels there are, and where a window begins, take registers: with mma.sync ptxas finds
+/// them where it reorders least.
+inline bool asks_for_more(const KernelSpec& k) { return is_part(k) || bounded_before(k.attention); }
 
 /// Neighbours in the grid that share a head's channels out.
 inline int channel_parts(const KernelSpec& k) {

@@ -31,8 +31,10 @@ struct Label {
   std::string_view name; ///< in cache keys, JSON and Python; with hyphens, an option
   std::string_view mark; ///< what stands before its value in the struct's one line of text
   std::string_view help; ///< what it decides, for a listing
-  /// A word's first value is not told: texts and keys without the field stay what they are.
+  /// A word's first value, and the number `unset`, is not told: texts and keys without the field
+  /// stay what they are.
   bool quiet = false;
+  int unset = 0;
 };
 
 /// The words of an enumeration, each next to its value. Specialised by every enumeration that is a
@@ -103,9 +105,15 @@ template <typename Struct> const Struct& usual() {
   return defaults;
 }
 
-/// Whether texts and keys leave a field out.
+/// What a quiet field is where texts and keys leave it out.
+template <typename T> T untold_value(const Label& label) {
+  if constexpr (std::is_same_v<T, int>)
+    return label.unset;
+  else
+    return T{};
+}
 template <typename T> bool untold(const Label& label, const T& value) {
-  return label.quiet && value == T{};
+  return label.quiet && value == untold_value<T>(label);
 }
 
 /// Gives the field of that name the value that a text says. Raises SpecError for a text that says
@@ -162,7 +170,7 @@ template <typename Struct> bool parse_line(std::string_view text, Struct& fields
       const std::string_view behind = text.substr(std::min(text.size(), label.mark.size()));
       value = (behind.empty() || behind.front() == ' ') && skip(label.mark);
     } else if (label.quiet && text.substr(0, label.mark.size()) != label.mark) {
-      value = T{};
+      value = untold_value<T>(label);
     } else if (sound = sound && skip(label.mark); sound) {
       if constexpr (Worded<T>) {
         std::string_view best; // one word may begin with another

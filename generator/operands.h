@@ -38,7 +38,8 @@ namespace sagebwd {
 #define SAGEBWD_SIZES(X)                                                                           \
   X(channels, "int") X(value_channels, "int")                                                      \
   X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
-  X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int") X(softmax_scale, "float")
+  X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int") X(window_offset, "int")            \
+  X(softmax_scale, "float")
 /// Everything a kernel can be handed. The layouts of the workspace are those of
 /// templates/kernels/quantize.cuh.
 #define SAGEBWD_OPERANDS(X)                                                                        \

@@ -129,7 +129,9 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
   put(O::seq_kv, p.seq_kv);
   put(O::padded_q, padded(p.seq_q));
   put(O::padded_kv, padded(p.seq_kv));
-  put(O::causal_offset, spec->causal == Causal::bottom_right ? p.seq_kv - p.seq_q : 0);
+  const MaskEdges edges = mask_edges(*spec, p.seq_q, p.seq_kv);
+  put(O::causal_offset, edges.last);
+  put(O::window_offset, edges.first);
 }
 
 Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).grid(k, p); }
@@ -175,6 +177,9 @@ void check(const ResolvedSpec& spec, const Problem& p) {
           named("query length", p.seq_q) + " is not supported: 1 to 2^31 - 1024 tokens");
   require(p.seq_kv >= 1 && p.seq_kv <= kMaxTokens,
           named("key length", p.seq_kv) + " is not supported: 1 to 2^31 - 1024 tokens");
+  require(!bounded_before(*spec) || p.seq_q + p.seq_kv <= kMaxTokens,
+          named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
+              " are not supported with a window: 2^31 - 1024 tokens together");
   if (grouping_of(spec->granularity).one_scale) {
     const double tiles = double(p.batch) * double(p.heads) *
                          double(padded(p.seq_q) / spec->group_q) *

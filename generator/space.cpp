@@ -222,13 +222,18 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   for (const TileConfig& tile : {small(2), small(1)}) // one block has the SM to itself
     if (builds(tile))
       return tile;
-  const TileConfig tile = large(1);
+  // The least that only memory forbids.
+  const TileConfig tile = tiling->objection(s, small(1)).empty() ? small(1) : large(1);
   const std::string why = objection(kind, s, tile, arch);
   throw SpecError(
       "no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
       std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
       (width(s) > kWidestFused
-           ? "a GPU with more of it (A100, H100 and B200 have)"
+           ? "a GPU with more of it (A100, H100 and B200 have)" +
+                 std::string(tiling->pass == Pass::backward
+                                 ? ", or the forward pass alone (--pass forward; in Python "
+                                   "backward=False)"
+                                 : "")
            : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
                  ", another GPU, or precision six-of-seven"));
 }

@@ -80,22 +80,27 @@ ResolvedSpec resolved(AttentionSpec spec) {
   };
   if (spec.head_dim < kLeastHeadDim || spec.head_dim > kMostHeadDim ||
       spec.head_dim % kHeadDimStep != 0)
-    throw SpecError("head dimension " + std::to_string(spec.head_dim) +
-                    " is not built: supported are multiples of " + std::to_string(kHeadDimStep) +
-                    " from " + std::to_string(kLeastHeadDim) + " to " +
-                    std::to_string(kMostHeadDim) +
-                    (spec.head_dim < kMostHeadDim
-                         ? "; pad q, k and v with zero channels (and keep softmax_scale at that "
-                           "of the unpadded dimension)"
-                         : ", for registers hold no more channels' sums; another attention has to "
-                           "serve such heads"));
+    throw SpecError(
+        "head dimension " + std::to_string(spec.head_dim) +
+        " is not built: supported are multiples of " + std::to_string(kHeadDimStep) + " from " +
+        std::to_string(kLeastHeadDim) + " to " + std::to_string(kMostHeadDim) +
+        (spec.head_dim <= 0 ? ""
+         : spec.head_dim < kMostHeadDim
+             ? "; pad q, k and v with zero channels to " +
+                   std::to_string(
+                       std::max(kLeastHeadDim, (spec.head_dim / kHeadDimStep + 1) * kHeadDimStep)) +
+                   " (and keep softmax_scale at that of the unpadded dimension)"
+             : ", for registers hold no more channels' sums; another attention has to "
+               "serve such heads"));
   const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.group_q == 0)
     spec.group_q = grouping.queries;
   if (spec.group_kv == 0)
     spec.group_kv = grouping.keys.back();
+  // What few queries see is not worth a place of its own.
+  const int most_sink_keys = bounded_before(spec) ? 0 : grouping.most_sink_keys;
   if (spec.sink_keys == -1)
-    spec.sink_keys = grouping.most_sink_keys;
+    spec.sink_keys = most_sink_keys;
   if (spec.group_q != grouping.queries)
     throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
                     value_text(spec.granularity) + "': it is " + std::to_string(grouping.queries) +
@@ -104,12 +109,21 @@ ResolvedSpec resolved(AttentionSpec spec) {
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
                     value_text(spec.granularity) + "': it is " + listed(grouping.keys, " or ") +
                     " there; leave it out for the default");
-  if (spec.sink_keys < 0 || spec.sink_keys > grouping.most_sink_keys)
+  if (spec.sink_keys < 0 || spec.sink_keys > most_sink_keys)
     throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) + " is not supported under '" +
-                    value_text(spec.granularity) + "': " +
-                    (grouping.most_sink_keys ? "1 takes the first key apart, 0 does not"
-                                             : "no key is taken apart there, pass 0") +
+                    value_text(spec.granularity) + "'" +
+                    (bounded_before(spec) ? " with a window: " : ": ") +
+                    (most_sink_keys ? "1 takes the first key apart, 0 does not"
+                                    : "no key is taken apart there, pass 0") +
                     "; leave it out for the default");
+  for (const auto& [name, side] :
+       {std::pair("window_left", spec.window_left), std::pair("window_right", spec.window_right)})
+    if (side < kNoWindow)
+      throw SpecError(std::string(name) + " = " + std::to_string(side) +
+                      " is not supported: so many keys on that side of its own a query sees at "
+                      "most, 0 or more; leave it out, or pass -1, for all of them");
+  if (spec.causal != Causal::none) // hides them all
+    spec.window_right = kNoWindow;
   if (sums_dq_in_fp16(spec) && (spec.deterministic || width(spec) > kWidestFused ||
                                 spec.precision != Precision::gradients16)) {
     const bool wide = width(spec) > kWidestFused;
@@ -127,6 +141,17 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     " is not what this version computes, which is " + std::to_string(kNumerics) +
                     ": build with the version that wrote the spec, or ask for that");
   return ResolvedSpec(spec);
+}
+
+MaskEdges mask_edges(const AttentionSpec& s, int64_t queries, int64_t keys) {
+  // Of no causal mask a window's diagonal is as in flash-attention: the last query's meets the last
+  // key.
+  const int64_t diagonal = s.causal == Causal::top_left ? 0 : keys - queries;
+  const bool right = s.window_right != kNoWindow;
+  return {s.window_left != kNoWindow ? std::max(diagonal - s.window_left, -queries) : -queries,
+          s.causal != Causal::none ? diagonal
+          : right                  ? std::min(diagonal + s.window_right, keys)
+                                   : keys};
 }
 
 int channel_tokens_q(const AttentionSpec& s) {

@@ -96,6 +96,11 @@ inline constexpr int kLeastHeadDim = 32, kMostHeadDim = 256, kHeadDimStep = 8;
 /// Up to which one block can sum the gradients of all channels.
 inline constexpr int kWidestFused = 128;
 std::string_view help_of_head_dim();
+/// Those whose kernels every GPU has, forward and backward.
+inline constexpr int kUsualHeadDims[] = {64, 128};
+
+/// A window's side that hides nothing.
+inline constexpr int kNoWindow = -1;
 
 /// The numerics of one attention operation. Group sizes of 0 mean "the default of this
 /// granularity"; `resolved()` fills them in.
@@ -112,6 +117,8 @@ struct AttentionSpec {
   int group_kv = 0;   ///< keys that share a quantisation group
   int sink_keys = -1; ///< first keys that are computed apart, in FP32; -1: the granularity's own
   DqSums dq_sums = DqSums::fp32;
+  int window_left = kNoWindow;  ///< keys that a query sees before its own at most
+  int window_right = kNoWindow; ///< and behind it
   int numerics = kNumerics;
 
   bool operator==(const AttentionSpec&) const = default;
@@ -139,6 +146,13 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"dq_sums", " dq_sums=", "in what one kernel for all gradients adds up dQ",
               /*quiet=*/true},
         s.dq_sums);
+  visit(Label{"window_left",
+              " window_left=", "keys that a query sees before its own, -1: all (sliding window)",
+              /*quiet=*/true, kNoWindow},
+        s.window_left);
+  visit(Label{"window_right", " window_right=", "keys that it sees behind its own, -1: all",
+              /*quiet=*/true, kNoWindow},
+        s.window_right);
   visit(Label{"numerics", " numerics=", "version of what is computed"}, s.numerics);
 }
 
@@ -152,13 +166,39 @@ constexpr int width(const AttentionSpec& s) {
 /// Whether the caller's tensors have all of them.
 constexpr bool fills_width(const AttentionSpec& s) { return s.head_dim == width(s); }
 
+/// Whether queries do not see all keys behind them, and all before them.
+constexpr bool bounded_behind(const AttentionSpec& s) {
+  return s.causal != Causal::none || s.window_left != kNoWindow || s.window_right != kNoWindow;
+}
+constexpr bool bounded_before(const AttentionSpec& s) { return s.window_left != kNoWindow; }
+
 /// Lets every query see every key: what a kernel that does not look at the mask depends on.
-inline void drop_mask(AttentionSpec& s) { s.causal = AttentionSpec().causal; }
+inline void drop_mask(AttentionSpec& s) {
+  const AttentionSpec plain;
+  s.causal = plain.causal, s.window_left = plain.window_left, s.window_right = plain.window_right;
+}
+/// Leaves of the mask what kernels are built for: where its edges lie is an argument, and where
+/// there is one before a query there is one behind it.
+inline void narrow_mask(AttentionSpec& s) {
+  if (bounded_behind(s))
+    s.causal = Causal::top_left;
+  if (bounded_before(s))
+    s.window_left = 0;
+  s.window_right = kNoWindow;
+}
+
+/// Which keys a query sees, counted from its own index: `first` to `last`, of those there are.
+/// Edges that lie beyond all keys are where no index overflows.
+struct MaskEdges {
+  int64_t first, last;
+};
+MaskEdges mask_edges(const AttentionSpec&, int64_t queries, int64_t keys);
 
 /// Constants of the spec for templates/tile/visible.cuh, wherever it is included, and for
 /// templates/tile/place.cuh, which is in every kernel: their names and values.
 template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
-  visit("CAUSAL", s.causal != Causal::none);
+  visit("CAUSAL", bounded_behind(s));
+  visit("WINDOW", bounded_before(s));
 }
 template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& visit) {
   visit("HEAD_DIM", width(s));

@@ -70,6 +70,8 @@ void bind_spec(py::module_& m) {
   });
   m.attr("spec_fields") = fields;
   m.attr("least_softmax_scale") = kLeastSoftmaxScale;
+  m.attr("usual_head_dims") =
+      py::tuple(py::cast(std::vector<int>(std::begin(kUsualHeadDims), std::end(kUsualHeadDims))));
   m.attr("widths") = py::tuple(py::cast(std::vector<int>(std::begin(kWidths), std::end(kWidths))));
   py::list precisions;
   for (const auto& [precision, word] : Words<Precision>::all)

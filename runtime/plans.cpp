@@ -66,7 +66,7 @@ std::vector<PlanFigures> compare_plans(const PlanRequest& request) {
   step("FP64 reference");
   const reference::Inputs small = reference::random_inputs(
       problem_of_errors(request.problem), spec.head_dim, spec.dtype, 1, request.seed);
-  const reference::Outputs<double> exact = reference::exact(small, spec.causal);
+  const reference::Outputs<double> exact = reference::exact(small, spec);
   for (const auto& [precision, word] : precisions) {
     step("errors of " + std::string(word));
     spec.precision = precision;

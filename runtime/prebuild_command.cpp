@@ -9,11 +9,20 @@ namespace sagebwd {
 std::string prebuild_command(const ResolvedSpec& spec, const Arch& arch, bool tuned) {
   const std::string text =
       "sagebwd prebuild --arch " + std::string(arch.name) + " --spec '" + to_string(*spec) + "'";
-  return text + (tuned ? " --records RECORDS" : "") + " --out FILE";
+  bool has_backward = true;
+  try {
+    kernels_of(Pass::backward, spec, arch);
+  } catch (const SpecError&) { // of wide heads it does not fit every GPU
+    has_backward = false;
+  }
+  return text + (has_backward ? "" : " --pass forward") + (tuned ? " --records RECORDS" : "") +
+         " --out FILE";
 }
 
 std::string prebuild_command(const KernelSpec& kernel) {
   AttentionSpec spec = kernel.attention;
+  if (kernel.channels == Channels::part) // any that does not fill the width
+    spec.head_dim -= kHeadDimStep;
   // Not every kernel of a fused backward depends on this, which the operation must say.
   spec.deterministic &= definition_of(kernel.kind).of != Backward::fused;
   return prebuild_command(resolved(spec), kernel.arch, !has_default_tile(kernel));

@@ -26,9 +26,8 @@ template <typename T> std::string option_name(const Label& label, const T& usual
 const SpecWords& usual_words() {
   static const SpecWords words = [] {
     SpecWords words = {{"dtype", {"bf16", "fp16"}}, {"causal", {"none", "top-left"}}};
-    for (int head_dim : kWidths)
-      if (head_dim <= kWidestFused) // wider ones' gradients do not fit every GPU
-        words["head_dim"].push_back(std::to_string(head_dim));
+    for (int head_dim : kUsualHeadDims)
+      words["head_dim"].push_back(std::to_string(head_dim));
     return words;
   }();
   return words;

@@ -11,8 +11,7 @@ void narrow(AttentionSpec& s) {
   s.dq_sums = plain.dq_sums;             // but for a fused backward's
   if (scores16(s))                       // nothing is rotated but Q and K for INT8 scores
     s.rotate = plain.rotate;
-  if (s.causal == Causal::bottom_right) // where the diagonal lies is an argument
-    s.causal = Causal::top_left;
+  narrow_mask(s);
 }
 
 bool in_backward(Pass pass, const AttentionSpec&) { return pass == Pass::backward; }

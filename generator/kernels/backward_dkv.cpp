@@ -175,7 +175,7 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
   const int steps = width(s) / 16;
   // There a few more registers than there are would be needed to unroll dP's product.
-  const bool masked = k.arch.major == 12 && s.causal != Causal::none && !blockwise(s) &&
+  const bool masked = k.arch.major == 12 && bounded_behind(s) && !blockwise(s) &&
                       s.precision == Precision::six_of_seven;
   const bool halved = width(s) > kWidestFused
                           ? k.arch.major >= 9
@@ -191,8 +191,15 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
 
 std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
   const bool fused_in_int8 = k.kind == KernelKind::backward && which_int8(k.attention.precision).dq;
-  if (wide(k.attention) || is_part(k) || (fused_in_int8 && k.arch.major >= 10))
+  if (wide(k.attention) || asks_for_more(k) || (fused_in_int8 && k.arch.major >= 10))
     return {"--ptxas-options=-O1"};
+  return {};
+}
+
+/// Three warpgroups have no register for where a window begins, as ptxas usually counts.
+std::vector<std::string> options_of_dkv_ws(const KernelSpec& k) {
+  if (bounded_before(k.attention) && k.tile.warps == 12)
+    return {"--ptxas-options=--register-usage-level=0"};
   return {};
 }
 
@@ -256,7 +263,7 @@ KernelDefinition backward_dkv_ws() {
     configure_registers(c, k);
   };
   specialised.threads = threads_ws;
-  specialised.compiler_options = nullptr;
+  specialised.compiler_options = options_of_dkv_ws;
   specialised.tiling = &kBackwardDkvWs;
   return specialised;
 }

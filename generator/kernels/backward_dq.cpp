@@ -50,7 +50,7 @@ const Tiling kBackwardDq = {
       const bool third = wgmma && !wide(s) && !scores16(s);
       // Two stages of 16-bit keys beside values leave no room for a second block at 128 channels.
       // With three blocks and a mask the second stage's addresses spill.
-      const bool second = third ? s.causal == Causal::none : !(wide(s) && scores16(s));
+      const bool second = third ? !bounded_behind(s) : !(wide(s) && scores16(s));
       return {.stages = second ? 2 : 1, .blocks_per_sm = third ? 3 : 2};
     },
     // dQ; the group's dS and a tile's scores, then dS in 8 bits and the products
@@ -72,10 +72,9 @@ const Tiling kBackwardDq = {
     },
 };
 
-/// Wide heads of 16-bit queries that do not fill the width leave wgmma the fewest registers.
+/// Wide heads of 16-bit queries that do not fill the width leave the fewest registers.
 bool has_fewest_registers(const KernelSpec& k) {
-  return is_part(k) && k.tile.family == Family::wgmma && width(k.attention) > kWidestFused &&
-         scores16(k.attention);
+  return is_part(k) && width(k.attention) > kWidestFused && scores16(k.attention);
 }
 
 void configure_dq(Configuration& c, const KernelSpec& k) {
@@ -182,11 +181,9 @@ std::vector<std::string> options_of_dq_wgmma(const KernelSpec& k) {
 std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
   const bool datacentre_blackwell = k.arch.major == 10 || k.arch.major == 11;
   const bool widest = width(k.attention) > kWidestFused;
-  const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
-  if (widest && is_part(k) && scores16(k.attention) && two_small_blocks)
-    return {"--ptxas-options=--register-usage-level=2"};
-  if (widest || is_part(k) || (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell))
+  if (widest || asks_for_more(k) || (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell))
     return {"--ptxas-options=-O1"};
+  const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
   if (wide(k.attention) && !two_small_blocks)
     return {"--ptxas-options=--register-usage-level=8"};
   return {};

@@ -29,7 +29,7 @@ const Tiling kForward = {
       const bool wgmma = family == Family::wgmma, third = wgmma && !(wide(s) && scores16(s));
       // With one stage the third block spills at 128 channels. At 64 a second one brings 5 to 6 %
       // under a mask (tuned on an H200, N 2048 and 8192), without one nothing.
-      const bool staged = wide(s) || (s.causal != Causal::none && !scores16(s));
+      const bool staged = wide(s) || (bounded_behind(s) && !scores16(s));
       return {.stages = third && staged && s.group_kv == 128 ? 2 : 1,
               .blocks_per_sm = third ? 3 : 2};
     },
@@ -84,7 +84,7 @@ Tiling tiling_ws() {
   // 4096 tokens; without one at 64 channels up to 1024, by 9 %, and 2 and 7 % slower at 2048 and
   // 8192.
   tiling.beats_wgmma = [](const AttentionSpec& s) {
-    return width(s) > kWidestFused || s.causal == Causal::none;
+    return width(s) > kWidestFused || !bounded_behind(s);
   };
   tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
     const bool widest = width(s) > kWidestFused;
@@ -101,7 +101,7 @@ void configure_forward_ws(Configuration& c, const KernelSpec& k) {
 
 std::vector<std::string> options_of_forward_mma(const KernelSpec& k) {
   // Large blocks at 128 channels spill at level 3.
-  if (!wide(k.attention) || width(k.attention) > kWidestFused || is_part(k) ||
+  if (!wide(k.attention) || width(k.attention) > kWidestFused || asks_for_more(k) ||
       k.arch.name == "sm_100" || k.tile.warps == 8)
     return {"--ptxas-options=-O1"};
   return {};

@@ -174,10 +174,13 @@ def hadamard(x):
 
 def visible_keys(mask, m, n, device):
     """A boolean (M, N) matrix, or None where every key is visible."""
-    if mask.causal == "none":
+    left, right = mask.window_left, 0 if mask.causal != "none" else mask.window_right
+    if left is None and right is None:
         return None
-    offset = n - m if mask.causal == "bottom-right" else 0
-    return torch.arange(n, device=device) <= torch.arange(m, device=device)[:, None] + offset
+    diagonal = torch.arange(m, device=device)[:, None] + (0 if mask.causal == "top-left" else n - m)
+    behind = torch.arange(n, device=device) - diagonal  # how far each key lies behind its query
+    seen = behind >= -left if left is not None else torch.ones_like(behind, dtype=torch.bool)
+    return seen & (behind <= right) if right is not None else seen
 
 
 class _Scores:

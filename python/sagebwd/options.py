@@ -19,18 +19,21 @@ SpecError = _core.SpecError
 #: Products of SageBwd that a plan may name: S = tau Q K^T (forward and backward), O = P V,
 #: dV = P^T dO, dP = dO V^T, dQ = tau dS K, dK = tau dS^T Q.
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
-#: Head dimensions of the kernels.
 #: Channels that kernels compute with: a head dimension takes the least that has it.
 WIDTHS = _core.widths
+#: Those whose kernels every GPU has, forward and backward.
+USUAL_HEAD_DIMS = _core.usual_head_dims
 #: A smaller scale takes the quantised scores' steps out of FP32's normal numbers.
 LEAST_SOFTMAX_SCALE = _core.least_softmax_scale
 #: Names of the plans that they are built for.
 PRECISIONS = _core.precisions
 
 
-def _option(default, text, least=1):
-    """`least`: of a whole number, None being one less to the C++ library."""
-    return dataclasses.field(default=default, metadata={"help": text, "least": least})
+def _option(default, text, least=1, values=None):
+    """Of a whole number `least`, None being one less to the C++ library, and which `values` it
+    takes where not all from there on."""
+    metadata = {"help": text, "least": least, "values": values}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +44,17 @@ class Mask:
         False,
         "False, 'top-left' (key j is visible to query i iff j <= i), 'bottom-right' (iff j <= i + "
         "keys - queries), or True where there are as many queries as keys.",
+    )
+
+    window_left: int = _option(
+        None,
+        "how many keys before its own a query sees: a sliding window; its own is i, or i + keys - "
+        "queries but under 'top-left'. None: all. flash-attention's window_size[0], and one less "
+        "than a model's sliding_window.",
+        least=0,
+    )
+    window_right: int = _option(
+        None, "how many keys behind its own it sees; None: all. Under a causal mask none.", least=0
     )
 
     @classmethod
@@ -87,7 +101,7 @@ class Options(Mask):
         "fp32",
         "in what that one kernel adds dQ up in memory: 'fp32', or 'fp16' with a factor for each "
         "query that no finite input overflows, half the bytes. 'fp16' takes deterministic=False, "
-        "precision='gradients16', a head dimension of 64 or 128 and a GPU of sm_90a.",
+        "precision='gradients16', a head dimension of 128 at most and a GPU of sm_90a.",
     )
 
 
@@ -95,12 +109,14 @@ class Options(Mask):
 class Operation(Options):
     """`Options` where no tensor says the rest."""
 
-    head_dim: int = _option(128, "A multiple of 8 from 32 to 256.")
+    head_dim: int = _option(
+        128, "A multiple of 8 from 32 to 256.", values="a multiple of 8 from 32 to 256"
+    )
     dtype: object = _option("bf16", "'bf16' or 'fp16', or PyTorch's or NumPy's name of them.")
 
 
 _KINDS = {
-    field.name: (field.type, field.default, field.metadata["least"])
+    field.name: (field.type, field.default, field.metadata["least"], field.metadata["values"])
     for field in dataclasses.fields(Operation)
 }
 
@@ -116,7 +132,7 @@ _FOREIGN_NAMES = {
 _ABSENT = {
     "dropout_p": "dropout is not supported: leave it out",
     "attn_mask": "arbitrary masks are not supported: use causal=",
-    "window_size": "sliding windows are not supported",
+    "window_size": "pass window_left= and window_right=, its two numbers, None for -1",
     "softcap": "soft-capping is not supported",
     "alibi_slopes": "ALiBi is not supported",
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
@@ -233,14 +249,16 @@ def dtype_name(dtype):
     return short
 
 
-def whole_number(name, value, least=1):
-    """`value` as an int; SpecError for what is none, or below `least`."""
+def whole_number(name, value, least=1, values=None):
+    """`value` as an int; SpecError for what is none, or below `least`, which asks for `values`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < least:
-        raise SpecError(f"{name}={value!r}: pass a whole number of at least {least}")
+        raise SpecError(
+            f"{name}={value!r}: pass {values or f'a whole number of at least {least}'}"
+        )
     if number >= 1 << 62:
         raise SpecError(f"{name}={value!r} is too large: pass a whole number below 2**62")
     return number
@@ -278,12 +296,12 @@ def _spelled(name, value):
         return causal_name(value)
     if name == "dtype":
         return dtype_name(value)
-    kind, default, least = _KINDS[name]
+    kind, default, least, values = _KINDS[name]
     if kind is bool:
         return "yes" if yes_or_no(name, value) else "no"
     if kind is int:
         none = value is None is default
-        return str(least - 1 if none else whole_number(name, value, least))
+        return str(least - 1 if none else whole_number(name, value, least, values))
     return word(name, value, f"a word, such as {default!r}")
 
 
@@ -342,7 +360,7 @@ def check_softmax_scale(scale, head_dim):
     """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless, in the kernels' FP32, it
     is finite, and so are the steps that are divided by where it is tiny."""
     if scale is None:
-        return head_dim**-0.5
+        return head_dim**-0.5 if head_dim else 1.0  # of no channels; who has them refuses them
     try:
         real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
         value = float(scale) if real else 0.0

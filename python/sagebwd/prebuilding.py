@@ -20,8 +20,9 @@ def _list(value):
 
 @options.takes(options.Operation, but=_SEVERAL)
 def prebuild(
-    out, *, arch, head_dim=options.WIDTHS, dtype=("bf16", "fp16"), causal=("none", "top-left"),
-    granularity="row", precision="six-of-seven", backward=True, records=(), progress=None, chosen,
+    out, *, arch, head_dim=options.USUAL_HEAD_DIMS, dtype=("bf16", "fp16"),
+    causal=("none", "top-left"), granularity="row", precision="six-of-seven",
+    backward=True, records=(), progress=None, chosen,
 ):  # fmt: skip
     """Compiles the kernels of every combination of the options into the pack `out`.
 

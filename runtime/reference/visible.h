@@ -37,18 +37,18 @@ private:
 
 /// What of a spec hides keys from queries.
 struct Mask {
-  Causal causal = Causal::none;
+  AttentionSpec spec;
 
-  Mask(Causal of) : causal(of) {}
-  Mask(const AttentionSpec& spec) : causal(spec.causal) {}
+  Mask(Causal of) : spec{.causal = of} {}
+  Mask(const AttentionSpec& of) : spec(of) {}
 };
 
 /// The keys that any of `count` queries from `first` on sees.
 inline VisibleKeys keys_of(const Mask& mask, int64_t queries, int64_t keys, int64_t first,
                            int64_t count = 1) {
-  const bool all = mask.causal == Causal::none;
-  const int64_t offset = mask.causal == Causal::bottom_right ? keys - queries : 0;
-  return {0, all ? keys : std::clamp<int64_t>(first + count + offset, 0, keys)};
+  const MaskEdges edges = mask_edges(mask.spec, queries, keys);
+  return {std::clamp<int64_t>(first + edges.first, 0, keys),
+          std::clamp<int64_t>(first + count + edges.last, 0, keys)};
 }
 
 } // namespace sagebwd::reference

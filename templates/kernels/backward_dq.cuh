@@ -124,8 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return destination;
   };
 
-  const Range queries_here = tokens_from(first_query, BLOCK_Q);
-  KeyGroups walk(keys_of(at, queries_here), keys_of_all(at, queries_here));
+  KeyGroups walk(at, tokens_from(first_query, BLOCK_Q));
 
   load_score_rows<BLOCK_Q>(
       shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
@@ -304,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       TokenProducts<true, GROUP / 32> ds_k;
       ds_k.issue(ds8, summed + token_lane());
       if constexpr (HAS_UNITS) {
-        if (group % GROUPS_A_UNIT == 0 && turn > 0) {
+        if (walk.begins_unit(GROUPS_A_UNIT) && turn > 0) {
           const u32 from = load_scales(stage_of(KEY_TILES - 1), walk.previous(), group);
           dq.change_units(from, from + SUM_CHANNELS * 4);
         }

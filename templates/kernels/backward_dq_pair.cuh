@@ -75,11 +75,9 @@ struct Rings {
 };
 using OnlyPlace = PlaceInRing<1>;
 
-__device__ __forceinline__ int steps_of(const Sequence& at, int first_query) {
-  return ceil_div(keys_of(at, tokens_from(first_query, BLOCK_Q)).end, STEP_KEYS);
-}
-__device__ __forceinline__ bool begins_unit(int step) {
-  return HAS_UNITS && step % STEPS_A_UNIT == 0;
+/// The steps whose keys any query of the block sees.
+__device__ __forceinline__ Range steps_of(const Sequence& at, int first_query) {
+  return tiles_of<STEP_KEYS>(keys_of(at, tokens_from(first_query, BLOCK_Q)));
 }
 __device__ __forceinline__ u32 unit_place(u32 shared, int half, int unit, int vector) {
   return shared + L::UNITS + (unit % UNIT_SLOTS * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
@@ -102,18 +100,18 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   else
     copy_panels(shared + L::DOUT, p.dout_map, first_query, at.head, came);
 
-  const int steps = steps_of(at, first_query);
+  const Range steps = steps_of(at, first_query);
   const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
   const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
                             : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
   // Behind the last step S of one more is begun, which nobody reads.
   const auto fill_keys = [&](int step) {
-    const RingPlace place(step);
+    const RingPlace place(step - steps.begin);
     for (int half = 0; half < 2; ++half) {
       const Ring<4> ring = Rings(shared, half).keys;
-      ring.begin_filling(place, step < steps ? L::HALF_KEYS_BYTES + L::HALF_SCALES_BYTES : 0);
-      if (step == steps)
+      ring.begin_filling(place, step < steps.end ? L::HALF_KEYS_BYTES + L::HALF_SCALES_BYTES : 0);
+      if (step == steps.end)
         continue;
       const int in_shared = place.stage * 2 + half;
       bulk_copy(shared + L::KEYS + in_shared * L::HALF_KEYS_BYTES,
@@ -123,11 +121,11 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
                 key_scales + step * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES, ring.full(place));
     }
   };
-  if (steps > 0)
-    fill_keys(0);
+  if (steps.end > 0)
+    fill_keys(steps.begin);
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const OnlyPlace place(step);
+  for (int step = steps.begin; step < steps.end; ++step) {
+    const OnlyPlace place(step - steps.begin);
     for (int half = 0; half < 2; ++half) {
       const Ring<4, 1> ring = Rings(shared, half).values;
       ring.begin_filling(place, L::HALF_VALUES_BYTES);
@@ -137,7 +135,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     fill_keys(step + 1);
     const Ring<PAIR_WARPS, 1> ring = Rings(shared, 0).summed;
     const u32 full = ring.full(place);
-    const bool has_unit = begins_unit(step);
+    const bool has_unit = HAS_UNITS && (step % STEPS_A_UNIT == 0 || step == steps.begin);
     ring.begin_filling(place, 2 * L::HALF_SUMMED_BYTES + (has_unit ? 2 * UNIT_BYTES : 0));
     bulk_copy(shared + L::SUMMED, summed + static_cast<s64>(step) * (2 * L::HALF_SUMMED_BYTES),
               2 * L::HALF_SUMMED_BYTES, full);
@@ -181,8 +179,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   // The producer's copies come whether there are keys or not: none may come after the block's end.
   wait_for_phase(shared + L::ROWS_CAME, 0);
 
-  const int steps = steps_of(at, first_query);
-  const int all_see = keys_of_all(at, tokens_from(first_query, BLOCK_Q)).end / STEP_KEYS;
+  const Range steps = steps_of(at, first_query);
+  const Range unmasked = unmasked_tiles_of<STEP_KEYS>(at, tokens_from(first_query, BLOCK_Q));
   const TilesPlace keys = TilesPlace(shared + L::KEYS).at(half, L::HALF_KEYS_BYTES);
   const TilesPlace key_values = TilesPlace(shared + L::VALUES).at(half, L::HALF_VALUES_BYTES);
   // This warpgroup's channels of the keys that dS meets, in each half's.
@@ -195,18 +193,18 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   int products[SUM_CHANNELS / 8][4];
 
   const auto begin_scores = [&](int step) {
-    const RingPlace place(step);
+    const RingPlace place(step - steps.begin);
     rings.keys.wait_until_full(place);
     issue_scores(scores, queries, keys.at(place.stage, 2 * L::HALF_KEYS_BYTES));
   };
   const auto take_scores = [&](int step) {
-    const RingPlace place(step);
+    const RingPlace place(step - steps.begin);
     // A lane's scales of 128 keys are those of their four 32.
     probabilities(x, scores, row,
                   read_float2(shared + L::KEY_SCALES +
                               (place.stage * 2 + half) * L::HALF_SCALES_BYTES +
                               (lane_id() & 3) * 16 + half * 8));
-    if (step < SINK_KEYS || step >= all_see)
+    if (step < unmasked.begin || step >= unmasked.end)
       hide(x, HiddenKeys(at, query[0], step * STEP_KEYS + half * HALF_KEYS, SINK_KEYS));
   };
   const auto gradients_of = [&](int of_half) {
@@ -218,7 +216,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   };
   const auto meet_other = [] { named_barrier_sync<32 * PAIR_WARPS>(MEETING); };
   const auto change_units = [&](int step) {
-    if (begins_unit(step) && step > 0) {
+    if (HAS_UNITS && step % STEPS_A_UNIT == 0 && step > steps.begin) {
       const int unit = step / STEPS_A_UNIT;
       dq.change_units_of_warp(shared + L::RATIOS + warp_id() * VECTOR_BYTES,
                               unit_place(shared, half, unit - 1, CHANNEL_SCALE),
@@ -226,26 +224,26 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     }
   };
 
-  if (steps > 0) {
+  if (steps.end > 0) {
     if constexpr (DQ16 && SINK_KEYS == 0) { // else zeros are written while S is under way: C7515
 #pragma unroll
       for (int j = 0; j < SUM_CHANNELS / 8; ++j)
         hold(dq.x[j]);
     }
-    begin_scores(0);
+    begin_scores(steps.begin);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      const OnlyPlace place(step);
+    for (int step = steps.begin; step < steps.end; ++step) {
+      const OnlyPlace place(step - steps.begin);
       finish<0>(scores);
       if constexpr (DQ16) { // sums of the last step's products are its results
         finish_rows<0>(dq);
-        if (step > 0)
-          rings.summed.release(OnlyPlace(step - 1));
+        if (step > steps.begin)
+          rings.summed.release(OnlyPlace(step - 1 - steps.begin));
       }
       rings.values.wait_until_full(place);
       issue_value_panels<1>(values, dout, key_values, &delta);
       take_scores(step);
-      rings.keys.release(RingPlace(step));
+      rings.keys.release(RingPlace(step - steps.begin));
       float ds[COLUMNS8][4], largest[2] = {0, 0};
       take_values<0>(ds, values, start);
       rings.values.release(place);
@@ -294,7 +292,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     if constexpr (DQ16)
       finish_rows<0>(dq);
     if constexpr (HAS_UNITS)
-      dq.multiply_columns(unit_place(shared, half, (steps - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+      dq.multiply_columns(unit_place(shared, half, (steps.end - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }

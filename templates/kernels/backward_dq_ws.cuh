@@ -79,14 +79,14 @@ using KeyRing = Ring<BLOCK_Q / 16>;
 /// A number of products.
 template <int COUNT> struct Pending { static constexpr int value = COUNT; };
 
-/// How many steps' keys any query of the block sees. All warpgroups take them all: 128 queries or
+/// The steps whose keys any query of the block sees. All warpgroups take them all: 128 queries or
 /// fewer see the same groups but for one.
-__device__ __forceinline__ int steps_of(const Sequence& at, int first_query) {
-  return ceil_div(keys_of(at, tokens_from(first_query, BLOCK_Q)).end, STEP_KEYS);
+__device__ __forceinline__ Range steps_of(const Sequence& at, int first_query) {
+  return tiles_of<STEP_KEYS>(keys_of(at, tokens_from(first_query, BLOCK_Q)));
 }
-/// Whether a step's keys are the first of a unit of channel scales.
-__device__ __forceinline__ bool begins_unit(int step) {
-  return HAS_UNITS && step % STEPS_A_UNIT == 0;
+/// Whether a step's keys are the first of a unit of channel scales, or of all.
+__device__ __forceinline__ bool begins_unit(int step, Range steps) {
+  return HAS_UNITS && (step % STEPS_A_UNIT == 0 || step == steps.begin);
 }
 __device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
   return shared + SharedLayout::UNITS + unit % UNIT_SLOTS * UNIT_BYTES + vector * HEAD_DIM * 4;
@@ -116,17 +116,17 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
   const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
                             : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
-  const int steps = steps_of(at, first_query);
-  if (steps == 0)
+  const Range steps = steps_of(at, first_query);
+  if (steps.end == 0)
     return;
 #pragma unroll 1
-  for (int step = 0; step <= steps; ++step) {
+  for (int step = steps.begin; step <= steps.end; ++step) {
     using L = SharedLayout;
-    const RingPlace place(step);
+    const RingPlace place(step - steps.begin);
     const u32 full = ring.full(place);
-    const bool has_keys = step < steps;
-    const bool has_summed = step > 0;
-    const bool has_unit = has_summed && begins_unit(step - 1);
+    const bool has_keys = step < steps.end;
+    const bool has_summed = step > steps.begin;
+    const bool has_unit = has_summed && begins_unit(step - 1, steps);
     ring.begin_filling(place,
                        (has_summed ? L::SUMMED_BYTES : 0) + (has_unit ? UNIT_BYTES : 0) +
                            (has_keys ? L::KEYS_BYTES + L::VALUES_BYTES + L::KEY_SCALES_BYTES : 0));
@@ -204,8 +204,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
   };
 
-  const int steps = steps_of(at, first_query);
-  const int all_see = keys_of_all(at, own()).end / STEP_KEYS;
+  const Range steps = steps_of(at, first_query);
+  const Range unmasked = unmasked_tiles_of<STEP_KEYS>(at, own());
+  const auto place_of = [&](int step) { return RingPlace(step - steps.begin); };
   const TilesPlace keys = base + L::KEYS, key_values = base + L::VALUES, summed = base + L::SUMMED;
   Scores::Sum scores[STEP_COLUMNS8][4];
   int values[STEP_COLUMNS8][4]; // the bits of dP
@@ -216,22 +217,22 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   // What begins behind the last step is of nothing, and nobody reads it: products never begin under
   // a condition.
   const auto begin_scores = [&](int step) {
-    issue_scores<KEY_TILES>(scores, queries, keys.at(RingPlace(step).stage, L::KEYS_BYTES));
+    issue_scores<KEY_TILES>(scores, queries, keys.at(place_of(step).stage, L::KEYS_BYTES));
   };
   const auto begin_values = [&](int step) {
     issue_value_panels<KEY_TILES>(values, dout,
-                                  key_values.at(RingPlace(step).stage, L::VALUES_BYTES),
+                                  key_values.at(place_of(step).stage, L::VALUES_BYTES),
                                   DELTA_BY_PRODUCT ? &delta : nullptr);
   };
   const auto take_scores = [&](int step) {
-    const u32 key_scales = shared + L::KEY_SCALES + RingPlace(step).stage * L::KEY_SCALES_BYTES +
+    const u32 key_scales = shared + L::KEY_SCALES + place_of(step).stage * L::KEY_SCALES_BYTES +
                            (read_thread_anew() & 3) * 16;
     take_turn();
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile)
       probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], row,
                     read_float2(key_scales + (KEY_TILES == 2 ? tile : step & 1) * 8));
-    if (step < SINK_KEYS || step >= all_see) {
+    if (step < unmasked.begin || step >= unmasked.end) {
       const int thread = read_thread_anew();
       const int first = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
@@ -242,7 +243,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     pass_turn();
   };
   const auto change_units = [&](int step) {
-    if (begins_unit(step) && step > 0) {
+    if (HAS_UNITS && step % STEPS_A_UNIT == 0 && step > steps.begin) {
       const int unit = step / STEPS_A_UNIT;
       dq.change_units_of_warp(shared + L::RATIOS + read_thread_anew() / 32 * (HEAD_DIM * 4),
                               unit_place(shared, unit - 1, CHANNEL_SCALE),
@@ -251,7 +252,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   };
   float ds[STEP_COLUMNS8][4];
   const auto begin_products = [&](float(&largest)[2], int step) {
-    const RingPlace next(step + 1); // where the keys come that dS meets
+    const RingPlace next = place_of(step + 1); // where the keys come that dS meets
     const TilesPlace tiles = summed.at(next.stage, L::SUMMED_BYTES);
     if constexpr (DQ16) {
       u32 ds16[STEP_KEYS / 16][4];
@@ -285,17 +286,17 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 
   if (warpgroup == WARPGROUPS - 1)
     pass_turn();
-  if (steps > 0) {
+  if (steps.end > 0) {
     ring.wait_until_full(RingPlace(0));
     if constexpr (ORDER != Order::plain)
-      begin_scores(0);
+      begin_scores(steps.begin);
     if constexpr (ORDER == Order::early_dp) {
-      begin_values(0);
+      begin_values(steps.begin);
       finish<1>(scores);
-      take_scores(0);
+      take_scores(steps.begin);
     }
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    for (int step = steps.begin; step < steps.end; ++step) {
       if constexpr (ORDER == Order::plain) {
         begin_scores(step);
         begin_values(step);
@@ -309,7 +310,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
       float largest[2] = {0, 0};
       take_values<0>(ds, values, start);
       // All of the stage has been read, the keys that dS meets by the last step's products.
-      ring.release(RingPlace(step));
+      ring.release(place_of(step));
       score_gradients<!DQ16>(ds, x, largest);
       begin_products(largest, step);
       if constexpr (ORDER == Order::plain) {
@@ -331,7 +332,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     else if constexpr (ORDER == Order::early_dp)
       finish<0>(values);
     if constexpr (HAS_UNITS)
-      dq.multiply_columns(unit_place(shared, (steps - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+      dq.multiply_columns(unit_place(shared, (steps.end - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }

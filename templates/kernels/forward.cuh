@@ -87,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
+  const int first_visit = WINDOW ? walk.tile / VISIT_GROUPS : 0;
   load_score_rows<BLOCK_Q>(
       shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
       p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
@@ -95,9 +96,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if constexpr (STAGES == 2)
     load_values(walk);
   if constexpr (!BLOCK_SCALES) {
-    load_unit(0);
-    if (walk.end > VISIT_GROUPS)
-      load_unit(1);
+    load_unit(first_visit);
+    if (walk.end > (first_visit + 1) * VISIT_GROUPS)
+      load_unit(first_visit + 1);
     cp_async_commit();
   }
 
@@ -156,10 +157,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     walk = walk.next();
   };
 
-  const int all_see = keys_of_all(at, tokens_from(first_query, BLOCK_Q)).end / GROUP_KV;
+  const Range unmasked = unmasked_tiles_of<GROUP_KV>(at, tokens_from(first_query, BLOCK_Q));
   while (walk.more()) {
     const int visit = walk.tile / VISIT_GROUPS;
-    if (walk.tile % VISIT_GROUPS == 0 && walk.tile > 0) {
+    if (walk.tile % VISIT_GROUPS == 0 && (WINDOW ? walk.count : walk.tile) > 0) {
       if constexpr (BLOCK_SCALES) {
         o.settle();
       } else {
@@ -173,8 +174,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           load_unit(visit + 1);
       }
     }
-    if (walk.tile >= SINK_KEYS && walk.tile < all_see) {
-      const int stop = minimum(all_see, (visit + 1) * VISIT_GROUPS);
+    if (walk.tile >= unmasked.begin && walk.tile < unmasked.end) {
+      const int stop = minimum(unmasked.end, (visit + 1) * VISIT_GROUPS);
       do
         take_group(NoneHidden());
       while (walk.tile < stop);

@@ -44,9 +44,13 @@ static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
 
 using KeyRing = Ring<BLOCK_Q / 16>;
 
-/// Whether a group is the first of a unit of channel scales.
-__device__ __forceinline__ bool begins_unit(int group) {
-  return !BLOCK_SCALES && group % VISIT_GROUPS == 0;
+/// The groups that any query of the block sees. The ring brings them to all warpgroups.
+__device__ __forceinline__ Range groups_of(const Sequence& at, int first_query) {
+  return tiles_of<GROUP_KV>(keys_of(at, tokens_from(first_query, BLOCK_Q)));
+}
+/// Whether a group is the first of a unit of channel scales, or of all.
+__device__ __forceinline__ bool begins_unit(int group, int first_group) {
+  return !BLOCK_SCALES && (group % VISIT_GROUPS == 0 || group == first_group);
 }
 __device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
   return shared + SharedLayout::UNITS + unit % UNIT_SLOTS * UNIT_BYTES + vector * HEAD_DIM * 4;
@@ -65,14 +69,14 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
   const s8* values = p.vt8 + at.padded_key() * HEAD_DIM;
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
-  const int groups = ceil_div(keys_of(at, tokens_from(first_query, BLOCK_Q)).end, GROUP_KV);
+  const Range groups = groups_of(at, first_query);
 #pragma unroll 1
-  for (int group = 0; group < groups; ++group) {
-    const RingPlace place(group);
+  for (int group = groups.begin; group < groups.end; ++group) {
+    const RingPlace place(group - groups.begin);
     const u32 full = ring.full(place);
     ring.begin_filling(place, SharedLayout::KEYS_BYTES + SharedLayout::VALUES_BYTES +
                                   SharedLayout::KEY_SCALES_BYTES +
-                                  (begins_unit(group) ? UNIT_BYTES : 0));
+                                  (begins_unit(group, groups.begin) ? UNIT_BYTES : 0));
     bulk_copy(shared + SharedLayout::KEYS + place.stage * SharedLayout::KEYS_BYTES,
               keys + static_cast<s64>(group) * SharedLayout::KEYS_BYTES, SharedLayout::KEYS_BYTES,
               full);
@@ -80,7 +84,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
               key_scales + group * GROUP_KV / 128 * (128 / KEYS_A_SCALE),
               SharedLayout::KEY_SCALES_BYTES, full);
     // UNIT_SLOTS units ago is over: this stage was released after the one behind it had begun.
-    if (begins_unit(group))
+    if (begins_unit(group, groups.begin))
       bulk_copy(unit_place(shared, group / VISIT_GROUPS, 0),
                 channel_scales_of(p, at, group / VISIT_GROUPS), UNIT_BYTES, full);
     bulk_copy(shared + SharedLayout::VALUES + place.stage * SharedLayout::VALUES_BYTES,
@@ -123,18 +127,27 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const Rows queries = {operand(SharedLayout::QUERIES, warpgroup, 64 * SCORE_ROW_BYTES)};
   wait_for_phase(shared + SharedLayout::QUERIES_CAME, 0);
 
-  int group = 0;
+  // What follows from the block's and the warpgroup's place is computed where it is asked for:
+  // registers are short. So a group is known by its number `count` among those of the block.
+  const auto own = [] {
+    return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
+  };
+  const auto of_block = [] { return tokens_from(block_of_queries_anew() * BLOCK_Q, BLOCK_Q); };
+  int count = 0;
+  const auto group_now = [&] {
+    return WINDOW ? count + tiles_of<GROUP_KV>(keys_of(at, of_block())).begin : count;
+  };
   const Turns<WARPGROUPS, 1> turns;
   const auto take_group = [&](const auto& hidden) {
     float unit = 1;
     if constexpr (BLOCK_SCALES)
-      unit = __ldg(channel_scales_of(p, at, group));
-    const RingPlace place(group);
+      unit = __ldg(channel_scales_of(p, at, group_now()));
+    const RingPlace place(count);
     ring.wait_until_full(place);
     float key_scale[KEY_SCALES];
     read_key_scales(
         key_scale, shared + SharedLayout::KEY_SCALES + place.stage * SharedLayout::KEY_SCALES_BYTES,
-        group);
+        GROUP_KV == 128 ? 0 : group_now()); // whose parity counts where it has 64 keys
 
     Scores::Sum sums[COLUMNS8][4];
     turns.take();
@@ -157,33 +170,29 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
         ring.release(place);
       p_v.add_finished_to(o, beta[0] * unit, beta[1] * unit, part);
     }
-    ++group;
+    ++count;
   };
 
   turns.begin();
-  // What follows from the warpgroup's place is computed where it is asked for: registers are short.
-  const auto own = [] {
-    return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
-  };
-  while (group < ceil_div(anew(keys_of(at, own()).end), GROUP_KV)) {
-    const int all_see = anew(keys_of_all(at, own()).end) / GROUP_KV;
+  for (int group; (group = group_now()) < ceil_div(anew(keys_of(at, own()).end), GROUP_KV);) {
+    const Range unmasked = unmasked_tiles_of<GROUP_KV>(at, own());
     const int visit = group / VISIT_GROUPS;
-    if (group % VISIT_GROUPS == 0 && group > 0) {
+    if (group % VISIT_GROUPS == 0 && count > 0) {
       if constexpr (BLOCK_SCALES) {
         o.settle();
       } else {
-        ring.wait_until_full(RingPlace(group)); // the unit's scales have come with the group
+        ring.wait_until_full(RingPlace(count)); // the unit's scales have come with the group
         o.change_units_of_warp(shared + SharedLayout::RATIOS +
                                    read_thread_anew() / 32 * (HEAD_DIM * 4),
                                unit_place(shared, visit - 1, CHANNEL_SCALE),
                                unit_place(shared, visit, CHANNEL_INVERSE));
       }
     }
-    if (group >= SINK_KEYS && group < all_see) {
-      const int stop = minimum(all_see, (visit + 1) * VISIT_GROUPS);
+    if (group >= unmasked.begin && group < unmasked.end) {
+      const int stop = minimum(unmasked.end, (visit + 1) * VISIT_GROUPS) - (group - count);
       do
         take_group(NoneHidden());
-      while (group < stop);
+      while (count < stop);
     } else {
       const int thread = read_thread_anew();
       const int query = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
@@ -193,11 +202,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   if constexpr (BLOCK_SCALES)
     o.settle();
   else
-    o.multiply_columns(unit_place(shared, maximum(0, group - 1) / VISIT_GROUPS, CHANNEL_SCALE));
+    o.multiply_columns(
+        unit_place(shared, maximum(0, group_now() - 1) / VISIT_GROUPS, CHANNEL_SCALE));
   // Groups that other warpgroups see are passed on.
-  const Range of_block = tokens_from(block_of_queries_anew() * BLOCK_Q, BLOCK_Q);
-  for (; group < ceil_div(keys_of(at, of_block).end, GROUP_KV); ++group) {
-    const RingPlace place(group);
+  for (; group_now() < ceil_div(keys_of(at, of_block()).end, GROUP_KV); ++count) {
+    const RingPlace place(count);
     ring.wait_until_full(place);
     turns.take();
     turns.pass();

@@ -34,6 +34,8 @@ struct Sequence {
   __device__ __forceinline__ int seq_kv() const { return p.seq_kv; }
   /// A query sees keys up to its own index and so many more.
   __device__ __forceinline__ int causal_offset() const { return p.causal_offset; }
+  /// It sees keys from its own index and so many more on, mostly fewer than none.
+  __device__ __forceinline__ int window_offset() const { return p.window_offset; }
   /// Of keys, in a row of maxima.
   template <int GROUP> __device__ __forceinline__ int key_groups() const {
     return p.padded_kv / GROUP;

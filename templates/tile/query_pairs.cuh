@@ -96,18 +96,19 @@ public:
         CAUSAL && needs_mask(at_, tokens_from(first_query, TILE_Q), tokens_from(own, 16));
     if (!comes_again && !masked)
       return;
-    int first_seen[2]; // column of rows g and g + 8, from this lane's first one
+    Range seen[2]; // columns of rows g and g + 8, from this lane's first one
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      first_seen[r] = comes_again
-                          ? TILE_Q
-                          : queries_of(at_, tokens_from(own + lane_id() / 4 + 8 * r, 1)).begin -
-                                first_query - 2 * (lane_id() & 3);
+    for (int r = 0; r < 2; ++r) {
+      const Range queries = queries_of(at_, tokens_from(own + lane_id() / 4 + 8 * r, 1));
+      const int first_column = first_query + 2 * (lane_id() & 3);
+      seen[r] = {comes_again ? TILE_Q : queries.begin - first_column, queries.end - first_column};
+    }
 #pragma unroll
     for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (8 * j + (i & 1) < first_seen[i >> 1])
+        const int column = 8 * j + (i & 1);
+        if (column < seen[i >> 1].begin || (WINDOW && column >= seen[i >> 1].end))
           x[j][i] = 0;
       }
     }

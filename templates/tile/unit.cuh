@@ -175,7 +175,7 @@ __device__ __forceinline__ float write_row(s8* copy, int token, const float (&x)
     *reinterpret_cast<uint2*>(copy + chunk_offset<HEAD_DIM>(token, channel / 16) + channel % 16) =
         bytes;
   }
-  return scale.value == 0 ? 1.0f : scale.value;
+  return scale.value;
 }
 
 /// Writes a token in 16 bits.

@@ -1,14 +1,17 @@
 //===- tile/visible.cuh - Which keys a query sees, and walks over them ------===//
 //
-// All that a kernel knows of the mask. A window or a list of blocks would change what is here: a
-// block of queries or keys meets the tokens of a Range, a loop over them is a Walk (backward_dkv
-// steps over its range by itself: kernels/README.md), and only where needs_mask() are single scores
-// asked for.
+// All that a kernel knows of the mask. A list of blocks would change what is here: a block of
+// queries or keys meets the tokens of a Range, a loop over them is a Walk (backward_dkv steps over
+// its range by itself: kernels/README.md), and only where needs_mask() are single scores asked for.
+//
+// CAUSAL: queries do not see all keys behind their own. WINDOW: nor all before it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 #include "tile/place.cuh"
+
+static_assert(!WINDOW || (CAUSAL && SINK_KEYS == 0), "a window has two edges, and no key apart");
 
 /// Tokens begin .. end - 1, or tiles.
 struct Range {
@@ -28,34 +31,52 @@ __device__ __forceinline__ int block_of_queries_anew() {
   return CAUSAL ? gridDim.x - 1 - block : block;
 }
 
-/// The keys that any of these queries sees.
+/// From the first key that any of these queries sees to the last one. Where a window has passed all
+/// keys there is the last key, hidden, so that walks stand at a tile that exists.
 __device__ __forceinline__ Range keys_of(const Sequence& at, Range queries) {
-  return {0, CAUSAL ? maximum(0, minimum(at.seq_kv(), queries.end + at.causal_offset()))
-                    : at.seq_kv()};
+  const int end =
+      CAUSAL ? maximum(0, minimum(at.seq_kv(), queries.end + at.causal_offset())) : at.seq_kv();
+  return {WINDOW ? maximum(0, minimum(end - 1, queries.begin + at.window_offset())) : 0, end};
 }
-/// The keys that all of these queries see.
+/// The keys that all of these queries see; none may be left.
 __device__ __forceinline__ Range keys_of_all(const Sequence& at, Range queries) {
-  return {0, CAUSAL ? maximum(0, minimum(at.seq_kv(), queries.begin + 1 + at.causal_offset()))
-                    : at.seq_kv()};
+  return {WINDOW ? maximum(0, queries.end - 1 + at.window_offset()) : 0,
+          CAUSAL ? maximum(0, minimum(at.seq_kv(), queries.begin + 1 + at.causal_offset()))
+                 : at.seq_kv()};
+}
+/// The tiles of SIZE tokens that hold a range.
+template <int SIZE> __device__ __forceinline__ Range tiles_of(Range tokens) {
+  return {tokens.begin / SIZE, ceil_div(tokens.end, SIZE)};
+}
+/// The tiles of SIZE keys that need no mask for these queries. Key 0 is hidden where it is apart.
+template <int SIZE>
+__device__ __forceinline__ Range unmasked_tiles_of(const Sequence& at, Range queries) {
+  const Range keys = keys_of_all(at, queries);
+  return {WINDOW ? ceil_div(keys.begin, SIZE) : SINK_KEYS, keys.end / SIZE};
 }
 /// The queries that see any of these keys.
 __device__ __forceinline__ Range queries_of(const Sequence& at, Range keys) {
-  return {CAUSAL ? maximum(0, keys.begin - at.causal_offset()) : 0, at.seq_q()};
+  return {CAUSAL ? maximum(0, keys.begin - at.causal_offset()) : 0,
+          WINDOW ? maximum(0, minimum(at.seq_q(), keys.end - at.window_offset())) : at.seq_q()};
 }
 /// Whether any of these queries sees any of these keys.
 __device__ __forceinline__ bool meet(const Sequence& at, Range queries, Range keys) {
-  return !CAUSAL || keys.begin <= queries.end - 1 + at.causal_offset();
+  return (!CAUSAL || keys.begin <= queries.end - 1 + at.causal_offset()) &&
+         (!WINDOW || keys.end - 1 >= queries.begin + at.window_offset());
 }
 
 /// Whether any key of a tile is hidden from any query of it.
 __device__ __forceinline__ bool needs_mask(const Sequence& at, Range queries, Range keys) {
-  return (CAUSAL && keys.end - 1 > queries.begin + at.causal_offset()) || keys.end > at.seq_kv();
+  return (CAUSAL && keys.end - 1 > queries.begin + at.causal_offset()) ||
+         (WINDOW && keys.begin < queries.end - 1 + at.window_offset()) || keys.end > at.seq_kv();
 }
 __device__ __forceinline__ bool hidden(const Sequence& at, int query, int key) {
-  return key >= at.seq_kv() || (CAUSAL && key > query + at.causal_offset());
+  return key >= at.seq_kv() || (CAUSAL && key > query + at.causal_offset()) ||
+         (WINDOW && key < query + at.window_offset());
 }
 __device__ __forceinline__ bool sees_nothing(const Sequence& at, int query) {
-  return CAUSAL && query + at.causal_offset() < 0;
+  return (CAUSAL && query + at.causal_offset() < 0) ||
+         (WINDOW && query + at.window_offset() >= at.seq_kv());
 }
 
 /// Takes hidden scores out: is_hidden(r, column) of row g + 8r of a warp's accumulators. `nothing`
@@ -84,19 +105,22 @@ public:
   static constexpr bool ANY = true;
   /// Rows g and g + 8 are queries `query` and query + 8. Keys before `begin`, 1 at most, are no
   /// query's.
-  __device__ __forceinline__ HiddenKeys(const Sequence& at, int query, int first_key, int begin)
-      : begin_(begin - first_key - lane_column()) {
+  __device__ __forceinline__ HiddenKeys(const Sequence& at, int query, int first_key, int begin) {
+    const int first_column = first_key + lane_column();
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      end_[r] = keys_of(at, tokens_from(query + 8 * r, 1)).end - first_key - lane_column();
+    for (int r = 0; r < 2; ++r) {
+      end_[r] = keys_of(at, tokens_from(query + 8 * r, 1)).end - first_column;
+      begin_[r] = (WINDOW ? query + 8 * r + at.window_offset() : begin) - first_column;
+    }
   }
   __device__ __forceinline__ bool operator()(int r, int j, int half) const {
-    return 8 * j + half >= end_[r] || (8 * j + half < 1 && 8 * j + half < begin_);
+    const int column = 8 * j + half;
+    return column >= end_[r] || ((WINDOW || column < 1) && column < begin_[r]);
   }
 
 private:
   static __device__ __forceinline__ int lane_column() { return 2 * (lane_id() & 3); }
-  int begin_, end_[2]; ///< visible columns, from this lane's first
+  int begin_[2], end_[2]; ///< visible columns, from this lane's first
 };
 
 /// A loop over the tiles of SIZE tokens that hold a range. `count` counts them, so that copies and
@@ -105,7 +129,7 @@ template <int SIZE> struct Walk {
   int tile, end, count = 0;
 
   __device__ __forceinline__ explicit Walk(Range tokens)
-      : tile(tokens.begin / SIZE), end(ceil_div(tokens.end, SIZE)) {}
+      : tile(tiles_of<SIZE>(tokens).begin), end(tiles_of<SIZE>(tokens).end) {}
 
   __device__ __forceinline__ bool more() const { return tile < end; }
   __device__ __forceinline__ int first() const { return tile * SIZE; }

@@ -304,6 +304,20 @@ TEST(Kernels, ServeAllHeadsThatTheirWidthHas) {
   EXPECT_EQ(names(128)[2], "sagebwd_forward_d128_ws_192x128_w12_s4_b1");
 }
 
+TEST(Kernels, ServeAllWindows) {
+  const auto names = [](Causal causal, int left, int right) {
+    AttentionSpec spec;
+    spec.causal = causal, spec.window_left = left, spec.window_right = right;
+    std::vector<std::string> names;
+    for (const KernelSpec& k : distinct_kernels(resolved(spec), find_arch("sm_90a")))
+      names.push_back(kernel_name(k));
+    return names;
+  };
+  EXPECT_EQ(names(Causal::none, 5, 7), names(Causal::bottom_right, 4096, kNoWindow));
+  EXPECT_EQ(names(Causal::none, kNoWindow, 7), names(Causal::top_left, kNoWindow, kNoWindow));
+  EXPECT_NE(names(Causal::none, 5, 7), names(Causal::top_left, kNoWindow, kNoWindow));
+}
+
 TEST(KernelName, TellsWhatTheKernelIs) {
   AttentionSpec s;
   EXPECT_EQ(kernel_name(test::kernel_of(backward_dkv, Pass::backward, s, "sm_80")),

@@ -50,6 +50,7 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
     uint64_t k_partial, key_range;
     int channels, value_channels;
     int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
+    int window_offset;
     float softmax_scale;
   };
   OperandValues values{};
@@ -125,10 +126,10 @@ TEST(Operands, TensorsOfTheCallerBringTheirStridesAndEveryKernelHasTheSizes) {
   std::vector<std::string_view> names;
   for (const Field& field : fields_named({O::dq, O::lse}))
     names.push_back(field.name);
-  EXPECT_EQ(names, (std::vector<std::string_view>{"dq", "dq_stride_b", "dq_stride_h", "dq_stride_s",
-                                                  "lse", "channels", "value_channels", "heads",
-                                                  "heads_kv", "seq_q", "seq_kv", "padded_q",
-                                                  "padded_kv", "causal_offset", "softmax_scale"}));
+  EXPECT_EQ(names, (std::vector<std::string_view>{
+                       "dq", "dq_stride_b", "dq_stride_h", "dq_stride_s", "lse", "channels",
+                       "value_channels", "heads", "heads_kv", "seq_q", "seq_kv", "padded_q",
+                       "padded_kv", "causal_offset", "window_offset", "softmax_scale"}));
 }
 
 const Problem kProblems[] = {{1, 1, 1, 1, 1},
@@ -260,10 +261,33 @@ TEST(Workspace, SizesComeAlong) {
   EXPECT_EQ(value(O::padded_q), 256);
   EXPECT_EQ(value(O::padded_kv), 128);
   EXPECT_EQ(value(O::causal_offset), -29);
-  for (Causal causal : {Causal::none, Causal::top_left}) {
-    s.causal = causal;
-    place_workspace(Pass::forward, resolved(s), {2, 6, 3, 129, 100}, 0, values);
-    EXPECT_EQ(value(O::causal_offset), 0);
+  s.causal = Causal::top_left;
+  place_workspace(Pass::forward, resolved(s), {2, 6, 3, 129, 100}, 0, values);
+  EXPECT_EQ(value(O::causal_offset), 0);
+}
+
+TEST(MaskEdges, CountFromAQuerysOwnIndex) {
+  struct {
+    Causal causal;
+    int left, right;
+    int64_t first, last;
+  } cases[] = {{Causal::top_left, -1, -1, -129, 0},
+               {Causal::bottom_right, -1, -1, -129, -29},
+               {Causal::top_left, 10, -1, -10, 0},
+               {Causal::bottom_right, 10, 7, -39, -29},
+               {Causal::none, -1, -1, -129, 100},
+               {Causal::none, 10, 7, -39, -22},
+               {Causal::none, 0, -1, -29, 100},
+               {Causal::none, -1, 0, -129, -29},
+               {Causal::none, 2147483647, 2147483647, -129, 100}};
+  for (const auto& c : cases) {
+    AttentionSpec s;
+    s.causal = c.causal, s.window_left = c.left, s.window_right = c.right;
+    for (const AttentionSpec& spec : {s, *resolved(s)}) {
+      const MaskEdges edges = mask_edges(spec, 129, 100);
+      EXPECT_EQ(edges.first, c.first) << to_string(spec);
+      EXPECT_EQ(edges.last, c.last) << to_string(spec);
+    }
   }
 }
 

@@ -146,6 +146,25 @@ TEST(Spec, SumsOfDqInFp16AreOfOneKernelForAllGradientsIn16Bits) {
   }
 }
 
+TEST(ResolvedSpec, OfWindows) {
+  AttentionSpec s;
+  s.window_left = 100;
+  EXPECT_EQ(resolved(s)->sink_keys, 0); // few queries see the first key
+  EXPECT_EQ(to_string(*resolved(s)),
+            "d128 bf16 causal=none row 64x128 sink_keys=0 six-of-seven smooth_k rotate "
+            "deterministic window_left=100 numerics=3");
+  EXPECT_EQ(parse_spec(to_string(*resolved(s))), *resolved(s));
+  s.sink_keys = 1;
+  expect_refusal([&] { resolved(s); }, {"sink_keys = 1", "with a window", "leave it out"});
+  s = {};
+  s.window_right = 8;
+  EXPECT_EQ(resolved(s)->sink_keys, 1);
+  s.causal = Causal::top_left; // which hides as many
+  EXPECT_EQ(resolved(s)->window_right, kNoWindow);
+  s.window_left = -2;
+  expect_refusal([&] { resolved(s); }, {"window_left = -2", "0 or more", "leave it out"});
+}
+
 TEST(Spec, SumsOfDqAreToldWhereTheyAreNotFp32) {
   const std::string plain = to_string(*resolved(AttentionSpec()));
   EXPECT_EQ(plain.find("dq_sums"), std::string::npos);

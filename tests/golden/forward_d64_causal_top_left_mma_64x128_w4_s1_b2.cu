@@ -12,6 +12,7 @@ constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 128;
 constexpr int WARPS = 4;
 constexpr bool CAUSAL = true;
+constexpr bool WINDOW = false;
 constexpr bool QK16 = false;
 constexpr bool DV16 = false;
 constexpr bool DQ16 = false;
@@ -68,6 +69,7 @@ struct Params {
   int padded_q;
   int padded_kv;
   int causal_offset;
+  int window_offset;
   float softmax_scale;
 };
 

@@ -84,6 +84,7 @@ struct Params {
   int padded_q;
   int padded_kv;
   int causal_offset;
+  int window_offset;
   float softmax_scale;
 };
 

@@ -216,6 +216,45 @@ inline const std::vector<Case>& all_cases() {
       c.tiles = {{KernelKind::backward_dkv, parse_tile("ws 64x192 w12 s4 b1")}};
       list.push_back(c);
     }
+    // Windows: within a tile, over several, on one side, and of more than a unit's keys.
+    struct Windowed {
+      const char* name;
+      AttentionSpec spec;
+      int left, right;
+      bool mma;
+    };
+    const Windowed windowed[] = {
+        {"Window_D64_bf16", {64, bf16, none, row}, 100, 30, false},
+        {"Window_D128_fp16_TopLeft", {128, fp16, top, row}, 70, -1, false},
+        {"Window_D128_bf16_Gradients16_BottomRight",
+         {128, bf16, bottom, row, gradients16},
+         300,
+         -1,
+         false},
+        {"Window_D64_bf16_Block_TopLeft", {64, bf16, top, block}, 90, -1, false},
+        {"Window_D128_fp16_Qk16_NarrowLeft", {128, fp16, none, row, qk16}, 0, -1, false},
+        {"Window_D64_fp16_Dv16_Right", {64, fp16, none, row, dv16}, -1, 20, false},
+        {"Window_D256_bf16_TopLeft", {256, bf16, top, row}, 40, -1, false},
+        {"Window_D256_fp16_Gradients16", {256, fp16, none, row, gradients16}, 150, 0, false},
+        {"Window_D80_bf16_TopLeft", {80, bf16, top, row}, 200, -1, false},
+        {"Window_Mma_D64_bf16_TopLeft", {64, bf16, top, row}, 33, -1, true},
+        {"Window_Mma_D128_fp16", {128, fp16, none, row}, 280, 64, true},
+        {"Window_Mma_D128_bf16_Block", {128, bf16, none, block}, 65, 5, true},
+        {"Window_Mma_D128_bf16_Qk16_BottomRight", {128, bf16, bottom, row, qk16}, 10, -1, true},
+        {"Window_Mma_D256_bf16", {256, bf16, none, row}, 90, 3, true},
+    };
+    for (const Windowed& w : windowed) {
+      Case c{w.name, w.spec, {}};
+      c.spec.window_left = w.left, c.spec.window_right = w.right;
+      if (w.mma)
+        c.tiles = mma_tiles(c.spec);
+      list.push_back(c);
+    }
+    Case fused_window = *std::find_if(list.begin(), list.end(),
+                                      [](const Case& c) { return c.name == "FusedWs_D128_bf16"; });
+    fused_window.name = "Window_FusedWs_D128_bf16";
+    fused_window.spec.window_left = 77;
+    list.push_back(fused_window);
     list.push_back({"Pair1Stage_D256_bf16_Row_TopLeft",
                     {256, bf16, top, row},
                     Tiles{{KernelKind::backward_dq, parse_tile("pair 64x128 w8 s1 b1")}}});

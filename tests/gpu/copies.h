@@ -119,7 +119,7 @@ private:
     int64_t wrong = 0;
     for (int64_t i = 0; i < tokens * d_; ++i) {
       const auto scale = reference::scale_of(maxima[group(i / d_)], reference::kSignedLevels);
-      scales[i / d_] = scale.value == 0 ? 1 : scale.value;
+      scales[i / d_] = scale.value;
       wrong += got[place(d_, i / d_, i % d_)] != level(x[i], scale.inverse);
     }
     EXPECT_EQ(wrong, 0) << name_of(copy) << " of head " << head;

@@ -20,9 +20,9 @@ def inputs(m=100, n=100, h=4, hk=2, d=64, **kwargs):
 
 def test_signature():
     expected = (
-        "(q, k, v, *, causal=False, granularity='row', group_q=None, group_kv=None, "
-        "sink_keys=None, smooth_k=True, rotate=True, precision='six-of-seven', "
-        "deterministic=True, dq_sums='fp32', softmax_scale=None, layout='bhsd', return_lse=False)"
+        "(q, k, v, *, causal=False, window_left=None, window_right=None, granularity='row', "
+        "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, rotate=True, "
+        "precision='six-of-seven', deterministic=True, dq_sums='fp32', softmax_scale=None, layout='bhsd', return_lse=False)"
     )
     assert str(inspect.signature(sagebwd.attention)) == expected
 

@@ -91,7 +91,7 @@ def test_speed_names_a_family_and_knows_what_it_must_reach(monkeypatch):
     musts = {"sagebwd": [1.25, 1.2, 1.5, 1.4, 1.0], "sagebwd-mma": [1.05, 1.03, 1.05, 1.03, None],
              "sagebwd:precision=dv16": 5 * [None]}  # fmt: skip
     for label, least in musts.items():
-        assert [speed.Ours.parse(label).must(cell, "cuda") for cell in cells] == least
+        assert [speed.Ours.parse(label).must(cell, "cuda") for cell in cells[:5]] == least
 
 
 def test_speed_times_forward_and_backward_of_the_family_it_names(request, monkeypatch):

@@ -144,6 +144,15 @@ def tensors(m=90, n=90, h=4, hk=2, d=64, dtype=torch.bfloat16, seed=0):
     return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
 
+@pytest.mark.parametrize("causal, left, right", [
+    ("none", 40, 30), ("top-left", 70, None), ("bottom-right", 3, None), ("none", None, 5),
+])  # fmt: skip
+@pytest.mark.parametrize("granularity", ["row", "block"])
+def test_equals_the_reference_in_a_window(granularity, causal, left, right):
+    assert_same(*both(140, 300, granularity=granularity, causal=causal, window_left=left,
+                      window_right=right))  # fmt: skip
+
+
 @pytest.mark.parametrize("causal", [False, "top-left", "bottom-right"])
 def test_gradients_against_fp64(causal):
     q, k, v = tensors(90, 60)

@@ -132,7 +132,8 @@ def test_options_are_those_of_the_library():
     theirs = {name: default for name, (default, _) in sagebwd._core.spec_fields.items()}
     assert sagebwd.Spec().numerics == theirs.pop("numerics")  # nobody chooses it
     assert ours.keys() == theirs.keys()
-    unspelled = {"causal": "none", "group_q": 0, "group_kv": 0, "sink_keys": -1}  # False and None
+    unspelled = {"causal": "none", "group_q": 0, "group_kv": 0, "sink_keys": -1,
+                 "window_left": -1, "window_right": -1}  # False and None  # fmt: skip
     assert {**ours, **unspelled} == theirs
 
 

@@ -16,8 +16,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// Sums written out from the definition; shares no code with the library.
 struct Naive {
   std::vector<double> o, lse;
-  explicit Naive(const Inputs& in, Causal causal) {
+  explicit Naive(const Inputs& in, const AttentionSpec& spec) {
     const Problem& p = in.problem;
+    const Causal causal = spec.causal;
+    const int64_t corner = causal == Causal::top_left ? 0 : p.seq_kv - p.seq_q;
     const int64_t d = in.head_dim;
     const double tau = in.softmax_scale ? in.softmax_scale : 1 / std::sqrt(double(d));
     for (int64_t b = 0; b < p.batch; ++b)
@@ -29,7 +31,9 @@ struct Naive {
           std::vector<double> row(d, 0);
           for (int64_t j = 0; j < p.seq_kv; ++j) {
             if ((causal == Causal::top_left && j > i) ||
-                (causal == Causal::bottom_right && j > i + p.seq_kv - p.seq_q))
+                (causal == Causal::bottom_right && j > i + p.seq_kv - p.seq_q) ||
+                (spec.window_left >= 0 && j < i + corner - spec.window_left) ||
+                (spec.window_right >= 0 && j > i + corner + spec.window_right))
               continue;
             double s = 0;
             for (int64_t c = 0; c < d; ++c)
@@ -45,8 +49,8 @@ struct Naive {
         }
   }
   /// The function whose gradients the backward pass gives.
-  static double loss(const Inputs& in, Causal causal) {
-    const Naive forward(in, causal);
+  static double loss(const Inputs& in, const AttentionSpec& spec) {
+    const Naive forward(in, spec);
     double sum = 0;
     for (size_t i = 0; i < forward.o.size(); ++i)
       sum += forward.o[i] * in.dout[i];
@@ -61,10 +65,17 @@ struct Case {
   int head_dim;
   Causal causal;
   bool dlse = false;
+  int window_left = kNoWindow, window_right = kNoWindow;
 };
 
 class ExactTest : public testing::TestWithParam<Case> {
 protected:
+  AttentionSpec mask() const {
+    AttentionSpec spec;
+    spec.causal = GetParam().causal;
+    spec.window_left = GetParam().window_left, spec.window_right = GetParam().window_right;
+    return spec;
+  }
   Inputs inputs() const {
     Inputs in = random_inputs(GetParam().problem, GetParam().head_dim, DType::bf16, 1, 7);
     const Problem& p = in.problem;
@@ -76,8 +87,8 @@ protected:
 
 TEST_P(ExactTest, ForwardIsTheDefinition) {
   const Inputs in = inputs();
-  const Outputs<double> out = exact(in, GetParam().causal);
-  const Naive naive(in, GetParam().causal);
+  const Outputs<double> out = exact(in, mask());
+  const Naive naive(in, mask());
   for (size_t i = 0; i < naive.o.size(); ++i)
     EXPECT_NEAR(out.o[i], naive.o[i], 1e-6) << i; // the default scale is an FP32 number
   for (size_t i = 0; i < naive.lse.size(); ++i) {
@@ -90,7 +101,7 @@ TEST_P(ExactTest, ForwardIsTheDefinition) {
 
 TEST_P(ExactTest, GradientsAreDirectionalDerivatives) {
   const Inputs in = inputs();
-  const Outputs<double> out = exact(in, GetParam().causal);
+  const Outputs<double> out = exact(in, mask());
   const Inputs direction = random_inputs(in.problem, in.head_dim, DType::bf16, 1, 9);
   const auto check = [&](std::vector<float> Inputs::*tensor, const std::vector<double>& gradient) {
     // Powers of two keep the steps exact in the float inputs.
@@ -103,8 +114,7 @@ TEST_P(ExactTest, GradientsAreDirectionalDerivatives) {
       (up.*tensor)[i] += step * (direction.*tensor)[i];
       (down.*tensor)[i] -= step * (direction.*tensor)[i];
     }
-    const double measured =
-        (Naive::loss(up, GetParam().causal) - Naive::loss(down, GetParam().causal)) / (2 * step);
+    const double measured = (Naive::loss(up, mask()) - Naive::loss(down, mask())) / (2 * step);
     EXPECT_NEAR(expected, measured, 1e-4 * (1 + std::abs(measured)));
   };
   check(&Inputs::q, out.dq);
@@ -112,18 +122,24 @@ TEST_P(ExactTest, GradientsAreDirectionalDerivatives) {
   check(&Inputs::v, out.dv);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, ExactTest,
-                         testing::Values(Case{{1, 1, 1, 1, 1}, 16, Causal::none},
-                                         Case{{2, 4, 2, 9, 13}, 16, Causal::none},
-                                         Case{{1, 2, 1, 11, 11}, 8, Causal::top_left, true},
-                                         Case{{1, 2, 2, 7, 12}, 8, Causal::bottom_right, true},
-                                         Case{{1, 2, 2, 12, 70}, 8, Causal::top_left},
-                                         Case{{1, 3, 1, 70, 5}, 8, Causal::none, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, ExactTest,
+    testing::Values(Case{{1, 1, 1, 1, 1}, 16, Causal::none},
+                    Case{{2, 4, 2, 9, 13}, 16, Causal::none},
+                    Case{{1, 2, 1, 11, 11}, 8, Causal::top_left, true},
+                    Case{{1, 2, 2, 7, 12}, 8, Causal::bottom_right, true},
+                    Case{{1, 2, 2, 12, 70}, 8, Causal::top_left},
+                    Case{{1, 3, 1, 70, 5}, 8, Causal::none, true},
+                    Case{{1, 2, 1, 11, 11}, 8, Causal::none, true, 2, 3},
+                    Case{{1, 2, 1, 9, 14}, 8, Causal::none, false, 0},
+                    Case{{1, 2, 1, 14, 9}, 8, Causal::none, false, -1, 2},
+                    Case{{1, 2, 1, 14, 9}, 8, Causal::top_left, false, 3},
+                    Case{{1, 2, 2, 7, 12}, 8, Causal::bottom_right, true, 4, 1}));
 
 TEST(Exact, QueriesThatSeeNothingAreZero) {
   const Inputs in = random_inputs({1, 2, 1, 12, 5}, 16, DType::bf16, 1, 3);
   const Outputs<double> out = exact(in, Causal::bottom_right, true);
-  const Naive naive(in, Causal::bottom_right);
+  const Naive naive(in, {.causal = Causal::bottom_right});
   for (int64_t h = 0; h < 2; ++h)
     for (int64_t i = 0; i < 12; ++i) {
       const int64_t row = h * 12 + i;

@@ -50,6 +50,8 @@ std::vector<AttentionSpec> covering_specs(int turn) {
       s.precision = precision;
       s.granularity = form == block ? Granularity::block : Granularity::row;
       s.sink_keys = form == row ? 0 : -1;
+      if (form == row && flipped(low, 0))
+        s.window_left = 100;
       s.head_dim = low ^ (form == row) ? 128 : 64;
       s.dtype = flipped(high ^ (form == row), 0) ? DType::fp16 : DType::bf16;
       s.causal = flipped(low ^ high ^ (form == block), 1) ? Causal::top_left : Causal::none;
@@ -90,7 +92,7 @@ std::vector<Pair> covering_pairs() {
       if (const Arch& arch = find_arch(name); arch.max_shared_bytes > 128 * 1024)
         pairs.push_back({spec, &arch});
     }
-  // Heads that do not fill a width, of each precision.
+  // Heads that do not fill a width, of each precision, some with a window.
   for (size_t turn = 0; turn < std::size(kArchs); ++turn)
     for (const auto& [precision, word] : Words<Precision>::all) {
       const Arch& arch = find_arch(kArchs[turn]);
@@ -101,6 +103,7 @@ std::vector<Pair> covering_pairs() {
       spec.dtype = form % 2 ? DType::fp16 : DType::bf16;
       spec.causal = form % 4 < 2 ? Causal::top_left : Causal::none;
       spec.precision = precision;
+      spec.window_left = form % 2 ? 100 : kNoWindow;
       pairs.push_back({spec, &arch});
     }
   // Pairs of warpgroups, with a sum that starts from zeros too.
@@ -110,6 +113,7 @@ std::vector<Pair> covering_pairs() {
         AttentionSpec spec;
         spec.head_dim = 256, spec.precision = precision, spec.causal = causal;
         spec.dtype = sink_keys == 0 ? DType::fp16 : DType::bf16, spec.sink_keys = sink_keys;
+        spec.window_left = sink_keys == 0 && causal == Causal::top_left ? 100 : kNoWindow;
         pairs.push_back({spec, &find_arch("sm_90a")});
       }
   // The fused backward, wherever it is mma's default.
