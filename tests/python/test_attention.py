@@ -22,7 +22,8 @@ def test_signature():
     expected = (
         "(q, k, v, *, causal=False, window_left=None, window_right=None, granularity='row', "
         "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, rotate=True, "
-        "precision='six-of-seven', deterministic=True, dq_sums='fp32', softmax_scale=None, layout='bhsd', return_lse=False)"
+        "precision='six-of-seven', deterministic=True, dq_sums='fp32', softmax_scale=None, "
+        "layout='bhsd', return_lse=False)"
     )
     assert str(inspect.signature(sagebwd.attention)) == expected
 
