@@ -63,7 +63,14 @@ INSTANTIATE_TEST_SUITE_P(Gpu, Sanitizer,
                                                         "D112_bf16_Gradients16_TopLeft",
                                                         "Mma_D80_bf16_Row_TopLeft",
                                                         "FusedWs_D72_fp16_TopLeft",
-                                                        "Wgmma_D112_bf16_Row_TopLeft"})),
+                                                        "Wgmma_D112_bf16_Row_TopLeft",
+                                                        "Window_D64_bf16",
+                                                        "Window_D128_fp16_TopLeft",
+                                                        "Window_D128_bf16_Gradients16_BottomRight",
+                                                        "Window_D256_bf16_TopLeft",
+                                                        "Window_D80_bf16_TopLeft",
+                                                        "Window_FusedWs_D128_bf16",
+                                                        "Window_Mma_D128_bf16_Block"})),
                          case_name);
 
 } // namespace
