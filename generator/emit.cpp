@@ -42,6 +42,8 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
   Configuration c;
   c.line("using Element = " + value_text(k.attention.dtype) + ";");
   visit_places(k.attention, [&](auto... constant) { c.add(constant...); });
+  c.add("PLACE_BYTES", k.attention.packed ? kPlaceBytes : 0);
+  c.add("PLACE_OFFSET", source.shared_bytes - (k.attention.packed ? kPlaceBytes : 0));
   c.add("ALL_CHANNELS", k.channels == Channels::all);
   c.add("SUM_CHANNELS", sum_channels(k.kind, k.attention));
   c.add("CHANNEL_PARTS", channel_parts(k));

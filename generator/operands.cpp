@@ -62,8 +62,9 @@ const std::vector<CallerTensor>& caller_tensors() {
 // clang-format off
 #define X(name, type, tokens, passes, need)                                                        \
     {Operand::name, Tokens::tokens, (passes) == both, (need) == optional,                          \
-     !std::string_view(type).starts_with("const"), strides_of(Operand::name) != Operand::count},
-    SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X)
+     !std::string_view(type).starts_with("const"), strides_of(Operand::name) != Operand::count,    \
+     std::string_view(type) == "const int*"},
+    SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_PACKING_TENSORS(X)
 #undef X
       // clang-format on
   };
@@ -90,8 +91,9 @@ std::vector<Field> fields_named(std::initializer_list<Operand> operands) {
   }
 #define X(name, ...) add(Operand::name);
   SAGEBWD_SIZES(X)
+  SAGEBWD_PACKING_TENSORS(X)
 #undef X
-  return fields;
+      return fields;
 }
 
 void set(OperandValues& values, Operand operand, float value) {

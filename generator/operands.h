@@ -32,24 +32,34 @@ namespace sagebwd {
 #define SAGEBWD_ROW_TENSORS(X)                                                                     \
   X(lse, "float*", queries, both, required)                                                        \
   X(dlse, "const float*", queries, backward, optional)
+/// And where packed sequences lie: the first token of each, with one more behind the last, and how
+/// many of its tokens count (null: all). One int32 a sequence.
+#define SAGEBWD_PACKING_TENSORS(X)                                                                 \
+  X(first_queries, "const int*", queries, both, optional)                                          \
+  X(first_keys, "const int*", keys, both, optional)                                                \
+  X(lengths_q, "const int*", queries, both, optional)                                              \
+  X(lengths_kv, "const int*", keys, both, optional)
 /// The same tensors for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
-/// What every kernel is handed.
+/// What every kernel is handed, beside where sequences lie. Of packed ones: how many there are,
+/// whether they lie a batch stride apart, and whether the mask's diagonal ends at their last tokens.
 #define SAGEBWD_SIZES(X)                                                                           \
   X(channels, "int") X(value_channels, "int")                                                      \
   X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
   X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int") X(window_offset, "int")            \
-  X(softmax_scale, "float")
+  X(softmax_scale, "float") X(sequences, "int") X(apart, "int")                  \
+  X(diagonal_at_ends, "int")
 /// Everything a kernel can be handed. The layouts of the workspace are those of
 /// templates/kernels/quantize.cuh.
 #define SAGEBWD_OPERANDS(X)                                                                        \
-  SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X)                                                \
+  SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_PACKING_TENSORS(X)                     \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*")                                                       \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
   X(vt8, "s8*") X(vt8_scale, "float*") X(kt8, "s8*") X(kt8_scale, "float*")                         \
   X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                       \
-  X(dout_rows, "Element*") X(k_rows, "Element*") X(sink_partial, "float*")                         \
+  X(dout_rows, "Element*") X(k_rows, "Element*") X(v_rows, "Element*") X(query_rows, "Element*")   \
+  X(sink_partial, "float*")                                                                        \
   X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*")                             \
   X(key_range, "float*") X(dq_factor, "bf16*")                                                     \
   /* the caller's */                                                                               \
@@ -80,6 +90,7 @@ struct CallerTensor {
   bool optional;
   bool written; ///< by a kernel
   bool strided; ///< else a float a token
+  bool packing; ///< or of packed sequences an int32 each
 };
 /// In the order of the operands, of which they are the first.
 const std::vector<CallerTensor>& caller_tensors();

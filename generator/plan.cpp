@@ -39,11 +39,13 @@ int64_t bytes_of(std::initializer_list<int64_t> factors) {
 }
 
 std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const Problem& p) {
-  const int64_t d = width(s), heads_q = p.batch * p.heads, heads_k = p.batch * p.heads_kv;
-  const int64_t tokens_q = padded(p.seq_q), tokens_k = padded(p.seq_kv);
+  const int64_t d = width(s), apart = sequences_apart(s, p);
+  const int64_t heads_q = apart * p.heads, heads_k = apart * p.heads_kv;
+  const int64_t tokens_q = padded_tokens(Tokens::queries, s, p);
+  const int64_t tokens_k = padded_tokens(Tokens::keys, s, p);
   const int64_t groups_q = tokens_q / s.group_q, groups_k = tokens_k / s.group_kv;
-  const int64_t units_q = ceil_div(tokens_q, channel_tokens_q(s));
-  const int64_t units_k = ceil_div(tokens_k, channel_tokens_kv(s));
+  const int64_t units_q = units(Tokens::queries, channel_tokens_q(s), s, p);
+  const int64_t units_k = units(Tokens::keys, channel_tokens_kv(s), s, p);
   const bool backward = pass == Pass::backward;
   const Int8Products int8 = which_int8(s.precision);
   const bool dq_in_fp16 = backward && sums_dq_in_fp16(s);
@@ -58,11 +60,11 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(scales, {heads, units, kChannelVectors, d, 4});
   };
   if ((s.smooth_k && (int8.s || backward)) || dq_in_fp16) {
-    add(O::k_partial, {heads_k, mean_chunks(p.seq_kv), d, 4});
-    add(O::k_mean, {heads_k, d, 4});
+    add(O::k_partial, {heads_k, mean_chunks(s, p), d, 4});
+    add(O::k_mean, {p.batch, p.heads_kv, d, 4});
   }
   if (dq_in_fp16) {
-    add(O::key_range, {heads_k, mean_chunks(p.seq_kv), 2 * d + 1, 4});
+    add(O::key_range, {heads_k, mean_chunks(s, p), 2 * d + 1, 4});
     add(O::dq_factor, {heads_q, tokens_q, 2});
   }
   add(O::q_rows, {heads_q, tokens_q, kRowVectors, 4});
@@ -85,8 +87,12 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::k_rows, {heads_k, tokens_k, d, 2});
   if (may_fuse_backward(s))
     add(O::dq_sum, {heads_q, tokens_q, d, dq_in_fp16 ? 2 : 4});
-  if (scales_dout(s))
+  if (scales_dout(s) || s.packed)
     add(O::dout_rows, {heads_q, tokens_q, d, 2});
+  if (s.packed) // in place of what bulk copies have of the caller's tensors
+    add(O::v_rows, {heads_k, tokens_k, d, 2});
+  if (s.packed && !int8.dk)
+    add(O::query_rows, {heads_q, tokens_q, d, 2});
   if (s.sink_keys > 0)
     add(O::sink_partial, {heads_q, units_q, 2, d, 4});
   if (grouping_of(s.granularity).one_scale) {
@@ -127,11 +133,16 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
   put(O::heads_kv, p.heads_kv);
   put(O::seq_q, p.seq_q);
   put(O::seq_kv, p.seq_kv);
-  put(O::padded_q, padded(p.seq_q));
-  put(O::padded_kv, padded(p.seq_kv));
-  const MaskEdges edges = mask_edges(*spec, p.seq_q, p.seq_kv);
+  put(O::padded_q, padded_tokens(Tokens::queries, *spec, p));
+  put(O::padded_kv, padded_tokens(Tokens::keys, *spec, p));
+  // Packed sequences' edges move with their lengths, which stay on the device.
+  const int64_t most = p.seq_q + p.seq_kv;
+  const MaskEdges edges =
+      spec->packed ? mask_edges(*spec, most, most) : mask_edges(*spec, p.seq_q, p.seq_kv);
   put(O::causal_offset, edges.last);
   put(O::window_offset, edges.first);
+  put(O::sequences, p.batch);
+  put(O::diagonal_at_ends, spec->causal != Causal::top_left);
 }
 
 Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).grid(k, p); }
@@ -144,10 +155,10 @@ TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
   const uint64_t channels =
       get(values, tensor == O::q || tensor == O::k ? O::channels : O::value_channels);
   const uint64_t row_bytes = channels * 2;
-  TensorShape shape{
-      get(values, tensor),
-      {channels, size(tokens_of(tokens, p)), size(heads_of(tokens, p)), size(p.batch)},
-      {}};
+  TensorShape shape{get(values, tensor),
+                    {channels, size(tokens_of(tokens, p)), size(heads_of(tokens, p)),
+                     size(sequences_apart(k.attention, p))},
+                    {}};
   for (int i = 0; i < 3; ++i) { // batch, head, token; of what there is one of, any will do
     const auto stride = static_cast<Operand>(static_cast<int>(strides_of(tensor)) + i);
     shape.strides[2 - i] = shape.sizes[3 - i] > 1 ? get(values, stride) * 2 : row_bytes;
@@ -163,8 +174,13 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   };
   // The grid's y and z extents, and token counts as 32-bit integers with room for padding.
   constexpr int64_t kMaxGrid = 65535, kMaxTokens = (int64_t{1} << 31) - 1024;
-  require(p.batch >= 1 && p.batch <= kMaxGrid,
-          named("batch", p.batch) + " is not supported: 1 to 65535");
+  constexpr int64_t kMostSequences = int64_t{1} << 24;
+  if (spec->packed)
+    require(p.batch >= 1 && p.batch <= kMostSequences,
+            named("packed sequences", p.batch) + " are not supported: 1 to 2^24");
+  else
+    require(p.batch >= 1 && p.batch <= kMaxGrid,
+            named("batch", p.batch) + " is not supported: 1 to 65535");
   // Of a wide head several blocks are neighbours in y.
   const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
   require(p.heads >= 1 && p.heads <= kMaxGrid / parts,
@@ -180,6 +196,11 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   require(!bounded_before(*spec) || p.seq_q + p.seq_kv <= kMaxTokens,
           named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
               " are not supported with a window: 2^31 - 1024 tokens together");
+  constexpr int64_t kMostPacked = int64_t{1} << 29;
+  require(!spec->packed || p.seq_q + p.seq_kv <= kMostPacked,
+          named("queries of all sequences", p.seq_q) + " and " +
+              named("keys of all sequences", p.seq_kv) +
+              " are not supported packed: 2^29 tokens together");
   if (grouping_of(spec->granularity).one_scale) {
     const double tiles = double(p.batch) * double(p.heads) *
                          double(padded(p.seq_q) / spec->group_q) *

@@ -9,7 +9,8 @@
 
 namespace sagebwd {
 
-/// The sizes of one call. All lengths in tokens.
+/// The sizes of one call. All lengths in tokens: of packed sequences, of which there are `batch`,
+/// those of all together.
 struct Problem {
   int64_t batch = 1;
   int64_t heads = 1;
@@ -57,6 +58,28 @@ inline unsigned blocks_of(int64_t n, int64_t per_block = 1) {
   return static_cast<unsigned>(ceil_div(n, per_block));
 }
 inline constexpr int64_t padded(int64_t tokens) { return ceil_div(tokens, kPadding) * kPadding; }
+
+/// What sequences lie apart in a tensor: those of a batch, while packed ones are one.
+inline int64_t sequences_apart(const AttentionSpec& s, const Problem& p) {
+  return s.packed ? 1 : p.batch;
+}
+/// Tiles of so many tokens that a head has, or places for those of packed sequences, whose lengths
+/// the host does not know (templates/tile/packed.cuh).
+inline int64_t places(Tokens of, int64_t size, const AttentionSpec& s, const Problem& p) {
+  const int64_t tokens = tokens_of(of, p);
+  return s.packed ? tokens / size + p.batch : ceil_div(tokens, size);
+}
+/// A head's tokens in padded copies.
+inline int64_t padded_tokens(Tokens of, const AttentionSpec& s, const Problem& p) {
+  return places(of, kPadding, s, p) * kPadding;
+}
+/// Units of so many of them, and chunks of keys that the key-mean pass sums.
+inline int64_t units(Tokens of, int64_t size, const AttentionSpec& s, const Problem& p) {
+  return s.packed ? places(of, size, s, p) : ceil_div(padded_tokens(of, s, p), size);
+}
+inline int64_t mean_chunks(const AttentionSpec& s, const Problem& p) {
+  return s.packed ? places(Tokens::keys, kMeanChunk, s, p) : mean_chunks(p.seq_kv);
+}
 
 /// Bytes of device memory a pass needs beside the caller's tensors. Raises SpecError as check()
 /// does, and beyond 2^62 bytes.

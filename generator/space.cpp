@@ -92,7 +92,7 @@ std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'";
 
 int shared_bytes(KernelKind kind, const AttentionSpec& s, const TileConfig& tile) {
   const Tiling* tiling = definition_of(kind, tile.family).tiling;
-  return tiling ? tiling->shared_bytes(s, tile) : 0;
+  return (tiling ? tiling->shared_bytes(s, tile) : 0) + (s.packed ? kPlaceBytes : 0);
 }
 
 std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig& t,
@@ -123,7 +123,7 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
     return "1 to " + std::to_string(kMostBlocks) + " blocks per SM are supported";
   if (std::string why = tiling.objection(s, t); !why.empty())
     return why;
-  if (const int bytes = tiling.shared_bytes(s, t); bytes > arch.max_shared_bytes)
+  if (const int bytes = shared_bytes(kind, s, t); bytes > arch.max_shared_bytes)
     return "it needs " + std::to_string(bytes) + " bytes of shared memory and " +
            std::string(arch.name) + " has " + std::to_string(arch.max_shared_bytes) + " per block";
   return "";

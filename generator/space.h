@@ -11,6 +11,8 @@ namespace sagebwd {
 
 // Specs are resolved here, or a kernel's own.
 
+/// In which a block of packed sequences notes whose it is, behind all else.
+inline constexpr int kPlaceBytes = 32;
 /// Dynamic shared memory of a kernel with this tile.
 int shared_bytes(KernelKind, const AttentionSpec&, const TileConfig&);
 /// Why a kernel's tile cannot be built, or empty.

@@ -136,6 +136,10 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     std::to_string(kWidestFused) +
                     " at most; ask for those, or leave it out for fp32");
   }
+  if (spec.packed && grouping.one_scale)
+    throw SpecError("packed sequences are not supported under '" + value_text(spec.granularity) +
+                    "', which keeps maxima for each pair of a sequence's tiles: take '" +
+                    value_text(Granularity::row) + "', or a call for each sequence");
   if (spec.numerics != kNumerics)
     throw SpecError("numerics = " + std::to_string(spec.numerics) +
                     " is not what this version computes, which is " + std::to_string(kNumerics) +

@@ -119,6 +119,7 @@ struct AttentionSpec {
   DqSums dq_sums = DqSums::fp32;
   int window_left = kNoWindow;  ///< keys that a query sees before its own at most
   int window_right = kNoWindow; ///< and behind it
+  bool packed = false; ///< sequences of several lengths lie one behind the other in a tensor
   int numerics = kNumerics;
 
   bool operator==(const AttentionSpec&) const = default;
@@ -153,6 +154,8 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"window_right", " window_right=", "keys that it sees behind its own, -1: all",
               /*quiet=*/true, kNoWindow},
         s.window_right);
+  visit(Label{"packed", " packed", "sequences one behind the other in a tensor", /*quiet=*/true},
+        s.packed);
   visit(Label{"numerics", " numerics=", "version of what is computed"}, s.numerics);
 }
 
@@ -202,6 +205,7 @@ template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& vi
 }
 template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& visit) {
   visit("HEAD_DIM", width(s));
+  visit("PACKED", s.packed);
 }
 
 /// Whether dQ is summed in FP16 with a factor a query.
@@ -209,7 +213,7 @@ inline bool sums_dq_in_fp16(const AttentionSpec& s) { return s.dq_sums == DqSums
 
 /// What is left for kernels that look at no option of the numerics: what tensors are.
 inline AttentionSpec without_numerics(const AttentionSpec& s) {
-  return {.head_dim = s.head_dim, .dtype = s.dtype};
+  return {.head_dim = s.head_dim, .dtype = s.dtype, .packed = s.packed};
 }
 
 /// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".

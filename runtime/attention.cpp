@@ -50,10 +50,36 @@ void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& te
 }
 void put_strides(OperandValues&, const CallerTensor&, const void*, const Problem&) {}
 
+/// The problem as the caller's tensors have it: of packed sequences they are one, or a batch.
+Problem as_tensors(const AttentionSpec& spec, const Packing& packing, Problem p) {
+  if (!spec.packed)
+    return p;
+  if (!packing.apart) {
+    p.batch = 1;
+    return p;
+  }
+  if (p.seq_q % p.batch != 0 || p.seq_kv % p.batch != 0)
+    throw SpecError(std::to_string(p.seq_q) + " queries and " + std::to_string(p.seq_kv) +
+                    " keys are not those of " + std::to_string(p.batch) +
+                    " sequences padded to one length: pass multiples of their number");
+  p.seq_q /= p.batch, p.seq_kv /= p.batch;
+  return p;
+}
+
+/// Whether a spec's calls have a tensor: where sequences lie is asked for packed ones alone.
+bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
+  return spec.packed || !tensor.packing;
+}
+
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
 uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
 
 void check_address(const CallerTensor& of, uint64_t address, Pass pass) {
+  const bool begins = of.operand == Operand::first_queries || of.operand == Operand::first_keys;
+  if (address == 0 && begins)
+    throw SpecError(std::string(name_of(of.operand)) +
+                    ": the address is null; hand in device "
+                    "memory of the first token of each packed sequence and the end, as int32");
   if (address == 0 && !of.optional)
     throw SpecError(std::string(name_of(of.operand)) + ": the address is null; hand in " +
                     (of.strided              ? "device memory"
@@ -222,9 +248,13 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   check(state_->spec, problem_);
   check_scale(a.softmax_scale);
   workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->built, problem_);
+  const Problem tensors = as_tensors(state_->spec, a.packing, problem_);
+  set(values_, Operand::apart, uint64_t{a.packing.apart});
   visit_tensors(a, [&](Operand operand, const auto& given) {
+    if (!takes(state_->spec, caller_tensor(operand)))
+      return;
     tensors_.push_back(&caller_tensor(operand));
-    put_strides(values_, *tensors_.back(), given, problem_);
+    put_strides(values_, *tensors_.back(), given, tensors);
   });
   set(values_, Operand::softmax_scale, a.softmax_scale);
   // The workspace's buffers are the operands that move with it.
@@ -235,6 +265,8 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
     if (values_[i] != moved[i])
       buffers_.push_back(static_cast<Operand>(i));
 }
+
+const AttentionSpec& PreparedPass::spec() const { return state_->spec; }
 
 void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
                        void* stream) const {
@@ -265,7 +297,10 @@ namespace {
 
 template <typename Args> void run(const PreparedPass& prepared, const Args& a) {
   std::vector<uint64_t> addresses;
-  visit_tensors(a, [&](Operand, const auto& given) { addresses.push_back(address_of(given)); });
+  visit_tensors(a, [&](Operand operand, const auto& given) {
+    if (takes(prepared.spec(), caller_tensor(operand)))
+      addresses.push_back(address_of(given));
+  });
   check_workspace_bytes(a.workspace_bytes, prepared.workspace_bytes());
   prepared.run(addresses, reinterpret_cast<uint64_t>(a.workspace), a.stream);
 }

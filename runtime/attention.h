@@ -28,6 +28,19 @@ struct Tensor {
   int64_t stride_s = 0;
 };
 
+/// Where packed sequences lie (AttentionSpec::packed): device memory, read when the kernels run, so
+/// that a captured graph takes other lengths. Tensors are those of one sequence of all tokens: the
+/// batch stride is not looked at, and rows are (H, tokens).
+struct Packing {
+  const int32_t* first_queries = nullptr; ///< (sequences + 1): each one's first token, and the end
+  const int32_t* first_keys = nullptr; ///< likewise
+  const int32_t* lengths_q = nullptr;  ///< (sequences): tokens that count, null for all
+  const int32_t* lengths_kv = nullptr; ///< what lies behind them is neither read nor written
+  /// Tensors are those of a batch of sequences that are padded to one length each, as the first
+  /// tokens must say; rows are (B, H, tokens / B).
+  bool apart = false;
+};
+
 struct ForwardArgs {
   Problem problem;
   Tensor q, k, v;            ///< (B, H, M, D), (B, Hk, N, D) twice; bf16 or fp16
@@ -37,6 +50,7 @@ struct ForwardArgs {
   void* workspace = nullptr; ///< forward_workspace_bytes(), 256-byte aligned
   size_t workspace_bytes = 0;
   void* stream = nullptr; ///< CUstream
+  Packing packing;        ///< of a packed spec
 };
 
 /// Gradients share no memory with what is read.
@@ -50,7 +64,15 @@ struct BackwardArgs {
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   void* stream = nullptr;
+  Packing packing;
 };
+
+template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&& visit) {
+  visit(Operand::first_queries, a.first_queries);
+  visit(Operand::first_keys, a.first_keys);
+  visit(Operand::lengths_q, a.lengths_q);
+  visit(Operand::lengths_kv, a.lengths_kv);
+}
 
 /// Calls the visitor with every tensor and its operand.
 template <typename Self, typename Visitor>
@@ -61,6 +83,7 @@ void visit_tensors(Self& a, Visitor&& visit) {
   visit(Operand::v, a.v);
   visit(Operand::out, a.out);
   visit(Operand::lse, a.lse);
+  visit_packing(a.packing, visit);
 }
 template <typename Self, typename Visitor>
 requires std::is_same_v<std::remove_const_t<Self>, BackwardArgs>
@@ -75,6 +98,7 @@ void visit_tensors(Self& a, Visitor&& visit) {
   visit(Operand::dv, a.dv);
   visit(Operand::lse, a.lse);
   visit(Operand::dlse, a.dlse);
+  visit_packing(a.packing, visit);
 }
 
 class PreparedPass;
@@ -125,6 +149,7 @@ private:
 /// checked and worked out. Immutable; any number of threads may run it at a time.
 class PreparedPass {
 public:
+  const AttentionSpec& spec() const;
   size_t workspace_bytes() const { return workspace_bytes_; }
   /// `addresses` are those of the pass's tensors in the order of visit_tensors(). Raises what
   /// Attention::forward() and backward() raise.

@@ -11,6 +11,25 @@ namespace {
 constexpr size_t kGuardBytes = 4096; ///< keeps the driver's alignment of 256 bytes
 constexpr uint16_t kUnwritten = 0xffff;
 
+/// A packed spec's batch: sequences of one length, unless others are given.
+RunOptions as_packed(const AttentionSpec& spec, const Problem& p, RunOptions options) {
+  if (spec.packed && options.lengths.empty()) {
+    options.apart = true;
+    options.lengths.assign(static_cast<size_t>(p.batch),
+                           {static_cast<int>(p.seq_q), static_cast<int>(p.seq_kv)});
+  }
+  return options;
+}
+
+/// As a call has it.
+Problem problem_of(Problem p, const RunOptions& options) {
+  if (options.apart)
+    p.seq_q *= p.batch, p.seq_kv *= p.batch;
+  else if (!options.lengths.empty())
+    p.batch = static_cast<int64_t>(options.lengths.size());
+  return p;
+}
+
 } // namespace
 
 void require_gpu(int device, const char* command) {
@@ -88,16 +107,36 @@ std::vector<float> DeviceTensor::download(const char* name, Faults& faults) cons
 }
 
 Operands::Operands(const Attention& attention, const reference::Inputs& in, const RunOptions& given)
-    : problem(in.problem), dtype(attention.spec().dtype), channels(in.head_dim), options(given),
-      forward_workspace(attention.forward_workspace_bytes(problem), options.workspace_start),
-      backward_workspace(attention.backward_workspace_bytes(problem), options.workspace_start) {
+    : problem(in.problem), dtype(attention.spec().dtype), channels(in.head_dim),
+      options(as_packed(attention.spec(), problem, given)), call(problem_of(problem, options)),
+      forward_workspace(attention.forward_workspace_bytes(call), options.workspace_start),
+      backward_workspace(attention.backward_workspace_bytes(call), options.workspace_start) {
   q.upload(in.q);
   k.upload(in.k);
   v.upload(in.v);
   dout.upload(in.dout);
   if (!in.dlse.empty())
     dlse.upload(in.dlse);
-  forward.problem = backward.problem = problem;
+  forward.problem = backward.problem = call;
+  std::vector<int32_t> queries = {0}, keys = {0};
+  for (const auto& [of_queries, of_keys] : options.lengths) {
+    queries.push_back(queries.back() + of_queries);
+    keys.push_back(keys.back() + of_keys);
+  }
+  first_queries.upload(queries);
+  first_keys.upload(keys);
+  forward.packing = {first_queries.as<int32_t>(), first_keys.as<int32_t>()};
+  if (!options.used.empty()) {
+    std::vector<int32_t> used_q, used_kv;
+    for (const auto& [of_queries, of_keys] : options.used)
+      used_q.push_back(of_queries), used_kv.push_back(of_keys);
+    lengths_q.upload(used_q);
+    lengths_kv.upload(used_kv);
+    forward.packing.lengths_q = lengths_q.as<int32_t>();
+    forward.packing.lengths_kv = lengths_kv.as<int32_t>();
+  }
+  forward.packing.apart = options.apart;
+  backward.packing = forward.packing;
   forward.q = backward.q = q.view();
   forward.k = backward.k = k.view();
   forward.v = backward.v = v.view();

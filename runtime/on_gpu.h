@@ -91,6 +91,10 @@ struct RunOptions {
   driver::Stream stream = nullptr;
   std::optional<uint8_t> workspace_start = kPoison;
   std::optional<uint8_t> start = kPoison; ///< of all other memory
+  /// Queries and keys of packed sequences, which the inputs' batch of 1 holds one behind the other.
+  std::vector<std::pair<int, int>> lengths = {};
+  std::vector<std::pair<int, int>> used = {}; ///< of these, those that count; none: all
+  bool apart = false;                         ///< they are a batch's, each of as many
 };
 
 /// All memory of one forward and backward call on the current device; inputs are uploaded.
@@ -112,9 +116,17 @@ struct Operands {
   DeviceTensor q = queries(), k = keys(), v = keys(), dout = queries();
   DeviceTensor out = queries(), dq = queries(), dk = keys(), dv = keys();
   Buffer lse{rows_bytes(), options.start}, dlse{rows_bytes(), options.start};
+  Problem call; ///< the problem as a call has it
   Buffer forward_workspace, backward_workspace;
+  Buffer first_queries{packing_bytes(1)}, first_keys{packing_bytes(1)};
+  Buffer lengths_q{packing_bytes(0)}, lengths_kv{packing_bytes(0)};
   ForwardArgs forward;
   BackwardArgs backward;
+
+private:
+  size_t packing_bytes(size_t more) const {
+    return sizeof(int32_t) * (options.lengths.size() + more);
+  }
 };
 
 /// Copies the inputs to a device, runs forward and backward, copies o, lse, dq, dk and dv back.

@@ -18,10 +18,11 @@ bool in_backward(Pass pass, const AttentionSpec&) { return pass == Pass::backwar
 
 Grid grid(const KernelSpec& k, const Problem& p) {
   const unsigned parts = static_cast<unsigned>(channel_parts(k));
-  const unsigned batch = blocks_of(p.batch);
-  return tiling_of(k.kind).blocks_own_keys
-             ? Grid{blocks_of(p.seq_kv, k.tile.block_kv), parts * blocks_of(p.heads_kv), batch}
-             : Grid{blocks_of(p.seq_q, k.tile.block_q), parts * blocks_of(p.heads), batch};
+  const bool of_keys = tiling_of(k.kind).blocks_own_keys;
+  const Tokens own = of_keys ? Tokens::keys : Tokens::queries;
+  const int tile = of_keys ? k.tile.block_kv : k.tile.block_q;
+  return {blocks_of(places(own, tile, k.attention, p)), parts * blocks_of(heads_of(own, p)),
+          blocks_of(sequences_apart(k.attention, p))};
 }
 
 int threads(const KernelSpec& k) { return k.tile.warps * 32; }

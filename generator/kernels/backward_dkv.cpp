@@ -254,9 +254,10 @@ KernelDefinition backward_dkv(Family family) {
 
 KernelDefinition backward_dkv_ws() {
   KernelDefinition specialised = backward_dkv(Family::ws);
-  specialised.fields = fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::qt8,
-                                     O::qt8_scale, O::dot8, O::dot8_scale, O::dout_rows, O::q_map,
-                                     O::v_map, O::dout_map, O::sink_partial});
+  specialised.fields =
+      fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::qt8, O::qt8_scale,
+                    O::dot8, O::dot8_scale, O::dout_rows, O::q_map, O::v_map, O::dout_map,
+                    O::v_rows, O::query_rows, O::sink_partial});
   specialised.root_template = "kernels/backward_dkv_ws.cuh";
   specialised.configure = [](Configuration& c, const KernelSpec& k) {
     configure_dkv(c, k);
@@ -297,8 +298,10 @@ KernelDefinition round_dq() {
       .root_template = "kernels/round_dq.cuh",
       .configure = configure_round_dq,
       .threads = [](const KernelSpec&) { return kTokensPerTile / 16 * 32; },
-      .grid = [](const KernelSpec&, const Problem& p) -> Grid {
-        return {blocks_of(p.seq_q, kTokensPerTile), blocks_of(p.heads), blocks_of(p.batch)};
+      .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
+        const AttentionSpec& s = k.attention;
+        return {blocks_of(places(Tokens::queries, kTokensPerTile, s, p)), blocks_of(p.heads),
+                blocks_of(sequences_apart(s, p))};
       },
   };
 }

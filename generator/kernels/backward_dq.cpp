@@ -215,7 +215,7 @@ KernelDefinition backward_dq_ws() {
   KernelDefinition specialised = backward_dq(Family::ws);
   specialised.fields =
       fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q8, O::q_rows, O::k8, O::k8_scale, O::kt8,
-                    O::kt8_scale, O::dout_rows, O::k_rows, O::v_map, O::dout_map});
+                    O::kt8_scale, O::dout_rows, O::k_rows, O::v_rows, O::v_map, O::dout_map});
   specialised.root_template = "kernels/backward_dq_ws.cuh";
   specialised.configure = configure_dq_ws;
   specialised.threads = threads_ws;

@@ -41,8 +41,9 @@ std::vector<KernelDefinition> key_mean_kernels() {
       .root_template = "kernels/key_mean.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },
-      .grid = [](const KernelSpec&, const Problem& p) -> Grid {
-        return {blocks_of(mean_chunks(p.seq_kv)), blocks_of(p.heads_kv), blocks_of(p.batch)};
+      .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
+        return {blocks_of(mean_chunks(k.attention, p)), blocks_of(p.heads_kv),
+                blocks_of(sequences_apart(k.attention, p))};
       },
   }};
 }

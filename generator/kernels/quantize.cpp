@@ -25,9 +25,13 @@ void narrow(AttentionSpec& s) {
 int query_tokens(const KernelSpec& k) { return channel_tokens_q(k.attention); }
 int key_tokens(const KernelSpec& k) { return channel_tokens_kv(k.attention); }
 
-/// Tensors whose blocks own keys: K where it has a copy, and in the forward pass V.
+/// Bulk copies bring images of packed sequences' rows.
+bool copies_rows(const KernelSpec& k) {
+  return k.pass == Pass::backward && k.attention.packed && k.arch.major == 9;
+}
+/// Tensors whose blocks own keys: K where it has a copy, and V where it has one.
 int key_roles(const KernelSpec& k) {
-  return k.pass == Pass::backward ? 1 : 1 + which_int8(k.attention.precision).s;
+  return k.pass == Pass::backward ? 1 + copies_rows(k) : 1 + which_int8(k.attention.precision).s;
 }
 
 /// As many as leave each thread the registers that it needs: with another block some would spill a
@@ -60,6 +64,9 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("VT8", !backward);
   c.add("DQ_SUM", backward && may_fuse_backward(s));
   c.add("DQ_SUM16", backward && sums_dq_in_fp16(s));
+  c.add("V_ROWS", copies_rows(k));
+  c.add("DOUT_ROWS", copies_rows(k));
+  c.add("QUERY_ROWS", copies_rows(k) && !int8.dk);
   c.add("QUERY_TOKENS", query_tokens(k));
   c.add("KEY_TOKENS", key_tokens(k));
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
@@ -85,20 +92,21 @@ std::vector<KernelDefinition> quantize_kernels() {
       .needed = [](Pass, const AttentionSpec&) { return true; },
       .narrow = narrow,
       .fields = fields_named(
-          {O::q,         O::k,         O::v,          O::out,       O::dout,   O::lse,
-           O::dlse,      O::k_partial, O::k_mean,     O::q8,        O::q_rows, O::k8,
-           O::k8_scale,  O::vt8,       O::vt8_scale,  O::kt8,       O::qt8,    O::kt8_scale,
-           O::qt8_scale, O::dot8,      O::dot8_scale, O::dout_rows, O::k_rows, O::sink_partial,
-           O::dq_sum,    O::key_range, O::dq_factor}),
+          {O::q,         O::k,          O::v,          O::out,       O::dout,     O::lse,
+           O::dlse,      O::k_partial,  O::k_mean,     O::q8,        O::q_rows,   O::k8,
+           O::k8_scale,  O::vt8,        O::vt8_scale,  O::kt8,       O::qt8,      O::kt8_scale,
+           O::qt8_scale, O::dot8,       O::dot8_scale, O::dout_rows, O::k_rows,   O::sink_partial,
+           O::v_rows,    O::query_rows, O::dq_sum,     O::key_range, O::dq_factor}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
         // A head's units of keys are divided among the heads of queries that see them.
-        const int64_t units = ceil_div(padded(p.seq_kv), key_tokens(k));
-        return {blocks_of(padded(p.seq_q), query_tokens(k)) +
-                    key_roles(k) * blocks_of(units, p.heads / p.heads_kv),
-                blocks_of(p.heads), blocks_of(p.batch)};
+        const AttentionSpec& s = k.attention;
+        const int64_t of_keys = units(Tokens::keys, key_tokens(k), s, p);
+        return {blocks_of(units(Tokens::queries, query_tokens(k), s, p)) +
+                    key_roles(k) * blocks_of(of_keys, p.heads / p.heads_kv),
+                blocks_of(p.heads), blocks_of(sequences_apart(s, p))};
       },
       .compiler_options = compiler_options,
   }};

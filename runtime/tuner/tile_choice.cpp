@@ -125,6 +125,15 @@ TileConfig KernelChoice::by(TuneMode mode) {
   }
 }
 
+/// The problem whose records serve a call: packed sequences have those of a batch of their mean.
+Problem as_tuned(const AttentionSpec& spec, Problem p) {
+  if (spec.packed) {
+    p.seq_q = std::max<int64_t>(1, p.seq_q / p.batch);
+    p.seq_kv = std::max<int64_t>(1, p.seq_kv / p.batch);
+  }
+  return p;
+}
+
 } // namespace
 
 TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& request,
@@ -142,9 +151,10 @@ TileChoice::TileChoice(const ResolvedSpec& spec, const Arch& arch, int device, i
     records_ = &user_records();
 }
 
-size_t TileChoice::bucket(Pass pass, const Problem& problem) const {
+size_t TileChoice::bucket(Pass pass, const Problem& given) const {
   if (fixed(pass))
     return 0;
+  const Problem problem = as_tuned(*spec_, given);
   size_t index = 0; // of two kernels at most, whether each fills the GPU; then 8 classes of lengths
   for (KernelKind kind : tiled_kernels(pass))
     index = index * 2 + bucket_of(kind, problem, sm_count_).full;
@@ -168,7 +178,8 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tu
     surroundings_.emplace(surroundings_of(device_));
   TuneRequest request;
   request.spec = spec_;
-  request.problem = problem;
+  request.spec.packed = false;
+  request.problem = as_tuned(*spec_, problem);
   request.device = device_;
   bool said = false;
   request.progress = [&](const TuneProgress& progress) {
@@ -179,7 +190,9 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tu
     }
   };
   const TuneMode mode = mode_ == TuneMode::tune && !may_tune ? TuneMode::use : mode_;
-  return chosen_tile(mode, kind, request, *surroundings_);
+  const TileConfig chosen = chosen_tile(mode, kind, request, *surroundings_);
+  // A packed sequence's block takes some more shared memory.
+  return objection(kind, spec_, chosen, arch_).empty() ? chosen : launched->tile;
 }
 
 std::vector<KernelSpec> TileChoice::kernels(Pass pass, const Problem& problem, bool may_tune) {

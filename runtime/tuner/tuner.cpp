@@ -255,6 +255,9 @@ std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurrou
 
 std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& around) {
   const ResolvedSpec spec = resolved(request.spec);
+  if (spec->packed)
+    throw SpecError("packed sequences are not tuned apart: tune the spec without 'packed'; calls "
+                    "on packed sequences take its records, of their mean lengths");
   check(spec, request.problem);
   const std::vector<KernelKind> launched = tunable_kernels(spec, around.gpu.arch);
   std::vector<KernelKind> kinds;

@@ -75,11 +75,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   begin_in_stream_order();
   const int row_in_warp = lane_id() >> 2;
 
+  if (!enter_keys<BLOCK_KV>(p))
+    return;
   const KeyHead at = key_head(p);
-  const int first_key = blockIdx.x * BLOCK_KV;
+  const int first_key = block_of_keys() * BLOCK_KV;
   const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
   const auto query_rows = [&](const QueryTile& tile) {
-    return p.q + at.first_query(p.q_stride_b) + tile.head * p.q_stride_h +
+    return p.q + at.first_query(p.q_stride_b, p.q_stride_s) + tile.head * p.q_stride_h +
            tile.in_head * TILE_Q * p.q_stride_s;
   };
   const auto load_rows = [&](const QueryTile& tile, u32 stage) {
@@ -90,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load_floats<SharedLayout::ROWS_BYTES / 4, THREADS>(stage + SharedLayout::ROWS,
                                                          p.q_rows + tile.rows());
       load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(),
-                             p.dout + at.first_query(p.dout_stride_b) +
+                             p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
                                  tile.head * p.dout_stride_h +
                                  tile.in_head * TILE_Q * p.dout_stride_s,
                              p.dout_stride_s, valid, p.value_channels);
@@ -135,13 +137,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   // K and V stay for the whole walk.
-  load_score_rows<BLOCK_KV>(
-      shared + SharedLayout::KEYS, p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
-      p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
-      p.k_stride_s, at.seq_kv() - first_key, p.channels);
+  load_score_rows<BLOCK_KV>(shared + SharedLayout::KEYS,
+                            p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
+                            p.k + at.first_key(p.k_stride_b, p.k_stride_s) +
+                                at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
+                            p.k_stride_s, at.seq_kv() - first_key, p.channels);
   load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
       shared + SharedLayout::VALUES,
-      p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h + first_key * p.v_stride_s,
+      p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
+          first_key * p.v_stride_s,
       p.v_stride_s * 2, at.seq_kv() - first_key, p.value_channels);
   FusedDq dq(shared + SharedLayout::DQ);
   dq.load(p, at, first_key);

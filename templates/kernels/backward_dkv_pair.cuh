@@ -162,7 +162,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   auto& scores = blocks[0].x;
   auto& values = blocks[1].x;
   const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(read_block_x() * BLOCK_KV, BLOCK_KV));
+    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
   };
   RunWalk<UNIT_SLOTS> walk(tiles());
   int pair = 0;
@@ -277,8 +277,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  if (!enter_keys<BLOCK_KV>(p))
+    return;
   const KeyHead at = key_head(p);
-  const int first_key = blockIdx.x * BLOCK_KV;
+  const int first_key = block_of_keys() * BLOCK_KV;
 
   if (threadIdx.x == 0) {
     for (int half = 0; half < 2; ++half) {

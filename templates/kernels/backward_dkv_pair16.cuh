@@ -85,8 +85,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
       const QueryTile& from = of ? second : tile;
       const PairRing ring = query_ring(shared, of);
       ring.begin_filling(place, L::QUERIES_BYTES);
-      copy.rows(query_place(shared, of), p.q_map, from.in_head * TILE_Q, from.head,
-                ring.full(place));
+      copy.rows(query_place(shared, of), p.q_map, p.query_rows, from, ring.full(place));
     }
     ++pair;
     if (walk.has(next))
@@ -115,7 +114,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   Scores::Sum scores[COLUMNS8][4];
   int values[COLUMNS8][4]; // the bits of dP
   const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(read_block_x() * BLOCK_KV, BLOCK_KV));
+    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
   };
   RunWalk<1> walk(tiles());
   int pair = 0;
@@ -200,8 +199,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  if (!enter_keys<BLOCK_KV>(p))
+    return;
   const KeyHead at = key_head(p);
-  const int first_key = blockIdx.x * BLOCK_KV;
+  const int first_key = block_of_keys() * BLOCK_KV;
 
   if (threadIdx.x == 0) {
     for (int of = 0; of < 2; ++of) {

@@ -9,9 +9,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/bulk_copy.cuh"
 #include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
+#include "tile/caller_rows.cuh"
 #include "tile/column_start.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
@@ -76,29 +76,23 @@ __device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
   return shared + SharedLayout::STARTED + place.stage * 8;
 }
 
-/// A tile of 64 tokens from a tensor of the caller, panel after panel.
-__device__ __forceinline__ void copy_rows(u32 destination, const TensorMap& map, int token,
-                                          int head, int batch, u32 barrier) {
-#pragma unroll
-  for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
-    tensor_copy(destination + panel * PANEL_BYTES<VALUE_ROW_BYTES>, map, panel * 64, token, head,
-                batch, barrier);
-}
-
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
                                         int first_key) {
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
   const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
   const u32 came = shared + SharedLayout::KEYS_CAME;
-  const int keys = minimum(BLOCK_KV, p.padded_kv - first_key);
-  arrive_expecting(came, keys * HEAD_DIM + BLOCK_KV * VALUE_ROW_BYTES);
+  const int keys = minimum(BLOCK_KV, at.padded_kv() - first_key);
+  const int values = PACKED ? keys : BLOCK_KV; // behind all of a tensor's there come zeros
+  arrive_expecting(came, keys * HEAD_DIM + values * VALUE_ROW_BYTES);
   bulk_copy(shared + SharedLayout::KEYS, p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
             keys * HEAD_DIM, came);
 #pragma unroll
   for (int tile = 0; tile < BLOCK_KV; tile += TILE_ROWS)
-    copy_rows(shared + SharedLayout::VALUES + tile * VALUE_ROW_BYTES, p.v_map, first_key + tile,
-              at.kv_head, at.batch, came);
+    if (tile < values)
+      copy_caller_rows(shared + SharedLayout::VALUES + tile * VALUE_ROW_BYTES, p.v_map,
+                       p.v_rows + (at.padded_key() + first_key + tile) * HEAD_DIM, first_key + tile,
+                       at.kv_head, at.batch, came);
 
   int count = 0, slot = 0;
 #pragma unroll 1
@@ -115,8 +109,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
       bulk_copy(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(), TILE_Q * VALUE_ROW_BYTES,
                 full);
     else
-      copy_rows(stage + SharedLayout::DOUT, p.dout_map, tile.in_head * TILE_Q, tile.head, at.batch,
-                full);
+      copy_caller_rows(stage + SharedLayout::DOUT, p.dout_map, p.dout_rows + tile.elements(),
+                       tile.in_head * TILE_Q, tile.head, at.batch, full);
     if (begins_unit) {
       const u32 units = units_of(shared, slot);
       slot = slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
@@ -131,8 +125,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
     if constexpr (!DV16)
       bulk_copy(stage + SharedLayout::DV_DOUT, p.dot8 + tile.elements(), TILE_Q * HEAD_DIM, full);
     if constexpr (DK16)
-      copy_rows(stage + SharedLayout::DK_QUERIES, p.q_map, tile.in_head * TILE_Q, tile.head,
-                at.batch, full);
+      copy_caller_rows(stage + SharedLayout::DK_QUERIES, p.q_map, p.query_rows + tile.elements(),
+                       tile.in_head * TILE_Q, tile.head, at.batch, full);
     else
       bulk_copy(stage + SharedLayout::DK_QUERIES, p.qt8 + tile.elements(), TILE_Q * HEAD_DIM, full);
   }
@@ -163,7 +157,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   const float key_scale =
       p.k8_scale[at.padded_key() / KEYS_A_SCALE +
                  key_scale_place(
-                     minimum(first_key + warp_id() * 16 + lane_id() / 4, p.padded_kv - 1))];
+                     minimum(first_key + warp_id() * 16 + lane_id() / 4, at.padded_kv() - 1))];
   struct Rows {
     TilesPlace tile;
   };
@@ -193,9 +187,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   };
 
   // What follows from the warp's place is computed where it is asked for: registers are short.
-  const auto warp_key = [] { return read_block_x() * BLOCK_KV + read_thread_anew() / 32 * 16; };
+  const auto warp_key = [] {
+    return block_of_keys_anew() * BLOCK_KV + read_thread_anew() / 32 * 16;
+  };
   const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(read_block_x() * BLOCK_KV, BLOCK_KV));
+    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
   };
   // Once in a while, and at the end, the head is read anew where its registers are needed.
   const auto head = [&] {
@@ -331,8 +327,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  if (!enter_keys<BLOCK_KV>(p))
+    return;
   const KeyHead at = key_head(p);
-  const int first_key = blockIdx.x * BLOCK_KV;
+  const int first_key = block_of_keys() * BLOCK_KV;
 
   if (threadIdx.x == 0) {
     QueryRing{shared + SharedLayout::BARRIERS}.init();

@@ -59,6 +59,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   begin_in_stream_order();
+  if (!enter_queries<BLOCK_Q>(p))
+    return;
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
 
   const int block = block_of_queries(), first_query = block * BLOCK_Q;
@@ -66,8 +68,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // What is copied while keys are walked over: 64 of them by their number, or a group by its own.
   // `valid` tokens of the sequence are left from there on.
-  const Element* key_tensor = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h;
-  const Element* value_tensor = p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h;
+  const Element* key_tensor =
+      p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h;
+  const Element* value_tensor =
+      p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h;
   const s8* keys8 = p.k8 + at.padded_key() * HEAD_DIM;
   const s8* keys_t = p.kt8 + at.padded_key() * HEAD_DIM;
   const Element* rows16 = p.k_rows + at.padded_key() * HEAD_DIM;
@@ -126,14 +130,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   KeyGroups walk(at, tokens_from(first_query, BLOCK_Q));
 
-  load_score_rows<BLOCK_Q>(
-      shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
-      p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
-      p.q_stride_s, at.seq_q() - first_query, p.channels);
+  load_score_rows<BLOCK_Q>(shared + SharedLayout::QUERIES,
+                           p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
+                           p.q + at.first_query(p.q_stride_b, p.q_stride_s) +
+                               at.head * p.q_stride_h + first_query * p.q_stride_s,
+                           p.q_stride_s, at.seq_q() - first_query, p.channels);
   load_dout_rows<BLOCK_Q>(shared + SharedLayout::DOUT,
                           p.dout_rows + (at.padded_query() + first_query) * HEAD_DIM,
-                          p.dout + at.first_query(p.dout_stride_b) + at.head * p.dout_stride_h +
-                              first_query * p.dout_stride_s,
+                          p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
+                              at.head * p.dout_stride_h + first_query * p.dout_stride_s,
                           p.dout_stride_s, at.seq_q() - first_query, p.value_channels);
   cp_async_commit();
 

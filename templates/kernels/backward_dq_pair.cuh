@@ -17,8 +17,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/bulk_copy.cuh"
 #include "ptx/stream_order.cuh"
+#include "tile/caller_rows.cuh"
 #include "tile/pair.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
@@ -90,15 +90,11 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   arrive_expecting(came, BLOCK_Q * (HEAD_DIM + VALUE_ROW_BYTES));
   const s64 first = (at.padded_query() + first_query) * HEAD_DIM;
   bulk_copy(shared + L::QUERIES, p.q8 + first, BLOCK_Q * HEAD_DIM, came);
-  const auto copy_panels = [&](u32 to, const TensorMap& map, int token, int head, u32 barrier) {
-    for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
-      tensor_copy(to + panel * PANEL_BYTES<VALUE_ROW_BYTES>, map, panel * 64, token, head, at.batch,
-                  barrier);
-  };
   if constexpr (SCALED_DOUT)
     bulk_copy(shared + L::DOUT, p.dout_rows + first, BLOCK_Q * VALUE_ROW_BYTES, came);
   else
-    copy_panels(shared + L::DOUT, p.dout_map, first_query, at.head, came);
+    copy_caller_rows(shared + L::DOUT, p.dout_map, p.dout_rows + first, first_query, at.head,
+                     at.batch, came);
 
   const Range steps = steps_of(at, first_query);
   const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
@@ -129,8 +125,10 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     for (int half = 0; half < 2; ++half) {
       const Ring<4, 1> ring = Rings(shared, half).values;
       ring.begin_filling(place, L::HALF_VALUES_BYTES);
-      copy_panels(shared + L::VALUES + half * L::HALF_VALUES_BYTES, p.v_map,
-                  step * STEP_KEYS + half * HALF_KEYS, at.kv_head, ring.full(place));
+      const int key = step * STEP_KEYS + half * HALF_KEYS;
+      copy_caller_rows(shared + L::VALUES + half * L::HALF_VALUES_BYTES, p.v_map,
+                       p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch,
+                       ring.full(place));
     }
     fill_keys(step + 1);
     const Ring<PAIR_WARPS, 1> ring = Rings(shared, 0).summed;
@@ -301,6 +299,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  if (!enter_queries<BLOCK_Q>(p))
+    return;
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
 

@@ -20,9 +20,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/bulk_copy.cuh"
 #include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
+#include "tile/caller_rows.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
 #include "tile/ring.cuh"
@@ -48,7 +48,7 @@ constexpr int STEPS_A_UNIT = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
 constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
 /// Units whose scales are in shared memory: what dQ is in, and those whose first step has a stage.
 constexpr int UNIT_SLOTS = 1 + (STAGES + STEPS_A_UNIT - 1) / STEPS_A_UNIT;
-constexpr int PANEL = PANEL_BYTES<VALUE_ROW_BYTES>, PANELS = HEAD_DIM / 64;
+constexpr int PANEL = PANEL_BYTES<VALUE_ROW_BYTES>;
 
 struct SharedLayout {
   /// Before all else: a product is taken to read all of a matrix, of which there is one row.
@@ -96,7 +96,7 @@ __device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const QueryHead& at,
                                         int first_query) {
   const u32 came = shared + SharedLayout::ROWS_CAME;
-  const int queries = minimum(BLOCK_Q, p.padded_q - first_query);
+  const int queries = minimum(BLOCK_Q, at.padded_q() - first_query);
   arrive_expecting(came, queries * (HEAD_DIM + VALUE_ROW_BYTES));
   bulk_copy(shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
             queries * HEAD_DIM, came);
@@ -106,9 +106,9 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
               came);
   } else {
     for (int row = 0; row < queries; row += TILE_ROWS)
-      for (int panel = 0; panel < PANELS; ++panel)
-        tensor_copy(shared + SharedLayout::DOUT + row * VALUE_ROW_BYTES + panel * PANEL, p.dout_map,
-                    panel * 64, first_query + row, at.head, at.batch, came);
+      copy_caller_rows(shared + SharedLayout::DOUT + row * VALUE_ROW_BYTES, p.dout_map,
+                       p.dout_rows + (at.padded_query() + first_query + row) * HEAD_DIM,
+                       first_query + row, at.head, at.batch, came);
   }
 
   const KeyRing ring = {shared + SharedLayout::BARRIERS};
@@ -143,12 +143,12 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
       bulk_copy(shared + L::KEY_SCALES + place.stage * L::KEY_SCALES_BYTES,
                 key_scales + step * STEP_KEYS / 128 * (128 / KEYS_A_SCALE), L::KEY_SCALES_BYTES,
                 full);
-      for (int panel = 0; panel < PANELS; ++panel)
-        for (int tile = 0; tile < KEY_TILES; ++tile)
-          tensor_copy(shared + L::VALUES + place.stage * L::VALUES_BYTES +
-                          (panel * KEY_TILES + tile) * PANEL,
-                      p.v_map, panel * 64, step * STEP_KEYS + tile * TILE_ROWS, at.kv_head,
-                      at.batch, full);
+      for (int tile = 0; tile < KEY_TILES; ++tile) {
+        const int key = step * STEP_KEYS + tile * TILE_ROWS;
+        copy_caller_rows<KEY_TILES * PANEL>(
+            shared + L::VALUES + place.stage * L::VALUES_BYTES + tile * PANEL, p.v_map,
+            p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch, full);
+      }
     }
   }
 }
@@ -165,7 +165,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // A block may be longer than what is padded; what its last rows read does not matter.
-    query[r] = minimum(first_query + warp_id() * 16 + lane_id() / 4 + 8 * r, p.padded_q - 1);
+    query[r] = minimum(first_query + warp_id() * 16 + lane_id() / 4 + 8 * r, at.padded_q() - 1);
     row[r] = {read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE),
               -read_row(p.q_rows, at.padded_query(), query[r], ROW_SHIFT)};
     minus_delta[r] = read_row(p.q_rows, at.padded_query(), query[r], ROW_MINUS_DELTA);
@@ -341,6 +341,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  if (!enter_queries<BLOCK_Q>(p))
+    return;
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
 

@@ -32,9 +32,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/bulk_copy.cuh"
 #include "ptx/stream_order.cuh"
 #include "ptx/warp_roles.cuh"
+#include "tile/caller_rows.cuh"
 #include "tile/dq_sums16.cuh"
 #include "tile/fused_gradients.cuh"
 #include "tile/fused_products.cuh"
@@ -95,15 +95,6 @@ __device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
   return shared + SharedLayout::FIRST_STAGE + place.stage * SharedLayout::STAGE_BYTES;
 }
 
-/// One panel after the other of a tile of the caller's.
-__device__ __forceinline__ void copy_tile(u32 tile, const TensorMap& map, int token, int head,
-                                          int batch, u32 barrier) {
-#pragma unroll
-  for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
-    tensor_copy(tile + panel * PANEL_BYTES<VALUE_ROW_BYTES>, map, panel * 64, token, head, batch,
-                barrier);
-}
-
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
                                         int first_key, const QueryWalk& walk) {
@@ -114,8 +105,9 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
   bulk_copy(shared + SharedLayout::KEY_ROWS, p.k_rows + before, BLOCK_KV * VALUE_ROW_BYTES, came);
 #pragma unroll
   for (int key = 0; key < BLOCK_KV; key += TILE_ROWS)
-    copy_tile(shared + SharedLayout::VALUES + row_offset<VALUE_ROW_BYTES>(key), p.v_map,
-              first_key + key, at.kv_head, at.batch, came);
+    copy_caller_rows(shared + SharedLayout::VALUES + row_offset<VALUE_ROW_BYTES>(key), p.v_map,
+                     p.v_rows + before + key * HEAD_DIM, first_key + key, at.kv_head, at.batch,
+                     came);
 
   int count = 0;
 #pragma unroll 1
@@ -131,8 +123,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
               rows.full(place));
     bulk_copy(stage + SharedLayout::ROWS, p.q_rows + tile.rows(), SharedLayout::ROWS_BYTES,
               rows.full(place));
-    copy_tile(stage + SharedLayout::DOUT, p.dout_map, first_query, tile.head, at.batch,
-              rows.full(place));
+    copy_caller_rows(stage + SharedLayout::DOUT, p.dout_map, p.dout_rows + tile.elements(),
+                     first_query, tile.head, at.batch, rows.full(place));
     of_dk.wait_until_empty(place);
     write_word(stage + SharedLayout::FLAT, tile.flat);
     arrive_expecting(of_dk.full(place),
@@ -140,8 +132,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
     if constexpr (DQ_SUM16)
       bulk_copy(stage + SharedLayout::FACTORS, p.dq_factor + static_cast<u64>(tile.flat) * TILE_Q,
                 SharedLayout::FACTORS_BYTES, of_dk.full(place));
-    copy_tile(stage + SharedLayout::QUERY_ROWS, p.q_map, first_query, tile.head, at.batch,
-              of_dk.full(place));
+    copy_caller_rows(stage + SharedLayout::QUERY_ROWS, p.q_map, p.query_rows + tile.elements(),
+                     first_query, tile.head, at.batch, of_dk.full(place));
   }
 }
 
@@ -305,7 +297,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   const KeyHead end = key_head_anew(p);
   const KeyGradients stored = store_key_gradients(p, end, first_key_of_warp(), dk, dv);
   if constexpr (SINK_KEYS > 0) {
-    if (read_block_x() == 0) {
+    if (block_of_keys_anew() == 0) {
       meet(count); // that key's row is written
       write_first_key<CONSUMERS>(end, stored);
     }
@@ -316,8 +308,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  if (!enter_keys<BLOCK_KV>(p))
+    return;
   const KeyHead at = key_head(p);
-  const int first_key = blockIdx.x * BLOCK_KV;
+  const int first_key = block_of_keys() * BLOCK_KV;
   const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
 
   if (threadIdx.x == 0) {

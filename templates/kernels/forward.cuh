@@ -47,6 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   begin_in_stream_order();
+  if (!enter_queries<BLOCK_Q>(p))
+    return;
   const int lane = lane_id();
 
   const int block = block_of_queries(), first_query = block * BLOCK_Q;
@@ -64,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if constexpr (QK16)
         load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
             tile,
-            p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + first * p.k_stride_s,
+            p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h +
+                first * p.k_stride_s,
             p.k_stride_s * 2, at.seq_kv() - first, p.channels);
       else
         load_image<SharedLayout::KEYS_BYTES>(tile, p.k8, (head_keys + first) * HEAD_DIM);
@@ -88,10 +91,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
   const int first_visit = WINDOW ? walk.tile / VISIT_GROUPS : 0;
-  load_score_rows<BLOCK_Q>(
-      shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
-      p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h + first_query * p.q_stride_s,
-      p.q_stride_s, at.seq_q() - first_query, p.channels);
+  load_score_rows<BLOCK_Q>(shared + SharedLayout::QUERIES,
+                           p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
+                           p.q + at.first_query(p.q_stride_b, p.q_stride_s) +
+                               at.head * p.q_stride_h + first_query * p.q_stride_s,
+                           p.q_stride_s, at.seq_q() - first_query, p.channels);
   load_keys(walk);
   if constexpr (STAGES == 2)
     load_values(walk);
@@ -113,8 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       rows.start_from(r, read_row(p.q_rows, at.padded_query(), query, ROW_SINK));
   }
   if constexpr (SINK_KEYS)
-    start_from_sink(o, p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h,
-                    p.value_channels, channel_scales(0));
+    start_from_sink(o, p, at);
 
   ScoreRows queries;
   wait_for_tiles();

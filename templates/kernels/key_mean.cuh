@@ -17,11 +17,15 @@
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
   const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
+  if (!enter_keys<MEAN_CHUNK>(p))
+    return;
   const KeyHead at = key_head(p);
   const int length = mean_chunk(at.seq_kv());
-  const int first_key = blockIdx.x * length;
+  const int first_key = block_of_keys() * length;
   const int keys_here = minimum(length, at.seq_kv() - first_key);
-  const Element* keys = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h +
+  if (PACKED && keys_here <= 0)
+    return;
+  const Element* keys = p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h +
                         first_key * p.k_stride_s + octet * 8;
 
   float sum[8] = {};
@@ -59,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   }
   if constexpr (KEY_RANGE)
     write_key_range(p.key_range + chunk * KEY_RANGE_FLOATS, maxima,
-                    p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h +
+                    p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
                         first_key * p.v_stride_s + octet * 8,
                     p.v_stride_s, keys_here, p.value_channels, sums);
 }

@@ -5,7 +5,7 @@
 //   queries  q8, qt8, dot8, dout_rows, q_rows and, where key 0 is apart, its gradients' sums; where
 //            dQ is summed in memory, zeros to start from and, in FP16, its factors
 //   keys     k8, kt8 or k_rows and, the head's first, k_mean
-//   values   vt8
+//   values   vt8; v_rows of packed sequences, as query_rows and dout_rows of their queries
 // The unit is read by tokens first (tile/token_share.cuh), for what each token gives and for the
 // channels' maxima; then by quads, out of the caches, for the transposed copies, which have one
 // scale a channel and unit (tile/transposed_copy.cuh). Tokens past the end are written as zeros, so
@@ -36,6 +36,8 @@ __device__ __forceinline__ void take_queries(const Params& p, const Source& q, c
   walk_tokens(q, unit.written, [&](int token, const Share& share) {
     if constexpr (QT8)
       maxima.take(share);
+    if constexpr (QUERY_ROWS)
+      write_share(p.query_rows + (head_row + unit.first) * HEAD_DIM, token, share);
     const float shift = SHIFTED ? dot(share, shared.mean) * p.softmax_scale : 0;
     float score = SINK_KEYS ? dot(share, shared.first_key) * log2_scale : 0;
     score += score - score; // an infinite one is seen as what it is, NaN
@@ -146,6 +148,8 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
       for (int i = 0; i < SHARE; ++i)
         x[i] *= factor;
       write_elements(p.dout_rows + (head_row + unit.first) * HEAD_DIM, token, x);
+    } else if constexpr (DOUT_ROWS) {
+      write_share(p.dout_rows + (head_row + unit.first) * HEAD_DIM, token, share);
     }
     if constexpr (DOT8)
       keep_maxima(largest, x);
@@ -191,11 +195,11 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
   const s64 head_row = at.padded_query();
   const s64 copy = (head_row + unit.first) * HEAD_DIM;
   float* sums = p.sink_partial + flat_unit * (2 * HEAD_DIM); // of dK, then of dV
-  const Source dout = {p.dout + at.first_query(p.dout_stride_b) + at.head * p.dout_stride_h +
-                           unit.first * p.dout_stride_s,
+  const Source dout = {p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
+                           at.head * p.dout_stride_h + unit.first * p.dout_stride_s,
                        p.dout_stride_s, 0, unit.valid, p.value_channels};
-  const Source out = {p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
-                          unit.first * p.out_stride_s,
+  const Source out = {p.out + at.first_query(p.out_stride_b, p.out_stride_s) +
+                          at.head * p.out_stride_h + unit.first * p.out_stride_s,
                       p.out_stride_s, 0, unit.valid, p.value_channels};
 
   float largest[SHARE] = {};
@@ -225,23 +229,25 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
 }
 
 __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHead& at, int index) {
-  const Unit unit = unit_of<QUERY_TOKENS>(index, at.seq_q(), p.padded_q);
-  const Source q = {p.q + at.first_query(p.q_stride_b) + at.head * p.q_stride_h +
+  const Unit unit = unit_of<QUERY_TOKENS>(index, at.seq_q(), at.padded_q());
+  const Source q = {p.q + at.first_query(p.q_stride_b, p.q_stride_s) + at.head * p.q_stride_h +
                         unit.first * p.q_stride_s,
                     p.q_stride_s, 0, unit.valid, p.channels};
-  const Element* first_key = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h;
-  const Element* first_value = p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h;
+  const Element* first_key =
+      p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h;
+  const Element* first_value =
+      p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h;
 
   if constexpr (SHIFTED)
     find_mean(p, at);
   if (SINK_KEYS && threadIdx.x < HEAD_DIM) {
     const int channel = threadIdx.x; // the thread that has found the channel's mean
-    shared.first_key[channel] =
-        unpack<Element>(is_channel(channel, p.channels) ? first_key[channel].bits : 0).x -
-        (SHIFTED ? shared.mean[channel] : 0);
+    const bool of_key = is_channel(channel, p.channels) && !at.has_no_keys();
+    shared.first_key[channel] = unpack<Element>(of_key ? first_key[channel].bits : 0).x -
+                                (SHIFTED ? shared.mean[channel] : 0);
+    const bool of_value = is_channel(channel, p.value_channels) && !at.has_no_keys();
     if constexpr (BACKWARD)
-      shared.first_value[channel] =
-          unpack<Element>(is_channel(channel, p.value_channels) ? first_value[channel].bits : 0).x;
+      shared.first_value[channel] = unpack<Element>(of_value ? first_value[channel].bits : 0).x;
   }
   if constexpr (BACKWARD) {
     for (int token = threadIdx.x; token < unit.written; token += THREADS) {
@@ -257,7 +263,7 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
   ShareMaxima maxima;
   take_queries(p, q, unit, at.padded_query(), maxima);
   if constexpr (BACKWARD) {
-    const s64 flat_unit = at.flat_head * ceil_div(p.padded_q, QUERY_TOKENS) + index;
+    const s64 flat_unit = at.first_query_unit<QUERY_TOKENS>() + index;
     if constexpr (QT8) {
       float largest[SHARE];
       maxima.unpack_to(largest);
@@ -297,15 +303,15 @@ __device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& k, int t
 }
 
 __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& at, int index) {
-  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), p.padded_kv);
+  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
   const s64 head_row = at.padded_key(), copy = (head_row + unit.first) * HEAD_DIM;
-  const Source k = {p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h +
+  const Source k = {p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h +
                         unit.first * p.k_stride_s,
                     p.k_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid, p.channels};
   if constexpr (SMOOTH_K) {
     find_mean(p, at);
     if (index == 0 && threadIdx.x < HEAD_DIM)
-      p.k_mean[at.flat_kv_head * HEAD_DIM + threadIdx.x] = shared.mean[threadIdx.x];
+      p.k_mean[at.mean_row() * HEAD_DIM + threadIdx.x] = shared.mean[threadIdx.x];
     __syncthreads();
   }
 
@@ -339,8 +345,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
     });
   }
   if constexpr (KT8) {
-    find_channel_scales(largest, p.kt8_scale,
-                        at.flat_kv_head * ceil_div(p.padded_kv, KEY_TOKENS) + index,
+    find_channel_scales(largest, p.kt8_scale, at.first_key_unit<KEY_TOKENS>() + index,
                         shared.inverse);
     float mean[8];
 #pragma unroll
@@ -359,20 +364,34 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
   }
 }
 
+/// A unit's values; those before `begin` count as zeros.
+__device__ __forceinline__ Source values_of(const Params& p, const QueryHead& at, const Unit& unit,
+                                            int begin) {
+  return {p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
+              unit.first * p.v_stride_s,
+          p.v_stride_s, begin, unit.valid, p.value_channels};
+}
+
 __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead& at, int index) {
-  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), p.padded_kv);
-  const Source v = {p.v + at.first_key(p.v_stride_b) + at.kv_head * p.v_stride_h +
-                        unit.first * p.v_stride_s,
-                    p.v_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid, p.value_channels};
+  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
+  const Source v = values_of(p, at, unit, index == 0 ? SINK_KEYS : 0);
   ShareMaxima maxima;
   walk_tokens(v, unit.written, [&](int, const Share& share) { maxima.take(share); });
   float largest[SHARE];
   maxima.unpack_to(largest);
-  find_channel_scales(largest, p.vt8_scale,
-                      at.flat_kv_head * ceil_div(p.padded_kv, KEY_TOKENS) + index, shared.inverse);
+  find_channel_scales(largest, p.vt8_scale, at.first_key_unit<KEY_TOKENS>() + index,
+                      shared.inverse);
   walk_quads<true>(v, unit.written, shared.inverse,
                    p.vt8 + (at.padded_key() + unit.first) * HEAD_DIM,
                    [](float(&)[4][8], int, int) {});
+}
+
+/// V as it comes, key 0 with it.
+__device__ __forceinline__ void copy_values(const Params& p, const QueryHead& at, int index) {
+  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
+  walk_tokens(values_of(p, at, unit, 0), unit.written, [&](int token, const Share& share) {
+    write_share(p.v_rows + (at.padded_key() + unit.first) * HEAD_DIM, token, share);
+  });
 }
 
 /// Block (unit of some role, query head, batch). The units of keys of one head are divided among
@@ -381,19 +400,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
   const QueryHead at = query_head(p);
-  const int query_units = ceil_div(p.padded_q, QUERY_TOKENS);
+  const int query_units = at.query_units<QUERY_TOKENS>(), key_units = at.key_units<KEY_TOKENS>();
   int index = BACKWARD ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
   if (index < query_units) {
-    quantize_queries(p, at, index);
+    if (enter_unit<QUERY_TOKENS, true>(p, index))
+      quantize_queries(p, at, index);
     return;
   }
-  const int heads = p.heads / p.heads_kv, key_units = ceil_div(p.padded_kv, KEY_TOKENS);
-  const int share = ceil_div(key_units, heads);
+  const int heads = p.heads / p.heads_kv, share = ceil_div(key_units, heads);
   index -= query_units;
-  const int unit = index % share * heads + at.head % heads;
-  if (unit >= key_units)
+  int unit = index % share * heads + at.head % heads;
+  if (unit >= key_units || !enter_unit<KEY_TOKENS, false>(p, unit))
     return;
-  if (VT8 && (!INT8_S || index >= share))
+  if (V_ROWS && index >= share)
+    copy_values(p, at, unit);
+  else if (VT8 && (!INT8_S || index >= share))
     quantize_values(p, at, unit);
   else
     quantize_keys(p, at, unit);

@@ -12,8 +12,9 @@ constexpr bool HAS_UNITS = !DQ16 && !BLOCK_SCALES;
 __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const QueryHead& at,
                                                 const int (&query)[2], const float* inverses) {
   const int channel = first_channel() + (lane_id() & 3) * 2;
-  const Element* key = p.k + at.first_key(p.k_stride_b) + at.kv_head * p.k_stride_h + channel;
-  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + channel;
+  const Element* key =
+      p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h + channel;
+  const float* mean = p.k_mean + at.mean_row() * HEAD_DIM + channel;
   float gradient[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r)
@@ -22,7 +23,7 @@ __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const
                       : read_row(p.q_rows, at.padded_query(), query[r], ROW_SINK);
 #pragma unroll
   for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
-    const bool there = is_channel(first_channel() + 8 * j, p.channels);
+    const bool there = is_channel(first_channel() + 8 * j, p.channels) && !at.has_no_keys();
     float2 x = unpack<Element>(there ? *reinterpret_cast<const u32*>(key + 8 * j) : 0);
     if constexpr (SMOOTH_K) {
       x.x -= mean[8 * j];
@@ -45,7 +46,7 @@ __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const
 /// K-smoothing took off counts.
 __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNELS / 8][4],
                                          const QueryHead& at, int row) {
-  const float* mean = p.k_mean + at.flat_kv_head * HEAD_DIM + first_channel() + (lane_id() & 3) * 2;
+  const float* mean = p.k_mean + at.mean_row() * HEAD_DIM + first_channel() + (lane_id() & 3) * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r, row += 8) {
     if (row >= at.seq_q() || sees_nothing(at, row))
@@ -64,11 +65,16 @@ __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANN
   const QueryHead at = query_head_anew(p);
   const int warp_query =
       block_of_queries_anew() * BLOCK_Q + first_token_of_warp(read_thread_anew());
+  if (at.has_no_keys()) { // nor a mean, or units
+#pragma unroll
+    for (int j = 0; j < SUM_CHANNELS / 8; ++j)
+      dq[j][0] = dq[j][1] = dq[j][2] = dq[j][3] = 0;
+  }
   if constexpr (SMOOTH_K) {
     if (p.dlse != nullptr)
       add_mean(p, dq, at, warp_query + (lane_id() >> 2));
   }
-  store_rows(p.dq + at.first_query(p.dq_stride_b) + at.head * p.dq_stride_h +
+  store_rows(p.dq + at.first_query(p.dq_stride_b, p.dq_stride_s) + at.head * p.dq_stride_h +
                  warp_query * p.dq_stride_s + first_channel(),
              p.dq_stride_s, at.seq_q() - warp_query, p.channels, dq, p.softmax_scale,
              p.softmax_scale);

@@ -29,8 +29,7 @@ public:
       load_image<BLOCK_KV * VALUE_ROW_BYTES>(keys_, p.k_rows + before);
     if constexpr (INT8) {
       load_image<BLOCK_KV * HEAD_DIM>(keys_, p.kt8 + before);
-      const s64 unit = at.flat_kv_head * ceil_div(p.padded_kv, CHANNEL_TOKENS_KV) +
-                       first_key / CHANNEL_TOKENS_KV;
+      const s64 unit = at.first_key_unit<CHANNEL_TOKENS_KV>() + first_key / CHANNEL_TOKENS_KV;
       load_floats<HEAD_DIM, THREADS>(scales_ + Dq8Layout::CHANNELS,
                                      p.kt8_scale + unit * (CHANNEL_VECTORS * HEAD_DIM) +
                                          CHANNEL_SCALE * HEAD_DIM);

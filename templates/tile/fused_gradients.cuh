@@ -25,7 +25,7 @@ constexpr int STEPS_Q = TILE_Q / 16; ///< of 16-bit products that sum over a til
 
 /// Of a consuming warp's 16; computed where it is asked for.
 __device__ __forceinline__ int first_key_of_warp() {
-  return read_block_x() * BLOCK_KV + read_thread_anew() / 32 * 16;
+  return block_of_keys_anew() * BLOCK_KV + read_thread_anew() / 32 * 16;
 }
 
 /// P of the thread's scores, 0 where a query does not see a key.

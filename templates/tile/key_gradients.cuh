@@ -48,9 +48,10 @@ struct KeyGradients {
 __device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, const KeyHead& at,
                                                             int first_key, const Sums& dk,
                                                             const Sums& dv) {
-  const KeyGradients to = {
-      p.dk + at.first_key(p.dk_stride_b) + at.kv_head * p.dk_stride_h + first_channel(),
-      p.dv + at.first_key(p.dv_stride_b) + at.kv_head * p.dv_stride_h + first_channel()};
+  const KeyGradients to = {p.dk + at.first_key(p.dk_stride_b, p.dk_stride_s) +
+                               at.kv_head * p.dk_stride_h + first_channel(),
+                           p.dv + at.first_key(p.dv_stride_b, p.dv_stride_s) +
+                               at.kv_head * p.dv_stride_h + first_channel()};
   const int left = at.seq_kv() - first_key;
   store_rows(to.dk + first_key * p.dk_stride_s, p.dk_stride_s, left, p.channels, dk.x,
              p.softmax_scale, p.softmax_scale);
@@ -64,15 +65,17 @@ __device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, con
 /// the pre-pass, a partial sum for each head and unit of queries.
 template <int THREADS_HERE>
 __device__ __forceinline__ void write_first_key(const KeyHead& at, const KeyGradients& to) {
-  const int partials = ceil_div(at.p.padded_q, CHANNEL_TOKENS_Q) * at.heads;
-  const float* of_head =
-      at.p.sink_partial + at.first_unit<CHANNEL_TOKENS_Q>(at.kv_head * at.heads) * (2 * HEAD_DIM);
+  const int units = ceil_div(at.padded_q(), CHANNEL_TOKENS_Q);
   const int thread = IN_PAIRS ? threadIdx.x % THREADS_HERE : threadIdx.x;
   for (int i = thread; i < 2 * SUM_CHANNELS; i += THREADS_HERE) {
     const int place = i + (i / SUM_CHANNELS) * (HEAD_DIM - SUM_CHANNELS) + first_channel();
     float sum = 0;
-    for (int partial = 0; partial < partials; ++partial)
-      sum += of_head[partial * static_cast<s64>(2 * HEAD_DIM) + place];
+    for (int head = at.kv_head * at.heads; head < (at.kv_head + 1) * at.heads; ++head) {
+      const float* of_head =
+          at.p.sink_partial + at.first_unit<CHANNEL_TOKENS_Q>(head) * (2 * HEAD_DIM) + place;
+      for (int unit = 0; unit < units; ++unit)
+        sum += of_head[unit * (2 * HEAD_DIM)];
+    }
     const int channel = i % SUM_CHANNELS;
     const bool of_dv = i >= SUM_CHANNELS;
     if (!is_channel(first_channel() + channel, of_dv ? at.p.value_channels : at.p.channels))

@@ -16,8 +16,9 @@ __device__ __forceinline__ const float* channel_scales_of(const Params& p, const
 }
 
 /// V_0 over the units of its channels, times P's 255: what O starts from where key 0 is apart.
-__device__ __forceinline__ void start_from_sink(Sums& o, const Element* value, int channels,
-                                                const float* channel_scales) {
+__device__ __forceinline__ void start_from_sink(Sums& o, const Params& p, const QueryHead& at) {
+  const Element* value = p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h;
+  const float* channel_scales = channel_scales_of(p, at, 0);
   const int t = read_thread_anew() & 3;
   const float* inverse = channel_scales + CHANNEL_INVERSE * HEAD_DIM + t * 4;
 #pragma unroll
@@ -27,9 +28,10 @@ __device__ __forceinline__ void start_from_sink(Sums& o, const Element* value, i
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int octet = pair * 16 + half * 8;
-      const float2 v = unpack<Element>(
-          is_channel(octet, channels) ? __ldg(reinterpret_cast<const u32*>(value + octet + t * 2))
-                                      : 0);
+      const float2 v =
+          unpack<Element>(is_channel(octet, p.value_channels) && !at.has_no_keys()
+                              ? __ldg(reinterpret_cast<const u32*>(value + octet + t * 2))
+                              : 0);
       float(&x)[4] = o.x[2 * pair + half];
       x[0] = x[2] = v.x * factor[2 * half] * UNSIGNED_LEVELS;
       x[1] = x[3] = v.y * factor[2 * half + 1] * UNSIGNED_LEVELS;
@@ -62,7 +64,7 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
       p.lse[at.first_row() + query] = blind ? -INFINITY_F : lse;
     }
   }
-  store_rows(p.out + at.first_query(p.out_stride_b) + at.head * p.out_stride_h +
+  store_rows(p.out + at.first_query(p.out_stride_b, p.out_stride_s) + at.head * p.out_stride_h +
                  warp_query * p.out_stride_s,
              p.out_stride_s, at.seq_q() - warp_query, p.value_channels, o.x, inverse_sum[0],
              inverse_sum[1]);

@@ -1,9 +1,8 @@
 //===- tile/place.cuh - Which head of which sequence a block works on -------===//
 //
-// All that a kernel knows of where sequences lie and how long they are: the grid's y is a head and
-// its z a sequence of the batch. Sequences of different lengths, one behind the other in a tensor,
-// would change what is here. What is computed earlier than it is used costs registers (kernels/
-// README.md).
+// All that a kernel knows of where sequences lie and how long they are: the grid's y is a head, and
+// its z a sequence of the batch or, where sequences are packed, its x a place among theirs
+// (tile/packed.cuh). What is computed earlier than it is used costs registers (kernels/README.md).
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -11,6 +10,7 @@
 #include "configuration.cuh"
 #include "ptx/special.cuh"
 #include "tile/channels.cuh"
+#include "tile/packed.cuh"
 
 // Of a wide head's channels a warp sums SUM_CHANNELS. CHANNEL_PARTS blocks, neighbours in the grid,
 // share them out, or two warpgroups of a block that own the same tokens (tile/pair.cuh).
@@ -30,22 +30,62 @@ struct Sequence {
   const Params& p;
   int batch;
 
-  __device__ __forceinline__ int seq_q() const { return p.seq_q; }
-  __device__ __forceinline__ int seq_kv() const { return p.seq_kv; }
+  __device__ __forceinline__ int seq_q() const { return PACKED ? packed_place().queries : p.seq_q; }
+  __device__ __forceinline__ int seq_kv() const { return PACKED ? packed_place().keys : p.seq_kv; }
+  /// Only of packed sequences some may have none.
+  __device__ __forceinline__ bool has_no_keys() const { return PACKED && packed_place().keys == 0; }
+  /// The same with the padding of copies.
+  __device__ __forceinline__ int padded_q() const {
+    return PACKED ? ceil_div(seq_q(), PADDED_TOKENS) * PADDED_TOKENS : p.padded_q;
+  }
+  __device__ __forceinline__ int padded_kv() const {
+    return PACKED ? ceil_div(seq_kv(), PADDED_TOKENS) * PADDED_TOKENS : p.padded_kv;
+  }
   /// A query sees keys up to its own index and so many more.
-  __device__ __forceinline__ int causal_offset() const { return p.causal_offset; }
+  __device__ __forceinline__ int causal_offset() const { return p.causal_offset + diagonal(); }
   /// It sees keys from its own index and so many more on, mostly fewer than none.
-  __device__ __forceinline__ int window_offset() const { return p.window_offset; }
+  __device__ __forceinline__ int window_offset() const { return p.window_offset + diagonal(); }
   /// Of keys, in a row of maxima.
   template <int GROUP> __device__ __forceinline__ int key_groups() const {
     return p.padded_kv / GROUP;
   }
-  /// Whether padded tokens from this one on are the sequence's, which has so many: the grid is as
-  /// long as each of the batch.
-  __device__ __forceinline__ bool has(int, int) const { return true; }
   /// Elements from a tensor of the caller to the sequence's first query or key.
-  __device__ __forceinline__ s64 first_query(s64 stride_b) const { return batch * stride_b; }
-  __device__ __forceinline__ s64 first_key(s64 stride_b) const { return batch * stride_b; }
+  __device__ __forceinline__ s64 first_query(s64 stride_b, s64 stride_s) const {
+    return PACKED && !p.apart ? packed_place().first_query * stride_s : sequence() * stride_b;
+  }
+  __device__ __forceinline__ s64 first_key(s64 stride_b, s64 stride_s) const {
+    return PACKED && !p.apart ? packed_place().first_key * stride_s : sequence() * stride_b;
+  }
+
+protected:
+  __device__ __forceinline__ int sequence() const {
+    return PACKED ? packed_place().sequence : batch;
+  }
+  /// Where a head's places for SIZE of its queries or keys each begin.
+  template <int SIZE> __device__ __forceinline__ s64 place_of_queries(s64 flat_head) const {
+    return PACKED ? flat_head * (p.seq_q / SIZE + p.sequences) + packed_place().first_query / SIZE +
+                        packed_place().sequence
+                  : flat_head * ceil_div(p.padded_q, SIZE);
+  }
+  template <int SIZE> __device__ __forceinline__ s64 place_of_keys(s64 flat_kv_head) const {
+    return PACKED ? flat_kv_head * (p.seq_kv / SIZE + p.sequences) + packed_place().first_key / SIZE +
+                        packed_place().sequence
+                  : flat_kv_head * ceil_div(p.padded_kv, SIZE);
+  }
+  __device__ __forceinline__ s64 padded_query_of(s64 flat_head) const {
+    return PACKED ? place_of_queries<PADDED_TOKENS>(flat_head) * PADDED_TOKENS
+                  : flat_head * p.padded_q;
+  }
+  __device__ __forceinline__ s64 padded_key_of(s64 flat_kv_head) const {
+    return PACKED ? place_of_keys<PADDED_TOKENS>(flat_kv_head) * PADDED_TOKENS
+                  : flat_kv_head * p.padded_kv;
+  }
+
+private:
+  /// By how much the mask's edges move with the lengths; else they are in the offsets.
+  __device__ __forceinline__ int diagonal() const {
+    return PACKED && p.diagonal_at_ends ? packed_place().keys - packed_place().queries : 0;
+  }
 };
 
 /// Of a block that owns queries.
@@ -55,16 +95,38 @@ struct QueryHead : Sequence {
   s64 flat_head, flat_kv_head; ///< of the whole batch's
 
   /// Where its queries begin among floats a query.
-  __device__ __forceinline__ s64 first_row() const { return flat_head * p.seq_q; }
+  __device__ __forceinline__ s64 first_row() const {
+    if (PACKED && p.apart)
+      return (static_cast<s64>(sequence()) * p.heads + head) * (p.seq_q / p.sequences);
+    return flat_head * p.seq_q + (PACKED ? packed_place().first_query : 0);
+  }
   /// Where its tokens begin in the padded copies, and its groups among those of all queries.
-  __device__ __forceinline__ s64 padded_query() const { return flat_head * p.padded_q; }
-  __device__ __forceinline__ s64 padded_key() const { return flat_kv_head * p.padded_kv; }
+  __device__ __forceinline__ s64 padded_query() const { return padded_query_of(flat_head); }
+  __device__ __forceinline__ s64 padded_key() const { return padded_key_of(flat_kv_head); }
   template <int GROUP> __device__ __forceinline__ s64 first_group() const {
     return flat_head * (p.padded_q / GROUP);
   }
-  /// The same of units of so many of its keys, each with its own scales of channels.
+  /// Units of so many of a head's tokens, or places for those of all sequences.
+  template <int TOKENS> __device__ __forceinline__ int query_units() const {
+    return PACKED ? p.seq_q / TOKENS + p.sequences : ceil_div(p.padded_q, TOKENS);
+  }
+  template <int TOKENS> __device__ __forceinline__ int key_units() const {
+    return PACKED ? p.seq_kv / TOKENS + p.sequences : ceil_div(p.padded_kv, TOKENS);
+  }
+  /// The same of units of so many of its queries or keys, each with its own scales of channels.
+  template <int TOKENS> __device__ __forceinline__ s64 first_query_unit() const {
+    return place_of_queries<TOKENS>(flat_head);
+  }
   template <int TOKENS> __device__ __forceinline__ s64 first_key_unit() const {
-    return flat_kv_head * ceil_div(p.padded_kv, TOKENS);
+    return place_of_keys<TOKENS>(flat_kv_head);
+  }
+  /// And of its keys' chunks, of which there are so many.
+  template <int TOKENS> __device__ __forceinline__ s64 first_chunk(int chunks) const {
+    return PACKED ? place_of_keys<TOKENS>(flat_kv_head) : flat_kv_head * chunks;
+  }
+  /// Its keys' mean among all.
+  __device__ __forceinline__ s64 mean_row() const {
+    return PACKED ? static_cast<s64>(kv_head) * p.sequences + packed_place().sequence : flat_kv_head;
   }
 };
 __device__ __forceinline__ QueryHead query_head(const Params& p, int head, int batch) {
@@ -93,12 +155,15 @@ struct KeyHead : Sequence {
   s64 flat_kv_head;
 
   __device__ __forceinline__ s64 padded_query(int head) const {
-    return (static_cast<s64>(batch) * p.heads + head) * p.padded_q;
+    return padded_query_of(static_cast<s64>(batch) * p.heads + head);
   }
-  __device__ __forceinline__ s64 padded_key() const { return flat_kv_head * p.padded_kv; }
-  /// The first of a query head's units of so many tokens.
+  __device__ __forceinline__ s64 padded_key() const { return padded_key_of(flat_kv_head); }
+  /// The first of a query head's units of so many tokens, and of its own keys'.
   template <int TOKENS> __device__ __forceinline__ s64 first_unit(int head) const {
-    return (static_cast<s64>(batch) * p.heads + head) * ceil_div(p.padded_q, TOKENS);
+    return place_of_queries<TOKENS>(static_cast<s64>(batch) * p.heads + head);
+  }
+  template <int TOKENS> __device__ __forceinline__ s64 first_key_unit() const {
+    return place_of_keys<TOKENS>(flat_kv_head);
   }
 };
 __device__ __forceinline__ KeyHead key_head(const Params& p, int kv_head, int batch) {
@@ -108,6 +173,17 @@ __device__ __forceinline__ KeyHead key_head(const Params& p, int kv_head, int ba
 }
 __device__ __forceinline__ KeyHead key_head(const Params& p) {
   return key_head(p, blockIdx.y / CHANNEL_PARTS, blockIdx.z);
+}
+/// Which block of keys this thread block takes; the same read anew (ptx/special.cuh).
+__device__ __forceinline__ int block_of_keys() { return PACKED ? packed_place().block : blockIdx.x; }
+__device__ __forceinline__ int block_of_keys_anew() {
+  return PACKED ? packed_place().block : read_block_x();
+}
+/// Whether the block has keys: it finds its sequence. What has none ends.
+template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p) {
+  if constexpr (PACKED)
+    return enter_sequence<SIZE, false>(p, blockIdx.x);
+  return true;
 }
 /// The same read anew, at a kernel's end.
 __device__ __forceinline__ KeyHead key_head_anew(const Params& p) {

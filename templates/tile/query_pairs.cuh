@@ -7,7 +7,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "ptx/bulk_copy.cuh"
+#include "tile/caller_rows.cuh"
 #include "tile/pair.cuh"
 #include "tile/query_walk.cuh"
 #include "tile/ring.cuh"
@@ -31,19 +31,18 @@ struct PairCopies {
   const Params& p;
   const KeyHead& at;
 
-  /// A tile of 64 tokens from a tensor of the caller, panel after panel.
-  __device__ __forceinline__ void rows(u32 to, const TensorMap& map, int token, int head,
-                                       u32 barrier) const {
-#pragma unroll
-    for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
-      tensor_copy(to + panel * PANEL_BYTES<VALUE_ROW_BYTES>, map, panel * 64, token, head, at.batch,
-                  barrier);
+  /// A tile of queries from a tensor of the caller, or an image.
+  __device__ __forceinline__ void rows(u32 to, const TensorMap& map, const Element* images,
+                                       const QueryTile& tile, u32 barrier) const {
+    copy_caller_rows(to, map, images + tile.elements(), tile.in_head * TILE_Q, tile.head, at.batch,
+                     barrier);
   }
   /// The block's own.
   __device__ __forceinline__ void keys(u32 keys, u32 values, int first_key, u32 barrier) const {
     arrive_expecting(barrier, PAIR_KEYS_BYTES + PAIR_VALUES_BYTES);
     bulk_copy(keys, p.k8 + (at.padded_key() + first_key) * HEAD_DIM, PAIR_KEYS_BYTES, barrier);
-    rows(values, p.v_map, first_key, at.kv_head, barrier);
+    copy_caller_rows(values, p.v_map, p.v_rows + (at.padded_key() + first_key) * HEAD_DIM,
+                     first_key, at.kv_head, at.batch, barrier);
   }
   __device__ __forceinline__ void tile(u32 to, const QueryTile& tile, u32 barrier) const {
     bulk_copy(to + PairTile::QUERIES, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, barrier);
@@ -52,7 +51,7 @@ struct PairCopies {
       bulk_copy(to + PairTile::DOUT, p.dout_rows + tile.elements(), TILE_Q * VALUE_ROW_BYTES,
                 barrier);
     else
-      rows(to + PairTile::DOUT, p.dout_map, tile.in_head * TILE_Q, tile.head, barrier);
+      rows(to + PairTile::DOUT, p.dout_map, p.dout_rows, tile, barrier);
   }
 };
 __device__ __forceinline__ QueryTile second_of_pair(const QueryWalk& walk, const QueryTile& tile) {
@@ -62,7 +61,7 @@ __device__ __forceinline__ QueryTile second_of_pair(const QueryWalk& walk, const
 
 /// The keys that a warp owns, by their first.
 __device__ __forceinline__ int keys_of_warp() {
-  return read_block_x() * BLOCK_KV + first_token_of_warp(read_thread_anew());
+  return block_of_keys_anew() * BLOCK_KV + first_token_of_warp(read_thread_anew());
 }
 
 /// A warpgroup's tile of each pair: its scores, P and dS.

@@ -32,6 +32,18 @@ __device__ __forceinline__ float4 four_of(const float* floats) {
   return *reinterpret_cast<const float4*>(floats);
 }
 
+/// A unit of queries or keys, of packed sequences by its place among those of all: it becomes its
+/// number in its sequence. False where that has no such unit.
+template <int TOKENS, bool OF_QUERIES>
+__device__ __forceinline__ bool enter_unit(const Params& p, int& unit) {
+  if constexpr (PACKED) {
+    const bool has = enter_sequence<TOKENS, OF_QUERIES>(p, unit);
+    unit = packed_place().block;
+    return has;
+  }
+  return true;
+}
+
 /// Tokens of a unit, of those that a head has and of those that its copies have.
 struct Unit {
   int first, valid, written;
@@ -106,8 +118,9 @@ __device__ __forceinline__ void add_up_channels(float (&x)[8], float* sums) {
 /// The mean of a head's keys into shared memory, from the sums of chunks of them.
 __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) {
   constexpr int PARTS = THREADS / HEAD_DIM;
-  const int channel = threadIdx.x % HEAD_DIM, chunks = mean_chunks(at.seq_kv());
-  const float* partial = p.k_partial + at.flat_kv_head * chunks * HEAD_DIM + channel;
+  const int channel = threadIdx.x % HEAD_DIM;
+  const int chunks = at.has_no_keys() ? 0 : mean_chunks(at.seq_kv());
+  const float* partial = p.k_partial + at.first_chunk<MEAN_CHUNK>(chunks) * HEAD_DIM + channel;
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < MOST_MEAN_CHUNKS; i += PARTS) {
@@ -121,7 +134,7 @@ __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) 
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
       total += shared.of_warp[part * HEAD_DIM + channel];
-    shared.mean[channel] = __fdiv_rn(total, static_cast<float>(at.seq_kv()));
+    shared.mean[channel] = __fdiv_rn(total, static_cast<float>(maximum(1, at.seq_kv())));
   }
 }
 
@@ -130,8 +143,9 @@ __device__ __forceinline__ KeyRange find_key_range(const Params& p, const QueryH
   if constexpr (!DQ_SUM16)
     return {};
   constexpr int PARTS = THREADS / HEAD_DIM;
-  const int channel = threadIdx.x % HEAD_DIM, chunks = mean_chunks(at.seq_kv());
-  const float* ranges = p.key_range + at.flat_kv_head * chunks * KEY_RANGE_FLOATS;
+  const int channel = threadIdx.x % HEAD_DIM;
+  const int chunks = at.has_no_keys() ? 0 : mean_chunks(at.seq_kv());
+  const float* ranges = p.key_range + at.first_chunk<MEAN_CHUNK>(chunks) * KEY_RANGE_FLOATS;
   const float mean = SHIFTED ? shared.mean[channel] : 0;
   float largest_key = 0, longest_value = 0;
   for (int chunk = threadIdx.x / HEAD_DIM; chunk < chunks; chunk += PARTS) {
@@ -178,6 +192,13 @@ __device__ __forceinline__ float write_row(s8* copy, int token, const float (&x)
   return scale.value;
 }
 
+/// Writes a token as it comes.
+__device__ __forceinline__ void write_share(Element* copy, int token, const Share& share) {
+#pragma unroll
+  for (int j = 0; j < CHUNKS; ++j)
+    *reinterpret_cast<uint4*>(copy + chunk_offset<HEAD_DIM * 2>(token, channel_of(8 * j) / 8) / 2) =
+        share.chunks[j];
+}
 /// Writes a token in 16 bits.
 __device__ __forceinline__ void write_elements(Element* copy, int token, const float (&x)[SHARE]) {
 #pragma unroll

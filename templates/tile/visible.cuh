@@ -23,10 +23,18 @@ __device__ __forceinline__ Range tokens_from(int first, int count) {
 
 /// Which block of queries this thread block takes. Later queries see more keys: the longest first.
 __device__ __forceinline__ int block_of_queries() {
-  return CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  return PACKED ? packed_place().block : CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+}
+/// Whether the block has queries: it finds its sequence. What has none ends.
+template <int SIZE> __device__ __forceinline__ bool enter_queries(const Params& p) {
+  if constexpr (PACKED)
+    return enter_sequence<SIZE, true, CAUSAL>(p, blockIdx.x);
+  return true;
 }
 /// The same read anew (ptx/special.cuh).
 __device__ __forceinline__ int block_of_queries_anew() {
+  if constexpr (PACKED)
+    return packed_place().block;
   const int block = read_block_x();
   return CAUSAL ? gridDim.x - 1 - block : block;
 }
@@ -76,7 +84,7 @@ __device__ __forceinline__ bool hidden(const Sequence& at, int query, int key) {
 }
 __device__ __forceinline__ bool sees_nothing(const Sequence& at, int query) {
   return (CAUSAL && query + at.causal_offset() < 0) ||
-         (WINDOW && query + at.window_offset() >= at.seq_kv());
+         (WINDOW && query + at.window_offset() >= at.seq_kv()) || at.has_no_keys();
 }
 
 /// Takes hidden scores out: is_hidden(r, column) of row g + 8r of a warp's accumulators. `nothing`

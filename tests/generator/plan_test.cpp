@@ -52,6 +52,8 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
     int heads, heads_kv, seq_q, seq_kv, padded_q, padded_kv, causal_offset;
     int window_offset;
     float softmax_scale;
+    int sequences, apart, diagonal_at_ends;
+    uint64_t first_queries, first_keys, lengths_q, lengths_kv;
   };
   OperandValues values{};
   for (size_t i = 0; i < values.size(); ++i)
@@ -127,9 +129,12 @@ TEST(Operands, TensorsOfTheCallerBringTheirStridesAndEveryKernelHasTheSizes) {
   for (const Field& field : fields_named({O::dq, O::lse}))
     names.push_back(field.name);
   EXPECT_EQ(names, (std::vector<std::string_view>{
-                       "dq", "dq_stride_b", "dq_stride_h", "dq_stride_s", "lse", "channels",
-                       "value_channels", "heads", "heads_kv", "seq_q", "seq_kv", "padded_q",
-                       "padded_kv", "causal_offset", "window_offset", "softmax_scale"}));
+                       "dq",         "dq_stride_b",   "dq_stride_h",      "dq_stride_s",
+                       "lse",        "channels",      "value_channels",   "heads",
+                       "heads_kv",   "seq_q",         "seq_kv",           "padded_q",
+                       "padded_kv",  "causal_offset", "window_offset",    "softmax_scale",
+                       "sequences",  "apart",         "diagonal_at_ends", "first_queries",
+                       "first_keys", "lengths_q",     "lengths_kv"}));
 }
 
 const Problem kProblems[] = {{1, 1, 1, 1, 1},

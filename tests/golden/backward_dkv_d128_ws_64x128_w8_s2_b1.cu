@@ -6,6 +6,9 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 128;
+constexpr bool PACKED = false;
+constexpr int PLACE_BYTES = 0;
+constexpr int PLACE_OFFSET = 147512;
 constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 128;
 constexpr int CHANNEL_PARTS = 1;
@@ -60,6 +63,8 @@ struct Params {
   TensorMap q_map;
   TensorMap v_map;
   TensorMap dout_map;
+  Element* v_rows;
+  Element* query_rows;
   float* sink_partial;
   int channels;
   int value_channels;
@@ -72,28 +77,37 @@ struct Params {
   int causal_offset;
   int window_offset;
   float softmax_scale;
+  int sequences;
+  int apart;
+  int diagonal_at_ends;
+  const int* first_queries;
+  const int* first_keys;
+  const int* lengths_q;
+  const int* lengths_kv;
 };
 
 // Its templates:
 //   base.cuh
 //   configuration.cuh
-//   ptx/bulk_copy.cuh
 //   ptx/stream_order.cuh
 //   ptx/warp_roles.cuh
-//   ptx/convert.cuh
-//   ptx/shared_memory.cuh
-//   tile/permutation.cuh
-//   ptx/cp_async.cuh
-//   ptx/math.cuh
+//   ptx/bulk_copy.cuh
 //   ptx/special.cuh
 //   tile/channels.cuh
+//   tile/packed.cuh
 //   tile/place.cuh
+//   ptx/cp_async.cuh
+//   ptx/convert.cuh
+//   ptx/math.cuh
+//   tile/permutation.cuh
+//   ptx/shared_memory.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/wgmma.cuh
 //   tile/products_wgmma.cuh
 //   tile/products.cuh
+//   tile/caller_rows.cuh
 //   tile/column_start.cuh
 //   tile/visible.cuh
 //   tile/query_walk.cuh

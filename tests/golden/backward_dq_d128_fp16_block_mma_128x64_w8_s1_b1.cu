@@ -6,6 +6,9 @@
 
 using Element = fp16;
 constexpr int HEAD_DIM = 128;
+constexpr bool PACKED = false;
+constexpr int PLACE_BYTES = 0;
+constexpr int PLACE_OFFSET = 82112;
 constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 128;
 constexpr int CHANNEL_PARTS = 1;
@@ -82,6 +85,13 @@ struct Params {
   int causal_offset;
   int window_offset;
   float softmax_scale;
+  int sequences;
+  int apart;
+  int diagonal_at_ends;
+  const int* first_queries;
+  const int* first_keys;
+  const int* lengths_q;
+  const int* lengths_kv;
 };
 
 // Its templates:
@@ -96,6 +106,7 @@ struct Params {
 //   ptx/shared_memory.cuh
 //   ptx/special.cuh
 //   tile/channels.cuh
+//   tile/packed.cuh
 //   tile/place.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh

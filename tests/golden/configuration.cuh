@@ -13,6 +13,9 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 64;
+constexpr bool PACKED = false;
+constexpr int PLACE_BYTES = 0;
+constexpr int PLACE_OFFSET = 58368;
 constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 64;
 constexpr int CHANNEL_PARTS = 1;
@@ -56,6 +59,9 @@ constexpr bool K_ROWS = false;
 constexpr bool VT8 = false;
 constexpr bool DQ_SUM = false;
 constexpr bool DQ_SUM16 = false;
+constexpr bool V_ROWS = false;
+constexpr bool DOUT_ROWS = false;
+constexpr bool QUERY_ROWS = false;
 constexpr int QUERY_TOKENS = 256;
 constexpr int KEY_TOKENS = 256;
 constexpr int MEAN_CHUNK = 256;
@@ -114,6 +120,13 @@ struct Params {
   int causal_offset;
   int window_offset;
   float softmax_scale;
+  int sequences;
+  int apart;
+  int diagonal_at_ends;
+  const int* first_queries;
+  const int* first_keys;
+  const int* lengths_q;
+  const int* lengths_kv;
   Element* dq;
   s64 dq_stride_b;
   s64 dq_stride_h;
@@ -128,6 +141,8 @@ struct Params {
   float* k_partial;
   s8* vt8;
   float* vt8_scale;
+  Element* v_rows;
+  Element* query_rows;
   float* key_range;
   bf16* dq_factor;
 };

@@ -6,6 +6,9 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 64;
+constexpr bool PACKED = false;
+constexpr int PLACE_BYTES = 0;
+constexpr int PLACE_OFFSET = 21504;
 constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 64;
 constexpr int CHANNEL_PARTS = 1;
@@ -71,6 +74,13 @@ struct Params {
   int causal_offset;
   int window_offset;
   float softmax_scale;
+  int sequences;
+  int apart;
+  int diagonal_at_ends;
+  const int* first_queries;
+  const int* first_keys;
+  const int* lengths_q;
+  const int* lengths_kv;
 };
 
 // Its templates:
@@ -84,6 +94,7 @@ struct Params {
 //   ptx/shared_memory.cuh
 //   ptx/special.cuh
 //   tile/channels.cuh
+//   tile/packed.cuh
 //   tile/place.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh

@@ -6,6 +6,9 @@
 
 using Element = bf16;
 constexpr int HEAD_DIM = 64;
+constexpr bool PACKED = false;
+constexpr int PLACE_BYTES = 0;
+constexpr int PLACE_OFFSET = 0;
 constexpr bool ALL_CHANNELS = true;
 constexpr int SUM_CHANNELS = 64;
 constexpr int CHANNEL_PARTS = 1;
@@ -26,6 +29,9 @@ constexpr bool K_ROWS = false;
 constexpr bool VT8 = false;
 constexpr bool DQ_SUM = false;
 constexpr bool DQ_SUM16 = false;
+constexpr bool V_ROWS = false;
+constexpr bool DOUT_ROWS = false;
+constexpr bool QUERY_ROWS = false;
 constexpr int QUERY_TOKENS = 256;
 constexpr int KEY_TOKENS = 256;
 constexpr int MEAN_CHUNK = 256;
@@ -72,6 +78,8 @@ struct Params {
   Element* dout_rows;
   Element* k_rows;
   float* sink_partial;
+  Element* v_rows;
+  Element* query_rows;
   float* dq_sum;
   float* key_range;
   bf16* dq_factor;
@@ -86,6 +94,13 @@ struct Params {
   int causal_offset;
   int window_offset;
   float softmax_scale;
+  int sequences;
+  int apart;
+  int diagonal_at_ends;
+  const int* first_queries;
+  const int* first_keys;
+  const int* lengths_q;
+  const int* lengths_kv;
 };
 
 // Its templates:
@@ -97,6 +112,7 @@ struct Params {
 //   tile/key_mean.cuh
 //   ptx/special.cuh
 //   tile/channels.cuh
+//   tile/packed.cuh
 //   tile/place.cuh
 //   ptx/convert.cuh
 //   tile/quantizer.cuh

@@ -71,7 +71,8 @@ std::string launcher(const std::string& text) {
              text.substr(from + bounds.size(), text.find(')', from) - from - bounds.size()) +
              "};\n";
   if (text.find("extern __shared__") != std::string::npos)
-    added += "thread_local __align__(1024) unsigned char shared_memory[SHARED_BYTES];\n";
+    added += "thread_local __align__(1024) unsigned char "
+             "shared_memory[PLACE_OFFSET + PLACE_BYTES];\n";
   return added;
 }
 

@@ -104,6 +104,20 @@ inline bool __any_sync(unsigned mask, bool vote, int line = __builtin_LINE()) {
   return vote;
 }
 
+inline unsigned __ballot_sync(unsigned mask, bool vote, int line = __builtin_LINE()) {
+  unsigned votes = vote;
+  simulator::together("vote.sync", line, votes, [](simulator::Lanes<unsigned> lanes) {
+    unsigned all = 0;
+    for (int i = 0; i < 32; ++i)
+      all |= lanes[i] << i;
+    for (int i = 0; i < 32; ++i)
+      lanes[i] = all;
+  });
+  return votes;
+}
+
+inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
+
 inline int __reduce_add_sync(unsigned mask, int value, int line = __builtin_LINE()) {
   simulator::together("redux.sync", line, value, [](simulator::Lanes<int> lanes) {
     int sum = 0;

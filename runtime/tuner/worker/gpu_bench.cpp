@@ -118,7 +118,7 @@ void upload_repeated(const DeviceBuffer& buffer, const std::vector<uint16_t>& nu
 
 /// What may be missing is: kernels take as long without it.
 bool is_used(const CallerTensor& tensor, bool backward) {
-  return (backward || tensor.in_forward) && !tensor.optional;
+  return (backward || tensor.in_forward) && !tensor.optional; // packed ones are not tuned apart
 }
 int token_bytes(const CallerTensor& tensor, const ResolvedSpec& spec) {
   return tensor.strided ? 2 * spec->head_dim : 4;
