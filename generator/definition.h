@@ -76,9 +76,11 @@ inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
 }
 
 inline bool is_part(const KernelSpec& k) { return k.channels == Channels::part; }
-/// Which channels there are, and where a window begins, take registers: with mma.sync ptxas finds
-/// them where it reorders least.
-inline bool asks_for_more(const KernelSpec& k) { return is_part(k) || bounded_before(k.attention); }
+/// Which channels there are, where a window begins and where a packed sequence lies take registers:
+/// with mma.sync ptxas finds them where it reorders least.
+inline bool asks_for_more(const KernelSpec& k) {
+  return is_part(k) || bounded_before(k.attention) || k.attention.packed;
+}
 
 /// Neighbours in the grid that share a head's channels out.
 inline int channel_parts(const KernelSpec& k) {

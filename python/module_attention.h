@@ -58,8 +58,9 @@ inline int64_t number_of(PyObject* given) {
 /// `strides`: of each strided tensor in the order of visit_tensors(): batch, head, token.
 template <typename Args>
 PreparedPass prepare(const Attention& attention, const Problem& problem,
-                     const std::vector<std::array<int64_t, 3>>& strides, float softmax_scale) {
-  Args args{.problem = problem, .softmax_scale = softmax_scale};
+                     const std::vector<std::array<int64_t, 3>>& strides, float softmax_scale,
+                     bool apart) {
+  Args args{.problem = problem, .softmax_scale = softmax_scale, .packing = {.apart = apart}};
   size_t count = 0;
   visit_tensors(args, [&]<typename T>(Operand, T& tensor) {
     if constexpr (std::is_same_v<T, Tensor>) {
@@ -108,8 +109,10 @@ inline void bind_attention(py::module_& m) {
       .def("warmup", &Attention::warmup, Released(), "Compiles and loads every kernel.")
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
-      .def("prepare_forward", &prepare<ForwardArgs>)
-      .def("prepare_backward", &prepare<BackwardArgs>);
+      .def("prepare_forward", &prepare<ForwardArgs>, py::arg("problem"), py::arg("strides"),
+           py::arg("softmax_scale"), py::arg("apart") = false)
+      .def("prepare_backward", &prepare<BackwardArgs>, py::arg("problem"), py::arg("strides"),
+           py::arg("softmax_scale"), py::arg("apart") = false);
 
   py::class_<PreparedPass>(m, "PreparedPass", "A pass over tensors of one size; thread-safe.")
       .def_property_readonly("workspace_bytes", &PreparedPass::workspace_bytes)

@@ -91,6 +91,8 @@ void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_i
 std::vector<std::string> options_of_gradients_wgmma(const KernelSpec& k) {
   if (!wide(k.attention) && k.attention.precision == Precision::dv16)
     return {"--ptxas-options=--register-usage-level=3"};
+  if (k.attention.packed && scores16(k.attention))
+    return {"--ptxas-options=--register-usage-level=0"};
   return {};
 }
 

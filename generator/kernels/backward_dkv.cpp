@@ -196,10 +196,14 @@ std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
   return {};
 }
 
-/// Three warpgroups have no register for where a window begins, as ptxas usually counts.
+/// Three warpgroups have no register for where a window begins or a packed sequence ends, as ptxas
+/// usually counts; and at 128 channels no two of packed sequences.
 std::vector<std::string> options_of_dkv_ws(const KernelSpec& k) {
-  if (bounded_before(k.attention) && k.tile.warps == 12)
+  const AttentionSpec& s = k.attention;
+  if ((bounded_before(s) || s.packed) && k.tile.warps == 12)
     return {"--ptxas-options=--register-usage-level=0"};
+  if (s.packed && bounded_behind(s) && wide(s) && k.tile.family == Family::ws)
+    return {"--ptxas-options=-O1"};
   return {};
 }
 

@@ -41,7 +41,7 @@ int blocks_per_sm(const KernelSpec& k) {
   const bool wide = width(k.attention) > 64, backward = k.pass == Pass::backward;
   const bool unrotated = int8.s && !k.attention.rotate;
   const bool tight = backward && (k.arch.major >= 10 || (int8.s && int8.dk && !int8.dv) ||
-                                  (!wide && (unrotated || !int8.s)));
+                                  (!wide && (unrotated || !int8.s || k.attention.packed)));
   return width(k.attention) > kWidestFused ? 1 : (wide ? 2 : 3) - tight;
 }
 
@@ -75,10 +75,11 @@ void configure(Configuration& c, const KernelSpec& k) {
 }
 
 /// A thread's 64 channels of a token take all registers, and so do 16 of a part of a width with as
-/// many blocks as the narrowest has: from level 2 on a few bytes are spilled.
+/// many blocks as the narrowest has, and 32 of packed sequences: from level 2 on a few bytes are
+/// spilled.
 std::vector<std::string> compiler_options(const KernelSpec& k) {
   const int w = width(k.attention);
-  if (w > kWidestFused || (w == 64 && is_part(k)))
+  if (w > kWidestFused || (w == 64 && is_part(k)) || (w > 64 && k.attention.packed))
     return {"--ptxas-options=-O1"};
   return {};
 }

@@ -11,7 +11,13 @@ import functools
 import torch
 
 from sagebwd import _core, options
-from sagebwd.tensors import contiguous_strides, problem_of, readable, required_operand
+from sagebwd.tensors import (
+    check_packing,
+    contiguous_strides,
+    problem_of,
+    readable,
+    required_operand,
+)
 
 _forms = {}
 #: Beyond as many, of a program whose lengths keep changing, all are forgotten.
@@ -23,6 +29,8 @@ MOST_STRIDES = 16
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 _contiguous_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+#: Of tokens that belong to no sequence nothing is written.
+_zeros_like = functools.partial(torch.zeros_like, memory_format=torch.contiguous_format)
 
 _family = ""
 
@@ -51,44 +59,60 @@ def _operation(family, device, text, **tensors):
     return _core.Attention(options.spec_of_text(text, **tensors), device, family)
 
 
-def known_form(q, k, v, softmax_scale, layout, text):
+def known_form(q, k, v, softmax_scale, layout, text, packing=()):
     """The `Form` of a call like one that has been checked before, or None."""
     try:
-        return _forms.get(_key(q, k, v, softmax_scale, layout, text))
+        return _forms.get(_key(q, k, v, softmax_scale, layout, text, packing))
     except (RuntimeError, TypeError):  # sparse and nested tensors have no strides; a list no hash
         return None
 
 
-def form_of(q, k, v, softmax_scale, layout, text, devices):
+def form_of(q, k, v, softmax_scale, layout, text, devices, packing=()):
     """The `Form` of a call; SpecError for what no kernel takes."""
-    form = known_form(q, k, v, softmax_scale, layout, text)
+    form = known_form(q, k, v, softmax_scale, layout, text, packing)
     if form is None:
-        form = Form(q, k, v, softmax_scale, layout, text, devices)
+        form = Form(q, k, v, softmax_scale, layout, text, devices, packing)
         if len(_forms) >= MOST_FORMS:
             _forms.clear()
-        _forms[_key(q, k, v, softmax_scale, layout, text)] = form
+        _forms[_key(q, k, v, softmax_scale, layout, text, packing)] = form
     return form
 
 
-def _key(q, k, v, softmax_scale, layout, text):
+def _key(q, k, v, softmax_scale, layout, text, packing):
     return (
         _family, text, layout, softmax_scale, q.shape, k.shape, v.shape, q.stride(), k.stride(),
         v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        *((None if t is None else (t.shape, t.stride(), t.dtype, t.device)) for t in packing),
     )  # fmt: skip
+
+
+def _addresses_of(tensors):
+    return [0 if t is None else t.data_ptr() for t in tensors]
 
 
 class Form:
     """The passes over tensors of one form. Tensors given to them must have it."""
 
-    def __init__(self, q, k, v, softmax_scale, layout, text, devices):
+    def __init__(self, q, k, v, softmax_scale, layout, text, devices, packing=()):
         self.given = (softmax_scale, layout, text)  # as the operators take them
         self.strides = (q.stride(), k.stride(), v.stride())
         self._problem = problem_of(q, k, v, layout, devices)
-        batch, heads, _, seq_q, seq_kv = self._problem
+        batch, heads, heads_kv, seq_q, seq_kv = self._problem
+        sequences = check_packing(self._problem, q.device, packing)
+        self._packed = any(t is not None for t in packing)
+        #: Sequences of a batch of which some tokens are used.
+        self._apart = self._packed and not sequences
+        if self._apart:
+            self._problem = (batch, heads, heads_kv, batch * seq_q, batch * seq_kv)
+        elif self._packed:
+            self._problem = (sequences, *self._problem[1:])
+        self._new_like = _zeros_like if self._packed else _contiguous_like
         self.as_many_queries_as_keys = seq_q == seq_kv
         self._scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         self._layout = layout
         self._device = q.get_device()
+        if self._packed:
+            text += " packed=yes"
         self._kernels = operation(self._device, text, head_dim=q.shape[3], dtype=q.dtype)
         self._operands = [
             required_operand(name, t, layout)[1:] for name, t in (("q", q), ("k", k), ("v", v))
@@ -100,7 +124,7 @@ class Form:
         if not self._empty:
             of_out = contiguous_strides(self._like_q, layout)
             self._run = self._kernels.prepare_forward(
-                self._problem, [*self._operands, of_out], self._scale
+                self._problem, [*self._operands, of_out], self._scale, self._apart
             )
             self._workspace_bytes = self._run.workspace_bytes
 
@@ -116,15 +140,36 @@ class Form:
                 required_operand(name, t, self._layout)
         return addresses
 
-    def forward(self, q, k, v, wants_lse=True):
+    def _packing(self, packing):
+        """The tensors that say where sequences lie, to be held until the kernels are launched."""
+        if not self._packed:
+            return ()
+        if self._apart:
+            on = next(t.device for t in packing if t is not None)
+            packing = (*self._first_tokens(on), *packing[2:])
+        return (*packing, None, None)[:4]
+
+    def _first_tokens(self, device):
+        """Of the queries and of the keys of each sequence of a batch, and the ends."""
+        batch, _, _, queries, keys = self._problem
+
+        def every(tokens):
+            return torch.arange(0, tokens + 1, tokens // batch, dtype=torch.int32, device=device)
+
+        of_queries = every(queries)
+        return of_queries, of_queries if keys == queries else every(keys)
+
+    def forward(self, q, k, v, wants_lse=True, packing=()):
         """(out, lse); lse is None where it is not wanted."""
         if self._empty:
             lse = q.new_full(self._rows, -torch.inf, dtype=torch.float32) if wants_lse else None
             return q.new_zeros(self._like_q), lse
         addresses = self._addresses(q, k, v)
-        out = _contiguous_like(q)
+        out = self._new_like(q)
         if wants_lse:
             lse = q.new_empty(self._rows, dtype=torch.float32)
+            if self._packed:
+                lse.fill_(-torch.inf)
             workspace = q.new_empty(self._workspace_bytes, dtype=torch.uint8)
             workspace_at, lse_at = workspace.data_ptr(), lse.data_ptr()
         else:  # one allocation for both
@@ -133,10 +178,12 @@ class Form:
                                     dtype=torch.uint8)  # fmt: skip
             workspace_at = workspace.data_ptr()
             lse_at = workspace_at + self._workspace_bytes
-        self._run(*addresses, out.data_ptr(), lse_at, workspace_at, self._stream())
+        where = self._packing(packing)
+        places = _addresses_of(where)
+        self._run(*addresses, out.data_ptr(), lse_at, *places, workspace_at, self._stream())
         return out, lse
 
-    def backward(self, dout, q, k, v, out, lse, dlse):
+    def backward(self, dout, q, k, v, out, lse, dlse, packing=()):
         """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any."""
         if self._empty:
             return q.new_zeros(self._like_q), k.new_zeros(self._like_k), v.new_zeros(self._like_k)
@@ -144,8 +191,9 @@ class Form:
         run = self._backward_passes.get((dout.stride(), out.stride()))
         if run is None or (dout.data_ptr() | out.data_ptr()) & 15:
             dout, out, run = self._backward_pass(dout, out)
-        dq, dk, dv = _contiguous_like(q), _contiguous_like(k), _contiguous_like(v)
+        dq, dk, dv = self._new_like(q), self._new_like(k), self._new_like(v)
         workspace = q.new_empty(run.workspace_bytes, dtype=torch.uint8)
+        where = self._packing(packing)
         lse = lse.contiguous()
         dlse = None if dlse is None else dlse.contiguous()
         run(
@@ -157,6 +205,7 @@ class Form:
             dv.data_ptr(),
             lse.data_ptr(),
             0 if dlse is None else dlse.data_ptr(),
+            *_addresses_of(where),
             workspace.data_ptr(),
             self._stream(),
         )
@@ -175,6 +224,7 @@ class Form:
                 self._problem,
                 [*self._operands, out_operand[1:], dout_operand[1:], of_dq, of_dk, of_dk],
                 self._scale,
+                self._apart,
             )
             if len(self._backward_passes) >= MOST_STRIDES:
                 self._backward_passes.clear()

@@ -7,7 +7,10 @@ from sagebwd.kernels import local_arch
 
 
 @options.takes(shortcut=direct.attention)
-def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, chosen):
+def attention(
+    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, cu_seqlens_q=None,
+    cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
+):  # fmt: skip
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
@@ -23,12 +26,23 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         {options}
         return_lse: also return the log-sum-exp.
+        cu_seqlens_q, cu_seqlens_k: of packed sequences, as in flash-attention: int32 of (sequences
+            + 1) on the GPU, where each begins and the end. q is then (tokens, heads, head_dim), k
+            and v (tokens, heads_kv, head_dim), whose strides must be multiples of 16 bytes. They
+            are read when the kernels run: a captured CUDA graph takes other lengths, also of zero.
+            Each sequence gives the bits that it gives alone. causal=True asks for one tensor as
+            both; 'block' granularity is not built.
+        seqused_q, seqused_k: int32 of (batch or sequences) on the GPU, or None: how many of each
+            one's tokens count, from the first on, as a padding mask says; the others' out and
+            gradients are zero. 'bottom-right' and a window without causal count from the last
+            tokens that do.
 
     Returns:
         out, contiguous, like q; with `return_lse` (out, lse), lse being float32 of (batch, heads,
-        queries) in both layouts: the natural logarithm of the sum of exp of the scaled scores, -inf
-        where a query sees no key. Both are differentiable, once. With an empty batch or no
-        queries, out and lse are empty; with no keys, out is zero and lse -inf.
+        queries) in both layouts, of packed sequences (heads, tokens): the natural logarithm of the
+        sum of exp of the scaled scores, -inf where a query sees no key. Both are differentiable,
+        once. With an empty batch or no queries, out and lse are empty; with no keys, out is zero
+        and lse -inf.
 
     Raises:
         SpecError (a ValueError): shapes, dtypes, strides, devices or options that no kernel takes.
@@ -40,24 +54,30 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
             the cache, or a pack that SAGEBWD_CACHE_PACKS names cannot be used.
     """
     options.yes_or_no("return_lse", return_lse)
-    out, lse = _forward(q, k, v, softmax_scale, layout, chosen)
+    packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    out, lse = _forward(q, k, v, softmax_scale, layout, chosen, packing)
     return (out, lse) if return_lse else out
 
 
 @options.takes()
-def attention_forward(q, k, v, *, softmax_scale=None, layout="bhsd", chosen):
+def attention_forward(
+    q, k, v, *, softmax_scale=None, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None,
+    seqused_q=None, seqused_k=None, chosen,
+):  # fmt: skip
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
     Partial results over chunks of the keys merge by their lse; for the backward of chunks see
     `attention_backward`.
     """
-    return _forward(q, k, v, softmax_scale, layout, chosen)
+    packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    return _forward(q, k, v, softmax_scale, layout, chosen, packing)
 
 
 @options.takes()
 def attention_backward(
-    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", chosen
-):
+    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", cu_seqlens_q=None,
+    cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
+):  # fmt: skip
     """(dq, dk, dv), contiguous, like q, k and v: a pure function of its arguments.
 
     Args:
@@ -73,8 +93,16 @@ def attention_backward(
     """
     _check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     q, k, v = _inputs(q, k, v)
+    packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    if _are_packed(*packing):
+        given = _as_batch(dout, q, k, v, out, lse, dlse)
+        text = _packed_text(chosen, softmax_scale, packing)
+        gradients = torch.ops.sagebwd.backward(*given, softmax_scale, "bshd", text, *packing)
+        return tuple(gradient[0] for gradient in gradients)
     text = _text(chosen, softmax_scale, layout, q, k)
-    return torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, text)
+    return torch.ops.sagebwd.backward(
+        dout, q, k, v, out, lse, dlse, softmax_scale, layout, text, *_told(packing)
+    )
 
 
 @options.takes(options.Operation)
@@ -87,7 +115,8 @@ def warmup(*, backward=True, device=None, sizes=None, chosen):
         backward: without it only the forward's kernels.
         device: a CUDA device, None for the current one.
         sizes: (batch, heads, key/value heads, queries, keys) of the calls to come; without it the
-            kernels have their default tiles, with it those that tuning found for such calls.
+            kernels have their default tiles, with it those that tuning found for such calls. Of
+            packed sequences: how many, and the tokens of all together.
         {options}
 
     Raises what `attention` raises.
@@ -138,10 +167,57 @@ def _inputs(q, k, v):
     return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 
-def _forward(q, k, v, softmax_scale, layout, chosen):
+def _forward(q, k, v, softmax_scale, layout, chosen, packing):
     q, k, v = _inputs(q, k, v)
+    if _are_packed(*packing):
+        text = _packed_text(chosen, softmax_scale, packing)
+        given = _as_batch(q, k, v)
+        out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *packing)
+        return out[0], lse[0]
     text = _text(chosen, softmax_scale, layout, q, k)
-    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text)
+    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *_told(packing))
+
+
+def _are_packed(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
+    """Whether the tensors hold packed sequences. SpecError, TypeError for what says it wrongly."""
+    named = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+             "seqused_q": seqused_q, "seqused_k": seqused_k}  # fmt: skip
+    for name, t in named.items():
+        if t is not None and not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is {options.a_kind(t)}; pass an int32 tensor on the GPU")
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        raise options.SpecError("pass cu_seqlens_q and cu_seqlens_k, or neither")
+    return cu_seqlens_q is not None
+
+
+def _told(packing):
+    """Where sequences lie as the operators take it; mostly nothing."""
+    return packing if any(t is not None for t in packing) else ()
+
+
+def _as_batch(*tensors):
+    """Tensors of packed sequences as those of a batch of one."""
+    for t in tensors:
+        if t is not None and t.dim() not in (2, 3):
+            raise options.SpecError(
+                f"a tensor has shape {tuple(t.shape)}; with cu_seqlens_q tensors are (tokens, "
+                "heads, head_dim), and lse (heads, tokens)"
+            )
+    return [None if t is None else t[None] for t in tensors]
+
+
+def _packed_text(chosen, softmax_scale, packing):
+    """`_text` where lengths are on the device."""
+    options.check_softmax_scale(softmax_scale, 1)
+    if options.needs_as_many(chosen) and (
+        packing[0] is not packing[1] or packing[2] is not packing[3]
+    ):
+        raise options.SpecError(
+            "causal=True is ambiguous for cu_seqlens_q and cu_seqlens_k (or seqused_q and "
+            "seqused_k) that are two tensors: pass one as both, causal='top-left' (key j is "
+            "visible to query i iff j <= i), or 'bottom-right' as in flash-attention"
+        )
+    return options.text_of(options.with_mask(chosen, 1, 1))
 
 
 def _text(chosen, softmax_scale, layout, q, k):

@@ -1,9 +1,11 @@
 """torch.ops.sagebwd.forward and .backward: the kernels as PyTorch operators.
 
 Both take tensors in the layout they are told ('bhsd' or 'bshd') and give contiguous tensors in
-that layout; lse is (batch, heads, queries) in either. They run on the current stream of the
-tensors' device, in memory of PyTorch's allocator. Forward has fakes and autograd (through out and
-lse), backward has fakes and refuses to be differentiated. `sagebwd.attention` is the way in.
+that layout; lse is (batch, heads, queries) in either. With `cu_seqlens_q` and `cu_seqlens_k` the
+tensors are those of a batch of one, which holds packed sequences. They run on the current stream
+of the tensors' device, in memory of PyTorch's allocator. Forward has fakes and autograd (through
+out and lse), backward has fakes and refuses to be differentiated. `sagebwd.attention` is the way
+in.
 """
 
 import functools
@@ -12,12 +14,16 @@ import torch
 from torch.autograd import forward_ad
 
 from sagebwd import forms, options
-from sagebwd.tensors import DTYPES, check_backward, problem_of
+from sagebwd.tensors import DTYPES, check_backward, check_packing, problem_of
 
 DEVICES = ("cuda", "meta")
 
-# How both operators are told what to compute: `spec` is a line of options.text_of.
-_OPTIONS = "float? softmax_scale, str layout, str spec"
+# How both operators are told what to compute: `spec` is a line of options.text_of; and where
+# sequences lie, if not all of the tensors are sequences of one length.
+_OPTIONS = (
+    "float? softmax_scale, str layout, str spec, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None"
+)
 
 _library = torch.library.Library("sagebwd", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
@@ -48,14 +54,15 @@ def _new_lse(q, problem):
 # ---- the kernels ---------------------------------------------------------------------------------
 
 
-def _forward(q, k, v, softmax_scale, layout, spec):
-    return forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES).forward(q, k, v)
+def _forward(q, k, v, softmax_scale, layout, spec, *packing):
+    form = forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES, packing)
+    return form.forward(q, k, v, packing=packing)
 
 
-def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
+def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *packing):
     check_backward(dout, q, k, v, out, lse, dlse, layout, DEVICES)
-    form = forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES)
-    return form.backward(dout, q, k, v, out, lse, dlse)
+    form = forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES, packing)
+    return form.backward(dout, q, k, v, out, lse, dlse, packing)
 
 
 # On the CPU, and sparse tensors, to refuse with our own message.
@@ -71,15 +78,16 @@ _checked = functools.cache(options.spec_of_text)
 
 
 @torch.library.register_fake("sagebwd::forward", lib=_library)
-def _forward_fake(q, k, v, softmax_scale, layout, spec):
+def _forward_fake(q, k, v, softmax_scale, layout, spec, *packing):
     problem = problem_of(q, k, v, layout, DEVICES)
+    check_packing(problem, q.device, packing)
     options.check_softmax_scale(softmax_scale, q.shape[3])
     _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
     return q.new_empty(q.shape), _new_lse(q, problem)
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)
-def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec):
+def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *packing):
     check_backward(dout, q, k, v, out, lse, dlse, layout, DEVICES)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -99,8 +107,11 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx, forward, backward, q, k, v, *given):
         out, lse = forward(q, k, v, *given)
-        ctx.backward_pass, ctx.given = backward, given
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.backward_pass = backward
+        # Where sequences lie is among what is given, each tensor known by None.
+        ctx.given = [None if isinstance(x, torch.Tensor) else x for x in given]
+        ctx.places = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
+        ctx.save_for_backward(q, k, v, out, lse, *(given[i] for i in ctx.places))
         ctx.set_materialize_grads(False)  # an unused lse costs nothing
         return out, lse
 
@@ -110,10 +121,13 @@ class Differentiable(torch.autograd.Function):
         unwanted = (None,) * (5 + len(ctx.given))
         if dout is None and dlse is None:
             return unwanted
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, lse, *places = ctx.saved_tensors
+        given = list(ctx.given)
+        for i, tensor in zip(ctx.places, places):
+            given[i] = tensor
         if dout is None:
             dout = torch.zeros_like(out)
-        gradients = ctx.backward_pass(dout, q, k, v, out, lse, dlse, *ctx.given)
+        gradients = ctx.backward_pass(dout, q, k, v, out, lse, dlse, *given)
         wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[2:]))
         return (None, None, *wanted, *unwanted[5:])
 

@@ -113,6 +113,9 @@ class Operation(Options):
         128, "A multiple of 8 from 32 to 256.", values="a multiple of 8 from 32 to 256"
     )
     dtype: object = _option("bf16", "'bf16' or 'fp16', or PyTorch's or NumPy's name of them.")
+    packed: bool = _option(
+        False, "the kernels of calls with cu_seqlens_q and cu_seqlens_k, or seqused_q or seqused_k."
+    )
 
 
 _KINDS = {
@@ -127,7 +130,8 @@ _KINDS = {
 _FOREIGN_NAMES = {
     "is_causal": "causal", "scale": "softmax_scale", "sm_scale": "softmax_scale",
     "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
-    "plan": "precision",
+    "plan": "precision", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_kv": "cu_seqlens_k",
+    "seqused_kv": "seqused_k",
 }  # fmt: skip
 _ABSENT = {
     "dropout_p": "dropout is not supported: leave it out",
@@ -135,6 +139,8 @@ _ABSENT = {
     "window_size": "pass window_left= and window_right=, its two numbers, None for -1",
     "softcap": "soft-capping is not supported",
     "alibi_slopes": "ALiBi is not supported",
+    "max_seqlen_q": "leave it out: lengths are read on the GPU",
+    "max_seqlen_k": "leave it out: lengths are read on the GPU",
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }
 

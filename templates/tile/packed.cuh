@@ -26,9 +26,10 @@ struct PackedPlace {
   int first_query, queries, first_key, keys;
 };
 static_assert(!PACKED || sizeof(PackedPlace) <= PLACE_BYTES, "the host launches with so many more bytes");
-__device__ __forceinline__ PackedPlace& packed_place() {
+/// Read where it is asked for: registers are short.
+__device__ __forceinline__ volatile PackedPlace& packed_place() {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  return *reinterpret_cast<PackedPlace*>(shared_memory + PLACE_OFFSET);
+  return *reinterpret_cast<volatile PackedPlace*>(shared_memory + PLACE_OFFSET);
 }
 
 /// The sequence that has a place: the last that begins there or before. A warp asks for 32 at once.
@@ -47,12 +48,14 @@ __device__ __forceinline__ int sequence_of(const int* first, int sequences, int 
 }
 
 /// Tokens of a sequence, which lie within the tensor whatever memory says.
-__device__ __forceinline__ void find_tokens(const int* firsts, const int* lengths, int sequence,
-                                            int tokens, int& first, int& length) {
-  first = maximum(0, minimum(firsts[sequence], tokens));
-  const int room = maximum(0, minimum(firsts[sequence + 1], tokens) - first);
-  length = lengths == nullptr ? room : maximum(0, minimum(lengths[sequence], room));
-}
+struct Tokens {
+  int first, length;
+  __device__ __forceinline__ Tokens(const int* firsts, const int* lengths, int sequence, int all) {
+    first = maximum(0, minimum(firsts[sequence], all));
+    const int room = maximum(0, minimum(firsts[sequence + 1], all) - first);
+    length = lengths == nullptr ? room : maximum(0, minimum(lengths[sequence], room));
+  }
+};
 
 /// Finds the block's sequence by its place among those of its queries or keys; false where that has
 /// no such tile. All threads call this. REVERSED: its last tile comes first.
@@ -63,14 +66,15 @@ __device__ __forceinline__ bool enter_sequence(const Params& p, int place) {
     const int* first = OF_QUERIES ? p.first_queries : p.first_keys;
     const int sequence = sequence_of<SIZE>(first, p.sequences, place);
     if (lane_id() == 0) {
-      PackedPlace at;
+      volatile PackedPlace& at = packed_place();
+      const Tokens queries(p.first_queries, p.lengths_q, sequence, p.seq_q);
+      const Tokens keys(p.first_keys, p.lengths_kv, sequence, p.seq_kv);
+      at.first_query = queries.first, at.queries = queries.length;
+      at.first_key = keys.first, at.keys = keys.length;
       at.sequence = sequence;
-      find_tokens(p.first_queries, p.lengths_q, sequence, p.seq_q, at.first_query, at.queries);
-      find_tokens(p.first_keys, p.lengths_kv, sequence, p.seq_kv, at.first_key, at.keys);
-      at.block = place - (OF_QUERIES ? at.first_query : at.first_key) / SIZE - sequence;
-      if (REVERSED)
-        at.block = ceil_div(OF_QUERIES ? at.queries : at.keys, SIZE) - 1 - at.block;
-      packed_place() = at;
+      const Tokens own = OF_QUERIES ? queries : keys;
+      const int block = place - own.first / SIZE - sequence;
+      at.block = REVERSED ? ceil_div(own.length, SIZE) - 1 - block : block;
     }
   }
   __syncthreads();

@@ -255,6 +255,24 @@ inline const std::vector<Case>& all_cases() {
     fused_window.name = "Window_FusedWs_D128_bf16";
     fused_window.spec.window_left = 77;
     list.push_back(fused_window);
+    // Of packed sequences, which packed_test.cpp adds to others of these cases.
+    const Windowed packed[] = {
+        {"Packed_D64_bf16_TopLeft", {64, bf16, top, row}, -1, -1, false},
+        {"Packed_D128_fp16_Gradients16_BottomRight",
+         {128, fp16, bottom, row, gradients16},
+         -1,
+         -1,
+         false},
+        {"Packed_D256_bf16_Window", {256, bf16, none, row}, 100, 20, false},
+        {"Packed_Mma_D128_bf16_TopLeft", {128, bf16, top, row}, -1, -1, true},
+    };
+    for (const Windowed& p : packed) {
+      Case c{p.name, p.spec, {}};
+      c.spec.window_left = p.left, c.spec.window_right = p.right, c.spec.packed = true;
+      if (p.mma)
+        c.tiles = mma_tiles(c.spec);
+      list.push_back(c);
+    }
     list.push_back({"Pair1Stage_D256_bf16_Row_TopLeft",
                     {256, bf16, top, row},
                     Tiles{{KernelKind::backward_dq, parse_tile("pair 64x128 w8 s1 b1")}}});

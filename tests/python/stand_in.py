@@ -27,14 +27,14 @@ class Kernels:
         spec = options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
         self.given = dict(causal=spec.causal, granularity=spec.granularity, plan=spec.precision,
                           smooth_k=spec.smooth_k, rotate=spec.rotate)  # fmt: skip
-        self.head_dim, self.dtype = head_dim, dtype
+        self.head_dim, self.dtype, self.packed = head_dim, dtype, spec.packed
         self.launches = 0
 
-    def prepare_forward(self, problem, strides, scale):
-        return Pass(self, problem, strides, scale, "qkkq", self._forward)
+    def prepare_forward(self, problem, strides, scale, apart=False):
+        return Pass(self, problem, strides, scale, apart, "qkkq", "q", self._forward)
 
-    def prepare_backward(self, problem, strides, scale):
-        return Pass(self, problem, strides, scale, "qkkqqqkk", self._backward)
+    def prepare_backward(self, problem, strides, scale, apart=False):
+        return Pass(self, problem, strides, scale, apart, "qkkqqqkk", "qq", self._backward)
 
     def _forward(self, given, q, k, v, out, lse):
         for to, result in zip((out, lse), emulation.emulated_forward(q, k, v, **given)):
@@ -47,14 +47,19 @@ class Kernels:
 
 
 class Pass:
-    """What a `_core.PreparedPass` is. `like`: whose tokens the strided tensors have."""
+    """What a `_core.PreparedPass` is. `like`, `rows`: whose tokens the tensors have."""
 
     workspace_bytes = 4096
 
-    def __init__(self, kernels, problem, strides, scale, like, compute):
+    def __init__(self, kernels, problem, strides, scale, apart, like, rows, compute):
         assert len(strides) == len(like)
-        self.kernels, self.compute = kernels, compute
+        self.kernels, self.compute, self.like = kernels, compute, like + rows
+        self.sequences, self.apart = problem[0], apart
         batch, heads, heads_kv, seq_q, seq_kv = problem
+        if apart:
+            seq_q, seq_kv = seq_q // batch, seq_kv // batch
+        elif kernels.packed:
+            batch = 1
         self.rows = (batch, heads, seq_q)
         self.shapes = [
             (batch, heads, seq_q) if of == "q" else (batch, heads_kv, seq_kv) for of in like
@@ -68,7 +73,9 @@ class Pass:
         assert all(address % 16 == 0 for address in addresses)
         # Whoever has not allocated what was asked for shall notice.
         ctypes.memset(workspace, 0xFF, self.workspace_bytes)
-        kernels, tensors = self.kernels, []
+        kernels, tensors, packing = self.kernels, [], ()
+        if kernels.packed:
+            addresses, packing = addresses[:-4], addresses[-4:]
         for address, shape, strides in zip(addresses, self.shapes, self.strides):
             tensors.append(at(address, (*shape, kernels.head_dim), (*strides, 1), kernels.dtype))
         for address in addresses[len(tensors) :]:
@@ -77,8 +84,32 @@ class Pass:
             rows = at(address, self.rows, strides, torch.float32) if address else None
             tensors.append(rows)
         with torch.no_grad():
-            self.compute(self.given, *tensors)
+            for parts in self._parts(tensors, *packing) if packing else [tensors]:
+                self.compute(self.given, *parts)
         kernels.launches += 1
+
+    def _parts(self, tensors, first_q, first_k, used_q, used_k):
+        """The tensors of each packed sequence, short of those without queries or keys."""
+
+        def numbers(address, count):
+            return at(address, (count,), (1,), torch.int32).tolist()
+
+        spans = {}
+        for of, first, used in (("q", first_q, used_q), ("k", first_k, used_k)):
+            firsts = numbers(first, self.sequences + 1)
+            lengths = [end - begin for begin, end in zip(firsts, firsts[1:])]
+            if used:
+                lengths = [min(pair) for pair in zip(lengths, numbers(used, self.sequences))]
+            spans[of] = list(zip(firsts, lengths))
+        for i in range(self.sequences):
+            if spans["q"][i][1] == 0 or spans["k"][i][1] == 0:
+                continue
+            batch, parts = i if self.apart else 0, []
+            for t, of in zip(tensors, self.like):
+                begin, length = spans[of][i]
+                begin = 0 if self.apart else begin
+                parts.append(None if t is None else t[batch:batch + 1, :, begin:begin + length])
+            yield parts
 
 
 STREAM = 7

@@ -52,6 +52,7 @@ std::vector<AttentionSpec> covering_specs(int turn) {
       s.sink_keys = form == row ? 0 : -1;
       if (form == row && flipped(low, 0))
         s.window_left = 100;
+      s.packed = form != block && flipped(low ^ high, 2);
       s.head_dim = low ^ (form == row) ? 128 : 64;
       s.dtype = flipped(high ^ (form == row), 0) ? DType::fp16 : DType::bf16;
       s.causal = flipped(low ^ high ^ (form == block), 1) ? Causal::top_left : Causal::none;
@@ -104,6 +105,7 @@ std::vector<Pair> covering_pairs() {
       spec.causal = form % 4 < 2 ? Causal::top_left : Causal::none;
       spec.precision = precision;
       spec.window_left = form % 2 ? 100 : kNoWindow;
+      spec.packed = form % 5 == 0;
       pairs.push_back({spec, &arch});
     }
   // Pairs of warpgroups, with a sum that starts from zeros too.
@@ -114,6 +116,7 @@ std::vector<Pair> covering_pairs() {
         spec.head_dim = 256, spec.precision = precision, spec.causal = causal;
         spec.dtype = sink_keys == 0 ? DType::fp16 : DType::bf16, spec.sink_keys = sink_keys;
         spec.window_left = sink_keys == 0 && causal == Causal::top_left ? 100 : kNoWindow;
+        spec.packed = (sink_keys == 0) == (causal == Causal::none);
         pairs.push_back({spec, &find_arch("sm_90a")});
       }
   // The fused backward, wherever it is mma's default.
