@@ -177,9 +177,9 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   // There a few more registers than there are would be needed to unroll dP's product.
   const bool masked = k.arch.major == 12 && bounded_behind(s) && !blockwise(s) &&
                       s.precision == Precision::six_of_seven;
-  const bool halved = width(s) > kWidestFused
-                          ? k.arch.major >= 9
-                          : k.arch.major >= 10 && wide(s) && (s.sink_keys == 0 || masked);
+  const bool halved = width(s) > kWidestFused ? k.arch.major >= 9
+                                              : k.arch.major >= 10 && wide(s) &&
+                                                    (s.sink_keys == 0 || masked || s.packed);
   configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
   // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
   // but for consumer Blackwell's schedule, and beside dQ on any Blackwell or with 16-bit scores.
@@ -193,6 +193,8 @@ std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
   const bool fused_in_int8 = k.kind == KernelKind::backward && which_int8(k.attention.precision).dq;
   if (wide(k.attention) || asks_for_more(k) || (fused_in_int8 && k.arch.major >= 10))
     return {"--ptxas-options=-O1"};
+  if (k.arch.name == "sm_103" && blockwise(k.attention)) // two registers too many
+    return {"--ptxas-options=--register-usage-level=0"};
   return {};
 }
 
