@@ -93,7 +93,7 @@ std::vector<Field> fields_named(std::initializer_list<Operand> operands) {
   SAGEBWD_SIZES(X)
   SAGEBWD_PACKING_TENSORS(X)
 #undef X
-      return fields;
+  return fields;
 }
 
 void set(OperandValues& values, Operand operand, float value) {

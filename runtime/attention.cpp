@@ -89,14 +89,18 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass) {
     refuse_layout(of.operand, "the address is not a multiple of 16 bytes");
 }
 
-void check_scale(float scale) {
-  if (scale >= static_cast<float>(kLeastSoftmaxScale) && std::isfinite(scale))
+void check_scale(float scale, const AttentionSpec& spec) {
+  const bool negative = scale < 0 && !which_int8(spec.precision).s;
+  if (std::isfinite(scale) && !negative &&
+      (scale == 0 || std::abs(scale) >= static_cast<float>(kLeastSoftmaxScale)))
     return;
   char given[32];
   std::snprintf(given, sizeof(given), "%g", static_cast<double>(scale));
-  throw SpecError("softmax_scale = " + std::string(given) +
-                  " is not supported: it must be finite and at least 1e-20 (the default is "
-                  "1 / sqrt(head_dim))");
+  throw SpecError("softmax_scale = " + std::string(given) + " is not supported" +
+                  (negative ? " under '" + value_text(spec.precision) +
+                                  "', where Q is not copied: negate Q, or take another precision"
+                            : ": it must be finite, and 0 or at least 1e-20 in magnitude (usual "
+                              "is 1 / sqrt(head_dim))"));
 }
 
 void check_workspace_bytes(size_t given, size_t needed) {
@@ -246,7 +250,7 @@ template <typename Args>
 PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, const Args& a)
     : state_(std::move(state)), pass_(pass), problem_(a.problem) {
   check(state_->spec, problem_);
-  check_scale(a.softmax_scale);
+  check_scale(a.softmax_scale, state_->spec);
   workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->built, problem_);
   const Problem tensors = as_tensors(state_->spec, a.packing, problem_);
   set(values_, Operand::apart, uint64_t{a.packing.apart});

@@ -11,13 +11,14 @@
 #include "runtime/error.h"
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 
 namespace sagebwd {
 
-/// A smaller scale takes the quantised scores' steps out of FP32's normal numbers.
+/// A smaller scale, but 0, takes the quantised scores' steps out of FP32's normal numbers.
 inline constexpr double kLeastSoftmaxScale = 1e-20;
 
 /// A device tensor of (batch, head, token, channel) with contiguous channels. Strides in elements.
@@ -33,9 +34,9 @@ struct Tensor {
 /// batch stride is not looked at, and rows are (H, tokens).
 struct Packing {
   const int32_t* first_queries = nullptr; ///< (sequences + 1): each one's first token, and the end
-  const int32_t* first_keys = nullptr; ///< likewise
-  const int32_t* lengths_q = nullptr;  ///< (sequences): tokens that count, null for all
-  const int32_t* lengths_kv = nullptr; ///< what lies behind them is neither read nor written
+  const int32_t* first_keys = nullptr;    ///< likewise
+  const int32_t* lengths_q = nullptr;     ///< (sequences): tokens that count, null for all
+  const int32_t* lengths_kv = nullptr;    ///< what lies behind them is neither read nor written
   /// Tensors are those of a batch of sequences that are padded to one length each, as the first
   /// tokens must say; rows are (B, H, tokens / B).
   bool apart = false;
@@ -43,10 +44,12 @@ struct Packing {
 
 struct ForwardArgs {
   Problem problem;
-  Tensor q, k, v;            ///< (B, H, M, D), (B, Hk, N, D) twice; bf16 or fp16
-  Tensor out;                ///< (B, H, M, D), same type
-  float* lse = nullptr;      ///< (B, H, M) contiguous: natural log of the scaled scores' sum
-  float softmax_scale = 0;   ///< from kLeastSoftmaxScale on, and finite
+  Tensor q, k, v;       ///< (B, H, M, D), (B, Hk, N, D) twice; bf16 or fp16
+  Tensor out;           ///< (B, H, M, D), same type
+  float* lse = nullptr; ///< (B, H, M) contiguous: natural log of the scaled scores' sum
+  /// Finite, of either sign, from kLeastSoftmaxScale on in magnitude, or 0; under `qk16` not below
+  /// 0.
+  float softmax_scale = std::numeric_limits<float>::quiet_NaN();
   void* workspace = nullptr; ///< forward_workspace_bytes(), 256-byte aligned
   size_t workspace_bytes = 0;
   void* stream = nullptr; ///< CUstream
@@ -60,7 +63,7 @@ struct BackwardArgs {
   const float* lse = nullptr;
   const float* dlse = nullptr; ///< (B, H, M) gradient of lse, or null
   Tensor dq, dk, dv;
-  float softmax_scale = 0;
+  float softmax_scale = std::numeric_limits<float>::quiet_NaN();
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   void* stream = nullptr;

@@ -149,7 +149,7 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   backward.dk = dk.view();
   backward.dv = dv.view();
   forward.softmax_scale = backward.softmax_scale =
-      in.softmax_scale != 0 ? in.softmax_scale : 1 / std::sqrt(static_cast<float>(channels));
+      in.softmax_scale.value_or(1 / std::sqrt(static_cast<float>(channels)));
   forward.workspace = forward_workspace.as();
   forward.workspace_bytes = forward_workspace.bytes();
   backward.workspace = backward_workspace.as();

@@ -22,7 +22,7 @@ def attention(
             bytes. Under torch.autocast inputs are cast to its dtype.
         k, v: (batch, heads_kv, keys, head_dim); heads must be a multiple of heads_kv (query head
             h reads key head h // (heads // heads_kv)).
-        softmax_scale: positive; None means 1/sqrt(head_dim).
+        softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         {options}
         return_lse: also return the log-sum-exp.

@@ -213,16 +213,18 @@ class _Scores:
 
     def _products(self):
         rules = self.rules
+        sign = -1 if rules.scale < 0 else 1  # the factor has none
         if "s" not in rules.plan:
-            factor = torch.full((1,), rules.scale_log2, device=self.q.device)
-            return self.q.to(rules.math) @ self.k.to(rules.math).mT, factor
+            factor = torch.full((1,), abs(rules.scale_log2), device=self.q.device)
+            return sign * self.q.to(rules.math) @ self.k.to(rules.math).mT, factor
         q, k = self.q, self.keys
         if rules.rotate:
             zeros = max(width_of(q.shape[-1]) - q.shape[-1], 0)
             q, k = (hadamard(F.pad(x, (0, zeros))) for x in (q, k))
-        q, q_scale = _token_integers(q, rules.sharing(rules.group_q))
+        q, q_scale = _token_integers(sign * q, rules.sharing(rules.group_q))
         k, k_scale = _key_integers(k, rules)
-        return (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT, rules.scale_log2 * q_scale
+        factor = abs(rules.scale_log2) * q_scale
+        return (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT, factor
 
     def sink(self):
         """The first key's scores in the log2 domain, (n, G, M, 1); -inf where it is not seen."""

@@ -5,14 +5,15 @@
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
+import math
 import numbers
 import operator
 import textwrap
 
 from sagebwd import _core
+from sagebwd.keywords import refuse_keyword
 
 SpecError = _core.SpecError
 
@@ -23,7 +24,7 @@ PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
 WIDTHS = _core.widths
 #: Those whose kernels every GPU has, forward and backward.
 USUAL_HEAD_DIMS = _core.usual_head_dims
-#: A smaller scale takes the quantised scores' steps out of FP32's normal numbers.
+#: A smaller scale, but 0, takes the quantised scores' steps out of FP32's normal numbers.
 LEAST_SOFTMAX_SCALE = _core.least_softmax_scale
 #: Names of the plans that they are built for.
 PRECISIONS = _core.precisions
@@ -126,25 +127,6 @@ _KINDS = {
 
 # ---- keywords ------------------------------------------------------------------------------------
 
-# What other attention functions call an option of ours, for error messages.
-_FOREIGN_NAMES = {
-    "is_causal": "causal", "scale": "softmax_scale", "sm_scale": "softmax_scale",
-    "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
-    "plan": "precision", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_kv": "cu_seqlens_k",
-    "seqused_kv": "seqused_k",
-}  # fmt: skip
-_ABSENT = {
-    "dropout_p": "dropout is not supported: leave it out",
-    "attn_mask": "arbitrary masks are not supported: use causal=",
-    "window_size": "pass window_left= and window_right=, its two numbers, None for -1",
-    "softcap": "soft-capping is not supported",
-    "alibi_slopes": "ALiBi is not supported",
-    "max_seqlen_q": "leave it out: lengths are read on the GPU",
-    "max_seqlen_k": "leave it out: lengths are read on the GPU",
-    "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
-}
-
-
 def takes(kind=Options, but=(), shortcut=None):
     """Puts the fields of `kind` among the keywords of a function, which gets them as `chosen`.
 
@@ -168,7 +150,7 @@ def takes(kind=Options, but=(), shortcut=None):
             chosen = {name: keywords.pop(name, default) for name, default in standard.items()}
             for name in keywords:
                 if name not in known:
-                    _refuse_keyword(function.__name__, name, known)
+                    refuse_keyword(function.__name__, name, known)
             return function(*arguments, chosen=chosen, **keywords)
 
         listed = [
@@ -189,21 +171,6 @@ def _described(fields):
         textwrap.fill(f"{f.name}: {f.metadata['help']}", width=100, subsequent_indent=" " * 12)
         for f in fields
     )
-
-
-def _refuse_keyword(function, name, known):
-    if name in _ABSENT:
-        hint = _ABSENT[name]
-    elif _FOREIGN_NAMES.get(name) in known:
-        hint = f"did you mean {_FOREIGN_NAMES[name]!r}?"
-    else:
-        near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else f"known keywords: {', '.join(sorted(known))}"
-        )
-    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def defaults(kind=Options):
@@ -334,7 +301,7 @@ class Spec(_core.Spec):
     def __init__(self, **given):
         for name in given:
             if name not in _KINDS:
-                _refuse_keyword("Spec", name, frozenset(_KINDS))
+                refuse_keyword("Spec", name, frozenset(_KINDS))
         super().__init__(**{name: _spelled(name, value) for name, value in given.items()})
 
 
@@ -364,18 +331,18 @@ def check_layout(layout):
 
 def check_softmax_scale(scale, head_dim):
     """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless, in the kernels' FP32, it
-    is finite, and so are the steps that are divided by where it is tiny."""
+    is finite, and so are the steps that are divided by where it is tiny but not 0."""
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0  # of no channels; who has them refuses them
     try:
         real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
-        value = float(scale) if real else 0.0
+        value = float(scale) if real else math.nan
     except OverflowError:  # an integer beyond any float
-        value = 0.0
-    if not LEAST_SOFTMAX_SCALE <= value < 3.4e38:
+        value = math.nan
+    if not (value == 0 or LEAST_SOFTMAX_SCALE <= abs(value) < 3.4e38):
         raise SpecError(
-            f"softmax_scale={scale!r}: pass a positive number below 3.4e38, or None for "
-            f"1/sqrt(head_dim); it must be at least {LEAST_SOFTMAX_SCALE}"
+            f"softmax_scale={scale!r}: pass a number below 3.4e38 in magnitude, 0 or at least "
+            f"{LEAST_SOFTMAX_SCALE}, or None for 1/sqrt(head_dim)"
         )
     return value
 

@@ -22,7 +22,7 @@ def trace(
             arrays or torch tensors, rounded to `dtype` before either computation.
         inputs: in place of the four tensors a name of `sagebwd.INPUTS`, or the arguments of
             `sagebwd.named_inputs` as a dict: dict(name='sink', seq_q=1024, heads=2).
-        softmax_scale: positive; None means 1/sqrt(head_dim).
+        softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
         dtype: 'bf16' or 'fp16'; None means that of torch tensors of 16 bits, else 'bf16'.
         device: 'cpu' (the C++ reference, bit-exact quantisers, multi-threaded), 'cuda' (the
             PyTorch emulation, same quantisers), or None for where the tensors are.

@@ -91,7 +91,7 @@ private:
     const float* q = head_.q + panel.first * d;
     const float scale_log2 = head_.softmax_scale * kLog2E;
     scores_.resize(rows * n);
-    row_factor_.assign(rows, scale_log2);
+    row_factor_.assign(rows, std::abs(scale_log2)); // the sign is the scores'
     shift_.assign(rows, 0);
     sink_score_.resize(rows);
     const float* sink_k = plan_.s ? copies_.smoothed_k.data() : head_.k;
@@ -101,6 +101,7 @@ private:
     }
     if (!plan_.s) {
       gemm(rows, n, d, rows_of(q), rows_of(head_.k).transposed(), scores_.data(), n);
+      give_sign();
       return;
     }
     const Copy queries = copies_.queries_for_scores(q, rows);
@@ -114,6 +115,12 @@ private:
       if (spec_.smooth_k)
         shift_[i] = dot(q + i * d, copies_.mean.data(), d) * head_.softmax_scale;
     }
+    give_sign();
+  }
+  void give_sign() {
+    if (head_.softmax_scale < 0)
+      for (float& score : scores_)
+        score = -score;
   }
 
   void forward(Panel<float>& out) const {

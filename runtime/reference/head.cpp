@@ -33,9 +33,9 @@ void check(const Inputs& in) {
     throw SpecError(std::to_string(p.heads) + " query heads cannot share " +
                     std::to_string(p.heads_kv) +
                     " key/value heads: make the first a multiple of the second");
-  if (!(in.softmax_scale >= 0) || std::isinf(in.softmax_scale))
-    throw SpecError("softmax_scale " + std::to_string(in.softmax_scale) +
-                    " is not supported: give a positive finite number, or 0 for 1/sqrt(head_dim)");
+  if (in.softmax_scale && !std::isfinite(*in.softmax_scale))
+    throw SpecError("softmax_scale " + std::to_string(*in.softmax_scale) +
+                    " is not supported: give a finite number, or none for 1/sqrt(head_dim)");
   const int64_t rows = p.batch * p.heads * p.seq_q;
   const int64_t keys = p.batch * p.heads_kv * p.seq_kv * in.head_dim;
   expect_size("q", in.q.size(), rows * in.head_dim, false);
@@ -78,7 +78,7 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
       .queries = p.seq_q,
       .keys = p.seq_kv,
       .channels = in.head_dim,
-      .softmax_scale = in.softmax_scale != 0 ? in.softmax_scale : static_cast<float>(usual_scale),
+      .softmax_scale = in.softmax_scale.value_or(static_cast<float>(usual_scale)),
       .mask = mask,
       .q = in.q.data() + query_offset,
       .k = in.k.data() + key_offset,

@@ -10,6 +10,7 @@
 #include "generator/plan.h"
 #include "runtime/reference/visible.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,9 +31,9 @@ ProductPlan plan_of(Precision);
 struct Inputs {
   Problem problem;
   int head_dim = 0;
-  std::vector<float> q, k, v, dout; ///< dout may be empty: forward only
-  std::vector<float> dlse;          ///< (B, H, M), or empty
-  float softmax_scale = 0;          ///< 0: 1/sqrt(head_dim)
+  std::vector<float> q, k, v, dout;   ///< dout may be empty: forward only
+  std::vector<float> dlse;            ///< (B, H, M), or empty
+  std::optional<float> softmax_scale; ///< none: 1/sqrt(head_dim)
 };
 
 /// What a computation gives; matrices of (B, H, M, N) only where asked for.

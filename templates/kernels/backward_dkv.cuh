@@ -11,9 +11,7 @@
 // backward_dq has found (`block`). Sums of INT8 products are in units of their copy's channels,
 // which change every CHANNEL_TOKENS_Q queries and from head to head. Their order is fixed.
 //
-// With STAGES = 2 shared memory holds the next tile's operands while this one's are worked on. With
-// STAGES = 1 there is one copy: its two halves (rows for S and dP, what is left for dV and dK) are
-// refilled in turn.
+// STAGES = 1: the two halves of a stage (rows for S and dP, the rest) are refilled in turn.
 //
 //===----------------------------------------------------------------------===//
 
@@ -33,8 +31,7 @@ constexpr bool CHOOSES_REGISTERS = !ASYNCHRONOUS && !QK16;
 /// dP is formed in so many parts, one after the other: mma.sync's registers are few.
 constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : SUM_CHANNELS / 64;
 
-/// Products that run while their warps go on need not be waited for: S and dP of the next tile are
-/// started before this one's work ends.
+/// S and dP of the next tile are started before this one's work ends.
 constexpr bool PIPELINED = ASYNCHRONOUS && STAGES == 2;
 /// Runs whose units' scales are in shared memory: what sums were in, are in, and go to next.
 constexpr int UNIT_SLOTS = 3;
@@ -74,7 +71,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   begin_in_stream_order();
   const int row_in_warp = lane_id() >> 2;
-
   if (!enter_keys<BLOCK_KV>(p))
     return;
   const KeyHead at = key_head(p);

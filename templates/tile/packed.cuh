@@ -25,7 +25,8 @@ struct PackedPlace {
   int block; ///< the block's number in it
   int first_query, queries, first_key, keys;
 };
-static_assert(!PACKED || sizeof(PackedPlace) <= PLACE_BYTES, "the host launches with so many more bytes");
+static_assert(!PACKED || sizeof(PackedPlace) <= PLACE_BYTES,
+              "the host launches with so many more bytes");
 /// Read where it is asked for: registers are short.
 __device__ __forceinline__ volatile PackedPlace& packed_place() {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -78,5 +79,6 @@ __device__ __forceinline__ bool enter_sequence(const Params& p, int place) {
     }
   }
   __syncthreads();
-  return packed_place().block >= 0 && packed_place().block * SIZE < (OF_QUERIES ? packed_place().queries : packed_place().keys);
+  return packed_place().block >= 0 &&
+         packed_place().block * SIZE < (OF_QUERIES ? packed_place().queries : packed_place().keys);
 }

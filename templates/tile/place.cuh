@@ -68,8 +68,8 @@ protected:
                   : flat_head * ceil_div(p.padded_q, SIZE);
   }
   template <int SIZE> __device__ __forceinline__ s64 place_of_keys(s64 flat_kv_head) const {
-    return PACKED ? flat_kv_head * (p.seq_kv / SIZE + p.sequences) + packed_place().first_key / SIZE +
-                        packed_place().sequence
+    return PACKED ? flat_kv_head * (p.seq_kv / SIZE + p.sequences) +
+                        packed_place().first_key / SIZE + packed_place().sequence
                   : flat_kv_head * ceil_div(p.padded_kv, SIZE);
   }
   __device__ __forceinline__ s64 padded_query_of(s64 flat_head) const {
@@ -126,7 +126,8 @@ struct QueryHead : Sequence {
   }
   /// Its keys' mean among all.
   __device__ __forceinline__ s64 mean_row() const {
-    return PACKED ? static_cast<s64>(kv_head) * p.sequences + packed_place().sequence : flat_kv_head;
+    return PACKED ? static_cast<s64>(kv_head) * p.sequences + packed_place().sequence
+                  : flat_kv_head;
   }
 };
 __device__ __forceinline__ QueryHead query_head(const Params& p, int head, int batch) {
@@ -175,7 +176,9 @@ __device__ __forceinline__ KeyHead key_head(const Params& p) {
   return key_head(p, blockIdx.y / CHANNEL_PARTS, blockIdx.z);
 }
 /// Which block of keys this thread block takes; the same read anew (ptx/special.cuh).
-__device__ __forceinline__ int block_of_keys() { return PACKED ? packed_place().block : blockIdx.x; }
+__device__ __forceinline__ int block_of_keys() {
+  return PACKED ? packed_place().block : blockIdx.x;
+}
 __device__ __forceinline__ int block_of_keys_anew() {
   return PACKED ? packed_place().block : read_block_x();
 }

@@ -177,9 +177,9 @@ __device__ __forceinline__ void rotate(float (&x)[SHARE]) {
 /// Writes a token's bytes to its place in the copy and gives back the scale that stands for them:
 /// of zeros a positive one, so that a masked score of -inf stays -inf.
 __device__ __forceinline__ float write_row(s8* copy, int token, const float (&x)[SHARE],
-                                           float largest) {
+                                           float largest, float sign = 1) {
   const Scale scale = exact_scale(largest);
-  const float n = scale.inverse;
+  const float n = scale.inverse * sign;
 #pragma unroll
   for (int i = 0; i < SHARE; i += 8) {
     uint2 bytes;

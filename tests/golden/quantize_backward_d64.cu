@@ -122,4 +122,5 @@ struct Params {
 //   tile/permutation.cuh
 //   tile/transposed_copy.cuh
 //   tile/unit.cuh
+//   tile/unit_of_queries.cuh
 //   kernels/quantize.cuh

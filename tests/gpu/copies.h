@@ -249,7 +249,7 @@ private:
       dout = tokens_of(in_.dout, head, m);
       out = tokens_of(filled(run_.out), head, m);
     }
-    const float tau = run_.in.softmax_scale, log2_tau = tau * 1.44269504f;
+    const float tau = *run_.in.softmax_scale, log2_tau = tau * 1.44269504f;
     std::vector<double> dk(ceil_div(tokens, unit) * d_), dv(dk), dk_size(dk), dv_size(dk);
     const std::vector<int> exponents = exponents_of(dout, tokens);
     for (int64_t i = 0; i < tokens; ++i) {

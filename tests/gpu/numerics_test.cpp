@@ -148,8 +148,25 @@ TEST_P(SomeNumerics, GroupedQueries) {
 
 TEST_P(SomeNumerics, SoftmaxScale) {
   auto in = inputs_for(attention->spec(), {1, 2, 2, 512, 512});
-  in.softmax_scale = 0.5f / std::sqrt(static_cast<float>(in.head_dim));
-  expect_close(*attention, in, run(*attention, in));
+  const float usual = 1 / std::sqrt(static_cast<float>(in.head_dim));
+  for (float scale : {0.5f * usual, -usual, 0.0f}) {
+    SCOPED_TRACE(scale);
+    in.softmax_scale = scale;
+    if (scale < 0 && attention->spec().precision == Precision::qk16)
+      continue; // refused
+    const auto got = run(*attention, in);
+    if (scale != 0) {
+      expect_close(*attention, in, got);
+      continue;
+    }
+    // All keys weigh the same; dQ and dK are zero.
+    const auto exact = reference::exact(in, attention->spec());
+    EXPECT_LE(distance(got.o, exact.o).relative(), 0.05); // of small numbers
+    EXPECT_LE(distance(got.lse, exact.lse).relative(), 1e-5);
+    EXPECT_LE(distance(got.dv, exact.dv).relative(), 0.05);
+    for (const auto* x : {&got.dq, &got.dk})
+      EXPECT_TRUE(std::all_of(x->begin(), x->end(), [](float value) { return value == 0; }));
+  }
 }
 
 /// Without smoothing a key of zeros, as there are behind the last one, would have a score of 0 and,

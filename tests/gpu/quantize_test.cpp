@@ -61,7 +61,7 @@ void run_pre_pass(PrePassRun& run, const Arch& arch) {
   const Buffer workspace(workspace_bytes(run.pass, run.spec, p));
   OperandValues values{};
   place_workspace(run.pass, run.spec, p, workspace.pointer(), values);
-  set(values, Operand::softmax_scale, run.in.softmax_scale);
+  set(values, Operand::softmax_scale, *run.in.softmax_scale);
   std::vector<std::unique_ptr<DeviceTensor>> tensors;
   const auto put = [&](Operand operand, const std::vector<float>& x) {
     const Tokens of = caller_tensor(operand).tokens;

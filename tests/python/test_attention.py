@@ -217,7 +217,7 @@ def cpu(*shape, **kwargs):
         (lambda a: a.update(causal="left"), "causal='left'.*top-left"),
         (lambda a: a.update(causal=1), "causal=1"),
         (lambda a: a.update(return_lse="yes"), "return_lse='yes': pass True or False"),
-        (lambda a: a.update(softmax_scale=0.0), "softmax_scale=0.0"),
+        (lambda a: a.update(softmax_scale=-1e-21), "softmax_scale=-1e-21"),
         (lambda a: a.update(softmax_scale=1e-44), "softmax_scale=1e-44: .*at least 1e-20"),
         (lambda a: a.update(softmax_scale=9.9e-21), "below 3.4e38.*at least 1e-20"),
         (lambda a: a.update(softmax_scale=float("nan")), "softmax_scale=nan"),

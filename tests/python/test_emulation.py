@@ -304,3 +304,28 @@ def test_hadamard_is_orthogonal_and_blocked():
         sylvester = torch.cat((torch.cat((sylvester, sylvester), 1),
                                torch.cat((sylvester, -sylvester), 1)))  # fmt: skip
     torch.testing.assert_close(matrix[:32, :32] * 32**0.5, sylvester)
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("precision", ["six-of-seven", "qk16"])
+def test_softmax_scales_of_any_sign(granularity, precision):
+    given = dict(causal="top-left", granularity=granularity, precision=precision)
+    got, expected = both(150, 150, softmax_scale=-0.125, **given)
+    assert_same(got, expected)
+    assert_same(*both(150, 150, softmax_scale=-0.125, sigma=3.0, **given))
+    # All keys weigh the same: of the scores nothing is left.
+    got, expected = both(150, 150, softmax_scale=0, **given)
+    assert relative(got["out"], expected["out"]) <= 1e-3
+    assert relative(got["lse"], expected["lse"]) <= 1e-6
+    assert not any(x[name].any() for x in (got, expected) for name in ("dq", "dk"))
+
+
+def test_a_negative_scale_is_a_negated_query():
+    q, k, v, dout = (torch.from_numpy(x).bfloat16()
+                     for x in reference.random_inputs(70, head_dim=64, heads=2))  # fmt: skip
+    exact = exact_attention(-q, k, v, dout, softmax_scale=0.2)
+    turned = exact_attention(q, k, v, dout, softmax_scale=-0.2)
+    assert torch.equal(turned.out, exact.out) and torch.equal(turned.dq, -exact.dq)
+    out, lse = emulation.emulated_forward(q, k, v, softmax_scale=-0.2)
+    of_negated = emulation.emulated_forward(-q, k, v, softmax_scale=0.2)
+    assert torch.equal(out, of_negated[0]) and torch.equal(lse, of_negated[1])

@@ -108,7 +108,7 @@ def test_non_finite_inputs_are_seen(inputs):
         (dict(dtype="fp8"), "fp8"),
         (dict(granularity="tensor"), "tensor"),
         (dict(causal="up"), "causal='up'"),
-        (dict(softmax_scale=-1), "softmax_scale=-1"),
+        (dict(softmax_scale=-1e-21), "softmax_scale=-1e-21"),
     ],
 )
 def test_refused(inputs, change, message):

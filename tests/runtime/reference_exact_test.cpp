@@ -21,7 +21,7 @@ struct Naive {
     const Causal causal = spec.causal;
     const int64_t corner = causal == Causal::top_left ? 0 : p.seq_kv - p.seq_q;
     const int64_t d = in.head_dim;
-    const double tau = in.softmax_scale ? in.softmax_scale : 1 / std::sqrt(double(d));
+    const double tau = in.softmax_scale ? *in.softmax_scale : 1 / std::sqrt(double(d));
     for (int64_t b = 0; b < p.batch; ++b)
       for (int64_t h = 0; h < p.heads; ++h)
         for (int64_t i = 0; i < p.seq_q; ++i) {
