@@ -59,8 +59,11 @@ inline int64_t number_of(PyObject* given) {
 template <typename Args>
 PreparedPass prepare(const Attention& attention, const Problem& problem,
                      const std::vector<std::array<int64_t, 3>>& strides, float softmax_scale,
-                     bool apart) {
-  Args args{.problem = problem, .softmax_scale = softmax_scale, .packing = {.apart = apart}};
+                     bool apart, int value_dim) {
+  Args args{.problem = problem,
+            .softmax_scale = softmax_scale,
+            .packing = {.apart = apart},
+            .value_dim = value_dim};
   size_t count = 0;
   visit_tensors(args, [&]<typename T>(Operand, T& tensor) {
     if constexpr (std::is_same_v<T, Tensor>) {
@@ -110,9 +113,9 @@ inline void bind_attention(py::module_& m) {
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
       .def("prepare_forward", &prepare<ForwardArgs>, py::arg("problem"), py::arg("strides"),
-           py::arg("softmax_scale"), py::arg("apart") = false)
+           py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0)
       .def("prepare_backward", &prepare<BackwardArgs>, py::arg("problem"), py::arg("strides"),
-           py::arg("softmax_scale"), py::arg("apart") = false);
+           py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0);
 
   py::class_<PreparedPass>(m, "PreparedPass", "A pass over tensors of one size; thread-safe.")
       .def_property_readonly("workspace_bytes", &PreparedPass::workspace_bytes)

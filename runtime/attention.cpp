@@ -103,6 +103,19 @@ void check_scale(float scale, const AttentionSpec& spec) {
                               "is 1 / sqrt(head_dim))"));
 }
 
+void check_value_dim(int value_dim, const AttentionSpec& spec) {
+  const std::string given = "value_dim = " + std::to_string(value_dim) +
+                            " with head_dim = " + std::to_string(spec.head_dim) +
+                            " is not supported: ";
+  if (value_dim < kLeastHeadDim || value_dim > spec.head_dim || value_dim % kHeadDimStep != 0)
+    throw SpecError(given + "it is a multiple of " + std::to_string(kHeadDimStep) + " from " +
+                    std::to_string(kLeastHeadDim) + " to head_dim" +
+                    (value_dim > spec.head_dim ? "; pad q and k with zero channels" : ""));
+  if (value_dim != spec.head_dim && fills_width(spec))
+    throw SpecError(given + "kernels of 64, 128 and 256 channels take V with all of them; pad v "
+                            "with zero channels, and cut off out's");
+}
+
 void check_workspace_bytes(size_t given, size_t needed) {
   if (given < needed)
     throw SpecError("the workspace has " + std::to_string(given) + " bytes and " +
@@ -261,6 +274,8 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
     put_strides(values_, *tensors_.back(), given, tensors);
   });
   set(values_, Operand::softmax_scale, a.softmax_scale);
+  const int value_dim = a.value_dim ? a.value_dim : state_->spec->head_dim;
+  check_value_dim(value_dim, state_->spec);
   // The workspace's buffers are the operands that move with it.
   OperandValues moved = values_;
   place_workspace(pass, state_->built, problem_, /*workspace=*/0, values_);
@@ -268,6 +283,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   for (size_t i = 0; i < values_.size(); ++i)
     if (values_[i] != moved[i])
       buffers_.push_back(static_cast<Operand>(i));
+  set(values_, Operand::value_channels, static_cast<uint64_t>(value_dim));
 }
 
 const AttentionSpec& PreparedPass::spec() const { return state_->spec; }

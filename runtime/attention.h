@@ -44,8 +44,8 @@ struct Packing {
 
 struct ForwardArgs {
   Problem problem;
-  Tensor q, k, v;       ///< (B, H, M, D), (B, Hk, N, D) twice; bf16 or fp16
-  Tensor out;           ///< (B, H, M, D), same type
+  Tensor q, k, v;       ///< (B, H, M, D), (B, Hk, N, D), (B, Hk, N, Dv); bf16 or fp16
+  Tensor out;           ///< (B, H, M, Dv), same type
   float* lse = nullptr; ///< (B, H, M) contiguous: natural log of the scaled scores' sum
   /// Finite, of either sign, from kLeastSoftmaxScale on in magnitude, or 0; under `qk16` not below
   /// 0.
@@ -54,6 +54,9 @@ struct ForwardArgs {
   size_t workspace_bytes = 0;
   void* stream = nullptr; ///< CUstream
   Packing packing;        ///< of a packed spec
+  /// Dv, channels of v and out and of their gradients; 0: D. Fewer than D, which then is no width
+  /// of kernels (kWidths): 128 of latent attention's 192, say.
+  int value_dim = 0;
 };
 
 /// Gradients share no memory with what is read.
@@ -68,6 +71,7 @@ struct BackwardArgs {
   size_t workspace_bytes = 0;
   void* stream = nullptr;
   Packing packing;
+  int value_dim = 0;
 };
 
 template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&& visit) {

@@ -136,6 +136,7 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
     forward.packing.lengths_kv = lengths_kv.as<int32_t>();
   }
   forward.packing.apart = options.apart;
+  forward.value_dim = backward.value_dim = options.value_dim;
   backward.packing = forward.packing;
   forward.q = backward.q = q.view();
   forward.k = backward.k = k.view();
@@ -159,12 +160,12 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   driver::synchronize();
 }
 
-DeviceTensor Operands::queries() const {
+DeviceTensor Operands::queries(int channels) const {
   return DeviceTensor(dtype, problem.batch, problem.heads, problem.seq_q, channels, options.layout,
                       options.start);
 }
 
-DeviceTensor Operands::keys() const {
+DeviceTensor Operands::keys(int channels) const {
   return DeviceTensor(dtype, problem.batch, problem.heads_kv, problem.seq_kv, channels,
                       options.layout, options.start);
 }

@@ -95,14 +95,15 @@ struct RunOptions {
   std::vector<std::pair<int, int>> lengths = {};
   std::vector<std::pair<int, int>> used = {}; ///< of these, those that count; none: all
   bool apart = false;                         ///< they are a batch's, each of as many
+  int value_dim = 0;                          ///< channels of v, out, dout and dv; 0: as many
 };
 
 /// All memory of one forward and backward call on the current device; inputs are uploaded.
 struct Operands {
   Operands(const Attention&, const reference::Inputs&, const RunOptions& = {});
 
-  DeviceTensor queries() const;
-  DeviceTensor keys() const;
+  DeviceTensor queries(int channels) const;
+  DeviceTensor keys(int channels) const;
   size_t rows_bytes() const {
     return sizeof(float) * problem.batch * problem.heads * problem.seq_q;
   }
@@ -113,8 +114,11 @@ struct Operands {
   DType dtype;
   int channels;
   RunOptions options;
-  DeviceTensor q = queries(), k = keys(), v = keys(), dout = queries();
-  DeviceTensor out = queries(), dq = queries(), dk = keys(), dv = keys();
+  int value_channels = options.value_dim ? options.value_dim : channels;
+  DeviceTensor q = queries(channels), k = keys(channels);
+  DeviceTensor v = keys(value_channels), dout = queries(value_channels);
+  DeviceTensor out = queries(value_channels), dq = queries(channels);
+  DeviceTensor dk = keys(channels), dv = keys(value_channels);
   Buffer lse{rows_bytes(), options.start}, dlse{rows_bytes(), options.start};
   Problem call; ///< the problem as a call has it
   Buffer forward_workspace, backward_workspace;

@@ -117,14 +117,15 @@ class Form:
         self._operands = [
             required_operand(name, t, layout)[1:] for name, t in (("q", q), ("k", k), ("v", v))
         ]
-        self._like_q, self._like_k = tuple(q.shape), tuple(k.shape)
+        self._like_q, self._like_k, self._like_v = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+        self._like_out = (*self._like_q[:3], v.shape[3])
         self._rows = (batch, heads, seq_q)
         self._empty = q.numel() == 0 or k.numel() == 0  # queries that see no key
         self._backward_passes = {}
         if not self._empty:
-            of_out = contiguous_strides(self._like_q, layout)
+            of_out = contiguous_strides(self._like_out, layout)
             self._run = self._kernels.prepare_forward(
-                self._problem, [*self._operands, of_out], self._scale, self._apart
+                self._problem, [*self._operands, of_out], self._scale, self._apart, v.shape[3]
             )
             self._workspace_bytes = self._run.workspace_bytes
 
@@ -139,6 +140,9 @@ class Form:
             for name, t in (("q", q), ("k", k), ("v", v)):
                 required_operand(name, t, self._layout)
         return addresses
+
+    def _new_out(self, q):
+        return (q.new_zeros if self._packed else q.new_empty)(self._like_out)
 
     def _packing(self, packing):
         """The tensors that say where sequences lie, to be held until the kernels are launched."""
@@ -163,9 +167,9 @@ class Form:
         """(out, lse); lse is None where it is not wanted."""
         if self._empty:
             lse = q.new_full(self._rows, -torch.inf, dtype=torch.float32) if wants_lse else None
-            return q.new_zeros(self._like_q), lse
+            return q.new_zeros(self._like_out), lse
         addresses = self._addresses(q, k, v)
-        out = self._new_like(q)
+        out = self._new_like(q) if self._like_out == self._like_q else self._new_out(q)
         if wants_lse:
             lse = q.new_empty(self._rows, dtype=torch.float32)
             if self._packed:
@@ -186,7 +190,7 @@ class Form:
     def backward(self, dout, q, k, v, out, lse, dlse, packing=()):
         """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any."""
         if self._empty:
-            return q.new_zeros(self._like_q), k.new_zeros(self._like_k), v.new_zeros(self._like_k)
+            return q.new_zeros(self._like_q), k.new_zeros(self._like_k), v.new_zeros(self._like_v)
         addresses = self._addresses(q, k, v)
         run = self._backward_passes.get((dout.stride(), out.stride()))
         if run is None or (dout.data_ptr() | out.data_ptr()) & 15:
@@ -220,11 +224,13 @@ class Form:
         if run is None:
             of_dq = contiguous_strides(self._like_q, self._layout)
             of_dk = contiguous_strides(self._like_k, self._layout)
+            of_dv = contiguous_strides(self._like_v, self._layout)
             run = self._kernels.prepare_backward(
                 self._problem,
-                [*self._operands, out_operand[1:], dout_operand[1:], of_dq, of_dk, of_dk],
+                [*self._operands, out_operand[1:], dout_operand[1:], of_dq, of_dk, of_dv],
                 self._scale,
                 self._apart,
+                self._like_v[3],
             )
             if len(self._backward_passes) >= MOST_STRIDES:
                 self._backward_passes.clear()

@@ -21,7 +21,8 @@ def attention(
             last dimension is contiguous and whose other strides and address are multiples of 16
             bytes. Under torch.autocast inputs are cast to its dtype.
         k, v: (batch, heads_kv, keys, head_dim); heads must be a multiple of heads_kv (query head
-            h reads key head h // (heads // heads_kv)).
+            h reads key head h // (heads // heads_kv)). v may have fewer channels, a multiple of 8
+            from 32 on, where head_dim is none of 64, 128 and 256: so has out then.
         softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         {options}

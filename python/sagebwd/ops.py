@@ -83,7 +83,7 @@ def _forward_fake(q, k, v, softmax_scale, layout, spec, *packing):
     check_packing(problem, q.device, packing)
     options.check_softmax_scale(softmax_scale, q.shape[3])
     _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
-    return q.new_empty(q.shape), _new_lse(q, problem)
+    return q.new_empty((*q.shape[:3], v.shape[3])), _new_lse(q, problem)
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)

@@ -12,7 +12,10 @@ def _shape(t):
 
 
 def problem_of(q, k, v, layout, devices=None):
-    """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
+    """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError.
+
+    v may have fewer channels than q and k.
+    """
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
             raise options.SpecError(
@@ -34,9 +37,13 @@ def problem_of(q, k, v, layout, devices=None):
     _check_equal(q.device, k.device, v.device, "are on", "be on one device: move them")
     options.check_layout(layout)
     dims = (q.shape[3], k.shape[3], v.shape[3])
-    _check_equal(*dims, "have head dims", "be equal: pad the smaller ones with zeros")
-    if k.shape != v.shape:
-        raise options.SpecError(f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal")
+    if dims[0] != dims[1] or dims[2] > dims[0]:
+        _check_equal(*dims, "have head dims",
+                     "be equal, v's may be smaller: pad the smaller ones with zeros")  # fmt: skip
+    if k.shape[:3] != v.shape[:3]:
+        raise options.SpecError(
+            f"k has shape {_shape(k)} and v {_shape(v)}; they must be equal but for the channels"
+        )
     if q.shape[0] != k.shape[0]:
         raise options.SpecError(
             f"q has batch {q.shape[0]} and k {k.shape[0]}; they must be equal: expand the smaller "
@@ -74,8 +81,11 @@ def _check_like(name, t, must_be, shape, dtype, device, more=""):
 def check_backward(dout, q, k, v, out, lse, dlse, layout, devices=None):
     """`problem_of`, of a backward's tensors."""
     problem = problem_of(q, k, v, layout, devices)
+    like_q, must_be = (*_shape(q)[:3], v.shape[3]), "like q:"
+    if v.shape[3] != q.shape[3]:
+        must_be = "like q with v's channels:"
     for name, t in (("dout", dout), ("out", out)):
-        _check_like(name, t, "like q:", _shape(q), q.dtype, q.device)
+        _check_like(name, t, must_be, like_q, q.dtype, q.device)
     rows = (problem[0], problem[1], problem[3])
     for name, t in (("lse", lse), ("dlse", lse if dlse is None else dlse)):
         _check_like(name, t, "(batch, heads, queries) =", rows, torch.float32, q.device,

@@ -66,10 +66,14 @@ TEST_F(Arguments, RefusalsNameTheValue) {
   forward({"workspace", fewer, bytes}, [](auto& a) { --a.workspace_bytes; });
   forward({"workspace", "256"}, [](auto& a) { a.workspace = nullptr; });
   forward({"workspace", "256"}, [&](auto& a) { a.workspace = shifted(a.workspace, 64); });
-  forward({"softmax_scale = 9e-21", "0 or at least 1e-20"}, [](auto& a) { a.softmax_scale = 9e-21f; });
+  forward({"softmax_scale = 9e-21", "0 or at least 1e-20"},
+          [](auto& a) { a.softmax_scale = 9e-21f; });
   forward({"softmax_scale = 9.8", "e-45", "1e-20"}, [](auto& a) { a.softmax_scale = 1e-44f; });
   forward({"softmax_scale = -9e-21"}, [](auto& a) { a.softmax_scale = -9e-21f; });
   forward({"softmax_scale = ", "nan"}, [](auto& a) { a.softmax_scale = NAN; });
+  forward({"value_dim = 32 with head_dim = ", "pad v"}, [](auto& a) { a.value_dim = 32; });
+  forward({"value_dim = 36", "multiple of 8"}, [](auto& a) { a.value_dim = 36; });
+  forward({"value_dim = 256", "pad q and k"}, [](auto& a) { a.value_dim = 256; });
   forward({"softmax_scale = inf"}, [](auto& a) { a.softmax_scale = INFINITY; });
   forward({"heads = 3", "key/value heads = 2"}, [](auto& a) { a.problem.heads = 3; });
   forward({"query length = 0"}, [](auto& a) { a.problem.seq_q = 0; });

@@ -30,11 +30,12 @@ class Kernels:
         self.head_dim, self.dtype, self.packed = head_dim, dtype, spec.packed
         self.launches = 0
 
-    def prepare_forward(self, problem, strides, scale, apart=False):
-        return Pass(self, problem, strides, scale, apart, "qkkq", "q", self._forward)
+    def prepare_forward(self, problem, strides, scale, apart=False, value_dim=0):
+        return Pass(self, problem, strides, scale, apart, value_dim, "qkvo", "q", self._forward)
 
-    def prepare_backward(self, problem, strides, scale, apart=False):
-        return Pass(self, problem, strides, scale, apart, "qkkqqqkk", "qq", self._backward)
+    def prepare_backward(self, problem, strides, scale, apart=False, value_dim=0):
+        return Pass(self, problem, strides, scale, apart, value_dim, "qkvooqkv", "qq",
+                    self._backward)  # fmt: skip
 
     def _forward(self, given, q, k, v, out, lse):
         for to, result in zip((out, lse), emulation.emulated_forward(q, k, v, **given)):
@@ -47,13 +48,15 @@ class Kernels:
 
 
 class Pass:
-    """What a `_core.PreparedPass` is. `like`, `rows`: whose tokens the tensors have."""
+    """What a `_core.PreparedPass` is. `like`, `rows`: which of q, k, v and out (o) tensors are
+    like."""
 
     workspace_bytes = 4096
 
-    def __init__(self, kernels, problem, strides, scale, apart, like, rows, compute):
+    def __init__(self, kernels, problem, strides, scale, apart, value_dim, like, rows, compute):
         assert len(strides) == len(like)
-        self.kernels, self.compute, self.like = kernels, compute, like + rows
+        self.kernels, self.compute = kernels, compute
+        self.like = [("q" if of in "qo" else "k") for of in like + rows]
         self.sequences, self.apart = problem[0], apart
         batch, heads, heads_kv, seq_q, seq_kv = problem
         if apart:
@@ -62,7 +65,9 @@ class Pass:
             batch = 1
         self.rows = (batch, heads, seq_q)
         self.shapes = [
-            (batch, heads, seq_q) if of == "q" else (batch, heads_kv, seq_kv) for of in like
+            (*((batch, heads, seq_q) if of in "qo" else (batch, heads_kv, seq_kv)),
+             value_dim or kernels.head_dim if of in "vo" else kernels.head_dim)
+            for of in like
         ]
         self.strides = strides
         self.given = dict(kernels.given, softmax_scale=scale)
@@ -77,7 +82,7 @@ class Pass:
         if kernels.packed:
             addresses, packing = addresses[:-4], addresses[-4:]
         for address, shape, strides in zip(addresses, self.shapes, self.strides):
-            tensors.append(at(address, (*shape, kernels.head_dim), (*strides, 1), kernels.dtype))
+            tensors.append(at(address, shape, (*strides, 1), kernels.dtype))
         for address in addresses[len(tensors) :]:
             _, heads, seq_q = self.rows
             strides = (heads * seq_q, seq_q, 1)

@@ -168,3 +168,30 @@ def test_backward_over_chunks_of_the_keys(smooth_k):
     assert error(torch.cat([p[2] for p in parts], 2), whole[2]) < 0.03
     # The docstring's warning: a smoothed chunk's dq lacks its row sums times the chunk's mean.
     assert (error(parts[0][0] + parts[1][0], whole[0]) > 0.03) == smooth_k
+
+
+def test_v_with_fewer_channels():
+    generator = torch.Generator().manual_seed(2)
+
+    def randn(heads, tokens, channels, grad=True):
+        shape = (2, heads, tokens, channels)
+        return torch.randn(shape, generator=generator).bfloat16().requires_grad_(grad)
+
+    inputs = randn(4, 20, 96), randn(2, 24, 96), randn(2, 24, 32)
+    dout = randn(4, 20, 32, grad=False)
+    out, lse = sagebwd.attention(*inputs, return_lse=True)
+    assert out.shape == dout.shape
+    gradients = torch.autograd.grad(out, inputs, dout)
+    # As if the others were zeros.
+    whole = [*inputs[:2], torch.nn.functional.pad(inputs[2], (0, 64)).detach().requires_grad_()]
+    expected, expected_lse = sagebwd.attention(*whole, return_lse=True)
+    assert torch.equal(out, expected[..., :32]) and torch.equal(lse, expected_lse)
+    dq, dk, dv = torch.autograd.grad(expected, whole, torch.nn.functional.pad(dout, (0, 64)))
+    assert equal(gradients, (dq, dk, dv[..., :32]))
+
+    compiled = torch.compile(sagebwd.attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs), out)
+    refused = {"v's may be smaller": randn(2, 24, 104), "but for the channels": randn(2, 20, 32)}
+    for match, v in refused.items():
+        with pytest.raises(sagebwd.SpecError, match=match):
+            sagebwd.attention(*inputs[:2], v)

@@ -56,6 +56,12 @@ void refuse() {
       args.softmax_scale = scale;
       attention.prepare(args);
     });
+  for (int value_dim : {32, 36, 136})
+    say("value", [&] {
+      ForwardArgs args = arguments();
+      args.value_dim = value_dim;
+      attention.prepare(args);
+    });
   say("stride", [&] {
     ForwardArgs args = arguments();
     args.k.stride_s = 68;
@@ -110,9 +116,11 @@ TEST_F(AttentionArguments, AreRefused) {
        {"scale: done",
         "scale: SpecError: softmax_scale = 9e-21 is not supported: it must be "
         "finite, and 0 or at least 1e-20 in magnitude",
-        "softmax_scale = 9.80909e-45", "softmax_scale = -9e-21 ",
-        "softmax_scale = inf", "softmax_scale = ", "stride: SpecError: k: the token stride is 68",
-        "bytes: done", "fewer: SpecError: this pass takes 5 tensors, given are 4",
+        "value: SpecError: value_dim = 32 with head_dim = 64", "pad v with zero channels",
+        "value_dim = 36 ", "value_dim = 136 ", "pad q and k with zero channels",
+        "softmax_scale = 9.80909e-45", "softmax_scale = -9e-21 ", "softmax_scale = inf",
+        "softmax_scale = ", "stride: SpecError: k: the token stride is 68", "bytes: done",
+        "fewer: SpecError: this pass takes 5 tensors, given are 4",
         "null: SpecError: v: the address is null; hand in device memory",
         "shifted: SpecError: out: the address is not a multiple of 16",
         "rows: SpecError: lse: the address is null; hand in (batch, heads, query) floats",
