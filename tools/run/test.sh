@@ -18,6 +18,12 @@ failures_of() {
   sed -n '/% tests passed/,$p' "$1"
 }
 
+# What failed, once more: last, where one looks first.
+failed_names() {
+  sed -nE 's/.* Test +#[0-9]+: ([^ ]+) .*\*\*\*(Failed|Timeout|Exception.*) .*/  \2 \1/p' "$logs/ctest.log"
+  grep -E '^(FAILED|ERROR) ' "$logs/pytest.log" | sed 's/^/  /' || true
+}
+
 run_test() {
   [[ -e /proc/self ]] || fail "/proc is not mounted, and tests look at their own process there:" \
     "  mount -t proc proc /proc"
@@ -47,6 +53,7 @@ run_test() {
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
   done
   echo
+  if [[ $ok -ne 0 ]]; then failed_names; fi
   echo "$passed passed, $failed failed, $skipped skipped"
   if [[ $ok -ne 0 && $failed -eq 0 ]]; then echo "A run broke off: see $logs"; fi
   [[ $failed -eq 0 && $ok -eq 0 ]]
