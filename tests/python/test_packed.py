@@ -9,58 +9,12 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from packed_inputs import LENGTHS_Q, alone, assert_equal, firsts, packed, spans_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 from sagebwd import options  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
-
-LENGTHS_Q, LENGTHS_K = (20, 0, 7, 16, 1), (24, 5, 0, 16, 9)
-
-
-def firsts(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-
-
-def packed(lengths_q=LENGTHS_Q, lengths_k=LENGTHS_K, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(heads, tokens):
-        return torch.randn(tokens, heads, 64, generator=generator).bfloat16().requires_grad_()
-
-    inputs = randn(4, sum(lengths_q)), randn(2, sum(lengths_k)), randn(2, sum(lengths_k))
-    where = {"cu_seqlens_q": firsts(lengths_q), "cu_seqlens_k": firsts(lengths_k)}
-    return inputs, randn(4, sum(lengths_q)).detach(), where
-
-
-def alone(inputs, dout, spans, **chosen):
-    """out, lse and gradients of each sequence by itself, put back where it lies."""
-    results = [torch.zeros_like(inputs[0]), torch.full((4, len(inputs[0])), -torch.inf),
-               *map(torch.zeros_like, inputs)]  # fmt: skip
-    for (first_q, m), (first_k, n) in spans:
-        if m == 0 or n == 0:
-            continue
-        queries, keys = slice(first_q, first_q + m), slice(first_k, first_k + n)
-        q, k, v = (t[span].transpose(0, 1)[None].detach().requires_grad_()
-                   for t, span in zip(inputs, (queries, keys, keys)))  # fmt: skip
-        out, lse = sagebwd.attention(q, k, v, return_lse=True, **chosen)
-        gradients = torch.autograd.grad(out, (q, k, v), dout[queries].transpose(0, 1)[None])
-        results[1][:, queries] = lse[0].detach()
-        for to, part, span in zip(
-            (results[0], *results[2:]), (out, *gradients), (queries, queries, keys, keys)
-        ):
-            to[span] = part[0].detach().transpose(0, 1)
-    return [t.detach() for t in results]
-
-
-def spans_of(lengths_q=LENGTHS_Q, lengths_k=LENGTHS_K):
-    return list(zip(zip(firsts(lengths_q).tolist(), lengths_q),
-                    zip(firsts(lengths_k).tolist(), lengths_k)))  # fmt: skip
-
-
-def assert_equal(got, expected):
-    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, expected):
-        assert torch.equal(a, b), name
 
 
 @pytest.mark.parametrize("chosen", [{}, {"causal": "top-left"}, {"causal": "bottom-right"}])
