@@ -32,6 +32,7 @@ BENCHMARKS = {
     "host_time": "host-time.json",
     "speed": "speed.json",
     "grid": "speed-grid.json",
+    "masks": "masks.json",
     "errors": "errors.json",
     "cases": "cases.json",
 }

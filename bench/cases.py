@@ -1,10 +1,12 @@
 """Random cases over a few compiled specs, the GPU kernels against FP64: none may be wrong.
 
-    python bench/cases.py                  # 1,000 cases over 40 specs
+    python bench/cases.py                  # 3,000 cases over 120 specs
 
-Lengths from 1, queries and keys of different number, strided and padded views, grouped heads, many
-scales, a gradient of lse. All memory that PyTorch hands out is filled with NaN first, and the gaps
-of padded inputs hold NaN, so that an element left unwritten or read from outside shows.
+Every option; lengths from 1, queries and keys of different number, head dimensions between the
+kernels' own, of V too, windows of any size, batches padded to one length and packed ones, strided
+and padded views, grouped heads, many scales, a gradient of lse. All memory that PyTorch hands out
+is filled with NaN first, and the gaps of padded inputs hold NaN, so that an element left unwritten
+or read from outside shows.
 
 `sagebwd verify` draws cases too, and judges them in C++ by the CPU reference: it is for machines
 without PyTorch, and shares no code with what it judges by. This one goes through PyTorch's operator
@@ -24,6 +26,8 @@ import itertools
 import os
 import random
 import sys
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from harness import Record, parse, parser, progress
@@ -42,36 +46,46 @@ LSE = (1.5, 2e-3)
 #: Their distance itself; the emulation in FP64 and in FP32 differ by up to .004.
 TO_EMULATION = 0.02
 LENGTHS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300)
+#: By one that each set of kernels is warmed up with: the head dimensions that it serves.
+HEAD_DIMS = {40: range(32, 64, 8), 64: (64,), 80: range(72, 128, 8), 128: (128,),
+             160: range(136, 256, 8), 256: (256,)}  # fmt: skip
+WINDOWS = (0, 1, 30, 63, 64, 65, 128, 200, 600)
+#: Options of which not every combination is built.
+FORM = ("granularity", "windowed", "packed", "sink_keys")
 CHOICES = {
-    "head_dim": (64, 128, 256),
+    "head_dim": tuple(HEAD_DIMS),
     "dtype": ("bf16", "fp16"),
-    "causal": ("none", "top-left"),
-    "granularity": ("row", "block"),
+    "causal": ("none", "top-left", "bottom-right"),
     "precision": PRECISIONS,
-    "sink_keys": (0, 1),
     "smooth_k": (True, False),
     "rotate": (True, False),
     "group_kv": (64, 128),
+    FORM: (
+        ("row", False, False, 0), ("row", False, False, 1), ("row", False, True, 0),
+        ("row", False, True, 1), ("row", True, False, 0), ("row", True, True, 0),
+        ("block", False, False, 0), ("block", True, False, 0)),
 }
+#: Of a spec, what tensors and other keywords say.
+NOT_OPTIONS = ("head_dim", "dtype", "windowed", "packed")
 LAYOUTS = ("bhsd", "bshd", "padded tokens", "slice of qkv")
 
 
 def draw_specs(count: int, rng: random.Random) -> list[dict]:
     """`count` distinct specs in which every value of every option occurs about equally often."""
     every = [dict(zip(CHOICES, values)) for values in itertools.product(*CHOICES.values())]
-    # Only `row` has groups of 128 keys, and a key apart.
-    every = [s for s in every
-             if s["granularity"] == "row" or (s["group_kv"], s["sink_keys"]) == (64, 0)]
+    # Only `row` has groups of 128 keys.
+    every = [s for s in every if s["group_kv"] == 64 or s[FORM][0] == "row"]
     rng.shuffle(every)
     chosen: list[dict] = []
-    while len(chosen) < min(count, len(CHOICES) * 64) and every:
+    times: Counter = Counter()
+    while len(chosen) < count and every:
         # The next one is the one whose values have been chosen least so far.
-        def seen(spec):
-            return sum(sum(c[key] == value for c in chosen) for key, value in spec.items())
-
-        best = min(every, key=seen)
+        best = min(every, key=lambda spec: sum(times[value] for value in spec.items()))
         every.remove(best)
         chosen.append(best)
+        times.update(best.items())
+    for spec in chosen:
+        spec.update(zip(FORM, spec.pop(FORM)))
     return chosen
 
 
@@ -81,6 +95,11 @@ class Case:
 
     index: int
     spec: dict
+    head_dim: int
+    value_dim: int
+    window: tuple[int | None, int | None]
+    used: list[tuple[int, int]] | None  #: queries and keys of each sequence that count
+    padded: bool  #: these are a batch's, else they are packed
     batch: int
     heads_kv: int
     group: int
@@ -102,20 +121,37 @@ def draw_case(index: int, specs: list[dict], seed: int) -> Case:
     def length() -> int:
         return rng.choice(LENGTHS) if rng.random() < 0.6 else rng.randint(1, 640)
 
+    spec = specs[index % len(specs)]
+    head_dim = rng.choice(HEAD_DIMS[spec["head_dim"]])
+    fewer = head_dim not in HEAD_DIMS and rng.random() < 0.3
+    left, right = rng.choice((*WINDOWS, None)), rng.choice((*WINDOWS, None))
+    if spec["causal"] != "none":
+        left, right = left or 0, None
+    elif (left, right) == (None, None):
+        left = 64
     seq_q = length()
+    seq_kv = seq_q if rng.random() < 0.5 else length()
+    batch = rng.choice((1, 1, 2, 3, *((4, 5) if spec["packed"] else ())))
     return Case(
         index=index,
-        spec=specs[index % len(specs)],
-        batch=rng.choice((1, 1, 2, 3)),
+        spec=spec,
+        head_dim=head_dim,
+        value_dim=rng.randrange(32, head_dim + 1, 8) if fewer else head_dim,
+        window=(left, right) if spec["windowed"] else (None, None),
+        used=[(rng.randint(0, seq_q), rng.choice((0, seq_kv, rng.randint(0, seq_kv))))
+              for _ in range(batch)] if spec["packed"] else None,
+        padded=rng.random() < 0.5,
+        batch=batch,
         heads_kv=rng.choice((1, 2, 3)),
         group=rng.choice((1, 1, 2, 4)),
         seq_q=seq_q,
-        seq_kv=seq_q if rng.random() < 0.5 else length(),
+        seq_kv=seq_kv,
         layout=rng.choice(LAYOUTS),
         sigma=rng.choice((0.05, 0.5, 1.0, 1.0, 2.0, 4.0)),
         value_scale=rng.choice((0.01, 1.0, 1.0, 20.0)),
         dout_scale=rng.choice((1e-3, 1.0, 1.0, 20.0)),
-        softmax_scale=rng.choice((None, None, 0.05, 0.2)),
+        softmax_scale=rng.choice(
+            (None, None, None, 0.05, 0.2, 0.0, 0.1 if spec["precision"] == "qk16" else -0.1)),
         key_offset=rng.choice((0.0, 0.0, 2.0)),
         with_dlse=rng.random() < 0.15,
         seed=rng.randrange(1 << 30),
@@ -141,18 +177,18 @@ def inputs_of(case: Case, device: str) -> dict:
     generator = torch.Generator(device).manual_seed(case.seed)
     dtype = DTYPES[case.spec["dtype"]]
 
-    def normal(heads: int, tokens: int, scale: float, offset: float = 0.0) -> torch.Tensor:
-        shape = (case.batch, heads, tokens, case.spec["head_dim"])
+    def normal(heads: int, tokens: int, channels: int, scale: float, offset: float = 0.0):
+        shape = (case.batch, heads, tokens, channels)
         x = torch.randn(shape, generator=generator, device=device)
         channel = torch.randn(shape[-1], generator=generator, device=device)
         return laid_out((x * scale + offset * channel).to(dtype), case.layout)
 
     heads = case.heads_kv * case.group
     given = {
-        "q": normal(heads, case.seq_q, case.sigma),
-        "k": normal(case.heads_kv, case.seq_kv, case.sigma, case.key_offset),
-        "v": normal(case.heads_kv, case.seq_kv, case.value_scale),
-        "dout": normal(heads, case.seq_q, case.dout_scale),
+        "q": normal(heads, case.seq_q, case.head_dim, case.sigma),
+        "k": normal(case.heads_kv, case.seq_kv, case.head_dim, case.sigma, case.key_offset),
+        "v": normal(case.heads_kv, case.seq_kv, case.value_dim, case.value_scale),
+        "dout": normal(heads, case.seq_q, case.value_dim, case.dout_scale),
         "dlse": None,
     }
     if case.with_dlse:
@@ -205,14 +241,70 @@ def _worst_row(error: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (rows / (scales + typical).clamp_min(1e-30)).max()
 
 
+def each_alone(case: Case, compute: Callable[..., Attended], given: dict) -> Attended:
+    """What `compute` gives for each sequence, among what unused tokens give: nothing."""
+    if case.used is None:
+        return compute(**given)
+    q, k, v, dout = (given[name] for name in ("q", "k", "v", "dout"))
+    found = None
+    for i, (m, n) in enumerate(case.used):
+        if m == 0 or n == 0:
+            continue
+        one = {name: None if x is None else x[i : i + 1, :, : n if name in "kv" else m]
+               for name, x in given.items()}  # fmt: skip
+        of_one = compute(**one)
+        kind = of_one.out.dtype
+        found = found or Attended(*(
+            x.new_full(shape, fill, dtype=t) for x, shape, fill, t in (
+                (q, dout.shape, 0.0, kind), (q, q.shape[:3], -torch.inf, of_one.lse.dtype),
+                (q, q.shape, 0.0, kind), (k, k.shape, 0.0, kind), (v, v.shape, 0.0, kind))))
+        for name, x in vars(of_one).items():
+            tokens = n if name in ("dk", "dv") else m
+            getattr(found, name)[i, :, :tokens] = x[0]
+    nothing = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+    return found or Attended(*map(torch.zeros_like, (dout,)), nothing,
+                             *map(torch.zeros_like, (q, k, v)))
+
+
+def kernels_of(case: Case, given: dict, device: str, options: dict) -> Attended:
+    """The subject's results of all sequences in one call."""
+    subject = subject_of(device)
+    if case.used is None:
+        return subject(**given, **options)
+    if torch.device(device).type != "cuda":  # the emulation knows no packed sequences
+        return each_alone(case, lambda **one: subject(**one, **options), given)
+    used = [torch.tensor(of, dtype=torch.int32, device=device) for of in zip(*case.used)]
+    options |= dict(zip(("seqused_q", "seqused_k"), used))
+    if case.padded:
+        return subject(**given, **options)
+    firsts = [torch.arange(case.batch + 1, dtype=torch.int32, device=device) * tokens
+              for tokens in (case.seq_q, case.seq_kv)]  # fmt: skip
+    options |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), firsts))
+
+    def packed(x):
+        return None if x is None else x.transpose(1, 2).flatten(0, 1)
+
+    def unpacked(x):
+        return x.unflatten(0, (case.batch, -1)).transpose(1, 2)
+
+    together = {name: packed(x) for name, x in given.items()}
+    if given["dlse"] is not None:
+        together["dlse"] = together["dlse"].T.contiguous()
+    found = subject(**together, **options)
+    return Attended(*(unpacked(x.T if name == "lse" else x) for name, x in vars(found).items()))
+
+
 def run_case(case: Case, device: str) -> dict:
     given = inputs_of(case, device)
-    spec = {key: value for key, value in case.spec.items() if key not in ("head_dim", "dtype")}
+    spec = {key: value for key, value in case.spec.items() if key not in NOT_OPTIONS}
+    spec |= dict(zip(("window_left", "window_right"), case.window))
     spec["softmax_scale"] = case.softmax_scale
-    found = subject_of(device)(**given, **spec)
-    expected = emulated(**given, **spec)
-    exact, scale = exact_attention(
-        **given, causal=spec["causal"], softmax_scale=case.softmax_scale, scales=True)
+    found = kernels_of(case, given, device, dict(spec))
+    expected = each_alone(case, lambda **one: emulated(**one, **spec), given)
+    mask = {key: spec[key] for key in ("causal", "window_left", "window_right", "softmax_scale")}
+    exact, scale = (
+        each_alone(case, lambda part=part, **one: exact_attention(**one, **mask, scales=True)[part],
+                   given) for part in (0, 1))  # fmt: skip
     return judge(found, expected, exact, scale)
 
 
@@ -231,6 +323,12 @@ def poisoned_allocations():
     finally:
         torch.use_deterministic_algorithms(before[0])
         filled.fill_uninitialized_memory = before[1]
+
+
+def warm_spec(spec: dict) -> dict:
+    """`spec` as warmup() takes it."""
+    spec = dict(spec)
+    return spec | ({"window_left": 64} if spec.pop("windowed") else {})
 
 
 def summary(results: list[dict]) -> dict:
@@ -254,7 +352,7 @@ def prove(options) -> int:
         options.out, cases=options.cases, seed=options.seed, specs=specs,
         subject=subject_of(options.device).__name__,
         margins={"whole": WHOLE, "row": ROW, "lse": LSE, "to_emulation": TO_EMULATION})
-    warm_up(specs, options.device, record)
+    warm_up([warm_spec(spec) for spec in specs], options.device, record)
     indices = options.only or range(options.cases)
     results, wrong = [], 0
     for done, index in enumerate(indices, 1):
@@ -282,8 +380,8 @@ def prove(options) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser(__doc__, "cases.json")
-    options.add_argument("--cases", type=int, default=1000)
-    options.add_argument("--specs", type=int, default=40)
+    options.add_argument("--cases", type=int, default=3000)
+    options.add_argument("--specs", type=int, default=120)
     options.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
     options = parse(options, arguments)
     with poisoned_allocations():

@@ -68,7 +68,8 @@ def by_chunks(function, heads_kv, *tensors):
 def forward(q, k, v, rules):
     """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`."""
     if q.numel() == 0 or k.numel() == 0:
-        return q.new_zeros(q.shape), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+        out = q.new_zeros(*q.shape[:3], v.shape[3])
+        return out, q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
 
     def rounded(*chunk):
         out, lse = forward_chunk(*chunk, rules)

@@ -50,7 +50,7 @@ template <int SLOTS> struct RunWalk {
     const int heads_done = count / (tiles.end - tiles.begin);
     slot = slot + 1 < SLOTS ? slot + 1 : 0;
     begin_run(tiles, heads_done);
-    return heads_done < at.heads;
+    return heads_done * at.p.heads_kv < at.p.heads; // no division while products are under way
   }
   __device__ __forceinline__ int last_slot() const { return slot > 0 ? slot - 1 : SLOTS - 1; }
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import compile_time  # noqa: E402
 import grid  # noqa: E402
 import host_time  # noqa: E402
+import masks  # noqa: E402
 import plot  # noqa: E402
 import speed  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
@@ -177,3 +178,24 @@ def test_compile_time_trusts_no_cache_flag(tmp_path, cached, status):
     else:
         assert op["cold_ms"]["runs"] == 1 and op["warm_ms"]["runs"] == 2
         assert op["disk_process_ms"] == 3.5 and op["lookup_ns"] == 50
+
+def test_masks_command(tmp_path, kernels_on_the_cpu):  # noqa: F811
+    out = tmp_path / "masks.json"
+    assert masks.main(["--device", "cpu", "--out", str(out), "--tokens", "64", "--head-dim", "64",
+                       "--rounds", "1"]) == 0  # fmt: skip
+    record = read(out)
+    rows = {(row["case"], row["causal"]): row for row in record["rows"]}
+    assert len(rows) == len(record["rows"]) == 11 and record["passed"]
+    assert rows["dense", "none"]["forward"]["times_share"] == 1.0
+    for row in rows.values():
+        beside = "times_parts" if row["sequences"] > 1 else "times_share"
+        assert row["forward+backward"].keys() == {"ratio_to_fa2", beside}
+        assert 0 < row["rel_l2_to_fa2"]["dK"] < 0.03
+    assert rows["packed, halves", "none"]["lengths"] == [32, 16, 8, 4, 2, 1, 1]
+
+
+def test_a_window_has_its_share():
+    cases = {case.name: case for case in masks.cases_of(8, 0)}
+    assert cases["dense"].share() == 1 and cases["causal"].share() == 36 / 64
+    assert masks.Case("", (4,), window=(1, None)).share() == 7 / 16
+    assert masks.Case("", (4,), "none", (1, 2)).share() == (3 + 4 + 3 + 2) / 16

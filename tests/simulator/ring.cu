@@ -18,6 +18,7 @@
 constexpr int THREADS = 384, STAGES = 3, CONSUMERS = 256, TILE_BYTES = CONSUMERS * 4;
 constexpr int FULL = 0, EMPTY = FULL + STAGES * 8, ORDER = EMPTY + STAGES * 8, RING = 128,
               SUMS = RING + STAGES * TILE_BYTES, SHARED_BYTES = SUMS + TILE_BYTES;
+constexpr int PLACE_OFFSET = SHARED_BYTES, PLACE_BYTES = 0; // of no packed sequences
 
 struct Params {
   const float* tiles; ///< [block][tile][256]

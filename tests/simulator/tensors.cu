@@ -13,6 +13,7 @@
 #include "ptx/wgmma.cuh"
 
 constexpr int SHARED_BYTES = 1024 + 64 * 1024;
+constexpr int PLACE_OFFSET = SHARED_BYTES, PLACE_BYTES = 0; // of no packed sequences
 
 struct Params {
   TensorMap map;
