@@ -1,6 +1,7 @@
 """sagebwd: trainable INT8 attention (SageBwd, arXiv 2603.02170), generated for the GPU it runs on.
 
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
+    sagebwd.merge([(out, lse), ...])                  # of parts of the keys: ring attention
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
     sagebwd.trace(inputs="sink", causal=True)         # of inputs as trained models have them
@@ -54,8 +55,16 @@ from sagebwd.tuning import (
 try:
     import torch as _torch  # noqa: F401
 except (ImportError, OSError):  # not installed, or not in working order
-    from sagebwd._without_torch import attention, attention_backward, attention_forward, warmup
+    from sagebwd._without_torch import (
+        attention,
+        attention_backward,
+        attention_forward,
+        merge,
+        warmup,
+        with_sink,
+    )
 else:
+    from sagebwd.combining import merge, with_sink
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
 
 
@@ -76,6 +85,6 @@ __all__ = [
     "INPUTS", "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError",
     "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TuneError", "TunedKernel",
     "archs", "attention", "attention_backward", "attention_forward", "build", "cache_stats",
-    "compare_plans", "doctor", "emit", "export_records", "import_records", "named_inputs",
-    "prebuild", "reference", "trace", "tune", "warmup",
+    "compare_plans", "doctor", "emit", "export_records", "import_records", "merge",
+    "named_inputs", "prebuild", "reference", "trace", "tune", "warmup", "with_sink",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ def _refusal(name):
     return refuse
 
 
-attention, attention_backward, attention_forward, warmup = map(
-    _refusal, ("attention", "attention_backward", "attention_forward", "warmup")
+attention, attention_backward, attention_forward, merge, warmup, with_sink = map(
+    _refusal,
+    ("attention", "attention_backward", "attention_forward", "merge", "warmup", "with_sink"),
 )

@@ -2,14 +2,14 @@
 
 import torch
 
-from sagebwd import direct, forms, ops, options
+from sagebwd import combining, direct, forms, ops, options
 from sagebwd.kernels import local_arch
 
 
 @options.takes(shortcut=direct.attention)
 def attention(
-    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, cu_seqlens_q=None,
-    cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
+    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
+    cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
 ):  # fmt: skip
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
@@ -27,6 +27,8 @@ def attention(
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         {options}
         return_lse: also return the log-sum-exp.
+        sink_logits: (heads,), a learned logit per head that the softmax sees beside the scores, as
+            in gpt-oss; it takes gradients. What `with_sink` gives.
         cu_seqlens_q, cu_seqlens_k: of packed sequences, as in flash-attention: int32 of (sequences
             + 1) on the GPU, where each begins and the end. q is then (tokens, heads, head_dim), k
             and v (tokens, heads_kv, head_dim), whose strides must be multiples of 16 bytes. They
@@ -57,6 +59,8 @@ def attention(
     options.yes_or_no("return_lse", return_lse)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     out, lse = _forward(q, k, v, softmax_scale, layout, chosen, packing)
+    if sink_logits is not None:
+        out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
     return (out, lse) if return_lse else out
 
 
@@ -67,7 +71,7 @@ def attention_forward(
 ):  # fmt: skip
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
-    Partial results over chunks of the keys merge by their lse; for the backward of chunks see
+    Partial results over chunks of the keys `merge`; for the backward of chunks see
     `attention_backward`.
     """
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k

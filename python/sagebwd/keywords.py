@@ -7,14 +7,23 @@ _FOREIGN_NAMES = {
     "is_causal": "causal", "scale": "softmax_scale", "sm_scale": "softmax_scale",
     "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
     "plan": "precision", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_kv": "cu_seqlens_k",
-    "seqused_kv": "seqused_k",
+    "seqused_kv": "seqused_k", "s_aux": "sink_logits", "sinks": "sink_logits",
+    "learnable_sink": "sink_logits",
 }  # fmt: skip
+_ELSEWHERE = "torch.nn.attention.flex_attention has it"
+_CACHE = (
+    "there is no KV cache: each call would quantise all keys anew, which takes longer than 16-bit "
+    "attention does for a few queries. Generate with torch's scaled_dot_product_attention"
+)
 _ABSENT = {
     "dropout_p": "dropout is not supported: leave it out",
-    "attn_mask": "arbitrary masks are not supported: use causal=",
+    "attn_mask": "arbitrary masks are not supported: use causal=, window_left=, window_right=, or "
+    f"seqused_k= for padding; {_ELSEWHERE}",
+    "attn_bias": f"biases are not supported: {_ELSEWHERE}",
     "window_size": "pass window_left= and window_right=, its two numbers, None for -1",
-    "softcap": "soft-capping is not supported",
-    "alibi_slopes": "ALiBi is not supported",
+    "softcap": f"soft-capping is not supported: {_ELSEWHERE}",
+    "alibi_slopes": f"ALiBi is not supported: {_ELSEWHERE}",
+    **dict.fromkeys(("k_cache", "v_cache", "cache_seqlens", "block_table", "page_table"), _CACHE),
     "max_seqlen_q": "leave it out: lengths are read on the GPU",
     "max_seqlen_k": "leave it out: lengths are read on the GPU",
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",

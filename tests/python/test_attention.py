@@ -23,7 +23,7 @@ def test_signature():
         "(q, k, v, *, causal=False, window_left=None, window_right=None, granularity='row', "
         "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, rotate=True, "
         "precision='six-of-seven', deterministic=True, dq_sums='fp32', softmax_scale=None, "
-        "layout='bhsd', return_lse=False, cu_seqlens_q=None, cu_seqlens_k=None, "
+        "layout='bhsd', return_lse=False, sink_logits=None, cu_seqlens_q=None, cu_seqlens_k=None, "
         "seqused_q=None, seqused_k=None)"
     )
     assert str(inspect.signature(sagebwd.attention)) == expected
@@ -35,7 +35,8 @@ def test_the_three_functions_share_their_options():
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     options = keywords(sagebwd.attention_forward)
-    assert keywords(sagebwd.attention) == {**options, "return_lse": False}
+    assert keywords(sagebwd.attention) == {
+        **options, "return_lse": False, "sink_logits": None}
     assert keywords(sagebwd.attention_backward) == {**options, "dlse": None}
 
 

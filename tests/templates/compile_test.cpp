@@ -119,6 +119,12 @@ std::vector<Pair> covering_pairs() {
         spec.packed = (sink_keys == 0) == (causal == Causal::none);
         pairs.push_back({spec, &find_arch("sm_90a")});
       }
+  // Packed sequences in the specialised family's kernels with 16-bit gradients.
+  for (int head_dim : {64, 128}) {
+    AttentionSpec spec;
+    spec.head_dim = head_dim, spec.precision = Precision::gradients16, spec.packed = true;
+    pairs.push_back({spec, &find_arch("sm_90a")});
+  }
   // The fused backward, wherever it is mma's default.
   for (const char* name : kArchs)
     for (int head_dim : {64, 128})

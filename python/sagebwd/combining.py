@@ -1,0 +1,102 @@
+"""What follows from `out` and `lse` without the kernels: parts over other keys, learned sinks.
+
+Everything here is differentiable, and runs wherever its tensors are.
+"""
+
+import torch
+
+from sagebwd import options
+from sagebwd.tensors import DTYPES
+
+
+def _beside(rows, out, layout):
+    """Values of (batch, heads, queries), or (heads, tokens), as factors of out's channels."""
+    if layout == "bshd" or out.dim() == 3:
+        rows = rows.transpose(-1, -2)
+    return rows.unsqueeze(-1)
+
+
+def _check(out, lse, layout, index=""):
+    options.check_layout(layout)
+    for name, t in (("out", out), ("lse", lse)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name}{index} is {options.a_kind(t)}; pass a torch tensor")
+    rows = tuple(out.shape[:-1])
+    if out.dim() == 3 or (layout == "bshd" and out.dim() == 4):
+        rows = (*rows[:-2], rows[-1], rows[-2])
+    if out.dim() not in (3, 4) or tuple(lse.shape) != rows or lse.dtype != torch.float32:
+        raise options.SpecError(
+            f"out{index} has shape {tuple(out.shape)} and lse{index} is {lse.dtype} of "
+            f"{tuple(lse.shape)}: pass them as sagebwd.attention(..., return_lse=True) gives them"
+        )
+
+
+def merge(parts, *, layout="bhsd"):
+    """(out, lse) over all keys of attention over some of them each: ring attention's forward.
+
+    out = sum_i exp(lse_i - lse) out_i, lse = log sum_i exp(lse_i), in FP32.
+
+    Args:
+        parts: (out, lse) pairs of the same queries and disjoint keys, as `attention_forward` and
+            `attention(..., return_lse=True)` give them, one at least.
+        layout: of each out, as it was given to them.
+
+    Returns:
+        out, in the type of the first; lse, float32 like theirs, -inf where a query sees no key of
+        any part: there out is zero.
+
+    The gradients of each part come from `attention_backward` with the merged out and lse (what it
+    says of smooth_k holds), or from autograd through this function, where each part is smoothed by
+    a mean of its own.
+
+    Raises SpecError where parts do not fit together, TypeError for what are no tensors.
+    """
+    parts = [tuple(part) for part in parts]
+    if not parts:
+        raise options.SpecError("merge() was given no parts: pass (out, lse) pairs, one at least")
+    for i, (out, lse) in enumerate(parts):
+        _check(out, lse, layout, f" of part {i}")
+        if out.shape != parts[0][0].shape or out.device != parts[0][0].device:
+            raise options.SpecError(
+                f"part 0 has out of {tuple(parts[0][0].shape)} on {parts[0][0].device} and part "
+                f"{i} of {tuple(out.shape)} on {out.device}: all are of the same queries"
+            )
+    lse = torch.stack([part[1] for part in parts]).logsumexp(0)
+    seen = torch.where(lse == -torch.inf, 0.0, lse)
+    out = sum(x * _beside((of - seen).exp(), x, layout) for x, of in parts)
+    return out.to(parts[0][0].dtype), lse
+
+
+def with_sink(out, lse, sink_logits, *, layout="bhsd"):
+    """(out, lse) with a learned logit per head among the scores, whose value is zero.
+
+    The form of gpt-oss (arXiv 2508.10925): softmax over the scores and the head's logit, which then
+    is dropped. out' = sigmoid(lse - sink) out, lse' = log(exp(lse) + exp(sink)).
+
+    Args:
+        out, lse: as `attention(..., return_lse=True)` gives them.
+        sink_logits: (heads,), any floating type, in units of the scaled scores.
+        layout: of out.
+
+    Gradients go to out, lse and sink_logits. Raises SpecError, TypeError.
+    """
+    _check(out, lse, layout)
+    check_sink_logits(sink_logits, lse.shape[-2], lse.device)
+    sink = sink_logits.float()[:, None]
+    out = (out * _beside(torch.sigmoid(lse - sink), out, layout)).to(out.dtype)
+    return out, torch.logaddexp(lse, sink.expand_as(lse))
+
+
+def check_sink_logits(sink_logits, heads, device):
+    """SpecError or TypeError for anything but (heads,) numbers there."""
+    if not isinstance(sink_logits, torch.Tensor):
+        raise TypeError(
+            f"sink_logits is {options.a_kind(sink_logits)}; pass a torch tensor of (heads,)"
+        )
+    if sink_logits.dtype not in (torch.float32, torch.float64, *DTYPES):
+        raise options.SpecError(f"sink_logits is {sink_logits.dtype}: pass a floating type")
+    if tuple(sink_logits.shape) != (heads,) or sink_logits.device != device:
+        raise options.SpecError(
+            f"sink_logits has shape {tuple(sink_logits.shape)} on {sink_logits.device}: pass "
+            f"({heads},), one logit for each query head, on {device}"
+        )
