@@ -110,7 +110,7 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 size_t workspace_bytes(Pass pass, const ResolvedSpec& spec, const Problem& problem) {
   check(spec, problem);
   int64_t total = 0;
-  for (const Buffer& buffer : workspace_buffers(pass, spec, problem)) {
+  for (const Buffer& buffer : workspace_buffers(pass, spec, first_launch(*spec, problem))) {
     require_addressable(aligned(buffer.bytes) <= kMaxBytes - total);
     total += aligned(buffer.bytes);
   }
@@ -123,7 +123,7 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
   const auto put = [&](Operand operand, int64_t value) {
     set(values, operand, static_cast<uint64_t>(value));
   };
-  for (const Buffer& buffer : workspace_buffers(pass, spec, p)) {
+  for (const Buffer& buffer : workspace_buffers(pass, spec, first_launch(*spec, p))) {
     set(values, buffer.operand, workspace);
     workspace += aligned(buffer.bytes);
   }
@@ -172,15 +172,12 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   const auto named = [](std::string_view name, int64_t value) {
     return std::string(name) + " = " + std::to_string(value);
   };
-  // The grid's y and z extents, and token counts as 32-bit integers with room for padding.
+  // The grid's y extent, and token counts as 32-bit integers with room for padding.
   constexpr int64_t kMaxGrid = 65535, kMaxTokens = (int64_t{1} << 31) - 1024;
   constexpr int64_t kMostSequences = int64_t{1} << 24;
-  if (spec->packed)
-    require(p.batch >= 1 && p.batch <= kMostSequences,
-            named("packed sequences", p.batch) + " are not supported: 1 to 2^24");
-  else
-    require(p.batch >= 1 && p.batch <= kMaxGrid,
-            named("batch", p.batch) + " is not supported: 1 to 65535");
+  require(p.batch >= 1 && p.batch <= kMostSequences,
+          named(spec->packed ? "packed sequences" : "batch", p.batch) +
+              " is not supported: 1 to 2^24");
   // Of a wide head several blocks are neighbours in y.
   const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
   require(p.heads >= 1 && p.heads <= kMaxGrid / parts,

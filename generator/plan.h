@@ -63,6 +63,14 @@ inline constexpr int64_t padded(int64_t tokens) { return ceil_div(tokens, kPaddi
 inline int64_t sequences_apart(const AttentionSpec& s, const Problem& p) {
   return s.packed ? 1 : p.batch;
 }
+/// Sequences that the grid of one launch has room for; a larger batch is launched part by part, and
+/// each part's workspace is the same.
+inline constexpr int64_t kMostInALaunch = 65535;
+inline Problem first_launch(const AttentionSpec& s, Problem p) {
+  if (!s.packed)
+    p.batch = std::min(p.batch, kMostInALaunch);
+  return p;
+}
 /// Tiles of so many tokens that a head has, or places for those of packed sequences, whose lengths
 /// the host does not know (templates/tile/packed.cuh).
 inline int64_t places(Tokens of, int64_t size, const AttentionSpec& s, const Problem& p) {

@@ -305,11 +305,32 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
 
   const driver::DeviceScope scope(state_->device);
   const auto on = static_cast<driver::Stream>(stream);
-  // The first waits for whatever the caller has launched.
-  bool overlaps = false;
-  for (const LoadedKernel& kernel : state_->kernels(pass_, problem_, on)) {
-    launch(kernel, problem_, values, on, overlaps);
-    overlaps = true;
+  const std::vector<LoadedKernel>& kernels = state_->kernels(pass_, problem_, on);
+  Problem part = first_launch(*state_->spec, problem_);
+  for (int64_t left = problem_.batch; left > 0; left -= part.batch) {
+    if (left < problem_.batch)
+      pass_over(part, values);
+    part.batch = std::min(part.batch, left);
+    // The first waits for whatever the caller has launched, and for the part before.
+    bool overlaps = false;
+    for (const LoadedKernel& kernel : kernels) {
+      launch(kernel, part, values, on, overlaps);
+      overlaps = true;
+    }
+  }
+}
+
+/// On to the sequences behind those of `part`.
+void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
+  for (const CallerTensor* tensor : tensors_) {
+    const uint64_t address = get(values, tensor->operand);
+    const uint64_t bytes =
+        tensor->strided
+            ? get(values, strides_of(tensor->operand)) * kElementBytes
+            : static_cast<uint64_t>(heads_of(tensor->tokens, part) * tokens_of(tensor->tokens, part)) *
+                  sizeof(float);
+    if (address != 0) // as that of dlse may be
+      set(values, tensor->operand, address + static_cast<uint64_t>(part.batch) * bytes);
   }
 }
 

@@ -165,6 +165,7 @@ public:
 private:
   friend class Attention;
   template <typename Args> PreparedPass(std::shared_ptr<Attention::State>, Pass, const Args&);
+  void pass_over(const Problem&, OperandValues&) const;
 
   std::shared_ptr<Attention::State> state_;
   Pass pass_;

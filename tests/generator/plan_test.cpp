@@ -323,8 +323,9 @@ TEST(Check, ProblemsNoKernelRunsAreRefused) {
   };
   for (const Problem& p : kProblems)
     EXPECT_NO_THROW(checking(p)());
-  expect_refusal(checking({0, 1, 1, 1, 1}), {"batch = 0", "1 to 65535"});
-  expect_refusal(checking({65536, 1, 1, 1, 1}), {"batch = 65536", "1 to 65535"});
+  expect_refusal(checking({0, 1, 1, 1, 1}), {"batch = 0", "1 to 2^24"});
+  EXPECT_NO_THROW(checking({1 << 24, 1, 1, 1, 1})());
+  expect_refusal(checking({(1 << 24) + 1, 1, 1, 1, 1}), {"batch = 16777217", "1 to 2^24"});
   expect_refusal(checking({1, 0, 1, 1, 1}), {"heads = 0", "1 to 65535"});
   AttentionSpec wide;
   wide.head_dim = 256;
@@ -350,6 +351,15 @@ TEST(Check, ProblemsNoKernelRunsAreRefused) {
         workspace_bytes(Pass::forward, resolved(AttentionSpec()), {0, 1, 1, 1, 1});
       },
       {"batch = 0"});
+}
+
+TEST(Workspace, ALargeBatchReusesThatOfALaunch) {
+  const ResolvedSpec spec = resolved(AttentionSpec());
+  for (Pass pass : kPasses) {
+    const size_t most = workspace_bytes(pass, spec, {65535, 2, 1, 3, 5});
+    EXPECT_EQ(workspace_bytes(pass, spec, {1 << 20, 2, 1, 3, 5}), most);
+    EXPECT_LT(workspace_bytes(pass, spec, {65534, 2, 1, 3, 5}), most);
+  }
 }
 
 TEST(Workspace, BeyondWhatCanBeAddressedIsRefused) {

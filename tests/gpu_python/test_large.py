@@ -1,0 +1,90 @@
+"""Sizes beyond 16 and 31 bits, and many calls: an H200's memory holds the largest."""
+
+import random
+import resource
+
+import pytest
+from inputs import equal, leaves, relative, torch
+
+import sagebwd
+from sagebwd.exact import exact_attention
+
+ERROR_LIMIT = 0.03  # of INT8 itself, on unit normal inputs
+
+
+def normal(*shape):
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def needs(gigabytes):
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0] >> 30
+    if free < gigabytes:
+        pytest.skip(f"needs {gigabytes} GiB of GPU memory, {free} are free")
+
+
+def all_of(inputs, dout, dlse=None, **options):
+    out, lse = sagebwd.attention_forward(*inputs, **options)
+    gradients = sagebwd.attention_backward(dout, *inputs, out, lse, dlse=dlse, **options)
+    return out, lse, *gradients
+
+
+def test_more_sequences_than_a_grid_has():
+    batch = 140_000  # three launches
+    inputs = normal(batch, 4, 5, 64), normal(batch, 2, 7, 64), normal(batch, 2, 7, 64)
+    dout, dlse = normal(batch, 4, 5, 64), torch.randn(batch, 4, 5, device="cuda")
+    found = all_of(inputs, dout, dlse)
+    for first in (0, 65_530, 131_065, batch - 8):
+        part = slice(first, first + 8)
+        alone = all_of([t[part] for t in inputs], dout[part], dlse[part])
+        assert equal([t[part] for t in found], alone)
+
+
+def test_more_elements_than_31_bits_over_heads():
+    needs(60)
+    q, k, v, dout = (normal(2100, heads, 500, 64) for heads in (33, 3, 3, 33))
+    assert q.numel() > 1 << 31
+    found = all_of((q, k, v), dout, causal="top-left")
+    for first in (0, 1024, 2096):
+        part = slice(first, first + 4)
+        alone = all_of((q[part], k[part], v[part]), dout[part], causal="top-left")
+        assert equal([t[part] for t in found], alone)
+
+
+def test_more_elements_than_31_bits_in_a_sequence():
+    needs(100)
+    tokens, tail, compared = (1 << 25) + 1000, 4000, 1500
+    q, k, v, dout = (normal(1, 1, tokens, 64) for _ in range(4))
+    mask = {"causal": "top-left", "window_left": 100}
+    found = all_of((q, k, v), dout, **mask)
+    end = [t[:, :, -tail:] for t in (q, k, v, dout)]
+    expected = exact_attention(*end, **mask)
+    for name, x in zip(("out", "lse", "dq", "dk", "dv"), found):
+        last = getattr(expected, name)[:, :, -compared:]
+        assert relative(x[:, :, -compared:], last) < ERROR_LIMIT, name
+
+
+def test_twenty_thousand_mixed_calls_leave_nothing_behind():
+    rng = random.Random(0)
+    specs = [{}, {"causal": "top-left"}, {"causal": "top-left", "window_left": 50},
+             {"precision": "gradients16"}, {"granularity": "block"}]  # fmt: skip
+    kept = [(leaves(m, n, d=d), spec) for m in (1, 100, 257) for n in (33, 128)
+            for d in (64, 96) for spec in specs]  # fmt: skip
+    first = {}
+    held = []
+    for call in range(20_000):
+        index = rng.randrange(len(kept))
+        (inputs, dout), spec = kept[index]
+        out, lse = sagebwd.attention(*inputs, return_lse=True, **spec)
+        results = [out, lse, *torch.autograd.grad(out, inputs, dout)]
+        if index not in first:
+            first[index] = [t.detach().clone() for t in results]
+        elif call % 50 == 0:
+            assert equal(results, first[index])
+        if call % 2000 == 1999:
+            del out, lse, results
+            torch.cuda.synchronize()
+            held.append((torch.cuda.memory_allocated(),
+                         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))  # fmt: skip
+    assert len(first) == len(kept)
+    assert held[-1][0] == held[1][0] and held[-1][1] - held[1][1] < 32 << 10  # KiB
