@@ -33,6 +33,7 @@ BENCHMARKS = {
     "speed": "speed.json",
     "grid": "speed-grid.json",
     "masks": "masks.json",
+    "generation": "generation.json",
     "errors": "errors.json",
     "cases": "cases.json",
 }

@@ -78,7 +78,7 @@ TEST_F(Arguments, RefusalsNameTheValue) {
   forward({"heads = 3", "key/value heads = 2"}, [](auto& a) { a.problem.heads = 3; });
   forward({"query length = 0"}, [](auto& a) { a.problem.seq_q = 0; });
   forward({"key length = -1"}, [](auto& a) { a.problem.seq_kv = -1; });
-  forward({"batch = 65536"}, [](auto& a) { a.problem.batch = 65536; });
+  forward({"batch = 16777217"}, [](auto& a) { a.problem.batch = (1 << 24) + 1; });
 
   backward({"dout:", "16 bytes"}, [&](auto& a) { a.dout.data = shifted(a.dout.data, 4); });
   backward({"dk:", "token stride is 70"}, [](auto& a) { a.dk.stride_s = 70; });

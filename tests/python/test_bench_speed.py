@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import compile_time  # noqa: E402
+import generation  # noqa: E402
 import grid  # noqa: E402
 import host_time  # noqa: E402
 import masks  # noqa: E402
@@ -179,7 +180,8 @@ def test_compile_time_trusts_no_cache_flag(tmp_path, cached, status):
         assert op["cold_ms"]["runs"] == 1 and op["warm_ms"]["runs"] == 2
         assert op["disk_process_ms"] == 3.5 and op["lookup_ns"] == 50
 
-def test_masks_command(tmp_path, kernels_on_the_cpu):  # noqa: F811
+def test_masks_command(tmp_path, monkeypatch, kernels_on_the_cpu):  # noqa: F811
+    monkeypatch.setattr(masks, "HEADS_TIMES_DIM", 64)
     out = tmp_path / "masks.json"
     assert masks.main(["--device", "cpu", "--out", str(out), "--tokens", "64", "--head-dim", "64",
                        "--rounds", "1"]) == 0  # fmt: skip
@@ -199,3 +201,13 @@ def test_a_window_has_its_share():
     assert cases["dense"].share() == 1 and cases["causal"].share() == 36 / 64
     assert masks.Case("", (4,), window=(1, None)).share() == 7 / 16
     assert masks.Case("", (4,), "none", (1, 2)).share() == (3 + 4 + 3 + 2) / 16
+
+
+def test_generation_command(tmp_path, kernels_on_the_cpu):  # noqa: F811
+    out = tmp_path / "generation.json"
+    words = ["--device", "cpu", "--out", str(out), "--keys", "64", "--rounds", "1"]
+    assert generation.main(words) == 0
+    rows = read(out)["rows"]
+    assert [(row["queries"], row["keys"]) for row in rows] == [(1, 64), (16, 64)]
+    assert all(0.003 < row["rel_l2_to_fa2"] < 0.03 for row in rows)
+    assert all(row["ratio_to_best_peer"] > 0 for row in rows)
