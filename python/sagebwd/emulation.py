@@ -102,7 +102,7 @@ class _Gradients(torch.autograd.Function):
 @options.takes(but=_NOT_HERE)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
-    math_dtype=torch.float32, chosen,
+    smooth_q=False, math_dtype=torch.float32, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -111,6 +111,9 @@ def emulated_attention(
             (S = tau Q K^T), 'pv' (O = P V), 'dv' (dV = P^T dO), 'dp' (dP = dO V^T), 'dq'
             (dQ = tau dS K), 'dk' (dK = tau dS^T Q). The others use 16-bit operands.
         group_q, group_kv: any positive numbers of tokens.
+        smooth_q: take from queries the mean of their group (under 'row' of 256) before they are
+            quantised, and add its scores, dK's too, in FP32: SageAttention2 (arXiv 2411.10958), of
+            which SageBwd says that it helps pre-training little. No kernel does.
         math_dtype: torch.float32, as in the kernels, or torch.float64.
 
     Shapes, dtypes and results are those of `sagebwd.attention`. Memory: about ten matrices of
@@ -118,7 +121,8 @@ def emulated_attention(
     """
     options.yes_or_no("return_lse", return_lse)
     q, k, v = as_autocast_wants(q.device.type, q, k, v)
-    chosen |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
+    chosen |= dict(softmax_scale=softmax_scale, plan=plan, smooth_q=smooth_q,
+                   math_dtype=math_dtype)  # fmt: skip
     rules = emulation_rules(q, k, v, layout=layout, **chosen)
     out, lse = Differentiable.apply(forward, _Gradients.apply, *swapped(layout, q, k, v), rules)
     if layout == "bshd":
@@ -142,8 +146,8 @@ def emulated_backward(dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", **gi
 
 @options.takes(but=_NOT_HERE)
 def emulation_rules(
-    q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", math_dtype=torch.float32,
-    chosen,
+    q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", smooth_q=False,
+    math_dtype=torch.float32, chosen,
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError.
 
@@ -165,7 +169,9 @@ def emulation_rules(
               for name, size in given.items()}  # fmt: skip
     chosen = options.with_mask(chosen, q.shape[2], k.shape[2]) | {"sink_keys": kernels.sink_keys}
     mask, scale = options.Mask.among(chosen), options.check_softmax_scale(softmax_scale, q.shape[3])
-    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **chosen)
+    options.yes_or_no("smooth_q", smooth_q)
+    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, smooth_q=smooth_q,
+                 **groups, **chosen)  # fmt: skip
 
 
 def swapped(layout, *tensors):

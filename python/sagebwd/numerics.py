@@ -38,6 +38,7 @@ class Rules:
     plan: frozenset  #: the INT8 products, of options.PRODUCTS
     dtype: torch.dtype  #: of inputs, outputs and 16-bit operands
     math: torch.dtype  #: of everything between, float32 as in the kernels or float64
+    smooth_q: bool = False  #: queries lack their group's mean, which scores regain; no kernel's
 
     @property
     def scale_log2(self):
@@ -202,6 +203,11 @@ class _Scores:
         if self.sinks:
             others = (torch.arange(n, device=q.device) >= self.sinks).expand(m, n)
             self.visible = others if self.seen is None else others & self.seen
+        #: what queries are without, (n, G, M, D), and their scores, in the log2 domain
+        self.q_mean = self.q_mean_scores = None
+        if rules.smooth_q and "s" in rules.plan:
+            self.q_mean = _means(self.q, _CHANNEL_TOKENS if rules.by_rows else rules.group_q)
+            self.q_mean_scores = self.q_mean @ self.keys.mT * rules.scale_log2
         #: what quantised scores lack of the raw ones, (n, G, M, 1): tau q . mean(K)
         self.shift = None
         if rules.smooth_k and "s" in rules.plan:
@@ -217,7 +223,7 @@ class _Scores:
         if "s" not in rules.plan:
             factor = torch.full((1,), abs(rules.scale_log2), device=self.q.device)
             return sign * self.q.to(rules.math) @ self.k.to(rules.math).mT, factor
-        q, k = self.q, self.keys
+        q, k = self.centred_q(), self.keys
         if rules.rotate:
             zeros = max(width_of(q.shape[-1]) - q.shape[-1], 0)
             q, k = (hadamard(F.pad(x, (0, zeros))) for x in (q, k))
@@ -225,6 +231,9 @@ class _Scores:
         k, k_scale = _key_integers(k, rules)
         factor = abs(rules.scale_log2) * q_scale
         return (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT, factor
+
+    def centred_q(self):
+        return self.q if self.q_mean is None else self.q - self.q_mean
 
     def sink(self):
         """The first key's scores in the log2 domain, (n, G, M, 1); -inf where it is not seen."""
@@ -236,6 +245,8 @@ class _Scores:
     def log2(self):
         """The scores themselves, -inf where a query does not see a key."""
         s = self.x * self.factor
+        if self.q_mean is not None:
+            s = s + self.q_mean_scores
         return s if self.visible is None else s.masked_fill(~self.visible, -torch.inf)
 
     def exp2(self, addend):
@@ -245,8 +256,16 @@ class _Scores:
         exp2 is rounded once as well.
         """
         exponent = self.x.double() * self.factor.double() + addend
+        if self.q_mean is not None:
+            exponent = exponent + self.q_mean_scores
         p = exponent.to(self.rules.math).double().exp2().to(self.rules.math)
         return p if self.visible is None else p.masked_fill(~self.visible, 0)
+
+
+def _means(x, group):
+    """Each token's mean over its group of tokens."""
+    parts = x.split(group, -2)
+    return torch.cat([part.mean(-2, keepdim=True).expand_as(part) for part in parts], -2)
 
 
 def _dot(a, b):
@@ -334,8 +353,11 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules):
 
     weights, operand = product("dv", p, along_q, scaled, rules.group_q, dout, unsigned=True)
     dv = (weights.mT @ operand).sum(1, keepdim=True)
-    weights, operand = product("dk", ds, along_q, scores.q, rules.group_q, scores.q)
+    centred = scores.centred_q() if "dk" in plan else scores.q
+    weights, operand = product("dk", ds, along_q, centred, rules.group_q, centred)
     dk = (weights.mT @ operand).sum(1, keepdim=True)
+    if centred is not scores.q:
+        dk = dk + (ds.mT.to(exact) @ scores.q_mean.to(exact)).sum(1, keepdim=True)
     weights, operand = product("dq", ds, along_kv, scores.keys, rules.group_kv, scores.k_smooth)
     dq = weights @ operand
     p, dp = p * down, dp * up

@@ -329,3 +329,25 @@ def test_a_negative_scale_is_a_negated_query():
     out, lse = emulation.emulated_forward(q, k, v, softmax_scale=-0.2)
     of_negated = emulation.emulated_forward(-q, k, v, softmax_scale=0.2)
     assert torch.equal(out, of_negated[0]) and torch.equal(lse, of_negated[1])
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("plan", ["six-of-seven", "gradients16"])
+def test_smoothed_queries_lose_their_mean_and_nothing_else(granularity, plan):
+    generator = torch.Generator().manual_seed(4)
+    q, k, v, dout = (torch.randn(1, 2, 300, 64, generator=generator) for _ in range(4))
+    q = q + 20 * torch.randn(1, 2, 1, 64, generator=generator)  # what smoothing takes away
+    q, k, v, dout = (t.bfloat16() for t in (q, k / 20, v, dout))
+    exact = exact_attention(q, k, v, dout, causal="top-left")
+
+    def errors(smooth_q):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        out = emulation.emulated_attention(*leaves, causal=True, granularity=granularity, plan=plan,
+                                           rotate=False, smooth_q=smooth_q)  # fmt: skip
+        found = (out.detach(), *torch.autograd.grad(out, leaves, dout))
+        return [float((x.double() - y).norm() / y.norm())
+                for x, y in zip(found, exact.named().values())]  # fmt: skip
+
+    plain, smoothed = errors(False), errors(True)
+    assert all(x < y for x, y in zip(smoothed, plain))
+    assert smoothed[2] < 0.85 * plain[2]  # dK sums over the queries' mean
