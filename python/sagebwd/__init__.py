@@ -2,6 +2,7 @@
 
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
     sagebwd.merge([(out, lse), ...])                  # of parts of the keys: ring attention
+    sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
     sagebwd.trace(inputs="sink", causal=True)         # of inputs as trained models have them
@@ -59,12 +60,30 @@ except (ImportError, OSError):  # not installed, or not in working order
         attention,
         attention_backward,
         attention_forward,
+        flash_attn_func,
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
         merge,
+        sageattn,
+        scaled_dot_product_attention,
         warmup,
         with_sink,
     )
 else:
     from sagebwd.combining import merge, with_sink
+    from sagebwd.dropins import (
+        flash_attn_func,
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+        sageattn,
+        scaled_dot_product_attention,
+    )
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
 
 
@@ -85,6 +104,9 @@ __all__ = [
     "INPUTS", "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError",
     "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TuneError", "TunedKernel",
     "archs", "attention", "attention_backward", "attention_forward", "build", "cache_stats",
-    "compare_plans", "doctor", "emit", "export_records", "import_records", "merge",
-    "named_inputs", "prebuild", "reference", "trace", "tune", "warmup", "with_sink",
+    "compare_plans", "doctor", "emit", "export_records", "flash_attn_func",
+    "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "import_records",
+    "merge", "named_inputs", "prebuild", "reference", "sageattn",
+    "scaled_dot_product_attention", "trace", "tune", "warmup", "with_sink",
 ]  # fmt: skip

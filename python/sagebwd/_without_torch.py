@@ -21,7 +21,14 @@ def _refusal(name):
     return refuse
 
 
-attention, attention_backward, attention_forward, merge, warmup, with_sink = map(
-    _refusal,
-    ("attention", "attention_backward", "attention_forward", "merge", "warmup", "with_sink"),
-)
+(
+    attention, attention_backward, attention_forward, flash_attn_func, flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func, flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func, merge, sageattn, scaled_dot_product_attention, warmup,
+    with_sink,
+) = map(_refusal, (
+    "attention", "attention_backward", "attention_forward", "flash_attn_func",
+    "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "merge", "sageattn",
+    "scaled_dot_product_attention", "warmup", "with_sink",
+))  # fmt: skip

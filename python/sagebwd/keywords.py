@@ -32,6 +32,11 @@ _ABSENT = {
 }
 
 
+def absent(name):
+    """What to do for want of that option, which there is none of."""
+    return _ABSENT[name]
+
+
 def refuse_keyword(function, name, known):
     """Raises the TypeError that names what serves, or the keywords near to it."""
     if name in _ABSENT:

@@ -158,7 +158,8 @@ def test_sums_of_dq_in_fp16():
 
 
 def test_nobody_else_looks_inside_the_mask():
-    """prebuild() has several values of an option, wherever it stands; messages name them."""
+    """prebuild() has several values of an option, wherever it stands; messages name them, and
+    dropins translate other functions' masks."""
     inside = {field.name for field in dataclasses.fields(options.Mask)}
     folder = Path(options.__file__).resolve().parent
     found = set()
@@ -167,7 +168,7 @@ def test_nobody_else_looks_inside_the_mask():
             words = (getattr(node, name, None) for name in ("id", "attr", "arg", "value"))
             if inside & {word for word in words if isinstance(word, str)}:
                 found.add(path.stem)
-    assert found == {"options", "keywords", "numerics", "prebuilding"}
+    assert found == {"options", "dropins", "keywords", "numerics", "prebuilding"}
 
 
 def test_head_dimensions_are_those_of_the_library():

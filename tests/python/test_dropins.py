@@ -1,0 +1,145 @@
+"""Functions by the names that users of other attentions know, against PyTorch's in FP64."""
+
+import inspect
+
+import pytest
+
+import sagebwd
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from torch.nn.functional import scaled_dot_product_attention as exact_sdpa  # noqa: E402
+
+from sagebwd import dropins  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
+
+
+def randn(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).bfloat16().requires_grad_()
+
+
+def close(found, expected, inputs, dout):
+    """Of out and of every gradient."""
+    gradients = torch.autograd.grad(found, inputs, dout, retain_graph=True)
+    wanted = torch.autograd.grad(expected, inputs, dout.double())
+    for x, y in zip((found.detach(), *gradients), (expected.detach(), *wanted)):
+        assert x.dtype == torch.bfloat16 and x.shape == y.shape
+        assert float((x.double() - y.double()).norm() / y.double().norm()) < 0.03
+
+
+def bottom_right(m, n, left=None):
+    """flash-attention's causal mask."""
+    behind = torch.arange(n) - torch.arange(m)[:, None] - (n - m)
+    return (behind <= 0) & (behind >= -left if left is not None else True)
+
+
+def flash(q, k, v, mask=None, scale=None):
+    """(batch, tokens, heads, head_dim) by PyTorch, in FP64."""
+    q, k, v = (t.double().transpose(1, 2) for t in (q, k, v))
+    return exact_sdpa(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize("n", [40, 56])
+@pytest.mark.parametrize("given", [{}, {"causal": True}, {"causal": True, "window_size": (9, 0)},
+                                   {"softmax_scale": 0.2}], ids=str)  # fmt: skip
+def test_flash_attn_func(n, given):
+    q, k, v = randn(2, 40, 4, 64), randn(2, n, 2, 64, seed=1), randn(2, n, 2, 64, seed=2)
+    mask = bottom_right(40, n, given["window_size"][0] if "window_size" in given else None)
+    expected = flash(q, k, v, mask if "causal" in given else None, given.get("softmax_scale"))
+    found, lse, nothing = dropins.flash_attn_func(q, k, v, return_attn_probs=True, **given)
+    close(found, expected, (q, k, v), randn(*found.shape, seed=3).detach())
+    assert lse.shape == (2, 4, 40) and nothing is None
+    kv = torch.stack((k, v), 2)
+    assert torch.equal(dropins.flash_attn_kvpacked_func(q, kv, **given), found)
+
+
+def test_flash_attn_qkvpacked_func():
+    qkv = randn(2, 24, 3, 4, 64)
+    found = dropins.flash_attn_qkvpacked_func(qkv, 0.0, None, True)
+    close(found, flash(*qkv.unbind(2), bottom_right(24, 24)), (qkv,), randn(*found.shape).detach())
+
+
+def test_flash_attn_varlen_func():
+    lengths = (24, 0, 9)
+    firsts = torch.tensor([0, *lengths]).cumsum(0).int()
+    qkv = randn(33, 3, 4, 64)
+    q, k, v = qkv.unbind(1)
+    found = dropins.flash_attn_varlen_func(q, k, v, firsts, firsts, 24, 24, causal=True)
+    expected = torch.cat([flash(*(t[None] for t in part), bottom_right(n, n))[0] for n, *part in
+                          zip(lengths, *(t.split(lengths) for t in (q, k, v))) if n])  # fmt: skip
+    close(found, expected, (qkv,), randn(*found.shape, seed=3).detach())
+    same = dropins.flash_attn_varlen_qkvpacked_func(qkv, firsts, 24, causal=True)
+    assert torch.equal(same, found)
+    kv = torch.stack((k, v), 1)
+    same = dropins.flash_attn_varlen_kvpacked_func(q, kv, firsts, firsts, 24, 24, causal=True)
+    assert torch.equal(same, found)
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sageattn(layout, causal):
+    inputs = randn(2, 4, 40, 64), randn(2, 2, 40, 64, seed=1), randn(2, 2, 40, 64, seed=2)
+    expected = exact_sdpa(*(t.double() for t in inputs), is_causal=causal, enable_gqa=True)
+    swapped = [t if layout == "HND" else t.transpose(1, 2) for t in inputs]
+    found, lse = dropins.sageattn(*swapped, tensor_layout=layout, is_causal=causal, return_lse=True)
+    found = found if layout == "HND" else found.transpose(1, 2)
+    close(found, expected, inputs, randn(*found.shape, seed=3).detach())
+    assert lse.shape == (2, 4, 40)
+
+
+@pytest.mark.parametrize("given", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
+def test_scaled_dot_product_attention(given):
+    inputs = randn(2, 4, 40, 64), randn(2, 2, 56, 64, seed=1), randn(2, 2, 56, 64, seed=2)
+    expected = exact_sdpa(*(t.double() for t in inputs), enable_gqa=True, **given)
+    found = dropins.scaled_dot_product_attention(*inputs, enable_gqa=True, **given)
+    close(found, expected, inputs, randn(*found.shape, seed=3).detach())
+
+
+def test_signatures_are_those_of_the_originals():
+    def names(function):
+        return [p.name for p in inspect.signature(function).parameters.values()
+                if p.kind is p.POSITIONAL_OR_KEYWORD]  # fmt: skip
+
+    # PyTorch's has no signature to inspect: as documented.
+    assert names(dropins.scaled_dot_product_attention) == [
+        "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    flash_2 = ["dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes",
+               "deterministic", "return_attn_probs"]  # fmt: skip
+    assert names(dropins.flash_attn_func) == ["q", "k", "v", *flash_2]
+    assert names(dropins.flash_attn_varlen_func) == [
+        "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", *flash_2,
+        "block_table"]  # fmt: skip
+    assert names(dropins.sageattn) == ["q", "k", "v", "tensor_layout", "is_causal", "sm_scale",
+                                       "return_lse"]  # fmt: skip
+
+
+def test_what_is_not_honoured_is_refused_by_its_name():
+    q, k, v = randn(1, 16, 4, 64), randn(1, 16, 2, 64), randn(1, 16, 2, 64)
+    mask = torch.ones(16, 16, dtype=torch.bool)
+
+    def refused(match, function, *given, error=sagebwd.SpecError, **more):
+        with pytest.raises(error, match=match):
+            function(*given, **more)
+
+    for name, value in {"dropout_p": 0.1, "softcap": 30.0, "alibi_slopes": torch.ones(4)}.items():
+        refused(f"{name}=.*not supported", dropins.flash_attn_func, q, k, v, **{name: value})
+    refused(r"window_size=5: pass \(left, right\)", dropins.flash_attn_func, q, k, v, window_size=5)
+    refused("causal='yes'", dropins.flash_attn_func, q, k, v, causal="yes")
+    refused("attn_mask=a tensor.*flex", dropins.scaled_dot_product_attention, q, k, v, mask)
+    refused("dropout_p=0.5", dropins.scaled_dot_product_attention, q, k, v, None, 0.5)
+    refused("16 heads and key 8: pass enable_gqa", dropins.scaled_dot_product_attention, q,
+            k[:, :8], v[:, :8])  # fmt: skip
+    refused("tensor_layout='BHSD'", dropins.sageattn, q, k, v, tensor_layout="BHSD")
+    refused("ambiguous", dropins.sageattn, q, k[:, :8], v[:, :8], tensor_layout="NHD",
+            is_causal=True)  # fmt: skip
+    refused("no KV cache", dropins.flash_attn_varlen_func, q[0], k[0], v[0],
+            *[torch.tensor([0, 16]).int()] * 2, block_table=mask)  # fmt: skip
+    refused(r"qkv has shape .*must be \(batch, tokens, 3, heads, head_dim\)",
+            dropins.flash_attn_qkvpacked_func, q)  # fmt: skip
+    refused(r"kv has shape .*\(tokens, 2, heads, head_dim\)",
+            dropins.flash_attn_varlen_kvpacked_func, q[0], k[0], None, None)  # fmt: skip
+    refused("unexpected keyword argument 'qk_quant_gran'", dropins.sageattn, q, k, v,
+            qk_quant_gran="per_warp", error=TypeError)  # fmt: skip
