@@ -324,11 +324,11 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
 void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
   for (const CallerTensor* tensor : tensors_) {
     const uint64_t address = get(values, tensor->operand);
-    const uint64_t bytes =
-        tensor->strided
-            ? get(values, strides_of(tensor->operand)) * kElementBytes
-            : static_cast<uint64_t>(heads_of(tensor->tokens, part) * tokens_of(tensor->tokens, part)) *
-                  sizeof(float);
+    const uint64_t bytes = tensor->strided
+                               ? get(values, strides_of(tensor->operand)) * kElementBytes
+                               : static_cast<uint64_t>(heads_of(tensor->tokens, part) *
+                                                       tokens_of(tensor->tokens, part)) *
+                                     sizeof(float);
     if (address != 0) // as that of dlse may be
       set(values, tensor->operand, address + static_cast<uint64_t>(part.batch) * bytes);
   }
