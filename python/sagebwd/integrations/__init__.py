@@ -1,0 +1,1 @@
+"""sagebwd inside other libraries: each module is imported by who has that library."""
