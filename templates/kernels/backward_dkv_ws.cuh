@@ -76,9 +76,12 @@ __device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
   return shared + SharedLayout::STARTED + place.stage * 8;
 }
 
+// Each duty reads its head anew: what all have in common takes registers, or memory, until the last
+// of them needs it.
+
 /// One thread copies everything.
-__device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
-                                        int first_key) {
+__device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {
+  const KeyHead at = key_head_anew(p);
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
   const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
   const u32 came = shared + SharedLayout::KEYS_CAME;
@@ -136,7 +139,9 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
 
 /// A warp beside it writes what dP of each tile starts from, and says for consumers that the stage
 /// is full: also that behind the last tile.
-__device__ __forceinline__ void write_starts(u32 shared, int tiles) {
+__device__ __forceinline__ void write_starts(const Params& p, u32 shared, int first_key) {
+  const KeyHead at = key_head_anew(p);
+  const int tiles = QueryWalk(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
 #pragma unroll 1
   for (int count = 0; count <= tiles; ++count) {
@@ -149,8 +154,8 @@ __device__ __forceinline__ void write_starts(u32 shared, int tiles) {
   }
 }
 
-__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
-                                        int first_key) {
+__device__ __forceinline__ void consume(const Params& p, u32 shared, int first_key) {
+  const KeyHead at = key_head_anew(p);
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
   // One scale serves both rows (KEYS_A_SCALE). A block may be longer than what is padded; what its
   // last rows hold does not matter.
@@ -192,13 +197,6 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   };
   const auto tiles = [&] {
     return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
-  };
-  // Once in a while, and at the end, the head is read anew where its registers are needed.
-  const auto head = [&] {
-    if constexpr (DP_BEGINS == DpBegins::behind_dv)
-      return key_head_anew(p);
-    else
-      return at;
   };
   RunWalk<UNIT_SLOTS> walk(tiles());
   const auto work_on_tile = [&] {
@@ -302,7 +300,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       finish<0>(scores);
       if constexpr (DP_BEGINS == DpBegins::with_next_scores)
         finish<0>(value_products);
-      if (!walk.next_run(head(), tiles()))
+      if (!walk.next_run(key_head_anew(p), tiles()))
         break;
       if constexpr (CHANNEL_UNITS) {
         const u32 units = units_of(shared, walk.slot), last = units_of(shared, walk.last_slot());
@@ -314,11 +312,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     leave_units(dk, dv, units);
   }
 
-  const KeyGradients stored = store_key_gradients(p, head(), warp_key(), dk, dv);
+  const KeyGradients stored = store_key_gradients(p, key_head_anew(p), warp_key(), dk, dv);
   if constexpr (SINK_KEYS > 0) {
     if (first_key == 0 && warp_id() < 4) { // the warpgroup that has stored it
       named_barrier_sync<128>(FIRST_KEY_BARRIER);
-      write_first_key<128>(head(), stored);
+      write_first_key<128>(key_head_anew(p), stored);
     }
   }
 }
@@ -329,7 +327,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   if (!enter_keys<BLOCK_KV>(p))
     return;
-  const KeyHead at = key_head(p);
   const int first_key = block_of_keys() * BLOCK_KV;
 
   if (threadIdx.x == 0) {
@@ -346,11 +343,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if (warp_id() >= CONSUMING_WARPS) {
     give_registers<PRODUCER_REGISTERS>();
     if (threadIdx.x == CONSUMING_WARPS * 32)
-      produce(p, shared, at, first_key);
+      produce(p, shared, first_key);
     else if (warp_id() == CONSUMING_WARPS + 1)
-      write_starts(shared, QueryWalk(at, tokens_from(first_key, BLOCK_KV)).tiles(at));
+      write_starts(p, shared, first_key);
   } else {
     take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_key);
+    consume(p, shared, first_key);
   }
 }

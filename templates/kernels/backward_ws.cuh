@@ -95,9 +95,14 @@ __device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
   return shared + SharedLayout::FIRST_STAGE + place.stage * SharedLayout::STAGE_BYTES;
 }
 
+// Each duty reads its head and its walk anew (backward_dkv_ws.cuh).
+
 /// One thread copies everything.
-__device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
-                                        int first_key, const QueryWalk& walk) {
+__device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {
+  const KeyHead at = key_head_anew(p);
+  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
+  if (!walk.seen())
+    return;
   const u32 came = shared + SharedLayout::KEPT_CAME;
   const s64 before = (at.padded_key() + first_key) * HEAD_DIM;
   arrive_expecting(came, SharedLayout::KEPT_BYTES);
@@ -178,7 +183,9 @@ __device__ __forceinline__ auto block_of_dq(float (&)[N][4], float (&own)[M][4])
 /// What a warpgroup does, of which each has code of its own: descriptors that differ between them
 /// would be formed anew for each product.
 template <int WARPGROUP>
-__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at, int tiles) {
+__device__ __forceinline__ void consume(const Params& p, u32 shared, int first_key) {
+  const KeyHead at = key_head_anew(p);
+  const int tiles = QueryWalk(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
   const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
   const float key_scale = p.k8_scale[at.padded_key() / KEYS_A_SCALE +
                                      key_scale_place(first_key_of_warp() + lane_id() / 4)];
@@ -310,9 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   if (!enter_keys<BLOCK_KV>(p))
     return;
-  const KeyHead at = key_head(p);
   const int first_key = block_of_keys() * BLOCK_KV;
-  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
 
   if (threadIdx.x == 0) {
     ring_of_rows(shared).init();
@@ -325,13 +330,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   __syncthreads();
   if (warp_id() >= CONSUMING_WARPS) {
     give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMERS && walk.seen())
-      produce(p, shared, at, first_key, walk);
+    if (threadIdx.x == CONSUMERS)
+      produce(p, shared, first_key);
   } else {
     take_registers<CONSUMER_REGISTERS>();
     if (warp_id() < 4)
-      consume<0>(p, shared, at, walk.tiles(at));
+      consume<0>(p, shared, first_key);
     else
-      consume<1>(p, shared, at, walk.tiles(at));
+      consume<1>(p, shared, first_key);
   }
 }
