@@ -8,7 +8,7 @@ import contextlib
 
 import torch
 
-from sagebwd import options
+from sagebwd import options, sequences
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk
 from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of
 
@@ -102,7 +102,8 @@ class _Gradients(torch.autograd.Function):
 @options.takes(but=_NOT_HERE)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
-    smooth_q=False, math_dtype=torch.float32, chosen,
+    smooth_q=False, math_dtype=torch.float32, cu_seqlens_q=None, cu_seqlens_k=None,
+    seqused_q=None, seqused_k=None, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -116,18 +117,44 @@ def emulated_attention(
             which SageBwd says that it helps pre-training little. No kernel does.
         math_dtype: torch.float32, as in the kernels, or torch.float64.
 
-    Shapes, dtypes and results are those of `sagebwd.attention`. Memory: about ten matrices of
+    Shapes, dtypes and results are those of `sagebwd.attention`, also of packed sequences and padded
+    batches, which are computed one by one. Memory: about ten matrices of
     CHUNK_ELEMENTS or of one key head's queries x keys, whichever is larger. Raises SpecError.
     """
     options.yes_or_no("return_lse", return_lse)
     q, k, v = as_autocast_wants(q.device.type, q, k, v)
     chosen |= dict(softmax_scale=softmax_scale, plan=plan, smooth_q=smooth_q,
                    math_dtype=math_dtype)  # fmt: skip
+    packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    if any(t is not None for t in packing):
+        out, lse = _by_sequences(q, k, v, layout, packing, chosen)
+        return (out, lse) if return_lse else out
     rules = emulation_rules(q, k, v, layout=layout, **chosen)
     out, lse = Differentiable.apply(forward, _Gradients.apply, *swapped(layout, q, k, v), rules)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
+
+
+def _by_sequences(q, k, v, layout, packing, chosen):
+    """(out, lse) of sequences one by one; of tokens that are none's, zero and -inf."""
+    packed = sequences.are_packed(packing)
+    chosen = sequences.with_mask(chosen, packing)
+    if packed:
+        q, k, v = sequences.as_batch(q, k, v)
+    elif layout == "bhsd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    problem = problem_of(q, k, v, "bshd")
+    sequences.check_packing(problem, q.device, packing)
+    out = q.new_zeros(*q.shape[:3], v.shape[3])
+    lse = q.new_full((*q.shape[:1], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
+    for batch, queries, keys in sequences.spans(problem, packing):
+        one = [t[batch, part][None] for t, part in ((q, queries), (k, keys), (v, keys))]
+        results = emulated_attention(*one, layout="bshd", return_lse=True, **chosen)
+        out[batch, queries], lse[batch, :, queries] = results[0][0], results[1][0]
+    if packed:
+        return out[0], lse[0]
+    return out.transpose(1, 2) if layout == "bhsd" else out, lse
 
 
 def emulated_forward(q, k, v, *, layout="bhsd", **given):

@@ -11,13 +11,8 @@ import functools
 import torch
 
 from sagebwd import _core, options
-from sagebwd.tensors import (
-    check_packing,
-    contiguous_strides,
-    problem_of,
-    readable,
-    required_operand,
-)
+from sagebwd.sequences import check_packing
+from sagebwd.tensors import contiguous_strides, problem_of, readable, required_operand
 
 _forms = {}
 #: Beyond as many, of a program whose lengths keep changing, all are forgotten.

@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd import combining, direct, forms, ops, options
+from sagebwd import combining, direct, forms, ops, options, sequences
 from sagebwd.kernels import local_arch
 
 
@@ -99,14 +99,14 @@ def attention_backward(
     _check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     q, k, v = _inputs(q, k, v)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    if _are_packed(*packing):
-        given = _as_batch(dout, q, k, v, out, lse, dlse)
+    if sequences.are_packed(packing):
+        given = sequences.as_batch(dout, q, k, v, out, lse, dlse)
         text = _packed_text(chosen, softmax_scale, packing)
         gradients = torch.ops.sagebwd.backward(*given, softmax_scale, "bshd", text, *packing)
         return tuple(gradient[0] for gradient in gradients)
     text = _text(chosen, softmax_scale, layout, q, k)
     return torch.ops.sagebwd.backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale, layout, text, *_told(packing)
+        dout, q, k, v, out, lse, dlse, softmax_scale, layout, text, *sequences.told(packing)
     )
 
 
@@ -174,55 +174,19 @@ def _inputs(q, k, v):
 
 def _forward(q, k, v, softmax_scale, layout, chosen, packing):
     q, k, v = _inputs(q, k, v)
-    if _are_packed(*packing):
+    if sequences.are_packed(packing):
         text = _packed_text(chosen, softmax_scale, packing)
-        given = _as_batch(q, k, v)
+        given = sequences.as_batch(q, k, v)
         out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *packing)
         return out[0], lse[0]
     text = _text(chosen, softmax_scale, layout, q, k)
-    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *_told(packing))
-
-
-def _are_packed(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k):
-    """Whether the tensors hold packed sequences. SpecError, TypeError for what says it wrongly."""
-    named = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-             "seqused_q": seqused_q, "seqused_k": seqused_k}  # fmt: skip
-    for name, t in named.items():
-        if t is not None and not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is {options.a_kind(t)}; pass an int32 tensor on the GPU")
-    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
-        raise options.SpecError("pass cu_seqlens_q and cu_seqlens_k, or neither")
-    return cu_seqlens_q is not None
-
-
-def _told(packing):
-    """Where sequences lie as the operators take it; mostly nothing."""
-    return packing if any(t is not None for t in packing) else ()
-
-
-def _as_batch(*tensors):
-    """Tensors of packed sequences as those of a batch of one."""
-    for t in tensors:
-        if t is not None and t.dim() not in (2, 3):
-            raise options.SpecError(
-                f"a tensor has shape {tuple(t.shape)}; with cu_seqlens_q tensors are (tokens, "
-                "heads, head_dim), and lse (heads, tokens)"
-            )
-    return [None if t is None else t[None] for t in tensors]
+    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *sequences.told(packing))
 
 
 def _packed_text(chosen, softmax_scale, packing):
     """`_text` where lengths are on the device."""
     options.check_softmax_scale(softmax_scale, 1)
-    if options.needs_as_many(chosen) and (
-        packing[0] is not packing[1] or packing[2] is not packing[3]
-    ):
-        raise options.SpecError(
-            "causal=True is ambiguous for cu_seqlens_q and cu_seqlens_k (or seqused_q and "
-            "seqused_k) that are two tensors: pass one as both, causal='top-left' (key j is "
-            "visible to query i iff j <= i), or 'bottom-right' as in flash-attention"
-        )
-    return options.text_of(options.with_mask(chosen, 1, 1))
+    return options.text_of(sequences.with_mask(chosen, packing))
 
 
 def _text(chosen, softmax_scale, layout, q, k):

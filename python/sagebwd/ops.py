@@ -14,7 +14,8 @@ import torch
 from torch.autograd import forward_ad
 
 from sagebwd import forms, options
-from sagebwd.tensors import DTYPES, check_backward, check_packing, problem_of
+from sagebwd.sequences import check_packing
+from sagebwd.tensors import DTYPES, check_backward, problem_of
 
 DEVICES = ("cuda", "meta")
 

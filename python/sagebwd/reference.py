@@ -1,8 +1,8 @@
 """Attention on the CPU, on NumPy arrays: exact in FP64, and as the kernels compute it.
 
 Arrays are (batch, head, token, channel): q and dout (B, H, M, D), k and v (B, Hk, N, D), with H a
-multiple of Hk; lse, dlse and delta are (B, H, M). Everything is multi-threaded and releases the
-GIL. Invalid arguments raise SpecError.
+multiple of Hk; lse, dlse and delta are (B, H, M). v, and with it dout and out, may have fewer
+channels. Everything is multi-threaded and releases the GIL. Invalid arguments raise SpecError.
 """
 
 from sagebwd import _core, inputs, options
@@ -17,6 +17,28 @@ def round_to(array, dtype):
 
     with numpy.errstate(over="ignore"):  # what is too large is infinite, as in either type
         return _core.round_to(array, options.dtype_name(dtype))
+
+
+def with_all_channels(q, v, *like_v):
+    """v and what has its channels, with zeros for those that q has more: they change no result."""
+    import numpy
+
+    channels, missing = v.shape[3], q.shape[3] - v.shape[3]
+    if missing <= 0:
+        return [v, *like_v]
+    for x in like_v:
+        if x is not None and x.shape[3] != channels:
+            raise options.SpecError(
+                f"v has {channels} channels and dout or out {x.shape[3]}; they must have v's"
+            )
+    return [None if x is None else numpy.pad(x, [(0, 0)] * 3 + [(0, missing)])
+            for x in (v, *like_v)]  # fmt: skip
+
+
+def _of_channels(results, channels):
+    """Results of `with_all_channels`: out and dv with V's channels."""
+    return {name: x[..., :channels] if name in ("out", "dv") and x is not None else x
+            for name, x in results.items()}  # fmt: skip
 
 
 def random_inputs(
@@ -45,8 +67,9 @@ def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, 
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
     mask = options.Spec(**options.with_mask(chosen, q.shape[2], k.shape[2]))
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-    inputs = _core.Inputs(q, k, v, dout, dlse, scale)
-    return _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))
+    inputs = _core.Inputs(q, k, *with_all_channels(q, v, dout), dlse, scale)
+    results = _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))
+    return _of_channels(results, v.shape[3])
 
 
 @options.takes(but=("deterministic", "dq_sums"))
@@ -73,7 +96,10 @@ def emulate(
     rules, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype)
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    channels = v.shape[3]
+    v, dout, out = with_all_channels(q, v, dout, out)
     inputs = _core.Inputs(q, k, v, dout, dlse, scale)
     switches = dict(matrices=matrices, round_outputs=round_outputs)
     switches = [options.yes_or_no(*switch) for switch in switches.items()]
-    return _core.emulate(inputs, rules, sorted(plan), *switches, out, lse)
+    results = _core.emulate(inputs, rules, sorted(plan), *switches, out, lse)
+    return _of_channels(results, channels)

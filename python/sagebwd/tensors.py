@@ -93,43 +93,6 @@ def check_backward(dout, q, k, v, out, lse, dlse, layout, devices=None):
     return problem
 
 
-def check_packing(problem, device, packing):
-    """How many packed sequences there are, 0 where sequences are the batch's; SpecError for tensors
-    that do not say where they lie. `packing`: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k."""
-    given = dict(zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), packing))
-    for name, t in given.items():
-        if t is None:
-            continue
-        if t.dim() != 1 or t.dtype != torch.int32 or t.device != device or t.stride(0) != 1:
-            raise options.SpecError(
-                f"{name} is {_shape(t)} {t.dtype} on {t.device}; it must be contiguous "
-                f"torch.int32 of one dimension on {device}"
-            )
-    first_q, first_k = given.get("cu_seqlens_q"), given.get("cu_seqlens_k")
-    if (first_q is None) != (first_k is None):
-        raise options.SpecError("pass cu_seqlens_q and cu_seqlens_k, or neither")
-    sequences = 0
-    if first_q is not None:
-        sequences = first_q.shape[0] - 1
-        if first_k.shape != first_q.shape or sequences < 1:
-            raise options.SpecError(
-                f"cu_seqlens_q has {first_q.shape[0]} numbers and cu_seqlens_k {first_k.shape[0]}; "
-                "both must have one more than there are sequences: where each begins, and the end"
-            )
-        if problem[0] != 1:
-            raise options.SpecError(
-                f"with cu_seqlens_q the tensors are (tokens, heads, head_dim), not a batch of "
-                f"{problem[0]}"
-            )
-    for name in ("seqused_q", "seqused_k"):
-        used = given.get(name)
-        if used is not None and used.shape[0] != (sequences or problem[0]):
-            raise options.SpecError(
-                f"{name} has {used.shape[0]} numbers; there are {sequences or problem[0]} sequences"
-            )
-    return sequences
-
-
 def operand_of(t, layout):
     """(address, batch, head and token strides), or None where no kernel can read the tensor.
 

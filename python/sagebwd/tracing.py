@@ -18,8 +18,9 @@ def trace(
     """Cosine and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
     Args:
-        q, dout: (batch, heads, queries, head_dim); k, v: (batch, heads_kv, keys, head_dim). NumPy
-            arrays or torch tensors, rounded to `dtype` before either computation.
+        q, dout: (batch, heads, queries, head_dim); k, v: (batch, heads_kv, keys, head_dim), of
+            which v, and with it dout, may have fewer channels. NumPy arrays or torch tensors,
+            rounded to `dtype` before either computation.
         inputs: in place of the four tensors a name of `sagebwd.INPUTS`, or the arguments of
             `sagebwd.named_inputs` as a dict: dict(name='sink', seq_q=1024, heads=2).
         softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
@@ -47,7 +48,8 @@ def trace(
     if device == "cpu":
         spec, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype)
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-        rounded = [reference.round_to(x, dtype) for x in arrays.numpy()]
+        q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
+        rounded = q, k, *reference.with_all_channels(q, v, dout)
         return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")

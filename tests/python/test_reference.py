@@ -171,3 +171,22 @@ def test_a_signal_ends_it(call):
     # Of all threads and of their own code, so that neither a busy machine counts nor the seconds
     # in which it finds a GiB of pages; uninterrupted it is ten and more.
     assert float(out) < 4, err
+
+
+@pytest.mark.parametrize("precision", ["six-of-seven", "gradients16"])
+def test_v_may_have_fewer_channels(precision):
+    q, k, v, dout = reference.random_inputs(48, head_dim=96)
+    v, dout = v[..., :64], dout[..., :64]
+    exact = reference.exact(q, k, v, dout)
+    emulated = reference.emulate(q, k, v, dout, precision=precision)
+    for name in ("out", "dv", "dq", "dk"):
+        channels = 64 if name in ("out", "dv") else 96
+        assert exact[name].shape[3] == emulated[name].shape[3] == channels
+        error = np.linalg.norm(emulated[name] - exact[name]) / np.linalg.norm(exact[name])
+        assert 0 < error < 0.05, name
+    padded = (np.pad(x, [(0, 0)] * 3 + [(0, 32)]) for x in (v, dout))
+    assert np.array_equal(reference.exact(q, k, *padded)["dq"], exact["dq"])
+    table = sagebwd.trace(q, k, v, dout, precision=precision)
+    assert all(0 < figures["rel_l2"] < 0.05 for name, figures in table.items() if name != "dP")
+    with pytest.raises(sagebwd.SpecError, match="v has 64 channels and dout or out 72"):
+        reference.exact(q, k, v, reference.random_inputs(48, head_dim=72)[3])
