@@ -3,6 +3,7 @@
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
     sagebwd.merge([(out, lse), ...])                  # of parts of the keys: ring attention
     sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
+    with sagebwd.sdpa(): ...                          # torch.nn.functional's, in this block
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
     sagebwd.trace(inputs="sink", causal=True)         # of inputs as trained models have them
@@ -69,6 +70,7 @@ except (ImportError, OSError):  # not installed, or not in working order
         merge,
         sageattn,
         scaled_dot_product_attention,
+        sdpa,
         warmup,
         with_sink,
     )
@@ -85,6 +87,7 @@ else:
         scaled_dot_product_attention,
     )
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
+    from sagebwd.integrations.pytorch import sdpa
 
 
 def __getattr__(name):
@@ -108,5 +111,5 @@ __all__ = [
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "import_records",
     "merge", "named_inputs", "prebuild", "reference", "sageattn",
-    "scaled_dot_product_attention", "trace", "tune", "warmup", "with_sink",
+    "scaled_dot_product_attention", "sdpa", "trace", "tune", "warmup", "with_sink",
 ]  # fmt: skip

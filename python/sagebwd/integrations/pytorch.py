@@ -1,0 +1,147 @@
+"""`torch.nn.functional.scaled_dot_product_attention` by sagebwd, in code that stays as it is.
+
+    with sagebwd.sdpa():                                             # in one block of code
+        loss = model(x).mean()
+
+    torch.nn.attention.activate_flash_attention_impl("sagebwd")      # in the whole process
+
+The second is PyTorch's registry of implementations (torch.nn.attention, from 2.11 on), where this
+module enters the name; PyTorch asks it for what it would have FlashAttention-2 do.
+"""
+
+import collections
+import warnings
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from sagebwd import options
+from sagebwd.dropins import scaled_dot_product_attention
+from sagebwd.functional import attention_backward, attention_forward
+
+NAME = "sagebwd"
+
+
+_OF_A_MODULE = (
+    "torch.nn.MultiheadAttention computes out of sight of sagebwd.sdpa: activate sagebwd for the "
+    f"whole process, torch.nn.attention.activate_flash_attention_impl('{NAME}'), or leave such "
+    "modules to PyTorch, sagebwd.sdpa(fallback='torch')"
+)
+
+
+class sdpa(TorchFunctionMode):
+    """Context: scaled_dot_product_attention of this thread is computed by sagebwd.
+
+    Args:
+        fallback: None, or 'torch': what sagebwd refuses is left to PyTorch, counted in
+            `fallbacks`, and told of in a warning when the context ends.
+        options: those of `sagebwd.attention`, such as precision= and granularity=.
+
+    `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason. Where
+    checkpoints compute the forward again, call backward() inside too.
+
+    Raises in calls what `sagebwd.scaled_dot_product_attention` raises, but with fallback='torch'
+    no SpecError; SpecError for another fallback.
+    """
+
+    def __init__(self, *, fallback=None, **options_of_attention):
+        super().__init__()
+        if fallback not in (None, "torch"):
+            raise options.SpecError(
+                f"fallback={fallback!r}: pass 'torch', or None for an error where sagebwd does not "
+                "support a call"
+            )
+        self.fallback, self.options = fallback, options_of_attention
+        self.calls, self.fallbacks = 0, collections.Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        functions = torch.nn.functional
+        calls = function is functions.scaled_dot_product_attention
+        if not calls and function is not functions.multi_head_attention_forward:
+            return function(*args, **kwargs)
+        self.calls += 1
+        try:
+            if not calls:  # what it calls in turn PyTorch does not show
+                raise options.SpecError(_OF_A_MODULE)
+            return scaled_dot_product_attention(*args, **kwargs, **self.options)
+        except options.SpecError as error:
+            if self.fallback is None:
+                raise
+            self.fallbacks[str(error)] += 1
+        return function(*args, **kwargs)
+
+    def __exit__(self, *raised):
+        super().__exit__(*raised)
+        if self.fallbacks:
+            reasons = "; ".join(f"{count} x {why}" for why, count in self.fallbacks.items())
+            warnings.warn(
+                f"sagebwd.sdpa: PyTorch computed {self.fallbacks.total()} of {self.calls} calls: "
+                f"{reasons}", stacklevel=2,
+            )  # fmt: skip
+
+
+def _refuse_unless_neutral(dropout_p, **switches):
+    if dropout_p != 0.0 or any(switches.values()):
+        named = ", ".join(f"{name}={value}" for name, value in switches.items())
+        raise options.SpecError(
+            f"dropout_p={dropout_p}, {named}: under activate_flash_attention_impl('{NAME}') pass "
+            "neither, or give such calls back to PyTorch: "
+            "torch.nn.attention.restore_flash_attention_impl()"
+        )
+
+
+def _layout(query):
+    """In which `query` is dense: results shall lie in memory as PyTorch's do, like query."""
+    return "bshd" if query.stride(1) < query.stride(2) else "bhsd"
+
+
+def _as(layout, *tensors):
+    return [t.transpose(1, 2) for t in tensors] if layout == "bshd" else tensors
+
+
+def _given(is_causal, scale, layout):
+    return dict(causal="top-left" if is_causal else False, softmax_scale=scale, layout=layout)
+
+
+def _forward(
+    query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None,
+):  # fmt: skip
+    """aten::_scaled_dot_product_flash_attention."""
+    _refuse_unless_neutral(dropout_p, return_debug_mask=return_debug_mask)
+    layout = _layout(query)
+    out, lse = attention_forward(*_as(layout, query, key, value),
+                                 **_given(is_causal, scale, layout))  # fmt: skip
+    seed, offset = (query.new_zeros(shape, dtype=torch.uint64) for shape in ((2,), ()))
+    return (_as(layout, out)[0], lse, None, None, query.shape[2], key.shape[2], seed, offset,
+            query.new_empty(0))  # fmt: skip
+
+
+def _backward(
+    grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
+    is_causal, philox_seed, philox_offset, *, scale=None,
+):  # fmt: skip
+    """aten::_scaled_dot_product_flash_attention_backward."""
+    layout = _layout(query)
+    gradients = attention_backward(*_as(layout, grad_out, query, key, value, out), logsumexp,
+                                   **_given(is_causal, scale, layout))  # fmt: skip
+    return tuple(_as(layout, *gradients))
+
+
+class _Active:
+    """Takes the place of PyTorch's operators, until remove()."""
+
+    def __init__(self, key="CUDA"):
+        self.library = torch.library.Library("aten", "IMPL", key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it takes PyTorch's place, which is asked for
+            name = "_scaled_dot_product_flash_attention"
+            self.library.impl(name, _forward, key)
+            self.library.impl(f"{name}_backward", _backward, key)
+
+    def remove(self):
+        self.library = None
+
+
+if hasattr(torch.nn.attention, "register_flash_attention_impl"):
+    torch.nn.attention.register_flash_attention_impl(NAME, register_fn=_Active)

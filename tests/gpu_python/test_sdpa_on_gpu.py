@@ -1,0 +1,61 @@
+"""PyTorch's own function, served by sagebwd through its registry and in a block of code."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import sagebwd
+
+pytestmark = pytest.mark.gpu
+
+
+def inputs(heads_kv=4, layout="bhsd"):
+    torch.manual_seed(0)
+    shapes = [(2, 300, heads, 64) for heads in (4, heads_kv, heads_kv)]
+    tensors = [torch.randn(shape, device="cuda").bfloat16().transpose(1, 2) for shape in shapes]
+    return [(t if layout == "bshd" else t.contiguous()).requires_grad_() for t in tensors]
+
+
+def compare(call, q, k, v, causal):
+    expected = sagebwd.attention(q, k, v, causal=causal)
+    found = call(q, k, v)
+    assert torch.equal(found, expected)
+    dout = torch.randn_like(found)
+    for got, own in zip(torch.autograd.grad(found, (q, k, v), dout),
+                        torch.autograd.grad(expected, (q, k, v), dout)):  # fmt: skip
+        assert torch.equal(got, own)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads_kv", [4, 2])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_pytorchs_registry(layout, causal, heads_kv, compiled):
+    attention = torch.nn.attention
+    if not hasattr(attention, "activate_flash_attention_impl"):
+        pytest.skip("this PyTorch has no registry")
+    q, k, v = inputs(heads_kv, layout)
+
+    def call(q, k, v):
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads_kv != 4)
+
+    if compiled:
+        call = torch.compile(call, fullgraph=True)
+    attention.activate_flash_attention_impl("sagebwd")
+    try:
+        with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+            compare(call, q, k, v, causal)
+    finally:
+        attention.restore_flash_attention_impl()
+    with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+        assert not torch.equal(call(q, k, v), sagebwd.attention(q, k, v, causal=causal))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_block_of_code(causal):
+    q, k, v = inputs()
+    with sagebwd.sdpa():
+        compare(lambda *qkv: scaled_dot_product_attention(*qkv, is_causal=causal), q, k, v, causal)
+    warned = pytest.warns(UserWarning, match="PyTorch computed 1 of 1 calls")
+    with warned, sagebwd.sdpa(fallback="torch"):
+        scaled_dot_product_attention(q, k, v, dropout_p=0.1)

@@ -1,0 +1,148 @@
+"""torch.nn.functional.scaled_dot_product_attention, computed by sagebwd where asked for."""
+
+import warnings
+
+import pytest
+
+import sagebwd
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from torch.nn.functional import scaled_dot_product_attention as call  # noqa: E402
+
+from sagebwd.integrations import pytorch  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
+
+
+def inputs(heads_kv=4, layout="bhsd"):
+    torch.manual_seed(0)
+    shapes = [(2, heads, 24, 64) for heads in (4, heads_kv, heads_kv)]
+    if layout == "bshd":
+        return [torch.randn(b, s, h, d).bfloat16().transpose(1, 2).requires_grad_()
+                for b, h, s, d in shapes]  # fmt: skip
+    return [torch.randn(shape).bfloat16().requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_calls_inside_are_sagebwds(causal):
+    q, k, v = inputs()
+    expected = sagebwd.attention(q, k, v, causal=causal)
+    with sagebwd.sdpa() as mode:
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        gradients = torch.autograd.grad(found.sum(), (q, k, v))
+    assert torch.equal(found, expected) and mode.calls == 1 and not mode.fallbacks
+    for got, own in zip(gradients, torch.autograd.grad(expected.sum(), (q, k, v))):
+        assert torch.equal(got, own)
+    assert not torch.equal(call(q, k, v, is_causal=causal), expected)  # outside it is PyTorch's
+
+
+def test_modules_that_call_it():
+    """By whatever name they know it; but what calls it where no mode can see that says so."""
+
+    class Own(torch.nn.Module):
+        def forward(self, *qkv):
+            return call(*qkv)
+
+    q, k, v = inputs()
+    with sagebwd.sdpa():
+        assert torch.equal(Own()(q, k, v), sagebwd.attention(q, k, v))
+    for training in (True, False):
+        layer = torch.nn.TransformerEncoderLayer(256, 4, dtype=torch.bfloat16).train(training)
+        x = torch.randn(24, 2, 256).bfloat16()
+        refused = pytest.raises(sagebwd.SpecError, match="activate_flash_attention_impl")
+        with refused, torch.set_grad_enabled(training), sagebwd.sdpa():
+            layer(x)
+    warned = pytest.warns(UserWarning, match="PyTorch computed 1 of 1 calls")
+    with warned, sagebwd.sdpa(fallback="torch"):
+        layer(x)
+
+
+def test_options_are_attentions():
+    q, k, v = inputs()
+    with sagebwd.sdpa(precision="gradients16", granularity="block"):
+        found = call(q, k, v)
+    assert torch.equal(found, sagebwd.attention(q, k, v, precision="gradients16",
+                                                granularity="block"))  # fmt: skip
+    with pytest.raises(TypeError, match="granulity"), sagebwd.sdpa(granulity="block"):
+        call(q, k, v)
+
+
+def test_what_is_refused_goes_to_pytorch_only_where_asked_to():
+    q, k, v = inputs()
+    mask = torch.zeros(24, 24, dtype=torch.bfloat16)
+    with pytest.raises(sagebwd.SpecError, match="attn_mask="), sagebwd.sdpa():
+        call(q, k, v, attn_mask=mask)
+    warned = pytest.warns(UserWarning, match="PyTorch computed 2 of 3 calls: 2 x attn_mask=")
+    with warned, sagebwd.sdpa(fallback="torch") as mode:
+        found = [call(q, k, v, attn_mask=mask) for _ in range(2)]
+        call(q, k, v)
+    assert mode.fallbacks.total() == 2 and mode.calls == 3
+    assert torch.equal(found[0], call(q, k, v, attn_mask=mask))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with sagebwd.sdpa(fallback="torch"):
+            call(q, k, v)
+
+
+@pytest.mark.parametrize("fallback", ["pytorch", True, "cudnn"])
+def test_other_fallbacks_are_refused(fallback):
+    with pytest.raises(sagebwd.SpecError, match=f"fallback={fallback!r}: pass 'torch'"):
+        sagebwd.sdpa(fallback=fallback)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_the_registry_is_given_computes_both_passes(layout, causal):
+    q, k, v = inputs(2, layout)
+    out, lse, *_, seed, offset, debug = pytorch._forward(
+        q.detach(), k.detach(), v.detach(), 0.0, causal, False, scale=0.2
+    )
+    assert out.stride() == q.stride() and seed.shape == (2,) and offset.dim() == debug.numel() == 0
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    gradients = pytorch._backward(dout, *(t.detach() for t in (q, k, v)), out, lse, None, None, 24,
+                                  24, 0.0, causal, seed, offset, scale=0.2)  # fmt: skip
+    expected = sagebwd.attention(q, k, v, causal=causal, softmax_scale=0.2)
+    assert torch.equal(out, expected)
+    for got, own, like in zip(gradients, torch.autograd.grad(expected, (q, k, v), dout), (q, k, v)):
+        assert torch.equal(got, own) and got.stride() == like.stride()
+
+
+def test_pytorchs_operator_and_its_gradient_are_taken():
+    """As on a GPU, where scaled_dot_product_attention calls it."""
+    q, k, v = inputs(2)
+    operator = torch.ops.aten._scaled_dot_product_flash_attention
+    active = pytorch._Active("CPU")
+    try:
+        found = operator(q, k, v, 0.0, True, scale=0.2)[0]
+        gradients = torch.autograd.grad(found.sum(), (q, k, v))
+    finally:
+        active.remove()
+    expected = sagebwd.attention(q, k, v, causal=True, softmax_scale=0.2)
+    assert torch.equal(found, expected)
+    for got, own in zip(gradients, torch.autograd.grad(expected.sum(), (q, k, v))):
+        assert torch.equal(got, own)
+    with pytest.raises(NotImplementedError):
+        operator(q, k, v, 0.0, True)
+
+
+@pytest.mark.parametrize("change", [{"dropout_p": 0.1}, {"return_debug_mask": True}])
+def test_what_the_registry_cannot_do_is_refused(change):
+    q, k, v = (t.detach() for t in inputs())
+    with pytest.raises(sagebwd.SpecError, match="restore_flash_attention_impl"):
+        pytorch._forward(q, k, v, **change)
+
+
+def test_the_registry_activates_by_name():
+    attention = torch.nn.attention
+    if not hasattr(attention, "activate_flash_attention_impl"):
+        pytest.skip("this PyTorch has no registry")
+    assert "sagebwd" in attention.list_flash_attention_impls()
+    assert attention.current_flash_attention_impl() is None  # importing did not
+    attention.activate_flash_attention_impl("sagebwd")
+    try:
+        assert attention.current_flash_attention_impl() == "sagebwd"
+    finally:
+        attention.restore_flash_attention_impl()
+    assert attention.current_flash_attention_impl() is None
