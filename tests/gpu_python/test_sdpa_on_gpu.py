@@ -6,8 +6,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sagebwd
 
-pytestmark = pytest.mark.gpu
-
 
 def inputs(heads_kv=4, layout="bhsd"):
     torch.manual_seed(0)
