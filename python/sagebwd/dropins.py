@@ -142,9 +142,10 @@ def scaled_dot_product_attention(
     _refuse(attn_mask=(attn_mask, (None,)), dropout_p=(dropout_p, (0.0, None)))
     options.yes_or_no("is_causal", is_causal)
     options.yes_or_no("enable_gqa", enable_gqa)
-    if not enable_gqa and query.dim() == key.dim() == 4 and query.shape[1] != key.shape[1]:
+    head = 2 if more.get("layout") == "bshd" else 1
+    if not enable_gqa and query.dim() == key.dim() == 4 and query.shape[head] != key.shape[head]:
         raise options.SpecError(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}: pass enable_gqa=True"
+            f"query has {query.shape[head]} heads and key {key.shape[head]}: pass enable_gqa=True"
         )
     return attention(query, key, value, causal="top-left" if is_causal else False,
                      softmax_scale=scale, **more)  # fmt: skip

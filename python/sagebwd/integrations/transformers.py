@@ -18,26 +18,14 @@ from transformers.integrations.flash_attention import get_target_dtype
 from transformers.masking_utils import sdpa_mask
 
 from sagebwd import SpecError, attention
-from sagebwd.keywords import absent, refuse_keyword
-from sagebwd.options import Options, defaults
+from sagebwd.integrations._options import Chosen
+from sagebwd.keywords import absent
 
 NAME = "sagebwd"
 #: Queries whose part of a mask is looked at at a time.
 ROWS = 1024
-_chosen = {}
-
-
-def use(**options):
-    """Options of `sagebwd.attention` for all models from here on; none: its defaults.
-
-    Raises TypeError for what is no option, or is the model's to say.
-    """
-    known = frozenset(defaults(Options)) - {"causal", "window_left", "window_right"}
-    for name in options:
-        if name not in known:
-            refuse_keyword("use", name, known)
-    _chosen.clear()
-    _chosen.update(options)
+_chosen = Chosen()
+use = _chosen.use
 
 
 class Pattern:
@@ -136,7 +124,7 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     if dtype is not None:
         query, key, value = (t.to(dtype) for t in (query, key, value))
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    given = {**_chosen, "softmax_scale": scaling, "sink_logits": s_aux}
+    given = {**_chosen.options, "softmax_scale": scaling, "sink_logits": s_aux}
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     if cu_seq_lens_q is not None:
         return _packed(q, k, v, causal, sliding_window, cu_seq_lens_q, cu_seq_lens_k, given), None

@@ -1,0 +1,46 @@
+"""diffusers: model.set_attention_backend("sagebwd"), once this module is imported.
+
+    import sagebwd.integrations.diffusers
+    pipe.transformer.set_attention_backend("sagebwd")
+    sagebwd.integrations.diffusers.use(precision="gradients16")        # sagebwd.attention's options
+
+For models whose attention goes by diffusers' dispatcher, as Wan's and Flux's. Others, as CogVideoX,
+call PyTorch's function: for them there is `with sagebwd.sdpa():`, which serves all. Masks, dropout
+and context parallelism are refused by name.
+"""
+
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+from sagebwd.dropins import scaled_dot_product_attention
+from sagebwd.integrations._options import Chosen
+from sagebwd.options import SpecError
+
+NAME = "sagebwd"
+_chosen = Chosen(but=("layout",))
+use = _chosen.use
+
+
+def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+           enable_gqa=False, _parallel_config=None):  # fmt: skip
+    """Attention of (batch, tokens, heads, head_dim) tensors, as diffusers asks for it."""
+    if _parallel_config is not None:
+        raise SpecError(
+            "_parallel_config: sagebwd computes on one GPU; parallelise the model otherwise, or "
+            "take diffusers' backend 'native'"
+        )
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, layout="bshd",
+        **_chosen.options)  # fmt: skip
+
+
+def _name_backend():
+    """The name among diffusers' backends, which has no other way for one from elsewhere."""
+    member = str.__new__(AttentionBackendName, NAME)
+    member._name_, member._value_ = NAME.upper(), NAME
+    AttentionBackendName._member_map_[member.name] = member
+    AttentionBackendName._member_names_.append(member.name)
+    AttentionBackendName._value2member_map_[NAME] = member
+    return member
+
+
+_AttentionBackendRegistry.register(_name_backend())(attend)

@@ -1,0 +1,138 @@
+"""Tiny diffusion transformers with random weights: results and gradients beside PyTorch's."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
+
+from diffusers.models.attention_dispatch import AttentionBackendName  # noqa: E402
+from diffusers.models.attention_dispatch import (  # noqa: E402
+    _AttentionBackendRegistry as AttentionBackendRegistry,
+)
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+
+import sagebwd  # noqa: E402
+import sagebwd.integrations.diffusers as door  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
+
+
+@pytest.fixture(autouse=True)
+def backend_as_before():
+    """set_attention_backend sets that of the process too."""
+    yield
+    AttentionBackendRegistry.set_active_backend(AttentionBackendName("native"))
+
+
+def randn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def wan():
+    model = diffusers.WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=32, in_channels=4, out_channels=4, text_dim=16,
+        freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=32)  # fmt: skip
+    return model, dict(hidden_states=randn(1, 4, 2, 8, 8), timestep=torch.tensor([5]),
+                       encoder_hidden_states=randn(1, 12, 16))  # fmt: skip
+
+
+def flux():
+    model = diffusers.FluxTransformer2DModel(
+        in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=32,
+        num_attention_heads=2, joint_attention_dim=16, pooled_projection_dim=16,
+        axes_dims_rope=(8, 12, 12))  # fmt: skip
+    return model, dict(
+        hidden_states=randn(1, 16, 4), encoder_hidden_states=randn(1, 12, 16),
+        pooled_projections=randn(1, 16), timestep=torch.tensor([0.5]).bfloat16(),
+        img_ids=torch.zeros(16, 3), txt_ids=torch.zeros(12, 3))  # fmt: skip
+
+
+def cogvideo():
+    model = diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=32, in_channels=4, out_channels=4,
+        time_embed_dim=16, text_embed_dim=16, num_layers=1, sample_width=8, sample_height=8,
+        sample_frames=9, max_text_seq_length=12)  # fmt: skip
+    return model, dict(hidden_states=randn(1, 3, 4, 8, 8), encoder_hidden_states=randn(1, 12, 16),
+                       timestep=torch.tensor([5]))  # fmt: skip
+
+
+def made(build):
+    torch.manual_seed(0)
+    model, inputs = build()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("to_q.weight", "norm_q.weight")):
+            parameter.data *= 4  # attention that attends to something
+        elif "proj_out" in name or "norm_out" in name:
+            torch.nn.init.normal_(parameter, std=0.1)  # where a new model has zeros
+    return model.bfloat16(), inputs
+
+
+def run(model, inputs):
+    """The result, and the gradients of all weights that take them."""
+    out = model(**inputs, return_dict=False)[0]
+    (out.float() * randn(*out.shape).float()).sum().backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return [t.detach().double() for t in (out, torch.cat(gradients))]
+
+
+def assert_close(found, expected):
+    for x, y in zip(found, expected):
+        assert not torch.equal(x, y) and float((x - y).norm() / y.norm()) < 0.05
+
+
+@pytest.mark.parametrize("build", [wan, flux])
+def test_the_backend(build):
+    results = []
+    for backend in ("sagebwd", "native"):
+        model, inputs = made(build)
+        model.set_attention_backend(backend)
+        results.append(run(model, inputs))
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("build", [wan, flux, cogvideo])
+def test_a_block_of_code(build):
+    with sagebwd.sdpa() as mode:
+        found = run(*made(build))
+    assert mode.calls > 0
+    assert_close(found, run(*made(build)))
+
+
+@pytest.mark.parametrize("build", [wan, flux])
+def test_a_step_of_lora(build):
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    config = peft.LoraConfig(r=4, target_modules=["to_q", "to_k", "to_v"], init_lora_weights=False)
+    results = {}
+    for backend in ("sagebwd", "native"):
+        model, inputs = made(build)
+        model.requires_grad_(False)
+        torch.manual_seed(1)
+        model.add_adapter(config)
+        model.set_attention_backend(backend)
+        weights = [p for p in model.parameters() if p.requires_grad]
+        assert weights and all("lora" in n for n, p in model.named_parameters() if p.requires_grad)
+        results[backend] = run(model, inputs)
+        before = [p.detach().clone() for p in weights]
+        torch.optim.SGD(weights, 0.1).step()
+        assert not any(torch.equal(a, b) for a, b in zip(weights, before))
+    assert_close(results["sagebwd"], results["native"])
+
+
+def test_options_and_refusals():
+    q = randn(1, 8, 2, 32)
+    assert torch.equal(door.attend(q, q, q), sagebwd.attention(q, q, q, layout="bshd"))
+    door.use(precision="dv16")
+    try:
+        expected = sagebwd.attention(q, q, q, layout="bshd", precision="dv16")
+        assert torch.equal(door.attend(q, q, q), expected)
+    finally:
+        door.use()
+    for given, match in (
+        ({"attn_mask": torch.ones(8, 8)}, "attn_mask=a tensor"),
+        ({"dropout_p": 0.1}, "dropout_p=0.1"),
+        ({"_parallel_config": object()}, "_parallel_config.*'native'"),
+    ):
+        with pytest.raises(sagebwd.SpecError, match=match):
+            door.attend(q, q, q, **given)
+    with pytest.raises(TypeError, match="layout"):
+        door.use(layout="bshd")
