@@ -155,3 +155,9 @@ __device__ __forceinline__ void store_rows(Element* rows, s64 stride, int valid_
           pack<Element>(x[j][2] * factor_high, x[j][3] * factor_high);
   }
 }
+/// The block writes zeros to the first rows of such a tensor, two channels a thread at a time.
+__device__ __forceinline__ void store_zeros(Element* rows, s64 stride, int count, int channels) {
+  const int pairs = channels / 2;
+  for (int i = threadIdx.x; i < count * pairs; i += THREADS)
+    *reinterpret_cast<u32*>(rows + i / pairs * stride + i % pairs * 2) = 0;
+}

@@ -23,7 +23,7 @@ __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const
                       : read_row(p.q_rows, at.padded_query(), query[r], ROW_SINK);
 #pragma unroll
   for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
-    const bool there = is_channel(first_channel() + 8 * j, p.channels) && !at.has_no_keys();
+    const bool there = is_channel(first_channel() + 8 * j, p.channels);
     float2 x = unpack<Element>(there ? *reinterpret_cast<const u32*>(key + 8 * j) : 0);
     if constexpr (SMOOTH_K) {
       x.x -= mean[8 * j];
@@ -65,11 +65,6 @@ __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANN
   const QueryHead at = query_head_anew(p);
   const int warp_query =
       block_of_queries_anew() * BLOCK_Q + first_token_of_warp(read_thread_anew());
-  if (at.has_no_keys()) { // nor a mean, or units
-#pragma unroll
-    for (int j = 0; j < SUM_CHANNELS / 8; ++j)
-      dq[j][0] = dq[j][1] = dq[j][2] = dq[j][3] = 0;
-  }
   if constexpr (SMOOTH_K) {
     if (p.dlse != nullptr)
       add_mean(p, dq, at, warp_query + (lane_id() >> 2));
@@ -78,4 +73,17 @@ __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANN
                  warp_query * p.dq_stride_s + first_channel(),
              p.dq_stride_s, at.seq_q() - warp_query, p.channels, dq, p.softmax_scale,
              p.softmax_scale);
+}
+
+/// Whether the block's queries are of a sequence without keys, of which no copies, units or mean
+/// were written: then the zeros of their dQ are.
+__device__ __forceinline__ bool ends_without_keys(const Params& p) {
+  const QueryHead at = query_head(p);
+  if (!at.has_no_keys())
+    return false;
+  const int first = block_of_queries() * BLOCK_Q;
+  store_zeros(p.dq + at.first_query(p.dq_stride_b, p.dq_stride_s) + at.head * p.dq_stride_h +
+                  first * p.dq_stride_s,
+              p.dq_stride_s, minimum(BLOCK_Q, at.seq_q() - first), p.channels);
+  return true;
 }

@@ -29,7 +29,7 @@ __device__ __forceinline__ void start_from_sink(Sums& o, const Params& p, const 
     for (int half = 0; half < 2; ++half) {
       const int octet = pair * 16 + half * 8;
       const float2 v =
-          unpack<Element>(is_channel(octet, p.value_channels) && !at.has_no_keys()
+          unpack<Element>(is_channel(octet, p.value_channels)
                               ? __ldg(reinterpret_cast<const u32*>(value + octet + t * 2))
                               : 0);
       float(&x)[4] = o.x[2 * pair + half];
@@ -68,4 +68,19 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
                  warp_query * p.out_stride_s,
              p.out_stride_s, at.seq_q() - warp_query, p.value_channels, o.x, inverse_sum[0],
              inverse_sum[1]);
+}
+
+/// Whether the block's queries are of a sequence without keys, of which no copies, units or mean
+/// were written: then their zeros are.
+__device__ __forceinline__ bool ends_without_keys(const Params& p) {
+  const QueryHead at = query_head(p);
+  if (!at.has_no_keys())
+    return false;
+  const int first = block_of_queries() * BLOCK_Q, count = minimum(BLOCK_Q, at.seq_q() - first);
+  store_zeros(p.out + at.first_query(p.out_stride_b, p.out_stride_s) + at.head * p.out_stride_h +
+                  first * p.out_stride_s,
+              p.out_stride_s, count, p.value_channels);
+  for (int i = threadIdx.x; i < count; i += THREADS)
+    p.lse[at.first_row() + first + i] = -INFINITY_F;
+  return true;
 }

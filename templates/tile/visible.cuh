@@ -84,7 +84,7 @@ __device__ __forceinline__ bool hidden(const Sequence& at, int query, int key) {
 }
 __device__ __forceinline__ bool sees_nothing(const Sequence& at, int query) {
   return (CAUSAL && query + at.causal_offset() < 0) ||
-         (WINDOW && query + at.window_offset() >= at.seq_kv()) || at.has_no_keys();
+         (WINDOW && query + at.window_offset() >= at.seq_kv());
 }
 
 /// Takes hidden scores out: is_hidden(r, column) of row g + 8r of a warp's accumulators. `nothing`

@@ -1,10 +1,11 @@
 """PyTorch's own function, served by sagebwd through its registry and in a block of code."""
 
 import pytest
-import torch
-from torch.nn.functional import scaled_dot_product_attention
+from inputs import torch
 
 import sagebwd
+
+scaled_dot_product_attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def inputs(heads_kv=4, layout="bhsd"):
@@ -33,9 +34,10 @@ def test_pytorchs_registry(layout, causal, heads_kv, compiled):
     if not hasattr(attention, "activate_flash_attention_impl"):
         pytest.skip("this PyTorch has no registry")
     q, k, v = inputs(heads_kv, layout)
+    grouped = heads_kv != 4  # no number: compiled anew with another one, it would be a symbol
 
     def call(q, k, v):
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads_kv != 4)
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
     if compiled:
         call = torch.compile(call, fullgraph=True)

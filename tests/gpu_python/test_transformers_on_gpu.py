@@ -1,7 +1,7 @@
 """Small models of transformers with random weights on the GPU, beside eager ones."""
 
 import pytest
-import torch
+from inputs import torch
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
