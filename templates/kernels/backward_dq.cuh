@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
   begin_in_stream_order();
-  if (!enter_queries<BLOCK_Q>(p) || ends_without_keys(p))
+  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
     return;
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
 

@@ -299,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
-  if (!enter_queries<BLOCK_Q>(p) || ends_without_keys(p))
+  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
     return;
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;

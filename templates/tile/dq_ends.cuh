@@ -75,15 +75,11 @@ __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANN
              p.softmax_scale);
 }
 
-/// Whether the block's queries are of a sequence without keys, of which no copies, units or mean
-/// were written: then the zeros of their dQ are.
-__device__ __forceinline__ bool ends_without_keys(const Params& p) {
+/// What the block's queries of a sequence without keys get. Apart: it takes no registers of loops.
+__device__ __noinline__ void store_without_keys(const Params& p) {
   const QueryHead at = query_head(p);
-  if (!at.has_no_keys())
-    return false;
   const int first = block_of_queries() * BLOCK_Q;
   store_zeros(p.dq + at.first_query(p.dq_stride_b, p.dq_stride_s) + at.head * p.dq_stride_h +
                   first * p.dq_stride_s,
               p.dq_stride_s, minimum(BLOCK_Q, at.seq_q() - first), p.channels);
-  return true;
 }

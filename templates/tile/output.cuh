@@ -70,17 +70,13 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
              inverse_sum[1]);
 }
 
-/// Whether the block's queries are of a sequence without keys, of which no copies, units or mean
-/// were written: then their zeros are.
-__device__ __forceinline__ bool ends_without_keys(const Params& p) {
+/// What the block's queries of a sequence without keys get. Apart: it takes no registers of loops.
+__device__ __noinline__ void store_without_keys(const Params& p) {
   const QueryHead at = query_head(p);
-  if (!at.has_no_keys())
-    return false;
   const int first = block_of_queries() * BLOCK_Q, count = minimum(BLOCK_Q, at.seq_q() - first);
   store_zeros(p.out + at.first_query(p.out_stride_b, p.out_stride_s) + at.head * p.out_stride_h +
                   first * p.out_stride_s,
               p.out_stride_s, count, p.value_channels);
   for (int i = threadIdx.x; i < count; i += THREADS)
     p.lse[at.first_row() + first + i] = -INFINITY_F;
-  return true;
 }

@@ -25,10 +25,18 @@ __device__ __forceinline__ Range tokens_from(int first, int count) {
 __device__ __forceinline__ int block_of_queries() {
   return PACKED ? packed_place().block : CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
 }
-/// Whether the block has queries: it finds its sequence. What has none ends.
-template <int SIZE> __device__ __forceinline__ bool enter_queries(const Params& p) {
-  if constexpr (PACKED)
-    return enter_sequence<SIZE, true, CAUSAL>(p, blockIdx.x);
+/// Whether the block has queries to work on: it finds its sequence. What has none ends; and what
+/// has no keys, of which there are no copies, units or mean, when it has stored zeros.
+template <int SIZE, typename Store>
+__device__ __forceinline__ bool enter_queries(const Params& p, const Store& without_keys) {
+  if constexpr (PACKED) {
+    if (!enter_sequence<SIZE, true, CAUSAL>(p, blockIdx.x))
+      return false;
+    if (packed_place().keys == 0) {
+      without_keys(p);
+      return false;
+    }
+  }
   return true;
 }
 /// The same read anew (ptx/special.cuh).

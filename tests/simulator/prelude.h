@@ -12,6 +12,7 @@
 #define __global__
 #define __grid_constant__
 #define __forceinline__ inline
+#define __noinline__ [[gnu::noinline]]
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 /// A block is run by one thread of the CPU: what is that thread's is the block's.
