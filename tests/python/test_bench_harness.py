@@ -53,6 +53,14 @@ def test_command_names_no_folder(monkeypatch):
     assert command().split()[1:] == ["speed.py", "--out=e.json", "y", "row:a=1,b"]
 
 
+def test_a_named_commit_is_the_records(monkeypatch):
+    from sagebwd.experiments.environment import tree
+
+    digest = tree()["sources_sha256"]
+    monkeypatch.setenv("SAGEBWD_COMMIT", "1234abcd")
+    assert tree() == {"commit": "1234abcd", "tree": None, "dirty": None, "sources_sha256": digest}
+
+
 def test_sources_digest_sees_sources_and_not_results(tmp_path):
     from sagebwd.experiments.environment import sources_digest
 

@@ -68,19 +68,23 @@ def repository() -> Path | None:
 def tree() -> dict:
     """The commit and its tree, and a digest of the sources that needs no git.
 
-    Git may be missing where GPUs are: `SAGEBWD_COMMIT` and `SAGEBWD_TREE` then name them.
+    Where GPUs are there may be no git, or a copy whose history ends earlier: `SAGEBWD_COMMIT` and
+    `SAGEBWD_TREE` then name them, and whether the copy differs from them only the digest tells.
     """
     root = repository()
+    named = {what: os.environ.get(f"SAGEBWD_{what.upper()}") for what in ("commit", "tree")}
     if root is None:
-        return {"commit": None, "tree": None, "dirty": None, "sources_sha256": None}
+        return named | {"dirty": None, "sources_sha256": None}
+    digest = {"sources_sha256": sources_digest(root)}
+    if named["commit"]:
+        return named | {"dirty": None} | digest
     git = ("git", "-c", "safe.directory=*", "-C", str(root))
     status = _output(*git, "status", "--porcelain", "--", ":!bench/results")
     return {
-        "commit": _output(*git, "rev-parse", "HEAD") or os.environ.get("SAGEBWD_COMMIT"),
-        "tree": _output(*git, "rev-parse", "HEAD^{tree}") or os.environ.get("SAGEBWD_TREE"),
+        "commit": _output(*git, "rev-parse", "HEAD"),
+        "tree": _output(*git, "rev-parse", "HEAD^{tree}"),
         "dirty": None if status is None else bool(status),
-        "sources_sha256": sources_digest(root),
-    }
+    } | digest
 
 
 def sources_digest(root: Path) -> str:
