@@ -1,4 +1,4 @@
-"""README.md's tables of measured figures, from the records under bench/results.
+"""The tables of measured figures in README.md and bench/README.md, from bench/results.
 
     python bench/tables.py             # writes them
     python bench/tables.py --check     # says whether they are what the records give
@@ -121,19 +121,50 @@ def lengths(record: dict) -> list[str]:
     return lines
 
 
-TABLES = {"errors.json": errors, "speed.json": speed, "speed-grid.json": lengths}
+def masks(record: dict) -> list[str]:
+    """Forward and backward: speed to FlashAttention-2's, and times of the share or the parts."""
+    rows = {(r["case"], r["causal"], r["head_dim"]): r for r in record["rows"]}
+    dims = sorted({r["head_dim"] for r in record["rows"]})
+    lines = [f"| | mask | {' | '.join(f'D{d}' for d in dims)} |", "|---" * (2 + len(dims)) + "|"]
+    for case, causal in dict.fromkeys((r["case"], r["causal"]) for r in record["rows"]):
+        cells = []
+        for dim in dims:
+            one = dict(sound(rows, case, causal, dim)["forward+backward"])
+            ratio = one.pop("ratio_to_fa2")
+            cells.append(f"{ratio:.2f}x, {next(iter(one.values())):.2f}")
+        lines.append(f"| {case} | {causal} | {' | '.join(cells)} |")
+    return lines
 
 
-def with_tables(text: str, results: Path) -> str:
-    """`text` with each table replaced by what its record gives."""
-    for name, table in TABLES.items():
+def generation(record: dict) -> list[str]:
+    """Of each size the time, and that of the best peer."""
+    lines = ["| queries | keys | sagebwd | FlashAttention-2 | cuDNN |", "|---|---|---|---|---|"]
+    for row in record["rows"]:
+        if not row["correct"]:
+            raise SystemExit(f"tables: generation.json: {row['keys']} keys: results are wrong")
+        times = [f"{row[who]['median_ms'] * 1e3:.0f} us" for who in ("sagebwd", "fa2", "cudnn")]
+        lines.append(f"| {row['queries']} | {row['keys']} | {' | '.join(times)} |")
+    return lines
+
+
+#: Of each file the records that its tables are of.
+TABLES = {
+    "README.md": {"errors.json": errors, "speed.json": speed},
+    "bench/README.md": {"speed-grid.json": lengths, "masks.json": masks,
+                        "generation.json": generation},
+}  # fmt: skip
+
+
+def with_tables(file: str, text: str, results: Path) -> str:
+    """`text`, the file's, with each table replaced by what its record gives."""
+    for name, table in TABLES[file].items():
         record = json.loads((results / name).read_text())
         if record["status"] != "finished":
             raise SystemExit(f"tables: {name} is of a run that did not end")
         lines = "\n".join(table(record))
         parts = re.split(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", text, flags=re.DOTALL)
         if len(parts) != 4:
-            raise SystemExit(f"README.md has {len(parts) // 3} tables between '<!-- {name} -->' "
+            raise SystemExit(f"{file} has {len(parts) // 3} tables between '<!-- {name} -->' "
                              "and '<!-- end -->', expected one")  # fmt: skip
         text = f"{parts[0]}{parts[1]}{lines}\n{parts[2]}{parts[3]}"
     return text
@@ -143,14 +174,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--check", action="store_true", help="write nothing; exit 1 if different")
     options = options.parse_args(arguments)
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    new = with_tables(old, ROOT / "bench/results")
-    if options.check and new != old:
-        print("README.md's tables are not those of bench/results: python bench/tables.py")
+    differ = []
+    for file in TABLES:
+        old = (ROOT / file).read_text()
+        new = with_tables(file, old, ROOT / "bench/results")
+        if new != old:
+            differ.append(file)
+            if not options.check:
+                (ROOT / file).write_text(new)
+    if options.check and differ:
+        print(f"the tables of {' and '.join(differ)} are not those of bench/results: "
+              "python bench/tables.py")  # fmt: skip
         return 1
-    if not options.check:
-        readme.write_text(new)
     return 0
 
 
