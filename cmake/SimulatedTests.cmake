@@ -71,3 +71,12 @@ add_test(NAME Simulated.CatchesBrokenTemplates
                  ${simulator}/simulate $<TARGET_FILE:gpu_tests>)
 set_tests_properties(Simulated.CatchesBrokenTemplates PROPERTIES LABELS simulated TIMEOUT 600
                      PROCESSORS 2)
+
+# The package's doors for arrays of other libraries than PyTorch; a test whose library is not
+# installed is skipped.
+function(simulated_python_test folder)
+  add_test(NAME Simulated.Python
+           COMMAND ${simulator}/simulate ${Python_EXECUTABLE} -m pytest -q ${folder})
+  set_tests_properties(Simulated.Python PROPERTIES LABELS simulated TIMEOUT 600
+                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python")
+endfunction()

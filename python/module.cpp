@@ -8,6 +8,7 @@
 #include "python/module_attention.h"
 #include "python/module_errors.h"
 #include "python/module_interrupt.h"
+#include "python/module_jax.h"
 #include "python/module_prebuild.h"
 #include "python/module_reference.h"
 #include "python/module_tuning.h"
@@ -155,6 +156,12 @@ void bind_environment(py::module_& m) {
                     "disabled_reason"_a = python::path_text(store.disabled_reason()),
                     "byte_limit"_a = store.options().byte_limit, "packs"_a = packs,
                     "offline"_a = settings().offline, "counters"_a = counters);
+  });
+  m.def("jax_targets", [] {
+    std::vector<std::tuple<std::string, std::string, py::capsule>> targets;
+    for (const auto& [name, platform, function] : python::jax_targets())
+      targets.emplace_back(name, platform, py::capsule(function));
+    return targets;
   });
   m.def(
       "diagnose",

@@ -1,51 +1,287 @@
-"""NumPy arrays and torch tensors as arguments: which they are, and what is wrong with them."""
+"""Both passes on arrays of any library: DLPack or the CUDA array interface, and a stream.
 
-from sagebwd.options import SpecError, a_kind
+    out, lse = sagebwd.arrays.attention_forward(q, k, v, causal=True)            # CuPy's
+    dq, dk, dv = sagebwd.arrays.attention_backward(dout, q, k, v, out, lse, causal=True)
+
+No array is copied. Results and workspaces are made by the library that the arrays are of: CuPy's
+are known, others are told how (`empty`). JAX has `sagebwd.integrations.jax`, PyTorch
+`sagebwd.attention`.
+"""
+
+import ctypes
+import functools
+import importlib
+
+from sagebwd import _core, options
+from sagebwd.shapes import check_equal, check_rank, problem_of_shapes, required_operand
+
+_CUDA = 2  # DLPack's kDLCUDA
 
 
-def _kind(name, x):
-    package = type(x).__module__.split(".")[0]
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return "torch tensor" if package == "torch" else "NumPy array"
-    raise TypeError(f"{name} is {a_kind(x)}; pass a NumPy array or a torch tensor")
+# ---- views of others' memory ---------------------------------------------------------------------
 
 
-class Arrays:
-    """Arguments by name, all NumPy arrays or all torch tensors; None stays None, but for q, k, v.
+class _Tensor(ctypes.Structure):
+    """DLTensor (DLPack's dlpack.h), the first field of what a capsule points to."""
 
-    Raises TypeError for anything else, SpecError for a mixture, for values that are no real numbers
-    and for ranks other than four (three for lse and dlse).
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
+                ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]  # fmt: skip
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+class View:
+    """Memory on a GPU: address, shape, strides in elements, dtype's name and the device's number.
+
+    `owner` keeps the memory alive.
     """
 
-    def __init__(self, **given):
-        self.given = given
-        kinds = {name: _kind(name, x) for name, x in given.items()
-                 if x is not None or name in ("q", "k", "v")}  # fmt: skip
-        if len(set(kinds.values())) > 1:
-            listed = ", ".join(f"{name} is a {kind}" for name, kind in kinds.items())
-            raise SpecError(f"{listed}: pass all as NumPy arrays or all as torch tensors")
-        self.are_torch = "torch tensor" in kinds.values()
-        for name in kinds:
-            self._check(name, given[name])
+    def __init__(self, owner, address, shape, strides, dtype, device):
+        self.owner, self.shape, self.dtype, self.device = owner, tuple(shape), dtype, device
+        self._address = address
+        dense, step = [], 1
+        for size in reversed(self.shape):
+            dense.insert(0, step)
+            step *= size
+        self._dense = tuple(dense)
+        self._strides = self._dense if strides is None else tuple(strides)
 
-    def _check(self, name, x):
-        rank, axes = (3, "") if name in ("lse", "dlse") else (4, ", channel")
-        if len(x.shape) != rank:
-            raise SpecError(
-                f"{name} has rank {len(x.shape)}; it must have rank {rank}: (batch, head, "
-                f"token{axes})"
+    def data_ptr(self):
+        return self._address
+
+    def stride(self):
+        return self._strides
+
+    def is_contiguous(self):
+        return self._strides == self._dense
+
+    @classmethod
+    def of(cls, name, x, stream):
+        """A view of `x`, whose memory is ready for the stream. SpecError for what has none."""
+        if hasattr(x, "__dlpack__"):
+            return cls._by_dlpack(name, x, stream)
+        if hasattr(x, "__cuda_array_interface__"):
+            return cls._by_interface(name, x, stream)
+        raise options.SpecError(
+            f"{name} is {options.a_kind(x)}; pass an array on a CUDA GPU that has __dlpack__ or "
+            "__cuda_array_interface__, as CuPy's and Numba's have"
+        )
+
+    @classmethod
+    def _by_dlpack(cls, name, x, stream):
+        kind, _ = x.__dlpack_device__()
+        if kind != _CUDA:
+            raise options.SpecError(
+                f"{name} is on a device of DLPack's kind {int(kind)}; the kernels need a CUDA GPU "
+                f"(kind {_CUDA}). For the CPU there are sagebwd.trace and sagebwd.reference"
             )
-        if self.are_torch and str(x.layout) != "torch.strided":
-            raise SpecError(f"{name} is {x.layout}; pass a dense tensor: {name}.to_dense()")
-        if self.are_torch and x.is_meta:
-            raise SpecError(f"{name} is a meta tensor, which has no values")
-        real = x.is_floating_point() if self.are_torch else x.dtype.kind in "fiu"
-        if not real:
-            raise SpecError(f"{name} is of {x.dtype}; its values must be real numbers")
+        capsule = x.__dlpack__(stream=stream or 1)  # 1 is the legacy default stream, our 0
+        t = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+        codes = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
+        dtype = f"{codes.get(t.code, f'DLPack code {t.code} of ')}{t.bits}"
+        return cls((x, capsule), (t.data or 0) + t.byte_offset, t.shape[: t.ndim],
+                   t.strides[: t.ndim] if t.strides else None, dtype, t.device_id)  # fmt: skip
 
-    def numpy(self):
-        """All of them as arrays on the CPU, in the order in which they were given."""
-        given = list(self.given.values())
-        if self.are_torch:
-            given = [None if x is None else x.detach().float().cpu().numpy() for x in given]
-        return given
+    @classmethod
+    def _by_interface(cls, name, x, stream):
+        given = x.__cuda_array_interface__
+        theirs = given.get("stream")
+        if theirs is not None and theirs != (stream or 1):
+            raise options.SpecError(
+                f"{name} is being written on stream {theirs:#x}, and the call is on {stream:#x}: "
+                f"pass stream={theirs:#x}, or an array whose work is done"
+            )
+        kind, size = given["typestr"][1:2], int(given["typestr"][2:])
+        names = {"f": "float", "i": "int", "u": "uint"}
+        dtype = f"{names.get(kind, kind)}{8 * size}"
+        strides = given.get("strides")
+        if strides is not None:
+            strides = [stride // size for stride in strides]
+        return cls(x, given["data"][0], given["shape"], strides, dtype, None)
+
+
+# ---- whose arrays they are -----------------------------------------------------------------------
+
+
+def _cupy_of(x):
+    """The module CuPy where `x` is an array of it, else None."""
+    return importlib.import_module("cupy") if type(x).__module__.split(".")[0] == "cupy" else None
+
+
+def _stream_of(x, stream):
+    """The address of the stream that a call is on."""
+    if stream is not None:
+        return options.whole_number("stream", getattr(stream, "ptr", stream), 0,
+                                    "the address of a CUstream, 0 for the default one")  # fmt: skip
+    if cupy := _cupy_of(x):
+        return cupy.cuda.get_current_stream().ptr
+    raise options.SpecError(
+        "stream=None means CuPy's current one, and q is no array of CuPy's: pass the address of a "
+        "CUstream, 0 for the default one"
+    )
+
+
+def _maker_of(x, empty):
+    if empty is not None:
+        options.check_callback("empty", empty)
+        return empty
+    if cupy := _cupy_of(x):
+        return cupy.empty
+    raise options.SpecError(
+        f"how to make results beside q, {options.a_kind(x)}, is not known: pass empty=, a function "
+        "of a shape and a dtype's name that gives a contiguous array on q's GPU"
+    )
+
+
+def _device_of(views):
+    """The number of the GPU. The CUDA array interface does not say it."""
+    devices = {view.device for view in views} - {None}
+    if len(devices) > 1:
+        raise options.SpecError(f"q, k and v are on GPUs {sorted(devices)}: move them to one")
+    if devices:
+        return devices.pop()
+    if len(_core.driver()["devices"]) > 1:
+        raise options.SpecError(
+            "q, k and v have __cuda_array_interface__ alone, which does not say which of several "
+            "GPUs they are on: pass arrays that also have __dlpack__, or make one GPU visible"
+        )
+    return 0
+
+
+class _Call:
+    """What both passes begin with: views of q, k and v, the operation, and how results are made."""
+
+    def __init__(self, q, k, v, softmax_scale, layout, stream, empty, chosen):
+        self.stream, self._layout = _stream_of(q, stream), layout
+        self._empty = _maker_of(q, empty)
+        self.q, self.k, self.v = views = [self._view(n, x) for n, x in zip("qkv", (q, k, v))]
+        for name, view in zip("qkv", views):
+            check_rank(name, view.shape)
+            if view.dtype not in ("bfloat16", "float16"):
+                raise options.SpecError(
+                    f"{name} is {view.dtype}; the kernels take bfloat16 or float16: convert it"
+                )
+        check_equal(*(view.dtype for view in views), "are", "have one dtype: convert them")
+        self._problem = problem_of_shapes(*(view.shape for view in views), layout)
+        batch, heads, _, queries, keys = self._problem
+        if 0 in self._problem:
+            raise options.SpecError(
+                f"q has shape {self.q.shape} and k {self.k.shape}: without queries or keys nothing "
+                "is launched; out and gradients are zero there, and lse -inf"
+            )
+        self.like_out, self.rows = (*self.q.shape[:3], self.v.shape[3]), (batch, heads, queries)
+        self._scale = options.check_softmax_scale(softmax_scale, self.q.shape[3])
+        text = options.text_of(options.with_mask(chosen, queries, keys))
+        self.kernels = _operation(text, self.q.shape[3], self.q.dtype, _device_of(views))
+
+    def _view(self, name, x):
+        return View.of(name, x, self.stream)
+
+    def new(self, shape, dtype):
+        """An array of the caller's library, and a view of it."""
+        made = self._empty(shape, dtype)
+        view = self._view("what empty() gives", made)
+        if view.shape != tuple(shape) or view.dtype != dtype or not view.is_contiguous():
+            raise options.SpecError(
+                f"empty({shape}, {dtype!r}) gave {view.shape} of {view.dtype} with strides "
+                f"{view.stride()}; it must give just that, contiguous"
+            )
+        return made, view
+
+    def like(self, name, x, shape, dtype):
+        """A view of an array that must have a shape and a dtype."""
+        view = self._view(name, x)
+        if view.shape != tuple(shape) or view.dtype != dtype:
+            raise options.SpecError(
+                f"{name} is {view.shape} of {view.dtype}; it must be {tuple(shape)} of {dtype}"
+            )
+        return view
+
+    def of_rows(self, name, x):
+        view = self.like(name, x, self.rows, "float32")
+        if not view.is_contiguous():
+            raise options.SpecError(f"{name} has strides {view.stride()}; it must be contiguous")
+        return view
+
+    def run(self, prepare, strided, rows):
+        """Launches a pass on the stream: over q, k, v and more tensors with strides, by name, and
+        addresses of rows."""
+        given = {"q": self.q, "k": self.k, "v": self.v, **strided}
+        operands = [required_operand(name, view, self._layout) for name, view in given.items()]
+        run = prepare(self._problem, [o[1:] for o in operands], self._scale, False, self.v.shape[3])
+        _, workspace = self.new((run.workspace_bytes,), "uint8")
+        run(*(o[0] for o in operands), *rows, workspace.data_ptr(), self.stream)
+
+
+@functools.cache
+def _operation(text, head_dim, dtype, device):
+    return _core.Attention(options.spec_of_text(text, head_dim=head_dim, dtype=dtype), device)
+
+
+# ---- the passes ----------------------------------------------------------------------------------
+
+
+@options.takes()
+def attention_forward(
+    q, k, v, *, softmax_scale=None, layout="bhsd", stream=None, empty=None, chosen
+):
+    """(out, lse) of softmax(softmax_scale q k^T) v (SageBwd, arXiv 2603.02170, Algorithm 1).
+
+    Args:
+        q: (batch, heads, queries, head_dim), bfloat16 (by DLPack) or float16, on a CUDA GPU. The
+            last dimension is contiguous; other strides and the address are multiples of 16 bytes.
+        k, v: (batch, heads_kv, keys, head_dim); v may have fewer channels where head_dim is none
+            of 64, 128 and 256.
+        softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
+        layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
+        {options}
+        stream: the address of the CUstream that the kernels are launched on, or an object with it
+            as `ptr`; None means CuPy's current one. By DLPack the arrays' library is told of it.
+        empty: a function of a shape and a dtype's name ('float16', 'bfloat16', 'float32', 'uint8')
+            that gives a contiguous array on q's GPU whose memory is free in the stream's order;
+            None means cupy.empty for arrays of CuPy's.
+
+    Returns:
+        out, contiguous, like q with v's channels, and lse, float32 of (batch, heads, queries).
+
+    Raises:
+        SpecError (a ValueError): arrays or options that no kernel takes.
+        LibraryError, CompileError, DriverError, OfflineError, PackError (RuntimeErrors): as
+            `sagebwd.attention`.
+    """
+    call = _Call(q, k, v, softmax_scale, layout, stream, empty, chosen)
+    out, out_view = call.new(call.like_out, call.q.dtype)
+    lse, lse_view = call.new(call.rows, "float32")
+    call.run(call.kernels.prepare_forward, {"out": out_view}, [lse_view.data_ptr()])
+    return out, lse
+
+
+@options.takes()
+def attention_backward(
+    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", stream=None,
+    empty=None, chosen,
+):  # fmt: skip
+    """(dq, dk, dv), contiguous, like q, k and v (SageBwd, arXiv 2603.02170, Algorithm 2).
+
+    Args:
+        dout: gradient of out, like it. out, lse: as the forward has given them.
+        q, k, v, stream, empty and the options: as given to the forward.
+        dlse: gradient of lse, float32 like it, or None.
+
+    Raises what `attention_forward` raises.
+    """
+    call = _Call(q, k, v, softmax_scale, layout, stream, empty, chosen)
+    strided = {name: call.like(name, x, call.like_out, call.q.dtype)
+               for name, x in (("out", out), ("dout", dout))}  # fmt: skip
+    rows = [call.of_rows("lse", lse), None if dlse is None else call.of_rows("dlse", dlse)]
+    made = [call.new(view.shape, view.dtype) for view in (call.q, call.k, call.v)]
+    strided.update(zip(("dq", "dk", "dv"), (view for _, view in made)))
+    call.run(call.kernels.prepare_backward, strided,
+             [0 if view is None else view.data_ptr() for view in rows])  # fmt: skip
+    return tuple(array for array, _ in made)

@@ -12,7 +12,8 @@ import torch
 
 from sagebwd import _core, options
 from sagebwd.sequences import check_packing
-from sagebwd.tensors import contiguous_strides, problem_of, readable, required_operand
+from sagebwd.shapes import contiguous_strides, required_operand
+from sagebwd.tensors import problem_of, readable
 
 _forms = {}
 #: Beyond as many, of a program whose lengths keep changing, all are forgotten.

@@ -6,7 +6,7 @@ channels. Everything is multi-threaded and releases the GIL. Invalid arguments r
 """
 
 from sagebwd import _core, inputs, options
-from sagebwd.arrays import Arrays
+from sagebwd.values import Arrays
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to"]
 

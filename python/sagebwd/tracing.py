@@ -4,7 +4,7 @@ import math
 
 from sagebwd import _core, options, reference
 from sagebwd import inputs as named
-from sagebwd.arrays import Arrays
+from sagebwd.values import Arrays
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")

@@ -1,0 +1,214 @@
+//===- module_jax.cpp - Both passes as calls of XLA -------------------------===//
+//
+// What jax.ffi registers: XLA hands over its buffers, which are contiguous, its stream and memory
+// for the workspace. Shapes were checked when the call was traced (integrations/jax.py).
+//
+//===----------------------------------------------------------------------===//
+#include "python/module_jax.h"
+
+#include "runtime/attention.h"
+
+#include <xla/ffi/api/ffi.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace ffi = xla::ffi;
+using namespace sagebwd;
+
+namespace {
+
+using Buffer = ffi::AnyBuffer;
+using Rows = ffi::Buffer<ffi::F32>;
+template <typename T> using Out = ffi::Result<T>;
+/// Memory on the device until the pass has run.
+using Allocate = std::function<void*(size_t)>;
+
+struct Where {
+  int device;
+  void* stream;
+  Allocate allocate;
+};
+struct Call {
+  std::string_view spec, layout;
+  float softmax_scale;
+};
+
+/// Made once for each line of options and device.
+Attention& operation(const std::string& spec, int device) {
+  static std::mutex mutex;
+  static auto& made = *new std::map<std::pair<std::string, int>, std::unique_ptr<Attention>>;
+  const std::lock_guard lock(mutex);
+  auto& found = made[{spec, device}];
+  if (!found)
+    found = std::make_unique<Attention>(parse_spec(spec), device);
+  return *found;
+}
+
+struct Shape {
+  int64_t batch, heads, tokens, channels;
+  bool heads_first;
+  Shape(const Buffer& buffer, std::string_view layout) : heads_first(layout == "bhsd") {
+    const auto dims = buffer.dimensions();
+    batch = dims[0], heads = dims[heads_first ? 1 : 2], tokens = dims[heads_first ? 2 : 1];
+    channels = dims[3];
+  }
+};
+
+Tensor tensor(const Buffer& buffer, std::string_view layout) {
+  const Shape s(buffer, layout);
+  const int64_t head = s.heads_first ? s.tokens * s.channels : s.channels;
+  const int64_t token = s.heads_first ? s.channels : s.heads * s.channels;
+  return {buffer.untyped_data(), s.heads * s.tokens * s.channels, head, token};
+}
+
+template <typename Args>
+void begin(Args& args, const Buffer& q, const Buffer& k, const Buffer& v, const Call& call) {
+  const Shape of_q(q, call.layout), of_k(k, call.layout);
+  args.problem = {of_q.batch, of_q.heads, of_k.heads, of_q.tokens, of_k.tokens};
+  args.q = tensor(q, call.layout);
+  args.k = tensor(k, call.layout);
+  args.v = tensor(v, call.layout);
+  args.softmax_scale = call.softmax_scale;
+  args.value_dim = static_cast<int>(v.dimensions()[3]);
+}
+
+template <typename Args> void give_workspace(Args& args, size_t bytes, const Where& where) {
+  args.workspace = where.allocate(bytes);
+  args.workspace_bytes = bytes;
+  args.stream = where.stream;
+}
+
+/// What is thrown becomes XLA's error: nothing may be thrown through it.
+template <typename Run> ffi::Error guarded(const Run& run) {
+  try {
+    run();
+    return ffi::Error::Success();
+  } catch (const SpecError& error) {
+    return ffi::Error::InvalidArgument(error.what());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(error.what());
+  }
+}
+
+ffi::Error forward(const Where& where, const Call& call, const Buffer& q, const Buffer& k,
+                   const Buffer& v, Out<Buffer> out, Out<Rows> lse) {
+  return guarded([&] {
+    Attention& attention = operation(std::string(call.spec), where.device);
+    ForwardArgs args;
+    begin(args, q, k, v, call);
+    args.out = tensor(*out, call.layout);
+    args.lse = lse->typed_data();
+    give_workspace(args, attention.forward_workspace_bytes(args.problem), where);
+    attention.forward(args);
+  });
+}
+
+ffi::Error backward(const Where& where, const Call& call, const Buffer& dout, const Buffer& q,
+                    const Buffer& k, const Buffer& v, const Buffer& out, const Rows& lse,
+                    const Rows& dlse, Out<Buffer> dq, Out<Buffer> dk, Out<Buffer> dv) {
+  return guarded([&] {
+    Attention& attention = operation(std::string(call.spec), where.device);
+    BackwardArgs args;
+    begin(args, q, k, v, call);
+    args.dout = tensor(dout, call.layout);
+    args.out = tensor(out, call.layout);
+    args.lse = lse.typed_data();
+    args.dlse = dlse.element_count() == 0 ? nullptr : dlse.typed_data();
+    args.dq = tensor(*dq, call.layout);
+    args.dk = tensor(*dk, call.layout);
+    args.dv = tensor(*dv, call.layout);
+    give_workspace(args, attention.backward_workspace_bytes(args.problem), where);
+    attention.backward(args);
+  });
+}
+
+// ---- what XLA calls
+// ------------------------------------------------------------------------------
+
+template <typename Binding> auto bind_call(Binding&& binding) {
+  return std::move(binding)
+      .template Attr<std::string_view>("spec")
+      .template Attr<std::string_view>("layout")
+      .template Attr<float>("softmax_scale");
+}
+template <typename Binding> auto bind_forward(Binding&& binding) {
+  return bind_call(std::move(binding))
+      .template Arg<Buffer>() // q
+      .template Arg<Buffer>() // k
+      .template Arg<Buffer>() // v
+      .template Ret<Buffer>() // out
+      .template Ret<Rows>();  // lse
+}
+template <typename Binding> auto bind_backward(Binding&& binding) {
+  return bind_call(std::move(binding))
+      .template Arg<Buffer>()  // dout
+      .template Arg<Buffer>()  // q
+      .template Arg<Buffer>()  // k
+      .template Arg<Buffer>()  // v
+      .template Arg<Buffer>()  // out
+      .template Arg<Rows>()    // lse
+      .template Arg<Rows>()    // dlse
+      .template Ret<Buffer>()  // dq
+      .template Ret<Buffer>()  // dk
+      .template Ret<Buffer>(); // dv
+}
+
+auto on_gpu() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<void*>>()
+      .Ctx<ffi::ScratchAllocator>()
+      .Ctx<ffi::DeviceOrdinal>();
+}
+template <auto pass>
+constexpr auto kOnGpu = [](void* stream, ffi::ScratchAllocator scratch, int32_t device,
+                           std::string_view spec, std::string_view layout, float scale,
+                           auto... tensors) {
+  const Allocate allocate = [&](size_t bytes) {
+    const std::optional<void*> memory = scratch.Allocate(bytes, 256);
+    if (!memory)
+      throw std::runtime_error("XLA has no " + std::to_string(bytes) +
+                               " bytes of GPU memory left for the workspace");
+    return *memory;
+  };
+  return pass({device, stream, allocate}, {spec, layout, scale}, tensors...);
+};
+
+/// For tests: a simulated GPU's memory is the host's, which is XLA's CPU.
+template <auto pass> constexpr auto kSimulated = [](std::string_view spec, std::string_view layout,
+                                                    float scale, auto... tensors) {
+  std::vector<char> memory;
+  const Allocate allocate = [&](size_t bytes) {
+    memory.resize(bytes + 255);
+    const auto address = reinterpret_cast<uintptr_t>(memory.data());
+    return reinterpret_cast<void*>((address + 255) / 256 * 256);
+  };
+  return pass({0, nullptr, allocate}, {spec, layout, scale}, tensors...);
+};
+
+constexpr auto kOnCpu = [](auto...) {
+  return ffi::Error::InvalidArgument(
+      "these arrays are on the CPU; the kernels need a CUDA GPU: move them by jax.device_put. For "
+      "the CPU there are sagebwd.trace and sagebwd.reference");
+};
+
+XLA_FFI_DEFINE_HANDLER(forward_on_gpu, kOnGpu<forward>, bind_forward(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(backward_on_gpu, kOnGpu<backward>, bind_backward(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(forward_on_cpu, kOnCpu, bind_forward(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(backward_on_cpu, kOnCpu, bind_backward(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(forward_simulated, kSimulated<forward>, bind_forward(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(backward_simulated, kSimulated<backward>, bind_backward(ffi::Ffi::Bind()));
+
+} // namespace
+
+std::vector<python::JaxTarget> python::jax_targets() {
+  return {{"forward", "CUDA", reinterpret_cast<void*>(forward_on_gpu)},
+          {"backward", "CUDA", reinterpret_cast<void*>(backward_on_gpu)},
+          {"forward", "cpu", reinterpret_cast<void*>(forward_on_cpu)},
+          {"backward", "cpu", reinterpret_cast<void*>(backward_on_cpu)},
+          {"forward", "simulated", reinterpret_cast<void*>(forward_simulated)},
+          {"backward", "simulated", reinterpret_cast<void*>(backward_simulated)}};
+}

@@ -1,0 +1,79 @@
+"""Which shapes belong together, and which strides kernels can read, whatever holds the data."""
+
+from sagebwd import options
+
+
+def problem_of_shapes(q, k, v, layout):
+    """(batch, heads, heads_kv, seq_q, seq_kv) of shapes of rank 4, else SpecError.
+
+    v may have fewer channels than q and k.
+    """
+    options.check_layout(layout)
+    dims = (q[3], k[3], v[3])
+    if dims[0] != dims[1] or dims[2] > dims[0]:
+        check_equal(*dims, "have head dims",
+                    "be equal, v's may be smaller: pad the smaller ones with zeros")  # fmt: skip
+    if k[:3] != v[:3]:
+        raise options.SpecError(
+            f"k has shape {k} and v {v}; they must be equal but for the channels"
+        )
+    if q[0] != k[0]:
+        raise options.SpecError(
+            f"q has batch {q[0]} and k {k[0]}; they must be equal: expand the smaller one"
+        )
+    head, token = (1, 2) if layout == "bhsd" else (2, 1)
+    heads, heads_kv = q[head], k[head]
+    if heads_kv == 0 or heads == 0 or heads % heads_kv != 0:
+        raise options.SpecError(
+            f"q has {heads} heads and k and v have {heads_kv}; the first must be a positive "
+            "multiple of the second (is layout= right?)"
+        )
+    return q[0], heads, heads_kv, q[token], k[token]
+
+
+def check_rank(name, shape):
+    if len(shape) != 4:
+        raise options.SpecError(
+            f"{name} has rank {len(shape)} (shape {shape}); it must have rank 4: (batch, head, "
+            "token, channel), or layout='bshd'"
+        )
+
+
+def check_equal(of_q, of_k, of_v, have, must):
+    if not of_q == of_k == of_v:
+        raise options.SpecError(f"q, k and v {have} {of_q}, {of_k} and {of_v}; they must {must}")
+
+
+def contiguous_strides(shape, layout):
+    """Batch, head and token strides of a contiguous tensor."""
+    second = shape[3]
+    first = shape[2] * second
+    batch = shape[1] * first
+    return (batch, first, second) if layout == "bhsd" else (batch, second, first)
+
+
+def operand_of(t, layout):
+    """(address, batch, head and token strides), or None where no kernel can read the tensor.
+
+    `t` has shape, stride() in elements and data_ptr(). Copies move 16 bytes, so all of these must
+    be multiples of 8 elements; the stride of a dimension of size one is never used.
+    """
+    shape, stride = t.shape, t.stride()
+    batch = stride[0] if shape[0] > 1 else 0
+    first = stride[1] if shape[1] > 1 else 0
+    second = stride[2] if shape[2] > 1 else 0
+    address = t.data_ptr()
+    if stride[3] != 1 or (batch | first | second) & 7 or address & 15:
+        return None
+    return (address, batch, first, second) if layout == "bhsd" else (address, batch, second, first)
+
+
+def required_operand(name, t, layout):
+    operand = operand_of(t, layout)
+    if operand is None:
+        raise options.SpecError(
+            f"{name} has strides {tuple(t.stride())} (elements) and address {t.data_ptr():#x}; the "
+            "last stride must be 1, and the others and the address multiples of 16 bytes (8 "
+            f"elements): pass {name}.{'clone' if t.is_contiguous() else 'contiguous'}()"
+        )
+    return operand

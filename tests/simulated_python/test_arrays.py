@@ -1,0 +1,124 @@
+"""sagebwd.arrays on a simulated GPU, whose memory NumPy's arrays are."""
+
+import ctypes
+import os
+
+import numpy as np
+import pytest
+
+import sagebwd
+from sagebwd import arrays
+
+if "simulator" not in os.environ.get("LD_LIBRARY_PATH", ""):
+    pytest.skip("needs the simulator", allow_module_level=True)
+
+
+class ByInterface:
+    """A NumPy array as if it lay on a GPU, with the CUDA array interface alone."""
+
+    stream = None
+
+    def __init__(self, array):
+        self.array = array
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.array.shape, "strides": self.array.strides, "version": 3,
+                "typestr": self.array.dtype.str, "data": (self.array.ctypes.data, False),
+                "stream": self.stream}  # fmt: skip
+
+
+class ByDlpack:
+    """The same with DLPack alone; NumPy's own capsule, whose device is altered."""
+
+    def __init__(self, array):
+        self.array, self.streams = array, []
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, stream=None):
+        self.streams.append(stream)
+        capsule = self.array.__dlpack__()
+        at = arrays._pointer_of(capsule, b"dltensor")
+        ctypes.cast(at, ctypes.POINTER(arrays._Tensor)).contents.device_type = 2
+        return capsule
+
+
+def given(kind, *shapes):
+    random = np.random.default_rng(0)
+    return [kind(random.standard_normal(shape).astype(np.float16)) for shape in shapes]
+
+
+def empty(kind):
+    def make(shape, dtype):
+        raw = np.zeros(int(np.prod(shape)) * np.dtype(dtype).itemsize + 256, np.uint8)
+        start = -raw.ctypes.data % 256
+        flat = raw[start:].view(dtype) if start % np.dtype(dtype).itemsize == 0 else None
+        return kind(flat[: int(np.prod(shape))].reshape(shape))
+
+    return make
+
+
+def aligned(x):
+    """A copy of an array at a multiple of 256 bytes."""
+    copy = empty(lambda array: array)(x.shape, x.dtype)
+    copy[...] = x
+    return copy
+
+
+def error(found, expected):
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("kind", [ByInterface, ByDlpack])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_both_passes_are_near_the_reference(kind, layout):
+    q, k, v, dout = given(aligned, (1, 2, 70, 64), (1, 1, 90, 64), (1, 1, 90, 64), (1, 2, 70, 64))
+    exact = sagebwd.reference.exact(q, k, v, dout, causal="bottom-right")
+
+    def there(x):  # a view in the other layout
+        return kind(x if layout == "bhsd" else x.swapaxes(1, 2))
+
+    chosen = {"causal": "bottom-right", "layout": layout, "stream": 0, "empty": empty(kind)}
+    out, lse = arrays.attention_forward(there(q), there(k), there(v), **chosen)
+    gradients = arrays.attention_backward(there(dout), there(q), there(k), there(v), out, lse,
+                                          dlse=empty(kind)((1, 2, 70), "float32"), **chosen)
+    for name, found in zip(("out", "dq", "dk", "dv"), (out, *gradients)):
+        found = found.array if layout == "bhsd" else found.array.swapaxes(1, 2)
+        assert error(found.astype(np.float64), exact[name]) < 0.03, name
+    assert error(lse.array, exact["lse"]) < 1e-3
+
+
+def test_dlpack_is_told_of_the_stream():
+    q, k, v = given(lambda x: ByDlpack(aligned(x)), *[(1, 1, 64, 64)] * 3)
+    arrays.attention_forward(q, k, v, stream=0, empty=empty(ByDlpack))
+    assert q.streams == [1]  # DLPack's number of the legacy default stream
+
+
+def test_refusals():
+    q, k, v = given(lambda x: ByInterface(aligned(x)), *[(1, 1, 64, 64)] * 3)
+    chosen = {"stream": 0, "empty": empty(ByInterface)}
+
+    def refused(match, *tensors, **changed):
+        with pytest.raises(sagebwd.SpecError, match=match):
+            arrays.attention_forward(*(tensors or (q, k, v)), **{**chosen, **changed})
+
+    refused("pass the address of a CUstream", stream=None)
+    refused("pass empty=, a function of a shape", empty=None)
+    refused("stream='s': pass the address", stream="s")
+    refused("kind 1; the kernels need a CUDA GPU", q.array, k, v)
+    refused("q is a list; pass an array", [1], k, v)
+    refused("q is float32; the kernels take", ByInterface(q.array.astype(np.float32)), k, v)
+    refused("k has rank 3", q, ByInterface(k.array[0]), v)
+    refused("q has strides .* multiples of 16 bytes", ByInterface(q.array[..., ::-1]), k, v)
+    refused("without queries or keys", ByInterface(q.array[:, :, :0]), k, v)
+    refused(r"empty\(.*\) gave", empty=lambda shape, dtype: empty(ByInterface)((8,), dtype))
+    busy = ByInterface(q.array)
+    busy.stream = 77
+    refused("being written on stream 0x4d, and the call is on 0x0: pass stream=0x4d", busy, k, v)
+    with pytest.raises(TypeError, match="cu_seqlens_q"):
+        arrays.attention_forward(q, k, v, cu_seqlens_q=None, **chosen)
+    out, lse = arrays.attention_forward(q, k, v, **chosen)
+    with pytest.raises(sagebwd.SpecError, match=r"lse is \(1, 1, 63\) of float32; it must be"):
+        arrays.attention_backward(out, q, k, v, out, ByInterface(lse.array[..., 1:]), **chosen)
