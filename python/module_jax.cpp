@@ -178,16 +178,17 @@ constexpr auto kOnGpu = [](void* stream, ffi::ScratchAllocator scratch, int32_t 
 };
 
 /// For tests: a simulated GPU's memory is the host's, which is XLA's CPU.
-template <auto pass> constexpr auto kSimulated = [](std::string_view spec, std::string_view layout,
-                                                    float scale, auto... tensors) {
-  std::vector<char> memory;
-  const Allocate allocate = [&](size_t bytes) {
-    memory.resize(bytes + 255);
-    const auto address = reinterpret_cast<uintptr_t>(memory.data());
-    return reinterpret_cast<void*>((address + 255) / 256 * 256);
-  };
-  return pass({0, nullptr, allocate}, {spec, layout, scale}, tensors...);
-};
+template <auto pass>
+constexpr auto kSimulated =
+    [](std::string_view spec, std::string_view layout, float scale, auto... tensors) {
+      std::vector<char> memory;
+      const Allocate allocate = [&](size_t bytes) {
+        memory.resize(bytes + 255);
+        const auto address = reinterpret_cast<uintptr_t>(memory.data());
+        return reinterpret_cast<void*>((address + 255) / 256 * 256);
+      };
+      return pass({0, nullptr, allocate}, {spec, layout, scale}, tensors...);
+    };
 
 constexpr auto kOnCpu = [](auto...) {
   return ffi::Error::InvalidArgument(

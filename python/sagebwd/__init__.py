@@ -29,7 +29,7 @@ except ImportError as _error:
 
     raise ImportError(_extension.reason(_error)) from None
 
-from sagebwd import _nvrtc, reference
+from sagebwd import _nvrtc, arrays, reference
 from sagebwd._core import (
     CompileError,
     DriverError,
@@ -106,7 +106,8 @@ except _metadata.PackageNotFoundError:  # run from a source tree
 __all__ = [
     "INPUTS", "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError",
     "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TuneError", "TunedKernel",
-    "archs", "attention", "attention_backward", "attention_forward", "build", "cache_stats",
+    "archs", "arrays", "attention", "attention_backward", "attention_forward", "build",
+    "cache_stats",
     "compare_plans", "doctor", "emit", "export_records", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "import_records",
