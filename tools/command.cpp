@@ -26,4 +26,9 @@ std::vector<std::unique_ptr<Command>> make_all(std::initializer_list<MakeCommand
   return commands;
 }
 
+std::vector<std::unique_ptr<Command>> all_commands() {
+  return make_all({make_doctor, make_emit, make_build, make_prebuild, make_tune, make_verify,
+                   make_trace, make_cache, make_completion});
+}
+
 } // namespace sagebwd::tools

@@ -43,7 +43,9 @@ protected:
 /// Makes one subcommand, or one of "sagebwd cache".
 using MakeCommand = std::unique_ptr<Command>();
 MakeCommand make_doctor, make_emit, make_build, make_prebuild, make_tune, make_verify, make_trace,
-    make_cache;
+    make_cache, make_completion;
 std::vector<std::unique_ptr<Command>> make_all(std::initializer_list<MakeCommand*>);
+/// Every one, as "sagebwd --help" lists them.
+std::vector<std::unique_ptr<Command>> all_commands();
 
 } // namespace sagebwd::tools

@@ -28,7 +28,7 @@ void print_overview(const Command& root, FILE* stream) {
         "\n",
         stream);
   for (const auto& command : root.subcommands)
-    fprintf(stream, "  %-8s %s\n", command->name.c_str(), command->summary.c_str());
+    fprintf(stream, "  %-10s %s\n", command->name.c_str(), command->summary.c_str());
   fputs("\n"
         "'sagebwd COMMAND --help' lists a command's options and shows examples.\n"
         "Exit codes: 0 done, 1 failed, 2 wrong use.\n",
@@ -115,8 +115,7 @@ int main(int count, char** values) {
     return tune_worker_main(); // not for people, so that no list has it
   std::vector<std::string> arguments(values + 1, values + count);
   Command root("", "", "");
-  root.subcommands = make_all({make_doctor, make_emit, make_build, make_prebuild, make_tune,
-                               make_verify, make_trace, make_cache});
+  root.subcommands = all_commands();
   int code = kDone;
   if (!arguments.empty() && arguments.front() == "--version")
     puts("sagebwd " SAGEBWD_VERSION);

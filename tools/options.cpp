@@ -160,6 +160,19 @@ std::vector<std::string> OptionTable::given() const {
   return names;
 }
 
+std::vector<std::string> OptionTable::words() const {
+  std::vector<std::string> words;
+  for (const Option& choice : positional_) {
+    llvm::SmallVector<llvm::StringRef> choices;
+    llvm::SplitString(choice.placeholder, choices, "|");
+    if (choices.size() > 1)
+      words.insert(words.end(), choices.begin(), choices.end());
+  }
+  for (const Option& option : options_)
+    words.push_back("--" + option.name);
+  return words;
+}
+
 std::string OptionTable::help() const {
   constexpr size_t kColumn = 30;
   std::string lines;

@@ -52,6 +52,8 @@ public:
   bool given(const std::string& name) const;
   /// The names of all that were given.
   std::vector<std::string> given() const;
+  /// What may be typed: every option, and of an argument like "bash|zsh" each choice.
+  std::vector<std::string> words() const;
   /// One line an option.
   std::string help() const;
 

@@ -3,6 +3,7 @@
 #include "runtime/reference/reference.h"
 #include "tools/command.h"
 #include "tools/input_options.h"
+#include "tools/picture.h"
 #include "tools/spec_options.h"
 
 #include <algorithm>
@@ -66,7 +67,8 @@ public:
                 "  sagebwd trace --plan s,pv,dv,dp,dq,dk          # dP in INT8 as well\n"
                 "  sagebwd trace --key-offset 20 --no-smooth-k\n"
                 "  sagebwd trace --inputs heavy-channels --causal top-left --no-rotate\n"
-                "  sagebwd trace --inputs sink --causal top-left --seq-len 4096 --heads 4\n") {
+                "  sagebwd trace --inputs sink --causal top-left --seq-len 4096 --heads 4\n"
+                "  sagebwd trace --head-dim 64 --plot errors.svg\n") {
     options.word(
         "device", "DEVICE",
         [this](const std::string& given) {
@@ -85,6 +87,7 @@ public:
     options.number("key-offset", key_offset_, -1e4, 1e4,
                    "added to every gaussian key, with alternating sign over the channels");
     options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(), "of the random inputs");
+    plot_.declare(options, "each tensor's error");
   }
 
   ExitCode run() override;
@@ -93,6 +96,7 @@ private:
   ProblemOptions problem_;
   SpecOptions spec_;
   InputOptions inputs_;
+  PlotOption plot_;
   std::vector<std::string> plan_;
   double sigma_ = 1, key_offset_ = 0;
   uint64_t seed_ = 0;
@@ -147,10 +151,13 @@ ExitCode Trace::run() {
   if (on_gpu_)
     replace_outputs(rows, inputs, spec, gpu_);
   Table table;
-  for (const auto& [tensor, figures] : rows)
+  BarChart chart{"relative L2 error against FP64", {}};
+  for (const auto& [tensor, figures] : rows) {
+    chart.bars.push_back({tensor, figures.rel_l2, format("%.5f", figures.rel_l2)});
     table.add({{"tensor", "tensor", tensor},
                number("cosine", "cosine", 6, figures.cosine),
                number("rel_l2", "rel. L2", 5, figures.rel_l2)});
+  }
   const std::string line = sagebwd::to_string(*spec), products = to_string(plan);
   json::Object facts = json_of(problem);
   facts["tensors"] = table.json_by("tensor");
@@ -162,12 +169,14 @@ ExitCode Trace::run() {
   facts["sigma"] = sigma_;
   facts["key_offset"] = key_offset_;
   facts["seed"] = seed_;
+  const bool gaussian = kind.distribution == reference::Distribution::gaussian;
+  const std::string drawn = name + (gaussian ? format(" of sigma %g", sigma_) : "");
+  const std::string title = format("%s, INT8 products %s, inputs %s, seed %zu, %s", line.c_str(),
+                                   products.c_str(), drawn.c_str(), size_t{seed_},
+                                   on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");
+  plot_.write(title, {chart});
   return finish(std::move(facts), [&] {
-    const bool gaussian = kind.distribution == reference::Distribution::gaussian;
-    const std::string drawn = name + (gaussian ? format(" of sigma %g", sigma_) : "");
-    printf("%s, INT8 products %s, inputs %s, seed %zu, %s\n", line.c_str(), products.c_str(),
-           drawn.c_str(), size_t{seed_},
-           on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");
+    puts(title.c_str());
     table.print();
   });
 }

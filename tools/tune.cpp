@@ -5,6 +5,7 @@
 #include "runtime/tuner/records.h"
 #include "runtime/tuner/tuner.h"
 #include "tools/command.h"
+#include "tools/picture.h"
 #include "tools/spec_options.h"
 #include "tools/tune_plans.h"
 
@@ -90,6 +91,23 @@ void print_tables(const std::vector<Tuned>& kernels, double seconds, bool kept) 
          kept ? ("kept in " + user_records().place()).c_str() : "not all kept");
 }
 
+/// The times of each kernel's tiles.
+std::vector<BarChart> charts_of_tiles(const std::vector<Tuned>& kernels) {
+  std::vector<BarChart> charts;
+  for (const Tuned& kernel : kernels) {
+    const TuningRecord& record = kernel.record;
+    BarChart chart{record.key["kind"] + ", " + record.key["bucket"] + ", ms", {}};
+    for (const TriedTile& tried : record.candidates) {
+      const bool timed = tried.outcome == "timed";
+      chart.bars.push_back({tried.tile, timed ? tried.median_ms : 0,
+                            timed ? ms_text(tried, tried.median_ms) : tried.outcome,
+                            tried.tile == record.tile});
+    }
+    charts.push_back(std::move(chart));
+  }
+  return charts;
+}
+
 /// As to_string() prints the spec, without its booleans.
 std::string spec_of(const CacheKey& key) {
   std::string line;
@@ -126,7 +144,7 @@ public:
             "  sagebwd tune --head-dim 128 --seq-len 8192\n"
             "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
             "  sagebwd tune --kernel forward --tile 'mma 64x128 w4 s1 b2' --force\n"
-            "  sagebwd tune --plans --head-dim 128 --seq-len 8192\n"
+            "  sagebwd tune --plans --head-dim 128 --seq-len 8192 --plot plans.svg\n"
             "  sagebwd tune --list\n"
             "  sagebwd tune --export h200.json\n"
             "  sagebwd tune --import h200.json\n") {
@@ -138,6 +156,7 @@ public:
     options.integer("rounds", rounds_, tuner::kFewestRounds, 1000, "timings of each, at most");
     options.flag("force", force_, "tune again what has a record");
     options.flag("plans", plans_, "compare the precisions on this GPU; nothing is kept");
+    plot_.declare(options, "the times of tiles, or of precisions");
     options.flag("list", list_, "list the records here");
     options.text("export", "FILE", export_, "write the records here into a file");
     options.text("import", "FILE", import_, "take over the records of a file");
@@ -223,6 +242,7 @@ private:
     if (lost > 0)
       failures.push_back(counted(lost, "record") + " could not be kept; no later run will know " +
                          (lost == 1 ? "it" : "them"));
+    plot_.write("sagebwd tune, " + to_string(request.spec), charts_of_tiles(kernels));
     return finish(json::Object{{"problem", json_of(request.problem)},
                                {"spec", to_string(request.spec)},
                                {"seconds", seconds},
@@ -254,6 +274,7 @@ private:
     const std::vector<PlanFigures> plans = compare_plans(request);
     bar.reset();
     const Table table = table_of(plans);
+    plot_.write("sagebwd tune --plans, " + to_string(request.spec), charts_of(plans));
     return finish(json::Object{{"problem", json_of(request.problem)},
                                {"spec", to_string(request.spec)},
                                {"gpu", driver::device_info(device_).name},
@@ -323,6 +344,7 @@ private:
 
   SpecOptions spec_;
   ProblemOptions problem_;
+  PlotOption plot_;
   std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_;
   bool force_ = false, plans_ = false, list_ = false, overwrite_ = false;
   int device_ = 0, rounds_ = 15;

@@ -3,6 +3,7 @@
 
 #include "runtime/plans.h"
 #include "tools/console.h"
+#include "tools/picture.h"
 
 #include <vector>
 
@@ -10,6 +11,8 @@ namespace sagebwd::tools {
 
 /// A row a precision; the first is what the others' speed is measured against.
 Table table_of(const std::vector<PlanFigures>&);
+/// Their times, and their largest errors.
+std::vector<BarChart> charts_of(const std::vector<PlanFigures>&);
 /// What stands below it.
 std::string legend_of(const std::vector<PlanFigures>&, const Problem& timed);
 

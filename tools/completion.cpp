@@ -1,0 +1,113 @@
+//===- completion.cpp - sagebwd completion ---------------------------------===//
+//
+// What a shell asks to complete commands and options by, written from the same tables as --help.
+//
+//===----------------------------------------------------------------------===//
+#include "tools/command.h"
+
+#include <algorithm>
+
+namespace sagebwd::tools {
+
+namespace {
+
+struct Words {
+  std::string before; ///< "sagebwd cache", say
+  std::vector<std::string> next;
+};
+
+/// Of a command and all below it, what may come behind it.
+void collect(const Command& command, std::vector<Words>& all) {
+  const std::string before = command.name.empty() ? "sagebwd" : "sagebwd " + command.name;
+  Words words{before, {}};
+  if (command.subcommands.empty())
+    words.next = command.options.words();
+  words.next.push_back("--help");
+  for (const auto& sub : command.subcommands)
+    words.next.push_back(sub->name.substr(sub->name.rfind(' ') + 1));
+  all.push_back(words);
+  for (const auto& sub : command.subcommands)
+    collect(*sub, all);
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& word : words)
+    line += (line.empty() ? "" : " ") + word;
+  return line;
+}
+
+/// zsh reads bash's by its own bashcompinit.
+std::string for_bash(const std::vector<Words>& all) {
+  std::string script = "_sagebwd() {\n"
+                       "  local word=${COMP_WORDS[COMP_CWORD]} before=sagebwd i next\n"
+                       "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
+                       "    [[ ${COMP_WORDS[i]} == -* ]] || before+=\" ${COMP_WORDS[i]}\"\n"
+                       "  done\n"
+                       "  case $before in\n";
+  for (auto words = all.rbegin(); words != all.rend(); ++words) // the longest names first
+    script += "    '" + words->before + "'" + (words->before == "sagebwd" ? "" : "*") + ") next='" +
+              joined(words->next) + "' ;;\n";
+  return script + "  esac\n"
+                  "  COMPREPLY=($(compgen -W \"$next\" -- \"$word\"))\n"
+                  "}\n"
+                  "complete -o default -F _sagebwd sagebwd\n";
+}
+
+std::string for_fish(const std::vector<Words>& all) {
+  std::string script = "complete -c sagebwd -f\n";
+  for (const Words& words : all) {
+    const std::string behind = words.before.substr(std::min(words.before.size(), size_t{8}));
+    std::string condition = "__fish_use_subcommand";
+    if (!behind.empty()) {
+      condition = "";
+      for (size_t at = 0; at != std::string::npos;) {
+        const size_t end = behind.find(' ', at);
+        condition += (condition.empty() ? "" : "; and ") +
+                     ("__fish_seen_subcommand_from " + behind.substr(at, end - at));
+        at = end == std::string::npos ? end : end + 1;
+      }
+    }
+    for (const std::string& word : words.next)
+      script += "complete -c sagebwd -n '" + condition + "' " +
+                (word.starts_with("--") ? "-l " + word.substr(2) : "-a " + word) + "\n";
+  }
+  return script;
+}
+
+class Completion : public Command {
+public:
+  Completion()
+      : Command("completion", "print what a shell completes this command line by",
+                "Prints a script for bash, zsh or fish.\n"
+                "\n"
+                "examples:\n"
+                "  source <(sagebwd completion bash)              # in ~/.bashrc\n"
+                "  autoload -U bashcompinit && bashcompinit; source <(sagebwd completion zsh)\n"
+                "  sagebwd completion fish > ~/.config/fish/completions/sagebwd.fish\n") {
+    options.positional("bash|zsh|fish", shell_, "the shell");
+  }
+
+  ExitCode run() override {
+    if (shell_ != "bash" && shell_ != "zsh" && shell_ != "fish")
+      throw UsageError(shell_.empty()
+                           ? "for which shell? It takes bash, zsh or fish"
+                           : "'" + shell_ + "' is not known; it takes bash, zsh or fish");
+    Command root("", "", "");
+    root.subcommands = all_commands();
+    std::vector<Words> all;
+    collect(root, all);
+    const std::string script = shell_ == "fish" ? for_fish(all) : for_bash(all);
+    return finish(llvm::json::Object{{"shell", shell_}, {"script", script}},
+                  [&] { fputs(script.c_str(), stdout); });
+  }
+
+private:
+  std::string shell_;
+};
+
+} // namespace
+
+std::unique_ptr<Command> make_completion() { return std::make_unique<Completion>(); }
+
+} // namespace sagebwd::tools
