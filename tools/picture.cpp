@@ -13,7 +13,7 @@ namespace sagebwd::tools {
 namespace {
 
 constexpr int kWidth = 900, kMargin = 20, kLine = 22, kLabels = 230, kTexts = 120;
-constexpr size_t kTitle = 115; ///< characters in a line
+constexpr size_t kTitle = 95; ///< characters in a line
 
 std::string escaped(const std::string& text) {
   std::string safe;
