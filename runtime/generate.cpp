@@ -21,8 +21,13 @@ TemplateSource templates_in(std::string folder) {
 }
 
 KernelSource with_bounded_waits(KernelSource source) {
-  if (source.text.find("wait_for_phase(") != std::string::npos)
-    source.text = "#define SAGEBWD_BOUNDED_WAITS \"" + source.name + "\"\n" + source.text;
+  if (source.text.find("wait_for_phase(") == std::string::npos)
+    return source;
+  source.text = "#define SAGEBWD_BOUNDED_WAITS \"" + source.name +
+                "\"\n#define SAGEBWD_ARRIVALS_OFFSET " + std::to_string(source.shared_bytes) +
+                "\n" + source.text;
+  constexpr int kArrivalsBytes = 16 * 4; // ptx/bounded_wait.cuh
+  source.shared_bytes += kArrivalsBytes;
   return source;
 }
 

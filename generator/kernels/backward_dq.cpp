@@ -94,15 +94,16 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
 }
 
 /// Q and dO; stages of keys, their scales, values and keys that dS meets; scales of units of
-/// these keys' channels; what dP's start is multiplied by; barriers: the ring's, and that of Q and
-/// dO.
+/// these keys' channels; what dP's start is multiplied by, and S' start; barriers: the ring's, and
+/// that of Q and dO.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const bool dq8 = which_int8(s.precision).dq;
   const int step = dq8 ? s.group_kv : 2 * kTokensPerTile;
   const int stage = step * (width(s) + value_row(s) + (dq8 ? width(s) : value_row(s))) +
                     static_cast<int>(kPadding / kKeysAScale) * 4;
   return t.block_q * (width(s) + value_row(s)) + t.stages * stage +
-         (dq8 ? unit_bytes_ws(s, t, step) : 0) + 1024 + 2 * t.stages * 8 + 8;
+         (dq8 ? unit_bytes_ws(s, t, step) : 0) + 1024 +
+         magic_product_bytes(KernelKind::backward_dq, s) + 2 * t.stages * 8 + 8;
 }
 
 Tiling tiling_ws() {

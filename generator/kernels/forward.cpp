@@ -58,12 +58,13 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
   c.add("LEAN_COPIES", k.tile.family != Family::mma || wide(k.attention));
 }
 
-/// Tiles of a ring, scales of its keys and of units' channels, and barriers: the ring's, and that
-/// of Q.
+/// Tiles of a ring, scales of its keys and of units' channels, what S starts from, and barriers:
+/// the ring's, and that of Q.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const int keys = s.group_kv * width(s), key_scales = static_cast<int>(kPadding / kKeysAScale) * 4;
   return t.block_q * width(s) + t.stages * (2 * keys + key_scales) +
-         (blockwise(s) ? 0 : unit_bytes_ws(s, t, s.group_kv)) + 2 * t.stages * 8 + 8;
+         (blockwise(s) ? 0 : unit_bytes_ws(s, t, s.group_kv)) +
+         magic_product_bytes(KernelKind::forward, s) + 2 * t.stages * 8 + 8;
 }
 
 Tiling tiling_ws() {

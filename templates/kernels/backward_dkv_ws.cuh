@@ -52,7 +52,7 @@ struct SharedLayout {
   static constexpr int STARTS = ROWS + ROWS_BYTES; ///< of dP, from a vector of the rows
   static constexpr int STAGE_BYTES = STARTS + ColumnStart::BYTES;
   static constexpr int ONES = FIRST_STAGE + STAGES * STAGE_BYTES;
-  static constexpr int UNITS = ONES + ColumnStart::ONES_BYTES;
+  static constexpr int UNITS = ONES + OnesRows::BYTES;
   static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES; ///< of units, for each warp
   static constexpr int BARRIERS = RATIOS + (CHANNEL_UNITS ? CONSUMING_WARPS * VECTOR_BYTES : 0);
   static constexpr int STARTED = BARRIERS + Ring<CONSUMING_WARPS>::BYTES; ///< a barrier a stage
@@ -336,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
     publish_mbarriers();
   }
-  ColumnStart::write_ones(shared + SharedLayout::ONES);
+  OnesRows::write(shared + SharedLayout::ONES);
   fence_async_proxy();
   begin_in_stream_order();
   __syncthreads();

@@ -35,7 +35,8 @@ struct SharedLayout {
   static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;
   static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels
   static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES;       ///< of units, for each warp
-  static constexpr int BARRIERS = RATIOS + (BLOCK_SCALES ? 0 : BLOCK_Q / 16 * HEAD_DIM * 4);
+  static constexpr int MAGICS = RATIOS + (BLOCK_SCALES ? 0 : BLOCK_Q / 16 * HEAD_DIM * 4);
+  static constexpr int BARRIERS = MAGICS + MagicProduct::BYTES;
   static constexpr int QUERIES_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
   static constexpr int TOTAL = QUERIES_CAME + 8;
 };
@@ -136,6 +137,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const auto group_now = [&] {
     return WINDOW ? count + tiles_of<GROUP_KV>(keys_of(at, of_block())).begin : count;
   };
+  const MagicProduct start(shared + SharedLayout::MAGICS);
   const Turns<WARPGROUPS, 1> turns;
   const auto take_group = [&](const auto& hidden) {
     float unit = 1;
@@ -150,8 +152,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 
     Scores::Sum sums[COLUMNS8][4];
     turns.take();
-    issue_scores<KEY_TILES>(sums, queries,
-                            operand(SharedLayout::KEYS, place.stage, SharedLayout::KEYS_BYTES));
+    issue_scores<KEY_TILES>(
+        sums, queries, operand(SharedLayout::KEYS, place.stage, SharedLayout::KEYS_BYTES), start);
     finish<0>(sums);
     turns.pass();
     float largest[2], beta[2];
@@ -228,6 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     init_mbarrier(shared + SharedLayout::QUERIES_CAME, 1);
     publish_mbarriers();
   }
+  MagicProduct::write(shared + SharedLayout::MAGICS);
+  fence_async_proxy();
   begin_in_stream_order();
   __syncthreads();
   if (warp_id() >= BLOCK_Q / 16) {

@@ -8,12 +8,14 @@
 #pragma once
 
 #include "base.cuh"
+#include "ptx/bounded_wait.cuh"
 
 __device__ __forceinline__ void init_mbarrier(u32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 /// Makes initialised barriers known to copies; __syncthreads() makes them known to the block.
 __device__ __forceinline__ void publish_mbarriers() {
+  begin_counting_arrivals();
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void arrive(u32 barrier) {
@@ -24,38 +26,14 @@ __device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// With SAGEBWD_BOUNDED_WAITS, the kernel's name, a wait that takes as long as no kernel does ends
-// the kernel as a failed assertion that says which barrier it was for. The assertion is a call, for
-// which ptxas serialises all products of wgmma (C7510): what depends on their overlap is not seen.
-#ifdef SAGEBWD_BOUNDED_WAITS
-constexpr u64 LONGEST_WAIT_NS = 10ull * 1000 * 1000 * 1000;
-extern "C" __device__ void __assertfail(const char* message, const char* file, unsigned line,
-                                        const char* function, unsigned long char_bytes);
-__device__ __forceinline__ u64 nanoseconds() {
-  u64 now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-/// Where a kernel's own shared memory begins: behind what the system takes.
-__device__ __forceinline__ u32 first_own_byte() {
-  u32 first;
-  asm("mov.u32 %0, %%reserved_smem_offset_end;" : "=r"(first));
-  return first;
-}
-#endif
-
 /// Waits until the phase of this parity has ended: that is, for `what`.
 __device__ __forceinline__ void wait_for_phase(u32 barrier, u32 parity,
                                                [[maybe_unused]] const char* what = "copies") {
-#ifdef SAGEBWD_BOUNDED_WAITS
-  const u64 start = nanoseconds();
-#endif
+  [[maybe_unused]] const WaitBound bound;
   u32 ended;
   do {
 #ifdef SAGEBWD_BOUNDED_WAITS
-    if (nanoseconds() - start > LONGEST_WAIT_NS)
-      __assertfail(what, "barrier in shared memory at byte", barrier - first_own_byte(),
-                   SAGEBWD_BOUNDED_WAITS, 1);
+    bound.check(what, "barrier in shared memory at byte", barrier - first_own_byte());
 #endif
     asm volatile("{ .reg .pred p;\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"

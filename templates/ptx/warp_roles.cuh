@@ -2,15 +2,23 @@
 #pragma once
 
 #include "base.cuh"
+#include "ptx/bounded_wait.cuh"
 
 /// Named barriers of `THREADS` threads, whole warps: one waits, the other only arrives. Barrier 0
-/// is
-/// __syncthreads()'s.
+/// belongs to __syncthreads().
 template <int THREADS> __device__ __forceinline__ void named_barrier_sync(int barrier) {
+#ifdef SAGEBWD_BOUNDED_WAITS
+  wait_for_arrivals<THREADS>(barrier);
+#else
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+#endif
 }
 template <int THREADS> __device__ __forceinline__ void named_barrier_arrive(int barrier) {
+#ifdef SAGEBWD_BOUNDED_WAITS
+  count_arrival(barrier);
+#else
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+#endif
 }
 
 /// Registers a thread may use from here on, of a warpgroup's all threads: fewer, or more once

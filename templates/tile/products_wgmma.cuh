@@ -9,6 +9,7 @@
 
 #include "ptx/wgmma.cuh"
 #include "tile/accumulators.cuh"
+#include "tile/magic_product.cuh"
 #include "tile/shared_tile.cuh"
 
 /// Whether products run while their warps go on.
@@ -17,11 +18,11 @@ constexpr bool ASYNCHRONOUS = true;
 constexpr int SCORE_STEPS = SCORE_ROW_BYTES / 32;
 constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
 
-/// As in products_mma.cuh; here products start from 0 and take a conversion each.
+/// As in products_mma.cuh, where they start from MAGIC; else from 0, and take a conversion each.
 struct IntegerScores {
   using Sum = int;
-  static constexpr float ZERO = 0;
-  static constexpr int LOWEST = -(1 << 22);
+  static constexpr float ZERO = SCORES_FROM_MAGIC ? MAGIC : 0;
+  static constexpr int LOWEST = (SCORES_FROM_MAGIC ? MAGIC_BITS : 0) - (1 << 22);
   static __device__ __forceinline__ void multiply(int (*d)[4], u64 a, u64 b, bool accumulate) {
     wgmma_s8(d, a, b, accumulate);
   }
@@ -30,7 +31,9 @@ struct IntegerScores {
   static __device__ __forceinline__ void multiply_two(int (*d)[4], u64 a, u64 b, bool accumulate) {
     wgmma_s8_wide(d, a, b, accumulate);
   }
-  static __device__ __forceinline__ float value(int sum) { return static_cast<float>(sum); }
+  static __device__ __forceinline__ float value(int sum) {
+    return SCORES_FROM_MAGIC ? __int_as_float(sum) : static_cast<float>(sum);
+  }
   static __device__ __forceinline__ int maximum_of(int a, int b) { return maximum(a, b); }
 };
 struct FloatScores {
@@ -92,26 +95,30 @@ template <int ROW_BYTES> __device__ __forceinline__ u64 advance(u64 descriptor, 
          (step / STEPS_A_PANEL * PANEL_BYTES<ROW_BYTES> + step % STEPS_A_PANEL * 32) / 16;
 }
 
-/// s = rows of A x (rows of TILES tiles, one after the other)^T, for S.
-template <int TILES = 1, typename Rows, typename Tiles, typename S = Scores>
-__device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& rows, Tiles tiles) {
+/// s = `start` + rows of A x (rows of TILES tiles, one after the other)^T, for S.
+template <int TILES = 1, typename Rows, typename Tiles, typename Start = NoStart,
+          typename S = Scores>
+__device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& rows, Tiles tiles,
+                                             const Start& start = {}) {
   const u64 a = descriptor_of<PITCH<SCORE_ROW_BYTES>>(rows.tile);
   const u64 b = descriptor_of<PITCH<SCORE_ROW_BYTES>>(tiles);
   wgmma_fence();
   if constexpr (TILES == 2 && S::TAKES_TWO_TILES) {
+    start.issue_wide(s);
 #pragma unroll
     for (int step = 0; step < SCORE_STEPS; ++step)
       S::multiply_two(s, advance<SCORE_ROW_BYTES>(a, step), advance<SCORE_ROW_BYTES>(b, step),
-                      step > 0);
+                      SCORES_FROM_MAGIC || step > 0);
   } else {
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
+      start.issue(&s[tile * 8]);
 #pragma unroll
       for (int step = 0; step < SCORE_STEPS; ++step)
         Scores::multiply(&s[tile * 8], advance<SCORE_ROW_BYTES>(a, step),
                          advance<SCORE_ROW_BYTES>(b, step) +
                              tile * (TILE_ROWS * SCORE_ROW_BYTES) / 16,
-                         step > 0);
+                         SCORES_FROM_MAGIC || step > 0);
     }
   }
   wgmma_commit();

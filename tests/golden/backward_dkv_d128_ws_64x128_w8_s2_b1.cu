@@ -33,6 +33,7 @@ constexpr int BLOCK_Q = 64;
 constexpr int BLOCK_KV = 128;
 constexpr int STAGES = 2;
 constexpr int BLOCKS_PER_SM = 1;
+constexpr bool SCORES_FROM_MAGIC = false;
 constexpr int SHARED_BYTES = 147512;
 constexpr bool WITH_DQ = false;
 constexpr int VALUE_UNROLL = 8;
@@ -90,6 +91,7 @@ struct Params {
 //   base.cuh
 //   configuration.cuh
 //   ptx/stream_order.cuh
+//   ptx/bounded_wait.cuh
 //   ptx/warp_roles.cuh
 //   ptx/bulk_copy.cuh
 //   ptx/special.cuh
@@ -105,6 +107,8 @@ struct Params {
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
 //   ptx/wgmma.cuh
+//   tile/ones_rows.cuh
+//   tile/magic_product.cuh
 //   tile/products_wgmma.cuh
 //   tile/products.cuh
 //   tile/caller_rows.cuh

@@ -1,0 +1,96 @@
+"""SAGEBWD_DEBUG_WAITS=1: sound kernels run under it, and one that would hang says where.
+
+Each in a process of its own, for a failed assertion ends a process' use of the GPU.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from inputs import torch
+
+import sagebwd
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
+CALL = """
+import sys, torch, sagebwd
+from sagebwd.exact import exact_attention
+words = dict(word.split("=") for word in sys.argv[2:])
+shape = 1, 2, 700, int(sys.argv[1])
+q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+deterministic = "deterministic" not in words or words.pop("deterministic") == "yes"
+found = sagebwd.attention_forward(q, k, v, deterministic=deterministic, **words)
+found += sagebwd.attention_backward(dout, q, k, v, *found, deterministic=deterministic, **words)
+torch.cuda.synchronize()
+expected = exact_attention(q, k, v, dout)
+for name, x in zip(("out", "lse", "dq", "dk", "dv"), found):
+    of = getattr(expected, name).double()
+    error = ((x.double() - of).norm() / of.norm()).item()
+    assert error < 0.03, (name, error)
+print("right")
+"""
+
+
+def hopper():
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+pytestmark = pytest.mark.skipif(not hopper(), reason="warp-specialised kernels are sm_90a's")
+
+
+def call(tmp_path, head_dim, *words, **environment):
+    environment |= {"SAGEBWD_DEBUG_WAITS": "1", "SAGEBWD_CACHE_DIR": str(tmp_path / "cache")}
+    package = str(Path(sagebwd.__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
+    return subprocess.run([sys.executable, "-c", CALL, str(head_dim), *words],
+                          env=os.environ | environment, capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "words"),
+    [
+        (64, []),
+        (128, []),
+        (256, []),
+        (256, ["precision=gradients16"]),
+        (128, ["precision=gradients16", "deterministic=no"]),
+    ],
+)
+def test_sound_kernels_are_right_under_it(tmp_path, head_dim, words):
+    ran = call(tmp_path, head_dim, *words)
+    assert ran.returncode == 0 and ran.stdout.endswith("right\n"), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "head_dim", "says"),
+    [
+        # Stages that consumers never release: the producer waits.
+        ("kernels/forward_ws.cuh", "ring.release(place);", 64, "readers of a stage"),
+        # Bytes that are announced and never copied: consumers wait.
+        ("kernels/backward_dkv_ws.cuh", "ring.begin_filling(place,", 128, "copies into a stage"),
+        # A turn that is never passed on: warpgroups wait for each other.
+        ("kernels/forward_ws.cuh", "turns.pass();", 128, "other warps"),
+        # A meeting of which one warpgroup stays away.
+        ("kernels/backward_dq_pair.cuh", "named_barrier_sync<32 * PAIR_WARPS>(MEETING);", 256,
+         "other warps"),
+    ],
+)  # fmt: skip
+def test_a_wait_in_vain_ends_and_says_for_what(tmp_path, file, line, head_dim, says):
+    templates = tmp_path / "templates"
+    shutil.copytree(TEMPLATES, templates)
+    text = (templates / file).read_text()
+    assert line in text
+    broken = {
+        "readers of a stage": "",
+        "copies into a stage": "ring.begin_filling(place, 16 +",
+        "other warps": "" if "pass" in line else f"if (threadIdx.x >= 128) {line}",
+    }
+    (templates / file).write_text(text.replace(line, broken[says]))
+    ran = call(tmp_path, head_dim, SAGEBWD_TEMPLATE_DIR=str(templates))
+    assert ran.returncode != 0 and "right" not in ran.stdout
+    said = ran.stdout + ran.stderr
+    assert f"Assertion `{says}` failed" in said and "sagebwd_" in said, said[-2000:]
