@@ -19,11 +19,10 @@ __device__ __forceinline__ u64 nanoseconds() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
-/// Where a kernel's own shared memory begins: behind what the system takes.
+/// Where a kernel's own shared memory begins, as it declares it itself.
 __device__ __forceinline__ u32 first_own_byte() {
-  u32 first;
-  asm("mov.u32 %0, %%reserved_smem_offset_end;" : "=r"(first));
-  return first;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  return static_cast<u32>(__cvta_generic_to_shared(shared_memory));
 }
 
 /// From its construction on.

@@ -1,0 +1,2 @@
+//===- ptx/bounded_wait.cuh - Waits that end: the simulator's always do --------===//
+#pragma once
