@@ -101,7 +101,8 @@ def attention_backward(
     Parts of the keys, as in ring attention. What smooth_k takes from dq is put back on the premise
     that out and lse are of exactly these keys; with those of all keys a part's dq would silently
     lack the row sum of its dS times mean(K): with keys of mean 2 and deviation 1, .2 to .45 of dQ
-    in 2 to 4 parts. Each of these is right; dk and dv of a part are its own, dq is the sum over the parts:
+    in 2 to 4 parts. Each of these is right; dk and dv of a part are its own, dq is the sum over
+    the parts:
 
     - `part=`, which each part's forward has given or gives again. With any means, and with dlse.
     - One k_mean for all parts, here and in their forwards: what each dq lacks cancels in the sum,
