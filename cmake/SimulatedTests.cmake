@@ -52,6 +52,7 @@ simulated_test(Lengths "Gpu/Numerics.AnyLengths/*" SIMULATOR_SEED=1)
 simulated_test(BlindRows "Gpu/BlindRows.*" SIMULATOR_SEED=2)
 simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
 simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
+simulated_test(KeyMean "Gpu/KeyMean.*;OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
 # Memory that nobody has written reads as NaN here.
 simulated_test(Initialised "Gpu/Sanitizer.*" SIMULATOR_SEED=3)
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")

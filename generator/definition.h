@@ -63,6 +63,7 @@ struct KernelDefinition {
   void (*configure)(Configuration&, const KernelSpec&);
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);
+  bool (*idle)(const KernelSpec&, const OperandValues&) = nullptr; ///< none: never
   std::vector<std::string> (*compiler_options)(const KernelSpec&) = nullptr;
   const Tiling* tiling = nullptr; ///< none: a kernel without tiles
 };

@@ -58,16 +58,22 @@ Operand strides_of(Operand tensor) {
 const std::vector<CallerTensor>& caller_tensors() {
   enum Passes { both, backward };
   enum Need { required, optional };
-  static const std::vector<CallerTensor> tensors = {
-// clang-format off
+  static const auto tensors = [] {
+    std::vector<CallerTensor> found;
+    auto of = CallerTensor::elements;
 #define X(name, type, tokens, passes, need)                                                        \
-    {Operand::name, Tokens::tokens, (passes) == both, (need) == optional,                          \
-     !std::string_view(type).starts_with("const"), strides_of(Operand::name) != Operand::count,    \
-     std::string_view(type) == "const int*"},
-    SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_PACKING_TENSORS(X)
+  found.push_back({Operand::name, Tokens::tokens, (passes) == both, (need) == optional,            \
+                   !std::string_view(type).starts_with("const"), of});
+    SAGEBWD_STRIDED_TENSORS(X)
+    of = CallerTensor::rows;
+    SAGEBWD_ROW_TENSORS(X)
+    of = CallerTensor::means;
+    SAGEBWD_MEAN_TENSORS(X)
+    of = CallerTensor::packing;
+    SAGEBWD_PACKING_TENSORS(X)
 #undef X
-      // clang-format on
-  };
+    return found;
+  }();
   return tensors;
 }
 

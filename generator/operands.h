@@ -32,6 +32,9 @@ namespace sagebwd {
 #define SAGEBWD_ROW_TENSORS(X)                                                                     \
   X(lse, "float*", queries, both, required)                                                        \
   X(dlse, "const float*", queries, backward, optional)
+/// And of (batch, head, channel), contiguous floats: what is taken off each head's keys in place of
+/// the mean computed from them.
+#define SAGEBWD_MEAN_TENSORS(X) X(given_k_mean, "const float*", keys, both, optional)
 /// And where packed sequences lie: the first token of each, with one more behind the last, and how
 /// many of its tokens count (null: all). One int32 a sequence.
 #define SAGEBWD_PACKING_TENSORS(X)                                                                 \
@@ -52,7 +55,8 @@ namespace sagebwd {
 /// Everything a kernel can be handed. The layouts of the workspace are those of
 /// templates/kernels/quantize.cuh.
 #define SAGEBWD_OPERANDS(X)                                                                        \
-  SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_PACKING_TENSORS(X)                     \
+  SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_MEAN_TENSORS(X)                        \
+  SAGEBWD_PACKING_TENSORS(X)                                                                       \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*")                                                       \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
@@ -89,8 +93,13 @@ struct CallerTensor {
   bool in_forward; ///< both passes take it; else the backward alone
   bool optional;
   bool written; ///< by a kernel
-  bool strided; ///< else a float a token
-  bool packing; ///< or of packed sequences an int32 each
+  enum Of {
+    elements, ///< 16 bits a channel of each token, with strides
+    rows,     ///< a float a token
+    means,    ///< a float a channel of each head
+    packing,  ///< an int32 a packed sequence
+  } of;
+  bool strided() const { return of == elements; }
 };
 /// In the order of the operands, of which they are the first.
 const std::vector<CallerTensor>& caller_tensors();

@@ -147,6 +147,11 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
 
 Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).grid(k, p); }
 
+bool is_idle(const KernelSpec& k, const OperandValues& values) {
+  const auto idle = definition_of(k).idle;
+  return idle && idle(k, values);
+}
+
 TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
                      const OperandValues& values) {
   const Operand tensor = tensor_of(map);

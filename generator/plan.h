@@ -100,6 +100,8 @@ struct Grid {
 };
 /// Blocks of a kernel for a problem that check() lets pass.
 Grid grid_of(const KernelSpec&, const Problem&);
+/// Whether a call with these operands needs no launch of a kernel of its pass.
+bool is_idle(const KernelSpec&, const OperandValues&);
 
 /// A tensor of 16-bit elements as a TensorMap has it: channels, tokens, heads, sequences, and the
 /// bytes from one of the last three to the next.

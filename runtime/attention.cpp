@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdio>
 #include <mutex>
+#include <utility>
 
 namespace sagebwd {
 namespace {
@@ -68,24 +69,25 @@ Problem as_tensors(const AttentionSpec& spec, const Packing& packing, Problem p)
 
 /// Whether a spec's calls have a tensor: where sequences lie is asked for packed ones alone.
 bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
-  return spec.packed || !tensor.packing;
+  return spec.packed || tensor.of != CallerTensor::packing;
 }
 
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
 uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
 
-void check_address(const CallerTensor& of, uint64_t address, Pass pass) {
-  const bool begins = of.operand == Operand::first_queries || of.operand == Operand::first_keys;
-  if (address == 0 && begins)
-    throw SpecError(std::string(name_of(of.operand)) +
-                    ": the address is null; hand in device "
-                    "memory of the first token of each packed sequence and the end, as int32");
+void check_address(const CallerTensor& of, uint64_t address, Pass pass, const AttentionSpec& spec) {
+  const auto refuse_null = [&](const char* wanted) {
+    throw SpecError(std::string(name_of(of.operand)) + ": the address is null; hand in " + wanted);
+  };
+  if (address == 0 && (of.operand == Operand::first_queries || of.operand == Operand::first_keys))
+    refuse_null("device memory of the first token of each packed sequence and the end, as int32");
+  if (address != 0 && of.of == CallerTensor::means && !spec.smooth_k)
+    throw SpecError("k_mean is given and smooth_k is off: pass no k_mean, or turn smooth_k on");
   if (address == 0 && !of.optional)
-    throw SpecError(std::string(name_of(of.operand)) + ": the address is null; hand in " +
-                    (of.strided              ? "device memory"
-                     : pass == Pass::forward ? "(batch, heads, query) floats"
-                                             : "what the forward pass gave"));
-  if (of.strided && address % kAlignBytes != 0)
+    refuse_null(of.strided()            ? "device memory"
+                : pass == Pass::forward ? "(batch, heads, query) floats"
+                                        : "what the forward pass gave");
+  if (of.strided() && address % kAlignBytes != 0)
     refuse_layout(of.operand, "the address is not a multiple of 16 bytes");
 }
 
@@ -295,7 +297,7 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
                     std::to_string(addresses.size()));
   OperandValues values = values_;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    check_address(*tensors_[i], addresses[i], pass_);
+    check_address(*tensors_[i], addresses[i], pass_, *state_->spec);
     set(values, tensors_[i]->operand, addresses[i]);
   }
   if (workspace == 0 || workspace % kWorkspaceAlignment != 0)
@@ -312,11 +314,9 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
       pass_over(part, values);
     part.batch = std::min(part.batch, left);
     // The first waits for whatever the caller has launched, and for the part before.
-    bool overlaps = false;
-    for (const LoadedKernel& kernel : kernels) {
-      launch(kernel, part, values, on, overlaps);
-      overlaps = true;
-    }
+    for (bool overlaps = false; const LoadedKernel& kernel : kernels)
+      if (!is_idle(kernel.spec, values))
+        launch(kernel, part, values, on, std::exchange(overlaps, true));
   }
 }
 
@@ -324,11 +324,12 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
 void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
   for (const CallerTensor* tensor : tensors_) {
     const uint64_t address = get(values, tensor->operand);
-    const uint64_t bytes = tensor->strided
-                               ? get(values, strides_of(tensor->operand)) * kElementBytes
-                               : static_cast<uint64_t>(heads_of(tensor->tokens, part) *
-                                                       tokens_of(tensor->tokens, part)) *
-                                     sizeof(float);
+    const int64_t floats = tensor->of == CallerTensor::means ? state_->spec->head_dim
+                                                             : tokens_of(tensor->tokens, part);
+    const uint64_t bytes =
+        tensor->strided()
+            ? get(values, strides_of(tensor->operand)) * kElementBytes
+            : static_cast<uint64_t>(heads_of(tensor->tokens, part) * floats) * sizeof(float);
     if (address != 0) // as that of dlse may be
       set(values, tensor->operand, address + static_cast<uint64_t>(part.batch) * bytes);
   }

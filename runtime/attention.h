@@ -57,9 +57,14 @@ struct ForwardArgs {
   /// Dv, channels of v and out and of their gradients; 0: D. Fewer than D, which then is no width
   /// of kernels (kWidths): 128 of latent attention's 192, say.
   int value_dim = 0;
+  /// (B, Hk, D) contiguous, of packed sequences (sequences, Hk, D): what smooth_k takes off the
+  /// keys in place of their mean, or null. Finite, best near it. It changes roundings alone.
+  const float* k_mean = nullptr;
 };
 
-/// Gradients share no memory with what is read.
+/// Gradients share no memory with what is read. Out and lse are of exactly these keys, whose rows
+/// of dS then sum to dlse: what smooth_k takes from dq is put back on that premise. Or else, of
+/// parts of the keys with one k_mean and no dlse, what each one's dq lacks cancels in their sum.
 struct BackwardArgs {
   Problem problem;
   Tensor q, k, v, out, dout;
@@ -72,6 +77,7 @@ struct BackwardArgs {
   void* stream = nullptr;
   Packing packing;
   int value_dim = 0;
+  const float* k_mean = nullptr; ///< as the forward's
 };
 
 template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&& visit) {
@@ -90,6 +96,7 @@ void visit_tensors(Self& a, Visitor&& visit) {
   visit(Operand::v, a.v);
   visit(Operand::out, a.out);
   visit(Operand::lse, a.lse);
+  visit(Operand::given_k_mean, a.k_mean);
   visit_packing(a.packing, visit);
 }
 template <typename Self, typename Visitor>
@@ -105,6 +112,7 @@ void visit_tensors(Self& a, Visitor&& visit) {
   visit(Operand::dv, a.dv);
   visit(Operand::lse, a.lse);
   visit(Operand::dlse, a.dlse);
+  visit(Operand::given_k_mean, a.k_mean);
   visit_packing(a.packing, visit);
 }
 

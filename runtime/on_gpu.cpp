@@ -117,6 +117,8 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   dout.upload(in.dout);
   if (!in.dlse.empty())
     dlse.upload(in.dlse);
+  if (!in.k_mean.empty())
+    k_mean.emplace(in.k_mean.size() * sizeof(float), options.start).upload(in.k_mean);
   forward.problem = backward.problem = call;
   std::vector<int32_t> queries = {0}, keys = {0};
   for (const auto& [of_queries, of_keys] : options.lengths) {
@@ -146,6 +148,7 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   backward.lse = forward.lse;
   backward.dout = dout.view();
   backward.dlse = in.dlse.empty() ? nullptr : dlse.as<float>();
+  forward.k_mean = backward.k_mean = k_mean ? k_mean->as<float>() : nullptr;
   backward.dq = dq.view();
   backward.dk = dk.view();
   backward.dv = dv.view();

@@ -45,6 +45,10 @@ std::vector<KernelDefinition> key_mean_kernels() {
         return {blocks_of(mean_chunks(k.attention, p)), blocks_of(p.heads_kv),
                 blocks_of(sequences_apart(k.attention, p))};
       },
+      .idle =
+          [](const KernelSpec& k, const OperandValues& values) {
+            return get(values, O::given_k_mean) != 0 && !sums_dq_in_fp16(k.attention);
+          },
   }};
 }
 

@@ -204,19 +204,30 @@ class _Call:
         return view
 
     def of_rows(self, name, x):
-        view = self.like(name, x, self.rows, "float32")
+        return self._contiguous(name, x, self.rows)
+
+    def _contiguous(self, name, x, shape):
+        view = self.like(name, x, shape, "float32")
         if not view.is_contiguous():
             raise options.SpecError(f"{name} has strides {view.stride()}; it must be contiguous")
         return view
 
-    def run(self, prepare, strided, rows):
+    def mean(self, k_mean):
+        """A view of what the caller wants to be taken off the keys, or None."""
+        if k_mean is None:
+            return None
+        shape = (self._problem[0], self._problem[2], self.q.shape[3])
+        return self._contiguous("k_mean", k_mean, shape)
+
+    def run(self, prepare, strided, floats):
         """Launches a pass on the stream: over q, k, v and more tensors with strides, by name, and
-        addresses of rows."""
+        contiguous ones of float32, each a view or None."""
         given = {"q": self.q, "k": self.k, "v": self.v, **strided}
         operands = [required_operand(name, view, self._layout) for name, view in given.items()]
         run = prepare(self._problem, [o[1:] for o in operands], self._scale, False, self.v.shape[3])
         _, workspace = self.new((run.workspace_bytes,), "uint8")
-        run(*(o[0] for o in operands), *rows, workspace.data_ptr(), self.stream)
+        addresses = [0 if view is None else view.data_ptr() for view in floats]
+        run(*(o[0] for o in operands), *addresses, workspace.data_ptr(), self.stream)
 
 
 @functools.cache
@@ -229,7 +240,7 @@ def _operation(text, head_dim, dtype, device):
 
 @options.takes()
 def attention_forward(
-    q, k, v, *, softmax_scale=None, layout="bhsd", stream=None, empty=None, chosen
+    q, k, v, *, softmax_scale=None, layout="bhsd", k_mean=None, stream=None, empty=None, chosen
 ):
     """(out, lse) of softmax(softmax_scale q k^T) v (SageBwd, arXiv 2603.02170, Algorithm 1).
 
@@ -241,6 +252,8 @@ def attention_forward(
         softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
         {options}
+        k_mean: float32 of (batch, heads_kv, head_dim), contiguous: what smooth_k takes off the keys
+            in place of their mean, or None.
         stream: the address of the CUstream that the kernels are launched on, or an object with it
             as `ptr`; None means CuPy's current one. By DLPack the arrays' library is told of it.
         empty: a function of a shape and a dtype's name ('float16', 'bfloat16', 'float32', 'uint8')
@@ -258,30 +271,38 @@ def attention_forward(
     call = _Call(q, k, v, softmax_scale, layout, stream, empty, chosen)
     out, out_view = call.new(call.like_out, call.q.dtype)
     lse, lse_view = call.new(call.rows, "float32")
-    call.run(call.kernels.prepare_forward, {"out": out_view}, [lse_view.data_ptr()])
+    call.run(call.kernels.prepare_forward, {"out": out_view}, [lse_view, call.mean(k_mean)])
     return out, lse
 
 
 @options.takes()
 def attention_backward(
-    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", stream=None,
-    empty=None, chosen,
+    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", k_mean=None,
+    stream=None, empty=None, chosen,
 ):  # fmt: skip
     """(dq, dk, dv), contiguous, like q, k and v (SageBwd, arXiv 2603.02170, Algorithm 2).
 
     Args:
-        dout: gradient of out, like it. out, lse: as the forward has given them.
-        q, k, v, stream, empty and the options: as given to the forward.
-        dlse: gradient of lse, float32 like it, or None.
+        dout: gradient of out, like it. out, lse: as the forward has given them of exactly these
+            keys; or, of parts of the keys that share one k_mean, those of all: then dq is right
+            summed over the parts.
+        q, k, v, k_mean, stream, empty and the options: as given to the forward.
+        dlse: gradient of lse, float32 like it, or None; not with k_mean, for it belongs to dq once.
 
     Raises what `attention_forward` raises.
     """
+    if k_mean is not None and dlse is not None:
+        raise options.SpecError(
+            "k_mean and dlse together: whether out and lse are of exactly these keys, or of all "
+            "that share the mean, makes a difference to dq. Leave k_mean out in both passes, with "
+            "out and lse of exactly these keys"
+        )
     call = _Call(q, k, v, softmax_scale, layout, stream, empty, chosen)
     strided = {name: call.like(name, x, call.like_out, call.q.dtype)
                for name, x in (("out", out), ("dout", dout))}  # fmt: skip
-    rows = [call.of_rows("lse", lse), None if dlse is None else call.of_rows("dlse", dlse)]
+    floats = [call.of_rows("lse", lse), None if dlse is None else call.of_rows("dlse", dlse),
+              call.mean(k_mean)]  # fmt: skip
     made = [call.new(view.shape, view.dtype) for view in (call.q, call.k, call.v)]
     strided.update(zip(("dq", "dk", "dv"), (view for _, view in made)))
-    call.run(call.kernels.prepare_backward, strided,
-             [0 if view is None else view.data_ptr() for view in rows])  # fmt: skip
+    call.run(call.kernels.prepare_backward, strided, floats)
     return tuple(array for array, _ in made)

@@ -45,9 +45,9 @@ def merge(parts, *, layout="bhsd"):
         out, in the type of the first; lse, float32 like theirs, -inf where a query sees no key of
         any part: there out is zero.
 
-    The gradients of each part come from `attention_backward` with the merged out and lse (what it
-    says of smooth_k holds), or from autograd through this function, where each part is smoothed by
-    a mean of its own.
+    The gradients of each part come from `attention_backward` with the merged out and lse, told of
+    the part or of a shared `k_mean` as its documentation says, or from autograd through this
+    function, where each part is smoothed by a mean of its own.
 
     Raises SpecError where parts do not fit together, TypeError for what are no tensors.
     """
@@ -65,6 +65,42 @@ def merge(parts, *, layout="bhsd"):
     seen = torch.where(lse == -torch.inf, 0.0, lse)
     out = sum(x * _beside((of - seen).exp(), x, layout) for x, of in parts)
     return out.to(parts[0][0].dtype), lse
+
+
+def of_part(part, dout, out, lse, dlse=None, *, layout="bhsd"):
+    """What `attention_backward` takes for a part of the keys alone: dout, out, lse and dlse of it.
+
+    With w = exp(lse of the part - lse), the part's share of a query, dS of the part is that of its
+    own attention under w dout and w (rowsum(dout out_part) - rowsum(dout out) + dlse).
+    """
+    try:
+        of_out, of_lse = part
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"part is {options.a_kind(part)}; pass (out, lse) of these keys alone"
+        ) from None
+    _check(out, lse, layout)
+    _check(of_out, of_lse, layout, " of part")
+    given = {"out of part": (of_out, out), "dout": (dout, out)}
+    if dlse is not None:
+        given["dlse"] = dlse, lse
+    for name, (t, like) in given.items():
+        if (t.shape, t.dtype, t.device) != (like.shape, like.dtype, like.device):
+            raise options.SpecError(
+                f"{name} is {tuple(t.shape)} {t.dtype} on {t.device}; it must be "
+                f"{tuple(like.shape)} {like.dtype} on {like.device}, as that of all keys is"
+            )
+
+    def rows(x, y):
+        sums = (x.float() * y.float()).sum(-1)
+        return sums.transpose(-1, -2) if layout == "bshd" or x.dim() == 3 else sums
+
+    # Where the part has nothing to see; in the whole there may be nothing either.
+    weight = (of_lse - lse).exp().masked_fill(of_lse == -torch.inf, 0)
+    of_dout = (dout * _beside(weight, dout, layout)).to(dout.dtype)
+    delta = rows(dout, out) if dlse is None else rows(dout, out) - dlse
+    # Of dout as it is rounded, so that what kernels take from dP is w delta.
+    return of_dout, of_out, of_lse, rows(of_dout, of_out) - weight * delta
 
 
 def with_sink(out, lse, sink_logits, *, layout="bhsd"):

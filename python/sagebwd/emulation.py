@@ -10,7 +10,8 @@ import torch
 
 from sagebwd import options, sequences
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk
-from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of
+from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of, refuse_gradient
+from sagebwd.tensors import check_k_mean
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 
@@ -65,28 +66,36 @@ def by_chunks(function, heads_kv, *tensors):
         return [whole(parts) for parts in zip(*results)]
 
 
-def forward(q, k, v, rules):
+def forward(q, k, v, rules, k_mean=None):
     """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`."""
     if q.numel() == 0 or k.numel() == 0:
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         return out, q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
 
-    def rounded(*chunk):
-        out, lse = forward_chunk(*chunk, rules)
+    def rounded(q, k, v, k_mean):
+        out, lse = forward_chunk(q, k, v, rules, k_mean)
         return out.to(rules.dtype), lse.float()
 
-    return by_chunks(rounded, k.shape[1], q, k, v)
+    return by_chunks(rounded, k.shape[1], q, k, v, _beside_keys(k_mean))
 
 
-def backward(dout, q, k, v, out, lse, dlse, rules):
+def _beside_keys(k_mean):
+    """Of (B, Hk, D), as a row of keys has it."""
+    return None if k_mean is None else k_mean[:, :, None]
+
+
+def backward(dout, q, k, v, out, lse, dlse, rules, k_mean=None):
     """(dq, dk, dv) in `rules.dtype`."""
     if q.numel() == 0 or k.numel() == 0:
         return [t.new_zeros(t.shape) for t in (q, k, v)]
 
     def rounded(*chunk):
-        return [gradient.to(rules.dtype) for gradient in backward_chunk(*chunk, rules)[:3]]
+        *tensors, k_mean = chunk
+        gradients = backward_chunk(*tensors, rules, k_mean)[:3]
+        return [gradient.to(rules.dtype) for gradient in gradients]
 
-    return by_chunks(rounded, k.shape[1], q, k, v, out, lse, dout, dlse)
+    tensors = q, k, v, out, lse, dout, dlse, _beside_keys(k_mean)
+    return by_chunks(rounded, k.shape[1], *tensors)
 
 
 class _Gradients(torch.autograd.Function):
@@ -102,7 +111,7 @@ class _Gradients(torch.autograd.Function):
 @options.takes(but=_NOT_HERE)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
-    smooth_q=False, math_dtype=torch.float32, cu_seqlens_q=None, cu_seqlens_k=None,
+    smooth_q=False, math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None,
     seqused_q=None, seqused_k=None, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
@@ -127,16 +136,24 @@ def emulated_attention(
                    math_dtype=math_dtype)  # fmt: skip
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if any(t is not None for t in packing):
-        out, lse = _by_sequences(q, k, v, layout, packing, chosen)
+        out, lse = _by_sequences(q, k, v, layout, k_mean, packing, chosen)
         return (out, lse) if return_lse else out
     rules = emulation_rules(q, k, v, layout=layout, **chosen)
-    out, lse = Differentiable.apply(forward, _Gradients.apply, *swapped(layout, q, k, v), rules)
+    q, k, v = swapped(layout, q, k, v)
+    _check_mean(k_mean, k, rules)
+    refuse_gradient(k_mean)
+    out, lse = Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, k_mean)
     if layout == "bshd":
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
-def _by_sequences(q, k, v, layout, packing, chosen):
+def _check_mean(k_mean, k, rules):
+    """`check_k_mean` for keys of (B, Hk, N, D)."""
+    check_k_mean(k_mean, (*k.shape[:2], k.shape[3]), k.device, rules.smooth_k)
+
+
+def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
     """(out, lse) of sequences one by one; of tokens that are none's, zero and -inf."""
     packed = sequences.are_packed(packing)
     chosen = sequences.with_mask(chosen, packing)
@@ -145,30 +162,37 @@ def _by_sequences(q, k, v, layout, packing, chosen):
     elif layout == "bhsd":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     problem = problem_of(q, k, v, "bshd")
-    sequences.check_packing(problem, q.device, packing)
+    count = sequences.check_packing(problem, q.device, packing) or problem[0]
+    check_k_mean(k_mean, (count, problem[2], k.shape[3]), k.device, chosen["smooth_k"])
     out = q.new_zeros(*q.shape[:3], v.shape[3])
     lse = q.new_full((*q.shape[:1], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
-    for batch, queries, keys in sequences.spans(problem, packing):
+    for i, (batch, queries, keys) in enumerate(sequences.spans(problem, packing)):
+        mean = None if k_mean is None else k_mean[i : i + 1]
         one = [t[batch, part][None] for t, part in ((q, queries), (k, keys), (v, keys))]
-        results = emulated_attention(*one, layout="bshd", return_lse=True, **chosen)
+        results = emulated_attention(*one, layout="bshd", return_lse=True, k_mean=mean, **chosen)
         out[batch, queries], lse[batch, :, queries] = results[0][0], results[1][0]
     if packed:
         return out[0], lse[0]
     return out.transpose(1, 2) if layout == "bhsd" else out, lse
 
 
-def emulated_forward(q, k, v, *, layout="bhsd", **given):
+def emulated_forward(q, k, v, *, layout="bhsd", k_mean=None, **given):
     """(out, lse) as `sagebwd.attention_forward` gives them; options of `emulated_attention`."""
     rules = emulation_rules(q, k, v, layout=layout, **given)
-    out, lse = forward(*swapped(layout, q, k, v), rules)
+    q, k, v = swapped(layout, q, k, v)
+    _check_mean(k_mean, k, rules)
+    out, lse = forward(q, k, v, rules, k_mean)
     return swapped(layout, out)[0], lse
 
 
-def emulated_backward(dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", **given):
+def emulated_backward(
+    dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", k_mean=None, **given,
+):  # fmt: skip
     """[dq, dk, dv] as `sagebwd.attention_backward` gives them; options of `emulated_attention`."""
     rules = emulation_rules(q, k, v, layout=layout, **given)
-    tensors = swapped(layout, dout, q, k, v, out)
-    return swapped(layout, *backward(*tensors, lse, dlse, rules))
+    dout, q, k, v, out = swapped(layout, dout, q, k, v, out)
+    _check_mean(k_mean, k, rules)
+    return swapped(layout, *backward(dout, q, k, v, out, lse, dlse, rules, k_mean))
 
 
 @options.takes(but=_NOT_HERE)

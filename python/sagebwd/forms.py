@@ -13,7 +13,7 @@ import torch
 from sagebwd import _core, options
 from sagebwd.sequences import check_packing
 from sagebwd.shapes import contiguous_strides, required_operand
-from sagebwd.tensors import problem_of, readable
+from sagebwd.tensors import check_k_mean, problem_of, readable
 
 _forms = {}
 #: Beyond as many, of a program whose lengths keep changing, all are forgotten.
@@ -55,31 +55,36 @@ def _operation(family, device, text, **tensors):
     return _core.Attention(options.spec_of_text(text, **tensors), device, family)
 
 
-def known_form(q, k, v, softmax_scale, layout, text, packing=()):
+def known_form(q, k, v, softmax_scale, layout, text, packing=(), k_mean=None):
     """The `Form` of a call like one that has been checked before, or None."""
     try:
-        return _forms.get(_key(q, k, v, softmax_scale, layout, text, packing))
+        return _forms.get(_key(q, k, v, softmax_scale, layout, text, packing, k_mean))
     except (RuntimeError, TypeError):  # sparse and nested tensors have no strides; a list no hash
         return None
 
 
-def form_of(q, k, v, softmax_scale, layout, text, devices, packing=()):
+def form_of(q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=None):
     """The `Form` of a call; SpecError for what no kernel takes."""
-    form = known_form(q, k, v, softmax_scale, layout, text, packing)
+    form = known_form(q, k, v, softmax_scale, layout, text, packing, k_mean)
     if form is None:
-        form = Form(q, k, v, softmax_scale, layout, text, devices, packing)
+        form = Form(q, k, v, softmax_scale, layout, text, devices, packing, k_mean)
         if len(_forms) >= MOST_FORMS:
             _forms.clear()
-        _forms[_key(q, k, v, softmax_scale, layout, text, packing)] = form
+        _forms[_key(q, k, v, softmax_scale, layout, text, packing, k_mean)] = form
     return form
 
 
-def _key(q, k, v, softmax_scale, layout, text, packing):
+def _key(q, k, v, softmax_scale, layout, text, packing, k_mean):
     return (
         _family, text, layout, softmax_scale, q.shape, k.shape, v.shape, q.stride(), k.stride(),
         v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        *((None if t is None else (t.shape, t.stride(), t.dtype, t.device)) for t in packing),
+        *((None if t is None else (t.shape, t.stride(), t.dtype, t.device))
+          for t in (*packing, k_mean)),
     )  # fmt: skip
+
+
+def _contiguous(t):
+    return None if t is None else t.contiguous()
 
 
 def _addresses_of(tensors):
@@ -89,12 +94,13 @@ def _addresses_of(tensors):
 class Form:
     """The passes over tensors of one form. Tensors given to them must have it."""
 
-    def __init__(self, q, k, v, softmax_scale, layout, text, devices, packing=()):
+    def __init__(self, q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=None):
         self.given = (softmax_scale, layout, text)  # as the operators take them
         self.strides = (q.stride(), k.stride(), v.stride())
         self._problem = problem_of(q, k, v, layout, devices)
         batch, heads, heads_kv, seq_q, seq_kv = self._problem
         sequences = check_packing(self._problem, q.device, packing)
+        check_k_mean(k_mean, (sequences or batch, heads_kv, q.shape[3]), q.device)
         self._packed = any(t is not None for t in packing)
         #: Sequences of a batch of which some tokens are used.
         self._apart = self._packed and not sequences
@@ -159,7 +165,7 @@ class Form:
         of_queries = every(queries)
         return of_queries, of_queries if keys == queries else every(keys)
 
-    def forward(self, q, k, v, wants_lse=True, packing=()):
+    def forward(self, q, k, v, wants_lse=True, packing=(), k_mean=None):
         """(out, lse); lse is None where it is not wanted."""
         if self._empty:
             lse = q.new_full(self._rows, -torch.inf, dtype=torch.float32) if wants_lse else None
@@ -178,12 +184,12 @@ class Form:
                                     dtype=torch.uint8)  # fmt: skip
             workspace_at = workspace.data_ptr()
             lse_at = workspace_at + self._workspace_bytes
-        where = self._packing(packing)
-        places = _addresses_of(where)
+        more = (_contiguous(k_mean), *self._packing(packing))
+        places = _addresses_of(more)
         self._run(*addresses, out.data_ptr(), lse_at, *places, workspace_at, self._stream())
         return out, lse
 
-    def backward(self, dout, q, k, v, out, lse, dlse, packing=()):
+    def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None):
         """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any."""
         if self._empty:
             return q.new_zeros(self._like_q), k.new_zeros(self._like_k), v.new_zeros(self._like_v)
@@ -193,9 +199,8 @@ class Form:
             dout, out, run = self._backward_pass(dout, out)
         dq, dk, dv = self._new_like(q), self._new_like(k), self._new_like(v)
         workspace = q.new_empty(run.workspace_bytes, dtype=torch.uint8)
-        where = self._packing(packing)
-        lse = lse.contiguous()
-        dlse = None if dlse is None else dlse.contiguous()
+        rows = lse.contiguous(), _contiguous(dlse)
+        more = (_contiguous(k_mean), *self._packing(packing))
         run(
             *addresses,
             out.data_ptr(),
@@ -203,9 +208,8 @@ class Form:
             dq.data_ptr(),
             dk.data_ptr(),
             dv.data_ptr(),
-            lse.data_ptr(),
-            0 if dlse is None else dlse.data_ptr(),
-            *_addresses_of(where),
+            *_addresses_of(rows),
+            *_addresses_of(more),
             workspace.data_ptr(),
             self._stream(),
         )

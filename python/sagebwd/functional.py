@@ -9,7 +9,7 @@ from sagebwd.kernels import local_arch
 @options.takes(shortcut=direct.attention)
 def attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
-    cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
+    k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
 ):  # fmt: skip
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
@@ -29,6 +29,10 @@ def attention(
         return_lse: also return the log-sum-exp.
         sink_logits: (heads,), a learned logit per head that the softmax sees beside the scores, as
             in gpt-oss; it takes gradients. What `with_sink` gives.
+        k_mean: float32 of (batch, heads_kv, head_dim), of packed sequences (sequences, heads_kv,
+            head_dim), in either layout: what smooth_k takes off the keys in place of their mean,
+            such as one mean for all parts of the keys (`attention_backward`). It changes roundings
+            alone, the less the nearer it is to the mean, and takes no gradient.
         cu_seqlens_q, cu_seqlens_k: of packed sequences, as in flash-attention: int32 of (sequences
             + 1) on the GPU, where each begins and the end. q is then (tokens, heads, head_dim), k
             and v (tokens, heads_kv, head_dim), whose strides must be multiples of 16 bytes. They
@@ -58,7 +62,7 @@ def attention(
     """
     options.yes_or_no("return_lse", return_lse)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    out, lse = _forward(q, k, v, softmax_scale, layout, chosen, packing)
+    out, lse = _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing)
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
     return (out, lse) if return_lse else out
@@ -66,8 +70,8 @@ def attention(
 
 @options.takes()
 def attention_forward(
-    q, k, v, *, softmax_scale=None, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None,
-    seqused_q=None, seqused_k=None, chosen,
+    q, k, v, *, softmax_scale=None, layout="bhsd", k_mean=None, cu_seqlens_q=None,
+    cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
 ):  # fmt: skip
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
@@ -75,38 +79,62 @@ def attention_forward(
     `attention_backward`.
     """
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    return _forward(q, k, v, softmax_scale, layout, chosen, packing)
+    return _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing)
 
 
 @options.takes()
 def attention_backward(
-    dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", cu_seqlens_q=None,
-    cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
+    dout, q, k, v, out, lse, *, dlse=None, part=None, softmax_scale=None, layout="bhsd",
+    k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
 ):  # fmt: skip
     """(dq, dk, dv), contiguous, like q, k and v: a pure function of its arguments.
 
     Args:
         dout: gradient of out, like q, with any strides.
         q, k, v and the options: as given to the forward.
-        out: like q; lse: float32 of (batch, heads, queries). They must come from exactly these
-            keys under smooth_k=True: what smoothing takes from dq is put back on that premise. With
-            a chunk of the keys (ring attention), pass smooth_k=False, best on keys from which one
-            mean, shared by all chunks, has been taken.
+        out: like q; lse: float32 of (batch, heads, queries); of exactly these keys, or see below.
         dlse: gradient of lse, float32 like it, or None.
+        part: (out, lse) of these keys alone, where `out`, `lse` and `dlse` are of more keys than
+            these, as `merge` gives them.
+        k_mean: as given to the forward.
+
+    Parts of the keys, as in ring attention. What smooth_k takes from dq is put back on the premise
+    that out and lse are of exactly these keys; with those of all keys a part's dq would silently
+    lack the row sum of its dS times mean(K): with keys of mean 2 and deviation 1, .2 to .45 of dQ
+    in 2 to 4 parts. Each of these is right; dk and dv of a part are its own, dq is the sum over
+    the parts:
+
+    - `part=`, which each part's forward has given or gives again. With any means, and with dlse.
+    - One k_mean for all parts, here and in their forwards: what each dq lacks cancels in the sum,
+      in exact arithmetic, for the rows of dS sum to zero over all keys. Without dlse, for they sum
+      to it: that is refused without `part`. The mean of all keys, over the ranks of a ring:
+      `k_mean = k.float().sum(tokens); all_reduce(k_mean); k_mean /= keys_of_all`.
+    - smooth_k=False, less exact where keys have a mean.
+    - `attention(..., return_lse=True)` of each part and `merge`, by autograd.
 
     Raises what `attention` raises.
     """
     _check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
+    if part is not None:
+        dout, out, lse, dlse = combining.of_part(part, dout, out, lse, dlse, layout=layout)
+    elif k_mean is not None and dlse is not None:
+        raise options.SpecError(
+            "k_mean and dlse without part: whether out and lse are of exactly these keys, or of "
+            "all that share the mean, makes a difference to dq. Pass part=(out, lse) of these keys "
+            "alone, also where they are all"
+        )
     q, k, v = _inputs(q, k, v)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if sequences.are_packed(packing):
         given = sequences.as_batch(dout, q, k, v, out, lse, dlse)
         text = _packed_text(chosen, softmax_scale, packing)
-        gradients = torch.ops.sagebwd.backward(*given, softmax_scale, "bshd", text, *packing)
+        told = sequences.told(packing, k_mean)
+        gradients = torch.ops.sagebwd.backward(*given, softmax_scale, "bshd", text, *told)
         return tuple(gradient[0] for gradient in gradients)
     text = _text(chosen, softmax_scale, layout, q, k)
+    told = sequences.told(packing, k_mean)
     return torch.ops.sagebwd.backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale, layout, text, *sequences.told(packing)
+        dout, q, k, v, out, lse, dlse, softmax_scale, layout, text, *told
     )
 
 
@@ -172,15 +200,16 @@ def _inputs(q, k, v):
     return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 
-def _forward(q, k, v, softmax_scale, layout, chosen, packing):
+def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing):
     q, k, v = _inputs(q, k, v)
+    told = sequences.told(packing, k_mean)
     if sequences.are_packed(packing):
         text = _packed_text(chosen, softmax_scale, packing)
         given = sequences.as_batch(q, k, v)
-        out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *packing)
+        out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *told)
         return out[0], lse[0]
     text = _text(chosen, softmax_scale, layout, q, k)
-    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *sequences.told(packing))
+    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *told)
 
 
 def _packed_text(chosen, softmax_scale, packing):

@@ -190,10 +190,12 @@ class _Scores:
     Keys that are computed apart are not seen in it, and stand as zeros in `keys` and `values`.
     """
 
-    def __init__(self, q, k, v, rules):
+    def __init__(self, q, k, v, rules, k_mean=None):
         self.rules = rules
         self.q, self.k, self.v = q.float(), k.float(), v.float()
-        self.k_mean = self.k.mean(-2, keepdim=True, dtype=torch.float64).float()
+        if k_mean is None:
+            k_mean = self.k.mean(-2, keepdim=True, dtype=torch.float64).float()
+        self.k_mean = k_mean
         self.k_smooth = self.k - self.k_mean if rules.smooth_k else self.k
         self.sinks = rules.sink_keys
         self.keys, self.values = self._without_sinks(self.k_smooth), self._without_sinks(self.v)
@@ -273,9 +275,12 @@ def _dot(a, b):
     return (a.double() * b.double()).sum(-1, keepdim=True).float()
 
 
-def forward_chunk(q, k, v, rules):
-    """out (n, G, M, D) and lse (n, G, M), not rounded to the output type."""
-    scores = _Scores(q, k, v, rules)
+def forward_chunk(q, k, v, rules, k_mean=None):
+    """out (n, G, M, D) and lse (n, G, M), not rounded to the output type.
+
+    k_mean: (n, 1, 1, D), what smooth_k takes off in place of the keys' mean.
+    """
+    scores = _Scores(q, k, v, rules, k_mean)
     n = scores.x.shape[-1]
     one, levels = (255.0, _LOG2_255) if "pv" in rules.plan else (1.0, 0.0)
     tile_max = _tiles(scores.log2(), 1, rules.group_kv, fill=-torch.inf).amax(-1)[..., 0, :]
@@ -319,9 +324,9 @@ def _per_key(x, group, n):
     return x.repeat_interleave(group, -1)[..., :n]
 
 
-def backward_chunk(q, k, v, out, lse, dout, dlse, rules):
+def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None):
     """dq, dk, dv for a chunk, dk and dv summed over the group; and delta, p, dp, ds."""
-    scores = _Scores(q, k, v, rules)
+    scores = _Scores(q, k, v, rules, k_mean)
     plan, low, exact = rules.plan, rules.dtype, rules.math
     dout, out = dout.float(), out.float()
     delta = _dot(dout, out)

@@ -14,16 +14,18 @@ import torch
 from torch.autograd import forward_ad
 
 from sagebwd import forms, options
-from sagebwd.sequences import check_packing
-from sagebwd.tensors import DTYPES, check_backward, problem_of
+from sagebwd.sequences import check_packing, packing_and_mean
+from sagebwd.tensors import DTYPES, check_backward, check_k_mean, problem_of
 
 DEVICES = ("cuda", "meta")
 
-# How both operators are told what to compute: `spec` is a line of options.text_of; and where
-# sequences lie, if not all of the tensors are sequences of one length.
+# How both operators are told what to compute: `spec` is a line of options.text_of; where
+# sequences lie, if not all of the tensors are sequences of one length; and what is taken off the
+# keys, if not their mean.
 _OPTIONS = (
     "float? softmax_scale, str layout, str spec, Tensor? cu_seqlens_q=None, "
-    "Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None"
+    "Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, "
+    "Tensor? k_mean=None"
 )
 
 _library = torch.library.Library("sagebwd", "DEF")
@@ -55,15 +57,17 @@ def _new_lse(q, problem):
 # ---- the kernels ---------------------------------------------------------------------------------
 
 
-def _forward(q, k, v, softmax_scale, layout, spec, *packing):
-    form = forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES, packing)
-    return form.forward(q, k, v, packing=packing)
+def _forward(q, k, v, softmax_scale, layout, spec, *told):
+    packing, k_mean = packing_and_mean(told)
+    form = forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES, packing, k_mean)
+    return form.forward(q, k, v, packing=packing, k_mean=k_mean)
 
 
-def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *packing):
+def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *told):
     check_backward(dout, q, k, v, out, lse, dlse, layout, DEVICES)
-    form = forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES, packing)
-    return form.backward(dout, q, k, v, out, lse, dlse, packing)
+    packing, k_mean = packing_and_mean(told)
+    form = forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES, packing, k_mean)
+    return form.backward(dout, q, k, v, out, lse, dlse, packing, k_mean)
 
 
 # On the CPU, and sparse tensors, to refuse with our own message.
@@ -78,18 +82,27 @@ for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseC
 _checked = functools.cache(options.spec_of_text)
 
 
+def _check_told(problem, q, spec, told):
+    """What the operators are told beside q, k, v and the scale."""
+    spec = _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+    packing, k_mean = packing_and_mean(told)
+    sequences = check_packing(problem, q.device, packing)
+    shape = (sequences or problem[0], problem[2], q.shape[3])
+    check_k_mean(k_mean, shape, q.device, spec.smooth_k)
+
+
 @torch.library.register_fake("sagebwd::forward", lib=_library)
-def _forward_fake(q, k, v, softmax_scale, layout, spec, *packing):
+def _forward_fake(q, k, v, softmax_scale, layout, spec, *told):
     problem = problem_of(q, k, v, layout, DEVICES)
-    check_packing(problem, q.device, packing)
     options.check_softmax_scale(softmax_scale, q.shape[3])
-    _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+    _check_told(problem, q, spec, told)
     return q.new_empty((*q.shape[:3], v.shape[3])), _new_lse(q, problem)
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)
-def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *packing):
-    check_backward(dout, q, k, v, out, lse, dlse, layout, DEVICES)
+def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *told):
+    problem = check_backward(dout, q, k, v, out, lse, dlse, layout, DEVICES)
+    _check_told(problem, q, spec, told)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -147,6 +160,16 @@ def refuse_tangents(*tensors):
             )
 
 
+def refuse_gradient(*given):
+    """SpecError where the mean of the keys is to have a gradient."""
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad
+                                       for t in given):  # fmt: skip
+        raise options.SpecError(
+            "k_mean requires grad: it has no gradient, for results do not depend on it but for "
+            "roundings. Pass k_mean.detach()"
+        )
+
+
 def _below_autograd(operator, keyset, *arguments):
     with torch._C._AutoDispatchBelowAutograd():
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
@@ -162,6 +185,7 @@ def _backward_operator(*arguments):
 
 def _forward_autograd(keyset, q, k, v, *given):
     refuse_tangents(q, k, v)
+    refuse_gradient(*given)
     forward = functools.partial(_below_autograd, torch.ops.sagebwd.forward.default, keyset)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return Differentiable.apply(forward, _backward_operator, q, k, v, *given)

@@ -21,9 +21,18 @@ def are_packed(packing):
     return first_q is not None
 
 
-def told(packing):
-    """`packing` as the operators take it; mostly nothing."""
-    return packing if any(t is not None for t in packing) else ()
+def told(packing, k_mean):
+    """The operators' last arguments; mostly none. TypeError for a mean that is no tensor."""
+    if k_mean is None:
+        return packing if any(t is not None for t in packing) else ()
+    if not isinstance(k_mean, torch.Tensor):
+        raise TypeError(f"k_mean is {options.a_kind(k_mean)}; pass a float32 torch tensor, or None")
+    return *packing, k_mean
+
+
+def packing_and_mean(told):
+    """What told() was given; nothing for None."""
+    return (told[:-1], told[-1]) if len(told) > len(NAMES) else (told, None)
 
 
 def as_batch(*tensors):

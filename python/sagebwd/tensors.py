@@ -61,6 +61,20 @@ def check_backward(dout, q, k, v, out, lse, dlse, layout, devices=None):
     return problem
 
 
+def check_k_mean(k_mean, shape, device, smooth_k=True):
+    """SpecError for a tensor that is no such mean: (batch or packed sequences, heads_kv,
+    head_dim)."""
+    if k_mean is None:
+        return
+    _check_like("k_mean", k_mean, "(batch or packed sequences, heads_kv, head_dim) =", tuple(shape),
+                torch.float32, device, ", in either layout")  # fmt: skip
+    if not smooth_k:
+        raise options.SpecError(
+            "k_mean is given and smooth_k=False: no mean is taken from the keys. Pass no k_mean, "
+            "or smooth_k=True"
+        )
+
+
 def readable(t, layout):
     """The tensor, or a copy that kernels can read, and its operand: gradients come with any
     strides (out.sum() gives an expanded scalar)."""

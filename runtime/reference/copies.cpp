@@ -149,11 +149,15 @@ void HeadCopies::smooth_keys(const Head& head) {
   smoothed_k.assign(head.k, head.k + n * d);
   if (!spec_.smooth_k)
     return;
-  std::vector<double> sums(d, 0);
-  for (int64_t i = 0; i < n * d; ++i)
-    sums[i % d] += head.k[i];
-  for (double sum : sums)
-    mean.push_back(static_cast<float>(sum / static_cast<double>(n)));
+  if (head.k_mean) {
+    mean.assign(head.k_mean, head.k_mean + d);
+  } else {
+    std::vector<double> sums(d, 0);
+    for (int64_t i = 0; i < n * d; ++i)
+      sums[i % d] += head.k[i];
+    for (double sum : sums)
+      mean.push_back(static_cast<float>(sum / static_cast<double>(n)));
+  }
   for (int64_t i = 0; i < n * d; ++i)
     smoothed_k[i] -= mean[i % d];
 }

@@ -42,7 +42,7 @@ class HeadCopies {
 public:
   HeadCopies(const Head&, const AttentionSpec&, const ProductPlan&);
 
-  std::vector<float> mean;       ///< of the keys, where they are smoothed
+  std::vector<float> mean;       ///< taken off the keys, where they are smoothed
   std::vector<float> smoothed_k; ///< keys less their mean, or keys; the first one included
   std::vector<float> k_rows;     ///< the same in 16 bits, for dQ
   Copy k_scores, v_transposed;

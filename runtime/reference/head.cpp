@@ -43,6 +43,7 @@ void check(const Inputs& in) {
   expect_size("v", in.v.size(), keys, false);
   expect_size("dout", in.dout.size(), rows * in.head_dim, true);
   expect_size("dlse", in.dlse.size(), rows, true);
+  expect_size("k_mean", in.k_mean.size(), p.batch * p.heads_kv * in.head_dim, true);
 }
 
 void check(const Inputs& in, const AttentionSpec& spec) {
@@ -85,6 +86,7 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
       .v = in.v.data() + key_offset,
       .dout = in.dout.empty() ? nullptr : in.dout.data() + query_offset,
       .dlse = in.dlse.empty() ? nullptr : in.dlse.data() + index * p.seq_q,
+      .k_mean = in.k_mean.empty() ? nullptr : in.k_mean.data() + kv * in.head_dim,
   };
 }
 

@@ -27,6 +27,7 @@ struct Head {
   const float* dlse;              ///< null: no gradient through lse
   const float* given_o = nullptr; ///< what the backward starts from instead of its own forward
   const float* given_lse = nullptr;
+  const float* k_mean = nullptr; ///< null: computed
 
   /// The keys that any of `count` queries from `query` on sees.
   VisibleKeys visible(int64_t query, int64_t count = 1) const {

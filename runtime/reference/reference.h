@@ -34,6 +34,7 @@ struct Inputs {
   std::vector<float> q, k, v, dout;   ///< dout may be empty: forward only
   std::vector<float> dlse;            ///< (B, H, M), or empty
   std::optional<float> softmax_scale; ///< none: 1/sqrt(head_dim)
+  std::vector<float> k_mean; ///< (B, Hk, D), what smooth_k takes off; empty: the keys' mean
 };
 
 /// What a computation gives; matrices of (B, H, M, N) only where asked for.

@@ -115,10 +115,19 @@ __device__ __forceinline__ void add_up_channels(float (&x)[8], float* sums) {
   }
 }
 
-/// The mean of a head's keys into shared memory, from the sums of chunks of them.
+/// What is taken off a head's keys into shared memory: what the caller gave, or their mean, from
+/// the sums of chunks of them.
 __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) {
   constexpr int PARTS = THREADS / HEAD_DIM;
   const int channel = threadIdx.x % HEAD_DIM;
+  if (p.given_k_mean != nullptr) {
+    const s64 row = PACKED ? static_cast<s64>(packed_place().sequence) * p.heads_kv + at.kv_head
+                           : at.flat_kv_head;
+    const bool has = is_channel(channel, p.channels) && !at.has_no_keys();
+    if (threadIdx.x < HEAD_DIM)
+      shared.mean[channel] = has ? p.given_k_mean[row * p.channels + channel] : 0;
+    return;
+  }
   const int chunks = at.has_no_keys() ? 0 : mean_chunks(at.seq_kv());
   const float* partial = p.k_partial + at.first_chunk<MEAN_CHUNK>(chunks) * HEAD_DIM + channel;
   float sum = 0;

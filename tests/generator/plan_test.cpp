@@ -111,7 +111,7 @@ TEST(Operands, TensorsOfTheCallerComeFirst) {
   size_t next = 0;
   for (const CallerTensor& tensor : caller_tensors()) {
     EXPECT_EQ(index(tensor.operand), next++);
-    EXPECT_EQ(tensor.strided, type_of(tensor.operand).find("Element") != std::string_view::npos);
+    EXPECT_EQ(tensor.strided(), type_of(tensor.operand).find("Element") != std::string_view::npos);
   }
   EXPECT_EQ(next, index(O::k_partial)); // the workspace's first
   const CallerTensor& dk = caller_tensors()[index(O::dk)];

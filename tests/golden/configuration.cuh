@@ -146,4 +146,5 @@ struct Params {
   Element* query_rows;
   float* key_range;
   bf16* dq_factor;
+  const float* given_k_mean;
 };

@@ -83,6 +83,7 @@ struct Params {
   float* dq_sum;
   float* key_range;
   bf16* dq_factor;
+  const float* given_k_mean;
   int channels;
   int value_channels;
   int heads;

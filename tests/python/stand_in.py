@@ -39,12 +39,14 @@ class Kernels:
         return Pass(self, problem, strides, scale, apart, value_dim, "qkvooqkv", "qq",
                     self._backward)  # fmt: skip
 
-    def _forward(self, given, q, k, v, out, lse):
-        for to, result in zip((out, lse), emulation.emulated_forward(q, k, v, **given)):
+    def _forward(self, given, q, k, v, out, lse, k_mean):
+        results = emulation.emulated_forward(q, k, v, k_mean=k_mean, **given)
+        for to, result in zip((out, lse), results):
             to.copy_(result)
 
-    def _backward(self, given, q, k, v, out, dout, dq, dk, dv, lse, dlse):
-        results = emulation.emulated_backward(dout, q, k, v, out, lse, dlse=dlse, **given)
+    def _backward(self, given, q, k, v, out, dout, dq, dk, dv, lse, dlse, k_mean):
+        results = emulation.emulated_backward(dout, q, k, v, out, lse, dlse=dlse, k_mean=k_mean,
+                                              **given)  # fmt: skip
         for to, result in zip((dq, dk, dv), results):
             to.copy_(result)
 
@@ -66,6 +68,7 @@ class Pass:
         elif kernels.packed:
             batch = 1
         self.rows = (batch, heads, seq_q)
+        self.mean = (self.sequences, heads_kv, kernels.head_dim)
         self.shapes = [
             (*((batch, heads, seq_q) if of in "qo" else (batch, heads_kv, seq_kv)),
              value_dim or kernels.head_dim if of in "vo" else kernels.head_dim)
@@ -83,6 +86,10 @@ class Pass:
         kernels, tensors, packing = self.kernels, [], ()
         if kernels.packed:
             addresses, packing = addresses[:-4], addresses[-4:]
+        *addresses, of_mean = addresses
+        _, heads_kv, head_dim = self.mean
+        strides = (heads_kv * head_dim, head_dim, 1)
+        mean = at(of_mean, self.mean, strides, torch.float32) if of_mean else None
         for address, shape, strides in zip(addresses, self.shapes, self.strides):
             tensors.append(at(address, shape, (*strides, 1), kernels.dtype))
         for address in addresses[len(tensors) :]:
@@ -91,11 +98,11 @@ class Pass:
             rows = at(address, self.rows, strides, torch.float32) if address else None
             tensors.append(rows)
         with torch.no_grad():
-            for parts in self._parts(tensors, *packing) if packing else [tensors]:
+            for parts in self._parts(tensors, mean, *packing) if packing else [[*tensors, mean]]:
                 self.compute(self.given, *parts)
         kernels.launches += 1
 
-    def _parts(self, tensors, first_q, first_k, used_q, used_k):
+    def _parts(self, tensors, mean, first_q, first_k, used_q, used_k):
         """The tensors of each packed sequence, short of those without queries or keys."""
 
         def numbers(address, count):
@@ -116,7 +123,7 @@ class Pass:
                 begin, length = spans[of][i]
                 begin = 0 if self.apart else begin
                 parts.append(None if t is None else t[batch:batch + 1, :, begin:begin + length])
-            yield parts
+            yield [*parts, None if mean is None else mean[i:i + 1]]
 
 
 STREAM = 7

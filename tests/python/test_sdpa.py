@@ -146,3 +146,61 @@ def test_the_registry_activates_by_name():
     finally:
         attention.restore_flash_attention_impl()
     assert attention.current_flash_attention_impl() is None
+
+
+def ring_of_pytorch(q, k, v, dout, causal):
+    """What context_parallel calls: both passes of a part of the keys each, the backward with out
+    and logsumexp of all of them. Two ranks, the second's queries."""
+    forward, backward = pytorch._forward, pytorch._backward
+    given = [(*(t.detach() for t in (q, k_c, v_c)), causal and last)
+             for k_c, v_c, last in zip(k.chunk(2, 2), v.chunk(2, 2), (False, True))]  # fmt: skip
+    parts = [forward(q, k, v, 0.0, mask) for q, k, v, mask in given]
+    out, lse = sagebwd.merge([part[:2] for part in parts])
+    gradients = [backward(dout, q, k, v, out, lse, None, None, 24, 12, 0.0, mask, *part[6:8])
+                 for (q, k, v, mask), part in zip(given, parts)]  # fmt: skip
+    dq, dk, dv = zip(*gradients)
+    return out, sum(g.float() for g in dq), torch.cat(dk, 2), torch.cat(dv, 2)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_registry_is_right_about_parts_of_the_keys(layout, causal):
+    q, k, v = (t.detach() for t in inputs(2, layout))
+    q, k = q[:, :, 12:] if causal else q, k + 2  # the ring's second rank has the second half
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = ring_of_pytorch(q, k, v, dout, causal)
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    mask = torch.ones(q.shape[2], 24, dtype=torch.bool).tril(24 - q.shape[2])
+    expected = call(*leaves, attn_mask=mask if causal else None, enable_gqa=True)
+    expected = expected, *torch.autograd.grad(expected, leaves, dout.double())
+    for x, y in zip(found, expected):
+        assert float((x - y).detach().norm() / y.detach().norm()) < 0.03
+
+
+def test_what_autograd_hands_back_is_not_computed_twice(kernels_on_the_cpu):  # noqa: F811
+    q, k, v = inputs(2)
+    operator = torch.ops.aten._scaled_dot_product_flash_attention
+
+    def launches(change):
+        """Of a backward, after a change between the passes."""
+        out, lse, *more = operator(q, k, v, 0.0, True)
+        change(out, lse)
+        before = sum(kernels.launches for kernels in kernels_on_the_cpu.values())
+        arguments = [*(t.detach() for t in (q, k, v)), out.detach(), lse.detach()]
+        torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            torch.ones_like(out), *arguments, None, None, 24, 24, 0.0, True, *more[4:6]
+        )
+        return sum(kernels.launches for kernels in kernels_on_the_cpu.values()) - before
+
+    active = pytorch._Active("CPU")
+    try:
+        found = operator(q, k, v, 0.0, True)[0]
+        before = sum(kernels.launches for kernels in kernels_on_the_cpu.values())
+        torch.autograd.grad(found.sum(), (q, k, v))
+        assert sum(kernels.launches for kernels in kernels_on_the_cpu.values()) - before == 1
+        assert launches(lambda out, lse: None) == 1
+        with torch.no_grad():  # as where parts are put together in place
+            assert launches(lambda out, lse: lse.add_(0.5)) == 2
+            assert launches(lambda out, lse: out.mul_(0.5)) == 2
+    finally:
+        active.remove()

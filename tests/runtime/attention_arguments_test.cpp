@@ -76,11 +76,18 @@ void refuse() {
     say(what, [&] { pass.run(addresses, workspace, nullptr); });
   };
   const uint64_t at = kSomewhere;
-  run("fewer", {at, at, at, at}, at);
-  run("null", {at, at, 0, at, at}, at);
-  run("shifted", {at, at, at, at + 8, at}, at);
-  run("rows", {at, at, at, at, 0}, at);
-  run("workspace", {at, at, at, at, at}, at + 128);
+  run("fewer", {at, at, at, at, at}, at);
+  run("null", {at, at, 0, at, at, 0}, at);
+  run("shifted", {at, at, at, at + 8, at, 0}, at);
+  run("rows", {at, at, at, at, 0, 0}, at);
+  run("workspace", {at, at, at, at, at, 0}, at + 128);
+  AttentionSpec unsmoothed = spec();
+  unsmoothed.smooth_k = false;
+  say("mean", [&] {
+    ForwardArgs args = arguments();
+    args.k_mean = reinterpret_cast<const float*>(at);
+    Attention(unsmoothed).forward(args);
+  });
 }
 
 /// A prepared pass at two places, each beside a call that says all of it.
@@ -90,7 +97,7 @@ void launch() {
   attention.warmup(false, arguments().problem);
   for (uint64_t at : {kSomewhere, 5 * kSomewhere}) {
     say("whole", [&] { attention.forward(arguments(at)); });
-    say("prepared", [&] { pass.run(std::vector<uint64_t>{at, at, at, at, at}, at, nullptr); });
+    say("prepared", [&] { pass.run(std::vector<uint64_t>{at, at, at, at, at, 0}, at, nullptr); });
   }
 }
 
@@ -120,11 +127,12 @@ TEST_F(AttentionArguments, AreRefused) {
         "value_dim = 36 ", "value_dim = 136 ", "pad q and k with zero channels",
         "softmax_scale = 9.80909e-45", "softmax_scale = -9e-21 ", "softmax_scale = inf",
         "softmax_scale = ", "stride: SpecError: k: the token stride is 68", "bytes: done",
-        "fewer: SpecError: this pass takes 5 tensors, given are 4",
+        "fewer: SpecError: this pass takes 6 tensors, given are 5",
         "null: SpecError: v: the address is null; hand in device memory",
         "shifted: SpecError: out: the address is not a multiple of 16",
         "rows: SpecError: lse: the address is null; hand in (batch, heads, query) floats",
-        "workspace: SpecError: the workspace must be device memory aligned to 256"})
+        "workspace: SpecError: the workspace must be device memory aligned to 256",
+        "mean: SpecError: k_mean is given and smooth_k is off"})
     EXPECT_NE(output.find(part), std::string::npos) << part << " is not in:\n" << output;
   size_t accepted = 0;
   for (size_t at = 0; (at = output.find("scale: done", at)) != std::string::npos; ++at)

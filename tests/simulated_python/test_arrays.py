@@ -90,6 +90,35 @@ def test_both_passes_are_near_the_reference(kind, layout):
     assert error(lse.array, exact["lse"]) < 1e-3
 
 
+def test_parts_of_the_keys_share_a_mean():
+    q, k, v, dout = given(aligned, (1, 2, 70, 64), (1, 1, 96, 64), (1, 1, 96, 64), (1, 2, 70, 64))
+    k += np.float16(2)
+    exact = sagebwd.reference.exact(q, k, v, dout)
+    mean = aligned(k.mean(2, dtype=np.float32))
+    halves = slice(0, 48), slice(48, 96)
+    parts = [[ByInterface(aligned(x[:, :, half])) for x in (k, v)] for half in halves]
+    chosen = {"stream": 0, "empty": empty(ByInterface)}
+
+    def errors(k_mean):
+        chosen["k_mean"] = k_mean
+        given = [arrays.attention_forward(ByInterface(q), *part, **chosen) for part in parts]
+        lses = np.stack([lse.array for _, lse in given])
+        lse = np.logaddexp.reduce(lses, 0)
+        out = sum(out.array * np.exp(of - lse)[..., None] for (out, _), of in zip(given, lses))
+        rest = ByInterface(aligned(out.astype(np.float16))), ByInterface(aligned(lse))
+        dq = 0
+        for part, half in zip(parts, halves):
+            of_part = arrays.attention_backward(ByInterface(dout), ByInterface(q), *part, *rest,
+                                                **chosen)  # fmt: skip
+            dq = dq + of_part[0].array.astype(np.float64)
+            for name, found in zip(("dk", "dv"), of_part[1:]):
+                assert error(found.array.astype(np.float64), exact[name][:, :, half]) < 0.04
+        return error(out, exact["out"]), error(dq, exact["dq"])
+
+    assert max(errors(ByInterface(mean))) < 0.03
+    assert errors(None)[1] > 0.1  # what a mean for each part leaves out
+
+
 def test_dlpack_is_told_of_the_stream():
     q, k, v = given(lambda x: ByDlpack(aligned(x)), *[(1, 1, 64, 64)] * 3)
     arrays.attention_forward(q, k, v, stream=0, empty=empty(ByDlpack))
@@ -117,8 +146,13 @@ def test_refusals():
     busy = ByInterface(q.array)
     busy.stream = 77
     refused("being written on stream 0x4d, and the call is on 0x0: pass stream=0x4d", busy, k, v)
+    mean = np.zeros((1, 1, 64), np.float32)
+    refused(r"k_mean is \(1, 64\) of float32; it must be", k_mean=ByInterface(mean[0]))
+    refused("k_mean is given and smooth_k is off", k_mean=ByInterface(mean), smooth_k=False)
     with pytest.raises(TypeError, match="cu_seqlens_q"):
         arrays.attention_forward(q, k, v, cu_seqlens_q=None, **chosen)
     out, lse = arrays.attention_forward(q, k, v, **chosen)
+    with pytest.raises(sagebwd.SpecError, match="k_mean and dlse together"):
+        arrays.attention_backward(out, q, k, v, out, lse, dlse=lse, k_mean=mean, **chosen)
     with pytest.raises(sagebwd.SpecError, match=r"lse is \(1, 1, 63\) of float32; it must be"):
         arrays.attention_backward(out, q, k, v, out, ByInterface(lse.array[..., 1:]), **chosen)

@@ -122,7 +122,8 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
         LibraryError: this build was made without JAX.
         jax.errors.JaxRuntimeError: what fails when it runs, with the library's own text.
 
-    Packed sequences and learned sink logits are for `sagebwd.attention` alone.
+    Packed sequences, learned sink logits and `k_mean` are for `sagebwd.attention` alone. Parts of
+    the keys whose out and lse are put together by differentiable code have right gradients.
     """
     options.yes_or_no("return_lse", return_lse)
     q, k, v = map(jnp.asarray, (q, k, v))

@@ -6,11 +6,15 @@
     torch.nn.attention.activate_flash_attention_impl("sagebwd")      # in the whole process
 
 The second is PyTorch's registry of implementations (torch.nn.attention, from 2.11 on), where this
-module enters the name; PyTorch asks it for what it would have FlashAttention-2 do.
+module enters the name; PyTorch asks it for what it would have FlashAttention-2 do. Its backward is
+also handed out and logsumexp that are of more keys than its own, by rings (context_parallel of
+torch.distributed.tensor.experimental): it starts from them as they are only where it knows that
+they are its forward's, and else computes the forward of its keys again, as under torch.compile.
 """
 
 import collections
 import warnings
+import weakref
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -104,6 +108,27 @@ def _given(is_causal, scale, layout):
     return dict(causal="top-left" if is_causal else False, softmax_scale=scale, layout=layout)
 
 
+def _contents(t):
+    """What says that contents are what they were: their memory, place there and changes."""
+    return weakref.ref(t.untyped_storage()), t.data_ptr(), t.shape, t.stride(), t._version
+
+
+def _leave_word(out, lse, *inputs):
+    """Where autograd will hand all of these back, `_are_of` shall know that they belong together.
+
+    The word lies with the memory of lse, and goes with it. Elsewhere, in compiled code say, memory
+    may change and nobody counts.
+    """
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        lse.untyped_storage().sagebwd_of = [_contents(t) for t in (out, lse, *inputs)]
+
+
+def _are_of(out, lse, *inputs):
+    """Whether out and lse are as the forward of these inputs gave them. False where not known."""
+    said = getattr(lse.untyped_storage(), "sagebwd_of", None)
+    return said is not None and said == [_contents(t) for t in (out, lse, *inputs)]
+
+
 def _forward(
     query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None,
 ):  # fmt: skip
@@ -112,8 +137,10 @@ def _forward(
     layout = _layout(query)
     out, lse = attention_forward(*_as(layout, query, key, value),
                                  **_given(is_causal, scale, layout))  # fmt: skip
+    out = _as(layout, out)[0]
+    _leave_word(out, lse, query, key, value)
     seed, offset = (query.new_zeros(shape, dtype=torch.uint64) for shape in ((2,), ()))
-    return (_as(layout, out)[0], lse, None, None, query.shape[2], key.shape[2], seed, offset,
+    return (out, lse, None, None, query.shape[2], key.shape[2], seed, offset,
             query.new_empty(0))  # fmt: skip
 
 
@@ -123,8 +150,11 @@ def _backward(
 ):  # fmt: skip
     """aten::_scaled_dot_product_flash_attention_backward."""
     layout = _layout(query)
-    gradients = attention_backward(*_as(layout, grad_out, query, key, value, out), logsumexp,
-                                   **_given(is_causal, scale, layout))  # fmt: skip
+    given = _given(is_causal, scale, layout)
+    known = _are_of(out, logsumexp, query, key, value)
+    dout, q, k, v, out = _as(layout, grad_out, query, key, value, out)
+    part = None if known else attention_forward(q, k, v, **given)
+    gradients = attention_backward(dout, q, k, v, out, logsumexp, part=part, **given)
     return tuple(_as(layout, *gradients))
 
 

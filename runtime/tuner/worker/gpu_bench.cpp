@@ -121,7 +121,7 @@ bool is_used(const CallerTensor& tensor, bool backward) {
   return (backward || tensor.in_forward) && !tensor.optional; // packed ones are not tuned apart
 }
 int token_bytes(const CallerTensor& tensor, const ResolvedSpec& spec) {
-  return tensor.strided ? 2 * spec->head_dim : 4;
+  return tensor.strided() ? 2 * spec->head_dim : 4;
 }
 
 /// Here. What the tuner's process sees first may be another here: the environment has changed
@@ -211,7 +211,7 @@ void GpuBench::State::allocate() {
         make(static_cast<size_t>(p.batch * heads * tokens * token_bytes(tensor, setup.spec)));
     if (!tensor.written)
       upload_repeated(buffer, numbers, ++given * numbers.size() / 7);
-    if (tensor.strided)
+    if (tensor.strided())
       set_tensor(forward_values, tensor.operand, buffer.pointer(),
                  {heads * tokens * d, tokens * d, d});
     else
