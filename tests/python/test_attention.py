@@ -37,7 +37,7 @@ def test_the_three_functions_share_their_options():
     options = keywords(sagebwd.attention_forward)
     assert keywords(sagebwd.attention) == {
         **options, "return_lse": False, "sink_logits": None}
-    assert keywords(sagebwd.attention_backward) == {**options, "dlse": None}
+    assert keywords(sagebwd.attention_backward) == {**options, "dlse": None, "part": None}
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
