@@ -1,4 +1,4 @@
-"""libsagebwd.so from another language than C, by ctypes: what the environment makes a call come to."""
+"""libsagebwd.so from another language than C, by ctypes: what the environment makes of a call."""
 
 import os
 import re

@@ -70,7 +70,7 @@ def test_a_c_program_is_told_what_is_missing(programs):
 def test_pkg_config_finds_the_shared_library(prefix, tmp_path):
     if shutil.which("pkg-config") is None:
         pytest.skip("needs pkg-config")
-    paths = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
+    paths = {**os.environ, "PKG_CONFIG_PATH": str(next(prefix.rglob("pkgconfig")))}
     flags = shlex.split(output("pkg-config", "--cflags", "--libs", "sagebwd", env=paths))
     program = tmp_path / "attention"
     output("cc", "-std=c99", "-Wall", "-Werror", "-D_GNU_SOURCE", ROOT / "examples/attention.c",

@@ -81,11 +81,16 @@ make_sdist() {
   tar -C build/wheel/source --strip-components 1 -xzf dist/sagebwd-*.tar.gz
 }
 
-# The one header that calls for JAX are made of, so that wheels have them whoever builds them.
+# The one header that calls for JAX are made of, so that wheels have them whoever builds them. That of
+# the oldest jaxlib that pyproject.toml allows: later ones take what was made with an earlier header.
 prepare_jax_header() {
-  jax_headers=$root/build/wheel/jaxlib/jaxlib/include
-  [[ -d $jax_headers ]] || step wheel-jaxlib "Installing jaxlib for its header" "$tools" -m pip \
-    install --disable-pip-version-check --no-deps --target build/wheel/jaxlib jaxlib
+  local oldest folder
+  oldest=$(sed -nE 's/^jax = \["jax>=(.*)"\]$/\1/p' pyproject.toml)
+  folder=$root/build/wheel/jaxlib-$oldest
+  jax_headers=$folder/jaxlib/include
+  [[ -d $jax_headers ]] || step wheel-jaxlib "Installing jaxlib $oldest for its header" "$tools" -m pip \
+    install --disable-pip-version-check --no-deps --only-binary :all: --python-version 3.11 \
+    --target "$folder" "jaxlib==$oldest.*"
 }
 
 # build_wheel PYTHON: the build folder is kept, so that only the module is compiled for each.
