@@ -93,11 +93,12 @@ prepare_jax_header() {
     --target "$folder" "jaxlib==$oldest.*"
 }
 
-# build_wheel PYTHON: the build folder is kept, so that only the module is compiled for each.
+# build_wheel PYTHON: the build folder is kept, so that only the module is compiled for each;
+# scikit-build-core would empty it, knew it which environment it was made in.
 # libstdc++ is linked in: the compiler's may be newer than that of the systems which the glibc
 # allows. libgcc is not: the static one asks for a newer glibc (_dl_find_object).
 build_wheel() {
-  rm -rf build/wheel/raw build/wheel/cmake/CMakeCache.txt
+  rm -rf build/wheel/raw build/wheel/cmake/{CMakeCache.txt,.skbuild-info.json}
   CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$tools" -m pip --python "$1" wheel \
     --disable-pip-version-check --no-deps --wheel-dir build/wheel/raw \
     -C build-dir="$root/build/wheel/cmake" \
