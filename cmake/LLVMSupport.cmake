@@ -26,18 +26,9 @@ message(STATUS "LLVM libSupport ${llvm_version} in ${SAGEBWD_LLVM_LIBDIR}")
 
 add_library(LLVMSupportOnly INTERFACE)
 target_include_directories(LLVMSupportOnly SYSTEM INTERFACE ${SAGEBWD_LLVM_INCLUDEDIR})
-target_link_libraries(LLVMSupportOnly INTERFACE ${SAGEBWD_LLVM_LIBDIR}/libLLVMSupport.a
-                      ${SAGEBWD_LLVM_LIBDIR}/libLLVMDemangle.a ${CMAKE_DL_LIBS})
+add_library(sagebwd_llvm_needs STATIC cmake/llvm_needs.cpp)
+set(llvm_archives ${SAGEBWD_LLVM_LIBDIR}/libLLVMSupport.a ${SAGEBWD_LLVM_LIBDIR}/libLLVMDemangle.a
+    $<TARGET_FILE:sagebwd_llvm_needs>)
+add_dependencies(LLVMSupportOnly sagebwd_llvm_needs)
 find_package(Threads REQUIRED)
-target_link_libraries(LLVMSupportOnly INTERFACE Threads::Threads)
-find_library(SAGEBWD_TINFO NAMES tinfo libtinfo.so.6)
-if(SAGEBWD_TINFO AND llvm_version LESS 19) # terminfo went with LLVM 19
-  target_link_libraries(LLVMSupportOnly INTERFACE ${SAGEBWD_TINFO})
-endif()
-find_library(SAGEBWD_Z NAMES z libz.so.1)
-find_library(SAGEBWD_ZSTD NAMES zstd libzstd.so.1)
-foreach(archive ${SAGEBWD_Z} ${SAGEBWD_ZSTD})
-  if(archive)
-    target_link_libraries(LLVMSupportOnly INTERFACE ${archive})
-  endif()
-endforeach()
+target_link_libraries(LLVMSupportOnly INTERFACE ${llvm_archives} ${CMAKE_DL_LIBS} Threads::Threads)

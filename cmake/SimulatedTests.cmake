@@ -44,6 +44,7 @@ function(simulated_test name filters)
 endfunction()
 
 simulated_test(Arguments "Arguments.*")
+simulated_test(CDoor "CDoor*")
 simulated_test(Copies "Gpu/QuantizeAll.*/D64_row_*;Gpu/QuantizeAll.*/D128_block_six_of_seven")
 # Of 512 queries and 600 keys; AnyLengths has every case. With warps, lanes and asynchronous work in
 # another order than in those without a seed.
@@ -67,6 +68,9 @@ Gpu/Numerics.AnyLengths/D64_fp16_Qk16_TopLeft;\
 Gpu/Numerics.AnyLengths/Fused_D64_bf16;\
 Gpu/Numerics.AnyLengths/NotDeterministic_D64_bf16_TopLeft" SIMULATOR_CAPABILITY=${capability})
 endforeach()
+# C99, and the program that says how to call it.
+add_test(NAME Simulated.CExample COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd_c_example>)
+set_tests_properties(Simulated.CExample PROPERTIES LABELS simulated TIMEOUT 600)
 add_test(NAME Simulated.CatchesBrokenTemplates
          COMMAND ${PROJECT_SOURCE_DIR}/tests/simulator/catches.sh ${PROJECT_SOURCE_DIR}/templates
                  ${simulator}/simulate $<TARGET_FILE:gpu_tests>)

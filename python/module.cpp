@@ -20,6 +20,7 @@
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
+#include "runtime/version.h"
 
 #include <pybind11/operators.h>
 
@@ -165,12 +166,12 @@ void bind_environment(py::module_& m) {
   });
   m.def(
       "diagnose",
-      [](const std::string& version, std::vector<std::pair<std::string, std::string>> parts,
+      [](std::vector<std::pair<std::string, std::string>> parts,
          const std::vector<std::array<std::string, 3>>& missing) {
         CallersParts caller{std::move(parts), {}};
         for (const auto& [what, needed_for, remedy] : missing)
           caller.missing.push_back({what, needed_for, remedy});
-        const Diagnosis diagnosis = diagnose(version, caller);
+        const Diagnosis diagnosis = diagnose(caller);
         py::gil_scoped_acquire held;
         return py::make_tuple(diagnosis.json, python::path_text(diagnosis.text), diagnosis.sound);
       },
@@ -185,6 +186,7 @@ PYBIND11_MODULE(_core, m, py::mod_gil_not_used()) {
 PYBIND11_MODULE(_core, m) {
 #endif
   m.doc() = "The C++ library of sagebwd. Internal: use the package's own functions.";
+  m.attr("__version__") = version();
   python::bind_errors(m);
   bind_spec(m);
   bind_kernels(m);

@@ -11,6 +11,7 @@
 #include "runtime/generate.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
+#include "runtime/version.h"
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/Support/FormatVariadic.h"
@@ -99,8 +100,7 @@ std::string note_for(const Arch& arch) {
 
 class Doctor {
 public:
-  Doctor(const std::string& version, const CallersParts& caller)
-      : version_(version), caller_(caller) {}
+  explicit Doctor(const CallersParts& caller) : caller_(caller) {}
 
   Diagnosis examine() {
     settings_ = Settings::from_environment(&problems_);
@@ -157,7 +157,6 @@ private:
   json::Value cache_as_json() const;
   std::string as_text() const;
 
-  std::string version_;
   const CallersParts& caller_;
   std::vector<std::string> problems_; ///< of the environment
   Settings settings_;
@@ -318,7 +317,7 @@ json::Value Doctor::as_json() const {
   for (const Missing& item : missing_)
     missing.push_back(json::Object{
         {"what", utf8(item.what)}, {"needed_for", item.needed_for}, {"remedy", item.remedy}});
-  json::Object report{{"version", version_},
+  json::Object report{{"version", version()},
                       {"can_compile", compiler_.error.empty() && !settings_.offline},
                       {"can_run", !gpus_.empty()},
                       {"nvrtc", std::move(nvrtc)},
@@ -341,7 +340,7 @@ std::string Doctor::as_text() const {
     ((text += words), ...);
     text += '\n';
   };
-  line("sagebwd", version_);
+  line("sagebwd", version());
   for (const auto& [name, value] : caller_.parts)
     line(name, value);
   if (compiler_.error.empty())
@@ -392,8 +391,6 @@ std::string Doctor::as_text() const {
 
 } // namespace
 
-Diagnosis diagnose(const std::string& version, const CallersParts& caller) {
-  return Doctor(version, caller).examine();
-}
+Diagnosis diagnose(const CallersParts& caller) { return Doctor(caller).examine(); }
 
 } // namespace sagebwd

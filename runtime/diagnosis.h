@@ -29,6 +29,6 @@ struct Diagnosis {
 /// Looks for the compiler, the driver, GPUs, the cache and packs, as building and running would;
 /// tries the cache directory by a file, which is gone afterwards. Raises nothing for what is
 /// missing.
-Diagnosis diagnose(const std::string& version, const CallersParts& = {});
+Diagnosis diagnose(const CallersParts& = {});
 
 } // namespace sagebwd

@@ -14,9 +14,10 @@ ALLOWED = {
     "cache": {"cache"},
     "runtime": {"generator", "cache", "runtime"},
     "tools": {"generator", "cache", "runtime", "tools"},
+    "c": {"c", "generator", "cache", "runtime"},
     "examples": {"generator", "cache", "runtime"},
 }
-SUFFIXES = {".h", ".cpp", ".cuh", ".cu"}
+SUFFIXES = {".h", ".c", ".cpp", ".cuh", ".cu"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # Headers of third parties that no header of ours may mention: LLVM's, CUDA's.
 FOREIGN = re.compile(r"^(llvm|llvm-c|clang|mlir)/|^(cuda|nvrtc|mma|cublas|cooperative_groups)")

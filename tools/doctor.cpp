@@ -44,7 +44,7 @@ public:
       throw UsageError("--gpu says where --measure runs; without that it says nothing");
     if (measure_)
       return print_rates();
-    const Diagnosis diagnosis = diagnose(SAGEBWD_VERSION);
+    const Diagnosis diagnosis = diagnose();
     fputs((json ? diagnosis.json + "\n" : diagnosis.text).c_str(), stdout);
     return diagnosis.sound ? kDone : kFailed;
   }

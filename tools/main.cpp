@@ -6,6 +6,7 @@
 #include "generator/spec.h"
 #include "runtime/error.h"
 #include "runtime/tuner/worker/worker.h"
+#include "runtime/version.h"
 #include "tools/command.h"
 
 #include <algorithm>
@@ -22,11 +23,12 @@ namespace {
 
 /// Of all commands.
 void print_overview(const Command& root, FILE* stream) {
-  fputs("sagebwd " SAGEBWD_VERSION " - trainable INT8 attention (SageBwd), compiled where it runs\n"
-        "\n"
-        "usage: sagebwd COMMAND [options]\n"
-        "\n",
-        stream);
+  fprintf(stream,
+          "sagebwd %s - trainable INT8 attention (SageBwd), compiled where it runs\n"
+          "\n"
+          "usage: sagebwd COMMAND [options]\n"
+          "\n",
+          version());
   for (const auto& command : root.subcommands)
     fprintf(stream, "  %-10s %s\n", command->name.c_str(), command->summary.c_str());
   fputs("\n"
@@ -118,7 +120,7 @@ int main(int count, char** values) {
   root.subcommands = all_commands();
   int code = kDone;
   if (!arguments.empty() && arguments.front() == "--version")
-    puts("sagebwd " SAGEBWD_VERSION);
+    printf("sagebwd %s\n", version());
   else
     code = run(root, std::move(arguments));
   // What did not reach its reader, on a full disk say, must not pass for done.

@@ -20,7 +20,6 @@ relatives works.
 """
 
 import importlib
-from importlib import metadata as _metadata
 
 try:
     from sagebwd import _core  # noqa: F401
@@ -39,6 +38,7 @@ from sagebwd._core import (
     SpecError,
     TuneError,
 )
+from sagebwd._core import __version__ as __version__
 from sagebwd._doctor import doctor
 from sagebwd.inputs import INPUTS, named_inputs
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
@@ -97,11 +97,6 @@ def __getattr__(name):
 
 
 _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
-
-try:
-    __version__ = _metadata.version("sagebwd")
-except _metadata.PackageNotFoundError:  # run from a source tree
-    __version__ = "0.1.0"
 
 __all__ = [
     "INPUTS", "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError",

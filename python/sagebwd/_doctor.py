@@ -21,11 +21,9 @@ def doctor():
 
 def _diagnose():
     """As JSON, as text, and whether whatever is set here can be used."""
-    import sagebwd  # complete only after this module
-
     torch, missing = _torch()
     parts = [("python", f"{platform.python_version()} at {sys.executable}"), ("torch", torch)]
-    return _core.diagnose(sagebwd.__version__, parts, missing)
+    return _core.diagnose(parts, missing)
 
 
 def _torch():

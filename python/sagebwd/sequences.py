@@ -3,6 +3,8 @@
 `packing` is (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), each a tensor or None.
 """
 
+from itertools import pairwise
+
 import torch
 
 from sagebwd import options
@@ -106,7 +108,7 @@ def spans(problem, packing):
     batch, _, _, *rooms = problem
 
     def of(first, used, room):
-        ends = [(0, room)] * batch if first is None else list(zip(first, first[1:]))
+        ends = [(0, room)] * batch if first is None else list(pairwise(first))
         ends = [(min(max(a, 0), room), min(max(b, 0), room)) for a, b in ends]
         lengths = [max(0, b - a) for a, b in ends]
         if used is not None:

@@ -4,6 +4,7 @@ What PyTorch sees of an operation, and what the package does around a launch, is
 """
 
 import ctypes
+from itertools import pairwise
 
 import pytest
 
@@ -111,7 +112,7 @@ class Pass:
         spans = {}
         for of, first, used in (("q", first_q, used_q), ("k", first_k, used_k)):
             firsts = numbers(first, self.sequences + 1)
-            lengths = [end - begin for begin, end in zip(firsts, firsts[1:])]
+            lengths = [end - begin for begin, end in pairwise(firsts)]
             if used:
                 lengths = [min(pair) for pair in zip(lengths, numbers(used, self.sequences))]
             spans[of] = list(zip(firsts, lengths))

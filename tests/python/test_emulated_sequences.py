@@ -1,5 +1,7 @@
 """The PyTorch emulation of packed sequences and padded batches."""
 
+from itertools import pairwise
+
 import pytest
 
 import sagebwd
@@ -20,7 +22,7 @@ def test_packed_sequences_are_each_computed_alone(causal):
     out, lse = emulation.emulated_attention(q, k, v, causal=causal, return_lse=True, **where)
     gradients = torch.autograd.grad(out, (q, k, v), dout)
     spans = [t.tolist() for t in where.values()]
-    for (m, m_end), (n, n_end) in zip(*(zip(first, first[1:]) for first in spans)):
+    for (m, m_end), (n, n_end) in zip(*map(pairwise, spans)):
         if m == m_end or n == n_end:
             assert not out[m:m_end].any() and (lse[:, m:m_end] == -torch.inf).all()
             continue

@@ -141,12 +141,9 @@ check_that_roots_can_be_had() {
   fi
 }
 
-run_fresh() {
-  local system=${1:-debian:bookworm} commands=("${@:2}") command log passed=0 failed=0
-  local family=${system%:*} suite=${system#*:} sources settings folders lock
-  [[ " $fresh_systems " == *" $system "* ]] ||
-    wrong_use "there is no fresh '$system'; there is $fresh_systems"
-  [[ ${#commands[@]} -gt 0 ]] || commands=("./run demo" "./run test")
+# make_root SYSTEM: in_root runs commands there until this shell ends.
+make_root() {
+  local system=$1 family=${1%:*} suite=${1#*:} sources lock
   check_that_roots_can_be_had
   mkdir -p build/fresh
   exec {lock}>build/fresh/lock
@@ -167,6 +164,14 @@ run_fresh() {
   take_settings_along
   in_root true 2>"$logs/fresh-mount.log" ||
     no_root_here "this sandbox forbids mount or chroot: $(tail -n 1 "$logs/fresh-mount.log")"
+}
+
+run_fresh() {
+  local system=${1:-debian:bookworm} commands=("${@:2}") command log passed=0 failed=0
+  [[ " $fresh_systems " == *" $system "* ]] ||
+    wrong_use "there is no fresh '$system'; there is $fresh_systems"
+  [[ ${#commands[@]} -gt 0 ]] || commands=("./run demo" "./run test")
+  make_root "$system"
   step fresh-clone "Cloning $(own_git log -1 --format=%h) into it" clone
   own_git diff --quiet HEAD || echo "(what is not committed is not in it)"
   for command in "${commands[@]}"; do

@@ -1,0 +1,176 @@
+//===- sagebwd.cpp - The operation for C ------------------------------------===//
+//
+// Nothing is decided here. No exception crosses the line: each becomes a status and a message.
+//
+//===----------------------------------------------------------------------===//
+#pragma GCC visibility push(default)
+#include "c/sagebwd.h"
+#pragma GCC visibility pop
+
+#include "runtime/attention.h"
+#include "runtime/version.h"
+
+#include <algorithm>
+#include <cstring>
+
+using namespace sagebwd;
+
+struct sagebwd_operation {
+  sagebwd_operation(const char* text, int device)
+      : attention(parse_spec(text), device), spec(to_string(attention.spec())) {}
+
+  Attention attention;
+  std::string spec;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+sagebwd_status failed(sagebwd_status status, const char* what,
+                      const std::string& log = {}) noexcept {
+  try {
+    last_error = what;
+    if (!log.empty())
+      last_error += "\n" + log;
+  } catch (...) { // no memory for the message
+    last_error.clear();
+  }
+  return status;
+}
+
+template <typename Call> sagebwd_status guarded(const Call& call) noexcept {
+  try {
+    call();
+    return SAGEBWD_OK;
+  } catch (const std::invalid_argument& error) { // a spec, an argument, a variable's value
+    return failed(SAGEBWD_INVALID, error.what());
+  } catch (const LibraryError& error) {
+    return failed(SAGEBWD_NO_LIBRARY, error.what());
+  } catch (const OfflineError& error) {
+    return failed(SAGEBWD_OFFLINE, error.what());
+  } catch (const CompileError& error) {
+    return failed(SAGEBWD_COMPILE, error.what(), error.log);
+  } catch (const DriverError& error) {
+    return failed(SAGEBWD_DRIVER, error.what());
+  } catch (const std::exception& error) {
+    return failed(SAGEBWD_FAILED, error.what());
+  } catch (...) {
+    return failed(SAGEBWD_FAILED, "an exception of unknown type");
+  }
+}
+
+template <typename T> T& given(T* pointer, const char* name) {
+  if (!pointer)
+    throw SpecError(std::string(name) + " is null");
+  return *pointer;
+}
+
+/// Whatever is longer was never set.
+constexpr size_t kMostBytes = 4096;
+
+/// As callers of this version have it; what those of a later one add must be zeros.
+template <typename Args> Args arguments(const Args* pointer) {
+  const size_t size = given(pointer, "args").struct_size;
+  const char* bytes = reinterpret_cast<const char*>(pointer);
+  if (size < sizeof(Args) || size > kMostBytes)
+    throw SpecError("args->struct_size = " + std::to_string(size) + " is not supported: it is " +
+                    std::to_string(sizeof(Args)) + ", the struct's sizeof");
+  const bool asks_for_more =
+      std::any_of(bytes + sizeof(Args), bytes + size, [](char byte) { return byte != 0; });
+  if (asks_for_more)
+    throw SpecError("args have members that version " + std::string(version()) +
+                    " does not know, and they are not zero: link a later libsagebwd, or leave them "
+                    "at zero");
+  return *pointer;
+}
+
+Problem problem_of(const sagebwd_problem& p) {
+  return {p.batch, p.heads, p.heads_kv, p.seq_q, p.seq_kv};
+}
+Tensor tensor_of(const sagebwd_tensor& t) { return {t.data, t.stride_b, t.stride_h, t.stride_s}; }
+Packing packing_of(const sagebwd_packing& p) {
+  return {p.first_queries, p.first_keys, p.lengths_q, p.lengths_kv, p.apart != 0};
+}
+
+} // namespace
+
+const char* sagebwd_last_error() { return last_error.c_str(); }
+const char* sagebwd_version() { return version(); }
+
+sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** operation) {
+  return guarded([&] {
+    given(operation, "operation") = nullptr;
+    *operation = new sagebwd_operation(&given(spec, "spec"), device);
+  });
+}
+
+void sagebwd_destroy(sagebwd_operation* operation) { delete operation; }
+
+const char* sagebwd_spec(const sagebwd_operation* operation) {
+  return operation ? operation->spec.c_str() : nullptr;
+}
+
+sagebwd_status sagebwd_warmup(sagebwd_operation* operation, int backward) {
+  return guarded([&] { given(operation, "operation").attention.warmup(backward != 0); });
+}
+
+sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,
+                                       const sagebwd_problem* problem, size_t* forward,
+                                       size_t* backward) {
+  return guarded([&] {
+    const Attention& attention = given(operation, "operation").attention;
+    const Problem sizes = problem_of(given(problem, "problem"));
+    if (forward)
+      *forward = attention.forward_workspace_bytes(sizes);
+    if (backward)
+      *backward = attention.backward_workspace_bytes(sizes);
+  });
+}
+
+sagebwd_status sagebwd_forward(sagebwd_operation* operation, const sagebwd_forward_args* args,
+                               float softmax_scale, void* workspace, size_t workspace_bytes,
+                               void* stream) {
+  return guarded([&] {
+    Attention& attention = given(operation, "operation").attention;
+    const sagebwd_forward_args a = arguments(args);
+    attention.forward({.problem = problem_of(a.problem),
+                       .q = tensor_of(a.q),
+                       .k = tensor_of(a.k),
+                       .v = tensor_of(a.v),
+                       .out = tensor_of(a.out),
+                       .lse = a.lse,
+                       .softmax_scale = softmax_scale,
+                       .workspace = workspace,
+                       .workspace_bytes = workspace_bytes,
+                       .stream = stream,
+                       .packing = packing_of(a.packing),
+                       .value_dim = a.value_dim});
+  });
+}
+
+sagebwd_status sagebwd_backward(sagebwd_operation* operation, const sagebwd_backward_args* args,
+                                float softmax_scale, void* workspace, size_t workspace_bytes,
+                                void* stream) {
+  return guarded([&] {
+    Attention& attention = given(operation, "operation").attention;
+    const sagebwd_backward_args a = arguments(args);
+    attention.backward({.problem = problem_of(a.problem),
+                        .q = tensor_of(a.q),
+                        .k = tensor_of(a.k),
+                        .v = tensor_of(a.v),
+                        .out = tensor_of(a.out),
+                        .dout = tensor_of(a.dout),
+                        .lse = a.lse,
+                        .dlse = a.dlse,
+                        .dq = tensor_of(a.dq),
+                        .dk = tensor_of(a.dk),
+                        .dv = tensor_of(a.dv),
+                        .softmax_scale = softmax_scale,
+                        .workspace = workspace,
+                        .workspace_bytes = workspace_bytes,
+                        .stream = stream,
+                        .packing = packing_of(a.packing),
+                        .value_dim = a.value_dim});
+  });
+}

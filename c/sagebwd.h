@@ -1,0 +1,104 @@
+/*===- sagebwd.h - The operation for C --------------------------------------===
+ *
+ * INT8 attention, forward and backward, for C and for whatever calls C: the operation of
+ * runtime/attention.h, which says what each member means. Nothing here synchronises or allocates
+ * device memory. examples/attention.c is a complete program.
+ *
+ *===----------------------------------------------------------------------===*/
+#ifndef SAGEBWD_H
+#define SAGEBWD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What a call came to. Numbers keep their meaning; later versions may have more of them. */
+typedef enum sagebwd_status {
+  SAGEBWD_OK = 0,
+  SAGEBWD_INVALID = 1,    /**< what was given cannot be computed; nothing was launched */
+  SAGEBWD_NO_LIBRARY = 2, /**< no CUDA driver, GPU or NVRTC that would do */
+  SAGEBWD_OFFLINE = 3,    /**< SAGEBWD_OFFLINE is set, and a kernel is not in the cache */
+  SAGEBWD_COMPILE = 4,    /**< a kernel does not compile: please report it */
+  SAGEBWD_DRIVER = 5,     /**< a call of the CUDA driver failed */
+  SAGEBWD_FAILED = 6      /**< anything else, such as memory running out */
+} sagebwd_status;
+
+/** What this thread's last call that was not SAGEBWD_OK has to say: what was given, what is
+ * supported, what to do. Empty before there is one; valid until the next. */
+const char* sagebwd_last_error(void);
+
+/** Such as "1.2.3". */
+const char* sagebwd_version(void);
+
+/** One operation on one device; any number of threads may use it at a time. */
+typedef struct sagebwd_operation sagebwd_operation;
+
+/** `spec` is one whole line of text, as messages and Python's sagebwd.Spec print it. */
+sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** operation);
+/** Null is nothing to destroy. */
+void sagebwd_destroy(sagebwd_operation* operation);
+/** The line in full; null for null. Lives as long as the operation. */
+const char* sagebwd_spec(const sagebwd_operation* operation);
+/** Compiles or loads every kernel: after it, calls can be captured into a CUDA graph. */
+sagebwd_status sagebwd_warmup(sagebwd_operation* operation, int backward);
+
+/** Lengths in tokens. */
+typedef struct sagebwd_problem {
+  int64_t batch, heads, heads_kv, seq_q, seq_kv;
+} sagebwd_problem;
+
+/** Bytes of device memory that the passes need; a null result is not asked for. */
+sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,
+                                       const sagebwd_problem* problem, size_t* forward,
+                                       size_t* backward);
+
+/** A device tensor of (batch, head, token, channel), strides in elements; channels are contiguous.
+ */
+typedef struct sagebwd_tensor {
+  void* data;
+  int64_t stride_b, stride_h, stride_s;
+} sagebwd_tensor;
+
+/** Of a packed spec; zeros for others. */
+typedef struct sagebwd_packing {
+  const int32_t *first_queries, *first_keys; /**< device memory, (sequences + 1) */
+  const int32_t *lengths_q, *lengths_kv;     /**< device memory, (sequences), or null */
+  int apart;
+} sagebwd_packing;
+
+typedef struct sagebwd_forward_args {
+  size_t struct_size; /**< sizeof(sagebwd_forward_args): later versions append members */
+  sagebwd_problem problem;
+  sagebwd_tensor q, k, v, out;
+  float* lse; /**< (batch, heads, query) contiguous */
+  sagebwd_packing packing;
+  int value_dim; /**< channels of v and out; 0: as many as q has */
+} sagebwd_forward_args;
+
+typedef struct sagebwd_backward_args {
+  size_t struct_size; /**< sizeof(sagebwd_backward_args) */
+  sagebwd_problem problem;
+  sagebwd_tensor q, k, v, out, dout;
+  const float* lse;
+  const float* dlse; /**< the gradient of lse, or null */
+  sagebwd_tensor dq, dk, dv;
+  sagebwd_packing packing;
+  int value_dim;
+} sagebwd_backward_args;
+
+/** `workspace` is device memory, aligned to 256 bytes; `stream` a CUstream. */
+sagebwd_status sagebwd_forward(sagebwd_operation* operation, const sagebwd_forward_args* args,
+                               float softmax_scale, void* workspace, size_t workspace_bytes,
+                               void* stream);
+sagebwd_status sagebwd_backward(sagebwd_operation* operation, const sagebwd_backward_args* args,
+                                float softmax_scale, void* workspace, size_t workspace_bytes,
+                                void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

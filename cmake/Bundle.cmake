@@ -1,0 +1,45 @@
+# What other projects link: sagebwd::sagebwd, a static library for C++ and C, and sagebwd::c, a shared
+# one for C and whatever calls C. Both have in them what they use of LLVM and show nothing of it: a
+# program that links them needs none, and may have another.
+
+# The static one is one object of all layers, of whose symbols only sagebwd's are global. Groups of
+# sections that a program may have too would be dropped there with our local symbols in them: they
+# are dissolved first.
+set(object ${CMAKE_CURRENT_BINARY_DIR}/sagebwd_bundle.o)
+set(layers sagebwd_c sagebwd_runtime sagebwd_cache sagebwd_generator)
+list(TRANSFORM layers REPLACE "(.+)" "$<TARGET_FILE:\\1>" OUTPUT_VARIABLE archives)
+add_custom_command(
+  OUTPUT ${object}
+  COMMAND ${CMAKE_CXX_COMPILER} -r -nostdlib -Wl,--force-group-allocation -o ${object}.whole
+          -Wl,--whole-archive ${archives} -Wl,--no-whole-archive ${llvm_archives}
+  COMMAND ${CMAKE_OBJCOPY} --wildcard --keep-global-symbol=sagebwd_*
+          --keep-global-symbol=_Z*7sagebwd* ${object}.whole ${object}
+  COMMAND ${CMAKE_COMMAND} -E rm ${object}.whole
+  DEPENDS ${layers} ${llvm_archives}
+  COMMENT "Bundling the library with what it uses of LLVM"
+  VERBATIM)
+add_library(sagebwd_bundle STATIC ${object})
+set_target_properties(sagebwd_bundle PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME sagebwd
+                                                EXPORT_NAME sagebwd)
+target_include_directories(
+  sagebwd_bundle INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                           $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sagebwd>)
+target_compile_features(sagebwd_bundle INTERFACE cxx_std_20)
+target_link_libraries(sagebwd_bundle INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
+
+add_library(sagebwd_shared SHARED $<TARGET_OBJECTS:sagebwd_c>)
+set(exports ${PROJECT_SOURCE_DIR}/c/exports.map)
+set_target_properties(
+  sagebwd_shared PROPERTIES
+  LINKER_LANGUAGE CXX OUTPUT_NAME sagebwd EXPORT_NAME c LINK_DEPENDS ${exports}
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+target_link_options(sagebwd_shared PRIVATE -Wl,--version-script=${exports})
+target_link_libraries(sagebwd_shared PRIVATE sagebwd_runtime)
+
+foreach(library bundle shared)
+  target_include_directories(sagebwd_${library} INTERFACE
+                             $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/c>
+                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+endforeach()
+add_library(sagebwd::sagebwd ALIAS sagebwd_bundle)
+add_library(sagebwd::c ALIAS sagebwd_shared)

@@ -1,0 +1,280 @@
+//===- c_door_test.cpp - libsagebwd.so beside the C++ operation ------------===//
+//
+// The shared library has a copy of its own of everything; only c/sagebwd.h is between it and this.
+//
+//===----------------------------------------------------------------------===//
+#include "c/sagebwd.h"
+#include "runtime/version.h"
+#include "tests/gpu/operation.h"
+
+#include <cstring>
+#include <functional>
+#include <thread>
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+
+namespace {
+
+sagebwd_problem for_c(const Problem& p) {
+  return {p.batch, p.heads, p.heads_kv, p.seq_q, p.seq_kv};
+}
+sagebwd_tensor for_c(const Tensor& t) { return {t.data, t.stride_b, t.stride_h, t.stride_s}; }
+sagebwd_packing for_c(const Packing& p) {
+  return {p.first_queries, p.first_keys, p.lengths_q, p.lengths_kv, p.apart};
+}
+sagebwd_forward_args for_c(const ForwardArgs& a) {
+  return {.struct_size = sizeof(sagebwd_forward_args),
+          .problem = for_c(a.problem),
+          .q = for_c(a.q),
+          .k = for_c(a.k),
+          .v = for_c(a.v),
+          .out = for_c(a.out),
+          .lse = a.lse,
+          .packing = for_c(a.packing),
+          .value_dim = a.value_dim};
+}
+sagebwd_backward_args for_c(const BackwardArgs& a) {
+  return {.struct_size = sizeof(sagebwd_backward_args),
+          .problem = for_c(a.problem),
+          .q = for_c(a.q),
+          .k = for_c(a.k),
+          .v = for_c(a.v),
+          .out = for_c(a.out),
+          .dout = for_c(a.dout),
+          .lse = a.lse,
+          .dlse = a.dlse,
+          .dq = for_c(a.dq),
+          .dk = for_c(a.dk),
+          .dv = for_c(a.dv),
+          .packing = for_c(a.packing),
+          .value_dim = a.value_dim};
+}
+
+/// Expects that status and a message with all of `parts`.
+void expect_failed(sagebwd_status found, sagebwd_status expected,
+                   const std::vector<std::string>& parts) {
+  SCOPED_TRACE(parts.front());
+  EXPECT_EQ(found, expected) << sagebwd_last_error();
+  for (const std::string& part : parts)
+    EXPECT_NE(std::string(sagebwd_last_error()).find(part), std::string::npos)
+        << sagebwd_last_error();
+}
+
+using Outputs = reference::Outputs<float>;
+
+/// Equal where what was not written, which is NaN, is the same too.
+std::vector<uint32_t> bits_of(const std::vector<float>& x) {
+  std::vector<uint32_t> bits(x.size());
+  std::memcpy(bits.data(), x.data(), x.size() * sizeof(float));
+  return bits;
+}
+
+/// An operation of both doors.
+class CDoor : public OnGpu {
+protected:
+  ~CDoor() override { sagebwd_destroy(c); }
+  void make(const AttentionSpec& spec) {
+    attention.emplace(spec);
+    const std::string line = to_string(attention->spec());
+    ASSERT_EQ(sagebwd_create(line.c_str(), 0, &c), SAGEBWD_OK) << sagebwd_last_error();
+    EXPECT_EQ(sagebwd_spec(c), line);
+  }
+
+  void expect_same_bits(const reference::Inputs& in, const RunOptions& options) {
+    Faults expected_faults; // of tokens that do not count, which nobody writes
+    const auto expected = run_on_gpu(*attention, 0, in, options, &expected_faults);
+    Operands operands(*attention, in, options);
+    const sagebwd_problem problem = for_c(operands.call);
+    size_t forward = 0, backward = 0;
+    ASSERT_EQ(sagebwd_workspace_bytes(c, &problem, &forward, &backward), SAGEBWD_OK);
+    EXPECT_EQ(forward, operands.forward.workspace_bytes);
+    EXPECT_EQ(backward, operands.backward.workspace_bytes);
+    const sagebwd_forward_args f = for_c(operands.forward);
+    const sagebwd_backward_args b = for_c(operands.backward);
+    ASSERT_EQ(sagebwd_forward(c, &f, operands.forward.softmax_scale, operands.forward.workspace,
+                              forward, nullptr),
+              SAGEBWD_OK)
+        << sagebwd_last_error();
+    ASSERT_EQ(sagebwd_backward(c, &b, operands.backward.softmax_scale, operands.backward.workspace,
+                               backward, nullptr),
+              SAGEBWD_OK)
+        << sagebwd_last_error();
+    driver::synchronize();
+    Faults faults;
+    const auto found = operands.download(faults);
+    EXPECT_EQ(faults, expected_faults);
+    for (const auto part : {&Outputs::o, &Outputs::lse, &Outputs::dq, &Outputs::dk, &Outputs::dv})
+      EXPECT_EQ(bits_of(found.*part), bits_of(expected.*part));
+  }
+
+  std::optional<Attention> attention;
+  sagebwd_operation* c = nullptr;
+};
+
+TEST_F(CDoor, GivesTheSameBits) {
+  make({.head_dim = 64, .causal = Causal::bottom_right});
+  const Problem problem{2, 4, 2, 70, 90};
+  auto in = reference::random_inputs(problem, 64, DType::bf16, 1, 1);
+  in.dlse.assign(2 * 4 * 70, 0.5f);
+  in.softmax_scale = -0.2f;
+  expect_same_bits(in, {.layout = {.bshd = true, .padding = 8}});
+}
+
+TEST_F(CDoor, GivesTheSameBitsOfPackedSequences) {
+  make({.head_dim = 72, .dtype = DType::fp16, .packed = true});
+  const Problem problem{1, 2, 1, 150, 160};
+  auto in = reference::random_inputs(problem, 72, DType::fp16, 1, 2);
+  const auto narrow = reference::random_inputs(problem, 40, DType::fp16, 1, 2);
+  in.v = narrow.v, in.dout = narrow.dout;
+  expect_same_bits(in, {.layout = {.bshd = true},
+                        .lengths = {{100, 90}, {50, 70}},
+                        .used = {{80, 90}, {50, 33}},
+                        .value_dim = 40});
+}
+
+TEST_F(CDoor, GivesTheSameBitsOfPaddedBatches) {
+  make({.head_dim = 72, .packed = true});
+  const auto in = reference::random_inputs({2, 2, 1, 50, 60}, 72, DType::bf16, 1, 3);
+  expect_same_bits(in,
+                   {.lengths = {{50, 60}, {50, 60}}, .used = {{40, 60}, {50, 7}}, .apart = true});
+}
+
+TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
+  make({.head_dim = 64});
+  Operands operands(*attention,
+                    reference::random_inputs({1, 4, 2, 100, 90}, 64, DType::bf16, 1, 0));
+  const sagebwd_forward_args good_forward = for_c(operands.forward);
+  const sagebwd_backward_args good_backward = for_c(operands.backward);
+  const float scale = operands.forward.softmax_scale;
+  const size_t bytes = operands.forward.workspace_bytes;
+  void* workspace = operands.forward.workspace;
+  const auto forward = [&](const std::vector<std::string>& parts,
+                           const std::function<void(sagebwd_forward_args&)>& change) {
+    sagebwd_forward_args args = good_forward;
+    change(args);
+    expect_failed(sagebwd_forward(c, &args, scale, workspace, bytes, nullptr), SAGEBWD_INVALID,
+                  parts);
+  };
+  forward({"v: the address is null"}, [](auto& a) { a.v.data = nullptr; });
+  forward({"lse: the address is null"}, [](auto& a) { a.lse = nullptr; });
+  forward({"k: ", "token stride is 68"}, [](auto& a) { a.k.stride_s = 68; });
+  forward({"heads = 3", "key/value heads = 2"}, [](auto& a) { a.problem.heads = 3; });
+  forward({"query length = 0"}, [](auto& a) { a.problem.seq_q = 0; });
+  forward({"value_dim = 36"}, [](auto& a) { a.value_dim = 36; });
+  const std::string size = std::to_string(sizeof(sagebwd_forward_args));
+  forward({"args->struct_size = 0 ", "it is " + size}, [](auto& a) { a.struct_size = 0; });
+  forward({"args->struct_size = 18446744073709551615 "}, [](auto& a) { --(a.struct_size = 0); });
+
+  const auto called = [&](const sagebwd_forward_args* args, float with_scale, void* with_workspace,
+                          size_t with_bytes) {
+    return sagebwd_forward(c, args, with_scale, with_workspace, with_bytes, nullptr);
+  };
+  expect_failed(called(nullptr, scale, workspace, bytes), SAGEBWD_INVALID, {"args is null"});
+  expect_failed(called(&good_forward, NAN, workspace, bytes), SAGEBWD_INVALID,
+                {"softmax_scale = "});
+  expect_failed(called(&good_forward, scale, nullptr, bytes), SAGEBWD_INVALID, {"256 bytes"});
+  expect_failed(called(&good_forward, scale, workspace, bytes - 1), SAGEBWD_INVALID,
+                {std::to_string(bytes - 1), std::to_string(bytes), "are needed"});
+  expect_failed(sagebwd_forward(nullptr, &good_forward, scale, workspace, bytes, nullptr),
+                SAGEBWD_INVALID, {"operation is null"});
+
+  const auto backward = [&](const std::vector<std::string>& parts,
+                            const std::function<void(sagebwd_backward_args&)>& change) {
+    sagebwd_backward_args args = good_backward;
+    change(args);
+    expect_failed(sagebwd_backward(c, &args, scale, operands.backward.workspace,
+                                   operands.backward.workspace_bytes, nullptr),
+                  SAGEBWD_INVALID, parts);
+  };
+  backward({"dout: ", "null"}, [](auto& a) { a.dout.data = nullptr; });
+  backward({"dk: ", "token stride is 70"}, [](auto& a) { a.dk.stride_s = 70; });
+  backward({"args->struct_size = 8 "}, [](auto& a) { a.struct_size = 8; });
+  expect_failed(sagebwd_backward(c, nullptr, scale, workspace, bytes, nullptr), SAGEBWD_INVALID,
+                {"args is null"});
+
+  sagebwd_problem problem = for_c(operands.call);
+  size_t forward_bytes = 1;
+  expect_failed(sagebwd_workspace_bytes(c, nullptr, &forward_bytes, nullptr), SAGEBWD_INVALID,
+                {"problem is null"});
+  EXPECT_EQ(sagebwd_workspace_bytes(c, &problem, nullptr, nullptr), SAGEBWD_OK);
+  problem.seq_kv = -1;
+  expect_failed(sagebwd_workspace_bytes(c, &problem, &forward_bytes, nullptr), SAGEBWD_INVALID,
+                {"key length = -1"});
+  EXPECT_EQ(forward_bytes, 1u);
+  expect_failed(sagebwd_warmup(nullptr, 1), SAGEBWD_INVALID, {"operation is null"});
+
+  // Refused calls launched nothing: the outputs are as they were.
+  driver::synchronize();
+  for (const float x : operands.lse.download<float>())
+    ASSERT_TRUE(std::isnan(x));
+}
+
+/// What a later version's caller leaves at zero is not asked for.
+TEST_F(CDoor, TakesArgumentsOfALaterVersion) {
+  make({.head_dim = 64});
+  Operands operands(*attention, reference::random_inputs({1, 1, 1, 64, 64}, 64, DType::bf16, 1, 0));
+  struct Later {
+    sagebwd_forward_args now;
+    int64_t more;
+  } args{for_c(operands.forward), 0};
+  args.now.struct_size = sizeof(args);
+  const auto call = [&] {
+    return sagebwd_forward(c, &args.now, operands.forward.softmax_scale, operands.forward.workspace,
+                           operands.forward.workspace_bytes, nullptr);
+  };
+  EXPECT_EQ(call(), SAGEBWD_OK) << sagebwd_last_error();
+  args.more = 1;
+  expect_failed(call(), SAGEBWD_INVALID, {"members that version " + std::string(version())});
+  driver::synchronize();
+}
+
+TEST_F(CDoor, UnknownGpusAreNamed) {
+  sagebwd_operation* none = nullptr;
+  const std::string line = to_string(*resolved({.head_dim = 64}));
+  const sagebwd_status status = sagebwd_create(line.c_str(), 1000, &none);
+  EXPECT_NE(status, SAGEBWD_OK);
+  expect_failed(status, status, {"1000"});
+  EXPECT_EQ(none, nullptr);
+}
+
+// These need no GPU.
+
+TEST(CDoorAlone, SpecsAreChecked) {
+  int something = 0;
+  auto* operation = reinterpret_cast<sagebwd_operation*>(&something);
+  const auto refused = [&](const char* spec, const std::vector<std::string>& parts) {
+    expect_failed(sagebwd_create(spec, 0, &operation), SAGEBWD_INVALID, parts);
+    EXPECT_EQ(operation, nullptr);
+  };
+  refused(nullptr, {"spec is null"});
+  refused("", {"cannot read spec ''", "expected one as it is printed"});
+  refused("d64 bf17", {"cannot read spec 'd64 bf17'"});
+  std::string line = to_string(*resolved({.head_dim = 64}));
+  refused(line.substr(0, line.find(" numerics")).c_str(), {"the version of its numerics"});
+  refused((line + "1").c_str(), {"numerics = 31 is not what this version computes"});
+  line.replace(0, 3, "d90");
+  refused(line.c_str(), {"head dimension 90 is not built", "32 to 256"});
+  expect_failed(sagebwd_create(line.c_str(), 0, nullptr), SAGEBWD_INVALID, {"operation is null"});
+  EXPECT_EQ(sagebwd_spec(nullptr), nullptr);
+  sagebwd_destroy(nullptr);
+}
+
+TEST(CDoorAlone, ErrorsAreOfTheirThread) {
+  EXPECT_EQ(sagebwd_warmup(nullptr, 0), SAGEBWD_INVALID);
+  const std::string here = sagebwd_last_error();
+  std::string at_first, there;
+  std::thread([&] {
+    at_first = sagebwd_last_error();
+    sagebwd_operation* operation;
+    sagebwd_create("d64", 0, &operation);
+    there = sagebwd_last_error();
+  }).join();
+  EXPECT_EQ(at_first, "");
+  EXPECT_NE(there, here);
+  EXPECT_EQ(sagebwd_last_error(), here);
+}
+
+TEST(CDoorAlone, VersionIsTheLibrarys) { EXPECT_STREQ(sagebwd_version(), version()); }
+
+} // namespace

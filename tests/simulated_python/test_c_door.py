@@ -1,0 +1,85 @@
+"""libsagebwd.so from another language than C, by ctypes: what the environment makes of a call."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sagebwd
+
+ROOT = Path(__file__).resolve().parents[2]
+SIMULATOR = next(filter(lambda path: path.endswith("/simulator"),
+                        os.environ.get("LD_LIBRARY_PATH", "").split(":")), None)  # fmt: skip
+if SIMULATOR is None:
+    pytest.skip("needs the simulator", allow_module_level=True)
+LIBRARY = Path(SIMULATOR).parent / "libsagebwd.so"
+STATUSES = {name: int(number) for name, number in re.findall(
+    r"^  SAGEBWD_(\w+) = (\d+)", (ROOT / "c/sagebwd.h").read_text(), re.M)}  # fmt: skip
+
+# Prints the status and the message of sagebwd_create(), or of sagebwd_warmup() behind it.
+CALL = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.sagebwd_last_error.restype = ctypes.c_char_p
+operation = ctypes.c_void_p()
+spec, device = sys.argv[2].encode(), int(sys.argv[3])
+status = library.sagebwd_create(spec, device, ctypes.byref(operation))
+if status == 0:
+    status = library.sagebwd_warmup(operation, 1)
+print(status, library.sagebwd_last_error().decode())
+library.sagebwd_destroy(operation)
+"""
+
+
+def call(device=0, **environment):
+    """Name of the status, and the message."""
+    spec = str(sagebwd.Spec(head_dim=64))
+    result = subprocess.run([sys.executable, "-c", CALL, LIBRARY, spec, str(device)],
+                            capture_output=True, text=True, env={**os.environ, **environment},
+                            check=False)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    status, message = result.stdout.split(" ", 1)
+    return next(name for name, number in STATUSES.items() if number == int(status)), message
+
+
+def test_it_works():
+    assert call() == ("OK", "\n")
+
+
+def test_without_a_driver(tmp_path):
+    status, message = call(LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    assert status == "NO_LIBRARY" and re.search("libcuda|GPU", message)
+
+
+def test_without_a_compiler(tmp_path):
+    nowhere = str(tmp_path / "libnvrtc.so")
+    status, message = call(SAGEBWD_NVRTC=nowhere, SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))
+    assert status == "NO_LIBRARY" and nowhere in message
+
+
+def test_offline(tmp_path):
+    status, message = call(SAGEBWD_OFFLINE="1", SAGEBWD_CACHE_DIR=str(tmp_path))
+    assert status == "OFFLINE" and "sagebwd prebuild" in message
+
+
+def test_a_variable_without_meaning():
+    status, message = call(SAGEBWD_TUNE="sometimes")
+    assert status == "INVALID" and "SAGEBWD_TUNE" in message and "sometimes" in message
+
+
+def test_a_kernel_that_does_not_compile(tmp_path):
+    templates = tmp_path / "templates"
+    subprocess.run(["cp", "-r", ROOT / "templates", templates], check=True)
+    base = templates / "base.cuh"
+    base.write_text(base.read_text() + "\nthis is no C++\n")
+    status, message = call(SAGEBWD_TEMPLATE_DIR=str(templates),
+                           SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))  # fmt: skip
+    assert status == "COMPILE" and "this is no C++" in message
+
+
+def test_a_device_that_is_not_there():
+    status, message = call(device=7)
+    assert status == "DRIVER" and "7" in message

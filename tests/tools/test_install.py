@@ -1,0 +1,117 @@
+"""What `cmake --install` gives: CMake and pkg-config find it, LLVM and CUDA are not asked for."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+from places import BINARY, ROOT
+
+BUILD = BINARY.parents[1]
+NO_GPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+BARE = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2"}
+
+
+def output(*command, **options):
+    result = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, check=False, **options
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def needed(file):
+    return set(re.findall(r"NEEDED.*\[(.*)\]", output("readelf", "-d", file)))
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    """An installed tree that was moved afterwards."""
+    for tool in ("cmake", "ninja", "cc", "c++", "readelf"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    folder = tmp_path_factory.mktemp("install")
+    output("cmake", "--install", BUILD, "--prefix", folder / "first")
+    return (folder / "first").rename(folder / "tree")
+
+
+@pytest.fixture(scope="module")
+def programs(prefix, tmp_path_factory):
+    """The example project, configured and built outside of the repository."""
+    source, build = (tmp_path_factory.mktemp(name) for name in ("source", "build"))
+    shutil.copytree(ROOT / "examples", source, dirs_exist_ok=True)
+    output("cmake", "-G", "Ninja", "-S", source / "find_package", "-B", build,
+           f"-DCMAKE_PREFIX_PATH={prefix}")  # fmt: skip
+    output("cmake", "--build", build)
+    return build
+
+
+def test_a_project_finds_the_static_library(programs):
+    printed = output(programs / "plan", env=NO_GPU)
+    kernels = re.findall(r"^kernel sagebwd_(\w+?)_d64\w*: (\d+) characters$", printed, re.M)
+    assert {"forward", "backward_dq", "backward_dkv"} <= {name for name, _ in kernels}
+    assert all(int(size) > 10_000 for _, size in kernels)
+    forward, backward = re.search(r"workspace: (\d+) bytes forward, (\d+) b", printed).groups()
+    assert 0 < int(forward) < int(backward)
+    errors = dict(re.findall(r"^(\w+) +relative L2 error (\S+)$", printed, re.M))
+    assert all(0 < float(errors[name]) < 0.05 for name in ("O", "dQ", "dK", "dV"))
+    assert re.search("^does not run here: .*(libcuda|GPU)", printed, re.M)
+    assert needed(programs / "plan") <= BARE
+
+
+def test_a_c_program_is_told_what_is_missing(programs):
+    result = subprocess.run([programs / "attention"], capture_output=True, text=True, env=NO_GPU)
+    assert result.returncode == 1 and result.stdout == ""
+    assert re.match("attention_c_example: sagebwd_create: .*(libcuda|GPU)", result.stderr)
+
+
+def test_pkg_config_finds_the_shared_library(prefix, tmp_path):
+    if shutil.which("pkg-config") is None:
+        pytest.skip("needs pkg-config")
+    paths = {**os.environ, "PKG_CONFIG_PATH": str(next(prefix.rglob("pkgconfig")))}
+    flags = shlex.split(output("pkg-config", "--cflags", "--libs", "sagebwd", env=paths))
+    program = tmp_path / "attention"
+    output("cc", "-std=c99", "-Wall", "-Werror", "-D_GNU_SOURCE", ROOT / "examples/attention.c",
+           "-o", program, *flags, "-ldl", "-lm")  # fmt: skip
+    assert "libsagebwd.so" in " ".join(needed(program))
+
+
+def test_the_shared_library_shows_its_c_functions_alone(prefix):
+    (library,) = (path for path in prefix.rglob("libsagebwd.so.*") if not path.is_symlink())
+    symbols = output("nm", "-D", "--defined-only", library).splitlines()
+    header = (prefix / "include/sagebwd.h").read_text()
+    declared = set(re.findall(r"^\w[\w *]* (sagebwd_\w+)\(", header, re.M))
+    assert len(declared) > 7
+    assert {line.split()[-1] for line in symbols} == declared
+    assert needed(library) <= BARE
+
+
+def test_the_static_library_shows_nothing_of_llvm(prefix):
+    (library,) = prefix.rglob("libsagebwd.a")
+    lines = output("nm", "--extern-only", "--defined-only", library).splitlines()
+    symbols = [line.split()[-1] for line in lines if line.count(" ") == 2]
+    assert sum(name.startswith("_ZN7sagebwd") for name in symbols) > 100
+    foreign = [name for name in symbols if re.match("_ZN?K?4llvm|LLVM|setupterm|arc4random", name)]
+    assert not foreign
+
+
+def test_every_header_is_complete_without_llvm(prefix, tmp_path):
+    folder = prefix / "include/sagebwd"
+    headers = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.h"))
+    assert {"runtime/attention.h", "generator/plan.h", "cache/store.h"} <= set(headers)
+    program = tmp_path / "all.cpp"
+    program.write_text("".join(f'#include "{header}"\n' for header in [*headers, "sagebwd.h"]))
+    output("c++", "-std=c++20", "-fsyntax-only", "-I", folder, "-I", folder.parent, program)
+
+
+@pytest.mark.parametrize("asked", ["9.9", "0.0.9"])
+def test_another_version_is_refused(prefix, tmp_path, asked):
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.22)\nproject(asks LANGUAGES CXX)\n"
+        f"find_package(sagebwd {asked} REQUIRED)\n"
+    )
+    configure = ["cmake", "-G", "Ninja", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={prefix}"]
+    result = subprocess.run(configure, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode != 0 and f'requested version "{asked}"' in result.stderr
