@@ -52,7 +52,9 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("BLOCK_KV", k.tile.block_kv);
   c.add("STAGES", k.tile.stages);
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
-  c.add("SCORES_FROM_MAGIC", k.tile.family == Family::ws && magic_product_bytes(k.kind, s) > 0);
+  const bool magic = magic_product_bytes(k.kind, s) > 0;
+  c.add("MAGIC_SCORES", magic); // what they are taken for, by all tiles alike
+  c.add("SCORES_FROM_MAGIC", magic && k.tile.family == Family::ws);
   c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
 }
 

@@ -18,10 +18,11 @@ constexpr bool ASYNCHRONOUS = true;
 constexpr int SCORE_STEPS = SCORE_ROW_BYTES / 32;
 constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
 
-/// As in products_mma.cuh, where they start from MAGIC; else from 0, and take a conversion each.
+/// As in products_mma.cuh. Where scores start from 0 and other tiles' from MAGIC, they are taken
+/// for what those are, so that all give the same bits; else they take a conversion each.
 struct IntegerScores {
   using Sum = int;
-  static constexpr float ZERO = SCORES_FROM_MAGIC ? MAGIC : 0;
+  static constexpr float ZERO = MAGIC_SCORES ? MAGIC : 0;
   static constexpr int LOWEST = (SCORES_FROM_MAGIC ? MAGIC_BITS : 0) - (1 << 22);
   static __device__ __forceinline__ void multiply(int (*d)[4], u64 a, u64 b, bool accumulate) {
     wgmma_s8(d, a, b, accumulate);
@@ -32,7 +33,9 @@ struct IntegerScores {
     wgmma_s8_wide(d, a, b, accumulate);
   }
   static __device__ __forceinline__ float value(int sum) {
-    return SCORES_FROM_MAGIC ? __int_as_float(sum) : static_cast<float>(sum);
+    if constexpr (!MAGIC_SCORES)
+      return static_cast<float>(sum);
+    return __int_as_float(SCORES_FROM_MAGIC ? sum : sum + MAGIC_BITS);
   }
   static __device__ __forceinline__ int maximum_of(int a, int b) { return maximum(a, b); }
 };

@@ -33,6 +33,7 @@ constexpr int BLOCK_Q = 64;
 constexpr int BLOCK_KV = 128;
 constexpr int STAGES = 2;
 constexpr int BLOCKS_PER_SM = 1;
+constexpr bool MAGIC_SCORES = false;
 constexpr bool SCORES_FROM_MAGIC = false;
 constexpr int SHARED_BYTES = 147512;
 constexpr bool WITH_DQ = false;

@@ -33,6 +33,7 @@ constexpr int BLOCK_Q = 128;
 constexpr int BLOCK_KV = 64;
 constexpr int STAGES = 1;
 constexpr int BLOCKS_PER_SM = 1;
+constexpr bool MAGIC_SCORES = false;
 constexpr bool SCORES_FROM_MAGIC = false;
 constexpr int SHARED_BYTES = 82112;
 constexpr int VALUE_UNROLL = 8;

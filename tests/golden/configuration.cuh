@@ -40,6 +40,7 @@ constexpr int BLOCK_Q = 64;
 constexpr int BLOCK_KV = 64;
 constexpr int STAGES = 2;
 constexpr int BLOCKS_PER_SM = 2;
+constexpr bool MAGIC_SCORES = false;
 constexpr bool SCORES_FROM_MAGIC = false;
 constexpr int SHARED_BYTES = 0;
 constexpr bool WITH_DQ = false;

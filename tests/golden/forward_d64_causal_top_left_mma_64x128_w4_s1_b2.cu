@@ -33,6 +33,7 @@ constexpr int BLOCK_Q = 64;
 constexpr int BLOCK_KV = 128;
 constexpr int STAGES = 1;
 constexpr int BLOCKS_PER_SM = 2;
+constexpr bool MAGIC_SCORES = true;
 constexpr bool SCORES_FROM_MAGIC = false;
 constexpr int SHARED_BYTES = 21504;
 constexpr int VALUE_UNROLL = 4;
