@@ -48,5 +48,5 @@ def blocks_of(page, text):
 
 
 def blocks():
-    return [block for page in PAGES
-            for block in blocks_of(page.relative_to(ROOT).as_posix(), page.read_text())]  # fmt: skip
+    named = [(page.relative_to(ROOT).as_posix(), page.read_text()) for page in PAGES]
+    return [block for name, text in named for block in blocks_of(name, text)]

@@ -3,6 +3,7 @@
 Without a GPU calls on torch tensors are computed by the stand-in for kernels, on the CPU.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -37,9 +38,7 @@ def skip_unless_it_can_run(block):
 
 
 def of(*languages):
-    return pytest.mark.parametrize(
-        "block", [b for b in ALL if b.language in languages], ids=str
-    )
+    return pytest.mark.parametrize("block", [b for b in ALL if b.language in languages], ids=str)
 
 
 # ---- Python --------------------------------------------------------------------------------------
@@ -75,10 +74,8 @@ def kernels_or_their_stand_in(request):
         request.getfixturevalue("kernels_on_the_cpu")
 
 
-try:
+with contextlib.suppress(pytest.skip.Exception):
     from stand_in import kernels_on_the_cpu  # noqa: F401
-except pytest.skip.Exception:
-    pass
 
 
 @of("python")
@@ -155,7 +152,8 @@ def test_what_is_said_of_a_block_is_known_and_belongs_to_one():
 
 
 def test_blocks_are_found_as_pages_have_them():
-    text = '# A\n\n<!-- needs a GPU -->\n```sh\nls\n```\n\n<!-- setup\nx = 1\n-->\n```python\nx\n```\n'
+    text = "# A\n\n<!-- needs a GPU -->\n```sh\nls\n```\n\n"
+    text += "<!-- setup\nx = 1\n-->\n```python\nx\n```\n"
     found = blocks_of("a.md", text)
     assert [(b.language, b.text, b.said, b.line) for b in found] == [
         ("sh", "ls\n", ("needs a GPU",), 4), ("setup", "x = 1\n", (), 8),

@@ -15,8 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python/sagebwd"
 
 PROGRAM = """
-from typing import Union
-
 import sagebwd
 from sagebwd import reference
 
@@ -95,8 +93,11 @@ def test_stubs_have_every_public_name():
 
 def mypy():
     for python in (Path(sys.executable), ROOT / "build/docs/bin/python"):
-        if python.exists() and not subprocess.run([python, "-c", "import mypy"],
-                                                  capture_output=True, check=False).returncode:  # fmt: skip
+        has = [python, "-c", "import mypy"]
+        if (
+            python.exists()
+            and subprocess.run(has, capture_output=True, check=False).returncode == 0
+        ):
             return [python, "-m", "mypy"]
     pytest.skip("needs mypy, which ./run test installs into build/docs")
 
@@ -107,7 +108,7 @@ def test_mypy_takes_a_typed_program_and_finds_its_mistakes(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM + (WITH_TORCH if torch else ""))
     result = subprocess.run(
-        [*checker, "--strict", "--warn-unused-ignores", "--ignore-missing-imports",
+        [*checker, "--strict", "--ignore-missing-imports", "--allow-subclassing-any",
          "--follow-imports=silent", "--cache-dir", tmp_path / "cache", "--python-executable",
          sys.executable, program],
         env={"MYPYPATH": str(ROOT / "python"), "PATH": ""}, capture_output=True, text=True,
