@@ -54,9 +54,9 @@ public:
             "cache verify", "read everything and list what is bad",
             "Reads every kernel and tuning record of the directory and the packs and checks\n"
             "checksums, keys and owners. The exit code is 1 if anything is bad. In the\n"
-            "directory, bad kernels heal by themselves, as their next use compiles them again;\n"
-            "tuning records stay until --remove. A bad pack does not heal: copy or build it\n"
-            "again.\n"
+            "directory, bad kernels heal by themselves, as their next use compiles them\n"
+            "again; tuning records stay until --remove. A bad pack does not heal: copy or\n"
+            "build it again.\n"
             "\n"
             "examples:\n"
             "  sagebwd cache verify\n"

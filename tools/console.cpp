@@ -131,6 +131,23 @@ void Progress::advance(const std::string& done) {
   fflush(stderr);
 }
 
+std::string wrapped(const std::string& text, size_t indent) {
+  constexpr size_t kColumns = 80;
+  std::string lines;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t end = text.size();
+    if (end - begin > kColumns - indent) {
+      end = text.rfind(' ', begin + kColumns - indent);
+      if (end == std::string::npos || end <= begin)
+        end = std::min(text.find(' ', begin), text.size()); // one long word
+    }
+    lines +=
+        (lines.empty() ? "" : "\n" + std::string(indent, ' ')) + text.substr(begin, end - begin);
+    begin = end + 1;
+  }
+  return lines;
+}
+
 std::string counted(uint64_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }

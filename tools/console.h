@@ -60,6 +60,8 @@ private:
   std::chrono::steady_clock::time_point start_;
 };
 
+/// Text in lines that a terminal of 80 columns holds, all but the first behind `indent` spaces.
+std::string wrapped(const std::string& text, size_t indent);
 /// "1 kernel", "2 kernels".
 std::string counted(uint64_t count, const std::string& noun);
 /// printf into a string.

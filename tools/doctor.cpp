@@ -15,25 +15,25 @@ namespace {
 std::string list_of_variables() {
   std::string text = "\nvariables:\n";
   for (const SettingVariable& v : setting_variables())
-    text += format("  %-21s %s\n  %-21s %s\n", v.name, v.meaning, "", v.values);
+    text +=
+        format("  %-21s %s\n  %-21s %s\n", v.name, wrapped(v.meaning, 24).c_str(), "", v.values);
   return text;
 }
 
 class Doctor : public Command {
 public:
   Doctor()
-      : Command(
-            "doctor", "what this machine has, and what is missing for what",
-            "Looks for the run-time compiler (NVRTC), the CUDA driver, GPUs, the cache\n"
-            "directory and packs, and kernels that this driver is too old for. Finding\n"
-            "something missing is not a failure; a directory, pack or variable that is set and\n"
-            "cannot be used is. Neither Python nor PyTorch is needed.\n"
-            "\n"
-            "examples:\n"
-            "  sagebwd doctor\n"
-            "  sagebwd doctor --json\n"
-            "  sagebwd doctor --measure        # what a GPU's SMs reach, in a few seconds\n" +
-                list_of_variables()) {
+      : Command("doctor", "what this machine has, and what is missing for what",
+                "Looks for the run-time compiler (NVRTC), the CUDA driver, GPUs, the cache\n"
+                "directory and packs, and kernels that this driver is too old for. That\n"
+                "something is missing is no failure; that a directory, pack or variable is set\n"
+                "and cannot be used is one. Neither Python nor PyTorch is needed.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd doctor\n"
+                "  sagebwd doctor --json\n"
+                "  sagebwd doctor --measure        # what a GPU's SMs reach, in a few seconds\n" +
+                    list_of_variables()) {
     options.flag("measure", measure_,
                  "instead: run what the kernels are made of on a GPU and print its rates");
     options.integer("gpu", gpu_, 0, 1023, "which GPU --measure runs on");

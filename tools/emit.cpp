@@ -44,8 +44,7 @@ public:
                 "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
                 "  sagebwd emit --kernel forward --tile 128x128w8s1\n"
                 "  sagebwd emit --causal top-left -o generated/\n"
-                "  sagebwd emit --kernel backward --no-deterministic > backward.cu   # all "
-                "gradients\n") {
+                "  sagebwd emit --kernel backward --no-deterministic > backward.cu\n") {
     options.text("kernel", "KIND", kernel_, "which kernel; --list names them");
     options.text(
         "pass", "PASS", pass_,

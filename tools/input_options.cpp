@@ -1,6 +1,8 @@
 //===- input_options.cpp - Options that choose random inputs --------------===//
 #include "tools/input_options.h"
 
+#include "tools/console.h"
+
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/SmallVector.h"
 #include "llvm/ADT/StringRef.h"
@@ -18,7 +20,7 @@ std::string help_of_inputs() {
   std::string lines = "inputs:\n";
   for (const auto& [distribution, name] : Words<Distribution>::all)
     lines += "  " + std::string(name) + std::string(widest + 2 - name.size(), ' ') +
-             std::string(reference::facts_of(distribution).text) + "\n";
+             wrapped(std::string(reference::facts_of(distribution).text), widest + 4) + "\n";
   return lines;
 }
 

@@ -30,7 +30,7 @@ void print_overview(const Command& root, FILE* stream) {
           "\n",
           version());
   for (const auto& command : root.subcommands)
-    fprintf(stream, "  %-10s %s\n", command->name.c_str(), command->summary.c_str());
+    fprintf(stream, "  %-10s  %s\n", command->name.c_str(), command->summary.c_str());
   fputs("\n"
         "'sagebwd COMMAND --help' lists a command's options and shows examples.\n"
         "Exit codes: 0 done, 1 failed, 2 wrong use.\n",

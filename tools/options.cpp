@@ -183,7 +183,7 @@ std::string OptionTable::help() const {
         line += " " + option.placeholder;
       line += line.size() < kColumn ? std::string(kColumn - line.size(), ' ')
                                     : "\n" + std::string(kColumn, ' ');
-      lines += line + option.help + "\n";
+      lines += line + wrapped(option.help, kColumn) + "\n";
     }
   return lines;
 }

@@ -38,27 +38,26 @@ void say_how_to_resume() {
 class Prebuild : public Command {
 public:
   Prebuild()
-      : Command(
-            "prebuild", "compile the kernels of many operations into one pack",
-            "Writes every kernel that the operations need, forward and backward, into one file\n"
-            "for machines that may not compile. Needs NVRTC, but no GPU. Lists combine: every\n"
-            "architecture with every head dimension, and so on. A run that was killed goes on\n"
-            "where it was. The same operations give the same bytes. Use the file with\n"
-            "SAGEBWD_CACHE_PACKS=FILE, and SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
-            "\n"
-            "examples:\n"
-            "  sagebwd prebuild --arch sm_80,sm_86,sm_89,sm_90a,sm_120 --head-dim 64,128 \\\n"
-            "      --dtype bf16,fp16 --out fleet.pack\n"
-            "  sagebwd prebuild --specs specs.yaml --out fleet.pack\n"
-            "  sagebwd prebuild --arch sm_90a --records tuned.json --out h200.pack\n"
-            "  sagebwd prebuild --arch sm_90a --dry-run\n"
-            "\n"
-            "a list of specs, in YAML or JSON; only arch has no default:\n"
-            "  - arch: [sm_80, sm_90a]\n"
-            "    head_dim: [64, 128]\n"
-            "    dtype: bf16\n"
-            "    causal: [none, top-left]\n"
-            "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
+      : Command("prebuild", "compile the kernels of many operations into one pack",
+                "Writes every kernel that the operations need, forward and backward, into one\n"
+                "file for machines that may not compile. Needs NVRTC, but no GPU. Lists combine:\n"
+                "every architecture with every head dimension, and so on. A run that was killed\n"
+                "goes on where it was. The same operations give the same bytes. Use the file with\n"
+                "SAGEBWD_CACHE_PACKS=FILE, and SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd prebuild --arch sm_80,sm_86,sm_89,sm_90a,sm_120 --head-dim 64,128 \\\n"
+                "      --dtype bf16,fp16 --out fleet.pack\n"
+                "  sagebwd prebuild --specs specs.yaml --out fleet.pack\n"
+                "  sagebwd prebuild --arch sm_90a --records tuned.json --out h200.pack\n"
+                "  sagebwd prebuild --arch sm_90a --dry-run\n"
+                "\n"
+                "a list of specs, in YAML or JSON; only arch has no default:\n"
+                "  - arch: [sm_80, sm_90a]\n"
+                "    head_dim: [64, 128]\n"
+                "    dtype: bf16\n"
+                "    causal: [none, top-left]\n"
+                "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
         spec_(usual_words()) {
     options.list("arch", "ARCH,..", archs_, "architectures");
     spec_.declare(options, /*lists=*/true);

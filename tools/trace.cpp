@@ -52,23 +52,21 @@ std::string to_string(const ProductPlan& plan) {
 class Trace : public Command {
 public:
   Trace()
-      : Command(
-            "trace", "the error of every intermediate tensor against FP64",
-            "Draws q, k, v and dO, rounded to the dtype, and compares delta, P, dP, dS, O, dQ, dK\n"
-            "and dV with FP64: cosine similarity and relative L2 error. On the CPU the emulation\n"
-            "gives them, bit for bit as the kernels of every GPU quantise; with --device cuda the\n"
-            "kernels give O, dQ, dK and dV.\n"
-            "\n" +
-                help_of_inputs() +
-                "\n"
-                "examples:\n"
-                "  sagebwd trace --device cpu --head-dim 128 --seq-len 1024 --heads 8 --sigma 1 "
-                "--granularity row --json\n"
-                "  sagebwd trace --plan s,pv,dv,dp,dq,dk          # dP in INT8 as well\n"
-                "  sagebwd trace --key-offset 20 --no-smooth-k\n"
-                "  sagebwd trace --inputs heavy-channels --causal top-left --no-rotate\n"
-                "  sagebwd trace --inputs sink --causal top-left --seq-len 4096 --heads 4\n"
-                "  sagebwd trace --head-dim 64 --plot errors.svg\n") {
+      : Command("trace", "the error of every intermediate tensor against FP64",
+                "Draws q, k, v and dO, rounded to the dtype, and compares delta, P, dP, dS, O,\n"
+                "dQ, dK and dV with FP64: cosine similarity and relative L2 error. On the CPU\n"
+                "the emulation gives them, bit for bit as the kernels of every GPU quantise; with\n"
+                "--device cuda the kernels give O, dQ, dK and dV.\n"
+                "\n" +
+                    help_of_inputs() +
+                    "\n"
+                    "examples:\n"
+                    "  sagebwd trace --seq-len 1024 --sigma 3 --granularity block --json\n"
+                    "  sagebwd trace --plan s,pv,dv,dp,dq,dk          # dP in INT8 as well\n"
+                    "  sagebwd trace --key-offset 20 --no-smooth-k\n"
+                    "  sagebwd trace --inputs heavy-channels --causal top-left --no-rotate\n"
+                    "  sagebwd trace --inputs sink --causal top-left --seq-len 4096 --heads 4\n"
+                    "  sagebwd trace --head-dim 64 --plot errors.svg\n") {
     options.word(
         "device", "DEVICE",
         [this](const std::string& given) {

@@ -130,24 +130,24 @@ std::vector<TuningRecord> all_records() {
 class Tune : public Command {
 public:
   Tune()
-      : Command(
-            "tune", "find the fastest tiles for this GPU",
-            "Times every tile worth trying, for each of the operation's three attention\n"
-            "kernels, in a process of its own. A tile replaces the default only where it is\n"
-            "faster beyond doubt and, unless --no-deterministic, gives the same bits. What wins\n"
-            "is kept as a tuning record, which calls of such sizes use from then on. Where\n"
-            "--no-deterministic makes the backward one kernel, the forward alone is tuned.\n"
-            "SAGEBWD_TUNE=off|use|tune|frozen says whether they do (default: use).\n"
-            "--plans instead compares the precisions: the speed of each beside its error.\n"
-            "\n"
-            "examples:\n"
-            "  sagebwd tune --head-dim 128 --seq-len 8192\n"
-            "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
-            "  sagebwd tune --kernel forward --tile 'mma 64x128 w4 s1 b2' --force\n"
-            "  sagebwd tune --plans --head-dim 128 --seq-len 8192 --plot plans.svg\n"
-            "  sagebwd tune --list\n"
-            "  sagebwd tune --export h200.json\n"
-            "  sagebwd tune --import h200.json\n") {
+      : Command("tune", "find the fastest tiles for this GPU",
+                "Times every tile worth trying, for each of the operation's three attention\n"
+                "kernels, in a process of its own. A tile replaces the default only where it is\n"
+                "faster beyond doubt and, unless --no-deterministic, gives the same bits. What\n"
+                "wins is kept as a tuning record, which calls of such sizes use from then on.\n"
+                "Where --no-deterministic makes the backward one kernel, the forward alone is\n"
+                "tuned.\n"
+                "SAGEBWD_TUNE=off|use|tune|frozen says whether they do (default: use).\n"
+                "--plans instead compares the precisions: the speed of each beside its error.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd tune --head-dim 128 --seq-len 8192\n"
+                "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
+                "  sagebwd tune --kernel forward --tile 'mma 64x128 w4 s1 b2' --force\n"
+                "  sagebwd tune --plans --head-dim 128 --seq-len 8192 --plot plans.svg\n"
+                "  sagebwd tune --list\n"
+                "  sagebwd tune --export h200.json\n"
+                "  sagebwd tune --import h200.json\n") {
     spec_.declare(options, /*lists=*/false);
     problem_.declare(options);
     options.integer("gpu", device_, 0, 1023, "the GPU, numbered from 0");

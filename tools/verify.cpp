@@ -59,8 +59,8 @@ public:
                 "Draws lengths, strides, heads, sigmas and seeds, runs forward and backward, and\n"
                 "compares O, dQ, dK and dV with FP64 on the CPU. A tensor is wrong where it holds\n"
                 "a non-finite value, or where its error exceeds the bound that its quantisation\n"
-                "implies (see README); so is a write beside a tensor. Exit code 1 where any is. "
-                "Needs a GPU.\n"
+                "implies: that of the emulation of the same problem, plus .004 of the norm. So\n"
+                "is a write beside a tensor. Exit code 1 where any is. Needs a GPU.\n"
                 "\n" +
                     help_of_inputs() +
                     "\n"

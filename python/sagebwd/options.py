@@ -160,13 +160,14 @@ def takes(kind=Options, but=(), shortcut=None):
         positional = [p for p in own if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         wrapper.__signature__ = inspect.Signature(positional + listed + own[len(positional) :])
         if function.__doc__:
-            wrapper.__doc__ = function.__doc__.replace("{options}", _described(fields))
+            wrapper.__doc__ = function.__doc__.replace("{options}", described(fields))
         return wrapper
 
     return decorate
 
 
-def _described(fields):
+def described(fields):
+    """Their names and help, as lines of an `Args:` section."""
     return "\n        ".join(
         textwrap.fill(f"{f.name}: {f.metadata['help']}", width=100, subsequent_indent=" " * 12)
         for f in fields

@@ -114,6 +114,7 @@ def test_jobs_reach_the_build(checkout):
     [
         (["tset"], "unknown command 'tset'"),
         (["build", "extra"], "build takes no more words: 'extra'"),
+        (["docs", "--sevre"], "docs takes --serve, not '--sevre'"),
         (["fresh", "arch:linux"], "there is no fresh 'arch:linux'; there is debian:bookworm"),
     ],
 )
@@ -128,7 +129,7 @@ def test_wrong_use(checkout, arguments, message):
 def test_help(checkout, arguments):
     result = checkout(*arguments)
     assert result.returncode == 0
-    for command in ("demo", "test", "build", "fresh"):
+    for command in ("demo", "test", "build", "docs", "fresh"):
         assert f"\n  {command} " in result.stdout
 
 
@@ -248,10 +249,10 @@ def test_what_ci_counts(checkout, fresh, test, last, code):
 
 
 def block(heading):
-    """The shell commands of a section: blocks that name no language."""
+    """The shell commands of a section."""
     section = README.split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.M | re.S)
-    return "\n".join(text for language, text in blocks if not language)
+    return "\n".join(text for language, text in blocks if language == "sh")
 
 
 def test_readme_names_the_packages_that_run_installs():
@@ -277,6 +278,8 @@ def test_readme_tables_are_those_of_the_records(tmp_path):
 
     (tmp_path / "README.md").write_text(README)
     shutil.copytree(ROOT / "bench", tmp_path / "bench")
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs/benchmarks.md", tmp_path / "docs")
     assert check().returncode == 0
     wrong = README.replace("<!-- end -->", "| one more | row |\n<!-- end -->", 1)
     (tmp_path / "README.md").write_text(wrong)

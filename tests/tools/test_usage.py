@@ -27,6 +27,7 @@ def test_each_command_has_help_with_an_example_and_json(sagebwd, command):
     assert f"\n  sagebwd {command}" in result.out
     assert "--json" in result.out
     assert sagebwd("help", command).out == result.out
+    assert max(map(len, result.out.splitlines())) <= 80
 
 
 def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
@@ -37,7 +38,8 @@ def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
 
 
 def test_help_of_a_whole_spec_says_what_a_word_left_out_means(sagebwd):
-    assert "leaves out, such as rotate, means no" in sagebwd("build", "--help").out
+    shown = " ".join(sagebwd("build", "--help").out.split())
+    assert "leaves out, such as rotate, means no" in shown
     spec = "d128 bf16 causal=none row 0x0 sink_keys=-1 six-of-seven deterministic numerics=3"
     assert sagebwd("trace", "--spec", spec, "--seq-len", "64", "--json").json["spec"] == (
         spec.replace("0x0", "64x128").replace("=-1", "=1")

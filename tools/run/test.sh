@@ -30,6 +30,8 @@ run_test() {
   needs_nvrtc=1 prepare all
   prepare_nvrtc_12
   prepare_nvdisasm
+  local site=skipped
+  try_step pip-docs "Installing what builds the site" prepare_docs && site=failed
   local ok=0 report passed=0 failed=0 skipped=0 p f s
   rm -f build/ctest.xml build/pytest.xml
   echo
@@ -52,6 +54,15 @@ run_test() {
     fi
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
   done
+  if [[ $site == skipped ]]; then
+    skipped=$((skipped + 1))
+    echo "  skipped the site: pip has nothing to build it with (log: build/logs/pip-docs.log)"
+  elif try_step docs "Building the site" mkdocs_of_docs build; then
+    passed=$((passed + 1))
+  else
+    ok=1 failed=$((failed + 1))
+    tail -n 40 "$logs/docs.log"
+  fi
   echo
   if [[ $ok -ne 0 ]]; then failed_names; fi
   echo "$passed passed, $failed failed, $skipped skipped"

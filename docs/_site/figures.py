@@ -1,0 +1,207 @@
+"""The site's figures, drawn from bench/results when it is built: SVG that takes the page's colours.
+
+In a page `<!-- figure: NAME -->` stands for one, NAME being a function here. Its docstring is what
+screen readers say of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.colors import ListedColormap
+
+RESULTS = Path(__file__).resolve().parents[2] / "bench/results"
+#: Stands for the text's colour, which the page decides.
+INK = "#010203"
+COLOURS = ["#00897b", "#d9822b", "#7a6fd1", "#c2456b", "#4a86c5", "#8a8a8a"]
+plt.rcParams.update({
+    "font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "sagebwd",
+    "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK,
+    "xtick.color": INK, "ytick.color": INK, "legend.labelcolor": INK, "grid.color": INK,
+    "grid.alpha": 0.15, "axes.grid": True, "axes.axisbelow": True, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False,
+    "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
+})  # fmt: skip
+
+#: bench's names of attentions and schemes, as readers know them.
+ATTENTIONS = {
+    "cudnn": "PyTorch, cuDNN",
+    "sagebwd": "six-of-seven",
+    "sagebwd:precision=gradients16,no-deterministic": "gradients16, not deterministic",
+}
+SCHEMES = {
+    "bf16 (PyTorch)": "PyTorch, bf16", "row gradients16": "gradients16", "row qk16": "qk16",
+    "row dv16": "dv16", "row": "six-of-seven", "block 128x64": "six-of-seven, block",
+}  # fmt: skip
+
+
+def record(name):
+    return json.loads((RESULTS / name).read_text())
+
+
+def axes(width=7.4, height=3.6):
+    figure, panel = plt.subplots(figsize=(width, height), layout="constrained")
+    return figure, panel
+
+
+def speed():
+    """Bars: speed of both passes as a multiple of FlashAttention-2's, by head dimension."""
+    rows = {(r["attention"], r["head_dim"], r["causal"]): r["forward+backward"]["ratio_to_fa2"]
+            for r in record("speed.json")["rows"] if r["tokens"] == 8192}  # fmt: skip
+    shapes = [(d, causal) for d in (64, 128, 256) for causal in (False, True)]
+    figure, panel = axes()
+    for i, (attention, called) in enumerate(ATTENTIONS.items()):
+        places = [x + (i - 1) * 0.27 for x in range(len(shapes))]
+        panel.bar(places, [rows[(attention, *s)] for s in shapes], 0.25, label=called,
+                  color=COLOURS[-1] if attention == "cudnn" else COLOURS[i - 1])  # fmt: skip
+    panel.axhline(1, color=INK, linewidth=1)
+    panel.grid(axis="x", visible=False)
+    names = [f"D{d}" + (",\ncausal" if causal else "") for d, causal in shapes]
+    panel.set_xticks(range(len(shapes)), names)
+    panel.set_ylabel("speed, of FlashAttention-2's")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    return figure
+
+
+def sigmas():
+    """Lines: relative L2 error of dQ over the standard deviation of queries and keys."""
+    rows = [r for r in record("errors.json")["rows"] if re.fullmatch(r"sigma \d+", r["input"])]
+    figure, panel = axes()
+    for i, (scheme, called) in enumerate(reversed(SCHEMES.items())):
+        points = sorted((int(r["input"].split()[1]), r["errors"]["dQ"]["rel_l2"])
+                        for r in rows if r["scheme"] == scheme)  # fmt: skip
+        panel.plot(*zip(*points), marker="o", markersize=4, label=called, color=COLOURS[i])
+    panel.set_yscale("log")
+    panel.set_yticks([0.003, 0.01, 0.03, 0.1, 0.3], [".003", ".01", ".03", ".1", ".3"])
+    panel.minorticks_off()
+    panel.set_xlabel("standard deviation of Q and K")
+    panel.set_ylabel("relative L2 error of dQ")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    return figure
+
+
+def inputs():
+    """Points: relative L2 error of dQ on inputs as trained models have them, by precision."""
+    rows = [r for r in record("errors.json")["rows"]
+            if not re.fullmatch(r"sigma \d+|D 64.*|.* tokens", r["input"])
+            or r["input"] == "massive tokens"]  # fmt: skip
+    named = list(dict.fromkeys((r["input"], r["causal"]) for r in rows))
+    figure, panel = axes(height=0.34 * len(named) + 1.4)
+    shown = [s for s in SCHEMES if s not in ("row dv16", "block 128x64")]
+    for i, scheme in enumerate(shown):
+        found = {(r["input"], r["causal"]): r["errors"]["dQ"]["rel_l2"]
+                 for r in rows if r["scheme"] == scheme}  # fmt: skip
+        places = [y for y, key in enumerate(named) if key in found]
+        panel.plot([found[named[y]] for y in places], places, "o", label=SCHEMES[scheme],
+                   color=[COLOURS[-1], *COLOURS][i])  # fmt: skip
+    masked = ", causal"
+    panel.set_yticks(
+        range(len(named)),
+        [
+            name.removesuffix(masked) + (masked if causal != "none" else "")
+            for name, causal in named
+        ],
+    )
+    panel.set_xscale("log")
+    panel.set_xticks([0.003, 0.01, 0.03], [".003", ".01", ".03"])
+    panel.minorticks_off()
+    panel.invert_yaxis()
+    panel.set_xlabel("relative L2 error of dQ")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.4, -0.12), ncols=2)
+    return figure
+
+
+def lengths():
+    """Lines: speed as a multiple of cuDNN's over the number of tokens, by head dimension."""
+    plain = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0, "causal": False}
+    rows = [r for r in record("speed-grid.json")["rows"]
+            if all(r[key] == value for key, value in plain.items())]  # fmt: skip
+    times = {(r["attention"], r["head_dim"], r["tokens"]): r["forward+backward"]["median_ms"]
+             for r in rows if "error" not in r}  # fmt: skip
+    figure, panel = axes()
+    for i, head_dim in enumerate((64, 128, 256)):
+        for attention, style in zip(list(ATTENTIONS)[1:], ("-", "--")):
+            points = [(n, times["cudnn", head_dim, n] / t)
+                      for (a, d, n), t in sorted(times.items())
+                      if (a, d) == (attention, head_dim)]  # fmt: skip
+            panel.plot(*zip(*points), style, color=COLOURS[i],
+                       label=f"D{head_dim}, {ATTENTIONS[attention].split(',')[0]}")  # fmt: skip
+    panel.axhline(1, color=INK, linewidth=1)
+    panel.set_xscale("log", base=2)
+    panel.set_xticks([n for n in (512, 2048, 8192, 32768, 131072)],
+                     ["512", "2K", "8K", "32K", "128K"])  # fmt: skip
+    panel.set_xlabel("tokens")
+    panel.set_ylabel("speed, of cuDNN's")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    return figure
+
+
+def training():
+    """Lines: validation loss over steps of a small language model, by attention."""
+    with (RESULTS / "validation-curves.csv").open() as file:
+        names, *rows = csv.reader(file)
+    called = {
+        "sdpa": "SDPA, bf16", "sagebwd": "sagebwd (numerics 1)",
+        "sagebwd:no-smooth-k": "without K-smoothing",
+        "emulated:plan=s+pv+dv+dp+dq+dk": "dP in INT8 too", "sdpa:seed=1": "SDPA, another seed",
+    }  # fmt: skip
+    figure, panel = axes()
+    columns = dict(zip(names, zip(*(map(float, row) for row in rows))))
+    for name in names[1:]:
+        panel.plot(columns["step"], columns[name], label=called[name])
+    panel.set_ylim(1.2, 1.8)
+    panel.set_xlabel("step")
+    panel.set_ylabel("validation loss, nats a byte")
+    panel.legend(loc="upper right")
+    return figure
+
+
+def granularities():
+    """Drawing: which of the first 32 tokens by 32 channels share a scale; one colour, one scale."""
+    shades = ListedColormap(["#00897b", "#80cbc4", "#d9a55c", "#7a6fd1"])
+    copies = {
+        "block": lambda token, channel: 0,
+        "row: Q for scores": lambda token, channel: token % 4,
+        "row: K for scores": lambda token, channel: token % 8 // 2,
+        "row: other copies": lambda token, channel: channel % 4,
+    }
+    figure, panels = plt.subplots(2, 2, figsize=(5.2, 5.4), layout="constrained",
+                                  sharex=True, sharey=True)  # fmt: skip
+    for panel, (title, scale) in zip(panels.flat, copies.items()):
+        scales = [[scale(token, channel) for channel in range(32)] for token in range(32)]
+        panel.imshow(scales, cmap=shades, vmin=0, vmax=3, extent=(0, 32, 32, 0))
+        panel.set(xticks=[0, 16, 32], yticks=[0, 8, 16, 24, 32], title=title)
+        panel.grid(visible=False)
+    for panel in panels[1]:
+        panel.set_xlabel("channels")
+    for panel in panels[:, 0]:
+        panel.set_ylabel("tokens")
+    return figure
+
+
+FIGURES = {f.__name__: f for f in (speed, sigmas, inputs, lengths, training, granularities)}
+
+
+def svg(name):
+    """The figure as text for a page."""
+    drawing = FIGURES[name]
+    figure, text = drawing(), io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, bbox_inches="tight",
+                   metadata={"Date": None, "Creator": None})  # fmt: skip
+    plt.close(figure)
+    body = text.getvalue()
+    body = body[body.index("<svg") :].replace(INK, "currentColor")
+    # Names inside one page's figures must differ.
+    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", body)
+    body = re.sub(r"(<svg[^>]*?) height=\"[^\"]*\"", r"\1", body, count=1)
+    body = re.sub(r"(<svg[^>]*?) width=\"[^\"]*\"", r"\1", body, count=1)
+    body = body.replace("<svg", f'<svg role="img" aria-label="{drawing.__doc__}"', 1)
+    return '<div class="figure">' + re.sub(r"\n\s*", " ", body) + "</div>"

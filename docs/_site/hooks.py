@@ -1,0 +1,110 @@
+"""mkdocs: pages that are of the repository or of the command line, figures, and links.
+
+What is written elsewhere is shown from there: REPOSITORY's files are pages of the site as they
+are, `sagebwd COMMAND --help` makes the page of the command line, and a line
+`<!-- figure: NAME -->` stands for a figure of figures.py.
+"""
+
+import os
+import posixpath
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "bench")]
+
+import figures  # noqa: E402
+
+#: Files of the repository that are pages of the site.
+REPOSITORY = {
+    "STRUCTURE.md": "inside/structure.md",
+    "templates/kernels/README.md": "inside/kernels.md",
+    "tests/simulator/README.md": "inside/simulator.md",
+    "bench/README.md": "inside/further.md",
+    "CHANGELOG.md": "inside/changes.md",
+}
+PAGES = {site: repository for repository, site in REPOSITORY.items()}
+COMMAND_LINE = "reference/command-line.md"
+LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s]+)\)")
+
+
+def on_files(files, config):
+    for repository, site in REPOSITORY.items():
+        files.append(File.generated(config, site, content=(ROOT / repository).read_text()))
+    for picture in sorted((ROOT / "bench/results").glob("*.png")):
+        files.append(File.generated(config, f"pictures/{picture.name}",
+                                    abs_src_path=str(picture)))  # fmt: skip
+    files.append(File.generated(config, COMMAND_LINE, content=command_line()))
+    return files
+
+
+def on_page_markdown(markdown, page, files, **_):
+    site = page.file.src_uri
+    here = PAGES.get(site, f"docs/{site}")
+
+    def linked(found):
+        bang, text, target = found.groups()
+        path, _, anchor = target.partition("#")
+        if not path or re.match(r"[a-z]+:", target):
+            return found[0]
+        target = place_on_site(posixpath.normpath(posixpath.join(posixpath.dirname(here), path)))
+        if target is None:  # a source: who has the repository finds it by this name
+            return text if text.startswith("`") else f"`{text}`"
+        relative = posixpath.relpath(target, posixpath.dirname(site) or ".")
+        return f"{bang}[{text}]({relative}{'#' if anchor else ''}{anchor})"
+
+    markdown = re.sub(r"^<!-- figure: (\w+) -->$", lambda f: figures.svg(f[1]), markdown,
+                      flags=re.MULTILINE)  # fmt: skip
+    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "".join(x if x.startswith("```") else LINK.sub(linked, x) for x in parts)
+
+
+def place_on_site(repository):
+    """The page or picture of a file of the repository; None: the site has none."""
+    if not (ROOT / repository).exists() and repository != f"docs/{COMMAND_LINE}":
+        if repository.removeprefix("docs/") in PAGES:
+            return repository.removeprefix("docs/")
+        raise SystemExit(f"docs: a link leads to {repository}, which there is not")
+    if (ROOT / repository / "README.md").exists():
+        repository += "/README.md"
+    if repository == "README.md":
+        return "index.md"
+    if repository.startswith("bench/results/") and repository.endswith(".png"):
+        return f"pictures/{posixpath.basename(repository)}"
+    if repository.startswith("docs/"):
+        return repository.removeprefix("docs/")
+    return REPOSITORY.get(repository)
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def command_line():
+    text = (ROOT / "docs/_site/command-line.md").read_text()
+    return text + "".join(section(name, 2) for name in listed(help_of()))
+
+
+def section(name, level):
+    """A command's help, and those of its subcommands."""
+    text = help_of(*name.split())
+    title, _, body = text.partition("\n")
+    has_subcommands = f"'sagebwd {name} COMMAND --help'" in text
+    below = "".join(section(sub, level + 1) for sub in listed(text)) if has_subcommands else ""
+    summary = title.partition(" - ")[2]
+    return (f"\n{'#' * level} sagebwd {name}\n\n{summary[:1].upper()}{summary[1:]}.\n\n"
+            f"```text\n{body.strip()}\n```\n{below}")  # fmt: skip
+
+
+def help_of(*command):
+    program = os.environ.get("SAGEBWD_BIN", ROOT / "build/bin/sagebwd")
+    return subprocess.run([program, *command, "--help"], check=True, text=True,
+                          capture_output=True).stdout  # fmt: skip
+
+
+def listed(text):
+    """The commands that a help names."""
+    return re.findall(r"^  ([a-z]+(?: [a-z]+)?)  +\S", text, re.MULTILINE)

@@ -1,0 +1,192 @@
+"""What stubs hold, and the types of parameters and results, by name."""
+
+#: Of each stub the names it has, by the modules that define them.
+STUBS = {
+    "__init__": {
+        "functional": ["attention", "attention_forward", "attention_backward", "warmup"],
+        "combining": ["merge", "with_sink"],
+        "dropins": ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func",
+                    "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
+                    "flash_attn_varlen_kvpacked_func", "sageattn",
+                    "scaled_dot_product_attention"],
+        "kernels": ["KernelSource", "archs", "emit", "build", "cache_stats"],
+        "prebuilding": ["prebuild"],
+        "tuning": ["TunedKernel", "tune", "PlanFigures", "compare_plans", "export_records",
+                   "import_records"],
+        "tracing": ["trace"],
+        "inputs": ["named_inputs"],
+        "_doctor": ["doctor"],
+    },
+    "arrays": {"arrays": ["attention_forward", "attention_backward"]},
+    "reference": {"reference": ["round_to", "random_inputs", "exact", "emulate"]},
+    "emulation": {"emulation": ["emulated_attention", "emulated_forward", "emulated_backward"]},
+    "integrations/jax": {"integrations/jax": ["attention"]},
+    "integrations/transformers": {},
+    "integrations/diffusers": {},
+}  # fmt: skip
+
+#: What a stub has before its functions.
+TYPES = """\
+Causal = bool | Literal["none", "top-left", "bottom-right"]
+Layout = Literal["bhsd", "bshd"]
+Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
+Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]
+"""
+USE = """
+def use(
+    *, granularity: Literal["row", "block"] = ..., group_q: int | None = ...,
+    group_kv: int | None = ..., sink_keys: int | None = ..., smooth_k: bool = ...,
+    rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
+    dq_sums: Literal["fp32", "fp16"] = ...,
+) -> None: ...
+"""
+HEADS = {
+    "__init__": """
+from collections import Counter
+from os import PathLike
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, device as Device, dtype as DType
+from torch.distributed import ProcessGroup
+from torch.overrides import TorchFunctionMode
+
+from sagebwd import arrays as arrays, emulation as emulation, reference as reference
+
+""" + TYPES + """
+Path = str | bytes | PathLike[str] | PathLike[bytes]
+Array = NDArray[Any] | Tensor
+Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
+
+__version__: str
+INPUTS: dict[str, str]
+PRODUCTS: tuple[Product, ...]
+
+class SpecError(ValueError): ...
+class LibraryError(RuntimeError): ...
+class OfflineError(RuntimeError): ...
+class PackError(RuntimeError): ...
+class TuneError(RuntimeError): ...
+
+class DriverError(RuntimeError):
+    code: int
+
+class CompileError(RuntimeError):
+    log: str
+    numbered_source: str
+
+class sdpa(TorchFunctionMode):
+    fallback: Literal["torch"] | None
+    options: dict[str, Any]
+    calls: int
+    fallbacks: Counter[str]
+    def __init__(self, *, fallback: Literal["torch"] | None = None, **options: Any) -> None: ...
+    def __enter__(self) -> sdpa: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+""",
+    "arrays": f"\n{TYPES}",
+    "reference": f"""
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, dtype as DType
+
+{TYPES}
+Array = NDArray[Any] | Tensor
+Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
+""",
+    "emulation": f"\nfrom torch import Tensor, dtype as DType\n\n{TYPES}",
+    "integrations/jax": f"\nfrom jax import Array\nfrom jax.typing import ArrayLike\n\n{TYPES}",
+    "integrations/transformers": f"\n{TYPES}\nNAME: str\n{USE}",
+    "integrations/diffusers": f"\n{TYPES}\nNAME: str\n{USE}",
+}  # fmt: skip
+
+#: Types of parameters, by name, wherever a function's own table says nothing else.
+PARAMETERS = {
+    **dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "qkv", "kv", "query", "key", "value",
+                     "cu_seqlens"), "Tensor"),
+    **dict.fromkeys(("dlse", "sink_logits", "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
+                     "seqused_k"), "Tensor | None"),
+    **dict.fromkeys(("softmax_scale", "sm_scale", "scale"), "float | None"),
+    "layout": "Layout", "tensor_layout": 'Literal["HND", "NHD"]',
+    **dict.fromkeys(("return_lse", "return_attn_probs", "is_causal", "enable_gqa", "backward",
+                     "force", "matrices", "round_outputs", "overwrite", "smooth_q", "smooth_k",
+                     "rotate", "deterministic", "packed"), "bool"),
+    **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
+                     "heads_kv", "seq_kv", "seq_len_kv"), "int | None"),
+    **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed"), "int"),
+    **dict.fromkeys(("sigma", "key_offset"), "float"),
+    "causal": "Causal", "granularity": 'Literal["row", "block"]', "precision": "Precision",
+    "dq_sums": 'Literal["fp32", "fp16"]', "dtype": "str | DType", "path": "Path",
+    "device": "Device | str | int | None", "arch": "str | None",
+    "sizes": "tuple[int, int, int, int, int] | None", "parts": "Iterable[tuple[Tensor, Tensor]]",
+    "kernels": "str | Iterable[str]", "tiles": "str | Iterable[str]",
+    "group": "ProcessGroup | None", "progress": "Callable[..., object] | None", "name": "str",
+    # What other libraries' functions take, and these refuse unless it asks for nothing.
+    "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",
+    "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen"), "Any"),
+}  # fmt: skip
+
+_NUMPY = {**dict.fromkeys(("q", "k", "v"), "Array"),
+          **dict.fromkeys(("dout", "dlse", "out", "lse"), "Array | None")}  # fmt: skip
+_ARRAYS = {**dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "dlse"), "Any"), "stream": "Any",
+           "empty": "Callable[[tuple[int, ...], str], Any] | None"}  # fmt: skip
+_PLAN = {"precision": "Precision | Iterable[Product]"}
+_SEVERAL = "int | Iterable[int]"
+#: Types that a function, of a stub, has for itself.
+OF_FUNCTION = {
+    ("__init__", "flash_attn_func"): {"causal": "bool"},
+    ("__init__", "flash_attn_varlen_func"): {
+        "causal": "bool", "cu_seqlens_q": "Tensor", "cu_seqlens_k": "Tensor"},
+    ("__init__", "sageattn"): {"smooth_k": "bool"},
+    ("__init__", "with_sink"): {"sink_logits": "Tensor"},
+    ("__init__", "trace"): {
+        **dict.fromkeys(("q", "k", "v", "dout"), "Array | None"), **_PLAN,
+        "inputs": "str | dict[str, Any] | None", "dtype": "str | DType | None",
+        "device": "Device | str | None"},
+    ("__init__", "named_inputs"): {"device": "Device | str | None"},
+    ("__init__", "warmup"): {"device": "Device | str | int | None"},
+    ("__init__", "prebuild"): {
+        "out": "Path", "arch": "str | Iterable[str]", "head_dim": _SEVERAL,
+        "dtype": "str | Iterable[str]", "causal": "Causal | Iterable[Causal]",
+        "granularity": "str | Iterable[str]", "precision": "str | Iterable[str]",
+        "records": "Path | Iterable[Path]"},
+    ("arrays", "attention_forward"): _ARRAYS,
+    ("arrays", "attention_backward"): _ARRAYS,
+    ("reference", "round_to"): {"array": "NDArray[Any]"},
+    ("reference", "exact"): _NUMPY,
+    ("reference", "emulate"): {**_NUMPY, **_PLAN},
+    ("emulation", "emulated_attention"): {
+        "plan": "Precision | Iterable[Product]", "math_dtype": "DType"},
+    ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
+}  # fmt: skip
+
+#: What functions give. Of several types the last parameter of FLAGS chooses: without it the first.
+_PAIR, _TRIPLE = "tuple[Tensor, Tensor]", "tuple[Tensor, Tensor, Tensor]"
+RETURNS = {
+    **dict.fromkeys(("attention", "sageattn", "scaled_dot_product_attention",
+                     "emulated_attention"), ("Tensor", _PAIR)),
+    **dict.fromkeys(("flash_attn_func", "flash_attn_varlen_func"),
+                    ("Tensor", "tuple[Tensor, Tensor, None]")),
+    **{f"flash_attn_{name}packed_func": "Any"
+       for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
+    "attention_forward": _PAIR, "attention_backward": _TRIPLE, "warmup": "None",
+    "merge": _PAIR, "with_sink": _PAIR, "emulated_forward": _PAIR,
+    "emulated_backward": "list[Tensor]",
+    "archs": "list[str]", "emit": "list[KernelSource]", "build": "list[dict[str, Any]]",
+    "cache_stats": "dict[str, Any]", "prebuild": "dict[str, Any]", "tune": "list[TunedKernel]",
+    "speedup": "float",
+    "compare_plans": "list[PlanFigures]", "export_records": "int",
+    "import_records": "dict[str, int]", "trace": "dict[str, Any]", "doctor": "dict[str, Any]",
+    "named_inputs": "Inputs | tuple[Tensor, Tensor, Tensor, Tensor]", "random_inputs": "Inputs",
+    "round_to": "NDArray[np.float32]", "exact": "dict[str, NDArray[np.float64] | None]",
+    "emulate": "dict[str, NDArray[np.float32] | None]",
+    ("arrays", "attention_forward"): "tuple[Any, Any]",
+    ("arrays", "attention_backward"): "tuple[Any, Any, Any]",
+    ("integrations/jax", "attention"): ("Array", "tuple[Array, Array]"),
+}  # fmt: skip
+FLAGS = ("return_lse", "return_attn_probs")

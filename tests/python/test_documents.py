@@ -1,0 +1,203 @@
+"""What README.md and the pages of docs/ show: every block of Python, shell and C++ runs.
+
+Without a GPU calls on torch tensors are computed by the stand-in for kernels, on the CPU.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from documents import ROOT, blocks, blocks_of
+
+import sagebwd
+
+ALL = blocks()
+BINARY = ROOT / "build/bin/sagebwd"
+#: What a page may lack a library for; anything else that does not import is an error.
+LIBRARIES = {"torch", "jax", "transformers", "diffusers", "cupy", "matplotlib"}
+
+
+def here(what):
+    return sagebwd.doctor()[what]
+
+
+def skip_unless_it_can_run(block):
+    for said in block.said:
+        if said.startswith("not run: "):
+            pytest.skip(f"{block}: {said}")
+        if said == "needs a GPU" and not here("can_run"):
+            pytest.skip(f"{block}: {said}")
+        if said == "needs NVRTC" and not here("can_compile"):
+            pytest.skip(f"{block}: {said}")
+        if said == "needs PyTorch":
+            pytest.importorskip("torch", reason=f"{block}: {said}")
+
+
+def of(*languages):
+    return pytest.mark.parametrize("block", [b for b in ALL if b.language in languages], ids=str)
+
+
+# ---- Python --------------------------------------------------------------------------------------
+
+
+class Page:
+    """The namespace of a page's Python blocks, which run in order, each once."""
+
+    def __init__(self):
+        self.names, self.done = {"__name__": "a page"}, 0
+
+    def run_until(self, last):
+        own = [b for b in ALL if b.page == last.page and b.language in ("python", "setup")]
+        for block in own[self.done : own.index(last) + 1]:
+            if block is last or not block.said:
+                text = block.text if here("can_run") else re.sub(r'"cuda"', '"cpu"', block.text)
+                exec(compile("\n" * block.line + text, str(ROOT / block.page), "exec"), self.names)
+            self.done = own.index(block) + 1  # not where a library is missing: it is for the next
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return {}
+
+
+@pytest.fixture
+def kernels_or_their_stand_in(request):
+    try:
+        import stand_in  # noqa: F401
+    except pytest.skip.Exception:  # without PyTorch there is nothing to stand in for
+        return
+    if not here("can_run"):
+        request.getfixturevalue("kernels_on_the_cpu")
+
+
+with contextlib.suppress(pytest.skip.Exception):
+    from stand_in import kernels_on_the_cpu  # noqa: F401
+
+
+@of("python")
+def test_python(block, pages, kernels_or_their_stand_in, tmp_path, monkeypatch):
+    skip_unless_it_can_run(block)
+    monkeypatch.chdir(tmp_path)
+    try:
+        pages.setdefault(block.page, Page()).run_until(block)
+    except ImportError as error:  # sagebwd's own, where PyTorch is not, has no name
+        if error.name is None and "needs PyTorch" in str(error):
+            pytest.skip(f"{block}: {error}")
+        if (error.name or "").partition(".")[0] not in LIBRARIES:
+            raise
+        pytest.skip(f"{block}: needs {error.name}")
+
+
+# ---- shell and C++ -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """One for each page, where its blocks leave files for those behind them."""
+    return {}, tmp_path_factory
+
+
+@of("sh")
+def test_shell(block, folders):
+    skip_unless_it_can_run(block)
+    made, factory = folders
+    if block.page not in made:
+        made[block.page] = factory.mktemp("page")
+    if not BINARY.exists():
+        pytest.skip(f"{block}: {BINARY} is not built: ./run build")
+    environment = {
+        **os.environ,
+        "PATH": f"{BINARY.parent}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
+        "PYTHONPATH": os.path.abspath(os.path.join(os.path.dirname(sagebwd.__file__), os.pardir)),
+        "SAGEBWD_CACHE_DIR": str(made[block.page] / "cache"),
+    }
+    result = subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], cwd=made[block.page],
+                            env=environment, capture_output=True, text=True, timeout=300,
+                            check=False)  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+@of("cpp")
+def test_cpp_compiles(block, tmp_path):
+    skip_unless_it_can_run(block)
+    if shutil.which("c++") is None:
+        pytest.skip(f"{block}: needs a C++ compiler")
+    source = tmp_path / "page.cpp"
+    source.write_text(block.text)
+    subprocess.run(["c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Werror", "-I", ROOT, source],
+                   check=True)  # fmt: skip
+
+
+# ---- what pages are made of ----------------------------------------------------------------------
+
+
+def test_every_block_names_a_language_that_runs_or_is_output():
+    known = {"python", "setup", "sh", "cpp", "text", "cmake"}
+    assert {b.language for b in ALL} <= known
+    assert {"python", "sh", "cpp"} <= {b.language for b in ALL}
+
+
+def test_what_is_said_of_a_block_is_known_and_belongs_to_one():
+    for block in ALL:
+        for said in block.said:
+            assert said.startswith("not run: ") or said in (
+                "needs a GPU", "needs NVRTC", "needs PyTorch"), f"{block}: {said}"  # fmt: skip
+    for page in {b.page for b in ALL}:
+        comments = len(re.findall(r"^<!-- (not run|needs)", (ROOT / page).read_text(), re.M))
+        assert comments == sum(len(b.said) for b in ALL if b.page == page), page
+
+
+def test_blocks_are_found_as_pages_have_them():
+    text = "# A\n\n<!-- needs a GPU -->\n```sh\nls\n```\n\n"
+    text += "<!-- setup\nx = 1\n-->\n```python\nx\n```\n"
+    found = blocks_of("a.md", text)
+    assert [(b.language, b.text, b.said, b.line) for b in found] == [
+        ("sh", "ls\n", ("needs a GPU",), 4), ("setup", "x = 1\n", (), 8),
+        ("python", "x\n", (), 11)]  # fmt: skip
+
+
+def tables_of_arguments():
+    text = (ROOT / "docs/migration.md").read_text()
+    found = re.findall(r"^<!-- arguments: (.+) -->\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert len(found) == 3
+    return {functions: re.findall(r"`(\w+)`", " ".join(
+        row.split("|")[1] for row in rows.splitlines())) for functions, rows in found}  # fmt: skip
+
+
+def test_migration_lists_every_argument_of_a_drop_in():
+    listing = (ROOT / "python/sagebwd/__init__.pyi").read_text()
+    for functions, listed in tables_of_arguments().items():
+        taken = []
+        for function in functions.split():
+            body = re.search(rf"^def {function}\((.*?)\) ->", listing, re.M | re.S)[1]
+            taken += re.findall(r"^ +(\w+):", body, re.M)
+        assert sorted(set(taken)) == sorted(listed), functions
+
+
+def test_the_reference_has_every_public_name():
+    pages = "".join(p.read_text() for p in (ROOT / "docs/reference").glob("*.md"))
+    for name in sagebwd.__all__:
+        if name not in ("INPUTS", "PRODUCTS", "arrays", "reference"):
+            assert re.search(rf"(::: sagebwd\.(_doctor\.)?|`sagebwd\.){name}\b", pages), name
+
+
+def test_the_tables_of_errors_say_what_they_are():
+    text = (ROOT / "docs/reference/python.md").read_text()
+    for name, base in re.findall(r"^\| `sagebwd\.(\w+)` \| `(\w+)` \|", text, re.M):
+        assert getattr(sagebwd, name).__bases__[0].__name__ == base, name
+
+
+def test_pages_link_to_what_there_is():
+    """Files; the site's own build checks headings as well."""
+    generated = {"docs/reference/command-line.md"}
+    for page in {b.page for b in ALL}:
+        folder = (ROOT / page).parent
+        for target in re.findall(r"\]\((?![a-z]+:)([^)#\s]+)", (ROOT / page).read_text()):
+            path = os.path.relpath(folder / target, ROOT)
+            shown = re.search(r'"(\S+)": "' + re.escape(path.removeprefix("docs/")) + '"',
+                              (ROOT / "docs/_site/hooks.py").read_text())  # fmt: skip
+            assert (ROOT / path).exists() or path in generated or shown, f"{page}: {target}"

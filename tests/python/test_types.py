@@ -1,0 +1,125 @@
+"""The type stubs: they are what the sources and the running package say, and mypy takes them."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sagebwd
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python/sagebwd"
+
+PROGRAM = """
+import sagebwd
+from sagebwd import reference
+
+q, k, v, dout = reference.random_inputs(32, head_dim=64)
+table = sagebwd.trace(q, k, v, dout, causal="top-left", precision=("s", "pv"))
+exact = reference.exact(q, k, v)
+reveal_type(sagebwd.PlanFigures("dv16", 5, 1.0, 2.0, {}).forward_ms)
+reveal_type([kernel.speedup for kernel in sagebwd.tune(head_dim=64)])
+reveal_type(sagebwd.flash_attn_func)
+sagebwd.trace(q, k, v, dout, causl=True)  # type: ignore[call-arg]
+sagebwd.trace(q, k, v, dout, granularity="rows")  # type: ignore[arg-type]
+sagebwd.emit("sm_80", head_dim="64")  # type: ignore[arg-type]
+sagebwd.Spec(head_dims=64)  # type: ignore[call-arg]
+sagebwd.attnetion  # type: ignore[attr-defined]
+try:
+    sagebwd.build("sm_80")
+except sagebwd.CompileError as error:
+    print(error.log.upper())
+"""
+WITH_TORCH = """
+import torch
+
+x = torch.zeros(1)
+reveal_type(sagebwd.attention(x, x, x))
+reveal_type(sagebwd.attention(x, x, x, return_lse=True))
+reveal_type(sagebwd.sageattn(x, x, x, "HND", True, None, bool(x)))
+"""
+
+
+def test_stubs_are_those_that_the_sources_give(tmp_path):
+    check = [sys.executable, ROOT / "python/stubs/write.py", "--check"]
+    result = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def functions_of_stubs():
+    for path in sorted(PACKAGE.rglob("*.pyi")):
+        name = ".".join(["sagebwd", *path.relative_to(PACKAGE).with_suffix("").parts])
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                yield name.removesuffix(".__init__"), node
+
+
+def test_the_running_package_has_these_signatures():
+    pytest.importorskip("torch", reason="needs PyTorch")
+    seen, last = 0, {}
+    for module, node in functions_of_stubs():
+        last[module, node.name] = node  # of overloads the last has every parameter in order
+    for (module, name), node in last.items():
+        try:
+            function = getattr(importlib.import_module(module), name)
+        except ImportError:  # JAX's, diffusers'
+            continue
+        if name == "use":
+            continue
+        parameters = inspect.signature(function).parameters.values()
+        a = node.args
+        told = [x.arg for x in (*a.posonlyargs, *a.args)] + ([a.vararg.arg] if a.vararg else [])
+        told += [x.arg for x in a.kwonlyargs] + ([a.kwarg.arg] if a.kwarg else [])
+        assert told == [p.name for p in parameters], name
+        assert {x.arg for x in a.kwonlyargs} == {
+            p.name for p in parameters if p.kind is p.KEYWORD_ONLY}, name  # fmt: skip
+        seen += 1
+    assert seen > 25
+
+
+def test_stubs_have_every_public_name():
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    named = {getattr(node, "name", None) for node in tree.body}
+    named |= {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom)
+              for alias in node.names}  # fmt: skip
+    named |= {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)}
+    assert set(sagebwd.__all__) <= named
+
+
+def mypy():
+    for python in (Path(sys.executable), ROOT / "build/docs/bin/python"):
+        has = [python, "-c", "import mypy"]
+        if (
+            python.exists()
+            and subprocess.run(has, capture_output=True, check=False).returncode == 0
+        ):
+            return [python, "-m", "mypy"]
+    pytest.skip("needs mypy, which ./run test installs into build/docs")
+
+
+def test_mypy_takes_a_typed_program_and_finds_its_mistakes(tmp_path):
+    checker = mypy()
+    torch = sagebwd.attention.__module__ != "sagebwd._without_torch"
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + (WITH_TORCH if torch else ""))
+    result = subprocess.run(
+        [*checker, "--strict", "--ignore-missing-imports", "--allow-subclassing-any",
+         "--follow-imports=silent", "--cache-dir", tmp_path / "cache", "--python-executable",
+         sys.executable, program],
+        env={"MYPYPATH": str(ROOT / "python"), "PATH": ""}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    revealed = [line.partition('"')[2].rstrip('"') for line in result.stdout.splitlines()
+                if "Revealed type" in line]  # fmt: skip
+    assert revealed[:2] == ["builtins.float", "builtins.list[builtins.float]"] or (
+        revealed[:2] == ["float", "list[float]"])  # fmt: skip
+    if torch:
+        assert "Tensor" in revealed[3] and "tuple" not in revealed[3]
+        assert revealed[4].count("Tensor") == 2 and "|" not in revealed[4]
+        assert "|" in revealed[5]
