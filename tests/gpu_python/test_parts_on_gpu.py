@@ -15,9 +15,10 @@ def relative(x, expected):
 
 
 def keys_with_a_mean(d):
-    """Of few bits, so that their sums are exact in FP32 in any order."""
+    """Of few bits, so that their sums are exact in FP32 in any order; parts' means are apart."""
     q, k, v, dout = make(300, 512, d=d)
-    return q, ((k * 8).round() / 8 + 2), v, dout
+    part = (torch.arange(512, device="cuda") // 171).bfloat16()
+    return q, ((k * 8).round() / 8 + 2 + part[:, None] / 4), v, dout
 
 
 @pytest.mark.parametrize("d", [64, 128, 160])
@@ -59,4 +60,5 @@ def test_gradients_of_parts_are_those_of_the_whole(d, chosen, how):
     assert relative(torch.cat(dk, 2), wanted[1]) < limit
     assert relative(torch.cat(dv, 2), wanted[2]) < limit
     error = relative(sum(g.float() for g in dq), wanted[0])
-    assert error > 0.1 if how == "naive" else error < limit
+    takes_a_mean = chosen.get("precision") != "qk16"  # whose parts are right as they are
+    assert error > 0.1 if how == "naive" and takes_a_mean else error < limit
