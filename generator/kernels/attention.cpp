@@ -52,15 +52,10 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("BLOCK_KV", k.tile.block_kv);
   c.add("STAGES", k.tile.stages);
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
-  const bool magic = magic_product_bytes(k.kind, s) > 0;
+  const bool magic = k.kind == KernelKind::forward;
   c.add("MAGIC_SCORES", magic); // what they are taken for, by all tiles alike
   c.add("SCORES_FROM_MAGIC", magic && k.tile.family == Family::ws);
   c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
-}
-
-int magic_product_bytes(KernelKind kind, const AttentionSpec& s) {
-  const bool faster = kind == KernelKind::forward || (kind == KernelKind::backward_dq && !wide(s));
-  return faster ? 4096 : 0;
 }
 
 void configure_registers(Configuration& c, const KernelSpec& k) {

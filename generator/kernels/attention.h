@@ -33,10 +33,8 @@ inline int unit_bytes_ws(const AttentionSpec& s, const TileConfig& t, int step) 
   return (slots * static_cast<int>(kChannelVectors) + t.warps) * width(s) * 4;
 }
 
-/// Shared memory for what scores of ws start from (tile/magic_product.cuh), where that was faster
-/// on an H200: the forward by 5 %, dQ at 64 channels by 3 %. At 128, and in dK/dV, it is as fast or
-/// slower, for the tensor cores have more to do.
-int magic_product_bytes(KernelKind, const AttentionSpec&);
+/// Shared memory for what scores of ws' forward start from (tile/magic_product.cuh).
+constexpr int kMagicProductBytes = 4096;
 
 /// Why a pair of warpgroups is not built for a spec and tile; empty where it is.
 std::string objection_to_pair(const AttentionSpec&, const TileConfig&);

@@ -94,16 +94,15 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
 }
 
 /// Q and dO; stages of keys, their scales, values and keys that dS meets; scales of units of
-/// these keys' channels; what dP's start is multiplied by, and S' start; barriers: the ring's, and
-/// that of Q and dO.
+/// these keys' channels; what dP's start is multiplied by; barriers: the ring's, and that of Q and
+/// dO.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const bool dq8 = which_int8(s.precision).dq;
   const int step = dq8 ? s.group_kv : 2 * kTokensPerTile;
   const int stage = step * (width(s) + value_row(s) + (dq8 ? width(s) : value_row(s))) +
                     static_cast<int>(kPadding / kKeysAScale) * 4;
   return t.block_q * (width(s) + value_row(s)) + t.stages * stage +
-         (dq8 ? unit_bytes_ws(s, t, step) : 0) + 1024 +
-         magic_product_bytes(KernelKind::backward_dq, s) + 2 * t.stages * 8 + 8;
+         (dq8 ? unit_bytes_ws(s, t, step) : 0) + 1024 + 2 * t.stages * 8 + 8;
 }
 
 Tiling tiling_ws() {
@@ -185,8 +184,9 @@ std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
   if (widest || asks_for_more(k) || (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell))
     return {"--ptxas-options=-O1"};
   const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
-  if (wide(k.attention) && !two_small_blocks)
-    return {"--ptxas-options=--register-usage-level=8"};
+  if (wide(k.attention) && !two_small_blocks) // at the higher level part heads of 16 bits spill
+    return {is_part(k) && scores16(k.attention) ? "--ptxas-options=--register-usage-level=0"
+                                                : "--ptxas-options=--register-usage-level=8"};
   return {};
 }
 

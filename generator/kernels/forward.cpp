@@ -63,8 +63,8 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const int keys = s.group_kv * width(s), key_scales = static_cast<int>(kPadding / kKeysAScale) * 4;
   return t.block_q * width(s) + t.stages * (2 * keys + key_scales) +
-         (blockwise(s) ? 0 : unit_bytes_ws(s, t, s.group_kv)) +
-         magic_product_bytes(KernelKind::forward, s) + 2 * t.stages * 8 + 8;
+         (blockwise(s) ? 0 : unit_bytes_ws(s, t, s.group_kv)) + kMagicProductBytes +
+         2 * t.stages * 8 + 8;
 }
 
 Tiling tiling_ws() {

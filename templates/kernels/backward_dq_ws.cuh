@@ -67,8 +67,7 @@ struct SharedLayout {
   static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;      ///< those of 128 keys
   static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels
   static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES;       ///< of units, for each warp
-  static constexpr int MAGICS = RATIOS + (HAS_UNITS ? BLOCK_Q / 16 * HEAD_DIM * 4 : 0);
-  static constexpr int BARRIERS = MAGICS + MagicProduct::BYTES;
+  static constexpr int BARRIERS = RATIOS + (HAS_UNITS ? BLOCK_Q / 16 * HEAD_DIM * 4 : 0);
   static constexpr int ROWS_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
   static constexpr int TOTAL = ROWS_CAME + 8;
 };
@@ -218,8 +217,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   // What begins behind the last step is of nothing, and nobody reads it: products never begin under
   // a condition.
   const auto begin_scores = [&](int step) {
-    issue_scores<KEY_TILES>(scores, queries, keys.at(place_of(step).stage, L::KEYS_BYTES),
-                            MagicProduct(shared + L::MAGICS));
+    issue_scores<KEY_TILES>(scores, queries, keys.at(place_of(step).stage, L::KEYS_BYTES));
   };
   const auto begin_values = [&](int step) {
     issue_value_panels<KEY_TILES>(values, dout,
@@ -355,7 +353,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
   begin_in_stream_order();
   RowStart::write_ones(shared + SharedLayout::ONES, threadIdx.x);
-  MagicProduct::write(shared + SharedLayout::MAGICS);
   fence_async_proxy();
   __syncthreads(); // nobody waits at a barrier that is none yet, or multiplies what is not written
   if (warp_id() >= BLOCK_Q / 16) {
