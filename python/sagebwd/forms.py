@@ -75,12 +75,19 @@ def form_of(q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=No
 
 
 def _key(q, k, v, softmax_scale, layout, text, packing, k_mean):
-    return (
+    key = (
         _family, text, layout, softmax_scale, q.shape, k.shape, v.shape, q.stride(), k.stride(),
         v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        *((None if t is None else (t.shape, t.stride(), t.dtype, t.device))
-          for t in (*packing, k_mean)),
     )  # fmt: skip
+    if not packing and k_mean is None:
+        return key
+    more = (None if t is None else (t.shape, t.stride(), t.dtype, t.device)
+            for t in (*packing, k_mean))  # fmt: skip
+    return (*key, *more)
+
+
+#: Addresses in the place of k_mean alone.
+_NONE_MORE = (0,)
 
 
 def _contiguous(t):
@@ -165,6 +172,12 @@ class Form:
         of_queries = every(queries)
         return of_queries, of_queries if keys == queries else every(keys)
 
+    def _more(self, packing, k_mean):
+        """What a pass takes beyond its tensors and rows: of a plain call nothing, which is quick."""
+        if k_mean is None and not self._packed:
+            return ()
+        return (_contiguous(k_mean), *self._packing(packing))
+
     def forward(self, q, k, v, wants_lse=True, packing=(), k_mean=None):
         """(out, lse); lse is None where it is not wanted."""
         if self._empty:
@@ -184,8 +197,8 @@ class Form:
                                     dtype=torch.uint8)  # fmt: skip
             workspace_at = workspace.data_ptr()
             lse_at = workspace_at + self._workspace_bytes
-        more = (_contiguous(k_mean), *self._packing(packing))
-        places = _addresses_of(more)
+        more = self._more(packing, k_mean)
+        places = _addresses_of(more) if more else _NONE_MORE
         self._run(*addresses, out.data_ptr(), lse_at, *places, workspace_at, self._stream())
         return out, lse
 
@@ -200,7 +213,7 @@ class Form:
         dq, dk, dv = self._new_like(q), self._new_like(k), self._new_like(v)
         workspace = q.new_empty(run.workspace_bytes, dtype=torch.uint8)
         rows = lse.contiguous(), _contiguous(dlse)
-        more = (_contiguous(k_mean), *self._packing(packing))
+        more = self._more(packing, k_mean)
         run(
             *addresses,
             out.data_ptr(),
@@ -209,7 +222,7 @@ class Form:
             dk.data_ptr(),
             dv.data_ptr(),
             *_addresses_of(rows),
-            *_addresses_of(more),
+            *(_addresses_of(more) if more else _NONE_MORE),
             workspace.data_ptr(),
             self._stream(),
         )
