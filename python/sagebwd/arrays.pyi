@@ -26,6 +26,7 @@ def attention_forward(
     dq_sums: Literal["fp32", "fp16"] = "fp32",
     softmax_scale: float | None = None,
     layout: Layout = "bhsd",
+    k_mean: Any = None,
     stream: Any = None,
     empty: Callable[[tuple[int, ...], str], Any] | None = None,
 ) -> tuple[Any, Any]: ...
@@ -53,6 +54,7 @@ def attention_backward(
     dlse: Any = None,
     softmax_scale: float | None = None,
     layout: Layout = "bhsd",
+    k_mean: Any = None,
     stream: Any = None,
     empty: Callable[[tuple[int, ...], str], Any] | None = None,
 ) -> tuple[Any, Any, Any]: ...

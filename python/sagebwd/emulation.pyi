@@ -30,6 +30,7 @@ def emulated_attention(
     return_lse: Literal[False] = False,
     smooth_q: bool = False,
     math_dtype: DType = ...,
+    k_mean: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     seqused_q: Tensor | None = None,
@@ -56,6 +57,7 @@ def emulated_attention(
     plan: Precision | Iterable[Product] = "six-of-seven",
     smooth_q: bool = False,
     math_dtype: DType = ...,
+    k_mean: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     seqused_q: Tensor | None = None,
@@ -82,6 +84,7 @@ def emulated_attention(
     return_lse: bool = False,
     smooth_q: bool = False,
     math_dtype: DType = ...,
+    k_mean: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     seqused_q: Tensor | None = None,
@@ -94,6 +97,7 @@ def emulated_forward(
     v: Tensor,
     *,
     layout: Layout = "bhsd",
+    k_mean: Tensor | None = None,
     **given: Any,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -107,5 +111,6 @@ def emulated_backward(
     *,
     dlse: Tensor | None = None,
     layout: Layout = "bhsd",
+    k_mean: Tensor | None = None,
     **given: Any,
 ) -> list[Tensor]: ...

@@ -173,7 +173,7 @@ class Form:
         return of_queries, of_queries if keys == queries else every(keys)
 
     def _more(self, packing, k_mean):
-        """What a pass takes beyond its tensors and rows: of a plain call nothing, which is quick."""
+        """What a pass takes beyond its tensors and rows; a plain call none, quickly."""
         if k_mean is None and not self._packed:
             return ()
         return (_contiguous(k_mean), *self._packing(packing))

@@ -109,7 +109,8 @@ PARAMETERS = {
     **dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "qkv", "kv", "query", "key", "value",
                      "cu_seqlens"), "Tensor"),
     **dict.fromkeys(("dlse", "sink_logits", "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
-                     "seqused_k"), "Tensor | None"),
+                     "seqused_k", "k_mean"), "Tensor | None"),
+    "part": "tuple[Tensor, Tensor] | None",
     **dict.fromkeys(("softmax_scale", "sm_scale", "scale"), "float | None"),
     "layout": "Layout", "tensor_layout": 'Literal["HND", "NHD"]',
     **dict.fromkeys(("return_lse", "return_attn_probs", "is_causal", "enable_gqa", "backward",
@@ -133,7 +134,8 @@ PARAMETERS = {
 
 _NUMPY = {**dict.fromkeys(("q", "k", "v"), "Array"),
           **dict.fromkeys(("dout", "dlse", "out", "lse"), "Array | None")}  # fmt: skip
-_ARRAYS = {**dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "dlse"), "Any"), "stream": "Any",
+_ARRAYS = {**dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "dlse", "k_mean"), "Any"),
+           "stream": "Any",
            "empty": "Callable[[tuple[int, ...], str], Any] | None"}  # fmt: skip
 _PLAN = {"precision": "Precision | Iterable[Product]"}
 _SEVERAL = "int | Iterable[int]"

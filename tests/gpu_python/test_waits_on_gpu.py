@@ -68,8 +68,8 @@ def test_sound_kernels_are_right_under_it(tmp_path, head_dim, words):
     [
         # Stages that consumers never release: the producer waits.
         ("kernels/forward_ws.cuh", "ring.release(place);", 64, "readers of a stage"),
-        # Bytes that are announced and never copied: consumers wait.
-        ("kernels/backward_dkv_ws.cuh", "ring.begin_filling(place,", 128, "copies into a stage"),
+        # Bytes that are announced and never copied: what waits for them is waited for.
+        ("kernels/backward_dkv_ws.cuh", "ring.begin_filling(place,", 128, "what dP starts from"),
         # A turn that is never passed on: warpgroups wait for each other.
         ("kernels/forward_ws.cuh", "turns.pass();", 128, "other warps"),
     ],
@@ -81,7 +81,7 @@ def test_a_wait_in_vain_ends_and_says_for_what(tmp_path, file, line, head_dim, s
     assert line in text
     broken = {
         "readers of a stage": "",
-        "copies into a stage": "ring.begin_filling(place, 16 +",
+        "what dP starts from": "ring.begin_filling(place, 16 +",
         "other warps": "",
     }
     (templates / file).write_text(text.replace(line, broken[says]))
