@@ -83,9 +83,10 @@ def sides(kind: str, precision: str, block_q: int, block_kv: int,
 
 
 def multiplications_a_score(kernel: Kernel) -> int:
-    """Of the main loop's products; in ws dP of a split backward starts from -delta by 16 more."""
-    split = kernel.kind in ("backward_dq", "backward_dkv")
-    start = 16 if split and kernel.fields["family"] == "ws" else 0
+    """Of the main loop's products; in ws 16 more give the forward's S and a split backward's dP
+    what they start from."""
+    started = kernel.kind in ("forward", "backward_dq", "backward_dkv")
+    start = 16 if started and kernel.fields["family"] == "ws" else 0
     return kernel["head_dim"] * PRODUCTS[kernel.kind] + start
 
 
@@ -123,7 +124,8 @@ def compiled(tool: Path, arch: str, words: list[str]) -> list[Kernel]:
 
 def words_of(tool: Path, option: str) -> list[str]:
     """The values that `sagebwd build` knows of an option."""
-    found = re.search(rf"--{option} KIND.*: (.*) \(default", run([tool, "build", "--help"]).output)
+    text = " ".join(run([tool, "build", "--help"]).output.split())
+    found = re.search(rf"--{option} KIND[^:]*: (.*?) \(default", text)
     if not found:
         raise RuntimeError(f"sagebwd build --help does not list the values of --{option}")
     return found.group(1).split(", ")

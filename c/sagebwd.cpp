@@ -15,9 +15,12 @@
 
 using namespace sagebwd;
 
+/// Wrong use is wrong use without a driver as well.
+static AttentionSpec checked(const char* text) { return *resolved(parse_spec(text)); }
+
 struct sagebwd_operation {
   sagebwd_operation(const char* text, int device)
-      : attention(parse_spec(text), device), spec(to_string(attention.spec())) {}
+      : attention(checked(text), device), spec(to_string(attention.spec())) {}
 
   Attention attention;
   std::string spec;
