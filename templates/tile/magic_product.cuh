@@ -12,19 +12,22 @@
 
 struct MagicProduct {
   static constexpr int COLUMNS_BYTES = 128 * 16; ///< as many as the widest product has
-  static constexpr int BYTES = SCORES_FROM_MAGIC ? OnesRows::BYTES + COLUMNS_BYTES : 0;
+  /// The columns, then the ones, which are their second half of k as well: memcheck takes a first
+  /// half that is read again for more than is there.
+  static constexpr int BYTES = SCORES_FROM_MAGIC ? COLUMNS_BYTES + OnesRows::BYTES : 0;
   u64 ones, columns;
 
   /// By all threads of a block, before fence_async_proxy() and a barrier.
   static __device__ __forceinline__ void write(u32 to) {
     if constexpr (SCORES_FROM_MAGIC) {
-      OnesRows::write(to);
       for (int word = threadIdx.x; word < COLUMNS_BYTES / 4; word += THREADS)
-        write_word(to + OnesRows::BYTES + word * 4, word % 4 == 0 ? pack<bf16>(MAGIC, 0) : 0);
+        write_word(to + word * 4, word % 4 == 0 ? pack<bf16>(MAGIC, 0) : 0);
+      OnesRows::write(to + COLUMNS_BYTES);
     }
   }
   __device__ __forceinline__ explicit MagicProduct(u32 at)
-      : ones(OnesRows::descriptor(at)), columns(columns_descriptor(at + OnesRows::BYTES)) {}
+      : ones(OnesRows::descriptor(at + COLUMNS_BYTES)),
+        columns(columns_descriptor<COLUMNS_BYTES>(at)) {}
   __device__ __forceinline__ void issue(int (*d)[4]) const {
     if constexpr (SCORES_FROM_MAGIC)
       wgmma_16<bf16>(d, ones, columns, false);

@@ -28,6 +28,8 @@ struct OnesRows {
     return matrix_descriptor<16, CHUNKS_BYTES>(at);
   }
 };
-/// B of columns whose values lie in 16 bytes each: its second half of k is the first again, and
-/// meets zeros.
-__device__ __forceinline__ u64 columns_descriptor(u32 at) { return matrix_descriptor<16, 0>(at); }
+/// B of columns whose values lie in 16 bytes each. Its second half of k meets zeros and may be
+/// anything finite: what lies `SECOND_HALF` bytes behind, such as the first half again.
+template <int SECOND_HALF = 0> __device__ __forceinline__ u64 columns_descriptor(u32 at) {
+  return matrix_descriptor<16, SECOND_HALF>(at);
+}
