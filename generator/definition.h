@@ -104,6 +104,7 @@ std::vector<Family> families_of(KernelKind);
 // In generator/kernels/:
 std::vector<KernelDefinition> key_mean_kernels();
 std::vector<KernelDefinition> quantize_kernels();
+std::vector<KernelDefinition> mean_scores_kernels();
 std::vector<KernelDefinition> attention_kernels();
 
 } // namespace sagebwd

@@ -17,7 +17,7 @@ using OfFamilies = std::array<const KernelDefinition*, std::size(Words<Family>::
 const OfFamilies& definitions_of(KernelKind kind) {
   static const std::vector<KernelDefinition> all = [] {
     std::vector<KernelDefinition> all;
-    for (auto group : {key_mean_kernels, quantize_kernels, attention_kernels})
+    for (auto group : {key_mean_kernels, quantize_kernels, mean_scores_kernels, attention_kernels})
       for (KernelDefinition& definition : group())
         all.push_back(std::move(definition));
     return all;

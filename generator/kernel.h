@@ -25,6 +25,7 @@ template <> struct Words<Pass> {
 enum class KernelKind {
   key_mean,     ///< sums of K over chunks of keys, of which its mean is made
   quantize,     ///< INT8 copies of Q, K, V and dO, and what is needed of each query
+  mean_scores,  ///< scores of the means that smoothing takes off Q
   forward,      ///< O and lse
   backward_dq,  ///< dQ
   backward_dkv, ///< dK and dV
@@ -35,6 +36,7 @@ template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
   static constexpr std::pair<KernelKind, std::string_view> all[] = {
       {KernelKind::key_mean, "key_mean"},         {KernelKind::quantize, "quantize"},
+      {KernelKind::mean_scores, "mean_scores"},
       {KernelKind::forward, "forward"},           {KernelKind::backward_dq, "backward_dq"},
       {KernelKind::backward_dkv, "backward_dkv"}, {KernelKind::backward, "backward"},
       {KernelKind::round_dq, "round_dq"}};

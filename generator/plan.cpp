@@ -67,6 +67,10 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::key_range, {heads_k, mean_chunks(s, p), 2 * d + 1, 4});
     add(O::dq_factor, {heads_q, tokens_q, 2});
   }
+  if (s.smooth_q) {
+    add(O::q_mean, {heads_q, units_q, d, 4});
+    add(O::mean_scores, {heads_q, units_q, tokens_k, 4});
+  }
   add(O::q_rows, {heads_q, tokens_q, kRowVectors, 4});
   if (int8.s) {
     add(O::q8, {heads_q, tokens_q, d});

@@ -62,10 +62,18 @@ bool contains(const std::vector<int>& values, int value) {
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
+/// Why a family builds no kernel of a spec, or empty.
+std::string objection_of_family(const AttentionSpec& s, Family family) {
+  return s.smooth_q && family != Family::mma
+             ? "smooth_q is built by the family '" + value_text(Family::mma) + "' alone"
+             : "";
+}
+
 /// Whether a family builds a kernel: of the warp-specialised ones not every spec's is.
 bool builds(KernelKind kind, const AttentionSpec& s, Family family) {
   const std::vector<Family> families = families_of(kind);
-  if (std::find(families.begin(), families.end(), family) == families.end())
+  if (std::find(families.begin(), families.end(), family) == families.end() ||
+      !objection_of_family(s, family).empty())
     return false;
   const Tiling& tiling = tiling_of(kind, family);
   return !warp_specialised(family) || tiling.objection(s, tiling.preferred(s, family)).empty();
@@ -78,7 +86,7 @@ Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arc
   for (Family family : {Family::pair, Family::ws})
     if (builds(kind, s, family) && tiling_of(kind, family).beats_wgmma(s))
       return family;
-  return Family::wgmma;
+  return objection_of_family(s, Family::wgmma).empty() ? Family::wgmma : Family::mma;
 }
 
 TileConfig preferred_tile(const Tiling& tiling, const AttentionSpec& s, Family family) {
@@ -121,6 +129,8 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
   }
   if (t.blocks_per_sm < 1 || t.blocks_per_sm > kMostBlocks)
     return "1 to " + std::to_string(kMostBlocks) + " blocks per SM are supported";
+  if (std::string why = objection_of_family(s, t.family); !why.empty())
+    return why;
   if (std::string why = tiling.objection(s, t); !why.empty())
     return why;
   if (const int bytes = shared_bytes(kind, s, t); bytes > arch.max_shared_bytes)

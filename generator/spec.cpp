@@ -136,6 +136,13 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     std::to_string(kWidestFused) +
                     " at most; ask for those, or leave it out for fp32");
   }
+  if (spec.smooth_q && (spec.packed || !which_int8(spec.precision).s))
+    throw SpecError("smooth_q is not supported " +
+                    (spec.packed ? "for packed sequences: make a call for each sequence"
+                                 : "under precision '" + value_text(spec.precision) +
+                                       "', where queries are not quantised: take '" +
+                                       value_text(Precision::six_of_seven) + "'") +
+                    ", or leave it out");
   if (spec.packed && grouping.one_scale)
     throw SpecError("packed sequences are not supported under '" + value_text(spec.granularity) +
                     "', which keeps maxima for each pair of a sequence's tiles: take '" +

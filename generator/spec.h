@@ -120,6 +120,7 @@ struct AttentionSpec {
   int window_left = kNoWindow;  ///< keys that a query sees before its own at most
   int window_right = kNoWindow; ///< and behind it
   bool packed = false; ///< sequences of several lengths lie one behind the other in a tensor
+  bool smooth_q = false; ///< units of queries are quantised without their mean
   int numerics = kNumerics;
 
   bool operator==(const AttentionSpec&) const = default;
@@ -140,6 +141,8 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
         s.sink_keys);
   visit(Label{"precision", " ", "which products are INT8"}, s.precision);
   visit(Label{"smooth_k", " smooth_k", "taking its mean from K"}, s.smooth_k);
+  visit(Label{"smooth_q", " smooth_q", "taking their mean from units of queries", /*quiet=*/true},
+        s.smooth_q);
   visit(Label{"rotate", " rotate", "the Hadamard rotation of Q and K for S"}, s.rotate);
   visit(
       Label{"deterministic", " deterministic", "the promise of the same bits for the same inputs"},

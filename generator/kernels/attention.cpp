@@ -38,6 +38,7 @@ void configure_spec(Configuration& c, const AttentionSpec& s) {
   c.add("SCALED_DOUT", scales_dout(s));
   c.add("SINK_KEYS", s.sink_keys);
   c.add("SMOOTH_K", s.smooth_k);
+  c.add("SMOOTH_Q", s.smooth_q);
   c.add("USES_MEAN", s.smooth_k && !scores16(s));
   c.add("BLOCK_SCALES", blockwise(s));
   c.add("GROUP_Q", s.group_q);

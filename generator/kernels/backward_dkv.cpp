@@ -221,7 +221,7 @@ void narrow_round_dq(AttentionSpec& s) {
   const DqSums given = s.dq_sums;
   narrow(s);
   s.precision = Precision::gradients16;
-  s.rotate = AttentionSpec().rotate;
+  s.smooth_q = AttentionSpec().smooth_q, s.rotate = AttentionSpec().rotate;
   if (given == DqSums::fp16) // which no 'deterministic' has
     s.dq_sums = given, s.deterministic = false;
 }
@@ -248,7 +248,8 @@ KernelDefinition backward_dkv(Family family) {
           {O::q,      O::k,          O::v,         O::dout,         O::dk,         O::dv,
            O::q8,     O::q_rows,     O::k8,        O::k8_scale,     O::qt8,        O::qt8_scale,
            O::dot8,   O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max, O::tile_ds_max,
-           O::k_rows, O::kt8,        O::kt8_scale, O::dq_sum}),
+           O::k_rows, O::kt8,        O::kt8_scale, O::dq_sum,       O::mean_scores,
+           O::q_mean}),
       .root_template = "kernels/backward_dkv.cuh",
       .configure = configure_dkv,
       .threads = threads,

@@ -202,7 +202,7 @@ KernelDefinition backward_dq(Family family) {
       .narrow = narrow_dq,
       .fields = fields_named({O::q, O::k, O::v, O::dout, O::dq, O::dlse, O::k_mean, O::q8,
                               O::q_rows, O::k8, O::k8_scale, O::kt8, O::kt8_scale, O::dout_rows,
-                              O::k_rows, O::tile_p_max, O::tile_ds_max}),
+                              O::k_rows, O::tile_p_max, O::tile_ds_max, O::mean_scores}),
       .root_template = "kernels/backward_dq.cuh",
       .configure = configure_dq,
       .threads = threads,

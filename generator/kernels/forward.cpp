@@ -118,7 +118,7 @@ KernelDefinition forward(Family family) {
       .needed = [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; },
       .narrow = narrow_forward,
       .fields = fields_named({O::q, O::k, O::v, O::out, O::lse, O::q8, O::q_rows, O::k8,
-                              O::k8_scale, O::vt8, O::vt8_scale}),
+                              O::k8_scale, O::vt8, O::vt8_scale, O::mean_scores}),
       .root_template = "kernels/forward.cuh",
       .configure = configure_forward,
       .threads = threads,

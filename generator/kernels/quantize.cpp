@@ -54,6 +54,7 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("ROTATE", s.rotate && int8.s);
   c.add("SMOOTH_K", s.smooth_k);
   c.add("SHIFTED", s.smooth_k && int8.s); // the scores are those of smoothed keys
+  c.add("SMOOTH_Q", s.smooth_q);
   c.add("SINK_KEYS", s.sink_keys);
   c.add("SCALED_DOUT", scales_dout(s));
   c.add("INT8_S", int8.s);
@@ -98,7 +99,8 @@ std::vector<KernelDefinition> quantize_kernels() {
            O::q_rows,     O::k8,        O::k8_scale,  O::vt8,          O::vt8_scale,
            O::kt8,        O::qt8,       O::kt8_scale, O::qt8_scale,    O::dot8,
            O::dot8_scale, O::dout_rows, O::k_rows,    O::sink_partial, O::v_rows,
-           O::query_rows, O::dq_sum,    O::key_range, O::dq_factor,    O::given_k_mean}),
+           O::query_rows, O::dq_sum,    O::key_range, O::dq_factor,    O::given_k_mean,
+           O::q_mean}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },

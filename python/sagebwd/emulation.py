@@ -111,8 +111,8 @@ class _Gradients(torch.autograd.Function):
 @options.takes(but=_NOT_HERE)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
-    smooth_q=False, math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None,
-    seqused_q=None, seqused_k=None, chosen,
+    math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
+    seqused_k=None, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -121,9 +121,6 @@ def emulated_attention(
             (S = tau Q K^T), 'pv' (O = P V), 'dv' (dV = P^T dO), 'dp' (dP = dO V^T), 'dq'
             (dQ = tau dS K), 'dk' (dK = tau dS^T Q). The others use 16-bit operands.
         group_q, group_kv: any positive numbers of tokens.
-        smooth_q: take from queries the mean of their group (under 'row' of 256) before they are
-            quantised, and add its scores, dK's too, in FP32: SageAttention2 (arXiv 2411.10958), of
-            which SageBwd says that it helps pre-training little. No kernel does.
         math_dtype: torch.float32, as in the kernels, or torch.float64.
 
     Shapes, dtypes and results are those of `sagebwd.attention`, also of packed sequences and padded
@@ -132,8 +129,7 @@ def emulated_attention(
     """
     options.yes_or_no("return_lse", return_lse)
     q, k, v = as_autocast_wants(q.device.type, q, k, v)
-    chosen |= dict(softmax_scale=softmax_scale, plan=plan, smooth_q=smooth_q,
-                   math_dtype=math_dtype)  # fmt: skip
+    chosen |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if any(t is not None for t in packing):
         out, lse = _by_sequences(q, k, v, layout, k_mean, packing, chosen)
@@ -197,8 +193,8 @@ def emulated_backward(
 
 @options.takes(but=_NOT_HERE)
 def emulation_rules(
-    q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", smooth_q=False,
-    math_dtype=torch.float32, chosen,
+    q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", math_dtype=torch.float32,
+    chosen,
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError.
 
@@ -220,9 +216,7 @@ def emulation_rules(
               for name, size in given.items()}  # fmt: skip
     chosen = options.with_mask(chosen, q.shape[2], k.shape[2]) | {"sink_keys": kernels.sink_keys}
     mask, scale = options.Mask.among(chosen), options.check_softmax_scale(softmax_scale, q.shape[3])
-    options.yes_or_no("smooth_q", smooth_q)
-    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, smooth_q=smooth_q,
-                 **groups, **chosen)  # fmt: skip
+    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **chosen)
 
 
 def swapped(layout, *tensors):

@@ -21,8 +21,6 @@ _ABSENT = {
     f"seqused_k= for padding; {_ELSEWHERE}",
     "attn_bias": f"biases are not supported: {_ELSEWHERE}",
     "window_size": "pass window_left= and window_right=, its two numbers, None for -1",
-    "smooth_q": "no kernel smooths q: rotate=True evens out its channels, precision='qk16' takes "
-    "it in 16 bits, and sagebwd.emulation shows what smoothing would give",
     "softcap": f"soft-capping is not supported: {_ELSEWHERE}",
     "alibi_slopes": f"ALiBi is not supported: {_ELSEWHERE}",
     **dict.fromkeys(("k_cache", "v_cache", "cache_seqlens", "block_table", "page_table"), _CACHE),

@@ -33,12 +33,12 @@ class Rules:
     group_q: int
     group_kv: int
     smooth_k: bool
+    smooth_q: bool  #: queries lack their group's mean, which scores regain
     rotate: bool
     sink_keys: int  #: 1: the first key is computed apart
     plan: frozenset  #: the INT8 products, of options.PRODUCTS
     dtype: torch.dtype  #: of inputs, outputs and 16-bit operands
     math: torch.dtype  #: of everything between, float32 as in the kernels or float64
-    smooth_q: bool = False  #: queries lack their group's mean, which scores regain; no kernel's
 
     @property
     def scale_log2(self):

@@ -57,6 +57,7 @@ def emulate(
     group_kv: int | None = None,
     sink_keys: int | None = None,
     smooth_k: bool = True,
+    smooth_q: bool = False,
     rotate: bool = True,
     precision: Precision | Iterable[Product] = "six-of-seven",
     dlse: Array | None = None,

@@ -36,7 +36,7 @@ USE = """
 def use(
     *, granularity: Literal["row", "block"] = ..., group_q: int | None = ...,
     group_kv: int | None = ..., sink_keys: int | None = ..., smooth_k: bool = ...,
-    rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
+    smooth_q: bool = ..., rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
     dq_sums: Literal["fp32", "fp16"] = ...,
 ) -> None: ...
 """

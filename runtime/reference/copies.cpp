@@ -111,6 +111,7 @@ HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const Produc
     : spec_(spec), one_scale_(grouping_of(spec.granularity).one_scale) {
   const int64_t n = head.keys, d = head.channels;
   smooth_keys(head);
+  smooth_queries(head, spec.smooth_q && plan.s);
   const std::vector<float> k = without_sinks(smoothed_k.data(), n);
   const std::vector<float> v = without_sinks(head.v, n);
   const auto over_keys = [&](const std::vector<float>& x) {
@@ -134,12 +135,13 @@ HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const Produc
     for (float x : smoothed_k)
       k_rows.push_back(round_to(spec.dtype, x));
   if (plan.dk)
-    q_transposed = copy_by_channels(head.q, head.queries, d, channel_tokens_q(spec), one_scale_);
+    q_transposed = copy_by_channels(smoothed_q_.data(), head.queries, d, channel_tokens_q(spec),
+                                    one_scale_);
   scale_douts(head, plan.dv);
 }
 
-Copy HeadCopies::queries_for_scores(const float* q, int64_t rows) const {
-  const std::vector<float> x = rotated(q, rows);
+Copy HeadCopies::queries_for_scores(int64_t first, int64_t rows) const {
+  const std::vector<float> x = rotated(smoothed_q_.data() + first * spec_.head_dim, rows);
   return copy_by_tokens(x.data(), rows, static_cast<int64_t>(x.size()) / rows,
                         one_scale_ ? spec_.group_q : 1);
 }
@@ -160,6 +162,30 @@ void HeadCopies::smooth_keys(const Head& head) {
   }
   for (int64_t i = 0; i < n * d; ++i)
     smoothed_k[i] -= mean[i % d];
+}
+
+void HeadCopies::smooth_queries(const Head& head, bool smooth) {
+  const int64_t m = head.queries, d = head.channels, unit = channel_tokens_q(spec_);
+  smoothed_q_.assign(head.q, head.q + m * d);
+  if (!smooth)
+    return;
+  for (int64_t first = 0; first < m; first += unit) {
+    const int64_t count = std::min(unit, m - first);
+    for (int64_t c = 0; c < d; ++c) {
+      double sum = 0;
+      for (int64_t i = first; i < first + count; ++i)
+        sum += head.q[i * d + c];
+      query_means_.push_back(static_cast<float>(sum / static_cast<double>(count)));
+      for (int64_t i = first; i < first + count; ++i)
+        smoothed_q_[i * d + c] -= query_means_.back();
+    }
+  }
+}
+
+const float* HeadCopies::query_mean(int64_t query) const {
+  return query_means_.empty()
+             ? nullptr
+             : query_means_.data() + query / channel_tokens_q(spec_) * spec_.head_dim;
 }
 
 /// Rows are brought to one magnitude where dV has a scale for many of them.

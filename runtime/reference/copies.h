@@ -51,11 +51,14 @@ public:
   std::vector<float> douts;   ///< for dP: rows of dO over 2^exponent, of 16 bits
   std::vector<int> exponents; ///< 0 but where dV is INT8 and rows share scales
 
-  /// Of rows of one group.
-  Copy queries_for_scores(const float* q, int64_t rows) const;
+  /// Of rows of one group, from query `first` on.
+  Copy queries_for_scores(int64_t first, int64_t rows) const;
+  /// What smoothing takes off a query; of what takes nothing, null.
+  const float* query_mean(int64_t query) const;
 
 private:
   void smooth_keys(const Head&);
+  void smooth_queries(const Head&, bool smooth);
   void scale_douts(const Head&, bool int8_dv);
   std::vector<float> without_sinks(const float* keys, int64_t count) const;
   /// As scores have them; rotated, with the zeros that fill the kernels' width.
@@ -63,6 +66,8 @@ private:
 
   AttentionSpec spec_;
   bool one_scale_;
+  std::vector<float> query_means_; ///< of each unit, where queries are smoothed
+  std::vector<float> smoothed_q_;  ///< queries less their unit's mean, or queries
 };
 
 } // namespace sagebwd::reference

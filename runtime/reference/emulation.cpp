@@ -104,7 +104,7 @@ private:
       give_sign();
       return;
     }
-    const Copy queries = copies_.queries_for_scores(q, rows);
+    const Copy queries = copies_.queries_for_scores(panel.first, rows);
     const int64_t depth = queries.channels;
     gemm(rows, n, depth, {queries.levels.data(), depth},
          MatrixView{copies_.k_scores.levels.data(), depth}.transposed(), scores_.data(), n);
@@ -116,6 +116,21 @@ private:
         shift_[i] = dot(q + i * d, copies_.mean.data(), d) * head_.softmax_scale;
     }
     give_sign();
+    if (const float* mean = copies_.query_mean(panel.first))
+      add_mean_scores(mean, rows);
+  }
+  /// Of a mean that the panel's queries are quantised without: scores are whole then.
+  void add_mean_scores(const float* mean, int64_t rows) {
+    const int64_t n = head_.keys, d = head_.channels;
+    for (int64_t j = sinks_; j < n; ++j) {
+      const float of_mean = dot(mean, copies_.smoothed_k.data() + j * d, d) *
+                            (head_.softmax_scale * kLog2E);
+      for (int64_t i = 0; i < rows; ++i) {
+        float& score = scores_[i * n + j];
+        score = static_cast<float>(static_cast<double>(score) * row_factor_[i] + of_mean);
+      }
+    }
+    row_factor_.assign(rows, 1);
   }
   void give_sign() {
     if (head_.softmax_scale < 0)
@@ -278,6 +293,7 @@ private:
                    dv.data());
       over_queries(out.ds, first, columns, plan_.dk, kSignedLevels, copies_.q_transposed, q,
                    dk.data());
+      add_mean_gradients(out, first, columns);
       if (plan_.dq) {
         const Quantized ds =
             quantize(out.ds.data() + first, rows, columns, n, over_channels(), kSignedLevels);
@@ -300,6 +316,19 @@ private:
     }
     if (round_outputs_)
       round(out.dq);
+  }
+
+  /// What dK lacks of the mean that the panel's queries are quantised without.
+  void add_mean_gradients(const Panel<float>& out, int64_t first, int64_t columns) {
+    const float* mean = plan_.dk ? copies_.query_mean(out.first) : nullptr;
+    const int64_t n = head_.keys, d = head_.channels;
+    for (int64_t j = first; mean && j < first + columns; ++j) {
+      float sum = 0;
+      for (int64_t i = 0; i < out.rows; ++i)
+        sum += out.ds[i * n + j];
+      for (int64_t c = 0; c < d; ++c)
+        dk[j * d + c] += sum * mean[c];
+    }
   }
 
   /// The first key's part of dQ, dK and dV, in FP32.

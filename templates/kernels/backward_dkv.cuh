@@ -19,6 +19,8 @@
 #include "ptx/stream_order.cuh"
 #include "tile/fused_dq.cuh"
 #include "tile/key_gradients.cuh"
+#include "tile/mean_gradients.cuh"
+#include "tile/mean_scores.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_walk.cuh"
 #include "tile/transposed_scores.cuh"
@@ -168,6 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   ScoreRows keys;
   ValueRows values;
   Sums dk, dv;
+  MeanGradients of_mean;
   Block blocks[2]; // in which products take turns
   Scores::Sum own_scores[COLUMNS8][4];
   float own_values[COLUMNS8][4];
@@ -220,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     finish<PIPELINED ? 0 : 1>(scores);
     float x[COLUMNS8][4];
-    probabilities(x, scores, rows, key_scale);
+    probabilities(x, scores, rows, key_scale, mean_scores_of(at, tile, key));
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored;
     // but dQ sums over keys, and key 0 is not among them where it is apart.
     const bool has_key_apart = WITH_DQ && warp_key < SINK_KEYS;
@@ -281,6 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         score_gradients<!BLOCK_SCALES && !DK16>(of_part, p_of_part, largest_ds);
       }
     }
+    of_mean.take(ds);
     dq.raise_scales(ds);
     if constexpr (DK16) {
       pack_fragments<TILE_Q / 16>(ds16, ds);
@@ -355,9 +359,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       start_values(stage);
     }
     for (;;) {
+      const float* mean = MeanGradients::mean_of(at, tile);
       do {
         work_on_tile();
       } while (!walk.begins_run(tile));
+      of_mean.add_to(dk, mean, units_of(shared, slot));
       if constexpr (PIPELINED) {
         finish<0>(scores);
         finish<0>(value_products);

@@ -16,6 +16,7 @@
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
+#include "tile/mean_scores.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
 
@@ -269,7 +270,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if constexpr (STAGES == 2)
         finish<1>(sums);
       float x[COLUMNS8][4];
-      probabilities(x, sums, row, key_scales);
+      probabilities(x, sums, row, key_scales,
+                    mean_scores_of(at, first_query, key_tile * TOKENS_PER_TILE));
       if (masked.value)
         hide(x, HiddenKeys(at, query[0], key_tile * TOKENS_PER_TILE, SINK_KEYS));
       if constexpr (BLOCK_SCALES && !DQ16) {

@@ -19,6 +19,7 @@
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
+#include "tile/mean_scores.cuh"
 #include "tile/output.cuh"
 #include "tile/products.cuh"
 #include "tile/softmax.cuh"
@@ -141,9 +142,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                             shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES);
     finish<0>(sums);
     float largest[2], beta[2];
-    rows.take_maxima(largest, beta, o, sums, key_scale, hidden);
+    float completed[COLUMNS8][4]; // of smoothed queries
+    auto& scores =
+        rows.complete(sums, completed, key_scale, mean_scores_of(at, first_query, walk.first()));
+    rows.take_maxima(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
-    rows.take_scores(p8, sums, key_scale, largest, beta, hidden);
+    rows.take_scores(p8, scores, key_scale, largest, beta, hidden);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();

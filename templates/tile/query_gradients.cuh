@@ -4,6 +4,7 @@
 #include "ptx/math.cuh"
 #include "tile/dq_ends.cuh"
 #include "tile/group_walk.cuh"
+#include "tile/mean_columns.cuh"
 #include "tile/products.cuh"
 
 constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of 64 keys
@@ -14,9 +15,10 @@ struct ScoreRow {
 };
 
 /// Scores of 64 keys become probabilities, rows g and g + 8 by their own lse. `key_scales` are
-/// those of the first and the second 32 keys.
+/// those of the first and the second 32 keys, `mean_scores` what those of smoothed queries lack.
 __device__ __forceinline__ void probabilities(float (*x)[4], const Scores::Sum (*sums)[4],
-                                              const ScoreRow (&row)[2], float2 key_scales) {
+                                              const ScoreRow (&row)[2], float2 key_scales,
+                                              const float* mean_scores = nullptr) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float scale[2], addend[2];
@@ -28,9 +30,14 @@ __device__ __forceinline__ void probabilities(float (*x)[4], const Scores::Sum (
     }
 #pragma unroll
     for (int j = half * COLUMNS8 / 2; j < (half + 1) * COLUMNS8 / 2; ++j) {
+      float2 of_mean = {0, 0};
+      if constexpr (SMOOTH_Q)
+        of_mean = mean_columns(mean_scores, j);
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        x[j][i] = exp2_approx(__fmaf_rn(Scores::value(sums[j][i]), scale[i >> 1], addend[i >> 1]));
+      for (int i = 0; i < 4; ++i) {
+        const float exponent = __fmaf_rn(Scores::value(sums[j][i]), scale[i >> 1], addend[i >> 1]);
+        x[j][i] = exp2_approx(SMOOTH_Q ? exponent + (i & 1 ? of_mean.y : of_mean.x) : exponent);
+      }
     }
   }
 }

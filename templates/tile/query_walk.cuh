@@ -10,9 +10,9 @@
 
 /// Whether sums are in units that differ from channel to channel, and from run to run.
 constexpr bool CHANNEL_UNITS = !BLOCK_SCALES && !(DV16 && DK16);
-/// Tiles whose products are summed before the units change or, where there are none, the surplus
-/// of the sums is taken off.
-constexpr int TILES_A_RUN = CHANNEL_UNITS ? CHANNEL_TOKENS_Q / TOKENS_PER_TILE : 8;
+/// Tiles whose products are summed before the units change, or the mean that smoothing takes off
+/// their queries, or else the surplus of the sums is taken off.
+constexpr int TILES_A_RUN = CHANNEL_UNITS || SMOOTH_Q ? CHANNEL_TOKENS_Q / TOKENS_PER_TILE : 8;
 
 /// The tile at which a walk stands.
 struct QueryTile {

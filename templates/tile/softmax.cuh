@@ -1,7 +1,8 @@
 //===- tile/softmax.cuh - Scores of a group become P, group after group -----===//
 //
 // A score is an integer times the scale of 8 keys, all of one thread, times its row's scale. So
-// maxima are those of integers, and one FFMA makes a score the exponent of its P.
+// maxima are those of integers, and one FFMA makes a score the exponent of its P. Those of smoothed
+// queries lack their mean's (SMOOTH_Q): with it they are floats, in log2 units.
 //
 // P is exact for each row and group: relative to the group's own maximum, 255 at that one. What
 // was summed before stays relative to a reference, which moves only where a group's maximum
@@ -12,6 +13,7 @@
 
 #include "configuration.cuh"
 #include "ptx/math.cuh"
+#include "tile/mean_columns.cuh"
 #include "tile/products.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/visible.cuh"
@@ -19,6 +21,9 @@
 constexpr int COLUMNS8 = GROUP_KV / 8;
 /// Scales of K that meet a thread's columns of a group. Under qk16 they are 1.
 constexpr int KEY_SCALES = GROUP_KV / 32;
+
+/// As rows have them.
+using RowScores = ScoresOf<QK16 || SMOOTH_Q>::type;
 
 /// In units of log2. FP32 sums of 2^16 times what they were meant for are as exact.
 constexpr float RISE = 16.0f;
@@ -70,11 +75,35 @@ struct SoftmaxRows {
     sum[r] = (lane_id() & 3) == 0 ? UNSIGNED_LEVELS + (score_of_sink - score_of_sink) : 0;
   }
 
+  /// The scores as rows have them: in `x`, with those of the queries' mean, or as they are.
+  __device__ __forceinline__ auto& complete(Scores::Sum (&s)[COLUMNS8][4], float (&x)[COLUMNS8][4],
+                                            float (&key_scale)[KEY_SCALES],
+                                            const float* mean_scores) const {
+    if constexpr (!SMOOTH_Q) {
+      return s;
+    } else {
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j) {
+        const float2 of_mean = mean_columns(mean_scores, j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float scale = key_scale[j / 4] * score_scale[i >> 1];
+          x[j][i] = __fmaf_rn(Scores::value(s[j][i]), scale,
+                              __fmaf_rn(-Scores::ZERO, scale, i & 1 ? of_mean.y : of_mean.x));
+        }
+      }
+#pragma unroll
+      for (float& scale : key_scale)
+        scale = 1;
+      return x;
+    }
+  }
+
   /// The group's maxima over what is not hidden: hidden scores are lowered in place. The reference,
   /// and what is relative to it, moves where they are far above.
   template <typename Hidden>
   __device__ __forceinline__ void
-  take_maxima(float (&largest)[2], float (&beta)[2], Sums& sums, Scores::Sum (&s)[COLUMNS8][4],
+  take_maxima(float (&largest)[2], float (&beta)[2], Sums& sums, RowScores::Sum (&s)[COLUMNS8][4],
               const float (&key_scale)[KEY_SCALES], const Hidden& hidden) {
     if constexpr (Hidden::ANY) {
 #pragma unroll
@@ -82,7 +111,7 @@ struct SoftmaxRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (hidden(i >> 1, j, i & 1))
-            s[j][i] = Scores::LOWEST;
+            s[j][i] = RowScores::LOWEST;
         }
       }
     }
@@ -114,7 +143,7 @@ struct SoftmaxRows {
   /// The group's P in 8 bits: 0 of hidden scores, which take_maxima() has lowered.
   template <typename Hidden>
   __device__ __forceinline__ void
-  take_scores(u32 (&p8)[KEY_SCALES][4], const Scores::Sum (&s)[COLUMNS8][4],
+  take_scores(u32 (&p8)[KEY_SCALES][4], const RowScores::Sum (&s)[COLUMNS8][4],
               const float (&key_scale)[KEY_SCALES], const float (&largest)[2],
               const float (&beta)[2], const Hidden&) {
     float group_sum[2], offset[2];
@@ -126,8 +155,8 @@ struct SoftmaxRows {
       float scale[2], addend[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        scale[r] = key_scale[u] * score_scale[r];
-        addend[r] = Scores::ZERO == 0 ? offset[r] : __fmaf_rn(-Scores::ZERO, scale[r], offset[r]);
+        scale[r] = key_scale[u] * row_scale(r);
+        addend[r] = RowScores::ZERO == 0 ? offset[r] : __fmaf_rn(-RowScores::ZERO, scale[r], offset[r]);
       }
       float p[4][4];
 #pragma unroll
@@ -135,8 +164,8 @@ struct SoftmaxRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int r = i >> 1;
-          p[j][i] = exp2_approx(__fmaf_rn(Scores::value(s[4 * u + j][i]), scale[r], addend[r]));
-          if (Hidden::ANY && s[4 * u + j][i] == Scores::LOWEST)
+          p[j][i] = exp2_approx(__fmaf_rn(RowScores::value(s[4 * u + j][i]), scale[r], addend[r]));
+          if (Hidden::ANY && s[4 * u + j][i] == RowScores::LOWEST)
             p[j][i] = 0;
         }
       }
@@ -154,29 +183,31 @@ struct SoftmaxRows {
   }
 
 private:
+  __device__ __forceinline__ float row_scale(int r) const { return SMOOTH_Q ? 1 : score_scale[r]; }
+
   /// Of row g + 8r, over all columns; -inf where MASKED left none.
   template <bool MASKED>
-  __device__ __forceinline__ float group_maximum(const Scores::Sum (&s)[COLUMNS8][4], int r,
+  __device__ __forceinline__ float group_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
                                                  const float (&key_scale)[KEY_SCALES]) const {
     // No P may round to 256. What the exponents' addend and the maximum are rounded by is below 2
     // levels of a score where scores start from MAGIC, and else a part in 2^22.
-    constexpr float HEADROOM = Scores::ZERO == 0 ? 0 : 2;
+    constexpr float HEADROOM = RowScores::ZERO == 0 ? 0 : 2;
     float largest = -INFINITY_F;
 #pragma unroll
     for (int u = 0; u < KEY_SCALES; ++u) {
-      Scores::Sum top = s[4 * u][2 * r];
+      RowScores::Sum top = s[4 * u][2 * r];
 #pragma unroll
       for (int j = 4 * u; j < 4 * u + 4; ++j)
-        top = Scores::maximum_of(top, Scores::maximum_of(s[j][2 * r], s[j][2 * r + 1]));
-      float scaled = (Scores::value(top) - (Scores::ZERO - HEADROOM)) * key_scale[u];
-      if (MASKED && top == Scores::LOWEST)
+        top = RowScores::maximum_of(top, RowScores::maximum_of(s[j][2 * r], s[j][2 * r + 1]));
+      float scaled = (RowScores::value(top) - (RowScores::ZERO - HEADROOM)) * key_scale[u];
+      if (MASKED && top == RowScores::LOWEST)
         scaled = -INFINITY_F;
       largest = max_number(largest, scaled);
     }
     largest = quad_max_number(largest);
     if (MASKED && largest == -INFINITY_F)
       return largest;
-    largest *= score_scale[r];
+    largest *= row_scale(r);
     return HEADROOM == 0 ? __fmaf_rn(fabsf(largest), 0x1p-22f, largest) : largest;
   }
 };

@@ -8,9 +8,10 @@ constexpr int TILE_Q = TOKENS_PER_TILE; ///< queries that are worked on at a tim
 constexpr int COLUMNS8 = TILE_Q / 8;
 
 /// Scores become probabilities: columns by their queries' scales and lse, among the vectors `rows`.
+/// Those of smoothed queries lack `mean_scores`, of keys g and g + 8.
 __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
                                               const Scores::Sum (&sums)[COLUMNS8][4], u32 rows,
-                                              float key_scale) {
+                                              float key_scale, float2 mean_scores = {0, 0}) {
 #pragma unroll
   for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
     const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
@@ -31,7 +32,9 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = 2 * half + (i & 1), j = 2 * pair + half;
-        x[j][i] = exp2_approx(__fmaf_rn(Scores::value(sums[j][i]), scale[column], addend[column]));
+        const float exponent = __fmaf_rn(Scores::value(sums[j][i]), scale[column], addend[column]);
+        x[j][i] = exp2_approx(SMOOTH_Q ? exponent + (i < 2 ? mean_scores.x : mean_scores.y)
+                                       : exponent);
       }
     }
   }

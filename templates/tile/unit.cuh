@@ -21,6 +21,7 @@ struct Shared {
   float of_warp[WARPS * HEAD_DIM];                   ///< what warps hand each other
   float rows[QUERY_TOKENS * ROW_VECTORS];            ///< as q_rows has them
   float first_p[QUERY_TOKENS], factor[QUERY_TOKENS]; ///< P of key 0, and 2^-e, by slot
+  float query_mean[SMOOTH_Q ? HEAD_DIM : 1];         ///< what is taken off the unit's queries
 };
 __shared__ Shared shared;
 

@@ -8,14 +8,55 @@
 
 #include "tile/unit.cuh"
 
+/// What smoothing takes off the unit's queries.
+__device__ __forceinline__ void find_query_mean(const Params& p, const Source& q, const Unit& unit,
+                                                s64 flat_unit) {
+  float sum[8] = {};
+  walk_quads<false>(q, unit.written, nullptr, nullptr, [&](float(&x)[4][8], int, int) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
+      sum[c] += (x[0][c] + x[1][c]) + (x[2][c] + x[3][c]);
+  });
+  add_up_channels(sum, shared.query_mean);
+  if (threadIdx.x < HEAD_DIM) { // each divides the sum that it has written
+    float& mean = shared.query_mean[threadIdx.x];
+    mean = __fdiv_rn(mean, static_cast<float>(unit.valid));
+    p.q_mean[flat_unit * HEAD_DIM + threadIdx.x] = mean;
+  }
+}
+__device__ __forceinline__ void smooth_query(float (&x)[SHARE], const Source& q, int token) {
+  if constexpr (SMOOTH_Q) {
+    if (q.has(token)) {
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i)
+        x[i] -= shared.query_mean[channel_of(i)];
+    }
+  }
+}
+
+/// The same of a quad's tokens, as walk_quads() has them.
+__device__ __forceinline__ void smooth_quad(float (&x)[4][8], const Source& q, int token) {
+  if constexpr (SMOOTH_Q) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool has = q.has(token + (i & 1) + (i >> 1) * 8);
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+        x[i][c] -= has ? shared.query_mean[QuadPlace().channel + c] : 0;
+    }
+  }
+}
+
 /// q8 and what a query's scores need. In the backward pass rows[ROW_SHIFT] holds lse at first.
 __device__ __forceinline__ void take_queries(const Params& p, const Source& q, const Unit& unit,
-                                             s64 head_row, ShareMaxima& maxima) {
+                                             s64 head_row, ShareMaxima& maxima,
+                                             float (&largest)[SHARE]) {
   float of_group = 0;
   if constexpr (INT8_S && BLOCK_SCALES) {
-    walk_tokens(q, unit.written, [&](int, const Share& share) {
+    walk_tokens(q, unit.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
+      smooth_query(x, q, token);
       rotate(x);
       of_group = max_nan(of_group, largest_magnitude(x));
     });
@@ -24,7 +65,7 @@ __device__ __forceinline__ void take_queries(const Params& p, const Source& q, c
   // A row's scale is the largest of its scores' and no less than zero: the sign is Q's.
   const float log2_scale = p.softmax_scale * LOG2_E, sign = p.softmax_scale < 0 ? -1.0f : 1.0f;
   walk_tokens(q, unit.written, [&](int token, const Share& share) {
-    if constexpr (QT8)
+    if constexpr (QT8 && !SMOOTH_Q)
       maxima.take(share);
     if constexpr (QUERY_ROWS)
       write_share(p.query_rows + (head_row + unit.first) * HEAD_DIM, token, share);
@@ -35,6 +76,9 @@ __device__ __forceinline__ void take_queries(const Params& p, const Source& q, c
     share.unpack_to(x);
     float scale = 1;
     if constexpr (INT8_S) {
+      smooth_query(x, q, token);
+      if constexpr (QT8 && SMOOTH_Q)
+        keep_maxima(largest, x);
       rotate(x);
       scale = write_row(p.q8 + (head_row + unit.first) * HEAD_DIM, token, x,
                         BLOCK_SCALES ? of_group : quad_max_nan(largest_magnitude(x)), sign);
@@ -165,14 +209,14 @@ __device__ __forceinline__ void turn_queries(const Source& x, const Unit& unit,
                                              const Weights& weights, const Scale& scale) {
   if constexpr (WRITE || SINK_KEYS) {
     float sum[8] = {};
-    walk_quads<WRITE>(x, unit.written, inverses, copy, [&](float(&x)[4][8], int, int slot) {
+    walk_quads<WRITE>(x, unit.written, inverses, copy, [&](float(&x)[4][8], int token, int slot) {
       if constexpr (SINK_KEYS) {
         const float4 w = weights(slot);
 #pragma unroll
         for (int c = 0; c < 8; ++c)
           sum[c] += x[0][c] * w.x + x[1][c] * w.y + x[2][c] * w.z + x[3][c] * w.w;
       }
-      scale(x, slot);
+      scale(x, token, slot);
     });
     if constexpr (SINK_KEYS)
       add_up_channels(sum, sums);
@@ -201,7 +245,7 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
   turn_queries<DOT8>(
       dout, unit, shared.inverse_dout, p.dot8 + copy, sums + HEAD_DIM,
       [](int slot) { return four_of(&shared.first_p[slot]); },
-      [](float(&x)[4][8], int slot) {
+      [](float(&x)[4][8], int, int slot) {
         if constexpr (SCALED_DOUT) {
           const float4 factor = four_of(&shared.factor[slot]);
 #pragma unroll
@@ -215,7 +259,8 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
       });
   turn_queries<QT8>(
       q, unit, shared.inverse, p.qt8 + copy, sums,
-      [](int slot) { return four_of(&row_value(ROW_SINK, slot)); }, [](float(&)[4][8], int) {});
+      [](int slot) { return four_of(&row_value(ROW_SINK, slot)); },
+      [&](float(&x)[4][8], int token, int) { smooth_quad(x, q, token); });
 }
 
 __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHead& at, int index) {
@@ -228,8 +273,11 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
   const Element* first_value =
       p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h;
 
+  const s64 flat_unit = at.first_query_unit<QUERY_TOKENS>() + index;
   if constexpr (SHIFTED)
     find_mean(p, at);
+  if constexpr (SMOOTH_Q)
+    find_query_mean(p, q, unit, flat_unit);
   if (SINK_KEYS && threadIdx.x < HEAD_DIM) {
     const int channel = threadIdx.x; // the thread that has found the channel's mean
     const bool of_key = is_channel(channel, p.channels) && !at.has_no_keys();
@@ -251,12 +299,12 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
   __syncthreads();
 
   ShareMaxima maxima;
-  take_queries(p, q, unit, at.padded_query(), maxima);
+  float largest[SHARE] = {};
+  take_queries(p, q, unit, at.padded_query(), maxima, largest);
   if constexpr (BACKWARD) {
-    const s64 flat_unit = at.first_query_unit<QUERY_TOKENS>() + index;
     if constexpr (QT8) {
-      float largest[SHARE];
-      maxima.unpack_to(largest);
+      if constexpr (!SMOOTH_Q)
+        maxima.unpack_to(largest);
       find_channel_scales(largest, p.qt8_scale, flat_unit, shared.inverse);
     }
     backward_of_queries(p, at, q, unit, flat_unit);

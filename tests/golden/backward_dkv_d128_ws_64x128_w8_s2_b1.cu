@@ -23,6 +23,7 @@ constexpr bool DK16 = false;
 constexpr bool SCALED_DOUT = true;
 constexpr int SINK_KEYS = 1;
 constexpr bool SMOOTH_K = true;
+constexpr bool SMOOTH_Q = false;
 constexpr bool USES_MEAN = true;
 constexpr bool BLOCK_SCALES = false;
 constexpr int GROUP_Q = 64;

@@ -23,6 +23,7 @@ constexpr bool DK16 = false;
 constexpr bool SCALED_DOUT = false;
 constexpr int SINK_KEYS = 0;
 constexpr bool SMOOTH_K = true;
+constexpr bool SMOOTH_Q = false;
 constexpr bool USES_MEAN = true;
 constexpr bool BLOCK_SCALES = true;
 constexpr int GROUP_Q = 128;
@@ -76,6 +77,7 @@ struct Params {
   Element* k_rows;
   float* tile_p_max;
   float* tile_ds_max;
+  float* mean_scores;
   int channels;
   int value_channels;
   int heads;
@@ -100,22 +102,25 @@ struct Params {
 //   base.cuh
 //   configuration.cuh
 //   ptx/stream_order.cuh
+//   ptx/special.cuh
+//   tile/channels.cuh
+//   tile/packed.cuh
+//   tile/place.cuh
+//   tile/visible.cuh
+//   tile/query_walk.cuh
+//   tile/mean_scores.cuh
 //   ptx/math.cuh
 //   tile/quantizer.cuh
 //   ptx/convert.cuh
 //   tile/permutation.cuh
 //   ptx/cp_async.cuh
 //   ptx/shared_memory.cuh
-//   ptx/special.cuh
-//   tile/channels.cuh
-//   tile/packed.cuh
-//   tile/place.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
-//   tile/visible.cuh
 //   tile/dq_ends.cuh
 //   tile/group_walk.cuh
+//   tile/mean_columns.cuh
 //   ptx/mma.cuh
 //   ptx/ldmatrix.cuh
 //   tile/fragments.cuh

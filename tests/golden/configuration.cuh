@@ -30,6 +30,7 @@ constexpr bool DK16 = false;
 constexpr bool SCALED_DOUT = true;
 constexpr int SINK_KEYS = 1;
 constexpr bool SMOOTH_K = true;
+constexpr bool SMOOTH_Q = false;
 constexpr bool USES_MEAN = true;
 constexpr bool BLOCK_SCALES = false;
 constexpr int GROUP_Q = 64;
@@ -111,6 +112,8 @@ struct Params {
   s8* kt8;
   float* kt8_scale;
   float* dq_sum;
+  float* mean_scores;
+  float* q_mean;
   int channels;
   int value_channels;
   int heads;

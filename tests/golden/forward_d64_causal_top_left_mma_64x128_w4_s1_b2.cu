@@ -23,6 +23,7 @@ constexpr bool DK16 = false;
 constexpr bool SCALED_DOUT = true;
 constexpr int SINK_KEYS = 1;
 constexpr bool SMOOTH_K = true;
+constexpr bool SMOOTH_Q = false;
 constexpr bool USES_MEAN = true;
 constexpr bool BLOCK_SCALES = false;
 constexpr int GROUP_Q = 64;
@@ -65,6 +66,7 @@ struct Params {
   float* k8_scale;
   s8* vt8;
   float* vt8_scale;
+  float* mean_scores;
   int channels;
   int value_channels;
   int heads;
@@ -89,15 +91,19 @@ struct Params {
 //   base.cuh
 //   configuration.cuh
 //   ptx/stream_order.cuh
-//   ptx/math.cuh
-//   ptx/cp_async.cuh
-//   ptx/convert.cuh
-//   tile/permutation.cuh
-//   ptx/shared_memory.cuh
 //   ptx/special.cuh
 //   tile/channels.cuh
 //   tile/packed.cuh
 //   tile/place.cuh
+//   tile/visible.cuh
+//   tile/query_walk.cuh
+//   tile/mean_scores.cuh
+//   ptx/math.cuh
+//   tile/mean_columns.cuh
+//   ptx/cp_async.cuh
+//   ptx/convert.cuh
+//   tile/permutation.cuh
+//   ptx/shared_memory.cuh
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
@@ -108,7 +114,6 @@ struct Params {
 //   tile/products_mma.cuh
 //   tile/products.cuh
 //   tile/quantizer.cuh
-//   tile/visible.cuh
 //   tile/softmax.cuh
 //   tile/output.cuh
 //   kernels/forward.cuh

@@ -19,6 +19,7 @@ constexpr bool BLOCK_SCALES = false;
 constexpr bool ROTATE = true;
 constexpr bool SMOOTH_K = true;
 constexpr bool SHIFTED = true;
+constexpr bool SMOOTH_Q = false;
 constexpr int SINK_KEYS = 1;
 constexpr bool SCALED_DOUT = true;
 constexpr bool INT8_S = true;
@@ -84,6 +85,7 @@ struct Params {
   float* key_range;
   bf16* dq_factor;
   const float* given_k_mean;
+  float* q_mean;
   int channels;
   int value_channels;
   int heads;

@@ -11,7 +11,7 @@ NAME: str
 def use(
     *, granularity: Literal["row", "block"] = ..., group_q: int | None = ...,
     group_kv: int | None = ..., sink_keys: int | None = ..., smooth_k: bool = ...,
-    rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
+    smooth_q: bool = ..., rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
     dq_sums: Literal["fp32", "fp16"] = ...,
 ) -> None: ...
 
