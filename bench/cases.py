@@ -51,7 +51,7 @@ HEAD_DIMS = {40: range(32, 64, 8), 64: (64,), 80: range(72, 128, 8), 128: (128,)
              160: range(136, 256, 8), 256: (256,)}  # fmt: skip
 WINDOWS = (0, 1, 30, 63, 64, 65, 128, 200, 600)
 #: Options of which not every combination is built.
-FORM = ("granularity", "windowed", "packed", "sink_keys")
+FORM = ("granularity", "windowed", "packed", "sink_keys", "smooth_q")
 CHOICES = {
     "head_dim": tuple(HEAD_DIMS),
     "dtype": ("bf16", "fp16"),
@@ -61,9 +61,11 @@ CHOICES = {
     "rotate": (True, False),
     "group_kv": (64, 128),
     FORM: (
-        ("row", False, False, 0), ("row", False, False, 1), ("row", False, True, 0),
-        ("row", False, True, 1), ("row", True, False, 0), ("row", True, True, 0),
-        ("block", False, False, 0), ("block", True, False, 0)),
+        ("row", False, False, 0, False), ("row", False, False, 1, False),
+        ("row", False, False, 1, True), ("row", False, True, 0, False),
+        ("row", False, True, 1, False), ("row", True, False, 0, False),
+        ("row", True, True, 0, False), ("block", False, False, 0, False),
+        ("block", False, False, 0, True), ("block", True, False, 0, False)),
 }
 #: Of a spec, what tensors and other keywords say.
 NOT_OPTIONS = ("head_dim", "dtype", "windowed", "packed")
@@ -75,6 +77,8 @@ def draw_specs(count: int, rng: random.Random) -> list[dict]:
     every = [dict(zip(CHOICES, values)) for values in itertools.product(*CHOICES.values())]
     # Only `row` has groups of 128 keys.
     every = [s for s in every if s["group_kv"] == 64 or s[FORM][0] == "row"]
+    # And 16-bit queries are not smoothed.
+    every = [s for s in every if s["precision"] != "qk16" or not s[FORM][-1]]
     rng.shuffle(every)
     chosen: list[dict] = []
     times: Counter = Counter()

@@ -35,11 +35,10 @@ enum class KernelKind {
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
   static constexpr std::pair<KernelKind, std::string_view> all[] = {
-      {KernelKind::key_mean, "key_mean"},         {KernelKind::quantize, "quantize"},
-      {KernelKind::mean_scores, "mean_scores"},
-      {KernelKind::forward, "forward"},           {KernelKind::backward_dq, "backward_dq"},
-      {KernelKind::backward_dkv, "backward_dkv"}, {KernelKind::backward, "backward"},
-      {KernelKind::round_dq, "round_dq"}};
+      {KernelKind::key_mean, "key_mean"},       {KernelKind::quantize, "quantize"},
+      {KernelKind::mean_scores, "mean_scores"}, {KernelKind::forward, "forward"},
+      {KernelKind::backward_dq, "backward_dq"}, {KernelKind::backward_dkv, "backward_dkv"},
+      {KernelKind::backward, "backward"},       {KernelKind::round_dq, "round_dq"}};
 };
 
 /// Which of the channels that a kernel computes with the caller's tensors have: `part`, so many as

@@ -119,7 +119,7 @@ struct AttentionSpec {
   DqSums dq_sums = DqSums::fp32;
   int window_left = kNoWindow;  ///< keys that a query sees before its own at most
   int window_right = kNoWindow; ///< and behind it
-  bool packed = false; ///< sequences of several lengths lie one behind the other in a tensor
+  bool packed = false;   ///< sequences of several lengths lie one behind the other in a tensor
   bool smooth_q = false; ///< units of queries are quantised without their mean
   int numerics = kNumerics;
 

@@ -135,8 +135,8 @@ HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const Produc
     for (float x : smoothed_k)
       k_rows.push_back(round_to(spec.dtype, x));
   if (plan.dk)
-    q_transposed = copy_by_channels(smoothed_q_.data(), head.queries, d, channel_tokens_q(spec),
-                                    one_scale_);
+    q_transposed =
+        copy_by_channels(smoothed_q_.data(), head.queries, d, channel_tokens_q(spec), one_scale_);
   scale_douts(head, plan.dv);
 }
 

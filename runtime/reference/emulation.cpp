@@ -123,8 +123,8 @@ private:
   void add_mean_scores(const float* mean, int64_t rows) {
     const int64_t n = head_.keys, d = head_.channels;
     for (int64_t j = sinks_; j < n; ++j) {
-      const float of_mean = dot(mean, copies_.smoothed_k.data() + j * d, d) *
-                            (head_.softmax_scale * kLog2E);
+      const float of_mean =
+          dot(mean, copies_.smoothed_k.data() + j * d, d) * (head_.softmax_scale * kLog2E);
       for (int64_t i = 0; i < rows; ++i) {
         float& score = scores_[i * n + j];
         score = static_cast<float>(static_cast<double>(score) * row_factor_[i] + of_mean);

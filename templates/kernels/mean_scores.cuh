@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   const QueryHead at = query_head(p);
   const int key = blockIdx.x * THREADS + threadIdx.x;
   const bool counts = key >= SINK_KEYS && key < at.seq_kv();
-  const Element* from = p.k + at.first_key(p.k_stride_b, p.k_stride_s) +
-                        at.kv_head * p.k_stride_h + key * p.k_stride_s;
+  const Element* from = p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h +
+                        key * p.k_stride_s;
   const float* k_mean = p.k_mean + at.mean_row() * HEAD_DIM;
   const int units = at.query_units<QUERY_TOKENS>();
   const s64 first_unit = at.first_query_unit<QUERY_TOKENS>();
@@ -45,8 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     const int units_here = minimum(UNITS_AT_ONCE, units - unit);
     __syncthreads();
     for (int i = threadIdx.x; i < UNITS_AT_ONCE * HEAD_DIM; i += THREADS)
-      q_means[i] =
-          i < units_here * HEAD_DIM ? p.q_mean[(first_unit + unit) * HEAD_DIM + i] : 0;
+      q_means[i] = i < units_here * HEAD_DIM ? p.q_mean[(first_unit + unit) * HEAD_DIM + i] : 0;
     __syncthreads();
     float sum[UNITS_AT_ONCE] = {};
 #pragma unroll 2

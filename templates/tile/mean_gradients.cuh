@@ -8,6 +8,7 @@
 #pragma once
 
 #include "tile/key_gradients.cuh"
+#include "tile/quantizer.cuh"
 
 /// The sums of dS of a thread's columns, of keys g and g + 8.
 struct MeanGradients {

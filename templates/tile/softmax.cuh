@@ -156,7 +156,8 @@ struct SoftmaxRows {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         scale[r] = key_scale[u] * row_scale(r);
-        addend[r] = RowScores::ZERO == 0 ? offset[r] : __fmaf_rn(-RowScores::ZERO, scale[r], offset[r]);
+        addend[r] =
+            RowScores::ZERO == 0 ? offset[r] : __fmaf_rn(-RowScores::ZERO, scale[r], offset[r]);
       }
       float p[4][4];
 #pragma unroll

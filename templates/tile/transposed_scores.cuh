@@ -33,8 +33,8 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
       for (int i = 0; i < 4; ++i) {
         const int column = 2 * half + (i & 1), j = 2 * pair + half;
         const float exponent = __fmaf_rn(Scores::value(sums[j][i]), scale[column], addend[column]);
-        x[j][i] = exp2_approx(SMOOTH_Q ? exponent + (i < 2 ? mean_scores.x : mean_scores.y)
-                                       : exponent);
+        x[j][i] =
+            exp2_approx(SMOOTH_Q ? exponent + (i < 2 ? mean_scores.x : mean_scores.y) : exponent);
       }
     }
   }

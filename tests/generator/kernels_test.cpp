@@ -42,6 +42,30 @@ TEST(Kernels, OfABackwardPass) {
   }
 }
 
+TEST(Kernels, OfSmoothedQueriesAreOfMmaWithOneMoreInEachPass) {
+  AttentionSpec s;
+  s.smooth_q = true;
+  for (const char* arch : {"sm_80", "sm_90a"})
+    for (Pass pass : kPasses) {
+      const auto kernels = kernels_of(pass, resolved(s), find_arch(arch));
+      const Kinds of_forward = {key_mean, quantize, mean_scores, forward},
+                  of_backward = {key_mean, quantize, mean_scores, backward_dq, backward_dkv};
+      EXPECT_EQ(kinds_of(kernels), pass == Pass::forward ? of_forward : of_backward);
+      for (const KernelSpec& kernel : kernels)
+        EXPECT_EQ(kernel.tile.family, Family::mma) << kernel_name(kernel);
+    }
+  const Arch& hopper = find_arch("sm_90a");
+  for (Family family : {Family::wgmma, Family::ws}) {
+    AttentionSpec plain = *resolved(s);
+    plain.smooth_q = false;
+    const TileConfig tile = default_tile(forward, plain, hopper, family);
+    EXPECT_TRUE(objection(forward, plain, tile, hopper).empty());
+    EXPECT_NE(objection(forward, resolved(s), tile, hopper).find("smooth_q"), std::string::npos);
+  }
+  for (const TileConfig& tile : tiles_worth_trying(forward, resolved(s), hopper))
+    EXPECT_EQ(tile.family, Family::mma);
+}
+
 TEST(Kernels, OfAFusedBackwardPass) {
   AttentionSpec s;
   s.precision = Precision::gradients16, s.deterministic = false;

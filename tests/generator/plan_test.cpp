@@ -300,7 +300,7 @@ TEST(Grid, CoversEveryToken) {
   const Problem p = {2, 6, 3, 300, 520};
   const auto grid = [&](KernelKind kind, Pass pass, Granularity granularity = Granularity::row) {
     AttentionSpec s;
-    s.granularity = granularity;
+    s.granularity = granularity, s.smooth_q = kind == mean_scores;
     const Grid g = grid_of(test::kernel_of(kind, pass, s, "sm_80"), p);
     return std::array<unsigned, 3>{g.x, g.y, g.z};
   };
@@ -310,6 +310,7 @@ TEST(Grid, CoversEveryToken) {
   EXPECT_EQ(grid(quantize, Pass::forward), (Blocks{6, 6, 2}));
   EXPECT_EQ(grid(quantize, Pass::backward), (Blocks{4, 6, 2}));
   EXPECT_EQ(grid(quantize, Pass::backward, Granularity::block), (Blocks{3 + 5, 6, 2}));
+  EXPECT_EQ(grid(mean_scores, Pass::forward), (Blocks{5, 6, 2})); // 128 keys each
   EXPECT_EQ(grid(forward, Pass::forward), (Blocks{5, 6, 2}));
   EXPECT_EQ(grid(backward_dq, Pass::backward, Granularity::block), (Blocks{3, 6, 2}));
   EXPECT_EQ(grid(backward_dkv, Pass::backward), (Blocks{9, 3, 2}));

@@ -146,6 +146,23 @@ TEST(Spec, SumsOfDqInFp16AreOfOneKernelForAllGradientsIn16Bits) {
   }
 }
 
+TEST(Spec, QueriesAreSmoothedWhereTheyAreQuantisedAndNotPacked) {
+  AttentionSpec s;
+  s.smooth_q = true;
+  for (Precision precision : {Precision::six_of_seven, Precision::dv16, Precision::gradients16}) {
+    s.precision = precision;
+    EXPECT_TRUE(resolved(s)->smooth_q);
+    EXPECT_TRUE(parse_spec(to_string(*resolved(s))).smooth_q);
+  }
+  s.precision = Precision::qk16;
+  expect_refusal([&] { resolved(s); },
+                 {"smooth_q", "under precision 'qk16'", "take 'six-of-seven'", "leave it out"});
+  s.precision = Precision::six_of_seven, s.packed = true;
+  expect_refusal([&] { resolved(s); },
+                 {"smooth_q", "packed sequences", "a call for each", "leave it out"});
+  EXPECT_EQ(to_string(AttentionSpec()).find("smooth_q"), std::string::npos);
+}
+
 TEST(ResolvedSpec, OfWindows) {
   AttentionSpec s;
   s.window_left = 100;

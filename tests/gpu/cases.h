@@ -217,17 +217,18 @@ inline const std::vector<Case>& all_cases() {
       list.push_back(c);
     }
     // Queries less their unit's mean.
-    const Case smoothed[] = {{"SmoothQ_D64_bf16_Row_TopLeft", {64, bf16, top, row}, {}},
-                             {"SmoothQ_D128_fp16_Row", {128, fp16, none, row}, {}},
-                             {"SmoothQ_D128_bf16_Block_BottomRight", {128, bf16, bottom, block}, {}},
-                             {"SmoothQ_D256_bf16_Row", {256, bf16, none, row}, {}},
-                             {"SmoothQ_D72_fp16_Dv16_TopLeft", {72, fp16, top, row, dv16}, {}},
-                             {"SmoothQ_D64_bf16_Gradients16",
-                              {64, bf16, none, row, gradients16, false, true, false},
-                              {}},
-                             {"SmoothQ_D128_bf16_SixOfSeven_NotDeterministic",
-                              {128, bf16, top, row, six_of_seven, true, false, false},
-                              {}}};
+    const Case smoothed[] = {
+        {"SmoothQ_D64_bf16_Row_TopLeft", {64, bf16, top, row}, {}},
+        {"SmoothQ_D128_fp16_Row", {128, fp16, none, row}, {}},
+        {"SmoothQ_D128_bf16_Block_BottomRight", {128, bf16, bottom, block}, {}},
+        {"SmoothQ_D256_bf16_Row", {256, bf16, none, row}, {}},
+        {"SmoothQ_D72_fp16_Dv16_TopLeft", {72, fp16, top, row, dv16}, {}},
+        {"SmoothQ_D64_bf16_Gradients16",
+         {64, bf16, none, row, gradients16, false, true, false},
+         {}},
+        {"SmoothQ_D128_bf16_SixOfSeven_NotDeterministic",
+         {128, bf16, top, row, six_of_seven, true, false, false},
+         {}}};
     for (Case c : smoothed) {
       c.spec.smooth_q = true;
       list.push_back(c);

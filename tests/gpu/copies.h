@@ -10,6 +10,7 @@
 #include "generator/plan.h"
 #include "runtime/reference/quantizer.h"
 #include "runtime/reference/reference.h"
+#include "tests/gpu/dout_exponents.h"
 
 #include <gtest/gtest.h>
 
@@ -191,52 +192,48 @@ private:
       check_transposed(k, Operand::kt8, Operand::kt8_scale, head, unit);
   }
 
-  /// Of rows of dO: the power of two that a row is divided by. A row's logarithm is that of its
-  /// largest magnitude, linear between powers of two, in units of 2^-13, rounded down.
-  std::vector<int> exponents_of(const Matrix& dout, int64_t tokens) const {
-    std::vector<int> exponents(tokens, 0);
-    if (!backward_ || !scales_dout(s_))
-      return exponents;
-    const auto logarithm = [&](int64_t i) -> int64_t {
-      double largest = 0;
+  /// Means of units, and their scores. Gives queries less the kernels' own means.
+  Matrix check_query_means(Matrix q, int64_t head, int64_t key_head) const {
+    const int64_t m = p_.seq_q, n = p_.seq_kv, unit = channel_tokens_q(s_);
+    const int64_t units = ceil_div(padded(m), unit);
+    const Matrix k = tokens_of(in_.k, key_head, n);
+    const double log2_tau = *run_.in.softmax_scale * 1.4426950408889634;
+    for (int64_t u = 0; u < units; ++u) {
+      const int64_t first = u * unit, end = std::min(first + unit, m);
+      const float* means = at<float>(Operand::q_mean, (head * units + u) * d_);
       for (int64_t c = 0; c < d_; ++c) {
-        const double size = std::fabs(dout[i * d_ + c]);
-        if (!std::isfinite(size))
-          return 0;
-        largest = std::max(largest, size);
-      }
-      if (largest < 0x1p-119)
-        return 0;
-      int power;
-      const double fraction = 2 * std::frexp(largest, &power); // largest = fraction 2^(power - 1)
-      return static_cast<int64_t>(std::floor((power - 1 + 127 + fraction - 1) * 8192));
-    };
-    const int64_t unit = channel_tokens_q(s_);
-    for (int64_t first = 0; first < tokens; first += unit) {
-      const int64_t end = std::min(first + unit, tokens);
-      int64_t sum = 0, count = 0;
-      for (int64_t i = first; i < end; ++i) {
-        sum += logarithm(i);
-        count += logarithm(i) != 0;
-      }
-      const int64_t mean = count ? sum / count : 0;
-      for (int64_t i = first; i < end; ++i)
-        if (const int64_t own = logarithm(i)) {
-          const double steps = std::floor((static_cast<double>(own - mean) + 4096) / 8192);
-          exponents[i] = std::clamp(static_cast<int>(steps + mean / 8192 - 127), -100, 100);
+        double sum = 0, size = 0;
+        for (int64_t i = first; i < end; ++i) {
+          sum += q[i * d_ + c];
+          size += std::fabs(q[i * d_ + c]);
         }
+        near(means[c], sum / (end - first), 1e-6 * size / (end - first) + 1e-30, "mean of q", c);
+        for (int64_t i = first; i < end; ++i)
+          q[i * d_ + c] -= means[c];
+      }
+      const float* scores = at<float>(Operand::mean_scores, (head * units + u) * padded(n));
+      for (int64_t key = 0; key < padded(n); ++key) {
+        double sum = 0, size = 0;
+        for (int64_t c = 0; c < d_ && key >= s_.sink_keys && key < n; ++c) {
+          const double term = means[c] * (k[key * d_ + c] - mean(key_head, c)) * log2_tau;
+          sum += term;
+          size += std::fabs(term);
+        }
+        near(scores[key], sum, 2e-6 * size, "score of a mean with key", key);
+      }
     }
-    return exponents;
+    return q;
   }
 
   void check_queries(int64_t head) const {
     const int64_t m = p_.seq_q, tokens = padded(m), unit = channel_tokens_q(s_);
     const int64_t key_head = head / (p_.heads / p_.heads_kv); // of all batches' alike
     const Matrix q = tokens_of(in_.q, head, m);
+    const Matrix smoothed = s_.smooth_q ? check_query_means(q, head, key_head) : q;
     std::vector<float> scales(tokens, 1.0f);
     if (int8_.s)
-      scales =
-          check_rows(q, Operand::q8, head, [&](int64_t i) { return block_ ? i / s_.group_q : i; });
+      scales = check_rows(smoothed, Operand::q8, head,
+                          [&](int64_t i) { return block_ ? i / s_.group_q : i; });
     const bool shifted = s_.smooth_k && int8_.s;
     std::vector<double> shift_of(d_), first_key(d_), first_value(d_);
     for (int64_t c = 0; c < d_; ++c) {
@@ -251,7 +248,9 @@ private:
     }
     const float tau = *run_.in.softmax_scale, log2_tau = tau * 1.44269504f;
     std::vector<double> dk(ceil_div(tokens, unit) * d_), dv(dk), dk_size(dk), dv_size(dk);
-    const std::vector<int> exponents = exponents_of(dout, tokens);
+    const std::vector<int> exponents = backward_ && scales_dout(s_)
+                                           ? exponents_of(dout, tokens, d_, unit)
+                                           : std::vector<int>(tokens, 0);
     for (int64_t i = 0; i < tokens; ++i) {
       const auto row = [&](int vector) {
         return *at<float>(Operand::q_rows,
@@ -332,7 +331,7 @@ private:
       EXPECT_EQ(wrong, 0) << "dout_rows of head " << head;
     }
     if (int8_.dk)
-      check_transposed(q, Operand::qt8, Operand::qt8_scale, head, unit);
+      check_transposed(smoothed, Operand::qt8, Operand::qt8_scale, head, unit);
     if (int8_.dv)
       check_transposed(dout, Operand::dot8, Operand::dot8_scale, head, unit);
   }

@@ -52,6 +52,10 @@ std::vector<AttentionSpec> specs_of(const Copies& copies) {
     s.smooth_k = true, s.sink_keys = 0;
     all.push_back(s);
   }
+  if (which_int8(s.precision).s) {
+    s.smooth_q = true;
+    all.push_back(s);
+  }
   return all;
 }
 

@@ -106,7 +106,7 @@ TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
       ADD_FAILURE() << path << ": " << error.what();
     }
   }
-  EXPECT_EQ(kernels, 13);
+  EXPECT_EQ(kernels, 14);
 }
 
 } // namespace
