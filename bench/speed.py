@@ -108,11 +108,12 @@ class Ours:
 
 
 def default_ours() -> list[str]:
-    """The GPU's own families and mma, each under every precision, and fused backwards."""
+    """The GPU's own families and mma, each under every precision, fused backwards, and smoothed
+    queries."""
     plans = ["" if p == PRECISIONS[0] else f":precision={p}" for p in PRECISIONS]
     return [*(name + plan for name in ("sagebwd", "sagebwd-mma") for plan in plans),
             "sagebwd-mma:no-deterministic", "sagebwd-mma:precision=gradients16,no-deterministic",
-            "sagebwd:precision=gradients16,no-deterministic"]
+            "sagebwd:precision=gradients16,no-deterministic", "sagebwd:smooth-q"]
 
 
 def cells_of(options) -> list[Cell]:

@@ -53,7 +53,8 @@ def attention(line):
 @pytest.mark.parametrize(
     "line",
     ["sdpa", "sagebwd", "sagebwd:granularity=block,no-smooth-k,precision=qk16",
-     "emulated:group-q=32,group-kv=128,no-rotate,plan=s+pv+dv+dp+dq+dk", "emulated:plan=none"],
+     "emulated:group-q=32,group-kv=128,smooth-q,no-rotate,plan=s+pv+dv+dp+dq+dk",
+     "emulated:plan=none", "sagebwd:smooth-q"],
 )  # fmt: skip
 def test_attention_choice_prints_what_it_parses(line):
     assert attention(line).label() == line

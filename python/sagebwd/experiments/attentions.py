@@ -31,7 +31,7 @@ class AttentionChoice(Options):
     plan: frozenset = plan_of("six-of-seven")
     #: What parse() takes, by example.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
-                            "no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
+                            "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
                             "plan=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -43,7 +43,8 @@ class AttentionChoice(Options):
                 raise ValueError(f"attention {self.name!r} has no option {option!r} (given: "
                                  f"{given}); its options: {', '.join(own) or 'none'}")
         Spec(granularity=self.granularity, precision=self.precision,
-             deterministic=self.deterministic, dq_sums=self.dq_sums)  # refuses unknown ones
+             deterministic=self.deterministic, dq_sums=self.dq_sums,
+             smooth_q=self.smooth_q)  # fmt: skip  # refuses unknown ones
 
     def changed(self, kind: type) -> dict:
         """The options among the fields of `kind` that have not their defaults."""
@@ -52,7 +53,7 @@ class AttentionChoice(Options):
 
     @classmethod
     def parse(cls, text: str):
-        """``NAME[:OPTION,...]``; an option is ``key=value``, ``no-smooth-k`` or ``no-rotate``.
+        """``NAME[:OPTION,...]``; an option is ``key=value``, or a switch: ``no-rotate``, ``smooth-q``.
 
         A plan lists the INT8 products: ``emulated:plan=s+pv+dv+dp+dq+dk``, or ``plan=none``.
         """
@@ -67,8 +68,8 @@ class AttentionChoice(Options):
         kinds = {field.name: getattr(field.type, "__name__", field.type) for field in fields(cls)}
         kind = kinds.get(name) if value and name != "name" else None
         switch = name.removeprefix("no_")
-        if kinds.get(switch) == "bool" and switch != name and not value:
-            return switch, False
+        if kinds.get(switch) == "bool" and not value:
+            return switch, switch == name
         if kind == "int" and value.isdigit():
             return name, int(value)
         if kind == "frozenset":
@@ -84,7 +85,8 @@ class AttentionChoice(Options):
             key = name.replace("_", "-")
             if isinstance(value, frozenset):
                 value = "+".join(p for p in PRODUCTS if p in value) or "none"
-            options.append(f"no-{key}" if value is False else f"{key}={value}")
+            switch = {True: key, False: f"no-{key}"}
+            options.append(switch[value] if isinstance(value, bool) else f"{key}={value}")
         return ":".join(filter(None, (self.name, ",".join(options))))
 
     def stem(self) -> str:
