@@ -53,7 +53,7 @@ class AttentionChoice(Options):
 
     @classmethod
     def parse(cls, text: str):
-        """``NAME[:OPTION,...]``; an option is ``key=value``, or a switch: ``no-rotate``, ``smooth-q``.
+        """``NAME[:OPTION,...]``; an option is ``key=value``, or ``no-rotate``, ``smooth-q``.
 
         A plan lists the INT8 products: ``emulated:plan=s+pv+dv+dp+dq+dk``, or ``plan=none``.
         """
