@@ -28,7 +28,7 @@ class Kernels:
         spec = options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
         windows = (None if w is None or w < 0 else w for w in (spec.window_left, spec.window_right))
         self.given = dict(causal=spec.causal, granularity=spec.granularity, plan=spec.precision,
-                          smooth_k=spec.smooth_k, rotate=spec.rotate,
+                          smooth_k=spec.smooth_k, smooth_q=spec.smooth_q, rotate=spec.rotate,
                           **dict(zip(("window_left", "window_right"), windows)))  # fmt: skip
         self.head_dim, self.dtype, self.packed = head_dim, dtype, spec.packed
         self.launches = 0
