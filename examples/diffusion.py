@@ -144,6 +144,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="digits", help="of files .json and .png")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this needs a GPU: python -m sagebwd.doctor says what is missing")
     images, labels = digits()
 
     runs, sheets = [], []

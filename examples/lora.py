@@ -19,17 +19,25 @@ import torch
 import transformers
 
 import sagebwd.integrations.transformers  # noqa: F401 (attn_implementation="sagebwd" is known)
+from sagebwd.experiments.command import wrong_use
 from sagebwd.experiments.environment import environment
 
 #: Of 8 heads of 64 channels.
 SMALL = {"vocab_size": 256, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,
          "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 8192,
          "tie_word_embeddings": True}  # fmt: skip
+#: Tokens of the sequences that it learns from first.
+BASE_LENGTH = 1024
 
 
-def tokens_of(path, tokenizer=None):
+def tokens_of(path, length, tokenizer=None):
+    """OSError, or ValueError where the last tenth of the text holds no sequence of that length."""
     data = Path(path).read_bytes()
     ids = tokenizer(data.decode())["input_ids"] if tokenizer else list(data)
+    if len(ids) < 10 * length:
+        raise ValueError(
+            f"{path} has {len(ids)} tokens; pass a text of at least {10 * length}, ten sequences"
+        )
     return torch.tensor(ids)
 
 
@@ -72,12 +80,12 @@ def train(model, data, rate, warmup=20):
     return rows
 
 
-def small_llama(options):
-    """A Llama over bytes, trained on --base with PyTorch's attention; its weights."""
+def small_llama(tokens, options):
+    """A Llama over bytes, trained with PyTorch's attention; its weights."""
     torch.manual_seed(options.seed)
     config = transformers.LlamaConfig(**SMALL, attn_implementation="sdpa")
     model = transformers.LlamaForCausalLM(config).cuda()
-    data = batches(tokens_of(options.base), 1024, 16, options.base_steps, options.seed)
+    data = batches(tokens, BASE_LENGTH, 16, options.base_steps, options.seed)
     rows = train(model, data, 6e-4)
     print(f"the small Llama: loss {rows[0][0]:.3f} to {rows[-1][0]:.3f} in {len(rows)} steps")
     return config, {name: weight.cpu() for name, weight in model.state_dict().items()}
@@ -114,16 +122,21 @@ def main():
     if not options.model and not options.base:
         parser.error("without --model the small Llama needs --base, a text to learn first")
 
+    with wrong_use(parser):  # before anything is trained
+        tokenizer = (transformers.AutoTokenizer.from_pretrained(options.model) if options.model
+                     else None)  # fmt: skip
+        tokens = tokens_of(options.text, options.length, tokenizer)
+        base = None if options.model else tokens_of(options.base, BASE_LENGTH)
+    if not torch.cuda.is_available():
+        parser.error("this needs a GPU: python -m sagebwd.doctor says what is missing")
+
     if options.model:
-        tokens = tokens_of(options.text,
-                           transformers.AutoTokenizer.from_pretrained(options.model))  # fmt: skip
 
         def make_model(attention):
             return transformers.AutoModelForCausalLM.from_pretrained(
                 options.model, attn_implementation=attention)  # fmt: skip
     else:
-        tokens = tokens_of(options.text)
-        config, weights = small_llama(options)
+        config, weights = small_llama(base, options)
 
         def make_model(attention):
             config._attn_implementation = attention

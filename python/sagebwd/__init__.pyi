@@ -410,6 +410,7 @@ def sageattn(
     return_lse: Literal[False] = False,
     *,
     smooth_k: bool = True,
+    smooth_q: bool = False,
     **more: Any,
 ) -> Tensor: ...
 @overload
@@ -423,6 +424,7 @@ def sageattn(
     *,
     return_lse: Literal[True],
     smooth_k: bool = True,
+    smooth_q: bool = False,
     **more: Any,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -436,6 +438,7 @@ def sageattn(
     return_lse: bool = False,
     *,
     smooth_k: bool = True,
+    smooth_q: bool = False,
     **more: Any,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 

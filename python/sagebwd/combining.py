@@ -31,6 +31,16 @@ def _check(out, lse, layout, index=""):
         )
 
 
+def _pair(name, part):
+    """(out, lse) that a part is. TypeError for anything else, such as a tensor, which unpacks."""
+    if not isinstance(part, (tuple, list)) or len(part) != 2:
+        given = options.a_kind(part)
+        if isinstance(part, (tuple, list)):
+            given += f" of {len(part)}"
+        raise TypeError(f"{name} is {given}; pass (out, lse) of its keys alone")
+    return part
+
+
 def merge(parts, *, layout="bhsd"):
     """(out, lse) over all keys of attention over some of them each: ring attention's forward.
 
@@ -49,9 +59,11 @@ def merge(parts, *, layout="bhsd"):
     the part or of a shared `k_mean` as its documentation says, or from autograd through this
     function, where each part is smoothed by a mean of its own.
 
-    Raises SpecError where parts do not fit together, TypeError for what are no tensors.
+    Raises SpecError where parts do not fit together, TypeError for what are no pairs of tensors.
     """
-    parts = [tuple(part) for part in parts]
+    if isinstance(parts, torch.Tensor) or not hasattr(parts, "__iter__"):
+        raise TypeError(f"parts is {options.a_kind(parts)}; pass a list of (out, lse) pairs")
+    parts = [_pair(f"part {i}", part) for i, part in enumerate(parts)]
     if not parts:
         raise options.SpecError("merge() was given no parts: pass (out, lse) pairs, one at least")
     for i, (out, lse) in enumerate(parts):
@@ -73,12 +85,7 @@ def of_part(part, dout, out, lse, dlse=None, *, layout="bhsd"):
     With w = exp(lse of the part - lse), the part's share of a query, dS of the part is that of its
     own attention under w dout and w (rowsum(dout out_part) - rowsum(dout out) + dlse).
     """
-    try:
-        of_out, of_lse = part
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"part is {options.a_kind(part)}; pass (out, lse) of these keys alone"
-        ) from None
+    of_out, of_lse = _pair("part", part)
     _check(out, lse, layout)
     _check(of_out, of_lse, layout, " of part")
     given = {"out of part": (of_out, out), "dout": (dout, out)}

@@ -5,9 +5,36 @@ granularity= ..) each takes as further keywords; what it does not honour is refu
 unless its value asks for nothing, such as dropout_p=0.0.
 """
 
+import functools
+import inspect
+
 from sagebwd import options
 from sagebwd.functional import attention
-from sagebwd.keywords import absent
+from sagebwd.keywords import absent, check_keywords
+
+_TENSORS = frozenset(("q", "k", "v"))
+
+
+def _drop_in(like=None, **otherwise):
+    """Has wrong keywords told of in the function's own name and names. Known are its own, and
+    `attention`'s or those of the drop-in that it is `like`, but for what it says `otherwise`."""
+
+    def decorate(function):
+        further = like.known if like else frozenset(inspect.signature(attention).parameters)
+        own = {p.name for p in inspect.signature(function).parameters.values()
+               if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}  # fmt: skip
+        said = {**(like.otherwise if like else {}), **otherwise}
+        known = further - _TENSORS | own
+
+        @functools.wraps(function)
+        def wrapper(*given, **keywords):
+            check_keywords(function.__name__, keywords, known, said)
+            return function(*given, **keywords)
+
+        wrapper.known, wrapper.otherwise = known, said
+        return wrapper
+
+    return decorate
 
 
 def _refuse(**given):
@@ -18,39 +45,55 @@ def _refuse(**given):
             raise options.SpecError(f"{name}={shown}: {absent(name)}")
 
 
-def _window(window_size):
-    """window_left and window_right of flash-attention's pair, in which -1 is all."""
+def _window(window_size, given):
+    """window_left and window_right of flash-attention's pair, in which -1 is all; nothing for a
+    pair of these, beside which they may be `given`."""
     try:
-        left, right = window_size
+        bounds = (None, None) if window_size is None else tuple(window_size)
+        left, right = (None if w == -1 else w for w in bounds)
     except (TypeError, ValueError):
         raise options.SpecError(
             f"window_size={window_size!r}: pass (left, right), -1 for no bound"
         ) from None
-    bounds = (None if w is None or w == -1 else w for w in (left, right))
-    return dict(zip(("window_left", "window_right"), bounds))
+    if left is None and right is None:
+        return {}
+    for name in ("window_left", "window_right"):
+        if name in given:
+            raise options.SpecError(
+                f"window_size={window_size!r} and {name}={given[name]!r} give the window twice: "
+                "pass window_size, or window_left and window_right"
+            )
+    return {"window_left": left, "window_right": right}
 
 
 def _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, **given):
     _refuse(**refused)
     options.yes_or_no("causal", causal)
     options.yes_or_no("return_attn_probs", return_attn_probs)
-    given |= _window(window_size)
-    if causal:
-        given |= {"causal": "bottom-right", "window_right": None}
-    out, lse = attention(q, k, v, return_lse=True, **given)
+    given |= _window(window_size, given)
+    out, lse = attention(q, k, v, causal="bottom-right" if causal else False, return_lse=True,
+                         **given)  # fmt: skip
     return (out, lse, None) if return_attn_probs else out
 
 
+_FLASH = {
+    "layout": "tokens come before heads, as in flash-attention; sagebwd.attention takes layouts",
+    "return_lse": "pass return_attn_probs=True",
+}
+
+
+@_drop_in(**_FLASH)
 def flash_attn_func(
     q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
     alibi_slopes=None, deterministic=False, return_attn_probs=False, **more,
 ):  # fmt: skip
     """flash-attention 2's function: (batch, tokens, heads, head_dim) tensors.
 
-    A causal mask is aligned to the bottom right, as there. Results are deterministic whatever
-    `deterministic` says. With `return_attn_probs` (out, lse, None), lse being (batch, heads,
-    queries). Further keywords are those of `sagebwd.attention`. Raises what it raises, SpecError
-    for dropout, softcap and alibi_slopes.
+    A causal mask is aligned to the bottom right, as there. In place of `window_size` there may be
+    `window_left` and `window_right`. Results are deterministic whatever `deterministic` says. With
+    `return_attn_probs` (out, lse, None), lse being (batch, heads, queries). Further keywords are
+    those of `sagebwd.attention`. Raises what it raises, SpecError for dropout, softcap and
+    alibi_slopes.
     """
     refused = {"dropout_p": (dropout_p, (0.0, None)), "softcap": (softcap, (0.0, None)),
                "alibi_slopes": (alibi_slopes, (None,))}  # fmt: skip
@@ -58,16 +101,19 @@ def flash_attn_func(
                             layout="bshd", softmax_scale=softmax_scale, **more)  # fmt: skip
 
 
+@_drop_in(flash_attn_func)
 def flash_attn_qkvpacked_func(qkv, *given, **more):
     """`flash_attn_func` of (batch, tokens, 3, heads, head_dim)."""
     return flash_attn_func(*_unpacked("qkv", qkv, 5, 3), *given, **more)
 
 
+@_drop_in(flash_attn_func)
 def flash_attn_kvpacked_func(q, kv, *given, **more):
     """`flash_attn_func` of q and (batch, tokens, 2, heads_kv, head_dim)."""
     return flash_attn_func(q, *_unpacked("kv", kv, 5, 2), *given, **more)
 
 
+@_drop_in(**_FLASH)
 def flash_attn_varlen_func(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, dropout_p=0.0,
     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
@@ -86,12 +132,18 @@ def flash_attn_varlen_func(
                             cu_seqlens_k=cu_seqlens_k, **more)  # fmt: skip
 
 
+@_drop_in(
+    flash_attn_varlen_func,
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "pass cu_seqlens, of both"),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "pass max_seqlen, of both"),
+)
 def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen=None, *given, **more):
     """`flash_attn_varlen_func` of (tokens, 3, heads, head_dim)."""
     return flash_attn_varlen_func(*_unpacked("qkv", qkv, 4, 3), cu_seqlens, cu_seqlens, max_seqlen,
                                   max_seqlen, *given, **more)  # fmt: skip
 
 
+@_drop_in(flash_attn_varlen_func)
 def flash_attn_varlen_kvpacked_func(q, kv, *given, **more):
     """`flash_attn_varlen_func` of q and (tokens, 2, heads_kv, head_dim)."""
     return flash_attn_varlen_func(q, *_unpacked("kv", kv, 4, 2), *given, **more)
@@ -110,15 +162,21 @@ def _unpacked(name, packed, dims, count):
     return packed.unbind(dims - 3)
 
 
+@_drop_in(
+    layout="pass tensor_layout='HND' or 'NHD'",
+    causal="pass is_causal; sagebwd.attention takes the corner of a mask as well",
+    softmax_scale="pass sm_scale",
+)
 def sageattn(
     q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, *,
-    smooth_k=True, **more,
+    smooth_k=True, smooth_q=False, **more,
 ):  # fmt: skip
     """SageAttention's function, with gradients.
 
     `tensor_layout`: 'HND' for (batch, heads, tokens, head_dim), 'NHD' for (batch, tokens, heads,
-    head_dim). `is_causal` takes as many queries as keys. Further keywords are those of
-    `sagebwd.attention`; any other is an error. Raises what it raises.
+    head_dim). `is_causal` takes as many queries as keys. `smooth_k`, `smooth_q` (SageAttention2's)
+    and further keywords are those of `sagebwd.attention`; any other is an error. Raises what it
+    raises.
     """
     layouts = {"HND": "bhsd", "NHD": "bshd"}
     if tensor_layout not in layouts:
@@ -126,9 +184,13 @@ def sageattn(
     options.yes_or_no("is_causal", is_causal)
     return attention(q, k, v, layout=layouts[tensor_layout], causal=is_causal,
                      softmax_scale=sm_scale, return_lse=return_lse, smooth_k=smooth_k,
-                     **more)  # fmt: skip
+                     smooth_q=smooth_q, **more)  # fmt: skip
 
 
+@_drop_in(
+    causal="pass is_causal; sagebwd.attention takes the corner of a mask as well",
+    softmax_scale="pass scale",
+)
 def scaled_dot_product_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     enable_gqa=False, **more,
@@ -142,10 +204,15 @@ def scaled_dot_product_attention(
     _refuse(attn_mask=(attn_mask, (None,)), dropout_p=(dropout_p, (0.0, None)))
     options.yes_or_no("is_causal", is_causal)
     options.yes_or_no("enable_gqa", enable_gqa)
-    head = 2 if more.get("layout") == "bshd" else 1
-    if not enable_gqa and query.dim() == key.dim() == 4 and query.shape[head] != key.shape[head]:
-        raise options.SpecError(
-            f"query has {query.shape[head]} heads and key {key.shape[head]}: pass enable_gqa=True"
-        )
+    heads, heads_kv = (_heads(t, more.get("layout")) for t in (query, key))
+    if not enable_gqa and heads and heads_kv and heads != heads_kv:
+        raise options.SpecError(f"query has {heads} heads and key {heads_kv}: pass enable_gqa=True")
     return attention(query, key, value, causal="top-left" if is_causal else False,
                      softmax_scale=scale, **more)  # fmt: skip
+
+
+def _heads(t, layout):
+    """How many; None of what `attention` refuses for a reason of its own."""
+    if not hasattr(t, "dim") or t.is_nested or t.dim() != 4:
+        return None
+    return t.shape[2 if layout == "bshd" else 1]

@@ -114,6 +114,7 @@ def attention_backward(
 
     Raises what `attention` raises.
     """
+    q, k, v = _inputs(q, k, v)
     _check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     if part is not None:
         dout, out, lse, dlse = combining.of_part(part, dout, out, lse, dlse, layout=layout)
@@ -123,7 +124,6 @@ def attention_backward(
             "all that share the mean, makes a difference to dq. Pass part=(out, lse) of these keys "
             "alone, also where they are all"
         )
-    q, k, v = _inputs(q, k, v)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if sequences.are_packed(packing):
         given = sequences.as_batch(dout, q, k, v, out, lse, dlse)
@@ -197,6 +197,11 @@ def _inputs(q, k, v):
         isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     ):
         _check_tensors(q=q, k=k, v=v)
+    if q.is_nested or k.is_nested or v.is_nested:
+        raise options.SpecError(
+            "q, k or v is a nested tensor: pass its values as packed sequences, (tokens, heads, "
+            "head_dim), and where each begins as cu_seqlens_q and cu_seqlens_k"
+        )
     return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 

@@ -35,6 +35,15 @@ def absent(name):
     return _ABSENT[name]
 
 
+def check_keywords(function, given, known, otherwise):
+    """TypeError for a name that is not `known`; `otherwise` says what serves instead of some."""
+    for name in given:
+        if name in otherwise:
+            raise TypeError(f"{function}() takes no {name}: {otherwise[name]}")
+        if name not in known:
+            refuse_keyword(function, name, known - otherwise.keys())
+
+
 def refuse_keyword(function, name, known):
     """Raises the TypeError that names what serves, or the keywords near to it."""
     if name in _ABSENT:

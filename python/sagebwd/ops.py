@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from sagebwd import forms, options
 from sagebwd.sequences import check_packing, packing_and_mean
+from sagebwd.shapes import check_scale
 from sagebwd.tensors import DTYPES, check_backward, check_k_mean, problem_of
 
 DEVICES = ("cuda", "meta")
@@ -82,10 +83,13 @@ for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseC
 _checked = functools.cache(options.spec_of_text)
 
 
-def _check_told(problem, q, spec, told):
-    """What the operators are told beside q, k, v and the scale."""
-    spec = _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+def _check_told(problem, q, softmax_scale, spec, told):
+    """What the operators are told beside q, k and v: SpecError for what the kernels refuse."""
     packing, k_mean = packing_and_mean(told)
+    if any(t is not None for t in packing):
+        spec += " packed=yes"
+    spec = _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+    check_scale(softmax_scale, q.shape[3], spec)
     sequences = check_packing(problem, q.device, packing)
     shape = (sequences or problem[0], problem[2], q.shape[3])
     check_k_mean(k_mean, shape, q.device, spec.smooth_k)
@@ -94,15 +98,14 @@ def _check_told(problem, q, spec, told):
 @torch.library.register_fake("sagebwd::forward", lib=_library)
 def _forward_fake(q, k, v, softmax_scale, layout, spec, *told):
     problem = problem_of(q, k, v, layout, DEVICES)
-    options.check_softmax_scale(softmax_scale, q.shape[3])
-    _check_told(problem, q, spec, told)
+    _check_told(problem, q, softmax_scale, spec, told)
     return q.new_empty((*q.shape[:3], v.shape[3])), _new_lse(q, problem)
 
 
 @torch.library.register_fake("sagebwd::backward", lib=_library)
 def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *told):
     problem = check_backward(dout, q, k, v, out, lse, dlse, layout, DEVICES)
-    _check_told(problem, q, spec, told)
+    _check_told(problem, q, softmax_scale, spec, told)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 

@@ -1,4 +1,5 @@
-"""Which shapes belong together, and which strides kernels can read, whatever holds the data."""
+"""Which shapes belong together, and which strides and scales kernels take, whatever holds the data.
+"""
 
 from sagebwd import options
 
@@ -42,6 +43,17 @@ def check_rank(name, shape):
 def check_equal(of_q, of_k, of_v, have, must):
     if not of_q == of_k == of_v:
         raise options.SpecError(f"q, k and v {have} {of_q}, {of_k} and {of_v}; they must {must}")
+
+
+def check_scale(scale, head_dim, spec):
+    """`options.check_softmax_scale`, and the kernels' own check, in its words."""
+    scale = options.check_softmax_scale(scale, head_dim)
+    if scale < 0 and "s" not in options.plan_of(spec.precision):
+        raise options.SpecError(
+            f"softmax_scale = {scale:g} is not supported under '{spec.precision}', where Q is not "
+            "copied: negate Q, or take another precision"
+        )
+    return scale
 
 
 def contiguous_strides(shape, layout):

@@ -21,7 +21,7 @@ def inputs(m=100, n=100, h=4, hk=2, d=64, **kwargs):
 def test_signature():
     expected = (
         "(q, k, v, *, causal=False, window_left=None, window_right=None, granularity='row', "
-        "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, rotate=True, "
+        "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, smooth_q=False, rotate=True, "
         "precision='six-of-seven', deterministic=True, dq_sums='fp32', softmax_scale=None, "
         "layout='bhsd', return_lse=False, sink_logits=None, k_mean=None, cu_seqlens_q=None, "
         "cu_seqlens_k=None, seqused_q=None, seqused_k=None)"
@@ -223,6 +223,15 @@ def cpu(*shape, **kwargs):
         (lambda a: a.update(softmax_scale=9.9e-21), "below 3.4e38.*at least 1e-20"),
         (lambda a: a.update(softmax_scale=float("nan")), "softmax_scale=nan"),
         (lambda a: a.update(softmax_scale=float("inf")), "softmax_scale=inf"),
+        (lambda a: a.update(softmax_scale=-1.0, precision="qk16"),
+         "softmax_scale = -1 is not supported under 'qk16', where Q is not copied: negate Q"),
+        (lambda a: a.update(seqused_k=make(2, dtype=torch.int32), granularity="block"),
+         "packed sequences are not supported under 'block'"),
+        (lambda a: a.update(seqused_q=make(2, dtype=torch.int32), smooth_q=True),
+         "smooth_q is not supported for packed sequences"),
+        (lambda a: a.update({n: a[n][0] for n in "qkv"}, granularity="block", **dict.fromkeys(
+            ("cu_seqlens_q", "cu_seqlens_k"), make(3, dtype=torch.int32))),
+         "packed sequences are not supported under 'block'"),
     ],
 )
 def test_refused(change, message):
@@ -242,6 +251,9 @@ def test_refused(change, message):
         (lambda a: a.update(lse=a["lse"].bfloat16()), "lse is.*float32"),
         (lambda a: a.update(lse=a["lse"][..., None]), "lse is"),
         (lambda a: a.update(dlse=a["lse"][:1]), "dlse is"),
+        (lambda a: a.update(softmax_scale=-0.5, precision="qk16"), "softmax_scale = -0.5 is not"),
+        (lambda a: a.update(seqused_k=make(2, dtype=torch.int32), granularity="block"),
+         "packed sequences are not supported under 'block'"),
     ],
 )
 def test_backward_refused(change, message):
@@ -279,6 +291,19 @@ def test_sparse_tensors_are_refused_with_the_way_out(monkeypatch):
     for function in (sagebwd.emulation.emulated_attention, sagebwd.reference.exact):
         with pytest.raises(sagebwd.SpecError, match=r"is torch.sparse_coo.*to_dense"):
             function(*[q.to_sparse()] * 3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_with_the_way_out(layout):
+    nested = torch.nested.nested_tensor([torch.zeros(n, 4, 64) for n in (5, 7)], layout=layout,
+                                        dtype=torch.bfloat16)  # fmt: skip
+    calls = (sagebwd.attention, sagebwd.attention_forward, sagebwd.flash_attn_func,
+             sagebwd.scaled_dot_product_attention,
+             lambda *qkv: sagebwd.attention_backward(qkv[0], *qkv, *qkv[:2]))  # fmt: skip
+    for call in calls:
+        with pytest.raises(sagebwd.SpecError, match=r"nested tensor: .* as cu_seqlens_q"):
+            call(nested, nested, nested)
 
 
 def test_numpy_arrays_are_refused_with_the_way_out():

@@ -136,6 +136,14 @@ def test_refusals_say_what_is_wanted():
             call()
 
     refused("no parts", lambda: sagebwd.merge([]))
+    for match, parts in {
+        "parts is a Tensor; pass a list of": out, "parts is an int": 5,
+        "part 0 is a Tensor; pass": [q, q], "part 0 is a tuple of 1": [(q,)],
+        "part 1 is a tuple of 3": [(out, lse), (out, lse, None)],
+    }.items():  # fmt: skip
+        refused(match, lambda parts=parts: sagebwd.merge(parts), TypeError)
+    refused("part is a Tensor", lambda: sagebwd.attention_backward(
+        out, q, k, v, out, lse, part=out), TypeError)  # fmt: skip
     refused("part 0 has out of .* and part 1 of", lambda: sagebwd.merge(
         [(out, lse), (out[:, :, :5], lse[:, :, :5])]))  # fmt: skip
     refused("out of part 0 has shape .* lse of part 0", lambda: sagebwd.merge([(out, lse[0])]))

@@ -136,3 +136,5 @@ def test_options_and_refusals():
             door.attend(q, q, q, **given)
     with pytest.raises(TypeError, match="layout"):
         door.use(layout="bshd")
+    with pytest.raises(sagebwd.SpecError, match="'foo'"):
+        door.use(precision="foo")

@@ -56,6 +56,27 @@ def test_flash_attn_func(n, given):
     assert torch.equal(dropins.flash_attn_kvpacked_func(q, kv, **given), found)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("bounds", [{"window_left": 9}, {"window_left": 9, "window_right": 3}])
+def test_a_window_by_the_names_of_its_bounds(causal, bounds):
+    qkv = randn(40, 3, 4, 64)
+    pair = (bounds["window_left"], bounds.get("window_right", -1))
+    firsts = torch.tensor([0, 16, 40]).int()
+    for function, *given in [
+        (dropins.flash_attn_func, *qkv[None].unbind(2)),
+        (dropins.flash_attn_qkvpacked_func, qkv[None]),
+        (dropins.flash_attn_varlen_func, *qkv.unbind(1), firsts, firsts),
+        (dropins.flash_attn_varlen_qkvpacked_func, qkv, firsts),
+    ]:
+        expected = function(*given, causal=causal, window_size=pair)
+        assert not torch.equal(expected, function(*given, causal=causal))
+        for neutral in ({}, {"window_size": (-1, -1)}, {"window_size": None}):
+            found = function(*given, causal=causal, **neutral, **bounds)
+            assert torch.equal(found, expected)
+        with pytest.raises(sagebwd.SpecError, match="and window_left=9 give the window twice"):
+            function(*given, causal=causal, window_size=(-1, 5), **bounds)
+
+
 def test_flash_attn_qkvpacked_func():
     qkv = randn(2, 24, 3, 4, 64)
     found = dropins.flash_attn_qkvpacked_func(qkv, 0.0, None, True)
@@ -88,6 +109,20 @@ def test_sageattn(layout, causal):
     found = found if layout == "HND" else found.transpose(1, 2)
     close(found, expected, inputs, randn(*found.shape, seed=3).detach())
     assert lse.shape == (2, 4, 40)
+
+
+def test_sageattn_smooths_what_it_is_told_to():
+    q, k, v = randn(1, 2, 40, 64) + 4, randn(1, 2, 40, 64, seed=1), randn(1, 2, 40, 64, seed=2)
+    for given in ({"smooth_q": True}, {"smooth_k": False}):
+        found = dropins.sageattn(q, k, v, **given)
+        assert torch.equal(found, sagebwd.attention(q, k, v, **given))
+        assert not torch.equal(found, dropins.sageattn(q, k, v))
+    firsts = torch.tensor([0, 40]).int()
+    with pytest.raises(sagebwd.SpecError, match="smooth_q is not supported for packed"):
+        dropins.sageattn(q[0].mT, k[0].mT, v[0].mT, cu_seqlens_q=firsts, cu_seqlens_k=firsts,
+                         smooth_q=True)  # fmt: skip
+    with pytest.raises(sagebwd.SpecError, match=r"smooth_q is not supported under .*'qk16'"):
+        dropins.sageattn(q, k, v, smooth_q=True, precision="qk16")
 
 
 @pytest.mark.parametrize("given", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
@@ -143,3 +178,48 @@ def test_what_is_not_honoured_is_refused_by_its_name():
             dropins.flash_attn_varlen_kvpacked_func, q[0], k[0], None, None)  # fmt: skip
     refused("unexpected keyword argument 'qk_quant_gran'", dropins.sageattn, q, k, v,
             qk_quant_gran="per_warp", error=TypeError)  # fmt: skip
+    refused("q is a list", dropins.scaled_dot_product_attention, [q], [k], [v], error=TypeError)
+
+
+@pytest.mark.parametrize(
+    "function, name, message",
+    [
+        ("flash_attn_func", "window_sizes", "did you mean 'window_size'"),
+        ("flash_attn_func", "softcapp", "did you mean 'softcap'"),
+        ("flash_attn_func", "alibi_slope", r"did you mean 'alibi_slopes'\?"),
+        ("flash_attn_func", "precison", r"did you mean 'precision'\?"),
+        ("flash_attn_func", "is_causal", r"did you mean 'causal'\?"),
+        ("flash_attn_varlen_func", "max_seqlen", "did you mean 'max_seqlen_"),
+        ("flash_attn_qkvpacked_func", "window_sizes", "did you mean 'window_size'"),
+        ("flash_attn_varlen_kvpacked_func", "k", "did you mean"),
+        ("sageattn", "tensor_layot", r"did you mean 'tensor_layout'\?"),
+        ("scaled_dot_product_attention", "is_casual", "did you mean 'is_causal'"),
+        ("flash_attn_func", "layout", "tokens come before heads"),
+        ("flash_attn_kvpacked_func", "return_lse", "pass return_attn_probs=True"),
+        ("flash_attn_varlen_qkvpacked_func", "cu_seqlens_k", "pass cu_seqlens"),
+        ("sageattn", "causal", "pass is_causal"),
+        ("sageattn", "softmax_scale", "pass sm_scale"),
+        ("sageattn", "layout", "pass tensor_layout"),
+        ("scaled_dot_product_attention", "causal", "pass is_causal"),
+        ("scaled_dot_product_attention", "softmax_scale", "pass scale"),
+    ],
+)
+def test_a_wrong_keyword_is_told_of_in_the_functions_own_names(function, name, message):
+    unknown = "got an unexpected keyword argument '{}'; " if "mean" in message else "takes no {}: "
+    with pytest.raises(TypeError, match=rf"^{function}\(\) {unknown.format(name)}{message}"):
+        getattr(dropins, function)(**{name: None})
+
+
+def test_compiled_they_are_the_same():
+    qkv = randn(1, 24, 3, 4, 64)
+
+    def layer(qkv):
+        q, k, v = qkv.unbind(2)
+        out = dropins.flash_attn_qkvpacked_func(qkv * 2, causal=True, window_left=7)
+        out = out + dropins.sageattn(q, k, v, tensor_layout="NHD", is_causal=True)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return out + dropins.scaled_dot_product_attention(q, k, v, scale=0.3).transpose(1, 2)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(qkv), layer(qkv))

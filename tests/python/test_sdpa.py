@@ -65,8 +65,28 @@ def test_options_are_attentions():
         found = call(q, k, v)
     assert torch.equal(found, sagebwd.attention(q, k, v, precision="gradients16",
                                                 granularity="block"))  # fmt: skip
-    with pytest.raises(TypeError, match="granulity"), sagebwd.sdpa(granulity="block"):
-        call(q, k, v)
+
+
+@pytest.mark.parametrize("fallback", [None, "torch"])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"precision": "x"}, "'x'"),
+        ({"smooth_k": "no"}, "smooth_k='no'"),
+        ({"granularity": "tokn"}, "'tokn'"),
+        ({"smooth_q": True, "precision": "qk16"}, "smooth_q is not supported"),
+        ({"granulity": "block"}, r"sdpa\(\).*did you mean 'granularity'"),
+        ({"causal": True}, r"sdpa\(\) takes no causal: each call inside says is_causal"),
+        ({"softmax_scale": 1.0}, "each call inside says scale"),
+        ({"is_causal": True}, r"sdpa\(\) takes no is_causal: each call"),
+        ({"layout": "bshd"}, r"has \(batch, heads, tokens, head_dim\) tensors"),
+        ({"return_lse": True}, "returns out alone"),
+    ],
+)
+def test_wrong_options_are_refused_before_any_call(fallback, given, message):
+    of_value = given.keys() & {"precision", "smooth_k", "granularity"}
+    with pytest.raises(sagebwd.SpecError if of_value else TypeError, match=message):
+        sagebwd.sdpa(fallback=fallback, **given)
 
 
 def test_what_is_refused_goes_to_pytorch_only_where_asked_to():

@@ -122,6 +122,11 @@ def test_what_it_does_not_honour_is_refused():
             door.attend(module, q, q, q, None, **given)
     with pytest.raises(TypeError, match=r"use.*'granularit'.*'granularity'"):
         door.use(granularit="block")
+    with pytest.raises(TypeError, match=r"use\(\) takes no causal: each model says it"):
+        door.use(causal=True)
+    for given in ({"precision": "nonsense"}, {"smooth_k": "no"}):
+        with pytest.raises(SpecError, match="'n"):
+            door.use(**given)
 
 
 def test_options_are_for_all_models_from_there_on():

@@ -16,7 +16,7 @@ from sagebwd.integrations._options import Chosen
 from sagebwd.options import SpecError
 
 NAME = "sagebwd"
-_chosen = Chosen(but=("layout",))
+_chosen = Chosen()
 use = _chosen.use
 
 

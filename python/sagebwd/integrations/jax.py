@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sagebwd import _core, options
-from sagebwd.shapes import check_equal, check_rank, problem_of_shapes
+from sagebwd.shapes import check_equal, check_rank, check_scale, problem_of_shapes
 
 _DTYPES = (jnp.bfloat16, jnp.float16)
 
@@ -130,5 +130,5 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
     _, _, _, queries, keys = _check(q, k, v, layout)
     text = options.text_of(options.with_mask(chosen, queries, keys))
     spec = options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=str(q.dtype))
-    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    scale = check_scale(softmax_scale, q.shape[3], spec)
     return _attention(q, k, v, str(spec), layout, scale, return_lse)

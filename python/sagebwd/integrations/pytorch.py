@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from sagebwd import options
 from sagebwd.dropins import scaled_dot_product_attention
 from sagebwd.functional import attention_backward, attention_forward
+from sagebwd.integrations import _options
 
 NAME = "sagebwd"
 
@@ -31,6 +32,17 @@ _OF_A_MODULE = (
     f"whole process, torch.nn.attention.activate_flash_attention_impl('{NAME}'), or leave such "
     "modules to PyTorch, sagebwd.sdpa(fallback='torch')"
 )
+
+
+_OF_A_CALL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+#: Of what a context is given the names that are not its own to say.
+_OTHERWISE = {
+    **dict.fromkeys(_OF_A_CALL, "each call inside says it"),
+    "causal": "each call inside says is_causal",
+    "softmax_scale": "each call inside says scale",
+    "layout": "PyTorch's function has (batch, heads, tokens, head_dim) tensors",
+    "return_lse": "PyTorch's function returns out alone; call sagebwd.attention for lse",
+}
 
 
 class sdpa(TorchFunctionMode):
@@ -45,7 +57,8 @@ class sdpa(TorchFunctionMode):
     checkpoints compute the forward again, call backward() inside too.
 
     Raises in calls what `sagebwd.scaled_dot_product_attention` raises, but with fallback='torch'
-    no SpecError; SpecError for another fallback.
+    no SpecError. Itself SpecError for another fallback and options that no kernel takes, TypeError
+    for names that are no option, or are for each call to say.
     """
 
     def __init__(self, *, fallback=None, **options_of_attention):
@@ -55,6 +68,8 @@ class sdpa(TorchFunctionMode):
                 f"fallback={fallback!r}: pass 'torch', or None for an error where sagebwd does not "
                 "support a call"
             )
+        _options.check("sdpa", options_of_attention, scaled_dot_product_attention.known,
+                       otherwise=_OTHERWISE)  # fmt: skip
         self.fallback, self.options = fallback, options_of_attention
         self.calls, self.fallbacks = 0, collections.Counter()
 
