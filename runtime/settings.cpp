@@ -5,9 +5,11 @@
 #include "generator/spec.h"
 #include "runtime/parallel_for.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <unistd.h>
 
 namespace sagebwd {
 namespace {
@@ -113,6 +115,30 @@ const std::vector<SettingVariable>& setting_variables() {
       {"SAGEBWD_TEMPLATE_DIR", "a folder", "templates to use instead of those in the library"},
   };
   return variables;
+}
+
+std::vector<std::string> unknown_variables() {
+  // What else has our name: ./run, tests and benchmarks of a checkout read these.
+  constexpr std::string_view kOfCheckouts[] = {"SAGEBWD_BIN",
+                                               "SAGEBWD_CACHE_SPEED_REPORT",
+                                               "SAGEBWD_COMMIT",
+                                               "SAGEBWD_FRESH_MIRROR",
+                                               "SAGEBWD_LLVM_INCLUDEDIR",
+                                               "SAGEBWD_LLVM_LIBDIR",
+                                               "SAGEBWD_PYTHON_EXE",
+                                               "SAGEBWD_TREE",
+                                               "SAGEBWD_UPDATE_GOLDEN"};
+  std::vector<std::string> names;
+  for (char** variable = ::environ; *variable; ++variable) {
+    std::string_view name = *variable;
+    name = name.substr(0, name.find('='));
+    const auto is_it = [&](const SettingVariable& known) { return name == known.name; };
+    if (name.starts_with("SAGEBWD_") && !name.starts_with("SAGEBWD_TEST_") &&
+        std::ranges::none_of(setting_variables(), is_it) &&
+        std::ranges::find(kOfCheckouts, name) == std::end(kOfCheckouts))
+      names.emplace_back(name);
+  }
+  return names;
 }
 
 Settings Settings::from_environment(std::vector<std::string>* problems) {

@@ -90,10 +90,45 @@ def test_doctor_counts_the_cache_and_nothing_else(sagebwd, tmp_path):
 
 def test_doctor_names_variables_that_nobody_reads(sagebwd):
     result = sagebwd("doctor", "--json", SAGEBWD_CACH_DIR="/tmp", SAGEBWD_STATS="0")
-    assert result.code == 0  # it may be someone else's
+    assert result.code == 1
     missing = [item["what"] for item in result.json["missing"]]
     assert any("SAGEBWD_CACH_DIR" in what for what in missing)
     assert not any("SAGEBWD_STATS" in what for what in missing)
+
+
+def test_doctor_knows_what_a_checkout_reads(sagebwd):
+    read = re.compile(r"""(?:environ\b.*?["']|getenv\("|^  |\{)(SAGEBWD_[A-Z0-9_]+)""", re.M)
+    files = [ROOT / "run", *(ROOT / "tools/run").iterdir(), *(ROOT / "bench").glob("*.*"),
+             *(ROOT / "tests").rglob("*.py"), *(ROOT / "tests").rglob("*.cpp")]  # fmt: skip
+    found = {name for file in files for name in read.findall(file.read_text())}
+    assert found >= {"SAGEBWD_PYTHON_EXE", "SAGEBWD_BIN", "SAGEBWD_UPDATE_GOLDEN"}
+    named = found | {"SAGEBWD_COMMIT", "SAGEBWD_TREE"}  # of records, sagebwd.experiments
+    missing = sagebwd("doctor", "--json", **dict.fromkeys(named, "")).json["missing"]
+    assert not [item["what"] for item in missing if "nothing reads" in item["what"]]
+
+
+@pytest.mark.parametrize("command", ["build", "prebuild"])
+def test_what_compiles_warns_of_variables_that_nobody_reads(sagebwd, tmp_path, command):
+    words = {"build": ONE_OP, "prebuild": [*ONE_OP, "--out", tmp_path / "a.pack"]}[command]
+    nowhere = {"SAGEBWD_CACHE_DIR": str(tmp_path / "cache"), "SAGEBWD_NVRTC": str(tmp_path)}
+    result = sagebwd(command, *words, **nowhere, SAGEBWD_OFLINE="1")
+    warning = f"sagebwd {command}: warning: nothing reads SAGEBWD_OFLINE"
+    assert result.code == 1 and result.err.startswith(warning)
+    assert "warning" not in sagebwd(command, *words, **nowhere).err
+
+
+def test_doctor_offline_looks_for_kernels_and_not_for_nvrtc(sagebwd, tmp_path):
+    offline = {"SAGEBWD_OFFLINE": "1", "SAGEBWD_CACHE_DIR": str(tmp_path / "cache"),
+               "SAGEBWD_NVRTC": str(tmp_path / "none.so")}  # fmt: skip
+    result = sagebwd("doctor", "--json", **offline)
+    assert result.code == 0 and not result.json["can_compile"]
+    assert result.json["nvrtc"]["error"] == "not looked for: SAGEBWD_OFFLINE=1 forbids compiling"
+    assert not any(arch["kept"] for arch in result.json["architectures"])
+    what = [item["what"] for item in result.json["missing"]]
+    assert not any("NVRTC" in text for text in what)
+    assert "kernels for any GPU: neither the directory nor a pack has one" in what
+    text = sagebwd("doctor", **offline).out
+    assert "\nkernels none\n" in text and "(no)" not in text and str(tmp_path / "none") not in text
 
 
 def test_doctor_names_variables_and_their_wrong_values(sagebwd):
@@ -330,6 +365,15 @@ def test_trace_plan_quantises_only_what_it_names(sagebwd):
     assert exact["O"]["rel_l2"] < 0.004  # bf16 alone
     assert only_pv["O"]["rel_l2"] > 2 * exact["O"]["rel_l2"]
     assert only_pv["P"]["rel_l2"] < 1e-5  # P as it leaves the softmax
+
+
+def test_trace_prints_the_plan_that_it_follows_and_no_other(sagebwd):
+    def header(*words):
+        return sagebwd("trace", *SMALL, *words).out.splitlines()[0]
+
+    assert " six-of-seven " in header() and ", INT8 products s,pv,dv,dq,dk, " in header()
+    none = header("--plan", "none")
+    assert " sink_keys=1 smooth_k " in none and ", INT8 products none, " in none
 
 
 def test_trace_shows_what_dp_in_int8_costs(sagebwd):
