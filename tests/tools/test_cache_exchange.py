@@ -308,38 +308,6 @@ def test_doctor_warns_of_kernels_too_new_for_the_driver(cache, sagebwd, old_driv
     assert not any("need a driver" in text for text in what)
 
 
-def test_doctor_shows_limit_packs_and_modes(sagebwd, tmp_path):
-    none = tmp_path / "none.pack"
-    result = sagebwd("doctor", "--json", SAGEBWD_CACHE_LIMIT="5M", SAGEBWD_OFFLINE="1",
-                     SAGEBWD_TUNE="frozen", SAGEBWD_CACHE_PACKS=str(none))  # fmt: skip
-    assert result.code == 1  # no kernel can be had with such a pack
-    report = result.json
-    assert report["cache"]["byte_limit"] == 5 << 20 and report["cache"]["offline"]
-    assert report["tuning"] == "frozen"
-    assert not report["cache"]["packs"][0]["usable"]
-    assert any(str(none) in item["what"] for item in report["missing"])
-    text = sagebwd("doctor", SAGEBWD_TUNE="maybe").out
-    assert "at most 1024 MiB" in text and "'maybe'" in text
-
-
-def test_doctor_reads_every_kernel_of_a_pack(cache, sagebwd, tmp_path):
-    pack = tmp_path / "a.pack"
-    assert cache("export", "--out", pack).code == 0
-    here = {"SAGEBWD_OFFLINE": "1", "SAGEBWD_CACHE_PACKS": str(pack), **empty(tmp_path)}
-    sound = sagebwd("doctor", "--json", **here)
-    assert sound.code == 0 and sound.json["cache"]["packs"][0]["usable"]
-    assert [a["name"] for a in sound.json["architectures"] if a["kept"]] == ["sm_80"]
-    assert "\nkernels of sm_80\n" in sagebwd("doctor", **here).out
-    data = bytearray(pack.read_bytes())
-    data[len(data) * 2 // 3] ^= 1
-    pack.write_bytes(data)
-    corrupt = sagebwd("doctor", "--json", **here)
-    assert corrupt.code == 1 and not corrupt.json["cache"]["packs"][0]["usable"]
-    assert "its checksum does not match" in corrupt.json["cache"]["packs"][0]["error"]
-    listed = cache("ls", SAGEBWD_CACHE_PACKS=str(pack))  # a list is no judgement
-    assert listed.code == 0 and ", 1 bad, " in listed.out
-
-
 def test_build_refuses_a_pack_that_it_would_not_need(cache, sagebwd, tmp_path):
     none = str(tmp_path / "none.pack")
     for directory in (cache.directory, tmp_path / "empty"):
