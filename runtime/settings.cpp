@@ -118,24 +118,20 @@ const std::vector<SettingVariable>& setting_variables() {
 }
 
 std::vector<std::string> unknown_variables() {
-  // What else has our name: ./run, tests and benchmarks of a checkout read these.
-  constexpr std::string_view kOfCheckouts[] = {"SAGEBWD_BIN",
-                                               "SAGEBWD_CACHE_SPEED_REPORT",
-                                               "SAGEBWD_COMMIT",
-                                               "SAGEBWD_FRESH_MIRROR",
-                                               "SAGEBWD_LLVM_INCLUDEDIR",
-                                               "SAGEBWD_LLVM_LIBDIR",
-                                               "SAGEBWD_PYTHON_EXE",
-                                               "SAGEBWD_TREE",
-                                               "SAGEBWD_UPDATE_GOLDEN"};
+  constexpr std::string_view kPrefix = "SAGEBWD_";
+  // Those of ./run, tests and benchmarks in a checkout.
+  constexpr std::string_view kOthers[] = {
+      "BIN",         "CACHE_SPEED_REPORT", "COMMIT", "FRESH_MIRROR", "LLVM_INCLUDEDIR",
+      "LLVM_LIBDIR", "PYTHON_EXE",         "TREE",   "UPDATE_GOLDEN"};
   std::vector<std::string> names;
   for (char** variable = ::environ; *variable; ++variable) {
-    std::string_view name = *variable;
-    name = name.substr(0, name.find('='));
+    const std::string_view text = *variable, name = text.substr(0, text.find('='));
+    if (!name.starts_with(kPrefix))
+      continue;
+    const std::string_view rest = name.substr(kPrefix.size());
     const auto is_it = [&](const SettingVariable& known) { return name == known.name; };
-    if (name.starts_with("SAGEBWD_") && !name.starts_with("SAGEBWD_TEST_") &&
-        std::ranges::none_of(setting_variables(), is_it) &&
-        std::ranges::find(kOfCheckouts, name) == std::end(kOfCheckouts))
+    if (!rest.starts_with("TEST_") && std::ranges::find(kOthers, rest) == std::end(kOthers) &&
+        std::ranges::none_of(setting_variables(), is_it))
       names.emplace_back(name);
   }
   return names;
