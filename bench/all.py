@@ -5,7 +5,8 @@
     python bench/all.py --out FOLDER             # elsewhere than bench/results
 
 PyTorch starts once, and kernels that one of them compiled the next one has. Each record names the
-command that renews it alone. One that fails does not stop the others; the exit code is then 1.
+command that renews it alone, and is replaced once that is finished. One that fails does not stop
+the others; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import RESULTS
+from harness import RESULTS, require_gpu
 from needs_torch import torch
 
 from sagebwd.experiments.environment import print_failure
@@ -62,12 +63,13 @@ def run(name: str, out: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS),
-                         metavar="NAME", help="of " + ", ".join(BENCHMARKS))
-    options.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER",
-                         help="default: bench/results")
-    options = options.parse_args(arguments)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS),
+                        metavar="NAME", help="of " + ", ".join(BENCHMARKS))
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER",
+                        help="default: bench/results")
+    options = parser.parse_args(arguments)
+    require_gpu(parser)  # each would say so, after the work of those that need none
     names = [name for name in BENCHMARKS if name in options.only]
     codes, began = {}, time.perf_counter()
     for index, name in enumerate(names, 1):

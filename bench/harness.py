@@ -1,7 +1,8 @@
 """What every benchmark shares: its options, its record, programs that it runs, timing and errors.
 
 A record names the tree, the GPU, the libraries, the command and the date. Only the harness writes
-it, again after every figure, so that an interrupted run keeps what it has.
+it: beside its place, again after every figure, so that an interrupted run keeps what it has, and in
+its place once it is finished.
 """
 
 from __future__ import annotations
@@ -49,25 +50,34 @@ def parse(
     parsed = options.parse_args(arguments)
     if gpu and torch is None:
         options.error("this needs PyTorch: pip install torch")
-    if gpu and parsed.device == "cuda" and not torch.cuda.is_available():
-        options.error("no CUDA GPU here: run this on a machine with one")
+    if gpu and parsed.device == "cuda":
+        require_gpu(options)
     program = getattr(parsed, "program", None)
     if program and not program.exists():
         options.error(f"no {program}: build it (./run build), or name another")
     return parsed
 
 
+def require_gpu(options: argparse.ArgumentParser) -> None:
+    if not torch.cuda.is_available():
+        options.error("no CUDA GPU here: run this on a machine with one")
+
+
 class Record:
-    """A JSON file under construction: ``record.add("rows", row)`` writes it at once."""
+    """A JSON file under construction: ``record.add("rows", row)`` writes it at once, beside the
+    file that it is to replace."""
 
     def __init__(self, path: Path, **parameters) -> None:
         self.path = path
+        self.unfinished = path.with_name(path.name + ".unfinished")
         self.content = {
             "environment": environment() | {"nvrtc": nvrtc_identity()},
             "parameters": parameters,
             "status": "running",
         }
         self.write()
+        print(f"{path.name} is written when all is measured; until then: {self.unfinished}",
+              file=sys.stderr, flush=True)
 
     def add(self, key: str, value) -> None:
         self.content.setdefault(key, []).append(value)
@@ -77,14 +87,19 @@ class Record:
         self.content |= values
         self.write()
 
+    def close(self, passed: bool = True) -> None:
+        """Puts it in its place."""
+        self.set(status="finished", passed=passed)
+        self.unfinished.replace(os.path.realpath(self.path))  # a link stays one
+
     def finish(self, passed: bool = True) -> int:
         """Closes the record; gives the exit code."""
-        self.set(status="finished", passed=passed)
+        self.close(passed)
         print(f"{'passed' if passed else 'FAILED'}; wrote {self.path.name}", flush=True)
         return 0 if passed else 1
 
     def write(self) -> None:
-        write_json(self.path, self.content)
+        write_json(self.unfinished, self.content)
 
 
 def nvrtc_identity() -> str | None:

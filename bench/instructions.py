@@ -388,7 +388,7 @@ def main(arguments: list[str] | None = None) -> int:
         print_rows(rows)
         print_bounds(bounds)
         return record.finish(not failures)
-    record.set(status="finished", passed=not failures)
+    record.close(not failures)
     print(json.dumps(record.content, indent=1))
     return 1 if failures else 0
 

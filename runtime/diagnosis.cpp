@@ -3,28 +3,26 @@
 #include "runtime/diagnosis.h"
 
 #include "cache/bounded_json.h"
-#include "cache/directory.h"
-#include "cache/inventory.h"
 #include "generator/kernel.h"
+#include "runtime/diagnosis_cache.h"
 #include "runtime/driver/driver.h"
-#include "runtime/driver_needs.h"
 #include "runtime/generate.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 #include "runtime/version.h"
 
 #include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/JSON.h"
 
 #include <cstdlib>
-#include <filesystem>
+#include <set>
 #include <unistd.h>
 
 namespace sagebwd {
 namespace {
 
-namespace fs = std::filesystem;
 namespace json = llvm::json;
 
 /// {name: true}, or false and the error.
@@ -63,36 +61,6 @@ struct GpuState {
   std::string arch, error;
 };
 
-/// Why a kernel would not be kept in a directory, or empty. Leaves no trace.
-std::string reason_not_kept(const std::string& directory) {
-  std::error_code ignored;
-  std::vector<fs::path> made;
-  for (fs::path path = directory; path.has_relative_path() && !fs::exists(path, ignored);
-       path = path.parent_path())
-    made.push_back(path);
-  // Named like any temporary file, so that a sweep takes what a killed doctor leaves.
-  const std::string probe = ".tmp-" + std::to_string(::getpid()) + "-d";
-  // Of a kernel's size: a full disk takes an empty file.
-  const std::string why = publish_file(directory, probe, std::string(64 << 10, '\0'));
-  remove_file(directory, probe);
-  for (const fs::path& path : made)
-    fs::remove(path, ignored);
-  return why;
-}
-
-struct CacheState {
-  StoreOptions options;
-  std::string error;
-  size_t files = 0;
-  uintmax_t bytes = 0;
-};
-
-/// A pack that SAGEBWD_CACHE_PACKS names.
-struct PackState {
-  std::string path, error;
-  PackSummary summary;
-};
-
 /// What is worth knowing about an architecture, beyond whether it compiles.
 std::string note_for(const Arch& arch) {
   return arch.name == "sm_103" ? "emulates s8 mma: each becomes several instructions" : "";
@@ -104,20 +72,23 @@ public:
 
   Diagnosis examine() {
     settings_ = Settings::from_environment(&problems_);
-    if (asked_nvrtc_ = problems_.empty(); asked_nvrtc_)
+    if (asked_nvrtc_ = problems_.empty() && !settings_.offline; asked_nvrtc_)
       look_for_compiler();
+    else if (settings_.offline)
+      compiler_.error = "not looked for: SAGEBWD_OFFLINE=1 forbids compiling";
     else
       compiler_.error = "not looked for: a variable has a value that is not valid (see below)";
     look_for_gpus();
-    look_at_cache();
-    look_at_packs();
+    directory_ = look_at_directory(settings_.store_options());
+    for (const std::string& path : settings_.packs)
+      packs_.push_back(look_at_pack(path));
     look_at_paths();
     collect_missing();
     Diagnosis diagnosis;
     diagnosis.json = llvm::formatv("{0:2}", as_json());
     diagnosis.text = as_text();
     diagnosis.sound =
-        problems_.empty() && cache_.error.empty() &&
+        problems_.empty() && unknown_variables().empty() && directory_.error.empty() &&
         llvm::all_of(packs_, [](const PackState& pack) { return pack.error.empty(); });
     return diagnosis;
   }
@@ -142,16 +113,9 @@ private:
           error_of([&] { gpu.arch = arch_for_capability(gpu.info.major, gpu.info.minor).name; });
     }
   }
-  void look_at_cache();
-  void look_at_packs() {
-    for (const std::string& path : settings_.packs) {
-      PackState& pack = packs_.emplace_back();
-      pack.path = path;
-      pack.error = error_of([&] { pack.summary = summarize(*Pack::open(path)); });
-    }
-  }
   void look_at_paths();
   void collect_missing();
+  void collect_kernels_held();
   void collect_kernels_too_new();
   json::Value as_json() const;
   json::Value cache_as_json() const;
@@ -163,24 +127,12 @@ private:
   CompilerState compiler_;
   bool asked_nvrtc_ = false;
   std::vector<GpuState> gpus_;
-  CacheState cache_;
+  DirectoryState directory_;
+  DriverNeeds directory_needs_; ///< of its kernels; read where it matters
   std::vector<PackState> packs_;
+  std::set<std::string> held_; ///< architectures that kernels are kept for; looked up offline
   std::vector<Missing> missing_;
 };
-
-void Doctor::look_at_cache() {
-  cache_.options = settings_.store_options();
-  const std::string& directory = cache_.options.directory;
-  cache_.error = CacheStore(cache_.options).disabled_reason();
-  if (cache_.error.empty())
-    cache_.error = reason_not_kept(directory);
-  for (const KeptName& kept : kept_names(directory)) {
-    std::error_code error;
-    const uintmax_t bytes = fs::file_size(fs::path(directory) / kept.file, error);
-    cache_.bytes += error ? 0 : bytes;
-    ++cache_.files;
-  }
-}
 
 /// What is set and leads nowhere, or has a name that nobody reads.
 void Doctor::look_at_paths() {
@@ -196,13 +148,9 @@ void Doctor::look_at_paths() {
       generate(kernel);
   });
   check("SAGEBWD_TEMPLATE_DIR", templates, unread.empty(), "no folder of templates");
-  for (char** variable = ::environ; *variable; ++variable) {
-    const std::string name = llvm::StringRef(*variable).split('=').first.str();
-    const auto is_it = [&](const SettingVariable& known) { return name == known.name; };
-    if (name.starts_with("SAGEBWD_") && llvm::none_of(setting_variables(), is_it))
-      miss("a known variable: nothing reads " + name, "whatever it is set for",
-           "unset it, or correct it: 'sagebwd doctor --help' lists them");
-  }
+  for (const std::string& name : unknown_variables())
+    miss("a known variable: nothing reads " + name, "whatever it is set for",
+         "unset it, or correct it: 'sagebwd doctor --help' lists them");
 }
 
 void Doctor::collect_missing() {
@@ -227,15 +175,41 @@ void Doctor::collect_missing() {
          "update the driver, or pip install nvidia-cuda-nvrtc-cu" + number +
              " and point SAGEBWD_NVRTC at its libnvrtc.so." + number);
   }
-  if (!cache_.error.empty())
-    miss("a cache directory: " + cache_.error, "keeping compiled kernels between processes",
+  if (!directory_.error.empty())
+    miss("a cache directory: " + directory_.error, "keeping compiled kernels between processes",
          "set SAGEBWD_CACHE_DIR to a directory of your own");
   for (const PackState& pack : packs_)
     if (!pack.error.empty())
       miss("a usable pack: " + pack.error, "any kernel that is not in the directory",
            "repair it, or take it out of SAGEBWD_CACHE_PACKS");
+  if (settings_.offline || !gpus_.empty())
+    directory_needs_ = driver_needs(directory_.options.directory);
+  if (settings_.offline)
+    collect_kernels_held();
   collect_kernels_too_new();
   missing_.insert(missing_.end(), caller_.missing.begin(), caller_.missing.end());
+}
+
+/// Where nothing is compiled, they are all there will be.
+void Doctor::collect_kernels_held() {
+  const auto add = [&](const DriverNeeds& needs) {
+    for (const auto& [need, count] : needs)
+      held_.insert(need.first);
+  };
+  add(directory_needs_);
+  for (const PackState& pack : packs_)
+    add(pack.summary.kernels_by_driver);
+  std::set<std::string> wanted;
+  for (const GpuState& gpu : gpus_)
+    if (gpu.error.empty())
+      wanted.insert(gpu.arch);
+  if (wanted.empty() && held_.empty())
+    wanted.insert("any GPU");
+  for (const std::string& arch : wanted)
+    if (!held_.count(arch))
+      miss("kernels for " + arch + ": neither the directory nor a pack has one",
+           "attention under SAGEBWD_OFFLINE=1",
+           "name a pack in SAGEBWD_CACHE_PACKS: 'sagebwd prebuild' writes them");
 }
 
 void Doctor::collect_kernels_too_new() {
@@ -252,7 +226,7 @@ void Doctor::collect_kernels_too_new() {
   for (const PackState& pack : packs_)
     check(pack.summary.kernels_by_driver, pack.path,
           "update the driver, or build the pack with the NVRTC of this driver's CUDA version");
-  check(driver_needs(cache_.options.directory), cache_.options.directory,
+  check(directory_needs_, directory_.options.directory,
         "update the driver; or point SAGEBWD_NVRTC at an NVRTC of its CUDA version and run "
         "'sagebwd build --recompile'");
 }
@@ -270,11 +244,11 @@ json::Value Doctor::cache_as_json() const {
     }
     packs.push_back(std::move(object));
   }
-  json::Object cache = verdict("usable", cache_.error);
-  cache["directory"] = utf8(cache_.options.directory);
-  cache["files"] = static_cast<int64_t>(cache_.files);
-  cache["bytes"] = static_cast<int64_t>(cache_.bytes);
-  cache["byte_limit"] = static_cast<int64_t>(cache_.options.byte_limit);
+  json::Object cache = verdict("usable", directory_.error);
+  cache["directory"] = utf8(directory_.options.directory);
+  cache["files"] = static_cast<int64_t>(directory_.files);
+  cache["bytes"] = static_cast<int64_t>(directory_.bytes);
+  cache["byte_limit"] = static_cast<int64_t>(directory_.options.byte_limit);
   cache["offline"] = settings_.offline;
   cache["packs"] = std::move(packs);
   return cache;
@@ -307,6 +281,8 @@ json::Value Doctor::as_json() const {
     json::Object object{{"name", std::string(arch.name)}, {"compiles", compiler_.supports(arch)}};
     if (std::string note = note_for(arch); !note.empty())
       object["note"] = note;
+    if (settings_.offline)
+      object["kept"] = held_.count(std::string(arch.name)) > 0;
     archs.push_back(std::move(object));
   }
   json::Object variables;
@@ -356,14 +332,15 @@ std::string Doctor::as_text() const {
          llvm::formatv("{0:f1} GiB, ", static_cast<double>(info.memory_bytes) / (1 << 30)).str(),
          gpus_[i].error.empty() ? gpus_[i].arch : gpus_[i].error);
   }
-  if (const auto limit = static_cast<double>(cache_.options.byte_limit); cache_.error.empty())
-    line("cache", cache_.options.directory, ": ", std::to_string(cache_.files), " file",
-         cache_.files == 1 ? "" : "s",
-         llvm::formatv(", {0:f1} MiB, ", static_cast<double>(cache_.bytes) / (1 << 20)).str(),
+  if (const auto limit = static_cast<double>(directory_.options.byte_limit);
+      directory_.error.empty())
+    line("cache", directory_.options.directory, ": ", std::to_string(directory_.files), " file",
+         directory_.files == 1 ? "" : "s",
+         llvm::formatv(", {0:f1} MiB, ", static_cast<double>(directory_.bytes) / (1 << 20)).str(),
          limit > 0 ? llvm::formatv("at most {0:f0} MiB of kernels", limit / (1 << 20)).str()
                    : "without a limit");
   else
-    line("cache", "not used: ", cache_.error);
+    line("cache", "not used: ", directory_.error);
   for (const PackState& pack : packs_)
     if (const PackSummary& what = pack.summary; pack.error.empty())
       line("pack", pack.path, ": ", std::to_string(what.kernels), " kernel",
@@ -374,14 +351,18 @@ std::string Doctor::as_text() const {
   if (settings_.offline)
     line("offline", "SAGEBWD_OFFLINE=1: nothing is compiled");
   line("tuning", to_string(settings_.tune));
-  std::string archs;
-  for (const Arch& arch : all_archs())
-    archs += (archs.empty() ? "" : " ") + std::string(arch.name) +
-             (compiler_.supports(arch) ? "" : " (no)");
-  line("archs", archs);
-  for (const Arch& arch : all_archs())
-    if (std::string note = note_for(arch); !note.empty())
-      line("", std::string(arch.name), " ", note);
+  if (settings_.offline) {
+    line("kernels", held_.empty() ? "none" : "of " + llvm::join(held_, " "));
+  } else {
+    std::string archs;
+    for (const Arch& arch : all_archs())
+      archs += (archs.empty() ? "" : " ") + std::string(arch.name) +
+               (compiler_.supports(arch) ? "" : " (no)");
+    line("archs", archs);
+    for (const Arch& arch : all_archs())
+      if (std::string note = note_for(arch); !note.empty())
+        line("", std::string(arch.name), " ", note);
+  }
 
   for (const auto& [what, needed_for, remedy] : missing_)
     text +=

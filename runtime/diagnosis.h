@@ -21,14 +21,14 @@ struct CallersParts {
 struct Diagnosis {
   std::string json; ///< one object, indented
   std::string text; ///< the same for people
-  /// Whether whatever is set here can be used: the variables' values, the cache directory, the
-  /// packs. What is merely not there, such as a GPU, is no defect.
+  /// Whether whatever is set here can be used: the variables, by name and value, the cache
+  /// directory, the packs and all in them. What is merely not there, such as a GPU, is no defect.
   bool sound = true;
 };
 
-/// Looks for the compiler, the driver, GPUs, the cache and packs, as building and running would;
-/// tries the cache directory by a file, which is gone afterwards. Raises nothing for what is
-/// missing.
+/// Looks for the compiler (not under SAGEBWD_OFFLINE=1), the driver, GPUs, the cache and packs, as
+/// building and running would; tries the cache directory by a file, which is gone afterwards.
+/// Raises nothing for what is missing.
 Diagnosis diagnose(const CallersParts& = {});
 
 } // namespace sagebwd

@@ -5,9 +5,11 @@
 #include "generator/spec.h"
 #include "runtime/parallel_for.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <unistd.h>
 
 namespace sagebwd {
 namespace {
@@ -113,6 +115,26 @@ const std::vector<SettingVariable>& setting_variables() {
       {"SAGEBWD_TEMPLATE_DIR", "a folder", "templates to use instead of those in the library"},
   };
   return variables;
+}
+
+std::vector<std::string> unknown_variables() {
+  constexpr std::string_view kPrefix = "SAGEBWD_";
+  // Those of ./run, tests and benchmarks in a checkout.
+  constexpr std::string_view kOthers[] = {
+      "BIN",         "CACHE_SPEED_REPORT", "COMMIT", "FRESH_MIRROR", "LLVM_INCLUDEDIR",
+      "LLVM_LIBDIR", "PYTHON_EXE",         "TREE",   "UPDATE_GOLDEN"};
+  std::vector<std::string> names;
+  for (char** variable = ::environ; *variable; ++variable) {
+    const std::string_view text = *variable, name = text.substr(0, text.find('='));
+    if (!name.starts_with(kPrefix))
+      continue;
+    const std::string_view rest = name.substr(kPrefix.size());
+    const auto is_it = [&](const SettingVariable& known) { return name == known.name; };
+    if (!rest.starts_with("TEST_") && std::ranges::find(kOthers, rest) == std::end(kOthers) &&
+        std::ranges::none_of(setting_variables(), is_it))
+      names.emplace_back(name);
+  }
+  return names;
 }
 
 Settings Settings::from_environment(std::vector<std::string>* problems) {

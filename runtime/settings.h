@@ -26,6 +26,8 @@ struct SettingVariable {
   const char *name, *values, *meaning;
 };
 const std::vector<SettingVariable>& setting_variables();
+/// Those named like ours that are set and that nothing reads: misspelt ones, most likely.
+std::vector<std::string> unknown_variables();
 
 /// An empty variable counts as one that is not set. A switch is on with 1 and off with 0.
 struct Settings {

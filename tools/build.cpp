@@ -1,7 +1,9 @@
 //===- build.cpp - Compile the kernels of operations into the cache --------===//
+#include "runtime/compile_width.h"
 #include "runtime/generate.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
+#include "runtime/parallel_for.h"
 #include "runtime/settings.h"
 #include "tools/command.h"
 #include "tools/spec_options.h"
@@ -58,6 +60,7 @@ public:
             "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
             "  SAGEBWD_CACHE_DIR=/shared/cubins sagebwd build --arch sm_90a --causal top-left\n") {
     options.list("arch", "ARCH,..", archs_, "architectures");
+    options.offer(arch_names());
     options.flag("recompile", recompile_,
                  "what another version of NVRTC compiled is compiled anew");
     spec_.declare(options, /*lists=*/true);
@@ -66,21 +69,31 @@ public:
   ExitCode run() override {
     const auto start = std::chrono::steady_clock::now();
     const std::vector<Operation> operations = spec_.operations(archs_, options);
+    warn_of_variables(*this);
+    require_packs();
     KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
     std::vector<Built> kernels;
     {
-      Progress progress("building", operations.size());
+      size_t wanted_kernels = 0;
+      for (const Operation& operation : operations)
+        wanted_kernels += operation.kernels.size();
+      Progress progress("building", wanted_kernels);
       for (const auto& [arch, spec, wanted] : operations) {
         const std::string what = std::string(arch.name) + " " + to_string(*spec);
+        std::vector<Built> built(wanted.size());
         try {
-          for (Built& kernel : builder.build_all(wanted))
-            kernels.push_back(std::move(kernel));
+          parallel_for(
+              wanted.size(), compile_width(),
+              [&](size_t i) { built[i] = builder.build(wanted[i]); },
+              [&](size_t i) {
+                progress.advance(built[i]->entry.arch + " " + built[i]->entry.kernel_name);
+              });
+          kernels.insert(kernels.end(), built.begin(), built.end());
         } catch (const CompileError& error) { // the others are still wanted
           failures.push_back(what + ": " + error.what());
         } catch (const OfflineError& error) {
           failures.push_back(what + ": " + of_operation(error, wanted, spec).what());
         }
-        progress.advance(what);
       }
     }
     const CacheStore& store = user_store();

@@ -85,6 +85,7 @@ ExitCode CacheCommand::finish(std::initializer_list<llvm::json::Object::KV> fact
 
 void ItemFilter::declare(OptionTable& options) {
   options.list("arch", "ARCH,..", archs_, "only of these architectures");
+  options.offer(arch_names());
   options.text("kernel", "TEXT", kernel_, "only those whose name contains this");
 }
 

@@ -55,6 +55,7 @@ public:
             "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
             "  sagebwd cache explain --arch sm_80 --causal top-left --json\n") {
     options.list("arch", "ARCH,..", archs_, "architectures");
+    options.offer(arch_names());
     spec_.declare(options, /*lists=*/true);
   }
 

@@ -33,8 +33,9 @@ public:
       : CacheCommand(
             "cache ls", "list kernels and tuning records",
             "Every compiled kernel and tuning record of the directory and the packs, with\n"
-            "the compiler that made it. Bad files are listed as such; the next use of one\n"
-            "replaces it. Looking at them counts as no use.\n"
+            "the compiler that made it. Bad ones are listed as such, which is no failure:\n"
+            "'cache verify' exits with 1 for them. In the directory, the next use of a bad\n"
+            "kernel replaces it. Looking at them counts as no use.\n"
             "\n"
             "examples:\n"
             "  sagebwd cache ls\n"

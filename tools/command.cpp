@@ -1,6 +1,9 @@
 //===- command.cpp - What subcommands share --------------------------------===//
 #include "tools/command.h"
 
+#include "runtime/kernels.h"
+#include "runtime/settings.h"
+
 #include "llvm/Support/FormatVariadic.h"
 
 namespace sagebwd::tools {
@@ -18,6 +21,14 @@ ExitCode Command::fail(const std::vector<std::string>& failures) const {
     complain(name, failure);
   return failures.empty() ? kDone : kFailed;
 }
+
+void warn_of_variables(const Command& command) {
+  for (const std::string& name : unknown_variables())
+    complain(command.name,
+             "warning: nothing reads " + name + "; 'sagebwd doctor --help' lists the variables");
+}
+
+void require_packs() { user_store().packs(); }
 
 std::vector<std::unique_ptr<Command>> make_all(std::initializer_list<MakeCommand*> makers) {
   std::vector<std::unique_ptr<Command>> commands;

@@ -40,6 +40,13 @@ protected:
   std::vector<std::string> failures; ///< what went wrong without ending the work
 };
 
+/// What commands that compile begin with: a variable that nothing reads, a misspelt
+/// SAGEBWD_OFFLINE say, costs a line of warning.
+void warn_of_variables(const Command&);
+/// What commands that use kernels begin with: raises PackError for a named pack that cannot be
+/// used, which else only a kernel that is not in the directory would find out.
+void require_packs();
+
 /// Makes one subcommand, or one of "sagebwd cache".
 using MakeCommand = std::unique_ptr<Command>();
 MakeCommand make_doctor, make_emit, make_build, make_prebuild, make_tune, make_verify, make_trace,

@@ -6,6 +6,7 @@
 #include "tools/command.h"
 
 #include <algorithm>
+#include <map>
 
 namespace sagebwd::tools {
 
@@ -14,14 +15,17 @@ namespace {
 struct Words {
   std::string before; ///< "sagebwd cache", say
   std::vector<std::string> next;
+  std::vector<OptionTable::Values> values; ///< behind an option of `next`
 };
 
 /// Of a command and all below it, what may come behind it.
 void collect(const Command& command, std::vector<Words>& all) {
   const std::string before = command.name.empty() ? "sagebwd" : "sagebwd " + command.name;
-  Words words{before, {}};
-  if (command.subcommands.empty())
+  Words words{before, {}, {}};
+  if (command.subcommands.empty()) {
     words.next = command.options.words();
+    words.values = command.options.values();
+  }
   words.next.push_back("--help");
   for (const auto& sub : command.subcommands)
     words.next.push_back(sub->name.substr(sub->name.rfind(' ') + 1));
@@ -41,15 +45,20 @@ std::string joined(const std::vector<std::string>& words) {
 std::string for_bash(const std::vector<Words>& all) {
   std::string script = "_sagebwd() {\n"
                        "  local word=${COMP_WORDS[COMP_CWORD]} before=sagebwd i next\n"
+                       "  local behind=${COMP_WORDS[COMP_CWORD-1]} list=${word%\"${word##*,}\"}\n"
                        "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
                        "    [[ ${COMP_WORDS[i]} == -* ]] || before+=\" ${COMP_WORDS[i]}\"\n"
                        "  done\n"
                        "  case $before in\n";
-  for (auto words = all.rbegin(); words != all.rend(); ++words) // the longest names first
+  for (auto words = all.rbegin(); words != all.rend(); ++words) { // the longest names first
     script += "    '" + words->before + "'" + (words->before == "sagebwd" ? "" : "*") + ") next='" +
-              joined(words->next) + "' ;;\n";
+              joined(words->next) + "'\n      case $behind in\n";
+    for (const auto& [option, values] : words->values) // of none, names of files
+      script += "        --" + option + ") next='" + joined(values) + "' ;;\n";
+    script += "      esac ;;\n";
+  }
   return script + "  esac\n"
-                  "  COMPREPLY=($(compgen -W \"$next\" -- \"$word\"))\n"
+                  "  COMPREPLY=($(compgen -W \"$next\" -P \"$list\" -- \"${word#\"$list\"}\"))\n"
                   "}\n"
                   "complete -o default -F _sagebwd sagebwd\n";
 }
@@ -68,9 +77,14 @@ std::string for_fish(const std::vector<Words>& all) {
         at = end == std::string::npos ? end : end + 1;
       }
     }
+    std::map<std::string, std::string> taken; // by an option
+    for (const auto& [option, values] : words.values)
+      taken[option] = values.empty() ? " -r -F" : " -x -a '" + joined(values) + "'";
     for (const std::string& word : words.next)
-      script += "complete -c sagebwd -n '" + condition + "' " +
-                (word.starts_with("--") ? "-l " + word.substr(2) : "-a " + word) + "\n";
+      script +=
+          "complete -c sagebwd -n '" + condition + "' " +
+          (word.starts_with("--") ? "-l " + word.substr(2) + taken[word.substr(2)] : "-a " + word) +
+          "\n";
   }
   return script;
 }

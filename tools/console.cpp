@@ -108,7 +108,7 @@ Progress::Progress(std::string what, size_t total)
       start_(std::chrono::steady_clock::now()) {}
 
 Progress::~Progress() {
-  if (drawn_)
+  if (!drawn_.empty())
     fputs("\r\033[K", stderr);
 }
 
@@ -116,18 +116,28 @@ void Progress::advance(const std::string& done) {
   ++done_;
   if (!terminal_ || milliseconds_since(start_) < 1000)
     return;
-  drawn_ = true;
   const double share = static_cast<double>(done_) / static_cast<double>(std::max(done_, total_));
   const double seconds = milliseconds_since(start_) / 1e3;
   const double rate = static_cast<double>(done_) / seconds;
   const double rest = static_cast<double>(total_ - std::min(done_, total_)) / rate;
-  std::string line = format("%s %s %zu/%zu, %.3g/s, %.0f s left: %s", what_.c_str(),
-                            bar(share).c_str(), done_, total_, rate, rest, done.c_str());
+  draw(format("%s %s %zu/%zu, %.3g/s, %.0f s left: %s", what_.c_str(), bar(share).c_str(), done_,
+              total_, rate, rest, done.c_str()));
+}
+
+void Progress::tick() {
+  if (const double ms = milliseconds_since(start_); terminal_ && ms >= 1000)
+    draw(format("%s, %.0f s", what_.c_str(), std::floor(ms / 1e3)));
+}
+
+void Progress::draw(std::string line) {
   // A line that wraps would stay.
   winsize size = {};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1)
     line.resize(std::min<size_t>(line.size(), size.ws_col - 1));
-  fprintf(stderr, "\r\033[K%s", line.c_str());
+  if (line == drawn_)
+    return;
+  drawn_ = std::move(line);
+  fprintf(stderr, "\r\033[K%s", drawn_.c_str());
   fflush(stderr);
 }
 

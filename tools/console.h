@@ -49,14 +49,19 @@ std::string bar(double share);
 /// One on standard error for work that takes over a second; nothing where that is no terminal.
 class Progress {
 public:
-  Progress(std::string what, size_t total);
+  explicit Progress(std::string what, size_t total = 0);
   ~Progress();
   void advance(const std::string& done);
+  /// For work that does not say how far it is, several times a second: how long it has lasted.
+  void tick();
 
 private:
+  void draw(std::string line);
+
   std::string what_;
   size_t total_, done_ = 0;
-  bool terminal_, drawn_ = false;
+  bool terminal_;
+  std::string drawn_; ///< what stands there
   std::chrono::steady_clock::time_point start_;
 };
 

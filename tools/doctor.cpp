@@ -25,9 +25,12 @@ public:
   Doctor()
       : Command("doctor", "what this machine has, and what is missing for what",
                 "Looks for the run-time compiler (NVRTC), the CUDA driver, GPUs, the cache\n"
-                "directory and packs, and kernels that this driver is too old for. That\n"
-                "something is missing is no failure; that a directory, pack or variable is set\n"
-                "and cannot be used is one. Neither Python nor PyTorch is needed.\n"
+                "directory and packs, and kernels that this driver is too old for. Under\n"
+                "SAGEBWD_OFFLINE=1 it says what kernels there are, and looks for no NVRTC.\n"
+                "That something is missing is no failure; it is one, with exit code 1, that a\n"
+                "directory, pack or variable is set and cannot be used: of a pack every kernel\n"
+                "is checked, and a variable named SAGEBWD_... must be one of those below.\n"
+                "Neither Python nor PyTorch is needed.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd doctor\n"

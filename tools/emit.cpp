@@ -46,10 +46,13 @@ public:
                 "  sagebwd emit --causal top-left -o generated/\n"
                 "  sagebwd emit --kernel backward --no-deterministic > backward.cu\n") {
     options.text("kernel", "KIND", kernel_, "which kernel; --list names them");
+    options.offer(words_of<KernelKind>());
     options.text(
         "pass", "PASS", pass_,
         "forward or backward, where both have the kernel (default: the first that has it)");
+    options.offer(words_of<Pass>());
     options.text("arch", "ARCH", arch_, "architecture");
+    options.offer(arch_names());
     spec_.declare(options, /*lists=*/false);
     options.text(
         "tile", "TILE", tile_,

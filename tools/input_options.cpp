@@ -38,6 +38,7 @@ void InputOptions::declare(OptionTable& options, bool lists) {
   };
   options.word("inputs", lists ? "NAME,.." : "NAME", read,
                "what the random inputs are like, see above (default gaussian)");
+  options.offer(words_of<Distribution>());
 }
 
 } // namespace sagebwd::tools

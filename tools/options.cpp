@@ -60,9 +60,9 @@ void OptionTable::list(const std::string& name, const std::string& placeholder,
   // The first use replaces the default, later ones add.
   auto set = [&values, name, fresh = true](const std::string& given) mutable {
     llvm::SmallVector<llvm::StringRef> parts;
-    llvm::SplitString(given, parts, ",");
-    if (parts.empty())
-      throw UsageError("--" + name + " needs at least one value, comma-separated");
+    llvm::StringRef(given).split(parts, ',');
+    if (llvm::is_contained(parts, "")) // a variable of a shell that is not set, say
+      throw wrong_value(name, given, "values with a comma between them, none of them empty");
     if (fresh)
       values.clear();
     fresh = false;
@@ -150,6 +150,10 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
   }
 }
 
+void OptionTable::offer(std::vector<std::string> values) {
+  options_.back().values = std::move(values);
+}
+
 bool OptionTable::given(const std::string& name) const { return llvm::is_contained(given(), name); }
 
 std::vector<std::string> OptionTable::given() const {
@@ -171,6 +175,14 @@ std::vector<std::string> OptionTable::words() const {
   for (const Option& option : options_)
     words.push_back("--" + option.name);
   return words;
+}
+
+std::vector<OptionTable::Values> OptionTable::values() const {
+  std::vector<Values> all;
+  for (const Option& option : options_)
+    if (!option.placeholder.empty())
+      all.push_back({option.name, option.values});
+  return all;
 }
 
 std::string OptionTable::help() const {

@@ -7,6 +7,8 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/fields.h"
+
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
@@ -43,6 +45,9 @@ public:
   void word(const std::string& name, const std::string& words,
             const std::function<void(const std::string&)>& parse, const std::string& help);
 
+  /// Words that the option declared last takes, for shells that complete them.
+  void offer(std::vector<std::string> values);
+
   /// The one argument without a name, such as a FILE; empty where it is not given.
   void positional(const std::string& placeholder, std::string& value, const std::string& help);
 
@@ -54,6 +59,12 @@ public:
   std::vector<std::string> given() const;
   /// What may be typed: every option, and of an argument like "bash|zsh" each choice.
   std::vector<std::string> words() const;
+  /// Of every option that takes a value, those that are words; else none.
+  struct Values {
+    std::string option;
+    std::vector<std::string> words;
+  };
+  std::vector<Values> values() const;
   /// One line an option.
   std::string help() const;
 
@@ -62,6 +73,7 @@ private:
     std::string name, placeholder, help;
     std::function<void(const std::string&)> set; ///< with "" for flags
     bool given = false;
+    std::vector<std::string> values = {};
   };
   /// Raises UsageError for a text that says none, or one beyond the limits.
   static int64_t whole_number(const std::string& name, const std::string& given, int64_t low,
@@ -70,6 +82,14 @@ private:
   std::vector<Option> options_;
   std::vector<Option> positional_; ///< at most one
 };
+
+/// All words of an enumeration.
+template <Worded T> std::vector<std::string> words_of() {
+  std::vector<std::string> words;
+  for (const auto& [value, word] : Words<T>::all)
+    words.emplace_back(word);
+  return words;
+}
 
 /// "--sigma is 'x'; it takes a number".
 UsageError wrong_value(const std::string& option, const std::string& given,

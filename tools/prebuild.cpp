@@ -60,8 +60,10 @@ public:
                 "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
         spec_(usual_words()) {
     options.list("arch", "ARCH,..", archs_, "architectures");
+    options.offer(arch_names());
     spec_.declare(options, /*lists=*/true);
     options.list("pass", "PASS,..", passes_, "forward, backward");
+    options.offer(words_of<Pass>());
     options.text("specs", "FILE", specs_file_, "a list of specs, instead of the options above");
     options.list("records", "FILE,..", record_files_,
                  "tuning records ('sagebwd tune --export'): they and their tiles go in too");
@@ -90,6 +92,7 @@ public:
     if (out_.empty())
       throw UsageError("name the pack with --out FILE, or take --dry-run");
 
+    warn_of_variables(*this);
     const auto start = std::chrono::steady_clock::now();
     std::optional<Progress> progress(std::in_place, "prebuilding", request.kernels.size());
     request.progress = [&](const BuiltKernel& kernel, size_t, size_t) {

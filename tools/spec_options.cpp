@@ -69,15 +69,18 @@ void SpecOptions::declare(OptionTable& table, bool lists) {
     if constexpr (Worded<T>)
       help += ": " + known_words<T>();
     if (lists)
-      return table.list(name, placeholder + ",..", words, help);
-    table.word(
-        name, placeholder,
-        [&words, field](const std::string& word) {
-          AttentionSpec checked;
-          set_field(checked, field, word);
-          words = {word};
-        },
-        help + " (default " + words.front() + ")");
+      table.list(name, placeholder + ",..", words, help);
+    else
+      table.word(
+          name, placeholder,
+          [&words, field](const std::string& word) {
+            AttentionSpec checked;
+            set_field(checked, field, word);
+            words = {word};
+          },
+          help + " (default " + words.front() + ")");
+    if constexpr (Worded<T>)
+      table.offer(words_of<T>());
   });
 }
 
@@ -137,6 +140,13 @@ llvm::json::Object json_of(const Problem& problem) {
     sizes[llvm::StringRef(label.name)] = size;
   });
   return sizes;
+}
+
+std::vector<std::string> arch_names() {
+  std::vector<std::string> names;
+  for (const Arch& arch : all_archs())
+    names.emplace_back(arch.name);
+  return names;
 }
 
 std::vector<Arch> parse_archs(const std::vector<std::string>& names) {

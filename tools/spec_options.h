@@ -61,6 +61,8 @@ private:
 /// As many members as a Problem has sizes.
 llvm::json::Object json_of(const Problem&);
 
+/// Every architecture's name.
+std::vector<std::string> arch_names();
 /// Architecture names to Archs, without repeats. Raises SpecError for an unknown one.
 std::vector<Arch> parse_archs(const std::vector<std::string>& names);
 

@@ -1,5 +1,6 @@
 //===- trace.cpp - The error of every intermediate tensor ------------------===//
 #include "runtime/on_gpu.h"
+#include "runtime/parallel_for.h"
 #include "runtime/reference/reference.h"
 #include "tools/command.h"
 #include "tools/input_options.h"
@@ -75,6 +76,7 @@ public:
           on_gpu_ = given == "cuda";
         },
         "cpu: the emulation; cuda: the kernels (default cpu)");
+    options.offer({"cpu", "cuda"});
     options.integer("gpu", gpu_, 0, 1023, "which GPU, for --device cuda");
     problem_.declare(options);
     spec_.declare(options, /*lists=*/false);
@@ -139,15 +141,22 @@ ExitCode Trace::run() {
       throw UsageError("--plan " + to_string(plan) + " has no kernels: they compute --precision " +
                        known_words<Precision>(" or ") + ". Leave --plan out, or use --device cpu");
     require_gpu(gpu_, "--device cuda");
+    require_packs();
   }
   reference::check_memory(problem, spec->head_dim);
   const reference::InputKind kind{inputs_.all().front(), sigma_, key_offset_};
   const reference::Inputs inputs =
       reference::named_inputs(kind, problem, spec->head_dim, spec->dtype, seed_);
 
-  std::vector<reference::TraceRow> rows = reference::trace(inputs, spec, plan);
-  if (on_gpu_)
-    replace_outputs(rows, inputs, spec, gpu_);
+  std::vector<reference::TraceRow> rows;
+  {
+    Progress progress("tracing " +
+                      counted(static_cast<uint64_t>(problem.batch * problem.heads), "head"));
+    const ScopedWatch watch([&] { progress.tick(); });
+    rows = reference::trace(inputs, spec, plan);
+    if (on_gpu_)
+      replace_outputs(rows, inputs, spec, gpu_);
+  }
   Table table;
   BarChart chart{"relative L2 error against FP64", {}};
   for (const auto& [tensor, figures] : rows) {
@@ -157,6 +166,9 @@ ExitCode Trace::run() {
                number("rel_l2", "rel. L2", 5, figures.rel_l2)});
   }
   const std::string line = sagebwd::to_string(*spec), products = to_string(plan);
+  std::string without_precision = line; // which --plan replaces
+  if (const std::string word = " " + value_text(spec->precision); !plan_.empty())
+    without_precision.erase(line.find(word), word.size());
   json::Object facts = json_of(problem);
   facts["tensors"] = table.json_by("tensor");
   facts["device"] = on_gpu_ ? "cuda" : "cpu";
@@ -169,9 +181,9 @@ ExitCode Trace::run() {
   facts["seed"] = seed_;
   const bool gaussian = kind.distribution == reference::Distribution::gaussian;
   const std::string drawn = name + (gaussian ? format(" of sigma %g", sigma_) : "");
-  const std::string title = format("%s, INT8 products %s, inputs %s, seed %zu, %s", line.c_str(),
-                                   products.c_str(), drawn.c_str(), size_t{seed_},
-                                   on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");
+  const std::string title = format(
+      "%s, INT8 products %s, inputs %s, seed %zu, %s", without_precision.c_str(), products.c_str(),
+      drawn.c_str(), size_t{seed_}, on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");
   plot_.write(title, {chart});
   return finish(std::move(facts), [&] {
     puts(title.c_str());

@@ -152,6 +152,7 @@ public:
     problem_.declare(options);
     options.integer("gpu", device_, 0, 1023, "the GPU, numbered from 0");
     options.list("kernel", "NAME,..", kernels_, "forward, backward_dq, backward_dkv");
+    options.offer(kernels_);
     options.list("tile", "TILE,..", tiles_, "let only these compete with the default");
     options.integer("rounds", rounds_, tuner::kFewestRounds, 1000, "timings of each, at most");
     options.flag("force", force_, "tune again what has a record");
@@ -209,6 +210,8 @@ private:
     TuneRequest request = this->request();
     check(resolved(request.spec), request.problem); // wrong use is that without a GPU as well
     require_gpu(device_, "this command");
+    warn_of_variables(*this);
+    require_packs();
     const auto start = std::chrono::steady_clock::now();
     std::vector<Tuned> kernels;
     {
@@ -265,6 +268,8 @@ private:
     request.rounds = rounds_;
     check(resolved(request.spec), request.problem);
     require_gpu(device_, "this command");
+    warn_of_variables(*this);
+    require_packs();
     std::optional<Progress> bar;
     request.progress = [&](const std::string& what, int, int total) {
       if (!bar)

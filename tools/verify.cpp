@@ -86,6 +86,7 @@ public:
     if (usual)
       add_variants(specs);
     require_gpu(gpu_, "this command");
+    require_packs();
     // One operation a spec: its kernels are loaded once.
     std::map<std::string, std::unique_ptr<Attention>> operations;
     Progress progress("verifying", static_cast<size_t>(cases_));

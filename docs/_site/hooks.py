@@ -66,8 +66,6 @@ def on_page_markdown(markdown, page, files, **_):
 def place_on_site(repository):
     """The page or picture of a file of the repository; None: the site has none."""
     if not (ROOT / repository).exists() and repository != f"docs/{COMMAND_LINE}":
-        if repository.removeprefix("docs/") in PAGES:
-            return repository.removeprefix("docs/")
         raise SystemExit(f"docs: a link leads to {repository}, which there is not")
     if (ROOT / repository / "README.md").exists():
         repository += "/README.md"

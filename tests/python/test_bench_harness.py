@@ -35,15 +35,20 @@ def test_without_pytorch_a_script_says_so_in_one_line(script):
     assert done.errors.startswith(f"{script}.py needs PyTorch") and done.errors.count("\n") <= 1
 
 
-def test_record_is_complete_after_every_figure(tmp_path):
+def test_record_is_complete_after_every_figure_and_in_its_place_at_the_end(tmp_path, capsys):
     path = tmp_path / "results" / "some.json"
+    path.parent.mkdir()
+    path.write_text("the last one")
     record = harness.Record(path, tokens=4)
-    assert read(path)["status"] == "running" and read(path)["parameters"] == {"tokens": 4}
-    assert read(path)["environment"].keys() >= ENVIRONMENT
+    beside = path.with_name("some.json.unfinished")
+    assert str(beside) in capsys.readouterr().err
+    assert read(beside)["status"] == "running" and read(beside)["parameters"] == {"tokens": 4}
+    assert read(beside)["environment"].keys() >= ENVIRONMENT
     record.add("rows", {"error": math.nan})
-    assert read(path)["rows"] == [{"error": "nan"}]
+    assert read(beside)["rows"] == [{"error": "nan"}] and path.read_text() == "the last one"
     assert record.finish(passed=False) == 1
-    assert read(path)["passed"] is False and not list(path.parent.glob("*.partial"))
+    assert read(path)["passed"] is False and read(path)["status"] == "finished"
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_command_names_no_folder(monkeypatch):
@@ -119,6 +124,7 @@ def test_one_that_is_not_built_is_wrong_use(tmp_path, capsys):
 
 def test_all_runs_each_as_its_own_command_and_survives_one(tmp_path, monkeypatch, capsys):
     every = importlib.import_module("all")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     seen = []
 
     def main_of(name, outcome):
@@ -131,8 +137,8 @@ def test_all_runs_each_as_its_own_command_and_survives_one(tmp_path, monkeypatch
         return main
 
     outcomes = {"gpu_tests": 0, "sanitize": SystemExit(2), "compile_time": 0,
-                "tuning": RuntimeError("boom"), "host_time": 0, "speed": 1, "grid": 0, "errors": 0,
-                "cases": 0}  # fmt: skip
+                "tuning": RuntimeError("boom"), "host_time": 0, "speed": 1, "grid": 0, "masks": 0,
+                "generation": 0, "errors": 0, "cases": 0}  # fmt: skip
     for name, outcome in outcomes.items():
         monkeypatch.setattr(importlib.import_module(name), "main", main_of(name, outcome))
     before = list(sys.argv)
@@ -143,6 +149,15 @@ def test_all_runs_each_as_its_own_command_and_survives_one(tmp_path, monkeypatch
     assert "FAILED: sanitize, tuning, speed" in capsys.readouterr().out
     assert every.main(["--out", str(tmp_path), "--only", "cases", "errors"]) == 0
     assert [one[0] for one in seen[-2:]] == ["errors", "cases"]
+
+
+def test_all_refuses_at_once_without_a_gpu(tmp_path, monkeypatch, capsys):
+    every = importlib.import_module("all")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as left:
+        every.main(["--out", str(tmp_path)])
+    assert left.value.code == 2 and "no CUDA GPU here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_names_the_records_that_there_are():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,19 @@ def test_both_doctors_say_the_same():
     missing = [m for m in ours.pop("missing") if "PyTorch" not in m["what"]]
     assert missing == theirs.pop("missing")
     assert {key: ours[key] for key in theirs} == theirs
+
+
+def test_the_package_itself_is_no_command_and_says_which_there_are():
+    def said(*words):
+        command = [sys.executable, "-m", "sagebwd", *words]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert said("--help").returncode == 0 and said("build").returncode == 2
+    named = re.findall(r"python -m (\S+)", said("--help").stdout)
+    experiments = Path(sagebwd.__file__).parent / "experiments"
+    commands = {file.stem for file in experiments.glob("*.py") if "__main__" in file.read_text()}
+    assert named == ["sagebwd.doctor", "sagebwd.experiments.COMMAND"]
+    assert all(command in said("build").stderr for command in commands)
 
 
 def test_wrong_use():

@@ -308,15 +308,9 @@ def test_doctor_warns_of_kernels_too_new_for_the_driver(cache, sagebwd, old_driv
     assert not any("need a driver" in text for text in what)
 
 
-def test_doctor_shows_limit_packs_and_modes(sagebwd, tmp_path):
-    none = tmp_path / "none.pack"
-    result = sagebwd("doctor", "--json", SAGEBWD_CACHE_LIMIT="5M", SAGEBWD_OFFLINE="1",
-                     SAGEBWD_TUNE="frozen", SAGEBWD_CACHE_PACKS=str(none))  # fmt: skip
-    assert result.code == 1  # no kernel can be had with such a pack
-    report = result.json
-    assert report["cache"]["byte_limit"] == 5 << 20 and report["cache"]["offline"]
-    assert report["tuning"] == "frozen"
-    assert not report["cache"]["packs"][0]["usable"]
-    assert any(str(none) in item["what"] for item in report["missing"])
-    text = sagebwd("doctor", SAGEBWD_TUNE="maybe").out
-    assert "at most 1024 MiB" in text and "'maybe'" in text
+def test_build_refuses_a_pack_that_it_would_not_need(cache, sagebwd, tmp_path):
+    none = str(tmp_path / "none.pack")
+    for directory in (cache.directory, tmp_path / "empty"):
+        result = sagebwd("build", *OPERATION, SAGEBWD_CACHE_DIR=str(directory),
+                         SAGEBWD_CACHE_PACKS=none)  # fmt: skip
+        assert result.code == 1 and none in result.err and result.out == ""

@@ -1,117 +1,14 @@
-"""What doctor, emit, build and trace print."""
+"""What emit, build and trace print."""
 
 import re
 import shlex
 import shutil
 
 import pytest
-from places import BINARY, ROOT
+from places import ROOT
 
 TENSORS = {"delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"}
 ONE_OP = ["--arch", "sm_90a", "--head-dim", 128, "--dtype", "bf16", "--causal", "none"]
-
-
-def test_doctor_names_what_is_missing_for_what(doctor):
-    assert {"nvrtc", "driver", "gpus", "cache", "architectures", "missing"} <= doctor.keys()
-    for item in doctor["missing"]:
-        assert item["what"] and item["needed_for"] and item["remedy"]
-    notes = {arch["name"]: arch.get("note", "") for arch in doctor["architectures"]}
-    assert "emulates s8 mma" in notes["sm_103"]
-    assert doctor["can_run"] == bool(doctor["gpus"])
-
-
-def test_doctor_without_nvrtc_and_cache(sagebwd, tmp_path):
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)  # a cubin is code: others must not be able to write it
-    result = sagebwd(
-        "doctor", "--json", SAGEBWD_NVRTC=str(tmp_path / "none.so"), SAGEBWD_CACHE_DIR=str(shared)
-    )
-    assert result.code == 1  # what is set is not usable
-    report = result.json
-    assert not report["can_compile"] and not report["cache"]["usable"]
-    assert str(tmp_path / "none.so") in report["nvrtc"]["error"]
-    assert any("compiling" in item["needed_for"] for item in report["missing"])
-
-
-def test_doctor_says_of_the_cache_what_build_would(sagebwd, tmp_path):
-    (tmp_path / "file").write_text("")
-    places = {
-        str(tmp_path / "file"): "cannot be opened as a directory",
-        str(tmp_path / "file/cache"): "cannot be opened as a directory",
-        "/proc/nowhere": "cannot be created",  # not even by root
-        "": "none of SAGEBWD_CACHE_DIR, XDG_CACHE_HOME and HOME names a directory",
-    }
-    for place, reason in places.items():
-        variables = {"SAGEBWD_CACHE_DIR": place, "XDG_CACHE_HOME": "", "HOME": ""}
-        result = sagebwd("doctor", "--json", **variables)
-        assert result.code == 1 and not result.json["cache"]["usable"], place
-        assert reason in result.json["cache"]["error"]
-        needs = [m["needed_for"] for m in result.json["missing"] if reason in m["what"]]
-        assert needs == ["keeping compiled kernels between processes"]
-        assert (
-            f"cache   not used: {result.json['cache']['error']}"
-            in sagebwd("doctor", **variables).out
-        )
-
-
-def test_doctor_tries_the_cache_and_leaves_nothing(sagebwd, tmp_path):
-    fresh = tmp_path / "a/b/cache"
-    assert sagebwd("doctor", "--json", SAGEBWD_CACHE_DIR=str(fresh)).json["cache"]["usable"]
-    assert list(tmp_path.iterdir()) == []
-    fresh.mkdir(mode=0o700, parents=True)
-    assert sagebwd("doctor", SAGEBWD_CACHE_DIR=str(fresh)).code == 0
-    assert list(fresh.iterdir()) == []
-
-
-def test_doctor_says_which_variables_lead_nowhere(sagebwd, tmp_path):
-    file, nowhere = tmp_path / "file", tmp_path / "nowhere"
-    file.write_text("")
-    assert sagebwd("doctor").code == 0
-    paths = {"SAGEBWD_NVRTC": nowhere, "SAGEBWD_TUNE_WORKER": file, "SAGEBWD_TEMPLATE_DIR": file}
-    for name, path in paths.items():
-        result = sagebwd("doctor", "--json", **{name: str(path)})
-        assert result.code == 1, name
-        [item] = [m for m in result.json["missing"] if f"{name} is '{path}'" in m["what"]]
-        assert item["remedy"] == "correct it, or unset it"
-    sound = {"SAGEBWD_TUNE_WORKER": str(BINARY), "SAGEBWD_TEMPLATE_DIR": str(ROOT / "templates")}
-    assert sagebwd("doctor", **sound).code == 0
-    bare = sagebwd("doctor", SAGEBWD_TEMPLATE_DIR=str(tmp_path))  # as a build would find it
-    assert bare.code == 1 and "no folder of templates" in bare.out
-
-
-def test_doctor_counts_the_cache_and_nothing_else(sagebwd, tmp_path):
-    (tmp_path / "below").mkdir()
-    for name in ("thesis.txt", "below/more.txt", "0" * 64 + ".kernel"):
-        (tmp_path / name).write_text("x" * 1000)
-    state = sagebwd("doctor", "--json", SAGEBWD_CACHE_DIR=str(tmp_path)).json["cache"]
-    assert state["files"] == 1 and state["bytes"] == 1000
-
-
-def test_doctor_names_variables_that_nobody_reads(sagebwd):
-    result = sagebwd("doctor", "--json", SAGEBWD_CACH_DIR="/tmp", SAGEBWD_STATS="0")
-    assert result.code == 0  # it may be someone else's
-    missing = [item["what"] for item in result.json["missing"]]
-    assert any("SAGEBWD_CACH_DIR" in what for what in missing)
-    assert not any("SAGEBWD_STATS" in what for what in missing)
-
-
-def test_doctor_names_variables_and_their_wrong_values(sagebwd):
-    result = sagebwd("doctor", "--json", SAGEBWD_TUNE="maybe", SAGEBWD_OFFLINE="yes",
-                     SAGEBWD_STATS="1")  # fmt: skip
-    assert result.code == 1
-    wrong = [m["what"] for m in result.json["missing"] if m["what"].startswith("a usable value")]
-    assert len(wrong) == 2 and "'yes'" in wrong[0] and "'maybe'" in wrong[1]
-    assert result.json["variables"]["SAGEBWD_STATS"] == "1"
-    help_text = sagebwd("doctor", "--help").out
-    assert all(name in help_text for name in result.json["variables"])
-
-
-def test_doctor_as_text(sagebwd):
-    result = sagebwd("doctor")
-    assert result.code == 0
-    for word in ("nvrtc", "driver", "cache", "archs"):
-        assert re.search(f"^{word} ", result.out, re.MULTILINE)
 
 
 def test_the_examples_of_emit_work(sagebwd, tmp_path):
@@ -243,6 +140,16 @@ def test_build_as_a_table(sagebwd):
     assert result.err == ""  # no progress bar where standard error is no terminal
 
 
+@pytest.mark.parametrize("command", ["build", "prebuild"])
+def test_what_compiles_warns_of_variables_that_nobody_reads(sagebwd, tmp_path, command):
+    words = {"build": ONE_OP, "prebuild": [*ONE_OP, "--out", tmp_path / "a.pack"]}[command]
+    nowhere = {"SAGEBWD_CACHE_DIR": str(tmp_path / "cache"), "SAGEBWD_NVRTC": str(tmp_path)}
+    result = sagebwd(command, *words, **nowhere, SAGEBWD_OFLINE="1")
+    warning = f"sagebwd {command}: warning: nothing reads SAGEBWD_OFLINE"
+    assert result.code == 1 and result.err.startswith(warning)
+    assert "warning" not in sagebwd(command, *words, **nowhere).err
+
+
 def test_build_without_nvrtc_fails_and_says_where_it_looked(sagebwd, tmp_path):
     missing = str(tmp_path / "none.so")
     result = sagebwd("build", SAGEBWD_NVRTC=missing, SAGEBWD_CACHE_DIR=str(tmp_path / "empty"))
@@ -330,6 +237,15 @@ def test_trace_plan_quantises_only_what_it_names(sagebwd):
     assert exact["O"]["rel_l2"] < 0.004  # bf16 alone
     assert only_pv["O"]["rel_l2"] > 2 * exact["O"]["rel_l2"]
     assert only_pv["P"]["rel_l2"] < 1e-5  # P as it leaves the softmax
+
+
+def test_trace_prints_the_plan_that_it_follows_and_no_other(sagebwd):
+    def header(*words):
+        return sagebwd("trace", *SMALL, *words).out.splitlines()[0]
+
+    assert " six-of-seven " in header() and ", INT8 products s,pv,dv,dq,dk, " in header()
+    none = header("--plan", "none")
+    assert " sink_keys=1 smooth_k " in none and ", INT8 products none, " in none
 
 
 def test_trace_shows_what_dp_in_int8_costs(sagebwd):

@@ -61,6 +61,14 @@ def test_a_project_finds_the_static_library(programs):
     assert needed(programs / "plan") <= BARE
 
 
+def test_the_example_project_can_be_copied_out(prefix, tmp_path):
+    shutil.copytree(ROOT / "examples/find_package", tmp_path / "project")
+    output("cmake", "-G", "Ninja", "-S", tmp_path / "project", "-B", tmp_path / "build",
+           f"-DCMAKE_PREFIX_PATH={prefix}")  # fmt: skip
+    output("cmake", "--build", tmp_path / "build")
+    assert (tmp_path / "build/plan").exists()
+
+
 def test_a_c_program_is_told_what_is_missing(programs):
     result = subprocess.run([programs / "attention"], capture_output=True, text=True, env=NO_GPU)
     assert result.returncode == 1 and result.stdout == ""

@@ -125,12 +125,14 @@ def test_wrong_use(checkout, arguments, message):
     assert not checkout.calls()
 
 
-@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["wheel", "--help"],
+                                       ["docs", "--serve", "-h"]])  # fmt: skip
 def test_help(checkout, arguments):
     result = checkout(*arguments)
     assert result.returncode == 0
     for command in ("demo", "test", "build", "docs", "fresh"):
         assert f"\n  {command} " in result.stdout
+    assert not checkout.calls()
 
 
 def test_nothing_is_installed_twice(checkout):

@@ -1,9 +1,14 @@
-"""Pictures by --plot, and what shells complete by."""
+"""Pictures by --plot, progress on a terminal, and what shells complete by."""
 
+import contextlib
+import os
+import pty
+import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from places import BINARY
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHORT = ("--head-dim", "64", "--seq-len", "64", "--heads", "1")
@@ -56,9 +61,49 @@ def test_bash_completes_commands_and_options(sagebwd, tmp_path):
     assert completed(sagebwd, tmp_path, "completion", "z") == ["zsh"]
 
 
+def test_bash_completes_the_words_that_options_take(sagebwd, tmp_path):
+    precisions = ["six-of-seven", "qk16", "dv16", "gradients16"]
+    assert completed(sagebwd, tmp_path, "build", "--precision", "") == precisions
+    assert completed(sagebwd, tmp_path, "trace", "--inputs", "heavy") == ["heavy-channels"]
+    assert completed(sagebwd, tmp_path, "cache", "ls", "--arch", "sm_90") == ["sm_90a"]
+    listed = completed(sagebwd, tmp_path, "prebuild", "--arch", "sm_80,sm_12")
+    assert listed == ["sm_80,sm_120", "sm_80,sm_121"]
+    assert completed(sagebwd, tmp_path, "prebuild", "--out", "") == []  # bash then offers files
+
+
 def test_other_shells(sagebwd):
     assert "bashcompinit" in sagebwd("completion", "--help").out
     fish = sagebwd("completion", "fish").out.splitlines()
-    assert "complete -c sagebwd -n '__fish_seen_subcommand_from build' -l head-dim" in fish
+    build = "complete -c sagebwd -n '__fish_seen_subcommand_from build' -l "
+    assert f"{build}dtype -x -a 'bf16 fp16'" in fish and f"{build}spec -r -F" in fish
+    assert f"{build}smooth-q" in fish
     refused = sagebwd("completion", "tcsh")
     assert refused.code == 2 and "it takes bash, zsh or fish" in refused.err
+
+
+def on_terminal(cache, *words):
+    """What the command line writes to standard error where that is a terminal."""
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "SAGEBWD_CACHE_DIR": str(cache)}
+    with subprocess.Popen([BINARY, *map(str, words)], stdout=subprocess.DEVNULL, stderr=terminal,
+                          env=environment) as process:  # fmt: skip
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # what a terminal without a writer gives
+            while more := os.read(controller, 4096):
+                shown += more
+    os.close(controller)
+    assert process.returncode == 0, shown
+    return shown.decode()
+
+
+def test_a_trace_that_lasts_shows_for_how_long(cache_dir):
+    shown = on_terminal(cache_dir, "trace", "--seq-len", 5000, "--heads", 1)
+    assert "tracing 1 head, 1 s" in shown and shown.endswith("\r\x1b[K")
+
+
+@pytest.mark.usefixtures("needs_nvrtc")
+def test_a_build_shows_how_many_kernels_are_done(tmp_path):
+    words = ["--head-dim", 128, "--arch", "sm_90a,sm_120"]  # longer than a second
+    counted = re.findall(r" (\d+)/(\d+), ", on_terminal(tmp_path / "cache", "build", *words))
+    assert counted and int(counted[-1][0]) == int(counted[-1][1]) > 2

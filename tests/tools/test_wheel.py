@@ -64,6 +64,16 @@ try_here() { echo "here: $2" && [[ ${BROKEN:-} != trial ]]; }
     return in_wheel
 
 
+def test_who_builds_without_isolation_is_told_what_builds_it():
+    requires = re.search(r"^requires = \[(.*)\]$", PYPROJECT, re.M)[1]
+    builds = re.findall(r'"([\w-]+)', requires)
+    assert len(builds) == 2
+    advice = "pip install " + " ".join(builds)
+    code = re.sub(r'"\s+"', "", (ROOT / "python/sagebwd/integrations/jax.py").read_text())
+    assert advice in code
+    assert advice.replace("install", "install jax") in (ROOT / "docs/use/jax.md").read_text()
+
+
 def test_it_finds_pythons_on_path_of_pyenv_and_of_uv(wheel):
     wheel.add("bin/python3.10", "3.10")
     wheel.add("pyenv/versions/3.11.9/bin/python", "3.11")

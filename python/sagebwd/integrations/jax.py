@@ -31,7 +31,8 @@ def _register():
     if not targets:
         raise _core.LibraryError(
             "this build of sagebwd has no calls for JAX: it was made where jaxlib was not "
-            "installed. Install jaxlib and build it there: pip install --no-build-isolation ."
+            "installed. In a checkout, where jaxlib is installed: pip install scikit-build-core "
+            "pybind11, then pip install --no-build-isolation ."
         )
     functions = {(name, platform): function for name, platform, function in targets}
     for name in ("forward", "backward"):

@@ -1,0 +1,65 @@
+//===- diagnosis_cache.cpp - What the cache's places hold, and can take -----===//
+
+#include "runtime/diagnosis_cache.h"
+#include "cache/directory.h"
+
+#include <filesystem>
+#include <unistd.h>
+
+namespace sagebwd {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Why a kernel would not be kept in a directory, or empty. Leaves no trace.
+std::string reason_not_kept(const std::string& directory) {
+  std::error_code ignored;
+  std::vector<fs::path> made;
+  for (fs::path path = directory; path.has_relative_path() && !fs::exists(path, ignored);
+       path = path.parent_path())
+    made.push_back(path);
+  // Named like any temporary file, so that a sweep takes what a killed doctor leaves.
+  const std::string probe = ".tmp-" + std::to_string(::getpid()) + "-d";
+  // Of a kernel's size: a full disk takes an empty file.
+  const std::string why = publish_file(directory, probe, std::string(64 << 10, '\0'));
+  remove_file(directory, probe);
+  for (const fs::path& path : made)
+    fs::remove(path, ignored);
+  return why;
+}
+
+} // namespace
+
+DirectoryState look_at_directory(StoreOptions options) {
+  DirectoryState state;
+  state.options = std::move(options);
+  const std::string& directory = state.options.directory;
+  state.error = CacheStore(state.options).disabled_reason();
+  if (state.error.empty())
+    state.error = reason_not_kept(directory);
+  for (const KeptName& kept : kept_names(directory)) {
+    std::error_code error;
+    const uint64_t bytes = fs::file_size(fs::path(directory) / kept.file, error);
+    state.bytes += error ? 0 : bytes;
+    ++state.files;
+  }
+  return state;
+}
+
+PackState look_at_pack(const std::string& path) {
+  PackState state;
+  state.path = path;
+  try {
+    const std::shared_ptr<const Pack> pack = Pack::open(path);
+    state.summary = summarize(*pack);
+    for (const KeptName& name : kept_names(pack))
+      if (const auto item = read_kept(name); item && !item->problem.empty())
+        throw PackError(path + ", item " + name.digest + ": " + item->problem +
+                        "; copy it again, or build it again with 'sagebwd prebuild'");
+  } catch (const PackError& error) {
+    state.error = error.what();
+  }
+  return state;
+}
+
+} // namespace sagebwd

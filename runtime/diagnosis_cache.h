@@ -1,0 +1,29 @@
+//===- diagnosis_cache.h - What the cache's places hold, and can take -------===//
+#pragma once
+
+#include "cache/store.h"
+#include "runtime/driver_needs.h"
+
+#include <string>
+
+namespace sagebwd {
+
+/// The user's directory.
+struct DirectoryState {
+  StoreOptions options;
+  std::string error; ///< why kernels are not kept there, or empty
+  size_t files = 0;
+  uint64_t bytes = 0;
+};
+/// Tries the directory by a file, which is gone afterwards.
+DirectoryState look_at_directory(StoreOptions);
+
+/// A pack that SAGEBWD_CACHE_PACKS names.
+struct PackState {
+  std::string path, error;
+  PackSummary summary;
+};
+/// Reads all of it: a corrupt kernel would fail only where somebody wants it.
+PackState look_at_pack(const std::string& path);
+
+} // namespace sagebwd

@@ -1,0 +1,166 @@
+"""What doctor says, and what it calls a fault."""
+
+import re
+
+from cache_helpers import empty
+from places import BINARY, ROOT
+
+
+def test_doctor_names_what_is_missing_for_what(doctor):
+    assert {"nvrtc", "driver", "gpus", "cache", "architectures", "missing"} <= doctor.keys()
+    for item in doctor["missing"]:
+        assert item["what"] and item["needed_for"] and item["remedy"]
+    notes = {arch["name"]: arch.get("note", "") for arch in doctor["architectures"]}
+    assert "emulates s8 mma" in notes["sm_103"]
+    assert doctor["can_run"] == bool(doctor["gpus"])
+
+
+def test_doctor_without_nvrtc_and_cache(sagebwd, tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)  # a cubin is code: others must not be able to write it
+    result = sagebwd(
+        "doctor", "--json", SAGEBWD_NVRTC=str(tmp_path / "none.so"), SAGEBWD_CACHE_DIR=str(shared)
+    )
+    assert result.code == 1  # what is set is not usable
+    report = result.json
+    assert not report["can_compile"] and not report["cache"]["usable"]
+    assert str(tmp_path / "none.so") in report["nvrtc"]["error"]
+    assert any("compiling" in item["needed_for"] for item in report["missing"])
+
+
+def test_doctor_says_of_the_cache_what_build_would(sagebwd, tmp_path):
+    (tmp_path / "file").write_text("")
+    places = {
+        str(tmp_path / "file"): "cannot be opened as a directory",
+        str(tmp_path / "file/cache"): "cannot be opened as a directory",
+        "/proc/nowhere": "cannot be created",  # not even by root
+        "": "none of SAGEBWD_CACHE_DIR, XDG_CACHE_HOME and HOME names a directory",
+    }
+    for place, reason in places.items():
+        variables = {"SAGEBWD_CACHE_DIR": place, "XDG_CACHE_HOME": "", "HOME": ""}
+        result = sagebwd("doctor", "--json", **variables)
+        assert result.code == 1 and not result.json["cache"]["usable"], place
+        assert reason in result.json["cache"]["error"]
+        needs = [m["needed_for"] for m in result.json["missing"] if reason in m["what"]]
+        assert needs == ["keeping compiled kernels between processes"]
+        assert (
+            f"cache   not used: {result.json['cache']['error']}"
+            in sagebwd("doctor", **variables).out
+        )
+
+
+def test_doctor_tries_the_cache_and_leaves_nothing(sagebwd, tmp_path):
+    fresh = tmp_path / "a/b/cache"
+    assert sagebwd("doctor", "--json", SAGEBWD_CACHE_DIR=str(fresh)).json["cache"]["usable"]
+    assert list(tmp_path.iterdir()) == []
+    fresh.mkdir(mode=0o700, parents=True)
+    assert sagebwd("doctor", SAGEBWD_CACHE_DIR=str(fresh)).code == 0
+    assert list(fresh.iterdir()) == []
+
+
+def test_doctor_says_which_variables_lead_nowhere(sagebwd, tmp_path):
+    file, nowhere = tmp_path / "file", tmp_path / "nowhere"
+    file.write_text("")
+    assert sagebwd("doctor").code == 0
+    paths = {"SAGEBWD_NVRTC": nowhere, "SAGEBWD_TUNE_WORKER": file, "SAGEBWD_TEMPLATE_DIR": file}
+    for name, path in paths.items():
+        result = sagebwd("doctor", "--json", **{name: str(path)})
+        assert result.code == 1, name
+        [item] = [m for m in result.json["missing"] if f"{name} is '{path}'" in m["what"]]
+        assert item["remedy"] == "correct it, or unset it"
+    sound = {"SAGEBWD_TUNE_WORKER": str(BINARY), "SAGEBWD_TEMPLATE_DIR": str(ROOT / "templates")}
+    assert sagebwd("doctor", **sound).code == 0
+    bare = sagebwd("doctor", SAGEBWD_TEMPLATE_DIR=str(tmp_path))  # as a build would find it
+    assert bare.code == 1 and "no folder of templates" in bare.out
+
+
+def test_doctor_counts_the_cache_and_nothing_else(sagebwd, tmp_path):
+    (tmp_path / "below").mkdir()
+    for name in ("thesis.txt", "below/more.txt", "0" * 64 + ".kernel"):
+        (tmp_path / name).write_text("x" * 1000)
+    state = sagebwd("doctor", "--json", SAGEBWD_CACHE_DIR=str(tmp_path)).json["cache"]
+    assert state["files"] == 1 and state["bytes"] == 1000
+
+
+def test_doctor_names_variables_that_nobody_reads(sagebwd):
+    result = sagebwd("doctor", "--json", SAGEBWD_CACH_DIR="/tmp", SAGEBWD_STATS="0")
+    assert result.code == 1
+    missing = [item["what"] for item in result.json["missing"]]
+    assert any("SAGEBWD_CACH_DIR" in what for what in missing)
+    assert not any("SAGEBWD_STATS" in what for what in missing)
+
+
+def test_doctor_knows_what_a_checkout_reads(sagebwd):
+    read = re.compile(r"""(?:environ\b.*?["']|getenv\("|^  |\{)(SAGEBWD_[A-Z0-9_]+)""", re.M)
+    files = [ROOT / "run", *(ROOT / "tools/run").iterdir(), *(ROOT / "bench").glob("*.*"),
+             *(ROOT / "tests").rglob("*.py"), *(ROOT / "tests").rglob("*.cpp")]  # fmt: skip
+    found = {name for file in files for name in read.findall(file.read_text())}
+    assert found >= {"SAGEBWD_PYTHON_EXE", "SAGEBWD_BIN", "SAGEBWD_UPDATE_GOLDEN"}
+    named = found | {"SAGEBWD_COMMIT", "SAGEBWD_TREE"}  # of records, sagebwd.experiments
+    missing = sagebwd("doctor", "--json", **dict.fromkeys(named, "")).json["missing"]
+    assert not [item["what"] for item in missing if "nothing reads" in item["what"]]
+
+
+def test_doctor_offline_looks_for_kernels_and_not_for_nvrtc(sagebwd, tmp_path):
+    offline = {"SAGEBWD_OFFLINE": "1", "SAGEBWD_CACHE_DIR": str(tmp_path / "cache"),
+               "SAGEBWD_NVRTC": str(tmp_path / "none.so")}  # fmt: skip
+    result = sagebwd("doctor", "--json", **offline)
+    assert result.code == 0 and not result.json["can_compile"]
+    assert result.json["nvrtc"]["error"] == "not looked for: SAGEBWD_OFFLINE=1 forbids compiling"
+    assert not any(arch["kept"] for arch in result.json["architectures"])
+    what = [item["what"] for item in result.json["missing"]]
+    assert not any("NVRTC" in text for text in what)
+    assert "kernels for any GPU: neither the directory nor a pack has one" in what
+    text = sagebwd("doctor", **offline).out
+    assert "\nkernels none\n" in text and "(no)" not in text and str(tmp_path / "none") not in text
+
+
+def test_doctor_names_variables_and_their_wrong_values(sagebwd):
+    result = sagebwd("doctor", "--json", SAGEBWD_TUNE="maybe", SAGEBWD_OFFLINE="yes",
+                     SAGEBWD_STATS="1")  # fmt: skip
+    assert result.code == 1
+    wrong = [m["what"] for m in result.json["missing"] if m["what"].startswith("a usable value")]
+    assert len(wrong) == 2 and "'yes'" in wrong[0] and "'maybe'" in wrong[1]
+    assert result.json["variables"]["SAGEBWD_STATS"] == "1"
+    help_text = sagebwd("doctor", "--help").out
+    assert all(name in help_text for name in result.json["variables"])
+
+
+def test_doctor_as_text(sagebwd):
+    result = sagebwd("doctor")
+    assert result.code == 0
+    for word in ("nvrtc", "driver", "cache", "archs"):
+        assert re.search(f"^{word} ", result.out, re.MULTILINE)
+
+
+def test_doctor_shows_limit_packs_and_modes(sagebwd, tmp_path):
+    none = tmp_path / "none.pack"
+    result = sagebwd("doctor", "--json", SAGEBWD_CACHE_LIMIT="5M", SAGEBWD_OFFLINE="1",
+                     SAGEBWD_TUNE="frozen", SAGEBWD_CACHE_PACKS=str(none))  # fmt: skip
+    assert result.code == 1  # no kernel can be had with such a pack
+    report = result.json
+    assert report["cache"]["byte_limit"] == 5 << 20 and report["cache"]["offline"]
+    assert report["tuning"] == "frozen"
+    assert not report["cache"]["packs"][0]["usable"]
+    assert any(str(none) in item["what"] for item in report["missing"])
+    text = sagebwd("doctor", SAGEBWD_TUNE="maybe").out
+    assert "at most 1024 MiB" in text and "'maybe'" in text
+
+
+def test_doctor_reads_every_kernel_of_a_pack(cache, sagebwd, tmp_path):
+    pack = tmp_path / "a.pack"
+    assert cache("export", "--out", pack).code == 0
+    here = {"SAGEBWD_OFFLINE": "1", "SAGEBWD_CACHE_PACKS": str(pack), **empty(tmp_path)}
+    sound = sagebwd("doctor", "--json", **here)
+    assert sound.code == 0 and sound.json["cache"]["packs"][0]["usable"]
+    assert [a["name"] for a in sound.json["architectures"] if a["kept"]] == ["sm_80"]
+    assert "\nkernels of sm_80\n" in sagebwd("doctor", **here).out
+    data = bytearray(pack.read_bytes())
+    data[len(data) * 2 // 3] ^= 1
+    pack.write_bytes(data)
+    corrupt = sagebwd("doctor", "--json", **here)
+    assert corrupt.code == 1 and not corrupt.json["cache"]["packs"][0]["usable"]
+    assert "its checksum does not match" in corrupt.json["cache"]["packs"][0]["error"]
+    listed = cache("ls", SAGEBWD_CACHE_PACKS=str(pack))  # a list is no judgement
+    assert listed.code == 0 and ", 1 bad, " in listed.out
