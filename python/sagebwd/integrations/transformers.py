@@ -32,7 +32,7 @@ class Pattern:
     """A mask that nobody has written out: which keys queries see, as transformers says it."""
 
     def __init__(self, attention_mask, shift, **given):
-        self._padding, self._shift, self._given = attention_mask, int(shift), given
+        self._padding, self._shift, self._given = attention_mask, shift, given
         self._told = {}
 
     def told(self, causal, window):
@@ -96,14 +96,18 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
     )
     if says_all and attention_mask is None and local_size is None:
         return None
+    # A static cache's offset is a tensor, which moves on before anybody asks for the mask.
+    q_offset, kv_offset = int(q_offset), int(kv_offset)
     # Models hand on, and some look at, a tensor: it takes no memory, and who changes it loses the
     # pattern, without which it is refused.
     shape = batch_size, 1, q_length, kv_length
     stand_in = torch.zeros((), dtype=torch.bool, device=device).expand(shape)
     stand_in.pattern = Pattern(
-        attention_mask, shift, batch_size=batch_size, q_length=q_length, kv_length=kv_length,
-        q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, use_vmap=use_vmap,
+        attention_mask, q_offset - kv_offset, batch_size=batch_size, q_length=q_length,
+        kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, use_vmap=use_vmap,
         device=device)  # fmt: skip
+    # Generation with static caches asks for a contiguous one; a copy would have no pattern.
+    stand_in.contiguous = lambda: stand_in
     return stand_in
 
 
