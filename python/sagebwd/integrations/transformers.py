@@ -104,8 +104,8 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
     stand_in = torch.zeros((), dtype=torch.bool, device=device).expand(shape)
     stand_in.pattern = Pattern(
         attention_mask, q_offset - kv_offset, batch_size=batch_size, q_length=q_length,
-        kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function, use_vmap=use_vmap,
-        device=device)  # fmt: skip
+        kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
+        use_vmap=use_vmap, device=device)  # fmt: skip
     # Generation with static caches asks for a contiguous one; a copy would have no pattern.
     stand_in.contiguous = lambda: stand_in
     return stand_in
