@@ -31,7 +31,8 @@ struct MeanGradients {
       }
     }
   }
-  /// At a run's end, to sums in the units at `units`.
+  /// At a run's end, to sums in the units at `units`. The surplus goes first: beside it a mean's part
+  /// would be rounded to levels of what is left of the queries, which may be nothing.
   __device__ __forceinline__ void add_to(Sums& dk, const float* mean, u32 units) {
     if constexpr (NEEDED) {
       sum[0] = quad_sum(sum[0]);
@@ -47,8 +48,9 @@ struct MeanGradients {
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          dk.x[j][i] = __fmaf_rn(sum[i >> 1], i & 1 ? x.y : x.x, dk.x[j][i]);
+          dk.x[j][i] = __fmaf_rn(sum[i >> 1], i & 1 ? x.y : x.x, dk.x[j][i] - dk.surplus[i >> 1]);
       }
+      dk.surplus[0] = dk.surplus[1] = 0;
       sum[0] = sum[1] = 0;
     }
   }

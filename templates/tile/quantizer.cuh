@@ -35,9 +35,13 @@ struct ChannelScale {
   float value, inverse;
   float levels; ///< what the unit's values are multiplied by
 };
-__device__ __forceinline__ ChannelScale channel_scale(float maximum) {
+/// MAY_VANISH: whether values may be all zeros where others before were not, as queries less their
+/// mean. Sums go on in units of these: of the least scale, they lose nothing beside what integer
+/// products are too large by.
+template <bool MAY_VANISH> __device__ __forceinline__ ChannelScale channel_scale(float maximum) {
+  constexpr float OF_ZEROS = MAY_VANISH ? CHANNEL_TINY : 1.0f;
   if (maximum < CHANNEL_TINY)
-    return {1.0f, 1.0f, 0.0f};
+    return {OF_ZEROS, 1 / OF_ZEROS, 0.0f};
   const Scale scale = exact_scale(maximum);
   return {scale.value, maximum < INFINITY_F ? scale.inverse : scale.value, scale.inverse};
 }
