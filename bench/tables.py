@@ -45,6 +45,7 @@ SPEED = {
     "sagebwd-mma:no-deterministic": "the same without `deterministic`",
     "sagebwd-mma:precision=gradients16": "gradients16, mma.sync",
     "sagebwd-mma:precision=gradients16,no-deterministic": "the same without `deterministic`",
+    "sagebwd:smooth-q": "six-of-seven with `smooth_q`, mma.sync",
 }
 HEADLINE_SPEED = {attention: called for attention, called in SPEED.items()
                   if not attention.startswith("sagebwd-mma")

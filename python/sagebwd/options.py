@@ -88,9 +88,9 @@ class Options(Mask):
         False,
         "subtract from queries the mean of their 256 ('block': of their group) before quantising "
         "them, and add its scores, and its part of dK, in FP32 (SageAttention2, arXiv 2411.10958; "
-        "SageBwd finds it of little use in pre-training). Its kernels are mma.sync's, a third to "
-        "half as fast on sm_90a, and take 4 bytes of workspace for each 256 scores. Not with "
-        "precision='qk16' or packed sequences.",
+        "SageBwd finds it of little use in pre-training). Its kernels are mma.sync's, half as fast "
+        "on sm_90a as its own, a third at 256 channels, and take 4 bytes for each 256 scores. Not "
+        "with precision='qk16' or packed sequences.",
     )
     rotate: bool = _option(
         True, "apply a Hadamard transform to q and k before quantising them for q k^T."

@@ -74,7 +74,7 @@ def test_the_grid_is_of_all_lengths_and_forms(tmp_path, monkeypatch):
 
 def test_speed_names_a_family_and_knows_what_it_must_reach(monkeypatch):
     ours = [speed.Ours.parse(label) for label in speed.default_ours()]
-    assert [one.label() for one in ours] == speed.default_ours() and len(ours) == 11
+    assert [one.label() for one in ours] == speed.default_ours() and len(ours) == 12
     with pytest.raises(ValueError, match="sagebwd-mma, sagebwd-wgmma"):
         speed.Ours.parse("sagebwd-tcgen05")
     with pytest.raises(ValueError, match="sdpa-mma"):
