@@ -186,7 +186,7 @@ def test_wrong_use_of_train(command, words, part):
 
 @pytest.mark.parametrize(
     "words, part",
-    [(["--head-dim", "32"], "head dimension 32"), (["--sequences", "0"], "sequences 0"),
+    [(["--head-dim", "16"], "head dimension 16"), (["--sequences", "0"], "sequences 0"),
      (["--save", "absent/tensors.pt"], "--save absent"),
      (["--checkpoint", "a.txt"], "is no checkpoint"), (["--layer", "8"], "no layer 8")],
 )  # fmt: skip
