@@ -31,8 +31,8 @@ struct MeanGradients {
       }
     }
   }
-  /// At a run's end, to sums in the units at `units`. The surplus goes first: beside it a mean's part
-  /// would be rounded to levels of what is left of the queries, which may be nothing.
+  /// At a run's end, to sums in the units at `units`. The surplus goes first: beside it a mean's
+  /// part would be rounded to levels of what is left of the queries, which may be nothing.
   __device__ __forceinline__ void add_to(Sums& dk, const float* mean, u32 units) {
     if constexpr (NEEDED) {
       sum[0] = quad_sum(sum[0]);
