@@ -29,19 +29,16 @@ __device__ __forceinline__ Scale exact_scale(float maximum) {
           tiny || !finite ? 0.0f : __fdiv_rn(SIGNED_LEVELS, maximum)};
 }
 /// Of a channel of a transposed copy, as the copies' readers have it (base.cuh): a unit of zeros,
-/// or of what is as good as that, has scales of 1; sums in units of this one can be brought to
-/// those of any other. With a NaN or Inf in it both are NaN, and `levels` is none.
+/// or of what is as good as that, has the least scale. Sums go on in units of this one and of those
+/// behind it, and lose nothing beside what integer products are too large by, however small they
+/// are. With a NaN or Inf in it both are NaN, and `levels` is none.
 struct ChannelScale {
   float value, inverse;
   float levels; ///< what the unit's values are multiplied by
 };
-/// MAY_VANISH: whether values may be all zeros where others before were not, as queries less their
-/// mean. Sums go on in units of these: of the least scale, they lose nothing beside what integer
-/// products are too large by.
-template <bool MAY_VANISH> __device__ __forceinline__ ChannelScale channel_scale(float maximum) {
-  constexpr float OF_ZEROS = MAY_VANISH ? CHANNEL_TINY : 1.0f;
+__device__ __forceinline__ ChannelScale channel_scale(float maximum) {
   if (maximum < CHANNEL_TINY)
-    return {OF_ZEROS, 1 / OF_ZEROS, 0.0f};
+    return {CHANNEL_TINY, 1 / CHANNEL_TINY, 0.0f};
   const Scale scale = exact_scale(maximum);
   return {scale.value, maximum < INFINITY_F ? scale.inverse : scale.value, scale.inverse};
 }

@@ -91,7 +91,7 @@ __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], flo
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp)
       maximum = max_nan(maximum, shared.of_warp[warp * HEAD_DIM + threadIdx.x]);
-    const ChannelScale scale = channel_scale<SMOOTH_Q>(maximum);
+    const ChannelScale scale = channel_scale(maximum);
     float* vectors = scales + unit * (CHANNEL_VECTORS * HEAD_DIM) + sigma_slot(threadIdx.x);
     vectors[CHANNEL_SCALE * HEAD_DIM] = scale.value;
     vectors[CHANNEL_INVERSE * HEAD_DIM] = scale.inverse;
