@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import cases  # noqa: E402
+import draw  # noqa: E402
 import errors  # noqa: E402
 from subjects import emulated  # noqa: E402
 
@@ -30,24 +31,25 @@ def read(path):
 
 
 def test_specs_cover_every_value():
-    specs = cases.draw_specs(120, random.Random(0))
+    specs = draw.draw_specs(120, random.Random(0))
     assert len(specs) == 120 == len({tuple(spec.items()) for spec in specs})
-    plain = {key: values for key, values in cases.CHOICES.items() if key != cases.FORM}
+    plain = {key: values for key, values in draw.CHOICES.items() if key != draw.FORM}
     for key, values in plain.items():
         assert all(sum(spec[key] == value for spec in specs) >= 20 for value in values), key
-    forms = [tuple(spec[key] for key in cases.FORM) for spec in specs]
-    assert all(forms.count(form) >= 11 for form in cases.CHOICES[cases.FORM])
+    forms = [tuple(spec[key] for key in draw.FORM) for spec in specs]
+    assert all(forms.count(form) >= 11 for form in draw.CHOICES[draw.FORM])
 
 
 def test_cases_cover_what_they_promise_and_repeat_themselves():
-    specs = cases.draw_specs(120, random.Random(0))
-    drawn = [cases.draw_case(i, specs, seed=0) for i in range(3000)]
-    assert drawn == [cases.draw_case(i, specs, seed=0) for i in range(3000)]
+    specs = draw.draw_specs(120, random.Random(0))
+    drawn = [draw.draw_case(i, specs, seed=0) for i in range(3000)]
+    assert drawn == [draw.draw_case(i, specs, seed=0) for i in range(3000)]
     for holds in (
         lambda c: c.seq_q == 1, lambda c: c.seq_kv == 1, lambda c: c.seq_q > 300,
         lambda c: c.seq_q > c.seq_kv and c.spec["causal"] != "none",
         lambda c: c.seq_q < c.seq_kv and c.spec["causal"] != "none",
         lambda c: c.group > 1, lambda c: c.with_dlse, lambda c: c.seq_q % 64 and c.seq_kv % 64,
+        lambda c: bool(c.zeros) and c.zeros[0] == "dout" and c.zeros[2] == 1,
         lambda c: c.value_dim < c.head_dim, lambda c: bool(c.used) and 0 in c.used[0],
         lambda c: bool(c.used) and c.padded,
         lambda c: bool(c.used) and not c.padded and c.batch > 3,
@@ -56,14 +58,14 @@ def test_cases_cover_what_they_promise_and_repeat_themselves():
         lambda c: c.window[0] == 0 and c.spec["causal"] == "bottom-right",
     ):  # fmt: skip
         assert sum(map(holds, drawn)) >= 20
-    assert {c.layout for c in drawn} == set(cases.LAYOUTS)
+    assert {c.layout for c in drawn} == set(draw.LAYOUTS)
     assert {c.head_dim for c in drawn} == {*range(32, 257, 8)}
 
 
-@pytest.mark.parametrize("layout", cases.LAYOUTS)
+@pytest.mark.parametrize("layout", draw.LAYOUTS)
 def test_layouts_hold_the_values_between_nans(layout):
     x = torch.randn(2, 3, 5, 64).to(torch.bfloat16)
-    view = cases.laid_out(x, layout)
+    view = draw.laid_out(x, layout)
     assert torch.equal(view, x) and view.stride(3) == 1
     assert all(stride % 8 == 0 for stride in view.stride()[:3]) and view.data_ptr() % 16 == 0
     whole = torch.as_strided(view, (view.untyped_storage().nbytes() // 2,), (1,), 0)
@@ -76,11 +78,11 @@ def judged():
     spec = dict(head_dim=64, dtype="bf16", causal="top-left", granularity="row", windowed=False,
                 packed=False, precision="six-of-seven", smooth_k=True, rotate=True,
                 group_kv=64)  # fmt: skip
-    drawn = cases.draw_case(0, [spec], 0)
+    drawn = draw.draw_case(0, [spec], 0)
     case = replace(drawn, seq_q=200, seq_kv=200, heads_kv=2, group=2, batch=1, sigma=1.0,
-                   key_offset=0.0, softmax_scale=None, with_dlse=False)  # fmt: skip
-    given = cases.inputs_of(case, "cpu")
-    options = {key: spec[key] for key in spec if key not in cases.NOT_OPTIONS}
+                   key_offset=0.0, softmax_scale=None, with_dlse=False, zeros=None)  # fmt: skip
+    given = draw.inputs_of(case, "cpu")
+    options = case.options()
     exact, scale = exact_attention(**given, causal="top-left", scales=True)
     return given, options, emulated(**given, **options), exact, scale
 
