@@ -97,13 +97,15 @@ class Input:
     tokens: int = 4096
     head_dim: int = 128
     more: dict = field(default_factory=dict)  #: schemes beside the plans
+    like: str = ""  #: the input whose limits it has, where not its own
 
     def limits(self, scheme: str) -> dict[str, float] | None:
         """By tensor. A plan with fewer INT8 products has the limits of all."""
         if scheme not in PLANS and scheme != "row 64x64":
             return None
-        limits = {t: MARGIN * x for t, x in zip(TENSORS, ROW_OF_NUMERICS_1[self.label])}
-        if self.name == "gaussian":
+        limits = {t: MARGIN * x
+                  for t, x in zip(TENSORS, ROW_OF_NUMERICS_1[self.like or self.label])}
+        if "sigma" in (self.like or self.label):
             paper = zip(TENSORS, PAPER_TABLE_1[int(self.sigma)])
             limits = {t: max(limits[t], x) for t, x in paper}
         return limits | OWN_LIMITS.get(self.label, {})
@@ -124,6 +126,7 @@ INPUTS = (
     Input("qk-norm 3", "qk-norm", "top-left"),
     Input("qk-norm 1", "qk-norm-unit", "top-left"),
     Input("massive tokens", "massive-tokens"),
+    Input("padded", "padded", like="sigma 1"),  # zeros may cost nothing
 )
 
 

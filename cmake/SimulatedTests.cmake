@@ -57,7 +57,7 @@ simulated_test(KeyMean "Gpu/KeyMean.*;OnGpu.PackedSequencesHaveKeyMeansOfTheirOw
 # Memory that nobody has written reads as NaN here.
 simulated_test(Initialised "Gpu/Sanitizer.*" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
-simulated_test(UnitsOfZeros "Gpu/UnitsOfZeros.*")
+simulated_test(Zeros "Gpu/Zeros.*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
 Gpu/NonFinite.*/FusedWs_D64_bf16;Gpu/NonFinite.*/Fp16Sums_D64_bf16")

@@ -36,8 +36,11 @@ void InputOptions::declare(OptionTable& options, bool lists) {
           !llvm::is_contained(named_, found))
         named_.push_back(found);
   };
+  std::string usual;
+  for (const Distribution distribution : named_)
+    usual += (usual.empty() ? "" : ",") + std::string(to_string(distribution));
   options.word("inputs", lists ? "NAME,.." : "NAME", read,
-               "what the random inputs are like, see above (default gaussian)");
+               "what the random inputs are like, see above (default " + usual + ")");
   options.offer(words_of<Distribution>());
 }
 

@@ -15,12 +15,16 @@ std::string help_of_inputs();
 /// --inputs. `lists`: it takes several names.
 class InputOptions {
 public:
+  /// `usual`: where none is named.
+  explicit InputOptions(
+      std::vector<reference::Distribution> usual = {reference::Distribution::gaussian})
+      : named_(std::move(usual)) {}
   void declare(OptionTable&, bool lists);
-  /// Without repeats. Gaussian alone where none is named.
+  /// Without repeats.
   const std::vector<reference::Distribution>& all() const { return named_; }
 
 private:
-  std::vector<reference::Distribution> named_ = {reference::Distribution::gaussian};
+  std::vector<reference::Distribution> named_;
 };
 
 } // namespace sagebwd::tools

@@ -131,8 +131,8 @@ def _row_exponents(x):
 
     Within -100..100, from the logarithms of the rows' largest magnitudes, linear between powers of
     two. Rows less than half an octave from the mean have one exponent, wherever that lies: rounding
-    each row's own logarithm would tear rows of like magnitude apart. 0 for rows below 2^-119 and
-    for those that are not finite.
+    each row's own logarithm would tear rows of like magnitude apart. Rows below 2^-119 and those
+    that are not finite have the mean's, 0 where a unit has no others.
     """
     top = x.abs().amax(-1, keepdim=True)
     counted = top.isfinite() & (top >= _SMALLEST)
@@ -144,9 +144,10 @@ def _row_exponents(x):
     total, count = (t.sum(-2, keepdim=True) for t in units)
     mean = (total // count.clamp(min=1)).expand_as(units[0]).flatten(-3, -2)
     mean = mean[..., : x.shape[-2], :]
+    logarithms = torch.where(counted, logarithms, mean)
     exponents = (logarithms - mean + (1 << fraction - 1) >> fraction) + (mean >> fraction) - 127
     exponents = exponents.clamp(-_MOST_EXPONENT, _MOST_EXPONENT)
-    return exponents.masked_fill(~counted, 0).int()
+    return exponents.masked_fill(mean == 0, 0).int()
 
 
 def _power_of_two(exponents):

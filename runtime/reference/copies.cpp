@@ -97,12 +97,15 @@ std::vector<int> row_exponents(const float* x, int64_t rows, int64_t channels, i
       sum += logarithms[i - first];
       ++count;
     }
-    const int mean = count ? sum / count : 0;
-    for (int64_t i = first; i < end; ++i)
-      if (const int logarithm = logarithms[i - first]; logarithm != 0)
-        exponents[i] =
-            std::clamp(((logarithm - mean + kOctave / 2) >> kFraction) + (mean >> kFraction) - 127,
-                       -kMostExponent, kMostExponent);
+    if (count == 0)
+      continue;
+    const int mean = sum / count;
+    for (int64_t i = first; i < end; ++i) {
+      const int own = logarithms[i - first], logarithm = own ? own : mean;
+      exponents[i] =
+          std::clamp(((logarithm - mean + kOctave / 2) >> kFraction) + (mean >> kFraction) - 127,
+                     -kMostExponent, kMostExponent);
+    }
   }
   return exponents;
 }

@@ -109,6 +109,7 @@ private:
   void local();
   void qk_norm(double gain);
   void massive_tokens();
+  void padded();
 
   const Problem& problem_;
   const int channels_;
@@ -255,6 +256,19 @@ void Draft::massive_tokens() {
   }
 }
 
+/// Whole units of channels' scales are zeros, beside others of small numbers.
+void Draft::padded() {
+  small_gradients(0);
+  const auto keep = [&](const Rows& rows, int64_t first, int64_t end) {
+    rows.each([&](float* row, int64_t, int64_t token) {
+      if (token < first || token >= end)
+        std::fill(row, row + channels_, 0.0f);
+    });
+  };
+  keep(v_, 0, (problem_.seq_kv * 3 + 4) / 5);
+  keep(dout_, problem_.seq_q / 5, (problem_.seq_q * 3 + 4) / 5);
+}
+
 void Draft::shape() {
   switch (kind_.distribution) {
   case Distribution::gaussian:
@@ -281,6 +295,8 @@ void Draft::shape() {
     return qk_norm(1);
   case Distribution::massive_tokens:
     return massive_tokens();
+  case Distribution::padded:
+    return padded();
   }
 }
 
@@ -314,6 +330,8 @@ const DistributionFacts& facts_of(Distribution distribution) {
       {"rows normalised, times gains of 3: models with QK-norm, late in training", 1, top_left},
       {"the same with gains of 1: models with QK-norm, at the start", 1, top_left},
       {"four tokens of 20 times as large values and gradients: massive activations", 4, none},
+      {"v behind three fifths of the tokens, dO there and before one are zeros: padding, prompts",
+       1, none},
   };
   static_assert(std::size(kFacts) == std::size(Words<Distribution>::all));
   return kFacts[static_cast<size_t>(distribution)];

@@ -3,7 +3,8 @@
 // What quantisation costs depends on what is quantised. Beside Gaussian inputs these imitate what
 // trained models are known to hold: channels and tokens far larger than the others, a first key
 // that takes half of the mass, attention to near tokens, normalised queries and keys, gradients
-// whose size varies over the rows. A name decides the distribution; sizes and mask are given apart.
+// whose size varies over the rows, padding. A name decides the distribution; sizes and mask are
+// given apart.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -25,6 +26,7 @@ enum class Distribution {
   qk_norm,
   qk_norm_unit,
   massive_tokens,
+  padded,
 };
 
 /// What a front end says of a distribution.
@@ -63,7 +65,8 @@ template <> struct Words<reference::Distribution> {
       {reference::Distribution::local, "local"},
       {reference::Distribution::qk_norm, "qk-norm"},
       {reference::Distribution::qk_norm_unit, "qk-norm-unit"},
-      {reference::Distribution::massive_tokens, "massive-tokens"}};
+      {reference::Distribution::massive_tokens, "massive-tokens"},
+      {reference::Distribution::padded, "padded"}};
 };
 
 } // namespace sagebwd

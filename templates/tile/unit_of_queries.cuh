@@ -109,13 +109,14 @@ __device__ __forceinline__ int logarithm_of(float largest) {
   return counts ? __float_as_int(largest) >> (23 - LOGARITHM_FRACTION) : 0;
 }
 /// The exponent by which a row of dO is divided: rows then have the magnitude of the unit's mean,
-/// and rows that differ less than half an octave from it are all divided by the same.
+/// and rows that differ less than half an octave from it are all divided by the same. So are rows
+/// of zeros: P takes the exponent back, and theirs must not outweigh that of small rows.
 __device__ __forceinline__ int dout_exponent(float largest, int mean) {
   constexpr int HALF = 1 << (LOGARITHM_FRACTION - 1);
-  const int logarithm = logarithm_of(largest);
+  const int own = logarithm_of(largest), logarithm = own == 0 ? mean : own;
   const int exponent =
       ((logarithm - mean + HALF) >> LOGARITHM_FRACTION) + (mean >> LOGARITHM_FRACTION) - 127;
-  return logarithm == 0 ? 0 : maximum(-100, minimum(100, exponent));
+  return mean == 0 ? 0 : maximum(-100, minimum(100, exponent));
 }
 
 /// The mean logarithm of a unit's rows, in every thread.

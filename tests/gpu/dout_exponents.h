@@ -34,12 +34,15 @@ inline std::vector<int> exponents_of(const std::vector<float>& dout, int64_t tok
       sum += logarithm(i);
       count += logarithm(i) != 0;
     }
-    const int64_t mean = count ? sum / count : 0;
-    for (int64_t i = first; i < end; ++i)
-      if (const int64_t own = logarithm(i)) {
-        const double steps = std::floor((static_cast<double>(own - mean) + 4096) / 8192);
-        exponents[i] = std::clamp(static_cast<int>(steps + mean / 8192 - 127), -100, 100);
-      }
+    if (count == 0)
+      continue;
+    const int64_t mean = sum / count;
+    for (int64_t i = first; i < end; ++i) {
+      const int64_t own = logarithm(i);
+      const double off = own ? static_cast<double>(own - mean) : 0; // a row of zeros: as the mean
+      exponents[i] = std::clamp(
+          static_cast<int>(std::floor((off + 4096) / 8192) + mean / 8192 - 127), -100, 100);
+    }
   }
   return exponents;
 }

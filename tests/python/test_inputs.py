@@ -37,7 +37,8 @@ def test_torch_tensors_hold_the_same_numbers(dtype):
 
 def test_every_name_says_what_it_imitates():
     assert {"gaussian", "outlier-channels", "heavy-channels", "sink", "sink-last", "local",
-            "large-first-key", "qk-norm", "qk-norm-unit", "massive-tokens"} == set(sagebwd.INPUTS)
+            "large-first-key", "qk-norm", "qk-norm-unit", "massive-tokens",
+            "padded"} == set(sagebwd.INPUTS)
     assert all(len(text) > 20 for text in sagebwd.INPUTS.values())
 
 

@@ -99,15 +99,15 @@ def test_spec_is_a_value():
 
 def test_spec_carries_the_version_of_its_numerics():
     spec = sagebwd.Spec(head_dim=64)
-    assert spec.numerics == 3 and str(spec).endswith(" numerics=3") and "numerics=3" in repr(spec)
-    assert pickle.loads(pickle.dumps(spec)).numerics == 3
-    of_another_version = pickle.dumps(spec).replace(b"numerics=3", b"numerics=2")
-    with pytest.raises(sagebwd.SpecError, match=r"numerics = 2 is not .* computes, which is 3"):
+    assert spec.numerics == 4 and str(spec).endswith(" numerics=4") and "numerics=4" in repr(spec)
+    assert pickle.loads(pickle.dumps(spec)).numerics == 4
+    of_another_version = pickle.dumps(spec).replace(b"numerics=4", b"numerics=2")
+    with pytest.raises(sagebwd.SpecError, match=r"numerics = 2 is not .* computes, which is 4"):
         pickle.loads(of_another_version)
-    with pytest.raises(sagebwd.SpecError, match=r"numerics = 4 is not .* computes, which is 3"):
-        sagebwd._core.Spec(numerics=4)
+    with pytest.raises(sagebwd.SpecError, match=r"numerics = 5 is not .* computes, which is 4"):
+        sagebwd._core.Spec(numerics=5)
     with pytest.raises(TypeError, match="numerics"):  # nobody chooses it
-        sagebwd.Spec(numerics=3)
+        sagebwd.Spec(numerics=4)
 
 
 def test_a_family_that_is_none_is_refused_without_a_gpu():

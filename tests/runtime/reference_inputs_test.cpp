@@ -277,4 +277,14 @@ TEST(NamedInputs, MassiveTokens) {
   EXPECT_EQ(massive, (std::vector<int64_t>{12, 192, 320, 462}));
 }
 
+TEST(NamedInputs, Padded) {
+  const Inputs in = make(Distribution::padded);
+  const std::vector<double> values = sizes_of_rows(in.v), gradients = sizes_of_rows(in.dout);
+  for (int64_t i = 0; i < 512; ++i) {
+    EXPECT_EQ(values[i] != 0, i < 308) << i;
+    EXPECT_EQ(gradients[i] != 0, i >= 102 && i < 308) << i;
+  }
+  EXPECT_NEAR(gradients[200], 1e-4, 3e-5);
+}
+
 } // namespace

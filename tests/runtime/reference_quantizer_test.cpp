@@ -97,7 +97,10 @@ TEST(Copies, RowsOfLikeMagnitudeHaveOneExponent) {
   // Both sides of a power of two, a far row, nothing, what is no number, and a second unit.
   const std::vector<float> x = {1.9f, 2.1f, 1.9f, -2.1f, 2.1f, 32, 0, kNan, kInfinity, 0x1p-118f};
   EXPECT_EQ(row_exponents(x.data(), 5, 1, 5), std::vector<int>(5, 0));
-  EXPECT_EQ(row_exponents(x.data(), 9, 1, 9), (std::vector<int>{0, 0, 0, 0, 0, 4, 0, 0, 0}));
+  EXPECT_EQ(row_exponents(x.data(), 9, 1, 9), (std::vector<int>{0, 0, 0, 0, 0, 4, 1, 1, 1}));
+  // What is nothing or no number goes with the others, if there are any.
+  const std::vector<float> small = {0, 0x1p-20f, kNan, 0, 0};
+  EXPECT_EQ(row_exponents(small.data(), 5, 1, 3), (std::vector<int>{-20, -20, -20, 0, 0}));
   EXPECT_EQ(row_exponents(x.data(), 10, 1, 9)[9], -100);
   EXPECT_EQ(row_exponents(x.data(), 6, 1, 5)[5], 5);
 }

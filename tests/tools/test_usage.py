@@ -40,7 +40,7 @@ def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
 def test_help_of_a_whole_spec_says_what_a_word_left_out_means(sagebwd):
     shown = " ".join(sagebwd("build", "--help").out.split())
     assert "leaves out, such as rotate, means no" in shown
-    spec = "d128 bf16 causal=none row 0x0 sink_keys=-1 six-of-seven deterministic numerics=3"
+    spec = "d128 bf16 causal=none row 0x0 sink_keys=-1 six-of-seven deterministic numerics=4"
     assert sagebwd("trace", "--spec", spec, "--seq-len", "64", "--json").json["spec"] == (
         spec.replace("0x0", "64x128").replace("=-1", "=1")
     )
@@ -76,7 +76,7 @@ def test_version(sagebwd):
         (["build", "--head-dim", "abc"], "abc"),
         (["build", "--dtype", "fp8"], "fp8"),
         (["build", "--spec", OF_VERSION_1], "numerics = 1 is not what this version computes, whi"),
-        (["emit", "--list", "--numerics", "4"], "numerics = 4 is not what this version computes"),
+        (["emit", "--list", "--numerics", "5"], "numerics = 5 is not what this version computes"),
         (["build", "--causal", "yes"], "yes"),
         (["build", "--arch", ","], "--arch is ','; it takes values with a comma between them"),
         (["build", "--head-dim", "64,"], "--head-dim is '64,'; it takes values with a comma"),
