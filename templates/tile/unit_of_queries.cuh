@@ -113,13 +113,12 @@ __device__ __forceinline__ int logarithm_of(float largest) {
 /// of zeros: P takes the exponent back, and theirs must not outweigh that of small rows.
 __device__ __forceinline__ int dout_exponent(float largest, int mean) {
   constexpr int HALF = 1 << (LOGARITHM_FRACTION - 1);
-  const int own = logarithm_of(largest), logarithm = own == 0 ? mean : own;
-  const int exponent =
-      ((logarithm - mean + HALF) >> LOGARITHM_FRACTION) + (mean >> LOGARITHM_FRACTION) - 127;
-  return mean == 0 ? 0 : maximum(-100, minimum(100, exponent));
+  const int logarithm = logarithm_of(largest);
+  const int steps = logarithm == 0 ? 0 : (logarithm - mean + HALF) >> LOGARITHM_FRACTION;
+  return maximum(-100, minimum(100, steps + (mean >> LOGARITHM_FRACTION) - 127));
 }
 
-/// The mean logarithm of a unit's rows, in every thread.
+/// The mean logarithm of a unit's rows that have one, else that of 1; in every thread.
 __device__ __forceinline__ int mean_logarithm(const Source& dout, const Unit& unit) {
   int sum = 0, count = 0;
   walk_tokens(dout, unit.written, [&](int, const Share& share) {
@@ -147,7 +146,7 @@ __device__ __forceinline__ int mean_logarithm(const Source& dout, const Unit& un
     count += of_warp[2 * warp + 1];
   }
   __syncthreads();
-  return sum / maximum(count, 1);
+  return count == 0 ? 127 << LOGARITHM_FRACTION : sum / count;
 }
 
 /// dout_rows, delta and dS of key 0. rows[ROW_MINUS_DELTA] holds dlse at first. Minus delta =

@@ -142,9 +142,8 @@ private:
         const bool zeros = maximum < 0x1p-60f;
         const auto scale = reference::scale_of(maximum, reference::kSignedLevels);
         const float* own = vectors + u * kChannelVectors * d_ + slot(c);
-        const float of_zeros = s_.smooth_q ? 0x1p-60f : 1;
-        wrong_scales += !same(own[0], zeros ? of_zeros : scale.value);
-        wrong_scales += !same(own[d_], zeros ? 1 / of_zeros : scale.inverse);
+        wrong_scales += !same(own[0], zeros ? 0x1p-60f : scale.value);
+        wrong_scales += !same(own[d_], zeros ? 0x1p60f : scale.inverse);
         for (int64_t i = u * unit; i < std::min(tokens, (u + 1) * unit); ++i)
           wrong += bytes[i / 64 * 64 * d_ + place(64, c, slot(i % 64))] !=
                    level(x[i * d_ + c], zeros ? 0 : scale.inverse);
