@@ -17,6 +17,7 @@
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
+#include "tile/block_maxima.cuh"
 #include "tile/fused_dq.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/mean_gradients.cuh"
@@ -237,23 +238,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           },
           0.0f);
 
-    float largest_p[2] = {0, 0}, largest_ds[2] = {0, 0};
-    float unit_q = 1.0f, unit_dout = 1.0f; // one number for all channels under `block`
-    if constexpr (BLOCK_SCALES) {
-      const s64 queries = tile.flat / (GROUP_Q / TILE_Q);
-      const s64 pair = queries * at.key_groups<GROUP_KV>() + warp_key / GROUP_KV;
-      // A block in which no query sees a key was not visited.
-      if (meet(at, tokens_from(first_query / GROUP_Q * GROUP_Q, GROUP_Q),
-               tokens_from(warp_key / GROUP_KV * GROUP_KV, GROUP_KV))) {
-        largest_p[0] = largest_p[1] = DV16 ? 0.0f : p.tile_p_max[pair];
-        largest_ds[0] = largest_ds[1] = DK16 ? 0.0f : p.tile_ds_max[pair];
-      }
-      if constexpr (!DK16)
-        unit_q = p.qt8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
-      if constexpr (!DV16)
-        unit_dout = p.dot8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
-    }
-
+    const BlockMaxima of_block(p, at, tile, warp_key);
+    float largest_p[2] = {of_block.p, of_block.p}, largest_ds[2] = {of_block.ds, of_block.ds};
     u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4], p16[TILE_Q / 16][4], ds16[TILE_Q / 16][4];
     Scale p_low, p_high, ds_low, ds_high;
     if constexpr (DV16) {
@@ -310,8 +296,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     const u32 q_tile = stage + SharedLayout::DK_QUERIES;
     const u32 dout_tile = stage + SharedLayout::DV_DOUT;
-    const float p_unit[2] = {p_low.value * unit_dout, p_high.value * unit_dout};
-    const float ds_unit[2] = {ds_low.value * unit_q, ds_high.value * unit_q};
+    const float p_unit[2] = {p_low.value * of_block.unit_dout, p_high.value * of_block.unit_dout};
+    const float ds_unit[2] = {ds_low.value * of_block.unit_q, ds_high.value * of_block.unit_q};
     if constexpr (DK16)
       issue_rows<TILE_Q / 16>(dk, ds16, q_tile);
     // Two of these are under way at a time: dV, dK, and if pipelined the next tile's S and dP.
