@@ -110,7 +110,7 @@ def draw_case(index: int, specs: list[dict], seed: int) -> Case:
         return (name, *where) if rng.random() < 0.3 else None
 
     spec = specs[index % len(specs)]
-    tiny = (1e-6,) if spec["dtype"] == "bf16" else ()
+    far = (1e-6, 1e6) if spec["dtype"] == "bf16" else ()
     head_dim = rng.choice(HEAD_DIMS[spec["head_dim"]])
     fewer = head_dim not in HEAD_DIMS and rng.random() < 0.3
     left, right = rng.choice((*WINDOWS, None)), rng.choice((*WINDOWS, None))
@@ -137,8 +137,8 @@ def draw_case(index: int, specs: list[dict], seed: int) -> Case:
         seq_kv=seq_kv,
         layout=rng.choice(LAYOUTS),
         sigma=rng.choice((0.05, 0.5, 1.0, 1.0, 2.0, 4.0)),
-        value_scale=rng.choice((0.01, 1.0, 1.0, 20.0, *tiny)),
-        dout_scale=rng.choice((1e-3, 1.0, 1.0, 20.0, *tiny)),
+        value_scale=rng.choice((0.01, 1.0, 1.0, 20.0, *far)),
+        dout_scale=rng.choice((1e-3, 1.0, 1.0, 20.0, *far)),
         softmax_scale=rng.choice(
             (None, None, None, 0.05, 0.2, 0.0, 0.1 if spec["precision"] == "qk16" else -0.1)),
         key_offset=rng.choice((0.0, 0.0, 2.0)),

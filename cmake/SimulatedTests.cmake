@@ -60,7 +60,7 @@ simulated_test(SmoothQ "Gpu/SmoothQ.*")
 simulated_test(Zeros "Gpu/Zeros.*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
-Gpu/NonFinite.*/FusedWs_D64_bf16;Gpu/NonFinite.*/Fp16Sums_D64_bf16")
+Gpu/NonFinite.*/FusedWs_D64_bf16;Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
 simulated_test(DpStart "Gpu/DpStart.*" SIMULATOR_SEED=6)
 # What other GPUs' default tiles are, and what the templates do for their architectures.

@@ -75,14 +75,27 @@ TEST_P(NonFinite, SeenWhereExactAttentionShowsThem) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Gpu, NonFinite,
-    testing::ValuesIn(cases_named(
-        {"D128_bf16_Row", "D64_bf16_Row_TopLeft", "D64_fp16_Block_TopLeft", "D128_bf16_Qk16",
-         "D128_bf16_Row_Unsmoothed", "Mma_D128_bf16_Row64", "Mma_D128_bf16_Block", "Fused_D64_bf16",
-         "FusedWs_D64_bf16", "FusedWs_D128_bf16", "Fp16Sums_D64_bf16", "Fp16Sums_D128_bf16",
-         "D256_fp16_Row_TopLeft", "D256_fp16_Gradients16", "D72_fp16_Dv16_Unsmoothed",
-         "Window_D64_bf16", "Window_D80_bf16_TopLeft", "Packed_D64_bf16_TopLeft"})),
-    case_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, NonFinite,
+                         testing::ValuesIn(cases_named({"D128_bf16_Row",
+                                                        "D64_bf16_Row_TopLeft",
+                                                        "D64_fp16_Block_TopLeft",
+                                                        "D128_bf16_Qk16",
+                                                        "D128_bf16_Row_Unsmoothed",
+                                                        "Mma_D128_bf16_Row64",
+                                                        "Mma_D128_bf16_Block",
+                                                        "Fused_D64_bf16",
+                                                        "FusedWs_D64_bf16",
+                                                        "FusedWs_D128_bf16",
+                                                        "Fp16Sums_D64_bf16",
+                                                        "Fp16Sums_D128_bf16",
+                                                        "D256_fp16_Row_TopLeft",
+                                                        "D256_fp16_Gradients16",
+                                                        "D72_fp16_Dv16_Unsmoothed",
+                                                        "Window_D64_bf16",
+                                                        "Window_D80_bf16_TopLeft",
+                                                        "Packed_D64_bf16_TopLeft",
+                                                        "SmoothQ_D64_bf16_Row_TopLeft",
+                                                        "SmoothQ_D128_bf16_Block_BottomRight"})),
+                         case_name);
 
 } // namespace
