@@ -105,7 +105,7 @@ class Input:
             return None
         limits = {t: MARGIN * x
                   for t, x in zip(TENSORS, ROW_OF_NUMERICS_1[self.like or self.label])}
-        if "sigma" in (self.like or self.label):
+        if self.name == "gaussian" or self.like:
             paper = zip(TENSORS, PAPER_TABLE_1[int(self.sigma)])
             limits = {t: max(limits[t], x) for t, x in paper}
         return limits | OWN_LIMITS.get(self.label, {})

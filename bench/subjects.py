@@ -70,7 +70,7 @@ def warm_up(specs: list[dict], device: str, record: Record) -> None:
         except Exception as error:  # whoever uses it will fail and be counted
             return error
 
-    with ThreadPoolExecutor(min(8, max(4, (os.cpu_count() or 1) // 2))) as pool:
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 4)) as pool:
         for done, (spec, error) in enumerate(zip(specs, pool.map(one, specs)), 1):
             progress(done, len(specs), "compiled")
             if error:
