@@ -240,10 +240,11 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
       std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
       (width(s) > kWidestFused
            ? "a GPU with more of it (A100, H100 and B200 have)" +
-                 std::string(tiling->pass == Pass::backward
-                                 ? ", or the forward pass alone (--pass forward; in Python "
-                                   "backward=False)"
-                                 : "")
+                 std::string(
+                     tiling->pass == Pass::backward
+                         ? ", or the forward pass alone (sagebwd prebuild --pass forward; in "
+                           "Python backward=False)"
+                         : "")
            : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
                  ", another GPU, or precision six-of-seven"));
 }

@@ -134,6 +134,13 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
       std::vector<std::string> known;
       for (const Option& candidate : options_)
         known.push_back("--" + candidate.name);
+      // A switch by its other name says what is so without it.
+      const bool negated = bare.starts_with("no-");
+      const std::string other = negated ? bare.substr(3) : "no-" + bare;
+      if (std::any_of(options_.begin(), options_.end(),
+                      [&](const Option& o) { return o.name == other && o.placeholder.empty(); }))
+        throw UsageError("unknown option '" + name + "': that is the default, which '--" + other +
+                         "' changes");
       const char* what = argument.rfind("-", 0) == 0 ? "unknown option '" : "unexpected argument '";
       throw UsageError(what + name + "'" + suggestion(name, known));
     }

@@ -132,6 +132,13 @@ ExitCode Trace::run() {
                      "trace fewer --heads");
   if (!plan_.empty() && options.given("precision"))
     throw UsageError("--plan and --precision both say which products are INT8: leave one out");
+  if (spec->dq_sums != AttentionSpec().dq_sums && !on_gpu_)
+    throw UsageError("--dq-sums " + value_text(spec->dq_sums) +
+                     " is not emulated: sums of dQ are "
+                     "FP32 on the CPU. Leave it out, or use --device cuda");
+  if (spec->packed)
+    throw UsageError("--packed: sequences one behind the other have lengths, and no option here "
+                     "says them. Trace one of them, without --packed");
   if (options.given("gpu") && !on_gpu_)
     throw UsageError("--gpu is for --device cuda");
   const ProductPlan kernels_plan = reference::plan_of(spec->precision);

@@ -67,6 +67,7 @@ except (ImportError, OSError):  # not installed, or not in working order
         flash_attn_varlen_func,
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
+        flash_attn_with_kvcache,
         merge,
         sageattn,
         scaled_dot_product_attention,
@@ -83,6 +84,7 @@ else:
         flash_attn_varlen_func,
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
+        flash_attn_with_kvcache,
         sageattn,
         scaled_dot_product_attention,
     )
@@ -105,7 +107,8 @@ __all__ = [
     "cache_stats",
     "compare_plans", "doctor", "emit", "export_records", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "import_records",
+    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache", "import_records",
     "merge", "named_inputs", "prebuild", "reference", "sageattn",
     "scaled_dot_product_attention", "sdpa", "trace", "tune", "warmup", "with_sink",
 ]  # fmt: skip

@@ -399,6 +399,8 @@ def flash_attn_varlen_qkvpacked_func(
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *given: Any, **more: Any) -> Any: ...
 
+def flash_attn_with_kvcache(*given: Any, **more: Any) -> Any: ...
+
 @overload
 def sageattn(
     q: Tensor,

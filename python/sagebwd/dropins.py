@@ -149,6 +149,11 @@ def flash_attn_varlen_kvpacked_func(q, kv, *given, **more):
     return flash_attn_varlen_func(q, *_unpacked("kv", kv, 4, 2), *given, **more)
 
 
+def flash_attn_with_kvcache(*given, **more):
+    """Not supported: raises SpecError, with what to use."""
+    raise options.SpecError(f"flash_attn_with_kvcache: {absent('k_cache')}")
+
+
 def _unpacked(name, packed, dims, count):
     """The tensors side by side in one, as views."""
     if not hasattr(packed, "dim"):

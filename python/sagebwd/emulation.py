@@ -124,8 +124,9 @@ def emulated_attention(
         math_dtype: torch.float32, as in the kernels, or torch.float64.
 
     Shapes, dtypes and results are those of `sagebwd.attention`, also of packed sequences and padded
-    batches, which are computed one by one. Memory: about ten matrices of
-    CHUNK_ELEMENTS or of one key head's queries x keys, whichever is larger. Raises SpecError.
+    batches, which are computed one by one; beyond it any head dimension is taken, and combinations
+    of options that have no kernel. Memory: about ten matrices of CHUNK_ELEMENTS or of one key
+    head's queries x keys, whichever is larger. Raises SpecError.
     """
     options.yes_or_no("return_lse", return_lse)
     q, k, v = as_autocast_wants(q.device.type, q, k, v)

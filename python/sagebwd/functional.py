@@ -37,6 +37,7 @@ def attention(
             + 1) on the GPU, where each begins and the end. q is then (tokens, heads, head_dim), k
             and v (tokens, heads_kv, head_dim), whose strides must be multiples of 16 bytes. They
             are read when the kernels run: a captured CUDA graph takes other lengths, also of zero.
+            Nobody can check them then: what lies outside the tensors is cut off at their ends.
             Each sequence gives the bits that it gives alone. causal=True asks for one tensor as
             both; 'block' granularity is not built.
         seqused_q, seqused_k: int32 of (batch or sequences) on the GPU, or None: how many of each

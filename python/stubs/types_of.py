@@ -7,7 +7,7 @@ STUBS = {
         "combining": ["merge", "with_sink"],
         "dropins": ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func",
                     "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
-                    "flash_attn_varlen_kvpacked_func", "sageattn",
+                    "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "sageattn",
                     "scaled_dot_product_attention"],
         "kernels": ["KernelSource", "archs", "emit", "build", "cache_stats"],
         "prebuilding": ["prebuild"],
@@ -174,6 +174,7 @@ RETURNS = {
                      "emulated_attention"), ("Tensor", _PAIR)),
     **dict.fromkeys(("flash_attn_func", "flash_attn_varlen_func"),
                     ("Tensor", "tuple[Tensor, Tensor, None]")),
+    "flash_attn_with_kvcache": "Any",
     **{f"flash_attn_{name}packed_func": "Any"
        for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
     "attention_forward": _PAIR, "attention_backward": _TRIPLE, "warmup": "None",

@@ -330,8 +330,8 @@ const DistributionFacts& facts_of(Distribution distribution) {
       {"rows normalised, times gains of 3: models with QK-norm, late in training", 1, top_left},
       {"the same with gains of 1: models with QK-norm, at the start", 1, top_left},
       {"four tokens of 20 times as large values and gradients: massive activations", 4, none},
-      {"v behind three fifths of the tokens, dO there and before one are zeros: padding, prompts",
-       1, none},
+      {"the last two fifths of v and dO and the first fifth of dO are zeros: padding, prompts", 1,
+       none},
   };
   static_assert(std::size(kFacts) == std::size(Words<Distribution>::all));
   return kFacts[static_cast<size_t>(distribution)];

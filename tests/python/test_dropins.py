@@ -223,3 +223,8 @@ def test_compiled_they_are_the_same():
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(qkv), layer(qkv))
+
+
+def test_a_cache_of_keys_is_refused_with_advice():
+    with pytest.raises(sagebwd.SpecError, match=r"no KV cache: .* scaled_dot_product_attention"):
+        sagebwd.flash_attn_with_kvcache(1, 2, 3, cache_seqlens=4)
