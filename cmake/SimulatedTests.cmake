@@ -57,7 +57,8 @@ simulated_test(KeyMean "Gpu/KeyMean.*;OnGpu.PackedSequencesHaveKeyMeansOfTheirOw
 # Memory that nobody has written reads as NaN here.
 simulated_test(Initialised "Gpu/Sanitizer.*" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
-simulated_test(Zeros "Gpu/Zeros.*")
+simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64*;\
+Gpu/Zeros.*/Mma_D128_bf16_Block;Gpu/Zeros.*/Fused_D64_bf16;Gpu/Zeros.*/SmoothQ_D64*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
 Gpu/NonFinite.*/FusedWs_D64_bf16;Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*")
