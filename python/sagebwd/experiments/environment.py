@@ -128,8 +128,9 @@ def brief(error: BaseException) -> str:
 
 
 def print_failure(title: str, error: BaseException) -> None:
-    """The last frames and the brief message; PyTorch's own messages can run to pages."""
-    print(f"\n{title}: {brief(error)}", file=sys.stderr)
+    """The last frames and the message's first lines; PyTorch's own messages can run to pages."""
+    further = str(error).strip().splitlines()[1:12]
+    print(f"\n{title}: {brief(error)}", *further, sep="\n", file=sys.stderr)
     traceback.print_tb(error.__traceback__, limit=-4)
 
 
