@@ -85,9 +85,10 @@ struct Grouping {
 const Grouping& grouping_of(Granularity);
 
 /// The version of what is computed, bit for bit of every integer. 3: scales of `row` that several
-/// tokens share, and the first key apart; 4: rows of dO that are zeros beside small ones. It is in
-/// every spec's text, so that caches, packs and papers can tell.
-inline constexpr int kNumerics = 4;
+/// tokens share, and the first key apart; 4: rows of dO that are zeros beside small ones; 5:
+/// signs ahead of the rotation, and channels that are small beside their head count as zeros, not
+/// below 2^-60. It is in every spec's text, so that caches, packs and papers can tell.
+inline constexpr int kNumerics = 5;
 
 /// Channels that kernels compute with: the least that has all of a head.
 inline constexpr int kWidths[] = {64, 128, 256};

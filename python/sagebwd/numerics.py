@@ -18,7 +18,8 @@ _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)
 _LN2 = math.log(2.0)
 _SMALLEST = 2.0**-119  # a group below this quantises to zero
-_SMALLEST_OF_CHANNEL = 2.0**-60  # where sums are brought from one unit of tokens to another
+_LEAST_BESIDE = 2.0**-60  # a head, where sums are brought from one unit of tokens to another
+_SAMPLED_TOKENS = 256  # at most, that tell a head's magnitude
 _CHANNEL_TOKENS = 256  # that share a channel's scale under 'row'
 _MOST_EXPONENT = 100
 
@@ -74,8 +75,8 @@ def _untiled(tiles, m, n):
 def _psi(tiles, unsigned=False, smallest=_SMALLEST):
     """Integers and scales with one scale per tile: psi of the paper, in FP32.
 
-    A tile whose maximum is not finite gets the scale NaN: it stays visible. One below `smallest`
-    is zeros.
+    A tile whose maximum is not finite gets the scale NaN: it stays visible. One below `smallest`,
+    a number or a tensor that broadcasts, is zeros.
     """
     tiles = tiles.float()
     limit = 255 if unsigned else 127
@@ -119,11 +120,29 @@ def _key_integers(x, rules):
     return in_order(integers), in_order(scales)
 
 
-def _over_tokens(x, group, rules):
-    """The copy of `x` for products that sum over tokens: one scale a channel and 256 of them."""
-    if rules.by_rows:
-        return _quantized(x, _CHANNEL_TOKENS, 1, rules.math, smallest=_SMALLEST_OF_CHANNEL)
-    return _quantized(x, group, x.shape[-1], rules.math)
+def _over_tokens(x, group, rules, raw=None):
+    """The copy of `x` for products that sum over tokens: one scale a channel and 256 of them.
+
+    A channel that is small beside its head counts as zeros. `raw` is what `x` was made of, and
+    tells how large heads are; None: about 1.
+    """
+    if not rules.by_rows:
+        return _quantized(x, group, x.shape[-1], rules.math)
+    smallest = _LEAST_BESIDE
+    if raw is not None:
+        smallest = (_magnitude(raw).clamp(max=1) * _LEAST_BESIDE).clamp(min=_SMALLEST)
+        smallest = smallest[..., None, None]
+    return _quantized(x, _CHANNEL_TOKENS, 1, rules.math, smallest=smallest)
+
+
+def _magnitude(x):
+    """The largest magnitude of some tokens of a head, (…, 1, 1): at most 256, evenly spaced.
+
+    1 where they are zeros or not finite.
+    """
+    top = x[..., :: max(1, -(-x.shape[-2] // _SAMPLED_TOKENS)), :].float().abs()
+    top = top.amax((-2, -1), keepdim=True)
+    return top.where(top.isfinite() & (top > 0), 1.0)
 
 
 def _row_exponents(x):
@@ -155,13 +174,25 @@ def _power_of_two(exponents):
     return (exponents + 127 << 23).view(torch.float32)
 
 
+def signs(channels, device=None):
+    """What channels are multiplied by ahead of the Hadamard transform, 1 or -1 each.
+
+    -1 where c0 c1 + c2 c5 + c3 c4 + c6 c7 is odd, by the bits of channel c: a vector of one
+    magnitude, such as an offset of all channels, is then no row of the matrix, which would gather
+    it in one channel.
+    """
+    c = torch.arange(channels, device=device)
+    odd = sum((c >> a) & (c >> b) & 1 for a, b in ((0, 1), (2, 5), (3, 4), (6, 7))) % 2
+    return 1 - 2 * odd.float()
+
+
 def hadamard(x):
     """The normalised Hadamard transform of the last axis (Sylvester order), in FP32.
 
-    In blocks of the largest power of two that divides the axis.
+    In blocks of the largest power of two that divides the axis, behind `signs`.
     """
     shape, size = x.shape, x.shape[-1] & -x.shape[-1]
-    x = x.unflatten(-1, (-1, size))
+    x = (x * signs(shape[-1], x.device)).unflatten(-1, (-1, size))
     stride = 1
     while stride < size:
         x = x.unflatten(-1, (-1, 2, stride))
@@ -301,7 +332,7 @@ def forward_chunk(q, k, v, rules, k_mean=None):
     total = (p * weight).sum(-1, keepdim=True)
     if "pv" in rules.plan:
         p = p.clamp(0, 255).round()
-        v = _over_tokens(scores.values, rules.group_kv, rules)
+        v = _over_tokens(scores.values, rules.group_kv, rules, scores.v)
     else:
         p, v = p.to(rules.dtype), scores.v
     out = (p.to(rules.math) * weight) @ v.to(rules.math)
@@ -351,20 +382,21 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None):
     along_q = (rules.group_q, rules.sharing(rules.group_kv))
     along_kv = (rules.sharing(rules.group_q), rules.group_kv)
 
-    def product(name, left, left_tile, right, right_group, raw, unsigned=False):
+    def product(name, left, left_tile, right, right_group, raw, of=None, unsigned=False):
         if name not in plan:
             return left.to(low).to(exact), raw.to(low).to(exact)
         left = _quantized(left, *left_tile, exact, unsigned)
-        return left, _over_tokens(right, right_group, rules)
+        return left, _over_tokens(right, right_group, rules, of)
 
     weights, operand = product("dv", p, along_q, scaled, rules.group_q, dout, unsigned=True)
     dv = (weights.mT @ operand).sum(1, keepdim=True)
     centred = scores.centred_q() if "dk" in plan else scores.q
-    weights, operand = product("dk", ds, along_q, centred, rules.group_q, centred)
+    weights, operand = product("dk", ds, along_q, centred, rules.group_q, centred, scores.q)
     dk = (weights.mT @ operand).sum(1, keepdim=True)
     if centred is not scores.q:
         dk = dk + (ds.mT.to(exact) @ scores.q_mean.to(exact)).sum(1, keepdim=True)
-    weights, operand = product("dq", ds, along_kv, scores.keys, rules.group_kv, scores.k_smooth)
+    weights, operand = product("dq", ds, along_kv, scores.keys, rules.group_kv, scores.k_smooth,
+                               scores.k)
     dq = weights @ operand
     p, dp = p * down, dp * up
     if scores.sinks:

@@ -10,7 +10,8 @@
 namespace sagebwd::reference {
 namespace {
 
-constexpr float kSmallestOfChannel = 0x1p-60f;
+constexpr float kLeastBeside = 0x1p-60f;
+constexpr int64_t kSampledTokens = 256;
 constexpr int kMostExponent = 100;
 
 /// All of these tokens with one scale.
@@ -59,15 +60,30 @@ Copy copy_by_key_octets(const float* x, int64_t keys, int64_t channels) {
   return copy;
 }
 
+float sampled_magnitude(const float* x, int64_t tokens, int64_t channels) {
+  const int64_t step = std::max<int64_t>(1, (tokens + kSampledTokens - 1) / kSampledTokens);
+  float largest = 0;
+  for (int64_t token = 0; token < tokens; token += step)
+    for (int64_t c = 0; c < channels; ++c) {
+      const float magnitude = std::fabs(x[token * channels + c]);
+      if (!std::isfinite(magnitude))
+        return 1;
+      largest = std::max(largest, magnitude);
+    }
+  return largest > 0 ? largest : 1;
+}
+
 Copy copy_by_channels(const float* x, int64_t tokens, int64_t channels, int64_t unit,
-                      bool one_scale) {
+                      bool one_scale, float magnitude) {
+  const float smallest =
+      one_scale ? kSmallest : std::max(kSmallest, std::min(magnitude, 1.0f) * kLeastBeside);
   Copy copy;
   copy.channels = channels;
   copy.unit = unit;
   for (int64_t first = 0; first < tokens; first += unit) {
-    const Quantized part = quantize(x + first * channels, std::min(unit, tokens - first), channels,
-                                    channels, one_scale ? Sharing::whole : Sharing::column,
-                                    kSignedLevels, one_scale ? kSmallest : kSmallestOfChannel);
+    const Quantized part =
+        quantize(x + first * channels, std::min(unit, tokens - first), channels, channels,
+                 one_scale ? Sharing::whole : Sharing::column, kSignedLevels, smallest);
     copy.levels.insert(copy.levels.end(), part.levels.begin(), part.levels.end());
     std::vector<float> scales = part.column_scale;
     if (one_scale)
@@ -117,8 +133,9 @@ HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const Produc
   smooth_queries(head, spec.smooth_q && plan.s);
   const std::vector<float> k = without_sinks(smoothed_k.data(), n);
   const std::vector<float> v = without_sinks(head.v, n);
-  const auto over_keys = [&](const std::vector<float>& x) {
-    return copy_by_channels(x.data(), n, d, channel_tokens_kv(spec), one_scale_);
+  const auto over_keys = [&](const std::vector<float>& x, const float* raw) {
+    return copy_by_channels(x.data(), n, d, channel_tokens_kv(spec), one_scale_,
+                            sampled_magnitude(raw, n, d));
   };
   if (plan.s) {
     const std::vector<float> x = rotated(k.data(), n);
@@ -127,19 +144,19 @@ HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const Produc
                           : copy_by_key_octets(x.data(), n, depth);
   }
   if (plan.pv)
-    v_transposed = over_keys(v);
+    v_transposed = over_keys(v, head.v);
   if (!head.dout)
     return;
   if (plan.dp)
     v_rows = copy_by_tokens(head.v, n, d, one_scale_ ? spec.group_kv : 1);
   if (plan.dq)
-    k_transposed = over_keys(k);
+    k_transposed = over_keys(k, head.k);
   else
     for (float x : smoothed_k)
       k_rows.push_back(round_to(spec.dtype, x));
   if (plan.dk)
-    q_transposed =
-        copy_by_channels(smoothed_q_.data(), head.queries, d, channel_tokens_q(spec), one_scale_);
+    q_transposed = copy_by_channels(smoothed_q_.data(), head.queries, d, channel_tokens_q(spec),
+                                    one_scale_, sampled_magnitude(head.q, head.queries, d));
   scale_douts(head, plan.dv);
 }
 

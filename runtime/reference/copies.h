@@ -25,10 +25,15 @@ Copy copy_by_tokens(const float* x, int64_t tokens, int64_t channels, int64_t sh
 /// which are 2t, 2t+1, 2t+8, 2t+9, .. 2t+25 of lane t.
 Copy copy_by_key_octets(const float* x, int64_t keys, int64_t channels);
 
-/// One scale for each channel of `unit` tokens, flushed to zeros below 2^-60 so that sums can be
-/// brought from any unit to any other; or one scale for all channels of a unit.
+/// The largest magnitude of at most 256 tokens of a head, evenly spaced from the first on; 1 where
+/// they are zeros or not finite.
+float sampled_magnitude(const float* x, int64_t tokens, int64_t channels);
+
+/// One scale for each channel of `unit` tokens, or one for all channels of a unit. So that sums can
+/// be brought from any unit to any other, a channel counts as zeros below 2^-60 of `magnitude`, the
+/// head's, or of 1 where that is less.
 Copy copy_by_channels(const float* x, int64_t tokens, int64_t channels, int64_t unit,
-                      bool one_scale);
+                      bool one_scale, float magnitude = 1);
 
 /// Powers of two that bring the rows of each unit to one magnitude, that of the unit's mean: within
 /// -100..100, of the logarithms of the rows' largest magnitudes, linear between powers of two. Rows

@@ -34,6 +34,12 @@ enum Stream : uint32_t {
 /// Of gradients that reach attention in training: small, and the loss is not a sum over tokens.
 constexpr double kGradientSize = 1e-4;
 
+/// What all channels of a key have in common, and of a query.
+constexpr double kAlternation = 8, kCommonOffset = 4;
+
+/// Small numbers, far from the least: gradients of them have room.
+double tiny(DType dtype) { return dtype == DType::bf16 ? 1e-30 : 1e-3; }
+
 /// A tensor of (batch * heads, tokens, channels).
 class Rows {
 public:
@@ -86,7 +92,7 @@ public:
     });
   }
 
-  void shape();
+  void shape(DType);
   Inputs rounded(DType);
 
 private:
@@ -110,6 +116,7 @@ private:
   void qk_norm(double gain);
   void massive_tokens();
   void padded();
+  void alternating_keys();
 
   const Problem& problem_;
   const int channels_;
@@ -269,7 +276,15 @@ void Draft::padded() {
   keep(dout_, problem_.seq_q / 5, (problem_.seq_q * 3 + 4) / 5);
 }
 
-void Draft::shape() {
+/// Every other key is the negative of its neighbours in what all channels have in common.
+void Draft::alternating_keys() {
+  k_.each([&](float* row, int64_t, int64_t token) {
+    for (int c = 0; c < channels_; ++c)
+      row[c] = static_cast<float>(row[c] + (token % 2 ? -kAlternation : kAlternation));
+  });
+}
+
+void Draft::shape(DType dtype) {
   switch (kind_.distribution) {
   case Distribution::gaussian:
     if (kind_.key_offset != 0)
@@ -297,6 +312,15 @@ void Draft::shape() {
     return massive_tokens();
   case Distribution::padded:
     return padded();
+  case Distribution::alternating_keys:
+    return alternating_keys();
+  case Distribution::common_offset:
+    for (std::vector<float>* x : {&in_.q, &in_.k})
+      for (float& value : *x)
+        value = static_cast<float>(value + kCommonOffset);
+    return;
+  case Distribution::tiny_values:
+    return v_.each([&](float* row, int64_t, int64_t) { scale(row, channels_, tiny(dtype)); });
   }
 }
 
@@ -332,6 +356,10 @@ const DistributionFacts& facts_of(Distribution distribution) {
       {"four tokens of 20 times as large values and gradients: massive activations", 4, none},
       {"the last two fifths of v and dO and the first fifth of dO are zeros: padding, prompts", 1,
        none},
+      {"keys 8 and -8 by turns in every channel: what a rotation may gather in one channel", 1,
+       none},
+      {"q and k have 4 more in every channel: a common offset", 1, none},
+      {"v of 1e-30, in fp16 of 1e-3: what an absolute limit would take for zeros", 1, none},
   };
   static_assert(std::size(kFacts) == std::size(Words<Distribution>::all));
   return kFacts[static_cast<size_t>(distribution)];
@@ -347,7 +375,7 @@ Inputs named_inputs(const InputKind& kind, const Problem& problem, int head_dim,
     throw SpecError("the inputs '" + name + "' need a head dimension of at least " +
                     std::to_string(least) + "; it is " + std::to_string(head_dim));
   Draft draft(kind, problem, head_dim, seed);
-  draft.shape();
+  draft.shape(dtype);
   return draft.rounded(dtype);
 }
 

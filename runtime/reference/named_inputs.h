@@ -3,8 +3,8 @@
 // What quantisation costs depends on what is quantised. Beside Gaussian inputs these imitate what
 // trained models are known to hold: channels and tokens far larger than the others, a first key
 // that takes half of the mass, attention to near tokens, normalised queries and keys, gradients
-// whose size varies over the rows, padding. A name decides the distribution; sizes and mask are
-// given apart.
+// whose size varies over the rows, padding, what all channels have in common. A name decides the
+// distribution; sizes and mask are given apart.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -27,6 +27,9 @@ enum class Distribution {
   qk_norm_unit,
   massive_tokens,
   padded,
+  alternating_keys,
+  common_offset,
+  tiny_values,
 };
 
 /// What a front end says of a distribution.
@@ -66,7 +69,10 @@ template <> struct Words<reference::Distribution> {
       {reference::Distribution::qk_norm, "qk-norm"},
       {reference::Distribution::qk_norm_unit, "qk-norm-unit"},
       {reference::Distribution::massive_tokens, "massive-tokens"},
-      {reference::Distribution::padded, "padded"}};
+      {reference::Distribution::padded, "padded"},
+      {reference::Distribution::alternating_keys, "alternating-keys"},
+      {reference::Distribution::common_offset, "common-offset"},
+      {reference::Distribution::tiny_values, "tiny-values"}};
 };
 
 } // namespace sagebwd

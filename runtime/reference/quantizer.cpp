@@ -84,7 +84,14 @@ void add_scaled(float* sum, const float* product, int64_t rows, int64_t columns,
       sum[i * columns + j] += product[i * columns + j] * row[i] * column[j];
 }
 
+bool is_negated(int channel) {
+  const auto both = [&](int a, int b) { return channel >> a & channel >> b & 1; };
+  return (both(0, 1) ^ both(2, 5) ^ both(3, 4) ^ both(6, 7)) != 0;
+}
+
 void rotate(float* token, int channels) {
+  for (int i = 0; i < channels; ++i)
+    token[i] = is_negated(i) ? -token[i] : token[i];
   const int size = channels & -channels;
   const float norm = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
   for (int first = 0; first < channels; first += size) {

@@ -38,8 +38,13 @@ Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride
 void add_scaled(float* sum, const float* product, int64_t rows, int64_t columns, const float* row,
                 const float* column);
 
-/// Normalised Hadamard transform of a token's channels in FP32, in Sylvester order, in blocks of
-/// the largest power of two that divides `channels`.
+/// Whether channel c's sign changes ahead of the transform: the parity of c0 c1 + c2 c5 + c3 c4 +
+/// c6 c7 by its bits. With these no row of the Hadamard matrix is a vector of one magnitude, such
+/// as an offset of all channels, which it would gather in one of them.
+bool is_negated(int channel);
+
+/// Normalised Hadamard transform of a token's channels, with signs, in FP32, in Sylvester order, in
+/// blocks of the largest power of two that divides `channels`.
 void rotate(float* token, int channels);
 
 } // namespace sagebwd::reference

@@ -10,8 +10,7 @@
 #include "base.cuh"
 #include "ptx/math.cuh"
 
-constexpr float TINY = 1.5046327690525280e-36f;          // 2^-119: its reciprocal is still finite
-constexpr float CHANNEL_TINY = 8.67361737988403547e-19f; // 2^-60
+constexpr float TINY = 1.5046327690525280e-36f; // 2^-119: its reciprocal is still finite
 constexpr int SIGNED_LEVELS = 127;
 constexpr int UNSIGNED_LEVELS = 255;
 constexpr float LOG2_UNSIGNED_LEVELS = 7.99435344f;
@@ -27,20 +26,6 @@ __device__ __forceinline__ Scale exact_scale(float maximum) {
   const bool finite = maximum < INFINITY_F;
   return {tiny ? 0.0f : (finite ? maximum * (1.0f / SIGNED_LEVELS) : __int_as_float(0x7fffffff)),
           tiny || !finite ? 0.0f : __fdiv_rn(SIGNED_LEVELS, maximum)};
-}
-/// Of a channel of a transposed copy, as the copies' readers have it (base.cuh): a unit of zeros,
-/// or of what is as good as that, has the least scale. Sums go on in units of this one and of those
-/// behind it, and lose nothing beside what integer products are too large by, however small they
-/// are. With a NaN or Inf in it both are NaN, and `levels` is none.
-struct ChannelScale {
-  float value, inverse;
-  float levels; ///< what the unit's values are multiplied by
-};
-__device__ __forceinline__ ChannelScale channel_scale(float maximum) {
-  if (maximum < CHANNEL_TINY)
-    return {CHANNEL_TINY, 1 / CHANNEL_TINY, 0.0f};
-  const Scale scale = exact_scale(maximum);
-  return {scale.value, maximum < INFINITY_F ? scale.inverse : scale.value, scale.inverse};
 }
 /// With the approximate reciprocal (1 ulp): for P and dS in the main loops.
 template <int LEVELS> __device__ __forceinline__ Scale fast_scale(float maximum) {

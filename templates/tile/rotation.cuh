@@ -1,8 +1,11 @@
 //===- tile/rotation.cuh - Hadamard transform along the head dimension -----===//
 //
 // Q K^T does not change when Q and K are multiplied by the same orthogonal matrix; a normalised
-// Hadamard matrix spreads an outlier channel over all channels. For head dims that are no power of
-// two: blocks of the largest power of two that divides HEAD_DIM.
+// Hadamard matrix spreads an outlier channel over all channels. By itself it would gather what all
+// channels have in common in a single one: so channels take signs first, of a quadratic form that
+// agrees with no row of the matrix, and any vector of one magnitude is spread as well. The sign of
+// channel c is the parity of c0 c1 + c2 c5 + c3 c4 + c6 c7 by its bits. For head dims that are no
+// power of two: blocks of the largest power of two that divides HEAD_DIM.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -29,15 +32,29 @@ template <int STRIDE> __device__ __forceinline__ void butterflies(float (&x)[SHA
   }
 }
 
+/// What the bits of a channel that lie in a thread contribute to its sign: 0 to 2 and 5 to 7 of it
+/// are 0 to 5 of i (channel_of()). Bits 3 and 4 are the lane's.
+constexpr bool is_negated(int i) {
+  return ((i & i >> 1) ^ (i & i >> 1) >> 2 ^ (i & i >> 1) >> 4) & 1;
+}
+
 /// Transforms a token that LANES_A_TOKEN lanes share. Steps go from neighbours to the farthest
-/// channels, of which the lanes come behind the first three: channel_of().
+/// channels, of which the lanes come behind the first three: channel_of(). The signs cost nothing:
+/// those within a thread are known as it is compiled; lane 3's, whose bits are both set, is in the
+/// signs of the steps between lanes, behind which lane 0 alone holds the negative.
 __device__ __forceinline__ void hadamard(float (&x)[SHARE]) {
+#pragma unroll
+  for (int i = 0; i < SHARE; ++i)
+    x[i] = is_negated(i) ? -x[i] : x[i];
   butterflies<1>(x);
   butterflies<2>(x);
   butterflies<4>(x);
+  static_assert(LANES_A_TOKEN == 4);
+  const int lane = lane_id() % LANES_A_TOKEN;
 #pragma unroll
   for (int stride = 1; stride < LANES_A_TOKEN; stride *= 2) {
-    const float sign = (lane_id() & stride) != 0 ? -1.0f : 1.0f;
+    const bool outer = lane == 0 || lane == 3;
+    const float sign = outer == (stride == 1) ? 1.0f : -1.0f;
 #pragma unroll
     for (int i = 0; i < SHARE; ++i)
       x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(~0u, x[i], stride));
@@ -48,7 +65,8 @@ __device__ __forceinline__ void hadamard(float (&x)[SHARE]) {
     butterflies<16>(x);
   if constexpr (HADAMARD_SIZE / LANES_A_TOKEN >= 64)
     butterflies<32>(x);
+  const float norm = lane == 0 ? -HADAMARD_NORM : HADAMARD_NORM;
 #pragma unroll
   for (int i = 0; i < SHARE; ++i)
-    x[i] *= HADAMARD_NORM;
+    x[i] *= norm;
 }

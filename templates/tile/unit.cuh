@@ -6,6 +6,7 @@
 #pragma once
 
 #include "configuration.cuh"
+#include "tile/channel_scale.cuh"
 #include "tile/dq_factor.cuh"
 #include "tile/key_mean.cuh"
 #include "tile/place.cuh"
@@ -70,10 +71,21 @@ __device__ __forceinline__ float block_max(float x) {
   return x;
 }
 
+/// The largest magnitude of a head's sample in every thread; 1 where it has none. Called where a
+/// channel of a unit is zeros or very small, and apart, so that it takes no registers elsewhere.
+__device__ __noinline__ float magnitude_of(Source sample) {
+  ShareMaxima maxima;
+  walk_tokens(sample, SAMPLED_TOKENS, [&](int, const Share& share) { maxima.take(share); });
+  float largest[SHARE];
+  maxima.unpack_to(largest);
+  const float found = block_max(largest_magnitude(largest));
+  return found > 0 && found < INFINITY_F ? found : 1.0f;
+}
+
 /// From the maxima of the channels over each thread's tokens: the unit's scales, and in shared
-/// memory what its values are multiplied by.
-__device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], float* scales,
-                                                    s64 unit, float* inverses) {
+/// memory what its values are multiplied by. `head` is a sample of the head's tokens.
+__device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], const Source& head,
+                                                    float* scales, s64 unit, float* inverses) {
   if constexpr (BLOCK_SCALES) {
     const float all = block_max(largest_magnitude(largest));
 #pragma unroll
@@ -86,12 +98,20 @@ __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], flo
   for (int i = 0; i < SHARE / 8; ++i)
     shared.of_warp[warp_id() * HEAD_DIM + channel_of(first_combined<SHARE>() + i)] = largest[i];
   __syncthreads();
+  float maximum = 0, magnitude = 1;
   if (threadIdx.x < HEAD_DIM) {
-    float maximum = 0;
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp)
       maximum = max_nan(maximum, shared.of_warp[warp * HEAD_DIM + threadIdx.x]);
-    const ChannelScale scale = channel_scale(maximum);
+  }
+  if constexpr (!BLOCK_SCALES) {
+    const bool small = threadIdx.x < HEAD_DIM && maximum < LEAST_BESIDE &&
+                       is_channel(threadIdx.x, head.channels) && head.end > 0;
+    if (block_max(small ? 1.0f : 0.0f) > 0)
+      magnitude = magnitude_of(head);
+  }
+  if (threadIdx.x < HEAD_DIM) {
+    const ChannelScale scale = channel_scale(maximum, magnitude);
     float* vectors = scales + unit * (CHANNEL_VECTORS * HEAD_DIM) + sigma_slot(threadIdx.x);
     vectors[CHANNEL_SCALE * HEAD_DIM] = scale.value;
     vectors[CHANNEL_INVERSE * HEAD_DIM] = scale.inverse;

@@ -239,7 +239,7 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
   float largest[SHARE] = {};
   take_douts(p, dout, out, unit, head_row, find_key_range(p, at), largest);
   if constexpr (DOT8)
-    find_channel_scales(largest, p.dot8_scale, flat_unit, shared.inverse_dout);
+    find_channel_scales(largest, no_sample(), p.dot8_scale, flat_unit, shared.inverse_dout);
   else
     __syncthreads();
   turn_queries<DOT8>(
@@ -305,7 +305,11 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
     if constexpr (QT8) {
       if constexpr (!SMOOTH_Q)
         maxima.unpack_to(largest);
-      find_channel_scales(largest, p.qt8_scale, flat_unit, shared.inverse);
+      find_channel_scales(
+          largest,
+          sample_of(p.q + at.first_query(p.q_stride_b, p.q_stride_s) + at.head * p.q_stride_h,
+                    p.q_stride_s, at.seq_q(), p.channels),
+          p.qt8_scale, flat_unit, shared.inverse);
     }
     backward_of_queries(p, at, q, unit, flat_unit);
   }

@@ -169,7 +169,7 @@ TEST(ResolvedSpec, OfWindows) {
   EXPECT_EQ(resolved(s)->sink_keys, 0); // few queries see the first key
   EXPECT_EQ(to_string(*resolved(s)),
             "d128 bf16 causal=none row 64x128 sink_keys=0 six-of-seven smooth_k rotate "
-            "deterministic window_left=100 numerics=4");
+            "deterministic window_left=100 numerics=5");
   EXPECT_EQ(parse_spec(to_string(*resolved(s))), *resolved(s));
   s.sink_keys = 1;
   expect_refusal([&] { resolved(s); }, {"sink_keys = 1", "with a window", "leave it out"});
@@ -187,7 +187,7 @@ TEST(Spec, SumsOfDqAreToldWhereTheyAreNotFp32) {
   EXPECT_EQ(plain.find("dq_sums"), std::string::npos);
   const AttentionSpec s = *resolved(test::with_fp16_sums());
   EXPECT_EQ(to_string(s), "d128 bf16 causal=none row 64x128 sink_keys=1 gradients16 smooth_k "
-                          "rotate dq_sums=fp16 numerics=4");
+                          "rotate dq_sums=fp16 numerics=5");
   EXPECT_EQ(parse_spec(to_string(s)), s);
   AttentionSpec read = s; // of a line without it
   ASSERT_TRUE(parse_line(plain, read));
@@ -198,7 +198,7 @@ TEST(Spec, SumsOfDqAreToldWhereTheyAreNotFp32) {
   expect_refusal(
       [&] {
         parse_spec("d128 bf16 causal=none row 64x128 sink_keys=1 gradients16 "
-                   "smooth_k rotate dq_sums=fp8 numerics=4");
+                   "smooth_k rotate dq_sums=fp8 numerics=5");
       },
       {"cannot read spec"});
 }
@@ -217,11 +217,11 @@ TEST(Spec, IsPrintedOnOneLineAndNoTwoAlike) {
   AttentionSpec s;
   EXPECT_EQ(to_string(*resolved(s)),
             "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k rotate "
-            "deterministic numerics=4");
+            "deterministic numerics=5");
   s = {64,    DType::fp16, Causal::bottom_right, Granularity::block, Precision::qk16, false,
        false, false};
   EXPECT_EQ(to_string(*resolved(s)),
-            "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=4");
+            "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=5");
 
   std::vector<std::pair<std::string, AttentionSpec>> printed;
   for (const AttentionSpec& spec : test::all_specs()) {
@@ -247,19 +247,19 @@ TEST(Spec, OtherLinesAreRefusedWithAnExample) {
   const std::string line = to_string(*resolved(AttentionSpec()));
   for (const std::string& text :
        {std::string(), std::string("d128"), line + " ", line + "x", " " + line, line.substr(1),
-        std::string("d128 fp8 causal=none row 64x64 sink_keys=1 six-of-seven numerics=4"),
+        std::string("d128 fp8 causal=none row 64x64 sink_keys=1 six-of-seven numerics=5"),
         std::string("d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic"),
         std::string("d128 bf16 causal=none row 64x64 sink_keys=1 six-of-seven rotate smooth_k "
-                    "numerics=4"),
+                    "numerics=5"),
         std::string("d99999999999 bf16 causal=none row 64x64 sink_keys=1 six-of-seven "
-                    "numerics=4")})
+                    "numerics=5")})
     expect_refusal([&] { parse_spec(text); }, {("'" + text + "'").c_str(), line.c_str()});
 }
 
 TEST(Spec, ALineWithoutItsVersionIsToldIt) {
   const std::string line = to_string(*resolved(AttentionSpec()));
   expect_refusal([&] { parse_spec(line.substr(0, line.rfind(' '))); },
-                 {"does not say the version of its numerics", "ends with 'numerics=4'"});
+                 {"does not say the version of its numerics", "ends with 'numerics=5'"});
 }
 
 TEST(Spec, FieldsAreSetByNameFromText) {
@@ -269,7 +269,7 @@ TEST(Spec, FieldsAreSetByNameFromText) {
                [&](const Label& label, const auto& value) {
                  EXPECT_TRUE(set_field(s, label.name, value_text(value))) << label.name;
                });
-  EXPECT_EQ(to_string(s), "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=4");
+  EXPECT_EQ(to_string(s), "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=5");
   EXPECT_FALSE(set_field(s, "headdim", "64"));
   expect_refusal([&] { set_field(s, "head_dim", "64x"); }, {"head_dim", "'64x'", "whole number"});
   expect_refusal([&] { set_field(s, "rotate", "maybe"); }, {"rotate", "'maybe'", "yes or no"});

@@ -1,6 +1,6 @@
 //===- copies.h - What the pre-passes should have written ------------------===//
 //
-// Computed anew from the tensors, value by value, in the words of templates/base.cuh. Integers,
+// Computed again from the tensors, value by value, in the words of templates/base.cuh. Integers,
 // scales and 16-bit copies are compared bit for bit; what holds an FP32 sum, within a few roundings
 // of its terms.
 //
@@ -127,27 +127,43 @@ private:
     return scales;
   }
 
-  void check_transposed(const Matrix& x, Operand copy, Operand scales, int64_t head,
-                        int64_t unit) const {
+  /// The largest of every step-th of the head's tokens, at most 256 of them.
+  float magnitude_of(const std::vector<float>& tensor, int64_t head, int64_t tokens) const {
+    float largest = 0;
+    for (int64_t i = 0; i < tokens; i += ceil_div(tokens, 256))
+      for (int64_t c = 0; c < d_; ++c)
+        largest = std::max(largest, std::fabs(tensor[(head * tokens + i) * d_ + c]));
+    return largest == 0 ? 1 : largest;
+  }
+
+  void check_transposed(const Matrix& x, Operand copy, Operand scales, int64_t head, int64_t unit,
+                        float magnitude) const {
     const int64_t tokens = static_cast<int64_t>(x.size()) / d_, units = ceil_div(tokens, unit);
     const int8_t* bytes = at<int8_t>(copy, head * tokens * d_);
     const float* vectors = at<float>(scales, head * units * kChannelVectors * d_);
     int64_t wrong = 0, wrong_scales = 0;
-    for (int64_t u = 0; u < units; ++u)
+    for (int64_t u = 0; u < units; ++u) {
+      std::vector<float> maxima(d_, 0.0f);
+      bool small = false; // otherwise the kernels do not ask for the head
       for (int64_t c = 0; c < d_; ++c) {
-        float maximum = 0;
         for (int64_t i = u * unit; i < std::min(tokens, (u + 1) * unit); ++i)
           for (int64_t other = block_ ? 0 : c; other < (block_ ? d_ : c + 1); ++other)
-            maximum = std::max(maximum, std::fabs(x[i * d_ + other]));
-        const bool zeros = maximum < 0x1p-60f;
-        const auto scale = reference::scale_of(maximum, reference::kSignedLevels);
+            maxima[c] = std::max(maxima[c], std::fabs(x[i * d_ + other]));
+        small |= c < run_.spec->head_dim && maxima[c] < 0x1p-60f;
+      }
+      const float beside = block_ ? 0 : (small ? magnitude : 1) * 0x1p-60f;
+      const float least = std::max(beside, 0x1p-119f);
+      for (int64_t c = 0; c < d_; ++c) {
+        const bool zeros = maxima[c] < std::min(least, 0x1p-60f);
+        const auto scale = reference::scale_of(maxima[c], reference::kSignedLevels);
         const float* own = vectors + u * kChannelVectors * d_ + slot(c);
-        wrong_scales += !same(own[0], zeros ? 0x1p-60f : scale.value);
-        wrong_scales += !same(own[d_], zeros ? 0x1p60f : scale.inverse);
+        wrong_scales += !same(own[0], zeros ? least : scale.value);
+        wrong_scales += !same(own[d_], zeros ? 1 / least : scale.inverse);
         for (int64_t i = u * unit; i < std::min(tokens, (u + 1) * unit); ++i)
           wrong += bytes[i / 64 * 64 * d_ + place(64, c, slot(i % 64))] !=
                    level(x[i * d_ + c], zeros ? 0 : scale.inverse);
       }
+    }
     EXPECT_EQ(wrong, 0) << name_of(copy) << " of head " << head;
     EXPECT_EQ(wrong_scales, 0) << name_of(scales) << " of head " << head;
   }
@@ -187,9 +203,11 @@ private:
     }
     const int64_t unit = channel_tokens_kv(s_);
     if (!backward_)
-      check_transposed(v, Operand::vt8, Operand::vt8_scale, head, unit);
+      check_transposed(v, Operand::vt8, Operand::vt8_scale, head, unit,
+                       magnitude_of(in_.v, head, n));
     else if (int8_.dq)
-      check_transposed(k, Operand::kt8, Operand::kt8_scale, head, unit);
+      check_transposed(k, Operand::kt8, Operand::kt8_scale, head, unit,
+                       magnitude_of(in_.k, head, n));
   }
 
   /// Means of units, and their scores. Gives queries less the kernels' own means.
@@ -331,9 +349,10 @@ private:
       EXPECT_EQ(wrong, 0) << "dout_rows of head " << head;
     }
     if (int8_.dk)
-      check_transposed(smoothed, Operand::qt8, Operand::qt8_scale, head, unit);
-    if (int8_.dv)
-      check_transposed(dout, Operand::dot8, Operand::dot8_scale, head, unit);
+      check_transposed(smoothed, Operand::qt8, Operand::qt8_scale, head, unit,
+                       magnitude_of(in_.q, head, m));
+    if (int8_.dv) // whose rows are of one magnitude
+      check_transposed(dout, Operand::dot8, Operand::dot8_scale, head, unit, 1);
   }
 
   const PrePassRun& run_;

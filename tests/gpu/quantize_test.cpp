@@ -124,6 +124,28 @@ TEST_P(QuantizeAll, WritesEveryCopy) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, QuantizeAll, testing::ValuesIn(all_copies()), copies_name);
 
+/// Channels and units of zeros, as all inputs here have them, take their scale from their head.
+TEST_F(Quantize, TensorsFarFromOne) {
+  const driver::DeviceInfo info = driver::device_info(0);
+  const Arch& arch = arch_for_capability(info.major, info.minor);
+  for (int octaves : {-90, -58, 80})
+    for (Pass pass : {Pass::forward, Pass::backward})
+      for (const Problem& p : {kProblems[0], kProblems[2]}) {
+        PrePassRun run = pre_pass_run(pass, {.head_dim = 64}, p);
+        for (float& x : run.in.q) // scores stay
+          x = std::ldexp(x, -octaves);
+        for (std::vector<float>* tensor : {&run.in.k, &run.in.v})
+          for (float& x : *tensor)
+            x = std::ldexp(x, octaves);
+        SCOPED_TRACE(std::string(to_string(pass)) + ", 2^" + std::to_string(octaves) +
+                     ", M = " + std::to_string(p.seq_q));
+        run_pre_pass(run, arch);
+        CopiesCheck(run).expect_all();
+        if (HasFailure())
+          return;
+      }
+}
+
 /// The launch is the same computation wherever blocks happen to run.
 TEST_F(Quantize, GivesTheSameBitsAgain) {
   const driver::DeviceInfo info = driver::device_info(0);

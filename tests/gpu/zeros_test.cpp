@@ -2,6 +2,8 @@
 #include "tests/gpu/cases.h"
 #include "tests/gpu/operation.h"
 
+#include <cmath>
+
 using namespace sagebwd;
 using namespace sagebwd::test;
 
@@ -14,6 +16,8 @@ namespace {
 class Zeros : public OnGpu, public testing::WithParamInterface<Case> {};
 
 constexpr float kSmall = 0x1p-14f;
+/// And far from 1: sums must not be lost beside an absolute limit, nor overflow at it.
+constexpr float kFar[] = {0x1p-90f, 0x1p90f};
 /// Keys of zeros have equal scores: where P is halfway between two integers, as 65 / 130 of 255 is,
 /// it is so for all of them, and rounds either way.
 constexpr double kToEmulation = 0.02;
@@ -35,40 +39,46 @@ void multiply(std::vector<float>& x, float factor) {
     value *= factor; // a power of two
 }
 
+/// Tokens `first` to `end - 1` of a tensor are zeros, of which the others are of this magnitude.
+void expect_no_loss(Attention& attention, const AttentionSpec& spec, int64_t tokens,
+                    const Tensor& tensor, float magnitude, int64_t first, int64_t end) {
+  SCOPED_TRACE(std::string(tensor.name) + " of " + std::to_string(std::log2(magnitude)) +
+               " octaves is zeros from token " + std::to_string(first) + " to " +
+               std::to_string(end));
+  auto in = reference::random_inputs({1, 1, 1, tokens, tokens}, spec.head_dim, spec.dtype, 1, 5);
+  std::vector<float>& values = in.*tensor.values;
+  multiply(values, magnitude);
+  if (tensor.partner)
+    multiply(in.*tensor.partner, 1 / magnitude);
+  std::fill(values.begin() + first * spec.head_dim, values.begin() + end * spec.head_dim, 0.0f);
+  const auto got = run(attention, in);
+  const auto exact = reference::exact(in, attention.spec());
+  const auto emulated = emulate_like(attention.spec(), in, got);
+  const auto expect_near = [&](const char* name, const auto& x, const auto& fp64, const auto& cpu) {
+    EXPECT_LE(distance(x, fp64).relative(), kToExact) << name;
+    EXPECT_LE(distance(x, cpu).relative(), kToEmulation) << name;
+  };
+  expect_near("out", got.o, exact.o, emulated.o);
+  expect_near("dq", got.dq, exact.dq, emulated.dq);
+  expect_near("dk", got.dk, exact.dk, emulated.dk);
+  expect_near("dv", got.dv, exact.dv, emulated.dv);
+}
+
 TEST_P(Zeros, CostNothing) {
   AttentionSpec spec = GetParam().spec;
   spec.dtype = DType::bf16; // which has small numbers too
   Attention attention(spec, 0, GetParam().tiles);
-  const int64_t d = spec.head_dim;
   const int64_t unit =
       std::max(channel_tokens_q(*resolved(spec)), channel_tokens_kv(*resolved(spec)));
   const int64_t tokens = 2 * unit + 72;
   const std::pair<int64_t, int64_t> runs[] = {
       {0, unit}, {unit, 2 * unit}, {2 * unit, tokens}, {unit / 5, unit + unit / 3}};
-  for (const Tensor& tensor : kTensors)
-    for (const auto& [first, end] : runs) {
-      SCOPED_TRACE(std::string(tensor.name) + " is zeros from token " + std::to_string(first) +
-                   " to " + std::to_string(end));
-      auto in =
-          reference::random_inputs({1, 1, 1, tokens, tokens}, spec.head_dim, spec.dtype, 1, 5);
-      std::vector<float>& values = in.*tensor.values;
-      multiply(values, kSmall);
-      if (tensor.partner)
-        multiply(in.*tensor.partner, 1 / kSmall);
-      std::fill(values.begin() + first * d, values.begin() + end * d, 0.0f);
-      const auto got = run(attention, in);
-      const auto exact = reference::exact(in, attention.spec());
-      const auto emulated = emulate_like(attention.spec(), in, got);
-      const auto expect_near = [&](const char* name, const auto& x, const auto& fp64,
-                                   const auto& cpu) {
-        EXPECT_LE(distance(x, fp64).relative(), kToExact) << name;
-        EXPECT_LE(distance(x, cpu).relative(), kToEmulation) << name;
-      };
-      expect_near("out", got.o, exact.o, emulated.o);
-      expect_near("dq", got.dq, exact.dq, emulated.dq);
-      expect_near("dk", got.dk, exact.dk, emulated.dk);
-      expect_near("dv", got.dv, exact.dv, emulated.dv);
-    }
+  for (const Tensor& tensor : kTensors) {
+    for (const auto& [first, end] : runs)
+      expect_no_loss(attention, spec, tokens, tensor, kSmall, first, end);
+    for (float magnitude : kFar)
+      expect_no_loss(attention, spec, tokens, tensor, magnitude, unit, 2 * unit);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, Zeros,

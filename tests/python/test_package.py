@@ -99,15 +99,15 @@ def test_spec_is_a_value():
 
 def test_spec_carries_the_version_of_its_numerics():
     spec = sagebwd.Spec(head_dim=64)
-    assert spec.numerics == 4 and str(spec).endswith(" numerics=4") and "numerics=4" in repr(spec)
-    assert pickle.loads(pickle.dumps(spec)).numerics == 4
-    of_another_version = pickle.dumps(spec).replace(b"numerics=4", b"numerics=2")
-    with pytest.raises(sagebwd.SpecError, match=r"numerics = 2 is not .* computes, which is 4"):
+    assert spec.numerics == 5 and str(spec).endswith(" numerics=5") and "numerics=5" in repr(spec)
+    assert pickle.loads(pickle.dumps(spec)).numerics == 5
+    of_another_version = pickle.dumps(spec).replace(b"numerics=5", b"numerics=2")
+    with pytest.raises(sagebwd.SpecError, match=r"numerics = 2 is not .* computes, which is 5"):
         pickle.loads(of_another_version)
-    with pytest.raises(sagebwd.SpecError, match=r"numerics = 5 is not .* computes, which is 4"):
-        sagebwd._core.Spec(numerics=5)
+    with pytest.raises(sagebwd.SpecError, match=r"numerics = 6 is not .* computes, which is 5"):
+        sagebwd._core.Spec(numerics=6)
     with pytest.raises(TypeError, match="numerics"):  # nobody chooses it
-        sagebwd.Spec(numerics=4)
+        sagebwd.Spec(numerics=5)
 
 
 def test_a_family_that_is_none_is_refused_without_a_gpu():

@@ -301,7 +301,7 @@ TEST_F(AttentionTiles, AGpuNobodyHasSeenHasTheDefault) {
 TEST_F(AttentionTiles, AFusedBackwardHasItsDefaultWhateverRecordsThereAre) {
   const std::string split =
       "backward_dkv is not launched: the backward of d64 bf16 causal=none row "
-      "64x128 sink_keys=1 gradients16 smooth_k rotate numerics=4 is fused";
+      "64x128 sink_keys=1 gradients16 smooth_k rotate numerics=5 is fused";
   const std::string output = run("fused");
   expect_in(output, "forward: mma 64x128 w4 s1 b2\nbackward: mma 64x64 w4 s1 b2\n");
   expect_in(output, "backward_dkv: SpecError: " + split + " on sm_80\n");
@@ -315,7 +315,7 @@ TEST_F(AttentionTiles, AFusedBackwardHasItsDefaultWhateverRecordsThereAre) {
   ScopedVariable major("FAKE_MAJOR", "9");
   const std::string hopper = run("fused");
   expect_in(hopper, "backward: SpecError: backward is not launched: the backward of d64 bf16 "
-                    "causal=none row 64x128 sink_keys=1 gradients16 smooth_k rotate numerics=4 is "
+                    "causal=none row 64x128 sink_keys=1 gradients16 smooth_k rotate numerics=5 is "
                     "split on sm_90a\n");
 }
 

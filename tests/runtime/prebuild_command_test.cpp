@@ -91,7 +91,7 @@ TEST(PrebuildCommand, SaysTheWholeSpec) {
   const Arch& arch = find_arch("sm_90a");
   EXPECT_EQ(prebuild_command(resolved(AttentionSpec()), arch),
             "sagebwd prebuild --arch sm_90a --spec 'd128 bf16 causal=none row 64x128 sink_keys=1 "
-            "six-of-seven smooth_k rotate deterministic numerics=4' --out FILE");
+            "six-of-seven smooth_k rotate deterministic numerics=5' --out FILE");
 }
 
 TEST(PrebuildCommand, AsksForTheRecordsOfATunedTile) {

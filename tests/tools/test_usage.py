@@ -40,7 +40,7 @@ def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
 def test_help_of_a_whole_spec_says_what_a_word_left_out_means(sagebwd):
     shown = " ".join(sagebwd("build", "--help").out.split())
     assert "leaves out, such as rotate, means no" in shown
-    spec = "d128 bf16 causal=none row 0x0 sink_keys=-1 six-of-seven deterministic numerics=4"
+    spec = "d128 bf16 causal=none row 0x0 sink_keys=-1 six-of-seven deterministic numerics=5"
     assert sagebwd("trace", "--spec", spec, "--seq-len", "64", "--json").json["spec"] == (
         spec.replace("0x0", "64x128").replace("=-1", "=1")
     )
