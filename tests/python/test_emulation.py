@@ -23,16 +23,19 @@ def relative(x, expected):
 
 
 def both(m, n, *, d=64, heads=4, heads_kv=2, dtype="bf16", sigma=1.0, with_dlse=False, seed=0,
-         causal="none", precision="six-of-seven", octaves=0, **options):  # fmt: skip
+         causal="none", precision="six-of-seven", octaves=0, magnitudes=(1, 1, 1),
+         **options):  # fmt: skip
     """Unrounded results of the C++ reference and of the emulation, from the same inputs.
 
-    Rows of dO differ by factors of up to 2^octaves either way.
+    Rows of dO differ by factors of up to 2^octaves either way; q, k and v are `magnitudes` larger.
     """
     arrays = reference.random_inputs(m, head_dim=d, heads=heads, heads_kv=heads_kv, batch=2,
                                      seq_len_kv=n, dtype=dtype, sigma=sigma, seed=seed)  # fmt: skip
     arrays[1][..., 3] += 4  # a key offset, which smoothing removes
     arrays[3][...] *= np.exp2(np.random.default_rng(seed).integers(-octaves, octaves + 1,
                                                                    (2, heads, m, 1)))  # fmt: skip
+    for x, factor in zip(arrays, magnitudes):
+        x *= factor
     arrays = [reference.round_to(x, dtype) for x in arrays]
     dlse = np.random.default_rng(seed).standard_normal((2, heads, m)).astype(np.float32)
     dlse = dlse if with_dlse else None
@@ -295,8 +298,30 @@ def test_refused(options, message):
         emulation.emulated_attention(*tensors(), **options)
 
 
+@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("magnitudes", [(1, 1, 2.0**-90), (2.0**70, 2.0**-70, 1), (2.0**-62, 2.0**62, 1)])
+def test_equals_the_reference_far_from_one(granularity, magnitudes):
+    given = dict(granularity=granularity, magnitudes=magnitudes)
+    got, expected = both(300, 530, heads=2, heads_kv=1, **given)
+    assert_same(got, expected)
+    # A head of another magnitude costs what one of 1 does: nothing counts as zeros.
+    plain = both(300, 530, heads=2, heads_kv=1, granularity=granularity)[0]
+    for name, factor in zip(NAMES, (magnitudes[2], None, magnitudes[1] * magnitudes[2],
+                                    magnitudes[0] * magnitudes[2], 1)):  # fmt: skip
+        if factor is not None:
+            assert relative(got[name].double() / factor, plain[name]) <= 1e-3, name
+
+
+def test_signs_spread_what_all_channels_have_in_common():
+    assert [c for c in range(64) if numerics.signs(64)[c] < 0][:6] == [3, 7, 11, 15, 19, 23]
+    for channels in (64, 128, 256):
+        rows = numerics.hadamard(torch.eye(channels))  # those of the matrix, or their negatives
+        largest = numerics.hadamard((rows * channels**0.5).sign()).abs().max()
+        assert float(largest) == pytest.approx(2**0.5 if channels == 128 else 1)
+
+
 def test_hadamard_is_orthogonal_and_blocked():
-    matrix = numerics.hadamard(torch.eye(96, dtype=torch.float32))
+    matrix = numerics.hadamard(torch.eye(96, dtype=torch.float32) * numerics.signs(96))
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(96))
     assert bool((matrix[:32, 32:] == 0).all())  # 32 is the largest power of two in 96
     sylvester = torch.tensor([[1.0, 1], [1, -1]])

@@ -37,8 +37,8 @@ def test_torch_tensors_hold_the_same_numbers(dtype):
 
 def test_every_name_says_what_it_imitates():
     assert {"gaussian", "outlier-channels", "heavy-channels", "sink", "sink-last", "local",
-            "large-first-key", "qk-norm", "qk-norm-unit", "massive-tokens",
-            "padded"} == set(sagebwd.INPUTS)
+            "large-first-key", "qk-norm", "qk-norm-unit", "massive-tokens", "padded",
+            "alternating-keys", "common-offset", "tiny-values"} == set(sagebwd.INPUTS)
     assert all(len(text) > 20 for text in sagebwd.INPUTS.values())
 
 
@@ -68,6 +68,22 @@ def test_rotation_is_what_heavy_channels_need():
     arrays = sagebwd.named_inputs("heavy-channels", heads=1, seq_q=256)
     rotated, plain = (sagebwd.trace(*arrays, causal=True, rotate=r) for r in (True, False))
     assert plain["dQ"]["rel_l2"] > 1.3 * rotated["dQ"]["rel_l2"]
+
+
+@pytest.mark.parametrize("name", ["alternating-keys", "common-offset"])
+def test_rotation_costs_nothing_where_channels_have_something_in_common(name):
+    arrays = sagebwd.named_inputs(name, heads=1, seq_q=256)
+    rotated, plain = (sagebwd.trace(*arrays, rotate=r) for r in (True, False))
+    for tensor in ("O", "dQ", "dK", "dV"):
+        assert rotated[tensor]["rel_l2"] < 1.5 * plain[tensor]["rel_l2"], tensor
+
+
+def test_tiny_values_cost_what_others_do():
+    tiny = sagebwd.named_inputs("tiny-values", heads=1, seq_q=512, head_dim=64)
+    assert 0.9e-30 < tiny[2].std(dtype=np.float64) < 1.1e-30
+    found = sagebwd.trace(*tiny)
+    for tensor in ("O", "dQ", "dK", "dV"):
+        assert found[tensor]["rel_l2"] < 0.025, tensor
 
 
 def test_trace_takes_a_name():

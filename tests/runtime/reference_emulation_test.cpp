@@ -1,5 +1,5 @@
 //===- reference_emulation_test.cpp - The quantised computation's errors ---===//
-#include "runtime/reference/reference.h"
+#include "runtime/reference/named_inputs.h"
 
 #include <gtest/gtest.h>
 
@@ -171,6 +171,48 @@ TEST(Emulation, RotationSpreadsOutlierChannels) {
   const Errors rotated = errors_of(in, spec);
   spec.rotate = false;
   EXPECT_GE(errors_of(in, spec).at("P"), 1.5 * rotated.at("P"));
+}
+
+TEST(Emulation, WhatAllChannelsHaveInCommonIsSpread) {
+  for (int channels : {64, 128}) {
+    const auto errors = [&](Distribution distribution, bool rotate) {
+      AttentionSpec spec = spec_of(channels);
+      spec.rotate = rotate;
+      const Problem problem{1, 1, 1, 256, 256};
+      return errors_of(named_inputs({distribution}, problem, channels, DType::bf16, 3), spec);
+    };
+    for (const Distribution distribution :
+         {Distribution::alternating_keys, Distribution::common_offset}) {
+      const Errors rotated = errors(distribution, true), plain = errors(distribution, false);
+      for (const char* tensor : {"O", "dQ", "dK", "dV"})
+        EXPECT_LE(rotated.at(tensor), 1.5 * plain.at(tensor)) << tensor << ", " << channels;
+    }
+  }
+}
+
+/// As long as the type holds them, small numbers cost what large ones do; below 2^-119 a group is
+/// zeros, which gradients of products reach first.
+TEST_P(GranularityTest, MagnitudesCostNothing) {
+  const Inputs plain = random_inputs({1, 1, 1, 600, 600}, 64, DType::bf16, 1, 7);
+  const AttentionSpec spec = spec_of(64, GetParam());
+  const Errors expected = errors_of(plain, spec);
+  const auto times = [](std::vector<float>& x, float factor) {
+    for (float& value : x)
+      value *= factor; // a power of two
+  };
+  for (int octaves : {-95, -61, 60, 95}) {
+    const float factor = std::ldexp(1.0f, octaves);
+    Inputs values = plain, keys = plain, queries = plain;
+    times(values.v, factor);
+    times(keys.k, factor), times(keys.q, 1 / factor);
+    times(queries.q, factor), times(queries.k, 1 / factor);
+    for (const Inputs& in : {values, keys, queries}) {
+      const Errors errors = errors_of(in, spec);
+      for (const char* tensor : {"O", "dQ", "dK", "dV"})
+        EXPECT_NEAR(errors.at(tensor), expected.at(tensor), 0.01 * expected.at(tensor))
+            << tensor << ", 2^" << octaves;
+    }
+  }
 }
 
 /// Causal, with a first key that takes about half of each row's mass: `value` times as large as its

@@ -287,4 +287,28 @@ TEST(NamedInputs, Padded) {
   EXPECT_NEAR(gradients[200], 1e-4, 3e-5);
 }
 
+TEST(NamedInputs, WhatChannelsHaveInCommon) {
+  const Inputs keys = make(Distribution::alternating_keys);
+  for (size_t token = 0; token < 2 * 512; ++token) {
+    const std::vector<float> row(keys.k.begin() + token * kChannels,
+                                 keys.k.begin() + (token + 1) * kChannels);
+    ASSERT_NEAR(moments_of(row).mean, token % 2 ? -8 : 8, 0.7);
+    ASSERT_NEAR(moments_of(row).deviation, 1, 0.5);
+  }
+  const Inputs both = make(Distribution::common_offset);
+  for (const std::vector<float>* x : {&both.q, &both.k}) {
+    EXPECT_NEAR(channel(*x, 9).mean, 4, 0.2);
+    EXPECT_NEAR(moments_of(*x).deviation, 1, 0.05);
+  }
+  EXPECT_NEAR(moments_of(both.v).mean, 0, 0.02);
+}
+
+TEST(NamedInputs, TinyValues) {
+  for (const auto& [dtype, size] : {std::pair(DType::bf16, 1e-30), {DType::fp16, 1e-3}}) {
+    const Inputs in = make(Distribution::tiny_values, kProblem, 1, dtype);
+    EXPECT_NEAR(moments_of(in.v).deviation / size, 1, 0.02);
+    EXPECT_NEAR(moments_of(in.dout).deviation, 1, 0.02);
+  }
+}
+
 } // namespace

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -93,6 +94,33 @@ TEST(Copies, UnitsOfChannels) {
   EXPECT_EQ(whole.scales_at(3)[1], 8 * (1.0f / 127));
 }
 
+TEST(Copies, AChannelIsSmallBesideItsHead) {
+  const std::vector<float> x = {1, 0x1p-61f, -4, 0, 2, -0x1p-61f};
+  const auto levels = [&](float magnitude) {
+    return copy_by_channels(x.data(), 3, 2, 3, false, magnitude).levels;
+  };
+  const std::vector<float> zeros = {32, 0, -127, 0, 64, 0}, kept = {32, 127, -127, 0, 64, -127};
+  EXPECT_EQ(levels(0.5f), kept);
+  EXPECT_EQ(levels(0x1.8p-1f), zeros);
+  EXPECT_EQ(levels(0x1p100f), zeros);
+  // And nothing is below 2^-119, whatever the head.
+  const float least = 0x1p-119f, less = 0x1.fep-120f;
+  EXPECT_EQ(copy_by_channels(&least, 1, 1, 1, false, 0x1p-110f).levels[0], 127);
+  EXPECT_EQ(copy_by_channels(&less, 1, 1, 1, false, 0x1p-110f).levels[0], 0);
+}
+
+TEST(Copies, SomeTokensTellTheMagnitudeOfAHead) {
+  std::vector<float> x(2 * 700, 0);
+  EXPECT_EQ(sampled_magnitude(x.data(), 700, 2), 1); // nothing
+  x[0] = -0x1p-50f, x[2 * 4] = 3;                    // every third is looked at
+  EXPECT_EQ(sampled_magnitude(x.data(), 700, 2), 0x1p-50f);
+  EXPECT_EQ(sampled_magnitude(x.data(), 256, 2), 3);
+  x[2 * 699 + 1] = -5;
+  EXPECT_EQ(sampled_magnitude(x.data(), 700, 2), 5);
+  x[2 * 3] = kInfinity;
+  EXPECT_EQ(sampled_magnitude(x.data(), 700, 2), 1);
+}
+
 TEST(Copies, RowsOfLikeMagnitudeHaveOneExponent) {
   // Both sides of a power of two, a far row, nothing, what is no number, and a second unit.
   const std::vector<float> x = {1.9f, 2.1f, 1.9f, -2.1f, 2.1f, 32, 0, kNan, kInfinity, 0x1p-118f};
@@ -105,18 +133,36 @@ TEST(Copies, RowsOfLikeMagnitudeHaveOneExponent) {
   EXPECT_EQ(row_exponents(x.data(), 6, 1, 5)[5], 5);
 }
 
-TEST(Rotation, IsTheSylvesterHadamardMatrix) {
-  for (int channels : {16, 64, 128}) {
-    for (int column : {0, 1, 5, channels - 1}) {
+TEST(Rotation, IsTheSylvesterHadamardMatrixBehindSigns) {
+  constexpr int kNegated[] = {3, 11, 24, 36, 63, 127, 192};
+  for (int channels : {16, 64, 128, 256}) {
+    for (int column : {0, 1, 3, 5, 11, 24, 27, 36, 39, 63, 103, 127, 192, 255}) {
+      if (column >= channels)
+        continue;
       std::vector<float> x(channels, 0);
       x[column] = 1;
       rotate(x.data(), channels);
+      const bool negated =
+          std::find(std::begin(kNegated), std::end(kNegated), column) != std::end(kNegated);
       for (int row = 0; row < channels; ++row) {
-        const double sign = __builtin_popcount(row & column) % 2 ? -1 : 1;
+        const double sign = (__builtin_popcount(row & column) % 2 != 0) != negated ? -1 : 1;
         EXPECT_FLOAT_EQ(x[row], sign / std::sqrt(double(channels)));
       }
     }
   }
+}
+
+TEST(Rotation, SpreadsWhatAllChannelsHaveInCommon) {
+  // Any row of the matrix, that of ones among them: of an even power of two they become flat.
+  for (const auto& [channels, largest] : {std::pair(64, 1.0), {128, std::sqrt(2)}, {256, 1.0}})
+    for (int row = 0; row < channels; ++row) {
+      std::vector<float> x(channels);
+      for (int c = 0; c < channels; ++c)
+        x[c] = __builtin_popcount(row & c) % 2 ? -1 : 1;
+      rotate(x.data(), channels);
+      for (float value : x)
+        ASSERT_LE(std::fabs(value), largest * (1 + 1e-6)) << channels << " channels, row " << row;
+    }
 }
 
 TEST(Rotation, KeepsInnerProductsInBlocksOfAPowerOfTwo) {
