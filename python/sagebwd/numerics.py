@@ -1,9 +1,9 @@
-"""The numerics of the kernels in plain PyTorch: quantisers, and both passes for a chunk of heads.
+"""The numerics of the kernels in plain PyTorch: both passes for a chunk of heads.
 
-Every quantiser is the kernels' bit for bit; integers enter the matrix products already multiplied
-by their scales, which differs from the kernels in FP32 rounding only. Sources: SageBwd (arXiv
-2603.02170, Algorithms 1 and 2) and, for the rules it leaves open, the C++ reference, with which
-the tests compare this file.
+Every quantiser (quantizers.py) is the kernels' bit for bit; integers enter the matrix products
+already multiplied by their scales, which differs from the kernels in FP32 rounding only. Sources:
+SageBwd (arXiv 2603.02170, Algorithms 1 and 2) and, for the rules it leaves open, the C++ reference,
+with which the tests compare this file.
 """
 
 import math
@@ -13,15 +13,21 @@ import torch
 import torch.nn.functional as F
 
 from sagebwd.options import Mask, width_of
+from sagebwd.quantizers import (
+    CHANNEL_TOKENS,
+    hadamard,
+    key_integers,
+    over_tokens,
+    power_of_two,
+    quantized,
+    row_exponents,
+    tiled,
+    token_integers,
+)
 
 _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)
 _LN2 = math.log(2.0)
-_SMALLEST = 2.0**-119  # a group below this quantises to zero
-_LEAST_BESIDE = 2.0**-60  # a head, where sums are brought from one unit of tokens to another
-_SAMPLED_TOKENS = 256  # at most, that tell a head's magnitude
-_CHANNEL_TOKENS = 256  # that share a channel's scale under 'row'
-_MOST_EXPONENT = 100
 
 
 @dataclass(frozen=True)
@@ -55,151 +61,6 @@ class Rules:
     def sharing(self, extent):
         """How many of `extent` neighbours share a scale: 'row' gives each its own."""
         return 1 if self.by_rows else extent
-
-
-# ---- quantisers ----------------------------------------------------------------------------------
-
-
-def _tiles(x, rows, columns, fill=0.0):
-    """The last two axes as (row tile, row, column tile, column), padded to whole tiles."""
-    m, n = x.shape[-2:]
-    if m % rows or n % columns:
-        x = F.pad(x, (0, -n % columns, 0, -m % rows), value=fill)
-    return x.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
-
-
-def _untiled(tiles, m, n):
-    return tiles.flatten(-2).flatten(-3, -2)[..., :m, :n]
-
-
-def _psi(tiles, unsigned=False, smallest=_SMALLEST):
-    """Integers and scales with one scale per tile: psi of the paper, in FP32.
-
-    A tile whose maximum is not finite gets the scale NaN: it stays visible. One below `smallest`,
-    a number or a tensor that broadcasts, is zeros.
-    """
-    tiles = tiles.float()
-    limit = 255 if unsigned else 127
-    top = tiles.abs().amax((-3, -1), keepdim=True)
-    delta = top * (1.0 / limit)
-    # Not 127 / top: PyTorch computes that as a reciprocal times 127, which rounds twice.
-    inverse = torch.full_like(top, limit).div(top)
-    integers = (tiles * inverse).round().clamp(0 if unsigned else -limit, limit)
-    finite, tiny = top.isfinite(), top < smallest
-    delta = torch.where(finite, delta.masked_fill(tiny, 0), torch.nan)
-    return integers.masked_fill(tiny | ~finite, 0), delta
-
-
-def _quantized(x, rows, columns, math_dtype, unsigned=False, smallest=_SMALLEST):
-    """`x` after quantisation with one scale per rows x columns tile of its last two axes."""
-    integers, delta = _psi(_tiles(x, rows, columns), unsigned, smallest)
-    return _untiled(integers.to(math_dtype) * delta, *x.shape[-2:])
-
-
-def _token_integers(x, group):
-    """Integers and one scale per token, (…, tokens, 1); tokens of a group share theirs."""
-    m, n = x.shape[-2:]
-    integers, delta = _psi(_tiles(x, group, n))
-    return _untiled(integers, m, n), delta[..., 0, 0].repeat_interleave(group, -2)[..., :m, :]
-
-
-def _key_integers(x, rules):
-    """The same of keys for S: under 'row' 8 of 32 share a scale, 2t, 2t+1, 2t+8, 2t+9, .. 2t+25.
-
-    Those are what one lane of the tensor cores' accumulators holds of a row of scores.
-    """
-    if not rules.by_rows:
-        return _token_integers(x, rules.group_kv)
-    n = x.shape[-2]
-    octets = F.pad(x, (0, 0, 0, -n % 32)).unflatten(-2, (-1, 4, 4, 2)).transpose(-4, -3)
-    integers, scales = _token_integers(octets.flatten(-5, -2), 8)
-
-    def in_order(t):
-        return t.unflatten(-2, (-1, 4, 4, 2)).transpose(-4, -3).flatten(-5, -2)[..., :n, :]
-
-    return in_order(integers), in_order(scales)
-
-
-def _over_tokens(x, group, rules, raw=None):
-    """The copy of `x` for products that sum over tokens: one scale a channel and 256 of them.
-
-    A channel that is small beside its head counts as zeros. `raw` is what `x` was made of, and
-    tells how large heads are; None: about 1.
-    """
-    if not rules.by_rows:
-        return _quantized(x, group, x.shape[-1], rules.math)
-    smallest = _LEAST_BESIDE
-    if raw is not None:
-        smallest = (_magnitude(raw).clamp(max=1) * _LEAST_BESIDE).clamp(min=_SMALLEST)
-        smallest = smallest[..., None, None]
-    return _quantized(x, _CHANNEL_TOKENS, 1, rules.math, smallest=smallest)
-
-
-def _magnitude(x):
-    """The largest magnitude of some tokens of a head, (…, 1, 1): at most 256, evenly spaced.
-
-    1 where they are zeros or not finite.
-    """
-    top = x[..., :: max(1, -(-x.shape[-2] // _SAMPLED_TOKENS)), :].float().abs()
-    top = top.amax((-2, -1), keepdim=True)
-    return top.where(top.isfinite() & (top > 0), 1.0)
-
-
-def _row_exponents(x):
-    """Powers of two that bring the rows of 256 to one magnitude, that of their mean: (…, 1).
-
-    Within -100..100, from the logarithms of the rows' largest magnitudes, linear between powers of
-    two. Rows less than half an octave from the mean have one exponent, wherever that lies: rounding
-    each row's own logarithm would tear rows of like magnitude apart. Rows below 2^-119 and those
-    that are not finite have the mean's, 0 where a unit has no others.
-    """
-    top = x.abs().amax(-1, keepdim=True)
-    counted = top.isfinite() & (top >= _SMALLEST)
-    fraction = 13
-    logarithms = top.view(torch.int32) >> 23 - fraction
-    pad = (0, 0, 0, -x.shape[-2] % _CHANNEL_TOKENS)
-    units = [F.pad(t, pad).unflatten(-2, (-1, _CHANNEL_TOKENS))
-             for t in (logarithms * counted, counted.int())]  # fmt: skip
-    total, count = (t.sum(-2, keepdim=True) for t in units)
-    mean = (total // count.clamp(min=1)).expand_as(units[0]).flatten(-3, -2)
-    mean = mean[..., : x.shape[-2], :]
-    logarithms = torch.where(counted, logarithms, mean)
-    exponents = (logarithms - mean + (1 << fraction - 1) >> fraction) + (mean >> fraction) - 127
-    exponents = exponents.clamp(-_MOST_EXPONENT, _MOST_EXPONENT)
-    return exponents.masked_fill(mean == 0, 0).int()
-
-
-def _power_of_two(exponents):
-    """2^exponents from int32, exactly."""
-    return (exponents + 127 << 23).view(torch.float32)
-
-
-def signs(channels, device=None):
-    """What channels are multiplied by ahead of the Hadamard transform, 1 or -1 each.
-
-    -1 where c0 c1 + c2 c5 + c3 c4 + c6 c7 is odd, by the bits of channel c: a vector of one
-    magnitude, such as an offset of all channels, is then no row of the matrix, which would gather
-    it in one channel.
-    """
-    c = torch.arange(channels, device=device)
-    odd = sum((c >> a) & (c >> b) & 1 for a, b in ((0, 1), (2, 5), (3, 4), (6, 7))) % 2
-    return 1 - 2 * odd.float()
-
-
-def hadamard(x):
-    """The normalised Hadamard transform of the last axis (Sylvester order), in FP32.
-
-    In blocks of the largest power of two that divides the axis, behind `signs`.
-    """
-    shape, size = x.shape, x.shape[-1] & -x.shape[-1]
-    x = (x * signs(shape[-1], x.device)).unflatten(-1, (-1, size))
-    stride = 1
-    while stride < size:
-        x = x.unflatten(-1, (-1, 2, stride))
-        low, high = x.unbind(-2)
-        x = torch.stack((low + high, low - high), -2).flatten(-3)
-        stride *= 2
-    return (x * size**-0.5).reshape(shape)
 
 
 # ---- the operation on a chunk of heads: q (n, G, M, D), k and v (n, 1, N, D) ---------------------
@@ -240,7 +101,7 @@ class _Scores:
         #: what queries are without, (n, G, M, D), and their scores, in the log2 domain
         self.q_mean = self.q_mean_scores = None
         if rules.smooth_q and "s" in rules.plan:
-            self.q_mean = _means(self.q, _CHANNEL_TOKENS if rules.by_rows else rules.group_q)
+            self.q_mean = _means(self.q, CHANNEL_TOKENS if rules.by_rows else rules.group_q)
             self.q_mean_scores = self.q_mean @ self.keys.mT * rules.scale_log2
         #: what quantised scores lack of the raw ones, (n, G, M, 1): tau q . mean(K)
         self.shift = None
@@ -261,8 +122,8 @@ class _Scores:
         if rules.rotate:
             zeros = max(width_of(q.shape[-1]) - q.shape[-1], 0)
             q, k = (hadamard(F.pad(x, (0, zeros))) for x in (q, k))
-        q, q_scale = _token_integers(sign * q, rules.sharing(rules.group_q))
-        k, k_scale = _key_integers(k, rules)
+        q, q_scale = token_integers(sign * q, rules.sharing(rules.group_q))
+        k, k_scale = key_integers(k, rules)
         factor = abs(rules.scale_log2) * q_scale
         return (q.to(rules.math) @ k.to(rules.math).mT) * k_scale.mT, factor
 
@@ -315,7 +176,7 @@ def forward_chunk(q, k, v, rules, k_mean=None):
     scores = _Scores(q, k, v, rules, k_mean)
     n = scores.x.shape[-1]
     one, levels = (255.0, _LOG2_255) if "pv" in rules.plan else (1.0, 0.0)
-    tile_max = _tiles(scores.log2(), 1, rules.group_kv, fill=-torch.inf).amax(-1)[..., 0, :]
+    tile_max = tiled(scores.log2(), 1, rules.group_kv, fill=-torch.inf).amax(-1)[..., 0, :]
     tile_seen = _tiles_seen(scores.visible, rules.group_kv)
     if tile_seen is not None:
         tile_max = tile_max.where(tile_seen, -torch.inf)
@@ -332,7 +193,7 @@ def forward_chunk(q, k, v, rules, k_mean=None):
     total = (p * weight).sum(-1, keepdim=True)
     if "pv" in rules.plan:
         p = p.clamp(0, 255).round()
-        v = _over_tokens(scores.values, rules.group_kv, rules, scores.v)
+        v = over_tokens(scores.values, rules.group_kv, rules, scores.v)
     else:
         p, v = p.to(rules.dtype), scores.v
     out = (p.to(rules.math) * weight) @ v.to(rules.math)
@@ -349,7 +210,7 @@ def forward_chunk(q, k, v, rules, k_mean=None):
 
 def _tiles_seen(visible, group):
     """Whether a row sees any key of a tile, (M, tiles); None: all do."""
-    return None if visible is None else _tiles(visible.float(), 1, group).amax(-1)[..., 0, :] > 0
+    return None if visible is None else tiled(visible.float(), 1, group).amax(-1)[..., 0, :] > 0
 
 
 def _per_key(x, group, n):
@@ -370,9 +231,9 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None):
     # which P takes back.
     scaled, exponents = dout, torch.zeros_like(delta, dtype=torch.int32)
     if rules.by_rows and "dv" in plan:
-        exponents = _row_exponents(dout)
-        scaled = dout * _power_of_two(-exponents)
-    up, down = _power_of_two(exponents), _power_of_two(-exponents)
+        exponents = row_exponents(dout)
+        scaled = dout * power_of_two(-exponents)
+    up, down = power_of_two(exponents), power_of_two(-exponents)
     p = scores.exp2(-(lse - exponents))
     dp = _dp(scaled.to(low).float(), scores.v, rules)
     ds = p * (dp - delta * down)
@@ -385,8 +246,8 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None):
     def product(name, left, left_tile, right, right_group, raw, of=None, unsigned=False):
         if name not in plan:
             return left.to(low).to(exact), raw.to(low).to(exact)
-        left = _quantized(left, *left_tile, exact, unsigned)
-        return left, _over_tokens(right, right_group, rules, of)
+        left = quantized(left, *left_tile, exact, unsigned)
+        return left, over_tokens(right, right_group, rules, of)
 
     weights, operand = product("dv", p, along_q, scaled, rules.group_q, dout, unsigned=True)
     dv = (weights.mT @ operand).sum(1, keepdim=True)
@@ -420,6 +281,6 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None):
 def _dp(dout, v, rules):
     if "dp" not in rules.plan:
         return dout.to(rules.math) @ v.to(rules.math).mT
-    dout, dout_scale = _token_integers(dout, rules.sharing(rules.group_q))
-    v, v_scale = _token_integers(v, rules.sharing(rules.group_kv))
+    dout, dout_scale = token_integers(dout, rules.sharing(rules.group_q))
+    v, v_scale = token_integers(v, rules.sharing(rules.group_kv))
     return (dout.to(rules.math) @ v.to(rules.math).mT) * (dout_scale * v_scale.mT)

@@ -97,6 +97,9 @@ std::vector<int> row_exponents(const float* x, int64_t rows, int64_t channels, i
   // Bits of a positive float are its logarithm, linear between powers of two; 13 bits of fraction
   // leave room for a sum over a unit's rows in 32 bits.
   constexpr int kFraction = 13, kOctave = 1 << kFraction;
+  const float magnitude = sampled_magnitude(x, rows, channels);
+  const int of_head =
+      std::bit_cast<int32_t>(magnitude < kSmallest ? 1.0f : magnitude) >> (23 - kFraction);
   std::vector<int> exponents(rows, 0);
   for (int64_t first = 0; first < rows; first += unit) {
     const int64_t end = std::min(first + unit, rows);
@@ -113,9 +116,7 @@ std::vector<int> row_exponents(const float* x, int64_t rows, int64_t channels, i
       sum += logarithms[i - first];
       ++count;
     }
-    if (count == 0)
-      continue;
-    const int mean = sum / count;
+    const int mean = count == 0 ? of_head : sum / count;
     for (int64_t i = first; i < end; ++i) {
       const int own = logarithms[i - first], logarithm = own ? own : mean;
       exponents[i] =

@@ -39,7 +39,7 @@ Copy copy_by_channels(const float* x, int64_t tokens, int64_t channels, int64_t 
 /// -100..100, of the logarithms of the rows' largest magnitudes, linear between powers of two. Rows
 /// less than half an octave from the mean have one exponent, wherever that lies: rounding each
 /// row's own logarithm would tear rows of like magnitude apart. Rows below 2^-119 and those that
-/// are not finite have the mean's, 0 where a unit has no others.
+/// are not finite have the mean's, or that of sampled_magnitude() where a unit has no others.
 std::vector<int> row_exponents(const float* x, int64_t rows, int64_t channels, int64_t unit);
 
 /// All that the pre-passes make of one head.

@@ -80,7 +80,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
         largest,
         sample_of(p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h,
                   p.k_stride_s, at.seq_kv(), p.channels),
-        p.kt8_scale, at.first_key_unit<KEY_TOKENS>() + index, shared.inverse);
+        1.0f, p.kt8_scale, at.first_key_unit<KEY_TOKENS>() + index, shared.inverse);
     float mean[8];
 #pragma unroll
     for (int c = 0; c < 8; ++c)
@@ -117,7 +117,7 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
       largest,
       sample_of(p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h,
                 p.v_stride_s, at.seq_kv(), p.value_channels),
-      p.vt8_scale, at.first_key_unit<KEY_TOKENS>() + index, shared.inverse);
+      1.0f, p.vt8_scale, at.first_key_unit<KEY_TOKENS>() + index, shared.inverse);
   walk_quads<true>(v, unit.written, shared.inverse,
                    p.vt8 + (at.padded_key() + unit.first) * HEAD_DIM,
                    [](float(&)[4][8], int, int) {});

@@ -37,5 +37,5 @@ __device__ __forceinline__ Source sample_of(const Element* head, s64 stride, int
   const int step = maximum(1, ceil_div(tokens, SAMPLED_TOKENS));
   return {head, stride * step, 0, ceil_div(tokens, step), channels};
 }
-/// Of rows that have been brought to the magnitude of 1.
+/// Where the magnitude is known.
 __device__ __forceinline__ Source no_sample() { return {nullptr, 0, 0, 0, 0}; }

@@ -83,9 +83,11 @@ __device__ __noinline__ float magnitude_of(Source sample) {
 }
 
 /// From the maxima of the channels over each thread's tokens: the unit's scales, and in shared
-/// memory what its values are multiplied by. `head` is a sample of the head's tokens.
+/// memory what its values are multiplied by. `head` is a sample of the head's tokens, which tells
+/// its magnitude where the one given does not count.
 __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], const Source& head,
-                                                    float* scales, s64 unit, float* inverses) {
+                                                    float magnitude, float* scales, s64 unit,
+                                                    float* inverses) {
   if constexpr (BLOCK_SCALES) {
     const float all = block_max(largest_magnitude(largest));
 #pragma unroll
@@ -98,7 +100,7 @@ __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], con
   for (int i = 0; i < SHARE / 8; ++i)
     shared.of_warp[warp_id() * HEAD_DIM + channel_of(first_combined<SHARE>() + i)] = largest[i];
   __syncthreads();
-  float maximum = 0, magnitude = 1;
+  float maximum = 0;
   if (threadIdx.x < HEAD_DIM) {
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp)

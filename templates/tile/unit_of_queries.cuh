@@ -118,8 +118,10 @@ __device__ __forceinline__ int dout_exponent(float largest, int mean) {
   return maximum(-100, minimum(100, steps + (mean >> LOGARITHM_FRACTION) - 127));
 }
 
-/// The mean logarithm of a unit's rows that have one, else that of 1; in every thread.
-__device__ __forceinline__ int mean_logarithm(const Source& dout, const Unit& unit) {
+/// The mean logarithm of a unit's rows that have one, else the head's, else that of 1; in every
+/// thread. What sums of other units have must not be lost beside P of rows of zeros.
+__device__ __forceinline__ int mean_logarithm(const Source& dout, const Source& head,
+                                              const Unit& unit) {
   int sum = 0, count = 0;
   walk_tokens(dout, unit.written, [&](int, const Share& share) {
     float x[SHARE];
@@ -146,15 +148,25 @@ __device__ __forceinline__ int mean_logarithm(const Source& dout, const Unit& un
     count += of_warp[2 * warp + 1];
   }
   __syncthreads();
-  return count == 0 ? 127 << LOGARITHM_FRACTION : sum / count;
+  if (count != 0)
+    return sum / count;
+  const int of_head = logarithm_of(magnitude_of(head));
+  return of_head == 0 ? 127 << LOGARITHM_FRACTION : of_head;
+}
+/// The rows have the magnitude of 1, but sums of them that of 2^e by P. Where e is large they would
+/// overflow in units of the least scale.
+__device__ __forceinline__ float magnitude_of_douts(int mean) {
+  constexpr int ROOM = 50;
+  const int exponent = (mean >> LOGARITHM_FRACTION) - 127;
+  return __int_as_float((127 + maximum(0, exponent - ROOM)) << 23);
 }
 
 /// dout_rows, delta and dS of key 0. rows[ROW_MINUS_DELTA] holds dlse at first. Minus delta =
-/// rowsum(dO * O), plus the gradient that flows through lse, is where dP starts from.
+/// rowsum(dO * O), plus the gradient that flows through lse, is where dP starts from. `mean` is
+/// mean_logarithm().
 __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, const Source& out,
                                            const Unit& unit, s64 head_row, const KeyRange& keys,
-                                           float (&largest)[SHARE]) {
-  const int mean = SCALED_DOUT ? mean_logarithm(dout, unit) : 0;
+                                           int mean, float (&largest)[SHARE]) {
   walk_tokens(dout, unit.written, [&](int token, const Share& share) {
     Share outs;
     outs.load(out, token);
@@ -223,6 +235,13 @@ __device__ __forceinline__ void turn_queries(const Source& x, const Unit& unit,
   }
 }
 
+/// A sample of a head's dO.
+__device__ __forceinline__ Source douts_of(const Params& p, const QueryHead& at) {
+  return sample_of(p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
+                       at.head * p.dout_stride_h,
+                   p.dout_stride_s, at.seq_q(), p.value_channels);
+}
+
 __device__ __forceinline__ void backward_of_queries(const Params& p, const QueryHead& at,
                                                     const Source& q, const Unit& unit,
                                                     s64 flat_unit) {
@@ -237,9 +256,12 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
                       p.out_stride_s, 0, unit.valid, p.value_channels};
 
   float largest[SHARE] = {};
-  take_douts(p, dout, out, unit, head_row, find_key_range(p, at), largest);
+  const KeyRange keys = find_key_range(p, at);
+  const int mean = SCALED_DOUT ? mean_logarithm(dout, douts_of(p, at), unit) : 0;
+  take_douts(p, dout, out, unit, head_row, keys, mean, largest);
   if constexpr (DOT8)
-    find_channel_scales(largest, no_sample(), p.dot8_scale, flat_unit, shared.inverse_dout);
+    find_channel_scales(largest, no_sample(), SCALED_DOUT ? magnitude_of_douts(mean) : 1.0f,
+                        p.dot8_scale, flat_unit, shared.inverse_dout);
   else
     __syncthreads();
   turn_queries<DOT8>(
@@ -309,7 +331,7 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
           largest,
           sample_of(p.q + at.first_query(p.q_stride_b, p.q_stride_s) + at.head * p.q_stride_h,
                     p.q_stride_s, at.seq_q(), p.channels),
-          p.qt8_scale, flat_unit, shared.inverse);
+          1.0f, p.qt8_scale, flat_unit, shared.inverse);
     }
     backward_of_queries(p, at, q, unit, flat_unit);
   }

@@ -267,7 +267,7 @@ private:
     const float tau = *run_.in.softmax_scale, log2_tau = tau * 1.44269504f;
     std::vector<double> dk(ceil_div(tokens, unit) * d_), dv(dk), dk_size(dk), dv_size(dk);
     const std::vector<int> exponents = backward_ && scales_dout(s_)
-                                           ? exponents_of(dout, tokens, d_, unit)
+                                           ? exponents_of(dout, tokens, d_, unit, m)
                                            : std::vector<int>(tokens, 0);
     for (int64_t i = 0; i < tokens; ++i) {
       const auto row = [&](int vector) {

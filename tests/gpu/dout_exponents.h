@@ -8,10 +8,10 @@
 
 namespace sagebwd::test {
 
-/// Of rows of dO in units of so many. A row's logarithm is that of its largest magnitude, linear
-/// between powers of two, in units of 2^-13, rounded down.
+/// Of rows of dO in units of so many, where the head has `valid` of them. A row's logarithm is that
+/// of its largest magnitude, linear between powers of two, in units of 2^-13, rounded down.
 inline std::vector<int> exponents_of(const std::vector<float>& dout, int64_t tokens,
-                                     int64_t channels, int64_t unit) {
+                                     int64_t channels, int64_t unit, int64_t valid) {
   std::vector<int> exponents(tokens, 0);
   const auto logarithm = [&](int64_t i) -> int64_t {
     double largest = 0;
@@ -34,8 +34,12 @@ inline std::vector<int> exponents_of(const std::vector<float>& dout, int64_t tok
       sum += logarithm(i);
       count += logarithm(i) != 0;
     }
-    if (count == 0)
-      continue;
+    if (count == 0) { // as the largest of some of the head's rows
+      count = 1, sum = 127 * 8192;
+      for (int64_t i = 0, most = 0; i < valid; i += (valid + 255) / 256)
+        if (logarithm(i) > most)
+          sum = most = logarithm(i);
+    }
     const int64_t mean = sum / count;
     for (int64_t i = first; i < end; ++i) {
       const int64_t own = logarithm(i);

@@ -72,10 +72,10 @@ def test_rotation_is_what_heavy_channels_need():
 
 @pytest.mark.parametrize("name", ["alternating-keys", "common-offset"])
 def test_rotation_costs_nothing_where_channels_have_something_in_common(name):
-    arrays = sagebwd.named_inputs(name, heads=1, seq_q=256)
+    arrays = sagebwd.named_inputs(name, heads=4, seq_q=256)
     rotated, plain = (sagebwd.trace(*arrays, rotate=r) for r in (True, False))
     for tensor in ("O", "dQ", "dK", "dV"):
-        assert rotated[tensor]["rel_l2"] < 1.5 * plain[tensor]["rel_l2"], tensor
+        assert rotated[tensor]["rel_l2"] < 1.6 * plain[tensor]["rel_l2"], tensor
 
 
 def test_tiny_values_cost_what_others_do():

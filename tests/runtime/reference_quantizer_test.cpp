@@ -129,6 +129,9 @@ TEST(Copies, RowsOfLikeMagnitudeHaveOneExponent) {
   // What is nothing or no number goes with the others, if there are any.
   const std::vector<float> small = {0, 0x1p-20f, kNan, 0, 0};
   EXPECT_EQ(row_exponents(small.data(), 5, 1, 3), (std::vector<int>{-20, -20, -20, 0, 0}));
+  // A unit of nothing goes with the head, if that is finite.
+  const std::vector<float> ends = {0, 0x1p-20f, 0, 0, 0};
+  EXPECT_EQ(row_exponents(ends.data(), 5, 1, 3), std::vector<int>(5, -20));
   EXPECT_EQ(row_exponents(x.data(), 10, 1, 9)[9], -100);
   EXPECT_EQ(row_exponents(x.data(), 6, 1, 5)[5], 5);
 }
