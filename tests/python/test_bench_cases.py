@@ -193,7 +193,8 @@ def test_errors_command_judges_by_the_limits(tmp_path, monkeypatch, capsys):
 
 def test_every_input_has_limits_under_every_plan():
     labels = [given.label for given in errors.INPUTS]
-    assert len(set(labels)) == len(labels) and set(errors.ROW_OF_NUMERICS_1) == {
+    own = {label for label, limits in errors.OWN_LIMITS.items() if len(limits) == 4}
+    assert len(set(labels)) == len(labels) and {*errors.ROW_OF_NUMERICS_1, *own} == {
         given.label for given in errors.INPUTS if not given.like}
     assert {given.name for given in errors.INPUTS} == set(errors.sagebwd.INPUTS)
     for given in errors.INPUTS:
