@@ -24,8 +24,45 @@ namespace {
 using Buffer = ffi::AnyBuffer;
 using Rows = ffi::Buffer<ffi::F32>;
 template <typename T> using Out = ffi::Result<T>;
-/// Memory on the device until the pass has run.
-using Allocate = std::function<void*(size_t)>;
+
+/// The kernels want their workspace at a multiple of this, and XLA gives memory at no larger one
+/// than the second: it refuses to be asked for more.
+constexpr size_t kWorkspaceAlignment = 256, kXlaAlignment = 16;
+
+/// Memory on the device until the pass has run: bytes, and what its address is a multiple of.
+using Allocate = std::function<void*(size_t, size_t)>;
+
+/// XLA's scratch memory, with what XLA says where it gives none.
+class Scratch {
+public:
+  Scratch(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context)
+      : said_(std::make_unique<ffi::DiagnosticEngine>()),
+        memory_(*ffi::CtxDecoding<ffi::ScratchAllocator>::Decode(api, context, *said_)) {}
+
+  void* allocate(size_t bytes, size_t alignment) {
+    if (const std::optional<void*> memory = memory_.Allocate(bytes, alignment))
+      return *memory;
+    throw std::runtime_error("XLA gives no memory for the workspace, of which " +
+                             std::to_string(bytes) +
+                             " bytes were asked for. It says: " + said_->Result());
+  }
+
+private:
+  std::unique_ptr<ffi::DiagnosticEngine> said_;
+  ffi::ScratchAllocator memory_;
+};
+
+} // namespace
+
+template <> struct xla::ffi::CtxDecoding<Scratch> {
+  using Type = Scratch;
+  static std::optional<Scratch> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context,
+                                       DiagnosticEngine&) {
+    return std::optional<Scratch>(std::in_place, api, context);
+  }
+};
+
+namespace {
 
 struct Where {
   int device;
@@ -77,7 +114,9 @@ void begin(Args& args, const Buffer& q, const Buffer& k, const Buffer& v, const 
 }
 
 template <typename Args> void give_workspace(Args& args, size_t bytes, const Where& where) {
-  args.workspace = where.allocate(bytes);
+  size_t there = bytes + kWorkspaceAlignment - 1;
+  args.workspace = where.allocate(there, kXlaAlignment);
+  std::align(kWorkspaceAlignment, bytes, args.workspace, there);
   args.workspace_bytes = bytes;
   args.stream = where.stream;
 }
@@ -160,32 +199,32 @@ template <typename Binding> auto bind_backward(Binding&& binding) {
 auto on_gpu() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<void*>>()
-      .Ctx<ffi::ScratchAllocator>()
+      .Ctx<Scratch>()
       .Ctx<ffi::DeviceOrdinal>();
 }
 template <auto pass>
-constexpr auto kOnGpu = [](void* stream, ffi::ScratchAllocator scratch, int32_t device,
-                           std::string_view spec, std::string_view layout, float scale,
-                           auto... tensors) {
-  const Allocate allocate = [&](size_t bytes) {
-    const std::optional<void*> memory = scratch.Allocate(bytes, 256);
-    if (!memory)
-      throw std::runtime_error("XLA has no " + std::to_string(bytes) +
-                               " bytes of GPU memory left for the workspace");
-    return *memory;
+constexpr auto kOnGpu = [](void* stream, Scratch scratch, int32_t device, std::string_view spec,
+                           std::string_view layout, float scale, auto... tensors) {
+  const auto allocate = [&](size_t bytes, size_t alignment) {
+    return scratch.allocate(bytes, alignment);
   };
   return pass({device, stream, allocate}, {spec, layout, scale}, tensors...);
 };
 
-/// For tests: a simulated GPU's memory is the host's, which is XLA's CPU.
+/// For tests: a simulated GPU's memory is the host's, which is XLA's CPU and has no scratch memory.
+/// What stands in for it gives no better alignment than XLA does on GPUs, and refuses as XLA does.
 template <auto pass>
 constexpr auto kSimulated =
     [](std::string_view spec, std::string_view layout, float scale, auto... tensors) {
       std::vector<char> memory;
-      const Allocate allocate = [&](size_t bytes) {
-        memory.resize(bytes + 255);
-        const auto address = reinterpret_cast<uintptr_t>(memory.data());
-        return reinterpret_cast<void*>((address + 255) / 256 * 256);
+      const auto allocate = [&](size_t bytes, size_t alignment) -> void* {
+        if (alignment > kXlaAlignment)
+          throw std::runtime_error("Unsupported alignment: " + std::to_string(alignment));
+        memory.resize(bytes + 2 * kWorkspaceAlignment);
+        size_t there = memory.size();
+        void* place = memory.data();
+        std::align(kWorkspaceAlignment, 1, place, there);
+        return static_cast<char*>(place) + kXlaAlignment;
       };
       return pass({0, nullptr, allocate}, {spec, layout, scale}, tensors...);
     };

@@ -1,0 +1,82 @@
+//===- tiles_test.cpp - Under `deterministic` no tile changes a bit ---------===//
+//
+// Every tile that a tuner may choose against the default's: sums in another order differ in their
+// last bits, of which a rounded result shows few. So elements are fp16, whose roundings show eight
+// times as many as bf16's, lengths are no multiples of any block, heads share keys, and masks end
+// and begin within blocks.
+//
+//===----------------------------------------------------------------------===//
+#include "generator/definition.h"
+#include "generator/space.h"
+#include "tests/gpu/operation.h"
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+
+namespace {
+
+struct TileCase {
+  std::string name;
+  AttentionSpec spec;
+  Problem problem = {1, 4, 1, 1000, 1000};
+};
+
+AttentionSpec spec_of(int head_dim, Causal causal, Precision precision = Precision::six_of_seven) {
+  AttentionSpec spec;
+  spec.head_dim = head_dim;
+  spec.dtype = DType::fp16;
+  spec.causal = causal;
+  spec.precision = precision;
+  return spec;
+}
+
+AttentionSpec windowed(AttentionSpec spec, int left, int right) {
+  spec.window_left = left, spec.window_right = right;
+  return spec;
+}
+
+const std::vector<TileCase>& cases() {
+  using enum Precision;
+  constexpr auto none = Causal::none, top = Causal::top_left, bottom = Causal::bottom_right;
+  static const std::vector<TileCase> list = {
+      {"D64", spec_of(64, none)},
+      {"D64_TopLeft", spec_of(64, top)},
+      {"D64_BottomRight", spec_of(64, bottom), {1, 4, 1, 700, 970}},
+      {"D64_Window", windowed(spec_of(64, none), 300, 90)},
+      {"D64_Qk16_TopLeft", spec_of(64, top, qk16)},
+      {"D64_Dv16_BottomRight", spec_of(64, bottom, dv16), {1, 4, 1, 700, 970}},
+      {"D64_Gradients16_TopLeft", spec_of(64, top, gradients16)},
+      {"D128_TopLeft", spec_of(128, top)},
+      {"D128_BottomRight", spec_of(128, bottom), {1, 4, 1, 700, 970}},
+      {"D256_TopLeft", spec_of(256, top), {1, 2, 1, 600, 600}},
+  };
+  return list;
+}
+
+class AnyTile : public OnGpu, public testing::WithParamInterface<TileCase> {};
+
+TEST_P(AnyTile, GivesTheDefaultsBits) {
+  const ResolvedSpec spec = resolved(GetParam().spec);
+  const driver::DeviceInfo info = driver::device_info(0);
+  const Arch& arch = arch_for_capability(info.major, info.minor);
+  const reference::Inputs in =
+      reference::random_inputs(GetParam().problem, spec->head_dim, spec->dtype, 1.0, 3);
+  Attention by_default(spec, 0, Tiles{});
+  const reference::Outputs<float> expected = run(by_default, in);
+  int others = 0;
+  for (KernelKind kind : tunable_kernels(spec, arch))
+    for (const TileConfig& tile : tiles_worth_trying(kind, spec, arch)) {
+      if (tile == default_tile(kind, spec, arch))
+        continue;
+      ++others;
+      SCOPED_TRACE(std::string(to_string(kind)) + " " + to_string(tile));
+      Attention attention(spec, 0, Tiles{{kind, tile}});
+      expect_identical(run(attention, in), expected);
+    }
+  EXPECT_GT(others, 0) << "there is nothing to compare";
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, AnyTile, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+} // namespace
