@@ -26,9 +26,10 @@ struct Output {
 /// What a kernel with tiles adds. The specs are resolved.
 struct Tiling {
   Pass pass;
-  bool blocks_own_keys;            ///< and walk over queries; else the other way round
-  std::vector<int> warps = {4, 8}; ///< that multiply, in a block
-  int tokens_a_warp = 16;          ///< queries or keys of a block; 8 where two own the same 16
+  bool blocks_own_keys;               ///< and walk over queries; else the other way round
+  std::vector<int> warps = {4, 8};    ///< that multiply, in a block
+  int tokens_a_warp = 16;             ///< queries or keys of a block; 8 where two own the same 16
+  bool warpgroups_walk_alone = false; ///< each over what its own 64 tokens see, not the block's
   std::vector<int> stages = {1, 2};
   int (*shared_bytes)(const AttentionSpec&, const TileConfig&);
   /// Beyond what holds for all of them, why a tile cannot be built; empty where it can.

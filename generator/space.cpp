@@ -94,6 +94,46 @@ TileConfig preferred_tile(const Tiling& tiling, const AttentionSpec& s, Family f
   return tile_of(tiling, s, family, t.warps, t.stages, t.blocks_per_sm);
 }
 
+/// Tokens that take the same steps of a walk.
+int tokens_a_walk(KernelKind kind, const TileConfig& t) {
+  const Tiling& tiling = tiling_of(kind, t.family);
+  return tiling.warpgroups_walk_alone ? 64 : tiling.blocks_own_keys ? t.block_kv : t.block_q;
+}
+
+/// Whether the walks of two tiles form sums in the same order. A mask makes a walk that of the
+/// tokens it is for: where it begins and ends, in which order masked groups come, and which units
+/// of channels sums pass through. Edges of `top_left` lie between tokens of the same number, so
+/// that those of 64 and of 128 fall into the same groups of 128, and into the same units.
+bool same_steps(KernelKind kind, const AttentionSpec& s, const TileConfig& a, const TileConfig& b) {
+  constexpr int kBoth = 128; // what is copied and scaled together is a multiple of it
+  const int of_a = tokens_a_walk(kind, a), of_b = tokens_a_walk(kind, b);
+  if (of_a == of_b || !(bounded_behind(s) || bounded_before(s)))
+    return true;
+  const bool diagonal =
+      s.causal == Causal::top_left && s.window_left == kNoWindow && s.window_right == kNoWindow;
+  const bool in_groups =
+      kind != KernelKind::backward_dq || (which_int8(s.precision).dq && s.group_kv == kBoth);
+  return diagonal && in_groups && kBoth % of_a == 0 && kBoth % of_b == 0;
+}
+
+/// Why a tile's results may differ from another's by the order of sums; empty where they may not.
+std::string objection_to_order(KernelKind kind, const AttentionSpec& s, const TileConfig& tile,
+                               const TileConfig& by_default) {
+  const std::string must = ": under 'deterministic' results must not change by a bit";
+  const std::string family(to_string(tile.family)), other(to_string(by_default.family));
+  if (tile.family != by_default.family && tiling_of(kind).sums_16_bit_products(s))
+    return family + " sums 16-bit products in another order than " + other +
+           ", the default's family" + must;
+  if ((tile.family == Family::mma) != (by_default.family == Family::mma))
+    return family + " rounds sums of INT8 products at other places than " + other +
+           ", the default's family" + must;
+  if (!same_steps(kind, s, tile, by_default))
+    return "under a mask " + std::to_string(tokens_a_walk(kind, tile)) +
+           " tokens are summed for in other steps than the default's " +
+           std::to_string(tokens_a_walk(kind, by_default)) + must;
+  return "";
+}
+
 std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
 
 } // namespace
@@ -261,13 +301,7 @@ std::string objection_to_trying(KernelKind kind, const AttentionSpec& s, const T
                                 const Arch& arch) {
   if (std::string why = objection(kind, s, tile, arch); !why.empty())
     return why;
-  const Family family = default_tile(kind, s, arch).family;
-  if (s.deterministic && tiling_of(kind).sums_16_bit_products(s) && tile.family != family)
-    return std::string(to_string(tile.family)) + " sums 16-bit products in another order than " +
-           std::string(to_string(family)) +
-           ", the default's family: under 'deterministic' results "
-           "must not change by a bit";
-  return "";
+  return s.deterministic ? objection_to_order(kind, s, tile, default_tile(kind, s, arch)) : "";
 }
 
 std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const ResolvedSpec& spec,

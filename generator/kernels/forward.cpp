@@ -77,6 +77,7 @@ int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
 Tiling tiling_ws() {
   Tiling tiling = kForward;
   tiling.warps = {8, 12};
+  tiling.warpgroups_walk_alone = true;
   tiling.stages = {2, 4};
   tiling.shared_bytes = shared_bytes_ws;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {

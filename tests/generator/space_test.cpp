@@ -98,9 +98,12 @@ TEST(Space, HopperChoosesBetweenFamiliesWhereTheyGiveTheSameBits) {
           tiling.objection(spec, tiling.preferred(spec, family)).empty())
         built.insert(family);
     }
-    // All products of the forward are of integers where S is; dP never is.
+    // All products of the forward are of integers where S is; dP never is. mma.sync's start from a
+    // number that rounds their sums at other places.
     const bool exact = kind == KernelKind::forward && which_int8(spec.precision).s;
     const bool choice = arch.name == "sm_90a" && (exact || !spec.deterministic);
+    if (spec.deterministic && default_tile(kind, spec, arch).family != Family::mma)
+      built.erase(Family::mma);
     EXPECT_EQ(families.size(), choice ? built.size() : 1u);
   });
 }
@@ -112,9 +115,46 @@ TEST(Space, AnotherFamilyIsRefusedWhereBitsWouldChange) {
   EXPECT_EQ(objection(KernelKind::backward_dq, spec, mma, arch), "");
   EXPECT_NE(objection_to_trying(KernelKind::backward_dq, spec, mma, arch).find("deterministic"),
             std::string::npos);
-  EXPECT_EQ(objection_to_trying(KernelKind::forward, spec, mma, arch), "");
+  EXPECT_NE(objection_to_trying(KernelKind::forward, spec, mma, arch).find("deterministic"),
+            std::string::npos);
+  EXPECT_EQ(
+      objection_to_trying(KernelKind::forward, spec, parse_tile("wgmma 64x128 w4 s2 b3"), arch),
+      "");
   spec.deterministic = false;
-  EXPECT_EQ(objection_to_trying(KernelKind::backward_dq, spec, mma, arch), "");
+  for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq})
+    EXPECT_EQ(objection_to_trying(kind, spec, mma, arch), "");
+}
+
+/// Where a walk begins and ends decides which units its sums pass through, and in which order
+/// masked groups come (tests/gpu/tiles_test.cpp compares the bits).
+TEST(Space, UnderAMaskTilesOfOtherStepsAreRefusedWhereBitsWouldChange) {
+  struct {
+    KernelKind kind;
+    const char* tile;
+    bool dense, top_left, bottom_right, window; // whether it may be tried
+  } const rows[] = {
+      {KernelKind::backward_dkv, "ws 64x128 w8 s4 b1", true, false, false, false}, // beside 192
+      {KernelKind::forward, "wgmma 128x128 w8 s1 b1", true, true, false, false},   // beside 64
+      {KernelKind::forward, "ws 192x128 w12 s2 b1", true, true, true, true}, // each 64 by itself
+      {KernelKind::backward_dq, "ws 128x128 w8 s2 b1", true, true, true, true},
+  };
+  const Arch& arch = find_arch("sm_90a");
+  for (const auto& row : rows) {
+    const auto may = [&](Causal causal, int left) {
+      AttentionSpec spec;
+      spec.head_dim = 64, spec.causal = causal, spec.window_left = left;
+      const TileConfig tile = parse_tile(row.tile);
+      EXPECT_EQ(objection(row.kind, resolved(spec), tile, arch), "") << row.tile;
+      const bool with_order = objection_to_trying(row.kind, resolved(spec), tile, arch).empty();
+      spec.deterministic = false;
+      EXPECT_EQ(objection_to_trying(row.kind, resolved(spec), tile, arch), "") << row.tile;
+      return with_order;
+    };
+    EXPECT_EQ(may(Causal::none, kNoWindow), row.dense) << row.tile;
+    EXPECT_EQ(may(Causal::top_left, kNoWindow), row.top_left) << row.tile;
+    EXPECT_EQ(may(Causal::bottom_right, kNoWindow), row.bottom_right) << row.tile;
+    EXPECT_EQ(may(Causal::top_left, 100), row.window) << row.tile;
+  }
 }
 
 TEST(Space, OffersAChoiceWhereThereIsRoom) {
