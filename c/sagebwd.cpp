@@ -93,6 +93,10 @@ Problem problem_of(const sagebwd_problem& p) {
 }
 Tensor tensor_of(const sagebwd_tensor& t) { return {t.data, t.stride_b, t.stride_h, t.stride_s}; }
 Packing packing_of(const sagebwd_packing& p) {
+  if (p.apart != 0 && p.apart != 1)
+    throw SpecError("packing.apart = " + std::to_string(p.apart) +
+                    " is not supported: it is 0 for sequences that lie one behind the other, and 1 "
+                    "for those of a batch");
   return {p.first_queries, p.first_keys, p.lengths_q, p.lengths_kv, p.apart != 0};
 }
 

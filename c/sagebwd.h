@@ -62,11 +62,11 @@ typedef struct sagebwd_tensor {
   int64_t stride_b, stride_h, stride_s;
 } sagebwd_tensor;
 
-/** Of a packed spec; zeros for others. */
+/** Of a packed spec; anything but zeros is SAGEBWD_INVALID for others. */
 typedef struct sagebwd_packing {
   const int32_t *first_queries, *first_keys; /**< device memory, (sequences + 1) */
   const int32_t *lengths_q, *lengths_kv;     /**< device memory, (sequences), or null */
-  int apart;
+  int apart; /**< 0: one behind the other; 1: sequences of a batch, padded to one length */
 } sagebwd_packing;
 
 typedef struct sagebwd_forward_args {

@@ -74,15 +74,19 @@ struct Call {
   float softmax_scale;
 };
 
-/// Made once for each line of options and device.
-Attention& operation(const std::string& spec, int device) {
+/// Made once for each line of options and device. Beyond as many, of a program whose windows keep
+/// changing, all are forgotten: their kernels are shared.
+constexpr size_t kMostOperations = 256;
+std::shared_ptr<Attention> operation(const std::string& spec, int device) {
   static std::mutex mutex;
-  static auto& made = *new std::map<std::pair<std::string, int>, std::unique_ptr<Attention>>;
+  static auto& made = *new std::map<std::pair<std::string, int>, std::shared_ptr<Attention>>;
   const std::lock_guard lock(mutex);
+  if (made.size() >= kMostOperations && !made.contains({spec, device}))
+    made.clear();
   auto& found = made[{spec, device}];
   if (!found)
-    found = std::make_unique<Attention>(parse_spec(spec), device);
-  return *found;
+    found = std::make_shared<Attention>(parse_spec(spec), device);
+  return found;
 }
 
 struct Shape {
@@ -136,13 +140,13 @@ template <typename Run> ffi::Error guarded(const Run& run) {
 ffi::Error forward(const Where& where, const Call& call, const Buffer& q, const Buffer& k,
                    const Buffer& v, Out<Buffer> out, Out<Rows> lse) {
   return guarded([&] {
-    Attention& attention = operation(std::string(call.spec), where.device);
+    const auto attention = operation(std::string(call.spec), where.device);
     ForwardArgs args;
     begin(args, q, k, v, call);
     args.out = tensor(*out, call.layout);
     args.lse = lse->typed_data();
-    give_workspace(args, attention.forward_workspace_bytes(args.problem), where);
-    attention.forward(args);
+    give_workspace(args, attention->forward_workspace_bytes(args.problem), where);
+    attention->forward(args);
   });
 }
 
@@ -150,7 +154,7 @@ ffi::Error backward(const Where& where, const Call& call, const Buffer& dout, co
                     const Buffer& k, const Buffer& v, const Buffer& out, const Rows& lse,
                     const Rows& dlse, Out<Buffer> dq, Out<Buffer> dk, Out<Buffer> dv) {
   return guarded([&] {
-    Attention& attention = operation(std::string(call.spec), where.device);
+    const auto attention = operation(std::string(call.spec), where.device);
     BackwardArgs args;
     begin(args, q, k, v, call);
     args.dout = tensor(dout, call.layout);
@@ -160,8 +164,8 @@ ffi::Error backward(const Where& where, const Call& call, const Buffer& dout, co
     args.dq = tensor(*dq, call.layout);
     args.dk = tensor(*dk, call.layout);
     args.dv = tensor(*dv, call.layout);
-    give_workspace(args, attention.backward_workspace_bytes(args.problem), where);
-    attention.backward(args);
+    give_workspace(args, attention->backward_workspace_bytes(args.problem), where);
+    attention->backward(args);
   });
 }
 

@@ -4,7 +4,7 @@
 
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
-#include "runtime/loaded_kernel.h"
+#include "runtime/loaded_kernels.h"
 #include "runtime/tuner/tile_choice.h"
 
 #include <array>
@@ -72,6 +72,13 @@ bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
   return spec.packed || tensor.of != CallerTensor::packing;
 }
 
+/// What says where packed sequences lie would be passed over.
+[[noreturn]] void refuse_packing(std::string_view what) {
+  throw SpecError("packing." + std::string(what) +
+                  " is given, and the spec is of sequences that are not packed: pass none, or take "
+                  "a spec with packed=yes");
+}
+
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
 uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
 
@@ -135,7 +142,6 @@ struct Attention::State {
   int device = 0;
   TileChoice tiles;
   std::mutex mutex;
-  std::vector<LoadedKernel> loaded; ///< of every pass and tile so far
   /// What ran before, by bucket; never freed, for another thread may be running it.
   struct Launches {
     uint64_t generation; ///< of the records it was chosen by
@@ -151,34 +157,25 @@ struct Attention::State {
         tiles(spec, arch, ordinal, info.sm_count, explicit_tiles) {}
 
   const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
-  const LoadedKernel* find_loaded(const KernelSpec&) const;
   /// Nothing where kernels would have to be loaded, and may not be.
   std::optional<std::vector<LoadedKernel>> load(const std::vector<KernelSpec>&, bool may_load);
   std::vector<LoadedKernel> load_chosen(Pass, const Problem&);
   std::vector<LoadedKernel> load_while_capturing(Pass, const Problem&);
 };
 
-const LoadedKernel* Attention::State::find_loaded(const KernelSpec& spec) const {
-  for (const LoadedKernel& kernel : loaded)
-    if (kernel.spec == spec)
-      return &kernel;
-  return nullptr;
-}
-
 std::optional<std::vector<LoadedKernel>>
 Attention::State::load(const std::vector<KernelSpec>& specs, bool may_load) {
   std::vector<KernelSpec> missing;
   for (const KernelSpec& spec : specs)
-    if (!find_loaded(spec))
+    if (!find_loaded(spec, device))
       missing.push_back(spec);
   if (!missing.empty() && !may_load)
     return std::nullopt;
   for (const auto& built : build_operation(missing, spec))
-    loaded.push_back(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin,
-                                 built->threads, built->shared_bytes));
+    load_once(*built, device);
   std::vector<LoadedKernel> result;
   for (const KernelSpec& spec : specs)
-    result.push_back(*find_loaded(spec));
+    result.push_back(*find_loaded(spec, device));
   return result;
 }
 
@@ -267,6 +264,8 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   check(state_->spec, problem_);
   check_scale(a.softmax_scale, state_->spec);
   workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->built, problem_);
+  if (a.packing.apart && !state_->spec->packed)
+    refuse_packing("apart");
   const Problem tensors = as_tensors(state_->spec, a.packing, problem_);
   set(values_, Operand::apart, uint64_t{a.packing.apart});
   visit_tensors(a, [&](Operand operand, const auto& given) {
@@ -342,6 +341,8 @@ template <typename Args> void run(const PreparedPass& prepared, const Args& a) {
   visit_tensors(a, [&](Operand operand, const auto& given) {
     if (takes(prepared.spec(), caller_tensor(operand)))
       addresses.push_back(address_of(given));
+    else if (address_of(given) != 0)
+      refuse_packing(name_of(operand));
   });
   check_workspace_bytes(a.workspace_bytes, prepared.workspace_bytes());
   prepared.run(addresses, reinterpret_cast<uint64_t>(a.workspace), a.stream);

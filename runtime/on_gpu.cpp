@@ -127,7 +127,8 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   }
   first_queries.upload(queries);
   first_keys.upload(keys);
-  forward.packing = {first_queries.as<int32_t>(), first_keys.as<int32_t>()};
+  if (!options.lengths.empty())
+    forward.packing = {first_queries.as<int32_t>(), first_keys.as<int32_t>()};
   if (!options.used.empty()) {
     std::vector<int32_t> used_q, used_kv;
     for (const auto& [of_queries, of_keys] : options.used)

@@ -230,7 +230,8 @@ class _Call:
         run(*(o[0] for o in operands), *addresses, workspace.data_ptr(), self.stream)
 
 
-@functools.cache
+#: Of a program whose windows keep changing, the latest: their kernels are shared.
+@functools.lru_cache(maxsize=256)
 def _operation(text, head_dim, dtype, device):
     return _core.Attention(options.spec_of_text(text, head_dim=head_dim, dtype=dtype), device)
 

@@ -50,7 +50,8 @@ def operation(device, text, **tensors):
     return _operation(_family, device, text, **tensors)
 
 
-@functools.cache
+#: Of a program whose windows keep changing, the latest: their kernels are shared.
+@functools.lru_cache(maxsize=256)
 def _operation(family, device, text, **tensors):
     return _core.Attention(options.spec_of_text(text, **tensors), device, family)
 

@@ -3,6 +3,7 @@
 #include "runtime/driver/driver.h"
 #include "runtime/driver/library.h"
 
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -113,12 +114,20 @@ DeviceScope::~DeviceScope() {
     table().cuCtxPopCurrent.address(&popped);
 }
 
+namespace {
+std::atomic<size_t> modules{0};
+}
+
+size_t loaded_modules() { return modules; }
+
 Module load_module(const std::string& cubin) {
   const Library& cuda = library();
   Module module = nullptr;
   Result result = cuda.cuModuleLoadData.call(&module, cubin.data());
-  if (result == kSuccess)
+  if (result == kSuccess) {
+    ++modules;
     return module;
+  }
   try {
     raise_failed("cuModuleLoadData", result);
   } catch (const DriverError& error) {

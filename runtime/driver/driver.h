@@ -50,6 +50,7 @@ public:
 };
 
 Module load_module(const std::string& cubin); ///< into the current context
+size_t loaded_modules();                      ///< by this process so far; none is unloaded
 Function get_function(Module, const std::string& name);
 void set_max_dynamic_shared(Function, int bytes);
 /// One launch on the caller's stream; `params` is the kernel's single by-value struct. One that

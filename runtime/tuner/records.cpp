@@ -7,6 +7,7 @@
 #include "generator/space.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
+#include "runtime/kernel_builder.h"
 #include "runtime/kernels.h"
 #include "runtime/tuner/trials.h"
 
@@ -22,6 +23,21 @@ std::string printable(std::string text) {
     if (c < ' ' || c > '~')
       c = '?';
   return text;
+}
+
+/// Of a kernel's source. Operations that differ in the size of their window, say, have the same
+/// kernels: to generate one takes a millisecond or more.
+std::string source_digest(const KernelSpec& kernel) {
+  static auto& mutex = *new ForkSafeMutex;
+  static auto& digests = *new std::unordered_map<KernelSpec, std::string, KernelSpecHash>;
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = digests.find(kernel); found != digests.end())
+      return found->second;
+  }
+  const std::string digest = sha256_hex(generate(kernel).text);
+  const std::lock_guard lock(mutex);
+  return digests.emplace(kernel, digest).first->second;
 }
 
 } // namespace
@@ -53,7 +69,7 @@ CacheKey record_key(KernelKind kind, const ResolvedSpec& spec, const Gpu& gpu,
   fields.emplace_back("sm_count", std::to_string(gpu.sm_count));
   fields.emplace_back("driver", gpu.driver);
   fields.emplace_back("bucket", to_string(bucket));
-  fields.emplace_back("source", sha256_hex(generate(kernel).text));
+  fields.emplace_back("source", source_digest(kernel));
   return make_key(std::move(fields));
 }
 

@@ -162,6 +162,12 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
   forward({"heads = 3", "key/value heads = 2"}, [](auto& a) { a.problem.heads = 3; });
   forward({"query length = 0"}, [](auto& a) { a.problem.seq_q = 0; });
   forward({"value_dim = 36"}, [](auto& a) { a.value_dim = 36; });
+  forward({"value_dim = -8"}, [](auto& a) { a.value_dim = -8; });
+  const int32_t first[] = {0, 100};
+  forward({"packing.first_keys is given", "not packed"},
+          [&](auto& a) { a.packing.first_keys = first; });
+  forward({"packing.apart is given"}, [](auto& a) { a.packing.apart = 1; });
+  forward({"packing.apart = 2 is not supported"}, [](auto& a) { a.packing.apart = 2; });
   const std::string size = std::to_string(sizeof(sagebwd_forward_args));
   forward({"args->struct_size = 0 ", "it is " + size}, [](auto& a) { a.struct_size = 0; });
   forward({"args->struct_size = 18446744073709551615 "}, [](auto& a) { --(a.struct_size = 0); });
@@ -189,6 +195,8 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
   };
   backward({"dout: ", "null"}, [](auto& a) { a.dout.data = nullptr; });
   backward({"dk: ", "token stride is 70"}, [](auto& a) { a.dk.stride_s = 70; });
+  backward({"packing.lengths_q is given"}, [&](auto& a) { a.packing.lengths_q = first; });
+  backward({"packing.apart = -1 is not supported"}, [](auto& a) { a.packing.apart = -1; });
   backward({"args->struct_size = 8 "}, [](auto& a) { a.struct_size = 8; });
   expect_failed(sagebwd_backward(c, nullptr, scale, workspace, bytes, nullptr), SAGEBWD_INVALID,
                 {"args is null"});

@@ -75,6 +75,11 @@ TEST_F(Arguments, RefusalsNameTheValue) {
   forward({"value_dim = 36", "multiple of 8"}, [](auto& a) { a.value_dim = 36; });
   forward({"value_dim = 256", "pad q and k"}, [](auto& a) { a.value_dim = 256; });
   forward({"softmax_scale = inf"}, [](auto& a) { a.softmax_scale = INFINITY; });
+  const int32_t first[] = {0, 100};
+  forward({"packing.first_queries is given", "packed=yes"},
+          [&](auto& a) { a.packing.first_queries = first; });
+  forward({"packing.lengths_kv is given"}, [&](auto& a) { a.packing.lengths_kv = first; });
+  forward({"packing.apart is given"}, [](auto& a) { a.packing.apart = true; });
   forward({"heads = 3", "key/value heads = 2"}, [](auto& a) { a.problem.heads = 3; });
   forward({"query length = 0"}, [](auto& a) { a.problem.seq_q = 0; });
   forward({"key length = -1"}, [](auto& a) { a.problem.seq_kv = -1; });

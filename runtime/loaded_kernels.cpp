@@ -1,0 +1,42 @@
+//===- loaded_kernels.cpp - The process's kernels on its devices ------------===//
+
+#include "runtime/loaded_kernels.h"
+
+#include "runtime/kernel_builder.h"
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+namespace sagebwd {
+namespace {
+
+/// Of a process that forks the child has no use of it: the driver refuses to go on there.
+std::mutex mutex;
+/// By device. Never destroyed: threads may still launch while the process ends.
+std::map<int, std::unordered_map<KernelSpec, LoadedKernel, KernelSpecHash>>& loaded =
+    *new std::map<int, std::unordered_map<KernelSpec, LoadedKernel, KernelSpecHash>>;
+
+} // namespace
+
+std::optional<LoadedKernel> find_loaded(const KernelSpec& spec, int device) {
+  const std::lock_guard lock(mutex);
+  const auto& of_device = loaded[device];
+  const auto found = of_device.find(spec);
+  return found == of_device.end() ? std::nullopt : std::optional(found->second);
+}
+
+LoadedKernel load_once(const BuiltKernel& built, int device) {
+  const std::lock_guard lock(mutex);
+  auto& of_device = loaded[device];
+  auto found = of_device.find(built.spec);
+  if (found == of_device.end())
+    found =
+        of_device
+            .emplace(built.spec, load_kernel(built.spec, built.entry.kernel_name, built.entry.cubin,
+                                             built.threads, built.shared_bytes))
+            .first;
+  return found->second;
+}
+
+} // namespace sagebwd
