@@ -7,11 +7,11 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "cache/at_fork.h"
 #include "cache/posix.h"
 
 #include <chrono>
 #include <functional>
-#include <mutex>
 #include <string>
 
 namespace sagebwd {
@@ -51,7 +51,7 @@ public:
   static bool used(const std::string& directory, const std::string& digest);
 
 private:
-  std::mutex mutex_;
+  ForkSafeMutex mutex_;
   Descriptor file_;
 };
 

@@ -103,7 +103,7 @@ private:
   std::string disabled_reason_;
   CacheCounters counters_;
   UseMarks used_;
-  std::mutex mutex_; ///< of what follows
+  ForkSafeMutex mutex_; ///< of what follows
   std::vector<std::shared_ptr<const Pack>> packs_;
   bool packs_open_ = false;
   uint64_t unwatched_bytes_ = 0; ///< to publish before the directory is looked over again

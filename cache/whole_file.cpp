@@ -57,6 +57,14 @@ int write_all(int file, const std::vector<const std::string*>& parts) {
   return error;
 }
 
+/// 0, or the errno of what failed. File systems that cannot sync (some of networks and of user
+/// space) say so, and have the file all the same.
+int synced(int file) {
+  if (::fsync(file) == 0 || errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)
+    return 0;
+  return errno;
+}
+
 fs::path folder_of(const fs::path& file) {
   return file.has_parent_path() ? file.parent_path() : fs::path(".");
 }
@@ -147,8 +155,8 @@ int replace_file(int folder, const std::string& name, const std::string& prefix,
     return errno;
   lock_byte(file.get(), F_WRLCK, 0); // before the first byte: see is_leftover()
   int error = write_all(file.get(), parts);
-  if (error == 0 && ::fsync(file.get()) == 0 &&
-      ::renameat(folder, temporary.c_str(), folder, name.c_str()) == 0)
+  error = error ? error : synced(file.get());
+  if (error == 0 && ::renameat(folder, temporary.c_str(), folder, name.c_str()) == 0)
     return file.close() ? 0 : errno;
   error = error ? error : errno;
   ::unlinkat(folder, temporary.c_str(), 0);

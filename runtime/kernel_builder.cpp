@@ -26,13 +26,20 @@ size_t KernelSpecHash::operator()(const KernelSpec& spec) const {
 KernelBuilder::Built KernelBuilder::find_in_memory(const KernelSpec& spec) const {
   std::shared_future<Built> kernel;
   {
-    std::shared_lock lock(mutex_);
+    std::lock_guard lock(mutex_);
     auto found = kernels_.find(spec);
     if (found == kernels_.end())
       return nullptr;
     kernel = found->second;
   }
   return kernel.get(); // waits, or raises, where another thread is building it
+}
+
+void KernelBuilder::forget_unfinished() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(kernels_, [](const auto& kernel) {
+    return kernel.second.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
+  });
 }
 
 KernelBuilder::Built KernelBuilder::build(const KernelSpec& spec) {

@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "cache/at_fork.h"
 #include "runtime/kernels.h"
 
 #include <atomic>
@@ -12,7 +13,6 @@
 #include <functional>
 #include <future>
 #include <optional>
-#include <shared_mutex>
 #include <unordered_map>
 
 namespace sagebwd {
@@ -58,6 +58,8 @@ public:
 
 private:
   Built find_in_memory(const KernelSpec&) const;
+  /// In a forked child: what another thread of its parent builds never comes.
+  void forget_unfinished();
   /// Every layer below memory.
   BuiltKernel make(const KernelSpec&);
   CacheEntry compile(const KernelSource&, const KernelSpec&, const CacheKey&);
@@ -69,8 +71,9 @@ private:
   Compile compile_;
   Policy policy_;
   std::atomic<bool> said_waiting_{false};
-  mutable std::shared_mutex mutex_;
+  mutable ForkSafeMutex mutex_; ///< of what follows
   std::unordered_map<KernelSpec, std::shared_future<Built>, KernelSpecHash> kernels_;
+  AtFork forget_{nullptr, nullptr, [this] { forget_unfinished(); }};
 };
 
 /// Compiles with NVRTC, the only function here that opens it. CompileError for a result with spills

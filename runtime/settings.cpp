@@ -43,25 +43,30 @@ uint64_t parse_limit(const std::string& text) {
   return number << shift;
 }
 
+/// A path as it is meant now: absolute, for the program may go to another folder, and with the home
+/// folder in the place of ~, for where it was quoted no shell has put it there.
+std::string absolute_path(std::string path) {
+  if (const std::string home = variable("HOME"); path.starts_with("~/") && !home.empty())
+    path = home + path.substr(1);
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.string();
+}
+
 std::vector<std::string> parse_packs(std::string rest) {
   std::vector<std::string> packs;
   while (!rest.empty()) {
     const size_t end = rest.find(':');
     if (end != 0)
-      packs.push_back(rest.substr(0, end));
+      packs.push_back(absolute_path(rest.substr(0, end)));
     rest = end == std::string::npos ? "" : rest.substr(end + 1);
   }
   return packs;
 }
 
 std::string cache_directory() {
-  if (std::string path = variable("SAGEBWD_CACHE_DIR"); !path.empty()) {
-    if (path.rfind("~/", 0) == 0 && !variable("HOME").empty()) // quoted, so no shell expanded it
-      path = variable("HOME") + path.substr(1);
-    std::error_code error;
-    std::filesystem::path absolute = std::filesystem::absolute(path, error);
-    return error ? path : absolute.string();
-  }
+  if (const std::string path = variable("SAGEBWD_CACHE_DIR"); !path.empty())
+    return absolute_path(path);
   // The XDG base directory specification: a relative path is invalid and ignored.
   if (std::string path = variable("XDG_CACHE_HOME"); !path.empty() && path[0] == '/')
     return path + "/sagebwd";
@@ -152,7 +157,6 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
   const auto read_switch = [&](const char* name, bool& field) {
     read(name, field, [&](const std::string& text) { return parse_switch(name, text); });
   };
-  const auto as_it_is = [](const std::string& text) { return text; };
 
   Settings s;
   s.cache_directory = sagebwd::cache_directory();
@@ -163,10 +167,10 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
   read_switch("SAGEBWD_ALLOW_SPILLS", s.allow_spills);
   read_switch("SAGEBWD_DEBUG_WAITS", s.debug_waits);
   read_switch("SAGEBWD_STATS", s.stats);
-  read("SAGEBWD_NVRTC", s.nvrtc, as_it_is);
+  read("SAGEBWD_NVRTC", s.nvrtc, absolute_path);
   read("SAGEBWD_TUNE", s.tune, parse_tune_mode);
-  read("SAGEBWD_TUNE_WORKER", s.tune_worker, as_it_is);
-  read("SAGEBWD_TEMPLATE_DIR", s.template_dir, as_it_is);
+  read("SAGEBWD_TUNE_WORKER", s.tune_worker, absolute_path);
+  read("SAGEBWD_TEMPLATE_DIR", s.template_dir, absolute_path);
   s.rank = rank_of_process();
   return s;
 }
@@ -182,7 +186,8 @@ StoreOptions Settings::store_options() const {
 }
 
 const Settings& settings() {
-  static const Settings settings = Settings::from_environment();
+  // Never destroyed: threads may still read them while the process ends.
+  static const Settings& settings = *new Settings(Settings::from_environment());
   return settings;
 }
 

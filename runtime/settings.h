@@ -32,14 +32,14 @@ std::vector<std::string> unknown_variables();
 /// An empty variable counts as one that is not set. A switch is on with 1 and off with 0.
 struct Settings {
   std::string cache_directory;    ///< absolute; empty where nothing names one
-  std::vector<std::string> packs; ///< in the order in which they are asked
+  std::vector<std::string> packs; ///< absolute; in the order in which they are asked
   uint64_t byte_limit = StoreOptions().byte_limit;
   bool offline = false, recompile = false, allow_spills = false, stats = false;
   bool debug_waits = false;
-  std::string nvrtc; ///< empty: looked for
+  std::string nvrtc; ///< absolute; empty: looked for
   TuneMode tune = TuneMode::use;
-  std::string tune_worker;  ///< empty: looked for
-  std::string template_dir; ///< empty: the embedded templates
+  std::string tune_worker;  ///< absolute; empty: looked for
+  std::string template_dir; ///< absolute; empty: the embedded templates
   /// This process's number in its group, where a launcher started one: torchrun, Open MPI, Slurm or
   /// another MPI. Rank 0 tunes, the others read.
   std::optional<int> rank;

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <glob.h>
 #include <link.h>
+#include <mutex>
 
 namespace fs = std::filesystem;
 
@@ -116,7 +117,23 @@ void* open(const Candidate& candidate, std::string& why) {
   return handle;
 }
 
+/// What suggest() was told last.
+struct Suggestion {
+  std::mutex mutex;
+  std::string file, origin;
+};
+Suggestion& suggestion() {
+  static Suggestion& suggestion = *new Suggestion;
+  return suggestion;
+}
+
 } // namespace
+
+void suggest(const std::string& file, const std::string& origin) {
+  Suggestion& s = suggestion();
+  const std::lock_guard lock(s.mutex);
+  s.file = file, s.origin = origin;
+}
 
 std::vector<Candidate> candidates(const std::string& given) {
   Places places;
@@ -131,6 +148,12 @@ std::vector<Candidate> candidates(const std::string& given) {
 
   for (const char* soname : kSonames)
     places.add(Candidate::loaded, soname, "in this process");
+  {
+    Suggestion& s = suggestion();
+    const std::lock_guard lock(s.mutex);
+    if (!s.file.empty())
+      places.add(Candidate::file, s.file, s.origin);
+  }
 
   // site-packages/sagebwd/_core.so has site-packages/nvidia as its neighbour.
   if (fs::path folder = own_folder(); !folder.empty())

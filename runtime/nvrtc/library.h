@@ -20,6 +20,9 @@ struct Candidate {
 
 /// Every place, in order. A file or folder that is given, as SAGEBWD_NVRTC does, leaves no other.
 std::vector<Candidate> candidates(const std::string& given);
+/// A library file that this process knows of: it comes behind a libnvrtc that is loaded, and before
+/// all others. Empty: none. Thread-safe.
+void suggest(const std::string& file, const std::string& origin);
 
 struct OpenLibrary {
   void* handle = nullptr;

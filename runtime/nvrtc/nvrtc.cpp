@@ -1,6 +1,7 @@
 //===- nvrtc.cpp - The run-time compiler -------------------------------------===//
 
 #include "runtime/nvrtc/nvrtc.h"
+#include "cache/at_fork.h"
 #include "runtime/nvrtc/library.h"
 #include "runtime/nvrtc/ptxas_report.h"
 #include "runtime/parallel_for.h"
@@ -81,6 +82,11 @@ std::string number_lines(std::string_view source) {
   return text;
 }
 
+static ForkSafeMutex& build_mutex() {
+  static auto& mutex = *new ForkSafeMutex;
+  return mutex;
+}
+
 struct Nvrtc::Library {
   std::string path;
   int major = 0, minor = 0;
@@ -92,8 +98,7 @@ struct Nvrtc::Library {
   /// From 12.8 on; null before, where a compile cannot be ended early.
   Result (*nvrtcSetFlowCallback)(Program, int (*)(void*, void*), void*) = nullptr;
 
-  std::mutex build_mutex;
-  std::string build; ///< empty until the first compile
+  std::string build; ///< empty until the first compile; build_mutex() is its
 
   Library();
   std::string name() const {
@@ -123,6 +128,7 @@ Nvrtc::Library::Library() {
   nvrtcSetFlowCallback = reinterpret_cast<decltype(nvrtcSetFlowCallback)>(
       ::dlsym(library.handle, "nvrtcSetFlowCallback"));
 
+  end_work_at_exit(); // before what the library has to be taken down at exit
   check(nvrtcVersion(&major, &minor), "nvrtcVersion");
   if (major < kOldestMajor)
     throw LibraryError(name() + " is too old: 12 and 13 are supported. Install it with `pip "
@@ -140,7 +146,7 @@ void Nvrtc::Library::check(Result result, const char* function) const {
 }
 
 void Nvrtc::Library::remember_build(const std::string& ptx) {
-  std::lock_guard lock(build_mutex);
+  std::lock_guard lock(build_mutex());
   if (build.empty())
     build = build_of(ptx);
 }
@@ -182,11 +188,12 @@ public:
     // From 13 on NVRTC may answer from the driver's cache, without the report of ptxas.
     if (library_.major >= 13)
       options.push_back("--no-cache");
-    using Flag = const std::atomic<bool>;
-    if (Flag* flag = interrupt_flag(); flag && library_.nvrtcSetFlowCallback)
+    using Flag = std::atomic<bool>;
+    if (library_.nvrtcSetFlowCallback)
       library_.nvrtcSetFlowCallback(
-          program_, [](void* given, void*) -> int { return static_cast<Flag*>(given)->load(); },
-          const_cast<std::atomic<bool>*>(flag));
+          program_,
+          [](void* flag, void*) -> int { return is_interrupted(static_cast<const Flag*>(flag)); },
+          const_cast<Flag*>(interrupt_flag()));
     const Result result =
         library_.nvrtcCompileProgram(program_, static_cast<int>(options.size()), options.data());
     check_interrupt();
@@ -212,8 +219,13 @@ private:
 } // namespace
 
 Nvrtc& Nvrtc::instance() {
-  static Nvrtc nvrtc;
-  return nvrtc;
+  static auto& mutex = *new ForkSafeMutex; // it takes a while to open
+  static Nvrtc* nvrtc = nullptr;
+  build_mutex(); // none is made while one is locked
+  const std::lock_guard lock(mutex);
+  if (!nvrtc)
+    nvrtc = new Nvrtc;
+  return *nvrtc;
 }
 
 /// Never freed: threads may still compile while the process ends.
@@ -225,7 +237,7 @@ int Nvrtc::version_minor() const { return library_->minor; }
 
 std::string Nvrtc::identity() {
   auto build = [&] {
-    std::lock_guard lock(library_->build_mutex);
+    std::lock_guard lock(build_mutex());
     return library_->build;
   };
   if (build().empty()) {

@@ -34,9 +34,9 @@ std::string number_lines(std::string_view source);
 class Nvrtc {
 public:
   /// Opens it on the first call; LibraryError lists every place that was tried. Order:
-  /// SAGEBWD_NVRTC (then nothing else), a libnvrtc already in the process, pip wheels beside this
-  /// library, beside the running executable, in VIRTUAL_ENV or CONDA_PREFIX, CUDA_HOME /
-  /// CUDA_PATH, the system.
+  /// SAGEBWD_NVRTC (then nothing else), a libnvrtc already in the process, nvrtc::suggest()'s, pip
+  /// wheels beside this library, beside the running executable, in VIRTUAL_ENV or CONDA_PREFIX,
+  /// CUDA_HOME / CUDA_PATH, the system.
   static Nvrtc& instance();
 
   const std::string& path() const; ///< of the library file

@@ -73,7 +73,7 @@ public:
 
 private:
   CacheStore& store_;
-  std::mutex mutex_;
+  ForkSafeMutex mutex_;
   std::unordered_map<std::string, TuningRecord> known_; ///< by digest
   std::set<std::string> given_up_;                      ///< likewise
   std::atomic<uint64_t> generation_{0};

@@ -89,15 +89,35 @@ TEST(Settings, TheDirectoryIsOursOrTheSystems) {
 
 TEST(Settings, TheStoresOptionsAreThose) {
   const ScopedVariable own("SAGEBWD_CACHE_DIR", "/own"), limit("SAGEBWD_CACHE_LIMIT", "5M"),
-      packs("SAGEBWD_CACHE_PACKS", ":/a.pack::b.pack");
+      packs("SAGEBWD_CACHE_PACKS", ":/a.pack::/b.pack");
   const StoreOptions options = with("SAGEBWD_OFFLINE", "1").store_options();
   EXPECT_EQ(options.directory, "/own");
   EXPECT_EQ(options.byte_limit, 5u << 20);
-  EXPECT_EQ(options.packs, (Strings{"/a.pack", "b.pack"}));
+  EXPECT_EQ(options.packs, (Strings{"/a.pack", "/b.pack"}));
   EXPECT_FALSE(options.heal); // what is removed could not be made again
   EXPECT_TRUE(with("SAGEBWD_OFFLINE", "0").store_options().heal);
   const ScopedWatch watch([] { throw std::runtime_error("Ctrl-C"); });
   EXPECT_THROW(options.check_interrupt(), std::runtime_error);
+}
+
+/// A program may go to another folder before it compiles, and containers set variables without a
+/// shell that knows ~.
+TEST(Settings, PathsAreMeantWhereTheyAreRead) {
+  const ScopedVariable home("HOME", "/home/somebody");
+  const std::string here = std::filesystem::current_path().string();
+  const std::pair<const char*, std::function<std::string(const Settings&)>> paths[] = {
+      {"SAGEBWD_CACHE_DIR", [](const Settings& s) { return s.cache_directory; }},
+      {"SAGEBWD_CACHE_PACKS", [](const Settings& s) { return s.packs.front(); }},
+      {"SAGEBWD_NVRTC", [](const Settings& s) { return s.nvrtc; }},
+      {"SAGEBWD_TUNE_WORKER", [](const Settings& s) { return s.tune_worker; }},
+      {"SAGEBWD_TEMPLATE_DIR", [](const Settings& s) { return s.template_dir; }}};
+  for (const auto& [name, path] : paths) {
+    EXPECT_EQ(path(with(name, "a/b")), here + "/a/b") << name;
+    EXPECT_EQ(path(with(name, "~/a")), "/home/somebody/a") << name;
+    EXPECT_EQ(path(with(name, "/a")), "/a") << name;
+  }
+  EXPECT_EQ(with("SAGEBWD_CACHE_PACKS", "a:~/b:/c").packs,
+            (Strings{here + "/a", "/home/somebody/b", "/c"}));
 }
 
 TEST(Settings, AnEmptyVariableCountsAsUnset) {

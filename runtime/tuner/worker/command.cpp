@@ -1,11 +1,11 @@
 //===- command.cpp - Which program runs candidates ---------------------------===//
 
 #include "runtime/tuner/worker/command.h"
+#include "cache/at_fork.h"
 #include "runtime/tuner/trials.h"
 
 #include <cstdlib>
 #include <filesystem>
-#include <mutex>
 #include <unistd.h>
 
 namespace sagebwd {
@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kProgram = "sagebwd";
 constexpr const char* kSubcommand = "tune-worker";
 
-std::mutex& worker_mutex() {
-  static std::mutex& mutex = *new std::mutex;
+ForkSafeMutex& worker_mutex() {
+  static ForkSafeMutex& mutex = *new ForkSafeMutex;
   return mutex;
 }
 std::vector<std::string>& process_worker() {
