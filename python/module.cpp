@@ -18,6 +18,7 @@
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
 #include "runtime/kernels.h"
+#include "runtime/nvrtc/library.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 #include "runtime/version.h"
@@ -120,7 +121,7 @@ void bind_environment(py::module_& m) {
   m.def("driver", [] {
     std::string missing;
     {
-      py::gil_scoped_release released;
+      const python::Released released;
       missing = driver::unavailable();
     }
     py::list devices;
@@ -133,17 +134,20 @@ void bind_environment(py::module_& m) {
   m.def("nvrtc", [] {
     std::string missing, identity;
     try {
-      py::gil_scoped_release released;
+      const python::Released released;
       identity = Nvrtc::instance().identity();
     } catch (const LibraryError& e) {
       missing = e.what();
     }
     return py::dict("missing"_a = python::path_text(missing), "identity"_a = identity);
   });
+  m.def("suggest_nvrtc", [](const std::string& file) {
+    nvrtc::suggest(file, "the wheels that this Python imports from");
+  });
   m.def(
       "write_output",
       [](const std::string& path, const std::string& text) { return write_output(path, {&text}); },
-      py::call_guard<py::gil_scoped_release>(),
+      py::call_guard<python::Released>(),
       "Makes or replaces a file, whole or not at all; why it could not, or nothing.");
   m.def("cache", [] {
     CacheStore& store = user_store();
@@ -172,10 +176,10 @@ void bind_environment(py::module_& m) {
         for (const auto& [what, needed_for, remedy] : missing)
           caller.missing.push_back({what, needed_for, remedy});
         const Diagnosis diagnosis = diagnose(caller);
-        py::gil_scoped_acquire held;
+        const python::Held held;
         return py::make_tuple(diagnosis.json, python::path_text(diagnosis.text), diagnosis.sound);
       },
-      py::call_guard<py::gil_scoped_release>());
+      py::call_guard<python::Released>());
 }
 
 } // namespace
@@ -187,6 +191,7 @@ PYBIND11_MODULE(_core, m) {
 #endif
   m.doc() = "The C++ library of sagebwd. Internal: use the package's own functions.";
   m.attr("__version__") = version();
+  python::end_work_with_python();
   python::bind_errors(m);
   bind_spec(m);
   bind_kernels(m);

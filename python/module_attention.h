@@ -7,6 +7,7 @@
 #pragma once
 
 #include "generator/space.h"
+#include "python/module_gil.h"
 #include "runtime/attention.h"
 #include "runtime/driver/driver.h"
 
@@ -87,13 +88,13 @@ inline void run(const PreparedPass& pass, const py::args& given) {
   for (size_t i = 0; i < count; ++i)
     numbers[i] =
         static_cast<uint64_t>(number_of(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))));
-  const py::gil_scoped_release released;
+  const Released released;
   pass.run(std::span(numbers).first(count - 2), numbers[count - 2],
            reinterpret_cast<void*>(numbers[count - 1]));
 }
 
 inline void bind_attention(py::module_& m) {
-  using Released = py::call_guard<py::gil_scoped_release>;
+  using WithoutGil = py::call_guard<Released>;
 
   py::class_<Attention>(m, "Attention", "One operation on one device; thread-safe.")
       .def(py::init([](const ResolvedSpec& spec, int device, const std::string& family) {
@@ -104,11 +105,11 @@ inline void bind_attention(py::module_& m) {
              const Arch& arch = arch_for_capability(info.major, info.minor);
              return std::make_unique<Attention>(*spec, device, default_tiles(spec, arch, wanted));
            }),
-           Released(), py::arg("spec"), py::arg("device"), py::arg("family") = "",
+           WithoutGil(), py::arg("spec"), py::arg("device"), py::arg("family") = "",
            "With a family the kernels have its default tiles; else those of records, or the GPU's.")
       .def_property_readonly("spec", [](const Attention& a) { return resolved(a.spec()); })
       .def_property_readonly("arch", [](const Attention& a) { return a.arch().name; })
-      .def("warmup", &Attention::warmup, Released(), "Compiles and loads every kernel.")
+      .def("warmup", &Attention::warmup, WithoutGil(), "Compiles and loads every kernel.")
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
       .def("prepare_forward", &prepare<ForwardArgs>, py::arg("problem"), py::arg("strides"),

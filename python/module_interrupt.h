@@ -1,9 +1,8 @@
 //===- module_interrupt.h - Ctrl-C in Python -------------------------------===//
 #pragma once
 
+#include "python/module_gil.h"
 #include "runtime/parallel_for.h"
-
-#include <pybind11/pybind11.h>
 
 namespace sagebwd::python {
 
@@ -11,11 +10,11 @@ namespace sagebwd::python {
 /// is raised as Python raises it.
 template <typename Work> auto interruptibly(const Work& work) {
   const ScopedWatch watch([] {
-    const pybind11::gil_scoped_acquire held;
+    const Held held;
     if (PyErr_CheckSignals() != 0)
       throw pybind11::error_already_set();
   });
-  const pybind11::gil_scoped_release released;
+  const Released released;
   return work();
 }
 

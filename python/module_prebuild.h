@@ -31,7 +31,7 @@ inline py::dict prebuild_pack(const std::string& out,
     throw SpecError("none of the " + std::to_string(given.size()) +
                     " tuning records is of the operations asked for");
   request.progress = [&](const BuiltKernel& kernel, size_t done, size_t total) {
-    py::gil_scoped_acquire held;
+    const Held held;
     if (!progress.is_none())
       progress(kernel.entry.kernel_name, kernel.entry.arch, done, total);
   };

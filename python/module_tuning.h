@@ -51,7 +51,7 @@ inline py::list tune_kernels(const ResolvedSpec& spec, const Problem& problem, i
   request.progress = [&](const TuneProgress& p) {
     if (p.stage == "compiling") // the command line's
       return;
-    py::gil_scoped_acquire held;
+    const Held held;
     if (!progress.is_none())
       progress(std::string(to_string(p.kernel)), p.stage, p.tile, p.done, p.total);
   };
@@ -95,7 +95,7 @@ inline py::list compare_plans(const ResolvedSpec& spec, const Problem& problem, 
   request.rounds = rounds;
   if (!progress.is_none())
     request.progress = [&](const std::string& what, int done, int total) {
-      py::gil_scoped_acquire held;
+      const Held held;
       progress(what, done, total);
     };
   using namespace pybind11::literals;
@@ -110,13 +110,13 @@ inline py::list compare_plans(const ResolvedSpec& spec, const Problem& problem, 
 }
 
 inline void bind_tuning(py::module_& m) {
-  using Released = py::call_guard<py::gil_scoped_release>;
+  using WithoutGil = py::call_guard<Released>;
 
   m.def("tune", tune_kernels);
   m.def("compare_plans", compare_plans);
-  m.def("tiles_in_use", tiles_in_use, Released());
+  m.def("tiles_in_use", tiles_in_use, WithoutGil());
   m.def(
-      "tuning_records", [] { return user_records().exported(user_records().all()); }, Released(),
+      "tuning_records", [] { return user_records().exported(user_records().all()); }, WithoutGil(),
       "The text of a file that import_tuning_records reads.");
   m.def(
       "import_tuning_records",
@@ -124,7 +124,7 @@ inline void bind_tuning(py::module_& m) {
         const Records::Merged merged = user_records().merge(records_of_text(text), overwrite);
         return std::array<size_t, 3>{merged.added, merged.kept, merged.replaced};
       },
-      Released());
+      WithoutGil());
   m.def("set_tune_worker", set_tune_worker);
   m.def("tune_worker_main", tune_worker_main);
 }

@@ -1,10 +1,12 @@
 //===- parallel_for.cpp - Work on several threads, and its interruption ----===//
 
 #include "runtime/parallel_for.h"
+#include "cache/at_fork.h"
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -22,6 +24,45 @@ constexpr std::chrono::milliseconds kPause{50};
 thread_local std::function<void()>* current_watch = nullptr;
 /// Of the loop that this thread works for.
 thread_local const std::atomic<bool>* interrupted = nullptr;
+
+/// The process ends, by this thread.
+std::atomic<bool> ending{false};
+std::atomic<std::thread::id> ends_it{};
+
+/// The loops under way, which the end of the process waits for.
+class UnderWay {
+public:
+  static UnderWay& instance() {
+    static UnderWay& under_way = *new UnderWay; // outlives every thread
+    return under_way;
+  }
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    --count_;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kPatience, [&] { return count_ == 0; });
+  }
+
+private:
+  /// An NVRTC that cannot be interrupted may compile one kernel for as long.
+  static constexpr std::chrono::seconds kPatience{10};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_ = 0;
+  AtFork at_fork_{[this] { mutex_.lock(); }, [this] { mutex_.unlock(); },
+                  [this] {
+                    count_ = 0; // those threads are not here
+                    mutex_.unlock();
+                  }};
+};
 
 class Loop {
 public:
@@ -132,18 +173,36 @@ private:
 
 void parallel_for(size_t count, size_t width, const std::function<void(size_t)>& work,
                   const std::function<void(size_t)>& done) {
-  if (count > 0)
-    Loop(count, work, done).run(std::max<size_t>(1, width));
+  if (count == 0)
+    return;
+  static std::once_flag once;
+  std::call_once(once, end_work_at_exit);
+  struct Scope {
+    Scope() { UnderWay::instance().begin(); }
+    ~Scope() { UnderWay::instance().end(); }
+  } const under_way;
+  Loop(count, work, done).run(std::max<size_t>(1, width));
 }
+
+void end_work() {
+  ends_it = std::this_thread::get_id();
+  ending = true;
+  UnderWay::instance().wait();
+}
+
+void end_work_at_exit() { std::atexit(end_work); }
+
+bool is_left_behind() { return ending && ends_it.load() != std::this_thread::get_id(); }
 
 ScopedWatch::ScopedWatch(std::function<void()> watch)
     : watch_(std::move(watch)), outer_(std::exchange(current_watch, &watch_)) {}
 ScopedWatch::~ScopedWatch() { current_watch = outer_; }
 
 const std::atomic<bool>* interrupt_flag() { return interrupted; }
+bool is_interrupted(const std::atomic<bool>* flag) { return ending || (flag && *flag); }
 
 void check_interrupt() {
-  if (interrupted && *interrupted)
+  if (is_interrupted(interrupted))
     throw Interrupted();
   if (current_watch)
     (*current_watch)();

@@ -38,8 +38,18 @@ public:
 /// Set once the parallel_for that this thread works for is interrupted; null where it works for
 /// none.
 const std::atomic<bool>* interrupt_flag();
+/// Whether that flag says so, or the process ends.
+bool is_interrupted(const std::atomic<bool>* flag);
+/// The process ends: work of other threads is interrupted and waited for, so that nothing is taken
+/// down around it. What begins later raises Interrupted.
+void end_work();
+/// The same when the process exits, before what was set up before this call is taken down. It may
+/// be called again.
+void end_work_at_exit();
+/// Whether another thread than this one has ended the work.
+bool is_left_behind();
 /// For loops that last: calls the watch where this thread has one, and raises Interrupted where it
-/// works for a parallel_for that has been interrupted.
+/// works for a parallel_for that has been interrupted, or the process ends.
 void check_interrupt();
 
 } // namespace sagebwd

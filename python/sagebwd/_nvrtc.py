@@ -8,6 +8,8 @@ import glob
 import importlib.util
 import os
 
+from sagebwd import _core
+
 
 def in_wheels():
     """The newest libnvrtc of pip's wheels, or None."""
@@ -19,15 +21,8 @@ def in_wheels():
     return None
 
 
-def _loaded():
-    try:
-        with open("/proc/self/maps") as maps:
-            return any("/libnvrtc.so" in line for line in maps)
-    except OSError:
-        return False
-
-
 def point_to_wheels():
-    """Names the wheels' NVRTC to the library, unless the user named one or one is loaded."""
-    if not os.environ.get("SAGEBWD_NVRTC") and not _loaded() and (path := in_wheels()):
-        os.environ["SAGEBWD_NVRTC"] = path
+    """Tells the library in this process of the wheels' NVRTC. It takes one that is loaded, or that
+    the user names, before it. No variable is set: children may live elsewhere."""
+    if path := in_wheels():
+        _core.suggest_nvrtc(path)

@@ -56,6 +56,8 @@ def draw(name, sizes, dtype, sigma, key_offset, seed):
     _finite("key_offset", key_offset, least=-1e30)
     seed = options.whole_number("seed", seed, least=0)
     dtype = options.dtype_name(dtype)
+    import numpy  # noqa: F401  by Python, not from within C++, which a thread may not leave at exit
+
     return _core.named_inputs(name, *sizes.values(), dtype, sigma, key_offset, seed)
 
 

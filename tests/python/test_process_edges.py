@@ -1,0 +1,86 @@
+"""Import, exit and fork, as a program's other parts see them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sagebwd import _core
+
+needs_nvrtc = pytest.mark.skipif(bool(_core.nvrtc()["missing"]), reason="needs NVRTC")
+
+
+def run(code, **variables):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env=os.environ | variables, timeout=300)  # fmt: skip
+
+
+@pytest.mark.parametrize("torch", ["", "import sys; sys.modules['torch'] = None; "])
+def test_import_changes_no_environment(torch):
+    """A child may live in another container or virtual environment than this process."""
+    code = torch + (
+        "import os, ctypes; before = dict(os.environ)\n"
+        "c = ctypes.CDLL(None); c.getenv.restype = ctypes.c_char_p\n"
+        "import sagebwd; sagebwd.archs(); sagebwd.doctor()\n"
+        "assert dict(os.environ) == before\n"
+        "assert not c.getenv(b'SAGEBWD_NVRTC')\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "SAGEBWD_NVRTC"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_nvrtc_of_the_wheels_is_found_all_the_same(tmp_path):
+    """Where only this Python knows: a --target folder."""
+    folder = tmp_path / "nvidia/cu13/lib"
+    folder.mkdir(parents=True)
+    (folder / "libnvrtc.so.13").write_text("no library")
+    (tmp_path / "nvidia/__init__.py").write_text("")
+    environment = {k: v for k, v in os.environ.items() if k != "SAGEBWD_NVRTC"}
+    code = (f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['torch'] = None\n"
+            "from sagebwd import _core, _nvrtc\n"
+            "print(_nvrtc.in_wheels())\n")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env=environment)  # fmt: skip
+    assert done.stdout.strip() == str(folder / "libnvrtc.so.13"), done.stderr
+
+
+BUILD = "sagebwd.build('sm_89', head_dim=64, dtype='fp16')"
+EXACT = ("sagebwd.reference.exact(*(sagebwd.reference.random_inputs(700, head_dim=64, heads=8)[:3])"
+         ")")  # fmt: skip
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("work", [BUILD, EXACT], ids=["build", "exact"])
+@pytest.mark.parametrize("wait", [0.05, 0.3, 0.7])
+def test_the_interpreter_ends_while_a_daemon_thread_works(work, wait, tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import sagebwd, threading, time\n"
+        "def loop():\n"
+        f"    while True: {work}\n"
+        "threading.Thread(target=loop, daemon=True).start()\n"
+        f"time.sleep({wait})\n"
+    )
+    done = run(code, SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_nvrtc
+def test_a_forked_child_builds_what_a_thread_of_its_parent_is_building(tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import os, sagebwd, signal, threading, time\n"
+        "def build(): return sagebwd.build('sm_80', head_dim=64, backward=False)\n"
+        "thread = threading.Thread(target=build); thread.start(); time.sleep(.3)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.alarm(100)  # which ends it\n"
+        "    os._exit(0 if build() else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "thread.join()\n"
+    )
+    done = run(code, SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
