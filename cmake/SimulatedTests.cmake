@@ -64,6 +64,8 @@ simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*
 Gpu/NonFinite.*/FusedWs_D64_bf16;Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
 simulated_test(DpStart "Gpu/DpStart.*" SIMULATOR_SEED=6)
+simulated_test(Tiles "Gpu/AnyTile.*/D64_TopLeft")
+simulated_test(SharedKernels "OnGpu.WindowsOfAllSizesHaveOneSetOfKernels")
 # What other GPUs' default tiles are, and what the templates do for their architectures.
 foreach(capability 8.0 8.9 12.0)
   simulated_test(Capability_${capability} "Gpu/Numerics.AnyLengths/D128_bf16_Row;\
