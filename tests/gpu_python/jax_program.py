@@ -131,7 +131,7 @@ def beside_pytorch():
 
 
 def out_of_memory():
-    """XLA's own words, where q, k, v and out leave too little for the workspace; then all goes on."""
+    """XLA's own words, where q, k, v and out leave too little for a workspace; then all goes on."""
     heads, d, bytes_each = 16, 128, jax.devices()[0].memory_stats()["bytes_limit"] // 5
     q, k, v = (jnp.zeros((1, heads, bytes_each // (heads * d * 2), d), jnp.bfloat16)
                for _ in range(3))  # fmt: skip
