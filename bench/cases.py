@@ -1,157 +1,119 @@
 """Random cases over a few compiled specs, the GPU kernels against FP64: none may be wrong.
 
-    python bench/cases.py                  # 3,000 cases over 120 specs
+    python bench/cases.py                  # 3,000 cases over 128 specs
 
-What is drawn, `draw.py` says. All memory that PyTorch hands out is filled with NaN first, and the
-gaps of padded inputs hold NaN, so that an element left unwritten or read from outside shows.
+What is drawn, `specs.py` and `draw.py` say; what is wrong, `judge.py`; what is right, `oracle.py`,
+which shares no code with the package. All memory that PyTorch hands out is filled with NaN first,
+gaps of padded inputs hold NaN, and tokens that do not count NaN, infinities or numbers, so that an
+element left unwritten or read from outside shows.
+
+Kernels that are refused, as those that spill are, are told separately, and fail the record.
 
 `sagebwd verify` draws cases too, and judges them in C++ by the CPU reference: it is for machines
-without PyTorch, and shares no code with what it judges by. This one goes through PyTorch's operator
-and its strides, and has FP64 and the emulation on the GPU, which is what lets it draw a thousand
-cases, look at every row, and vary magnitudes, scales and layouts more.
-
-A result is wrong if any element is not finite, if its error exceeds that of the emulation of the
-same spec on the same inputs by more than the margins below (once over the whole tensor, and once
-over each row, so that a single wrong token in a large tensor counts), or if it is far from the
-emulation itself.
+without PyTorch, and shares no code with what it judges by. This one goes through PyTorch's
+operators and strides, and has FP64 and the emulation on the GPU, which is what lets it draw a
+thousand cases, look at every row, and vary magnitudes, scales and layouts more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
 
-from draw import CHOICES, Case, draw_case, draw_specs, inputs_of
+import judge as judging
+import oracle
+from doors import Emulated, Kernels, attend
+from draw import Case, draw_case
+from drawn_inputs import Given, inputs_of
 from harness import Record, parse, parser, progress
 from needs_torch import torch
-from subjects import emulated, subject_of, warm_up
+from specs import CHOICES, draw_specs, has_fp16_sums, warm_spec
+from subjects import warm_up
+from torch import Tensor
 
+import sagebwd
 from sagebwd import forms
-from sagebwd.exact import Attended, exact_attention
 from sagebwd.experiments.environment import brief, print_failure
 
-#: Kernels and emulation differ by FP32 rounding and by integers that it tips over: noise of the
-#: same size as the quantisation's own, and a little of the output's rounding (2^-9 for bf16).
-WHOLE = (1.3, 0.004)
-ROW = (1.5, 0.05)
-LSE = (1.5, 2e-3)
-#: Their distance itself; the emulation in FP64 and in FP32 differ by up to .004.
-TO_EMULATION = 0.02
+#: What the package raises for what it does not build, or what NVRTC made of it.
+REFUSALS = (sagebwd.SpecError, sagebwd.CompileError, NotImplementedError)
+#: As many wrong cases are enough to look at.
+MOST_WRONG = 100
 
 
-def judge(found: Attended, expected: Attended, exact: Attended, scale: Attended) -> dict:
-    """Per tensor the errors of kernels and emulation, and what is wrong with the former."""
-    wrong, figures = [], {}
-    for name in exact.named():
-        x, e, reference, s = (a.named()[name].double() for a in (found, expected, exact, scale))
-        if not torch.isfinite(x).all():
-            wrong.append(f"{name}: {int((~torch.isfinite(x)).sum())} elements not finite")
+def doors_of(device: str):
+    """What is measured: without a GPU the emulation stands in, to try the script itself."""
+    return Kernels if torch.device(device).type == "cuda" else Emulated
+
+
+def expected_of(case: Case, given: Given) -> tuple[dict[str, Tensor], oracle.Truth]:
+    """The emulation's results and the truth: of each sequence by itself, among what tokens have
+    that do not count."""
+    q, k, v, sink = given.q, given.k, given.v, given.sink
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+    if sink is not None:
+        lse.copy_(sink[:, None].expand_as(lse))
+    whole = {"O": q.new_zeros(*q.shape[:3], v.shape[3]), "lse": lse, "dQ": q.new_zeros(q.shape),
+             "dK": k.new_zeros(k.shape), "dV": v.new_zeros(v.shape)}  # fmt: skip
+    if sink is not None:
+        whole["dSink"] = torch.zeros_like(sink)
+    truths = []
+    for i, spans in enumerate(given.spans if given.packing else []):
+        one = given.alone(i)
+        if not one.q.shape[2]:
             continue
-        norm = float(s.norm())
-        whole = [float((y - reference).norm()) / norm if norm else float((y - reference).norm())
-                 for y in (x, e)]
-        rows = [float(_worst_row(y - reference, s)) for y in (x, e)]
-        figures[name] = {"kernels": whole[0], "emulation": whole[1], "worst_row": rows[0],
-                         "worst_row_emulation": rows[1],
-                         "kernels_to_emulation": float((x - e).norm()) / norm if norm else 0.0}
-        if not whole[0] <= WHOLE[0] * whole[1] + WHOLE[1]:
-            wrong.append(f"{name}: error {whole[0]:.4f}, emulation {whole[1]:.4f}")
-        if not figures[name]["kernels_to_emulation"] <= TO_EMULATION:
-            wrong.append(f"{name}: {figures[name]['kernels_to_emulation']:.4f} off the emulation")
-        if not rows[0] <= ROW[0] * rows[1] + ROW[1]:
-            wrong.append(f"{name}: a row's error {rows[0]:.4f}, emulation's worst {rows[1]:.4f}")
-    seen = exact.lse > -torch.inf
-    if not torch.equal(found.lse > -torch.inf, seen) or torch.isnan(found.lse).any():
-        wrong.append("lse: not -inf just where no key is visible")
-    elif seen.any():
-        off = [float((y.lse.double() - exact.lse)[seen].abs().max()) for y in (found, expected)]
-        figures["lse"] = {"kernels": off[0], "emulation": off[1]}
-        if not off[0] <= LSE[0] * off[1] + LSE[1]:
-            wrong.append(f"lse: off by {off[0]:.4f}, emulation by {off[1]:.4f}")
-    return {"wrong": wrong, "figures": figures}
+        truths.append((truth_of(case, one), *spans))
+        for name, x in attend(Emulated, case, one).items():
+            if name == "dSink":
+                whole[name] += x
+            else:
+                batch, begin, end = spans[name in ("dK", "dV")]
+                whole[name][batch, :, begin:end] = x[0]
+    if given.packing:
+        return whole, oracle.placed(truths, {"q": q, "k": k, "v": v}, sink)
+    return attend(Emulated, case, given), truth_of(case, given)
 
 
-def _worst_row(error: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The largest error of a token, relative to its scale plus that of its head's mean token.
-
-    The second term is for tokens that hardly matter, such as the last keys under a causal mask:
-    their neighbours' maxima set the quantisation step.
-    """
-    rows, scales = error.norm(dim=-1), scale.norm(dim=-1)
-    typical = scales.square().mean(-1, keepdim=True).sqrt()
-    return (rows / (scales + typical).clamp_min(1e-30)).max()
-
-
-def each_alone(case: Case, compute: Callable[..., Attended], given: dict) -> Attended:
-    """What `compute` gives for each sequence, among what unused tokens give: nothing."""
-    if case.used is None:
-        return compute(**given)
-    q, k, v, dout = (given[name] for name in ("q", "k", "v", "dout"))
-    found = None
-    for i, (m, n) in enumerate(case.used):
-        if m == 0 or n == 0:
-            continue
-        one = {name: None if x is None else x[i : i + 1, :, : n if name in "kv" else m]
-               for name, x in given.items()}  # fmt: skip
-        of_one = compute(**one)
-        kind = of_one.out.dtype
-        found = found or Attended(*(
-            x.new_full(shape, fill, dtype=t) for x, shape, fill, t in (
-                (q, dout.shape, 0.0, kind), (q, q.shape[:3], -torch.inf, of_one.lse.dtype),
-                (q, q.shape, 0.0, kind), (k, k.shape, 0.0, kind), (v, v.shape, 0.0, kind))))
-        for name, x in vars(of_one).items():
-            tokens = n if name in ("dk", "dv") else m
-            getattr(found, name)[i, :, :tokens] = x[0]
-    nothing = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
-    return found or Attended(*map(torch.zeros_like, (dout,)), nothing,
-                             *map(torch.zeros_like, (q, k, v)))
-
-
-def found_by_kernels(case: Case, given: dict, device: str, options: dict) -> Attended:
-    """The subject's results of all sequences in one call."""
-    subject = subject_of(device)
-    if case.used is None:
-        return subject(**given, **options)
-    if torch.device(device).type != "cuda":  # the emulation knows no packed sequences
-        return each_alone(case, lambda **one: subject(**one, **options), given)
-    used = [torch.tensor(of, dtype=torch.int32, device=device) for of in zip(*case.used)]
-    options |= dict(zip(("seqused_q", "seqused_k"), used))
-    if case.padded:
-        return subject(**given, **options)
-    firsts = [torch.arange(case.batch + 1, dtype=torch.int32, device=device) * tokens
-              for tokens in (case.seq_q, case.seq_kv)]  # fmt: skip
-    options |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), firsts))
-
-    def packed(x):
-        return None if x is None else x.transpose(1, 2).flatten(0, 1)
-
-    def unpacked(x):
-        return x.unflatten(0, (case.batch, -1)).transpose(1, 2)
-
-    together = {name: packed(x) for name, x in given.items()}
-    if given["dlse"] is not None:
-        together["dlse"] = together["dlse"].T.contiguous()
-    found = subject(**together, **options)
-    return Attended(*(unpacked(x.T if name == "lse" else x) for name, x in vars(found).items()))
+def truth_of(case: Case, given: Given) -> oracle.Truth:
+    """Of sequences of one length."""
+    q, k = given.q, given.k
+    seen = oracle.visible(q.shape[2], k.shape[2], case.spec["causal"], *case.window, q.device)
+    scale = q.shape[3] ** -0.5 if case.softmax_scale is None else case.softmax_scale
+    mean = given.k_mean
+    if mean is None and case.spec["smooth_k"] and k.shape[2]:
+        mean = k.double().mean(2)
+    means = None
+    if case.spec["smooth_q"]:
+        tokens = 256 if case.spec["granularity"] == "row" else 128
+        means = [part.mean(2, keepdim=True).expand_as(part) for part in q.double().split(tokens, 2)]
+        means = torch.cat(means, 2)
+    truth = oracle.attention(q, k, given.v, given.dout, given.dlse, seen, scale, given.sink, mean,
+                             means)  # fmt: skip
+    # Of scores in 16 bits nothing is rounded to INT8, and FP32 rounds far less.
+    return replace(truth, reach=truth.reach / 1000) if case.spec["precision"] == "qk16" else truth
 
 
 def run_case(case: Case, device: str) -> dict:
-    given = inputs_of(case, device)
-    spec = case.options()
-    spec |= dict(zip(("window_left", "window_right"), case.window))
-    spec["softmax_scale"] = case.softmax_scale
+    given, layout = inputs_of(case, device), case.layout
+    other_bits = []
     with forms.kernels_of(case.spec["family"]):
-        found = found_by_kernels(case, given, device, dict(spec))
-    expected = each_alone(case, lambda **one: emulated(**one, **spec), given)
-    mask = {key: spec[key] for key in ("causal", "window_left", "window_right", "softmax_scale")}
-    exact, scale = (
-        each_alone(case, lambda part=part, **one: exact_attention(**one, **mask, scales=True)[part],
-                   given) for part in (0, 1))  # fmt: skip
-    return judge(found, expected, exact, scale)
+        found = attend(doors_of(device), case, given, layout)
+        if case.again:
+            before, found = found, attend(doors_of(device), case, given, layout)
+            other_bits = [f"{name}: a second call gives other bits" for name, x in before.items()
+                          if not torch.equal(x.nan_to_num(), found[name].nan_to_num())]  # fmt: skip
+    result = judging.judge(found, *expected_of(case, given), case.spec["granularity"])
+    if case.spec["deterministic"]:
+        result["wrong"] += other_bits
+    return result
 
 
 @contextlib.contextmanager
@@ -171,12 +133,6 @@ def poisoned_allocations():
         filled.fill_uninitialized_memory = before[1]
 
 
-def warm_spec(spec: dict) -> dict:
-    """`spec` as warmup() takes it."""
-    spec = {key: value for key, value in spec.items() if key != "family"}
-    return spec | ({"window_left": 64} if spec.pop("windowed") else {})
-
-
 def summary(results: list[dict]) -> dict:
     """Quantiles of every figure over the cases."""
     gathered: dict[str, list[float]] = {}
@@ -192,45 +148,108 @@ def summary(results: list[dict]) -> dict:
     return table
 
 
-def prove(options) -> int:
-    specs = draw_specs(options.specs, random.Random(options.seed))
-    record = Record(
-        options.out, cases=options.cases, seed=options.seed, specs=specs,
-        subject=subject_of(options.device).__name__,
-        margins={"whole": WHOLE, "row": ROW, "lse": LSE, "to_emulation": TO_EMULATION})
-    for family in CHOICES["family"]:
-        with forms.kernels_of(family):
-            warm_up([warm_spec(spec) for spec in specs if spec["family"] == family],
-                    options.device, record)
-    indices = options.only or range(options.cases)
-    results, wrong = [], 0
-    for done, index in enumerate(indices, 1):
-        case = draw_case(index, specs, options.seed)
+def counts(results: list[dict]) -> dict[str, int]:
+    """How many cases there are of each outcome."""
+    found = Counter(result["outcome"] for result in results)
+    return {outcome: found[outcome] for outcome in ("right", "wrong", "refused")}
+
+
+def outcome_of(case: Case, device: str) -> dict:
+    """`run_case`, where a case that raises is a wrong case, or a refused one."""
+    try:
+        result = run_case(case, device)
+    except Exception as error:
+        print_failure(f"case {case.index}", error)
+        outcome = "refused" if isinstance(error, REFUSALS) else "wrong"
+        return {"outcome": outcome, "wrong": [brief(error)], "figures": {}, "large": []}
+    return {"outcome": "wrong" if result["wrong"] else "right"} | result
+
+
+def outcomes(cases: Iterable[Case], refused: list[dict], device: str, jobs: int) -> Iterator[dict]:
+    """Of each case, by so many processes: most of a case's time is the host's."""
+    one = functools.partial(_outcome_unless_refused, refused, device)
+    if jobs == 1:
+        yield from map(one, cases)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _poison_for_good) as pool:
         try:
-            result = run_case(case, options.device)
-        except Exception as error:  # a case that raises is a wrong case
-            print_failure(f"case {index}", error)
-            result = {"wrong": [brief(error)], "figures": {}}
+            yield from pool.map(one, cases, chunksize=4)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome_unless_refused(refused: list[dict], device: str, case: Case) -> dict:
+    if case.spec in refused:
+        return {"outcome": "refused", "wrong": [], "figures": {}, "large": []}
+    return outcome_of(case, device)
+
+
+def _poison_for_good() -> None:
+    """What a process of its own begins with."""
+    torch.set_num_threads(1)
+    poisoned_allocations().__enter__()
+
+
+def warm_up_all(specs: list[dict], device: str, record: Record) -> list[dict]:
+    """Those of the specs whose kernels were refused."""
+    refused = []
+    for family in CHOICES["family"]:
+        mine = [spec for spec in specs if spec["family"] == family]
+        with forms.kernels_of(family):
+            failed = warm_up([warm_spec(spec) for spec in mine], device, record)
+        refused += [mine[i] for i in failed]
+    return refused
+
+
+def prove(options) -> int:
+    specs = draw_specs(options.specs, random.Random(options.seed), has_fp16_sums(options.device))
+    record = Record(
+        options.out, cases=options.cases, seed=options.seed, scores=options.scores, specs=specs,
+        subject=doors_of(options.device).__name__,
+        margins={"whole": judging.WHOLE, "row": judging.ROW, "lse": judging.LSE,
+                 "to_emulation": judging.TO_EMULATION, "explained": judging.EXPLAINED,
+                 "explained_lse": judging.EXPLAINED_LSE, "explained_row": judging.EXPLAINED_ROW,
+                 "large": judging.LARGE})
+    refused = warm_up_all(specs, options.device, record)
+    indices = options.only or range(options.cases)
+    cases = [draw_case(i, specs, options.seed, options.scores) for i in indices]
+    results: list[dict] = []
+    jobs = options.jobs or (4 if doors_of(options.device) is Kernels else 1)
+    for case, result in zip(cases, outcomes(cases, refused, options.device, jobs)):
         results.append(result)
         if result["wrong"]:
-            wrong += 1
-            print(f"\ncase {index}: {'; '.join(result['wrong'])}", file=sys.stderr)
-            record.add("wrong_cases", asdict(case) | result)
+            print(f"\ncase {case.index}: {'; '.join(result['wrong'])}", file=sys.stderr)
+            key = "refused_cases" if result["outcome"] == "refused" else "wrong_cases"
+            record.add(key, asdict(case) | result)
+        if result["large"]:
+            record.add("large_errors", told_of(case) | {"of": result["large"]})
         if options.only:
             print(case, result, sep="\n")
-        progress(done, len(indices), f"{wrong} wrong of")
-        if wrong >= 100:
-            print("\n100 wrong cases: stopping", file=sys.stderr)
+        wrong = counts(results)["wrong"]
+        progress(len(results), len(cases), f"{wrong} wrong of")
+        if wrong >= MOST_WRONG:
+            print(f"\n{wrong} wrong cases: stopping", file=sys.stderr)
             break
-    record.set(ran=len(results), wrong=wrong, distribution=summary(results))
-    complete = len(results) == len(indices) and len(indices) > 0
-    return record.finish(complete and wrong == 0)
+    record.set(ran=len(results), **counts(results), large=sum(bool(r["large"]) for r in results),
+               distribution=summary(results))  # fmt: skip
+    complete = len(results) == len(cases) > 0
+    return record.finish(complete and counts(results)["right"] == len(results))
+
+
+def told_of(case: Case) -> dict:
+    """What a large error may come from."""
+    told = ("index", "values", "key_offset", "softmax_scale", "k_mean", "door", "head_dim", "seq_q",
+            "seq_kv", "spec")  # fmt: skip
+    return {name: getattr(case, name) for name in told}
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser(__doc__, "cases.json")
     options.add_argument("--cases", type=int, default=3000)
-    options.add_argument("--specs", type=int, default=120)
+    options.add_argument("--specs", type=int, default=128)
+    options.add_argument("--scores", type=int, default=1 << 24,
+                         help="queries x keys x heads x batch of a case at most (2^24)")
+    options.add_argument("--jobs", type=int, help="processes that run them (4 with a GPU, else 1)")
     options.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
     options = parse(options, arguments)
     with poisoned_allocations():

@@ -1,73 +1,56 @@
-"""What `cases.py` runs: specs in which every value of every option occurs, and calls of them.
+"""What `cases.py` draws for each case: how a spec's kernels are called, and on which tensors.
 
-Every option, by the GPU's own kernels and by those of mma.sync, which other GPUs run; lengths from
-1, queries and keys of different number, head dimensions between the kernels' own, of V too, windows
-of any size, batches padded to one length and packed ones, strided and padded views, grouped heads,
-many scales, runs of zeros among tokens as padding has them, a gradient of lse.
+Lengths from 1 to 2000, up to 70 heads, head dimensions between the kernels' own, of V too; windows
+of any size; padded batches and packed sequences with and without gaps; layouts and strides of each
+tensor; distributions and magnitudes; explicit halves, autograd or parts of the keys; sinks, means
+of keys, gradients of lse with those of out and without.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import random
-from collections import Counter
 from dataclasses import dataclass
 
-from needs_torch import torch
-from subjects import DTYPES
-
-from sagebwd.options import PRECISIONS
+from specs import HEAD_DIMS, NOT_OPTIONS
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300)
-#: By one that each set of kernels is warmed up with: the head dimensions that it serves.
-HEAD_DIMS = {40: range(32, 64, 8), 64: (64,), 80: range(72, 128, 8), 128: (128,),
-             160: range(136, 256, 8), 256: (256,)}  # fmt: skip
+MOST_TOKENS, MOST_HEADS = 2000, 70
 WINDOWS = (0, 1, 30, 63, 64, 65, 128, 200, 600)
-#: Options of which not every combination is built.
-FORM = ("granularity", "windowed", "packed", "sink_keys", "smooth_q")
-CHOICES = {
-    "head_dim": tuple(HEAD_DIMS),
-    "dtype": ("bf16", "fp16"),
-    "causal": ("none", "top-left", "bottom-right"),
-    "precision": PRECISIONS,
-    "smooth_k": (True, False),
-    "rotate": (True, False),
-    "group_kv": (64, 128),
-    "family": ("", "mma"),  # '' for the GPU's own
-    FORM: (
-        ("row", False, False, 0, False), ("row", False, False, 1, False),
-        ("row", False, False, 1, True), ("row", False, True, 0, False),
-        ("row", False, True, 1, False), ("row", True, False, 0, False),
-        ("row", True, True, 0, False), ("block", False, False, 0, False),
-        ("block", False, False, 0, True), ("block", True, False, 0, False)),
-}
-#: Of a spec, what tensors and other keywords say.
-NOT_OPTIONS = ("head_dim", "dtype", "windowed", "packed", "family")
-LAYOUTS = ("bhsd", "bshd", "padded tokens", "slice of qkv")
+TENSORS = ("q", "k", "v", "dout")
+#: How tokens lie in memory: whole tensors in either order, with room between tokens, beside others,
+#: and with strides of zero.
+STRIDES = ("heads first", "tokens first", "room between tokens", "slice of qkv", "one head for all",
+           "one batch for all")  # fmt: skip
+#: Of gradients, which autograd hands over with any strides, also these.
+STRIDES_OF_DOUT = (*STRIDES, "channels apart", "one number for all")
+VALUES = ("gaussian", "one-hot", "duplicates", "alternating", "one huge token", "few tokens",
+          "few numbers", "common offset")  # fmt: skip
+DOORS = ("halves", "autograd", "parts")
+#: How the backward of a part of the keys knows of the others: `part=`, a mean that all share, by
+#: `merge` and autograd, or not at all, where keys are not smoothed.
+TOLD = ("part", "mean", "autograd", "nothing")
+DLSE = ("none", "with dout", "alone")
+MEANS = ("own", "near", "far", "zero")
+#: What tokens hold that belong to no sequence.
+UNUSED = ("nan", "inf", "numbers")
+TINY = 1e-30
+SUBNORMAL = {"bf16": 1e-39, "fp16": 1e-6}
+#: A smaller product of V and dO is below what kernels tell from zero.
+LEAST_GRADIENT = 1e-31
 
 
-def draw_specs(count: int, rng: random.Random) -> list[dict]:
-    """`count` distinct specs in which every value of every option occurs about equally often."""
-    every = [dict(zip(CHOICES, values)) for values in itertools.product(*CHOICES.values())]
-    # Only `row` has groups of 128 keys.
-    every = [s for s in every if s["group_kv"] == 64 or s[FORM][0] == "row"]
-    # Of mma.sync's kernels for 16-bit scores some were refused on an H200, as spilling, in this
-    # benchmark and in speed.py. Alone they compile without: why is open.
-    every = [s for s in every if s["precision"] != "qk16" or s["family"] != "mma"]
-    # And 16-bit queries are not smoothed.
-    every = [s for s in every if s["precision"] != "qk16" or not s[FORM][-1]]
-    rng.shuffle(every)
-    chosen: list[dict] = []
-    times: Counter = Counter()
-    while len(chosen) < count and every:
-        # The next one is the one whose values have been chosen least so far.
-        best = min(every, key=lambda spec: sum(times[value] for value in spec.items()))
-        every.remove(best)
-        chosen.append(best)
-        times.update(best.items())
-    for spec in chosen:
-        spec.update(zip(FORM, spec.pop(FORM)))
-    return chosen
+@dataclass(frozen=True)
+class Sequences:
+    """Where the sequences of a call lie, and how many of their tokens count."""
+
+    said_by: str  #: 'seqused' of a padded batch; 'cu_seqlens' of packed ones; 'both'
+    used: tuple[tuple[int, int], ...]  #: queries and keys of each that count
+    rooms: tuple[tuple[int, int], ...]  #: the tokens to the next one
+    before: tuple[int, int]  #: queries and keys ahead of the first
+    behind: tuple[int, int]  #: and behind the last
+    beyond: int  #: how far the last cu_seqlens points past the tensors
+    without: str  #: 'q' or 'k': of a padded batch's, all count and no seqused is given
 
 
 @dataclass(frozen=True)
@@ -79,117 +62,193 @@ class Case:
     head_dim: int
     value_dim: int
     window: tuple[int | None, int | None]
-    used: list[tuple[int, int]] | None  #: queries and keys of each sequence that count
-    padded: bool  #: these are a batch's, else they are packed
+    sequences: Sequences | None
     batch: int
     heads_kv: int
     group: int
     seq_q: int
     seq_kv: int
-    layout: str
-    sigma: float
-    value_scale: float
-    dout_scale: float
-    softmax_scale: float | None
+    layout: str  #: the keyword, of calls that are not packed
+    strides: dict[str, str]  #: of each tensor, and of dlse
+    values: dict[str, tuple[str, float]]  #: distribution and scale of each tensor
     key_offset: float
-    with_dlse: bool
     zeros: tuple[str, float, float] | None  #: of this tensor the tokens between two shares of all
+    unused: str
+    softmax_scale: float | None
+    door: str
+    ends_of_parts: tuple[int, ...]  #: of the keys, where the door is 'parts'
+    told: str  #: how a part's backward knows of the others; see TOLD
+    dlse: str
+    k_mean: str | None
+    sinks: str | None  #: 'logits'; 'some off': of some heads -inf
+    says_group_q: bool
+    again: bool  #: called a second time, when the call's form is known
     seed: int
 
     def options(self) -> dict:
         """Those that neither tensors nor other keywords say."""
-        return {key: value for key, value in self.spec.items() if key not in NOT_OPTIONS}
+        options = {key: value for key, value in self.spec.items() if key not in NOT_OPTIONS}
+        options |= dict(zip(("window_left", "window_right"), self.window))
+        if self.says_group_q:
+            options["group_q"] = 64 if self.spec["granularity"] == "row" else 128
+        return options | {"softmax_scale": self.softmax_scale}
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether tensors are (tokens, heads, channels)."""
+        return self.sequences is not None and self.sequences.said_by != "seqused"
 
 
-def draw_case(index: int, specs: list[dict], seed: int) -> Case:
+def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -> Case:
+    """`scores`: the most that a case has, over all its heads."""
     rng = random.Random(seed * 1_000_003 + index)
-
-    def length() -> int:
-        return rng.choice(LENGTHS) if rng.random() < 0.6 else rng.randint(1, 640)
-
-    def run_of_zeros() -> tuple[str, float, float] | None:
-        name, edges = rng.choice(("q", "k", "v", "dout")), sorted((rng.random(), rng.random()))
-        where = rng.choice(((0.0, edges[1]), (edges[0], 1.0), edges))
-        return (name, *where) if rng.random() < 0.3 else None
-
     spec = specs[index % len(specs)]
-    far = (1e-6, 1e6) if spec["dtype"] == "bf16" else ()
     head_dim = rng.choice(HEAD_DIMS[spec["head_dim"]])
-    fewer = head_dim not in HEAD_DIMS and rng.random() < 0.3
-    left, right = rng.choice((*WINDOWS, None)), rng.choice((*WINDOWS, None))
-    if spec["causal"] != "none":
-        left, right = left or 0, None
-    elif (left, right) == (None, None):
-        left = 64
-    seq_q = length()
-    seq_kv = seq_q if rng.random() < 0.5 else length()
-    batch = rng.choice((1, 1, 2, 3, *((4, 5) if spec["packed"] else ())))
+    fewer = head_dim not in HEAD_DIMS and rng.random() < 0.5
+    batch, heads_kv, group, seq_q, seq_kv = _sizes(rng, spec, scores)
+    door = rng.choices(DOORS, (3, 3, 0 if spec["window"] else 2))[0]
+    if door == "parts" and spec["causal"] != "none":
+        seq_kv = seq_q
+    sequences = _sequences(rng, batch, seq_q, seq_kv, door, spec) if spec["packed"] else None
+    ends = ()
+    if door == "parts":
+        count = 2 if spec["causal"] != "none" else rng.choice((1, 2, 3, 4))
+        ends = (*sorted(rng.randint(0, seq_kv) for _ in range(count - 1)), seq_kv)
+    dlse = rng.choices(DLSE, (5, 2, 1))[0]
+    mean = rng.choice((None, None, *MEANS)) if spec["smooth_k"] else None
+    told = [] if door != "parts" else ["part", "autograd"]
+    if door == "parts" and not spec["smooth_k"]:
+        told.append("nothing")
+    elif door == "parts" and mean and dlse == "none":
+        told.append("mean")
+    sinks = rng.choice((None, "logits", "some off")) if door == "autograd" else None
+    strides = {name: rng.choice(STRIDES_OF_DOUT if name[0] == "d" else STRIDES)
+               for name in (*TENSORS, "dlse")}  # fmt: skip
+    if sinks:  # which a gradient reaches of every token, also of those that do not count
+        strides["dlse"] = "heads first"
     return Case(
         index=index,
         spec=spec,
         head_dim=head_dim,
         value_dim=rng.randrange(32, head_dim + 1, 8) if fewer else head_dim,
-        window=(left, right) if spec["windowed"] else (None, None),
-        used=[(rng.randint(0, seq_q), rng.choice((0, seq_kv, rng.randint(0, seq_kv))))
-              for _ in range(batch)] if spec["packed"] else None,
-        padded=rng.random() < 0.5,
+        window=_window(rng, spec, min(seq_q, seq_kv)),
+        sequences=sequences,
         batch=batch,
-        heads_kv=rng.choice((1, 2, 3)),
-        group=rng.choice((1, 1, 2, 4)),
+        heads_kv=heads_kv,
+        group=group,
         seq_q=seq_q,
         seq_kv=seq_kv,
-        layout=rng.choice(LAYOUTS),
-        sigma=rng.choice((0.05, 0.5, 1.0, 1.0, 2.0, 4.0)),
-        value_scale=rng.choice((0.01, 1.0, 1.0, 20.0, *far)),
-        dout_scale=rng.choice((1e-3, 1.0, 1.0, 20.0, *far)),
+        layout=rng.choice(("bhsd", "bhsd", "bshd")),
+        strides=strides,
+        values=_values(rng, spec["dtype"]),
+        key_offset=rng.choice((0.0, 0.0, 2.0)),
+        zeros=_run_of_zeros(rng),
+        unused=rng.choice(UNUSED),
         softmax_scale=rng.choice(
             (None, None, None, 0.05, 0.2, 0.0, 0.1 if spec["precision"] == "qk16" else -0.1)),
-        key_offset=rng.choice((0.0, 0.0, 2.0)),
-        with_dlse=rng.random() < 0.15,
-        zeros=run_of_zeros(),
+        door=door,
+        ends_of_parts=ends,
+        told=rng.choice(told) if told else "",
+        dlse=dlse,
+        k_mean=mean,
+        sinks=sinks,
+        says_group_q=rng.random() < 0.3,
+        again=rng.random() < 0.3,
         seed=rng.randrange(1 << 30),
-    )
+    )  # fmt: skip
 
 
-def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same (B, H, S, D) values in other strides; what lies between them is NaN."""
-    if layout == "bhsd":
-        return x.contiguous()
-    if layout == "bshd":
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-    b, h, s, d = x.shape
-    # Token strides of D + 16 elements, or heads of q, k and v side by side: multiples of 16 bytes.
-    shape = (b, h, s + 3, d + 16) if layout == "padded tokens" else (b, s, 3, h, d)
-    whole = torch.full(shape, torch.nan, dtype=x.dtype, device=x.device)
-    view = whole[:, :, 2:-1, 8:-8] if layout == "padded tokens" else whole[:, :, 1].transpose(1, 2)
-    view.copy_(x)
-    return view
+def _sizes(rng: random.Random, spec: dict, scores: int) -> tuple[int, ...]:
+    """Batch, heads of keys, queries' heads for each, queries and keys.
+
+    Most cases are small. Of the others some are long, of few heads, and some have many heads.
+    """
+    batch = rng.choice((1, 1, 2, 3, *((4, 5) if spec["packed"] else ())))
+    heads_kv, group, most = rng.choice((1, 2, 3)), rng.choice((1, 1, 2, 4)), 640
+    kind = rng.random()
+    if kind < 0.05:
+        batch, heads_kv, group, most = 1, 1, rng.choice((1, 2)), MOST_TOKENS
+    elif kind < 0.1:
+        heads_kv = rng.choice((1, 5, 7, 10, 35, MOST_HEADS))
+        batch, group, most = min(batch, 2), rng.randint(1, MOST_HEADS // heads_kv), 130
+    elif kind < 0.12 and spec["packed"]:
+        batch, most = 24, 40
+
+    def length() -> int:
+        near = [n for n in LENGTHS if n <= most]
+        if most == MOST_TOKENS:
+            return rng.randint(640, most)
+        return rng.choice(near) if rng.random() < 0.6 else rng.randint(1, most)
+
+    seq_q = length()
+    seq_kv = seq_q if rng.random() < 0.5 else length()
+    shrink = math.sqrt(max(1.0, batch * heads_kv * group * seq_q * seq_kv / scores))
+    return batch, heads_kv, group, *(max(1, int(n / shrink)) for n in (seq_q, seq_kv))
 
 
-def inputs_of(case: Case, device: str) -> dict:
-    generator = torch.Generator(device).manual_seed(case.seed)
-    dtype = DTYPES[case.spec["dtype"]]
+def _sequences(
+    rng: random.Random, count: int, seq_q: int, seq_kv: int, door: str, spec: dict
+) -> Sequences:
+    """At most `seq_q` queries and `seq_kv` keys of each."""
+    said_by = "seqused" if door == "parts" else rng.choice(("seqused", "cu_seqlens", "both"))
+    used = [(rng.choice((0, seq_q, *(rng.randint(0, seq_q) for _ in range(4)))),
+             rng.choice((0, seq_kv, rng.randint(0, seq_kv)))) for _ in range(count)]
+    if door == "parts" and spec["causal"] != "none":
+        used = [(n, n) for _, n in used]
+    without = rng.choice(("", "", "q", "k")) if said_by == "seqused" else ""
+    if door == "parts" and spec["causal"] != "none":
+        without = ""
+    if without:
+        used = [(seq_q if without == "q" else m, seq_kv if without == "k" else n)
+                for m, n in used]
+    rooms = [(seq_q, seq_kv)] * count
+    before = behind = 0, 0
+    if said_by != "seqused":
+        gaps = (0, 1, 7, 64, 100) if said_by == "both" else (0,)
+        rooms = [(m + rng.choice(gaps), n + rng.choice(gaps)) for m, n in used]
+        before, behind = ((rng.choice((0, 0, 5, 70)), rng.choice((0, 0, 5, 70)))
+                          for _ in range(2))
+    beyond = 1000 if said_by != "seqused" and behind == (0, 0) and rng.random() < 0.2 else 0
+    return Sequences(said_by, tuple(used), tuple(rooms), before, behind, beyond, without)
 
-    def normal(heads: int, tokens: int, channels: int, scale: float, offset: float = 0.0):
-        shape = (case.batch, heads, tokens, channels)
-        x = torch.randn(shape, generator=generator, device=device)
-        channel = torch.randn(shape[-1], generator=generator, device=device)
-        return laid_out((x * scale + offset * channel).to(dtype), case.layout)
 
-    heads = case.heads_kv * case.group
-    given = {
-        "q": normal(heads, case.seq_q, case.head_dim, case.sigma),
-        "k": normal(case.heads_kv, case.seq_kv, case.head_dim, case.sigma, case.key_offset),
-        "v": normal(case.heads_kv, case.seq_kv, case.value_dim, case.value_scale),
-        "dout": normal(heads, case.seq_q, case.value_dim, case.dout_scale),
-        "dlse": None,
-    }
-    if case.zeros:
-        name, first, end = case.zeros
-        tokens = given[name].shape[2]
-        given[name][:, :, round(first * tokens) : round(end * tokens)] = 0
-    if case.with_dlse:
-        scale = case.dout_scale * case.value_scale
-        given["dlse"] = scale * torch.randn(
-            given["q"].shape[:3], generator=generator, device=device)
-    return given
+def _window(rng: random.Random, spec: dict, tokens: int) -> tuple[int | None, int | None]:
+    """Of the sizes where kernels' tiles end, or any that some query notices."""
+
+    def size() -> int:
+        return rng.choice(WINDOWS) if rng.random() < 0.5 else rng.randint(0, tokens)
+
+    left, right = size(), size() if rng.random() < 0.9 else None
+    if spec["window"] == "right":
+        return None, size()
+    if spec["window"] == "left":
+        return left, right
+    # Under a causal mask a query sees no key behind its own, and this says nothing.
+    return None, right if spec["causal"] != "none" and rng.random() < 0.3 else None
+
+
+def _values(rng: random.Random, dtype: str) -> dict[str, tuple[str, float]]:
+    least = SUBNORMAL[dtype]
+    tiny = (TINY, least) if dtype == "bf16" else (least,)
+    far = (1e-6, 1e6, *tiny) if dtype == "bf16" else tiny
+
+    def one(*scales: float) -> tuple[str, float]:
+        kind = "gaussian" if rng.random() < 0.7 else rng.choice(VALUES)
+        return kind, rng.choice(scales)
+
+    sigma = rng.choice((0.05, 0.05, 0.5, 1.0, 1.0, 2.0, 4.0))
+    q, k = (one(*[sigma] * 20, 8.0, *tiny) for _ in "qk")
+    v = one(0.01, *[1.0] * 6, 20.0, *far)
+    dout = one(1e-3, *[1.0] * 6, 20.0, *far)
+    if v[1] * dout[1] < LEAST_GRADIENT:
+        dout = dout[0], 1.0
+    if min(q[1], k[1]) < TINY:  # their gradients are too, at most
+        v, dout = (v[0], min(v[1], 1.0)), (dout[0], min(dout[1], 1.0))
+    return {"q": q, "k": k, "v": v, "dout": dout}
+
+
+def _run_of_zeros(rng: random.Random) -> tuple[str, float, float] | None:
+    """Such as padding has."""
+    name, edges = rng.choice(TENSORS), sorted((rng.random(), rng.random()))
+    where = rng.choice(((0.0, edges[1]), (edges[0], 1.0), edges))
+    return (name, *where) if rng.random() < 0.3 else None

@@ -57,10 +57,11 @@ def sixteen_bit(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal="none")
     return Attended(out.detach(), torch.empty(0, device=q.device), *gradients)
 
 
-def warm_up(specs: list[dict], device: str, record: Record) -> None:
-    """Compiles every spec, several at a time; what does not compile is recorded."""
+def warm_up(specs: list[dict], device: str, record: Record) -> list[int]:
+    """Compiles every spec, several at a time; what does not compile is recorded, and the indices of
+    those specs are returned."""
     if torch.device(device).type != "cuda":
-        return
+        return []
     import sagebwd
 
     def one(spec: dict) -> Exception | None:
@@ -70,9 +71,12 @@ def warm_up(specs: list[dict], device: str, record: Record) -> None:
         except Exception as error:  # whoever uses it will fail and be counted
             return error
 
+    refused = []
     with ThreadPoolExecutor(min(16, os.cpu_count() or 4)) as pool:
-        for done, (spec, error) in enumerate(zip(specs, pool.map(one, specs)), 1):
-            progress(done, len(specs), "compiled")
+        for i, (spec, error) in enumerate(zip(specs, pool.map(one, specs))):
+            progress(i + 1, len(specs), "compiled")
             if error:
+                refused.append(i)
                 print_failure(str(spec), error)
                 record.add("not_compiled", {"spec": spec, "error": brief(error)})
+    return refused

@@ -1,4 +1,4 @@
-"""bench/cases.py and bench/errors.py: what is drawn, what is called wrong, both without a GPU."""
+"""bench/cases.py and judge.py: what is called wrong, without a GPU."""
 
 import json
 import math
@@ -14,92 +14,73 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import cases  # noqa: E402
+import doors  # noqa: E402
 import draw  # noqa: E402
-import errors  # noqa: E402
-from subjects import emulated  # noqa: E402
+import judge  # noqa: E402
+import specs  # noqa: E402
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd.exact import exact_attention  # noqa: E402
+from sagebwd import combining, numerics, sequences  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
+
+SPEC = dict(head_dim=64, dtype="bf16", causal="none", smooth_k=True, rotate=True, group_kv=64,
+            family="", precision="six-of-seven", deterministic=True, dq_sums="fp32",
+            granularity="row", window="", packed=False, sink_keys=0, smooth_q=False)  # fmt: skip
+PLAIN = {name: ("gaussian", 1.0) for name in draw.TENSORS}
 
 
 def read(path):
     return json.loads(path.read_text())
 
 
-# ---- cases ---------------------------------------------------------------------------------------
+def case_of(spec=None, **what):
+    """A plain case with what is said."""
+    drawn = draw.draw_case(0, [SPEC | (spec or {})], 0)
+    strides = dict.fromkeys((*draw.TENSORS, "dlse"), "heads first")
+    plain = dict(seq_q=70, seq_kv=70, heads_kv=2, group=2, batch=1, value_dim=64,
+                 window=(None, None), sequences=None, layout="bhsd", strides=strides,
+                 values=PLAIN, key_offset=0.0, zeros=None, unused="nan", softmax_scale=None,
+                 door="halves", ends_of_parts=(), told="", dlse="none", k_mean=None, sinks=None,
+                 says_group_q=False, again=False)  # fmt: skip
+    return replace(drawn, **plain | what)
 
 
-def test_specs_cover_every_value():
-    specs = draw.draw_specs(120, random.Random(0))
-    assert len(specs) == 120 == len({tuple(spec.items()) for spec in specs})
-    plain = {key: values for key, values in draw.CHOICES.items() if key != draw.FORM}
-    for key, values in plain.items():
-        assert all(sum(spec[key] == value for spec in specs) >= 20 for value in values), key
-    forms = [tuple(spec[key] for key in draw.FORM) for spec in specs]
-    assert all(forms.count(form) >= 11 for form in draw.CHOICES[draw.FORM])
+def is_usual(case):
+    """Whether magnitudes are those that models have, and no sink is off."""
+    return case.sinks != "some off" and min(scale for _, scale in case.values.values()) > 1e-7
 
 
-def test_cases_cover_what_they_promise_and_repeat_themselves():
-    specs = draw.draw_specs(120, random.Random(0))
-    drawn = [draw.draw_case(i, specs, seed=0) for i in range(3000)]
-    assert drawn == [draw.draw_case(i, specs, seed=0) for i in range(3000)]
-    for holds in (
-        lambda c: c.seq_q == 1, lambda c: c.seq_kv == 1, lambda c: c.seq_q > 300,
-        lambda c: c.seq_q > c.seq_kv and c.spec["causal"] != "none",
-        lambda c: c.seq_q < c.seq_kv and c.spec["causal"] != "none",
-        lambda c: c.group > 1, lambda c: c.with_dlse, lambda c: c.seq_q % 64 and c.seq_kv % 64,
-        lambda c: bool(c.zeros) and c.zeros[0] == "dout" and c.zeros[2] == 1,
-        lambda c: c.value_dim < c.head_dim, lambda c: bool(c.used) and 0 in c.used[0],
-        lambda c: bool(c.used) and c.padded,
-        lambda c: bool(c.used) and not c.padded and c.batch > 3,
-        lambda c: c.window[1] is not None, lambda c: c.softmax_scale == 0,
-        lambda c: c.softmax_scale is not None and c.softmax_scale < 0,
-        lambda c: c.window[0] == 0 and c.spec["causal"] == "bottom-right",
-    ):  # fmt: skip
-        assert sum(map(holds, drawn)) >= 20
-    assert {c.layout for c in drawn} == set(draw.LAYOUTS)
-    assert {c.head_dim for c in drawn} == {*range(32, 257, 8)}
+def packed(said_by="both", **what):
+    where = draw.Sequences(said_by, used=((20, 30), (33, 17)), rooms=((25, 31), (40, 20)),
+                           before=(3, 4), behind=(5, 6), beyond=0, without="")  # fmt: skip
+    return dict(batch=2, sequences=where) | what
 
 
-@pytest.mark.parametrize("layout", draw.LAYOUTS)
-def test_layouts_hold_the_values_between_nans(layout):
-    x = torch.randn(2, 3, 5, 64).to(torch.bfloat16)
-    view = draw.laid_out(x, layout)
-    assert torch.equal(view, x) and view.stride(3) == 1
-    assert all(stride % 8 == 0 for stride in view.stride()[:3]) and view.data_ptr() % 16 == 0
-    whole = torch.as_strided(view, (view.untyped_storage().nbytes() // 2,), (1,), 0)
-    assert torch.isnan(whole).sum() == whole.numel() - x.numel()
+# ---- what is called wrong ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def judged():
-    """A case's inputs, its emulation, and the exact results."""
-    spec = dict(head_dim=64, dtype="bf16", causal="top-left", granularity="row", windowed=False,
-                packed=False, precision="six-of-seven", smooth_k=True, rotate=True,
-                group_kv=64)  # fmt: skip
-    drawn = draw.draw_case(0, [spec], 0)
-    case = replace(drawn, seq_q=200, seq_kv=200, heads_kv=2, group=2, batch=1, sigma=1.0,
-                   key_offset=0.0, softmax_scale=None, with_dlse=False, zeros=None)  # fmt: skip
-    given = draw.inputs_of(case, "cpu")
-    options = case.options()
-    exact, scale = exact_attention(**given, causal="top-left", scales=True)
-    return given, options, emulated(**given, **options), exact, scale
+    """A case's inputs, its emulation, and the truth."""
+    case = case_of({"causal": "top-left"}, seq_q=200, seq_kv=200)
+    given = cases.inputs_of(case, "cpu")
+    return case, given, *cases.expected_of(case, given)
 
 
 def test_a_right_result_is_not_called_wrong(judged):
-    given, options, expected, exact, scale = judged
-    assert cases.judge(expected, expected, exact, scale)["wrong"] == []
+    case, given, expected, truth = judged
+    assert judge.judge(expected, expected, truth)["wrong"] == []
     # Nor is one with other groups: as accurate, but of other roundings.
-    other = emulated(**given, **options | {"group_kv": 128})
-    assert cases.judge(other, expected, exact, scale)["wrong"] == []
+    other = doors.attend(doors.Emulated, replace(case, spec=case.spec | {"group_kv": 128}), given)
+    assert judge.judge(other, expected, truth)["wrong"] == []
 
 
-@pytest.mark.parametrize("tensor", ["out", "dq", "dk", "dv"])
+@pytest.mark.parametrize("name", ["O", "dQ", "dK", "dV"])
 @pytest.mark.parametrize("damage", ["nan", "a row zero", "a row of the next head", "scaled"])
-def test_damage_is_called_wrong(judged, tensor, damage):
-    _, _, expected, exact, scale = judged
-    x = getattr(expected, tensor).clone()
+def test_damage_is_called_wrong(judged, name, damage):
+    *_, expected, truth = judged
+    x = expected[name].clone()
     row = x[0, 1, 40]
     if damage == "nan":
         row[3] = math.nan
@@ -109,43 +90,282 @@ def test_damage_is_called_wrong(judged, tensor, damage):
         row.copy_(x[0, 0, 40])
     else:
         x *= 1.03
-    verdict = cases.judge(replace(expected, **{tensor: x}), expected, exact, scale)
-    name = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}[tensor]
+    verdict = judge.judge(expected | {name: x}, expected, truth)
     assert verdict["wrong"] and all(reason.startswith(name) for reason in verdict["wrong"])
 
 
 def test_a_wrong_lse_is_called_wrong(judged):
-    _, _, expected, exact, scale = judged
-    shifted = replace(expected, lse=expected.lse + 0.05)
-    assert cases.judge(shifted, expected, exact, scale)["wrong"][0].startswith("lse: off")
-    lse = expected.lse.clone()
+    *_, expected, truth = judged
+    shifted = expected | {"lse": expected["lse"] + 0.05}
+    assert judge.judge(shifted, expected, truth)["wrong"][0].startswith("lse: off")
+    lse = expected["lse"].clone()
     lse[..., 7] = -math.inf
-    hidden = replace(expected, lse=lse)
-    assert "not -inf just where" in cases.judge(hidden, expected, exact, scale)["wrong"][0]
+    hidden = judge.judge(expected | {"lse": lse}, expected, truth)
+    assert "not -inf just where" in hidden["wrong"][0]
+
+
+@pytest.mark.parametrize("name", ["O", "dQ", "dK", "dV", "lse"])
+def test_an_emulation_that_is_as_wrong_as_the_kernels_is_called_wrong(judged, name):
+    *_, expected, truth = judged
+    both = expected | {name: 2.5 * expected[name]}
+    assert [why.split(":")[0] for why in judge.judge(both, both, truth)["wrong"]] == [name]
+
+
+def test_what_is_not_zero_where_nothing_is_seen_is_called_wrong():
+    case = case_of({"causal": "bottom-right"}, seq_q=90)
+    expected, truth = cases.expected_of(case, cases.inputs_of(case, "cpu"))
+    assert judge.judge(expected, expected, truth)["wrong"] == []
+    for name in ("O", "dQ"):
+        x = expected[name].clone()
+        x[0, 0, 5, 3] = 1e-5
+        wrong = judge.judge(expected | {name: x}, expected, truth)["wrong"]
+        assert wrong == [f"{name}: not zero where nothing is seen"]
+
+
+def test_numbers_that_leave_the_type_are_not_compared():
+    case = case_of({"dtype": "fp16"}, group=4, values=PLAIN | {"dout": ("common offset", 3.8e3)})
+    expected, truth = cases.expected_of(case, cases.inputs_of(case, "cpu"))
+    assert expected["dV"].isinf().any()
+    assert judge.judge(expected, expected, truth)["wrong"] == []
+    nan = expected["dV"].masked_fill(expected["dV"].isinf(), math.nan)
+    assert judge.judge(expected | {"dV": nan}, expected, truth)["wrong"] == []
+    held = expected["dV"].clone()
+    held.view(-1)[held.abs().argmin()] = math.inf
+    assert judge.judge(expected | {"dV": held}, expected, truth)["wrong"]
+
+
+def test_errors_by_design_are_listed_and_not_called_wrong():
+    case = case_of(values=PLAIN | {"q": ("gaussian", 8.0), "k": ("gaussian", 8.0)})
+    result = cases.outcome_of(case, "cpu")
+    assert result["outcome"] == "right"
+    assert {of["tensor"] for of in result["large"]} >= {"O", "dV"}
+    assert all(of["error"] > 16 * of["sixteen_bit"] for of in result["large"])
+    assert cases.outcome_of(case_of(), "cpu")["large"] == []
+
+
+# ---- each kind of draw can fail ------------------------------------------------------------------
+
+
+def wrong_of(case):
+    result = cases.outcome_of(case, "cpu")
+    assert result["outcome"] in ("right", "wrong")
+    return result["wrong"]
+
+
+@pytest.mark.parametrize("causal, window", [
+    ("top-left", (1, None)), ("bottom-right", (30, None)), ("none", (None, 1)), ("none", (30, 30)),
+    ("bottom-right", (None, None)), ("top-left", (None, 64))])  # fmt: skip
+def test_a_mask_that_emulation_and_package_share_wrongly(monkeypatch, causal, window):
+    case = case_of({"causal": causal}, window=window, seq_kv=60)
+    assert wrong_of(case) == []
+    right = numerics.visible_keys
+
+    def shifted(mask, m, n, device):
+        seen = right(mask, m, n, device)
+        return seen.roll(1, 1)
+
+    monkeypatch.setattr(numerics, "visible_keys", shifted)
+    assert wrong_of(case)
+    # A window on the right that counts under a causal mask.
+    monkeypatch.setattr(numerics, "visible_keys", lambda mask, m, n, device: right(
+        replace(mask, causal="none"), m, n, device))  # fmt: skip
+    assert bool(wrong_of(case)) == (causal != "none")
+
+
+def with_other(method, change):
+    """The emulation as a subject, one of whose doors has its arguments changed."""
+    right = getattr(doors.Emulated, method)
+
+    def changed(*arguments, **options):
+        return right(*change(arguments, options), **options)
+
+    return type("Broken", (doors.Emulated,), {method: staticmethod(changed)})
+
+
+def without(name, value=None):
+    def change(arguments, options):
+        if name in options:
+            options[name] = value
+        return arguments
+    return change
+
+
+FAR = dict(k_mean="far", key_offset=2.0)
+PARTS = dict(door="parts", ends_of_parts=(20, 20, 70), key_offset=2.0)
+
+
+IGNORED = {
+    "sinks dropped": ("attention", without("sink_logits"), lambda: case_of(
+        door="autograd", sinks="logits")),
+    "a gradient of lse dropped": ("backward", without("dlse"), lambda: case_of(dlse="alone")),
+    "a mean of keys ignored": ("forward", without("k_mean"), lambda: case_of(**FAR)),
+    "a part not known as one": ("backward", without("part"), lambda: case_of(told="part", **PARTS)),
+    "a part with a mean of its own": ("backward", without("k_mean"), lambda: case_of(
+        told="mean", k_mean="own", **PARTS)),
+    "keys that do not count": ("forward", without("seqused_k"), lambda: case_of(
+        {"packed": True}, **packed())),
+    "keys that do not count, in numbers": ("forward", without("seqused_k"), lambda: case_of(
+        {"packed": True}, **packed("seqused", unused="numbers"))),
+    "queries that do not count": ("backward", without("seqused_q"), lambda: case_of(
+        {"packed": True}, **packed())),
+    "queries that do not count, by autograd": ("attention", without("seqused_q"), lambda: case_of(
+        {"packed": True}, **packed(unused="numbers", door="autograd"))),
+    "a window": ("forward", without("window_left"), lambda: case_of(window=(40, None))),
+    "a scale": ("forward", without("softmax_scale"), lambda: case_of(softmax_scale=0.05)),
+    "channels of dO that lie apart": (
+        "backward", lambda given, options: (
+            given[0].as_strided(given[0].shape, (*given[0].stride()[:3], 1)), *given[1:]),
+        lambda: case_of(strides=case_of().strides | {"dout": "channels apart"})),
+    "one head for all": (
+        "forward", lambda given, options: (given[0], given[1].roll(1, 2), given[2]),
+        lambda: case_of(strides=case_of().strides | {"k": "one head for all"})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", IGNORED)
+def test_what_a_subject_ignores(monkeypatch, what):
+    method, change, case = IGNORED[what]
+    case = case()
+    assert wrong_of(case) == []
+    broken = with_other(method, change)
+    monkeypatch.setattr(cases, "doors_of", lambda device: broken)
+    assert wrong_of(case)
+
+
+@pytest.mark.parametrize("said_by", ["both", "cu_seqlens", "seqused"])
+@pytest.mark.parametrize("tensor", range(3))
+def test_gradients_of_gaps_that_are_left_unwritten(monkeypatch, said_by, tensor):
+    case = case_of({"packed": True}, **packed(said_by))
+    assert wrong_of(case) == []
+
+    class Broken(doors.Emulated):
+        @staticmethod
+        def backward(*arguments, **options):
+            found = [x.clone() for x in doors.Emulated.backward(*arguments, **options)]
+            x = found[tensor]
+            x[(-1,) if x.dim() == 3 else (0, 0, -1)] = 1e-3
+            return found
+
+    monkeypatch.setattr(cases, "doors_of", lambda device: Broken)
+    assert any("not zero where nothing is seen" in why for why in wrong_of(case))
+
+
+def test_a_token_more_than_counts(monkeypatch):
+    case = case_of({"packed": True}, **packed("seqused"))
+    right = sequences.spans
+    monkeypatch.setattr(sequences, "spans", lambda problem, packing: [
+        (b, q, slice(k.start, k.stop + 1)) for b, q, k in right(problem, packing)])  # fmt: skip
+    assert wrong_of(case)
+
+
+def test_sinks_that_emulation_and_package_share_wrongly(monkeypatch):
+    case = case_of(door="autograd", sinks="logits", dlse="with dout")
+    right = combining.with_sink
+    monkeypatch.setattr(combining, "with_sink", lambda out, lse, sink, layout: (
+        right(out, lse, sink + 6, layout=layout)))  # fmt: skip
+    assert {why.split(":")[0] for why in wrong_of(case)} >= {"O", "lse", "dSink"}
+
+
+def test_other_bits_in_a_second_call(monkeypatch):
+    calls = iter(range(100))
+
+    class Broken(doors.Emulated):
+        @staticmethod
+        def backward(*arguments, **options):
+            dq, dk, dv = doors.Emulated.backward(*arguments, **options)
+            return dq * (1 + next(calls) * 2**-8), dk, dv
+
+    monkeypatch.setattr(cases, "doors_of", lambda device: Broken)
+    assert wrong_of(case_of(again=True)) == ["dQ: a second call gives other bits"]
+    calls = iter(range(100))
+    assert wrong_of(case_of({"deterministic": False}, again=True)) == []
+
+
+def test_the_package_takes_every_drawn_call(kernels_on_the_cpu, monkeypatch):
+    """By its own doors, with kernels that know fewer options than are drawn: so that none is wrong
+    but a few that round otherwise, and none is refused."""
+    monkeypatch.setattr(cases, "doors_of", lambda device: doors.Kernels)
+    drawn_specs = specs.draw_specs(32, random.Random(1))
+    drawn = (draw.draw_case(i, drawn_specs, 1, 2000) for i in range(40))
+    found = [cases.outcome_of(case, "cpu")["outcome"] for case in drawn if is_usual(case)]
+    assert len(found) > 20 and found.count("right") >= 0.9 * len(found)
+    assert "refused" not in found
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def run(tmp_path, *words):
+    out = tmp_path / "cases.json"
+    code = cases.main(["--device", "cpu", "--out", str(out), "--scores", "4000", *words])
+    return code, read(out)
+
+
+def _few():
+    drawn_specs = specs.draw_specs(12, random.Random(0))
+    drawn = (draw.draw_case(i, drawn_specs, 0, 4000) for i in range(100))
+    drawn = [case.index for case in drawn if is_usual(case)]
+    return ("--specs", "12", "--only", *map(str, drawn[:12]))
+
+
+FEW = _few()
 
 
 def test_cases_command(tmp_path):
-    out = tmp_path / "cases.json"
-    words = ["--device", "cpu", "--out", str(out), "--cases", "12", "--specs", "6"]
-    assert cases.main(words) == 0
-    record = read(out)
-    assert (record["ran"], record["wrong"], record["passed"]) == (12, 0, True)
-    assert record["parameters"]["subject"] == "emulated" and len(record["parameters"]["specs"]) == 6
+    code, record = run(tmp_path, *FEW)
+    assert code == 0 and record["passed"]
+    assert [record[key] for key in ("ran", "right", "wrong", "refused")] == [12, 12, 0, 0]
+    assert record["parameters"]["subject"] == "Emulated"
+    assert len(record["parameters"]["specs"]) == 12
     assert record["distribution"]["dQ kernels"].keys() == {"p50", "p90", "p99", "p100"}
 
 
 def test_cases_command_counts_what_is_wrong(tmp_path, monkeypatch):
-    def broken(*args, **kwargs):
-        found = emulated(*args, **kwargs)
-        return replace(found, dk=found.dk * 1.5)
+    class Broken(doors.Emulated):
+        @staticmethod
+        def backward(*arguments, **options):
+            dq, dk, dv = doors.Emulated.backward(*arguments, **options)
+            return dq, 1.5 * dk, dv
 
-    monkeypatch.setattr(cases, "subject_of", lambda device: broken)
-    out = tmp_path / "cases.json"
-    assert cases.main(["--device", "cpu", "--out", str(out), "--cases", "4", "--specs", "4"]) == 1
-    record = read(out)
-    # A case of one key has dK = 0, and 1.5 times nothing is right.
-    assert record["wrong"] >= 3 and record["wrong_cases"][0]["wrong"][0].startswith("dK")
-    assert not record["passed"]
+    monkeypatch.setattr(cases, "doors_of", lambda device: Broken)
+    code, record = run(tmp_path, *FEW)
+    assert code == 1 and not record["passed"] and record["wrong"] >= 3
+    assert record["wrong"] + record["right"] == 12
+    assert record["wrong_cases"][0]["wrong"][0].startswith("dK")
+
+
+def test_cases_command_tells_of_refused_kernels_and_fails(tmp_path, monkeypatch):
+    refused = []
+
+    def warm_up(given, device, record):
+        refused.append(given[0])
+        return [0]
+
+    monkeypatch.setattr(cases, "warm_up", warm_up)
+    code, record = run(tmp_path, *FEW)
+    assert len(refused) == 2  # one of each family
+    assert code == 1 and not record["passed"] and not record["wrong"]
+    assert record["refused"] >= 1 and record["refused"] + record["right"] == 12
+
+
+def test_a_case_that_no_kernel_takes_is_refused(monkeypatch):
+    def refuse(*arguments, **options):
+        raise cases.sagebwd.SpecError("no")
+
+    broken = type("Broken", (doors.Emulated,), {"forward": staticmethod(refuse)})
+    monkeypatch.setattr(cases, "doors_of", lambda device: broken)
+    assert cases.outcome_of(case_of(says_group_q=True), "cpu")["outcome"] == "refused"
+
+
+def test_several_processes_give_the_cases_in_order(monkeypatch):
+    from concurrent.futures import ThreadPoolExecutor
+
+    monkeypatch.setattr(cases, "ProcessPoolExecutor", lambda jobs, *how: ThreadPoolExecutor(jobs))
+    drawn = [draw.draw_case(i, specs.draw_specs(6, random.Random(0)), 0) for i in range(8)]
+    monkeypatch.setattr(cases, "outcome_of", lambda case, device: {"index": case.index})
+    found = list(cases.outcomes(drawn, [drawn[2].spec], "cpu", jobs=2))
+    assert [result.get("index") for result in found] == [0, 1, None, 3, 4, 5, 6, 7]
+    assert found[2]["outcome"] == "refused"
 
 
 def test_fresh_memory_is_poisoned_and_only_there():
@@ -155,47 +375,3 @@ def test_fresh_memory_is_poisoned_and_only_there():
         assert (torch.empty(1000, dtype=torch.uint8) == 255).all()
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory == before
-
-
-# ---- errors --------------------------------------------------------------------------------------
-
-
-def test_errors_command_judges_by_the_limits(tmp_path, monkeypatch, capsys):
-    fewer = {"sigma 3": 256, "sink": 256, "heavy channels": 256}
-    monkeypatch.setattr(errors, "INPUTS", [replace(given, heads=1, tokens=fewer[given.label])
-                                           for given in errors.INPUTS if given.label in fewer])
-    out = tmp_path / "errors.json"
-    words = ["--device", "cpu", "--out", str(out)]
-    errors.main(words)
-    rows = {(row["input"], row["scheme"]): row for row in read(out)["rows"]}
-    row = rows["sigma 3", "row 64x64"]
-    assert row["passed"] and row["limits"]["dQ"] == row["paper_table_1"]["dQ"] == 0.0758
-    assert "limits" not in rows["sigma 3", "block 128x64"]
-    assert rows["sink", "row"]["limits"] == pytest.approx(
-        {"O": 0.010, "dQ": 0.020, "dK": 0.023, "dV": 1.1 * 0.0147})
-    for plan in ("row qk16", "row dv16", "row gradients16"):
-        assert rows["sink", plan]["limits"] == rows["sink", "row"]["limits"]
-    assert rows["heavy channels", "row"]["limits"]["dV"] == pytest.approx(1.1 * 0.0123)
-    assert (rows["heavy channels", "row no rotate"]["errors"]["O"]["rel_l2"]
-            > 1.5 * rows["heavy channels", "row"]["errors"]["O"]["rel_l2"])
-    assert rows["sink", errors.BF16]["errors"]["dQ"]["rel_l2"] < 0.02
-
-    def broken(*args, **kwargs):
-        found = emulated(*args, **kwargs)
-        return replace(found, dq=found.dq * math.nan)
-
-    monkeypatch.setattr(errors, "subject_of", lambda device: broken)
-    assert errors.main([*words, "--only", "sink"]) == 1
-    assert not read(out)["passed"]
-    judged = [row for row in read(out)["rows"] if row["scheme"] != errors.BF16]
-    assert all("dQ against emulation" in row["over_the_limit"] for row in judged)
-
-
-def test_every_input_has_limits_under_every_plan():
-    labels = [given.label for given in errors.INPUTS]
-    own = {label for label, limits in errors.OWN_LIMITS.items() if len(limits) == 4}
-    assert len(set(labels)) == len(labels) and {*errors.ROW_OF_NUMERICS_1, *own} == {
-        given.label for given in errors.INPUTS if not given.like}
-    assert {given.name for given in errors.INPUTS} == set(errors.sagebwd.INPUTS)
-    for given in errors.INPUTS:
-        assert all(set(given.limits(plan)) == set(errors.TENSORS) for plan in errors.PLANS)

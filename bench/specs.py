@@ -1,0 +1,100 @@
+"""The specs that `cases.py` compiles: every value of every option, and most pairs of values.
+
+What one compiled spec takes at run time (lengths, layouts, window sizes, packing) is drawn for each
+case, in draw.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+from needs_torch import torch
+
+from sagebwd.options import PRECISIONS
+
+#: By one that each set of kernels is warmed up with: the head dimensions that it serves.
+HEAD_DIMS = {40: range(32, 64, 8), 64: (64,), 80: range(72, 128, 8), 128: (128,),
+             160: range(136, 256, 8), 256: (256,)}  # fmt: skip
+#: Options that are chosen together, because few combinations of them are built.
+FORM = ("granularity", "window", "packed", "sink_keys", "smooth_q")
+PLAN = ("precision", "deterministic", "dq_sums")
+CHOICES = {
+    "head_dim": tuple(HEAD_DIMS),
+    "dtype": ("bf16", "fp16"),
+    "causal": ("none", "top-left", "bottom-right"),
+    "smooth_k": (True, False),
+    "rotate": (True, False),
+    "group_kv": (64, 128),
+    "family": ("", "mma"),  # '' for the GPU's own
+    PLAN: (*itertools.product(PRECISIONS, (True, False), ("fp32",)),
+           ("gradients16", False, "fp16")),
+    # window: 'left' is bounded on the left, and perhaps on the right; 'right' on the right alone.
+    FORM: (
+        ("row", "", False, 0, False), ("row", "", False, 1, False), ("row", "", False, 1, True),
+        ("row", "", True, 0, False), ("row", "", True, 1, False), ("row", "left", False, 0, False),
+        ("row", "left", False, 0, True), ("row", "left", True, 0, False),
+        ("row", "right", False, 1, False), ("row", "right", True, 0, False),
+        ("block", "", False, 0, False), ("block", "", False, 0, True),
+        ("block", "left", False, 0, False), ("block", "right", False, 0, False)),
+}  # fmt: skip
+#: Of a spec, what tensors and other keywords say.
+NOT_OPTIONS = ("head_dim", "dtype", "window", "packed", "family")
+#: How many combinations are looked at for each spec: all would be 100,000.
+CANDIDATES = 400
+
+
+def is_built(spec: dict) -> bool:
+    """Whether some GPU has kernels of a spec."""
+    if spec["group_kv"] != 64 and spec["granularity"] != "row":
+        return False
+    if spec["smooth_q"] and spec["precision"] == "qk16":  # whose queries are not quantised
+        return False
+    # One kernel of sm_90a's own sums dQ in FP16, for narrow heads.
+    return spec["dq_sums"] == "fp32" or (
+        spec["head_dim"] <= 128 and not spec["family"] and not spec["smooth_q"])
+
+
+def draw_specs(count: int, rng: random.Random, fp16_sums: bool = True) -> list[dict]:
+    """`count` distinct specs in which every value of every choice occurs about equally often, and
+    so do pairs of values. `fp16_sums`: whether the GPU has the kernel with dq_sums='fp16'."""
+    specs: list[dict] = []
+    times: Counter = Counter()
+
+    def seldom(choice: tuple) -> int:
+        """How often the values, and their pairs, have been chosen so far."""
+        pairs = itertools.combinations(choice, 2)
+        return 10 * sum(times[item] for item in choice) + sum(times[pair] for pair in pairs)
+
+    while len(specs) < count:
+        drawn = (tuple((name, rng.choice(values)) for name, values in CHOICES.items())
+                 for _ in range(CANDIDATES))  # fmt: skip
+        built = [choice for choice in drawn if is_built(spec := spec_of(choice))
+                 and spec not in specs and (fp16_sums or spec["dq_sums"] != "fp16")]  # fmt: skip
+        best = min(built, key=seldom)
+        specs.append(spec_of(best))
+        times.update([*best, *itertools.combinations(best, 2)])
+    return specs
+
+
+def spec_of(choice: tuple) -> dict:
+    """The spec of (name, value) pairs, some of them of several options."""
+    spec: dict = {}
+    for name, value in choice:
+        spec |= dict(zip(name, value)) if isinstance(name, tuple) else {name: value}
+    return spec
+
+
+def has_fp16_sums(device: str) -> bool:
+    """Whether dq_sums='fp16' has a kernel there; the emulation computes what it means anywhere."""
+    if torch.device(device).type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def warm_spec(spec: dict) -> dict:
+    """`spec` as sagebwd.warmup() takes it."""
+    spec = {key: value for key, value in spec.items() if key != "family"}
+    window = spec.pop("window")
+    return spec | ({f"window_{window}": 64} if window else {})
