@@ -8,10 +8,13 @@ out and lse), backward has fakes and refuses to be differentiated. `sagebwd.atte
 in.
 """
 
+import contextlib
 import functools
 
 import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from sagebwd import forms, options
 from sagebwd.sequences import check_packing, packing_and_mean
@@ -119,6 +122,12 @@ class Differentiable(torch.autograd.Function):
     @classmethod
     def apply(cls, forward, backward, *given):
         refuse_tangents(*given[:3])
+        if torch._C._are_functorch_transforms_active():
+            raise options.SpecError(
+                "the emulation has no rules for torch.func's transforms (grad, vjp, vmap and "
+                "jacrev): use torch.autograd.grad or .backward() with it, or sagebwd.attention on "
+                "a GPU, which has"
+            )
         return super().apply(forward, backward, *given)
 
     @staticmethod
@@ -173,8 +182,16 @@ def refuse_gradient(*given):
         )
 
 
-def _below_autograd(operator, keyset, *arguments):
-    with torch._C._AutoDispatchBelowAutograd():
+_no_context = contextlib.nullcontext()
+
+
+def _below_autograd(operator, keyset, grad, *arguments):
+    """The operator below this level's autograd. `grad`: whether levels further out, torch.func's
+    and the one without it, build graphs."""
+    outside = _no_context
+    if torch._C._are_functorch_transforms_active():
+        outside = torch.set_grad_enabled(grad)
+    with torch._C._AutoDispatchBelowAutograd(), outside:
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
 
@@ -186,16 +203,36 @@ def _backward_operator(*arguments):
         return operator(*arguments)
 
 
+class _OneLevel(_SingleLevelFunction):
+    """An autograd function in an operator, which is given the tensors of one level of torch.func's
+    transforms at a time: the dispatcher calls it again for each level further out."""
+
+    @classmethod
+    def apply(cls, *given):
+        if not torch._C._are_functorch_transforms_active():
+            return super().apply(*given)
+        with enable_single_level_autograd_function():
+            return super().apply(*given)
+
+
+class _OfOperators(_OneLevel):
+    """`Differentiable`, of the operators."""
+
+    forward = Differentiable.forward
+    backward = Differentiable.backward
+
+
 def _forward_autograd(keyset, q, k, v, *given):
     refuse_tangents(q, k, v)
     refuse_gradient(*given)
-    forward = functools.partial(_below_autograd, torch.ops.sagebwd.forward.default, keyset)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return Differentiable.apply(forward, _backward_operator, q, k, v, *given)
+    grad = torch.is_grad_enabled()
+    forward = functools.partial(_below_autograd, torch.ops.sagebwd.forward.default, keyset, grad)
+    if grad and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _OfOperators.apply(forward, _backward_operator, q, k, v, *given)
     return forward(q, k, v, *given)
 
 
-class _DifferentiatedOnce(torch.autograd.Function):
+class _DifferentiatedOnce(_OneLevel):
     """The backward operator's results, with a node that refuses."""
 
     @staticmethod
@@ -208,8 +245,9 @@ class _DifferentiatedOnce(torch.autograd.Function):
 def _backward_autograd(keyset, *arguments):
     tensors = [t for t in arguments if isinstance(t, torch.Tensor)]
     refuse_tangents(*tensors)
-    backward = functools.partial(_below_autograd, torch.ops.sagebwd.backward.default, keyset)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    grad = torch.is_grad_enabled()
+    backward = functools.partial(_below_autograd, torch.ops.sagebwd.backward.default, keyset, grad)
+    if grad and any(t.requires_grad for t in tensors):
         return _DifferentiatedOnce.apply(backward, *arguments)
     return backward(*arguments)
 
