@@ -53,7 +53,8 @@ def merge(parts, *, layout="bhsd"):
 
     Returns:
         out, in the type of the first; lse, float32 like theirs, -inf where a query sees no key of
-        any part: there out is zero.
+        any part: there out is zero, and so are gradients. A part whose lse is +inf, as a sink of
+        +inf makes it, takes everything.
 
     The gradients of each part come from `attention_backward` with the merged out and lse, told of
     the part or of a shared `k_mean` as its documentation says, or from autograd through this
@@ -73,10 +74,26 @@ def merge(parts, *, layout="bhsd"):
                 f"part 0 has out of {tuple(parts[0][0].shape)} on {parts[0][0].device} and part "
                 f"{i} of {tuple(out.shape)} on {out.device}: all are of the same queries"
             )
-    lse = torch.stack([part[1] for part in parts]).logsumexp(0)
-    seen = torch.where(lse == -torch.inf, 0.0, lse)
-    out = sum(x * _beside((of - seen).exp(), x, layout) for x, of in parts)
+    lse, shares = _shares([part[1] for part in parts])
+    out = sum(x * _beside(share, x, layout) for (x, _), share in zip(parts, shares))
     return out.to(parts[0][0].dtype), lse
+
+
+def _shares(lses):
+    """log sum exp of them, and the share that each has in the sum: (parts, ...).
+
+    An infinite sum has no gradient: at those rows neither values nor gradients are NaN, which
+    torch.logsumexp's are.
+    """
+    lses = torch.stack(lses)
+    peak = lses.detach().amax(0)
+    none, endless = peak == -torch.inf, peak == torch.inf
+    # What is subtracted is finite, and what is added to finite numbers too.
+    offset = torch.where(peak.isinf(), 0.0, peak)
+    of_endless = torch.where(lses.detach() == torch.inf, 0.0, -torch.inf)
+    weights = torch.where(endless, of_endless, lses - offset).exp()
+    total = torch.where(none, 1.0, weights.sum(0))
+    return torch.where(peak.isinf(), peak, total.log() + offset), weights / total
 
 
 def of_part(part, dout, out, lse, dlse=None, *, layout="bhsd"):
@@ -102,8 +119,10 @@ def of_part(part, dout, out, lse, dlse=None, *, layout="bhsd"):
         sums = (x.float() * y.float()).sum(-1)
         return sums.transpose(-1, -2) if layout == "bshd" or x.dim() == 3 else sums
 
-    # Where the part has nothing to see; in the whole there may be nothing either.
-    weight = (of_lse - lse).exp().masked_fill(of_lse == -torch.inf, 0)
+    # Where the part has nothing to see; in the whole there may be nothing either. Where it has all
+    # that the whole has, both may be infinite.
+    weight = torch.where(of_lse == lse, 1.0, (of_lse - lse).exp())
+    weight = weight.masked_fill(of_lse == -torch.inf, 0)
     of_dout = (dout * _beside(weight, dout, layout)).to(dout.dtype)
     delta = rows(dout, out) if dlse is None else rows(dout, out) - dlse
     # Of dout as it is rounded, so that what kernels take from dP is w delta.
@@ -121,13 +140,26 @@ def with_sink(out, lse, sink_logits, *, layout="bhsd"):
         sink_logits: (heads,), any floating type, in units of the scaled scores.
         layout: of out.
 
+    A logit of -inf switches the head's sink off: out and lse are what they were. One of +inf takes
+    everything: out is zero and lse +inf. Neither has a gradient, and through a sink of +inf none
+    flows. A query that sees no key leaves everything to a finite sink: out is zero and lse the
+    logit. NaN gives NaN in its head.
+
     Gradients go to out, lse and sink_logits. Raises SpecError, TypeError.
     """
     _check(out, lse, layout)
     check_sink_logits(sink_logits, lse.shape[-2], lse.device)
-    sink = sink_logits.float()[:, None]
-    out = (out * _beside(torch.sigmoid(lse - sink), out, layout)).to(out.dtype)
-    return out, torch.logaddexp(lse, sink.expand_as(lse))
+    sink = sink_logits.float()[:, None].expand_as(lse)
+    off, endless, nothing_seen = sink == -torch.inf, sink == torch.inf, lse == -torch.inf
+    # Of finite numbers alone, so that gradients are finite where another value is put in its place.
+    score, logit = lse.masked_fill(lse.isinf(), 0.0), sink.masked_fill(off | endless, 0.0)
+    share = torch.sigmoid(score - logit)
+    share = torch.where(nothing_seen | endless, 0.0, torch.where(lse == torch.inf, 1.0, share))
+    share = torch.where(off, 1.0, share)
+    out = (out * _beside(share, out, layout)).to(out.dtype)
+    whole = torch.where(nothing_seen, logit, torch.logaddexp(score, logit))
+    whole = torch.where(off | (lse == torch.inf), lse, whole)
+    return out, torch.where(endless, torch.inf, whole)
 
 
 def check_sink_logits(sink_logits, heads, device):
