@@ -13,11 +13,14 @@ they are its forward's, and else computes the forward of its keys again, as unde
 """
 
 import collections
+import contextlib
+import functools
 import warnings
 import weakref
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import checkpoint
 
 from sagebwd import options
 from sagebwd.dropins import scaled_dot_product_attention
@@ -53,8 +56,11 @@ class sdpa(TorchFunctionMode):
             `fallbacks`, and told of in a warning when the context ends.
         options: those of `sagebwd.attention`, such as precision= and granularity=.
 
-    `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason. Where
-    checkpoints compute the forward again, call backward() inside too.
+    `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason. What
+    `torch.utils.checkpoint` computes again for the backward, wherever that is called and in which
+    thread, it computes in this context too, and it counts among the calls. Other libraries'
+    checkpoints and scripted modules (torch.jit.script) are out of its sight: for these activate
+    sagebwd for the whole process.
 
     Raises in calls what `sagebwd.scaled_dot_product_attention` raises, but with fallback='torch'
     no SpecError. Itself SpecError for another fallback and options that no kernel takes, TypeError
@@ -90,6 +96,10 @@ class sdpa(TorchFunctionMode):
             self.fallbacks[str(error)] += 1
         return function(*args, **kwargs)
 
+    def __enter__(self):
+        _keep_in_recomputations()
+        return super().__enter__()
+
     def __exit__(self, *raised):
         super().__exit__(*raised)
         if self.fallbacks:
@@ -98,6 +108,54 @@ class sdpa(TorchFunctionMode):
                 f"sagebwd.sdpa: PyTorch computed {self.fallbacks.total()} of {self.calls} calls: "
                 f"{reasons}", stacklevel=2,
             )  # fmt: skip
+
+
+class _Recomputed:
+    """A function that is computed in the contexts of this thread, whenever and wherever that is."""
+
+    def __init__(self, function, contexts):
+        self.function, self.contexts = function, contexts
+
+    def __call__(self, *args, **kwargs):
+        with contextlib.ExitStack() as stack:
+            active = _contexts()
+            for context in self.contexts:
+                if context not in active:
+                    TorchFunctionMode.__enter__(context)  # sdpa's own tells of fallbacks at its end
+                    stack.callback(TorchFunctionMode.__exit__, context, None, None, None)
+            return self.function(*args, **kwargs)
+
+
+def _contexts():
+    """The contexts that this thread is in."""
+    return [mode for mode in _get_current_function_mode_stack() if isinstance(mode, sdpa)]
+
+
+def _in_these_contexts(function):
+    contexts = _contexts()
+    return _Recomputed(function, contexts) if contexts else function
+
+
+@functools.cache
+def _keep_in_recomputations():
+    """Has checkpoints compute forwards again in the contexts in which they were computed first.
+
+    The mode is a thread's, and off while Tensor.backward runs; PyTorch lets nobody add to what a
+    checkpoint restores, such as autocast. So this takes the place of the two functions that are
+    handed what is to be computed again, of checkpoints with use_reentrant=True and False.
+    """
+    reentrant, frame = checkpoint.CheckpointFunction.forward, checkpoint._CheckpointFrame.__init__
+
+    @functools.wraps(reentrant)
+    def forward(ctx, run_function, *given):
+        return reentrant(ctx, _in_these_contexts(run_function), *given)
+
+    @functools.wraps(frame)
+    def init(self, recompute_fn, *given, **more):
+        frame(self, _in_these_contexts(recompute_fn), *given, **more)
+
+    checkpoint.CheckpointFunction.forward = staticmethod(forward)
+    checkpoint._CheckpointFrame.__init__ = init
 
 
 def _refuse_unless_neutral(dropout_p, **switches):
