@@ -121,13 +121,13 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, *
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         if _is_below_autograd():
             return None
-        out, lse = _OutAndLse.apply(form, q, k, v)
+        out, lse = _Attention.apply(form, q, k, v)
     else:
         out, lse = form.forward(q, k, v, return_lse)
     return (out, lse) if return_lse else out
 
 
-class _OutAndLse(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     """(out, lse), by a `Form`."""
 
     @staticmethod
