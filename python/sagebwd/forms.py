@@ -7,6 +7,7 @@ for the log-sum-exp, and the launches.
 
 import contextlib
 import functools
+import warnings
 
 import torch
 
@@ -99,6 +100,21 @@ def _addresses_of(tensors):
     return [0 if t is None else t.data_ptr() for t in tensors]
 
 
+def _alert_any_order():
+    """What PyTorch's own operators do that have no deterministic implementation."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return
+    message = (
+        "sagebwd.attention with deterministic=False adds dQ up in any order, and "
+        "torch.use_deterministic_algorithms(True) is on: leave deterministic=False out, for its "
+        "default gives the same bits in every run, or turn that off for this backward. A warning "
+        "in place of this error: torch.use_deterministic_algorithms(True, warn_only=True)"
+    )
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(message)
+    warnings.warn(message, stacklevel=3)
+
+
 class Form:
     """The passes over tensors of one form. Tensors given to them must have it."""
 
@@ -131,6 +147,7 @@ class Form:
         self._like_out = (*self._like_q[:3], v.shape[3])
         self._rows = (batch, heads, seq_q)
         self._empty = q.numel() == 0 or k.numel() == 0  # queries that see no key
+        self._in_any_order = "deterministic=no" in text.split()
         self._backward_passes = {}
         if not self._empty:
             of_out = contiguous_strides(self._like_out, layout)
@@ -205,6 +222,8 @@ class Form:
 
     def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None):
         """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any."""
+        if self._in_any_order:
+            _alert_any_order()
         if self._empty:
             return q.new_zeros(self._like_q), k.new_zeros(self._like_k), v.new_zeros(self._like_v)
         addresses = self._addresses(q, k, v)

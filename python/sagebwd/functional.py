@@ -4,6 +4,7 @@ import torch
 
 from sagebwd import combining, direct, forms, ops, options, sequences
 from sagebwd.kernels import local_arch
+from sagebwd.tensors import assume_equal
 
 
 @options.takes(shortcut=direct.attention)
@@ -60,6 +61,10 @@ def attention(
             to be compiled during the capture of a CUDA graph (see `warmup`).
         OfflineError, PackError (RuntimeErrors): SAGEBWD_OFFLINE=1 and a kernel is in no layer of
             the cache, or a pack that SAGEBWD_CACHE_PACKS names cannot be used.
+        RuntimeError: in the backward, deterministic=False under
+            torch.use_deterministic_algorithms(True), as of PyTorch's own operators; a warning
+            under its warn_only=True.
+        NotImplementedError: in the backward of the backward.
     """
     options.yes_or_no("return_lse", return_lse)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
@@ -230,5 +235,7 @@ def _text(chosen, softmax_scale, layout, q, k):
     options.check_softmax_scale(softmax_scale, 1)
     if q.dim() == 4 and k.dim() == 4:  # other ranks the operator refuses with its own message
         token = 2 if layout == "bhsd" else 1
+        if options.needs_as_many(chosen):
+            assume_equal(q.shape[token : token + 1], k.shape[token : token + 1])
         chosen = options.with_mask(chosen, q.shape[token], k.shape[token])
     return options.text_of(chosen)

@@ -32,7 +32,12 @@ _OPTIONS = (
     "Tensor? k_mean=None"
 )
 
-_library = torch.library.Library("sagebwd", "DEF")
+# PyTorch takes one definition of an operator in a process. A module that is imported again, by
+# importlib.reload or after sys.modules was purged, takes the place of the earlier one.
+_earlier = getattr(torch.ops.sagebwd, "library", None)
+if _earlier is not None:
+    _earlier._destroy()
+_library = torch.ops.sagebwd.library = torch.library.Library("sagebwd", "DEF")
 _tags = (torch.Tag.pt2_compliant_tag,)
 if hasattr(torch.Tag, "needs_exact_strides"):  # from 2.8 on: Inductor keeps our inputs' strides
     _tags += (torch.Tag.needs_exact_strides,)

@@ -12,6 +12,20 @@ def _shape(t):
     return tuple(t.shape)
 
 
+def assume_equal(sizes, others):
+    """Where a compiler does not know sizes (mark_unbacked) and cannot ask: they are, and compiled
+    code checks it."""
+    for size, other in zip(sizes, others):
+        symbolic = isinstance(size, torch.SymInt) or isinstance(other, torch.SymInt)
+        if symbolic or torch.compiler.is_compiling():  # to Dynamo all are numbers
+            # Not for nothing: PyTorch itself imports it where it compiles.
+            from torch.fx.experimental import symbolic_shapes
+
+            unequal = getattr(symbolic_shapes, "guard_or_false", bool)(size != other)
+            if not unequal:
+                torch._check(size == other)
+
+
 def problem_of(q, k, v, layout, devices=None):
     """`problem_of_shapes` of tensors that belong together, else SpecError."""
     for name, t in (("q", q), ("k", k), ("v", v)):
@@ -29,6 +43,7 @@ def problem_of(q, k, v, layout, devices=None):
             )
     check_equal(q.dtype, k.dtype, v.dtype, "are", "have one dtype: convert them")
     check_equal(q.device, k.device, v.device, "are on", "be on one device: move them")
+    assume_equal((*k.shape[:3], k.shape[0]), (*v.shape[:3], q.shape[0]))
     return problem_of_shapes(_shape(q), _shape(k), _shape(v), layout)
 
 
