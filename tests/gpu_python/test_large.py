@@ -5,6 +5,7 @@ import resource
 
 import pytest
 from inputs import equal, leaves, relative, torch
+from packed_inputs import packed
 
 import sagebwd
 from sagebwd.exact import exact_attention
@@ -38,6 +39,31 @@ def test_more_sequences_than_a_grid_has():
         part = slice(first, first + 8)
         alone = all_of([t[part] for t in inputs], dout[part], dlse[part])
         assert equal([t[part] for t in found], alone)
+
+
+def test_more_packed_sequences_than_a_grid_has():
+    """Their places are numbered in the grid's x, which has room for 2^31."""
+    needs(24)
+    lengths = [i * 7919 % 6 for i in range(70_000)]  # 0 to 5 tokens
+    inputs, dout, where = packed(lengths, lengths, device="cuda")
+    firsts = where["cu_seqlens_q"].tolist()
+    given = dict.fromkeys(where, where["cu_seqlens_q"])
+    found = [*sagebwd.attention(*inputs, causal=True, return_lse=True, **given)]
+    found += torch.autograd.grad(found[0], inputs, dout)
+    assert all(t.isfinite().all() for t in found)
+    sample = [*range(12), *range(65_530, 65_542), *range(69_988, 70_000)]
+    for i in (i for i in sample if lengths[i]):
+        part = slice(firsts[i], firsts[i + 1])
+        one = [t[part].transpose(0, 1)[None] for t in (*inputs, dout)]
+        alone = all_of(one[:3], one[3], causal="top-left")
+        exact = exact_attention(*one, causal="top-left")
+        for name, x, y in zip(("out", "lse", "dq", "dk", "dv"), found, alone):
+            mine = x[:, part] if name == "lse" else x[part].transpose(0, 1)
+            assert torch.equal(mine[None], y), (i, name)
+            reference = getattr(exact, name).detach().double()
+            # A query that sees one key has no gradient: nothing to be relative to.
+            size = max(float(reference.norm()), 0.1 * reference.numel() ** 0.5)
+            assert float((y.detach().double() - reference).norm()) < 0.1 * size, (i, name)
 
 
 def test_more_elements_than_31_bits_over_heads():

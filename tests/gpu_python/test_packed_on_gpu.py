@@ -72,6 +72,30 @@ def test_compiled_it_is_the_same(backend, dynamic):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("flash", [False, True])
+def test_one_compilation_serves_any_number_of_sequences(flash):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def layer(q, k, v, where, longest):
+        if flash:
+            return sagebwd.flash_attn_varlen_func(q * 2, k, v, *where.values(), *longest)
+        return sagebwd.attention(q * 2, k, v, **where)
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    for count in (7, 6, 5, 2, 1):
+        lengths = LENGTHS_Q[:count], LENGTHS_K[:count]
+        inputs, dout, where = packed(*lengths, device="cuda")
+        given = where, tuple(map(max, lengths))
+        got, expected = compiled(*inputs, *given), layer(*inputs, *given)
+        assert torch.equal(got, expected)
+        for a, b in zip(torch.autograd.grad(got, inputs, dout),
+                        torch.autograd.grad(expected, inputs, dout)):  # fmt: skip
+            assert torch.equal(a, b)
+    assert counter.frame_count == 1
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_opcheck(backward):
     inputs, dout, where = packed(LENGTHS_Q, LENGTHS_K, device="cuda")

@@ -59,3 +59,27 @@ def test_a_block_of_code(causal):
     warned = pytest.warns(UserWarning, match="PyTorch computed 1 of 1 calls")
     with warned, sagebwd.sdpa(fallback="torch"):
         scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_checkpoints_compute_the_same_attention_again(reentrant, where):
+    from torch.utils.checkpoint import checkpoint
+
+    def layer(x):
+        q, k, v = x.unbind()
+        return scaled_dot_product_attention(q.sin(), k, v, is_causal=True)
+
+    def gradient(call):
+        x = torch.stack([t.detach() for t in inputs()]).requires_grad_()
+        with sagebwd.sdpa() as mode:
+            loss = call(x).float().square().mean()
+            if where == "inside":
+                loss.backward()
+        if where == "outside":
+            loss.backward()
+        return x.grad, mode.calls
+
+    expected, calls = gradient(layer)
+    found, computed = gradient(lambda x: checkpoint(layer, x, use_reentrant=reentrant))
+    assert (calls, computed) == (1, 2) and torch.equal(found, expected)
