@@ -197,6 +197,14 @@ def _check_tensors(**tensors):
             )
 
 
+_OF_DTENSORS = (
+    "q, k or v is a DTensor: each rank computes its own heads or batches, which attention does not "
+    "mix. Wrap the call in torch.distributed.tensor.experimental.local_map, with in_placements and "
+    "out_placements of Shard(0) for batches or Shard(1) for heads (Shard(2) in layout='bshd'), or "
+    "pass q.to_local(), k.to_local() and v.to_local()"
+)
+
+
 def _inputs(q, k, v):
     """The inputs as autocast wants them: PEFT and layer norms hand over float32."""
     if not (
@@ -208,6 +216,9 @@ def _inputs(q, k, v):
             "q, k or v is a nested tensor: pass its values as packed sequences, (tokens, heads, "
             "head_dim), and where each begins as cu_seqlens_q and cu_seqlens_k"
         )
+    for t in (q, k, v):
+        if type(t) is not torch.Tensor and type(t).__module__.startswith("torch.distributed."):
+            raise options.SpecError(_OF_DTENSORS)
     return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 

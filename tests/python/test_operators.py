@@ -195,3 +195,33 @@ def test_v_with_fewer_channels():
     for match, v in refused.items():
         with pytest.raises(sagebwd.SpecError, match=match):
             sagebwd.attention(*inputs[:2], v)
+
+
+@pytest.fixture
+def mesh():
+    """Of this process alone."""
+    distributed = pytest.importorskip("torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_distributed_tensors_are_refused_and_local_map_serves(mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.experimental import local_map
+
+    inputs, dout = make(grad=False)
+    leaves = [t.requires_grad_() for t in inputs]
+    expected = torch.autograd.grad(sagebwd.attention(*leaves), leaves, dout)
+    heads = [distribute_tensor(t.detach(), mesh, [Shard(1)]).requires_grad_() for t in inputs]
+    for _ in range(3):
+        for call in (sagebwd.attention, sagebwd.attention_forward):
+            with pytest.raises(sagebwd.SpecError, match=r"is a DTensor.*local_map.*to_local\(\)"):
+                call(*heads)
+        attend = local_map(sagebwd.attention, out_placements=[Shard(1)],
+                           in_placements=([Shard(1)],) * 3, device_mesh=mesh)  # fmt: skip
+        found = torch.autograd.grad(attend(*heads), heads, distribute_tensor(dout, mesh, [Shard(1)]))
+        assert equal([g.to_local() for g in found], expected)
