@@ -8,6 +8,10 @@ What that leaves, measured on one CPU core with a driver that launches nothing: 
 and 50 us of forward and backward, where the operators take 15 and 82 us, and PyTorch's engine alone
 with an empty Python function 24 us. An operator in C++ with its autograd there (over the stable
 ABI, say), which allocates and launches the same, would take about 5.5 and 34 us: 2 and 16 us less.
+
+These figures are from before a call asked for the dispatcher's keys of its tensors and thread. To
+ask takes 3.8 us of a forward and 5.8 us of a backward on a slower core, where the modes and types
+that were asked for before took 1.0 us each: a forward of 12 us became one of 15 us there.
 """
 
 import functools

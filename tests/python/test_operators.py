@@ -223,5 +223,6 @@ def test_distributed_tensors_are_refused_and_local_map_serves(mesh):
                 call(*heads)
         attend = local_map(sagebwd.attention, out_placements=[Shard(1)],
                            in_placements=([Shard(1)],) * 3, device_mesh=mesh)  # fmt: skip
-        found = torch.autograd.grad(attend(*heads), heads, distribute_tensor(dout, mesh, [Shard(1)]))
+        of_out = distribute_tensor(dout, mesh, [Shard(1)])
+        found = torch.autograd.grad(attend(*heads), heads, of_out)
         assert equal([g.to_local() for g in found], expected)
