@@ -201,6 +201,7 @@ def test_a_checkpoint_around_the_context(expected, reentrant):
 @KINDS
 def test_contexts_in_contexts_and_what_they_leave_to_pytorch(reentrant):
     """The inner one's options, and its refusals handed on: the same in both computations."""
+
     def both(x):
         mask = torch.zeros(24, 24, dtype=torch.bfloat16)
         q, k, v = x.unbind()
@@ -210,10 +211,10 @@ def test_contexts_in_contexts_and_what_they_leave_to_pytorch(reentrant):
     def gradient(call):
         x = stacked()
         warned = pytest.warns(UserWarning, match="PyTorch computed")
-        with warned, sagebwd.sdpa(fallback="torch") as outer:
-            with sagebwd.sdpa(precision="gradients16", fallback="torch") as inner:
-                loss = call(x).float().square().sum()
-                loss.backward()
+        within = sagebwd.sdpa(precision="gradients16", fallback="torch")
+        with warned, sagebwd.sdpa(fallback="torch") as outer, within as inner:
+            loss = call(x).float().square().sum()
+            loss.backward()
         return x.grad, outer, inner
 
     expected, outer, inner = gradient(both)

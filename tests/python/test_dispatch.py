@@ -255,7 +255,7 @@ def test_fakes(known):
 def test_tracers(known):
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    inputs, dout, expected = known
+    inputs, _, expected = known
     tensors = [t.detach() for t in inputs]
     traced = torch.jit.trace(lambda q, k, v: sagebwd.attention(q, k, v), tensors)
     assert "sagebwd::forward" in str(traced.graph)
@@ -309,7 +309,7 @@ def test_anomaly_mode_names_the_call(known):
 
 def test_inside_of_an_operator_of_somebody_elses(known):
     """Below autograd, whose gradients are that operator's own."""
-    inputs, dout, expected = known
+    inputs, _, expected = known
 
     def compute(q, k, v):
         with torch.enable_grad():
@@ -334,7 +334,7 @@ def test_a_default_device_and_inference(known, shortcuts):  # noqa: F811
 
 
 def test_a_key_that_nobody_has_heard_of_counts(known, shortcuts):  # noqa: F811
-    inputs, dout, expected = known
+    inputs = known[0]
     for name in ("PrivateUse1", "TESTING_ONLY_GenericMode", "PreDispatch"):
         key = getattr(torch._C.DispatchKey, name, None)
         if key is not None:
