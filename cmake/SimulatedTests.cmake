@@ -30,7 +30,7 @@ target_link_libraries(simulator_tests PRIVATE sagebwd_runtime GTest::gtest GTest
                       ${CMAKE_DL_LIBS})
 add_dependencies(simulator_tests simulated_cuda simulated_nvrtc)
 add_test(NAME Simulated.Itself COMMAND ${simulator}/simulate $<TARGET_FILE:simulator_tests>)
-set_tests_properties(Simulated.Itself PROPERTIES LABELS simulated TIMEOUT 600)
+set_tests_properties(Simulated.Itself PROPERTIES LABELS simulated TIMEOUT ${test_limit})
 
 # simulated_test(NAME FILTERS [VARIABLE=VALUE...]): GPU tests by GoogleTest's filters. A test that
 # is skipped, or a filter that finds none, is a failure here.
@@ -38,8 +38,8 @@ function(simulated_test name filters)
   list(JOIN filters ":" filters)
   add_test(NAME Simulated.${name}
            COMMAND ${simulator}/simulate $<TARGET_FILE:gpu_tests> --gtest_filter=${filters})
-  set_tests_properties(Simulated.${name} PROPERTIES LABELS simulated TIMEOUT 600 PROCESSORS 2
-                       ENVIRONMENT "${ARGN}"
+  set_tests_properties(Simulated.${name} PROPERTIES LABELS "simulated;heavy" COST 40
+                       TIMEOUT ${test_limit} ENVIRONMENT "${ARGN}"
                        FAIL_REGULAR_EXPRESSION "SKIPPED;Running 0 tests;FAILED")
 endfunction()
 
@@ -75,18 +75,9 @@ Gpu/Numerics.AnyLengths/NotDeterministic_D64_bf16_TopLeft" SIMULATOR_CAPABILITY=
 endforeach()
 # C99, and the program that says how to call it.
 add_test(NAME Simulated.CExample COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd_c_example>)
-set_tests_properties(Simulated.CExample PROPERTIES LABELS simulated TIMEOUT 600)
+set_tests_properties(Simulated.CExample PROPERTIES LABELS simulated TIMEOUT ${test_limit})
 add_test(NAME Simulated.CatchesBrokenTemplates
          COMMAND ${PROJECT_SOURCE_DIR}/tests/simulator/catches.sh ${PROJECT_SOURCE_DIR}/templates
                  ${simulator}/simulate $<TARGET_FILE:gpu_tests>)
-set_tests_properties(Simulated.CatchesBrokenTemplates PROPERTIES LABELS simulated TIMEOUT 600
-                     PROCESSORS 2)
-
-# The package's doors for arrays of other libraries than PyTorch; a test whose library is not
-# installed is skipped.
-function(simulated_python_test folder)
-  add_test(NAME Simulated.Python
-           COMMAND ${simulator}/simulate ${Python_EXECUTABLE} -m pytest -q ${folder})
-  set_tests_properties(Simulated.Python PROPERTIES LABELS simulated TIMEOUT 600
-                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python")
-endfunction()
+set_tests_properties(Simulated.CatchesBrokenTemplates PROPERTIES LABELS "simulated;heavy"
+                     TIMEOUT ${test_limit} COST 40)

@@ -184,7 +184,8 @@ std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
   if (widest || asks_for_more(k) || (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell))
     return {"--ptxas-options=-O1"};
   const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
-  if (wide(k.attention) && !two_small_blocks) // at the higher level part heads of 16 bits spill
+  // At the higher level part heads of 16 bits spill; without one, smoothed queries' scores do.
+  if (wide(k.attention) && (!two_small_blocks || k.attention.smooth_q))
     return {is_part(k) && scores16(k.attention) ? "--ptxas-options=--register-usage-level=0"
                                                 : "--ptxas-options=--register-usage-level=8"};
   return {};

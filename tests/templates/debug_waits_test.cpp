@@ -24,7 +24,7 @@ TEST_F(DebugWaitsTest, NameWhatTheyAreFor) {
             EXPECT_EQ(source.text, plain.text) << plain.name;
             continue;
           }
-          const Compilation compilation = Nvrtc::instance().compile(
+          const test::Compiled compilation = test::compile(
               source.name, source.text, kernel.arch.name, /*want_ptx=*/true, source.options);
           EXPECT_NE(compilation.ptx.find("__assertfail"), std::string::npos) << source.name;
           EXPECT_EQ(test::compile(kernel, true).ptx.find("__assertfail"), std::string::npos);

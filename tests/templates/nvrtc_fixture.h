@@ -1,8 +1,8 @@
 //===- nvrtc_fixture.h - Tests that compile kernels -------------------------===//
 #pragma once
 
-#include "generator/kernel.h"
 #include "runtime/nvrtc/nvrtc.h"
+#include "tests/templates/remembered.h"
 
 #include <gtest/gtest.h>
 
@@ -19,11 +19,5 @@ protected:
     }
   }
 };
-
-inline Compilation compile(const KernelSpec& kernel, bool want_ptx) {
-  const KernelSource source = emit(kernel);
-  return Nvrtc::instance().compile(source.name, source.text, kernel.arch.name, want_ptx,
-                                   source.options);
-}
 
 } // namespace sagebwd::test

@@ -1,0 +1,53 @@
+# pytest as several tests, which run beside those of C++. Each writes a report of its own, from which
+# ./run test counts.
+
+execute_process(COMMAND ${Python_EXECUTABLE} -c "import pytest, numpy" RESULT_VARIABLE status
+                OUTPUT_QUIET ERROR_QUIET)
+if(NOT status EQUAL 0)
+  message(STATUS "Python's tests are left out: ${Python_EXECUTABLE} lacks pytest or numpy")
+  return()
+endif()
+
+# python_test(NAME FILES...)
+function(python_test name)
+  add_test(NAME Python.${name}
+           COMMAND ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
+                   --junitxml ${PROJECT_BINARY_DIR}/reports/${name}.xml ${ARGN}
+           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(Python.${name} PROPERTIES LABELS python TIMEOUT ${test_limit} COST 50
+                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python")
+endfunction()
+
+file(GLOB tests RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS tests/python/test_*.py)
+set(part 0)
+foreach(test ${tests}) # dealt out, so that parts take about as long
+  list(APPEND python_tests_${part} ${test})
+  math(EXPR part "(${part} + 1) % 4")
+endforeach()
+foreach(part RANGE 3)
+  python_test(package_${part} ${python_tests_${part}})
+endforeach()
+
+file(GLOB tests RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS tests/tools/test_*.py)
+foreach(test ${tests})
+  list(APPEND tools_tests_${part} ${test})
+  math(EXPR part "(${part} + 1) % 2")
+endforeach()
+foreach(part RANGE 1)
+  python_test(tools_${part} ${tools_tests_${part}})
+endforeach()
+
+python_test(on_gpu tests/gpu_python)
+set_tests_properties(Python.on_gpu PROPERTIES RESOURCE_LOCK gpu)
+python_test(others tests/layering_test.py)
+
+# The package's doors for arrays of other libraries than PyTorch; a test whose library is not
+# installed is skipped.
+if(TARGET simulated_cuda)
+  add_test(NAME Python.simulated
+           COMMAND ${simulator}/simulate ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
+                   --junitxml ${PROJECT_BINARY_DIR}/reports/simulated.xml tests/simulated_python
+           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(Python.simulated PROPERTIES LABELS "python;simulated" COST 40
+                       TIMEOUT ${test_limit} ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python")
+endif()

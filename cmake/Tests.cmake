@@ -1,0 +1,51 @@
+# The tests. A label says what a test is of; `heavy` are those that take most of the time, which
+# `./run test quick` leaves out. COST puts long ones first, so that none is left at the end. Limits
+# are for what hangs: beside other work everything takes several times as long.
+
+enable_testing()
+find_package(GTest REQUIRED)
+include(GoogleTest)
+set(test_limit 3600)
+
+# Tests are compiled more often than they run: without optimisation, what they all include once.
+function(compile_quickly target)
+  target_compile_options(${target} PRIVATE ${ARGN} -O0)
+  target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled_tests.h)
+endfunction()
+
+foreach(suite generator templates cache runtime gpu)
+  file(GLOB test_sources CONFIGURE_DEPENDS tests/${suite}/*.cpp)
+  add_executable(${suite}_tests ${test_sources})
+  target_compile_definitions(${suite}_tests PRIVATE
+                             SAGEBWD_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                             SAGEBWD_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  target_link_libraries(${suite}_tests PRIVATE sagebwd_runtime LLVMSupportOnly GTest::gtest
+                        GTest::gtest_main)
+  compile_quickly(${suite}_tests)
+  set(properties LABELS ${suite} TIMEOUT ${test_limit})
+  set(filter)
+  if(suite STREQUAL gpu)
+    list(APPEND properties RESOURCE_LOCK gpu) # one at a time: they fill its memory
+    target_link_libraries(gpu_tests PRIVATE sagebwd::c)
+  elseif(suite STREQUAL templates) # what compiles hundreds of kernels
+    gtest_discover_tests(templates_tests DISCOVERY_TIMEOUT 600 TEST_LIST heavy_templates_tests
+                         TEST_FILTER "On/*" PROPERTIES
+                         LABELS "templates\;heavy" TIMEOUT ${test_limit} COST 60)
+    set(filter TEST_FILTER "-On/*")
+  endif()
+  gtest_discover_tests(${suite}_tests DISCOVERY_TIMEOUT 600 ${filter} PROPERTIES ${properties})
+endforeach()
+
+include(SanitizedTests)
+include(SimulatedTests)
+
+add_executable(cache_speed bench/cache_speed.cpp)
+target_compile_options(cache_speed PRIVATE ${warnings})
+target_link_libraries(cache_speed PRIVATE sagebwd_runtime)
+# That a new process finds every kernel and opens no NVRTC. How fast is for people to read.
+add_test(NAME Speed.Cache COMMAND cache_speed)
+set_tests_properties(Speed.Cache PROPERTIES LABELS speed TIMEOUT ${test_limit})
+
+# What `./run test quick` builds.
+add_custom_target(quick_tests DEPENDS sagebwd sagebwd_example sagebwd_c_example generator_tests
+                  templates_tests cache_tests runtime_tests gpu_tests simulator_tests cache_speed)

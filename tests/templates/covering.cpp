@@ -1,0 +1,210 @@
+//===- covering.cpp - Which kernels the compile tests compile ---------------===//
+
+#include "tests/templates/covering.h"
+
+#include <cstdlib>
+
+namespace sagebwd::test {
+
+bool is_twin(std::string_view arch) {
+  return !std::getenv("SAGEBWD_TEST_EVERYTHING") && (arch == "sm_89" || arch == "sm_121");
+}
+
+Form form_of(const AttentionSpec& s) {
+  return s.granularity == Granularity::block ? block : s.sink_keys == 0 ? row : row_with_sink;
+}
+
+namespace {
+
+/// Whether gradients of wide heads fit its shared memory.
+bool fits_wide(const Arch& arch) { return arch.max_shared_bytes > 128 * 1024; }
+
+/// Each precision in each form, and the two-valued fields so that any two of them take all four
+/// pairs of values, with every precision and every form both: a mixed orthogonal array's merits in
+/// twelve specs. `turn` flips fields, so that architectures differ.
+std::vector<AttentionSpec> covering_specs(int turn) {
+  std::vector<AttentionSpec> specs;
+  for (const auto& [precision, word] : Words<Precision>::all)
+    for (int form = 0; form < kForms; ++form) {
+      const int low = static_cast<int>(precision) & 1, high = static_cast<int>(precision) >> 1;
+      const auto flipped = [&](int value, int field) { return (value ^ turn >> field) & 1; };
+      AttentionSpec s;
+      s.precision = precision;
+      s.granularity = form == block ? Granularity::block : Granularity::row;
+      s.sink_keys = form == row ? 0 : -1;
+      if (form == row && flipped(low, 0))
+        s.window_left = 100;
+      s.packed = form != block && flipped(low ^ high, 2);
+      s.head_dim = low ^ (form == row) ? 128 : 64;
+      s.dtype = flipped(high ^ (form == row), 0) ? DType::fp16 : DType::bf16;
+      s.causal = flipped(low ^ high ^ (form == block), 1) ? Causal::top_left : Causal::none;
+      s.smooth_k = s.rotate = flipped(high ^ (form == block), 2);
+      specs.push_back(s);
+    }
+  return specs;
+}
+
+} // namespace
+
+std::vector<Pair> covering_pairs() {
+  std::vector<Pair> pairs;
+  for (size_t turn = 0; turn < std::size(kArchs); ++turn)
+    for (const AttentionSpec& spec : covering_specs(static_cast<int>(turn)))
+      pairs.push_back({spec, &find_arch(kArchs[turn])});
+  // What most will use, on every architecture: six of seven, smoothed and rotated.
+  for (const char* arch : kArchs)
+    for (int head_dim : {64, 128}) {
+      AttentionSpec spec;
+      spec.head_dim = head_dim, spec.causal = Causal::top_left;
+      pairs.push_back({spec, &find_arch(arch), true});
+      if (head_dim == 64) // 128 channels leave the fewest registers
+        continue;
+      spec.causal = Causal::none;
+      pairs.push_back({spec, &find_arch(arch), true});
+      spec.granularity = Granularity::block;
+      pairs.push_back({spec, &find_arch(arch), true});
+    }
+  // Smoothed queries, of each precision that has them in both granularities, on six architectures.
+  for (size_t turn = 0; turn < 6; ++turn) {
+    constexpr Precision kPrecisions[] = {Precision::six_of_seven, Precision::dv16,
+                                         Precision::gradients16};
+    AttentionSpec spec;
+    spec.smooth_q = true;
+    spec.head_dim = turn % 4 == 3 ? 56 : turn % 2 ? 64 : 128;
+    spec.precision = kPrecisions[turn % 3];
+    spec.granularity = turn / 3 % 2 ? Granularity::block : Granularity::row;
+    spec.causal = turn % 4 < 2 ? Causal::top_left : Causal::none;
+    spec.deterministic = turn < 4;
+    pairs.push_back({spec, &find_arch(kArchs[turn * 3 / 2])});
+  }
+  // Wide heads, wherever their gradients fit.
+  for (const char* name : kArchs)
+    for (Causal causal : {Causal::none, Causal::top_left}) {
+      AttentionSpec spec;
+      spec.head_dim = 256, spec.causal = causal;
+      if (const Arch& arch = find_arch(name); fits_wide(arch))
+        pairs.push_back({spec, &arch});
+    }
+  // Heads that do not fill a width, of each precision, some with a window.
+  for (size_t turn = 0; turn < std::size(kArchs); ++turn)
+    for (const auto& [precision, word] : Words<Precision>::all) {
+      const Arch& arch = find_arch(kArchs[turn]);
+      const size_t form = turn + static_cast<size_t>(precision);
+      AttentionSpec spec;
+      spec.head_dim = form % 3 == 0 ? 56 : form % 3 == 1 || !fits_wide(arch) ? 120 : 248;
+      spec.dtype = form % 2 ? DType::fp16 : DType::bf16;
+      spec.causal = form % 4 < 2 ? Causal::top_left : Causal::none;
+      spec.precision = precision;
+      spec.window_left = form % 2 ? 100 : kNoWindow;
+      spec.packed = form % 5 == 0;
+      pairs.push_back({spec, &arch});
+    }
+  // Pairs of warpgroups, with a sum that starts from zeros too.
+  for (Precision precision : {Precision::six_of_seven, Precision::gradients16})
+    for (Causal causal : {Causal::none, Causal::top_left})
+      for (int sink_keys : {-1, 0}) {
+        AttentionSpec spec;
+        spec.head_dim = 256, spec.precision = precision, spec.causal = causal;
+        spec.dtype = sink_keys == 0 ? DType::fp16 : DType::bf16, spec.sink_keys = sink_keys;
+        spec.window_left = sink_keys == 0 && causal == Causal::top_left ? 100 : kNoWindow;
+        spec.packed = (sink_keys == 0) == (causal == Causal::none);
+        pairs.push_back({spec, &find_arch("sm_90a")});
+      }
+  // Packed sequences in the specialised family's kernels with 16-bit gradients.
+  for (int head_dim : {64, 128}) {
+    AttentionSpec spec;
+    spec.head_dim = head_dim, spec.precision = Precision::gradients16, spec.packed = true;
+    pairs.push_back({spec, &find_arch("sm_90a")});
+  }
+  // The fused backward, wherever it is mma's default.
+  for (const char* name : kArchs)
+    for (int head_dim : {64, 128})
+      for (const auto& [precision, word] : Words<Precision>::all) {
+        AttentionSpec spec;
+        spec.precision = precision, spec.deterministic = false, spec.head_dim = head_dim;
+        spec.causal = pairs.size() % 2 ? Causal::top_left : Causal::none;
+        const Arch& arch = find_arch(name);
+        if (default_fused_tile(resolved(spec), arch, Family::mma))
+          pairs.push_back({spec, &arch});
+      }
+  return pairs;
+}
+
+std::map<std::string, KernelSpec> kernels_with_fp16_sums() {
+  std::map<std::string, KernelSpec> kernels;
+  for (int head_dim : {64, 128})
+    for (DType dtype : {DType::bf16, DType::fp16})
+      for (Causal causal : {Causal::none, Causal::top_left})
+        for (int form = 0; form < kForms; ++form) {
+          AttentionSpec spec;
+          spec.precision = Precision::gradients16, spec.deterministic = false;
+          spec.dq_sums = DqSums::fp16;
+          spec.head_dim = head_dim, spec.dtype = dtype, spec.causal = causal;
+          spec.granularity = form == block ? Granularity::block : Granularity::row;
+          spec.sink_keys = form == row ? 0 : -1, spec.smooth_k = form != row;
+          for (const KernelSpec& kernel :
+               kernels_of(Pass::backward, resolved(spec), find_arch("sm_90a")))
+            kernels.emplace(kernel_name(kernel), kernel);
+        }
+  return kernels;
+}
+
+std::vector<AttentionSpec> covering_quantize(const Arch& arch) {
+  // Sixteen specs by four bits: head dimension and precision take two each, and every other field
+  // a sum of bits of both, so that any two fields take all their pairs of values. Architectures
+  // differ in what the sums start from.
+  constexpr int kHeadDims[4][2] = {{64, 56}, {128, 120}, {256, 248}, {32, 96}};
+  int turn = 0;
+  for (const char* name : kArchs)
+    if (name != arch.name)
+      ++turn;
+    else
+      break;
+  std::vector<AttentionSpec> specs;
+  for (int bits = 0; bits < 16; ++bits) {
+    const auto sum = [&](int of, int field) {
+      return (__builtin_popcount(static_cast<unsigned>(bits & of)) ^ turn >> field) & 1;
+    };
+    const int form = 2 * sum(0b1010, 0) + sum(0b0101, 1);
+    AttentionSpec s;
+    s.head_dim = kHeadDims[bits >> 2][turn & 1];
+    s.precision = static_cast<Precision>(bits & 3);
+    s.granularity = form == 3 ? Granularity::block : Granularity::row;
+    s.sink_keys = form == 1 ? 0 : -1;
+    s.dtype = sum(0b1001, 0) ? DType::fp16 : DType::bf16;
+    s.smooth_k = sum(0b1011, 1);
+    s.rotate = sum(0b0110, 2);
+    s.deterministic = sum(0b0111, 0);
+    s.packed = sum(0b1110, 1) && s.granularity == Granularity::row;
+    s.smooth_q = sum(0b1101, 2) && !s.packed && which_int8(s.precision).s;
+    specs.push_back(s);
+  }
+  return specs;
+}
+
+std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
+  std::map<std::string, KernelSpec> kernels;
+  const auto add = [&](const AttentionSpec& spec, auto wanted) {
+    for (Pass pass : {Pass::forward, Pass::backward}) {
+      if (pass == Pass::backward && width(spec) > kWidestFused && !fits_wide(arch))
+        continue;
+      for (const KernelSpec& kernel : kernels_of(
+               pass, resolved(spec), arch,
+               spec.deterministic ? Tiles() : default_tiles(resolved(spec), arch, Family::mma)))
+        if (wanted(kernel.kind))
+          kernels.emplace(std::string(arch.name) + " " + kernel_name(kernel), kernel);
+    }
+  };
+  for (const auto& [spec, of, usual] : covering_pairs())
+    if (*of == arch)
+      add(spec, [&, usual = usual](KernelKind kind) {
+        return usual || kind == KernelKind::key_mean ||
+               (kind != KernelKind::quantize && !is_twin(arch.name));
+      });
+  if (!is_twin(arch.name))
+    for (const AttentionSpec& spec : covering_quantize(arch))
+      add(spec, [](KernelKind kind) { return kind == KernelKind::quantize; });
+  return kernels;
+}
+
+} // namespace sagebwd::test
