@@ -114,6 +114,7 @@ def test_jobs_reach_the_build(checkout):
     [
         (["tset"], "unknown command 'tset'"),
         (["build", "extra"], "build takes no more words: 'extra'"),
+        (["test", "quikc"], "test takes quick, not 'quikc'"),
         (["docs", "--sevre"], "docs takes --serve, not '--sevre'"),
         (["fresh", "arch:linux"], "there is no fresh 'arch:linux'; there is debian:bookworm"),
     ],
@@ -245,6 +246,62 @@ def test_what_ci_counts(checkout, fresh, test, last, code):
     )
     assert result.stdout.splitlines()[-1] == last
     assert result.returncode == code
+
+
+def test_ci_leaves_nothing_out_however_long_it_takes(checkout):
+    (checkout.folder / "run").write_text(
+        '#!/bin/bash\necho "$*" >>asked\necho 1 passed, 0 failed, 0 skipped\n'
+    )
+    script = (checkout.folder / ".ci/run").read_text()
+    # As if it had begun five hours ago.
+    (checkout.folder / ".ci/run").write_text(script.replace("\npassed=0", "\nSECONDS=18000 passed=0"))
+    result = subprocess.run(
+        [".ci/run"], cwd=checkout.folder, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+    assert (checkout.folder / "asked").read_text().splitlines() == [
+        "test", "fresh debian:bookworm ./run demo ./run test quick"]  # fmt: skip
+
+
+CTEST = """<testsuite name="all" tests="5">
+<testcase name="Cache.One" status="run"/><testcase name="Cache.Two" status="fail"><failure/></testcase>
+<testcase name="Gpu.One" status="notrun"><skipped message="no GPU"/></testcase>
+<testcase name="Python.good" status="run"/><testcase name="Python.bad" status="fail"><failure/></testcase>
+</testsuite>"""
+PYTEST = {
+    "good": '<testsuites><testsuite><testcase classname="a" name="x"/><testcase classname="a" '
+    'name="y"><skipped/></testcase></testsuite></testsuites>',
+    "bad": '<testsuites><testsuite><testcase classname="b" name="x"><failure/></testcase><testcase '
+    'classname="b" name="y"/></testsuite></testsuites>',
+}
+
+
+@pytest.mark.parametrize(
+    ("ctest", "reports", "told", "last"),
+    [
+        (CTEST, PYTEST, {"failed Cache.Two", "failed b::x", "skipped Gpu.One", "skipped a::y"},
+         "4 passed, 2 failed, 2 skipped"),
+        # One that broke off after tests that passed, and one without a report.
+        (CTEST, {"good": PYTEST["good"], "bad": PYTEST["good"]},
+         {"failed Python.bad (its run broke off)"}, "4 passed, 2 failed, 3 skipped"),
+        (CTEST, {"good": PYTEST["good"]}, {"failed Python.bad (its run broke off)"},
+         "3 passed, 2 failed, 2 skipped"),
+        ("<testsuite>", {}, {"failed ctest.xml (its run broke off)"},
+         "1 passed, 1 failed, 0 skipped"),
+    ],
+)  # fmt: skip
+def test_what_a_test_run_counts(tmp_path, ctest, reports, told, last):
+    (tmp_path / "ctest.xml").write_text(ctest)
+    (tmp_path / "reports").mkdir()
+    for name, text in reports.items():
+        (tmp_path / f"reports/{name}.xml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/run/counts.py", tmp_path / "ctest.xml",
+         tmp_path / "reports", "1", "0", "0"], capture_output=True, text=True, check=False)  # fmt: skip
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines[-1] == last
+    assert told <= set(lines)
+    assert done.returncode == 1
 
 
 # --- README.md ------------------------------------------------------------------------------------
