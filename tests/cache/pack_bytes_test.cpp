@@ -141,7 +141,7 @@ TEST(PackBytes, ASparseFileOfTerabytesCostsNothing) {
     GTEST_SKIP() << "the file system has no sparse files of this size";
   auto start = std::chrono::steady_clock::now();
   EXPECT_NE(refusal(temp / "f.pack"), "");
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(1)); // hours, if read
 }
 
 TEST(PackBytes, AWrongManifestIsNoticedWhenRead) {

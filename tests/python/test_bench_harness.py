@@ -104,9 +104,9 @@ def test_relative_l2():
 def test_programs_are_run_with_a_limit_and_tell_why_they_fail(tmp_path):
     done = harness.run([sys.executable, "-c", "import os; print(os.environ['A'])"], A="b")
     assert (done.status, done.output, done.errors) == (0, "b\n", "") and done.seconds > 0
-    late = harness.run([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
+    late = harness.run([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"],
                        timeout=2)
-    assert late.status is None and late.output in ("1\n", "") and late.seconds < 20
+    assert late.status is None and late.output in ("1\n", "") and late.seconds < 300
     with pytest.raises(RuntimeError, match="failed: oh no"):
         harness.run_json([sys.executable, "-c", "import sys; sys.exit('oh no')"])
     with pytest.raises(RuntimeError, match="No such file"):

@@ -116,7 +116,7 @@ def test_shell(block, folders):
         "SAGEBWD_CACHE_DIR": str(made[block.page] / "cache"),
     }
     result = subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], cwd=made[block.page],
-                            env=environment, capture_output=True, text=True, timeout=300,
+                            env=environment, capture_output=True, text=True, timeout=1200,
                             check=False)  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]
 

@@ -26,7 +26,7 @@ def run(module, *words, blocked=(), folder=None):
     """A command of a process of its own, in which some packages cannot be imported."""
     return subprocess.run(
         [sys.executable, "-c", BLOCKING.format(blocked=set(blocked), module=module), *words],
-        capture_output=True, text=True, timeout=300, cwd=folder,
+        capture_output=True, text=True, timeout=1200, cwd=folder,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
 

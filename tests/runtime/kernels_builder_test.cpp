@@ -149,7 +149,7 @@ TEST(KernelBuilder, DifferentSpecsCompileAtTheSameTime) {
   std::atomic<bool> met{true};
   bench.during_compile = [&](const KernelSpec&) {
     ++inside;
-    auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(5);
     while (inside < 2)
       if (std::chrono::steady_clock::now() > deadline) {
         met = false;

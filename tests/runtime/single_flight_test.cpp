@@ -33,7 +33,10 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr int kProcesses = 64;
-constexpr milliseconds kLong{60000};
+constexpr milliseconds kLong{120000};
+/// Less than the limits that must not be waited for, and more than a busy machine takes for
+/// anything else.
+constexpr milliseconds kMoment{60000};
 
 StoreOptions options_for(const std::string& directory, milliseconds lock_limit) {
   StoreOptions options;
@@ -51,9 +54,12 @@ struct Outcome {
 
 Outcome build_in(
     const std::string& directory, milliseconds lock_limit, const CompileLog& log,
-    const std::function<void()>& during_compile = [] {}) {
+    const std::function<void()>& during_compile = [] {},
+    const std::function<void()>& while_waiting = nullptr) {
   const Clock::time_point begin = Clock::now();
-  CacheStore store(options_for(directory, lock_limit));
+  StoreOptions options = options_for(directory, lock_limit);
+  options.check_interrupt = while_waiting;
+  CacheStore store(options);
   KernelBuilder builder(store, test::emit_stand_in,
                         [&](const KernelSource& source, const KernelSpec& spec) {
                           log.add();
@@ -149,7 +155,7 @@ TEST(SingleFlight, AStoppedHolderIsWaitedForUpToTheLimit) {
         return 2;
       if (outcome.timeouts && outcome.spent < kLimit)
         return 3;
-      return outcome.spent < kLimit + milliseconds(3000) ? 0 : 4; // on a busy machine
+      return outcome.spent < kMoment ? 0 : 4;
     }));
   for (pid_t waiter : waiters)
     EXPECT_EQ(finish(waiter), 0);
@@ -185,7 +191,7 @@ TEST(SingleFlight, AWaitOfTwoSecondsSaysForWhomAndHowLong) {
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(std::regex_match(
       said, std::regex("sagebwd: waiting for process " + std::to_string(holder) +
-                       " \\(.+\\), which is compiling k1 for sm_90a; after another 2 s it is "
+                       " \\(.+\\), which is compiling k1 for sm_90a; after another [0-2] s it is "
                        "compiled here as well\n")))
       << said;
   ::kill(holder, SIGKILL);
@@ -206,10 +212,10 @@ TEST(SingleFlight, AnInterruptEndsTheWaitForAnotherProcess) {
       throw std::invalid_argument("Ctrl-C");
   });
   EXPECT_THROW(builder.build(spec_number(1)), std::invalid_argument);
-  EXPECT_LT(Clock::now() - begin, milliseconds(1000));
+  EXPECT_LT(Clock::now() - begin, kMoment);
   // On threads of the library's own, of which none has a watch.
   EXPECT_THROW(builder.build_all({spec_number(1), spec_number(2)}), std::invalid_argument);
-  EXPECT_LT(Clock::now() - begin, milliseconds(2000));
+  EXPECT_LT(Clock::now() - begin, kMoment);
   EXPECT_EQ(store.counters().timeouts, 0u);
   ::kill(holder, SIGKILL);
   finish(holder);
@@ -220,11 +226,13 @@ TEST(SingleFlight, WhenTheHolderIsKilledTheNextGoesOnAtOnce) {
   CompileLog log(temp / "compiles");
   const pid_t holder = start_stuck_holder(temp / "cache", log);
   const pid_t waiter = start([&] {
-    const Outcome outcome = build_in(temp / "cache", kLong, log);
+    const Outcome outcome = build_in(
+        temp / "cache", kLong, log, [] {}, [&] { test::write_text(temp / "waits", "1"); });
     const bool as_told = outcome.waits == 1 && outcome.timeouts == 0 && outcome.compiles == 1;
-    return outcome.right && as_told && outcome.spent < milliseconds(5000) ? 0 : 1;
+    return outcome.right && as_told && outcome.spent < kMoment ? 0 : 1;
   });
-  std::this_thread::sleep_for(milliseconds(100));
+  while (test::read_text(temp / "waits").empty())
+    std::this_thread::sleep_for(milliseconds(1));
   ::kill(holder, SIGKILL);
   EXPECT_EQ(finish(holder), -1);
   EXPECT_EQ(finish(waiter), 0);

@@ -27,7 +27,7 @@ namespace {
     ::_exit(7);
   if (role == "stranger") {
     const std::string hello = "{\"report\":\"hello\",\"protocol\":99}\n";
-    ::_exit(::write(STDIN_FILENO, hello.data(), hello.size()) > 0 && ::sleep(5) == 0);
+    ::_exit(::write(STDIN_FILENO, hello.data(), hello.size()) > 0 && ::sleep(600) == 0);
   }
   while (role == "mute")
     std::this_thread::sleep_for(1s);
@@ -111,7 +111,7 @@ protected:
   test::TempDirectory temp_;
   ScopedVariable role_{test::kWorkerVariable, "serves"};
   ScopedVariable log_{test::kWorkerLog, temp_ / "log"};
-  TrialLimits limits_{20000ms, 1500ms, 1500ms, 2000ms, 7};
+  TrialLimits limits_{60000ms, 6000ms, 6000ms, 6000ms, 7};
   std::string open_; ///< what opening does
 };
 
@@ -294,7 +294,7 @@ TEST_F(Trials, AWorkerEndsWithATunerThatIsKilled) {
     ::_exit(0);
   }
   pid_t worker = 0;
-  for (int i = 0; i < 200 && worker == 0; ++i) {
+  for (int i = 0; i < 6000 && worker == 0; ++i) {
     std::this_thread::sleep_for(50ms);
     worker = std::atoi(test::read_text(temp_ / "log").c_str());
   }
@@ -303,7 +303,7 @@ TEST_F(Trials, AWorkerEndsWithATunerThatIsKilled) {
   EXPECT_FALSE(ended(worker));
   ::kill(tuner, SIGKILL);
   ::waitpid(tuner, nullptr, 0);
-  for (int i = 0; i < 100 && !ended(worker); ++i)
+  for (int i = 0; i < 6000 && !ended(worker); ++i)
     std::this_thread::sleep_for(50ms);
   EXPECT_TRUE(ended(worker));
 }

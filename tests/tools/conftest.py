@@ -31,7 +31,7 @@ def sagebwd(cache_dir):
     """Runs the command line with a cache directory of this session."""
     assert BINARY.exists(), f"{BINARY} is not built: ./run build"
 
-    def run(*arguments, timeout=300, **environment):
+    def run(*arguments, timeout=1200, **environment):
         return Result(
             subprocess.run(
                 [BINARY, *map(str, arguments)],

@@ -20,7 +20,7 @@ def read_only(cache, *arguments):
     return subprocess.run(
         [UNSHARE, "-rm", "sh", "-c", script, cache.directory, BINARY, "cache", *arguments],
         env={"SAGEBWD_CACHE_DIR": str(cache.directory)},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )
 
 

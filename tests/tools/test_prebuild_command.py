@@ -73,7 +73,7 @@ def test_killed_and_run_again_it_gives_the_same_bytes(sagebwd, small_pack, tmp_p
     command = [BINARY, "prebuild", *SMALL, "--out", out]
     for kernels in (1, 4):  # killed when so many are kept
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 600
         while kept_in(work) < kernels and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
@@ -95,11 +95,11 @@ def test_ctrl_c_says_how_to_go_on(needs_nvrtc, tmp_path, ignored):
     process = subprocess.Popen([BINARY, "prebuild", *SMALL, "--out", out], text=True,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
     signal.signal(signal.SIGINT, before)
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 600
     while kept_in(tmp_path / "p.pack.partial") == 0 and time.monotonic() < limit:
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=300)[1]
+    said = process.communicate(timeout=1200)[1]
     if ignored:  # as a shell's job in the background does
         assert process.returncode == 0 and out.exists() and said == ""
     else:
@@ -111,7 +111,7 @@ def test_the_second_of_two_at_once_is_told(sagebwd, needs_nvrtc, tmp_path):
     out = tmp_path / "p.pack"
     process = subprocess.Popen([BINARY, "prebuild", *SMALL, "--out", out],
                                stdout=subprocess.DEVNULL)  # fmt: skip
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 600
     while kept_in(tmp_path / "p.pack.partial") == 0 and time.monotonic() < limit:
         time.sleep(0.001)
     second = sagebwd("prebuild", *SMALL, "--out", out)
@@ -133,7 +133,7 @@ def test_without_nvrtc_it_says_so(sagebwd, tmp_path):
 def test_an_output_that_cannot_be_written(sagebwd, tmp_path, where):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
-    result = sagebwd("prebuild", *SMALL, "--out", tmp_path / where, timeout=10)
+    result = sagebwd("prebuild", *SMALL, "--out", tmp_path / where)
     assert result.code == 1
     assert str(tmp_path / where) in result.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link"]
@@ -338,7 +338,7 @@ def test_lists_of_specs_and_options_agree(sagebwd, tmp_path):
 def test_bad_lists_of_specs(sagebwd, tmp_path, text, message):
     path = tmp_path / "specs.yaml"
     path.write_text(text)
-    result = sagebwd("prebuild", "--specs", path, "--dry-run", timeout=20)
+    result = sagebwd("prebuild", "--specs", path, "--dry-run")
     assert result.code == 2, result.err
     assert f"{path}" in result.err and message in result.err
     assert result.out == ""

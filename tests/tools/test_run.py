@@ -24,7 +24,7 @@ def run(folder, *arguments, wrap=(), **environment):
         env={**kept, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
 

@@ -98,8 +98,11 @@ def on_terminal(cache, *words):
 
 
 def test_a_trace_that_lasts_shows_for_how_long(cache_dir):
-    shown = on_terminal(cache_dir, "trace", "--seq-len", 5000, "--heads", 1)
-    assert "tracing 1 head, 1 s" in shown and shown.endswith("\r\x1b[K")
+    for length in (5000, 10000, 20000, 40000):  # as long as it takes to last for a second
+        shown = on_terminal(cache_dir, "trace", "--seq-len", length, "--heads", 1)
+        if "tracing" in shown:
+            break
+    assert re.search(r"tracing 1 head, [1-9]\d* s", shown) and shown.endswith("\r\x1b[K")
 
 
 @pytest.mark.usefixtures("needs_nvrtc")
