@@ -110,9 +110,10 @@ TEST(Covering, EveryTwoValuesMeetInQuantize) {
   for (const char* name : test::kArchs) {
     std::vector<std::array<int, kFields>> rows;
     for (const AttentionSpec& s : test::covering_quantize(find_arch(name))) {
-      const int dim = s.head_dim == 32 || s.head_dim == 96 ? 3 : width(s) / 64 % 4;
-      rows.push_back({dim, static_cast<int>(s.precision), test::form_of(s), s.dtype == DType::fp16,
-                      s.smooth_k, s.rotate, s.deterministic, s.packed});
+      const std::map<int, int> dims = {{64, 0},  {56, 0},  {128, 1}, {120, 1}, {256, 2},
+                                       {248, 2}, {104, 2}, {40, 2},  {32, 3},  {96, 3}};
+      rows.push_back({dims.at(s.head_dim), static_cast<int>(s.precision), test::form_of(s),
+                      s.dtype == DType::fp16, s.smooth_k, s.rotate, s.deterministic, s.packed});
     }
     const auto met = meetings(rows);
     for (size_t i = 0; i < kFields; ++i)

@@ -153,7 +153,8 @@ std::vector<AttentionSpec> covering_quantize(const Arch& arch) {
   // Sixteen specs by four bits: head dimension and precision take two each, and every other field
   // a sum of bits of both, so that any two fields take all their pairs of values. Architectures
   // differ in what the sums start from.
-  constexpr int kHeadDims[4][2] = {{64, 56}, {128, 120}, {256, 248}, {32, 96}};
+  const int head_dims[4][2] = {
+      {64, 56}, {128, 120}, {fits_wide(arch) ? 256 : 104, fits_wide(arch) ? 248 : 40}, {32, 96}};
   int turn = 0;
   for (const char* name : kArchs)
     if (name != arch.name)
@@ -167,7 +168,7 @@ std::vector<AttentionSpec> covering_quantize(const Arch& arch) {
     };
     const int form = 2 * sum(0b1010, 0) + sum(0b0101, 1);
     AttentionSpec s;
-    s.head_dim = kHeadDims[bits >> 2][turn & 1];
+    s.head_dim = head_dims[bits >> 2][turn & 1];
     s.precision = static_cast<Precision>(bits & 3);
     s.granularity = form == 3 ? Granularity::block : Granularity::row;
     s.sink_keys = form == 1 ? 0 : -1;
@@ -185,15 +186,12 @@ std::vector<AttentionSpec> covering_quantize(const Arch& arch) {
 std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
   std::map<std::string, KernelSpec> kernels;
   const auto add = [&](const AttentionSpec& spec, auto wanted) {
-    for (Pass pass : {Pass::forward, Pass::backward}) {
-      if (pass == Pass::backward && width(spec) > kWidestFused && !fits_wide(arch))
-        continue;
+    for (Pass pass : {Pass::forward, Pass::backward})
       for (const KernelSpec& kernel : kernels_of(
                pass, resolved(spec), arch,
                spec.deterministic ? Tiles() : default_tiles(resolved(spec), arch, Family::mma)))
         if (wanted(kernel.kind))
           kernels.emplace(std::string(arch.name) + " " + kernel_name(kernel), kernel);
-    }
   };
   for (const auto& [spec, of, usual] : covering_pairs())
     if (*of == arch)
