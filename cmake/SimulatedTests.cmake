@@ -49,7 +49,10 @@ simulated_test(Copies "Gpu/QuantizeAll.*/D64_row_*;Gpu/QuantizeAll.*/D128_block_
 # Of 512 queries and 600 keys; AnyLengths has every case. With warps, lanes and asynchronous work in
 # another order than in those without a seed.
 simulated_test(Numerics "Gpu/Numerics.NearExactAndEmulated/*D64*" SIMULATOR_SEED=4)
-simulated_test(Lengths "Gpu/Numerics.AnyLengths/*" SIMULATOR_SEED=1)
+foreach(shard RANGE 3) # a quarter of them each, as they take longest
+  simulated_test(Lengths_${shard} "Gpu/Numerics.AnyLengths/*" SIMULATOR_SEED=1
+                 GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=${shard})
+endforeach()
 simulated_test(BlindRows "Gpu/BlindRows.*" SIMULATOR_SEED=2)
 simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
 simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
@@ -72,6 +75,9 @@ foreach(capability 8.0 8.9 12.0)
 Gpu/Numerics.AnyLengths/D64_fp16_Qk16_TopLeft;\
 Gpu/Numerics.AnyLengths/Fused_D64_bf16;\
 Gpu/Numerics.AnyLengths/NotDeterministic_D64_bf16_TopLeft" SIMULATOR_CAPABILITY=${capability})
+endforeach()
+foreach(short Arguments CDoor GroupedQueries) # which `./run test quick` has too
+  set_tests_properties(Simulated.${short} PROPERTIES LABELS simulated)
 endforeach()
 # C99, and the program that says how to call it.
 add_test(NAME Simulated.CExample COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd_c_example>)

@@ -62,17 +62,10 @@ protected:
 TEST_P(CompileTest, DefaultKernelsHaveNeitherSpillsNorWarnings) {
   const std::map<std::string, KernelSpec> kernels = test::covering_kernels(find_arch(GetParam()));
   ASSERT_FALSE(kernels.empty());
-  ASSERT_LE(kernels.size(), 160u); // in minutes
+  ASSERT_LE(kernels.size(), 220u); // in minutes
   expect_sound(kernels, GetParam());
 }
 INSTANTIATE_TEST_SUITE_P(On, CompileTest, testing::ValuesIn(test::kArchs),
-                         [](const auto& info) { return std::string(info.param); });
-
-using Fp16SumsTest = CompileTest;
-TEST_P(Fp16SumsTest, HaveNeitherSpillsNorWarnings) {
-  expect_sound(test::kernels_with_fp16_sums(), "of sums in FP16");
-}
-INSTANTIATE_TEST_SUITE_P(On, Fp16SumsTest, testing::Values("sm_90a"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// Which two values of which two fields meet among some specs.

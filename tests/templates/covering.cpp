@@ -130,23 +130,23 @@ std::vector<Pair> covering_pairs() {
   return pairs;
 }
 
-std::map<std::string, KernelSpec> kernels_with_fp16_sums() {
-  std::map<std::string, KernelSpec> kernels;
-  for (int head_dim : {64, 128})
-    for (DType dtype : {DType::bf16, DType::fp16})
-      for (Causal causal : {Causal::none, Causal::top_left})
-        for (int form = 0; form < kForms; ++form) {
-          AttentionSpec spec;
-          spec.precision = Precision::gradients16, spec.deterministic = false;
-          spec.dq_sums = DqSums::fp16;
-          spec.head_dim = head_dim, spec.dtype = dtype, spec.causal = causal;
-          spec.granularity = form == block ? Granularity::block : Granularity::row;
-          spec.sink_keys = form == row ? 0 : -1, spec.smooth_k = form != row;
-          for (const KernelSpec& kernel :
-               kernels_of(Pass::backward, resolved(spec), find_arch("sm_90a")))
-            kernels.emplace(kernel_name(kernel), kernel);
-        }
-  return kernels;
+std::vector<AttentionSpec> covering_sums() {
+  std::vector<AttentionSpec> specs;
+  for (int bits = 0; bits < 8; ++bits)
+    for (int form = 0; form < kForms; ++form) {
+      if ((__builtin_popcount(static_cast<unsigned>(bits)) + form) % 2) // any three fields meet
+        continue;
+      AttentionSpec spec;
+      spec.precision = Precision::gradients16, spec.deterministic = false;
+      spec.dq_sums = DqSums::fp16;
+      spec.head_dim = bits & 1 ? 128 : 64;
+      spec.dtype = bits & 2 ? DType::fp16 : DType::bf16;
+      spec.causal = bits & 4 ? Causal::top_left : Causal::none;
+      spec.granularity = form == block ? Granularity::block : Granularity::row;
+      spec.sink_keys = form == row ? 0 : -1, spec.smooth_k = form != row;
+      specs.push_back(spec);
+    }
+  return specs;
 }
 
 std::vector<AttentionSpec> covering_quantize(const Arch& arch) {
@@ -185,13 +185,15 @@ std::vector<AttentionSpec> covering_quantize(const Arch& arch) {
 
 std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
   std::map<std::string, KernelSpec> kernels;
-  const auto add = [&](const AttentionSpec& spec, auto wanted) {
+  const auto add_with = [&](const AttentionSpec& spec, const Tiles& tiles, auto wanted) {
     for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& kernel : kernels_of(
-               pass, resolved(spec), arch,
-               spec.deterministic ? Tiles() : default_tiles(resolved(spec), arch, Family::mma)))
+      for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), arch, tiles))
         if (wanted(kernel.kind))
           kernels.emplace(std::string(arch.name) + " " + kernel_name(kernel), kernel);
+  };
+  const auto add = [&](const AttentionSpec& spec, auto wanted) {
+    add_with(spec, spec.deterministic ? Tiles() : default_tiles(resolved(spec), arch, Family::mma),
+             wanted);
   };
   for (const auto& [spec, of, usual] : covering_pairs())
     if (*of == arch)
@@ -202,6 +204,9 @@ std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
   if (!is_twin(arch.name))
     for (const AttentionSpec& spec : covering_quantize(arch))
       add(spec, [](KernelKind kind) { return kind == KernelKind::quantize; });
+  if (arch.name == "sm_90a")
+    for (const AttentionSpec& spec : covering_sums())
+      add_with(spec, {}, [](KernelKind) { return true; });
   return kernels;
 }
 

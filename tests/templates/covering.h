@@ -42,8 +42,8 @@ std::vector<AttentionSpec> covering_quantize(const Arch&);
 /// The kernels of one architecture, each once, by architecture and name.
 std::map<std::string, KernelSpec> covering_kernels(const Arch&);
 
-/// Sums of dQ in FP16, on sm_90a: each head dimension, dtype, mask and, as quantize and round_dq
-/// differ by them, sinks, smoothing and granularity.
-std::map<std::string, KernelSpec> kernels_with_fp16_sums();
+/// Sums of dQ in FP16, on sm_90a: head dimension, dtype, mask and, as quantize and round_dq differ
+/// by them, sinks, smoothing and granularity.
+std::vector<AttentionSpec> covering_sums();
 
 } // namespace sagebwd::test
