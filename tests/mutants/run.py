@@ -126,12 +126,9 @@ class Tree:
         return users
 
 
-def copy_of(tree, number):
-    """A copy beside it, with its own paths in whatever was built."""
-    width = len(tree.root.name)
-    root = tree.root.with_name(f"m{number:0{width - 1}}")
-    if len(str(root)) != len(str(tree.root)):
-        sys.exit(f"{tree.root.name} is too short a name for copies that are as long")
+def copy_of(tree, root):
+    """A copy there, with its own paths in whatever was built."""
+    assert len(str(root)) == len(str(tree.root)), f"{tree.root} is too short for its copies"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(tree.root, root, symlinks=True,
                     ignore=shutil.ignore_patterns(".git", "fresh", "logs", "__pycache__"))  # fmt: skip
@@ -158,6 +155,7 @@ class Worker:
         self.tree, self.commands = tree, commands
         self.original = original
         self.saved = {}
+        self.why = ""
 
     def save(self, path):
         if path not in self.saved:
@@ -195,6 +193,7 @@ class Worker:
             done = subprocess.run(["bash", "-c", own], cwd=self.tree.build, capture_output=True,
                                   text=True, check=False)  # fmt: skip
             if done.returncode != 0:
+                self.why = f"{own[-200:]}: {done.stderr[-800:]}"
                 return False
             if time.monotonic() > until:
                 raise Stopped
@@ -208,7 +207,7 @@ class Worker:
         try:
             path.write_text(path.read_text().replace(old, new))
             if not file.endswith(".py") and not self.rebuild(file, until):
-                return "not built", ""
+                return "not built", self.why
             for suite in ORDER[file.split("/")[0]].split():
                 failed = self.tree.run(suite, known.get(suite, ()), place, until)
                 if failed:
@@ -265,7 +264,8 @@ def main():
         waiting.put(suite)
 
     def prepare(number):
-        workers[number] = Worker(copy_of(tree, number), tree, commands)
+        name = f"m{number:0{len(tree.root.name) - 1}}"
+        workers[number] = Worker(copy_of(tree, tree.root.with_name(name)), tree, commands)
         while True:
             try:
                 suite = waiting.get_nowait()
