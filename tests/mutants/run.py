@@ -170,7 +170,8 @@ class Worker:
 
     def rebuild(self, file, until):
         """Whether what depends on the file could be made again."""
-        changed = {str(self.tree.root / file), f"../{file}"}
+        changed = {str(self.original.root / file), f"../{file}"}
+        ran = False
         if file.endswith(".h"):
             changed |= set(self.original.users_of(file))
         for command in self.commands:
@@ -195,9 +196,11 @@ class Worker:
             if done.returncode != 0:
                 self.why = f"{own[-200:]}: {done.stderr[-800:]}"
                 return False
+            ran = True
             if time.monotonic() > until:
                 raise Stopped
-        return True
+        self.why = "no command depends on the file"
+        return ran
 
     def verdict(self, mutant, known, until):
         file, old, new = mutant
