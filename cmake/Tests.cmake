@@ -1,5 +1,5 @@
-# The tests. A label says what a test is of; `heavy` are those that take most of the time, which
-# `./run test quick` leaves out. COST puts long ones first, so that none is left at the end. Limits
+# The tests. A label says what a test is of; with `heavy` in it those that take most of the time,
+# which `./run test quick` leaves out. COST puts long ones first, so that none is left at the end. Limits
 # are for what hangs: beside other work everything takes several times as long.
 
 enable_testing()
@@ -30,7 +30,7 @@ foreach(suite generator templates cache runtime gpu)
   elseif(suite STREQUAL templates) # what compiles hundreds of kernels
     gtest_discover_tests(templates_tests DISCOVERY_TIMEOUT 600 TEST_LIST heavy_templates_tests
                          TEST_FILTER "On/*" PROPERTIES
-                         LABELS "templates\;heavy" TIMEOUT ${test_limit} COST 60)
+                         LABELS templates_heavy TIMEOUT ${test_limit} COST 60)
     set(filter TEST_FILTER "-On/*")
   endif()
   gtest_discover_tests(${suite}_tests DISCOVERY_TIMEOUT 600 ${filter} PROPERTIES ${properties})

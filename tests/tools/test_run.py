@@ -265,6 +265,20 @@ def test_ci_leaves_nothing_out_however_long_it_takes(checkout):
         "test", "fresh debian:bookworm ./run demo ./run test quick"]  # fmt: skip
 
 
+@pytest.mark.skipif(not (ROOT / "build/CTestTestfile.cmake").exists(), reason="nothing is built")
+def test_a_quick_run_leaves_out_what_takes_most_and_nothing_else():
+    def names(*choice):
+        command = ["ctest", "--test-dir", ROOT / "build", "--show-only=json-v1", *choice]
+        return {test["name"] for test in json.loads(subprocess.check_output(command))["tests"]}
+
+    everything, quick = names(), names("-LE", "heavy")
+    left_out = everything - quick
+    kinds = {re.split("[./]", name.removeprefix("On/"))[0] for name in left_out}
+    assert kinds == {"CompileTest", "Simulated", "Sanitized", "Fuzz"}
+    assert not any("CompileTest" in name for name in quick)
+    assert {"Python.tools_0", "Simulated.Arguments"} <= quick
+
+
 CTEST = """<testsuite name="all" tests="5">
 <testcase name="Cache.One" status="run"/><testcase name="Cache.Two" status="fail"><failure/></testcase>
 <testcase name="Gpu.One" status="notrun"><skipped message="no GPU"/></testcase>
