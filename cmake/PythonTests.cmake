@@ -1,5 +1,5 @@
-# pytest as several tests, which run beside those of C++. Each writes a report of its own, from which
-# ./run test counts.
+# pytest as several tests, which run beside those of C++. Each writes a report of its own, from
+# which ./run test counts.
 
 execute_process(COMMAND ${Python_EXECUTABLE} -c "import pytest, numpy" RESULT_VARIABLE status
                 OUTPUT_QUIET ERROR_QUIET)

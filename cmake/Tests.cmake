@@ -1,6 +1,6 @@
 # The tests. A label says what a test is of; with `heavy` in it those that take most of the time,
-# which `./run test quick` leaves out. COST puts long ones first, so that none is left at the end. Limits
-# are for what hangs: beside other work everything takes several times as long.
+# which `./run test quick` leaves out. COST puts long ones first, so that none is left at the end.
+# Limits are for what hangs: beside other work everything takes several times as long.
 
 enable_testing()
 find_package(GTest REQUIRED)

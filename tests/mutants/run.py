@@ -131,7 +131,7 @@ def copy_of(tree, root):
     assert len(str(root)) == len(str(tree.root)), f"{tree.root} is too short for its copies"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(tree.root, root, symlinks=True,
-                    ignore=shutil.ignore_patterns(".git", "fresh", "logs", "__pycache__"))  # fmt: skip
+                    ignore=shutil.ignore_patterns(".git", "fresh", "logs"))  # fmt: skip
     old, new = str(tree.root).encode(), str(root).encode()
     for folder, folders, files in os.walk(root / "build"):
         for name in [*folders, *files]:

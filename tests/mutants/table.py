@@ -1,4 +1,4 @@
-"""Mutants: small faults of logic, one to a line of the table: file, what stands there, what instead.
+"""Mutants, small faults of logic: file, what stands there, what instead.
 
 Each is found by its text, so that the table fits more than one commit; one whose text is not there
 exactly once is left out, and told of.

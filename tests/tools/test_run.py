@@ -256,7 +256,8 @@ def test_ci_leaves_nothing_out_however_long_it_takes(checkout):
     )
     script = (checkout.folder / ".ci/run").read_text()
     # As if it had begun five hours ago.
-    (checkout.folder / ".ci/run").write_text(script.replace("\npassed=0", "\nSECONDS=18000 passed=0"))
+    begun = script.replace("\npassed=0", "\nSECONDS=18000 passed=0")
+    (checkout.folder / ".ci/run").write_text(begun)
     result = subprocess.run(
         [".ci/run"], cwd=checkout.folder, capture_output=True, text=True, check=False
     )
@@ -280,9 +281,11 @@ def test_a_quick_run_leaves_out_what_takes_most_and_nothing_else():
 
 
 CTEST = """<testsuite name="all" tests="5">
-<testcase name="Cache.One" status="run"/><testcase name="Cache.Two" status="fail"><failure/></testcase>
+<testcase name="Cache.One" status="run"/>
+<testcase name="Cache.Two" status="fail"><failure/></testcase>
 <testcase name="Gpu.One" status="notrun"><skipped message="no GPU"/></testcase>
-<testcase name="Python.good" status="run"/><testcase name="Python.bad" status="fail"><failure/></testcase>
+<testcase name="Python.good" status="run"/>
+<testcase name="Python.bad" status="fail"><failure/></testcase>
 </testsuite>"""
 PYTEST = {
     "good": '<testsuites><testsuite><testcase classname="a" name="x"/><testcase classname="a" '
@@ -316,7 +319,8 @@ def test_what_a_test_run_counts(tmp_path, ctest, reports, told, last):
         (tmp_path / f"reports/{name}.xml").write_text(text)
     done = subprocess.run(
         [sys.executable, ROOT / "tools/run/counts.py", tmp_path / "ctest.xml",
-         tmp_path / "reports", "1", "0", "0"], capture_output=True, text=True, check=False)  # fmt: skip
+         tmp_path / "reports", "1", "0", "0"], capture_output=True, text=True,
+        check=False)  # fmt: skip
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert lines[-1] == last
     assert told <= set(lines)

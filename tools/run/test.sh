@@ -13,7 +13,10 @@ run_test() {
   [[ -e /proc/self ]] || fail "/proc is not mounted, and tests look at their own process there:" \
     "  mount -t proc proc /proc"
   local targets=all chosen=() site=skipped ok=0 counted=(0 0 1)
-  if [[ $* == quick ]]; then targets=quick_tests chosen=(-LE heavy) && export SAGEBWD_TEST_QUICK=1; fi
+  if [[ $* == quick ]]; then
+    targets=quick_tests chosen=(-LE heavy)
+    export SAGEBWD_TEST_QUICK=1
+  fi
   needs_nvrtc=1 prepare "$targets"
   prepare_nvrtc_12
   prepare_nvdisasm
