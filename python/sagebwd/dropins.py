@@ -45,9 +45,9 @@ def _refuse(**given):
             raise options.SpecError(f"{name}={shown}: {absent(name)}")
 
 
-def _window(window_size, given):
+def window_bounds(window_size, given=()):
     """window_left and window_right of flash-attention's pair, in which -1 is all; nothing for a
-    pair of these, beside which they may be `given`."""
+    pair of these, beside which they may be `given`. SpecError for what is no pair."""
     try:
         bounds = (None, None) if window_size is None else tuple(window_size)
         left, right = (None if w == -1 else w for w in bounds)
@@ -70,7 +70,7 @@ def _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, *
     _refuse(**refused)
     options.yes_or_no("causal", causal)
     options.yes_or_no("return_attn_probs", return_attn_probs)
-    given |= _window(window_size, given)
+    given |= window_bounds(window_size, given)
     out, lse = attention(q, k, v, causal="bottom-right" if causal else False, return_lse=True,
                          **given)  # fmt: skip
     return (out, lse, None) if return_attn_probs else out

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from torch.nn.functional import scaled_dot_product_attention as call  # noqa: E402
 
-from sagebwd.integrations import pytorch  # noqa: E402
+from sagebwd.integrations import _operators  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 
@@ -116,12 +116,12 @@ def test_other_fallbacks_are_refused(fallback):
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_the_registry_is_given_computes_both_passes(layout, causal):
     q, k, v = inputs(2, layout)
-    out, lse, *_, seed, offset, debug = pytorch._forward(
+    out, lse, *_, seed, offset, debug = _operators.forward(
         q.detach(), k.detach(), v.detach(), 0.0, causal, False, scale=0.2
     )
     assert out.stride() == q.stride() and seed.shape == (2,) and offset.dim() == debug.numel() == 0
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-    gradients = pytorch._backward(dout, *(t.detach() for t in (q, k, v)), out, lse, None, None, 24,
+    gradients = _operators.backward(dout, *(t.detach() for t in (q, k, v)), out, lse, None, None, 24,
                                   24, 0.0, causal, seed, offset, scale=0.2)  # fmt: skip
     expected = sagebwd.attention(q, k, v, causal=causal, softmax_scale=0.2)
     assert torch.equal(out, expected)
@@ -133,7 +133,7 @@ def test_pytorchs_operator_and_its_gradient_are_taken():
     """As on a GPU, where scaled_dot_product_attention calls it."""
     q, k, v = inputs(2)
     operator = torch.ops.aten._scaled_dot_product_flash_attention
-    active = pytorch._Active("CPU")
+    active = _operators.Active("CPU")
     try:
         found = operator(q, k, v, 0.0, True, scale=0.2)[0]
         gradients = torch.autograd.grad(found.sum(), (q, k, v))
@@ -151,7 +151,7 @@ def test_pytorchs_operator_and_its_gradient_are_taken():
 def test_what_the_registry_cannot_do_is_refused(change):
     q, k, v = (t.detach() for t in inputs())
     with pytest.raises(sagebwd.SpecError, match="restore_flash_attention_impl"):
-        pytorch._forward(q, k, v, **change)
+        _operators.forward(q, k, v, **change)
 
 
 def test_the_registry_activates_by_name():
@@ -171,7 +171,7 @@ def test_the_registry_activates_by_name():
 def ring_of_pytorch(q, k, v, dout, causal):
     """What context_parallel calls: both passes of a part of the keys each, the backward with out
     and logsumexp of all of them. Two ranks, the second's queries."""
-    forward, backward = pytorch._forward, pytorch._backward
+    forward, backward = _operators.forward, _operators.backward
     given = [(*(t.detach() for t in (q, k_c, v_c)), causal and last)
              for k_c, v_c, last in zip(k.chunk(2, 2), v.chunk(2, 2), (False, True))]  # fmt: skip
     parts = [forward(q, k, v, 0.0, mask) for q, k, v, mask in given]
@@ -212,7 +212,7 @@ def test_what_autograd_hands_back_is_not_computed_twice(kernels_on_the_cpu):  # 
         )
         return sum(kernels.launches for kernels in kernels_on_the_cpu.values()) - before
 
-    active = pytorch._Active("CPU")
+    active = _operators.Active("CPU")
     try:
         found = operator(q, k, v, 0.0, True)[0]
         before = sum(kernels.launches for kernels in kernels_on_the_cpu.values())

@@ -5,13 +5,13 @@
     sagebwd.integrations.diffusers.use(precision="gradients16")        # sagebwd.attention's options
 
 For models whose attention goes by diffusers' dispatcher, as Wan's and Flux's. Others, as CogVideoX,
-call PyTorch's function: for them there is `with sagebwd.sdpa():`, which serves all. Masks, dropout
-and context parallelism are refused by name.
+call PyTorch's function: for them there is `with sagebwd.sdpa():`, which serves all. Masks, dropout,
+context parallelism and whatever else is not honoured are refused by name.
 """
 
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
-from sagebwd.dropins import scaled_dot_product_attention
+from sagebwd.dropins import scaled_dot_product_attention, window_bounds
 from sagebwd.integrations._options import Chosen
 from sagebwd.options import SpecError
 
@@ -21,8 +21,11 @@ use = _chosen.use
 
 
 def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
-           enable_gqa=False, _parallel_config=None):  # fmt: skip
+           enable_gqa=False, window_size=None, _parallel_config=None, **further):  # fmt: skip
     """Attention of (batch, tokens, heads, head_dim) tensors, as diffusers asks for it."""
+    for name, value in further.items():
+        if value is not None and value is not False:
+            raise SpecError(f"{name}: the backend '{NAME}' does not have it; take diffusers' 'native'")
     if _parallel_config is not None:
         raise SpecError(
             "_parallel_config: sagebwd computes on one GPU; parallelise the model otherwise, or "
@@ -30,7 +33,7 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
         )
     return scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, layout="bshd",
-        **_chosen.options)  # fmt: skip
+        **window_bounds(window_size), **_chosen.options)  # fmt: skip
 
 
 def _name_backend():
@@ -43,4 +46,15 @@ def _name_backend():
     return member
 
 
-_AttentionBackendRegistry.register(_name_backend())(attend)
+class _Every(set):
+    """Names of arguments, all of which `attend` takes: the dispatcher leaves out, in silence, those
+    that a backend is not known to take."""
+
+    def __contains__(self, name):
+        return True
+
+
+_backend = _name_backend()
+_AttentionBackendRegistry.register(_backend)(attend)
+_names = _AttentionBackendRegistry._supported_arg_names
+_names[_backend] = _Every(_names[_backend])

@@ -6,17 +6,13 @@
     torch.nn.attention.activate_flash_attention_impl("sagebwd")      # in the whole process
 
 The second is PyTorch's registry of implementations (torch.nn.attention, from 2.11 on), where this
-module enters the name; PyTorch asks it for what it would have FlashAttention-2 do. Its backward is
-also handed out and logsumexp that are of more keys than its own, by rings (context_parallel of
-torch.distributed.tensor.experimental): it starts from them as they are only where it knows that
-they are its forward's, and else computes the forward of its keys again, as under torch.compile.
+module enters the name; PyTorch asks it for what it would have FlashAttention-2 do (_operators.py).
 """
 
 import collections
 import contextlib
 import functools
 import warnings
-import weakref
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -24,8 +20,7 @@ from torch.utils import checkpoint
 
 from sagebwd import options
 from sagebwd.dropins import scaled_dot_product_attention
-from sagebwd.functional import attention_backward, attention_forward
-from sagebwd.integrations import _options
+from sagebwd.integrations import _operators, _options
 
 NAME = "sagebwd"
 
@@ -158,93 +153,5 @@ def _keep_in_recomputations():
     checkpoint._CheckpointFrame.__init__ = init
 
 
-def _refuse_unless_neutral(dropout_p, **switches):
-    if dropout_p != 0.0 or any(switches.values()):
-        named = ", ".join(f"{name}={value}" for name, value in switches.items())
-        raise options.SpecError(
-            f"dropout_p={dropout_p}, {named}: under activate_flash_attention_impl('{NAME}') pass "
-            "neither, or give such calls back to PyTorch: "
-            "torch.nn.attention.restore_flash_attention_impl()"
-        )
-
-
-def _layout(query):
-    """In which `query` is dense: results shall lie in memory as PyTorch's do, like query."""
-    return "bshd" if query.stride(1) < query.stride(2) else "bhsd"
-
-
-def _as(layout, *tensors):
-    return [t.transpose(1, 2) for t in tensors] if layout == "bshd" else tensors
-
-
-def _given(is_causal, scale, layout):
-    return dict(causal="top-left" if is_causal else False, softmax_scale=scale, layout=layout)
-
-
-def _contents(t):
-    """What says that contents are what they were: their memory, place there and changes."""
-    return weakref.ref(t.untyped_storage()), t.data_ptr(), t.shape, t.stride(), t._version
-
-
-def _leave_word(out, lse, *inputs):
-    """Where autograd will hand all of these back, `_are_of` shall know that they belong together.
-
-    The word lies with the memory of lse, and goes with it. Elsewhere, in compiled code say, memory
-    may change and nobody counts.
-    """
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        lse.untyped_storage().sagebwd_of = [_contents(t) for t in (out, lse, *inputs)]
-
-
-def _are_of(out, lse, *inputs):
-    """Whether out and lse are as the forward of these inputs gave them. False where not known."""
-    said = getattr(lse.untyped_storage(), "sagebwd_of", None)
-    return said is not None and said == [_contents(t) for t in (out, lse, *inputs)]
-
-
-def _forward(
-    query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None,
-):  # fmt: skip
-    """aten::_scaled_dot_product_flash_attention."""
-    _refuse_unless_neutral(dropout_p, return_debug_mask=return_debug_mask)
-    layout = _layout(query)
-    out, lse = attention_forward(*_as(layout, query, key, value),
-                                 **_given(is_causal, scale, layout))  # fmt: skip
-    out = _as(layout, out)[0]
-    _leave_word(out, lse, query, key, value)
-    seed, offset = (query.new_zeros(shape, dtype=torch.uint64) for shape in ((2,), ()))
-    return (out, lse, None, None, query.shape[2], key.shape[2], seed, offset,
-            query.new_empty(0))  # fmt: skip
-
-
-def _backward(
-    grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p,
-    is_causal, philox_seed, philox_offset, *, scale=None,
-):  # fmt: skip
-    """aten::_scaled_dot_product_flash_attention_backward."""
-    layout = _layout(query)
-    given = _given(is_causal, scale, layout)
-    known = _are_of(out, logsumexp, query, key, value)
-    dout, q, k, v, out = _as(layout, grad_out, query, key, value, out)
-    part = None if known else attention_forward(q, k, v, **given)
-    gradients = attention_backward(dout, q, k, v, out, logsumexp, part=part, **given)
-    return tuple(_as(layout, *gradients))
-
-
-class _Active:
-    """Takes the place of PyTorch's operators, until remove()."""
-
-    def __init__(self, key="CUDA"):
-        self.library = torch.library.Library("aten", "IMPL", key)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it takes PyTorch's place, which is asked for
-            name = "_scaled_dot_product_flash_attention"
-            self.library.impl(name, _forward, key)
-            self.library.impl(f"{name}_backward", _backward, key)
-
-    def remove(self):
-        self.library = None
-
-
 if hasattr(torch.nn.attention, "register_flash_attention_impl"):
-    torch.nn.attention.register_flash_attention_impl(NAME, register_fn=_Active)
+    torch.nn.attention.register_flash_attention_impl(NAME, register_fn=_operators.Active)
