@@ -1,9 +1,11 @@
-"""Small models of transformers with random weights on the GPU, beside eager ones."""
+"""Small models of transformers with random weights on the GPU, beside PyTorch's attention."""
 
 import pytest
 from inputs import torch
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+import transformers_checks  # noqa: E402
 
 import sagebwd.integrations.transformers  # noqa: E402, F401
 
@@ -45,3 +47,8 @@ def test_logits_and_gradients(name, padded):
     results = (run(name, kind, ids, padding) for kind in ("sagebwd", "eager"))
     for found, expected in zip(*results):
         assert float((found - expected).norm() / expected.norm()) < 0.03
+
+
+@transformers_checks.each
+def test_models(check):
+    check("cuda", 4)
