@@ -85,8 +85,8 @@ def test_packed_sequences():
     model = model_of("llama", "eager")
     expected = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
     assert relative(found, expected) < 0.05
-    with pytest.raises(SpecError, match="pass cu_seq_lens_q"):
-        model_of("llama", "sagebwd")(ids, position_ids=positions, use_cache=False)
+    alone = model_of("llama", "sagebwd")(ids, position_ids=positions, use_cache=False).logits
+    assert torch.equal(alone, found)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -112,7 +112,7 @@ def test_what_it_does_not_honour_is_refused():
     left = torch.ones(2, 12, dtype=torch.int64)
     left[0, :5] = 0
     refused("padding_side = 'right'", attention_mask=left)
-    refused("attention_mask has shape .*sdpa", attention_mask=torch.ones(2, 1, 12, 12).bool())
+    refused("is not that of causal", attention_mask=torch.ones(2, 1, 12, 12).bool())
     refused("output_attentions", output_attentions=True)
     module = torch.nn.Linear(2, 2)
     q = torch.zeros(1, 4, 8, 32, dtype=torch.bfloat16)

@@ -1,0 +1,116 @@
+"""What the door of transformers refuses, and the mask that stands in for an unwritten one."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+pytest.importorskip("transformers", reason="needs transformers")
+
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from transformers.masking_utils import (  # noqa: E402
+    causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+from transformers_cases import (  # noqa: E402
+    flash_keywords,
+    llama,
+    model_of,
+    packing,
+    padding_of,
+    tokens,
+)
+
+import sagebwd.integrations.transformers as door  # noqa: E402
+from sagebwd import SpecError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
+
+
+def attend(n=16, keys=None, mask=None, module=None, **given):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, count, 64, generator=generator).bfloat16()
+               for count in (n, keys or n, keys or n))  # fmt: skip
+    return door.attend(module or torch.nn.Linear(1, 1), q, k, v, mask, **given)[0]
+
+
+@pytest.mark.parametrize("name", ["block_indices", "indices", "sinks", "something_new"])
+def test_keywords_that_are_not_known(name):
+    for value in (torch.zeros(1), 1, True, "x"):
+        with pytest.raises(SpecError, match=f"^{name}: Linear hands it .*'sdpa'"):
+            attend(**{name: value})
+    for value in (None, False):
+        assert torch.equal(attend(**{name: value}), attend())
+
+
+def test_what_is_harmless_changes_nothing():
+    for name in door.HARMLESS:
+        assert torch.equal(attend(**{name: torch.arange(16)[None]}), attend())
+    assert torch.equal(attend(deterministic=True), attend())
+
+
+def test_sinks_that_are_not_handed_over():
+    module = torch.nn.Linear(1, 1)
+    module.sinks = torch.zeros(2)
+    with pytest.raises(SpecError, match="Linear has sinks"):
+        attend(module=module)
+    assert not torch.equal(attend(module=module, s_aux=module.sinks), attend())
+
+
+def test_fewer_queries_than_keys():
+    with pytest.raises(SpecError, match="4 queries and 16 keys, causal and without a mask"):
+        attend(4, 16)
+    assert attend(4, 16, is_causal=False).shape == attend(4, 16, mask=masked(4, 16, 12)).shape
+    assert torch.equal(attend(1, 16), attend(1, 16, is_causal=False))  # what generation asks for
+
+
+def test_half_of_what_packing_needs():
+    firsts = torch.tensor([0, 6, 16]).int()
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        with pytest.raises(SpecError, match="pass cu_seq_lens_q and cu_seq_lens_k, or neither"):
+            attend(**{name: firsts})
+
+
+def test_a_mask_beside_packed_sequences():
+    firsts, positions = packing((6, 10), "cpu")
+    given = {"position_ids": positions, "use_cache": False, **flash_keywords(firsts, (6, 10))}
+    model = model_of(llama, "sagebwd", "cpu")
+    expected = model(tokens(1, 16, device="cpu"), **given).logits
+    found = model(tokens(1, 16, device="cpu"), attention_mask=padding_of([16], 16, "cpu"), **given)
+    assert torch.equal(found.logits, expected)
+    with pytest.raises(SpecError, match="within the packed sequences this mask is not"):
+        model(tokens(1, 16, device="cpu"), attention_mask=padding_of([13], 16, "cpu"), **given)
+
+
+def masked(queries, keys, offset=0, function=causal_mask_function, padding=None):
+    return door.mask(1, queries, keys, q_offset=offset, mask_function=function,
+                     attention_mask=padding, allow_is_causal_skip=False)  # fmt: skip
+
+
+def test_who_looks_into_the_stand_in_sees_the_mask():
+    mask = masked(16, 16, function=sliding_window_causal_mask_function(5))
+    behind = torch.arange(16) - torch.arange(16)[:, None]
+    right = ((behind <= 0) & (behind > -5))[None, None]
+    assert mask.shape == right.shape and mask.dtype == torch.bool and mask.dim() == 4
+    assert mask.to("cpu") is mask and mask.contiguous() is mask  # nobody has looked
+    assert mask.mask is None
+    assert torch.equal(mask, right) and torch.equal(~mask, ~right)
+    assert torch.equal(mask[:, :, -4:], right[:, :, -4:]) and int(mask.sum()) == int(right.sum())
+    scores = torch.zeros(1, 2, 16, 16).masked_fill(~mask, -1)
+    assert torch.equal(scores == 0, right.expand(1, 2, 16, 16))
+    expected = attend(mask=mask, sliding_window=5)
+    assert torch.equal(attend(mask=right, sliding_window=5), expected)  # written out it is the same
+    assert torch.equal(attend(4, 16, mask=masked(16, 16)[:, :, -4:]), attend(4, 16, mask=masked(4, 16, 12)))
+
+
+def test_who_writes_into_the_stand_in_is_heard():
+    mask = masked(16, 16)
+    mask[..., 3] = False
+    with pytest.raises(SpecError, match="is not that of causal"):
+        attend(mask=mask)
+
+
+def test_masks_of_other_sizes_or_kinds():
+    with pytest.raises(SpecError, match=r"has shape \(1, 1, 16, 16\) for 4 queries and 16 keys"):
+        attend(4, 16, mask=masked(16, 16))
+    for other in (torch.zeros(1, 1, 16, 16), torch.ones(1, 2, 16, 16).bool(), torch.ones(1, 16)):
+        with pytest.raises(SpecError, match="attention_mask has shape .*sdpa"):
+            attend(mask=other)
