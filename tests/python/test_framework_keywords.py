@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -9,72 +10,64 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch")
 
 
-def sources(package, *words):
-    """The syntax trees of its files that have one of the words."""
-    for path in sorted(Path(package.__file__).parent.rglob("*.py")):
+def sources(package, word, pattern="*.py"):
+    """The names and texts of its files that have a word."""
+    for path in sorted(Path(package.__file__).parent.rglob(pattern)):
         text = path.read_text(encoding="utf-8")
-        if any(word in text for word in words):
-            yield path, ast.parse(text)
+        if word in text:
+            yield path.name, text
 
 
 def keywords(tree, function):
     """Of calls of a function by that name."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == function:
+        if isinstance(node, ast.Call) and function in (
+            getattr(node.func, "id", None), getattr(node.func, "attr", None)
+        ):  # fmt: skip
             yield from (k.arg for k in node.keywords if k.arg)
+
+
+def read_from_module(tree):
+    """What functions of eager attention read from their first argument, the module."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and "attention_forward" in function.name:
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "module":
+                    yield node.attr
 
 
 #: Names that the door refuses unless they ask for nothing, here written out by hand.
 REFUSED = {"block_indices", "indices", "sinks", "output_attentions"}
+#: What eager attention reads that is in q, k, v and the keywords, or that the door asks for: sinks.
+OF_MODULES = {"training", "num_key_value_groups", "head_dim", "sinks"}
 
 
 def test_what_transformers_models_hand_to_attention():
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     import sagebwd.integrations.transformers as door
 
-    taken = set(inspect.signature(door.attend).parameters)
-    found, files = {}, 0
-    for path, tree in sources(transformers, "attention_interface"):
-        names = set(keywords(tree, "attention_interface"))
-        files += bool(names)
-        for name in names - taken - door.HARMLESS - REFUSED:
-            found.setdefault(name, path.name)
+    taken = set(inspect.signature(door.attend).parameters) | door.HARMLESS | REFUSED
+    names, attributes, files = {}, {}, 0
+    for file, text in sources(transformers, "attention_interface", "modeling_*.py"):
+        tree = ast.parse(text)
+        found = set(keywords(tree, "attention_interface"))
+        files += bool(found)
+        names |= dict.fromkeys(found - taken, file)
+        attributes |= dict.fromkeys(set(read_from_module(tree)) - OF_MODULES, file)
     assert files > 100  # models still call it by that name
-    assert not found, f"decide whether each is honoured, harmless or refused: {found}"
+    assert not names, f"decide whether each is honoured, harmless or refused: {names}"
+    assert not attributes, f"decide whether the door has to ask modules for each: {attributes}"
 
 
 def test_models_get_their_attention_by_the_name_that_is_scanned():
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     other = {}
-    for path, tree in sources(transformers, "ALL_ATTENTION_FUNCTIONS"):
-        for node in ast.walk(tree):
-            if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-                continue
-            if "ALL_ATTENTION_FUNCTIONS" not in ast.unparse(node.value):
-                continue
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in map(ast.unparse, targets):
-                if target not in ("attention_interface", "ALL_ATTENTION_FUNCTIONS", "can_set"):
-                    other[target] = path.name
+    for file, text in sources(transformers, "ALL_ATTENTION_FUNCTIONS", "modeling_*.py"):
+        # An assignment from it, or a call of an element.
+        targets = re.findall(r"(\w+)(?:: \w+)? = \(?ALL_ATTENTION_FUNCTIONS[.\[]", text)
+        targets += re.findall(r"ALL_ATTENTION_FUNCTIONS\[[^]]*\]\(", text)
+        other |= dict.fromkeys(set(targets) - {"attention_interface"}, file)
     assert not other, f"scan calls of these too: {other}"
-
-
-def test_what_eager_attention_takes_from_modules():
-    """Numbers that models' eager attention reads beside its arguments, which no keyword says."""
-    transformers = pytest.importorskip("transformers", reason="needs transformers")
-    known = {"training", "num_key_value_groups", "head_dim", "sinks", "config", "scaling",
-             "is_causal", "layer_idx"}  # fmt: skip
-    found = {}
-    for path, tree in sources(transformers, "eager_attention_forward"):
-        for function in ast.walk(tree):
-            if not (isinstance(function, ast.FunctionDef) and "attention_forward" in function.name
-                    and function.args.args and function.args.args[0].arg == "module"):  # fmt: skip
-                continue
-            for node in ast.walk(function):
-                if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "module":
-                    if node.attr not in known:
-                        found[node.attr] = path.name
-    assert not found, f"decide whether the door has to ask for each: {found}"
 
 
 def test_what_diffusers_models_hand_to_attention():
@@ -84,14 +77,10 @@ def test_what_diffusers_models_hand_to_attention():
     taken = set(inspect.signature(door.attend).parameters)
     of_the_dispatcher = {"backend", "parallel_config", "attention_kwargs"}
     found, files = {}, 0
-    for path, tree in sources(diffusers, "dispatch_attention_fn"):
-        names = set(keywords(tree, "dispatch_attention_fn"))
+    for file, text in sources(diffusers, "dispatch_attention_fn"):
+        names = set(keywords(ast.parse(text), "dispatch_attention_fn"))
         files += bool(names)
-        for node in ast.walk(tree):  # attention_kwargs = {"window_size": ..}
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-                if ast.unparse(node.targets[0]) == "attention_kwargs":
-                    names |= {key.value for key in node.value.keys if key is not None}
-        for name in names - taken - of_the_dispatcher:
-            found[name] = path.name
-    assert files > 20
+        names |= set(re.findall(r"attention_kwargs = \{\"(\w+)\"", text))
+        found |= dict.fromkeys(names - taken - of_the_dispatcher, file)
+    assert files > 20  # models still call it by that name
     assert not found, f"decide whether each is honoured or refused: {found}"
