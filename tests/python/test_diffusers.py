@@ -5,7 +5,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
 
-from diffusers.models.attention_dispatch import AttentionBackendName  # noqa: E402
+from diffusers.models.attention_dispatch import (  # noqa: E402
+    AttentionBackendName,
+    dispatch_attention_fn,
+)
 from diffusers.models.attention_dispatch import (  # noqa: E402
     _AttentionBackendRegistry as AttentionBackendRegistry,
 )
@@ -116,6 +119,20 @@ def test_a_step_of_lora(build):
         torch.optim.SGD(weights, 0.1).step()
         assert not any(torch.equal(a, b) for a, b in zip(weights, before))
     assert_close(results["sagebwd"], results["native"])
+
+
+def test_what_the_dispatcher_is_given_arrives():
+    """It leaves out, in silence, what a backend is not known to take."""
+    q, name = randn(1, 24, 2, 32), AttentionBackendName("sagebwd")
+
+    def dispatched(**attention_kwargs):
+        return dispatch_attention_fn(q, q, q, attention_kwargs=attention_kwargs, backend=name)
+
+    expected = sagebwd.attention(q, q, q, layout="bshd", window_left=3, window_right=3)
+    assert torch.equal(dispatched(window_size=(3, 3)), expected)
+    assert torch.equal(dispatched(something_new=None), dispatched())
+    with pytest.raises(sagebwd.SpecError, match="something_new: the backend 'sagebwd'"):
+        dispatched(something_new=1)
 
 
 def test_options_and_refusals():
