@@ -23,8 +23,8 @@ use = _chosen.use
 def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
            enable_gqa=False, window_size=None, _parallel_config=None, **further):  # fmt: skip
     """Attention of (batch, tokens, heads, head_dim) tensors, as diffusers asks for it."""
-    for name, value in further.items():
-        if value is not None and value is not False:
+    for name, given in further.items():
+        if given is not None and given is not False:
             raise SpecError(f"{name}: the backend '{NAME}' does not have it; take diffusers' 'native'")
     if _parallel_config is not None:
         raise SpecError(
