@@ -2,8 +2,8 @@
 
 A backward is also handed out and logsumexp that are of more keys than its own, by rings
 (context_parallel of torch.distributed.tensor.experimental): it starts from them as they are only
-where it knows that they are its forward's, and else computes the forward of its keys again, as under
-torch.compile.
+where it knows that they are its forward's, and else computes the forward of its keys again, as
+under torch.compile.
 """
 
 import warnings
@@ -90,7 +90,7 @@ def backward(
     return tuple(_as(layout, *gradients))
 
 
-# ---- packed sequences, as torch.nn.attention.varlen calls for ---------------------------------------
+# ---- packed sequences, as torch.nn.attention.varlen calls for ------------------------------------
 
 
 def _packed_given(first_q, first_k, is_causal, scale, left, right):

@@ -25,7 +25,9 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
     """Attention of (batch, tokens, heads, head_dim) tensors, as diffusers asks for it."""
     for name, given in further.items():
         if given is not None and given is not False:
-            raise SpecError(f"{name}: the backend '{NAME}' does not have it; take diffusers' 'native'")
+            raise SpecError(
+                f"{name}: the backend '{NAME}' does not have it; take diffusers' 'native'"
+            )
     if _parallel_config is not None:
         raise SpecError(
             "_parallel_config: sagebwd computes on one GPU; parallelise the model otherwise, or "

@@ -120,7 +120,7 @@ def _pattern(attention_mask, queries, keys):
     if attention_mask is None:
         return None
     pattern = getattr(attention_mask, "pattern", None)
-    if pattern is not None and isinstance(attention_mask, Unwritten) and attention_mask.is_changed():
+    if isinstance(attention_mask, Unwritten) and attention_mask.is_changed():
         pattern, attention_mask = None, attention_mask.mask
     if pattern is None and attention_mask.dtype == torch.bool and attention_mask.dim() == 4 and (
         attention_mask.shape[1] == 1
