@@ -314,7 +314,9 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
       const bool valid = token < unit.valid;
       const s64 row = at.first_row() + unit.first + token;
       const int slot = sigma_slot(token);
-      row_value(ROW_SHIFT, slot) = valid ? p.lse[row] : -INFINITY_F;
+      // Of a part of the keys lse may be that of all: a query that sees none of these has one too.
+      const bool sees = valid && unit.first + token + at.causal_offset() >= 0;
+      row_value(ROW_SHIFT, slot) = sees ? p.lse[row] : -INFINITY_F;
       row_value(ROW_MINUS_DELTA, slot) = valid && p.dlse != nullptr ? p.dlse[row] : 0;
     }
   }

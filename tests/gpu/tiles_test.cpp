@@ -8,7 +8,10 @@
 //===----------------------------------------------------------------------===//
 #include "generator/definition.h"
 #include "generator/space.h"
+#include "runtime/error.h"
 #include "tests/gpu/operation.h"
+
+#include <string_view>
 
 using namespace sagebwd;
 using namespace sagebwd::test;
@@ -68,10 +71,15 @@ TEST_P(AnyTile, GivesTheDefaultsBits) {
     for (const TileConfig& tile : tiles_worth_trying(kind, spec, arch)) {
       if (tile == default_tile(kind, spec, arch))
         continue;
-      ++others;
       SCOPED_TRACE(std::string(to_string(kind)) + " " + to_string(tile));
-      Attention attention(spec, 0, Tiles{{kind, tile}});
-      expect_identical(run(attention, in), expected);
+      try {
+        Attention attention(spec, 0, Tiles{{kind, tile}});
+        expect_identical(run(attention, in), expected);
+        ++others;
+      } catch (const CompileError& error) { // one that spills is refused, and dropped by the tuner
+        EXPECT_NE(std::string_view(error.what()).find("is not usable"), std::string_view::npos)
+            << error.what();
+      }
     }
   EXPECT_GT(others, 0) << "there is nothing to compare";
 }
