@@ -274,10 +274,12 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
       return tile;
   // The least that only memory forbids.
   const TileConfig tile = tiling->objection(s, small(1)).empty() ? small(1) : large(1);
-  const std::string why = objection(kind, s, tile, arch);
+  const std::string none = "no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) +
+                           " on " + std::string(arch.name) + ": ";
+  if (const std::string why = tiling->objection(s, tile); !why.empty())
+    throw SpecError(none + why);
   throw SpecError(
-      "no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) + " on " +
-      std::string(arch.name) + ": for " + quoted(tile) + ", " + why + "; take " +
+      none + "for " + quoted(tile) + ", " + objection(kind, s, tile, arch) + "; take " +
       (width(s) > kWidestFused
            ? "a GPU with more of it (A100, H100 and B200 have)" +
                  std::string(

@@ -38,13 +38,18 @@ const Tiling kBackwardDq = {
               (dq8 && blockwise(s) ? 2 * t.warps * 8 : 0);
           return dq_holds_rows(s, t.family) ? std::max(rows, keys) : rows + keys;
         },
-    .objection =
-        [](const AttentionSpec& s, const TileConfig& t) {
-          return blockwise(s) && t.block_q != s.group_q
-                     ? "under '" + value_text(s.granularity) + "' the tile must be the group of " +
-                           std::to_string(s.group_q) + " queries"
-                     : std::string();
-        },
+    .objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
+      // ptxas spills 244 to 372 bytes under every mask and option, with levels 0 to 10 and -O1.
+      if (t.family == Family::mma && blockwise(s) && scores16(s) && width(s) > kWidestFused)
+        return "above " + std::to_string(kWidestFused) + " channels " + value_text(s.precision) +
+               " under '" + value_text(s.granularity) +
+               "' needs more registers than mma.sync leaves; use granularity row, another "
+               "precision, or sm_90a";
+      if (blockwise(s) && t.block_q != s.group_q)
+        return "under '" + value_text(s.granularity) + "' the tile must be the group of " +
+               std::to_string(s.group_q) + " queries";
+      return "";
+    },
     .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
       const bool wgmma = family == Family::wgmma;
       const bool third = wgmma && !wide(s) && !scores16(s);

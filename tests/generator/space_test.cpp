@@ -94,8 +94,10 @@ TEST(Space, HopperChoosesBetweenFamiliesWhereTheyGiveTheSameBits) {
       families.insert(tile.family);
     for (Family family : families_of(kind)) {
       const Tiling& tiling = tiling_of(kind, family); // some are not built for every spec
-      if (!warp_specialised(family) ||
-          tiling.objection(spec, tiling.preferred(spec, family)).empty())
+      if (family == Family::mma
+              ? test::fits(kind, spec, find_arch("sm_80"))
+              : !warp_specialised(family) ||
+                    tiling.objection(spec, tiling.preferred(spec, family)).empty())
         built.insert(family);
     }
     // All products of the forward are of integers where S is; dP never is. mma.sync's start from a
@@ -191,6 +193,19 @@ TEST(Space, GradientsOfWideHeadsNeedSharedMemory) {
     EXPECT_EQ(why.find("sum gradients of all channels, 128 at most") != why.npos,
               std::string_view(tile).starts_with("ws"))
         << why;
+  }
+}
+
+TEST(Space, WideHeadsOf16BitScoresUnderBlockNeedWgmmasRegisters) {
+  AttentionSpec spec;
+  spec.head_dim = 136, spec.precision = Precision::qk16, spec.granularity = Granularity::block;
+  for (const Arch& arch : all_archs()) {
+    SCOPED_TRACE(arch.name);
+    if (arch.name == "sm_90a")
+      EXPECT_EQ(default_tile(KernelKind::backward_dq, resolved(spec), arch).family, Family::wgmma);
+    else if (arch.max_shared_bytes > 128 * 1024)
+      test::expect_refusal([&] { default_tile(KernelKind::backward_dq, resolved(spec), arch); },
+                           {"needs more registers than mma.sync leaves", "use granularity row"});
   }
 }
 

@@ -30,7 +30,8 @@ inline std::vector<AttentionSpec> all_specs() {
               s.group_kv = 128;
               specs.push_back(s);
               s.granularity = Granularity::block, s.group_kv = 0, s.sink_keys = -1;
-              specs.push_back(s);
+              if (head_dim <= 128 || precision != Precision::qk16) // else sm_90a alone builds it
+                specs.push_back(s);
             }
   return specs;
 }
@@ -47,6 +48,9 @@ inline AttentionSpec with_fp16_sums() {
 inline bool is_small(const Arch& arch) { return arch.max_shared_bytes < 128 * 1024; }
 /// Whether there is a tile of a kernel.
 inline bool fits(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  if (kind == KernelKind::backward_dq && s.head_dim > 128 && s.precision == Precision::qk16 &&
+      s.granularity == Granularity::block && arch.name != "sm_90a")
+    return false; // for want of registers
   const bool large = kind != KernelKind::forward || s.precision == Precision::qk16;
   return s.head_dim <= 128 || !large || !is_small(arch);
 }
