@@ -73,6 +73,9 @@ class Truth:
     reach: float
     #: The largest magnitude beside the root of the mean square, of q, k - mean, v or dout.
     crest: float
+    #: How many times its head's median token the longest of V is, or how many times the longest key
+    #: without its own mean one without the given mean is. What lies beside it is rounded away.
+    uneven: float
     dtype: torch.dtype  #: of inputs and results
 
 
@@ -140,10 +143,12 @@ def attention(
 
     reach = abs(scale) * (_longest(q) * _longest(k - mean)).max() if seen.numel() else 0
     crest = torch.stack([_crest(x) for x in (q, k - mean, v, dout)]).max() if seen.numel() else 0
+    uneven = _unevenness(v, k, mean) if seen.numel() else 0
     rows = seen.any(1).expand(batch, heads_kv * q.shape[2], -1)
     return Truth(
         lse.squeeze(-1).flatten(1, 2), in_heads(exact), in_heads(scales), in_heads(sixteen),
-        rows, seen.any(0).expand(batch, heads_kv, -1), float(reach), float(crest), low)
+        rows, seen.any(0).expand(batch, heads_kv, -1), float(reach), float(crest), float(uneven),
+        low)
 
 
 def _over_group(x: Tensor) -> Tensor:
@@ -160,6 +165,14 @@ def _crest(x: Tensor) -> Tensor:
     """The largest over the heads; 0 of zeros."""
     x = x.flatten(2)
     return (x.abs().amax(-1) / x.square().mean(-1).sqrt()).nan_to_num(0).max()
+
+
+def _unevenness(v: Tensor, k: Tensor, mean: Tensor) -> Tensor:
+    of_v = v.norm(dim=-1).flatten(2)
+    typical = of_v.median(-1).values
+    of_k = _longest(k - mean) / _longest(k - k.mean(-2, keepdim=True))
+    both = (of_v.amax(-1) / typical, of_k)
+    return torch.stack([x.nan_to_num(0, posinf=0).max() for x in both]).max()
 
 
 def placed(
@@ -196,7 +209,7 @@ def placed(
         _put(is_seen, truth.is_seen, keys)
     return Truth(lse, all_of("exact"), all_of("scale"), all_of("sixteen"), sees, is_seen,
                  *(max((getattr(truth, of) for truth, *_ in parts), default=0.0)
-                   for of in ("reach", "crest")), q.dtype)  # fmt: skip
+                   for of in ("reach", "crest", "uneven")), q.dtype)  # fmt: skip
 
 
 def _put(whole: Tensor, part: Tensor, span: tuple) -> None:

@@ -153,7 +153,8 @@ def with_sink(out, lse, sink_logits, *, layout="bhsd"):
     off, endless, nothing_seen = sink == -torch.inf, sink == torch.inf, lse == -torch.inf
     # Of finite numbers alone, so that gradients are finite where another value is put in its place.
     score, logit = lse.masked_fill(lse.isinf(), 0.0), sink.masked_fill(off | endless, 0.0)
-    share = torch.sigmoid(score - logit)
+    # sigmoid(score - logit), whose own gradient is 0 where the sink's share is below 2^-24.
+    share = torch.exp(-torch.nn.functional.softplus(logit - score))
     share = torch.where(nothing_seen | endless, 0.0, torch.where(lse == torch.inf, 1.0, share))
     share = torch.where(off, 1.0, share)
     out = (out * _beside(share, out, layout)).to(out.dtype)

@@ -191,3 +191,17 @@ def test_the_share_of_a_part_whose_sum_is_infinite():
     ones = torch.ones(1, 1, 3, 64)
     dout, *_, dlse = combining.of_part((ones, of_lse), ones, ones, lse)
     assert torch.equal(dout[0, 0, :, 0], torch.tensor([1.0, 0.0, 0.0])) and dlse.isfinite().all()
+
+
+@pytest.mark.parametrize("above", [5.0, 20.0, 60.0])
+def test_a_sink_of_a_small_share_has_its_gradient(above):
+    """The share itself is lost beside 1 in FP32; the gradient is not."""
+    torch.manual_seed(0)
+    out, dout = torch.randn(2, 1, 2, 9, 16)
+    lse = torch.randn(1, 2, 9) + above
+    sink = torch.zeros(2, requires_grad=True)
+    found, _ = combining.with_sink(out, lse, sink)
+    (found * dout).sum().backward()
+    share = torch.special.expit(-lse.double())
+    expected = -((out * dout).double().sum(-1) * share * (1 - share)).sum((0, 2))
+    torch.testing.assert_close(sink.grad.double(), expected, rtol=1e-4, atol=0)

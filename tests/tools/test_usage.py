@@ -81,7 +81,7 @@ def test_version(sagebwd):
         (["trace", "--packed"], "--packed: sequences one behind the other have lengths"),
         (["trace", "--no-deterministic", "--precision", "gradients16", "--head-dim", "64",
           "--dq-sums", "fp16"], "--dq-sums fp16 is not emulated"),
-        (["emit", "--list", "--numerics", "5"], "numerics = 5 is not what this version computes"),
+        (["emit", "--list", "--numerics", "6"], "numerics = 6 is not what this version computes"),
         (["build", "--causal", "yes"], "yes"),
         (["build", "--arch", ","], "--arch is ','; it takes values with a comma between them"),
         (["build", "--head-dim", "64,"], "--head-dim is '64,'; it takes values with a comma"),
