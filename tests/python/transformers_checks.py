@@ -44,8 +44,10 @@ def last_queries_alone(device, times):
 
     for rows, given in ((1, {}), (0, {}), (4, {"attention_mask": padding_of([n], n, device)})):
         assert_right(gemma4, device, kept(rows, **given))
-    with pytest.raises(SpecError, match=f"4 queries and {n} keys, causal and without a mask"):
-        kept(4)(model_of(gemma4, "sagebwd", device))
+    try:
+        assert_right(gemma4, device, kept(4))  # by versions that compute all queries there
+    except SpecError as refusal:
+        assert f"4 queries and {n} keys, causal and without a mask" in str(refusal)
 
 
 def packed_windows_around(device, times):
