@@ -79,12 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(options, arguments)
     root = repository() or Path.cwd()
     record = Record(options.out)
-    suites = []
-    with tempfile.TemporaryDirectory() as folder:
-        for runner, tests in ((googletest, options.program),
-                              (pytest, options.tests or root / "tests/gpu_python")):
-            suites.append(runner(tests, options.timeout, Path(folder), options.shards))
-            record.add("suites", suites[-1])
+    runs = ((googletest, options.program), (pytest, options.tests or root / "tests/gpu_python"))
+    # At the same time: one waits for its references on the CPU, the other for Python.
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(runs)) as pool:
+        suites = list(pool.map(
+            lambda run: run[0](run[1], options.timeout, Path(folder), options.shards), runs))
+    for one in suites:
+        record.add("suites", one)
     totals = {key: sum(s[key] for s in suites) for key in ("passed", "failed", "skipped")}
     record.set(**{f"total_{key}": value for key, value in totals.items()})
     print(totals, *(name for s in suites for name in s["failures"] + s["skips"]), sep="\n  ")
