@@ -119,10 +119,9 @@ EXPORTED nvrtcCompileProgram(Program* program, int count, const char* const* opt
   const fs::path place = folder;
   std::ofstream(place / program->name)
       << with_simulated_instructions(program->source) << launcher(program->source);
-  // Products and sums are joined where the text says so: results are the same on every CPU. Without
-  // optimisation a kernel compiles in half of the time, and most run for less than that.
+  // Products and sums are joined where the text says so: results are the same on every CPU.
   const std::string command =
-      SIMULATOR_COMPILER " -x c++ -std=c++20 -O0 -w -shared -fPIC -fno-strict-aliasing "
+      SIMULATOR_COMPILER " -x c++ -std=c++20 -O1 -w -shared -fPIC -fno-strict-aliasing "
                          "-fno-exceptions -ffp-contract=off -I '" SIMULATOR_FOLDER
                          "' -include prelude.h -D__CUDA_ARCH__=" +
       arch + "0 -o '" + (place / "object").string() + "' '" + (place / program->name).string() +
