@@ -171,6 +171,8 @@ std::vector<AttentionSpec> covering_quantize(const Arch& arch) {
     s.head_dim = head_dims[bits >> 2][turn & 1];
     s.precision = static_cast<Precision>(bits & 3);
     s.granularity = form == 3 ? Granularity::block : Granularity::row;
+    if (s.head_dim > 128 && s.precision == Precision::qk16 && form == 3)
+      s.head_dim = turn & 1 ? 40 : 104; // mma.sync has no backward of these
     s.sink_keys = form == 1 ? 0 : -1;
     s.dtype = sum(0b1001, 0) ? DType::fp16 : DType::bf16;
     s.smooth_k = sum(0b1011, 1);
