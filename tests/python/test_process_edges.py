@@ -66,21 +66,3 @@ def test_the_interpreter_ends_while_a_daemon_thread_works(work, wait, tmp_path):
     )
     done = run(code, SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@needs_nvrtc
-def test_a_forked_child_builds_what_a_thread_of_its_parent_is_building(tmp_path):
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import os, sagebwd, signal, threading, time\n"
-        "def build(): return sagebwd.build('sm_80', head_dim=64, backward=False)\n"
-        "thread = threading.Thread(target=build); thread.start(); time.sleep(.3)\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    signal.alarm(100)  # which ends it\n"
-        "    os._exit(0 if build() else 1)\n"
-        "assert os.waitpid(child, 0)[1] == 0\n"
-        "thread.join()\n"
-    )
-    done = run(code, SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stderr
