@@ -16,7 +16,7 @@ _UNKNOWN = (
     "this mask is not that of {} attention{} with padding on the right ((batch, queries, keys) = "
     "{}). Pad on the right (tokenizer.padding_side = 'right'); for packed sequences pass "
     "cu_seq_lens_q and cu_seq_lens_k (DataCollatorWithFlattening(return_flash_attn_kwargs=True)) "
-    "or position_ids that begin anew with each; for others use attn_implementation='sdpa'"
+    "or position_ids that start again with each; for others use attn_implementation='sdpa'"
 )
 _UNKNOWN_BESIDE_PACKING = (
     "within the packed sequences this mask is not that of {} attention{} ((batch, queries, keys) = "
@@ -72,7 +72,7 @@ class Pattern:
     def told(self, causal, window, position_ids=None):
         """The mask as keywords of `sagebwd.attention`; SpecError where it is another one.
 
-        `position_ids` that begin anew say where packed sequences do.
+        `position_ids` that start again say where packed sequences do.
         """
         key = causal, window
         if key not in self._told:
