@@ -153,7 +153,7 @@ class _Attention(torch.autograd.Function):
         if (
             torch.is_grad_enabled()  # create_graph=True: leave a node that refuses
             or _is_watched(dout, q, k, v, out, *rows)
-            # Hooks may have made them anew.
+            # Hooks may have made other tensors of them.
             or (q.stride(), k.stride(), v.stride()) != form.strides
         ):
             gradients = torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, *form.given)

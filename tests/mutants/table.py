@@ -1,7 +1,7 @@
 """Mutants, small faults of logic: file, what stands there, what instead.
 
 Each is found by its text, so that the table fits more than one commit; one whose text is not there
-exactly once is left out, and told of.
+exactly once is left out, and the report names it.
 """
 
 MUTANTS = [

@@ -10,7 +10,7 @@ padding on the right, packed sequences (cu_seq_lens_q and cu_seq_lens_k, as
 DataCollatorWithFlattening gives them with return_flash_attn_kwargs=True, or position_ids alone),
 dynamic and static caches. Every other mask is refused, and so is every keyword that is not known:
 a mask is compared with what the kernels would compute, once for all layers. Generation works, but
-its single queries quantise all keys anew: for that "sdpa" is faster.
+its single queries quantise all keys again: for that "sdpa" is faster.
 """
 
 import torch
