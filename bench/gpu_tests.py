@@ -56,18 +56,26 @@ def googletest(binary: Path, timeout: int, folder: Path, shards: int) -> dict:
                  outcomes)
 
 
-def pytest(folder_of_tests: Path, timeout: int, folder: Path, _: int) -> dict:
-    report = folder / "pytest.xml"
-    ran = run([sys.executable, "-m", "pytest", "-q", folder_of_tests, f"--junitxml={report}"],
-              timeout=timeout, show=True)
+def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
+    """A file in each of `processes` processes at a time: most of a test's time is compilation."""
+    def one(file: Path) -> Ran:
+        report = f"--junitxml={folder / file.stem}.xml"
+        return run([sys.executable, "-m", "pytest", "-q", "-rf", file, report], timeout=timeout,
+                   show=True)
+
+    files = sorted(tests.glob("test_*.py")) or [tests]
+    with ThreadPoolExecutor(processes) as pool:
+        all_ran = list(pool.map(one, files))
     outcomes = {}
-    if report.exists():
-        for test in ElementTree.parse(report).iter("testcase"):
+    for file in files:
+        report = folder / f"{file.stem}.xml"
+        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+        for test in cases:
             kinds = {child.tag for child in test}
             outcome = "failed" if kinds & {"failure", "error"} else (
                 "skipped" if "skipped" in kinds else "passed")
             outcomes[f"{test.get('classname', '')}.{test.get('name')}"] = outcome
-    return suite("pytest", ran, outcomes)
+    return suite("pytest", max(all_ran, key=lambda ran: (ran.status != 0, ran.seconds)), outcomes)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,15 +83,18 @@ def main(arguments: list[str] | None = None) -> int:
     options.add_argument("--tests", type=Path, help="default: tests/gpu_python")
     options.add_argument("--shards", type=int, default=min(8, os.cpu_count() or 1),
                          help="processes of C++ tests at a time")
+    options.add_argument("--processes", type=int, default=4,
+                         help="processes of Python tests at a time (default: 4)")
     options.add_argument("--timeout", type=int, default=500, help="seconds for each suite")
     options = parse(options, arguments)
     root = repository() or Path.cwd()
     record = Record(options.out)
-    runs = ((googletest, options.program), (pytest, options.tests or root / "tests/gpu_python"))
+    runs = ((googletest, options.program, options.shards),
+            (pytest, options.tests or root / "tests/gpu_python", options.processes))
     # At the same time: one waits for its references on the CPU, the other for Python.
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(runs)) as pool:
         suites = list(pool.map(
-            lambda run: run[0](run[1], options.timeout, Path(folder), options.shards), runs))
+            lambda run: run[0](run[1], options.timeout, Path(folder), run[2]), runs))
     for one in suites:
         record.add("suites", one)
     totals = {key: sum(s[key] for s in suites) for key in ("passed", "failed", "skipped")}

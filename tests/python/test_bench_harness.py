@@ -211,3 +211,12 @@ def test_gpu_test_run_takes_nothing_for_success(tmp_path):
     found = gpu_tests.pytest(tmp_path / "test_some.py", 60, tmp_path, 1)
     assert (found["passed"], found["skipped"], found["complete"]) == (1, 1, False)
     assert found["skips"] == ["test_some.test_b"] or found["skips"][0].endswith("test_b")
+
+
+def test_gpu_test_run_has_each_file_in_a_process(tmp_path):
+    (tmp_path / "test_a.py").write_text("def test_one(): pass\n")
+    (tmp_path / "test_b.py").write_text("def test_two(): pass\n")
+    assert gpu_tests.pytest(tmp_path, 60, tmp_path, 2)["passed"] == 2
+    (tmp_path / "test_b.py").write_text("import os\nos._exit(1)\n")
+    found = gpu_tests.pytest(tmp_path, 60, tmp_path, 2)
+    assert (found["exit_status"], found["complete"]) == (1, False)
