@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <mutex>
 
@@ -36,6 +37,34 @@ public:
 private:
   std::mutex mutex_;
   AtFork at_fork_{[this] { lock(); }, [this] { unlock(); }, [this] { unlock(); }};
+};
+
+/// While one lives no other thread forks. A thread may have several; it holds no ForkSafeMutex when
+/// it makes the first.
+class NoFork {
+public:
+  NoFork();
+  ~NoFork();
+  NoFork(const NoFork&) = delete;
+  NoFork& operator=(const NoFork&) = delete;
+};
+
+/// What a process has one of: made by the first to ask, never destroyed, as threads may use it
+/// while the process ends. Not a function's static: a child forked while that is made finds it in
+/// the making for ever.
+template <class T> class Single {
+public:
+  template <class Make> T& get(const Make& make) {
+    if (T* made = it_.load(std::memory_order_acquire))
+      return *made;
+    const NoFork no_fork;
+    if (!it_.load(std::memory_order_acquire))
+      it_.store(make(), std::memory_order_release);
+    return *it_.load(std::memory_order_acquire);
+  }
+
+private:
+  std::atomic<T*> it_{nullptr};
 };
 
 } // namespace sagebwd

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
-#include <set>
+#include <string_view>
 
 namespace sagebwd {
 
@@ -25,24 +25,27 @@ constexpr time_t kStampSeconds = 600;
 
 /// Whether a directory is the system's, or somebody's home: root may write everywhere.
 bool is_of_the_system(const std::string& path) {
-  static const std::set<std::string> roots = {
+  static constexpr std::string_view roots[] = {
       "/bin",   "/boot",      "/dev",     "/etc",    "/home", "/lib",  "/lib32",
       "/lib64", "/libx32",    "/media",   "/mnt",    "/opt",  "/proc", "/root",
       "/run",   "/sbin",      "/srv",     "/sys",    "/tmp",  "/usr",  "/usr/local",
       "/var",   "/var/cache", "/var/lib", "/var/tmp"};
-  static const std::set<std::string> whole = {"/bin",  "/boot",  "/dev",   "/etc",
-                                              "/lib",  "/lib32", "/lib64", "/libx32",
-                                              "/proc", "/sbin",  "/sys",   "/usr"};
+  static constexpr std::string_view whole[] = {"/bin",  "/boot",  "/dev",   "/etc",
+                                               "/lib",  "/lib32", "/lib64", "/libx32",
+                                               "/proc", "/sbin",  "/sys",   "/usr"};
+  const auto among = [](const auto& list, const std::string& path) {
+    return std::find(std::begin(list), std::end(list), path) != std::end(list);
+  };
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
   if (error)
     return false; // it is not there yet
   const char* home = std::getenv("HOME");
-  if (real == "/" || roots.count(real) || (home && *home && fs::equivalent(real, home, error)))
+  if (real == "/" || among(roots, real) || (home && *home && fs::equivalent(real, home, error)))
     return true;
   const bool in_use = file_exists(path, layout::kLocks) || file_exists(path, layout::kUsers);
   const std::string top = "/" + (++real.begin())->string();
-  return !in_use && whole.count(top) && !fs::is_empty(real, error);
+  return !in_use && among(whole, top) && !fs::is_empty(real, error);
 }
 
 /// What a shell reads as the path.

@@ -10,8 +10,8 @@
 
 namespace sagebwd {
 
-/// A library that has to be loaded at run time (libcuda, libnvrtc) is missing or too old. The
-/// message lists where it was looked for and how to get it.
+/// A library that has to be loaded at run time (libcuda, libnvrtc) is missing, too old, or not
+/// to be used in a forked process. The message says where it was looked for and what to do.
 class LibraryError : public std::runtime_error {
 public:
   using std::runtime_error::runtime_error;

@@ -128,6 +128,8 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
   if (!entry && policy_.offline)
     raise_offline(spec, source.name, key, store_);
   if (!entry) {
+    if (policy_.check_compiler)
+      policy_.check_compiler();
     const KeyLock lock = store_.lock(key, [&](const std::string& holder, auto left) {
       say_waiting(source.name + " for " + std::string(spec.arch.name), holder, left);
     });

@@ -41,7 +41,10 @@ public:
     bool offline = false; ///< a kernel that is in no layer is an OfflineError
     /// Kept entries for which this is false are compiled anew; without it all count.
     CacheStore::Accept accept = nullptr;
-    /// By `offline` and `recompile`: only entries of the NVRTC at hand count.
+    /// Raises where this process cannot compile: before another is waited for, not after a minute.
+    std::function<void()> check_compiler = nullptr;
+    /// By `offline` and `recompile`: only entries of the NVRTC at hand count. Its check is of
+    /// forks.
     static Policy of(const Settings&);
   };
 

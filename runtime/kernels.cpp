@@ -1,10 +1,12 @@
 //===- kernels.cpp - From a KernelSpec to machine code ---------------------===//
 
 #include "runtime/kernels.h"
+#include "cache/at_fork.h"
 #include "generator/space.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
 #include "runtime/kernel_builder.h"
+#include "runtime/nvrtc/in_use.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild_command.h"
 #include "runtime/settings.h"
@@ -46,9 +48,11 @@ void print_counters() {
 
 /// Never destroyed: threads may still build while the process ends.
 KernelBuilder& builder() {
-  static KernelBuilder& builder = *new KernelBuilder(user_store(), generate, compile_with_nvrtc,
-                                                     KernelBuilder::Policy::of(settings()));
-  return builder;
+  static constinit Single<KernelBuilder> builder;
+  return builder.get([] {
+    return new KernelBuilder(user_store(), generate, compile_with_nvrtc,
+                             KernelBuilder::Policy::of(settings()));
+  });
 }
 
 } // namespace
@@ -56,6 +60,7 @@ KernelBuilder& builder() {
 KernelBuilder::Policy KernelBuilder::Policy::of(const Settings& settings) {
   Policy policy;
   policy.offline = settings.offline;
+  policy.check_compiler = nvrtc::raise_if_unusable;
   if (!policy.offline)
     policy.accept = [recompile = settings.recompile](const CacheEntry& entry) {
       // A neighbour with a newer driver may have compiled it. Where nothing is run, any will do.
@@ -104,14 +109,14 @@ KernelBuilder::Compiled compile_kernel(const KernelSource& source, const KernelS
 }
 
 CacheStore& user_store() {
-  static CacheStore& store = *[] {
-    auto* made = new CacheStore(settings().store_options()); // never destroyed, like the builder
+  static constinit Single<CacheStore> store;
+  return store.get([] {
+    auto* made = new CacheStore(settings().store_options());
     counting_process = ::getpid();
     if (settings().stats)
       std::atexit(print_counters);
     return made;
-  }();
-  return store;
+  });
 }
 
 CacheKey key_of(const KernelSource& source, const KernelSpec& spec) {
@@ -121,6 +126,11 @@ CacheKey key_of(const KernelSource& source, const KernelSpec& spec) {
   fields.emplace_back("options", joined_options(source));
   fields.emplace_back("arch", spec.arch.name);
   return make_key(std::move(fields));
+}
+
+void make_tables() {
+  for (const KernelSpec& kernel : distinct_kernels(resolved({}), all_archs().front()))
+    key_of(emit(kernel), kernel);
 }
 
 std::shared_ptr<const BuiltKernel> build(const KernelSpec& spec) { return builder().build(spec); }

@@ -30,8 +30,12 @@ CacheStore& user_store();
 /// The key under which a kernel is kept.
 CacheKey key_of(const KernelSource&, const KernelSpec&);
 
-/// Raises CompileError, LibraryError (no NVRTC where one is needed), OfflineError, PackError or
-/// SpecError.
+/// Makes what the generator keeps in statics of its functions, which takes milliseconds. A child
+/// that is forked while another thread makes one waits for it for ever.
+void make_tables();
+
+/// Raises CompileError, LibraryError (no NVRTC where one is needed, or a fork within it),
+/// OfflineError, PackError or SpecError.
 std::shared_ptr<const BuiltKernel> build(const KernelSpec&);
 /// The same for several, compiled in parallel; results in the given order.
 std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<KernelSpec>&);

@@ -33,8 +33,8 @@ std::atomic<std::thread::id> ends_it{};
 class UnderWay {
 public:
   static UnderWay& instance() {
-    static UnderWay& under_way = *new UnderWay; // outlives every thread
-    return under_way;
+    static constinit Single<UnderWay> under_way;
+    return under_way.get([] { return new UnderWay; });
   }
   void begin() {
     const std::lock_guard lock(mutex_);
@@ -175,8 +175,11 @@ void parallel_for(size_t count, size_t width, const std::function<void(size_t)>&
                   const std::function<void(size_t)>& done) {
   if (count == 0)
     return;
-  static std::once_flag once;
-  std::call_once(once, end_work_at_exit);
+  static constinit Single<const bool> registered;
+  registered.get([] {
+    end_work_at_exit();
+    return new const bool(true);
+  });
   struct Scope {
     Scope() { UnderWay::instance().begin(); }
     ~Scope() { UnderWay::instance().end(); }

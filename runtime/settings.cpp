@@ -1,6 +1,7 @@
 //===- settings.cpp - What the environment says, read once -----------------===//
 
 #include "runtime/settings.h"
+#include "cache/at_fork.h"
 
 #include "generator/spec.h"
 #include "runtime/parallel_for.h"
@@ -187,8 +188,8 @@ StoreOptions Settings::store_options() const {
 
 const Settings& settings() {
   // Never destroyed: threads may still read them while the process ends.
-  static const Settings& settings = *new Settings(Settings::from_environment());
-  return settings;
+  static constinit Single<const Settings> settings;
+  return settings.get([] { return new Settings(Settings::from_environment()); });
 }
 
 } // namespace sagebwd

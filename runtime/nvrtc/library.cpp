@@ -1,6 +1,7 @@
 //===- library.cpp - Finding libnvrtc ---------------------------------------===//
 
 #include "runtime/nvrtc/library.h"
+#include "cache/at_fork.h"
 #include "runtime/error.h"
 
 #include <cstdlib>
@@ -119,12 +120,12 @@ void* open(const Candidate& candidate, std::string& why) {
 
 /// What suggest() was told last.
 struct Suggestion {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   std::string file, origin;
 };
 Suggestion& suggestion() {
-  static Suggestion& suggestion = *new Suggestion;
-  return suggestion;
+  static constinit Single<Suggestion> suggestion;
+  return suggestion.get([] { return new Suggestion; });
 }
 
 } // namespace

@@ -2,6 +2,7 @@
 
 #include "runtime/nvrtc/nvrtc.h"
 #include "cache/at_fork.h"
+#include "runtime/nvrtc/in_use.h"
 #include "runtime/nvrtc/library.h"
 #include "runtime/nvrtc/ptxas_report.h"
 #include "runtime/parallel_for.h"
@@ -83,8 +84,8 @@ std::string number_lines(std::string_view source) {
 }
 
 static ForkSafeMutex& build_mutex() {
-  static auto& mutex = *new ForkSafeMutex;
-  return mutex;
+  static constinit Single<ForkSafeMutex> mutex;
+  return mutex.get([] { return new ForkSafeMutex; });
 }
 
 struct Nvrtc::Library {
@@ -212,6 +213,7 @@ public:
   }
 
 private:
+  const nvrtc::InUse in_use_; // first made, last destroyed
   const Library& library_;
   Program program_ = nullptr;
 };
@@ -219,13 +221,8 @@ private:
 } // namespace
 
 Nvrtc& Nvrtc::instance() {
-  static auto& mutex = *new ForkSafeMutex; // it takes a while to open
-  static Nvrtc* nvrtc = nullptr;
-  build_mutex(); // none is made while one is locked
-  const std::lock_guard lock(mutex);
-  if (!nvrtc)
-    nvrtc = new Nvrtc;
-  return *nvrtc;
+  static constinit Single<Nvrtc> nvrtc; // a fork waits while it is opened
+  return nvrtc.get([] { return new Nvrtc; });
 }
 
 /// Never freed: threads may still compile while the process ends.
@@ -259,17 +256,19 @@ std::vector<std::string> Nvrtc::supported_archs() const {
 
 const std::vector<std::string>& Nvrtc::options() {
   // Every numeric mode is named: a default of NVRTC must not become part of the numerics.
-  static const std::vector<std::string> options = {
-      "--std=c++17",
-      "--ftz=false",
-      "--prec-div=true",
-      "--prec-sqrt=true",
-      "--fmad=true",
-      "--ptxas-options=-v",
-      // Generic lambdas of device code would count as host functions.
-      "--device-as-default-execution-space",
-  };
-  return options;
+  static constinit Single<const std::vector<std::string>> options;
+  return options.get([] {
+    return new const std::vector<std::string>{
+        "--std=c++17",
+        "--ftz=false",
+        "--prec-div=true",
+        "--prec-sqrt=true",
+        "--fmad=true",
+        "--ptxas-options=-v",
+        // Generic lambdas of device code would count as host functions.
+        "--device-as-default-execution-space",
+    };
+  });
 }
 
 Compilation Nvrtc::compile(std::string_view name, std::string_view source, std::string_view arch,

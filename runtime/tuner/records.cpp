@@ -28,8 +28,12 @@ std::string printable(std::string text) {
 /// Of a kernel's source. Operations that differ in the size of their window, say, have the same
 /// kernels: to generate one takes a millisecond or more.
 std::string source_digest(const KernelSpec& kernel) {
-  static auto& mutex = *new ForkSafeMutex;
-  static auto& digests = *new std::unordered_map<KernelSpec, std::string, KernelSpecHash>;
+  struct Known {
+    ForkSafeMutex mutex;
+    std::unordered_map<KernelSpec, std::string, KernelSpecHash> digests;
+  };
+  static constinit Single<Known> known;
+  auto& [mutex, digests] = known.get([] { return new Known; });
   {
     const std::lock_guard lock(mutex);
     if (const auto found = digests.find(kernel); found != digests.end())
@@ -203,8 +207,8 @@ std::string Records::place() const {
 }
 
 Records& user_records() {
-  static Records& records = *new Records(user_store());
-  return records;
+  static constinit Single<Records> records;
+  return records.get([] { return new Records(user_store()); });
 }
 
 } // namespace sagebwd

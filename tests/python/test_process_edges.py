@@ -66,3 +66,33 @@ def test_the_interpreter_ends_while_a_daemon_thread_works(work, wait, tmp_path):
     )
     done = run(code, SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_nvrtc
+def test_a_child_forked_while_a_thread_compiles_compiles_or_refuses(tmp_path):
+    """Whenever that is: NVRTC's own locks would hold it up for ever."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import os, sagebwd, signal, threading, time\n"
+        "def build(**more): return sagebwd.build('sm_80', head_dim=64, backward=False, **more)\n"
+        "def child_of(work):\n"
+        "    child = os.fork()\n"
+        "    if child: return child\n"
+        "    signal.alarm(200)  # which ends it\n"
+        "    try: os._exit(0 if all(k['spill_bytes'] == 0 for k in work()) else 1)\n"
+        "    except sagebwd.LibraryError as e:\n"
+        "        os._exit(2 if 'forked by process %d ' % os.getppid() in str(e) else 3)\n"
+        "    finally: os._exit(4)\n"
+        "def status(child): return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "thread = threading.Thread(target=build); thread.start()\n"
+        "children = []\n"
+        "while thread.is_alive() and len(children) < 30:\n"
+        "    children.append(child_of(build)); time.sleep(.04 * len(children))\n"
+        "thread.join()\n"
+        "print(*{status(child) for child in children})\n"
+        "print(status(child_of(lambda: build(causal='top-left', dtype='bf16'))))\n"
+    )
+    done = run(code, SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))
+    during, after = done.stdout.splitlines()
+    assert set(during.split()) <= {"0", "2"}, done
+    assert after == "0", done  # nothing was compiling then

@@ -14,13 +14,14 @@ namespace {
 constexpr const char* kProgram = "sagebwd";
 constexpr const char* kSubcommand = "tune-worker";
 
-ForkSafeMutex& worker_mutex() {
-  static ForkSafeMutex& mutex = *new ForkSafeMutex;
-  return mutex;
-}
-std::vector<std::string>& process_worker() {
-  static std::vector<std::string>& command = *new std::vector<std::string>;
-  return command;
+/// What the process has set for all.
+struct Worker {
+  ForkSafeMutex mutex;
+  std::vector<std::string> command;
+};
+Worker& process_worker() {
+  static constinit Single<Worker> worker;
+  return worker.get([] { return new Worker; });
 }
 
 bool is_program(const std::filesystem::path& path) {
@@ -31,8 +32,9 @@ bool is_program(const std::filesystem::path& path) {
 } // namespace
 
 void set_tune_worker(std::vector<std::string> command) {
-  std::lock_guard lock(worker_mutex());
-  process_worker() = std::move(command);
+  Worker& worker = process_worker();
+  std::lock_guard lock(worker.mutex);
+  worker.command = std::move(command);
 }
 
 std::vector<std::string> worker_command(const std::vector<std::string>& given,
@@ -46,9 +48,10 @@ std::vector<std::string> worker_command(const std::vector<std::string>& given,
     return {named, kSubcommand};
   }
   {
-    std::lock_guard lock(worker_mutex());
-    if (!process_worker().empty())
-      return process_worker();
+    Worker& worker = process_worker();
+    std::lock_guard lock(worker.mutex);
+    if (!worker.command.empty())
+      return worker.command;
   }
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
