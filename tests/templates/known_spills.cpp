@@ -32,7 +32,7 @@ std::string KnownSpills::objection(const std::string& label, int bytes) {
       label + " spills " + std::to_string(bytes) + " bytes with NVRTC " + version_;
   if (known == bytes_.end())
     return found +
-           ". Lay the kernel out anew, or say why not beside a line of "
+           ". Lay the kernel out in another way, or say why not beside a line of "
            "tests/templates/known_spills.txt:\n" +
            version_ + " " + label + " " + std::to_string(bytes);
   if (known->second != bytes)
