@@ -9,8 +9,10 @@ import json
 import os
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from harness import Ran, Record, parse, parser, run
@@ -63,9 +65,10 @@ def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
         return run([sys.executable, "-m", "pytest", "-q", "-rf", file, report], timeout=timeout,
                    show=True)
 
-    files = sorted(tests.glob("test_*.py")) or [tests]
+    files, began = sorted(tests.glob("test_*.py")) or [tests], time.perf_counter()
     with ThreadPoolExecutor(processes) as pool:
         all_ran = list(pool.map(one, files))
+    seconds = time.perf_counter() - began
     outcomes = {}
     for file in files:
         report = folder / f"{file.stem}.xml"
@@ -75,7 +78,8 @@ def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
             outcome = "failed" if kinds & {"failure", "error"} else (
                 "skipped" if "skipped" in kinds else "passed")
             outcomes[f"{test.get('classname', '')}.{test.get('name')}"] = outcome
-    return suite("pytest", max(all_ran, key=lambda ran: (ran.status != 0, ran.seconds)), outcomes)
+    first_failed = next((ran for ran in all_ran if ran.status != 0), all_ran[0])
+    return suite("pytest", replace(first_failed, seconds=seconds), outcomes)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
                          help="processes of C++ tests at a time")
     options.add_argument("--processes", type=int, default=4,
                          help="processes of Python tests at a time (default: 4)")
-    options.add_argument("--timeout", type=int, default=500, help="seconds for each suite")
+    options.add_argument("--timeout", type=int, default=500, help="seconds for each process")
     options = parse(options, arguments)
     root = repository() or Path.cwd()
     record = Record(options.out)

@@ -14,8 +14,6 @@ namespace sagebwd::test {
 
 namespace {
 
-constexpr const char* kFile = SAGEBWD_SOURCE_DIR "/tests/templates/found_sound.txt";
-
 /// With its length before it, so that no two lists of texts run together alike.
 void add(std::string& all, std::string_view text) {
   all += std::to_string(text.size()) + "\n";
@@ -24,8 +22,10 @@ void add(std::string& all, std::string_view text) {
 
 } // namespace
 
-FoundSound::FoundSound(const std::map<std::string, KernelSpec>& kernels, std::string_view arch)
-    : whose_(Nvrtc::instance().identity() + " | " + std::string(arch) + " | ") {
+FoundSound::FoundSound(const std::map<std::string, KernelSpec>& kernels, std::string_view arch,
+                       std::string file)
+    : file_(std::move(file)),
+      whose_(Nvrtc::instance().identity() + " | " + std::string(arch) + " | ") {
   std::string all;
   for (const std::string& option : Nvrtc::options())
     add(all, option);
@@ -41,7 +41,7 @@ FoundSound::FoundSound(const std::map<std::string, KernelSpec>& kernels, std::st
 }
 
 bool FoundSound::is_listed() const {
-  std::istringstream lines(read_input(kFile));
+  std::istringstream lines(read_input(file_));
   for (std::string line; std::getline(lines, line);)
     if (line == line_)
       return true;
@@ -53,13 +53,13 @@ void FoundSound::passed() const {
     std::cout << "to be listed in found_sound.txt by SAGEBWD_UPDATE_GOLDEN=1: " << line_ << "\n";
     return;
   }
-  std::istringstream before(read_input(kFile));
+  std::istringstream before(read_input(file_));
   std::string text;
   for (std::string line; std::getline(before, line);)
     if (!line.starts_with(whose_))
       text += line + "\n";
   text += line_ + "\n";
-  if (const std::string why = write_output(kFile, {&text}); !why.empty())
+  if (const std::string why = write_output(file_, {&text}); !why.empty())
     throw std::runtime_error(why);
 }
 
