@@ -25,16 +25,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from multiprocessing import get_context
 
 import judge as judging
 import oracle
-from doors import Emulated, Kernels, attend
+from doors import Emulated, Kernels, attend, with_emulated_gradients
 from draw import Case, draw_case
 from drawn_inputs import Given, inputs_of
 from harness import Record, parse, parser, progress
 from needs_torch import torch
+from rough import all_grids
 from specs import CHOICES, draw_specs, has_fp16_sums, warm_spec
 from subjects import warm_up
 from torch import Tensor
@@ -95,22 +96,26 @@ def truth_of(case: Case, given: Given) -> oracle.Truth:
         tokens = 256 if case.spec["granularity"] == "row" else 128
         means = [part.mean(2, keepdim=True).expand_as(part) for part in q.double().split(tokens, 2)]
         means = torch.cat(means, 2)
-    truth = oracle.attention(q, k, given.v, given.dout, given.dlse, seen, scale, given.sink, mean,
-                             means)  # fmt: skip
-    # Of scores in 16 bits nothing is rounded to INT8, and FP32 rounds far less.
-    return replace(truth, reach=truth.reach / 1000) if case.spec["precision"] == "qk16" else truth
+    grids = all_grids(by_row=case.spec["granularity"] == "row",
+                      scores=case.spec["precision"] != "qk16", first=case.spec["sink_keys"],
+                      ends=tuple(min(end, k.shape[2]) for end in case.ends_of_parts))  # fmt: skip
+    return oracle.attention(q, k, given.v, given.dout, given.dlse, seen, scale, given.sink, mean,
+                            means, grids)  # fmt: skip
 
 
 def run_case(case: Case, device: str) -> dict:
-    given, layout = inputs_of(case, device), case.layout
+    given, layout, subject = inputs_of(case, device), case.layout, doors_of(device)
     other_bits = []
     with forms.kernels_of(case.spec["family"]):
-        found = attend(doors_of(device), case, given, layout)
+        found = attend(subject, case, given, layout)
+        emulated = attend(with_emulated_gradients(subject), case, given, layout)
         if case.again:
-            before, found = found, attend(doors_of(device), case, given, layout)
+            before, found = found, attend(subject, case, given, layout)
             other_bits = [f"{name}: a second call gives other bits" for name, x in before.items()
                           if not torch.equal(x.nan_to_num(), found[name].nan_to_num())]  # fmt: skip
-    result = judging.judge(found, *expected_of(case, given), case.spec["granularity"])
+    expected, truth = expected_of(case, given)
+    expected |= {name: x for name, x in emulated.items() if name[0] == "d"}
+    result = judging.judge(found, expected, truth)
     if case.spec["deterministic"]:
         result["wrong"] += other_bits
     return result

@@ -50,6 +50,39 @@ class Emulated:
             return _by_sequences(one, (dout, q, k, v, out, lse, dlse), "oqkvoll", "qkv", options)
 
 
+def with_emulated_gradients(forward_of: type) -> type:
+    """Doors whose forward is that of others, and whose gradients are emulated from what it gives.
+
+    Kernels' gradients are compared with these: an integer that the forward rounds to the other side
+    moves both alike.
+    """
+
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, options):
+            ctx.options, results = options, forward_of.forward(q, k, v, **options)
+            ctx.save_for_backward(q, k, v, *results)
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx, dout, dlse):
+            gradients = Emulated.backward(dout, *ctx.saved_tensors, dlse=dlse, **ctx.options)
+            return (*gradients, None)
+
+    class Doors:
+        forward = staticmethod(forward_of.forward)
+        backward = staticmethod(Emulated.backward)
+
+        @staticmethod
+        def attention(q, k, v, *, layout, sink_logits, return_lse, **options):
+            out, lse = Forward.apply(q, k, v, options | {"layout": layout})
+            if sink_logits is not None:
+                out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
+            return out, lse
+
+    return Doors
+
+
 def _emulated(options: dict) -> dict:
     """Options as the emulation takes them."""
     options = {**options, "plan": options["precision"]}

@@ -34,7 +34,7 @@ DLSE = ("none", "with dout", "alone")
 MEANS = ("own", "near", "far", "zero")
 #: What tokens hold that belong to no sequence.
 UNUSED = ("nan", "inf", "numbers")
-TINY = 1e-30
+TINY, SMALL = 1e-30, 1e-20
 SUBNORMAL = {"bf16": 1e-39, "fp16": 1e-6}
 #: A smaller product of V and dO is below what kernels tell from zero.
 LEAST_GRADIENT = 1e-31

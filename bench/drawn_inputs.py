@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import oracle
-from draw import TENSORS, Case
+from draw import SMALL, TENSORS, Case
 from needs_torch import torch
 from subjects import DTYPES
 from torch import Tensor
@@ -189,4 +189,6 @@ def _mean(
                         for batch, begin, end in spans])  # fmt: skip
     noise = torch.randn(mean.shape, generator=generator, device=k.device)
     by = {"own": (1, 0), "near": (1, 0.1), "far": (1, 4), "zero": (0, 0)}[case.k_mean]
-    return by[0] * mean + by[1] * case.values["k"][1] * noise
+    # Of keys that are all zeros, kernels take a mean as small as 1e-30 for zeros too.
+    size = case.values["k"][1] if case.values["k"][1] > SMALL else 0
+    return by[0] * mean + by[1] * size * noise

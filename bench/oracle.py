@@ -9,9 +9,11 @@ Tensors are (batch, heads, tokens, channels), of one sequence or of several of o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from needs_torch import torch
+from rough import TRIES, Grids, all_grids, roughly
 from torch import Tensor
 
 
@@ -61,33 +63,28 @@ def spans(tokens: int, batch: int, firsts: Tensor | None, used: Tensor | None) -
 class Truth:
     """Of one call; tensors by name: O, dQ, dK, dV, dSink, in FP64."""
 
-    lse: Tensor
-    exact: dict[str, Tensor]
+    exact: dict[str, Tensor]  #: and lse
     #: Of each element the root of the sum of the squares of the terms that it sums, or itself where
     #: that is larger: independent relative errors e of the terms give it an error of e times that.
     scale: dict[str, Tensor]
     sixteen: dict[str, Tensor]  #: by 16-bit operands and results, exact between them
+    rough: list[dict[str, Tensor]]  #: by operands in INT8, and lse; see rough.py
     sees: Tensor  #: queries that see a key, (batch, heads, queries)
     is_seen: Tensor  #: keys that a query sees, (batch, heads_kv, keys)
-    #: The largest |softmax_scale| |q| |k - mean| of any query and key: what INT8 rounds of scores.
-    reach: float
-    #: The largest magnitude beside the root of the mean square, of q, k - mean, v or dout.
-    crest: float
-    #: How many times its head's median token the longest of V is, or how many times the longest key
-    #: without its own mean one without the given mean is. What lies beside it is rounded away.
-    uneven: float
+    reach: float  #: the largest |softmax_scale| |q| |k - mean| of any query and key
     dtype: torch.dtype  #: of inputs and results
 
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dlse: Tensor | None, seen: Tensor, scale: float,
     sink: Tensor | None = None, k_mean: Tensor | None = None, q_mean: Tensor | None = None,
+    tries: Sequence[Grids] | None = None,
 ) -> Truth:
     """Attention and its gradients.
 
     `dlse`: the gradient of lse, or None; `seen`: of `visible`; `sink`: (heads,), a further logit
     whose value is zero; `k_mean`: (batch, heads_kv, channels), what quantised keys lack; `q_mean`:
-    like q, what quantised queries lack.
+    like q, what quantised queries lack; `tries`: how `Truth.rough` is rounded.
     """
     low, (batch, heads_kv) = q.dtype, k.shape[:2]
 
@@ -113,12 +110,15 @@ def attention(
     dp = dout @ v.mT
     delta = (dout * out).sum(-1, keepdim=True) - dlse
     ds = p * (dp - delta)
-    exact = {"O": out, "dQ": scale * (ds @ k), "dK": _over_group(scale * (ds.mT @ q)),
+    exact = {"O": out, "lse": lse, "dQ": scale * (ds @ k), "dK": _over_group(scale * (ds.mT @ q)),
              "dV": _over_group(p.mT @ dout), "dSink": -(p_sink * delta).sum((0, -2))}  # fmt: skip
 
     # What kernels multiply dS with are keys and queries less their means.
-    mean = 0 if k_mean is None else k_mean.double()[:, :, None, None]
-    centred = q if q_mean is None else q - grouped(q_mean)
+    mean = k.new_zeros(*k.shape[:3], 1, 1) if k_mean is None else k_mean.double()[:, :, None, None]
+    means = torch.zeros_like(q) if q_mean is None else grouped(q_mean)
+    centred = q - means
+    rough = [roughly(q, k, v, dout, dlse, seen, scale, sink, mean, means, ds, low, grids)
+             for grids in tries or all_grids()]  # fmt: skip
     p2, terms = p.square(), p.square() * (dp.square() + delta.square())
     squares = {"O": p2 @ v.square(),
                "dQ": scale**2 * (terms @ k.square().maximum((k - mean).square())),
@@ -138,17 +138,15 @@ def attention(
                "dSink": exact["dSink"].float().double()}  # fmt: skip
 
     def in_heads(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: x.reshape(-1) if name == "dSink" else x.flatten(1, 2)
-                for name, x in tensors.items()}  # fmt: skip
+        found = {name: x.reshape(-1) if name == "dSink" else x.flatten(1, 2)
+                 for name, x in tensors.items()}  # fmt: skip
+        return found | ({"lse": found["lse"].squeeze(-1)} if "lse" in found else {})
 
     reach = abs(scale) * (_longest(q) * _longest(k - mean)).max() if seen.numel() else 0
-    crest = torch.stack([_crest(x) for x in (q, k - mean, v, dout)]).max() if seen.numel() else 0
-    uneven = _unevenness(v, k, mean) if seen.numel() else 0
     rows = seen.any(1).expand(batch, heads_kv * q.shape[2], -1)
     return Truth(
-        lse.squeeze(-1).flatten(1, 2), in_heads(exact), in_heads(scales), in_heads(sixteen),
-        rows, seen.any(0).expand(batch, heads_kv, -1), float(reach), float(crest), float(uneven),
-        low)
+        in_heads(exact), in_heads(scales), in_heads(sixteen), [in_heads(one) for one in rough], rows,
+        seen.any(0).expand(batch, heads_kv, -1), float(reach), low)
 
 
 def _over_group(x: Tensor) -> Tensor:
@@ -159,20 +157,6 @@ def _over_group(x: Tensor) -> Tensor:
 def _longest(x: Tensor) -> Tensor:
     """The longest token of each key's head."""
     return x.norm(dim=-1).flatten(2).amax(-1)
-
-
-def _crest(x: Tensor) -> Tensor:
-    """The largest over the heads; 0 of zeros."""
-    x = x.flatten(2)
-    return (x.abs().amax(-1) / x.square().mean(-1).sqrt()).nan_to_num(0).max()
-
-
-def _unevenness(v: Tensor, k: Tensor, mean: Tensor) -> Tensor:
-    of_v = v.norm(dim=-1).flatten(2)
-    typical = of_v.median(-1).values
-    of_k = _longest(k - mean) / _longest(k - k.mean(-2, keepdim=True))
-    both = (of_v.amax(-1) / typical, of_k)
-    return torch.stack([x.nan_to_num(0, posinf=0).max() for x in both]).max()
 
 
 def placed(
@@ -186,30 +170,29 @@ def placed(
     """
     q, k, v = (like[name] for name in "qkv")
     shapes = {"O": (*q.shape[:3], v.shape[3]), "dQ": q.shape, "dK": k.shape, "dV": v.shape,
-              "dSink": q.shape[1:2]}  # fmt: skip
+              "dSink": q.shape[1:2], "lse": q.shape[:3]}  # fmt: skip
 
-    def all_of(field: str) -> dict[str, Tensor]:
-        whole = {name: torch.zeros(shape, dtype=torch.float64, device=q.device)
+    def whole(find: Callable[[Truth], dict[str, Tensor]], squares: bool = False) -> dict[str, Tensor]:
+        found = {name: torch.zeros(shape, dtype=torch.float64, device=q.device)
                  for name, shape in shapes.items()}  # fmt: skip
+        found["lse"] += -torch.inf if sink is None else sink.double()[:, None]
         for truth, queries, keys in parts:
-            for name, x in getattr(truth, field).items():
+            for name, x in find(truth).items():
                 if name == "dSink":
-                    _add(whole[name], x, field == "scale")
+                    _add(found[name], x, squares)
                 else:
-                    _put(whole[name], x, queries if name in ("O", "dQ") else keys)
-        return whole
+                    _put(found[name], x, keys if name in ("dK", "dV") else queries)
+        return found
 
-    lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float64, device=q.device)
-    if sink is not None:
-        lse.copy_(sink.double()[:, None].expand_as(lse))
     sees, is_seen = (torch.zeros(x.shape[:3], dtype=torch.bool, device=q.device) for x in (q, k))
     for truth, queries, keys in parts:
-        _put(lse, truth.lse, queries)
         _put(sees, truth.sees, queries)
         _put(is_seen, truth.is_seen, keys)
-    return Truth(lse, all_of("exact"), all_of("scale"), all_of("sixteen"), sees, is_seen,
-                 *(max((getattr(truth, of) for truth, *_ in parts), default=0.0)
-                   for of in ("reach", "crest", "uneven")), q.dtype)  # fmt: skip
+    return Truth(
+        whole(lambda truth: truth.exact), whole(lambda truth: truth.scale, squares=True),
+        whole(lambda truth: truth.sixteen),
+        [whole(lambda truth: truth.rough[i]) for i in range(len(TRIES))], sees, is_seen,
+        max((truth.reach for truth, *_ in parts), default=0.0), q.dtype)
 
 
 def _put(whole: Tensor, part: Tensor, span: tuple) -> None:

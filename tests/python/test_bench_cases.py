@@ -17,6 +17,7 @@ import cases  # noqa: E402
 import doors  # noqa: E402
 import draw  # noqa: E402
 import judge  # noqa: E402
+import rough  # noqa: E402
 import specs  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
@@ -92,6 +93,43 @@ def test_damage_is_called_wrong(judged, name, damage):
         x *= 1.03
     verdict = judge.judge(expected | {name: x}, expected, truth)
     assert verdict["wrong"] and all(reason.startswith(name) for reason in verdict["wrong"])
+
+
+def test_a_row_that_tips_over_is_no_distance_and_two_of_a_hundred_are(judged):
+    *_, expected, truth = judged
+    rows = expected["dQ"].shape[0] * expected["dQ"].shape[1] * expected["dQ"].shape[2]
+    for count, tips in ((rows // 100, False), (rows // 40, True)):
+        x = expected["dQ"].clone()
+        x.flatten(0, 2)[:: rows // count][:count] *= 1.2
+        apart = judge._apart(x.double() - expected["dQ"].double(), truth.scale["dQ"], 0)
+        assert (apart > 0) == tips
+
+
+def test_gradients_are_held_against_those_of_the_same_forward(monkeypatch):
+    """A forward that rounds otherwise moves its gradients; they are right, and out is judged."""
+
+    class Other(doors.Emulated):
+        @staticmethod
+        def forward(*arguments, **options):
+            return doors.Emulated.forward(*arguments, **options | {"group_kv": 128})
+
+    monkeypatch.setattr(cases, "doors_of", lambda device: Other)
+    case = case_of(seq_q=200, seq_kv=200)
+    figures = cases.run_case(case, "cpu")["figures"]
+    assert figures["O"]["kernels_to_emulation"] > 0.001
+    assert [figures[name]["kernels_to_emulation"] for name in ("dQ", "dK", "dV")] == [0, 0, 0]
+
+
+def test_what_int8_explains_grows_with_the_grid():
+    x = torch.randn(1, 1, 1, 64, 32, dtype=torch.float64)
+    for rows, columns in ((1, 32), (64, 1), (64, 32), (48, 20)):
+        grids = rough.all_grids()[0]
+        tile = x.abs().amax((-2, -1), keepdim=True)
+        off = (grids.on(x, rows, columns) - x).abs()
+        assert 0 < off.max() <= 0.5 * tile.max() / 127 * (1 + 1e-9)
+    assert not grids.on(x * 2.0**-130, 1, 32).any() and not grids.on(0 * x, 1, 32).any()
+    errors = [(grids.on(x, n, 32) - x).norm() for n in (1, 8, 64)]
+    assert errors == sorted(errors)
 
 
 def test_a_wrong_lse_is_called_wrong(judged):

@@ -1,0 +1,122 @@
+"""What INT8 alone explains of a result's error: attention in FP64 over operands on coarse grids.
+
+No code of the package is in it, and less care: nothing is rotated, and whatever the precision,
+operands of every product except dP are on a grid. The emulation may not be much farther from exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from needs_torch import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: Queries or keys that share a scale at most, and tokens of which a channel has one scale.
+TOKENS, UNIT = 128, 256
+SIGNED, UNSIGNED = 127, 255
+SMALLEST = 2.0**-119
+#: Of each try, how far its grids are shifted, in steps; how many keys share a scale among scores
+#: under 'row', where kernels have one for eight keys among 32; and whether dS is in INT8, or in 16
+#: bits. Equal numbers are rounded alike, as kernels do, and few numbers lie on a grid by chance.
+#: There are several tries because a few probabilities decide everything where scores are large.
+TRIES = ((0.382, 8, True), (-0.118, 32, True), (0.2, 8, False), (-0.3, 32, True))
+
+
+@dataclass(frozen=True)
+class Grids:
+    """How operands are rounded."""
+
+    by_row: bool  #: whether every token and channel has a scale of its own
+    scores: bool  #: whether operands of Q K^T are rounded
+    first: int  #: keys whose scores are exact, from the first on
+    ends: tuple[int, ...]  #: of parts of the keys that are computed by themselves; () of one
+    shift: float
+    keys: int  #: that share a scale among scores under 'row'
+    gradients: bool  #: whether dS is rounded to INT8
+
+    @property
+    def alone(self) -> int:
+        """The tokens whose scores share a scale."""
+        return 1 if self.by_row else TOKENS
+
+    def on(self, x: Tensor, rows: int, columns: int, levels: int = SIGNED) -> Tensor:
+        """x rounded to steps of a tile's largest magnitude / levels. Zeros stay, and tiles that are
+        smaller than what kernels tell from zero become zeros."""
+        if not x.numel():
+            return x
+        m, n = x.shape[-2:]
+        rows, columns = min(rows, m), min(columns, n)
+        padded = F.pad(x.abs(), (0, -n % columns, 0, -m % rows))
+        tiles = padded.unflatten(-2, (-1, rows)).unflatten(-1, (-1, columns))
+        steps = tiles.amax((-3, -1), keepdim=True).expand_as(tiles).flatten(-2).flatten(-3, -2)
+        steps = torch.where(steps < SMALLEST, torch.inf, steps)[..., :m, :n] / levels
+        rounded = steps * ((x / steps + self.shift).round() - self.shift)
+        return rounded.masked_fill((x == 0) | (steps == torch.inf), 0)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        return self.on(x, self.alone, x.shape[-1])
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return self.on(x, self.keys if self.by_row else TOKENS, x.shape[-1])
+
+    def of_channels(self, x: Tensor) -> Tensor:
+        return self.on(x, UNIT, 1) if self.by_row else self.on(x, TOKENS, x.shape[-1])
+
+
+def all_grids(
+    by_row: bool = True, scores: bool = True, first: int = 0, ends: tuple[int, ...] = ()
+) -> list[Grids]:
+    """Of every try."""
+    return [Grids(by_row, scores, first, ends, *one) for one in TRIES]
+
+
+def roughly(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dlse: Tensor, seen: Tensor, scale: float,
+    sink: Tensor, k_mean: Tensor, q_mean: Tensor, exact_ds: Tensor, dtype: torch.dtype,
+    grids: Grids,
+) -> dict[str, Tensor]:
+    """O, lse, dQ, dK, dV and dSink, in the shapes that `oracle.attention` gives them.
+
+    k_mean and q_mean: what is taken off keys and queries before they are rounded. exact_ds: without
+    rounding; the sums of its rows give k_mean's part of dQ, as kernels know them. dtype: of out.
+    """
+    centred, keys = q - q_mean, k - k_mean
+    # Each part of the keys is given dO times its share, and gives its part of dQ, in the type.
+    parts = len(grids.ends) or 1
+    dout = (dout / parts).to(dtype).double() * parts
+    scores = exact = q @ k.mT
+    if grids.scores:
+        scores = grids.of_queries(centred) @ grids.of_keys(keys).mT
+        scores = scores + q_mean @ keys.mT + (q * k_mean).sum(-1, keepdim=True)
+        scores[..., : grids.first] = exact[..., : grids.first]
+    scores = (scores * scale).masked_fill(~seen, -torch.inf)
+    top = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1).amax(-1, keepdim=True)
+    start = top.masked_fill(top == -torch.inf, 0)
+    weights, of_sink = (scores - start).exp(), (sink - start).exp()
+    total = weights.sum(-1, keepdim=True) + of_sink
+    shares = 1 / total.masked_fill(total == 0, 1)
+    out = grids.on(weights, 1, TOKENS, UNSIGNED) @ grids.of_channels(v) * shares
+    out = out.to(dtype).double()
+
+    p = weights * shares
+    delta = (dout * out).sum(-1, keepdim=True) - dlse
+    ds = (p * (dout @ v.mT - delta)).to(dtype).double()  # under 'gradients16' and 'dv16'
+    # Under 'row' the rows of dO are brought to one magnitude, which P takes back.
+    size = dout.abs().amax(-1, keepdim=True) if grids.by_row else torch.ones_like(delta)
+    size = size.masked_fill(size == 0, 1).log2().floor().exp2()
+    dv = grids.on(p * size, TOKENS, grids.alone, UNSIGNED).mT @ grids.of_channels(dout / size)
+    weights, operand = ds, centred
+    if grids.gradients:
+        weights, operand = grids.on(ds, TOKENS, grids.alone), grids.of_channels(centred)
+    dk = weights.mT @ operand + ds.mT @ q_mean
+    weights, operand, dq = ds, keys, 0
+    if grids.gradients:
+        weights, operand = grids.on(ds, grids.alone, TOKENS), grids.of_channels(keys)
+    for begin, end in zip((0, *grids.ends), grids.ends or (k.shape[-2],)):
+        part = weights[..., begin:end] @ operand[..., begin:end, :]
+        part = scale * (part + exact_ds[..., begin:end].sum(-1, keepdim=True) * k_mean)
+        dq += part.to(dtype).double() if parts > 1 else part
+    return {"O": out, "lse": start + total.log(), "dQ": dq,
+            "dK": (scale * dk).sum(2, keepdim=True), "dV": dv.sum(2, keepdim=True),
+            "dSink": -(of_sink * shares * delta).sum((0, -2))}  # fmt: skip
