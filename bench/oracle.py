@@ -145,8 +145,8 @@ def attention(
     reach = abs(scale) * (_longest(q) * _longest(k - mean)).max() if seen.numel() else 0
     rows = seen.any(1).expand(batch, heads_kv * q.shape[2], -1)
     return Truth(
-        in_heads(exact), in_heads(scales), in_heads(sixteen), [in_heads(one) for one in rough], rows,
-        seen.any(0).expand(batch, heads_kv, -1), float(reach), low)
+        in_heads(exact), in_heads(scales), in_heads(sixteen), [in_heads(one) for one in rough],
+        rows, seen.any(0).expand(batch, heads_kv, -1), float(reach), low)
 
 
 def _over_group(x: Tensor) -> Tensor:
@@ -172,7 +172,9 @@ def placed(
     shapes = {"O": (*q.shape[:3], v.shape[3]), "dQ": q.shape, "dK": k.shape, "dV": v.shape,
               "dSink": q.shape[1:2], "lse": q.shape[:3]}  # fmt: skip
 
-    def whole(find: Callable[[Truth], dict[str, Tensor]], squares: bool = False) -> dict[str, Tensor]:
+    def whole(
+        find: Callable[[Truth], dict[str, Tensor]], squares: bool = False
+    ) -> dict[str, Tensor]:
         found = {name: torch.zeros(shape, dtype=torch.float64, device=q.device)
                  for name, shape in shapes.items()}  # fmt: skip
         found["lse"] += -torch.inf if sink is None else sink.double()[:, None]

@@ -16,6 +16,9 @@ from torch.nn import functional as F
 TOKENS, UNIT = 128, 256
 SIGNED, UNSIGNED = 127, 255
 SMALLEST = 2.0**-119
+#: Queries whose scores reach so far have errors of several units: which key wins is chance. One such
+#: query may decide a whole tensor's error, so its own are multiplied, and it loses here for certain.
+UNSURE, UNLUCKY = 300, 4
 #: Of each try, how far its grids are shifted, in steps; how many keys share a scale among scores
 #: under 'row', where kernels have one for eight keys among 32; and whether dS is in INT8, or in 16
 #: bits. Equal numbers are rounded alike, as kernels do, and few numbers lie on a grid by chance.
@@ -87,7 +90,10 @@ def roughly(
     dout = (dout / parts).to(dtype).double() * parts
     scores = exact = q @ k.mT
     if grids.scores:
-        scores = grids.of_queries(centred) @ grids.of_keys(keys).mT
+        longest = keys.norm(dim=-1).amax(-1)[..., None, None] if keys.numel() else 0
+        unsure = abs(scale) * centred.norm(dim=-1, keepdim=True) * longest > UNSURE
+        off = (grids.of_queries(centred) - centred) * torch.where(unsure, UNLUCKY, 1)
+        scores = (centred + off) @ grids.of_keys(keys).mT
         scores = scores + q_mean @ keys.mT + (q * k_mean).sum(-1, keepdim=True)
         scores[..., : grids.first] = exact[..., : grids.first]
     scores = (scores * scale).masked_fill(~seen, -torch.inf)
@@ -101,7 +107,9 @@ def roughly(
 
     p = weights * shares
     delta = (dout * out).sum(-1, keepdim=True) - dlse
-    ds = (p * (dout @ v.mT - delta)).to(dtype).double()  # under 'gradients16' and 'dv16'
+    most = torch.finfo(dtype).max
+    ds = (p * (dout @ v.mT - delta)).clamp(-most, most)
+    ds = ds.to(dtype).double()  # as under 'gradients16' and 'dv16'
     # Under 'row' the rows of dO are brought to one magnitude, which P takes back.
     size = dout.abs().amax(-1, keepdim=True) if grids.by_row else torch.ones_like(delta)
     size = size.masked_fill(size == 0, 1).log2().floor().exp2()
