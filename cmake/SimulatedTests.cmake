@@ -52,7 +52,10 @@ endfunction()
 
 simulated_test(Arguments "Arguments.*")
 simulated_test(CDoor "CDoor*")
-simulated_test(Copies "Gpu/QuantizeAll.*/D64_row_*;Gpu/QuantizeAll.*/D128_block_six_of_seven")
+# dv16's copies are those of six_of_seven, except dO's, which are those of gradients16.
+simulated_cases(copies Gpu/QuantizeAll.*
+  D64_row_six_of_seven D64_row_qk16 D64_row_gradients16 D128_block_six_of_seven)
+simulated_test(Copies "${copies}")
 # Of 512 queries and 600 keys: of 64 channels every option in each kernel. With warps, lanes and
 # asynchronous work in another order than in those without a seed.
 simulated_cases(near_exact Gpu/Numerics.NearExactAndEmulated
@@ -75,8 +78,15 @@ foreach(shard RANGE 3) # a quarter of them each, as they take longest
 endforeach()
 simulated_test(BlindRows "Gpu/BlindRows.*" SIMULATOR_SEED=2)
 simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
-simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
-simulated_test(KeyMean "Gpu/KeyMean.*;OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
+# The pre-passes take the gradient of lse into rows: each family and copy, and the mean put back.
+simulated_cases(through_lse Gpu/Numerics.GradientThroughLse
+  D64_bf16_Row_TopLeft D64_bf16_Block Mma_D64_bf16_Dv16 Fused_D64_bf16 FusedWs_D64_bf16
+  Wgmma8Warps_D64_bf16_Row128 SmoothQ_D64_bf16_Row_TopLeft Packed_D64_bf16_TopLeft)
+simulated_test(GradientThroughLse "${through_lse}")
+simulated_cases(key_mean Gpu/KeyMean.*
+  D64_bf16_Row_TopLeft D64_bf16_Block D128_bf16_Qk16 D64_fp16_Gradients16 D160_bf16_Row
+  Mma_D64_bf16_Dv16 Fused_D64_bf16 FusedWs_D64_bf16 Fp16Sums_D64_bf16)
+simulated_test(KeyMean "${key_mean};OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
 # Memory that nobody has written reads as NaN here.
 simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackward
   D128_bf16_Row64 D64_fp16_Block_TopLeft D128_bf16_Qk16 D128_bf16_Row_Unsmoothed
@@ -89,7 +99,7 @@ simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackward
   Packed_D128_fp16_Gradients16_BottomRight Packed_D256_bf16_Window Packed_Mma_D128_bf16_TopLeft)
 simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
-simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64*;\
+simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64_fp16_Row_TopLeft;\
 Gpu/Zeros.*/Mma_D128_bf16_Block;Gpu/Zeros.*/Fused_D64_bf16;Gpu/Zeros.*/SmoothQ_D64*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
