@@ -86,7 +86,7 @@ simulated_cases(through_lse Gpu/Numerics.GradientThroughLse
 simulated_test(GradientThroughLse "${through_lse}")
 simulated_cases(key_mean Gpu/KeyMean.*
   D64_bf16_Row_TopLeft D64_bf16_Block D128_bf16_Qk16 D64_fp16_Gradients16 D160_bf16_Row
-  Mma_D64_bf16_Dv16 Fused_D64_bf16 FusedWs_D64_bf16 Fp16Sums_D64_bf16)
+  Mma_D64_bf16_Dv16 Fused_D64_bf16 Fp16Sums_D64_bf16)
 simulated_test(KeyMean "${key_mean};OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
 # Memory that nobody has written reads as NaN here.
 simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackward
@@ -104,7 +104,7 @@ simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64_fp16_
 Gpu/Zeros.*/Mma_D128_bf16_Block;Gpu/Zeros.*/SmoothQ_D64*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
-Gpu/NonFinite.*/FusedWs_D64_bf16;Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*")
+Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
 simulated_test(DpStart "Gpu/DpStart.*" SIMULATOR_SEED=6)
 simulated_test(Tiles "Gpu/AnyTile.*/D64_TopLeft")

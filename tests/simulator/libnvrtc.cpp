@@ -125,7 +125,7 @@ EXPORTED nvrtcCompileProgram(Program* program, int count, const char* const* opt
                          "-fno-exceptions -ffp-contract=off -I '" SIMULATOR_FOLDER
                          "' -include prelude.h -D__CUDA_ARCH__=" +
       arch + "0 -o '" + (place / "object").string() + "' '" + (place / program->name).string() +
-      "' 2> '" + (place / "log").string() + "'";
+      "' -nostdlib -lm -lc -lgcc 2> '" + (place / "log").string() + "'"; // nothing of C++'s library
   const bool done = std::system(command.c_str()) == 0;
   program->object = read_file(place / "object");
   program->log = read_file(place / "log");
