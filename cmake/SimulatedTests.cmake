@@ -21,10 +21,14 @@ foreach(library cuda nvrtc)
 endforeach()
 set_target_properties(simulated_cuda PROPERTIES SUFFIX .so.1)
 add_dependencies(gpu_tests simulated_cuda simulated_nvrtc)
+# It goes over every value of every copy: without optimisation that takes longer than the kernels.
+set_source_files_properties(tests/gpu/quantize_test.cpp PROPERTIES COMPILE_OPTIONS -O1
+                            SKIP_PRECOMPILE_HEADERS ON)
 configure_file(${PROJECT_SOURCE_DIR}/tests/simulator/simulate.in ${simulator}/simulate @ONLY)
 
 # What the simulator itself can do.
-add_executable(simulator_tests tests/simulator/simulator_test.cpp)
+add_executable(simulator_tests tests/simulator/simulator_test.cpp
+               tests/simulator/lengths_test.cpp)
 target_compile_definitions(simulator_tests PRIVATE SIMULATOR_FOLDER="${sources}")
 target_link_libraries(simulator_tests PRIVATE sagebwd_runtime GTest::gtest GTest::gtest_main
                       ${CMAKE_DL_LIBS})
@@ -43,28 +47,64 @@ function(simulated_test name filters)
                        FAIL_REGULAR_EXPRESSION "SKIPPED;Running 0 tests;FAILED")
 endfunction()
 
+# simulated_cases(FILTERS SUITE NAME...): the filters of these cases.
+function(simulated_cases filters suite)
+  list(TRANSFORM ARGN PREPEND "${suite}/")
+  set(${filters} "${ARGN}" PARENT_SCOPE)
+endfunction()
+
 simulated_test(Arguments "Arguments.*")
 simulated_test(CDoor "CDoor*")
-simulated_test(Copies "Gpu/QuantizeAll.*/D64_row_*;Gpu/QuantizeAll.*/D128_block_six_of_seven")
-# Of 512 queries and 600 keys; AnyLengths has every case. With warps, lanes and asynchronous work in
-# another order than in those without a seed.
-simulated_test(Numerics "Gpu/Numerics.NearExactAndEmulated/*D64*" SIMULATOR_SEED=4)
+# dv16's copies are those of six_of_seven, except dO's, which are those of gradients16.
+simulated_cases(copies Gpu/QuantizeAll.*
+  D64_row_six_of_seven D64_row_qk16 D64_row_gradients16 D128_block_six_of_seven)
+simulated_test(Copies "${copies}")
+# Of 512 queries and 600 keys, where rings turn and units follow each other: of 64 channels every
+# tile, precision and granularity of each family. With warps, lanes and asynchronous work in another
+# order than in those without a seed.
+simulated_cases(near_exact Gpu/Numerics.NearExactAndEmulated
+  D64_bf16_Block D64_bf16_Row64 D64_fp16_Block_TopLeft D64_fp16_Qk16_TopLeft D64_fp16_Gradients16
+  Mma_D64_bf16_Dv16 Fused_D64_fp16_Qk16_Unsmoothed Fused_D64_bf16_Dv16_Row64_4Warps
+  FusedWs_D64_bf16 FusedWs_D64_bf16_Block_BottomRight Fp16Sums_D64_fp16_TopLeft_Unsmoothed
+  Wgmma8Warps_D64_bf16_Row128 Wgmma_D64_fp16_Row SmoothQ_D64_bf16_Row_TopLeft
+  SmoothQ_D64_bf16_Gradients16 Packed_D64_bf16_TopLeft)
+simulated_test(Numerics "${near_exact}" SIMULATOR_SEED=4)
+# Cases that have every value of every constant of their kernels (lengths_test.cpp).
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources}/lengths.txt)
+file(STRINGS ${sources}/lengths.txt lengths)
+simulated_cases(lengths Gpu/Numerics.AnyLengths ${lengths})
 foreach(shard RANGE 3) # a quarter of them each, as they take longest
-  simulated_test(Lengths_${shard} "Gpu/Numerics.AnyLengths/*" SIMULATOR_SEED=1
+  simulated_test(Lengths_${shard} "${lengths}" SIMULATOR_SEED=1
                  GTEST_TOTAL_SHARDS=4 GTEST_SHARD_INDEX=${shard})
 endforeach()
 simulated_test(BlindRows "Gpu/BlindRows.*" SIMULATOR_SEED=2)
 simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
-simulated_test(GradientThroughLse "Gpu/Numerics.GradientThroughLse/*D64_bf16*")
-simulated_test(KeyMean "Gpu/KeyMean.*;OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
+# The pre-passes take the gradient of lse into rows: each family and copy, and the mean put back.
+simulated_cases(through_lse Gpu/Numerics.GradientThroughLse
+  D64_bf16_Row_TopLeft D64_bf16_Block Mma_D64_bf16_Dv16 Fused_D64_bf16 FusedWs_D64_bf16
+  Wgmma8Warps_D64_bf16_Row128 SmoothQ_D64_bf16_Row_TopLeft Packed_D64_bf16_TopLeft)
+simulated_test(GradientThroughLse "${through_lse}")
+simulated_cases(key_mean Gpu/KeyMean.*
+  D64_bf16_Row_TopLeft D64_bf16_Block D128_bf16_Qk16 D64_fp16_Gradients16 D160_bf16_Row
+  Mma_D64_bf16_Dv16 Fused_D64_bf16 Fp16Sums_D64_bf16)
+simulated_test(KeyMean "${key_mean};OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
 # Memory that nobody has written reads as NaN here.
-simulated_test(Initialised "Gpu/Sanitizer.*" SIMULATOR_SEED=3)
+simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackward
+  D64_bf16_Row_TopLeft D128_bf16_Row64 D64_fp16_Block_TopLeft D128_bf16_Qk16 D256_fp16_Gradients16
+  D72_fp16_Dv16_Unsmoothed D160_bf16_Row Mma_D64_fp16_Row_TopLeft Mma_D64_bf16_Dv16
+  Mma_D256_bf16_Row_TopLeft Mma_D80_bf16_Row_TopLeft Fused_D64_bf16 Fused_D128_fp16_TopLeft
+  FusedWs_D72_fp16_TopLeft Fp16Sums_D64_bf16 Wgmma8Warps_D64_bf16_Row128
+  Wgmma_D256_bf16_Row_TopLeft Wgmma_D112_bf16_Row_TopLeft SmoothQ_D64_bf16_Row_TopLeft
+  SmoothQ_D128_bf16_Block_BottomRight SmoothQ_D256_bf16_Row
+  Window_D128_bf16_Gradients16_BottomRight Window_Mma_D128_bf16_Block Window_FusedWs_D128_bf16
+  Packed_D128_fp16_Gradients16_BottomRight Packed_D256_bf16_Window Packed_Mma_D128_bf16_TopLeft)
+simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
-simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64*;\
-Gpu/Zeros.*/Mma_D128_bf16_Block;Gpu/Zeros.*/Fused_D64_bf16;Gpu/Zeros.*/SmoothQ_D64*")
+simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64_fp16_Row_TopLeft;\
+Gpu/Zeros.*/Mma_D128_bf16_Block;Gpu/Zeros.*/SmoothQ_D64*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
-Gpu/NonFinite.*/FusedWs_D64_bf16;Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*")
+Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
 simulated_test(DpStart "Gpu/DpStart.*" SIMULATOR_SEED=6)
 simulated_test(Tiles "Gpu/AnyTile.*/D64_TopLeft")
@@ -73,7 +113,6 @@ simulated_test(SharedKernels "OnGpu.WindowsOfAllSizesHaveOneSetOfKernels")
 foreach(capability 8.0 8.9 12.0)
   simulated_test(Capability_${capability} "Gpu/Numerics.AnyLengths/D128_bf16_Row;\
 Gpu/Numerics.AnyLengths/D64_fp16_Qk16_TopLeft;\
-Gpu/Numerics.AnyLengths/Fused_D64_bf16;\
 Gpu/Numerics.AnyLengths/NotDeterministic_D64_bf16_TopLeft" SIMULATOR_CAPABILITY=${capability})
 endforeach()
 foreach(short Arguments CDoor GroupedQueries) # which `./run test quick` has too

@@ -14,6 +14,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -79,11 +80,7 @@ private:
   }
   /// Slots 4t .. 4t + 3 of 16 hold tokens 2t, 2t + 1, 2t + 8, 2t + 9.
   static int64_t slot(int64_t token) {
-    for (int64_t t = 0; t < 4; ++t)
-      for (int64_t i = 0; i < 4; ++i)
-        if (token % 16 == 2 * t + i % 2 + i / 2 * 8)
-          return token / 16 * 16 + 4 * t + i;
-    return -1;
+    return token / 16 * 16 + token % 8 / 2 * 4 + token % 16 / 8 * 2 + token % 2;
   }
 
   /// Where a byte of a row lies among images of tiles: 64 rows, in panels of at most 128 bytes a
@@ -144,13 +141,13 @@ private:
     int64_t wrong = 0, wrong_scales = 0;
     for (int64_t u = 0; u < units; ++u) {
       std::vector<float> maxima(d_, 0.0f);
+      for (int64_t i = u * unit * d_; i < std::min(tokens, (u + 1) * unit) * d_; ++i)
+        maxima[i % d_] = std::max(maxima[i % d_], std::fabs(x[i]));
+      if (block_)
+        std::fill(maxima.begin(), maxima.end(), *std::max_element(maxima.begin(), maxima.end()));
       bool small = false; // otherwise the kernels do not ask for the head
-      for (int64_t c = 0; c < d_; ++c) {
-        for (int64_t i = u * unit; i < std::min(tokens, (u + 1) * unit); ++i)
-          for (int64_t other = block_ ? 0 : c; other < (block_ ? d_ : c + 1); ++other)
-            maxima[c] = std::max(maxima[c], std::fabs(x[i * d_ + other]));
-        small |= c < run_.spec->head_dim && maxima[c] < 0x1p-60f;
-      }
+      for (int64_t c = 0; c < run_.spec->head_dim; ++c)
+        small |= maxima[c] < 0x1p-60f;
       const float beside = block_ ? 0 : (small ? magnitude : 1) * 0x1p-60f;
       const float least = std::max(beside, 0x1p-119f);
       for (int64_t c = 0; c < d_; ++c) {

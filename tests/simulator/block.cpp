@@ -82,17 +82,18 @@ std::string Block::run(const Launch& launch, Index index, uint64_t seed) {
 }
 
 [[gnu::noinline]] void Block::pass_on(Fiber* me) {
-  if (_setjmp(me->context))
+  if (SET_PLACE(me->context))
     return;
-  if (Fiber* next = choose(); next != me) {
-    if (next)
-      enter(*next);
-    _longjmp(outside_, 1);
-  }
+  Fiber* next = choose();
+  if (next == me)
+    return;
+  if (next)
+    enter(*next);
+  leave();
 }
 void Block::stop(std::string error) {
   error_ = std::move(error);
-  _longjmp(outside_, 1);
+  leave();
 }
 void Block::end(Fiber& fiber) {
   fiber.ended = true;
@@ -157,13 +158,14 @@ void Block::live() {
   }
 }
 [[gnu::noinline]] void Block::start() {
-  if (!_setjmp(outside_))
+  if (!SET_PLACE(outside_))
     enter(*choose());
 }
-void Block::enter(Fiber& fiber) {
+[[gnu::noinline]] void Block::leave() { GO_TO(outside_); }
+[[gnu::noinline]] void Block::enter(Fiber& fiber) {
   fiber.waits_for = nullptr;
   if (fiber.started)
-    _longjmp(fiber.context, 1);
+    GO_TO(fiber.context);
   fiber.started = true;
   setcontext(&fiber.fresh);
   __builtin_unreachable();

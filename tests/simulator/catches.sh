@@ -20,8 +20,7 @@ caught() {
     failures=$((failures + 1))
     return
   fi
-  SAGEBWD_TEMPLATE_DIR=$folder/templates SIMULATOR_CACHE_DIR=$folder/cache SIMULATOR_SEED=$seed \
-    "$simulate" "$gpu_tests" \
+  SAGEBWD_TEMPLATE_DIR=$folder/templates SIMULATOR_SEED=$seed "$simulate" "$gpu_tests" \
     --gtest_filter="Gpu/$test" >"$folder/log" 2>&1 || true
   if grep -q "FAILED  .*$test" "$folder/log" && grep -q "$what" "$folder/log"; then
     echo "caught: $edit"

@@ -60,6 +60,7 @@ private:
   static void live();
   void start();
   [[noreturn]] void enter(Fiber&);
+  [[noreturn]] void leave();
   Fiber* choose();
   Fiber* choose_ready();
   bool land_one(bool any);
@@ -71,7 +72,7 @@ private:
   std::vector<Warp> warps_;
   std::vector<unsigned> writers_;
   char* stacks_;
-  jmp_buf outside_;
+  Place outside_;
   const Launch* launch_ = nullptr;
   unsigned warps_in_use_ = 0, turn_ = 0, ended_ = 0, waiting_ = 0;
   uint64_t random_ = 0;

@@ -24,28 +24,59 @@ constexpr int kRows = 16, kDepth = 32, kMostColumns = 256; // kDepth in bytes
 #define FOR_EACH_CPU
 #endif
 
-FOR_EACH_CPU void add_products(int* d, int columns, const int16_t (*a)[kDepth],
-                               const int16_t (*b)[kDepth]) {
+using Bytes = uint8_t[kDepth];
+
+template <class Byte>
+[[gnu::always_inline]] inline void widen(int16_t (*to)[kDepth], const Bytes* from, int count) {
+  for (int i = 0; i < count; ++i)
+    for (int k = 0; k < kDepth; ++k)
+      to[i][k] = static_cast<Byte>(from[i][k]);
+}
+FOR_EACH_CPU void add_products(int* d, int columns, const Bytes* a, bool a_signed, const Bytes* b) {
+  int16_t rows[kRows][kDepth], wide[kMostColumns][kDepth];
+  a_signed ? widen<int8_t>(rows, a, kRows) : widen<uint8_t>(rows, a, kRows);
+  widen<int8_t>(wide, b, columns);
   for (int row = 0; row < kRows; ++row)
     for (int column = 0; column < columns; ++column) {
       int sum = 0;
       for (int k = 0; k < kDepth; ++k)
-        sum += a[row][k] * b[column][k];
+        sum += rows[row][k] * wide[column][k];
       d[row * columns + column] += sum;
     }
 }
-FOR_EACH_CPU void add_products(float* d, int columns, const float (*a)[kDepth / 2],
-                               const float (*b)[kMostColumns]) {
+
+template <float (*VALUE)(unsigned)>
+[[gnu::always_inline]] inline void add_products(float* d, int columns, const Bytes* a,
+                                                const Bytes* b) {
+  float rows[kRows][kDepth / 2], wide[kDepth / 2][kMostColumns];
+  uint16_t bits[kMostColumns];
+  for (int row = 0; row < kRows; ++row) {
+    std::memcpy(bits, a[row], kDepth);
+    for (int k = 0; k < kDepth / 2; ++k)
+      rows[row][k] = VALUE(bits[k]);
+  }
+  for (int k = 0; k < kDepth / 2; ++k) {
+    for (int column = 0; column < columns; ++column)
+      std::memcpy(&bits[column], &b[column][2 * k], 2);
+    for (int column = 0; column < columns; ++column)
+      wide[k][column] = VALUE(bits[column]);
+  }
   for (int row = 0; row < kRows; ++row)
     for (int k = 0; k < kDepth / 2; ++k)
       for (int column = 0; column < columns; ++column)
-        d[row * columns + column] += a[row][k] * b[k][column];
+        d[row * columns + column] += rows[row][k] * wide[k][column];
+}
+FOR_EACH_CPU void add_bf16_products(float* d, int columns, const Bytes* a, const Bytes* b) {
+  add_products<float_of_bf16>(d, columns, a, b);
+}
+FOR_EACH_CPU void add_fp16_products(float* d, int columns, const Bytes* a, const Bytes* b) {
+  add_products<float_of_fp16>(d, columns, a, b);
 }
 
 /// Both operands' bytes: rows of A, and columns of B.
 struct Operands {
   int columns;
-  uint8_t a[kRows][kDepth], b[kMostColumns][kDepth];
+  Bytes a[kRows], b[kMostColumns];
 
   void take_a(int lane, const unsigned (&word)[4]) {
     for (int i = 0; i < 4; ++i)
@@ -56,54 +87,34 @@ struct Operands {
       std::memcpy(&b[lane / 4][lane % 4 * 4 + i * 16], &word[i], 4);
   }
 
-  void multiply_8(Element element, int* d) const {
-    int16_t rows[kRows][kDepth], wide[kMostColumns][kDepth];
-    for (int k = 0; k < kDepth; ++k) {
-      for (int row = 0; row < kRows; ++row)
-        rows[row][k] = element == Element::u8 ? a[row][k] : static_cast<int8_t>(a[row][k]);
-      for (int column = 0; column < columns; ++column)
-        wide[column][k] = static_cast<int8_t>(b[column][k]);
-    }
-    add_products(d, columns, rows, wide);
-  }
-  void multiply_16(Element element, float* d) const {
-    const auto value = [&](const uint8_t* place) {
-      uint16_t bits;
-      std::memcpy(&bits, place, 2);
-      return element == Element::bf16 ? float_of_bf16(bits) : float_of_fp16(bits);
-    };
-    float rows[kRows][kDepth / 2], wide[kDepth / 2][kMostColumns];
-    for (int k = 0; k < kDepth / 2; ++k) {
-      for (int row = 0; row < kRows; ++row)
-        rows[row][k] = value(&a[row][2 * k]);
-      for (int column = 0; column < columns; ++column)
-        wide[k][column] = value(&b[column][2 * k]);
-    }
-    add_products(d, columns, rows, wide);
-  }
-
   /// d(lane) and c(lane) give a lane's sums; c may give nullptr, for zeros.
   template <class D, class C> void multiply(Element element, const D& d, const C& c) const {
-    int32_t sums[kRows * kMostColumns]; // or floats, by their bits
-    const auto exchange = [&](const auto& move) {
-      for (int lane = 0; lane < 32; ++lane)
-        for (int i = 0; i < columns / 2; ++i) // 4 a tile of 8 columns
-          move(lane, i,
-               sums[(lane / 4 + i / 2 % 2 * 8) * columns + i / 4 * 8 + lane % 4 * 2 + i % 2]);
+    constexpr size_t kPair = 2 * sizeof(int32_t);
+    int32_t sums[kRows * kMostColumns];                     // or floats, by their bits
+    const auto exchange = [&](int lane, const auto& move) { // two pairs a tile of 8 columns
+      int32_t* row = sums + lane / 4 * columns + lane % 4 * 2;
+      for (int tile = 0; tile < columns / 8; ++tile)
+        for (int half = 0; half < 2; ++half)
+          move((2 * tile + half) * kPair, row + half * 8 * columns + tile * 8);
     };
-    exchange([&](int lane, int i, int32_t& sum) {
-      const void* from = c(lane);
-      sum = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+      const char* from = static_cast<const char*>(c(lane));
       if (from)
-        std::memcpy(&sum, static_cast<const char*>(from) + 4 * i, 4);
-    });
-    if (element == Element::s8 || element == Element::u8)
-      multiply_8(element, sums);
+        exchange(lane, [&](size_t at, int32_t* pair) { std::memcpy(pair, from + at, kPair); });
+      else
+        exchange(lane, [&](size_t, int32_t* pair) { std::memset(pair, 0, kPair); });
+    }
+    float* floats = reinterpret_cast<float*>(sums); // compiled with -fno-strict-aliasing
+    if (element == Element::bf16)
+      add_bf16_products(floats, columns, a, b);
+    else if (element == Element::fp16)
+      add_fp16_products(floats, columns, a, b);
     else
-      multiply_16(element, reinterpret_cast<float*>(sums)); // compiled with -fno-strict-aliasing
-    exchange([&](int lane, int i, int32_t& sum) {
-      std::memcpy(static_cast<char*>(d(lane)) + 4 * i, &sum, 4);
-    });
+      add_products(sums, columns, a, element == Element::s8, b);
+    for (int lane = 0; lane < 32; ++lane) {
+      char* to = static_cast<char*>(d(lane));
+      exchange(lane, [&](size_t at, int32_t* pair) { std::memcpy(to + at, pair, kPair); });
+    }
   }
 };
 
