@@ -37,8 +37,8 @@ function(sanitized_objects name sources)
   add_library(${name} OBJECT ${cache_sources} ${sources} runtime/kernel_builder.cpp
               runtime/parallel_for.cpp)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
-  target_compile_options(${name} PUBLIC ${warnings} -O0 -g1 ${ARGN})
-  target_precompile_headers(${name} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled_sources.h)
+  target_compile_options(${name} PUBLIC ${warnings} -O0 -g1 -fPIC ${ARGN})
+  target_precompile_headers(${name} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled.h)
   target_link_options(${name} PUBLIC ${ARGN})
   target_link_libraries(${name} PUBLIC LLVMSupportOnly Threads::Threads)
 endfunction()
@@ -47,6 +47,7 @@ endfunction()
 # gives only what the objects lack.
 function(sanitized_executable name objects)
   add_executable(${name} ${ARGN})
+  target_precompile_headers(${name} REUSE_FROM ${objects})
   target_link_libraries(${name} PRIVATE ${objects} sagebwd_runtime)
 endfunction()
 
@@ -74,10 +75,13 @@ if(can_sanitize_memory)
   file(GLOB fuzz_targets RELATIVE ${PROJECT_SOURCE_DIR}/tests/fuzz CONFIGURE_DEPENDS
        tests/fuzz/*.cpp)
   list(REMOVE_ITEM fuzz_targets replay.cpp libfuzzer.cpp)
+  add_library(fuzz_replay OBJECT tests/fuzz/replay.cpp)
+  target_precompile_headers(fuzz_replay REUSE_FROM sagebwd_memory_sanitized)
+  target_link_libraries(fuzz_replay PRIVATE sagebwd_memory_sanitized)
   foreach(source ${fuzz_targets})
     get_filename_component(target ${source} NAME_WE)
     sanitized_executable(fuzz_${target}_replay sagebwd_memory_sanitized tests/fuzz/${source}
-                         tests/fuzz/replay.cpp)
+                         $<TARGET_OBJECTS:fuzz_replay>)
     sanitized_test(Fuzz.${target} memory $<TARGET_FILE:fuzz_${target}_replay>)
   endforeach()
 

@@ -7,11 +7,9 @@ find_package(GTest REQUIRED)
 include(GoogleTest)
 set(test_limit 3600)
 
-# Tests are compiled more often than they run: without optimisation, what they all include once.
-function(compile_quickly target)
-  target_compile_options(${target} PRIVATE ${ARGN} -O0)
-  target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled_tests.h)
-endfunction()
+# Tests are compiled more often than they run: without optimisation.
+precompiled(tests_precompiled precompiled_tests.h -O0 -fPIE)
+target_link_libraries(tests_precompiled PRIVATE GTest::gtest)
 
 foreach(suite generator templates cache runtime gpu)
   file(GLOB test_sources CONFIGURE_DEPENDS tests/${suite}/*.cpp)
@@ -21,7 +19,8 @@ foreach(suite generator templates cache runtime gpu)
                              SAGEBWD_BINARY_DIR="${CMAKE_BINARY_DIR}")
   target_link_libraries(${suite}_tests PRIVATE sagebwd_runtime LLVMSupportOnly GTest::gtest
                         GTest::gtest_main)
-  compile_quickly(${suite}_tests)
+  target_compile_options(${suite}_tests PRIVATE -O0)
+  target_precompile_headers(${suite}_tests REUSE_FROM tests_precompiled)
   set(properties LABELS ${suite} TIMEOUT ${test_limit})
   set(filter)
   if(suite STREQUAL gpu)
@@ -40,7 +39,7 @@ include(SanitizedTests)
 include(SimulatedTests)
 
 add_executable(cache_speed bench/cache_speed.cpp)
-target_compile_options(cache_speed PRIVATE ${warnings})
+compile(cache_speed)
 target_link_libraries(cache_speed PRIVATE sagebwd_runtime)
 # That a new process finds every kernel and opens no NVRTC. How fast is for people to read.
 add_test(NAME Speed.Cache COMMAND cache_speed)

@@ -10,7 +10,6 @@
 
 #include <cctype>
 #include <filesystem>
-#include <regex>
 
 namespace sagebwd::tools {
 
@@ -28,7 +27,9 @@ TileConfig read_tile(std::string typed, const TileConfig& like) {
     if (!letter.empty() && value != T() && typed.find(letter) == std::string::npos)
       typed += mark + value_text(value);
     else if (!letter.empty())
-      typed = std::regex_replace(typed, std::regex("([0-9])" + letter), "$1" + mark);
+      for (size_t at = 1; (at = typed.find(letter, at)) != std::string::npos; at += mark.size())
+        if (std::isdigit(static_cast<unsigned char>(typed[at - 1])))
+          typed.replace(at, letter.size(), mark);
   });
   return parse_tile(typed);
 }

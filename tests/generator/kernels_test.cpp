@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <map>
-#include <regex>
 #include <set>
 
 using namespace sagebwd;
@@ -356,7 +355,7 @@ TEST(KernelName, TellsWhatTheKernelIs) {
 }
 
 TEST(KernelName, IsAnIdentifierAndNamesOneSourceOnAnArchitecture) {
-  const std::regex identifier("sagebwd_[a-z0-9_]+");
+  const std::string start = "sagebwd_", letters = "abcdefghijklmnopqrstuvwxyz0123456789_";
   std::map<std::string, std::string> source_of;
   std::set<std::string> ambiguous;
   for (const char* arch : {"sm_80", "sm_90a"})
@@ -365,7 +364,9 @@ TEST(KernelName, IsAnIdentifierAndNamesOneSourceOnAnArchitecture) {
         for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch(arch))) {
           const KernelSource source = emit(kernel);
           EXPECT_EQ(source.name, kernel_name(kernel));
-          EXPECT_TRUE(std::regex_match(source.name, identifier)) << source.name;
+          EXPECT_EQ(source.name.rfind(start, 0), 0u) << source.name;
+          EXPECT_GT(source.name.size(), start.size());
+          EXPECT_EQ(source.name.find_first_not_of(letters), std::string::npos) << source.name;
           // Names tell kernels apart in what a profiler shows: a name, one text.
           const auto at = source_of.emplace(source.name, source.text).first;
           if (at->second != source.text)

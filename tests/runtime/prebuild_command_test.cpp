@@ -3,11 +3,14 @@
 #include "runtime/prebuild.h"
 #include "runtime/prebuild_command.h"
 
+#include "llvm/ADT/SmallVector.h"
+#include "llvm/ADT/StringRef.h"
+#include "llvm/Support/Regex.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
-#include <regex>
 
 using namespace sagebwd;
 
@@ -28,14 +31,14 @@ long count_of(const std::vector<KernelSpec>& kernels, const KernelSpec& wanted) 
 
 /// What the command line makes of a command of one spec.
 WantedOperation operation_of(const std::string& command) {
-  std::smatch parts;
-  const std::regex form(
-      "sagebwd prebuild --arch (\\S+) --spec '([^']+)'( --records RECORDS)? --out FILE");
-  if (!std::regex_match(command, parts, form)) {
+  llvm::SmallVector<llvm::StringRef> parts;
+  const llvm::Regex form(
+      "^sagebwd prebuild --arch ([^ ]+) --spec '([^']+)'( --records RECORDS)? --out FILE$");
+  if (!form.match(command, &parts)) {
     ADD_FAILURE() << "not understood: " << command;
     return {{}, all_archs().front()};
   }
-  return {parse_spec(parts[2].str()), find_arch(parts[1].str()), /*forward=*/true,
+  return {parse_spec(parts[2]), find_arch(parts[1].str()), /*forward=*/true,
           /*backward=*/true};
 }
 

@@ -8,10 +8,13 @@
 
 #include "tests/templates/ptx_loops.h"
 
+#include "llvm/ADT/SmallVector.h"
+#include "llvm/ADT/StringRef.h"
+#include "llvm/Support/Regex.h"
+
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <vector>
@@ -77,7 +80,7 @@ Products Counter::products_of(const std::string& line) const {
 }
 
 void Counter::split(const std::string& ptx) {
-  static const std::regex branch(R"((@\S+\s+)?bra(\.uni)?\s+(\S+);)");
+  static const llvm::Regex branch("^(@[^ \t]+[ \t]+)?bra(\\.uni)?[ \t]+([^ \t]+);$");
   std::map<std::string, int> labels;
   std::vector<std::vector<std::string>> targets;
   std::vector<bool> falls_through;
@@ -88,14 +91,14 @@ void Counter::split(const std::string& ptx) {
   std::istringstream text(ptx.substr(ptx.find(".entry")));
   for (std::string line; std::getline(text, line);) {
     line.erase(0, line.find_first_not_of(" \t"));
-    std::smatch match;
+    llvm::SmallVector<llvm::StringRef> match;
     if (starts_with(line, "$L") && line.find(':') != std::string::npos) {
       open();
       labels[line.substr(0, line.find(':'))] = static_cast<int>(blocks_.size()) - 1;
-    } else if (std::regex_match(line, match, branch)) {
+    } else if (branch.match(line, &match)) {
       blocks_.back().lines.push_back(line);
-      targets.back().push_back(match[3]);
-      falls_through.back() = match[1].matched;
+      targets.back().push_back(match[3].str());
+      falls_through.back() = !match[1].empty();
       open();
     } else if (starts_with(line, "ret;")) {
       falls_through.back() = false;
@@ -143,14 +146,16 @@ void Counter::find_loops() {
 /// How often a loop runs, by its counter: `mov counter, first` before it, `add counter, counter,
 /// step` and the comparison with the end in the block that jumps back. Once where there is none.
 int Counter::trips(int head) const {
-  static const std::regex compare(R"(setp\.(ne|lt)\.\w+\s+%p\d+, (%r\d+), (-?\d+);)");
+  static const llvm::Regex compare(
+      "setp\\.(ne|lt)\\.[[:alnum:]_]+[ \t]+%p[0-9]+, (%r[0-9]+), (-?[0-9]+);");
   const Nodes& latches = latches_.at(head);
   const auto number = [](const std::vector<std::string>& lines, const std::string& pattern) {
     std::optional<int> found;
-    std::smatch match;
+    const llvm::Regex form("^" + pattern + "$");
+    llvm::SmallVector<llvm::StringRef> match;
     for (const std::string& line : lines)
-      if (std::regex_match(line, match, std::regex(pattern)))
-        found = std::stoi(match[1]);
+      if (form.match(line, &match))
+        found = std::stoi(match[1].str());
     return found;
   };
   std::vector<std::string> before;
@@ -158,13 +163,13 @@ int Counter::trips(int head) const {
     before.insert(before.end(), blocks_[block].lines.begin(), blocks_[block].lines.end());
   const std::vector<std::string>& latch = blocks_[*latches.begin()].lines;
   for (const std::string& line : latch) {
-    std::smatch end;
-    if (latches.size() != 1 || !std::regex_search(line, end, compare))
+    llvm::SmallVector<llvm::StringRef> end;
+    if (latches.size() != 1 || !compare.match(line, &end))
       continue;
-    const std::string counter = end[2];
-    const auto first = number(before, "mov\\.\\w+\\s+" + counter + ", (-?\\d+);");
-    const auto step = number(latch, "add\\.s32\\s+" + counter + ", " + counter + ", (\\d+);");
-    const int last = std::stoi(end[3]);
+    const std::string counter = end[2].str();
+    const auto first = number(before, "mov\\.[[:alnum:]_]+[ \t]+" + counter + ", (-?[0-9]+);");
+    const auto step = number(latch, "add\\.s32[ \t]+" + counter + ", " + counter + ", ([0-9]+);");
+    const int last = std::stoi(end[3].str());
     if (first && step && (last - *first) % *step == 0)
       return (last - *first) / *step;
   }
