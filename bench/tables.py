@@ -103,24 +103,24 @@ def speed(record: dict, listed: dict = SPEED, peer: str = "cudnn") -> list[str]:
 
 #: Rows of the table of lengths: what they are called, the attention, how its cell differs.
 PLAIN = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
+LENGTHS = (1024, 4096, 16384, 32768, 131072)
 GRID = {"`six-of-seven`": "sagebwd", "`gradients16`, `deterministic=False`": NOT_DETERMINISTIC}
 
 
 def lengths(record: dict) -> list[str]:
-    """Speed relative to cuDNN, forward and backward, at the lengths that `speed` does not have."""
+    """Speed relative to cuDNN, forward and backward, at LENGTHS, of which `speed` has none."""
     rows = [r for r in record["rows"] if all(r[key] == value for key, value in PLAIN.items())]
     cells = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r for r in rows}
-    columns = sorted({r["tokens"] for r in rows} - {tokens for *_, tokens in SHAPES.values()})
 
     def time(*key) -> float:
         return sound(cells, *key)["forward+backward"]["median_ms"]
 
-    lines = [f"| tokens | {' | '.join(map(str, columns))} |",
-             "|---" * (1 + len(columns)) + "|"]  # fmt: skip
+    lines = [f"| tokens | {' | '.join(map(str, LENGTHS))} |",
+             "|---" * (1 + len(LENGTHS)) + "|"]  # fmt: skip
     for head_dim in sorted({r["head_dim"] for r in rows}):
         for causal in (False, True):
             for called, attention in GRID.items():
-                shapes = [(head_dim, causal, n) for n in columns]
+                shapes = [(head_dim, causal, n) for n in LENGTHS]
                 ratios = [time("cudnn", *shape) / time(attention, *shape) for shape in shapes]
                 lines.append(f"| D{head_dim}{' causal' if causal else ''}, {called} | "
                              + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
@@ -160,8 +160,8 @@ MASKS = {
 }
 
 
-def masks(record: dict, of_peer: bool = True) -> list[str]:
-    """Forward and backward: speed relative to the peer, or time over the share's or the parts'."""
+def masks(record: dict) -> list[str]:
+    """Forward and backward: speed relative to the peer, and time over the share's or the parts'."""
     rows = {(r["case"], r["causal"], r["head_dim"]): r for r in record["rows"]}
     dims = sorted({r["head_dim"] for r in record["rows"]})
     lines = [f"| mask | {' | '.join(f'D{d}' for d in dims)} |", "|---" * (1 + len(dims)) + "|"]
@@ -170,7 +170,7 @@ def masks(record: dict, of_peer: bool = True) -> list[str]:
         for dim in dims:
             one = dict(sound(rows, case, causal, dim)["forward+backward"])
             ratio = one.pop("ratio_to_fa2")
-            cells.append(f"{ratio:.2f}x" if of_peer else f"{next(iter(one.values())):.2f}")
+            cells.append(f"{ratio:.2f}x, {next(iter(one.values())):.2f}")
         lines.append(f"| {called} | {' | '.join(cells)} |")
     return lines
 
@@ -190,10 +190,9 @@ def generation(record: dict) -> list[str]:
 TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED)},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
-                           "speed-grid.json lengths": lengths, "errors.json": errors,
-                           "masks.json": masks, "generation.json": generation},
+                           "speed-grid.json lengths": lengths, "errors.json": errors},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
-                        "masks.json": partial(masks, of_peer=False)},
+                        "masks.json": masks, "generation.json": generation},
 }  # fmt: skip
 
 
