@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from documents import ROOT, blocks, blocks_of
+from documents import PAGES, ROOT, blocks, blocks_of
 
 import sagebwd
 
@@ -133,6 +133,34 @@ def test_cpp_compiles(block, tmp_path):
 
 
 # ---- what pages are made of ----------------------------------------------------------------------
+
+#: Words that newcomers had to read twice, and those of the project's own history.
+HARD = re.compile(
+    r"\b(but (for|under|on)|anew|lest|heeds?|hand(ed|s)? in|which binds|numerics 1)\b"
+    r"|(?<![\w.])\.\d"
+)
+
+
+def prose(text):
+    """A page without code, and without comments that readers do not see."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`|<!--.*?-->", "", text, flags=re.DOTALL)
+
+
+def test_pages_for_users_have_plain_words():
+    for page in PAGES:
+        if page.name != "changing.md":  # for developers
+            found = [m[0] for m in HARD.finditer(prose(page.read_text()))]
+            assert not found, f"{page.relative_to(ROOT)}: {found}"
+
+
+@pytest.mark.parametrize("text", ["all but for one", "an error of .84", "compiled anew, `once`"])
+def test_hard_words_are_found(text):
+    assert HARD.search(prose(text))
+
+
+def test_code_and_numbers_are_not_hard_words():
+    assert not HARD.search(prose("0.84, 1.5, but one; `anew`\n```sh\nls .5 anew\n```\n"))
 
 
 def test_every_block_names_a_language_that_runs_or_is_output():
