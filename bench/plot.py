@@ -142,6 +142,16 @@ def plot_instructions(path: Path) -> Path:
     return picture
 
 
+def plot_wins() -> Path:
+    """README.md's picture, which the site draws as well."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs/_site"))
+    import figures
+
+    picture = RESULTS / "where-it-is-faster.png"
+    figures.wins().savefig(picture, dpi=110, facecolor="white")
+    return picture
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("folder", nargs="?", type=Path, default=RESULTS)
@@ -150,6 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
                 for path in sorted(folder.glob("speed*.json"))]
     pictures += [plot_instructions(path) for path in sorted(folder.glob("instructions*.json"))]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
+    if folder == RESULTS:
+        pictures.append(plot_wins())
     if not pictures:
         print(f"{folder} holds no speed*.json, no instructions*.json "
               "and no *curves*.csv", file=sys.stderr)

@@ -30,26 +30,30 @@ ERRORS = [
     ("heavy channels", "top-left", "row", "six-of-seven"),
     ("sink", "top-left", "row", "six-of-seven"),
 ]
-#: Of them those that README.md has.
-HEADLINE_ERRORS = [row for row in ERRORS if row[0] in ("sigma 1", "sigma 5", "sink")]
-#: Rows of the table of speed: an attention of bench/speed.py, and what it is called.
-SPEED = {
-    "fa2": "PyTorch SDPA, FlashAttention-2",
-    "cudnn": "PyTorch SDPA, cuDNN",
-    "sagebwd": "six-of-seven (6 of 7 INT8)",
-    "sagebwd:precision=dv16": "dv16 (5 of 7)",
-    "sagebwd:precision=qk16": "qk16 (4 of 7)",
-    "sagebwd:precision=gradients16": "gradients16 (3 of 7)",
-    "sagebwd:precision=gradients16,no-deterministic": "the same without `deterministic`",
-    "sagebwd-mma": "six-of-seven, mma.sync",
-    "sagebwd-mma:no-deterministic": "the same without `deterministic`",
-    "sagebwd-mma:precision=gradients16": "gradients16, mma.sync",
-    "sagebwd-mma:precision=gradients16,no-deterministic": "the same without `deterministic`",
-    "sagebwd:smooth-q": "six-of-seven with `smooth_q`, mma.sync",
+#: What attentions of bench/speed.py and bench/grid.py are called.
+PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2"}
+NOT_DETERMINISTIC = "sagebwd:precision=gradients16,no-deterministic"
+#: Rows of the table of speed in README.md; those that users read in docs; those of mma.sync.
+HEADLINE_SPEED = {
+    "cudnn": "PyTorch, cuDNN",
+    "fa2": "PyTorch, FlashAttention-2",
+    "sagebwd": "`six-of-seven` (default)",
+    "sagebwd:precision=gradients16": "`gradients16`",
+    NOT_DETERMINISTIC: "`gradients16`, `deterministic=False`",
 }
-HEADLINE_SPEED = {attention: called for attention, called in SPEED.items()
-                  if not attention.startswith("sagebwd-mma")
-                  and attention[-4:] not in ("dv16", "qk16")}  # fmt: skip
+SPEED = {
+    **HEADLINE_SPEED,
+    "sagebwd:precision=dv16": "`dv16`",
+    "sagebwd:precision=qk16": "`qk16`",
+    "sagebwd:smooth-q": "`six-of-seven`, `smooth_q=True`",
+}
+MMA_SPEED = {
+    "fa2": "FlashAttention-2",
+    "sagebwd-mma": "`six-of-seven`",
+    "sagebwd-mma:no-deterministic": "`six-of-seven`, `deterministic=False`",
+    "sagebwd-mma:precision=gradients16": "`gradients16`",
+    "sagebwd-mma:precision=gradients16,no-deterministic": "`gradients16`, `deterministic=False`",
+}
 SHAPES = {f"D{d}{' causal' if causal else ''}": (d, causal, 8192)
           for d in (64, 128, 256) for causal in (False, True)}  # fmt: skip
 
@@ -72,74 +76,102 @@ def errors(record: dict, listed: list = ERRORS) -> list[str]:
     for name, causal, scheme, called in listed:
         row = sound(rows, name, causal, scheme)
         paper = row.get("paper_table_1") if scheme == "row" and name != "16384 tokens" else None
-        cells = [f"{row['errors'][x]['rel_l2']:.4f}".removeprefix("0")
-                 + (f" ({paper[x]:.4f})".replace("(0", "(") if paper else "")
+        cells = [f"{row['errors'][x]['rel_l2']:.4f}" + (f" ({paper[x]:.4f})" if paper else "")
                  for x in ("O", "dQ", "dK", "dV")]  # fmt: skip
         masked = ", causal" if causal != "none" else ""
         lines.append(f"| {name}{masked} | {called} | {' | '.join(cells)} |")
     return lines
 
 
-def speed(record: dict, listed: dict = SPEED) -> list[str]:
-    """Forward and backward, and the ratio of speed to FlashAttention-2 in the same run."""
+def speed(record: dict, listed: dict = SPEED, peer: str = "cudnn") -> list[str]:
+    """Forward and backward, and the ratio of speed to the peer's in the same run."""
     rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r
             for r in record["rows"]}  # fmt: skip
-    lines = [f"| against FlashAttention-2 | {' | '.join(SHAPES)} |",
+    lines = [f"| speed relative to {PEERS[peer]} | {' | '.join(SHAPES)} |",
              "|---" * (1 + len(SHAPES)) + "|"]  # fmt: skip
+
+    def time(attention: str, shape: tuple) -> float:
+        return sound(rows, attention, *shape)["forward+backward"]["median_ms"]
+
     for attention, called in listed.items():
-        cells = []
-        for shape in SHAPES.values():
-            row = sound(rows, attention, *shape)["forward+backward"]
-            ratio = f"{row['ratio_to_fa2']:.2f}x"
-            if attention == "sagebwd":
-                ratio = f"**{ratio}**"
-            cells.append(f"{row['median_ms']:.1f} ms"
-                         + (f", {ratio}" if attention != "fa2" else ""))  # fmt: skip
+        cells = [f"{time(attention, shape):.1f} ms"
+                 + (f", {time(peer, shape) / time(attention, shape):.2f}x"
+                    if attention != peer else "") for shape in SHAPES.values()]  # fmt: skip
         lines.append(f"| {called} | {' | '.join(cells)} |")
     return lines
 
 
 #: Rows of the table of lengths: what they are called, the attention, how its cell differs.
 PLAIN = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
-GRID = {
-    "six-of-seven": "sagebwd",
-    "gradients16 without `deterministic`": "sagebwd:precision=gradients16,no-deterministic",
-}
+LENGTHS = (1024, 4096, 16384, 32768, 131072)
+GRID = {"`six-of-seven`": "sagebwd", "`gradients16`, `deterministic=False`": NOT_DETERMINISTIC}
 
 
 def lengths(record: dict) -> list[str]:
-    """The ratio of speed to cuDNN's, forward and backward, over lengths."""
+    """Speed relative to cuDNN, forward and backward, at LENGTHS, of which `speed` has none."""
     rows = [r for r in record["rows"] if all(r[key] == value for key, value in PLAIN.items())]
     cells = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r for r in rows}
-    columns = sorted({r["tokens"] for r in rows})
 
     def time(*key) -> float:
         return sound(cells, *key)["forward+backward"]["median_ms"]
 
-    lines = [f"| against cuDNN, N | {' | '.join(map(str, columns))} |",
-             "|---" * (1 + len(columns)) + "|"]  # fmt: skip
+    lines = [f"| tokens | {' | '.join(map(str, LENGTHS))} |",
+             "|---" * (1 + len(LENGTHS)) + "|"]  # fmt: skip
     for head_dim in sorted({r["head_dim"] for r in rows}):
         for causal in (False, True):
             for called, attention in GRID.items():
-                shapes = [(head_dim, causal, n) for n in columns]
+                shapes = [(head_dim, causal, n) for n in LENGTHS]
                 ratios = [time("cudnn", *shape) / time(attention, *shape) for shape in shapes]
                 lines.append(f"| D{head_dim}{' causal' if causal else ''}, {called} | "
                              + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
     return lines
 
 
+def deterministic(record: dict) -> list[str]:
+    """Forward and backward under torch.use_deterministic_algorithms: speed and memory."""
+    rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r for r in record["rows"]
+            if all(r[key] == value for key, value in PLAIN.items())}  # fmt: skip
+    peer, ours = ([sound(rows, name, *shape) for shape in SHAPES.values()]
+                  for name in ("fa2, deterministic", "sagebwd"))  # fmt: skip
+    times = [[r["forward+backward"]["median_ms"] for r in rows] for rows in (peer, ours)]
+    cells = {
+        "speed of `six-of-seven`": [f"{fa2 / ms:.2f}x" for fa2, ms in zip(*times)],
+        "memory, FlashAttention-2": [f"{r['peak_mib']:.0f} MiB" for r in peer],
+        "memory, `six-of-seven`": [f"{r['peak_mib']:.0f} MiB" for r in ours],
+    }
+    return [f"| relative to FlashAttention-2 | {' | '.join(SHAPES)} |",
+            "|---" * (1 + len(SHAPES)) + "|",
+            *(f"| {called} | {' | '.join(row)} |" for called, row in cells.items())]  # fmt: skip
+
+
+#: What the masks of bench/masks.py are called, at its 32768 tokens.
+MASKS = {
+    ("dense", "none"): "none",
+    ("causal", "top-left"): "causal",
+    ("window", "top-left"): "causal window of 1024",
+    ("window, both sides", "none"): "window of 1024, half on each side",
+    ("window, four times", "top-left"): "causal window of 4096",
+    ("packed, halves", "none"): "packed, each half as long as the one before",
+    ("packed, halves", "top-left"): "the same, causal",
+    ("packed, documents", "none"): "packed, documents of random lengths",
+    ("packed, documents", "top-left"): "the same, causal",
+    ("packed, equal", "none"): "packed, 32 of 1024 tokens",
+    ("packed, equal", "top-left"): "the same, causal",
+}
+
+
 def masks(record: dict) -> list[str]:
-    """Forward and backward: speed to FlashAttention-2's, and times of the share or the parts."""
+    """Forward and backward: speed relative to the peer, and time over the share's or the parts'."""
     rows = {(r["case"], r["causal"], r["head_dim"]): r for r in record["rows"]}
     dims = sorted({r["head_dim"] for r in record["rows"]})
-    lines = [f"| | mask | {' | '.join(f'D{d}' for d in dims)} |", "|---" * (2 + len(dims)) + "|"]
-    for case, causal in dict.fromkeys((r["case"], r["causal"]) for r in record["rows"]):
+    lines = [f"| mask | {' | '.join(f'D{d}' for d in dims)} |", "|---" * (1 + len(dims)) + "|"]
+    for (case, causal), called in MASKS.items():
         cells = []
         for dim in dims:
             one = dict(sound(rows, case, causal, dim)["forward+backward"])
             ratio = one.pop("ratio_to_fa2")
             cells.append(f"{ratio:.2f}x, {next(iter(one.values())):.2f}")
-        lines.append(f"| {case} | {causal} | {' | '.join(cells)} |")
+        lines.append(f"| {called} | {' | '.join(cells)} |")
     return lines
 
 
@@ -154,20 +186,20 @@ def generation(record: dict) -> list[str]:
     return lines
 
 
-#: Of each file the records that its tables are of.
+#: Of each file its tables: each by its record, behind which a word tells two of one record.
 TABLES = {
-    "README.md": {"errors.json": partial(errors, listed=HEADLINE_ERRORS),
-                  "speed.json": partial(speed, listed=HEADLINE_SPEED)},
-    "docs/benchmarks.md": {"errors.json": errors, "speed.json": speed},
-    "bench/README.md": {"speed-grid.json": lengths, "masks.json": masks,
-                        "generation.json": generation},
+    "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED)},
+    "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
+                           "speed-grid.json lengths": lengths, "errors.json": errors},
+    "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
+                        "masks.json": masks, "generation.json": generation},
 }  # fmt: skip
 
 
 def with_tables(file: str, text: str, results: Path) -> str:
     """`text`, the file's, with each table replaced by what its record gives."""
     for name, table in TABLES[file].items():
-        record = json.loads((results / name).read_text())
+        record = json.loads((results / name.split()[0]).read_text())
         if record["status"] != "finished":
             raise SystemExit(f"tables: {name} is of a run that did not end")
         lines = "\n".join(table(record))

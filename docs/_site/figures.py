@@ -1,7 +1,7 @@
 """The site's figures, drawn from bench/results when it is built: SVG that takes the page's colours.
 
 In a page `<!-- figure: NAME -->` stands for one, NAME being a function here. Its docstring is what
-screen readers say of it.
+screen readers say of it. README.md has a PNG of `wins`, which bench/plot.py draws.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ plt.rcParams.update({
 #: bench's names of attentions and schemes, as readers know them.
 ATTENTIONS = {
     "cudnn": "PyTorch, cuDNN",
-    "sagebwd": "six-of-seven",
-    "sagebwd:precision=gradients16,no-deterministic": "gradients16, not deterministic",
+    "sagebwd": "sagebwd, six-of-seven (default)",
+    "sagebwd:precision=gradients16,no-deterministic": "sagebwd, gradients16, deterministic=False",
 }
 SCHEMES = {
     "bf16 (PyTorch)": "PyTorch, bf16", "row gradients16": "gradients16", "row qk16": "qk16",
@@ -52,22 +52,69 @@ def axes(width=7.4, height=3.6):
     return figure, panel
 
 
+#: What every cell of the grid has that is shown.
+PLAIN = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
+
+
+def times_of(name, **wanted):
+    """Median ms of forward and backward by attention, head dimension, mask and tokens."""
+    return {(r["attention"], r["head_dim"], r["causal"], r["tokens"]):
+            r["forward+backward"]["median_ms"] for r in record(name)["rows"]
+            if "error" not in r and all(r[key] == value for key, value in wanted.items())
+            }  # fmt: skip
+
+
+def wins():
+    """Left, bars: deterministic training is faster than PyTorch's FlashAttention-2 at every head
+    dimension. Right, lines: at head dimension 256 it is faster than cuDNN on long sequences."""
+    times = times_of("speed-grid.json", **PLAIN)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 3.5), layout="constrained")
+    for i, causal in enumerate((False, True)):
+        speeds = [times["fa2, deterministic", d, causal, 8192] / times["sagebwd", d, causal, 8192]
+                  for d in (64, 128, 256)]  # fmt: skip
+        bars = left.bar([x + (i - 0.5) * 0.4 for x in range(3)], speeds, 0.37, color=COLOURS[i],
+                        label="causal" if causal else "no mask")  # fmt: skip
+        left.bar_label(bars, [f"{speed:.1f}" for speed in speeds], padding=2)
+    left.set_xticks(range(3), ["D64", "D128", "D256"])
+    left.grid(axis="x", visible=False)
+    left.set_title("Deterministic training in PyTorch, 8192 tokens", fontsize=11)
+    left.set_ylabel("speed, FlashAttention-2 = 1")
+    left.set_ylim(0, 3.8)
+    for i, causal in enumerate((False, True)):
+        points = [(n, times["cudnn", 256, causal, n] / ms) for (a, d, c, n), ms
+                  in sorted(times.items()) if (a, d, c) == ("sagebwd", 256, causal)]  # fmt: skip
+        right.plot(*zip(*points), marker="o", markersize=4, color=COLOURS[i],
+                   label="causal" if causal else "no mask")  # fmt: skip
+    lengths_on(right)
+    right.set_title("Head dimension 256", fontsize=11)
+    right.set_ylabel("speed, cuDNN = 1")
+    for panel in (left, right):
+        panel.axhline(1, color=INK, linewidth=1)
+        panel.legend(loc="upper left")
+    return figure
+
+
+def lengths_on(panel):
+    panel.set_xscale("log", base=2)
+    panel.set_xticks([512, 2048, 8192, 32768, 131072], ["512", "2K", "8K", "32K", "128K"])
+    panel.set_xlabel("tokens")
+
+
 def speed():
-    """Bars: speed of both passes as a multiple of FlashAttention-2's, by head dimension."""
-    rows = {(r["attention"], r["head_dim"], r["causal"]): r["forward+backward"]["ratio_to_fa2"]
-            for r in record("speed.json")["rows"]
-            if r["tokens"] == 8192 and "error" not in r}  # fmt: skip
-    shapes = [(d, causal) for d in (64, 128, 256) for causal in (False, True)]
+    """Bars: speed of both passes relative to cuDNN, by head dimension and mask."""
+    times = times_of("speed.json", tokens=8192)
+    shapes = [(d, causal, 8192) for d in (64, 128, 256) for causal in (False, True)]
     figure, panel = axes()
     for i, (attention, called) in enumerate(ATTENTIONS.items()):
         places = [x + (i - 1) * 0.27 for x in range(len(shapes))]
-        panel.bar(places, [rows[(attention, *s)] for s in shapes], 0.25, label=called,
-                  color=COLOURS[-1] if attention == "cudnn" else COLOURS[i - 1])  # fmt: skip
+        panel.bar(places, [times[("cudnn", *s)] / times[(attention, *s)] for s in shapes], 0.25,
+                  label=called, color=COLOURS[-1] if attention == "cudnn" else COLOURS[i - 1],
+                  )  # fmt: skip
     panel.axhline(1, color=INK, linewidth=1)
     panel.grid(axis="x", visible=False)
-    names = [f"D{d}" + (",\ncausal" if causal else "") for d, causal in shapes]
+    names = [f"D{d}" + (",\ncausal" if causal else "") for d, causal, _ in shapes]
     panel.set_xticks(range(len(shapes)), names)
-    panel.set_ylabel("speed, of FlashAttention-2's")
+    panel.set_ylabel("speed, cuDNN = 1")
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     return figure
 
@@ -81,7 +128,7 @@ def sigmas():
                         for r in rows if r["scheme"] == scheme)  # fmt: skip
         panel.plot(*zip(*points), marker="o", markersize=4, label=called, color=COLOURS[i])
     panel.set_yscale("log")
-    panel.set_yticks([0.003, 0.01, 0.03, 0.1, 0.3], [".003", ".01", ".03", ".1", ".3"])
+    panel.set_yticks([0.003, 0.01, 0.03, 0.1, 0.3], ["0.003", "0.01", "0.03", "0.1", "0.3"])
     panel.minorticks_off()
     panel.set_xlabel("standard deviation of Q and K")
     panel.set_ylabel("relative L2 error of dQ")
@@ -112,7 +159,7 @@ def inputs():
         ],
     )
     panel.set_xscale("log")
-    panel.set_xticks([0.003, 0.01, 0.03], [".003", ".01", ".03"])
+    panel.set_xticks([0.003, 0.01, 0.03], ["0.003", "0.01", "0.03"])
     panel.minorticks_off()
     panel.invert_yaxis()
     panel.set_xlabel("relative L2 error of dQ")
@@ -121,26 +168,19 @@ def inputs():
 
 
 def lengths():
-    """Lines: speed as a multiple of cuDNN's over the number of tokens, by head dimension."""
-    plain = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0, "causal": False}
-    rows = [r for r in record("speed-grid.json")["rows"]
-            if all(r[key] == value for key, value in plain.items())]  # fmt: skip
-    times = {(r["attention"], r["head_dim"], r["tokens"]): r["forward+backward"]["median_ms"]
-             for r in rows if "error" not in r}  # fmt: skip
+    """Lines: speed relative to cuDNN over the number of tokens, by head dimension, not causal."""
+    times = times_of("speed-grid.json", causal=False, **PLAIN)
     figure, panel = axes()
     for i, head_dim in enumerate((64, 128, 256)):
         for attention, style in zip(list(ATTENTIONS)[1:], ("-", "--")):
-            points = [(n, times["cudnn", head_dim, n] / t)
-                      for (a, d, n), t in sorted(times.items())
-                      if (a, d) == (attention, head_dim)]  # fmt: skip
-            panel.plot(*zip(*points), style, color=COLOURS[i],
-                       label=f"D{head_dim}, {ATTENTIONS[attention].split(',')[0]}")  # fmt: skip
+            points = [(n, times["cudnn", head_dim, False, n] / ms)
+                      for (a, d, _, n), ms in sorted(times.items())
+                      if (a, d) == (attention, head_dim) and n != 8192]  # speed() has these
+            called = ATTENTIONS[attention].removeprefix("sagebwd, ").removesuffix(" (default)")
+            panel.plot(*zip(*points), style, color=COLOURS[i], label=f"D{head_dim}, {called}")
     panel.axhline(1, color=INK, linewidth=1)
-    panel.set_xscale("log", base=2)
-    panel.set_xticks([n for n in (512, 2048, 8192, 32768, 131072)],
-                     ["512", "2K", "8K", "32K", "128K"])  # fmt: skip
-    panel.set_xlabel("tokens")
-    panel.set_ylabel("speed, of cuDNN's")
+    lengths_on(panel)
+    panel.set_ylabel("speed, cuDNN = 1")
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     return figure
 
@@ -150,7 +190,7 @@ def training():
     with (RESULTS / "validation-curves.csv").open() as file:
         names, *rows = csv.reader(file)
     called = {
-        "sdpa": "SDPA, bf16", "sagebwd": "sagebwd (numerics 1)",
+        "sdpa": "SDPA, bf16", "sagebwd": "sagebwd, six-of-seven",
         "sagebwd:no-smooth-k": "without K-smoothing",
         "emulated:plan=s+pv+dv+dp+dq+dk": "dP in INT8 too", "sdpa:seed=1": "SDPA, another seed",
     }  # fmt: skip
@@ -160,7 +200,7 @@ def training():
         panel.plot(columns["step"], columns[name], label=called[name])
     panel.set_ylim(1.2, 1.8)
     panel.set_xlabel("step")
-    panel.set_ylabel("validation loss, nats a byte")
+    panel.set_ylabel("validation loss, nats per byte")
     panel.legend(loc="upper right")
     return figure
 
@@ -188,7 +228,8 @@ def granularities():
     return figure
 
 
-FIGURES = {f.__name__: f for f in (speed, sigmas, inputs, lengths, training, granularities)}
+FIGURES = {f.__name__: f
+           for f in (wins, speed, sigmas, inputs, lengths, training, granularities)}  # fmt: skip
 
 
 def svg(name):
@@ -204,5 +245,6 @@ def svg(name):
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", body)
     body = re.sub(r"(<svg[^>]*?) height=\"[^\"]*\"", r"\1", body, count=1)
     body = re.sub(r"(<svg[^>]*?) width=\"[^\"]*\"", r"\1", body, count=1)
-    body = body.replace("<svg", f'<svg role="img" aria-label="{drawing.__doc__}"', 1)
+    said = " ".join(drawing.__doc__.split())
+    body = body.replace("<svg", f'<svg role="img" aria-label="{said}"', 1)
     return '<div class="figure">' + re.sub(r"\n\s*", " ", body) + "</div>"

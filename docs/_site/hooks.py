@@ -24,7 +24,7 @@ REPOSITORY = {
     "STRUCTURE.md": "inside/structure.md",
     "templates/kernels/README.md": "inside/kernels.md",
     "tests/simulator/README.md": "inside/simulator.md",
-    "bench/README.md": "inside/further.md",
+    "bench/README.md": "inside/records.md",
     "CHANGELOG.md": "inside/changes.md",
 }
 PAGES = {site: repository for repository, site in REPOSITORY.items()}

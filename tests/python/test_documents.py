@@ -4,6 +4,7 @@ Without a GPU calls on torch tensors are computed by the stand-in for kernels, o
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from documents import ROOT, blocks, blocks_of
+from documents import PAGES, ROOT, blocks, blocks_of
 
 import sagebwd
 
@@ -134,6 +135,34 @@ def test_cpp_compiles(block, tmp_path):
 
 # ---- what pages are made of ----------------------------------------------------------------------
 
+#: Words that newcomers had to read twice, and those of the project's own history.
+HARD = re.compile(
+    r"\b(but (for|under|on)|anew|lest|heeds?|hand(ed|s)? in|which binds|numerics 1)\b"
+    r"|(?<![\w.])\.\d"
+)
+
+
+def prose(text):
+    """A page without code, and without comments that readers do not see."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`|<!--.*?-->", "", text, flags=re.DOTALL)
+
+
+def test_pages_for_users_have_plain_words():
+    for page in PAGES:
+        if page.name != "changing.md":  # for developers
+            found = [m[0] for m in HARD.finditer(prose(page.read_text()))]
+            assert not found, f"{page.relative_to(ROOT)}: {found}"
+
+
+@pytest.mark.parametrize("text", ["all but for one", "an error of .84", "compiled anew, `once`"])
+def test_hard_words_are_found(text):
+    assert HARD.search(prose(text))
+
+
+def test_code_and_numbers_are_not_hard_words():
+    assert not HARD.search(prose("0.84, 1.5, but one; `anew`\n```sh\nls .5 anew\n```\n"))
+
 
 def test_every_block_names_a_language_that_runs_or_is_output():
     known = {"python", "setup", "sh", "cpp", "text", "cmake"}
@@ -158,6 +187,41 @@ def test_blocks_are_found_as_pages_have_them():
     assert [(b.language, b.text, b.said, b.line) for b in found] == [
         ("sh", "ls\n", ("needs a GPU",), 4), ("setup", "x = 1\n", (), 8),
         ("python", "x\n", (), 11)]  # fmt: skip
+
+
+def record(name):
+    return json.loads((ROOT / "bench/results" / name).read_text())
+
+
+def speed(name, attention, peer, head_dim, causal, tokens):
+    """Relative to the peer, forward and backward, of bf16 tensors in PyTorch's layout."""
+    plain = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
+    shape = {"head_dim": head_dim, "causal": causal, "tokens": tokens}
+    rows = {r["attention"]: r["forward+backward"]["median_ms"] for r in record(name)["rows"]
+            if "error" not in r and all(r.get(k, v) == v for k, v in (plain | shape).items())
+            }  # fmt: skip
+    return rows[peer] / rows[attention]
+
+
+def test_claims_are_those_of_the_records():
+    grid = "speed-grid.json"
+    deterministic = [speed(grid, "sagebwd", "fa2, deterministic", d, causal, 8192)
+                     for d in (64, 128, 256) for causal in (False, True)]  # fmt: skip
+    losses = {name: run["final_val_loss"] for name, run in record("training.json")["runs"].items()}
+    claims = {
+        f"{min(deterministic):.1f} to {max(deterministic):.1f} times": {"README", "index",
+                                                                        "which-attention"},
+        f"{speed('speed.json', 'sagebwd', 'cudnn', 256, False, 8192):.2f} times":
+            {"README", "index"},
+        f"{speed(grid, 'sagebwd', 'cudnn', 256, False, 131072):.2f} times":
+            {"README", "index", "which-attention"},
+        f"{record('gpu-tests.json')['total_passed']:,} GPU tests": {"README", "benchmarks"},
+        f"{losses['sagebwd']:.4f}": {"README", "benchmarks"},
+        f"{losses['sdpa']:.4f}": {"README", "benchmarks"},
+    }  # fmt: skip
+    text = {page.stem: " ".join(page.read_text().split()) for page in PAGES}
+    for claim, pages in claims.items():
+        assert all(claim in text[page] for page in pages), f"{claim}: {pages}"
 
 
 def tables_of_arguments():
