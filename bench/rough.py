@@ -12,17 +12,21 @@ from needs_torch import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Queries or keys that share a scale at most, and tokens of which a channel has one scale.
-TOKENS, UNIT = 128, 256
+#: At most so many queries or keys share a scale.
+TOKENS = 128
+#: A channel has one scale for so many tokens.
+UNIT = 256
 SIGNED, UNSIGNED = 127, 255
+#: Kernels take a tile for zeros if no magnitude in it reaches this.
 SMALLEST = 2.0**-119
-#: Queries whose scores reach so far have errors of several units: which key wins is chance. One such
-#: query may decide a whole tensor's error, so its own are multiplied, and it loses here for certain.
+#: A query with a score beyond UNSURE has score errors of several units, so chance decides which key
+#: gets its weight. One such query may decide the error of a whole tensor. Its rounding errors are
+#: multiplied by UNLUCKY, so that no try is lucky.
 UNSURE, UNLUCKY = 300, 4
-#: Of each try, how far its grids are shifted, in steps; how many keys share a scale among scores
-#: under 'row', where kernels have one for eight keys among 32; and whether dS is in INT8, or in 16
-#: bits. Equal numbers are rounded alike, as kernels do, and few numbers lie on a grid by chance.
-#: There are several tries because a few probabilities decide everything where scores are large.
+#: What differs between tries: the shift of the grids, in steps; the number of keys that share a
+#: scale in Q K^T under 'row' (kernels have one for eight keys among 32); and whether dS is in INT8
+#: or in 16 bits. The shift is the same for all numbers, so equal numbers are rounded alike, as in
+#: kernels. Several tries are needed because a few probabilities decide the result of large scores.
 TRIES = ((0.382, 8, True), (-0.118, 32, True), (0.2, 8, False), (-0.3, 32, True))
 
 
