@@ -38,8 +38,8 @@ OF_REACH = 2.0**-19
 TIPPED_OVER = 0.01
 
 #: What quantisation explains of the emulation's error, over the whole tensor and in the worst row:
-#: the first factor times the error of rough.py, plus the second times that of 16-bit attention, plus
-#: the third number. The factors were set on the cases of seeds 0 to 5.
+#: the first factor times the error of rough.py, plus the second times that of 16-bit attention,
+#: plus the third number. The factors were set on the cases of seeds 0 to 5.
 EXPLAINED = (8, 3, 0.02)
 EXPLAINED_ROW = (12, 3, 0.1)
 #: The same of lse.

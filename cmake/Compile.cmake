@@ -2,12 +2,13 @@
 
 set(warnings -Wall -Wextra -Wno-unused-parameter)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # GCC 12 sees overlaps in "text" + std::string (bug 105329), and overruns if the header is precompiled.
+  # GCC 12 sees overlaps in "text" + std::string (bug 105329), and overruns if its header is
+  # precompiled.
   list(APPEND warnings -Wno-restrict -Wno-stringop-overflow)
 endif()
 
-# precompiled(NAME HEADER OPTIONS...): an empty library. Its header is compiled once, with those options,
-# and other targets with the same options reuse it.
+# precompiled(NAME HEADER OPTIONS...): an empty library. Its header is compiled once, with those
+# options, and other targets with the same options reuse it.
 function(precompiled name header)
   file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp "")
   add_library(${name} OBJECT ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp)
