@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What the tests catch: each mutant of table.py, and the first test that fails with it.
 
-    python tests/mutants/run.py TREE [--jobs N] [--minutes M] [--out FILE] [--only WORD] [--check]
+    python tests/mutants/run.py TREE [--jobs N] [--minutes M] [--out FILE] [--only WORD]
+                                   [--missed FILE] [--check]
 
 TREE is a checkout that is built in TREE/build (cmake -G Ninja, tests and Python on). Each worker
 has a copy of it beside it, whose path is as long, so that the paths in what is built can be
@@ -88,6 +89,8 @@ class Tree:
         if all_failures:
             command = [w for w in command if w not in ("--gtest_fail_fast", "-x",
                                                        "--stop-on-failure")]  # fmt: skip
+            if command[0] == "ctest":
+                command += ["-j", "8"]
         environment = {**os.environ, "PYTHONPATH": f"{self.build}/python", "VIRTUAL_ENV": ""}
         if place:
             environment["SAGEBWD_CACHE_DIR"] = f"{place}/cache"
@@ -244,7 +247,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="mutants of files with this in their name")
+    parser.add_argument("--missed", type=Path, help="an --out: what it does not call caught")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
@@ -252,6 +256,10 @@ def main():
     tree = Tree(given.tree.resolve(), given.python)
     missing, mutants = missing_in(tree.root)
     mutants = [m for m in mutants if given.only in m[0]]
+    if given.missed:
+        caught = {(r["file"], r["old"], r["new"]) for r in json.loads(given.missed.read_text())
+                  if r["verdict"] == "caught"}  # fmt: skip
+        mutants = [m for m in mutants if m not in caught]
     print(f"{len(mutants)} mutants, {len(missing)} are not of this tree")
     for mutant in missing:
         print("  not of this tree:", shown(mutant))

@@ -24,8 +24,8 @@ MUTANTS = [
      "const float2 both = __ldg"),
     ("templates/tile/quantizer.cuh", "(finite ? maximum * (1.0f / SIGNED_LEVELS) : "
      "__int_as_float(0x7fffffff))", "(finite ? maximum * (1.0f / SIGNED_LEVELS) : 0.0f)"),
-    ("templates/tile/quantizer.cuh", "return {CHANNEL_TINY, 1 / CHANNEL_TINY, 0.0f};",
-     "return {CHANNEL_TINY, 1 / CHANNEL_TINY, 1.0f};"),
+    ("templates/tile/quantizer.cuh", "tiny || !finite ? 0.0f : __fdiv_rn(SIGNED_LEVELS, maximum)",
+     "tiny ? 0.0f : __fdiv_rn(SIGNED_LEVELS, maximum)"),
     ("templates/tile/quantizer.cuh", "  x = max_nan(x, __shfl_xor_sync(~0u, x, 1));\n"
      "  return max_nan(x, __shfl_xor_sync(~0u, x, 2));", "  x = max_nan(x, "
      "__shfl_xor_sync(~0u, x, 1));\n  return max_nan(x, __shfl_xor_sync(~0u, x, 1));"),
@@ -108,12 +108,11 @@ MUTANTS = [
      "first + count - 1 + edges.last, 0, keys"),
     # Python.
     ("python/sagebwd/numerics.py", "seen & (behind <= right)", "seen & (behind < right)"),
-    ("python/sagebwd/numerics.py", "limit = 255 if unsigned else 127",
+    ("python/sagebwd/quantizers.py", "limit = 255 if unsigned else 127",
      "limit = 255 if unsigned else 128"),
-    ("python/sagebwd/numerics.py", "_SMALLEST_OF_CHANNEL = 2.0**-60",
-     "_SMALLEST_OF_CHANNEL = 2.0**-30"),
+    ("python/sagebwd/quantizers.py", "_SMALLEST = 2.0**-119", "_SMALLEST = 2.0**-60"),
     ("python/sagebwd/combining.py",
-     "weight = (of_lse - lse).exp().masked_fill(of_lse == -torch.inf, 0)",
+     "weight = torch.where(of_lse == lse, 1.0, (of_lse - lse).exp())",
      "weight = (of_lse - lse).exp()"),
     ("python/sagebwd/combining.py", "delta = rows(dout, out) if dlse is None else rows(dout, out) "
      "- dlse", "delta = rows(dout, out) if dlse is None else rows(dout, out) + dlse"),
