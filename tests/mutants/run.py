@@ -25,17 +25,20 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from table import MUTANTS
 
 GTESTS = ("generator", "templates", "cache", "runtime")
+AT_ONCE = 4  # processes of one mutant's tests
 HEAVY = "CompileTest.*:*DefaultKernels*:*SumsOfDqInFp16*:On/*"
 NOT_HERE = ["--ignore=tests/gpu_python", "--deselect",
             "tests/tools/test_run.py::test_what_is_built_here_is_built_again_without_network"]  # fmt: skip
-#: Suites in the order in which they are asked, by the folder of the changed file.
+#: Suites in the order in which they are asked, by the folder of the changed file. The generator's
+#: tests hold every source's text, so that they see each change of a template, harmless ones too.
 ORDER = {
-    "templates": "generator simulated templates layering catches runtime tools package compile",
+    "templates": "simulated templates layering catches runtime tools package compile",
     "generator": "generator templates runtime simulated layering tools package compile",
     "cache": "cache runtime sanitized tools package generator simulated",
     "runtime": "runtime generator package simulated tools cache templates sanitized",
@@ -54,26 +57,37 @@ class Tree:
         self.root, self.build, self.python = root, root / "build", python
 
     def suites(self):
-        """The command of each suite, which stops at the first failure."""
+        """The command of each suite, which stops at the first failure. Folders of Python tests are
+        a command for each file."""
         commands = {}
         for name in GTESTS:
             commands[name] = [f"{self.build}/bin/{name}_tests", "--gtest_fail_fast"]
         commands["compile"] = [f"{self.build}/bin/templates_tests", "--gtest_fail_fast"]
         pytest = [self.python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        commands["package"] = [*pytest, "tests/python"]
-        commands["tools"] = [*pytest, "tests/tools", *NOT_HERE]
+        for suite, folder in (("package", "tests/python"), ("tools", "tests/tools")):
+            files = sorted((self.root / folder).glob("test_*.py"))
+            commands[suite] = [[*pytest, str(file.relative_to(self.root)), *NOT_HERE]
+                               for file in files]  # fmt: skip
         commands["layering"] = [*pytest, "tests/layering_test.py"]
         simulate = f"{self.build}/simulator/simulate"
         commands["simulated_python"] = [simulate, *pytest, "tests/simulated_python"]
-        ctest = ["ctest", "--test-dir", str(self.build), "--stop-on-failure"]
+        ctest = ["ctest", "--test-dir", str(self.build), "--stop-on-failure", "-j", str(AT_ONCE)]
         commands["simulated"] = [*ctest, "-R", "^Simulated", "-E", "Catches|Python"]
         commands["catches"] = [*ctest, "-R", "CatchesBroken"]
         commands["sanitized"] = [*ctest, "-L", "sanitized"]
         return commands
 
     def run(self, suite, known=(), place=None, until=None, all_failures=False):
-        """The tests that fail, at most one unless all are wanted. `known` ones are not run."""
+        """The tests that fail, at most one a command unless all are wanted, without `known` ones."""
         command = self.suites()[suite]
+        if isinstance(command[0], str):
+            return self.run_one(suite, command, known, place, until, all_failures)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = pool.map(lambda one: self.run_one(suite, one, known, place, until,
+                                                      all_failures), command)  # fmt: skip
+            return [name for failed in found for name in failed]
+
+    def run_one(self, suite, command, known, place, until, all_failures):
         if suite in GTESTS or suite == "compile":
             chosen = HEAVY if suite == "compile" else "*"
             left_out = [HEAVY] if suite == "templates" else []
@@ -89,8 +103,6 @@ class Tree:
         if all_failures:
             command = [w for w in command if w not in ("--gtest_fail_fast", "-x",
                                                        "--stop-on-failure")]  # fmt: skip
-            if command[0] == "ctest":
-                command += ["-j", "8"]
         environment = {**os.environ, "PYTHONPATH": f"{self.build}/python", "VIRTUAL_ENV": ""}
         if place:
             environment["SAGEBWD_CACHE_DIR"] = f"{place}/cache"
@@ -193,6 +205,8 @@ class Worker:
                     if output.endswith(".a"):
                         path.unlink()
             changed |= set(outputs) | {str(self.tree.build / output) for output in outputs}
+            changed |= {output.replace(str(self.tree.root), str(self.original.root))
+                        for output in outputs}  # fmt: skip
             own = re.sub(r"\bccache\b ", "", own)
             done = subprocess.run(["bash", "-c", own], cwd=self.tree.build, capture_output=True,
                                   text=True, check=False)  # fmt: skip
