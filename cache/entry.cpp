@@ -25,16 +25,16 @@ template <Either<CacheEntry> Self, typename Visit> void visit_members(Self& entr
 
 namespace {
 
-constexpr Magic kMagic = {'S', 'A', 'G', 'E', 'B', 'W', 'D', 'K'};
-constexpr uint32_t kFormatVersion = 2;
+constexpr Magic kEntryMagic = {'S', 'A', 'G', 'E', 'B', 'W', 'D', 'K'};
+constexpr uint32_t kEntryFormat = 2;
 constexpr size_t kJsonOffset = sizeof(Seal) + sizeof(ulittle32_t);
 
 /// The key is as the file says it.
 StoredEntry read(llvm::StringRef bytes) {
   require(bytes.size() >= kJsonOffset, "it is shorter than an entry's header");
   const auto seal = read_as<Seal>(bytes);
-  require(seal.magic == kMagic, "it is no sagebwd entry");
-  require(seal.version == kFormatVersion, "it has another format version");
+  require(seal.magic == kEntryMagic, "it is no sagebwd entry");
+  require(seal.version == kEntryFormat, "it has another format version");
   const llvm::StringRef body = bytes.drop_front(sizeof(Seal)), rest = bytes.drop_front(kJsonOffset);
   require(seal.checksum == sha256(body), "its checksum does not match: it is truncated or corrupt");
   const size_t json_bytes = read_as<ulittle32_t>(body);
@@ -69,7 +69,7 @@ std::string serialize(const CacheKey& key, const CacheEntry& entry) {
   object["cubin_bytes"] = as_json(entry.cubin.size());
   const std::string json = llvm::formatv("{0}", llvm::json::Value(std::move(object)));
   const std::string body = bytes_of(ulittle32_t(json.size())) + json + entry.cubin;
-  return bytes_of(Seal{kMagic, ulittle32_t(kFormatVersion), sha256(body)}) + body;
+  return bytes_of(Seal{kEntryMagic, ulittle32_t(kEntryFormat), sha256(body)}) + body;
 }
 
 std::optional<CacheEntry> deserialize(const std::string& bytes, const CacheKey& key,

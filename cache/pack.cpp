@@ -24,8 +24,8 @@ namespace sagebwd {
 
 namespace {
 
-constexpr Magic kMagic = {'S', 'A', 'G', 'E', 'B', 'W', 'D', 'P'};
-constexpr uint32_t kFormatVersion = 1;
+constexpr Magic kPackMagic = {'S', 'A', 'G', 'E', 'B', 'W', 'D', 'P'};
+constexpr uint32_t kPackFormat = 1;
 
 struct Index {
   ulittle32_t count; ///< of items
@@ -88,13 +88,13 @@ void Pack::File::read_index() {
   if (bytes < kRowsAt || !read_at(descriptor.get(), 0, kRowsAt, head))
     fail(std::string("it is shorter than a pack's header: truncated, or no pack") + kAgain);
   const auto seal = read_as<Seal>(head);
-  if (seal.magic != kMagic)
+  if (seal.magic != kPackMagic)
     fail("it is no pack of sagebwd; 'sagebwd prebuild' and 'sagebwd cache export' write packs");
-  if (seal.version != kFormatVersion)
+  if (seal.version != kPackFormat)
     fail("it was written by " +
-         std::string(seal.version > kFormatVersion ? "a newer" : "another, older") +
+         std::string(seal.version > kPackFormat ? "a newer" : "another, older") +
          " version of sagebwd (pack format " + std::to_string(seal.version) + ", this one reads " +
-         std::to_string(kFormatVersion) +
+         std::to_string(kPackFormat) +
          "); use that version, or build the pack again with this one's 'sagebwd prebuild'");
 
   index = read_as<Index>(llvm::StringRef(head).drop_front(sizeof(Seal)));
@@ -220,7 +220,7 @@ std::string gather(const std::vector<std::string>& items, PackContents& contents
   llvm::json::Array array;
   for (auto& [digest, description] : descriptions)
     array.push_back(std::move(description));
-  llvm::json::Object manifest{{"format", kFormatVersion},
+  llvm::json::Object manifest{{"format", kPackFormat},
                               {"archs", llvm::json::Array(archs)},
                               {"lowest_driver", lowest_driver},
                               {"items", std::move(array)}};
@@ -240,7 +240,7 @@ std::string head_of(const PackContents& contents) {
                          ulittle64_t(bytes->size())});
     offset += bytes->size();
   }
-  return bytes_of(Seal{kMagic, ulittle32_t(kFormatVersion), sha256(body)}) + body +
+  return bytes_of(Seal{kPackMagic, ulittle32_t(kPackFormat), sha256(body)}) + body +
          contents.manifest;
 }
 
@@ -256,7 +256,7 @@ void check_pack_path(const std::string& path) {
   Magic start;
   std::ifstream file(path, std::ios::binary);
   file.read(start.data(), start.size());
-  if (file.gcount() > 0 && (!file || start != kMagic))
+  if (file.gcount() > 0 && (!file || start != kPackMagic))
     throw PackError(path + " is there and is no pack; remove it, or name another file");
 }
 

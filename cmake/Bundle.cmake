@@ -21,9 +21,9 @@ add_custom_command(
 add_library(sagebwd_bundle STATIC ${object})
 set_target_properties(sagebwd_bundle PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME sagebwd
                                                 EXPORT_NAME sagebwd)
-target_include_directories(
-  sagebwd_bundle INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
-                           $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sagebwd>)
+include(PublicHeaders)
+add_dependencies(sagebwd_bundle sagebwd_public_headers)
+target_include_directories(sagebwd_bundle INTERFACE $<BUILD_INTERFACE:${public_include}>)
 target_compile_features(sagebwd_bundle INTERFACE cxx_std_20)
 target_link_libraries(sagebwd_bundle INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
 

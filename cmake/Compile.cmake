@@ -6,6 +6,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
   # precompiled.
   list(APPEND warnings -Wno-restrict -Wno-stringop-overflow)
 endif()
+if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  list(APPEND warnings -Wno-subobject-linkage) # it takes the included sources for headers
+endif()
 
 # precompiled(NAME HEADER OPTIONS...): an empty library. Its header is compiled once, with those
 # options, and other targets with the same options reuse it.

@@ -9,5 +9,7 @@ function(embed_templates target folder)
             -P ${PROJECT_SOURCE_DIR}/cmake/write_embedded_templates.cmake
     DEPENDS ${templates} ${PROJECT_SOURCE_DIR}/cmake/write_embedded_templates.cmake
     COMMENT "Embedding device templates")
+  # On its own, for programs that have sanitized objects of all other sources.
+  set_source_files_properties(${output} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_sources(${target} PRIVATE ${output})
 endfunction()

@@ -8,10 +8,7 @@ install(TARGETS sagebwd) # the command line, which C++ programs tune with
 install(TARGETS sagebwd_bundle sagebwd_shared EXPORT sagebwd)
 install(EXPORT sagebwd FILE sagebwdTargets.cmake NAMESPACE sagebwd:: DESTINATION ${package})
 install(FILES c/sagebwd.h TYPE INCLUDE)
-# Headers include each other by these folders. Two wrap LLVM, and nobody but .cpp files includes them.
-install(DIRECTORY generator cache runtime DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sagebwd
-        FILES_MATCHING PATTERN "*.h"
-        PATTERN cache/untrusted.h EXCLUDE PATTERN cache/bounded_json.h EXCLUDE)
+install(DIRECTORY ${public_include}/sagebwd TYPE INCLUDE)
 install(FILES LICENSE NOTICE TYPE DOC)
 
 # Before 1.0 a minor version may change what programs see.

@@ -7,10 +7,10 @@
 //   target_link_libraries(your_program PRIVATE sagebwd::sagebwd)
 //
 //===----------------------------------------------------------------------===//
-#include "runtime/attention.h"
-#include "runtime/driver/driver.h"
-#include "runtime/kernels.h"
-#include "runtime/reference/reference.h"
+#include "sagebwd/runtime/attention.h"
+#include "sagebwd/runtime/driver/driver.h"
+#include "sagebwd/runtime/kernels.h"
+#include "sagebwd/runtime/reference/reference.h"
 
 #include <algorithm>
 #include <cmath>

@@ -27,7 +27,7 @@ json::Array rows_of(const std::vector<FieldDifference>& fields) {
   return array;
 }
 
-json::Object json_of(const Explanation& e) {
+json::Object json_of_explanation(const Explanation& e) {
   json::Object object{{"verdict", word_for(e.verdict)},
                       {"differs", rows_of(e.differences)},
                       {"following", rows_of(e.following)},
@@ -73,7 +73,7 @@ public:
         const CacheKey key = key_of(generate(kernel), kernel);
         const Explanation explanation = explain(key, kept, compiler);
         const std::string name = kernel_name(kernel), arch(kernel.arch.name);
-        json::Object row = json_of(explanation);
+        json::Object row = json_of_explanation(explanation);
         row["name"] = name;
         row["arch"] = arch;
         row["pass"] = std::string(to_string(kernel.pass));

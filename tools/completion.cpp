@@ -12,16 +12,16 @@ namespace sagebwd::tools {
 
 namespace {
 
-struct Words {
+struct CommandWords {
   std::string before; ///< "sagebwd cache", say
   std::vector<std::string> next;
   std::vector<OptionTable::Values> values; ///< behind an option of `next`
 };
 
 /// Of a command and all below it, what may come behind it.
-void collect(const Command& command, std::vector<Words>& all) {
+void collect(const Command& command, std::vector<CommandWords>& all) {
   const std::string before = command.name.empty() ? "sagebwd" : "sagebwd " + command.name;
-  Words words{before, {}, {}};
+  CommandWords words{before, {}, {}};
   if (command.subcommands.empty()) {
     words.next = command.options.words();
     words.values = command.options.values();
@@ -42,7 +42,7 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 /// zsh reads bash's by its own bashcompinit.
-std::string for_bash(const std::vector<Words>& all) {
+std::string for_bash(const std::vector<CommandWords>& all) {
   std::string script = "_sagebwd() {\n"
                        "  local word=${COMP_WORDS[COMP_CWORD]} before=sagebwd i next\n"
                        "  local behind=${COMP_WORDS[COMP_CWORD-1]} list=${word%\"${word##*,}\"}\n"
@@ -63,9 +63,9 @@ std::string for_bash(const std::vector<Words>& all) {
                   "complete -o default -F _sagebwd sagebwd\n";
 }
 
-std::string for_fish(const std::vector<Words>& all) {
+std::string for_fish(const std::vector<CommandWords>& all) {
   std::string script = "complete -c sagebwd -f\n";
-  for (const Words& words : all) {
+  for (const CommandWords& words : all) {
     const std::string behind = words.before.substr(std::min(words.before.size(), size_t{8}));
     std::string condition = "__fish_use_subcommand";
     if (!behind.empty()) {
@@ -109,7 +109,7 @@ public:
                            : "'" + shell_ + "' is not known; it takes bash, zsh or fish");
     Command root("", "", "");
     root.subcommands = all_commands();
-    std::vector<Words> all;
+    std::vector<CommandWords> all;
     collect(root, all);
     const std::string script = shell_ == "fish" ? for_fish(all) : for_bash(all);
     return finish(llvm::json::Object{{"shell", shell_}, {"script", script}},

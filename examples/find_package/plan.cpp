@@ -4,10 +4,10 @@
 // there is no GPU, why it cannot run.
 //
 //===----------------------------------------------------------------------===//
-#include "generator/plan.h"
-#include "runtime/attention.h"
-#include "runtime/reference/reference.h"
-#include "runtime/version.h"
+#include "sagebwd/generator/plan.h"
+#include "sagebwd/runtime/attention.h"
+#include "sagebwd/runtime/reference/reference.h"
+#include "sagebwd/runtime/version.h"
 
 #include <cstdio>
 

@@ -9,7 +9,7 @@
 namespace sagebwd::reference {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kEndless = std::numeric_limits<double>::infinity();
 
 class ExactHead final : public HeadComputation<double> {
 public:
@@ -50,7 +50,7 @@ private:
       const VisibleKeys keys = head_.visible(out.first + i);
       const std::vector<double> scores(p, p + n);
       std::fill(p, p + n, 0.0);
-      double maximum = -kInfinity, sum = 0;
+      double maximum = -kEndless, sum = 0;
       for (int64_t j : keys) {
         p[j] = scores[j] * head_.softmax_scale;
         maximum = std::max(maximum, p[j]);
@@ -59,7 +59,7 @@ private:
         sum += p[j] = std::exp(p[j] - maximum);
       for (int64_t j : keys)
         p[j] /= sum;
-      out.lse[i] = keys.empty() ? -kInfinity : maximum + std::log(sum);
+      out.lse[i] = keys.empty() ? -kEndless : maximum + std::log(sum);
     }
     gemm(out.rows, d, n, {out.p.data(), n}, rows_of(v_), out.o.data(), d);
   }

@@ -30,8 +30,6 @@ namespace {
 
 //===--- File systems of our own ------------------------------------------===//
 
-constexpr int kNotPermitted = 77; ///< an exit status: the case cannot be set up here
-
 /// From now on this process may mount, and nobody else sees it.
 bool unshare_mounts() {
   if (::geteuid() == 0 ? ::unshare(CLONE_NEWNS) == 0 : [] {

@@ -2,6 +2,7 @@
 
 #include "cache/eviction.h"
 #include "cache/store.h"
+#include "tests/cache/numbered_entries.h"
 #include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
 
@@ -13,6 +14,7 @@
 #include <thread>
 
 using namespace sagebwd;
+using test::key_number;
 using test::TempDirectory;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
@@ -24,8 +26,6 @@ constexpr int kKills = 500;
 constexpr int kWorkers = 6;
 constexpr int kKeys = 5;
 constexpr milliseconds kLockLimit{2000};
-
-CacheKey key_number(int number) { return make_key({{"number", std::to_string(number)}}); }
 
 /// Known from the key alone, so that every process can tell a bad one. Up to 400 KB: long enough
 /// to be killed in the middle.

@@ -23,7 +23,7 @@ using test::TempDirectory;
 
 namespace {
 
-std::string kernel_number(int number) {
+std::string plain_kernel(int number) {
   CacheEntry entry;
   entry.kernel_name = "kernel_" + std::to_string(number);
   entry.cubin.assign(300, static_cast<char>(number));
@@ -62,7 +62,7 @@ std::string refusal(const std::string& path) {
 
 TEST(PackBytes, EveryTruncationIsRefused) {
   TempDirectory temp;
-  write_pack(temp / "p.pack", {kernel_number(1), kernel_number(2)});
+  write_pack(temp / "p.pack", {plain_kernel(1), plain_kernel(2)});
   const std::string bytes = test::read_text(temp / "p.pack");
   MemoryFile file;
   for (size_t size = 0; size < bytes.size(); ++size) {
@@ -74,7 +74,7 @@ TEST(PackBytes, EveryTruncationIsRefused) {
 
 TEST(PackBytes, EveryFlippedBitOfHeaderAndIndexIsRefused) {
   TempDirectory temp;
-  write_pack(temp / "p.pack", {kernel_number(1), kernel_number(2)});
+  write_pack(temp / "p.pack", {plain_kernel(1), plain_kernel(2)});
   const std::string bytes = test::read_text(temp / "p.pack");
   MemoryFile file;
   constexpr size_t kIndexEnd = 88 + 2 * 48;

@@ -4,6 +4,7 @@
 #include "cache/pack.h"
 #include "cache/record.h"
 #include "cache/store.h"
+#include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
 
 #include <filesystem>
@@ -15,9 +16,8 @@
 namespace sagebwd {
 
 inline constexpr uid_t kNobody = 65534;
-inline constexpr int kNotPermitted = 77; ///< an exit status: the case cannot be set up here
 
-inline CacheKey key_number(int number, const std::string& arch = "sm_80") {
+inline CacheKey pack_key(int number, const std::string& arch = "sm_80") {
   return make_key({{"arch", arch}, {"number", std::to_string(number)}});
 }
 
@@ -29,7 +29,7 @@ inline std::string kernel_number(int number, int lowest_driver = 12000,
   entry.compiler = "stand-in 1";
   entry.lowest_driver = lowest_driver;
   entry.cubin.assign(cubin_bytes + static_cast<size_t>(number % 7), static_cast<char>(number));
-  return serialize(key_number(number, arch), entry);
+  return serialize(pack_key(number, arch), entry);
 }
 
 inline TuningRecord record() {
@@ -65,7 +65,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-inline size_t files_in(const std::string& path) {
+inline size_t count_files_in(const std::string& path) {
   return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path),
                                            std::filesystem::directory_iterator()));
 }

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 
 using namespace sagebwd;
+using test::kNotPermitted;
 using test::TempDirectory;
 namespace fs = std::filesystem;
 
@@ -29,8 +30,8 @@ TEST(Pack, GivesBackWhatWasPutIn) {
   EXPECT_TRUE(std::is_sorted(pack->digests().begin(), pack->digests().end()));
   EXPECT_EQ(pack->read(record().key.digest), items[0]);
   for (int i = 0; i < 20; ++i)
-    EXPECT_EQ(pack->read(key_number(i).digest), items[static_cast<size_t>(i) + 1]);
-  EXPECT_FALSE(pack->read(key_number(20).digest));
+    EXPECT_EQ(pack->read(pack_key(i).digest), items[static_cast<size_t>(i) + 1]);
+  EXPECT_FALSE(pack->read(pack_key(20).digest));
   EXPECT_FALSE(pack->read(""));
   EXPECT_FALSE(pack->read("zz"));
   EXPECT_EQ(fs::status(temp / "p.pack").permissions() & fs::perms(0133), fs::perms::none);
@@ -42,10 +43,10 @@ TEST(Pack, ServesTheStore) {
   StoreOptions options;
   options.packs = {temp / "p.pack"};
   CacheStore store(options);
-  std::optional<CacheEntry> entry = store.load(key_number(3));
+  std::optional<CacheEntry> entry = store.load(pack_key(3));
   ASSERT_TRUE(entry);
   EXPECT_EQ(entry->kernel_name, "kernel_3");
-  EXPECT_FALSE(store.load(key_number(99)));
+  EXPECT_FALSE(store.load(pack_key(99)));
   EXPECT_EQ(store.counters().pack_hits, 1u);
   std::optional<TuningRecord> found = store.load_record(record().key);
   ASSERT_TRUE(found);
@@ -144,7 +145,7 @@ TEST(PackOwnership, AForeignOneIsRefusedAndRootsLoads) {
               if (!contains(refusal(temp / "foreign.pack"), "neither user 65534"))
                 return 11;
               auto pack = Pack::open(temp / "root.pack");
-              return pack->read(key_number(3).digest) == kernel_number(3) ? 0 : 12;
+              return pack->read(pack_key(3).digest) == kernel_number(3) ? 0 : 12;
             }),
             0);
 }
@@ -190,10 +191,10 @@ TEST(PackOpening, OneReplacedOrRemovedWhileOpenStaysReadable) {
   write_pack(temp / "p.pack", some_items());
   auto pack = Pack::open(temp / "p.pack");
   write_pack(temp / "p.pack", {kernel_number(50)});
-  EXPECT_EQ(pack->read(key_number(3).digest), kernel_number(3));
+  EXPECT_EQ(pack->read(pack_key(3).digest), kernel_number(3));
   EXPECT_EQ(Pack::open(temp / "p.pack")->digests().size(), 1u);
   fs::remove(temp / "p.pack");
-  EXPECT_EQ(pack->read(key_number(4).digest), kernel_number(4));
+  EXPECT_EQ(pack->read(pack_key(4).digest), kernel_number(4));
   EXPECT_FALSE(pack->manifest().empty());
 }
 

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 using namespace sagebwd;
+using test::kNotPermitted;
 using test::TempDirectory;
 namespace fs = std::filesystem;
 
@@ -29,12 +30,12 @@ TEST(PackWriting, RefusesTwoContentsOfOneKey) {
   CacheEntry other;
   other.kernel_name = "another";
   std::string why = refusal([&] {
-    write_pack(temp / "p.pack", {kernel_number(1), serialize(key_number(1), other)});
+    write_pack(temp / "p.pack", {kernel_number(1), serialize(pack_key(1), other)});
   });
   EXPECT_TRUE(contains(why, temp / "p.pack")) << why;
-  EXPECT_TRUE(contains(why, key_number(1).digest)) << why;
+  EXPECT_TRUE(contains(why, pack_key(1).digest)) << why;
   EXPECT_EQ(test::read_text(temp / "p.pack"), "SAGEBWDP as it was");
-  EXPECT_EQ(files_in(temp.path()), 1u);
+  EXPECT_EQ(count_files_in(temp.path()), 1u);
 }
 
 TEST(PackWriting, RefusesWhatIsNoItem) {
@@ -61,7 +62,7 @@ TEST(PackWriting, RefusesWhatCannotBeWrittenAndLeavesNothing) {
   EXPECT_TRUE(contains(refusal([&] { write_pack(temp / "empty/", {}); }), "no file's name"));
   const std::string cut(temp / "a"), longer = cut + std::string("\0.pack", 6);
   EXPECT_TRUE(contains(refusal([&] { write_pack(longer, {}); }), "'" + cut + "' and holds a NUL"));
-  EXPECT_EQ(files_in(temp.path()), 2u);
+  EXPECT_EQ(count_files_in(temp.path()), 2u);
 }
 
 TEST(PackWriting, RefusesAPathThatTheEnvironmentCouldNotName) {
@@ -85,7 +86,7 @@ TEST(PackWriting, AReadOnlyFolderIsAnErrorAndTheFileStays) {
     std::string why = refusal([&] { write_pack(temp / "p.pack", {kernel_number(2)}); });
     if (!contains(why, "Permission denied"))
       return 11;
-    return test::read_text(temp / "p.pack") == before && files_in(temp.path()) == 1 ? 0 : 12;
+    return test::read_text(temp / "p.pack") == before && count_files_in(temp.path()) == 1 ? 0 : 12;
   });
   if (status == kNotPermitted)
     GTEST_SKIP() << "root cannot become another user here";
@@ -106,7 +107,7 @@ TEST(PackWriting, AFullDiskIsAnErrorAndTheFileStays) {
         refusal([&] { write_pack(temp / "p.pack", {kernel_number(2, 12000, "sm_80", 200000)}); });
     if (!contains(why, "No space left on device"))
       return 11;
-    if (files_in(temp.path()) != 1)
+    if (count_files_in(temp.path()) != 1)
       return 12;
     return test::read_text(temp / "p.pack") == before ? 0 : 13;
   });
@@ -126,7 +127,7 @@ TEST(PackWriting, AKilledWriterLeavesTheOldFileAndTheNextSweeps) {
       for (;;)
         write_pack(temp / "p.pack", large);
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (files_in(temp.path()) < 2 && std::chrono::steady_clock::now() < deadline)
+    while (count_files_in(temp.path()) < 2 && std::chrono::steady_clock::now() < deadline)
       ::usleep(static_cast<useconds_t>(50 * round)); // at other moments each time
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
@@ -139,7 +140,7 @@ TEST(PackWriting, AKilledWriterLeavesTheOldFileAndTheNextSweeps) {
           fs::remove(file.path());
       }
     write_pack(temp / "p.pack", {kernel_number(0)});
-    EXPECT_EQ(files_in(temp.path()), 1u) << "a leftover was not swept";
+    EXPECT_EQ(count_files_in(temp.path()), 1u) << "a leftover was not swept";
   }
   EXPECT_GT(leftovers, 0u) << "no writer was killed while it wrote";
 }
@@ -162,7 +163,7 @@ TEST(PackWriting, WritersOfOnePackDoNotHinderEachOther) {
     EXPECT_EQ(status, 0);
   }
   EXPECT_EQ(Pack::open(temp / "p.pack")->digests().size(), 1u);
-  EXPECT_EQ(files_in(temp.path()), 1u);
+  EXPECT_EQ(count_files_in(temp.path()), 1u);
 }
 
 } // namespace

@@ -8,6 +8,8 @@
 
 namespace sagebwd::test {
 
+inline constexpr int kNotPermitted = 77; ///< an exit status: the case cannot be set up here
+
 /// Runs `work` in a child; its result is the exit status.
 inline pid_t start(const std::function<int()>& work) {
   pid_t child = ::fork();

@@ -41,7 +41,7 @@ std::string with(std::string text, const std::string& from, const std::string& t
 }
 
 /// Why bytes are refused.
-std::string refusal(const std::string& bytes) {
+std::string refusal_of_record(const std::string& bytes) {
   std::string why;
   EXPECT_FALSE(parse_record(bytes, &why)) << bytes;
   return why;
@@ -66,26 +66,32 @@ TEST(Record, IsForPeople) {
 
 TEST(Record, WhatWasChangedIsRefused) {
   const std::string bytes = serialize(example());
-  EXPECT_NE(refusal(with(bytes, "NVIDIA H200", "NVIDIA H100")).find("digest"), std::string::npos);
-  EXPECT_NE(refusal(with(bytes, "s2 b2", "s2 b1")).find("checksum"), std::string::npos);
-  EXPECT_NE(refusal(with(bytes, "1.25", "1.24")).find("checksum"), std::string::npos);
-  EXPECT_NE(refusal(with(bytes, "\"compiler\"", "\"compile\"")).find("member"), std::string::npos);
-  EXPECT_NE(refusal(with(bytes, "\"compiler\"", "\"more\": 1, \"compiler\"")).find("member"),
+  EXPECT_NE(refusal_of_record(with(bytes, "NVIDIA H200", "NVIDIA H100")).find("digest"),
             std::string::npos);
-  EXPECT_NE(refusal(bytes.substr(0, bytes.size() / 2)).find("no JSON"), std::string::npos);
-  EXPECT_NE(refusal("").find("no JSON"), std::string::npos);
-  EXPECT_NE(refusal("[]").find("no JSON object"), std::string::npos);
-  EXPECT_NE(refusal("{}").find("schema"), std::string::npos);
-  EXPECT_NE(refusal("{\"schema\": 1}").find("schema"), std::string::npos);
-  EXPECT_NE(refusal("{\"schema\": \"sagebwd tuning \"}").find("schema"), std::string::npos);
-  EXPECT_NE(refusal("{\"schema\": \"sagebwd tuning -1\"}").find("schema"), std::string::npos);
+  EXPECT_NE(refusal_of_record(with(bytes, "s2 b2", "s2 b1")).find("checksum"), std::string::npos);
+  EXPECT_NE(refusal_of_record(with(bytes, "1.25", "1.24")).find("checksum"), std::string::npos);
+  EXPECT_NE(refusal_of_record(with(bytes, "\"compiler\"", "\"compile\"")).find("member"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal_of_record(with(bytes, "\"compiler\"", "\"more\": 1, \"compiler\"")).find("member"),
+      std::string::npos);
+  EXPECT_NE(refusal_of_record(bytes.substr(0, bytes.size() / 2)).find("no JSON"),
+            std::string::npos);
+  EXPECT_NE(refusal_of_record("").find("no JSON"), std::string::npos);
+  EXPECT_NE(refusal_of_record("[]").find("no JSON object"), std::string::npos);
+  EXPECT_NE(refusal_of_record("{}").find("schema"), std::string::npos);
+  EXPECT_NE(refusal_of_record("{\"schema\": 1}").find("schema"), std::string::npos);
+  EXPECT_NE(refusal_of_record("{\"schema\": \"sagebwd tuning \"}").find("schema"),
+            std::string::npos);
+  EXPECT_NE(refusal_of_record("{\"schema\": \"sagebwd tuning -1\"}").find("schema"),
+            std::string::npos);
 }
 
 TEST(Record, ANewerVersionsIsRecognised) {
   const std::string newer =
       with(serialize(example()), "\"schema\": \"sagebwd tuning 1\",\n  \"tile",
            "\"schema\": \"sagebwd tuning 2\",\n  \"tile");
-  EXPECT_NE(refusal(newer).find("newer version"), std::string::npos);
+  EXPECT_NE(refusal_of_record(newer).find("newer version"), std::string::npos);
   EXPECT_TRUE(is_newer_record(newer));
   EXPECT_TRUE(is_newer_record("{\"schema\": \"sagebwd tuning 17\", \"what\": [\"ever\"]}"));
   EXPECT_FALSE(is_newer_record(serialize(example())));
@@ -100,7 +106,7 @@ TEST(Record, DeepAndLongJsonDoesNotEndTheProcess) {
   const std::string closing(500000, ']');
   EXPECT_FALSE(parse_record("[\"" + closing + "\"," + std::string(500000, '[')));
   EXPECT_FALSE(parse_record("[\"\\\"" + closing + "\"," + std::string(500000, '[')));
-  EXPECT_NE(refusal(std::string(64 << 20, ' ')).find("bytes"), std::string::npos);
+  EXPECT_NE(refusal_of_record(std::string(64 << 20, ' ')).find("bytes"), std::string::npos);
 }
 
 TEST(Record, NumbersThatJsonLacksDoNotBreakIt) {

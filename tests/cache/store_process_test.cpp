@@ -15,15 +15,15 @@
 
 using namespace sagebwd;
 using test::finish;
+using test::kNotPermitted;
 using test::start;
 using test::TempDirectory;
 
 namespace {
 
 constexpr uid_t kNobody = 65534;
-constexpr int kNotPermitted = 77; ///< an exit status: the case cannot be set up here
 
-CacheKey sample_key() { return make_key({{"name", "sample"}}); }
+CacheKey shared_key() { return make_key({{"name", "sample"}}); }
 
 /// All of one letter, so that a mixture of two would show even with a right checksum.
 CacheEntry entry_of(char letter, size_t size) {
@@ -44,7 +44,7 @@ TEST(CacheStoreProcesses, ReadersSeeWholeEntriesWhileWritersReplaceThem) {
     children.push_back(start([&, letter] {
       CacheStore store(temp.path());
       do
-        if (!store.publish(sample_key(), entry_of(letter, kCubinBytes)))
+        if (!store.publish(shared_key(), entry_of(letter, kCubinBytes)))
           return 1;
       while (running());
       return 0;
@@ -56,7 +56,7 @@ TEST(CacheStoreProcesses, ReadersSeeWholeEntriesWhileWritersReplaceThem) {
       while (running() || store.counters().hits == 0) {
         if (std::chrono::steady_clock::now() > last_chance)
           return 4;
-        std::optional<CacheEntry> entry = store.load(sample_key());
+        std::optional<CacheEntry> entry = store.load(shared_key());
         if (entry && entry->cubin != std::string(kCubinBytes, entry->kernel_name[0]))
           return 1;
         if (!entry && store.counters().hits > 0)
@@ -75,14 +75,14 @@ TEST(CacheStoreProcesses, AKilledWriterLeavesNoEntry) {
     pid_t child = start([&] {
       CacheStore store(temp.path());
       for (;;)
-        store.publish(sample_key(), entry_of('x', 4 << 20));
+        store.publish(shared_key(), entry_of('x', 4 << 20));
       return 0;
     });
     ::usleep(2000 + 1500 * round);
     ::kill(child, SIGKILL);
     finish(child);
     CacheStore store(temp.path());
-    store.load(sample_key());
+    store.load(shared_key());
     ASSERT_EQ(store.counters().heals, 0u) << "a partial entry had the entry's name";
   }
 }
@@ -93,11 +93,11 @@ TEST(CacheStoreProcesses, AReadOnlyDirectoryIsReadAndCostsOneWarning) {
     if (::geteuid() == 0 && // root may write anywhere
         (::chown(temp.path().c_str(), kNobody, kNobody) != 0 || ::setuid(kNobody) != 0))
       return kNotPermitted;
-    if (!CacheStore(temp.path()).publish(sample_key(), entry_of('a', 100)))
+    if (!CacheStore(temp.path()).publish(shared_key(), entry_of('a', 100)))
       return 11;
     ::chmod(temp.path().c_str(), 0500);
     CacheStore store(temp.path());
-    if (!store.load(sample_key()))
+    if (!store.load(shared_key()))
       return 12;
     CacheKey other = make_key({{"name", "other"}});
     testing::internal::CaptureStderr();
@@ -124,7 +124,7 @@ TEST(CacheStoreProcesses, AHomeThatCannotBeWrittenCostsOneWarning) {
     if (!store.disabled_reason().empty())
       return 11;
     testing::internal::CaptureStderr();
-    if (store.load(sample_key()) || store.publish(sample_key(), entry_of('a', 100)))
+    if (store.load(shared_key()) || store.publish(shared_key(), entry_of('a', 100)))
       return 12;
     std::string text = testing::internal::GetCapturedStderr();
     return text.find("cannot be created") != std::string::npos ? 0 : 13;

@@ -1,6 +1,7 @@
 //===- store_test.cpp - The user's cubin directory -------------------------===//
 
 #include "cache/store.h"
+#include "tests/cache/numbered_entries.h"
 #include "tests/cache/temp_directory.h"
 
 #include <gtest/gtest.h>
@@ -10,12 +11,11 @@
 #include <unistd.h>
 
 using namespace sagebwd;
+using test::key_number;
 using test::TempDirectory;
 namespace fs = std::filesystem;
 
 namespace {
-
-CacheKey key_number(int number) { return make_key({{"number", std::to_string(number)}}); }
 
 CacheEntry entry_of(const std::string& cubin) {
   CacheEntry entry;

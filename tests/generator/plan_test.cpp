@@ -14,7 +14,7 @@ using O = Operand;
 
 namespace {
 
-constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
+constexpr Pass kBothPasses[] = {Pass::forward, Pass::backward};
 const std::set<O> kWorkspace = {O::k_partial,    O::k_mean,     O::q8,         O::k8,
                                 O::k8_scale,     O::vt8,        O::vt8_scale,  O::qt8,
                                 O::kt8,          O::kt8_scale,  O::qt8_scale,  O::dot8,
@@ -225,7 +225,7 @@ TEST(Workspace, HoldsEachBufferOnceAlignedAndWithoutOverlap) {
   constexpr uint64_t kBase = uint64_t{1} << 40, kNowhere = 7;
   for (const AttentionSpec& spec : test::all_specs())
     for (const Problem& p : kProblems)
-      for (Pass pass : kPasses) {
+      for (Pass pass : kBothPasses) {
         const ResolvedSpec s = resolved(spec);
         SCOPED_TRACE(to_string(*s) + ", " + std::string(to_string(pass)));
         OperandValues values;
@@ -356,7 +356,7 @@ TEST(Check, ProblemsNoKernelRunsAreRefused) {
 
 TEST(Workspace, ALargeBatchReusesThatOfALaunch) {
   const ResolvedSpec spec = resolved(AttentionSpec());
-  for (Pass pass : kPasses) {
+  for (Pass pass : kBothPasses) {
     const size_t most = workspace_bytes(pass, spec, {65535, 2, 1, 3, 5});
     EXPECT_EQ(workspace_bytes(pass, spec, {1 << 20, 2, 1, 3, 5}), most);
     EXPECT_LT(workspace_bytes(pass, spec, {65534, 2, 1, 3, 5}), most);
@@ -366,7 +366,7 @@ TEST(Workspace, ALargeBatchReusesThatOfALaunch) {
 TEST(Workspace, BeyondWhatCanBeAddressedIsRefused) {
   const int64_t tokens = (int64_t{1} << 31) - 1024;
   OperandValues values{};
-  for (Pass pass : kPasses) {
+  for (Pass pass : kBothPasses) {
     // One buffer of over 2^62 bytes; then several that are only together.
     for (const Problem& p :
          {Problem{65535, 65535, 65535, 1, tokens}, Problem{65535, 65535, 1, tokens, 1},

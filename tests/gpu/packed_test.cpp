@@ -12,12 +12,12 @@ namespace {
 
 using Lengths = std::vector<std::pair<int, int>>;
 
-constexpr int kHeads = 4, kHeadsKv = 2;
+constexpr int kPackedHeads = 4, kPackedHeadsKv = 2;
 /// Within a tile, over several and over units of channel scales; without queries, without keys.
 const Lengths kLengths = {{70, 70}, {0, 40}, {300, 300}, {33, 0}, {1, 1}, {200, 350}, {129, 64}};
 
 Problem totals(const Lengths& lengths) {
-  Problem p{1, kHeads, kHeadsKv, 0, 0};
+  Problem p{1, kPackedHeads, kPackedHeadsKv, 0, 0};
   for (const auto& [queries, keys] : lengths)
     p.seq_q += queries, p.seq_kv += keys;
   return p;
@@ -41,21 +41,21 @@ struct Part {
     reference::Inputs part = in;
     const int64_t d = in.head_dim;
     part.problem.seq_q = queries, part.problem.seq_kv = keys;
-    part.q = slice(in.q, kHeads, first_query * d, queries * d);
-    part.dout = slice(in.dout, kHeads, first_query * d, queries * d);
-    part.k = slice(in.k, kHeadsKv, first_key * d, keys * d);
-    part.v = slice(in.v, kHeadsKv, first_key * d, keys * d);
+    part.q = slice(in.q, kPackedHeads, first_query * d, queries * d);
+    part.dout = slice(in.dout, kPackedHeads, first_query * d, queries * d);
+    part.k = slice(in.k, kPackedHeadsKv, first_key * d, keys * d);
+    part.v = slice(in.v, kPackedHeadsKv, first_key * d, keys * d);
     if (!in.dlse.empty())
-      part.dlse = slice(in.dlse, kHeads, first_query, queries);
+      part.dlse = slice(in.dlse, kPackedHeads, first_query, queries);
     return part;
   }
   reference::Outputs<float> of(const reference::Outputs<float>& all, int64_t d) const {
     reference::Outputs<float> part;
-    part.o = slice(all.o, kHeads, first_query * d, queries * d);
-    part.lse = slice(all.lse, kHeads, first_query, queries);
-    part.dq = slice(all.dq, kHeads, first_query * d, queries * d);
-    part.dk = slice(all.dk, kHeadsKv, first_key * d, keys * d);
-    part.dv = slice(all.dv, kHeadsKv, first_key * d, keys * d);
+    part.o = slice(all.o, kPackedHeads, first_query * d, queries * d);
+    part.lse = slice(all.lse, kPackedHeads, first_query, queries);
+    part.dq = slice(all.dq, kPackedHeads, first_query * d, queries * d);
+    part.dk = slice(all.dk, kPackedHeadsKv, first_key * d, keys * d);
+    part.dv = slice(all.dv, kPackedHeadsKv, first_key * d, keys * d);
     return part;
   }
 };
@@ -86,7 +86,7 @@ protected:
   reference::Inputs inputs(const Lengths& lengths) const {
     auto in = reference::random_inputs(totals(lengths), attention->spec().head_dim,
                                        attention->spec().dtype, 1, 11);
-    in.dlse.resize(kHeads * in.problem.seq_q);
+    in.dlse.resize(kPackedHeads * in.problem.seq_q);
     for (size_t i = 0; i < in.dlse.size(); ++i)
       in.dlse[i] = std::sin(static_cast<float>(i));
     return in;
@@ -137,7 +137,7 @@ TEST_P(Packed, WhatIsNotFiniteStaysInItsSequence) {
   const int64_t d = in.head_dim;
   for (auto* x : {&in.q, &in.dout, &in.k, &in.v}) {
     const bool of_queries = x == &in.q || x == &in.dout;
-    const int64_t heads = of_queries ? kHeads : kHeadsKv, first = 100 * d;
+    const int64_t heads = of_queries ? kPackedHeads : kPackedHeadsKv, first = 100 * d;
     const int64_t head = static_cast<int64_t>(x->size()) / heads,
                   count = (of_queries ? 70 : 90) * d;
     for (int64_t h = 0; h < heads; ++h)
@@ -163,7 +163,7 @@ TEST_P(Packed, TokensBehindTheUsedOnesAreNeitherReadNorWritten) {
   Faults faults;
   const auto got = run_on_gpu(
       *attention, 0, in, {.layout = {.bshd = true}, .lengths = lengths, .used = used}, &faults);
-  const int64_t d = in.head_dim, queries = 31 * kHeads, keys = 219 * kHeadsKv;
+  const int64_t d = in.head_dim, queries = 31 * kPackedHeads, keys = 219 * kPackedHeadsKv;
   const auto unwritten = [](int64_t count, const char* of) {
     return std::to_string(count) + " elements of " + of + " were not written";
   };
@@ -180,7 +180,7 @@ TEST_P(Packed, TokensBehindTheUsedOnesAreNeitherReadNorWritten) {
 
 TEST_P(Packed, SequencesOfABatchAreAsIfCutToWhatIsUsed) {
   const Lengths used = {{100, 80}, {0, 90}, {40, 1}};
-  const Problem batch{3, kHeads, kHeadsKv, 100, 90};
+  const Problem batch{3, kPackedHeads, kPackedHeadsKv, 100, 90};
   const auto in =
       reference::random_inputs(batch, attention->spec().head_dim, attention->spec().dtype, 1, 12);
   for (bool bshd : {false, true}) {

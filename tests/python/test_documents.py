@@ -129,8 +129,9 @@ def test_cpp_compiles(block, tmp_path):
         pytest.skip(f"{block}: needs a C++ compiler")
     source = tmp_path / "page.cpp"
     source.write_text(block.text)
-    subprocess.run(["c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Werror", "-I", ROOT, source],
-                   check=True)  # fmt: skip
+    (tmp_path / "sagebwd").symlink_to(ROOT)  # headers are installed into a folder of this name
+    subprocess.run(["c++", "-std=c++20", "-fsyntax-only", "-Wall", "-Werror", "-I", tmp_path,
+                    "-I", ROOT, source], check=True)  # fmt: skip
 
 
 # ---- what pages are made of ----------------------------------------------------------------------

@@ -26,14 +26,14 @@ namespace {
 
 const Problem kShort = {1, 1, 1, 512, 512}, kLong = {1, 32, 32, 8192, 8192};
 
-AttentionSpec spec() {
+AttentionSpec tiles_spec() {
   AttentionSpec s;
   s.head_dim = 64;
   return s;
 }
 
 /// Prints what an action gives, or the error it ends with.
-void say(const char* what, const std::function<std::string()>& action) {
+void tell(const char* what, const std::function<std::string()>& action) {
   std::string result;
   try {
     result = action();
@@ -51,33 +51,34 @@ void say(const char* what, const std::function<std::string()>& action) {
 void keep(KernelKind kind, const Problem& problem, const std::string& tile) {
   const Gpu gpu = gpu_of(0);
   TuningRecord record;
-  record.key = record_key(kind, resolved(spec()), gpu, bucket_of(kind, problem, gpu.sm_count));
+  record.key =
+      record_key(kind, resolved(tiles_spec()), gpu, bucket_of(kind, problem, gpu.sm_count));
   record.tile = record.default_tile = tile;
   user_records().keep(record);
 }
 
 void show_tiles() {
-  Attention attention(spec());
+  Attention attention(tiles_spec());
   std::printf("arch: %s\n", std::string(attention.arch().name).c_str());
   for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
-    say(std::string(to_string(kind)).c_str(),
-        [&] { return to_string(attention.tile(kind, kLong)); });
+    tell(std::string(to_string(kind)).c_str(),
+         [&] { return to_string(attention.tile(kind, kLong)); });
 }
 
 void use_records() {
-  Attention attention(spec()), given(spec(), 0, Tiles{});
+  Attention attention(tiles_spec()), given(tiles_spec(), 0, Tiles{});
   const auto forward = [](Attention& a, const Problem& p) {
     return [&a, p] { return to_string(a.tile(KernelKind::forward, p)); };
   };
-  say("before", forward(attention, kLong));
+  tell("before", forward(attention, kLong));
   keep(KernelKind::forward, kLong, "mma 128x128 w8 s1 b1");
-  say("after", forward(attention, kLong));
-  say("same bucket", forward(attention, {4, 32, 8, 5000, 4500}));
-  say("other bucket", forward(attention, kShort));
-  say("given tiles", forward(given, kLong));
-  say("other kernel", [&] { return to_string(attention.tile(KernelKind::backward_dq, kLong)); });
+  tell("after", forward(attention, kLong));
+  tell("same bucket", forward(attention, {4, 32, 8, 5000, 4500}));
+  tell("other bucket", forward(attention, kShort));
+  tell("given tiles", forward(given, kLong));
+  tell("other kernel", [&] { return to_string(attention.tile(KernelKind::backward_dq, kLong)); });
   keep(KernelKind::forward, kLong, "mma 64x128 w4 s2 b2");
-  say("tuned again", forward(attention, kLong));
+  tell("tuned again", forward(attention, kLong));
 }
 
 /// Arguments that the fake driver's kernels do not look at.
@@ -101,7 +102,7 @@ private:
 
 /// Calls of many sizes while records come and go.
 void call_from_many_threads() {
-  Attention attention(spec());
+  Attention attention(tiles_spec());
   attention.warmup(false);
   const char* const kTiles[] = {"mma 128x128 w8 s1 b1", "mma 64x128 w4 s2 b2"};
   for (const char* tile : kTiles) { // compiled before the race
@@ -124,8 +125,8 @@ void call_from_many_threads() {
 }
 
 /// The grid's first extent, which the fake driver writes down, tells 64 queries a block from 128.
-void launch() {
-  Attention attention(spec());
+void launch_tiles() {
+  Attention attention(tiles_spec());
   Arguments args(attention, kShort);
   const auto forward = [&](void* stream) {
     return [&, stream] {
@@ -135,22 +136,22 @@ void launch() {
     };
   };
   int captured = 0; // to the fake driver every stream but the null stream is being captured
-  say("capture, nothing loaded", forward(&captured));
+  tell("capture, nothing loaded", forward(&captured));
   attention.warmup(false);
-  say("capture, default", forward(&captured));
+  tell("capture, default", forward(&captured));
   keep(KernelKind::forward, kShort, "mma 128x128 w8 s1 b1");
-  say("capture, tuned but not loaded", forward(&captured));
+  tell("capture, tuned but not loaded", forward(&captured));
   attention.warmup(false, kShort);
-  say("capture, tuned", forward(&captured));
-  say("tuned", forward(nullptr));
+  tell("capture, tuned", forward(&captured));
+  tell("tuned", forward(nullptr));
 }
 
 /// A record from a machine whose compiler can do more: here the tile spills.
 void launch_what_cannot_be_built() {
-  Attention attention(spec());
+  Attention attention(tiles_spec());
   Arguments args(attention, kShort);
   keep(KernelKind::forward, kShort, "mma 64x128 w4 s1 b8");
-  say("call", [&] {
+  tell("call", [&] {
     attention.forward(args.forward);
     return std::string("launched");
   });
@@ -158,7 +159,7 @@ void launch_what_cannot_be_built() {
 
 /// A record that comes while the kernels of a first call are being compiled.
 void tune_during_the_first_call() {
-  Attention attention(spec());
+  Attention attention(tiles_spec());
   Arguments args(attention, kShort);
   std::thread other([] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -166,7 +167,7 @@ void tune_during_the_first_call() {
   });
   attention.forward(args.forward);
   other.join();
-  say("second", [&] {
+  tell("second", [&] {
     attention.forward(args.forward);
     return std::string("launched");
   });
@@ -174,7 +175,7 @@ void tune_during_the_first_call() {
 
 /// Of two buckets that have been launched, one changes.
 void tune_after_the_first_call() {
-  Attention attention(spec());
+  Attention attention(tiles_spec());
   Arguments args(attention, kShort), longer(attention, {1, 1, 1, 1024, 512});
   const auto forward = [&](Arguments& a) {
     return [&] {
@@ -182,16 +183,16 @@ void tune_after_the_first_call() {
       return std::string("launched");
     };
   };
-  say("first", forward(args));
-  say("first of another bucket", forward(longer));
+  tell("first", forward(args));
+  tell("first of another bucket", forward(longer));
   keep(KernelKind::forward, kShort, "mma 128x128 w8 s1 b1");
-  say("second", forward(args));
-  say("second of another bucket", forward(longer));
+  tell("second", forward(args));
+  tell("second of another bucket", forward(longer));
 }
 
 /// Without `deterministic`: a backward in one kernel, where it is the default.
 void show_fused() {
-  AttentionSpec free = spec();
+  AttentionSpec free = tiles_spec();
   free.precision = Precision::gradients16, free.deterministic = false;
   const Gpu gpu = gpu_of(0);
   TuningRecord record; // of the split one
@@ -202,26 +203,26 @@ void show_fused() {
   Attention attention(free),
       split(free, 0, Tiles{{KernelKind::backward_dkv, parse_tile(record.tile)}});
   for (KernelKind kind : {KernelKind::forward, KernelKind::backward, KernelKind::backward_dkv})
-    say(std::string(to_string(kind)).c_str(),
-        [&] { return to_string(attention.tile(kind, kLong)); });
-  say("given", [&] { return to_string(split.tile(KernelKind::backward_dkv, kLong)); });
+    tell(std::string(to_string(kind)).c_str(),
+         [&] { return to_string(attention.tile(kind, kLong)); });
+  tell("given", [&] { return to_string(split.tile(KernelKind::backward_dkv, kLong)); });
   const size_t more =
       attention.backward_workspace_bytes(kLong) - split.backward_workspace_bytes(kLong);
-  say("sums of dQ, bytes a value", [&] { return std::to_string(more / (32 * 8192 * 64)); });
+  tell("sums of dQ, bytes a value", [&] { return std::to_string(more / (32 * 8192 * 64)); });
 }
 
-const std::map<std::string, std::function<void()>>& scenarios() {
+const std::map<std::string, std::function<void()>>& tiles_scenarios() {
   static const std::map<std::string, std::function<void()>> map = {
       {"tiles", show_tiles},
       {"fused", show_fused},
       {"records", use_records},
-      {"launch", launch},
+      {"launch", launch_tiles},
       {"threads", call_from_many_threads},
       {"spills", launch_what_cannot_be_built},
       {"late record", tune_during_the_first_call},
       {"changed record", tune_after_the_first_call},
       {"constructor",
-       [] { say("constructor", [] { return to_string(Attention(spec()).spec()); }); }}};
+       [] { tell("constructor", [] { return to_string(Attention(tiles_spec()).spec()); }); }}};
   return map;
 }
 
@@ -278,7 +279,7 @@ TEST(Arguments, AreTheTensorsThatTheirPassTakes) {
 
 TEST_F(AttentionTiles, AGpuNobodyHasSeenHasTheDefault) {
   if (const char* scenario = test::child_task()) {
-    test::report(scenarios().at(scenario));
+    test::report(tiles_scenarios().at(scenario));
     return;
   }
   const auto on = [&](const char* major, const char* minor, const char* sms) {
@@ -293,7 +294,7 @@ TEST_F(AttentionTiles, AGpuNobodyHasSeenHasTheDefault) {
     std::string expected = std::string("arch: ") + arch + "\n";
     for (KernelKind kind : tiled_kernels())
       expected += std::string(to_string(kind)) + ": " +
-                  to_string(default_tile(kind, resolved(spec()), find_arch(arch))) + "\n";
+                  to_string(default_tile(kind, resolved(tiles_spec()), find_arch(arch))) + "\n";
     EXPECT_EQ(output, expected);
   }
 }
@@ -326,7 +327,7 @@ TEST_F(AttentionTiles, AGpuWithoutTheInstructionsIsRefused) {
 
 TEST_F(AttentionTiles, RecordsAreUsedFromTheMomentTheyAreThere) {
   const std::string other =
-      to_string(default_tile(KernelKind::backward_dq, resolved(spec()), find_arch("sm_80")));
+      to_string(default_tile(KernelKind::backward_dq, resolved(tiles_spec()), find_arch("sm_80")));
   EXPECT_EQ(run("records"), "before: mma 64x128 w4 s1 b2\n"
                             "after: mma 128x128 w8 s1 b1\n"
                             "same bucket: mma 128x128 w8 s1 b1\n"

@@ -66,7 +66,7 @@ void use_everything() {
 }
 
 /// What a child process may be asked to do.
-const std::map<std::string, std::function<void()>>& scenarios() {
+const std::map<std::string, std::function<void()>>& driver_scenarios() {
   static const std::map<std::string, std::function<void()>> map = {
       {"everything", [] { attempt(use_everything); }},
       {"unavailable",
@@ -144,7 +144,7 @@ constexpr const char* kEverything =
 
 TEST_F(FakeDriver, WorksByProcAddress) {
   if (const char* scenario = test::child_task()) {
-    test::report(scenarios().at(scenario));
+    test::report(driver_scenarios().at(scenario));
     return;
   }
   compile();

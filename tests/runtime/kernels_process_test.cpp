@@ -28,12 +28,12 @@ bool maps_nvrtc() {
   return false;
 }
 
-std::vector<KernelSpec> operation() {
+std::vector<KernelSpec> some_kernels() {
   return distinct_kernels(resolved(AttentionSpec()), find_arch("sm_80"));
 }
 
 void build_and_report() {
-  std::vector<KernelSpec> specs = operation();
+  std::vector<KernelSpec> specs = some_kernels();
   auto start = std::chrono::steady_clock::now();
   std::vector<std::shared_ptr<const BuiltKernel>> kernels;
   try {
@@ -63,7 +63,7 @@ TEST(KernelsProcess, ASecondProcessReadsTheDiskAndOpensNoNvrtc) {
   }
   TempDirectory temp;
   ScopedVariable directory("SAGEBWD_CACHE_DIR", temp / "cache");
-  std::string all = std::to_string(operation().size());
+  std::string all = std::to_string(some_kernels().size());
   std::string first = run_child();
   EXPECT_EQ(first.substr(0, first.find(';')), "kernels " + all + " cached 0 nvrtc 1");
   std::string second = run_child();
@@ -80,7 +80,7 @@ TEST(KernelsProcess, ASecondProcessReadsTheDiskAndOpensNoNvrtc) {
 }
 
 TEST(CompileWithNvrtc, EqualInputsGiveEqualFiles) {
-  KernelSpec spec = operation().back();
+  KernelSpec spec = some_kernels().back();
   KernelSource source = emit(spec);
   CacheKey key = key_of(source, spec);
   EXPECT_TRUE(serialize(key, compile_with_nvrtc(source, spec).entry) ==
@@ -90,7 +90,7 @@ TEST(CompileWithNvrtc, EqualInputsGiveEqualFiles) {
 TEST(CompileWithNvrtc, RefusesSpills) {
   KernelSource source{"spilling", test::kSpilling, 1024, 0};
   try {
-    compile_kernel(source, operation()[0], /*allow_spills=*/false);
+    compile_kernel(source, some_kernels()[0], /*allow_spills=*/false);
     FAIL() << "spills passed";
   } catch (const CompileError& error) {
     std::string what = error.what();
@@ -102,7 +102,7 @@ TEST(CompileWithNvrtc, RefusesSpills) {
 }
 
 TEST(CompileWithNvrtc, AllowedSpillsAreNotKept) {
-  auto compiled = compile_kernel({"spilling", test::kSpilling, 1024, 0}, operation()[0], true);
+  auto compiled = compile_kernel({"spilling", test::kSpilling, 1024, 0}, some_kernels()[0], true);
   EXPECT_FALSE(compiled.keep);
   EXPECT_GT(compiled.entry.spill_bytes, 0);
 }
@@ -112,7 +112,7 @@ TEST(CompileWithNvrtc, FillsInTheEntry) {
                       "extern \"C\" __global__ void k(float* x) { __shared__ float s[32];\n"
                       "s[threadIdx.x] = *x; __syncthreads(); *x = s[1]; }\n",
                       32, 1000};
-  auto compiled = compile_with_nvrtc(source, operation()[0]);
+  auto compiled = compile_with_nvrtc(source, some_kernels()[0]);
   EXPECT_TRUE(compiled.keep);
   const CacheEntry& entry = compiled.entry;
   EXPECT_EQ(entry.kernel_name, "k");

@@ -18,7 +18,7 @@ using namespace sagebwd::reference;
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
 TEST(Quantizer, RoundsHalfToEven) {
   const std::vector<float> x = {127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 126.5f, -126.5f};
@@ -57,7 +57,7 @@ TEST(Quantizer, TinyGroupsAreZero) {
 }
 
 TEST(Quantizer, NonFiniteGroupsStayNonFinite) {
-  for (float bad : {kNan, -kNan, kInfinity, -kInfinity})
+  for (float bad : {kNan, -kNan, kInfinite, -kInfinite})
     for (size_t position : {0, 1, 2}) {
       std::vector<float> x = {1, 5, 2};
       x[position] = bad;
@@ -117,13 +117,13 @@ TEST(Copies, SomeTokensTellTheMagnitudeOfAHead) {
   EXPECT_EQ(sampled_magnitude(x.data(), 256, 2), 3);
   x[2 * 699 + 1] = -5;
   EXPECT_EQ(sampled_magnitude(x.data(), 700, 2), 5);
-  x[2 * 3] = kInfinity;
+  x[2 * 3] = kInfinite;
   EXPECT_EQ(sampled_magnitude(x.data(), 700, 2), 1);
 }
 
 TEST(Copies, RowsOfLikeMagnitudeHaveOneExponent) {
   // Both sides of a power of two, a far row, nothing, what is no number, and a second unit.
-  const std::vector<float> x = {1.9f, 2.1f, 1.9f, -2.1f, 2.1f, 32, 0, kNan, kInfinity, 0x1p-118f};
+  const std::vector<float> x = {1.9f, 2.1f, 1.9f, -2.1f, 2.1f, 32, 0, kNan, kInfinite, 0x1p-118f};
   EXPECT_EQ(row_exponents(x.data(), 5, 1, 5), std::vector<int>(5, 0));
   EXPECT_EQ(row_exponents(x.data(), 9, 1, 9), (std::vector<int>{0, 0, 0, 0, 0, 4, 1, 1, 1}));
   // What is nothing or no number goes with the others, if there are any.
@@ -202,13 +202,13 @@ TEST(Rounding, TiesGoToTheEvenNeighbour) {
       const float a = decode(dtype, low), b = decode(dtype, static_cast<uint16_t>(low + 1));
       const float middle = a + (b - a) / 2;
       ASSERT_EQ(encode(dtype, middle), low % 2 ? low + 1 : low);
-      ASSERT_EQ(encode(dtype, std::nextafter(middle, kInfinity)), low + 1);
+      ASSERT_EQ(encode(dtype, std::nextafter(middle, kInfinite)), low + 1);
       ASSERT_EQ(encode(dtype, std::nextafter(middle, 0.0f)), low);
     }
   }
   EXPECT_EQ(round_to(DType::fp16, 65519.996f), 65504);
-  EXPECT_EQ(round_to(DType::fp16, 65520), kInfinity);
-  EXPECT_EQ(round_to(DType::fp16, -70000), -kInfinity);
+  EXPECT_EQ(round_to(DType::fp16, 65520), kInfinite);
+  EXPECT_EQ(round_to(DType::fp16, -70000), -kInfinite);
 }
 
 TEST(Random, IsNormalReproducibleAndRounded) {

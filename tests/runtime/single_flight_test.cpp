@@ -26,6 +26,7 @@
 using namespace sagebwd;
 using test::CompileLog;
 using test::finish;
+using test::kNotPermitted;
 using test::spec_number;
 using test::start;
 using test::TempDirectory;
@@ -304,7 +305,6 @@ bool take_locks_away() {
 }
 
 TEST(SingleFlight, WithoutLocksEveryoneCompilesAndNothingBreaks) {
-  constexpr int kNotPermitted = 77;
   TempDirectory temp;
   CompileLog log(temp / "compiles");
   test::Gate gate;

@@ -22,7 +22,7 @@ using test::TempDirectory;
 namespace {
 
 constexpr const char* kTest = "TwoNvrtcs.ShareADirectory";
-constexpr const char* kReportVariable = "SAGEBWD_TEST_REPORT";
+constexpr const char* kNvrtcsReport = "SAGEBWD_TEST_REPORT";
 
 /// What a process says of the kernels of one operation.
 struct Report {
@@ -31,7 +31,7 @@ struct Report {
   uint64_t hits = 0, misses = 0, compiles = 0;
 };
 
-std::vector<KernelSpec> operation() {
+std::vector<KernelSpec> both_kernels() {
   AttentionSpec spec;
   spec.head_dim = 64;
   return distinct_kernels(resolved(spec), find_arch("sm_80"));
@@ -39,7 +39,7 @@ std::vector<KernelSpec> operation() {
 
 void build_and_report(const std::string& file) {
   Report report;
-  for (const auto& kernel : build_all(operation())) {
+  for (const auto& kernel : build_all(both_kernels())) {
     ++report.kernels;
     report.cached += kernel->cached;
     report.of_nvrtc_12 += kernel->entry.compiler.rfind("nvrtc 12.", 0) == 0;
@@ -56,7 +56,7 @@ Report run_process(const std::string& nvrtc, bool recompile) {
   TempDirectory temp;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   EXPECT_EQ(test::finish(test::start([&] {
-              ::setenv(kReportVariable, (temp / "report").c_str(), 1);
+              ::setenv(kNvrtcsReport, (temp / "report").c_str(), 1);
               ::setenv("SAGEBWD_NVRTC", nvrtc.c_str(), 1);
               ::setenv("SAGEBWD_RECOMPILE", recompile ? "1" : "0", 1);
               const int output = ::open((temp / "output").c_str(), O_WRONLY | O_CREAT, 0600);
@@ -75,7 +75,7 @@ Report run_process(const std::string& nvrtc, bool recompile) {
 }
 
 TEST(TwoNvrtcs, ShareADirectory) {
-  if (const char* report = std::getenv(kReportVariable))
+  if (const char* report = std::getenv(kNvrtcsReport))
     return build_and_report(report);
   const char* nvrtc_12 = std::getenv("SAGEBWD_TEST_NVRTC12");
   if (!nvrtc_12 || !*nvrtc_12)
@@ -87,7 +87,7 @@ TEST(TwoNvrtcs, ShareADirectory) {
   ScopedVariable directory("SAGEBWD_CACHE_DIR", temp / "cache");
 
   const Report first = run_process(nvrtc_13, false);
-  const size_t all = operation().size();
+  const size_t all = both_kernels().size();
   EXPECT_EQ(first.kernels, all);
   EXPECT_EQ(first.compiles, all);
   EXPECT_EQ(first.of_nvrtc_13, all);

@@ -29,7 +29,6 @@ namespace {
 
 constexpr unsigned kMostThreads = 1024;
 constexpr size_t kGuardBytes = 4096;
-constexpr int kPoison = 0xff;
 
 } // namespace
 

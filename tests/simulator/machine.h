@@ -9,6 +9,8 @@
 
 namespace simulator {
 
+inline constexpr int kPoison = 0xff; ///< each byte of memory that nobody has written
+
 /// A copy that a thread has started and a barrier waits for.
 struct BulkCopy {
   Fiber* by;

@@ -110,8 +110,15 @@ def test_every_header_is_complete_without_llvm(prefix, tmp_path):
     headers = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.h"))
     assert {"runtime/attention.h", "generator/plan.h", "cache/store.h"} <= set(headers)
     program = tmp_path / "all.cpp"
-    program.write_text("".join(f'#include "{header}"\n' for header in [*headers, "sagebwd.h"]))
-    output("c++", "-std=c++20", "-fsyntax-only", "-I", folder, "-I", folder.parent, program)
+    names = [*(f"sagebwd/{header}" for header in headers), "sagebwd.h"]
+    program.write_text("".join(f'#include "{name}"\n' for name in names))
+    # A program's own folders may have the names of ours.
+    for header in headers:
+        own = tmp_path / "own" / header
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text("#error this is not a header of sagebwd\n")
+    output("c++", "-std=c++20", "-fsyntax-only", "-I", tmp_path / "own", "-I", folder.parent,
+           program)  # fmt: skip
 
 
 @pytest.mark.parametrize("asked", ["9.9", "0.0.9"])

@@ -3,6 +3,7 @@
 configure() {
   local arguments=(
     -G Ninja -DCMAKE_BUILD_TYPE=Release -DSAGEBWD_PYTHON=ON -DSAGEBWD_TESTS=ON
+    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 # takes half of the time
     "-DPython_EXECUTABLE=$python" "-Dpybind11_DIR=$pybind11_dir"
     "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir")
   if [[ "$(cat build/.configured 2>/dev/null)" != "${arguments[*]}" || ! -f build/build.ninja ]]

@@ -8,7 +8,7 @@ prepare_docs() {
   cmp -s $wanted build/docs/.requirements && return
   rm -rf build/docs
   "$python" -m venv build/docs &&
-    "$docs_python" -m pip install --disable-pip-version-check --retries 2 -r $wanted &&
+    "$docs_python" -m pip install --disable-pip-version-check --retries 2 --no-compile -r $wanted &&
     cp $wanted build/docs/.requirements
 }
 
