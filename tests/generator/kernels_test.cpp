@@ -358,10 +358,13 @@ TEST(KernelName, IsAnIdentifierAndNamesOneSourceOnAnArchitecture) {
   const std::string start = "sagebwd_", letters = "abcdefghijklmnopqrstuvwxyz0123456789_";
   std::map<std::string, std::string> source_of;
   std::set<std::string> ambiguous;
+  test::Distinct distinct;
   for (const char* arch : {"sm_80", "sm_90a"})
     for (const AttentionSpec& spec : test::all_specs())
       for (Pass pass : kPasses)
         for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch(arch))) {
+          if (!distinct.insert(kernel))
+            continue;
           const KernelSource source = emit(kernel);
           EXPECT_EQ(source.name, kernel_name(kernel));
           EXPECT_EQ(source.name.rfind(start, 0), 0u) << source.name;

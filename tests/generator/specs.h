@@ -5,8 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <map>
+#include <string>
+#include <vector>
 
 namespace sagebwd::test {
 
@@ -54,6 +58,23 @@ inline bool fits(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
   const bool large = kind != KernelKind::forward || s.precision == Precision::qk16;
   return s.head_dim <= 128 || !large || !is_small(arch);
 }
+
+/// Kernels, each once: many specs have some kernels in common, and to emit one takes a while.
+class Distinct {
+public:
+  /// Whether it is new.
+  bool insert(const KernelSpec& kernel) {
+    // Whatever names say, kernels that differ are two.
+    std::vector<KernelSpec>& alike = by_name_[kernel_name(kernel)];
+    if (std::find(alike.begin(), alike.end(), kernel) != alike.end())
+      return false;
+    alike.push_back(kernel);
+    return true;
+  }
+
+private:
+  std::map<std::string, std::vector<KernelSpec>> by_name_;
+};
 
 inline std::vector<KernelKind> kinds_of(const std::vector<KernelSpec>& kernels) {
   std::vector<KernelKind> kinds;

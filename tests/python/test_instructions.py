@@ -1,7 +1,10 @@
 """bench/instructions.py and bench/sass.py: the parser on listings written by hand, and the record
 against kernels compiled here."""
 
+import hashlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -242,36 +245,83 @@ def test_a_part_of_all_kernels_does_not_replace_the_record(capsys):
 RECORD = ROOT / "bench/results/instructions.json"
 DEARER = 1.05
 TOOL = ROOT / "build/bin/sagebwd"
+OPERATIONS = ["--causal", "none", "--precision", "six-of-seven"]
+FOUND_SOUND = ROOT / "tests/templates/found_sound.txt"
 
 
 def by_operation(rows):
     return {(r["kernel"], r["head_dim"], r["causal"], r["precision"]): r for r in rows}
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
-def test_no_default_kernel_has_become_dearer_than_recorded(arch):
+def recorded_of(arch):
+    return [r for r in json.loads(RECORD.read_text())["kernels"] if r["arch"] == arch]
+
+
+def expect_no_dearer(arch, head_dims):
     nvdisasm = instructions.find_nvdisasm()
-    if nvdisasm is None:
-        pytest.skip(f"{instructions.NO_NVDISASM} (no kernel of {arch} is compared)")
-    if not TOOL.exists():
-        pytest.skip(f"no {TOOL.name} is built here: ./run build")
-    doctor, _ = instructions.run_json([TOOL, "doctor", "--json"])
-    if not doctor["can_compile"]:
-        pytest.skip("no NVRTC: " + doctor["nvrtc"]["error"].splitlines()[0])
-    words = ["--head-dim", "64,128", "--causal", "none", "--precision", "six-of-seven"]
-    kernels = instructions.compiled(TOOL, arch, words)
+    kernels = instructions.compiled(TOOL, arch, [*OPERATIONS, "--head-dim", head_dims])
     fresh = by_operation(instructions.row_of(kernel, nvdisasm) for kernel in kernels)
     fused = [head_dim for kernel, head_dim, *_ in fresh if kernel == "backward"]
-    assert fused == {"sm_80": [128], "sm_89": [64]}.get(arch, [])
-    assert len(fresh) == 6 + len(fused)
-    recorded = by_operation(
-        r for r in json.loads(RECORD.read_text())["kernels"] if r["arch"] == arch)
+    dims = [int(head_dim) for head_dim in head_dims.split(",")]
+    assert fused == [d for d in {"sm_80": [128], "sm_89": [64]}.get(arch, []) if d in dims]
+    assert len(fresh) == 3 * len(dims) + len(fused)
+    recorded = by_operation(recorded_of(arch))
     for operation, row in fresh.items():
         assert row["unknown_instructions"] == []
         limit = DEARER * recorded[operation]["per_score"]
         assert row["per_score"] <= limit, (
             f"{operation}: {row['per_score']} instructions a score, recorded "
             f"{recorded[operation]['per_score']}; if that is meant: python bench/instructions.py")
+
+
+def found_sound_of(arch, nvrtc, empty):
+    """The line that found_sound.txt has (tests/templates/found_sound.h) if these kernels of this
+    NVRTC were no dearer than these records, as this test, bench/ and this nvdisasm count."""
+    digest = hashlib.sha256(json.dumps(recorded_of(arch)).encode())
+    version = [instructions.find_nvdisasm(), "--version"]
+    digest.update(subprocess.run(version, capture_output=True, check=True).stdout)
+    for more in [], ["--no-deterministic"]:
+        report, _ = instructions.run_json([TOOL, "cache", "explain", "--arch", arch, *OPERATIONS,
+                                           *more, "--head-dim", "64,128", "--json"],
+                                          SAGEBWD_CACHE_DIR=str(empty), SAGEBWD_CACHE_PACKS="",
+                                          SAGEBWD_TUNE="off")
+        digest.update("".join(k["digest"] for k in report["kernels"]).encode())
+    for file in (Path(__file__), *sorted((ROOT / "runtime/nvrtc").iterdir()),
+                 *(ROOT / f"bench/{name}.py" for name in ("harness", "instructions", "sass"))):
+        digest.update(file.read_bytes())
+    return f"{nvrtc} | test_instructions {arch} | {digest.hexdigest()}"
+
+
+@pytest.fixture
+def nvrtc():
+    """Its name."""
+    if instructions.find_nvdisasm() is None:
+        pytest.skip(f"{instructions.NO_NVDISASM} (no kernel is compared)")
+    if not TOOL.exists():
+        pytest.skip(f"no {TOOL.name} is built here: ./run build")
+    doctor, _ = instructions.run_json([TOOL, "doctor", "--json"])
+    if not doctor["can_compile"]:
+        pytest.skip("no NVRTC: " + doctor["nvrtc"]["error"].splitlines()[0])
+    return doctor["nvrtc"]["identity"]
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_default_kernel_is_compared_each_time():
+    expect_no_dearer("sm_80", "64")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a"])
+def test_no_default_kernel_has_become_dearer_than_recorded(arch, nvrtc, tmp_path):
+    line = found_sound_of(arch, nvrtc, tmp_path)
+    listed = FOUND_SOUND.read_text().splitlines()
+    if line in listed:
+        return
+    expect_no_dearer(arch, "64,128")
+    if "SAGEBWD_UPDATE_GOLDEN" in os.environ:
+        others = [old for old in listed if not old.startswith(line.rpartition("|")[0])]
+        FOUND_SOUND.write_text("\n".join([*others, line]) + "\n")
+    else:
+        print(f"to be listed in found_sound.txt by SAGEBWD_UPDATE_GOLDEN=1: {line}")
 
 
 def test_every_gpu_has_rates_of_an_architecture_that_is_recorded():

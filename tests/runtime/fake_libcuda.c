@@ -57,7 +57,7 @@ int cuInit(unsigned flags) {
   first = number("FAKE_FIRST", 0);
   return flags ? 1 : number("FAKE_INIT", 0);
 }
-int cuDriverGetVersion(int* version) { return *version = 12040, 0; }
+int cuDriverGetVersion(int* version) { return *version = number("FAKE_VERSION", 12040), 0; }
 int cuGetErrorName(int error, const char** name) {
   *name = error == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER";
   return 0;

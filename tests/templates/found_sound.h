@@ -1,4 +1,4 @@
-//===- found_sound.h - Sets of kernels that compile tests need not compile again ===//
+//===- found_sound.h - What compile tests need not compile again --------------===//
 #pragma once
 
 #include "generator/kernel.h"
@@ -6,30 +6,41 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace sagebwd::test {
 
-/// Whether found_sound.txt lists these kernels of an architecture: the same text and options,
-/// compiled by the same build of NVRTC, with the same known spills, passed before. To compile them
-/// takes minutes. Whatever changes a kernel's text makes it another set, which is compiled. A test
-/// that asks more of a compilation than before has to empty the file.
+/// Whether found_sound.txt lists that the running test passed before with the same texts and
+/// options, compiled by the same build of NVRTC. To compile them takes minutes. A line is of one
+/// test, by its whole name, so that what one test found sound is not taken for sound by another.
+/// Whatever changes a text, an option or what else a test adds makes it another set, which is
+/// compiled. A test that asks more of a compilation than before adds its own file, or its lines are
+/// to be removed.
 class FoundSound {
 public:
-  /// By the repository's file, or another.
-  FoundSound(const std::map<std::string, KernelSpec>&, std::string_view arch,
-             std::string file = kFile);
+  /// Of the running test, by the repository's file, or of another and by another file.
+  FoundSound();
+  FoundSound(std::string test, std::string file);
+
+  /// What is compiled, and what is expected of it.
+  void add(std::string_view text);
+  void add(const KernelSource&);
+  /// Every kernel, after its label.
+  void add(const std::map<std::string, KernelSpec>&);
+  /// What a file says, or all files of a folder say, by its path in the repository.
+  void add_file(const std::string& path);
 
   bool is_listed() const;
   /// For one that passed: lists it where SAGEBWD_UPDATE_GOLDEN is set, in place of what the file
-  /// has for this build of NVRTC and this architecture; else says how. Not for several processes at
-  /// a time.
+  /// has for this test and this build of NVRTC; else says how. Not for several processes at a time.
   void passed() const;
 
 private:
-  static constexpr const char* kFile = SAGEBWD_SOURCE_DIR "/tests/templates/found_sound.txt";
+  std::string line() const;
+
   std::string file_;
-  std::string whose_; ///< NVRTC and architecture
-  std::string line_;
+  std::string whose_; ///< NVRTC and test
+  std::string all_;
 };
 
 } // namespace sagebwd::test

@@ -107,6 +107,6 @@ def test_a_trace_that_lasts_shows_for_how_long(cache_dir):
 
 @pytest.mark.usefixtures("needs_nvrtc")
 def test_a_build_shows_how_many_kernels_are_done(tmp_path):
-    words = ["--head-dim", 128, "--arch", "sm_90a,sm_120"]  # longer than a second
+    words = ["--head-dim", 128, "--arch", "sm_90a"]  # longer than a second
     counted = re.findall(r" (\d+)/(\d+), ", on_terminal(tmp_path / "cache", "build", *words))
     assert counted and int(counted[-1][0]) == int(counted[-1][1]) > 2

@@ -3,13 +3,21 @@
 import pytest
 
 SPEC = ("--head-dim", 64, "--dtype", "bf16", "--causal", "none", "--granularity", "row",
-        "--precision", "six-of-seven", "--max-len", 32)  # fmt: skip
+        "--precision", "six-of-seven")  # fmt: skip
+SHORT = ("--max-len", 32)
+#: It takes every NVRTC's cubins, so that they come from the cache.
+DRIVER = {"FAKE_VERSION": "99000", "FAKE_QUIET": "1", "FAKE_MAJOR": "9", "FAKE_MINOR": "0"}
 
 
-@pytest.mark.usefixtures("needs_nvrtc")
+@pytest.fixture
+def stock(stocked, cache_dir):
+    stocked(cache_dir, "--arch", "sm_90a", *SPEC)
+
+
+@pytest.mark.usefixtures("stock")
 def test_wrong_results_and_writes_beside_a_tensor_are_found(sagebwd, fake_driver):
-    result = sagebwd("verify", "--cases", 1, *SPEC, "--json", LD_LIBRARY_PATH=str(fake_driver),
-                     FAKE_QUIET="1", FAKE_MAJOR="9", FAKE_MINOR="0")  # fmt: skip
+    result = sagebwd("verify", "--cases", 1, *SPEC, *SHORT, "--json",
+                     LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
     assert result.code == 1 and result.json["wrong"] == 1
     (failure,) = result.json["failures"]
     assert " O 1.0000 > " in failure and " lse 1.0000 > " in failure
@@ -28,11 +36,10 @@ def test_without_a_gpu_it_says_what_to_do(sagebwd, tmp_path):
     assert result.err.startswith("sagebwd verify: this command runs kernels on a GPU. Not here: ")
 
 
-@pytest.mark.usefixtures("needs_nvrtc")
+@pytest.mark.usefixtures("stock")
 def test_inputs_are_among_the_named(sagebwd, fake_driver):
-    result = sagebwd("verify", "--cases", 8, *SPEC, "--inputs", "sink,qk-norm,sink", "--json",
-                     LD_LIBRARY_PATH=str(fake_driver), FAKE_QUIET="1", FAKE_MAJOR="9",
-                     FAKE_MINOR="0")  # fmt: skip
+    result = sagebwd("verify", "--cases", 8, *SPEC, *SHORT, "--inputs", "sink,qk-norm,sink",
+                     "--json", LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
     assert result.json["coverage"]["inputs"] == ["qk-norm", "sink"]
     assert result.json["coverage"]["sigmas"] == []
     assert all(" sink seed " in line or " qk-norm seed " in line
