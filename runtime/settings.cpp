@@ -13,17 +13,18 @@
 #include <unistd.h>
 
 namespace sagebwd {
+
+std::string environment_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
 namespace {
 
 constexpr std::pair<TuneMode, std::string_view> kModes[] = {{TuneMode::off, "off"},
                                                             {TuneMode::use, "use"},
                                                             {TuneMode::tune, "tune"},
                                                             {TuneMode::frozen, "frozen"}};
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
 
 bool parse_switch(const char* name, const std::string& text) {
   if (text == "0" || text == "1")
@@ -47,7 +48,8 @@ uint64_t parse_limit(const std::string& text) {
 /// A path as it is meant now: absolute, for the program may go to another folder, and with the home
 /// folder in the place of ~, for where it was quoted no shell has put it there.
 std::string absolute_path(std::string path) {
-  if (const std::string home = variable("HOME"); path.starts_with("~/") && !home.empty())
+  if (const std::string home = environment_variable("HOME");
+      path.starts_with("~/") && !home.empty())
     path = home + path.substr(1);
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
@@ -66,12 +68,12 @@ std::vector<std::string> parse_packs(std::string rest) {
 }
 
 std::string cache_directory() {
-  if (const std::string path = variable("SAGEBWD_CACHE_DIR"); !path.empty())
+  if (const std::string path = environment_variable("SAGEBWD_CACHE_DIR"); !path.empty())
     return absolute_path(path);
   // The XDG base directory specification: a relative path is invalid and ignored.
-  if (std::string path = variable("XDG_CACHE_HOME"); !path.empty() && path[0] == '/')
+  if (std::string path = environment_variable("XDG_CACHE_HOME"); !path.empty() && path[0] == '/')
     return path + "/sagebwd";
-  if (std::string path = variable("HOME"); !path.empty() && path[0] == '/')
+  if (std::string path = environment_variable("HOME"); !path.empty() && path[0] == '/')
     return path + "/.cache/sagebwd";
   return "";
 }
@@ -79,7 +81,7 @@ std::string cache_directory() {
 /// Launchers' variables, whose other values are not ours to judge.
 std::optional<int> rank_of_process() {
   for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"}) {
-    const std::string value = variable(name);
+    const std::string value = environment_variable(name);
     int rank = 0;
     const char* end = value.data() + value.size();
     const auto [stop, error] = std::from_chars(value.data(), end, rank);
@@ -147,7 +149,7 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
   // Sets a field by what a variable says, if it says anything.
   const auto read = [&](const char* name, auto& field, auto parse) {
     try {
-      if (const std::string text = variable(name); !text.empty())
+      if (const std::string text = environment_variable(name); !text.empty())
         field = parse(text);
     } catch (const SpecError& error) {
       if (!problems)

@@ -21,6 +21,9 @@ std::string_view to_string(TuneMode);
 /// Raises SpecError for an unknown word, and lists the known ones.
 TuneMode parse_tune_mode(std::string_view);
 
+/// Empty where it is not set.
+std::string environment_variable(const char* name);
+
 /// A variable of ours, for help texts and reports.
 struct SettingVariable {
   const char *name, *values, *meaning;

@@ -35,6 +35,7 @@ def includes(path):
 
 def folder_of(included):
     """Our folder that an include names, or None for a system or third-party header."""
+    included = included.removeprefix("sagebwd/")  # as other projects include them
     top = included.split("/", 1)[0]
     return top if "/" in included and (ROOT / top).is_dir() else None
 
@@ -95,6 +96,50 @@ def test_generator_reads_no_clock_and_opens_no_library():
         if included in banned
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# ---- what is compiled as one ---------------------------------------------------------------------
+
+ANONYMOUS = re.compile(r"^namespace \{\n(.*?)^\} // namespace$", re.MULTILINE | re.DOTALL)
+#: A function that begins a line: `std::string name(`, `template <class T> void name(`.
+FUNCTION = re.compile(r"^(?![ /}#)]|using|namespace)[^=\n]*?[\s&*](\w*[a-z]\w*)\(", re.MULTILINE)
+#: The sources of a target that ./run compiles several at a time.
+TARGETS = ["generator", "cache", "runtime", "tools", *(f"tests/{t}" for t in (
+    "generator", "templates", "cache", "runtime", "gpu"))]  # fmt: skip
+
+
+def own_functions(text):
+    return {name for body in ANONYMOUS.findall(text) for name in FUNCTION.findall(body)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_functions_of_one_source_are_unlike_those_of_another(target):
+    """Overloads of two sources would be one set where both are compiled as one, and a call would
+    take another function there, without an error."""
+    owners = {}
+    for path in (ROOT / target).rglob("*.cpp"):
+        if path.parent != ROOT / "generator/kernels":  # each is compiled on its own
+            for name in own_functions(path.read_text()):
+                owners.setdefault(name, []).append(path.name)
+    assert len(owners) > 10
+    namesakes = {name: files for name, files in owners.items() if len(files) > 1}
+    assert not namesakes
+
+
+def test_own_functions():
+    text = """
+void shown();
+namespace {
+
+template <class T> std::vector<T> first(int x) {
+  return second(x);
+}
+constexpr int kThird = fourth(1);
+std::string& fifth(
+    int x) {}
+} // namespace
+"""
+    assert own_functions(text) == {"first", "fifth"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 #include "runtime/nvrtc/library.h"
 #include "cache/at_fork.h"
 #include "runtime/error.h"
+#include "runtime/settings.h"
 
 #include <cstdlib>
 #include <dlfcn.h>
@@ -19,11 +20,6 @@ namespace {
 
 /// Newest first. 12.8 is the first that knows every architecture of the list.
 constexpr const char* kSonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
 
 std::vector<std::string> glob_all(const std::string& pattern) {
   std::vector<std::string> paths;
@@ -164,13 +160,13 @@ std::vector<Candidate> candidates(const std::string& given) {
     places.python_prefix((prefix / "venv").string(), "beside the executable");
   }
   for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX"})
-    if (std::string prefix = variable(name); !prefix.empty()) {
+    if (std::string prefix = environment_variable(name); !prefix.empty()) {
       places.python_prefix(prefix, name);
       places.folder(prefix + "/lib", name);
     }
 
   for (const char* name : {"CUDA_HOME", "CUDA_PATH"})
-    if (std::string root = variable(name); !root.empty())
+    if (std::string root = environment_variable(name); !root.empty())
       places.toolkit(root, name);
 
   for (const char* soname : kSonames)

@@ -41,7 +41,7 @@ const Fields kFields = {{"schema", "sagebwd kernel 2"},
                         {"arch", "sm_80"},
                         {"source", "0123abcd"}};
 
-Fields with(Fields fields, const std::string& label, const std::string& value) {
+Fields with_field(Fields fields, const std::string& label, const std::string& value) {
   for (auto& [name, old] : fields)
     if (name == label)
       old = value;
@@ -73,7 +73,7 @@ class EachLabel : public testing::TestWithParam<std::string> {};
 TEST_P(EachLabel, IsNamedAloneAlsoWhereOptionsAndSourceFollow) {
   const std::string label = GetParam();
   const CacheKey wanted = make_key(kFields);
-  Fields other = with(kFields, label, "other");
+  Fields other = with_field(kFields, label, "other");
   const Explanation alone = explain(wanted, {kept(make_key(other))});
   EXPECT_EQ(alone.verdict, Explanation::differs);
   EXPECT_EQ(labels(alone.differences), Labels{label});
@@ -83,9 +83,9 @@ TEST_P(EachLabel, IsNamedAloneAlsoWhereOptionsAndSourceFollow) {
 
   if (label == "source")
     return;
-  other = with(other, "source", "ffff");
+  other = with_field(other, "source", "ffff");
   if (label != "options")
-    other = with(other, "options", "-std=c++20");
+    other = with_field(other, "options", "-std=c++20");
   const Explanation followed = explain(wanted, {kept(make_key(other))});
   EXPECT_EQ(labels(followed.differences), Labels{label});
   EXPECT_NE(to_string(followed).find("whose " + label + " is other, not " + wanted[label]),
@@ -122,23 +122,25 @@ TEST(Explain, NamesAFieldThatOnlyOneKeyHas) {
 }
 
 TEST(Explain, NamesEveryFieldThatNoOtherExplains) {
-  const Fields other = with(with(with(kFields, "dtype", "fp16"), "arch", "sm_90a"), "block_q", "9");
+  const Fields other = with_field(
+      with_field(with_field(kFields, "dtype", "fp16"), "arch", "sm_90a"), "block_q", "9");
   const Explanation e = explain(make_key(kFields), {kept(make_key(other))});
   EXPECT_EQ(labels(e.differences), (Labels{"arch", "dtype"}));
   EXPECT_EQ(labels(e.following), Labels{"block_q"});
-  EXPECT_EQ(labels(explain(make_key(kFields),
-                           {kept(make_key(with(with(kFields, "warps", "8"), "stages", "2")))})
-                       .differences),
-            (Labels{"stages", "warps"}));
+  EXPECT_EQ(
+      labels(explain(make_key(kFields),
+                     {kept(make_key(with_field(with_field(kFields, "warps", "8"), "stages", "2")))})
+                 .differences),
+      (Labels{"stages", "warps"}));
 }
 
 TEST(Explain, TakesTheEntryOfTheFewestDifferencesWhateverTheOrder) {
   const CacheKey wanted = make_key(kFields);
   std::vector<KeptItem> items = {
-      kept(make_key(with(with(kFields, "dtype", "fp16"), "head_dim", "64"))),
-      kept(make_key(with(kFields, "stages", "2"))),
-      kept(make_key(with(kFields, "kind", "backward_dq"))),
-      kept(make_key(with(kFields, "head_dim", "64"))),
+      kept(make_key(with_field(with_field(kFields, "dtype", "fp16"), "head_dim", "64"))),
+      kept(make_key(with_field(kFields, "stages", "2"))),
+      kept(make_key(with_field(kFields, "kind", "backward_dq"))),
+      kept(make_key(with_field(kFields, "head_dim", "64"))),
   };
   const std::vector<Labels> expected = {{"stages"}, {"head_dim"}, {"kind"}, {"dtype", "head_dim"}};
   for (const Labels& nearest : expected) { // and then without it
@@ -156,8 +158,8 @@ TEST(Explain, TakesTheEntryOfTheFewestDifferencesWhateverTheOrder) {
 
 TEST(Explain, BreaksTiesByNameThenDigest) {
   const CacheKey wanted = make_key(kFields);
-  KeptItem a = kept(make_key(with(kFields, "stages", "2")));
-  KeptItem b = kept(make_key(with(kFields, "stages", "3")));
+  KeptItem a = kept(make_key(with_field(kFields, "stages", "2")));
+  KeptItem b = kept(make_key(with_field(kFields, "stages", "3")));
   for (bool swapped : {false, true}) {
     a.name = swapped ? "z" : "a", b.name = "k";
     EXPECT_EQ(explain(wanted, {a, b}).item.name, swapped ? "k" : "a");
@@ -187,9 +189,9 @@ TEST(Explain, SaysWhichLayerHasIt) {
   item.problem = "its checksum does not match"; // an error at run time, so not a later pack's
   EXPECT_EQ(explain(wanted, {item, kept(wanted)}).verdict, Explanation::bad);
   // Others that are bad say nothing, and records are no kernels.
-  KeptItem other = kept(make_key(with(kFields, "stages", "2")));
+  KeptItem other = kept(make_key(with_field(kFields, "stages", "2")));
   other.problem = "it is truncated";
-  KeptItem record = kept(make_key(with(kFields, "stages", "3")));
+  KeptItem record = kept(make_key(with_field(kFields, "stages", "3")));
   record.kernel = false;
   EXPECT_EQ(explain(wanted, {other, record}).verdict, Explanation::nothing);
 }

@@ -33,7 +33,7 @@ std::string cubin_of(int number) {
   return std::string(static_cast<size_t>(1000 + 100000 * number), static_cast<char>('a' + number));
 }
 
-CacheEntry entry_of(int number) {
+CacheEntry known_entry(int number) {
   CacheEntry entry;
   entry.kernel_name = "k" + std::to_string(number);
   entry.cubin = cubin_of(number);
@@ -79,14 +79,14 @@ Finding work_until_killed(const std::string& directory, unsigned seed) {
           return kWaitedTooLong;
         entry = store.load_again(key_number(number));
         if (!entry)
-          store.publish(key_number(number), entry_of(number));
+          store.publish(key_number(number), known_entry(number));
       }
       if (entry && entry->cubin != cubin_of(number))
         return kBadEntry;
       if (store.counters().heals != 0) // a partial file had an entry's name
         return kHealed;
       if (random() % 4 == 0)
-        store.publish(key_number(number), entry_of(number));
+        store.publish(key_number(number), known_entry(number));
     }
     }
   }
@@ -168,7 +168,7 @@ TEST(KilledWriters, AFileThatOnlyBeginsAsATemporaryIsAnothers) {
 TEST(KilledWriters, ASweepTakesTheLeftoversAndNothingElse) {
   TempDirectory temp;
   CacheStore store(temp.path());
-  ASSERT_TRUE(store.publish(key_number(1), entry_of(1)));
+  ASSERT_TRUE(store.publish(key_number(1), known_entry(1)));
   for (int i = 0; i < 3; ++i)
     test::write_text(temp / ".tmp-123-" + std::to_string(i), "half an en");
   for (auto [name, age] : {std::pair(".tmp-1-1a", 0s), {".tmp-2-2b", 120s}, {".tmp-3-3c", -120s}}) {

@@ -26,7 +26,7 @@ constexpr uid_t kNobody = 65534;
 CacheKey shared_key() { return make_key({{"name", "sample"}}); }
 
 /// All of one letter, so that a mixture of two would show even with a right checksum.
-CacheEntry entry_of(char letter, size_t size) {
+CacheEntry entry_of_letters(char letter, size_t size) {
   CacheEntry entry;
   entry.kernel_name = std::string(1, letter);
   entry.cubin.assign(size, letter);
@@ -44,7 +44,7 @@ TEST(CacheStoreProcesses, ReadersSeeWholeEntriesWhileWritersReplaceThem) {
     children.push_back(start([&, letter] {
       CacheStore store(temp.path());
       do
-        if (!store.publish(shared_key(), entry_of(letter, kCubinBytes)))
+        if (!store.publish(shared_key(), entry_of_letters(letter, kCubinBytes)))
           return 1;
       while (running());
       return 0;
@@ -75,7 +75,7 @@ TEST(CacheStoreProcesses, AKilledWriterLeavesNoEntry) {
     pid_t child = start([&] {
       CacheStore store(temp.path());
       for (;;)
-        store.publish(shared_key(), entry_of('x', 4 << 20));
+        store.publish(shared_key(), entry_of_letters('x', 4 << 20));
       return 0;
     });
     ::usleep(2000 + 1500 * round);
@@ -93,7 +93,7 @@ TEST(CacheStoreProcesses, AReadOnlyDirectoryIsReadAndCostsOneWarning) {
     if (::geteuid() == 0 && // root may write anywhere
         (::chown(temp.path().c_str(), kNobody, kNobody) != 0 || ::setuid(kNobody) != 0))
       return kNotPermitted;
-    if (!CacheStore(temp.path()).publish(shared_key(), entry_of('a', 100)))
+    if (!CacheStore(temp.path()).publish(shared_key(), entry_of_letters('a', 100)))
       return 11;
     ::chmod(temp.path().c_str(), 0500);
     CacheStore store(temp.path());
@@ -101,7 +101,8 @@ TEST(CacheStoreProcesses, AReadOnlyDirectoryIsReadAndCostsOneWarning) {
       return 12;
     CacheKey other = make_key({{"name", "other"}});
     testing::internal::CaptureStderr();
-    if (store.publish(other, entry_of('b', 100)) || store.publish(other, entry_of('b', 100)))
+    if (store.publish(other, entry_of_letters('b', 100)) ||
+        store.publish(other, entry_of_letters('b', 100)))
       return 13;
     std::string text = testing::internal::GetCapturedStderr();
     if (std::count(text.begin(), text.end(), '\n') != 1 ||
@@ -124,7 +125,7 @@ TEST(CacheStoreProcesses, AHomeThatCannotBeWrittenCostsOneWarning) {
     if (!store.disabled_reason().empty())
       return 11;
     testing::internal::CaptureStderr();
-    if (store.load(shared_key()) || store.publish(shared_key(), entry_of('a', 100)))
+    if (store.load(shared_key()) || store.publish(shared_key(), entry_of_letters('a', 100)))
       return 12;
     std::string text = testing::internal::GetCapturedStderr();
     return text.find("cannot be created") != std::string::npos ? 0 : 13;

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-CacheEntry entry_of(const std::string& cubin) {
+CacheEntry entry_with(const std::string& cubin) {
   CacheEntry entry;
   entry.kernel_name = "k";
   entry.arch = "sm_90a";
@@ -41,7 +41,7 @@ TEST(CacheStore, KeepsEntriesInAPrivateDirectoryMadeOnTheFirstPublish) {
   EXPECT_FALSE(store.load(key_number(1)));
   EXPECT_FALSE(fs::exists(temp / "a"));
 
-  ASSERT_TRUE(store.publish(key_number(1), entry_of("one")));
+  ASSERT_TRUE(store.publish(key_number(1), entry_with("one")));
   EXPECT_EQ(mode_of(store.directory()), 0700);
   EXPECT_EQ(mode_of(temp / "a"), 0700);
   EXPECT_EQ(mode_of(file_of(store, key_number(1))), 0600);
@@ -58,8 +58,8 @@ TEST(CacheStore, KeepsEntriesInAPrivateDirectoryMadeOnTheFirstPublish) {
 TEST(CacheStore, PublishReplacesAnEntry) {
   TempDirectory temp;
   CacheStore store(temp.path());
-  ASSERT_TRUE(store.publish(key_number(1), entry_of("old")));
-  ASSERT_TRUE(store.publish(key_number(1), entry_of("new")));
+  ASSERT_TRUE(store.publish(key_number(1), entry_with("old")));
+  ASSERT_TRUE(store.publish(key_number(1), entry_with("new")));
   EXPECT_EQ(store.load(key_number(1))->cubin, "new");
 }
 
@@ -69,14 +69,14 @@ TEST(CacheStore, HealsWhateverIsInAnEntrysPlace) {
   CacheKey key = key_number(1);
   const std::string file = file_of(store, key);
   test::write_text(temp / "elsewhere", "secret");
-  ASSERT_TRUE(store.publish(key_number(2), entry_of("two")));
+  ASSERT_TRUE(store.publish(key_number(2), entry_with("two")));
 
   const std::pair<const char*, std::function<void()>> things[] = {
       {"an empty file", [&] { test::write_text(file, ""); }},
       {"garbage", [&] { test::write_text(file, std::string(1000, 'x')); }},
       {"a truncated entry",
        [&] {
-         store.publish(key, entry_of("one"));
+         store.publish(key, entry_with("one"));
          fs::resize_file(file, fs::file_size(file) - 1);
        }},
       {"another key's entry", [&] { fs::copy_file(file_of(store, key_number(2)), file); }},
@@ -84,7 +84,7 @@ TEST(CacheStore, HealsWhateverIsInAnEntrysPlace) {
       {"a link to a file", [&] { fs::create_symlink(temp / "elsewhere", file); }},
       {"a link to a good entry",
        [&] {
-         store.publish(key, entry_of("one"));
+         store.publish(key, entry_with("one"));
          fs::rename(file, temp / "moved");
          fs::create_symlink(temp / "moved", file);
        }},
@@ -92,7 +92,7 @@ TEST(CacheStore, HealsWhateverIsInAnEntrysPlace) {
       {"a FIFO", [&] { ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0); }},
       {"a file that others may write",
        [&] {
-         store.publish(key, entry_of("one"));
+         store.publish(key, entry_with("one"));
          ASSERT_EQ(::chmod(file.c_str(), 0666), 0);
        }},
   };
@@ -103,7 +103,7 @@ TEST(CacheStore, HealsWhateverIsInAnEntrysPlace) {
     EXPECT_FALSE(store.load(key));
     EXPECT_EQ(store.counters().heals, ++heals);
     EXPECT_EQ(fs::symlink_status(file).type(), fs::file_type::not_found);
-    ASSERT_TRUE(store.publish(key, entry_of("one")));
+    ASSERT_TRUE(store.publish(key, entry_with("one")));
     ASSERT_TRUE(store.load(key));
     fs::remove(file);
   }
@@ -118,7 +118,7 @@ TEST(CacheStore, AFullDirectoryInAnEntrysPlaceIsMovedAside) {
   test::write_text(file + "/precious", "kept");
   EXPECT_FALSE(store.load(key_number(1)));
   EXPECT_EQ(store.counters().heals, 1u);
-  EXPECT_TRUE(store.publish(key_number(1), entry_of("one")));
+  EXPECT_TRUE(store.publish(key_number(1), entry_with("one")));
   EXPECT_TRUE(store.load(key_number(1)));
   bool found = false;
   for (const auto& item : fs::recursive_directory_iterator(temp.path()))
@@ -130,15 +130,15 @@ TEST(CacheStore, RefusesADirectoryThatOthersMayWrite) {
   for (mode_t mode : {0777, 0770, 0702, 01777}) {
     TempDirectory temp;
     CacheStore before(temp.path());
-    ASSERT_TRUE(before.publish(key_number(1), entry_of("one")));
+    ASSERT_TRUE(before.publish(key_number(1), entry_with("one")));
     ASSERT_EQ(::chmod(temp.path().c_str(), mode), 0);
 
     CacheStore store(temp.path());
     EXPECT_NE(store.disabled_reason().find("may be written by other users"), std::string::npos);
     testing::internal::CaptureStderr();
     EXPECT_FALSE(store.load(key_number(1)));
-    EXPECT_FALSE(store.publish(key_number(2), entry_of("two")));
-    EXPECT_FALSE(store.publish(key_number(3), entry_of("three")));
+    EXPECT_FALSE(store.publish(key_number(2), entry_with("two")));
+    EXPECT_FALSE(store.publish(key_number(3), entry_with("three")));
     std::string text = testing::internal::GetCapturedStderr();
     EXPECT_NE(text.find(temp.path()), std::string::npos) << text;
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
@@ -147,7 +147,7 @@ TEST(CacheStore, RefusesADirectoryThatOthersMayWrite) {
     // Opened to others after the store began: no better.
     EXPECT_FALSE(before.load(key_number(1)));
     testing::internal::CaptureStderr();
-    EXPECT_FALSE(before.publish(key_number(2), entry_of("two")));
+    EXPECT_FALSE(before.publish(key_number(2), entry_with("two")));
     testing::internal::GetCapturedStderr();
   }
 }
@@ -156,7 +156,7 @@ TEST(CacheStore, RefusesAnotherUsersDirectory) {
   if (::geteuid() != 0)
     GTEST_SKIP() << "only root can give a directory to another user";
   TempDirectory temp;
-  ASSERT_TRUE(CacheStore(temp.path()).publish(key_number(1), entry_of("one")));
+  ASSERT_TRUE(CacheStore(temp.path()).publish(key_number(1), entry_with("one")));
   if (::chown(temp.path().c_str(), 65534, 65534) != 0)
     GTEST_SKIP() << "there is no other user in this user namespace";
   CacheStore store(temp.path());
@@ -171,7 +171,7 @@ TEST(CacheStore, AnotherUsersFileIsHealed) {
     GTEST_SKIP() << "only root can give a file to another user";
   TempDirectory temp;
   CacheStore store(temp.path());
-  ASSERT_TRUE(store.publish(key_number(1), entry_of("one")));
+  ASSERT_TRUE(store.publish(key_number(1), entry_with("one")));
   if (::chown(file_of(store, key_number(1)).c_str(), 65534, 65534) != 0)
     GTEST_SKIP() << "there is no other user in this user namespace";
   EXPECT_FALSE(store.load(key_number(1)));
@@ -191,17 +191,17 @@ TEST(CacheStore, FollowsALinkToADirectory) {
   fs::permissions(temp / "real", fs::perms::owner_all);
   fs::create_directory_symlink(temp / "real", temp / "link");
   CacheStore store(temp / "link");
-  ASSERT_TRUE(store.publish(key_number(1), entry_of("one")));
+  ASSERT_TRUE(store.publish(key_number(1), entry_with("one")));
   EXPECT_TRUE(CacheStore(temp / "real").load(key_number(1)));
 }
 
 TEST(CacheStore, TheDirectoryMayVanish) {
   TempDirectory temp;
   CacheStore store(temp / "cache");
-  ASSERT_TRUE(store.publish(key_number(1), entry_of("one")));
+  ASSERT_TRUE(store.publish(key_number(1), entry_with("one")));
   fs::remove_all(temp / "cache");
   EXPECT_FALSE(store.load(key_number(1)));
-  EXPECT_TRUE(store.publish(key_number(1), entry_of("one")));
+  EXPECT_TRUE(store.publish(key_number(1), entry_with("one")));
   EXPECT_TRUE(store.load(key_number(1)));
 }
 
@@ -211,7 +211,7 @@ TEST(CacheStore, WorksWithoutADirectory) {
   EXPECT_NE(store.disabled_reason().find("HOME"), std::string::npos);
   testing::internal::CaptureStderr();
   EXPECT_FALSE(store.load(key_number(1)));
-  EXPECT_FALSE(store.publish(key_number(1), entry_of("one")));
+  EXPECT_FALSE(store.publish(key_number(1), entry_with("one")));
   std::string text = testing::internal::GetCapturedStderr();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
   EXPECT_NE(text.find("SAGEBWD_CACHE_DIR"), std::string::npos) << text;

@@ -12,8 +12,8 @@ namespace {
 constexpr int kHeads = 4, kHeadsKv = 2;
 
 /// Keys of few bits, whose sums are exact in FP32 in any order, and far from zero.
-reference::Inputs inputs_for(const AttentionSpec& spec, int64_t batch, int64_t queries,
-                             int64_t keys) {
+reference::Inputs inputs_with_mean(const AttentionSpec& spec, int64_t batch, int64_t queries,
+                                   int64_t keys) {
   auto in = reference::random_inputs({batch, kHeads, kHeadsKv, queries, keys}, spec.head_dim,
                                      spec.dtype, 1, 9);
   for (float& x : in.k)
@@ -55,14 +55,14 @@ void expect_same(const Attention& attention, reference::Outputs<float> got,
 class KeyMean : public CaseTest {};
 
 TEST_P(KeyMean, ThatOfTheKeysChangesNoBit) {
-  auto in = inputs_for(attention->spec(), 2, 150, 300);
+  auto in = inputs_with_mean(attention->spec(), 2, 150, 300);
   const auto expected = run(*attention, in);
   in.k_mean = mean_of(in);
   expect_same(*attention, run(*attention, in), expected);
 }
 
 TEST_P(KeyMean, AnotherIsTakenOffAndPutBack) {
-  auto in = inputs_for(attention->spec(), 2, 150, 300);
+  auto in = inputs_with_mean(attention->spec(), 2, 150, 300);
   in.k_mean = moved(mean_of(in));
   const auto got = run(*attention, in);
   const auto emulated = emulate_like(attention->spec(), in, got);
@@ -97,7 +97,7 @@ TEST_F(OnGpu, PackedSequencesHaveKeyMeansOfTheirOwn) {
   Attention packed(spec, 0, tiles);
   const std::vector<std::pair<int, int>> lengths = {{70, 90}, {33, 0}, {129, 200}};
   const auto d = static_cast<size_t>(spec.head_dim);
-  auto in = inputs_for(spec, 1, 70 + 33 + 129, 90 + 200);
+  auto in = inputs_with_mean(spec, 1, 70 + 33 + 129, 90 + 200);
   for (size_t i = 0; i < lengths.size() * kHeadsKv * d; ++i)
     in.k_mean.push_back(2 + 0.25f * std::cos(static_cast<float>(i)));
   const auto got = run(packed, in, {.lengths = lengths});

@@ -37,7 +37,7 @@ std::vector<KernelSpec> both_kernels() {
   return distinct_kernels(resolved(spec), find_arch("sm_80"));
 }
 
-void build_and_report(const std::string& file) {
+void build_and_write(const std::string& file) {
   Report report;
   for (const auto& kernel : build_all(both_kernels())) {
     ++report.kernels;
@@ -76,7 +76,7 @@ Report run_process(const std::string& nvrtc, bool recompile) {
 
 TEST(TwoNvrtcs, ShareADirectory) {
   if (const char* report = std::getenv(kNvrtcsReport))
-    return build_and_report(report);
+    return build_and_write(report);
   const char* nvrtc_12 = std::getenv("SAGEBWD_TEST_NVRTC12");
   if (!nvrtc_12 || !*nvrtc_12)
     GTEST_SKIP() << "SAGEBWD_TEST_NVRTC12 names no libnvrtc.so.12";
