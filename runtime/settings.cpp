@@ -105,20 +105,20 @@ TuneMode parse_tune_mode(std::string_view text) {
 const std::vector<SettingVariable>& setting_variables() {
   static const std::vector<SettingVariable> variables = {
       {"SAGEBWD_CACHE_DIR", "a folder",
-       "where kernels and tuning records are kept; else $XDG_CACHE_HOME/sagebwd, ~/.cache/sagebwd"},
-      {"SAGEBWD_CACHE_PACKS", "files, separated by colons", "packs that are asked next"},
-      {"SAGEBWD_CACHE_LIMIT", "bytes, such as 512M; 0: no limit",
-       "how much the kernels in the directory may take (1G)"},
-      {"SAGEBWD_OFFLINE", "0 or 1", "a kernel that would have to be compiled is an error"},
-      {"SAGEBWD_RECOMPILE", "0 or 1", "compile anew what another NVRTC compiled"},
-      {"SAGEBWD_ALLOW_SPILLS", "0 or 1", "run kernels that spill registers, and do not keep them"},
+       "the cache directory; by default $XDG_CACHE_HOME/sagebwd or ~/.cache/sagebwd"},
+      {"SAGEBWD_CACHE_PACKS", "files, separated by colons", "packs to look in after the directory"},
+      {"SAGEBWD_CACHE_LIMIT", "bytes, such as 512M; 0 means no limit",
+       "how large the cache directory may get (default 1G)"},
+      {"SAGEBWD_OFFLINE", "0 or 1", "never compile; a missing kernel is an error"},
+      {"SAGEBWD_RECOMPILE", "0 or 1", "compile again what another NVRTC compiled"},
+      {"SAGEBWD_ALLOW_SPILLS", "0 or 1", "run kernels that spill registers; they are not cached"},
       {"SAGEBWD_DEBUG_WAITS", "0 or 1",
-       "kernels whose waits for copies and other warps fail after 10 s and say for what"},
-      {"SAGEBWD_STATS", "0 or 1", "the cache's counters on standard error at exit"},
-      {"SAGEBWD_NVRTC", "a file or folder", "the NVRTC library to use, and no other"},
-      {"SAGEBWD_TUNE", "off, use, tune or frozen", "what becomes of tuned tiles (use)"},
-      {"SAGEBWD_TUNE_WORKER", "a file", "the sagebwd command line that times candidates"},
-      {"SAGEBWD_TEMPLATE_DIR", "a folder", "templates to use instead of those in the library"},
+       "kernels fail after waiting 10 s for a copy or a warp, and say which"},
+      {"SAGEBWD_STATS", "0 or 1", "print the cache's counters on standard error at exit"},
+      {"SAGEBWD_NVRTC", "a file or folder", "the only NVRTC library to try"},
+      {"SAGEBWD_TUNE", "off, use, tune or frozen", "whether tuned tiles are used (default use)"},
+      {"SAGEBWD_TUNE_WORKER", "a file", "the sagebwd program that times candidates"},
+      {"SAGEBWD_TEMPLATE_DIR", "a folder", "templates to use instead of the embedded ones"},
   };
   return variables;
 }

@@ -21,7 +21,7 @@ Table table_of(const std::vector<Built>& kernels) {
   Table table;
   for (const Built& kernel : kernels) {
     const CacheEntry& entry = kernel->entry;
-    // What this process spent on it; the entry remembers what its first compile took.
+    // The time that this process spent; the entry has that of the first compile.
     const double spent_ms = kernel->cached ? 0 : entry.compile_ms;
     table.add({{"name", "kernel", entry.kernel_name},
                {"arch", "arch", entry.arch},
@@ -49,20 +49,20 @@ void print_summary(const std::vector<Built>& kernels, double total_ms) {
 class Build : public Command {
 public:
   Build()
-      : Command(
-            "build", "compile every kernel of an operation into the cache",
-            "Compiles forward and backward for each architecture and spec, or takes them from\n"
-            "the cache. Needs no GPU. 'ms' is the time this process spent compiling. What\n"
-            "does not compile is listed, and the exit code is 1.\n"
-            "\n"
-            "examples:\n"
-            "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
-            "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
-            "  SAGEBWD_CACHE_DIR=/shared/cubins sagebwd build --arch sm_90a --causal top-left\n") {
+      : Command("build", "compile every kernel of an operation into the cache",
+                "Compiles forward and backward for each architecture and spec, or takes them from\n"
+                "the cache. It needs NVRTC, but no GPU. The column 'ms' is the time that this\n"
+                "process spent compiling. Kernels that do not compile are listed, and the exit\n"
+                "code is 1.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
+                "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
+                "  SAGEBWD_CACHE_DIR=~/cubins sagebwd build --arch sm_90a --causal top-left\n") {
     options.list("arch", "ARCH,..", archs_, "architectures");
     options.offer(arch_names());
     options.flag("recompile", recompile_,
-                 "what another version of NVRTC compiled is compiled anew");
+                 "compile kernels again that another version of NVRTC compiled");
     spec_.declare(options, /*lists=*/true);
   }
 
@@ -89,7 +89,7 @@ public:
                 progress.advance(built[i]->entry.arch + " " + built[i]->entry.kernel_name);
               });
           kernels.insert(kernels.end(), built.begin(), built.end());
-        } catch (const CompileError& error) { // the others are still wanted
+        } catch (const CompileError& error) { // the other operations are still built
           failures.push_back(what + ": " + error.what());
         } catch (const OfflineError& error) {
           failures.push_back(what + ": " + of_operation(error, wanted, spec).what());

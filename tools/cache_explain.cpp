@@ -46,10 +46,11 @@ class Explain : public CacheCommand {
 public:
   Explain()
       : CacheCommand(
-            "cache explain", "why a kernel is, or is not, in the cache",
-            "Takes what 'build' takes. For each kernel: the layer that has it, or the nearest\n"
-            "kernel that is kept and the field of its key that differs. Compiles nothing, and\n"
-            "opens NVRTC only under SAGEBWD_RECOMPILE=1. The exit code is 0 whatever is kept.\n"
+            "cache explain", "say why a kernel is in the cache, or why it is not",
+            "Takes the options of 'build'. For each kernel it prints where the kernel is, or\n"
+            "the most similar kernel that is kept and the field of its key that differs. It\n"
+            "compiles nothing, and opens NVRTC only under SAGEBWD_RECOMPILE=1. The exit code\n"
+            "is 0, whether or not a kernel is kept.\n"
             "\n"
             "examples:\n"
             "  sagebwd cache explain --arch sm_90a --head-dim 64\n"

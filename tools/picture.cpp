@@ -87,7 +87,7 @@ void PlotOption::declare(OptionTable& options, const std::string& what) {
                            "'; it writes SVG, into a file whose name ends in .svg");
         file_ = given;
       },
-      "also draw " + what + " into an .svg file");
+      "draw " + what + " into an .svg file");
 }
 
 void PlotOption::write(const std::string& title, const std::vector<BarChart>& charts) const {

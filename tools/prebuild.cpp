@@ -22,14 +22,14 @@ using driver::version_text;
 namespace json = llvm::json;
 
 constexpr char kHowToResume[] =
-    "\nsagebwd prebuild: interrupted; the same command goes on where it was\n";
+    "\nsagebwd prebuild: interrupted; run the same command to continue\n";
 
-/// On Ctrl-C, which then ends the process; a job in the background, which ignores it, still does.
+/// On Ctrl-C, which then ends the process. Background jobs go on ignoring the signal.
 void say_how_to_resume() {
   const auto say = [](int signal) {
     [[maybe_unused]] auto done = ::write(STDERR_FILENO, kHowToResume, sizeof(kHowToResume) - 1);
     std::signal(signal, SIG_DFL);
-    ::raise(signal); // ends the process once this is left
+    ::raise(signal); // ends the process after this function returns
   };
   if (std::signal(SIGINT, say) == SIG_IGN)
     std::signal(SIGINT, SIG_IGN);
@@ -40,10 +40,11 @@ public:
   Prebuild()
       : Command("prebuild", "compile the kernels of many operations into one pack",
                 "Writes every kernel that the operations need, forward and backward, into one\n"
-                "file for machines that may not compile. Needs NVRTC, but no GPU. Lists combine:\n"
-                "every architecture with every head dimension, and so on. A run that was killed\n"
-                "goes on where it was. The same operations give the same bytes. Use the file with\n"
-                "SAGEBWD_CACHE_PACKS=FILE, and SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
+                "file, for machines that do not compile. It needs NVRTC, but no GPU. Lists are\n"
+                "combined: every architecture with every head dimension, and so on. A run that\n"
+                "was killed continues where it stopped. The same operations give the same bytes.\n"
+                "Use the file with SAGEBWD_CACHE_PACKS=FILE, and with SAGEBWD_OFFLINE=1 where\n"
+                "nothing may be compiled.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd prebuild --arch sm_80,sm_86,sm_89,sm_90a,sm_120 --head-dim 64,128 \\\n"
@@ -52,7 +53,7 @@ public:
                 "  sagebwd prebuild --arch sm_90a --records tuned.json --out h200.pack\n"
                 "  sagebwd prebuild --arch sm_90a --dry-run\n"
                 "\n"
-                "a list of specs, in YAML or JSON; only arch has no default:\n"
+                "a list of specs, in YAML or JSON, in which only arch is required:\n"
                 "  - arch: [sm_80, sm_90a]\n"
                 "    head_dim: [64, 128]\n"
                 "    dtype: bf16\n"
@@ -62,12 +63,12 @@ public:
     options.list("arch", "ARCH,..", archs_, "architectures");
     options.offer(arch_names());
     spec_.declare(options, /*lists=*/true);
-    options.list("pass", "PASS,..", passes_, "forward, backward");
+    options.list("pass", "PASS,..", passes_, "passes: forward, backward");
     options.offer(words_of<Pass>());
     options.text("specs", "FILE", specs_file_, "a list of specs, instead of the options above");
     options.list("records", "FILE,..", record_files_,
-                 "tuning records ('sagebwd tune --export'): they and their tiles go in too");
-    options.text("out", "FILE", out_, "the pack");
+                 "add these tuning records ('sagebwd tune --export') and their tiles");
+    options.text("out", "FILE", out_, "the pack to write");
     options.flag("dry-run", dry_run_, "list what would be built");
   }
 
@@ -76,11 +77,11 @@ public:
     const std::vector<TuningRecord> given = records();
     PrebuildRequest request;
     request.output = out_;
-    request.kernels = kernels_of(operations); // what cannot be asked for is wrong use
+    request.kernels = kernels_of(operations); // an impossible request is wrong use
     try {
       request.records = records_of(operations, given);
       request.kernels = kernels_of(operations, given);
-    } catch (const SpecError& error) { // the file's fault, not the command line's
+    } catch (const SpecError& error) { // the file is wrong, not the command line
       throw std::runtime_error(error.what());
     }
     if (!given.empty() && request.records.empty())
@@ -158,7 +159,7 @@ private:
   bool dry_run_ = false;
 };
 
-/// Of an architecture's kernels, or of all.
+/// Sums over the kernels of one architecture, or over all.
 struct Summary {
   size_t kernels = 0, compiled = 0;
   uint64_t cubin_bytes = 0;
@@ -214,7 +215,7 @@ ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
         if (all.compiled < all.kernels)
           printf("; %zu were there from an interrupted run", all.kernels - all.compiled);
         if (records_left_out)
-          printf("; of other operations and left out: %s",
+          printf("; left out, because they are of other operations: %s",
                  counted(records_left_out, "tuning record").c_str());
         printf("\nIt loads on drivers of CUDA %s or newer. Use it with SAGEBWD_CACHE_PACKS=%s\n",
                version_text(all.lowest_driver).c_str(), std::filesystem::absolute(out_).c_str());

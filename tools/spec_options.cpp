@@ -14,11 +14,18 @@ std::string option_name(std::string_view field) {
   return name;
 }
 
-/// Of a boolean there is one option, for what it is not by default.
+/// A boolean has one option, for the value that is not the default.
 template <typename T> std::string option_name(const Label& label, const T& usual) {
   if constexpr (std::is_same_v<T, bool>)
     return (usual ? "no-" : "") + option_name(label.name);
   return option_name(label.name);
+}
+
+/// PyTorch's and NumPy's names of dtypes, which Python takes too, as a spec has them.
+std::string spelled(std::string_view field, const std::string& word) {
+  if (field == "dtype" && word == "bfloat16")
+    return "bf16";
+  return field == "dtype" && word == "float16" ? "fp16" : word;
 }
 
 } // namespace
@@ -41,7 +48,7 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
       return;
     std::vector<AttentionSpec> product;
     for (const AttentionSpec& spec : specs) {
-      const size_t first = product.size(); // another spec's are others
+      const size_t first = product.size(); // compare only with those of this spec
       for (const std::string& word : found->second) {
         AttentionSpec more = spec;
         set_field(more, label.name, word);
@@ -57,8 +64,8 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
 void SpecOptions::declare(OptionTable& table, bool lists) {
   table.word(
       "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
-      "the whole spec in one line, as messages print it, instead of the options below; a word of "
-      "yes or no that it leaves out, such as rotate, means no");
+      "the whole spec in one line, as messages print it, instead of the options below; a switch "
+      "that it leaves out, such as rotate, is off");
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string name = option_name(label, usual), field(label.name);
     std::string help(label.help);
@@ -68,14 +75,19 @@ void SpecOptions::declare(OptionTable& table, bool lists) {
     const std::string placeholder = Worded<T> ? "KIND" : "N";
     if constexpr (Worded<T>)
       help += ": " + known_words<T>();
+    const bool takes_more = more_.read && more_.field == field;
+    if (takes_more)
+      help += more_.help;
     if (lists)
       table.list(name, placeholder + ",..", words, help);
     else
       table.word(
           name, placeholder,
-          [&words, field](const std::string& word) {
+          [this, &words, field, takes_more](const std::string& word) {
+            if (takes_more && more_.read(word))
+              return;
             AttentionSpec checked;
-            set_field(checked, field, word);
+            set_field(checked, field, spelled(field, word));
             words = {word};
           },
           help + " (default " + words.front() + ")");
@@ -86,10 +98,13 @@ void SpecOptions::declare(OptionTable& table, bool lists) {
 
 std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   SpecWords words = words_;
+  for (auto& [field, list] : words)
+    for (std::string& word : list)
+      word = spelled(field, word);
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string option = option_name(label, usual), field(label.name);
     if (whole_ && table.given(option))
-      throw UsageError("--spec says all of a spec: leave out --" + option + ", or --spec");
+      throw UsageError("--spec is a whole spec: leave out --" + option + ", or --spec");
     if constexpr (std::is_same_v<T, bool>)
       if (switched_.at(field))
         words[field] = {value_text(!usual)};
@@ -97,7 +112,7 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   const std::vector<AttentionSpec> specs =
       whole_ ? std::vector<AttentionSpec>{*whole_} : combinations(words);
   for (const AttentionSpec& spec : specs)
-    resolved(spec); // raises what is wrong with it
+    resolved(spec); // raises SpecError
   return specs;
 }
 
@@ -122,6 +137,8 @@ void ProblemOptions::declare(OptionTable& table) {
     const bool length = label.name.starts_with("seq");
     table.integer(label.name == "seq_q" ? "seq-len" : option_name(label.name), size, size > 0,
                   length ? int64_t{1} << 24 : 65535, std::string(label.help));
+    if (label.name == "seq_q")
+      table.also("seq-q"); // as C and C++ call it
   });
 }
 

@@ -15,28 +15,35 @@ namespace sagebwd::tools {
 
 /// Words for the fields of a spec, by the field's name; what is missing has its default.
 using SpecWords = std::map<std::string, std::vector<std::string>, std::less<>>;
-/// What a cluster is likely to need: what `prebuild` builds unless told otherwise.
+/// What `prebuild` builds by default: what a cluster is likely to need.
 const SpecWords& usual_words();
-/// Every combination of the words, not resolved. Raises SpecError for a word that is none.
+/// Every combination of the words, not resolved. Raises SpecError for an unknown word.
 std::vector<AttentionSpec> combinations(const SpecWords&);
 
 /// What one architecture needs for one spec.
 struct Operation {
   Arch arch;
   ResolvedSpec spec;
-  std::vector<KernelSpec> kernels; ///< but those that an operation before has
+  std::vector<KernelSpec> kernels; ///< except those of an earlier operation
 };
 
 /// The options that name an AttentionSpec: one for each of its fields, and --spec for all at once.
 class SpecOptions {
 public:
-  explicit SpecOptions(SpecWords defaults = {}) : words_(std::move(defaults)) {}
+  /// What the option of one field takes besides the field's own words.
+  struct MoreWords {
+    std::string field, help;
+    std::function<bool(const std::string& word)> read; ///< whether the word was one of them
+  };
 
-  /// `lists`: an option's words may be several.
+  explicit SpecOptions(SpecWords defaults = {}, MoreWords more = {})
+      : words_(std::move(defaults)), more_(std::move(more)) {}
+
+  /// `lists`: options take lists of words.
   void declare(OptionTable&, bool lists);
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
-  /// All that have a kernel of their own. Raises SpecError, or UsageError.
+  /// All that have a kernel that no earlier one has. Raises SpecError, or UsageError.
   std::vector<Operation> operations(const std::vector<std::string>& archs,
                                     const OptionTable&) const;
   /// The only one.
@@ -44,11 +51,12 @@ public:
 
 private:
   SpecWords words_;
-  std::map<std::string, bool> switched_; ///< booleans, from what they are by default
+  MoreWords more_;
+  std::map<std::string, bool> switched_; ///< booleans that differ from their default
   std::optional<AttentionSpec> whole_;
 };
 
-/// One for each size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.
+/// One option per size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.
 class ProblemOptions {
 public:
   void declare(OptionTable&);

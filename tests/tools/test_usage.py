@@ -39,7 +39,7 @@ def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
 
 def test_help_of_a_whole_spec_says_what_a_word_left_out_means(sagebwd):
     shown = " ".join(sagebwd("build", "--help").out.split())
-    assert "leaves out, such as rotate, means no" in shown
+    assert "leaves out, such as rotate, is off" in shown
     spec = "d128 bf16 causal=none row 0x0 sink_keys=-1 six-of-seven deterministic numerics=5"
     assert sagebwd("trace", "--spec", spec, "--seq-len", "64", "--json").json["spec"] == (
         spec.replace("0x0", "64x128").replace("=-1", "=1")
@@ -65,7 +65,7 @@ def test_version(sagebwd):
         (["trace", "--seq-len", "1e3"], "--seq-len is '1e3'; it takes a whole number"),
         (["trace", "--sigma", "nan"], "--sigma is 'nan'; it takes a number from 0 to"),
         (["trace", "--device", "tpu"], "--device is 'tpu'; it is cpu or cuda"),
-        (["trace", "--plan", "s,pq"], "--plan names 'pq'; the products are s"),
+        (["trace", "--precision", "s,pq"], "--precision names 'pq'; it takes six-of-seven"),
         (["trace", "--heads", "8", "--heads-kv", "3"], "3"),
         (["build", "--arch", "sm_91"], "'sm_91'"),
         (["build", "--arch", "sm_90"], "'sm_90': supported are"),
@@ -78,7 +78,7 @@ def test_version(sagebwd):
         (["build", "--spec", OF_VERSION_1], "numerics = 1 is not what this version computes, whi"),
         (["build", "--smooth-k"], "'--smooth-k': that is the default, which '--no-smooth-k'"),
         (["trace", "--no-smooth-q"], "that is the default, which '--smooth-q' changes"),
-        (["trace", "--packed"], "--packed: sequences one behind the other have lengths"),
+        (["trace", "--packed"], "--packed: packed sequences have lengths"),
         (["trace", "--no-deterministic", "--precision", "gradients16", "--head-dim", "64",
           "--dq-sums", "fp16"], "--dq-sums fp16 is not emulated"),
         (["emit", "--list", "--numerics", "6"], "numerics = 6 is not what this version computes"),
@@ -106,7 +106,7 @@ def test_wrong_use_says_what_was_given_and_exits_2(sagebwd, arguments, message):
 
 
 def test_cuda_device_plan_without_kernels_is_refused(sagebwd):
-    result = sagebwd("trace", "--device", "cuda", "--plan", "s,pv,dv,dp,dq,dk")
+    result = sagebwd("trace", "--device", "cuda", "--precision", "s,pv,dv,dp,dq,dk")
     assert result.code == 2
     assert "six-of-seven or qk16" in result.err
 
