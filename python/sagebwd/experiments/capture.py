@@ -128,10 +128,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("capture", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--checkpoint", type=Path, metavar="FILE",
-                        help="a trained model; without one, --steps steps are trained first")
+                        help="a trained model; without it, a model is trained for --steps steps")
     parser.add_argument("--attention", metavar="NAME[:OPTION,...]",
-                        help="that of the captured pass (default: the checkpoint's, else sdpa)")
-    parser.add_argument("--layer", type=int, nargs="+", metavar="N", help="default: all")
+                        help="attention of the captured pass (default: the checkpoint's, or sdpa)")
+    parser.add_argument("--layer", type=int, nargs="+", metavar="N",
+                        help="layers to trace (default: all)")
     parser.add_argument("--sequences", type=int, default=2, metavar="N",
                         help="held-out sequences in the captured batch (default: 2)")
     parser.add_argument("--save", type=Path, metavar="FILE",

@@ -158,10 +158,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("compare", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=list(DEFAULT_RUNS), metavar="RUN",
-                        help="the first is the reference; default: " + " ".join(DEFAULT_RUNS))
-    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="keep trained models")
+                        help="attentions, of which the first is the reference (default: "
+                        + " ".join(DEFAULT_RUNS) + ")")
+    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER",
+                        help="keep the trained models in this folder")
     parser.add_argument("--reuse", action="store_true",
-                        help="keep runs that finished there before with the same configuration")
+                        help="do not repeat runs that --out has with the same configuration")
 
     def work(options) -> int:
         with command.wrong_use(parser):
