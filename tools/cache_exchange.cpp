@@ -84,8 +84,8 @@ public:
             "cache import", "copy the contents of a pack into the directory",
             "Checks each kernel and tuning record of a pack and keeps it in the directory.\n"
             "Those that are already there stay as they are. If some are bad, they are listed,\n"
-            "the others are imported, and the exit code is 1. (With SAGEBWD_CACHE_PACKS a pack\n"
-            "is used without importing it.)\n"
+            "the others are imported, and the exit code is 1. (SAGEBWD_CACHE_PACKS uses a\n"
+            "pack without importing it.)\n"
             "\n"
             "examples:\n"
             "  sagebwd cache import kernels.pack\n"

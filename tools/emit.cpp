@@ -39,7 +39,7 @@ public:
   Emit()
       : Command(
             "emit", "print the generated CUDA source of a kernel",
-            "Prints complete CUDA C++ without includes, which NVRTC and nvcc compile unchanged.\n"
+            "Prints complete CUDA C++ without includes. NVRTC and nvcc compile it unchanged.\n"
             "\n"
             "examples:\n"
             "  sagebwd emit --list\n"

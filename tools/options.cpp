@@ -166,7 +166,10 @@ void OptionTable::offer(std::vector<std::string> values) {
   options_.back().values = std::move(values);
 }
 
-void OptionTable::also(const std::string& name) { options_.back().other_names.push_back(name); }
+void OptionTable::also(const std::string& other, const std::string& name) {
+  const auto named = [&](const Option& option) { return option.name == name; };
+  std::find_if(options_.begin(), options_.end(), named)->other_names.push_back(other);
+}
 
 bool OptionTable::given(const std::string& name) const { return llvm::is_contained(given(), name); }
 

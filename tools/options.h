@@ -47,8 +47,8 @@ public:
 
   /// The values of the option declared last, for completion in shells.
   void offer(std::vector<std::string> values);
-  /// Another name of the option declared last: it is accepted, and the help does not list it.
-  void also(const std::string& name);
+  /// Another name of an option: it is accepted, and the help does not list it.
+  void also(const std::string& other, const std::string& name);
 
   /// The only argument without a name, such as a FILE; empty if it is not given.
   void positional(const std::string& placeholder, std::string& value, const std::string& help);

@@ -138,7 +138,7 @@ void ProblemOptions::declare(OptionTable& table) {
     table.integer(label.name == "seq_q" ? "seq-len" : option_name(label.name), size, size > 0,
                   length ? int64_t{1} << 24 : 65535, std::string(label.help));
     if (label.name == "seq_q")
-      table.also("seq-q"); // as C and C++ call it
+      table.also("seq-q", "seq-len"); // as C and C++ call it
   });
 }
 

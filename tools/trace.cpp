@@ -67,10 +67,10 @@ public:
   Trace()
       : Command(
             "trace", "print the error of every intermediate tensor against FP64",
-            "Draws q, k, v and dO, rounds them to the dtype, and compares delta, P, dP, dS, O,\n"
-            "dQ, dK and dV with FP64 by cosine similarity and relative L2 error. On the CPU\n"
-            "they come from the emulation, which quantises bit for bit as the kernels of every\n"
-            "GPU do. With --device cuda the kernels compute O, dQ, dK and dV.\n"
+            "Draws q, k, v and dO, rounds them to the dtype, and compares delta, P, dP, dS,\n"
+            "O, dQ, dK and dV with FP64 by cosine similarity and relative L2 error. On the\n"
+            "CPU they come from the emulation, which quantises bit for bit as the kernels do\n"
+            "on every GPU. With --device cuda the kernels compute O, dQ, dK and dV.\n"
             "\n" +
                 help_of_inputs() +
                 "\n"
@@ -99,6 +99,7 @@ public:
     options.integer("gpu", gpu_, 0, 1023, "which GPU, for --device cuda");
     problem_.declare(options);
     spec_.declare(options, /*lists=*/false);
+    options.also("plan", "precision");
     inputs_.declare(options, /*lists=*/false);
     options.number("sigma", sigma_, 0, 1e4, "standard deviation of gaussian q and k");
     options.number("key-offset", key_offset_, -1e4, 1e4,

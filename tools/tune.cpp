@@ -157,7 +157,7 @@ public:
     options.flag("force", force_, "tune again even if there is a record");
     options.flag("compare-precisions", plans_,
                  "compare the precisions on this GPU; nothing is kept");
-    options.also("plans");
+    options.also("plans", "compare-precisions");
     plot_.declare(options, "the times of tiles, or of precisions");
     options.flag("list", list_, "list the records of this machine");
     options.text("export", "FILE", export_, "write the records of this machine into a file");

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from sagebwd import arrays as arrays, emulation as emulation, reference as reference
 
-Causal = bool | Literal["none", "top-left", "bottom-right"]
+Causal = bool | Literal["none", "top-left", "bottom-right"] | None
 Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]
@@ -33,6 +33,9 @@ class LibraryError(RuntimeError): ...
 class OfflineError(RuntimeError): ...
 class PackError(RuntimeError): ...
 class TuneError(RuntimeError): ...
+
+PlanFigures = PrecisionFigures
+compare_plans = compare_precisions
 
 class DriverError(RuntimeError):
     code: int
@@ -585,14 +588,14 @@ def tune(
 ) -> list[TunedKernel]: ...
 
 @dataclass(frozen=True)
-class PlanFigures:
+class PrecisionFigures:
     precision: str
     int8_products: int
     forward_ms: float
     backward_ms: float
     errors: dict[str, Any]
 
-def compare_plans(
+def compare_precisions(
     *,
     causal: Causal = False,
     window_left: int | None = None,
@@ -617,7 +620,7 @@ def compare_plans(
     rounds: int = 15,
     device: Device | str | int | None = None,
     progress: Callable[..., object] | None = None,
-) -> list[PlanFigures]: ...
+) -> list[PrecisionFigures]: ...
 
 def export_records(path: Path) -> int: ...
 
@@ -650,7 +653,7 @@ def named_inputs(
     name: str,
     batch: int = 1,
     heads: int = 4,
-    seq_q: int = 4096,
+    seq_len: int = 4096,
     head_dim: int = 128,
     *,
     heads_kv: int | None = None,

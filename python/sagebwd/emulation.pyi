@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, overload
 from torch import Tensor, dtype as DType
 
-Causal = bool | Literal["none", "top-left", "bottom-right"]
+Causal = bool | Literal["none", "top-left", "bottom-right"] | None
 Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]
@@ -27,7 +27,7 @@ def emulated_attention(
     rotate: bool = True,
     softmax_scale: float | None = None,
     layout: Layout = "bhsd",
-    plan: Precision | Iterable[Product] = "six-of-seven",
+    precision: Precision | Iterable[Product] = "six-of-seven",
     return_lse: Literal[False] = False,
     math_dtype: DType = ...,
     k_mean: Tensor | None = None,
@@ -55,7 +55,7 @@ def emulated_attention(
     rotate: bool = True,
     softmax_scale: float | None = None,
     layout: Layout = "bhsd",
-    plan: Precision | Iterable[Product] = "six-of-seven",
+    precision: Precision | Iterable[Product] = "six-of-seven",
     math_dtype: DType = ...,
     k_mean: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
@@ -81,7 +81,7 @@ def emulated_attention(
     rotate: bool = True,
     softmax_scale: float | None = None,
     layout: Layout = "bhsd",
-    plan: Precision | Iterable[Product] = "six-of-seven",
+    precision: Precision | Iterable[Product] = "six-of-seven",
     return_lse: bool = False,
     math_dtype: DType = ...,
     k_mean: Tensor | None = None,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, dtype as DType
 
-Causal = bool | Literal["none", "top-left", "bottom-right"]
+Causal = bool | Literal["none", "top-left", "bottom-right"] | None
 Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]
@@ -23,7 +23,7 @@ def random_inputs(
     heads: int = 1,
     heads_kv: int | None = None,
     batch: int = 1,
-    seq_len_kv: int | None = None,
+    seq_kv: int | None = None,
     dtype: str | DType = "bf16",
     sigma: float = 1.0,
     seed: int = 0,

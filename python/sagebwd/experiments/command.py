@@ -39,7 +39,9 @@ def run(
     work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
 ) -> int:
     """The exit code: that of `work(options)`, 1 if it fails, 130 if it is interrupted. Wrong use
-    exits with 2.""" options = parser.parse_args(arguments) name = parser.prog.rpartition(".")[2]
+    exits with 2."""
+    options = parser.parse_args(arguments)
+    name = parser.prog.rpartition(".")[2]
     try:
         if needs_torch and torch is None:
             raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch")
