@@ -61,7 +61,7 @@ OWN_LIMITS = {
     "sink": {"O": 0.010, "dQ": 0.020, "dK": 0.023},
     "large first key": {"dQ": 0.03},
     "large first key, causal": {"dQ": 0.03},
-    # Numerics 1 to 4 gathered in one channel what all have in common: .11 to .22. The emulation of
+    # Numerics 1 to 4 gathered in one channel what all have in common: 0.11 to 0.22. The emulation of
     # numerics 5 on these very inputs, and the margin.
     "alternating keys": dict(zip(TENSORS, (0.041, 0.101, 0.041, 0.041))),
     "common offset": dict(zip(TENSORS, (0.030, 0.032, 0.042, 0.028))),

@@ -110,7 +110,7 @@ def kept_kernels(folder: Path) -> Iterator[Kernel]:
 
 
 def compiled(tool: Path, arch: str, words: list[str]) -> list[Kernel]:
-    """The default kernels of an architecture, compiled anew: of split backwards, and of those that
+    """The default kernels of an architecture, compiled again: of split backwards, and of those that
     are fused without `deterministic`."""
     with tempfile.TemporaryDirectory() as cache:
         for more in [], ["--no-deterministic"]:
@@ -276,7 +276,7 @@ def steps_of_blocks(row: dict, blocks: int, seq_kv: int | None, heads: int) -> i
 
 
 def check(path: Path, rows: list[dict], seq_kv: int | None, heads: int) -> list[dict]:
-    """Each launch of a kernel that the record knows: executed, predicted, and how far apart."""
+    """Each launch of a kernel that the record knows: executed, predicted, and the difference."""
     found = []
     for launch in counted(path):
         digits = launch["cc"].replace(".", "")

@@ -28,7 +28,7 @@ WHOLE = (1.1, 0.01)
 ROW = (1.5, 0.05)
 LSE = (1.5, 2e-3)
 #: Their distance itself: a part that every input has, as the emulation in FP64 and in FP32 differ
-#: by up to .004, and one for each unit of the error, as few probabilities decide where it is large.
+#: by up to 0.004, and one for each unit of the error, as few probabilities decide where it is large.
 TO_EMULATION = (0.02, 0.05)
 #: All of these are wider by so much for each unit of `Truth.reach`: scores are rounded to FP32, and
 #: those of mma.sync start from 1.5 * 2^23 units, whose product with the unit is rounded once more.

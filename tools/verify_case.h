@@ -35,7 +35,7 @@ VerifyCase draw(uint64_t seed, const AttentionSpec&, int64_t max_len,
                 const std::vector<reference::Distribution>& inputs);
 
 /// One output of one case. The figures are L2 norms relative to the FP64 tensor's, or to a
-/// sixteenth of its terms' where those cancel (one key: dQ is zero but for rounding).
+/// sixteenth of its terms' where those cancel (one key: dQ is zero except for rounding).
 struct Verdict {
   std::string tensor;
   double rel_l2 = 0;       ///< error against FP64

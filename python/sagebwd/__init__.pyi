@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from sagebwd import arrays as arrays, emulation as emulation, reference as reference
 
-Causal = bool | Literal["none", "top-left", "bottom-right"] | None
+Causal = bool | Literal["none", "top-left", "bottom-right"]
 Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]
@@ -653,7 +653,7 @@ def named_inputs(
     name: str,
     batch: int = 1,
     heads: int = 4,
-    seq_len: int = 4096,
+    seq_q: int = 4096,
     head_dim: int = 128,
     *,
     heads_kv: int | None = None,

@@ -12,7 +12,7 @@ def _reason():
 def _refusal(name):
     def refuse(*args, **kwargs):
         raise ImportError(
-            f"sagebwd.{name} needs PyTorch ({_reason()}): pip install torch and start Python anew. "
+            f"sagebwd.{name} needs PyTorch ({_reason()}): pip install torch and start Python again. "
             "Without it there are sagebwd.reference, trace, emit, build and doctor"
         )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, Literal
-Causal = bool | Literal["none", "top-left", "bottom-right"] | None
+Causal = bool | Literal["none", "top-left", "bottom-right"]
 Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]

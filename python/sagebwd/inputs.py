@@ -1,17 +1,15 @@
-"""Random inputs of named distributions, which are the same in every language, on every machine."""
+"""Random inputs of named distributions, the same in every language and on every machine."""
 
 import numbers
 
 from sagebwd import _core, options
-from sagebwd.keywords import also_named
 
 #: The names of `named_inputs`, and what each imitates.
 INPUTS = dict(_core.distributions)
 
 
-@also_named(seq_q="seq_len")
 def named_inputs(
-    name, batch=1, heads=4, seq_len=4096, head_dim=128, *, heads_kv=None, seq_kv=None, dtype="bf16",
+    name, batch=1, heads=4, seq_q=4096, head_dim=128, *, heads_kv=None, seq_kv=None, dtype="bf16",
     sigma=1.0, key_offset=0.0, seed=0, device=None,
 ):  # fmt: skip
     """(q, k, v, dout) of a named distribution, rounded to `dtype`; `sagebwd.INPUTS` lists them.
@@ -23,41 +21,41 @@ def named_inputs(
 
     Args:
         name: one of INPUTS, such as 'gaussian', 'sink' or 'outlier-channels'.
-        batch, heads, seq_len, head_dim: q and dout are (batch, heads, seq_len, head_dim).
+        batch, heads, seq_q, head_dim: q and dout are (batch, heads, seq_q, head_dim).
         heads_kv, seq_kv: k and v are (batch, heads_kv, seq_kv, head_dim); None means heads and
-            seq_len.
+            seq_q.
         dtype: 'bf16' or 'fp16', or the same types of PyTorch or NumPy.
         sigma: the standard deviation of q and k, for 'gaussian' only.
         key_offset: added to keys, with signs that alternate over the channels, for 'gaussian' only.
         seed: the same seed gives the same numbers on every machine.
         device: None gives NumPy arrays of float32. 'cpu' or 'cuda' gives torch tensors of `dtype`.
 
-    The C++ library draws them (Philox4x32-10 and Box-Muller in FP64). Raises SpecError.
+    They come from the C++ library (Philox4x32-10 and Box-Muller in FP64). Raises SpecError.
     """
     heads_kv = heads if heads_kv is None else heads_kv
-    seq_kv = seq_len if seq_kv is None else seq_kv
-    sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_len=seq_len, seq_kv=seq_kv,
+    seq_kv = seq_q if seq_kv is None else seq_kv
+    sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_q=seq_q, seq_kv=seq_kv,
                  head_dim=head_dim)  # fmt: skip
     arrays = draw(name, sizes, dtype, sigma, key_offset, seed)
     return arrays if device is None else _on_device(arrays, device, options.dtype_name(dtype))
 
 
 def draw(name, sizes, dtype, sigma, key_offset, seed):
-    """The arrays. `sizes` are those of named_inputs, in the order of the C++ library."""
+    """The arrays. `sizes` are named_inputs' in its core's order, by the caller's names."""
     if not isinstance(name, str) or name not in INPUTS:
         raise options.SpecError(f"inputs={name!r}: pass one of {', '.join(INPUTS)}")
     for key, size in sizes.items():
         options.whole_number(key, size)
-    batch, heads, heads_kv, seq_len, seq_kv, head_dim = sizes.values()
+    batch, heads, heads_kv, seq_q, seq_kv, head_dim = sizes.values()
     if heads % heads_kv:
         raise options.SpecError(f"heads={heads} must be a multiple of heads_kv={heads_kv}")
-    if batch * head_dim * max(heads * seq_len, heads_kv * seq_kv) > 1 << 36:
+    if batch * head_dim * max(heads * seq_q, heads_kv * seq_kv) > 1 << 36:
         raise options.SpecError(f"more than 2**36 elements in one tensor: {sizes}")
     _finite("sigma", sigma, least=0)
     _finite("key_offset", key_offset, least=-1e30)
     seed = options.whole_number("seed", seed, least=0)
     dtype = options.dtype_name(dtype)
-    import numpy  # noqa: F401  # here, because C++ must not import it in a thread that exits
+    import numpy  # noqa: F401  by Python, not from within C++, which a thread may not leave at exit
 
     return _core.named_inputs(name, *sizes.values(), dtype, sigma, key_offset, seed)
 
@@ -67,10 +65,10 @@ def operands(tensors, inputs, dtype):
     if inputs is None:
         return tensors
     if any(x is not None for x in tensors):
-        raise options.SpecError("inputs= and q, k, v, dout exclude each other: pass one of them")
+        raise options.SpecError("inputs= stands for q, k, v and dout: leave those out, or it")
     arguments = inputs if isinstance(inputs, dict) else {"name": inputs}
     if "dtype" in arguments:
-        raise options.SpecError("inputs= has a dtype: pass dtype= to this function instead")
+        raise options.SpecError("inputs= has a dtype: pass dtype= beside it instead")
     return named_inputs(**arguments, dtype="bf16" if dtype is None else dtype)
 
 
@@ -91,5 +89,5 @@ def _on_device(arrays, device, dtype):
     try:
         return tuple(torch.from_numpy(x).to(device, low) for x in arrays)
     except (RuntimeError, TypeError, ValueError, OverflowError, AssertionError) as error:
-        # There is no such device, or this PyTorch does not support it.
+        # No such device, or none that this PyTorch is built for.
         raise options.SpecError(f"device={device!r}: {str(error).partition(chr(10))[0]}") from None

@@ -42,7 +42,7 @@ class Rules:
     smooth_k: bool
     smooth_q: bool  #: queries lack their group's mean, which scores regain
     rotate: bool
-    sink_keys: int  #: 1: the first key is computed apart
+    sink_keys: int  #: 1: the first key is computed separately
     plan: frozenset  #: the INT8 products, of options.PRODUCTS
     dtype: torch.dtype  #: of inputs, outputs and 16-bit operands
     math: torch.dtype  #: of everything between, float32 as in the kernels or float64
@@ -80,7 +80,7 @@ def visible_keys(mask, m, n, device):
 class _Scores:
     """S in the log2 domain as `x * factor`, and what the passes share with it.
 
-    Keys that are computed apart are not seen in it, and stand as zeros in `keys` and `values`.
+    Keys that are computed separately are hidden in it, and are zeros in `keys` and `values`.
     """
 
     def __init__(self, q, k, v, rules, k_mean=None):

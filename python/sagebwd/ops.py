@@ -182,7 +182,7 @@ def refuse_gradient(*given):
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad
                                        for t in given):  # fmt: skip
         raise options.SpecError(
-            "k_mean requires grad: it has no gradient, for results do not depend on it but for "
+            "k_mean requires grad: it has no gradient, because results do not depend on it except for "
             "roundings. Pass k_mean.detach()"
         )
 

@@ -43,20 +43,20 @@ class Mask:
 
     causal: object = _option(
         False,
-        "False or None for no mask; 'top-left' (query i sees key j if j <= i); 'bottom-right' (if "
+        "False for no mask; 'top-left' (query i sees key j if j <= i); 'bottom-right' (if "
         "j <= i + keys - queries); or True, if there are as many queries as keys.",
     )
 
     window_left: int = _option(
         None,
-        "sliding window: how many keys before its own key a query sees. None or -1 means all. The "
+        "sliding window: how many keys before its own key a query sees. None means all. The "
         "own key of query i is i under 'top-left', and else i + keys - queries. This is "
         "flash-attention's window_size[0], and one less than a model's sliding_window.",
         least=0,
     )
     window_right: int = _option(
         None,
-        "sliding window: how many keys after its own key a query sees. None or -1 means all. A "
+        "sliding window: how many keys after its own key a query sees. None means all. A "
         "causal mask hides them.",
         least=0,
     )
@@ -203,7 +203,7 @@ def causal_name(causal, seq_q=1, seq_kv=1):
 
     `True` is clear only if there are as many queries as keys.
     """
-    if causal is False or causal is None:
+    if causal is False:
         return "none"
     if causal is True:
         if seq_q != seq_kv:
@@ -216,10 +216,7 @@ def causal_name(causal, seq_q=1, seq_kv=1):
         return "top-left"
     if isinstance(causal, str) and causal in ("none", "top-left", "bottom-right"):
         return causal
-    raise SpecError(
-        f"causal={causal!r}: pass False or None or 'none' (no mask), True, 'top-left' or "
-        "'bottom-right'"
-    )
+    raise SpecError(f"causal={causal!r}: pass False, True, 'top-left' or 'bottom-right'")
 
 
 def with_mask(options, seq_q, seq_kv):
@@ -286,8 +283,6 @@ def check_callback(name, value):
 
 def _spelled(name, value):
     """An option's value as the C++ library reads it. Raises SpecError."""
-    if name in ("window_left", "window_right") and value == -1:  # as in flash-attention
-        value = None
     if name == "causal":
         return causal_name(value)
     if name == "dtype":

@@ -104,7 +104,7 @@ def row_exponents(x):
 
     Within -100..100, from the logarithms of the rows' largest magnitudes, linear between powers of
     two. Rows less than half an octave from the mean have one exponent, wherever that lies: rounding
-    each row's own logarithm would tear rows of like magnitude apart. Rows below 2^-119 and those
+    each row's own logarithm would separate rows of similar magnitude. Rows below 2^-119 and those
     that are not finite have the mean's, or the head's (`_magnitude`) where a unit has no others.
     """
     top = x.abs().amax(-1, keepdim=True)

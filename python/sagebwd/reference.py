@@ -96,7 +96,7 @@ def emulate(
             Here also any collection of INT8 products, of sagebwd.PRODUCTS.
     """
     if (out is None) != (lse is None):
-        raise options.SpecError("out or lse is missing: pass both, of one forward, or neither")
+        raise options.SpecError("out and lse go together: pass both, of one forward, or neither")
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
     rules, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, dtype as DType
 
-Causal = bool | Literal["none", "top-left", "bottom-right"] | None
+Causal = bool | Literal["none", "top-left", "bottom-right"]
 Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]

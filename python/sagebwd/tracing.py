@@ -24,7 +24,7 @@ def trace(
             to `dtype` before both computations.
         k, v: (batch, heads_kv, keys, head_dim); v, and then dout too, may have fewer channels.
         inputs: instead of the four tensors, a name of `sagebwd.INPUTS`, or the arguments of
-            `sagebwd.named_inputs` as a dict: dict(name='sink', seq_len=1024, heads=2).
+            `sagebwd.named_inputs` as a dict: dict(name='sink', seq_q=1024, heads=2).
         softmax_scale: a number of either sign, or 0; None means 1/sqrt(head_dim).
         dtype: 'bf16' or 'fp16'; None means the dtype of 16-bit torch tensors, and else 'bf16'.
         device: 'cpu' (the C++ reference, multi-threaded), 'cuda' (the emulation in PyTorch, with

@@ -80,7 +80,7 @@ def tune(
     options.check_callback("progress", progress)
     if unknown := [name for name in kernels if name not in KERNELS]:
         raise options.SpecError(
-            f"{unknown[0]!r} is not a kernel with tiles: those are {', '.join(KERNELS)}"
+            f"{unknown[0]!r} is no kernel with tiles: those are {', '.join(KERNELS)}"
         )
     if options.whole_number("rounds", rounds, least=5) > 1000:
         raise options.SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")

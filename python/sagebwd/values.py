@@ -11,7 +11,7 @@ def _kind(name, x):
 
 
 class Arrays:
-    """Arguments by name, all NumPy arrays or all torch tensors; None stays None, but for q, k, v.
+    """Arguments by name, all NumPy arrays or all torch tensors; None stays None, except for q, k, v.
 
     Raises TypeError for anything else, SpecError for a mixture, for values that are no real numbers
     and for ranks other than four (three for lse and dlse).

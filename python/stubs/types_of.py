@@ -27,7 +27,7 @@ STUBS = {
 
 #: What a stub has before its functions.
 TYPES = """\
-Causal = bool | Literal["none", "top-left", "bottom-right"] | None
+Causal = bool | Literal["none", "top-left", "bottom-right"]
 Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]
@@ -121,7 +121,7 @@ PARAMETERS = {
                      "rotate", "deterministic", "packed"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
-    **dict.fromkeys(("head_dim", "seq_len", "batch", "heads", "rounds", "seed"), "int"),
+    **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed"), "int"),
     **dict.fromkeys(("sigma", "key_offset"), "float"),
     "causal": "Causal", "granularity": 'Literal["row", "block"]', "precision": "Precision",
     "dq_sums": 'Literal["fp32", "fp16"]', "dtype": "str | DType", "path": "Path",

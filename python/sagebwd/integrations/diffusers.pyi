@@ -1,7 +1,7 @@
 # Written by python/stubs/write.py: change that.
 
 from typing import Literal
-Causal = bool | Literal["none", "top-left", "bottom-right"] | None
+Causal = bool | Literal["none", "top-left", "bottom-right"]
 Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]

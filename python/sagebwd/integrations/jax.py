@@ -4,7 +4,7 @@
 
     out = attention(q, k, v, causal=True)
 
-Kernels are compiled where they first run, so a function that is compiled anew later finds them.
+Kernels are compiled where they first run, so a function that is compiled again later finds them.
 Over several GPUs it goes into jax.shard_map: heads and batches are independent.
 """
 
