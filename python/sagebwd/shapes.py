@@ -1,4 +1,4 @@
-"""Which shapes belong together, and which strides and scales kernels take, whatever holds the data.
+"""Which shapes belong together, and which strides and scales kernels take, for any array library.
 """
 
 from sagebwd import options
