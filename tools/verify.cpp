@@ -59,7 +59,7 @@ public:
                 "Draws lengths, strides, heads, inputs and seeds, runs forward and backward, and\n"
                 "compares O, dQ, dK and dV with FP64 on the CPU. A tensor is wrong if it holds a\n"
                 "non-finite value, if its error exceeds that of the emulation of the same problem\n"
-                "by more than 0.004 of the tensor's norm, or if a kernel wrote beside it. The\n"
+                "by more than 0.004 of the tensor's norm, or if a kernel wrote outside it. The\n"
                 "exit code is 1 if any tensor is wrong. A GPU is needed.\n"
                 "\n" +
                     help_of_inputs() +
