@@ -54,13 +54,16 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
   return specs;
 }
 
-void SpecOptions::declare(OptionTable& table, bool lists) {
-  table.word(
-      "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
-      "the whole spec in one line, as messages print it, instead of the options below; a word of "
-      "yes or no that it leaves out, such as rotate, means no");
+void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::string>& but) {
+  if (!but.contains("spec"))
+    table.word(
+        "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
+        "the whole spec in one line, as messages print it, instead of the options below; a word of "
+        "yes or no that it leaves out, such as rotate, means no");
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string name = option_name(label, usual), field(label.name);
+    if (but.contains(field))
+      return;
     std::string help(label.help);
     if constexpr (std::is_same_v<T, bool>)
       return table.flag(name, switched_[field], (usual ? "without " : "with ") + help);
@@ -91,7 +94,7 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
     if (whole_ && table.given(option))
       throw UsageError("--spec says all of a spec: leave out --" + option + ", or --spec");
     if constexpr (std::is_same_v<T, bool>)
-      if (switched_.at(field))
+      if (const auto found = switched_.find(field); found != switched_.end() && found->second)
         words[field] = {value_text(!usual)};
   });
   const std::vector<AttentionSpec> specs =

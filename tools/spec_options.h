@@ -8,6 +8,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,9 @@ class SpecOptions {
 public:
   explicit SpecOptions(SpecWords defaults = {}) : words_(std::move(defaults)) {}
 
-  /// `lists`: an option's words may be several.
-  void declare(OptionTable&, bool lists);
+  /// `lists`: an option's words may be several. `but`: names of fields that have no option, and
+  /// "spec" for --spec.
+  void declare(OptionTable&, bool lists, const std::set<std::string>& but = {});
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
   /// All that have a kernel of their own. Raises SpecError, or UsageError.
@@ -51,11 +53,12 @@ private:
 /// One for each size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.
 class ProblemOptions {
 public:
+  explicit ProblemOptions(Problem usual = {1, 8, 0, 1024, 0}) : given_(usual) {}
   void declare(OptionTable&);
   Problem problem() const;
 
 private:
-  Problem given_{1, 8, 0, 1024, 0};
+  Problem given_;
 };
 
 /// As many members as a Problem has sizes.
