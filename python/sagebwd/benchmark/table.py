@@ -12,7 +12,7 @@ from sagebwd.benchmark.timing import Timing
 from sagebwd.benchmark.truth import TENSORS
 
 NAME = 21  #: the width of an attention's name
-HEADER = (f"{'':{NAME}}{'forward':>16}{'fwd + backward':>16}{'speed':>8}{'memory':>9}"
+HEADER = (f"{'':{NAME}}{'forward':>16}{'fwd + backward':>16}{'speed':>7}{'memory':>8}"
           + "".join(f"{'error ' + TENSORS[0] if i == 0 else name:>{9 if i == 0 else 7}}"
                     for i, name in enumerate(TENSORS)))  # fmt: skip
 KINDS = {False: "other bits in each run are possible", True: "the same bits in every run"}
@@ -35,7 +35,7 @@ def row_text(row: Row) -> str:
     errors = "".join(f"{row.errors[name]:{9 if i == 0 else 7}.4f}" for i, name in enumerate(TENSORS))
     mark = ("=" if row.same_as else "") + ("!" if row.is_wrong else "")
     return (f"{row.attention:{NAME}}{time_text(row.forward):>16}{time_text(row.both):>16}"
-            f"{speed:>8}{memory:>9}{errors}{mark}")  # fmt: skip
+            f"{speed:>7}{memory:>8}{errors}{mark}")  # fmt: skip
 
 
 def table(case: Case, rows: list[Row]) -> str:
