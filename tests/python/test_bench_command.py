@@ -226,11 +226,18 @@ def test_nvidia_smi_is_asked_about_the_gpu_that_was_used():
     assert machine.state("12-ab", ask) == {
         "sm_clock_mhz": 1980, "sm_clock_max_mhz": 1980, "memory_clock_mhz": 2619,
         "temperature_c": 61, "power_w": 412.51, "power_limit_w": 700}  # fmt: skip
-    program, option, uuid, query, form = asked.pop()
+    (program, option, uuid, query, form) = asked[0]
     assert (program, option, uuid, form) == (
         "nvidia-smi", "-i", "GPU-12-ab", "--format=csv,noheader,nounits")  # fmt: skip
     assert query == ("--query-gpu=clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,"
                      "power.limit")  # fmt: skip
+
+
+def test_a_uuid_that_nvidia_smi_does_not_know_is_left_out():
+    def ask(*words):
+        return None if "-i" in words else "1, 2, 3, 4, 5, 6"
+
+    assert machine.state("MIG-7", ask)["power_limit_w"] == 6
 
 
 def test_what_nvidia_smi_does_not_say_is_none(monkeypatch):
@@ -238,7 +245,8 @@ def test_what_nvidia_smi_does_not_say_is_none(monkeypatch):
     found = machine.state(None, lambda *words: "[N/A], 2505, 10001, 40, [Not Supported], 450.00")
     assert found["sm_clock_mhz"] is None and found["power_w"] is None
     assert found["sm_clock_max_mhz"] == 2505
-    for said in (None, "", "No devices were found"):
+    one = "1, 2, 3, 4, 5, 6"
+    for said in (None, "", "No devices were found", f"{one}\n{one}"):  # two GPUs: which is it?
         assert set(machine.state(None, lambda *words, said=said: said).values()) == {None}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import shlex
 import sys
 
@@ -104,6 +105,14 @@ def list_models(as_json: bool) -> str:
     return "\n".join(str(case) for case in cases.MODELS.values())
 
 
+def _print(text: str) -> None:
+    """To standard output. A reader that has left, such as `head`, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Shown:
     """Progress on standard error: one line that changes on a terminal, otherwise one for each
     step."""
@@ -143,11 +152,11 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             shown.close()
         result.machine["command"] = shlex.join(["sagebwd", "bench", *arguments])
-        print(json.dumps(result.data, indent=2) if given.json else result.text)
+        _print(json.dumps(result.data, indent=2) if given.json else result.text)
         return 0
 
     given = made.parse_args(arguments)
     if given.list_models:
-        print(list_models(given.json))
+        _print(list_models(given.json))
         return 0
     return command.run(made, arguments, work)

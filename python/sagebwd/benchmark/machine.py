@@ -31,13 +31,12 @@ def state(uuid: str | None, ask: Callable[..., str | None] = output_of) -> dict:
 
     A number that neither of them gives is None. `ask` runs a program and gives what it prints.
     """
-    chosen = ("-i", uuid if uuid.startswith("GPU-") else f"GPU-{uuid}") if uuid else ()
-    said = ask("nvidia-smi", *chosen, f"--query-gpu={','.join(QUERIES.values())}",
-               "--format=csv,noheader,nounits")  # fmt: skip
-    lines = (said or "").splitlines()
-    values = lines[0].split(",") if lines else []
-    if len(values) == len(QUERIES):
-        return {name: _number(value) for name, value in zip(QUERIES, values)}
+    query = f"--query-gpu={','.join(QUERIES.values())}", "--format=csv,noheader,nounits"
+    for chosen in [("-i", f"GPU-{uuid.removeprefix('GPU-')}"), ()] if uuid else [()]:
+        lines = (ask("nvidia-smi", *chosen, *query) or "").splitlines()
+        values = lines[0].split(",") if len(lines) == 1 else []  # of several GPUs nobody knows which
+        if len(values) == len(QUERIES):
+            return {name: _number(value) for name, value in zip(QUERIES, values)}
     return _state_by_nvml(uuid)
 
 
@@ -113,7 +112,7 @@ def block(machine: dict) -> str:
         "GPU": f"{machine['gpu']}, {machine['arch']}, {machine.get('multiprocessors')} SMs, "
                + shown(memory and memory / 2**30, "GiB"),
         "driver": f"{(machine.get('driver') or '?').splitlines()[0]}; CUDA {machine['torch_cuda']}; "
-                  f"NVRTC {machine['nvrtc']}",
+                  f"NVRTC {machine['nvrtc'].removeprefix('nvrtc ')}",
         "clocks": f"SM {shown(after['sm_clock_mhz'], 'MHz')} right after measuring, at most "
                   f"{shown(after['sm_clock_max_mhz'], 'MHz')}; memory "
                   + shown(after["memory_clock_mhz"], "MHz"),

@@ -15,7 +15,8 @@ NAME = 21  #: the width of an attention's name
 HEADER = (f"{'':{NAME}}{'forward':>16}{'fwd + backward':>16}{'speed':>7}{'memory':>8}"
           + "".join(f"{'error ' + TENSORS[0] if i == 0 else name:>{9 if i == 0 else 7}}"
                     for i, name in enumerate(TENSORS)))  # fmt: skip
-KINDS = {False: "other bits in each run are possible", True: "the same bits in every run"}
+KINDS = {False: "Not deterministic: two runs may differ in their last bits",
+         True: "Deterministic: the same bits in every run"}  # fmt: skip
 
 
 def time_text(timing: Timing) -> str:
@@ -44,7 +45,7 @@ def table(case: Case, rows: list[Row]) -> str:
     for kind, title in KINDS.items():
         chosen = [row for row in rows if row.deterministic == kind]
         if chosen:
-            lines += ["", f"{title:{NAME}}", HEADER, *map(row_text, chosen)]
+            lines += ["", title, HEADER, *map(row_text, chosen)]
     return "\n".join(lines)
 
 
