@@ -162,7 +162,7 @@ def run_json(words: list, **how) -> tuple[dict, float]:
     return json.loads(done.output), done.seconds
 
 
-# ---- errors ----------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 def cosine(x: torch.Tensor, reference: torch.Tensor) -> float:

@@ -214,8 +214,8 @@ def measure(options, cell: Cell, ours: list[Ours], record: Record) -> list[dict]
 
     clock = clock_of(options.device)
     timings = {
-        name: time_interleaved({label: c[name] for label, c in calls.items()}, clock, options.rounds,
-                               options.warmup)
+        name: time_interleaved({label: c[name] for label, c in calls.items()}, clock,
+                               options.rounds, options.warmup)
         for name in PASSES
     }
     operations = 4 * cell.batch * cell.heads * cell.tokens**2 * cell.head_dim

@@ -36,7 +36,9 @@ class Block(nn.Module):
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
         self.qkv = nn.Linear(width, (heads + 2 * self.heads_kv) * head_dim, bias=False)
         self.out = nn.Linear(heads * head_dim, width, bias=False)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x):
         qkv = self.qkv(self.norms[0](x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -139,8 +141,8 @@ def main():
         shared = getattr(gpu, "shared_memory_per_block_optin", 0)
         options.head_dim = 256 if shared > 128 << 10 else 128
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, finds errors only
-    print(f"{gpu.name}, PyTorch {torch.__version__}: {options.layers} layers, {options.heads} heads "
-          f"of {options.head_dim} channels, {options.tokens} tokens")  # fmt: skip
+    print(f"{gpu.name}, PyTorch {torch.__version__}: {options.layers} layers, {options.heads} "
+          f"heads of {options.head_dim} channels, {options.tokens} tokens")  # fmt: skip
     raise SystemExit(0 if runs_of(options, source_code(8 * options.tokens), "cuda") else 1)
 
 

@@ -106,7 +106,8 @@ _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 
 __all__ = [
     "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",
-    "LibraryError", "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TuneError", "TunedKernel",
+    "LibraryError", "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TuneError",
+    "TunedKernel",
     "archs", "arrays", "attention", "attention_backward", "attention_forward", "bench",
     "build", "cache_stats",
     "compare_plans", "doctor", "emit", "export_records", "flash_attn_func",

@@ -626,7 +626,7 @@ def import_records(path: Path, overwrite: bool = False) -> dict[str, int]: ...
 @dataclass(frozen=True)
 class BenchResult:
     machine: dict[str, Any]
-    cases: list
+    cases: list[tuple[Any, Any]]
     @property
     def text(self) -> str: ...
     @property

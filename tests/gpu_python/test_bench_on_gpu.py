@@ -49,7 +49,8 @@ def test_every_backend_has_figures_or_a_reason():
     assert torch.cuda.get_device_name() in result.text
     assert result.machine["nvrtc"] and result.machine["driver"]
     assert result.machine["before"].keys() == result.machine["after"].keys()
-    assert {"compiling", "timing forward", "timing forward+backward"} <= {what for what, *_ in steps}
+    told = {what for what, *_ in steps}
+    assert {"compiling", "timing forward", "timing forward+backward"} <= told
 
 
 def test_windows_by_operators_and_by_masks():
@@ -83,7 +84,7 @@ def test_the_layout_in_memory_does_not_matter_for_the_errors():
 
 
 def test_what_does_not_fit_is_refused_or_has_a_reason():
-    with pytest.raises(sagebwd.SpecError, match="do not fit into the .* GiB that are free"):
+    with pytest.raises(sagebwd.SpecError, match=r"do not fit into the .* GiB that are free"):
         sagebwd.bench(seq_len=1 << 24, batch=64)
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -101,4 +102,5 @@ def test_the_clock_counts_the_gpus_time():
 
     found = timing.time_interleaved({"one": products(4), "two": products(8)}, clock, rounds=5)
     assert 1.5 < found["two"].median_ms / found["one"].median_ms < 2.5
-    assert timing.peak_mib(lambda: torch.empty(64 << 20, dtype=torch.uint8, device="cuda")) == 64
+    peak = timing.peak_mib(lambda: torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
+    assert 64 <= peak < 66

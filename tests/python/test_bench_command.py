@@ -209,7 +209,7 @@ def test_pictures_that_cannot_be_written_are_refused_first(monkeypatch, tmp_path
     with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
         sagebwd.bench(plot=tmp_path / "nowhere/a.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="a plot needs matplotlib .* pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"a plot needs matplotlib .* pip install matplotlib"):
         picture.check("a.png")
 
 

@@ -274,7 +274,8 @@ def test_what_an_attention_lacks_is_its_reason():
         return {one.name: one.refusal for one in contenders(case, deterministic=[False], **more)}
 
     of_sinks = refusals(MODELS["gpt-oss-20b"])
-    assert {of_sinks[name] for name in attentions.OF_PYTORCH} == {"PyTorch's attention has no sinks"}
+    told = {of_sinks[name] for name in attentions.OF_PYTORCH}
+    assert told == {"PyTorch's attention has no sinks"}
     unequal = refusals(case_of("top-left", queries=4, keys=8))
     assert "bottom right: pass causal='bottom-right'" in unequal["fa2"] and not unequal["cudnn"]
     assert not refusals(case_of("bottom-right", queries=4, keys=8))["fa2"]

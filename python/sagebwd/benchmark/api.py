@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from sagebwd import options
 from sagebwd.benchmark import cases as shapes
@@ -12,13 +13,16 @@ from sagebwd.kernels import local_arch
 _NO_GPU = ("Benchmarks time kernels: run this on a machine with an NVIDIA GPU, of sm_80 or newer. "
            "'sagebwd doctor' says what is missing")  # fmt: skip
 
+#: Options that a case has.
+_OF_A_CASE = ("head_dim", "dtype", "causal", "window_left", "window_right")
+
 
 @dataclass(frozen=True)
 class BenchResult:
     """What `sagebwd.bench` found. `print` shows it as text that can be pasted into a report."""
 
     machine: dict  #: the GPU, its clocks before and after, the versions of all software
-    cases: list  #: of each case a pair: the case, and its rows
+    cases: list[tuple[Any, Any]]  #: of each case a pair: the case, and its rows
 
     @property
     def text(self):
@@ -26,8 +30,8 @@ class BenchResult:
         from sagebwd.benchmark import machine, table
 
         every = [row for _, rows in self.cases for row in rows]
-        return "\n\n".join([machine.block(self.machine),
-                            *(table.table(*one) for one in self.cases), table.legend(every)])  # fmt: skip
+        tables = [table.table(*one) for one in self.cases]
+        return "\n\n".join([machine.block(self.machine), *tables, table.legend(every)])
 
     @property
     def data(self):
@@ -93,8 +97,7 @@ def bench(
     options.check_callback("progress", progress)
     sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_len=seq_len, seq_kv=seq_kv)
     cases = shapes.cases_of(models, sizes, sinks, layout, chosen)
-    more = {name: value for name, value in chosen.items()
-            if name not in ("head_dim", "dtype", "causal", "window_left", "window_right")}  # fmt: skip
+    more = {name: value for name, value in chosen.items() if name not in _OF_A_CASE}
     _check(cases, precisions, kinds, more)
     if plot is not None:
         from sagebwd.benchmark import picture

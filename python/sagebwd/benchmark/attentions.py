@@ -63,7 +63,7 @@ class Contender:
     context: Callable[[], AbstractContextManager] = nullcontext  #: for forward and backward
     refusal: str = ""  #: why it cannot run
     same_as: str = ""  #: the contender with the same kernels
-    warmup: dict | None = None  #: of ours: the keywords of `sagebwd.warmup` that compile its kernels
+    warmup: dict | None = None  #: of ours: keywords of `sagebwd.warmup`, for its kernels
 
 
 @contextmanager

@@ -79,7 +79,7 @@ MODELS = {case.name: case for case in (
 
 
 def nearest(given: str, known) -> str:
-    """" (did you mean 'x'?)", or nothing where no name is near."""
+    """What to add to a message: the name that is near, in brackets, or nothing."""
     near = difflib.get_close_matches(given.lower(), list(known), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -94,7 +94,8 @@ def names(what: str, given, known) -> list[str]:
     except TypeError:
         words = [None]
     if not words or not all(isinstance(word, str) for word in words):
-        raise options.SpecError(f"{what}={given!r}: pass one name or several, of {', '.join(known)}")
+        listed = ", ".join(known)
+        raise options.SpecError(f"{what}={given!r}: pass one name or several, of {listed}")
     for word in words:
         if word not in known:
             raise options.SpecError(

@@ -34,7 +34,8 @@ def state(uuid: str | None, ask: Callable[..., str | None] = output_of) -> dict:
     query = f"--query-gpu={','.join(QUERIES.values())}", "--format=csv,noheader,nounits"
     for chosen in [("-i", f"GPU-{uuid.removeprefix('GPU-')}"), ()] if uuid else [()]:
         lines = (ask("nvidia-smi", *chosen, *query) or "").splitlines()
-        values = lines[0].split(",") if len(lines) == 1 else []  # of several GPUs nobody knows which
+        # Of several lines nobody knows which GPU was used.
+        values = lines[0].split(",") if len(lines) == 1 else []
         if len(values) == len(QUERIES):
             return {name: _number(value) for name, value in zip(QUERIES, values)}
     return _state_by_nvml(uuid)
@@ -111,7 +112,8 @@ def block(machine: dict) -> str:
     rows = {
         "GPU": f"{machine['gpu']}, {machine['arch']}, {machine.get('multiprocessors')} SMs, "
                + shown(memory and memory / 2**30, "GiB"),
-        "driver": f"{(machine.get('driver') or '?').splitlines()[0]}; CUDA {machine['torch_cuda']}; "
+        "driver": f"{(machine.get('driver') or '?').splitlines()[0]}; "
+                  f"CUDA {machine['torch_cuda']}; "
                   f"NVRTC {machine['nvrtc'].removeprefix('nvrtc ')}",
         "clocks": f"SM {shown(after['sm_clock_mhz'], 'MHz')} right after measuring, at most "
                   f"{shown(after['sm_clock_max_mhz'], 'MHz')}; memory "

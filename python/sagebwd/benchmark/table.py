@@ -13,8 +13,7 @@ from sagebwd.benchmark.truth import TENSORS
 
 NAME = 21  #: the width of an attention's name
 HEADER = (f"{'':{NAME}}{'forward':>16}{'fwd + backward':>16}{'speed':>7}{'memory':>8}"
-          + "".join(f"{'error ' + TENSORS[0] if i == 0 else name:>{9 if i == 0 else 7}}"
-                    for i, name in enumerate(TENSORS)))  # fmt: skip
+          + f"{'error O':>9}" + "".join(f"{name:>7}" for name in TENSORS[1:]))  # fmt: skip
 KINDS = {False: "Not deterministic: two runs may differ in their last bits",
          True: "Deterministic: the same bits in every run"}  # fmt: skip
 
@@ -29,11 +28,12 @@ def time_text(timing: Timing) -> str:
 def row_text(row: Row) -> str:
     """One line, or more where a reason is long."""
     if row.refusal:
+        indent = " " * (NAME + 1)
         return textwrap.fill(f"{row.attention:{NAME}} {row.refusal}", WIDTH,
-                             subsequent_indent=" " * (NAME + 1), break_on_hyphens=False)  # fmt: skip
+                             subsequent_indent=indent, break_on_hyphens=False)  # fmt: skip
     speed = "-" if row.speed is None else f"{row.speed:.2f}x"
     memory = "-" if row.memory_mib is None else f"{row.memory_mib:.0f}"
-    errors = "".join(f"{row.errors[name]:{9 if i == 0 else 7}.4f}" for i, name in enumerate(TENSORS))
+    errors = "  " + "".join(f"{row.errors[name]:7.4f}" for name in TENSORS)
     mark = ("=" if row.same_as else "") + ("!" if row.is_wrong else "")
     return (f"{row.attention:{NAME}}{time_text(row.forward):>16}{time_text(row.both):>16}"
             f"{speed:>7}{memory:>8}{errors}{mark}")  # fmt: skip

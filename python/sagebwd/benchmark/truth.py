@@ -71,7 +71,8 @@ class Slice:
     def __init__(self, case: Case, q, k, v, dout, sink=None) -> None:
         self.group = case.heads // case.heads_kv
         tensors = (q, k, v, dout)
-        q, k, v, dout = (self.of(name, x.detach()) for name, x in zip(("O", "dK", "dV", "O"), tensors))
+        like = ("O", "dK", "dV", "O")
+        q, k, v, dout = (self.of(name, x.detach()) for name, x in zip(like, tensors))
         sink = None if sink is None else sink.detach()[-self.group :]
         self.exact = exact(case, q, k, v, dout, sink)
 
