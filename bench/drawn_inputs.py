@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import oracle
 from draw import SMALL, TENSORS, Case
 from needs_torch import torch
-from subjects import DTYPES
 from torch import Tensor
+
+from sagebwd.benchmark.measuring import dtype_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Given:
 
 def inputs_of(case: Case, device: str) -> Given:
     generator = torch.Generator(device).manual_seed(case.seed)
-    dtype, heads = DTYPES[case.spec["dtype"]], case.heads_kv * case.group
+    dtype, heads = dtype_of(case.spec["dtype"]), case.heads_kv * case.group
     batch, seq_q, seq_kv = _rooms(case)
     packing = _packing(case, device)
     spans = list(zip(*(

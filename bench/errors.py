@@ -13,15 +13,15 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass, field
 
-from harness import Record, cosine, parse, parser, relative_l2
+from harness import Record, cosine, parse, parser
 from needs_torch import torch
 from subjects import emulated, sixteen_bit, subject_of, warm_up
 
 import sagebwd
+from sagebwd.benchmark.truth import TENSORS, relative_l2
 from sagebwd.exact import Attended, exact_attention
 from sagebwd.experiments.environment import brief, print_failure
 
-TENSORS = ("O", "dQ", "dK", "dV")
 #: The paper's Table 1: relative L2 of O, dQ, dK, dV by the standard deviation of Q and K.
 PAPER_TABLE_1 = {
     1: (0.0160, 0.0184, 0.0220, 0.0159),

@@ -11,11 +11,13 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from harness import Record, parse, parser, relative_l2, time_interleaved
+from harness import Record, parse, parser
 from needs_torch import torch
 from speed import PEERS
 
 import sagebwd
+from sagebwd.benchmark.timing import clock_of, time_interleaved
+from sagebwd.benchmark.truth import relative_l2
 from sagebwd.experiments.attentions import sdpa
 
 HEADS, HEADS_KV, HEAD_DIM = 32, 8, 128
@@ -34,7 +36,7 @@ def measure(options, queries: int, keys: int) -> dict:
     calls = {name: partial(attend, q, k, v) for name, attend in attends.items()}
     error = relative_l2(sagebwd.attention(q, k, v), calls["fa2"]())
     calls["sagebwd"] = partial(sagebwd.attention, q, k, v)
-    times = time_interleaved(calls, options.device, options.rounds)
+    times = time_interleaved(calls, clock_of(options.device), options.rounds)
     best = min(times[name].median_ms for name in PEERS)
     return {"queries": queries, "keys": keys, "rel_l2_to_fa2": error,
             "correct": error <= LARGEST_ERROR, **{name: t.json() for name, t in times.items()},

@@ -1,4 +1,6 @@
-"""What every benchmark shares: its options, its record, programs that it runs, timing and errors.
+"""What every benchmark shares: its options, its record, and programs that it runs.
+
+Timing and errors are the package's (sagebwd.benchmark), which `sagebwd bench` measures with.
 
 A record names the tree, the GPU, the libraries, the command and the date. Only the harness writes
 it: beside its place, again after every figure, so that an interrupted run keeps what it has, and in
@@ -13,17 +15,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
+from sagebwd.benchmark.machine import nvrtc_identity
 from sagebwd.experiments.command import torch
 from sagebwd.experiments.environment import environment, repository, write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
-#: More than the L2 cache of any GPU we know; written between timed calls.
-FLUSH_BYTES = 256 << 20
 
 
 # ---- the command line and the record -------------------------------------------------------------
@@ -102,16 +101,6 @@ class Record:
         write_json(self.unfinished, self.content)
 
 
-def nvrtc_identity() -> str | None:
-    """Version and build of the NVRTC that compiles our kernels, or why there is none."""
-    try:
-        from sagebwd import _core
-    except ImportError:
-        return None
-    found = _core.nvrtc()
-    return found["identity"] or f"missing: {found['missing']}"
-
-
 def progress(done: int, total: int, note: str) -> None:
     """One line on a terminal; elsewhere a line every tenth."""
     last = done == total
@@ -173,69 +162,7 @@ def run_json(words: list, **how) -> tuple[dict, float]:
     return json.loads(done.output), done.seconds
 
 
-# ---- timing and errors ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one call."""
-
-    median_ms: float
-    mad_ms: float  #: median absolute deviation
-    samples: int
-
-    @staticmethod
-    def of(samples: list[float]) -> Timing:
-        middle = median(samples)
-        return Timing(middle, median(abs(s - middle) for s in samples), len(samples))
-
-    def json(self) -> dict:
-        return {
-            "median_ms": round(self.median_ms, 5),
-            "mad_ms": round(self.mad_ms, 5),
-            "samples": self.samples,
-        }
-
-
-def time_interleaved(
-    candidates: dict[str, Callable[[], object]], device: str, rounds: int = 15, warmup: int = 3
-) -> dict[str, Timing]:
-    """Times the candidates in turn, A B C A B C ..., so that clocks and heat meet all alike.
-
-    Each timed call is preceded by a write over the whole L2 cache, which also hides the host's
-    time to launch it.
-    """
-    flush = torch.empty(FLUSH_BYTES if device == "cuda" else 0, dtype=torch.uint8, device=device)
-    for _ in range(warmup):
-        for call in candidates.values():
-            call()
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, call in candidates.items():
-            samples[name].append(_time_once(call, device, flush))
-    return {name: Timing.of(s) for name, s in samples.items()}
-
-
-def _time_once(call: Callable[[], object], device: str, flush: torch.Tensor) -> float:
-    if device != "cuda":
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e3
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    flush.fill_(1)
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end)
-
-
-def relative_l2(x: torch.Tensor, reference: torch.Tensor) -> float:
-    """||x - reference|| / ||reference|| in FP64; of two zeros 0."""
-    x, reference = x.double(), reference.double()
-    error, norm = float((x - reference).norm()), float(reference.norm())
-    return error / norm if norm else (0.0 if error == 0 else float("inf"))
+# ---- errors --------------------------------------------------------------------------------------
 
 
 def cosine(x: torch.Tensor, reference: torch.Tensor) -> float:

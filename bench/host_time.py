@@ -20,6 +20,7 @@ from needs_torch import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from sagebwd.benchmark.timing import in_turn
 from sagebwd.experiments.attentions import AttentionChoice, make_attention
 
 #: Of the host's time to that of SDPA as PyTorch chooses it, of each pass in REQUIRED.
@@ -80,12 +81,8 @@ def measure(which: str, options, inputs, dout) -> list[dict]:
         for name, (attend, context) in candidates(options.device, options.causal).items()
     }
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-    samples = {name: [] for name in found}
-    for index in range(options.warmup + options.rounds):
-        for name, (call, context) in found.items():
-            timed = time_round(call, context, options.calls, wait)
-            if index >= options.warmup:
-                samples[name].append(timed)
+    samples = in_turn(found, lambda one: time_round(*one, options.calls, wait), options.rounds,
+                      options.warmup)
     rows = []
     for name, timed in samples.items():
         host, wall = (figures(list(values)) for values in zip(*timed))

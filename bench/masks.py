@@ -17,15 +17,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from harness import Record, parse, parser, relative_l2, time_interleaved
+from harness import Record, parse, parser
 from needs_torch import torch
 
 import sagebwd
+from sagebwd.benchmark.attentions import Flash2
+from sagebwd.benchmark.timing import clock_of, time_interleaved
+from sagebwd.benchmark.truth import TENSORS, relative_l2
 from sagebwd.exact import exact_attention
 
 HEADS_TIMES_DIM = 2048
 LARGEST_ERROR = 0.03  #: against FlashAttention-2, as in speed.py
-TENSORS = ("O", "dQ", "dK", "dV")
 
 
 @dataclass(frozen=True)
@@ -113,24 +115,14 @@ def parts(case: Case, *tensors) -> Halves:
 
 def flash_attention(case: Case, q, k, v, dout) -> Halves:
     """FlashAttention-2 of PyTorch; windows and sequences as it takes them, causal as its own."""
-    causal = case.causal != "none"
-    left, right = case.window
-    window = {"window_size_left": left, "window_size_right": 0 if causal and left else right}
     longest, firsts = max(case.lengths), None
     if len(case.lengths) == 1:
         q, k, v, dout = (t[None] for t in (q, k, v, dout))
     else:
         firsts = firsts_of(case, q.device)
-    sizes = (firsts, firsts, longest, longest, 0.0, causal)
-
-    def forward():
-        return torch.ops.aten._flash_attention_forward(q, k, v, *sizes, False, **window)[:4]
-
-    def backward(out, lse, rng, unused):
-        return torch.ops.aten._flash_attention_backward(
-            dout, q, k, v, out, lse, *sizes, rng, unused, **window)
-
-    return Halves(forward, backward)
+    flash = Flash2(longest, longest, case.causal != "none", case.window, firsts)
+    return Halves(lambda: flash.forward(q, k, v),
+                  lambda out, *rest: flash.backward(dout, q, k, v, out, *rest))
 
 
 def exact(case: Case, *tensors) -> Halves:
@@ -186,7 +178,8 @@ def measure(options, case: Case, head_dim: int, dense: dict) -> dict:
         kept = alone.forward()
         calls["forward"]["parts"] = replayed(alone.forward)
         calls["backward"]["parts"] = replayed(lambda: alone.backward(*kept))
-    times = {name: time_interleaved(of, options.device, options.rounds, 2)
+    clock = clock_of(options.device)
+    times = {name: time_interleaved(of, clock, options.rounds, 2)
              for name, of in calls.items()}  # fmt: skip
     totals = {who: sum(times[name][who].median_ms for name in calls) for who in calls["forward"]}
     for name in calls:

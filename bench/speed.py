@@ -14,14 +14,19 @@ forward, 2.5 times that for the backward, half of it when causal: what FlashAtte
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
-from harness import Record, parse, parser, relative_l2, time_interleaved
+from harness import Record, parse, parser
 from needs_torch import torch
 from subjects import warm_up
 
 from sagebwd import forms
+from sagebwd.benchmark import measuring
+from sagebwd.benchmark.attentions import deterministic_algorithms
+from sagebwd.benchmark.measuring import normal
+from sagebwd.benchmark.timing import clock_of, peak_mib, time_interleaved
+from sagebwd.benchmark.truth import TENSORS, relative_l2
 from sagebwd.exact import Attended, exact_attention
 from sagebwd.experiments.attentions import AttentionChoice, make_attention, sdpa
 from sagebwd.experiments.environment import brief, print_failure
@@ -32,7 +37,6 @@ HEADS_TIMES_DIM = 2048
 PASSES = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 PEERS = {"fa2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 FAMILIES = ("mma", "wgmma", "ws", "pair")
-TENSORS = ("O", "dQ", "dK", "dV")
 DETERMINISTIC = ", deterministic"  #: behind a peer's name
 #: Tokens of the longest sequences that FP64 is asked about; others are compared with FA2 alone.
 LONGEST_EXACT = 8192
@@ -134,19 +138,12 @@ def passes(attend, context, q, k, v, dout) -> dict:
         attend(*inputs)  # from here on its form is known: the graph's backward is that family's
         out = attend(*inputs)
 
-    def forward():
-        with torch.no_grad(), context():
-            return attend(*inputs)
-
     def backward():
         with context():
             return torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
-    def both():
-        with context():
-            return torch.autograd.grad(attend(*inputs), inputs, dout)
-
-    return {"forward": forward, "backward": backward, "forward+backward": both}
+    timed = measuring.passes(attend, context, *inputs, dout)
+    return {name: timed.get(name, backward) for name in PASSES}
 
 
 def exact_heads(q, k, v, dout, causal: bool, heads: int) -> Attended:
@@ -161,38 +158,14 @@ def exact_heads(q, k, v, dout, causal: bool, heads: int) -> Attended:
 def inputs_of(cell: Cell, options) -> tuple:
     """Unit normal q, k, v, which take gradients, and dout."""
     generator = torch.Generator(options.device).manual_seed(options.seed)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[cell.dtype]
-    swapped = cell.layout == "bshd"
 
-    def normal(heads):
-        shape = (cell.batch, *((cell.tokens, heads) if swapped else (heads, cell.tokens)),
-                 cell.head_dim)
-        x = torch.randn(shape, generator=generator, device=options.device).to(dtype)
-        return x.transpose(1, 2) if swapped else x
+    def one(heads):
+        return normal(heads, cell.tokens, cell.batch, cell.head_dim, cell.dtype, cell.layout,
+                      generator)  # fmt: skip
 
     heads_kv = cell.heads_kv or cell.heads
-    q, k, v = (normal(n).requires_grad_() for n in (cell.heads, heads_kv, heads_kv))
-    return q, k, v, normal(cell.heads)
-
-
-@contextmanager
-def deterministic_algorithms():
-    """PyTorch's own promise, for its attentions; without what it fills fresh memory with."""
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def peak_mib(call) -> float:
-    """Of GPU memory that a call takes at a time, beyond what is held."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
-    call()
-    return round((torch.cuda.max_memory_allocated() - held) / 2**20, 1)
+    q, k, v = (one(n).requires_grad_() for n in (cell.heads, heads_kv, heads_kv))
+    return q, k, v, one(cell.heads)
 
 
 # ---- one cell ------------------------------------------------------------------------------------
@@ -239,8 +212,9 @@ def measure(options, cell: Cell, ours: list[Ours], record: Record) -> list[dict]
         torch.cuda.empty_cache() if cuda else None
     del reference
 
+    clock = clock_of(options.device)
     timings = {
-        name: time_interleaved({label: c[name] for label, c in calls.items()}, options.device,
+        name: time_interleaved({label: c[name] for label, c in calls.items()}, clock,
                                options.rounds, options.warmup)
         for name in PASSES
     }

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-
 from harness import Record, progress
 from needs_torch import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sagebwd.benchmark.measuring import compiled
 from sagebwd.exact import Attended
 from sagebwd.experiments.environment import brief, print_failure
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def kernels(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, dlse=None, **options) -> Attended:
@@ -62,21 +58,11 @@ def warm_up(specs: list[dict], device: str, record: Record) -> list[int]:
     those specs are returned."""
     if torch.device(device).type != "cuda":
         return []
-    import sagebwd
-
-    def one(spec: dict) -> Exception | None:
-        options = dict(spec)
-        try:
-            sagebwd.warmup(dtype=DTYPES[options.pop("dtype")], device=0, **options)
-        except Exception as error:  # whoever uses it will fail and be counted
-            return error
-
     refused = []
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 4)) as pool:
-        for i, (spec, error) in enumerate(zip(specs, pool.map(one, specs))):
-            progress(i + 1, len(specs), "compiled")
-            if error:
-                refused.append(i)
-                print_failure(str(spec), error)
-                record.add("not_compiled", {"spec": spec, "error": brief(error)})
+    for i, (spec, error) in enumerate(zip(specs, compiled(specs))):
+        progress(i + 1, len(specs), "compiled")
+        if error:  # whoever uses it will fail and be counted
+            refused.append(i)
+            print_failure(str(spec), error)
+            record.add("not_compiled", {"spec": spec, "error": brief(error)})
     return refused

@@ -6,6 +6,10 @@ The images ship with scikit-learn: 1,797 digits of 8 x 8, made 32 x 32 here, whi
 2 x 2. The model knows nothing of sagebwd: it calls torch.nn.functional, and `with sagebwd.sdpa():`
 serves that. Same weights to begin with, same batches, same noise; at the end both draw each digit,
 from the same noise again. Needs torch, scikit-learn's files and pillow, and a GPU.
+
+This shows that training works, not that it is fast: on Hopper (H100, H200) a step takes longer with
+sagebwd, because sequences of 256 tokens are too short for INT8 to gain anything. A run that is
+faster: examples/deterministic_training.py.
 """
 
 import argparse

@@ -38,8 +38,8 @@ std::vector<std::unique_ptr<Command>> make_all(std::initializer_list<MakeCommand
 }
 
 std::vector<std::unique_ptr<Command>> all_commands() {
-  return make_all({make_doctor, make_emit, make_build, make_prebuild, make_tune, make_verify,
-                   make_trace, make_cache, make_completion});
+  return make_all({make_doctor, make_emit, make_build, make_prebuild, make_tune, make_bench,
+                   make_verify, make_trace, make_cache, make_completion});
 }
 
 } // namespace sagebwd::tools

@@ -30,6 +30,7 @@ public:
   const std::string summary; ///< one line, for the list
   const std::string help;    ///< what it does, and examples
   OptionTable options;
+  std::vector<std::string> arguments; ///< as typed after the name, once they have been parsed
   std::vector<std::unique_ptr<Command>> subcommands;
 
 protected:
@@ -49,8 +50,8 @@ void require_packs();
 
 /// Makes a subcommand of "sagebwd" or of "sagebwd cache".
 using MakeCommand = std::unique_ptr<Command>();
-MakeCommand make_doctor, make_emit, make_build, make_prebuild, make_tune, make_verify, make_trace,
-    make_cache, make_completion;
+MakeCommand make_doctor, make_emit, make_build, make_prebuild, make_tune, make_bench, make_verify,
+    make_trace, make_cache, make_completion;
 std::vector<std::unique_ptr<Command>> make_all(std::initializer_list<MakeCommand*>);
 /// Every one, as "sagebwd --help" lists them.
 std::vector<std::unique_ptr<Command>> all_commands();

@@ -61,13 +61,16 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
   return specs;
 }
 
-void SpecOptions::declare(OptionTable& table, bool lists) {
-  table.word(
-      "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
-      "the whole spec in one line, as messages print it, instead of the options below; a switch "
-      "that it leaves out, such as rotate, is off");
+void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::string>& but) {
+  if (!but.contains("spec"))
+    table.word(
+        "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
+        "the whole spec in one line, as messages print it, instead of the options below; a switch "
+        "that it leaves out, such as rotate, is off");
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string name = option_name(label, usual), field(label.name);
+    if (but.contains(field))
+      return;
     std::string help(label.help);
     if constexpr (std::is_same_v<T, bool>)
       return table.flag(name, switched_[field], (usual ? "without " : "with ") + help);
@@ -106,7 +109,7 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
     if (whole_ && table.given(option))
       throw UsageError("--spec is a whole spec: leave out --" + option + ", or --spec");
     if constexpr (std::is_same_v<T, bool>)
-      if (switched_.at(field))
+      if (const auto found = switched_.find(field); found != switched_.end() && found->second)
         words[field] = {value_text(!usual)};
   });
   const std::vector<AttentionSpec> specs =

@@ -8,6 +8,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,8 +40,9 @@ public:
   explicit SpecOptions(SpecWords defaults = {}, MoreWords more = {})
       : words_(std::move(defaults)), more_(std::move(more)) {}
 
-  /// `lists`: options take lists of words.
-  void declare(OptionTable&, bool lists);
+  /// `lists`: options take lists of words. `but`: names of fields that have no option, and "spec"
+  /// for --spec.
+  void declare(OptionTable&, bool lists, const std::set<std::string>& but = {});
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
   /// All that have a kernel that no earlier one has. Raises SpecError, or UsageError.
@@ -59,11 +61,12 @@ private:
 /// One option per size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.
 class ProblemOptions {
 public:
+  explicit ProblemOptions(Problem usual = {1, 8, 0, 1024, 0}) : given_(usual) {}
   void declare(OptionTable&);
   Problem problem() const;
 
 private:
-  Problem given_{1, 8, 0, 1024, 0};
+  Problem given_;
 };
 
 /// As many members as a Problem has sizes.

@@ -12,6 +12,7 @@
     sagebwd.prebuild('a.pack', arch=['sm_80'])        # kernels for machines that do not compile
     sagebwd.tune(head_dim=128, seq_len=8192)          # the fastest tiles for this GPU
     sagebwd.compare_precisions(seq_len=8192)          # speed and error of each precision here
+    sagebwd.bench("llama-3-8b")                       # PyTorch's attentions and ours, on this GPU
     sagebwd.cache_stats()                             # what the kernel cache did in this process
     sagebwd.doctor()                                  # what this machine has and lacks
 
@@ -40,6 +41,7 @@ from sagebwd._core import (
 )
 from sagebwd._core import __version__ as __version__
 from sagebwd._doctor import doctor
+from sagebwd.benchmark.api import BenchResult
 from sagebwd.inputs import INPUTS, named_inputs
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.options import PRODUCTS, Spec
@@ -63,6 +65,7 @@ except (ImportError, OSError):  # not installed, or broken
         attention,
         attention_backward,
         attention_forward,
+        bench,
         flash_attn_func,
         flash_attn_kvpacked_func,
         flash_attn_qkvpacked_func,
@@ -78,6 +81,7 @@ except (ImportError, OSError):  # not installed, or broken
         with_sink,
     )
 else:
+    from sagebwd.benchmark.api import bench
     from sagebwd.combining import merge, with_sink
     from sagebwd.dropins import (
         flash_attn_func,
@@ -103,10 +107,10 @@ def __getattr__(name):
 _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 
 __all__ = [
-    "INPUTS", "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError",
-    "OfflineError", "PackError", "PrecisionFigures", "Spec", "SpecError", "TuneError",
-    "TunedKernel", "archs", "arrays", "attention", "attention_backward", "attention_forward",
-    "build", "cache_stats",
+    "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",
+    "LibraryError", "OfflineError", "PackError", "PrecisionFigures", "Spec", "SpecError",
+    "TuneError", "TunedKernel", "archs", "arrays", "attention", "attention_backward",
+    "attention_forward", "bench", "build", "cache_stats",
     "compare_precisions", "doctor", "emit", "export_records", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",

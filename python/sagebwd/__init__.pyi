@@ -626,6 +626,48 @@ def export_records(path: Path) -> int: ...
 
 def import_records(path: Path, overwrite: bool = False) -> dict[str, int]: ...
 
+@dataclass(frozen=True)
+class BenchResult:
+    machine: dict[str, Any]
+    cases: list[tuple[Any, Any]]
+    @property
+    def text(self) -> str: ...
+    @property
+    def data(self) -> dict[str, Any]: ...
+
+def bench(
+    models: str | Iterable[str] | None = None,
+    *,
+    causal: Causal = False,
+    window_left: int | None = None,
+    window_right: int | None = None,
+    granularity: Literal["row", "block"] = "row",
+    group_q: int | None = None,
+    group_kv: int | None = None,
+    sink_keys: int | None = None,
+    smooth_k: bool = True,
+    smooth_q: bool = False,
+    rotate: bool = True,
+    dq_sums: Literal["fp32", "fp16"] = "fp32",
+    head_dim: int = 128,
+    dtype: str | DType = "bf16",
+    backends: str | Iterable[str] | None = None,
+    precision: str | Iterable[str] | None = None,
+    deterministic: bool | None = None,
+    batch: int | None = None,
+    heads: int | None = None,
+    heads_kv: int | None = None,
+    seq_len: int | None = None,
+    seq_kv: int | None = None,
+    sinks: bool = False,
+    layout: Layout = "bhsd",
+    rounds: int = 15,
+    seed: int = 0,
+    device: Device | str | int | None = None,
+    plot: Path | None = None,
+    progress: Callable[..., object] | None = None,
+) -> BenchResult: ...
+
 def trace(
     q: Array | None = None,
     k: Array | None = None,

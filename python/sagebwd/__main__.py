@@ -1,4 +1,4 @@
-"""`python -m sagebwd`: says which commands there are."""
+"""`python -m sagebwd bench`, as the program `sagebwd` starts it; else which commands there are."""
 
 import sys
 
@@ -6,11 +6,22 @@ _COMMANDS = """The command line is a program of its own, which pip installs besi
   sagebwd --help
 
 In this Python there are
+  python -m sagebwd bench --help                   attentions beside each other, on this GPU
   python -m sagebwd.doctor                         what this machine has and lacks
   python -m sagebwd.experiments.COMMAND --help     train, compare, capture and plot
 """
 
-if __name__ == "__main__":
-    asked = sys.argv[1:] in (["--help"], ["-h"])
+
+def main(arguments):
+    """The exit code of a command line."""
+    if arguments[:1] == ["bench"]:
+        from sagebwd.benchmark.command import main as bench
+
+        return bench(arguments[1:])
+    asked = arguments in (["--help"], ["-h"])
     print(_COMMANDS, end="", file=sys.stdout if asked else sys.stderr)
-    sys.exit(0 if asked else 2)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

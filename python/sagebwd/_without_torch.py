@@ -22,12 +22,13 @@ def _refusal(name):
 
 
 (
-    attention, attention_backward, attention_forward, flash_attn_func, flash_attn_kvpacked_func,
+    attention, attention_backward, attention_forward, bench, flash_attn_func,
+    flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func, flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache, merge, sageattn,
     scaled_dot_product_attention, sdpa, warmup, with_sink,
 ) = map(_refusal, (
-    "attention", "attention_backward", "attention_forward", "flash_attn_func",
+    "attention", "attention_backward", "attention_forward", "bench", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache", "merge", "sageattn", "scaled_dot_product_attention",

@@ -13,6 +13,7 @@ STUBS = {
         "prebuilding": ["prebuild"],
         "tuning": ["TunedKernel", "tune", "PrecisionFigures", "compare_precisions",
                    "export_records", "import_records"],
+        "benchmark/api": ["BenchResult", "bench"],
         "tracing": ["trace"],
         "inputs": ["named_inputs"],
         "_doctor": ["doctor"],
@@ -141,7 +142,7 @@ _ARRAYS = {**dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "dlse", "k_mean
            "stream": "Any",
            "empty": "Callable[[tuple[int, ...], str], Any] | None"}  # fmt: skip
 _PLAN = {"precision": "Precision | Iterable[Product]"}
-_SEVERAL = "int | Iterable[int]"
+_SEVERAL, _NAMES = "int | Iterable[int]", "str | Iterable[str] | None"
 #: Types that a function, of a stub, has for itself.
 OF_FUNCTION = {
     ("__init__", "flash_attn_func"): {"causal": "bool"},
@@ -154,6 +155,10 @@ OF_FUNCTION = {
         "inputs": "str | dict[str, Any] | None", "dtype": "str | DType | None",
         "device": "Device | str | None"},
     ("__init__", "named_inputs"): {"device": "Device | str | None"},
+    ("__init__", "bench"): {
+        **dict.fromkeys(("models", "backends", "precision"), _NAMES),
+        **dict.fromkeys(("batch", "heads", "seq_len"), "int | None"),
+        "deterministic": "bool | None", "sinks": "bool", "plot": "Path | None"},
     ("__init__", "warmup"): {"device": "Device | str | int | None"},
     ("__init__", "prebuild"): {
         "out": "Path", "arch": "str | Iterable[str]", "head_dim": _SEVERAL,
@@ -187,7 +192,9 @@ RETURNS = {
     "cache_stats": "dict[str, Any]", "prebuild": "dict[str, Any]", "tune": "list[TunedKernel]",
     "speedup": "float",
     "compare_precisions": "list[PrecisionFigures]", "export_records": "int",
-    "import_records": "dict[str, int]", "trace": "dict[str, Any]", "doctor": "dict[str, Any]",
+    "import_records": "dict[str, int]",
+    "bench": "BenchResult", "text": "str", "data": "dict[str, Any]",
+    "trace": "dict[str, Any]", "doctor": "dict[str, Any]",
     "named_inputs": "Inputs | tuple[Tensor, Tensor, Tensor, Tensor]", "random_inputs": "Inputs",
     "round_to": "NDArray[np.float32]", "exact": "dict[str, NDArray[np.float64] | None]",
     "emulate": "dict[str, NDArray[np.float32] | None]",

@@ -79,25 +79,6 @@ def test_sources_digest_sees_sources_and_not_results(tmp_path):
     assert sources_digest(tmp_path) != before
 
 
-def test_candidates_are_timed_in_turn():
-    calls = []
-    timings = harness.time_interleaved(
-        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, "cpu", rounds=3, warmup=1)
-    assert "".join(calls) == "ab" * 4
-    assert timings["a"].samples == 3 and timings["a"].median_ms > 0
-
-
-def test_timing_is_robust_to_an_outlier():
-    timing = harness.Timing.of([1.0, 2.0, 3.0, 4.0, 1000.0])
-    assert (timing.median_ms, timing.mad_ms) == (3.0, 1.0)
-
-
-def test_relative_l2():
-    assert harness.relative_l2(torch.tensor([3.0, 5.0]), torch.tensor([3.0, 4.0])) == 0.2
-    assert harness.relative_l2(torch.zeros(2), torch.zeros(2)) == 0
-    assert harness.relative_l2(torch.ones(2), torch.zeros(2)) == math.inf
-
-
 # ---- programs, and all of them ----------------------------------------------------------------
 
 

@@ -72,7 +72,7 @@ def test_the_package_itself_is_no_command_and_says_which_there_are():
     named = re.findall(r"python -m (\S+)", said("--help").stdout)
     experiments = Path(sagebwd.__file__).parent / "experiments"
     commands = {file.stem for file in experiments.glob("*.py") if "__main__" in file.read_text()}
-    assert named == ["sagebwd.doctor", "sagebwd.experiments.COMMAND"]
+    assert named == ["sagebwd", "sagebwd.doctor", "sagebwd.experiments.COMMAND"]
     assert all(command in said("build").stderr for command in commands)
 
 

@@ -1,22 +1,33 @@
-"""The examples where something is missing: one line, before anything is trained."""
+"""The examples: what they say where something is missing, and a tiny run without a GPU."""
 
 import importlib.util
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="needs PyTorch")
+
+from stand_in import kernels_on_the_cpu  # noqa: F401
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def loaded(name):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def lora(monkeypatch, capsys):
     """The last line of `python lora.py ...`, which must leave with 2."""
-    for needed in ("torch", "transformers", "peft"):
+    for needed in ("transformers", "peft"):
         pytest.importorskip(needed, reason=f"needs {needed}")
-    spec = importlib.util.spec_from_file_location("lora", EXAMPLES / "lora.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded("lora")
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["lora.py", *map(str, words)])
@@ -37,3 +48,35 @@ def test_texts_that_lora_cannot_learn_from(lora, tmp_path):
     )
     assert "10240 tokens; pass a text of at least 81920" in lora("--base", text, "--text", text)
     assert "needs --base" in lora("--text", text)
+
+
+@pytest.fixture
+def deterministic(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return loaded("deterministic_training")
+
+
+def test_deterministic_training_needs_a_gpu(deterministic, monkeypatch, capsys):
+    monkeypatch.setattr(deterministic.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["deterministic_training.py"])
+    with pytest.raises(SystemExit) as left:
+        deterministic.main()
+    assert left.value.code == 2
+    assert "this needs a GPU: python -m sagebwd.doctor" in capsys.readouterr().err
+
+
+def test_deterministic_training_repeats_its_losses(
+    deterministic, kernels_on_the_cpu, capsys, tiny_tensors  # noqa: F811
+):
+    options = Namespace(tokens=48, heads=2, head_dim=64, layers=1, steps=3, seed=0,
+                        precision="gradients16")  # fmt: skip
+    text = deterministic.source_code(8 * options.tokens)
+    assert deterministic.runs_of(options, text, "cpu")
+    *runs, last = capsys.readouterr().out.splitlines()
+    assert [run[:24].rstrip() for run in runs] == [
+        "PyTorch, not determinist", "PyTorch, deterministic", "sagebwd, deterministic",
+        "sagebwd again"]  # fmt: skip
+    assert "times as fast with sagebwd; its losses are repeated bit for bit" in last
+    assert sum(kernels.launches for kernels in kernels_on_the_cpu.values()) == 2 * 3 * 2
+    assert runs[1].partition("loss")[2] != runs[2].partition("loss")[2]  # ours computed
+    assert not deterministic.torch.are_deterministic_algorithms_enabled()

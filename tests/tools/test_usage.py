@@ -2,7 +2,7 @@
 
 import pytest
 
-COMMANDS = ["doctor", "emit", "build", "prebuild", "tune", "verify", "trace", "cache"]
+COMMANDS = ["doctor", "emit", "build", "prebuild", "tune", "bench", "verify", "trace", "cache"]
 OF_VERSION_1 = "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven numerics=1"
 
 

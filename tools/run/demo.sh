@@ -61,7 +61,7 @@ if $sagebwd doctor | grep -q '^gpu 0'; then
   $sagebwd tune --head-dim 128 --seq-len 2048 --batch 4 --heads 16
   if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
     title "8. Beside PyTorch's attention"
-    "$python" examples/compare_with_pytorch.py
+    "$python" -m sagebwd bench --rounds 5
   fi
 else
   title "5. No GPU here: kernels were compiled, not run"

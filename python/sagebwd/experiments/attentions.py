@@ -129,7 +129,7 @@ def emulation_chunk(free_bytes: int) -> int:
     return max(1 << 24, min(1 << 28, free_bytes // (4 * 4 * LIVE_MATRICES)))
 
 
-def sdpa(backend: str | None, causal: bool) -> Attend:
+def sdpa(backend: str | None, causal: bool, mask: torch.Tensor | None = None) -> Attend:
     """PyTorch's attention, by the named member of SDPBackend or not at all; None: any."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -138,6 +138,6 @@ def sdpa(backend: str | None, causal: bool) -> Attend:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with forced():
             return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+                q, k, v, mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
     return attend

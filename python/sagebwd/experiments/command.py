@@ -71,16 +71,16 @@ def check_outputs(options: argparse.Namespace) -> None:
     for folder in filter(None, (given["out"], given.get("checkpoints"))):
         if (there := next(p for p in (folder, *folder.absolute().parents) if p.exists())).is_file():
             raise ValueError(f"{there} is a file: name a folder for what is written")
-        _check_writable(there)
+        check_writable(there)
     if save := given.get("save"):
         if (save.exists() and not save.is_file()) or not save.parent.is_dir():
             raise ValueError(f"--save {save}: name a file in a folder that is there")
-        _check_writable(save.parent)
+        check_writable(save.parent)
     if (name := given.get("name")) and Path(name).name != name:
         raise ValueError(f"--name {name}: pass a name without folders; --out is the folder")
 
 
-def _check_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """ValueError if no file can be made. Permissions do not tell: root may write, except in
     /proc."""
     try:

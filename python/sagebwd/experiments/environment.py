@@ -53,7 +53,7 @@ def gpu() -> dict:
         "gpu_memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cudnn": torch.backends.cudnn.version(),
     }
 
@@ -79,10 +79,10 @@ def tree() -> dict:
     if named["commit"]:
         return named | {"dirty": None} | digest
     git = ("git", "-c", "safe.directory=*", "-C", str(root))
-    status = _output(*git, "status", "--porcelain", "--", ":!bench/results")
+    status = output_of(*git, "status", "--porcelain", "--", ":!bench/results")
     return {
-        "commit": _output(*git, "rev-parse", "HEAD"),
-        "tree": _output(*git, "rev-parse", "HEAD^{tree}"),
+        "commit": output_of(*git, "rev-parse", "HEAD"),
+        "tree": output_of(*git, "rev-parse", "HEAD^{tree}"),
         "dirty": None if status is None else bool(status),
     } | digest
 
@@ -134,7 +134,8 @@ def print_failure(title: str, error: BaseException) -> None:
     traceback.print_tb(error.__traceback__, limit=-4)
 
 
-def _output(*words: str) -> str | None:
+def output_of(*words: str) -> str | None:
+    """What a program prints; None where it is not there, fails or takes more than 20 seconds."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

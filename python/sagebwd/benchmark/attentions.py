@@ -1,0 +1,255 @@
+"""The attentions that are compared: PyTorch's, FlashAttention-3 and 4 where installed, and ours."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+from sagebwd import options
+from sagebwd.benchmark.cases import Case
+from sagebwd.benchmark.truth import visible
+from sagebwd.experiments.attentions import sdpa
+from sagebwd.experiments.command import torch
+from sagebwd.experiments.environment import brief
+from sagebwd.kernels import emit
+
+#: Of (batch, heads, tokens, head_dim) queries, keys and values.
+Attend = Callable[..., "torch.Tensor"]
+OURS = "sagebwd"
+#: Names that `backends` takes, and what each is.
+BACKENDS = {
+    "cudnn": "PyTorch's attention, cuDNN (SDPBackend.CUDNN_ATTENTION)",
+    "fa2": "PyTorch's attention, FlashAttention-2 (SDPBackend.FLASH_ATTENTION)",
+    "efficient": "PyTorch's attention, memory-efficient (SDPBackend.EFFICIENT_ATTENTION)",
+    "fa3": "FlashAttention-3, the module flash_attn_interface",
+    "fa4": "FlashAttention-4, the module flash_attn.cute",
+    OURS: "this library, in each precision",
+}
+#: Those that speeds are compared with: what PyTorch has without another package.
+OF_PYTORCH = ("cudnn", "fa2", "efficient")
+
+
+class Unavailable(RuntimeError):
+    """Why an attention cannot run a case."""
+
+
+def reason(error: Exception, warned: list[str] = ()) -> str:
+    """One line that says why a contender cannot run. PyTorch gives its own reasons as warnings."""
+    if isinstance(error, Unavailable):
+        return str(error)
+    told = [re.sub(r"\s*\(Triggered internally.*", "", text, flags=re.DOTALL).strip()
+            for text in warned]  # fmt: skip
+    told = [text for text in dict.fromkeys(told)
+            if "not used because" not in text and "runtime disabled" not in text]  # fmt: skip
+    if told and "No available kernel" in str(error):
+        return " ".join(told)
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "the GPU's memory is too small for it"
+    return brief(error)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One attention, ready for one case."""
+
+    name: str  #: 'cudnn', or 'sagebwd gradients16'
+    deterministic: bool  #: whether it promises the same bits in every run
+    attend: Attend | None = None  #: None: it cannot run, or is another one's kernels
+    context: Callable[[], AbstractContextManager] = nullcontext  #: for forward and backward
+    refusal: str = ""  #: why it cannot run
+    same_as: str = ""  #: the contender with the same kernels
+    warmup: dict | None = None  #: of ours: keywords of `sagebwd.warmup`, for its kernels
+
+
+@contextmanager
+def deterministic_algorithms():
+    """PyTorch's promise for its own attentions, without filling fresh memory first."""
+    filled = torch.utils.deterministic
+    before = (torch.are_deterministic_algorithms_enabled(),
+              torch.is_deterministic_algorithms_warn_only_enabled())  # fmt: skip
+    fill = filled.fill_uninitialized_memory
+    filled.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        filled.fill_uninitialized_memory = fill
+
+
+# ---- other libraries -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Flash2:
+    """PyTorch's FlashAttention-2 by its operators, which take windows and packed sequences.
+
+    Tensors are (batch, tokens, heads, head_dim), or (tokens, heads, head_dim) for packed sequences,
+    which begin at `firsts`. A causal mask is aligned at the bottom right.
+    """
+
+    queries: int  #: of the longest sequence
+    keys: int
+    causal: bool
+    window: tuple[int | None, int | None] = (None, None)
+    firsts: torch.Tensor | None = None
+
+    def _sizes(self) -> tuple:
+        return self.firsts, self.firsts, self.queries, self.keys, 0.0, self.causal
+
+    def _window(self) -> dict:
+        left, right = self.window
+        right = 0 if self.causal and left is not None else right
+        return {"window_size_left": left, "window_size_right": right}
+
+    def forward(self, q, k, v) -> tuple:
+        """out, and what the backward needs of the forward."""
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, *self._sizes(), False, **self._window())[:4]  # fmt: skip
+
+    def backward(self, dout, q, k, v, out, lse, rng, unused) -> tuple:
+        """dq, dk and dv."""
+        return torch.ops.aten._flash_attention_backward(
+            dout, q, k, v, out, lse, *self._sizes(), rng, unused, **self._window())  # fmt: skip
+
+
+def _windowed_flash2(case: Case) -> Attend:
+    flash = Flash2(case.seq_len, case.seq_kv, case.causal != "none",
+                   (case.window_left, case.window_right))  # fmt: skip
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            out, *rest = flash.forward(q, k, v)
+            ctx.save_for_backward(q, k, v, out, *rest)
+            return out.transpose(1, 2)
+
+        @staticmethod
+        def backward(ctx, dout):
+            gradients = flash.backward(dout.transpose(1, 2), *ctx.saved_tensors)
+            return tuple(x.transpose(1, 2) for x in gradients)
+
+    return Attention.apply
+
+
+def _needs_mask(case: Case) -> bool:
+    """Whether PyTorch's `is_causal` cannot say the mask."""
+    return case.is_windowed or (case.causal != "none" and case.seq_len != case.seq_kv)
+
+
+def _refuse_top_left(case: Case, who: str) -> None:
+    if case.causal == "top-left" and case.seq_len != case.seq_kv:
+        raise Unavailable(f"{who} aligns a causal mask at the bottom right: pass "
+                          "causal='bottom-right'")  # fmt: skip
+
+
+def _of_pytorch(name: str, case: Case, mask: torch.Tensor | None) -> Attend:
+    if case.sinks:
+        raise Unavailable("PyTorch's attention has no sinks")
+    if name == "fa2":
+        if not _needs_mask(case):
+            return sdpa("FLASH_ATTENTION", case.causal != "none")
+        _refuse_top_left(case, "FlashAttention-2")
+        return _windowed_flash2(case)
+    backend = {"cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}[name]
+    return sdpa(backend, mask is None and case.causal != "none", mask)
+
+
+def module(name: str):
+    """An installed module. Unavailable where it is not there, or cannot be imported."""
+    try:
+        if importlib.util.find_spec(name) is not None:
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:  # the package around it
+        if error.name and not name.startswith(error.name):
+            raise Unavailable(f"{name} cannot be imported: {error}") from error
+    except Exception as error:  # built for another PyTorch, say
+        raise Unavailable(f"{name} cannot be imported: {error}") from error
+    raise Unavailable(f"{name} is not installed")
+
+
+def _of_flash_attention(name: str, case: Case, deterministic: bool, sink) -> Attend:
+    if name == "fa3":
+        who, function = "FlashAttention-3", module("flash_attn_interface").flash_attn_func
+        if case.sinks:
+            raise Unavailable("FlashAttention-3 has no sinks")
+        window = tuple(-1 if w is None else w for w in (case.window_left, case.window_right))
+        more = {}
+    else:
+        who, function = "FlashAttention-4", module("flash_attn.cute").flash_attn_func
+        window = case.window_left, case.window_right
+        more = {"learnable_sink": sink.bfloat16()} if case.sinks else {}
+    _refuse_top_left(case, who)
+
+    def attend(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = function(q, k, v, causal=case.causal != "none", window_size=window,
+                       deterministic=deterministic, **more)  # fmt: skip
+        out = out[0] if isinstance(out, (tuple, list)) else out  # lse behind it
+        return out.transpose(1, 2)
+
+    return attend
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+def contenders_of(
+    case: Case, backends: list[str], precisions: list[str], deterministic: list[bool], more: dict,
+    arch: str, device, sink=None,
+) -> list[Contender]:
+    """Every contender of a case, also those that cannot run it; in each kind of `deterministic`.
+
+    `more` has further options of `sagebwd.attention`, which all precisions get; `sink` a logit for
+    each head.
+    """
+    found, mask = [], None
+    if _needs_mask(case) and not case.sinks and {"cudnn", "efficient"} & set(backends):
+        mask = visible(case, 0, case.seq_len, device)
+    for kind in deterministic:
+        for name in backends:
+            if name == OURS:
+                found += [_ours(case, precision, kind, True in deterministic, more, arch, sink)
+                          for precision in precisions]  # fmt: skip
+                continue
+            try:
+                if name in OF_PYTORCH:
+                    attend = _of_pytorch(name, case, mask)
+                    context = deterministic_algorithms if kind else nullcontext
+                else:
+                    attend = _of_flash_attention(name, case, kind, sink)
+                    context = nullcontext
+                found.append(Contender(name, kind, attend, context))
+            except Unavailable as why:
+                found.append(Contender(name, kind, refusal=str(why)))
+    return found
+
+
+def _ours(case, precision, deterministic, has_other_kind, more, arch, sink) -> Contender:
+    from sagebwd import attention
+
+    name = f"{OURS} {precision}"
+    operation = {**more, **case.mask(), "head_dim": case.head_dim, "dtype": case.dtype,
+                 "precision": precision}  # fmt: skip
+    try:
+        options.Spec(**operation, deterministic=deterministic)
+        if not deterministic and has_other_kind:
+            kernels = [{source.name for source in emit(arch, deterministic=kind, **operation)}
+                       for kind in (True, False)]  # fmt: skip
+            if kernels[0] == kernels[1]:
+                return Contender(name, False, same_as=name)
+    except (options.SpecError, TypeError) as error:
+        return Contender(name, deterministic, refusal=str(error))
+    sinks = {} if sink is None else {"sink_logits": sink}
+    attend = partial(attention, **case.mask(), **more, **sinks, precision=precision,
+                     deterministic=deterministic)  # fmt: skip
+    sizes = case.batch, case.heads, case.heads_kv, case.seq_len, case.seq_kv
+    warmup = {**operation, "deterministic": deterministic, "sizes": sizes}
+    return Contender(name, deterministic, attend, warmup=warmup)
+

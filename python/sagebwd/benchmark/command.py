@@ -1,0 +1,162 @@
+"""`sagebwd bench`: other attentions and this one beside each other, on this GPU.
+
+The program `sagebwd` starts this module in Python; `python -m sagebwd bench` is the same command.
+tools/bench.cpp lists the same options, for help and completion where no Python is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+
+from sagebwd import options
+from sagebwd.benchmark import cases
+from sagebwd.experiments import command
+
+#: Options of an operation that are spelled below instead, or that a benchmark does not have.
+_NOT_HERE = ("precision", "deterministic", "packed")
+_KINDS = {"both": None, "yes": True, "no": False}
+_SIZES = {"batch": "sequences", "heads": "query heads", "heads_kv": "key/value heads; 0: as many",
+          "seq_len": "queries", "seq_kv": "keys; 0: as many as queries"}  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command."""
+    made = argparse.ArgumentParser(prog="sagebwd bench", description=__doc__.splitlines()[0],
+                                   allow_abbrev=False)  # fmt: skip
+    made.add_argument("--json", action="store_true", help="print JSON to standard output")
+    made.add_argument("--models", metavar="NAME,..",
+                      help="shapes of well-known models (see --list-models), or all")
+    made.add_argument("--list-models", action="store_true", help="list the models and their shapes")
+    for name, text in _SIZES.items():
+        usual = cases.SIZES[name] or 0
+        made.add_argument(_flag(name), type=int, metavar="N", help=f"{text} (default {usual})")
+    for field in dataclasses.fields(options.Operation):
+        if field.name not in _NOT_HERE:
+            _add_option(made, field)
+    made.add_argument("--precision", metavar="NAME,..", help="ours to measure (default all)")
+    made.add_argument("--deterministic", choices=_KINDS, default="both",
+                      help="only those that give the same bits in every run, or only the others")
+    made.add_argument("--backends", metavar="NAME,..",
+                      help="cudnn, fa2, efficient, fa3, fa4, sagebwd (default all)")
+    made.add_argument("--sinks", action="store_true", help="add a logit per head to the softmax")
+    made.add_argument("--layout", default="bhsd", metavar="KIND",
+                      help="of tensors in memory: bhsd or bshd (default bhsd)")
+    made.add_argument("--rounds", type=int, default=15, metavar="N",
+                      help="timings of each, at most (default 15)")
+    made.add_argument("--seed", type=int, default=0, metavar="N",
+                      help="of the random inputs (default 0)")
+    made.add_argument("--gpu", type=int, metavar="N", help="the GPU, numbered from 0 (default 0)")
+    made.add_argument("--plot", metavar="FILE", help="write a picture of the times, by matplotlib")
+    return made
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _add_option(made: argparse.ArgumentParser, field: dataclasses.Field) -> None:
+    """The option of a field of an operation, spelled as in the other commands."""
+    help = field.metadata["help"].replace("%", "%%")
+    if field.type is bool:
+        flag = f"--no-{_flag(field.name)[2:]}" if field.default else _flag(field.name)
+        made.add_argument(flag, dest=field.name, action="store_const", const=not field.default,
+                          default=field.default, help=help)  # fmt: skip
+    elif field.type is int:
+        none = field.metadata["least"] - 1  # how the command line spells None
+        made.add_argument(_flag(field.name), metavar="N", default=field.default, help=help,
+                          type=lambda text: _number_or_none(text, none, field.default))  # fmt: skip
+    else:
+        default = field.default or "none"
+        made.add_argument(_flag(field.name), metavar="KIND", default=default,
+                          help=f"{help} (default {default})")  # fmt: skip
+
+
+def _number_or_none(text: str, none: int, default: int | None) -> int | None:
+    number = int(text)
+    return None if default is None and number == none else number
+
+
+def _keywords(given: argparse.Namespace) -> dict:
+    """Those of `sagebwd.bench` for a command line."""
+    fields = [field.name for field in dataclasses.fields(options.Operation)]
+    found = {name: getattr(given, name) for name in fields if name not in _NOT_HERE}
+    found |= {name: getattr(given, name) for name in ("sinks", "layout", "rounds", "seed", "plot")}
+    for name in _SIZES:
+        size = getattr(given, name)
+        found[name] = None if size == 0 and cases.SIZES[name] is None else size
+    for name in ("models", "precision", "backends"):
+        words = getattr(given, name)
+        found[name] = None if words is None else words.split(",")
+    if found["models"] == ["all"]:
+        found["models"] = list(cases.MODELS)
+    return found | {"deterministic": _KINDS[given.deterministic], "device": given.gpu}
+
+
+def list_models(as_json: bool) -> str:
+    """The models and their shapes."""
+    if as_json:
+        return json.dumps({name: dataclasses.asdict(case) for name, case in cases.MODELS.items()},
+                          indent=2)  # fmt: skip
+    return "\n".join(str(case) for case in cases.MODELS.values())
+
+
+def _print(text: str) -> None:
+    """To standard output. A reader that has left, such as `head`, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Shown:
+    """Progress on standard error: one line that changes on a terminal, otherwise one for each
+    step."""
+
+    def __init__(self, file=None) -> None:
+        self.file = sys.stderr if file is None else file
+        self.last = 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        line = f"{what} ({done}/{total})"
+        if self.file.isatty():
+            print(f"\r{line:{self.last}}", end="", file=self.file, flush=True)
+            self.last = len(line)
+        else:
+            print(line, file=self.file, flush=True)
+
+    def close(self) -> None:
+        """Leaves the terminal's line empty."""
+        if self.last:
+            print(f"\r{'':{self.last}}\r", end="", file=self.file, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 0 done, 1 failed, 2 wrong use."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    made = parser()
+
+    def work(given) -> int:
+        from sagebwd import bench
+
+        shown = Shown()
+        try:
+            with command.wrong_use(made):
+                result = bench(**_keywords(given), progress=shown)
+        except ImportError as error:
+            raise command.Failure(str(error)) from error
+        finally:
+            shown.close()
+        result.machine["command"] = shlex.join(["sagebwd", "bench", *arguments])
+        _print(json.dumps(result.data, indent=2) if given.json else result.text)
+        return 0
+
+    given = made.parse_args(arguments)
+    if given.list_models:
+        _print(list_models(given.json))
+        return 0
+    return command.run(made, arguments, work)

@@ -1,0 +1,127 @@
+//===- bench.cpp - Other attentions and ours beside each other -------------===//
+//
+// PyTorch's attentions are in Python, and so is the benchmark (python/sagebwd/benchmark). This
+// command checks what was typed and becomes that Python program.
+//
+//===----------------------------------------------------------------------===//
+#include "tools/command.h"
+#include "tools/spec_options.h"
+
+#include "llvm/ADT/StringExtras.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <unistd.h>
+
+namespace sagebwd::tools {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What Python runs. One that lacks the package says so in one line.
+constexpr const char* kProgram = R"(
+import sys
+try:
+    from sagebwd.__main__ import main
+except ImportError as error:
+    sys.exit(f"sagebwd bench: {sys.executable} cannot import sagebwd ({error}). Install sagebwd "
+             "into that Python, or run 'python -m sagebwd bench' with the Python that has it")
+sys.exit(main(["bench", *sys.argv[1:]]))
+)";
+
+/// The Python beside this program, where pip has put both; else the one that the shell finds.
+std::vector<std::string> pythons() {
+  std::vector<std::string> found;
+  std::error_code none;
+  const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path();
+  for (const char* name : {"python3", "python"})
+    if (!folder.empty() && access((folder / name).c_str(), X_OK) == 0)
+      found.push_back(folder / name);
+  found.insert(found.end(), {"python3", "python"});
+  return found;
+}
+
+class Bench : public Command {
+public:
+  Bench()
+      : Command("bench", "compare with PyTorch's and other attentions on this GPU",
+                "Runs PyTorch's attentions (cuDNN, FlashAttention-2, memory-efficient), those of\n"
+                "FlashAttention-3 and 4 where they are installed, and sagebwd in each precision,\n"
+                "in turns. Prints for each the time of the forward and of forward + backward, the\n"
+                "memory, and the errors against FP64, above them the GPU with its clocks: text\n"
+                "for a report. What cannot run is listed with the reason.\n"
+                "Needs Python with sagebwd and PyTorch: this command starts\n"
+                "'python -m sagebwd bench' in the Python beside it, or else on the PATH.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd bench\n"
+                "  sagebwd bench --seq-len 16384 --heads 32 --heads-kv 8 --causal top-left\n"
+                "  sagebwd bench --models gemma-3-12b,flux-1 --precision gradients16\n"
+                "  sagebwd bench --head-dim 256 --deterministic yes --backends fa2,sagebwd\n"
+                "  sagebwd bench --models all --json > here.json\n"
+                "  sagebwd bench --list-models\n") {
+    options.text("models", "NAME,..", text_, "shapes of well-known models, or all");
+    options.flag("list-models", flag_, "list the models and their shapes");
+    problem_.declare(options);
+    spec_.declare(options, /*lists=*/false,
+                  {"spec", "precision", "deterministic", "packed", "numerics"});
+    std::vector<std::string> precisions = words_of<Precision>();
+    options.list("precision", "NAME,..", precisions_, "ours to measure (default all)");
+    options.offer(std::move(precisions));
+    options.word("deterministic", "KIND", one_of("deterministic", {"both", "yes", "no"}),
+                 "yes: only those that give the same bits in every run, no: only the others "
+                 "(default both)");
+    options.offer({"both", "yes", "no"});
+    options.list("backends", "NAME,..", backends_,
+                 "cudnn, fa2, efficient, fa3, fa4, sagebwd (default all)");
+    options.offer({"cudnn", "fa2", "efficient", "fa3", "fa4", "sagebwd"});
+    options.flag("sinks", flag_, "add a logit per head to the softmax");
+    options.word("layout", "KIND", one_of("layout", {"bhsd", "bshd"}),
+                 "of tensors in memory: bhsd or bshd (default bhsd)");
+    options.offer({"bhsd", "bshd"});
+    options.integer("rounds", rounds_, 1, 1000, "timings of each, at most");
+    options.integer("seed", seed_, 0, 1 << 30, "of the random inputs");
+    options.integer("gpu", gpu_, 0, 1023, "the GPU, numbered from 0");
+    options.text("plot", "FILE", text_, "write a picture of the times, by matplotlib");
+  }
+
+  ExitCode run() override {
+    std::vector<std::string> words = {"", "-c", kProgram};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    for (const std::string& python : pythons()) {
+      words.front() = python;
+      std::vector<char*> values;
+      for (std::string& word : words)
+        values.push_back(word.data());
+      values.push_back(nullptr);
+      execvp(python.c_str(), values.data()); // returns only where it fails
+    }
+    throw std::runtime_error("needs Python with sagebwd and PyTorch, and there is no python3 "
+                             "beside this program or on the PATH: run 'python -m sagebwd bench' "
+                             "with the Python that has them");
+  }
+
+private:
+  /// Refuses other words. What was typed goes to Python as it is.
+  static std::function<void(const std::string&)> one_of(const std::string& option,
+                                                        std::vector<std::string> known) {
+    return [=](const std::string& given) {
+      if (std::find(known.begin(), known.end(), given) == known.end())
+        throw wrong_value(option, given, llvm::join(known, ", ") + suggestion(given, known));
+    };
+  }
+
+  SpecOptions spec_;
+  ProblemOptions problem_{{1, 16, 0, 8192, 0}};
+  std::vector<std::string> precisions_, backends_;
+  std::string text_;
+  bool flag_ = false;
+  int rounds_ = 15, seed_ = 0, gpu_ = 0;
+};
+
+} // namespace
+
+std::unique_ptr<Command> make_bench() { return std::make_unique<Bench>(); }
+
+} // namespace sagebwd::tools
