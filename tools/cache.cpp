@@ -26,9 +26,9 @@ std::unique_ptr<Command> make_cache() {
   auto cache = std::make_unique<Command>(
       "cache", "list, check, prune and copy compiled kernels and tuning records",
       "Compiled kernels and tuning records are kept in the directory SAGEBWD_CACHE_DIR\n"
-      "(by default ~/.cache/sagebwd). Its kernels take at most SAGEBWD_CACHE_LIMIT bytes.\n"
-      "They are also read from the packs that SAGEBWD_CACHE_PACKS names (a:b). Every\n"
-      "command takes --json.\n"
+      "(by default ~/.cache/sagebwd). Its kernels take at most SAGEBWD_CACHE_LIMIT\n"
+      "bytes. They are also read from the packs that SAGEBWD_CACHE_PACKS names (a:b).\n"
+      "Every command takes --json.\n"
       "\n"
       "examples:\n"
       "  sagebwd cache stat\n"

@@ -143,7 +143,7 @@ HARD = re.compile(
     r"\b(but (for|under|on)|anew|lest|heeds?|hand(ed|s)? in|which binds|apart)\b|(?<![\w.])\.\d"
 )
 #: Words of the project's own history, which users do not know.
-HISTORY = re.compile(r"\bnumerics 1\b|\b--plans?\b|\bcompare_plans\b")
+HISTORY = re.compile(r"\bnumerics 1\b|--plans?\b|\bcompare_plans\b|\bPlanFigures\b")
 #: Folders and files whose comments and docstrings are tested.
 COMMENTED = ("python", "tools", "c", "bench", "examples", "run")
 
@@ -160,7 +160,7 @@ def hard_words_in(text, *patterns):
 
 def test_pages_for_users_have_plain_words():
     for page in PAGES:
-        found = hard_words_in(page.read_text(), HARD, HISTORY)
+        found = hard_words_in(page.read_text(), HARD) + HISTORY.findall(page.read_text())
         assert not found, f"{page.relative_to(ROOT)}: {found}"
 
 
@@ -214,7 +214,7 @@ def sources():
 
 
 def test_comments_and_docstrings_have_plain_words():
-    assert len(sources()) > 150
+    assert len(sources()) > 120
     for path in sources():
         found = hard_words_in(words_of(path), HARD)
         assert not found, f"{path.relative_to(ROOT)}: {found}"
@@ -225,11 +225,16 @@ def test_help_of_options_has_plain_words():
     assert len(helps) > 12 and not hard_words_in("\n".join(helps), HARD, HISTORY)
 
 
+def test_words_of_history_are_found():
+    for text in ("as in numerics 1", "sagebwd tune --plans", "trace --plan=none", "compare_plans()"):
+        assert HISTORY.search(text), text
+
+
 def test_words_of_sources_are_found(tmp_path):
     python, cpp = tmp_path / "a.py", tmp_path / "a.cpp"
     python.write_text('"""Says lest."""\nx = "anew"  # all but for one\n')
     cpp.write_text('const char* x = "anew // lest"; // made anew\n/* apart */\n')
-    assert hard_words_in(words_of(python), HARD) == ["lest", "but for"]
+    assert hard_words_in(words_of(python), HARD) == ["but for", "lest"]
     assert hard_words_in(words_of(cpp), HARD) == ["anew", "apart"]
 
 
