@@ -89,7 +89,11 @@ else:
         scaled_dot_product_attention,
     )
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
+    from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.pytorch import sdpa
+
+    when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
+    del when_imported
 
 
 def __getattr__(name):
