@@ -44,6 +44,7 @@ from sagebwd.inputs import INPUTS, named_inputs
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.options import PRODUCTS, Spec
 from sagebwd.prebuilding import prebuild
+from sagebwd.tables import TraceTable
 from sagebwd.tracing import trace
 from sagebwd.tuning import (
     PlanFigures,
@@ -106,7 +107,8 @@ _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 
 __all__ = [
     "INPUTS", "PRODUCTS", "CompileError", "DriverError", "KernelSource", "LibraryError",
-    "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TuneError", "TunedKernel",
+    "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TraceTable", "TuneError",
+    "TunedKernel",
     "archs", "arrays", "attention", "attention_backward", "attention_forward", "build",
     "cache_stats",
     "compare_plans", "doctor", "emit", "export_records", "flash_attn_func",

@@ -4,6 +4,7 @@ import math
 
 from sagebwd import _core, options, reference
 from sagebwd import inputs as named
+from sagebwd.tables import TraceTable
 from sagebwd.values import Arrays
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
@@ -33,9 +34,17 @@ def trace(
 
     Returns a dict of tensor name -> {'cosine', 'rel_l2'}, NaN where a computation holds one. On a
     GPU, under a plan that kernels are built for, the key 'kernels' holds the same for O, dQ, dK, dV
-    as the kernels give them. Raises SpecError, and on a GPU what `sagebwd.attention` raises.
+    as the kernels give them. The dict prints as a table; `to_pandas()` gives a data frame and
+    `to_dict()` plain dicts. Raises SpecError, also for sizes that memory does not hold or that would
+    take hours, and on a GPU what `sagebwd.attention` raises.
     """
-    q, k, v, dout = named.operands((q, k, v, dout), inputs, dtype)
+
+    def check(problem, head_dim, inputs_device):
+        where = inputs_device if device is None else device
+        if where is None or str(where) == "cpu":
+            _core.check_size_of_trace(problem, head_dim)
+
+    q, k, v, dout = named.operands((q, k, v, dout), inputs, dtype, check)
     if dout is None:
         raise TypeError("dout is None: the table is of the backward as well")
     arrays = Arrays(q=q, k=k, v=v, dout=dout)
@@ -50,7 +59,7 @@ def trace(
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
         rounded = q, k, *reference.with_all_channels(q, v, dout)
-        return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
+        return TraceTable(_core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan)))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
     try:
@@ -91,7 +100,7 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen):
                     more = _sums(x, reference[name])
                     sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), more)]
     table, of_kernels = ({name: _figures(*s) for name, s in sums.items()} for sums in found)
-    return table | ({"kernels": of_kernels} if kernels else {})
+    return TraceTable(table | ({"kernels": of_kernels} if kernels else {}))
 
 
 def _sums(x, reference):

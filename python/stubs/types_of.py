@@ -76,6 +76,11 @@ class CompileError(RuntimeError):
     log: str
     numbered_source: str
 
+class TraceTable(dict[str, Any]):
+    def rows(self) -> list[tuple[str, str, float, float]]: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    def to_pandas(self) -> Any: ...
+
 class sdpa(TorchFunctionMode):
     fallback: Literal["torch"] | None
     options: dict[str, Any]
@@ -184,7 +189,7 @@ RETURNS = {
     "cache_stats": "dict[str, Any]", "prebuild": "dict[str, Any]", "tune": "list[TunedKernel]",
     "speedup": "float",
     "compare_plans": "list[PlanFigures]", "export_records": "int",
-    "import_records": "dict[str, int]", "trace": "dict[str, Any]", "doctor": "dict[str, Any]",
+    "import_records": "dict[str, int]", "trace": "TraceTable", "doctor": "dict[str, Any]",
     "named_inputs": "Inputs | tuple[Tensor, Tensor, Tensor, Tensor]", "random_inputs": "Inputs",
     "round_to": "NDArray[np.float32]", "exact": "dict[str, NDArray[np.float64] | None]",
     "emulate": "dict[str, NDArray[np.float32] | None]",
