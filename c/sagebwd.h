@@ -15,6 +15,12 @@
 extern "C" {
 #endif
 
+/** The version of this header; sagebwd_version() is that of the library that was found. */
+#define SAGEBWD_VERSION_MAJOR 0
+#define SAGEBWD_VERSION_MINOR 1
+#define SAGEBWD_VERSION_PATCH 0
+#define SAGEBWD_VERSION_STRING "0.1.0"
+
 /** What a call came to. Numbers keep their meaning; later versions may have more of them. */
 typedef enum sagebwd_status {
   SAGEBWD_OK = 0,
@@ -36,7 +42,8 @@ const char* sagebwd_version(void);
 /** One operation on one device; any number of threads may use it at a time. */
 typedef struct sagebwd_operation sagebwd_operation;
 
-/** `spec` is one whole line of text, as messages and Python's sagebwd.Spec print it. */
+/** `spec` is one line of text: as messages and Python's sagebwd.Spec print it, or some of its
+ * words, such as "d64 causal=top-left no-rotate", whose others have their defaults. */
 sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** operation);
 /** Null is nothing to destroy. */
 void sagebwd_destroy(sagebwd_operation* operation);
