@@ -37,6 +37,9 @@ def _option(default, text, least=1, values=None):
     return dataclasses.field(default=default, metadata=metadata)
 
 
+_WINDOWS = "a whole number of at least 0, or None for no bound (elsewhere -1)"
+
+
 @dataclasses.dataclass(frozen=True)
 class Mask:
     """What a query sees. numerics.visible_keys() says it in keys; nobody else looks inside."""
@@ -52,11 +55,12 @@ class Mask:
         "how many keys before its own a query sees: a sliding window; its own is i, or i + keys - "
         "queries but under 'top-left'. None: all. flash-attention's window_size[0], and one less "
         "than a model's sliding_window.",
-        least=0,
-    )
+        least=0, values=_WINDOWS,
+    )  # fmt: skip
     window_right: int = _option(
-        None, "how many keys behind its own it sees; None: all. Under a causal mask none.", least=0
-    )
+        None, "how many keys behind its own it sees; None: all. Under a causal mask none.",
+        least=0, values=_WINDOWS,
+    )  # fmt: skip
 
     @classmethod
     def among(cls, options):
@@ -208,7 +212,9 @@ def causal_name(causal, seq_q=1, seq_kv=1):
         return "top-left"
     if isinstance(causal, str) and causal in ("none", "top-left", "bottom-right"):
         return causal
-    raise SpecError(f"causal={causal!r}: pass False, True, 'top-left' or 'bottom-right'")
+    raise SpecError(
+        f"causal={causal!r}: pass False or 'none', True, 'top-left' or 'bottom-right'"
+    )
 
 
 def with_mask(options, seq_q, seq_kv):

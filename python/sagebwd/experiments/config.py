@@ -89,13 +89,16 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """The options shared by train, compare and capture."""
     config = TrainConfig()
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files to read")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--out", type=Path, default=Path("results"),
+                        help="the folder of what is written (default results)")
     cuda = torch is not None and torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     for name, default in (vars(config) | vars(config.model)).items():
         how = {"metavar": "N" if type(default) is int else "X", "type": type(default)}
         if isinstance(default, bool):
-            how = {"action": argparse.BooleanOptionalAction, "help": _HELP.get(name)}
+            how = {"action": argparse.BooleanOptionalAction}
+        words = f"{_HELP[name]}; " if name in _HELP else ""
+        how["help"] = f"{words}default {default}"
         if isinstance(default, (int, float)) and name not in _FIXED:
             parser.add_argument("--" + name.replace("_", "-"), default=default, **how)
 
