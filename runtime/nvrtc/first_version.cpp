@@ -9,11 +9,11 @@
 namespace sagebwd {
 
 int nvrtc::first_version(std::string_view arch) {
-  // Older ones know the architecture, and their ptxas refuses wide wgmma of integers.
-  constexpr int kWideIntegerWgmma = 12030;
+  // 12.1, 12.2 and 12.3 know the architecture, and refuse wgmma of integers; 12.4 compiles all.
+  constexpr int kIntegerWgmma = 12040;
   for (const Arch& known : all_archs())
     if (known.name == arch)
-      return arch == "sm_90a" ? std::max(known.first_cuda, kWideIntegerWgmma) : known.first_cuda;
+      return arch == "sm_90a" ? std::max(known.first_cuda, kIntegerWgmma) : known.first_cuda;
   return 0;
 }
 

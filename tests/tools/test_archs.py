@@ -105,20 +105,20 @@ def old_nvrtc(tmp_path_factory):
 
 
 def test_doctor_says_what_an_architecture_needs(sagebwd, old_nvrtc):
-    library = old_nvrtc(1)
+    library = old_nvrtc(3)
     text = sagebwd("doctor", SAGEBWD_NVRTC=library).out
     assert "\narchs   sm_80 sm_86 sm_87" not in text  # this one does not know sm_87
     assert "\narchs   sm_80 sm_86 sm_89\n" in text and "(no)" not in text
-    assert "nvrtc 12.1 build V12.1.105" in text
-    for needed in ("sm_90a needs NVRTC 12.3", "sm_100 needs NVRTC 12.8", "sm_110 needs NVRTC 13.0"):
+    assert "nvrtc 12.3 build V12.1.105" in text
+    for needed in ("sm_90a needs NVRTC 12.4", "sm_100 needs NVRTC 12.8", "sm_110 needs NVRTC 13.0"):
         assert needed in text
     assert "emulates" not in text  # of an architecture that nobody has here
     assert "sm_90a" in sagebwd("doctor", SAGEBWD_NVRTC=old_nvrtc(4)).out.split("not compiled")[0]
     report = {a["name"]: a for a in sagebwd("doctor", "--json", SAGEBWD_NVRTC=library).json[
         "architectures"]}  # fmt: skip
     assert report["sm_80"]["compiles"] and "error" not in report["sm_80"]
-    assert report["sm_90a"]["first_nvrtc"] == 12030 and not report["sm_90a"]["compiles"]
-    assert "needs NVRTC 12.3 or newer" in report["sm_90a"]["error"]
+    assert report["sm_90a"]["first_nvrtc"] == 12040 and not report["sm_90a"]["compiles"]
+    assert "needs NVRTC 12.4 or newer" in report["sm_90a"]["error"]
 
 
 def test_doctor_without_nvrtc_names_no_architecture(sagebwd):
@@ -128,11 +128,11 @@ def test_doctor_without_nvrtc_names_no_architecture(sagebwd):
 
 def test_an_nvrtc_that_is_too_old_costs_its_architectures_alone(sagebwd, old_nvrtc, tmp_path):
     result = sagebwd("prebuild", "--arch", "sm_90a,sm_100", "--head-dim", 64, "--out",
-                     tmp_path / "a.pack", SAGEBWD_NVRTC=old_nvrtc(1))  # fmt: skip
+                     tmp_path / "a.pack", SAGEBWD_NVRTC=old_nvrtc(3))  # fmt: skip
     assert result.code == 1 and "needs NVRTC 12.8 or newer" in result.err
     assert "pip install nvidia-cuda-nvrtc" in result.err
     result = sagebwd("build", "--arch", "sm_90a,sm_100", "--head-dim", "64,128",
-                     SAGEBWD_NVRTC=old_nvrtc(1), **empty(tmp_path))  # fmt: skip
+                     SAGEBWD_NVRTC=old_nvrtc(3), **empty(tmp_path))  # fmt: skip
     assert result.code == 1
-    assert result.err.count("needs NVRTC 12.3 or newer") == 1
+    assert result.err.count("needs NVRTC 12.4 or newer") == 1
     assert result.err.count("needs NVRTC 12.8 or newer") == 1
