@@ -15,6 +15,12 @@
 extern "C" {
 #endif
 
+/** The version of this header; sagebwd_version() is that of the library that was found. */
+#define SAGEBWD_VERSION_MAJOR 0
+#define SAGEBWD_VERSION_MINOR 1
+#define SAGEBWD_VERSION_PATCH 0
+#define SAGEBWD_VERSION_STRING "0.1.0"
+
 /** The result of a call. Numbers keep their meaning; later versions may add more. */
 typedef enum sagebwd_status {
   SAGEBWD_OK = 0,
@@ -36,8 +42,8 @@ const char* sagebwd_version(void);
 /** One operation on one device. Any number of threads may use it at the same time. */
 typedef struct sagebwd_operation sagebwd_operation;
 
-/** Makes an operation. `spec` is one line of text, as messages and Python's sagebwd.Spec print it.
- */
+/** Makes an operation. `spec` is one line of text: as messages and Python's sagebwd.Spec print it,
+ * or some of its words, such as "d64 causal=top-left no-rotate"; the others have their defaults. */
 sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** operation);
 /** Destroys an operation; null is allowed. */
 void sagebwd_destroy(sagebwd_operation* operation);

@@ -1,6 +1,7 @@
 //===- cache.cpp - 'sagebwd cache' and what its commands share -------------===//
 #include "tools/cache.h"
 #include "cache/bounded_json.h"
+#include "runtime/settings.h"
 #include "tools/spec_options.h"
 
 #include <algorithm>
@@ -53,7 +54,7 @@ void CacheCommand::find_items() {
 void CacheCommand::find_items_in(const std::vector<std::string>& paths) {
   for (const std::string& path : paths)
     try {
-      packs.push_back(Pack::open(path));
+      packs.push_back(Pack::open(path, settings().trusted_owners));
       for (KeptName& name : kept_names(packs.back()))
         names_.push_back(std::move(name));
     } catch (const PackError& error) {
@@ -90,7 +91,10 @@ void ItemFilter::declare(OptionTable& options) {
   options.text("kernel", "TEXT", kernel_, "only kernels with this in their name");
 }
 
-void ItemFilter::check() const { parse_archs(archs_); }
+void ItemFilter::check() const {
+  for (const std::string& name : archs_)
+    find_arch(name);
+}
 
 bool ItemFilter::matches(const KeptItem& item) const {
   return (archs_.empty() || std::find(archs_.begin(), archs_.end(), item.arch) != archs_.end()) &&

@@ -55,13 +55,13 @@ public:
             "examples:\n"
             "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
             "  sagebwd cache explain --arch sm_80 --causal top-left --json\n") {
-    options.list("arch", "ARCH,..", archs_, "architectures");
-    options.offer(arch_names());
+    options.list("arch", "ARCH,..", archs_, "architectures, as for 'build'");
+    options.offer(arch_words());
     spec_.declare(options, /*lists=*/true);
   }
 
   ExitCode run() override {
-    const std::vector<Operation> wanted = spec_.operations(archs_, options);
+    const std::vector<Operation> wanted = spec_.operations(archs_, options, failures);
     find_items();
     std::vector<KeptItem> kept;
     visit_items("reading", [&](KeptItem item, std::string) { kept.push_back(std::move(item)); });
@@ -92,7 +92,7 @@ public:
 
 private:
   SpecOptions spec_;
-  std::vector<std::string> archs_{"sm_80"};
+  std::vector<std::string> archs_;
 };
 
 } // namespace

@@ -3,6 +3,7 @@
 #include "cache/eviction.h"
 #include "cache/layout.h"
 #include "runtime/driver/driver.h"
+#include "runtime/settings.h"
 #include "tools/cache.h"
 
 #include <algorithm>
@@ -151,7 +152,7 @@ private:
   static json::Object examine(const std::string& path, std::string& lines) {
     PackSummary pack;
     try {
-      pack = summarize(*Pack::open(path));
+      pack = summarize(*Pack::open(path, settings().trusted_owners));
     } catch (const PackError& error) {
       lines += std::string("pack       not usable: ") + error.what() + "\n";
       return json::Object{{"path", path}, {"usable", false}, {"error", std::string(error.what())}};

@@ -16,7 +16,7 @@ std::string list_of_variables() {
   std::string text = "\nvariables:\n";
   for (const SettingVariable& v : setting_variables())
     text +=
-        format("  %-21s %s\n  %-21s %s\n", v.name, wrapped(v.meaning, 24).c_str(), "", v.values);
+        format("  %-22s %s\n  %-22s %s\n", v.name, wrapped(v.meaning, 25).c_str(), "", v.values);
   return text;
 }
 

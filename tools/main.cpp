@@ -79,8 +79,10 @@ ExitCode run_subcommand(Command& command, std::vector<std::string> arguments) {
     known.push_back(sub->name.substr(prefix.size()));
   }
   const bool option = name.rfind('-', 0) == 0;
+  const bool clears = prefix + name == "cache clear"; // as other tools call it
   return wrong_use((option ? "unknown option '" : "unknown command '" + prefix) + name + "'" +
-                       suggestion(name, known),
+                       (clears ? "; 'sagebwd cache prune --all --yes' removes all that is kept"
+                               : suggestion(name, known)),
                    command);
 }
 
@@ -120,7 +122,7 @@ int main(int count, char** values) {
   Command root("", "", "");
   root.subcommands = all_commands();
   int code = kDone;
-  if (!arguments.empty() && arguments.front() == "--version")
+  if (!arguments.empty() && (arguments.front() == "--version" || arguments.front() == "-V"))
     printf("sagebwd %s\n", version());
   else
     code = run(root, std::move(arguments));

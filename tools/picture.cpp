@@ -98,4 +98,9 @@ void PlotOption::write(const std::string& title, const std::vector<BarChart>& ch
     throw std::runtime_error(why);
 }
 
+void PlotOption::say() const {
+  if (!file_.empty())
+    printf("written to %s\n", file_.c_str());
+}
+
 } // namespace sagebwd::tools

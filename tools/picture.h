@@ -28,6 +28,8 @@ public:
   const std::string& file() const { return file_; }
   /// Writes the picture if --plot was given. Raises std::runtime_error if it cannot be written.
   void write(const std::string& title, const std::vector<BarChart>& charts) const;
+  /// A line of text: where it is written, if it is.
+  void say() const;
 
 private:
   std::string file_;

@@ -2,9 +2,13 @@
 #include "runtime/prebuild.h"
 #include "cache/whole_file.h"
 #include "runtime/driver/driver.h"
+#include "runtime/nvrtc/nvrtc.h"
 #include "tools/command.h"
 #include "tools/spec_list.h"
 #include "tools/spec_options.h"
+
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringExtras.h"
 
 #include <algorithm>
 #include <csignal>
@@ -43,8 +47,9 @@ public:
                 "file, for machines that do not compile. It needs NVRTC, but no GPU. Lists are\n"
                 "combined: every architecture with every head dimension, and so on. A run that\n"
                 "was killed continues where it stopped. The same operations give the same bytes.\n"
-                "Use the file with SAGEBWD_CACHE_PACKS=FILE, and with SAGEBWD_OFFLINE=1 where\n"
-                "nothing may be compiled.\n"
+                "Kernels that cannot be built are listed, the others are in the pack, and the\n"
+                "exit code is 1. Use the file with SAGEBWD_CACHE_PACKS=FILE, and with\n"
+                "SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd prebuild --arch sm_80,sm_86,sm_89,sm_90a,sm_120 --head-dim 64,128 \\\n"
@@ -60,8 +65,10 @@ public:
                 "    causal: [none, top-left]\n"
                 "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
         spec_(usual_words()) {
-    options.list("arch", "ARCH,..", archs_, "architectures");
-    options.offer(arch_names());
+    options.list("arch", "ARCH,..", archs_,
+                 "architectures; native: those of this machine's GPUs; all; major: the first of "
+                 "each major version");
+    options.offer(arch_words());
     spec_.declare(options, /*lists=*/true);
     options.list("pass", "PASS,..", passes_, "passes: forward, backward");
     options.offer(words_of<Pass>());
@@ -73,7 +80,7 @@ public:
   }
 
   ExitCode run() override {
-    const std::vector<WantedOperation> operations = wanted();
+    const std::vector<WantedOperation> operations = possible(wanted());
     const std::vector<TuningRecord> given = records();
     PrebuildRequest request;
     request.output = out_;
@@ -94,6 +101,7 @@ public:
       throw UsageError("name the pack with --out FILE, or take --dry-run");
 
     warn_of_variables(*this);
+    leave_out_what_nvrtc_lacks(request.kernels);
     const auto start = std::chrono::steady_clock::now();
     std::optional<Progress> progress(std::in_place, "prebuilding", request.kernels.size());
     request.progress = [&](const BuiltKernel& kernel, size_t, size_t) {
@@ -128,6 +136,50 @@ private:
     return operations;
   }
 
+  /// Those that can be built; the reasons of the others go to `failures`. A backward that an
+  /// architecture cannot have leaves the forward. Raises the only reason where nothing is left.
+  std::vector<WantedOperation> possible(const std::vector<WantedOperation>& operations) {
+    std::vector<WantedOperation> left;
+    for (const WantedOperation& operation : operations) {
+      WantedOperation possible = operation;
+      for (bool WantedOperation::*pass : {&WantedOperation::forward, &WantedOperation::backward}) {
+        WantedOperation alone{operation.spec, operation.arch, false, false};
+        if (alone.*pass = operation.*pass; !(alone.*pass))
+          continue;
+        try {
+          kernels_of({alone});
+        } catch (const SpecError& error) {
+          if (operations.size() == 1)
+            throw;
+          possible.*pass = false;
+          note(error.what());
+        }
+      }
+      if (possible.forward || possible.backward)
+        left.push_back(possible);
+    }
+    if (left.empty())
+      throw UsageError(failures.front());
+    return left;
+  }
+
+  /// Leaves out what NVRTC is too old for. Raises LibraryError where that is everything.
+  void leave_out_what_nvrtc_lacks(std::vector<KernelSpec>& kernels) {
+    std::erase_if(kernels, [&](const KernelSpec& kernel) {
+      const std::string why = Nvrtc::instance().why_not(kernel.arch.name);
+      if (!why.empty())
+        note(why);
+      return !why.empty();
+    });
+    if (kernels.empty())
+      throw LibraryError(llvm::join(std::exchange(failures, {}), "\n"));
+  }
+
+  void note(const std::string& failure) {
+    if (!llvm::is_contained(failures, failure))
+      failures.push_back(failure);
+  }
+
   std::vector<TuningRecord> records() const {
     std::vector<TuningRecord> records;
     for (const std::string& path : record_files_) {
@@ -146,10 +198,11 @@ private:
       table.add({{"name", "kernel", kernel_name(kernel)},
                  {"arch", "arch", std::string(kernel.arch.name)},
                  {"pass", "pass", std::string(to_string(kernel.pass))}});
-    return finish(json::Object{{"kernels", table.json()}}, [&] {
-      table.print();
-      puts(counted(kernels.size(), "kernel").c_str());
-    });
+    return finish(json::Object{{"kernels", table.json()}, {"failures", json::Array(failures)}},
+                  [&] {
+                    table.print();
+                    puts(counted(kernels.size(), "kernel").c_str());
+                  });
   }
   ExitCode report(const PrebuildResult&, size_t records_left_out, double seconds) const;
 
@@ -204,6 +257,7 @@ ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
                    {"threads", result.threads},
                    {"compile_s", all.compile_s},
                    {"seconds", seconds},
+                   {"failures", json::Array(failures)},
                    {"archs", table.json()}},
       [&] {
         table.print();

@@ -45,9 +45,11 @@ public:
   void declare(OptionTable&, bool lists, const std::set<std::string>& but = {});
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
-  /// All that have a kernel that no earlier one has. Raises SpecError, or UsageError.
-  std::vector<Operation> operations(const std::vector<std::string>& archs,
-                                    const OptionTable&) const;
+  /// All that have a kernel that no earlier one has; without architectures those of usual_archs().
+  /// Of several, those that an architecture cannot have go to `impossible`, with the reason; their
+  /// forwards are still wanted if they can be built. Raises SpecError, or UsageError.
+  std::vector<Operation> operations(const std::vector<std::string>& archs, const OptionTable&,
+                                    std::vector<std::string>& impossible) const;
   /// The only one.
   AttentionSpec one(const OptionTable& table) const { return all(table).front(); }
 
@@ -61,7 +63,8 @@ private:
 /// One option per size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.
 class ProblemOptions {
 public:
-  explicit ProblemOptions(Problem usual = {1, 8, 0, 1024, 0}) : given_(usual) {}
+  /// `usual`: the default sizes.
+  explicit ProblemOptions(const Problem& usual) : given_(usual) {}
   void declare(OptionTable&);
   Problem problem() const;
 
@@ -72,9 +75,14 @@ private:
 /// As many members as a Problem has sizes.
 llvm::json::Object json_of(const Problem&);
 
-/// Every architecture's name.
+/// Every architecture's name, and the words for several.
 std::vector<std::string> arch_names();
-/// Architecture names to Archs, without repeats. Raises SpecError for an unknown one.
+std::vector<std::string> arch_words();
+/// What is built where no architecture is named: "native" where there is a GPU, else sm_80.
+std::vector<std::string> usual_archs();
+/// Names and words to architectures, without repeats: "native" means those of the GPUs here, "all"
+/// every one, "major" the first of each major version. Raises SpecError for an unknown name, and
+/// LibraryError for "native" where there is no GPU.
 std::vector<Arch> parse_archs(const std::vector<std::string>& names);
 
 } // namespace sagebwd::tools

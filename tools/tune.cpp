@@ -260,6 +260,7 @@ private:
                       printf("%s left out: without 'deterministic' the backward is one kernel "
                              "here, which has its default tile\n",
                              llvm::join(left_out, ", ").c_str());
+                    plot_.say();
                   });
   }
 
@@ -290,6 +291,7 @@ private:
                   [&] {
                     table.print();
                     printf("%s\n", legend_of(plans, request.problem).c_str());
+                    plot_.say();
                   });
   }
 
@@ -351,7 +353,7 @@ private:
   }
 
   SpecOptions spec_;
-  ProblemOptions problem_;
+  ProblemOptions problem_{{1, 8, 0, 8192, 0}}; // as in Python
   PlotOption plot_;
   std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_;
   bool force_ = false, plans_ = false, list_ = false, overwrite_ = false;

@@ -46,6 +46,7 @@ from sagebwd.inputs import INPUTS, named_inputs
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.options import PRODUCTS, Spec
 from sagebwd.prebuilding import prebuild
+from sagebwd.tables import TraceTable
 from sagebwd.tracing import trace
 from sagebwd.tuning import (
     PlanFigures,  # noqa: F401  # another name of PrecisionFigures
@@ -95,7 +96,11 @@ else:
         scaled_dot_product_attention,
     )
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
+    from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.pytorch import sdpa
+
+    when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
+    del when_imported
 
 
 def __getattr__(name):
@@ -109,7 +114,7 @@ _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 __all__ = [
     "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",
     "LibraryError", "OfflineError", "PackError", "PrecisionFigures", "Spec", "SpecError",
-    "TuneError", "TunedKernel", "archs", "arrays", "attention", "attention_backward",
+    "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention", "attention_backward",
     "attention_forward", "bench", "build", "cache_stats",
     "compare_precisions", "doctor", "emit", "export_records", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",

@@ -44,6 +44,11 @@ class CompileError(RuntimeError):
     log: str
     numbered_source: str
 
+class TraceTable(dict[str, Any]):
+    def rows(self) -> list[tuple[str, str, float, float]]: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    def to_pandas(self) -> Any: ...
+
 class sdpa(TorchFunctionMode):
     fallback: Literal["torch"] | None
     options: dict[str, Any]
@@ -689,7 +694,7 @@ def trace(
     softmax_scale: float | None = None,
     dtype: str | DType | None = None,
     device: Device | str | None = None,
-) -> dict[str, Any]: ...
+) -> TraceTable: ...
 
 def named_inputs(
     name: str,

@@ -6,13 +6,21 @@ error of one product at a time, machines without a GPU. The numerics are in nume
 
 import contextlib
 
-import torch
+from sagebwd._needs import need
 
-from sagebwd import options, sequences
-from sagebwd.keywords import also_named
-from sagebwd.numerics import Rules, backward_chunk, forward_chunk
-from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of, refuse_gradient
-from sagebwd.tensors import check_k_mean
+torch = need("torch", "sagebwd.emulation")
+
+from sagebwd import options, sequences  # noqa: E402
+from sagebwd.keywords import also_named  # noqa: E402
+from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
+from sagebwd.ops import (  # noqa: E402
+    DTYPES,
+    Differentiable,
+    as_autocast_wants,
+    problem_of,
+    refuse_gradient,
+)
+from sagebwd.tensors import check_k_mean  # noqa: E402
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 

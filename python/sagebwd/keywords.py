@@ -27,6 +27,7 @@ _ABSENT = {
     **dict.fromkeys(("k_cache", "v_cache", "cache_seqlens", "block_table", "page_table"), _CACHE),
     "max_seqlen_q": "leave it out: lengths are read on the GPU",
     "max_seqlen_k": "leave it out: lengths are read on the GPU",
+    "layout": "tensors are (batch, heads, tokens, head_dim) here: transpose others",
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }
 

@@ -37,6 +37,9 @@ def _option(default, text, least=1, values=None):
     return dataclasses.field(default=default, metadata=metadata)
 
 
+_WINDOWS = "a whole number of at least 0, or None for no bound (elsewhere -1)"
+
+
 @dataclasses.dataclass(frozen=True)
 class Mask:
     """Which keys a query sees. Only numerics.visible_keys() interprets it."""
@@ -52,14 +55,14 @@ class Mask:
         "sliding window: how many keys before its own key a query sees. None means all. The "
         "own key of query i is i under 'top-left', and else i + keys - queries. This is "
         "flash-attention's window_size[0], and one less than a model's sliding_window.",
-        least=0,
-    )
+        least=0, values=_WINDOWS,
+    )  # fmt: skip
     window_right: int = _option(
         None,
         "sliding window: how many keys after its own key a query sees. None means all. A "
         "causal mask hides them.",
-        least=0,
-    )
+        least=0, values=_WINDOWS,
+    )  # fmt: skip
 
     @classmethod
     def among(cls, options):
@@ -216,7 +219,9 @@ def causal_name(causal, seq_q=1, seq_kv=1):
         return "top-left"
     if isinstance(causal, str) and causal in ("none", "top-left", "bottom-right"):
         return causal
-    raise SpecError(f"causal={causal!r}: pass False, True, 'top-left' or 'bottom-right'")
+    raise SpecError(
+        f"causal={causal!r}: pass False or 'none', True, 'top-left' or 'bottom-right'"
+    )
 
 
 def with_mask(options, seq_q, seq_kv):

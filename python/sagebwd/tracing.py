@@ -4,6 +4,7 @@ import math
 
 from sagebwd import _core, options, reference
 from sagebwd import inputs as named
+from sagebwd.tables import TraceTable
 from sagebwd.values import Arrays
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
@@ -35,9 +36,17 @@ def trace(
 
     Returns a dict of tensor name -> {'cosine', 'rel_l2'}, with NaN if a computation gives NaN. On a
     GPU, if kernels exist for the precision, the key 'kernels' holds the same for O, dQ, dK and dV
-    of the kernels. Raises SpecError, and on a GPU what `sagebwd.attention` raises.
+    of the kernels. The dict prints as a table; `to_pandas()` returns a data frame, and `to_dict()`
+    plain dicts. Raises SpecError, also for sizes that do not fit in memory or that would take
+    hours, and on a GPU what `sagebwd.attention` raises.
     """
-    q, k, v, dout = named.operands((q, k, v, dout), inputs, dtype)
+
+    def check(problem, head_dim, inputs_device):
+        where = inputs_device if device is None else device
+        if where is None or str(where) == "cpu":
+            _core.check_size_of_trace(problem, head_dim)
+
+    q, k, v, dout = named.operands((q, k, v, dout), inputs, dtype, check)
     if dout is None:
         raise TypeError("dout is None: pass it, because the table includes the backward")
     arrays = Arrays(q=q, k=k, v=v, dout=dout)
@@ -52,7 +61,7 @@ def trace(
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
         rounded = q, k, *reference.with_all_channels(q, v, dout)
-        return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
+        return TraceTable(_core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan)))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
     try:
@@ -93,7 +102,7 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen):
                     more = _sums(x, reference[name])
                     sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), more)]
     table, of_kernels = ({name: _figures(*s) for name, s in sums.items()} for sums in found)
-    return table | ({"kernels": of_kernels} if kernels else {})
+    return TraceTable(table | ({"kernels": of_kernels} if kernels else {}))
 
 
 def _sums(x, reference):

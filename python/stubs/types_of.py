@@ -80,6 +80,11 @@ class CompileError(RuntimeError):
     log: str
     numbered_source: str
 
+class TraceTable(dict[str, Any]):
+    def rows(self) -> list[tuple[str, str, float, float]]: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    def to_pandas(self) -> Any: ...
+
 class sdpa(TorchFunctionMode):
     fallback: Literal["torch"] | None
     options: dict[str, Any]
@@ -194,7 +199,7 @@ RETURNS = {
     "compare_precisions": "list[PrecisionFigures]", "export_records": "int",
     "import_records": "dict[str, int]",
     "bench": "BenchResult", "text": "str", "data": "dict[str, Any]",
-    "trace": "dict[str, Any]", "doctor": "dict[str, Any]",
+    "trace": "TraceTable", "doctor": "dict[str, Any]",
     "named_inputs": "Inputs | tuple[Tensor, Tensor, Tensor, Tensor]", "random_inputs": "Inputs",
     "round_to": "NDArray[np.float32]", "exact": "dict[str, NDArray[np.float64] | None]",
     "emulate": "dict[str, NDArray[np.float32] | None]",

@@ -374,6 +374,7 @@ Inputs named_inputs(const InputKind& kind, const Problem& problem, int head_dim,
   if (const int least = facts_of(kind.distribution).least_channels; head_dim < least)
     throw SpecError("the inputs '" + name + "' need a head dimension of at least " +
                     std::to_string(least) + "; it is " + std::to_string(head_dim));
+  check_size_of_inputs(problem, head_dim);
   Draft draft(kind, problem, head_dim, seed);
   draft.shape(dtype);
   return draft.rounded(dtype);

@@ -1,6 +1,6 @@
 """Captures q, k, v and dO of attention layers on a real batch and traces their errors.
 
-    python -m sagebwd.experiments.capture --checkpoint model.pt --text a.txt --out bench/results
+    python -m sagebwd.experiments.capture --checkpoint model.pt --text a.txt --out results
 
 Queries and keys are taken after QK-norm and rotary positions: just what attention is handed. The
 table stands beside the paper's Table 2, one layer of its trained 325M Llama.
@@ -191,6 +191,7 @@ def write_traces(captured: list[Captured], layers: list[int], path: Path, record
     record["mean_over_layers"] = mean_over_layers(record["layers"])
     write_json(path, record)
     print(table("mean", record["mean_over_layers"]))
+    print(f"written to {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

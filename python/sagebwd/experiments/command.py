@@ -73,9 +73,11 @@ def check_outputs(options: argparse.Namespace) -> None:
             raise ValueError(f"{there} is a file: name a folder for what is written")
         check_writable(there)
     if save := given.get("save"):
-        if (save.exists() and not save.is_file()) or not save.parent.is_dir():
-            raise ValueError(f"--save {save}: name a file in a folder that is there")
-        check_writable(save.parent)
+        of_out = save.parent.absolute() == options.out.absolute()  # which is made if it is missing
+        if (save.exists() and not save.is_file()) or not (of_out or save.parent.is_dir()):
+            raise ValueError(f"--save {save}: name a file in a folder that is there, or in --out")
+        if not of_out:
+            check_writable(save.parent)
     if (name := given.get("name")) and Path(name).name != name:
         raise ValueError(f"--name {name}: pass a name without folders; --out is the folder")
 

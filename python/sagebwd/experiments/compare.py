@@ -1,6 +1,6 @@
 """Trains the same model with several attentions, one after another, on the same batches.
 
-    python -m sagebwd.experiments.compare --text a.txt b.txt --out bench/results
+    python -m sagebwd.experiments.compare --text a.txt b.txt --out results
 
 A run is written ``NAME[:OPTION,...]``; two options belong to the run, not to the attention:
 ``seed=N`` (a second seed shows how far noise alone moves the curve) and ``steps=N``.

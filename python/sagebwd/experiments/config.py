@@ -99,8 +99,8 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """The options shared by train, compare and capture."""
     config = TrainConfig()
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files to read")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"),
-                        help="folder for the files that are written (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("results"),
+                        help="folder for the files that are written (default: results)")
     cuda = torch is not None and torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu",
                         help="cuda, cuda:N or cpu (default: cuda if there is a GPU)")

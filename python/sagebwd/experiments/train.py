@@ -1,6 +1,6 @@
 """Trains the language model on text files, with attention chosen by name.
 
-    python -m sagebwd.experiments.train --attention sagebwd --text a.txt --out bench/results
+    python -m sagebwd.experiments.train --attention sagebwd --text a.txt --out results
 
 The same seed gives the same weights and the same batches for every attention.
 """
