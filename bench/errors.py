@@ -61,8 +61,8 @@ OWN_LIMITS = {
     "sink": {"O": 0.010, "dQ": 0.020, "dK": 0.023},
     "large first key": {"dQ": 0.03},
     "large first key, causal": {"dQ": 0.03},
-    # Numerics 1 to 4 gathered a common offset in one channel, with errors of 0.11 to 0.22. The limits
-    # are the errors of numerics 5, emulated on the same inputs, plus the margin.
+    # Numerics 1 to 4 gathered a common offset in one channel, with errors of 0.11 to 0.22. The
+    # limits are the errors of numerics 5, emulated on the same inputs, plus the margin.
     "alternating keys": dict(zip(TENSORS, (0.041, 0.101, 0.041, 0.041))),
     "common offset": dict(zip(TENSORS, (0.030, 0.032, 0.042, 0.028))),
 }
