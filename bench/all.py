@@ -45,13 +45,13 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def run(name: str, out: Path) -> int:
-    """One benchmark as if by its own command, which is what its record shall say."""
+    """Runs one benchmark as its own command would, so that its record says that command."""
     words = ["--out", str(out / BENCHMARKS[name])]
     own = sys.argv
     sys.argv = [f"{name}.py", *words]
     try:
         return importlib.import_module(name).main(words)
-    except SystemExit as refused:  # it has said what it lacks
+    except SystemExit as refused:  # it has printed what it lacks
         return 2 if refused.code is None else int(refused.code)
     except Exception as error:  # the others are still measured
         print_failure(name, error)

@@ -44,9 +44,9 @@ import sagebwd
 from sagebwd import forms
 from sagebwd.experiments.environment import brief, print_failure
 
-#: What the package raises for what it does not build, or what NVRTC made of it.
+#: Raised for operations that the package does not build, or whose kernels spill.
 REFUSALS = (sagebwd.SpecError, sagebwd.CompileError, NotImplementedError)
-#: As many wrong cases are enough to look at.
+#: At most so many wrong cases are listed.
 MOST_WRONG = 100
 
 
@@ -84,7 +84,7 @@ def expected_of(case: Case, given: Given) -> tuple[dict[str, Tensor], oracle.Tru
 
 
 def truth_of(case: Case, given: Given) -> oracle.Truth:
-    """Of sequences of one length."""
+    """The reference for sequences of one length."""
     q, k = given.q, given.k
     seen = oracle.visible(q.shape[2], k.shape[2], case.spec["causal"], *case.window, q.device)
     scale = q.shape[3] ** -0.5 if case.softmax_scale is None else case.softmax_scale
@@ -171,7 +171,7 @@ def outcome_of(case: Case, device: str) -> dict:
 
 
 def outcomes(cases: Iterable[Case], refused: list[dict], device: str, jobs: int) -> Iterator[dict]:
-    """Of each case, by so many processes: most of a case's time is the host's."""
+    """The outcome of each case, in several processes, because the host needs most of the time."""
     one = functools.partial(_outcome_unless_refused, refused, device)
     if jobs == 1:
         yield from map(one, cases)
@@ -196,7 +196,7 @@ def _poison_for_good() -> None:
 
 
 def warm_up_all(specs: list[dict], device: str, record: Record) -> list[dict]:
-    """Those of the specs whose kernels were refused."""
+    """The specs whose kernels were refused."""
     refused = []
     for family in CHOICES["family"]:
         mine = [spec for spec in specs if spec["family"] == family]

@@ -19,7 +19,7 @@ from harness import Record, first_cores, parse, parser, run_json
 from sagebwd.experiments.environment import brief
 
 COLD_LIMIT_MS = 2000.0
-#: Of a new process that does nothing else, from its start to its end.
+#: Limit for a new process that does nothing else, from its start to its end.
 DISK_LIMIT_MS = 10.0
 LOOKUP_LIMIT_NS = 2000.0
 SPECS = {

@@ -51,7 +51,7 @@ class Emulated:
 
 
 def with_emulated_gradients(forward_of: type) -> type:
-    """Doors whose forward is that of others, and whose gradients are emulated from what it gives.
+    """Doors with the forward of others, and with gradients that are emulated from its results.
 
     Kernels' gradients are compared with these: an integer that the forward rounds to the other side
     moves both alike.
@@ -162,7 +162,7 @@ def attend(doors, case: Case, given: Given, layout: str = "bhsd") -> dict[str, T
 
 def _halves(doors, case: Case, inputs: tuple, dout, dlse, options: dict) -> tuple:
     out, lse = doors.forward(*inputs, **options)
-    # Whose out and lse these are makes a difference to dq: those of exactly these keys.
+    # dq depends on whether out and lse belong to exactly these keys, as they do here.
     part = (out, lse) if dlse is not None and options["k_mean"] is not None else None
     gradients = doors.backward(dout, *inputs, out, lse, dlse=dlse, part=part, **options)
     return out, lse, gradients

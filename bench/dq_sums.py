@@ -38,7 +38,7 @@ def added(parts, dtype):
 
 
 def error(n, d, seed=1):
-    """Of all queries together, and of the worst one."""
+    """The errors of all queries together, and of the worst one."""
     draw = np.random.default_rng(seed)
     parts, bounds = parts_of(n, d, draw)
     exact = parts.sum(axis=0)

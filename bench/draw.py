@@ -18,17 +18,17 @@ LENGTHS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 2
 MOST_TOKENS, MOST_HEADS = 2000, 70
 WINDOWS = (0, 1, 30, 63, 64, 65, 128, 200, 600)
 TENSORS = ("q", "k", "v", "dout")
-#: How tokens lie in memory: whole tensors in either order, with room between tokens, beside others,
+#: Layouts in memory: whole tensors in either order, with room between tokens, as slices of others,
 #: and with strides of zero.
 STRIDES = ("heads first", "tokens first", "room between tokens", "slice of qkv", "one head for all",
            "one batch for all")  # fmt: skip
-#: Of gradients, which autograd hands over with any strides, also these.
+#: Further layouts of gradients, which autograd passes with any strides.
 STRIDES_OF_DOUT = (*STRIDES, "channels apart", "one number for all")
 VALUES = ("gaussian", "one-hot", "duplicates", "alternating", "one huge token", "few tokens",
           "few numbers", "common offset")  # fmt: skip
 DOORS = ("halves", "autograd", "parts")
-#: How the backward of a part of the keys knows of the others: `part=`, a mean that all share, by
-#: `merge` and autograd, or not at all, where keys are not smoothed.
+#: How the backward of a part of the keys takes the others into account: `part=`, a shared mean,
+#: `merge` and autograd, or nothing, if keys are not smoothed.
 TOLD = ("part", "mean", "autograd", "nothing")
 DLSE = ("none", "with dout", "alone")
 MEANS = ("own", "near", "far", "zero")
@@ -42,7 +42,7 @@ LEAST_GRADIENT = 1e-31
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where the sequences of a call lie, and how many of their tokens count."""
+    """Where the sequences of a call lie, and how many of their tokens are used."""
 
     said_by: str  #: 'seqused' of a padded batch; 'cu_seqlens' of packed ones; 'both'
     used: tuple[tuple[int, int], ...]  #: queries and keys of each that count
@@ -86,7 +86,7 @@ class Case:
     seed: int
 
     def options(self) -> dict:
-        """Those that neither tensors nor other keywords say."""
+        """The options that follow neither from the tensors nor from other keywords."""
         options = {key: value for key, value in self.spec.items() if key not in NOT_OPTIONS}
         options |= dict(zip(("window_left", "window_right"), self.window))
         if self.says_group_q:
@@ -189,7 +189,7 @@ def _sizes(rng: random.Random, spec: dict, scores: int) -> tuple[int, ...]:
 def _sequences(
     rng: random.Random, count: int, seq_q: int, seq_kv: int, door: str, spec: dict
 ) -> Sequences:
-    """At most `seq_q` queries and `seq_kv` keys of each."""
+    """Sequences of at most `seq_q` queries and `seq_kv` keys."""
     said_by = "seqused" if door == "parts" else rng.choice(("seqused", "cu_seqlens", "both"))
     used = [(rng.choice((0, seq_q, *(rng.randint(0, seq_q) for _ in range(4)))),
              rng.choice((0, seq_kv, rng.randint(0, seq_kv)))) for _ in range(count)]
@@ -213,7 +213,7 @@ def _sequences(
 
 
 def _window(rng: random.Random, spec: dict, tokens: int) -> tuple[int | None, int | None]:
-    """Of the sizes where kernels' tiles end, or any that some query notices."""
+    """A window at the ends of tiles, or any other that hides a key from some query."""
 
     def size() -> int:
         return rng.choice(WINDOWS) if rng.random() < 0.5 else rng.randint(0, tokens)

@@ -59,13 +59,13 @@ ROW_OF_NUMERICS_1 = {
 }
 #: What an input may cost beyond numerics 1's `row`.
 MARGIN = 1.1
-#: Where numerics 1 failed: limits of their own, in place of the table's.
+#: Inputs on which numerics 1 failed have limits of their own instead of the table's.
 OWN_LIMITS = {
     "sink": {"O": 0.010, "dQ": 0.020, "dK": 0.023},
     "large first key": {"dQ": 0.03},
     "large first key, causal": {"dQ": 0.03},
-    # Numerics 1 to 4 gathered in one channel what all have in common: .11 to .22. The emulation of
-    # numerics 5 on these very inputs, and the margin.
+    # Numerics 1 to 4 gathered a common offset in one channel, with errors of 0.11 to 0.22. The
+    # limits are the errors of numerics 5, emulated on the same inputs, plus the margin.
     "alternating keys": dict(zip(TENSORS, (0.041, 0.101, 0.041, 0.041))),
     "common offset": dict(zip(TENSORS, (0.030, 0.032, 0.042, 0.028))),
 }
@@ -82,7 +82,7 @@ PLANS = {
     "row dv16": {"precision": "dv16"},
     "row gradients16": {"precision": "gradients16"},
 }
-#: Beside the plans: finer groups, and the paper's granularity, which no limit binds.
+#: Besides the precisions: finer groups, and the paper's granularity. They have no limits.
 GRANULARITIES = {
     "row 64x64": {"group_q": 64, "group_kv": 64},
     "block 128x64": {"granularity": "block"},
@@ -185,7 +185,7 @@ def measure(given: Input, record: Record, options) -> list[dict]:
 
 
 def judged(given: Input, scheme: str, spec: dict, tensors, exact: Attended, options) -> dict:
-    """What a scheme's row holds beside its name."""
+    """The fields of a scheme's row, except its name."""
     found = subject_of(options.device)(*tensors, causal=given.causal, **spec)
     expected = emulated(*tensors, causal=given.causal, given=found, **spec)
     errors = per_head(found, exact)

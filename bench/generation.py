@@ -2,7 +2,7 @@
 
     python bench/generation.py
 
-A call quantises all keys and values anew, which by itself reads and writes more memory than 16-bit
+A call quantises all keys and values again, which by itself reads and writes more memory than 16-bit
 attention reads. The record says what that costs, and so why there is no KV cache.
 """
 

@@ -39,7 +39,7 @@ def suite(name: str, ran: Ran, outcomes: dict[str, str]) -> dict:
 
 
 def googletest(binary: Path, timeout: int, folder: Path, shards: int) -> dict:
-    """In `shards` processes at a time: most of a test's time is its reference's, on the CPU."""
+    """Runs `shards` processes at a time, because tests mostly wait for their CPU references."""
     def shard(index: int) -> Ran:
         return run([binary, f"--gtest_output=json:{folder / str(index)}.json"], timeout=timeout,
                    show=True, GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(index))
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     record = Record(options.out)
     runs = ((googletest, options.program, options.shards),
             (pytest, options.tests or root / "tests/gpu_python", options.processes))
-    # At the same time: one waits for its references on the CPU, the other for Python.
+    # Both at once, because one waits for its CPU references and the other for Python.
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(runs)) as pool:
         suites = list(pool.map(
             lambda run: run[0](run[1], options.timeout, Path(folder), run[2]), runs))

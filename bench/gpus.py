@@ -63,6 +63,6 @@ GPUS = (
     Gpu("RTX 4090", "sm_89", 128, 2.520, 128, 2048, 512, 1024),
     Gpu("RTX 5090", "sm_120", 170, 2.407, 128, 2048, 512, 1024),
     Gpu("H100, H200", "sm_90a", 132, 1.830, 128, 8192, 4096, 8192, mma_share=MMA_SHARE),
-    # What mma.sync reaches there is not published: its bounds are those of tcgen05.
+    # The rates of mma.sync are not published, so the limits are those of tcgen05.
     Gpu("B200", "sm_100", 148, 1.850, 128, 16384, 8192, 16384),
 )

@@ -83,8 +83,8 @@ def sides(kind: str, precision: str, block_q: int, block_kv: int,
 
 
 def multiplications_a_score(kernel: Kernel) -> int:
-    """Of the main loop's products; in ws 16 more give the forward's S and a split backward's dP
-    what they start from."""
+    """Products of the main loop. In ws there are 16 more, which write the starting values of the
+    forward's S and of a split backward's dP."""
     started = kernel.kind in ("forward", "backward_dq", "backward_dkv")
     start = 16 if started and kernel.fields["family"] == "ws" else 0
     return kernel["head_dim"] * PRODUCTS[kernel.kind] + start
@@ -110,7 +110,7 @@ def kept_kernels(folder: Path) -> Iterator[Kernel]:
 
 
 def compiled(tool: Path, arch: str, words: list[str]) -> list[Kernel]:
-    """The default kernels of an architecture, compiled anew: of split backwards, and of those that
+    """The default kernels of an architecture, compiled again: of split backwards, and of those that
     are fused without `deterministic`."""
     with tempfile.TemporaryDirectory() as cache:
         for more in [], ["--no-deterministic"]:
@@ -132,7 +132,7 @@ def words_of(tool: Path, option: str) -> list[str]:
 
 
 def find_nvdisasm() -> Path | None:
-    """On the PATH, or in NVIDIA's package beside this Python's others."""
+    """nvdisasm on the PATH, or in NVIDIA's package for this Python."""
     if on_path := shutil.which("nvdisasm"):
         return Path(on_path)
     folder = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
@@ -158,8 +158,8 @@ def disassemble(nvdisasm: Path, cubin: bytes) -> list[Function]:
 
 
 def outside_of_loop(function: Function, loop: Loop) -> int:
-    """What a warp executes besides whole turns: from the start to the loop and from it to the end,
-    less the turn that ends there."""
+    """The instructions of a warp outside whole turns: before the loop, and after it (without the
+    turn that ends there)."""
     before, last = function.path(0, loop.first), function.path(loop.first, None)
     if not before or not last:
         raise SassError(f"{function.name}: no path through its main loop")
@@ -167,7 +167,7 @@ def outside_of_loop(function: Function, loop: Loop) -> int:
 
 
 def clocks(gpu: Gpu, kernel: Kernel, body: Executed, scores: int) -> dict[str, float]:
-    """The least clocks of one SM for a score, by what it may have to wait for."""
+    """The fewest clocks of one SM per score, for each pipe that it may have to wait for."""
     lanes = {pipe: 32 * count for pipe, count in body.by_pipe().items()}
     imads = 32 * body.total(lambda i: i.base == "IMAD")
     tensor = body.total(lambda i: 2 * i.macs / gpu.tensor_rate(i.base) if i.macs else 0)
@@ -276,7 +276,7 @@ def steps_of_blocks(row: dict, blocks: int, seq_kv: int | None, heads: int) -> i
 
 
 def check(path: Path, rows: list[dict], seq_kv: int | None, heads: int) -> list[dict]:
-    """Each launch of a kernel that the record knows: executed, predicted, and how far apart."""
+    """Each launch of a kernel that the record knows: executed, predicted, and the difference."""
     found = []
     for launch in counted(path):
         digits = launch["cc"].replace(".", "")

@@ -28,7 +28,7 @@ WHOLE = (1.1, 0.01)
 ROW = (1.5, 0.05)
 LSE = (1.5, 2e-3)
 #: Their distance itself: a part that every input has, as the emulation in FP64 and in FP32 differ
-#: by up to .004, and one for each unit of the error, as few probabilities decide where it is large.
+#: by up to 0.004, and one for each unit of the error: where it is large, few probabilities decide.
 TO_EMULATION = (0.02, 0.05)
 #: All of these are wider by so much for each unit of `Truth.reach`: scores are rounded to FP32, and
 #: those of mma.sync start from 1.5 * 2^23 units, whose product with the unit is rounded once more.
@@ -47,7 +47,7 @@ EXPLAINED_LSE = (3, 2e-3)
 #: Results this small lie below what a type holds, or what kernels tell from zero.
 LEAST = {torch.bfloat16: 2.0**-116, torch.float16: 2.0**-20}
 
-#: Errors are listed beyond this, and this many times those of 16-bit attention.
+#: Errors are listed if they exceed this, and this multiple of those of 16-bit attention.
 LARGE = (0.05, 16)
 
 
@@ -62,7 +62,7 @@ def judge(found: dict[str, Tensor], expected: dict[str, Tensor], truth: Truth) -
         given = (found[name], expected[name], truth.sixteen[name], *(x[name] for x in truth.rough))
         results = torch.stack([x.double() for x in given])
         reference = truth.exact[name]
-        # Where a number leaves the type, there is nothing to compare.
+        # Numbers that overflow the type are not compared.
         left = reference.abs() > 0.9 * torch.finfo(truth.dtype).max
         results = results.masked_fill(left, 0)
         reference, scale = (x.masked_fill(left, 0) for x in (reference, scale))
@@ -153,7 +153,7 @@ def _errors(
 
 
 def _apart(difference: Tensor, scale: Tensor, least: float) -> float:
-    """How far two results are from each other, without the rows that tipped over."""
+    """The distance of two results, without the rows that tipped over."""
     rows = difference.norm(dim=-1).flatten()
     rows = rows.sort().values[: len(rows) - int(TIPPED_OVER * len(rows))]
     return float(rows.norm() / _size(scale, least))

@@ -35,7 +35,7 @@ def counters_of(text: str) -> dict[str, int]:
 
 
 def without_folders(text: str) -> str:
-    """Records are committed: paths of a machine are nobody's business."""
+    """The text without the paths of this machine, because records are committed."""
     return re.sub(r"/[^ ,]*/", "", text)
 
 

@@ -61,7 +61,7 @@ def spans(tokens: int, batch: int, firsts: Tensor | None, used: Tensor | None) -
 
 @dataclass(frozen=True)
 class Truth:
-    """Of one call; tensors by name: O, dQ, dK, dV, dSink, in FP64."""
+    """The exact results of one call, by name: O, dQ, dK, dV, dSink, in FP64."""
 
     exact: dict[str, Tensor]  #: and lse
     #: Of each element the root of the sum of the squares of the terms that it sums, or itself where
@@ -150,7 +150,7 @@ def attention(
 
 
 def _over_group(x: Tensor) -> Tensor:
-    """Of gradients of keys, the sum over the queries' heads that read them."""
+    """The gradients of keys, summed over the query heads that read them."""
     return x.sum(2, keepdim=True)
 
 

@@ -52,7 +52,8 @@ def plot_speed(path: Path) -> Path:
 
 
 def plot_grid(path: Path) -> Path:
-    """Speed beside cuDNN, time and memory of a head, over lengths: a column a head dimension."""
+    """Speed relative to cuDNN, and time and memory per head, over lengths. One column per head
+    dimension."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -12,7 +12,7 @@ from needs_torch import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: At most so many queries or keys share a scale.
+#: At most this many queries or keys share a scale.
 TOKENS = 128
 #: A channel has one scale for so many tokens.
 UNIT = 256

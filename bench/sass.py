@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-#: In the order of tables; `other` is control, barriers, constants and special registers.
+#: Pipes in the order of the tables; `other` is control, barriers, constants and special registers.
 PIPES = ("fma", "alu", "xu", "lsu", "tensor", "uniform", "other")
 
 
@@ -109,7 +109,7 @@ class Instruction:
         if self.of_warpgroup:
             rows, columns, depth = self.shape
             values = columns * depth
-            # Where A is in registers, they stand between the sums and the descriptor of B.
+            # If A is in registers, they stand between the sums and the descriptor of B.
             if re.match(r"\s*R\d+, gdesc", self.operands):
                 values += rows * depth
             return values * (1 if self.base[0] in "IQ" else 2) // 4
@@ -213,7 +213,7 @@ class Function:
             elif following not in seen and (at, following) not in closed and at != following:
                 seen.add(following)
                 stack.append((following, iter(self.successors[following])))
-        for at in order:  # whoever follows comes first
+        for at in order:  # successors come first
             here = self.code[at]
             ends = at == stop if stop is not None else here.base == "EXIT" and here.guard != "!PT"
             choices = [] if at == stop else [
@@ -323,9 +323,9 @@ def main_loop(function: Function, macs_per_step: int) -> Loop:
 
 
 def change_of_units(function: Function, loop: Loop) -> Counter:
-    """Instructions that the visit of a unit's tokens takes beside the loop's turns: what lies
-    between the loop's end and its next beginning, in a loop around it, or else what a turn with the
-    most barriers, or words written to shared memory, has and an ordinary one has not."""
+    """Instructions per unit of tokens outside the turns of the loop: those between the end of the
+    loop and its next beginning, in a loop around it; or else those by which the turn with the most
+    barriers, or with the most words written to shared memory, exceeds an ordinary one."""
     code, ordinary = function.code, function.path(loop.first, loop.last)
     exits = [exit for at in ordinary for exit in function.successors[at] if exit not in ordinary]
     for last, first in sorted(function.back_edges(), key=lambda edge: -edge[1]):

@@ -14,7 +14,7 @@ from needs_torch import torch
 
 from sagebwd.options import PRECISIONS
 
-#: By one that each set of kernels is warmed up with: the head dimensions that it serves.
+#: The head dimensions that a set of kernels serves, by the one with which it is warmed up.
 HEAD_DIMS = {40: range(32, 64, 8), 64: (64,), 80: range(72, 128, 8), 128: (128,),
              160: range(136, 256, 8), 256: (256,)}  # fmt: skip
 #: Options that are chosen together, because few combinations of them are built.
@@ -39,9 +39,9 @@ CHOICES = {
         ("block", "", False, 0, False), ("block", "", False, 0, True),
         ("block", "left", False, 0, False), ("block", "right", False, 0, False)),
 }  # fmt: skip
-#: Of a spec, what tensors and other keywords say.
+#: Fields of a spec that follow from tensors or other keywords.
 NOT_OPTIONS = ("head_dim", "dtype", "window", "packed", "family")
-#: How many combinations are looked at for each spec: all would be 100,000.
+#: How many combinations are tried per spec, of about 100,000.
 CANDIDATES = 400
 
 
@@ -90,7 +90,7 @@ def spec_of(choice: tuple) -> dict:
 
 
 def has_fp16_sums(device: str) -> bool:
-    """Whether dq_sums='fp16' has a kernel there; the emulation computes what it means anywhere."""
+    """Whether dq_sums='fp16' has a kernel on the device; the emulation runs anywhere."""
     if torch.device(device).type != "cuda":
         return True
     return torch.cuda.get_device_capability(device) == (9, 0)

@@ -41,7 +41,7 @@ DETERMINISTIC = ", deterministic"  #: behind a peer's name
 #: Tokens of the longest sequences that FP64 is asked about; others are compared with FA2 alone.
 LONGEST_EXACT = 8192
 #: Of any output against FlashAttention-2's, on unit normal inputs: more is a wrong kernel, whose
-#: speed means nothing. By the emulation INT8 itself costs .018 under `row`, .059 under `block`.
+#: speed means nothing. By the emulation INT8 itself costs 0.018 under `row`, 0.059 under `block`.
 LARGEST_ERROR = {"row": 0.03, "block": 0.08}
 
 

@@ -1,6 +1,6 @@
 //===- sagebwd.cpp - The operation for C ------------------------------------===//
 //
-// Nothing is decided here. No exception crosses the line: each becomes a status and a message.
+// This file decides nothing. It turns every exception into a status and a message.
 //
 //===----------------------------------------------------------------------===//
 #pragma GCC visibility push(default)
@@ -15,7 +15,7 @@
 
 using namespace sagebwd;
 
-/// Wrong use is wrong use without a driver as well.
+/// Wrong use is reported without a driver, too.
 static AttentionSpec checked(const char* text) { return *resolved(parse_spec(text)); }
 
 struct sagebwd_operation {
@@ -69,10 +69,10 @@ template <typename T> T& given(T* pointer, const char* name) {
   return *pointer;
 }
 
-/// Whatever is longer was never set.
+/// A larger size means that the caller did not set it.
 constexpr size_t kMostBytes = 4096;
 
-/// As callers of this version have it; what those of a later one add must be zeros.
+/// The struct of this version. Members that a later version appends must be zeros.
 template <typename Args> Args arguments(const Args* pointer) {
   const size_t size = given(pointer, "args").struct_size;
   const char* bytes = reinterpret_cast<const char*>(pointer);

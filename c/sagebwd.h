@@ -15,34 +15,41 @@
 extern "C" {
 #endif
 
-/** What a call came to. Numbers keep their meaning; later versions may have more of them. */
+/** The version of this header; sagebwd_version() is that of the library that was found. */
+#define SAGEBWD_VERSION_MAJOR 0
+#define SAGEBWD_VERSION_MINOR 1
+#define SAGEBWD_VERSION_PATCH 0
+#define SAGEBWD_VERSION_STRING "0.1.0"
+
+/** The result of a call. Numbers keep their meaning; later versions may add more. */
 typedef enum sagebwd_status {
   SAGEBWD_OK = 0,
-  SAGEBWD_INVALID = 1,    /**< what was given cannot be computed; nothing was launched */
-  SAGEBWD_NO_LIBRARY = 2, /**< no CUDA driver, GPU or NVRTC that would do */
+  SAGEBWD_INVALID = 1,    /**< the arguments are not supported; nothing was launched */
+  SAGEBWD_NO_LIBRARY = 2, /**< no suitable CUDA driver, GPU or NVRTC */
   SAGEBWD_OFFLINE = 3,    /**< SAGEBWD_OFFLINE is set, and a kernel is not in the cache */
   SAGEBWD_COMPILE = 4,    /**< a kernel does not compile: please report it */
   SAGEBWD_DRIVER = 5,     /**< a call of the CUDA driver failed */
   SAGEBWD_FAILED = 6      /**< anything else, such as memory running out */
 } sagebwd_status;
 
-/** What this thread's last call that was not SAGEBWD_OK has to say: what was given, what is
- * supported, what to do. Empty before there is one; valid until the next. */
+/** The message of this thread's last call that was not SAGEBWD_OK: what was given, what is
+ * supported, what to do. Empty before the first such call; valid until the next one. */
 const char* sagebwd_last_error(void);
 
 /** Such as "1.2.3". */
 const char* sagebwd_version(void);
 
-/** One operation on one device; any number of threads may use it at a time. */
+/** One operation on one device. Any number of threads may use it at the same time. */
 typedef struct sagebwd_operation sagebwd_operation;
 
-/** `spec` is one whole line of text, as messages and Python's sagebwd.Spec print it. */
+/** Makes an operation. `spec` is one line of text: as messages and Python's sagebwd.Spec print it,
+ * or some of its words, such as "d64 causal=top-left no-rotate"; the others have their defaults. */
 sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** operation);
-/** Null is nothing to destroy. */
+/** Destroys an operation; null is allowed. */
 void sagebwd_destroy(sagebwd_operation* operation);
-/** The line in full; null for null. Lives as long as the operation. */
+/** The complete line; null for null. It is valid as long as the operation exists. */
 const char* sagebwd_spec(const sagebwd_operation* operation);
-/** Compiles or loads every kernel: after it, calls can be captured into a CUDA graph. */
+/** Compiles or loads every kernel. Afterwards calls can be captured into a CUDA graph. */
 sagebwd_status sagebwd_warmup(sagebwd_operation* operation, int backward);
 
 /** Lengths in tokens. */
@@ -50,7 +57,7 @@ typedef struct sagebwd_problem {
   int64_t batch, heads, heads_kv, seq_q, seq_kv;
 } sagebwd_problem;
 
-/** Bytes of device memory that the passes need; a null result is not asked for. */
+/** Gives the bytes of device memory that the passes need; `forward` or `backward` may be null. */
 sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,
                                        const sagebwd_problem* problem, size_t* forward,
                                        size_t* backward);
@@ -62,11 +69,11 @@ typedef struct sagebwd_tensor {
   int64_t stride_b, stride_h, stride_s;
 } sagebwd_tensor;
 
-/** Of a packed spec; anything but zeros is SAGEBWD_INVALID for others. */
+/** For specs that are packed. All zeros for others, which else give SAGEBWD_INVALID. */
 typedef struct sagebwd_packing {
   const int32_t *first_queries, *first_keys; /**< device memory, (sequences + 1) */
   const int32_t *lengths_q, *lengths_kv;     /**< device memory, (sequences), or null */
-  int apart; /**< 0: one behind the other; 1: sequences of a batch, padded to one length */
+  int apart; /**< 0: one after the other; 1: sequences of a batch, padded to one length */
 } sagebwd_packing;
 
 typedef struct sagebwd_forward_args {
@@ -75,7 +82,7 @@ typedef struct sagebwd_forward_args {
   sagebwd_tensor q, k, v, out;
   float* lse; /**< (batch, heads, query) contiguous */
   sagebwd_packing packing;
-  int value_dim; /**< channels of v and out; 0: as many as q has */
+  int value_dim; /**< channels of v and out; 0 means as many as q has */
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {

@@ -13,6 +13,7 @@
 #include "cache/untrusted.h"
 #include "cache/whole_file.h"
 
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 
 #include <algorithm>
@@ -49,14 +50,18 @@ constexpr const char* kAgain = "; copy it again, or build it again with 'sagebwd
 //===--- Reading ----------------------------------------------------------===//
 
 /// Why a file must not be trusted, or empty.
-std::string reason_to_refuse_pack(const struct stat& info, const std::string& path) {
+std::string reason_to_refuse_pack(const struct stat& info, const std::string& path,
+                                  const std::vector<uint32_t>& trusted) {
   const std::string quoted = "'" + path + "'";
   if (!S_ISREG(info.st_mode))
     return S_ISDIR(info.st_mode) ? "it is a directory, not a pack" : "it is no regular file";
-  if (info.st_uid != ::geteuid() && info.st_uid != 0)
-    return "it belongs to user " + std::to_string(info.st_uid) + ", who is neither user " +
-           std::to_string(::geteuid()) + " of this process nor root, and a pack holds code; if " +
-           "you trust it, make a copy of your own with cp, or as root run: chown root " + quoted;
+  const bool is_trusted = llvm::is_contained(trusted, info.st_uid);
+  if (const std::string owner = std::to_string(info.st_uid);
+      info.st_uid != ::geteuid() && info.st_uid != 0 && !is_trusted)
+    return "it belongs to user " + owner + ", who is neither user " + std::to_string(::geteuid()) +
+           " of this process nor root, and a pack holds code; if you trust that user with " +
+           "whatever your processes may do, set SAGEBWD_TRUSTED_OWNERS=" + owner +
+           "; else make a copy of your own with cp, or as root run: chown root " + quoted;
   if (info.st_mode & (S_IWGRP | S_IWOTH))
     return "other users may write it, and a pack holds code; if you trust what is in it now, " +
            ("run: chmod go-w " + quoted);
@@ -122,7 +127,8 @@ void Pack::File::read_index() {
          ": " + truncated);
 }
 
-std::shared_ptr<const Pack> Pack::open(const std::string& path) {
+std::shared_ptr<const Pack> Pack::open(const std::string& path,
+                                       const std::vector<uint32_t>& trusted) {
   auto file = std::make_unique<File>();
   file->path = path;
   // O_NONBLOCK: opening a FIFO must not wait for its writer. A link is fine: what it leads to is
@@ -136,7 +142,7 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path) {
                                   "SAGEBWD_CACHE_PACKS a colon ends one)"
                                 : ""));
   }
-  if (std::string why = reason_to_refuse_pack(info, path); !why.empty())
+  if (std::string why = reason_to_refuse_pack(info, path, trusted); !why.empty())
     file->fail(why);
   file->bytes = static_cast<uint64_t>(info.st_size);
   file->read_index();

@@ -28,8 +28,10 @@ class Pack {
 public:
   /// Reads and checks the header and the index, not the contents: they are checked as they are
   /// read. Raises PackError: no such file, no pack, another format version, truncated, owned by
-  /// neither this user nor root, or writable by others (a cubin is code).
-  static std::shared_ptr<const Pack> open(const std::string& path);
+  /// neither this user, root nor one of the `trusted` users, or writable by others (a cubin is
+  /// code).
+  static std::shared_ptr<const Pack> open(const std::string& path,
+                                          const std::vector<uint32_t>& trusted = {});
   ~Pack();
   Pack(const Pack&) = delete;
   Pack& operator=(const Pack&) = delete;

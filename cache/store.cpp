@@ -54,11 +54,14 @@ CacheStore::CacheStore(StoreOptions options) : options_(std::move(options)) {
                          : reason_to_refuse(options_.directory);
 }
 
-std::optional<CacheEntry> CacheStore::load(const CacheKey& key, const Accept& accept) {
+std::optional<CacheEntry> CacheStore::load(const CacheKey& key, const Accept& accept,
+                                           std::string* place) {
   std::optional<CacheEntry> entry = find_in_directory(key, accept);
   const bool in_directory = entry.has_value();
+  if (in_directory && place)
+    *place = directory();
   if (!entry)
-    entry = find_in_packs(key, accept);
+    entry = find_in_packs(key, accept, place);
   ++(in_directory ? counters_.hits : entry ? counters_.pack_hits : counters_.misses);
   return entry;
 }
@@ -97,7 +100,8 @@ std::string CacheStore::objection(const CacheKey& key) const {
   return file.why;
 }
 
-std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key, const Accept& accept) {
+std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key, const Accept& accept,
+                                                    std::string* place) {
   for (const std::shared_ptr<const Pack>& pack : packs()) {
     std::optional<std::string> bytes = pack->read(key.digest);
     if (!bytes)
@@ -106,8 +110,11 @@ std::optional<CacheEntry> CacheStore::find_in_packs(const CacheKey& key, const A
     std::optional<CacheEntry> entry = deserialize(*bytes, key, &why);
     if (!entry)
       raise_bad_item(*pack, "kernel " + key.digest, why);
-    if (!accept || accept(*entry))
+    if (!accept || accept(*entry)) {
+      if (place)
+        *place = pack->path();
       return entry;
+    }
   }
   return std::nullopt;
 }
@@ -203,7 +210,7 @@ const std::vector<std::shared_ptr<const Pack>>& CacheStore::packs() {
   if (!packs_open_) {
     std::vector<std::shared_ptr<const Pack>> opened;
     for (const std::string& path : options_.packs)
-      opened.push_back(Pack::open(path));
+      opened.push_back(Pack::open(path, options_.trusted_owners));
     packs_ = std::move(opened);
     packs_open_ = true;
   }

@@ -43,7 +43,8 @@ std::string to_string(const CacheCounters&);
 struct StoreOptions {
   std::string directory; ///< empty: none
   std::vector<std::string> packs = {};
-  uint64_t byte_limit = uint64_t{1} << 30; ///< of the directory's entries; 0: none
+  std::vector<uint32_t> trusted_owners = {}; ///< of packs, beside this user and root
+  uint64_t byte_limit = uint64_t{1} << 30;   ///< of the directory's entries; 0: none
   std::chrono::milliseconds lock_limit{60000};
   /// Called many times a second while another process is waited for; what it raises ends the wait.
   std::function<void()> check_interrupt = nullptr;
@@ -66,8 +67,10 @@ public:
 
   /// What a caller may have against a sound entry; empty: nothing.
   using Accept = std::function<bool(const CacheEntry&)>;
-  /// Raises PackError for a named pack that cannot be used.
-  std::optional<CacheEntry> load(const CacheKey&, const Accept& = nullptr);
+  /// Raises PackError for a named pack that cannot be used. `place`, where given, takes the
+  /// directory or pack that has the entry.
+  std::optional<CacheEntry> load(const CacheKey&, const Accept& = nullptr,
+                                 std::string* place = nullptr);
   /// The same in the directory alone, once the right to compile is had: another may have published
   /// since. Counts no second miss.
   std::optional<CacheEntry> load_again(const CacheKey&, const Accept& = nullptr);
@@ -95,7 +98,7 @@ public:
 
 private:
   std::optional<CacheEntry> find_in_directory(const CacheKey&, const Accept&);
-  std::optional<CacheEntry> find_in_packs(const CacheKey&, const Accept&);
+  std::optional<CacheEntry> find_in_packs(const CacheKey&, const Accept&, std::string* place);
   void stay_within_limit(uint64_t published_bytes);
   bool keep(const std::string& file, const std::string& bytes);
 

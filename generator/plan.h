@@ -23,7 +23,7 @@ requires std::is_same_v<std::remove_const_t<Self>, Problem>
 constexpr void visit_fields(Self& p, Visitor&& visit) {
   visit(Label{"batch", "B", "batch size"}, p.batch);
   visit(Label{"heads", " H", "query heads"}, p.heads);
-  visit(Label{"heads_kv", "/", "key/value heads, 0: as many as query heads"}, p.heads_kv);
+  visit(Label{"heads_kv", "/", "key and value heads; 0 means as many as query heads"}, p.heads_kv);
   visit(Label{"seq_q", " M", "queries"}, p.seq_q);
   visit(Label{"seq_kv", " N", "keys, 0: as many as queries"}, p.seq_kv);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 namespace sagebwd {
 namespace {
@@ -29,6 +30,63 @@ std::string listed(const auto& numbers, const char* between) {
                                                                       : ", ") +
             std::to_string(number);
   return text;
+}
+
+/// Whether a word of a line says what a field is, which then has that value.
+template <typename T> bool says(std::string_view word, const Label& label, T& value) {
+  const std::string_view mark = label.mark.substr(label.mark.starts_with(' ') ? 1 : 0);
+  if constexpr (std::is_same_v<T, bool>) {
+    const bool no = word.starts_with("no-");
+    std::string name(word.substr(no ? 3 : 0));
+    std::replace(name.begin(), name.end(), '-', '_'); // as the command line spells it
+    const bool found = name == mark;
+    value = found ? !no : value;
+    return found;
+  } else {
+    if (!word.starts_with(mark))
+      return false;
+    word.remove_prefix(mark.size());
+    if constexpr (Worded<T>) {
+      for (const auto& [candidate, text] : Words<T>::all)
+        if (text == word) {
+          value = candidate;
+          return true;
+        }
+      return false;
+    } else {
+      const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+      return !word.empty() && error == std::errc() && stop == word.data() + word.size();
+    }
+  }
+}
+
+/// Reads words of a line in any order, each once; what is left out stays as it is. False where a
+/// word is none. The version of the numerics ends whole lines, so that it is no such word.
+bool parse_words(std::string_view text, AttentionSpec& spec) {
+  std::set<std::string_view> said;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+    size_t fields = 0;
+    const auto read = [&](std::string_view part) {
+      visit_fields(spec, [&]<typename T>(const Label& label, T& value) {
+        if (T given = value; label.name != "numerics" && says(part, label, given) &&
+                             said.insert(label.name).second) {
+          value = given;
+          ++fields;
+        }
+      });
+    };
+    const size_t cross = word.find('x'); // of "64x128", which is two fields
+    const bool two = cross != std::string_view::npos && !word.starts_with("x") &&
+                     word.find_first_not_of("0123456789x") == std::string_view::npos;
+    if (two)
+      read(word.substr(0, cross));
+    read(two ? word.substr(cross) : word);
+    if (fields != (two ? 2 : 1))
+      return false;
+  }
+  return !said.empty();
 }
 
 } // namespace
@@ -68,10 +126,14 @@ AttentionSpec parse_spec(std::string_view text) {
     throw SpecError("spec '" + std::string(text) +
                     "' does not say the version of its numerics: this version's ends with '" +
                     version + "'");
+  if (spec = {}; parse_words(text, spec))
+    return spec;
   throw SpecError("cannot read spec '" + std::string(text) +
                   "': expected one as it is printed, "
                   "such as '" +
-                  to_string(*resolved(AttentionSpec())) + "'");
+                  to_string(*resolved(AttentionSpec())) +
+                  "', or some of its words, such as 'd64 causal=top-left no-rotate', whose others "
+                  "have their defaults");
 }
 
 ResolvedSpec resolved(AttentionSpec spec) {

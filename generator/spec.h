@@ -131,36 +131,38 @@ template <typename Self, typename Visitor>
 requires std::is_same_v<std::remove_const_t<Self>, AttentionSpec>
 constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"head_dim", "d", help_of_head_dim()}, s.head_dim);
-  visit(Label{"dtype", " ", "of q, k, v and their gradients"}, s.dtype);
+  visit(Label{"dtype", " ", "type of q, k, v and their gradients"}, s.dtype);
   visit(Label{"causal", " causal=", "which keys a query sees"}, s.causal);
   visit(Label{"granularity", " ", "what shares a quantisation scale"}, s.granularity);
-  visit(Label{"group_q", " ", "queries in a quantisation group, 0: the granularity's own"},
+  visit(Label{"group_q", " ", "queries per quantisation group; 0 means the granularity's default"},
         s.group_q);
-  visit(Label{"group_kv", "x", "keys in a quantisation group, 0: the granularity's own"},
+  visit(Label{"group_kv", "x", "keys per quantisation group; 0 means the granularity's default"},
         s.group_kv);
-  visit(Label{"sink_keys", " sink_keys=", "first keys apart, -1: the granularity's own"},
+  visit(Label{"sink_keys", " sink_keys=",
+              "first keys computed separately in FP32; -1 means the granularity's default"},
         s.sink_keys);
   visit(Label{"precision", " ", "which products are INT8"}, s.precision);
-  visit(Label{"smooth_k", " smooth_k", "taking its mean from K"}, s.smooth_k);
-  visit(Label{"smooth_q", " smooth_q", "taking their mean from units of queries", /*quiet=*/true},
+  visit(Label{"smooth_k", " smooth_k", "subtracting the mean of the keys"}, s.smooth_k);
+  visit(Label{"smooth_q", " smooth_q", "subtracting the mean of every 256 queries", /*quiet=*/true},
         s.smooth_q);
   visit(Label{"rotate", " rotate", "the Hadamard rotation of Q and K for S"}, s.rotate);
-  visit(
-      Label{"deterministic", " deterministic", "the promise of the same bits for the same inputs"},
-      s.deterministic);
-  visit(Label{"dq_sums", " dq_sums=", "in what one kernel for all gradients adds up dQ",
+  visit(Label{"deterministic", " deterministic",
+              "the guarantee that the same inputs give the same bits"},
+        s.deterministic);
+  visit(Label{"dq_sums", " dq_sums=", "format in which one kernel for all gradients sums dQ",
               /*quiet=*/true},
         s.dq_sums);
-  visit(Label{"window_left",
-              " window_left=", "keys that a query sees before its own, -1: all (sliding window)",
+  visit(Label{"window_left", " window_left=",
+              "sliding window: keys before its own that a query sees; -1 means all",
               /*quiet=*/true, kNoWindow},
         s.window_left);
-  visit(Label{"window_right", " window_right=", "keys that it sees behind its own, -1: all",
+  visit(Label{"window_right", " window_right=",
+              "sliding window: keys after its own that a query sees; -1 means all",
               /*quiet=*/true, kNoWindow},
         s.window_right);
-  visit(Label{"packed", " packed", "sequences one behind the other in a tensor", /*quiet=*/true},
+  visit(Label{"packed", " packed", "packed sequences, as in calls with cu_seqlens", /*quiet=*/true},
         s.packed);
-  visit(Label{"numerics", " numerics=", "version of what is computed"}, s.numerics);
+  visit(Label{"numerics", " numerics=", "version of the numerics"}, s.numerics);
 }
 
 /// Channels of its heads as kernels have them: zeros behind those of the caller's tensors.

@@ -192,6 +192,7 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ library of sagebwd. Internal: use the package's own functions.";
   m.attr("__version__") = version();
   python::end_work_with_python();
+  keep_log_lines();
   make_tables(); // under the GIL, which os.fork() takes
   python::bind_errors(m);
   bind_spec(m);

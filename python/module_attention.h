@@ -8,6 +8,7 @@
 
 #include "generator/space.h"
 #include "python/module_gil.h"
+#include "python/module_log.h"
 #include "runtime/attention.h"
 #include "runtime/driver/driver.h"
 
@@ -88,9 +89,12 @@ inline void run(const PreparedPass& pass, const py::args& given) {
   for (size_t i = 0; i < count; ++i)
     numbers[i] =
         static_cast<uint64_t>(number_of(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))));
-  const Released released;
-  pass.run(std::span(numbers).first(count - 2), numbers[count - 2],
-           reinterpret_cast<void*>(numbers[count - 1]));
+  {
+    const Released released;
+    pass.run(std::span(numbers).first(count - 2), numbers[count - 2],
+             reinterpret_cast<void*>(numbers[count - 1]));
+  }
+  log_to_python();
 }
 
 inline void bind_attention(py::module_& m) {
@@ -109,7 +113,16 @@ inline void bind_attention(py::module_& m) {
            "With a family the kernels have its default tiles; else those of records, or the GPU's.")
       .def_property_readonly("spec", [](const Attention& a) { return resolved(a.spec()); })
       .def_property_readonly("arch", [](const Attention& a) { return a.arch().name; })
-      .def("warmup", &Attention::warmup, WithoutGil(), "Compiles and loads every kernel.")
+      .def(
+          "warmup",
+          [](Attention& attention, bool backward, const std::optional<Problem>& problem) {
+            {
+              const Released released;
+              attention.warmup(backward, problem);
+            }
+            log_to_python();
+          },
+          "Compiles and loads every kernel.")
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
       .def("prepare_forward", &prepare<ForwardArgs>, py::arg("problem"), py::arg("strides"),

@@ -174,6 +174,8 @@ inline void bind_reference(py::module_& m) {
   m.def("exact", exact);
   m.def("emulate", emulate);
   m.def("trace", trace);
+  m.def("check_size_of_trace",
+        [](const Problem& problem, int head_dim) { reference::check_size(problem, head_dim); });
 }
 
 } // namespace sagebwd::python

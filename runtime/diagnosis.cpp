@@ -7,6 +7,7 @@
 #include "runtime/diagnosis_cache.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
+#include "runtime/nvrtc/first_version.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 #include "runtime/version.h"
@@ -49,9 +50,9 @@ struct CompilerState {
   int version_major = 0;
   std::vector<std::string> archs;
 
-  bool supports(const Arch& arch) const {
-    // NVRTC lists "sm_90", which covers sm_90a.
-    return llvm::is_contained(archs, llvm::StringRef(arch.name).rtrim('a'));
+  /// Why not for an architecture, or nothing.
+  std::string why_not(const Arch& arch) const {
+    return error.empty() ? Nvrtc::instance().why_not(arch.name) : error;
   }
 };
 
@@ -81,7 +82,7 @@ public:
     look_for_gpus();
     directory_ = look_at_directory(settings_.store_options());
     for (const std::string& path : settings_.packs)
-      packs_.push_back(look_at_pack(path));
+      packs_.push_back(look_at_pack(path, settings_.trusted_owners));
     look_at_paths();
     collect_missing();
     Diagnosis diagnosis;
@@ -112,6 +113,9 @@ private:
       gpu.error =
           error_of([&] { gpu.arch = arch_for_capability(gpu.info.major, gpu.info.minor).name; });
     }
+  }
+  bool has_gpu_of(const Arch& arch) const {
+    return llvm::any_of(gpus_, [&](const GpuState& gpu) { return gpu.arch == arch.name; });
   }
   void look_at_paths();
   void collect_missing();
@@ -162,6 +166,11 @@ void Doctor::collect_missing() {
          settings_.nvrtc.empty() ? "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 "
                                    "or newer, or set SAGEBWD_NVRTC to libnvrtc.so"
                                  : "set SAGEBWD_NVRTC to a libnvrtc.so, or unset it");
+  for (const Arch& arch : all_archs())
+    if (compiler_.error.empty() && has_gpu_of(arch) && !compiler_.why_not(arch).empty())
+      miss("an NVRTC for this GPU: " + compiler_.why_not(arch),
+           "compiling kernels for " + std::string(arch.name),
+           "pip install nvidia-cuda-nvrtc, or set SAGEBWD_NVRTC to a newer libnvrtc.so");
   if (!driver::unavailable().empty()) {
     miss("a CUDA driver with a GPU",
          "running kernels (verify, trace --device cuda, attention itself)",
@@ -278,7 +287,9 @@ json::Value Doctor::as_json() const {
   }
   json::Array archs;
   for (const Arch& arch : all_archs()) {
-    json::Object object{{"name", std::string(arch.name)}, {"compiles", compiler_.supports(arch)}};
+    json::Object object = verdict("compiles", compiler_.why_not(arch));
+    object["name"] = std::string(arch.name);
+    object["first_nvrtc"] = nvrtc::first_version(arch.name);
     if (std::string note = note_for(arch); !note.empty())
       object["note"] = note;
     if (settings_.offline)
@@ -353,16 +364,23 @@ std::string Doctor::as_text() const {
   line("tuning", to_string(settings_.tune));
   if (settings_.offline) {
     line("kernels", held_.empty() ? "none" : "of " + llvm::join(held_, " "));
+  } else if (!compiler_.error.empty()) {
+    line("archs", "none without NVRTC");
   } else {
-    std::string archs;
+    std::string archs, others;
     for (const Arch& arch : all_archs())
-      archs += (archs.empty() ? "" : " ") + std::string(arch.name) +
-               (compiler_.supports(arch) ? "" : " (no)");
+      if (const std::string name(arch.name); compiler_.why_not(arch).empty())
+        archs += (archs.empty() ? "" : " ") + name;
+      else
+        others += (others.empty() ? "" : ", ") + name + " needs NVRTC " +
+                  driver::version_text(nvrtc::first_version(name));
     line("archs", archs);
-    for (const Arch& arch : all_archs())
-      if (std::string note = note_for(arch); !note.empty())
-        line("", std::string(arch.name), " ", note);
+    if (!others.empty())
+      line("", "not compiled for here: ", others);
   }
+  for (const Arch& arch : all_archs())
+    if (const std::string note = note_for(arch); !note.empty() && has_gpu_of(arch))
+      line("", std::string(arch.name), " ", note);
 
   for (const auto& [what, needed_for, remedy] : missing_)
     text +=

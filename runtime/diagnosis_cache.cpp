@@ -46,11 +46,11 @@ DirectoryState look_at_directory(StoreOptions options) {
   return state;
 }
 
-PackState look_at_pack(const std::string& path) {
+PackState look_at_pack(const std::string& path, const std::vector<uint32_t>& trusted_owners) {
   PackState state;
   state.path = path;
   try {
-    const std::shared_ptr<const Pack> pack = Pack::open(path);
+    const std::shared_ptr<const Pack> pack = Pack::open(path, trusted_owners);
     state.summary = summarize(*pack);
     for (const KeptName& name : kept_names(pack))
       if (const auto item = read_kept(name); item && !item->problem.empty())

@@ -24,6 +24,6 @@ struct PackState {
   PackSummary summary;
 };
 /// Reads all of it: a corrupt kernel would fail only where somebody wants it.
-PackState look_at_pack(const std::string& path);
+PackState look_at_pack(const std::string& path, const std::vector<uint32_t>& trusted_owners);
 
 } // namespace sagebwd

@@ -3,8 +3,12 @@
 #include "runtime/kernel_builder.h"
 #include "cache/inventory.h"
 #include "runtime/compile_width.h"
+#include "runtime/log.h"
 #include "runtime/parallel_for.h"
 #include "runtime/prebuild_command.h"
+#include "runtime/settings.h"
+
+#include "llvm/ADT/ScopeExit.h"
 
 #include <chrono>
 #include <cstdio>
@@ -36,6 +40,7 @@ KernelBuilder::Built KernelBuilder::find_in_memory(const KernelSpec& spec) const
 }
 
 void KernelBuilder::forget_unfinished() {
+  compiling_ = 0;
   std::lock_guard lock(mutex_);
   std::erase_if(kernels_, [](const auto& kernel) {
     return kernel.second.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
@@ -106,11 +111,36 @@ void KernelBuilder::say_waiting(const std::string& what, const std::string& hold
                  holder.c_str(), what.c_str(), std::chrono::duration<double>(left).count());
 }
 
+void KernelBuilder::say_compiling(const std::string& arch) {
+  const Clock::duration since{compiled_at_ - compiling_since_};
+  if (since < policy_.announce_after || !settings().log.empty() || said_compiling_.exchange(true))
+    return;
+  const std::string& why = store_.disabled_reason();
+  std::fprintf(
+      stderr,
+      "sagebwd: compiling kernels for %s, for %.0f s so far. %s. SAGEBWD_LOG=1 lists "
+      "them, SAGEBWD_LOG=0 leaves this line out\n",
+      arch.c_str(), std::chrono::duration<double>(since).count(),
+      why.empty()
+          ? ("They are kept in " + store_.directory() + ", where later processes find them").c_str()
+          : ("They are not kept on disk: " + why).c_str());
+}
+
 CacheEntry KernelBuilder::compile(const KernelSource& source, const KernelSpec& spec,
                                   const CacheKey& key) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
+  // What other threads compile meanwhile, or one did a moment ago, is the same wait.
+  constexpr std::chrono::seconds kPause{1};
+  const Clock::duration began = start.time_since_epoch();
+  if (compiling_++ == 0 && began - Clock::duration{compiled_at_} > kPause)
+    compiling_since_ = began.count();
+  const auto end = llvm::make_scope_exit([this] { --compiling_; });
   Compiled compiled = compile_(source, spec);
-  const auto spent = std::chrono::steady_clock::now() - start;
+  const auto spent = Clock::now() - start;
+  compiled_at_ = Clock::now().time_since_epoch().count();
+  log_kernel(source.name, std::string(spec.arch.name), "",
+             std::chrono::duration<double>(spent).count());
+  say_compiling(std::string(spec.arch.name));
   CacheCounters& counters = store_.counters();
   ++counters.compiles;
   counters.compile_us +=
@@ -124,7 +154,9 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
   KernelSource source = emit_(spec);
   const CacheKey key = key_of(source, spec);
   BuiltKernel kernel{spec, {}, source.threads, source.shared_bytes, /*cached=*/true};
-  std::optional<CacheEntry> entry = store_.load(key, policy_.accept);
+  const auto start = Clock::now();
+  std::string place = store_.directory();
+  std::optional<CacheEntry> entry = store_.load(key, policy_.accept, &place);
   if (!entry && policy_.offline)
     raise_offline(spec, source.name, key, store_);
   if (!entry) {
@@ -140,6 +172,9 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
     if (!entry)
       entry = compile(source, spec, key);
   }
+  if (kernel.cached)
+    log_kernel(source.name, std::string(spec.arch.name), place,
+               std::chrono::duration<double>(Clock::now() - start).count());
   kernel.entry = std::move(*entry);
   return kernel;
 }

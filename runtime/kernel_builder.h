@@ -43,6 +43,8 @@ public:
     CacheStore::Accept accept = nullptr;
     /// Raises where this process cannot compile: before another is waited for, not after a minute.
     std::function<void()> check_compiler = nullptr;
+    /// Compiling that lasts longer says so, once, on standard error.
+    std::chrono::milliseconds announce_after = std::chrono::hours{24 * 365};
     /// By `offline` and `recompile`: only entries of the NVRTC at hand count. Its check is of
     /// forks.
     static Policy of(const Settings&);
@@ -68,12 +70,17 @@ private:
   CacheEntry compile(const KernelSource&, const KernelSpec&, const CacheKey&);
   /// One line to standard error, for the first kernel that another process keeps waiting.
   void say_waiting(const std::string& what, const std::string& holder, std::chrono::milliseconds);
+  /// One line to standard error, once this process has been compiling for some seconds.
+  void say_compiling(const std::string& arch);
 
   CacheStore& store_;
   Emit emit_;
   Compile compile_;
   Policy policy_;
-  std::atomic<bool> said_waiting_{false};
+  using Clock = std::chrono::steady_clock;
+  std::atomic<bool> said_waiting_{false}, said_compiling_{false};
+  std::atomic<int> compiling_{0}; ///< kernels at this moment
+  std::atomic<Clock::rep> compiling_since_{0}, compiled_at_{0};
   mutable ForkSafeMutex mutex_; ///< of what follows
   std::unordered_map<KernelSpec, std::shared_future<Built>, KernelSpecHash> kernels_;
   AtFork forget_{nullptr, nullptr, [this] { forget_unfinished(); }};

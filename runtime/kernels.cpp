@@ -50,8 +50,9 @@ void print_counters() {
 KernelBuilder& builder() {
   static constinit Single<KernelBuilder> builder;
   return builder.get([] {
-    return new KernelBuilder(user_store(), generate, compile_with_nvrtc,
-                             KernelBuilder::Policy::of(settings()));
+    KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
+    policy.announce_after = std::chrono::seconds{5};
+    return new KernelBuilder(user_store(), generate, compile_with_nvrtc, std::move(policy));
   });
 }
 

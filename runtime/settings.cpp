@@ -10,6 +10,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <pwd.h>
 #include <unistd.h>
 
 namespace sagebwd {
@@ -67,6 +68,28 @@ std::vector<std::string> parse_packs(std::string rest) {
   return packs;
 }
 
+/// Users by name or number.
+std::vector<uint32_t> parse_owners(const std::string& text) {
+  std::vector<uint32_t> owners;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find_first_of(":,", begin), text.size());
+    const std::string name = text.substr(begin, end - begin);
+    begin = end + 1;
+    uint32_t number = 0;
+    const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+    if (name.empty() || error != std::errc() || stop != name.data() + name.size()) {
+      const passwd* user = name.empty() ? nullptr : ::getpwnam(name.c_str());
+      if (!user)
+        throw SpecError("SAGEBWD_TRUSTED_OWNERS is '" + text + "', and '" + name +
+                        "' is no user here; it takes names or numbers of users (id -u NAME), "
+                        "separated by colons");
+      number = user->pw_uid;
+    }
+    owners.push_back(number);
+  }
+  return owners;
+}
+
 std::string cache_directory() {
   if (const std::string path = environment_variable("SAGEBWD_CACHE_DIR"); !path.empty())
     return absolute_path(path);
@@ -107,20 +130,25 @@ TuneMode parse_tune_mode(std::string_view text) {
 const std::vector<SettingVariable>& setting_variables() {
   static const std::vector<SettingVariable> variables = {
       {"SAGEBWD_CACHE_DIR", "a folder",
-       "where kernels and tuning records are kept; else $XDG_CACHE_HOME/sagebwd, ~/.cache/sagebwd"},
-      {"SAGEBWD_CACHE_PACKS", "files, separated by colons", "packs that are asked next"},
-      {"SAGEBWD_CACHE_LIMIT", "bytes, such as 512M; 0: no limit",
-       "how much the kernels in the directory may take (1G)"},
-      {"SAGEBWD_OFFLINE", "0 or 1", "a kernel that would have to be compiled is an error"},
-      {"SAGEBWD_RECOMPILE", "0 or 1", "compile anew what another NVRTC compiled"},
-      {"SAGEBWD_ALLOW_SPILLS", "0 or 1", "run kernels that spill registers, and do not keep them"},
+       "the cache directory; by default $XDG_CACHE_HOME/sagebwd or ~/.cache/sagebwd"},
+      {"SAGEBWD_CACHE_PACKS", "files, separated by colons", "packs to look in after the directory"},
+      {"SAGEBWD_TRUSTED_OWNERS", "users, separated by colons",
+       "names or numbers of users whose packs are trusted like your own and root's"},
+      {"SAGEBWD_CACHE_LIMIT", "bytes, such as 512M; 0 means no limit",
+       "how large the cache directory may get (default 1G)"},
+      {"SAGEBWD_OFFLINE", "0 or 1", "never compile; a missing kernel is an error"},
+      {"SAGEBWD_RECOMPILE", "0 or 1", "compile again what another NVRTC compiled"},
+      {"SAGEBWD_ALLOW_SPILLS", "0 or 1", "run kernels that spill registers; they are not cached"},
       {"SAGEBWD_DEBUG_WAITS", "0 or 1",
-       "kernels whose waits for copies and other warps fail after 10 s and say for what"},
-      {"SAGEBWD_STATS", "0 or 1", "the cache's counters on standard error at exit"},
-      {"SAGEBWD_NVRTC", "a file or folder", "the NVRTC library to use, and no other"},
-      {"SAGEBWD_TUNE", "off, use, tune or frozen", "what becomes of tuned tiles (use)"},
-      {"SAGEBWD_TUNE_WORKER", "a file", "the sagebwd command line that times candidates"},
-      {"SAGEBWD_TEMPLATE_DIR", "a folder", "templates to use instead of those in the library"},
+       "kernels fail after waiting 10 s for a copy or a warp, and say which"},
+      {"SAGEBWD_STATS", "0 or 1", "print the cache's counters on standard error at exit"},
+      {"SAGEBWD_LOG", "0, 1 or a file",
+       "print a line per kernel, with its source and the seconds, on standard error (1) or into "
+       "the file; 0 also omits the line that says that compiling takes long"},
+      {"SAGEBWD_NVRTC", "a file or folder", "the only NVRTC library to try"},
+      {"SAGEBWD_TUNE", "off, use, tune or frozen", "whether tuned tiles are used (default use)"},
+      {"SAGEBWD_TUNE_WORKER", "a file", "the sagebwd program that times candidates"},
+      {"SAGEBWD_TEMPLATE_DIR", "a folder", "templates to use instead of the embedded ones"},
   };
   return variables;
 }
@@ -164,12 +192,17 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
   Settings s;
   s.cache_directory = sagebwd::cache_directory();
   read("SAGEBWD_CACHE_PACKS", s.packs, parse_packs);
+  read("SAGEBWD_TRUSTED_OWNERS", s.trusted_owners, parse_owners);
   read("SAGEBWD_CACHE_LIMIT", s.byte_limit, parse_limit);
   read_switch("SAGEBWD_OFFLINE", s.offline);
   read_switch("SAGEBWD_RECOMPILE", s.recompile);
   read_switch("SAGEBWD_ALLOW_SPILLS", s.allow_spills);
   read_switch("SAGEBWD_DEBUG_WAITS", s.debug_waits);
   read_switch("SAGEBWD_STATS", s.stats);
+  read("SAGEBWD_LOG", s.log, [](const std::string& text) {
+    const bool word = text == Settings::kStandardError || text == Settings::kNoLog;
+    return word ? text : absolute_path(text);
+  });
   read("SAGEBWD_NVRTC", s.nvrtc, absolute_path);
   read("SAGEBWD_TUNE", s.tune, parse_tune_mode);
   read("SAGEBWD_TUNE_WORKER", s.tune_worker, absolute_path);
@@ -182,6 +215,7 @@ StoreOptions Settings::store_options() const {
   StoreOptions options;
   options.directory = cache_directory;
   options.packs = packs;
+  options.trusted_owners = trusted_owners;
   options.byte_limit = byte_limit;
   options.heal = !offline;
   options.check_interrupt = sagebwd::check_interrupt;

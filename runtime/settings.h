@@ -34,11 +34,16 @@ std::vector<std::string> unknown_variables();
 
 /// An empty variable counts as one that is not set. A switch is on with 1 and off with 0.
 struct Settings {
-  std::string cache_directory;    ///< absolute; empty where nothing names one
-  std::vector<std::string> packs; ///< absolute; in the order in which they are asked
+  std::string cache_directory;          ///< absolute; empty where nothing names one
+  std::vector<std::string> packs;       ///< absolute; in the order in which they are asked
+  std::vector<uint32_t> trusted_owners; ///< users whose packs are read
   uint64_t byte_limit = StoreOptions().byte_limit;
   bool offline = false, recompile = false, allow_spills = false, stats = false;
   bool debug_waits = false;
+  /// Where a line per kernel goes: an absolute path, or one of these two. Empty: nowhere, and one
+  /// line says of compiling that it lasts.
+  std::string log;
+  static constexpr char kStandardError[] = "1", kNoLog[] = "0";
   std::string nvrtc; ///< absolute; empty: looked for
   TuneMode tune = TuneMode::use;
   std::string tune_worker;  ///< absolute; empty: looked for

@@ -9,6 +9,7 @@
 #include "tools/spec_options.h"
 
 #include <algorithm>
+#include <set>
 
 namespace sagebwd::tools {
 
@@ -21,7 +22,7 @@ Table table_of(const std::vector<Built>& kernels) {
   Table table;
   for (const Built& kernel : kernels) {
     const CacheEntry& entry = kernel->entry;
-    // What this process spent on it; the entry remembers what its first compile took.
+    // The time that this process spent; the entry has that of the first compile.
     const double spent_ms = kernel->cached ? 0 : entry.compile_ms;
     table.add({{"name", "kernel", entry.kernel_name},
                {"arch", "arch", entry.arch},
@@ -49,26 +50,28 @@ void print_summary(const std::vector<Built>& kernels, double total_ms) {
 class Build : public Command {
 public:
   Build()
-      : Command(
-            "build", "compile every kernel of an operation into the cache",
-            "Compiles forward and backward for each architecture and spec, or takes them from\n"
-            "the cache. Needs no GPU. 'ms' is the time this process spent compiling. What\n"
-            "does not compile is listed, and the exit code is 1.\n"
-            "\n"
-            "examples:\n"
-            "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
-            "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
-            "  SAGEBWD_CACHE_DIR=/shared/cubins sagebwd build --arch sm_90a --causal top-left\n") {
-    options.list("arch", "ARCH,..", archs_, "architectures");
-    options.offer(arch_names());
+      : Command("build", "compile every kernel of an operation into the cache",
+                "Compiles forward and backward for each architecture and spec, or takes them from\n"
+                "the cache. It needs NVRTC, but no GPU. The column 'ms' is the time that this\n"
+                "process spent compiling. Kernels that cannot be built are listed, the others are\n"
+                "built, and the exit code is 1.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
+                "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
+                "  SAGEBWD_CACHE_DIR=~/cubins sagebwd build --arch sm_90a --causal top-left\n") {
+    options.list("arch", "ARCH,..", archs_,
+                 "architectures, or native for those of this machine's GPUs, all, or major for the "
+                 "first of each major version (default native, and sm_80 without a GPU)");
+    options.offer(arch_words());
     options.flag("recompile", recompile_,
-                 "what another version of NVRTC compiled is compiled anew");
+                 "compile kernels again that another version of NVRTC compiled");
     spec_.declare(options, /*lists=*/true);
   }
 
   ExitCode run() override {
     const auto start = std::chrono::steady_clock::now();
-    const std::vector<Operation> operations = spec_.operations(archs_, options);
+    const std::vector<Operation> operations = spec_.operations(archs_, options, failures);
     warn_of_variables(*this);
     require_packs();
     KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
@@ -78,6 +81,7 @@ public:
       for (const Operation& operation : operations)
         wanted_kernels += operation.kernels.size();
       Progress progress("building", wanted_kernels);
+      std::set<std::string> refused; // the same for every operation
       for (const auto& [arch, spec, wanted] : operations) {
         const std::string what = std::string(arch.name) + " " + to_string(*spec);
         std::vector<Built> built(wanted.size());
@@ -89,8 +93,12 @@ public:
                 progress.advance(built[i]->entry.arch + " " + built[i]->entry.kernel_name);
               });
           kernels.insert(kernels.end(), built.begin(), built.end());
-        } catch (const CompileError& error) { // the others are still wanted
+        } catch (const CompileError& error) { // the other operations are still built
           failures.push_back(what + ": " + error.what());
+        } catch (const LibraryError& error) { // NVRTC does not know the architecture, say
+          Nvrtc::instance();                  // raises where there is none: that is all there is
+          if (refused.insert(error.what()).second)
+            failures.push_back(error.what());
         } catch (const OfflineError& error) {
           failures.push_back(what + ": " + of_operation(error, wanted, spec).what());
         }
@@ -133,7 +141,7 @@ private:
   }
 
   SpecOptions spec_;
-  std::vector<std::string> archs_{"sm_80"};
+  std::vector<std::string> archs_;
   bool recompile_ = false;
 };
 

@@ -1,6 +1,7 @@
 //===- cache.cpp - 'sagebwd cache' and what its commands share -------------===//
 #include "tools/cache.h"
 #include "cache/bounded_json.h"
+#include "runtime/settings.h"
 #include "tools/spec_options.h"
 
 #include <algorithm>
@@ -24,10 +25,11 @@ std::string utc_time(std::chrono::system_clock::time_point time) {
 
 std::unique_ptr<Command> make_cache() {
   auto cache = std::make_unique<Command>(
-      "cache", "look after what is compiled and tuned",
-      "Compiled kernels and tuning records are kept in SAGEBWD_CACHE_DIR (else in\n"
-      "~/.cache/sagebwd), at most SAGEBWD_CACHE_LIMIT bytes of kernels, and read from\n"
-      "the packs that SAGEBWD_CACHE_PACKS names (a:b). Every command takes --json.\n"
+      "cache", "list, check, prune and copy compiled kernels and tuning records",
+      "Compiled kernels and tuning records are kept in the directory SAGEBWD_CACHE_DIR\n"
+      "(by default ~/.cache/sagebwd). Its kernels take at most SAGEBWD_CACHE_LIMIT\n"
+      "bytes. They are also read from the packs that SAGEBWD_CACHE_PACKS names (a:b).\n"
+      "Every command takes --json.\n"
       "\n"
       "examples:\n"
       "  sagebwd cache stat\n"
@@ -52,7 +54,7 @@ void CacheCommand::find_items() {
 void CacheCommand::find_items_in(const std::vector<std::string>& paths) {
   for (const std::string& path : paths)
     try {
-      packs.push_back(Pack::open(path));
+      packs.push_back(Pack::open(path, settings().trusted_owners));
       for (KeptName& name : kept_names(packs.back()))
         names_.push_back(std::move(name));
     } catch (const PackError& error) {
@@ -68,7 +70,7 @@ void CacheCommand::visit_items(const char* what,
       std::string bytes;
       if (std::optional<KeptItem> item = read_kept(name, &bytes))
         visit(std::move(*item), std::move(bytes));
-    } catch (const PackError& error) { // truncated meanwhile, say
+    } catch (const PackError& error) { // for example, truncated meanwhile
       if (std::find(failures.begin(), failures.end(), error.what()) == failures.end())
         failures.push_back(error.what());
     }
@@ -84,12 +86,15 @@ ExitCode CacheCommand::finish(std::initializer_list<llvm::json::Object::KV> fact
 }
 
 void ItemFilter::declare(OptionTable& options) {
-  options.list("arch", "ARCH,..", archs_, "only of these architectures");
+  options.list("arch", "ARCH,..", archs_, "only kernels of these architectures");
   options.offer(arch_names());
-  options.text("kernel", "TEXT", kernel_, "only those whose name contains this");
+  options.text("kernel", "TEXT", kernel_, "only kernels with this in their name");
 }
 
-void ItemFilter::check() const { parse_archs(archs_); }
+void ItemFilter::check() const {
+  for (const std::string& name : archs_)
+    find_arch(name);
+}
 
 bool ItemFilter::matches(const KeptItem& item) const {
   return (archs_.empty() || std::find(archs_.begin(), archs_.end(), item.arch) != archs_.end()) &&

@@ -13,7 +13,7 @@ namespace sagebwd::tools {
 MakeCommand make_cache_ls, make_cache_stat, make_cache_verify, make_cache_prune, make_cache_explain,
     make_cache_export, make_cache_import;
 
-/// --arch and --kernel of listings.
+/// The options --arch and --kernel of listings.
 class ItemFilter {
 public:
   void declare(OptionTable&);
@@ -26,16 +26,16 @@ private:
   std::string kernel_;
 };
 
-/// A command about what is kept. What cannot be read is a failure and costs only itself.
+/// A command about what is kept. An unreadable item is reported, and the others are still handled.
 class CacheCommand : public Command {
 protected:
   using Command::Command;
-  /// Of the environment's directory, then of its packs.
+  /// Finds the items of the directory, then those of the packs, that the environment names.
   void find_items();
   void find_items_in(const std::vector<std::string>& packs);
-  /// Calls `visit` with each that is still there, and its bytes if it is sound.
+  /// Calls `visit` with each item that still exists, and with its bytes if it is undamaged.
   void visit_items(const char* what, const std::function<void(KeptItem, std::string bytes)>& visit);
-  /// With the failures, which are facts too.
+  /// Prints the facts and the failures.
   ExitCode finish(std::initializer_list<llvm::json::Object::KV> facts,
                   const std::function<void()>& print_text);
 

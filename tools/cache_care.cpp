@@ -13,7 +13,7 @@ namespace {
 
 namespace json = llvm::json;
 
-/// A whole number and one of the units; "" is one where none need be given.
+/// A whole number and one of the units; the unit "" means that none is required.
 uint64_t parse_quantity(const std::string& option, const std::string& text,
                         const std::map<std::string, uint64_t>& units, const std::string& wanted) {
   uint64_t number = 0;
@@ -26,13 +26,13 @@ uint64_t parse_quantity(const std::string& option, const std::string& text,
   return number * unit->second;
 }
 
-/// "512M".
+/// Reads "512M".
 uint64_t parse_bytes(const std::string& option, const std::string& text) {
   return parse_quantity(option, text, {{"", 1}, {"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}},
                         "a number of bytes, with K, M or G if you like, such as 512M");
 }
 
-/// "30d".
+/// Reads "30d".
 std::chrono::seconds parse_duration(const std::string& option, const std::string& text) {
   constexpr uint64_t kDay = 24 * 3600, kCentury = 36525 * kDay; // the clock's nanoseconds overflow
   const uint64_t seconds =
@@ -41,7 +41,7 @@ std::chrono::seconds parse_duration(const std::string& option, const std::string
   return std::chrono::seconds(std::min(seconds, kCentury));
 }
 
-/// ": DIRECTORY cannot be written: ..." where that is why nothing could be removed from it.
+/// ": DIRECTORY cannot be written: ..." if that is the reason why nothing was removed.
 std::string why_not_removed(const std::string& directory) {
   const std::string reason = reason_not_writable(directory);
   return reason.empty() ? "" : ": " + reason;
@@ -53,17 +53,17 @@ public:
       : CacheCommand(
             "cache verify", "read everything and list what is bad",
             "Reads every kernel and tuning record of the directory and the packs and checks\n"
-            "checksums, keys and owners. The exit code is 1 if anything is bad. In the\n"
-            "directory, bad kernels heal by themselves, as their next use compiles them\n"
-            "again; tuning records stay until --remove. A bad pack does not heal: copy or\n"
-            "build it again.\n"
+            "checksums, keys and owners. The exit code is 1 if anything is bad. The next use\n"
+            "of a bad kernel of the directory compiles it again. A bad tuning record stays\n"
+            "until --remove removes it. A bad pack must be copied or built again.\n"
             "\n"
             "examples:\n"
             "  sagebwd cache verify\n"
             "  sagebwd cache verify --remove\n"
             "  sagebwd cache verify --pack kernels.pack --json\n") {
-    options.list("pack", "FILE,..", packs_, "only these packs, whatever the environment names");
-    options.flag("remove", remove_, "remove what is bad from the directory");
+    options.list("pack", "FILE,..", packs_,
+                 "check only these packs, and nothing that the environment names");
+    options.flag("remove", remove_, "remove bad files from the directory");
   }
 
   ExitCode run() override {
@@ -76,7 +76,7 @@ public:
       find_items_in(packs_);
     for (const auto& pack : packs)
       try {
-        pack->manifest(); // what nothing else would read
+        pack->manifest(); // nothing else reads it
       } catch (const PackError& error) {
         failures.push_back(error.what());
       }
@@ -107,8 +107,8 @@ public:
                  readable_bytes(bytes).c_str(), count,
                  remove_ ? format(", %zu removed", removed).c_str() : "");
           if (healing > 0 && !remove_)
-            puts("Bad kernels of the directory heal by themselves at their next use, bad tuning "
-                 "records stay; --remove removes both now.");
+            puts("The next use of a bad kernel of the directory compiles it again. A bad tuning "
+                 "record stays. --remove removes both.");
         });
     return count == 0 ? code : kFailed;
   }
@@ -122,21 +122,24 @@ class Prune : public CacheCommand {
 public:
   Prune()
       : CacheCommand(
-            "cache prune", "remove what is old or too much",
-            "Sweeps what killed writers left behind, then removes kernels of the directory,\n"
-            "the least recently used first, until those that stay are within the limit.\n"
-            "Kernels that a running process uses stay, and so do tuning records, which take\n"
-            "longer to make than kernels.\n"
+            "cache prune", "remove old kernels, or as many as the limit requires",
+            "Removes what killed processes left behind, then kernels of the directory, the\n"
+            "least recently used first, until the rest is within the limit. Kernels that a\n"
+            "running process uses stay, and so do tuning records, which take longer to make\n"
+            "than kernels.\n"
             "\n"
             "examples:\n"
             "  sagebwd cache prune --unused-for 30d\n"
             "  sagebwd cache prune --limit 512M --dry-run\n"
             "  sagebwd cache prune --all --yes\n") {
-    options.text("limit", "BYTES", limit_, "512M, say; by default SAGEBWD_CACHE_LIMIT, else 1G");
-    options.text("unused-for", "TIME", unused_for_, "also kernels not used for 30d, say: s m h d");
-    options.flag("all", all_, "every kernel that is not in use");
-    options.flag("yes", yes_, "what --all wants to be given on a terminal");
-    options.flag("dry-run", dry_run_, "only say what would be removed");
+    options.text("limit", "BYTES", limit_,
+                 "the limit, such as 512M; by default SAGEBWD_CACHE_LIMIT, or else 1G");
+    options.text(
+        "unused-for", "TIME", unused_for_,
+        "also remove kernels that were not used for this time, such as 30d (s, m, h or d)");
+    options.flag("all", all_, "remove every kernel that is not in use");
+    options.flag("yes", yes_, "confirm --all, which is required on a terminal");
+    options.flag("dry-run", dry_run_, "say what would be removed, and remove nothing");
   }
 
   ExitCode run() override {
@@ -178,7 +181,7 @@ private:
       limit_bytes_ = parse_bytes("limit", limit_);
     else if (environments > 0)
       limit_bytes_ = environments;
-    if (!all_ && limit_bytes_ == 0u) // in SAGEBWD_CACHE_LIMIT, 0 is no limit at all
+    if (!all_ && limit_bytes_ == 0u) // SAGEBWD_CACHE_LIMIT=0 means no limit
       throw UsageError("--limit is 0; to remove every kernel give --all");
   }
 

@@ -12,11 +12,11 @@ class Export : public CacheCommand {
 public:
   Export()
       : CacheCommand(
-            "cache export", "everything kept, as one pack",
+            "cache export", "write everything that is kept into one pack",
             "Writes the kernels and tuning records of the directory and the packs into one\n"
-            "pack, which SAGEBWD_CACHE_PACKS or 'cache import' take elsewhere. The same\n"
-            "contents give the same bytes. What is bad is left out and listed; the exit\n"
-            "code is then 1.\n"
+            "pack. Use it on another machine with SAGEBWD_CACHE_PACKS or 'cache import'. The\n"
+            "same contents give the same bytes. Bad items are left out and listed, and the\n"
+            "exit code is then 1.\n"
             "\n"
             "examples:\n"
             "  sagebwd cache export --out kernels.pack\n"
@@ -31,7 +31,7 @@ public:
     filter_.check();
     find_items();
     std::vector<std::string> items;
-    std::set<std::string> taken; // the directory's come first, as at run time
+    std::set<std::string> taken; // the directory comes first, as at run time
     size_t kernels = 0;
     visit_items("reading", [&](KeptItem item, std::string bytes) {
       if (!item.problem.empty())
@@ -59,7 +59,7 @@ private:
   ItemFilter filter_;
 };
 
-/// Whether the directory has it, and it is sound.
+/// Whether the directory has the item, undamaged.
 bool is_here(const KeptItem& item) {
   const layout::Kind kind = item.kernel ? layout::Kind::kernel : layout::Kind::record;
   const std::optional<KeptItem> here = read_kept(
@@ -81,16 +81,16 @@ class Import : public CacheCommand {
 public:
   Import()
       : CacheCommand(
-            "cache import", "a pack's contents into the directory",
+            "cache import", "copy the contents of a pack into the directory",
             "Checks each kernel and tuning record of a pack and keeps it in the directory.\n"
-            "Those that are there already stay as they are. Bad ones are listed, the\n"
-            "others imported, and the exit code is 1. (SAGEBWD_CACHE_PACKS uses a pack\n"
-            "without importing it.)\n"
+            "Those that are already there stay as they are. If some are bad, they are listed,\n"
+            "the others are imported, and the exit code is 1. (SAGEBWD_CACHE_PACKS uses a\n"
+            "pack without importing it.)\n"
             "\n"
             "examples:\n"
             "  sagebwd cache import kernels.pack\n"
             "  sagebwd cache import kernels.pack --json\n") {
-    options.positional("FILE", pack_, "the pack");
+    options.positional("FILE", pack_, "the pack to read");
   }
 
   ExitCode run() override {
@@ -129,7 +129,7 @@ public:
   }
 
 private:
-  /// Raises std::runtime_error for kernels that the directory would have to evict again.
+  /// Raises std::runtime_error if the directory would have to evict the kernels again.
   void check_limit() {
     const uint64_t limit = user_store().options().byte_limit;
     uint64_t bytes = 0;

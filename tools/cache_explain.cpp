@@ -46,21 +46,22 @@ class Explain : public CacheCommand {
 public:
   Explain()
       : CacheCommand(
-            "cache explain", "why a kernel is, or is not, in the cache",
-            "Takes what 'build' takes. For each kernel: the layer that has it, or the nearest\n"
-            "kernel that is kept and the field of its key that differs. Compiles nothing, and\n"
-            "opens NVRTC only under SAGEBWD_RECOMPILE=1. The exit code is 0 whatever is kept.\n"
+            "cache explain", "say why a kernel is in the cache, or why it is not",
+            "Takes the options of 'build'. For each kernel it prints where the kernel is, or\n"
+            "the most similar kernel that is kept and the field of its key that differs. It\n"
+            "compiles nothing, and opens NVRTC only under SAGEBWD_RECOMPILE=1. The exit code\n"
+            "is 0, whether or not a kernel is kept.\n"
             "\n"
             "examples:\n"
             "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
             "  sagebwd cache explain --arch sm_80 --causal top-left --json\n") {
-    options.list("arch", "ARCH,..", archs_, "architectures");
-    options.offer(arch_names());
+    options.list("arch", "ARCH,..", archs_, "architectures, as for 'build'");
+    options.offer(arch_words());
     spec_.declare(options, /*lists=*/true);
   }
 
   ExitCode run() override {
-    const std::vector<Operation> wanted = spec_.operations(archs_, options);
+    const std::vector<Operation> wanted = spec_.operations(archs_, options, failures);
     find_items();
     std::vector<KeptItem> kept;
     visit_items("reading", [&](KeptItem item, std::string) { kept.push_back(std::move(item)); });
@@ -91,7 +92,7 @@ public:
 
 private:
   SpecOptions spec_;
-  std::vector<std::string> archs_{"sm_80"};
+  std::vector<std::string> archs_;
 };
 
 } // namespace

@@ -3,6 +3,7 @@
 #include "cache/eviction.h"
 #include "cache/layout.h"
 #include "runtime/driver/driver.h"
+#include "runtime/settings.h"
 #include "tools/cache.h"
 
 #include <algorithm>
@@ -32,10 +33,10 @@ public:
   List()
       : CacheCommand(
             "cache ls", "list kernels and tuning records",
-            "Every compiled kernel and tuning record of the directory and the packs, with\n"
-            "the compiler that made it. Bad ones are listed as such, which is no failure:\n"
-            "'cache verify' exits with 1 for them. In the directory, the next use of a bad\n"
-            "kernel replaces it. Looking at them counts as no use.\n"
+            "Lists every compiled kernel and tuning record of the directory and the packs,\n"
+            "with the compiler that made it. Bad ones are marked, and the exit code is 0 all\n"
+            "the same ('cache verify' exits with 1). The next use of a bad kernel of the\n"
+            "directory replaces it. Listing kernels does not count as using them.\n"
             "\n"
             "examples:\n"
             "  sagebwd cache ls\n"
@@ -91,7 +92,7 @@ private:
   ItemFilter filter_;
 };
 
-/// How much of the limit is taken, as a bar.
+/// A bar that shows how much of the limit is used.
 std::string fill_bar(uint64_t bytes, uint64_t limit) {
   if (limit == 0)
     return readable_bytes(bytes) + ", no limit";
@@ -102,14 +103,15 @@ std::string fill_bar(uint64_t bytes, uint64_t limit) {
 class Stat : public CacheCommand {
 public:
   Stat()
-      : CacheCommand("cache stat", "how much is kept, and where",
-                     "The directory with its limit and how full it is, and each pack with the\n"
-                     "oldest driver that loads all of it. A directory or pack that cannot be used\n"
-                     "is shown with the reason.\n"
-                     "\n"
-                     "examples:\n"
-                     "  sagebwd cache stat\n"
-                     "  sagebwd cache stat --json\n") {}
+      : CacheCommand(
+            "cache stat", "show how much is kept, and where",
+            "Shows the directory with its limit and its size, and each pack with the oldest\n"
+            "driver that loads all of its kernels. If a directory or a pack cannot be used,\n"
+            "the reason is shown.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd cache stat\n"
+            "  sagebwd cache stat --json\n") {}
 
   ExitCode run() override {
     const CacheStore& store = user_store();
@@ -146,11 +148,11 @@ public:
   }
 
 private:
-  /// Of a pack; its line of the text is appended.
+  /// Describes a pack, and appends its line to the text.
   static json::Object examine(const std::string& path, std::string& lines) {
     PackSummary pack;
     try {
-      pack = summarize(*Pack::open(path));
+      pack = summarize(*Pack::open(path, settings().trusted_owners));
     } catch (const PackError& error) {
       lines += std::string("pack       not usable: ") + error.what() + "\n";
       return json::Object{{"path", path}, {"usable", false}, {"error", std::string(error.what())}};

@@ -9,7 +9,7 @@
 namespace sagebwd::tools {
 
 ExitCode Command::finish(llvm::json::Object facts, const std::function<void()>& print_text) const {
-  if (json) // not by llvm::outs(), which ends the process when it cannot write
+  if (json) // llvm::outs() would end the process if it cannot write
     puts(llvm::formatv("{0:2}", llvm::json::Value(std::move(facts))).str().c_str());
   else
     print_text();

@@ -13,8 +13,8 @@ namespace sagebwd::tools {
 
 enum ExitCode { kDone = 0, kFailed = 1, kWrongUse = 2 };
 
-/// One subcommand: the constructor declares its options, `run` does the work.
-/// Or several under one name ("sagebwd cache ls"): then `run` is not called.
+/// One subcommand: the constructor declares its options, and `run` does the work. A command with
+/// subcommands of its own ("sagebwd cache ls") is not run.
 class Command {
 public:
   Command(std::string name, std::string summary, std::string help)
@@ -34,21 +34,21 @@ public:
   std::vector<std::unique_ptr<Command>> subcommands;
 
 protected:
-  /// Prints each with the command's name to standard error; the exit code they make.
+  /// Prints each to standard error, with the command's name, and returns the exit code.
   ExitCode fail(const std::vector<std::string>& failures) const;
 
   bool json = false;
-  std::vector<std::string> failures; ///< what went wrong without ending the work
+  std::vector<std::string> failures; ///< faults that did not end the command
 };
 
-/// What commands that compile begin with: a variable that nothing reads, a misspelt
-/// SAGEBWD_OFFLINE say, costs a line of warning.
+/// Commands that compile call this first. It warns of unknown variables SAGEBWD_..., which are
+/// probably misspelt.
 void warn_of_variables(const Command&);
-/// What commands that use kernels begin with: raises PackError for a named pack that cannot be
-/// used, which else only a kernel that is not in the directory would find out.
+/// Commands that use kernels call this first. It raises PackError for a pack that cannot be used,
+/// even if the directory has every kernel.
 void require_packs();
 
-/// Makes one subcommand, or one of "sagebwd cache".
+/// Makes a subcommand of "sagebwd" or of "sagebwd cache".
 using MakeCommand = std::unique_ptr<Command>();
 MakeCommand make_doctor, make_emit, make_build, make_prebuild, make_tune, make_bench, make_verify,
     make_trace, make_cache, make_completion;

@@ -1,6 +1,6 @@
 //===- completion.cpp - sagebwd completion ---------------------------------===//
 //
-// What a shell asks to complete commands and options by, written from the same tables as --help.
+// The scripts by which shells complete commands and options, made from the same tables as --help.
 //
 //===----------------------------------------------------------------------===//
 #include "tools/command.h"
@@ -13,12 +13,12 @@ namespace sagebwd::tools {
 namespace {
 
 struct CommandWords {
-  std::string before; ///< "sagebwd cache", say
+  std::string before; ///< for example "sagebwd cache"
   std::vector<std::string> next;
-  std::vector<OptionTable::Values> values; ///< behind an option of `next`
+  std::vector<OptionTable::Values> values; ///< after an option of `next`
 };
 
-/// Of a command and all below it, what may come behind it.
+/// Collects what may follow a command, and the commands below it.
 void collect(const Command& command, std::vector<CommandWords>& all) {
   const std::string before = command.name.empty() ? "sagebwd" : "sagebwd " + command.name;
   CommandWords words{before, {}, {}};
@@ -41,7 +41,7 @@ std::string joined(const std::vector<std::string>& words) {
   return line;
 }
 
-/// zsh reads bash's by its own bashcompinit.
+/// zsh reads the script for bash by its bashcompinit.
 std::string for_bash(const std::vector<CommandWords>& all) {
   std::string script = "_sagebwd() {\n"
                        "  local word=${COMP_WORDS[COMP_CWORD]} before=sagebwd i next\n"
@@ -53,7 +53,7 @@ std::string for_bash(const std::vector<CommandWords>& all) {
   for (auto words = all.rbegin(); words != all.rend(); ++words) { // the longest names first
     script += "    '" + words->before + "'" + (words->before == "sagebwd" ? "" : "*") + ") next='" +
               joined(words->next) + "'\n      case $behind in\n";
-    for (const auto& [option, values] : words->values) // of none, names of files
+    for (const auto& [option, values] : words->values) // without values: names of files
       script += "        --" + option + ") next='" + joined(values) + "' ;;\n";
     script += "      esac ;;\n";
   }
@@ -77,7 +77,7 @@ std::string for_fish(const std::vector<CommandWords>& all) {
         at = end == std::string::npos ? end : end + 1;
       }
     }
-    std::map<std::string, std::string> taken; // by an option
+    std::map<std::string, std::string> taken; // the values of each option
     for (const auto& [option, values] : words.values)
       taken[option] = values.empty() ? " -r -F" : " -x -a '" + joined(values) + "'";
     for (const std::string& word : words.next)
@@ -92,7 +92,7 @@ std::string for_fish(const std::vector<CommandWords>& all) {
 class Completion : public Command {
 public:
   Completion()
-      : Command("completion", "print what a shell completes this command line by",
+      : Command("completion", "print a script that completes this command line in a shell",
                 "Prints a script for bash, zsh or fish.\n"
                 "\n"
                 "examples:\n"
@@ -105,7 +105,7 @@ public:
   ExitCode run() override {
     if (shell_ != "bash" && shell_ != "zsh" && shell_ != "fish")
       throw UsageError(shell_.empty()
-                           ? "for which shell? It takes bash, zsh or fish"
+                           ? "name a shell: bash, zsh or fish"
                            : "'" + shell_ + "' is not known; it takes bash, zsh or fish");
     Command root("", "", "");
     root.subcommands = all_commands();

@@ -130,7 +130,7 @@ void Progress::tick() {
 }
 
 void Progress::draw(std::string line) {
-  // A line that wraps would stay.
+  // A line that wraps could not be erased.
   winsize size = {};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1)
     line.resize(std::min<size_t>(line.size(), size.ws_col - 1));
@@ -149,7 +149,7 @@ std::string wrapped(const std::string& text, size_t indent) {
     if (end - begin > kColumns - indent) {
       end = text.rfind(' ', begin + kColumns - indent);
       if (end == std::string::npos || end <= begin)
-        end = std::min(text.find(' ', begin), text.size()); // one long word
+        end = std::min(text.find(' ', begin), text.size()); // a word longer than the line
     }
     lines +=
         (lines.empty() ? "" : "\n" + std::string(indent, ' ')) + text.substr(begin, end - begin);

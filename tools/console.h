@@ -11,32 +11,31 @@
 
 namespace sagebwd::tools {
 
-/// With '?' for control characters: what a file or a driver says must not steer the terminal.
+/// The text with '?' for control characters, so that no file or driver controls the terminal.
 std::string printable(std::string text, std::string_view but = {});
-/// "sagebwd COMMAND: WHAT" to standard error, printable but for lines and tabs.
+/// Prints "sagebwd COMMAND: WHAT" to standard error; of control characters only newlines and tabs.
 void complain(const std::string& command, const std::string& what);
 
 /// One value of a row.
 struct Cell {
-  std::string key;    ///< in JSON; "": it is only in the table
-  std::string header; ///< of its column; "": it is only in JSON
+  std::string key;    ///< its key in JSON; "" means that only the table has it
+  std::string header; ///< of its column; "" means that only JSON has it
   llvm::json::Value value;
-  std::string text = {}; ///< in the table, where that is not the value as it is
+  std::string text = {}; ///< for the table, if not the value itself
 };
 
-/// With so many digits in the table. In JSON, which lacks them, NaN and infinities are null.
+/// A number with so many digits in the table. NaN and infinities are null in JSON.
 Cell number(std::string key, std::string header, int digits, double value);
 
-/// Rows of the same cells, for people and as JSON.
+/// Rows with the same cells, as text and as JSON.
 class Table {
 public:
   void add(std::initializer_list<Cell> row);
-  /// To standard output: columns as wide as their widest cell, numbers right-aligned. Without rows
-  /// nothing.
+  /// Prints to standard output, with numbers right-aligned; prints nothing if there are no rows.
   void print() const;
-  /// An object a row.
+  /// One object per row.
   llvm::json::Array json() const { return objects_; }
-  /// The objects by their value of `key`, which they leave out.
+  /// The objects under their values of `key`, which the objects leave out.
   llvm::json::Object json_by(const char* key) const;
 
 private:
@@ -46,13 +45,13 @@ private:
 
 /// "[####......]", full where the share is 1 or more.
 std::string bar(double share);
-/// One on standard error for work that takes over a second; nothing where that is no terminal.
+/// A progress bar for work of more than a second, if standard error is a terminal.
 class Progress {
 public:
   explicit Progress(std::string what, size_t total = 0);
   ~Progress();
   void advance(const std::string& done);
-  /// For work that does not say how far it is, several times a second: how long it has lasted.
+  /// For work of unknown length, called several times a second: shows how long it has lasted.
   void tick();
 
 private:
@@ -61,15 +60,15 @@ private:
   std::string what_;
   size_t total_, done_ = 0;
   bool terminal_;
-  std::string drawn_; ///< what stands there
+  std::string drawn_; ///< what the line shows
   std::chrono::steady_clock::time_point start_;
 };
 
-/// Text in lines that a terminal of 80 columns holds, all but the first behind `indent` spaces.
+/// The text in lines for 80 columns; all lines except the first are indented.
 std::string wrapped(const std::string& text, size_t indent);
 /// "1 kernel", "2 kernels".
 std::string counted(uint64_t count, const std::string& noun);
-/// printf into a string.
+/// Like printf, into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 double milliseconds_since(std::chrono::steady_clock::time_point start);
 

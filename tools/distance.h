@@ -19,7 +19,7 @@ template <typename T> Distance distance(const std::vector<float>& x, const std::
   if (constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(); x.size() != y.size())
     return {kNaN, 0, kNaN};
   for (size_t i = 0; i < x.size(); ++i) {
-    if (y[i] == -INFINITY && x[i] == -INFINITY) // lse of a row that sees no key
+    if (y[i] == -INFINITY && x[i] == -INFINITY) // lse of a query that sees no key
       continue;
     const double error = static_cast<double>(x[i]) - y[i];
     d.error += error * error;

@@ -16,35 +16,35 @@ std::string list_of_variables() {
   std::string text = "\nvariables:\n";
   for (const SettingVariable& v : setting_variables())
     text +=
-        format("  %-21s %s\n  %-21s %s\n", v.name, wrapped(v.meaning, 24).c_str(), "", v.values);
+        format("  %-22s %s\n  %-22s %s\n", v.name, wrapped(v.meaning, 25).c_str(), "", v.values);
   return text;
 }
 
 class Doctor : public Command {
 public:
   Doctor()
-      : Command("doctor", "what this machine has, and what is missing for what",
+      : Command("doctor", "show what this machine has and what it lacks",
                 "Looks for the run-time compiler (NVRTC), the CUDA driver, GPUs, the cache\n"
                 "directory and packs, and kernels that this driver is too old for. Under\n"
-                "SAGEBWD_OFFLINE=1 it says what kernels there are, and looks for no NVRTC.\n"
-                "That something is missing is no failure; it is one, with exit code 1, that a\n"
-                "directory, pack or variable is set and cannot be used: of a pack every kernel\n"
-                "is checked, and a variable named SAGEBWD_... must be one of those below.\n"
-                "Neither Python nor PyTorch is needed.\n"
+                "SAGEBWD_OFFLINE=1 it says which kernels there are, and does not look for NVRTC.\n"
+                "A missing component (no GPU, no NVRTC) is reported and is not an error. The\n"
+                "exit code is 1 only if a directory, a pack (every kernel is checked) or a\n"
+                "variable that you set cannot be used. An unknown variable SAGEBWD_... counts\n"
+                "as one. Neither Python nor PyTorch is needed.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd doctor\n"
                 "  sagebwd doctor --json\n"
-                "  sagebwd doctor --measure        # what a GPU's SMs reach, in a few seconds\n" +
+                "  sagebwd doctor --measure        # the rates of a GPU, in a few seconds\n" +
                     list_of_variables()) {
     options.flag("measure", measure_,
-                 "instead: run what the kernels are made of on a GPU and print its rates");
+                 "measure and print how fast a GPU runs what kernels are made of");
     options.integer("gpu", gpu_, 0, 1023, "which GPU --measure runs on");
   }
 
   ExitCode run() override {
     if (!measure_ && options.given("gpu"))
-      throw UsageError("--gpu says where --measure runs; without that it says nothing");
+      throw UsageError("--gpu is for --measure: give both, or neither");
     if (measure_)
       return print_rates();
     const Diagnosis diagnosis = diagnose();
@@ -57,17 +57,17 @@ private:
     require_gpu(gpu_, "doctor --measure");
     const driver::DeviceInfo gpu = driver::device_info(gpu_);
     Table table;
-    std::map<std::string, double> clocks; // of an operation on an SM
+    std::map<std::string, double> clocks; // per operation on one SM
     for (const MeasuredRate& rate : measure_rates(gpu_)) {
       clocks[rate.name] = 1 / rate.per_clock;
       table.add({{"name", "", rate.name},
                  {"what", "what", rate.what},
                  {"unit", "counted", rate.unit},
-                 number("per_clock_and_sm", "a clock and SM", 1, rate.per_clock),
-                 number("tera_per_second", "10^12 a second", 2, rate.tera),
+                 number("per_clock_and_sm", "per clock and SM", 1, rate.per_clock),
+                 number("tera_per_second", "10^12 per second", 2, rate.tera),
                  number("clock_ghz", "GHz", 3, rate.clock_ghz)});
     }
-    // Of the mixture's operations two thirds are INT8: a product has twice those of 16 bits.
+    // Two thirds of the operations of the mixture are INT8, as an INT8 product has twice as many.
     const double in_turn = (2 * clocks["mma_s8"] + clocks["mma_bf16"]) / 3;
     const double share = clocks["mma_mixed"] / in_turn;
     return finish(llvm::json::Object{{"gpu", printable(gpu.name)},

@@ -17,8 +17,8 @@ namespace {
 
 namespace json = llvm::json;
 
-/// Spaces and what is rarely varied may be left out: "128x128w8s1" is of the family of `like` and
-/// has one block per SM.
+/// Reads a tile. Spaces and rare fields may be left out: "128x128w8s1" has the family of `like` and
+/// one block per SM.
 TileConfig read_tile(std::string typed, const TileConfig& like) {
   if (std::isdigit(static_cast<unsigned char>(typed.front())))
     typed.insert(0, value_text(like.family) + " ");
@@ -37,29 +37,31 @@ TileConfig read_tile(std::string typed, const TileConfig& like) {
 class Emit : public Command {
 public:
   Emit()
-      : Command("emit", "print the generated CUDA source of a kernel",
-                "Writes complete, header-free CUDA C++: NVRTC and nvcc take it unchanged.\n"
-                "\n"
-                "examples:\n"
-                "  sagebwd emit --list\n"
-                "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
-                "  sagebwd emit --kernel forward --tile 128x128w8s1\n"
-                "  sagebwd emit --causal top-left -o generated/\n"
-                "  sagebwd emit --kernel backward --no-deterministic > backward.cu\n") {
-    options.text("kernel", "KIND", kernel_, "which kernel; --list names them");
+      : Command(
+            "emit", "print the generated CUDA source of a kernel",
+            "Prints complete CUDA C++ without includes. NVRTC and nvcc compile it unchanged.\n"
+            "\n"
+            "examples:\n"
+            "  sagebwd emit --list\n"
+            "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
+            "  sagebwd emit --kernel forward --tile 128x128w8s1\n"
+            "  sagebwd emit --causal top-left -o generated/\n"
+            "  sagebwd emit --kernel backward --no-deterministic > backward.cu\n") {
+    options.text("kernel", "KIND", kernel_, "which kernel, as --list names them");
     options.offer(words_of<KernelKind>());
-    options.text(
-        "pass", "PASS", pass_,
-        "forward or backward, where both have the kernel (default: the first that has it)");
+    options.text("pass", "PASS", pass_,
+                 "forward or backward, if both have the kernel (default: the first that has it)");
     options.offer(words_of<Pass>());
     options.text("arch", "ARCH", arch_, "architecture");
     options.offer(arch_names());
     spec_.declare(options, /*lists=*/false);
     options.text(
         "tile", "TILE", tile_,
-        "instead of the default, e.g. 128x128w8s1: queries x keys, warps, stages; of another "
-        "family and with more blocks an SM 'wgmma 64x128 w4 s2 b3'");
-    options.text("output", "DIR", output_, "or -o: write every kernel there, one file each");
+        "the tile to use instead of the default: queries x keys, warps and stages, such as "
+        "128x128w8s1; or in full, with the family and the blocks per SM, such as "
+        "'wgmma 64x128 w4 s2 b3'");
+    options.text("output", "DIR", output_,
+                 "(or -o DIR) write every kernel into this folder, one file each");
     options.flag("list", list_, "list the operation's kernels");
   }
 
@@ -67,7 +69,7 @@ public:
     if (!tile_.empty() && kernel_.empty())
       throw UsageError("--tile belongs to one kernel: name it with --kernel");
     if (list_ && !output_.empty())
-      throw UsageError("--list prints what there is and -o writes it: choose one");
+      throw UsageError("--list prints the kernels' names and -o writes the kernels: choose one");
     std::vector<KernelSpec> kernels = chosen_kernels();
     if (list_)
       return print_list(kernels);
@@ -84,7 +86,7 @@ public:
   }
 
 private:
-  /// The operation's kernels that the options leave, in launch order.
+  /// The kernels of the operation that the options select, in launch order.
   std::vector<KernelSpec> chosen_kernels() const {
     const Arch& arch = find_arch(arch_);
     const ResolvedSpec spec = resolved(spec_.one(options));
@@ -130,8 +132,8 @@ private:
     return kind_named() == KernelKind::backward || kind_named() == KernelKind::round_dq;
   }
 
-  /// Who gives a kernel of the backward a tile means that backward, split or fused, whichever is
-  /// the default.
+  /// A tile for a kernel of the backward selects that backward (split or fused), even if the other
+  /// one is the default.
   Tiles backward_tiles(const ResolvedSpec& spec, const Arch& arch) const {
     if (!names_fused())
       return {{*kind_named(), default_tile(*kind_named(), spec, arch)}};
@@ -140,13 +142,13 @@ private:
     return {{KernelKind::backward, read_tile(tile_, {Family::mma, 0, 0, 0, 0, 1})}};
   }
 
-  /// How to have the backward that is not the default.
+  /// Says how to select the backward that is not the default.
   std::string other_backward(const ResolvedSpec& spec, const Arch& arch) const {
     if (!names_fused())
       return "; its backward is fused: a --tile makes it split, or leave out --no-deterministic";
     if (spec->deterministic)
       return "; a fused backward takes --no-deterministic";
-    std::string why; // not even the tile that all precisions can have
+    std::string why; // the last tile is one that all precisions can have
     for (const char* tile : {"mma 64x64 w4 s1 b1", "mma 64x128 w8 s1 b1"}) {
       why = objection(KernelKind::backward, spec, parse_tile(tile), arch);
       if (why.empty())
@@ -166,7 +168,7 @@ private:
            {"pass", "pass", std::string(to_string(kernel.pass))},
            {"tile", "tile", tiled ? to_string(kernel.tile) : "", tiled ? "" : "-"},
            {"threads", "threads", source.threads},
-           // Of those without tiles it is the compiler that says.
+           // For kernels without tiles only the compiler knows.
            {"shared_bytes", "shared bytes",
             tiled ? json::Value(source.shared_bytes) : json::Value(nullptr), tiled ? "" : "-"},
            {"name", "name", source.name}});

@@ -40,7 +40,7 @@ void InputOptions::declare(OptionTable& options, bool lists) {
   for (const Distribution distribution : named_)
     usual += (usual.empty() ? "" : ",") + std::string(to_string(distribution));
   options.word("inputs", lists ? "NAME,.." : "NAME", read,
-               "what the random inputs are like, see above (default " + usual + ")");
+               "kind of random inputs, see the list above (default " + usual + ")");
   options.offer(words_of<Distribution>());
 }
 

@@ -9,13 +9,13 @@
 
 namespace sagebwd::tools {
 
-/// Every distribution's name and what it imitates, a line each, for the help of a command.
+/// The names of all distributions and what they imitate, for the help of a command.
 std::string help_of_inputs();
 
-/// --inputs. `lists`: it takes several names.
+/// The option --inputs. `lists`: it takes several names.
 class InputOptions {
 public:
-  /// `usual`: where none is named.
+  /// `usual`: the default.
   explicit InputOptions(
       std::vector<reference::Distribution> usual = {reference::Distribution::gaussian})
       : named_(std::move(usual)) {}

@@ -21,7 +21,7 @@ using namespace sagebwd::tools;
 
 namespace {
 
-/// Of all commands.
+/// Prints the help of the program, which lists all commands.
 void print_overview(const Command& root, FILE* stream) {
   fprintf(stream,
           "sagebwd %s - trainable INT8 attention (SageBwd), compiled where it runs\n"
@@ -55,7 +55,7 @@ bool asks_for_help(const std::string& argument) {
   return argument == "--help" || argument == "-h" || argument == "help";
 }
 
-/// What is typed before a subcommand's name, or an option.
+/// What is typed before the name of a subcommand or an option.
 std::string prefix_of(const Command& command) {
   return command.name.empty() ? "" : command.name + " ";
 }
@@ -68,7 +68,7 @@ ExitCode wrong_use(const std::string& message, const Command& command) {
 
 ExitCode run(Command& command, std::vector<std::string> arguments);
 
-/// The first argument is the name of one.
+/// Runs the subcommand that the first argument names.
 ExitCode run_subcommand(Command& command, std::vector<std::string> arguments) {
   const std::string name = arguments.front(), prefix = prefix_of(command);
   arguments.erase(arguments.begin());
@@ -79,8 +79,10 @@ ExitCode run_subcommand(Command& command, std::vector<std::string> arguments) {
     known.push_back(sub->name.substr(prefix.size()));
   }
   const bool option = name.rfind('-', 0) == 0;
+  const bool clears = prefix + name == "cache clear"; // as other tools call it
   return wrong_use((option ? "unknown option '" : "unknown command '" + prefix) + name + "'" +
-                       suggestion(name, known),
+                       (clears ? "; 'sagebwd cache prune --all --yes' removes all that is kept"
+                               : suggestion(name, known)),
                    command);
 }
 
@@ -115,16 +117,16 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
 
 int main(int count, char** values) {
   if (count == 2 && strcmp(values[1], "tune-worker") == 0)
-    return tune_worker_main(); // not for people, so that no list has it
+    return tune_worker_main(); // for the tuner alone, so no help lists it
   std::vector<std::string> arguments(values + 1, values + count);
   Command root("", "", "");
   root.subcommands = all_commands();
   int code = kDone;
-  if (!arguments.empty() && arguments.front() == "--version")
+  if (!arguments.empty() && (arguments.front() == "--version" || arguments.front() == "-V"))
     printf("sagebwd %s\n", version());
   else
     code = run(root, std::move(arguments));
-  // What did not reach its reader, on a full disk say, must not pass for done.
+  // If the output was not written, for example because the disk is full, the command failed.
   if (fflush(stdout) != 0 || ferror(stdout)) {
     fprintf(stderr, "sagebwd: cannot write to standard output: %s\n", strerror(errno));
     return kFailed;

@@ -21,10 +21,10 @@ std::string with_default(const std::string& help, const std::string& value) {
 
 std::string suggestion(const std::string& given, const std::vector<std::string>& known) {
   const std::string* best = nullptr;
-  // Two letters swapped are two edits.
+  // Swapping two letters counts as two edits.
   unsigned best_distance = std::max<size_t>(2, given.size() / 3) + 1;
   for (const std::string& name : known) {
-    // A prefix is what someone types who expects abbreviations.
+    // Somebody who expects abbreviations types a prefix.
     const bool prefix = given.size() > 2 && name.starts_with(given);
     const unsigned distance = prefix ? 0 : llvm::StringRef(name).edit_distance(given, true);
     if (distance < best_distance) {
@@ -46,7 +46,7 @@ void OptionTable::flag(const std::string& name, bool& value, const std::string& 
 
 void OptionTable::text(const std::string& name, const std::string& placeholder, std::string& value,
                        const std::string& help) {
-  // An unset variable of a shell must not turn one command into another.
+  // An unset shell variable must not turn one command into another.
   auto set = [&value, name](const std::string& given) {
     if (given.empty())
       throw UsageError("--" + name + " is empty");
@@ -61,7 +61,7 @@ void OptionTable::list(const std::string& name, const std::string& placeholder,
   auto set = [&values, name, fresh = true](const std::string& given) mutable {
     llvm::SmallVector<llvm::StringRef> parts;
     llvm::StringRef(given).split(parts, ',');
-    if (llvm::is_contained(parts, "")) // a variable of a shell that is not set, say
+    if (llvm::is_contained(parts, "")) // for example, an unset shell variable
       throw wrong_value(name, given, "values with a comma between them, none of them empty");
     if (fresh)
       values.clear();
@@ -126,15 +126,16 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
     const auto halves = llvm::StringRef(argument).split('=');
     const std::string name = halves.first.str();
     std::string value = halves.second.str();
-    // "-o" is the one short name; everything else is spelled out.
+    // "-o" is the only short name.
     std::string bare = name.rfind("--", 0) == 0 ? name.substr(2) : name == "-o" ? "output" : "";
-    auto option = std::find_if(options_.begin(), options_.end(),
-                               [&](const Option& candidate) { return candidate.name == bare; });
+    auto option = std::find_if(options_.begin(), options_.end(), [&](const Option& candidate) {
+      return candidate.name == bare || llvm::is_contained(candidate.other_names, bare);
+    });
     if (bare.empty() || option == options_.end()) {
       std::vector<std::string> known;
       for (const Option& candidate : options_)
         known.push_back("--" + candidate.name);
-      // A switch by its other name says what is so without it.
+      // The opposite of a switch is the default.
       const bool negated = bare.starts_with("no-");
       const std::string other = negated ? bare.substr(3) : "no-" + bare;
       if (std::any_of(options_.begin(), options_.end(),
@@ -152,13 +153,22 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
         throw UsageError("--" + bare + " needs a value: --" + bare + " " + option->placeholder);
       value = arguments[++i];
     }
+    if (option->given && option->given_as != bare)
+      throw UsageError("--" + bare + " and --" + option->given_as +
+                       " are two names of one option: give one of them");
     option->set(value);
     option->given = true;
+    option->given_as = bare;
   }
 }
 
 void OptionTable::offer(std::vector<std::string> values) {
   options_.back().values = std::move(values);
+}
+
+void OptionTable::also(const std::string& other, const std::string& name) {
+  const auto named = [&](const Option& option) { return option.name == name; };
+  std::find_if(options_.begin(), options_.end(), named)->other_names.push_back(other);
 }
 
 bool OptionTable::given(const std::string& name) const { return llvm::is_contained(given(), name); }

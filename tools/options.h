@@ -45,10 +45,12 @@ public:
   void word(const std::string& name, const std::string& words,
             const std::function<void(const std::string&)>& parse, const std::string& help);
 
-  /// Words that the option declared last takes, for shells that complete them.
+  /// The values of the option declared last, for completion in shells.
   void offer(std::vector<std::string> values);
+  /// Another name of an option: it is accepted, and the help does not list it.
+  void also(const std::string& other, const std::string& name);
 
-  /// The one argument without a name, such as a FILE; empty where it is not given.
+  /// The only argument without a name, such as a FILE; empty if it is not given.
   void positional(const std::string& placeholder, std::string& value, const std::string& help);
 
   /// Reads "--name value" and "--name=value". Raises UsageError.
@@ -57,15 +59,15 @@ public:
   bool given(const std::string& name) const;
   /// The names of all that were given.
   std::vector<std::string> given() const;
-  /// What may be typed: every option, and of an argument like "bash|zsh" each choice.
+  /// What may be typed: every option, and each choice of an argument like "bash|zsh".
   std::vector<std::string> words() const;
-  /// Of every option that takes a value, those that are words; else none.
+  /// The words that each option with a value takes; none if it takes something else.
   struct Values {
     std::string option;
     std::vector<std::string> words;
   };
   std::vector<Values> values() const;
-  /// One line an option.
+  /// One line per option.
   std::string help() const;
 
 private:
@@ -73,9 +75,10 @@ private:
     std::string name, placeholder, help;
     std::function<void(const std::string&)> set; ///< with "" for flags
     bool given = false;
-    std::vector<std::string> values = {};
+    std::vector<std::string> values = {}, other_names = {};
+    std::string given_as = {}; ///< the name that was typed
   };
-  /// Raises UsageError for a text that says none, or one beyond the limits.
+  /// Raises UsageError for a text that is not a number, or is beyond the limits.
   static int64_t whole_number(const std::string& name, const std::string& given, int64_t low,
                               int64_t high);
 
@@ -94,7 +97,7 @@ template <Worded T> std::vector<std::string> words_of() {
 /// "--sigma is 'x'; it takes a number".
 UsageError wrong_value(const std::string& option, const std::string& given,
                        const std::string& wanted);
-/// "; did you mean 'build'?", or nothing where no candidate is near.
+/// "; did you mean 'build'?", or nothing if no candidate is similar.
 std::string suggestion(const std::string& given, const std::vector<std::string>& known);
 
 } // namespace sagebwd::tools

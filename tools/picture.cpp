@@ -87,7 +87,7 @@ void PlotOption::declare(OptionTable& options, const std::string& what) {
                            "'; it writes SVG, into a file whose name ends in .svg");
         file_ = given;
       },
-      "also draw " + what + " into an .svg file");
+      "draw " + what + " into an .svg file");
 }
 
 void PlotOption::write(const std::string& title, const std::vector<BarChart>& charts) const {
@@ -96,6 +96,11 @@ void PlotOption::write(const std::string& title, const std::vector<BarChart>& ch
   const std::string text = svg_of(title, charts);
   if (const std::string why = write_output(file_, {&text}); !why.empty())
     throw std::runtime_error(why);
+}
+
+void PlotOption::say() const {
+  if (!file_.empty())
+    printf("written to %s\n", file_.c_str());
 }
 
 } // namespace sagebwd::tools

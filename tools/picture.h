@@ -10,24 +10,26 @@ namespace sagebwd::tools {
 
 struct Bar {
   std::string label;
-  double value;     ///< of none that is no number a bar is drawn
-  std::string text; ///< beside the bar
+  double value;     ///< no bar is drawn for NaN
+  std::string text; ///< next to the bar
   bool marked = false;
 };
-/// One below the other; the longest fills the width.
+/// Bars below each other; the longest fills the width.
 struct BarChart {
   std::string title;
   std::vector<Bar> bars;
 };
 
-/// --plot FILE: a picture as SVG, which browsers and word processors show.
+/// The option --plot FILE: a picture as SVG.
 class PlotOption {
 public:
   void declare(OptionTable& options, const std::string& what);
   explicit operator bool() const { return !file_.empty(); }
   const std::string& file() const { return file_; }
-  /// Nothing where it was not asked for. Raises std::runtime_error for what cannot be written.
+  /// Writes the picture if --plot was given. Raises std::runtime_error if it cannot be written.
   void write(const std::string& title, const std::vector<BarChart>& charts) const;
+  /// A line of text: where it is written, if it is.
+  void say() const;
 
 private:
   std::string file_;

@@ -2,9 +2,13 @@
 #include "runtime/prebuild.h"
 #include "cache/whole_file.h"
 #include "runtime/driver/driver.h"
+#include "runtime/nvrtc/nvrtc.h"
 #include "tools/command.h"
 #include "tools/spec_list.h"
 #include "tools/spec_options.h"
+
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/StringExtras.h"
 
 #include <algorithm>
 #include <csignal>
@@ -22,14 +26,14 @@ using driver::version_text;
 namespace json = llvm::json;
 
 constexpr char kHowToResume[] =
-    "\nsagebwd prebuild: interrupted; the same command goes on where it was\n";
+    "\nsagebwd prebuild: interrupted; run the same command to continue\n";
 
-/// On Ctrl-C, which then ends the process; a job in the background, which ignores it, still does.
+/// On Ctrl-C, which then ends the process. Background jobs go on ignoring the signal.
 void say_how_to_resume() {
   const auto say = [](int signal) {
     [[maybe_unused]] auto done = ::write(STDERR_FILENO, kHowToResume, sizeof(kHowToResume) - 1);
     std::signal(signal, SIG_DFL);
-    ::raise(signal); // ends the process once this is left
+    ::raise(signal); // ends the process after this function returns
   };
   if (std::signal(SIGINT, say) == SIG_IGN)
     std::signal(SIGINT, SIG_IGN);
@@ -40,10 +44,12 @@ public:
   Prebuild()
       : Command("prebuild", "compile the kernels of many operations into one pack",
                 "Writes every kernel that the operations need, forward and backward, into one\n"
-                "file for machines that may not compile. Needs NVRTC, but no GPU. Lists combine:\n"
-                "every architecture with every head dimension, and so on. A run that was killed\n"
-                "goes on where it was. The same operations give the same bytes. Use the file with\n"
-                "SAGEBWD_CACHE_PACKS=FILE, and SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
+                "file, for machines that do not compile. It needs NVRTC, but no GPU. Lists are\n"
+                "combined: every architecture with every head dimension, and so on. A run that\n"
+                "was killed continues where it stopped. The same operations give the same bytes.\n"
+                "Kernels that cannot be built are listed, the others are in the pack, and the\n"
+                "exit code is 1. Use the file with SAGEBWD_CACHE_PACKS=FILE, and with\n"
+                "SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd prebuild --arch sm_80,sm_86,sm_89,sm_90a,sm_120 --head-dim 64,128 \\\n"
@@ -52,35 +58,37 @@ public:
                 "  sagebwd prebuild --arch sm_90a --records tuned.json --out h200.pack\n"
                 "  sagebwd prebuild --arch sm_90a --dry-run\n"
                 "\n"
-                "a list of specs, in YAML or JSON; only arch has no default:\n"
+                "a list of specs, in YAML or JSON, in which only arch is required:\n"
                 "  - arch: [sm_80, sm_90a]\n"
                 "    head_dim: [64, 128]\n"
                 "    dtype: bf16\n"
                 "    causal: [none, top-left]\n"
                 "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
         spec_(usual_words()) {
-    options.list("arch", "ARCH,..", archs_, "architectures");
-    options.offer(arch_names());
+    options.list("arch", "ARCH,..", archs_,
+                 "architectures; native: those of this machine's GPUs; all; major: the first of "
+                 "each major version");
+    options.offer(arch_words());
     spec_.declare(options, /*lists=*/true);
-    options.list("pass", "PASS,..", passes_, "forward, backward");
+    options.list("pass", "PASS,..", passes_, "passes: forward, backward");
     options.offer(words_of<Pass>());
     options.text("specs", "FILE", specs_file_, "a list of specs, instead of the options above");
     options.list("records", "FILE,..", record_files_,
-                 "tuning records ('sagebwd tune --export'): they and their tiles go in too");
-    options.text("out", "FILE", out_, "the pack");
+                 "add these tuning records ('sagebwd tune --export') and their tiles");
+    options.text("out", "FILE", out_, "the pack to write");
     options.flag("dry-run", dry_run_, "list what would be built");
   }
 
   ExitCode run() override {
-    const std::vector<WantedOperation> operations = wanted();
+    const std::vector<WantedOperation> operations = possible(wanted());
     const std::vector<TuningRecord> given = records();
     PrebuildRequest request;
     request.output = out_;
-    request.kernels = kernels_of(operations); // what cannot be asked for is wrong use
+    request.kernels = kernels_of(operations); // an impossible request is wrong use
     try {
       request.records = records_of(operations, given);
       request.kernels = kernels_of(operations, given);
-    } catch (const SpecError& error) { // the file's fault, not the command line's
+    } catch (const SpecError& error) { // the file is wrong, not the command line
       throw std::runtime_error(error.what());
     }
     if (!given.empty() && request.records.empty())
@@ -93,6 +101,7 @@ public:
       throw UsageError("name the pack with --out FILE, or take --dry-run");
 
     warn_of_variables(*this);
+    leave_out_what_nvrtc_lacks(request.kernels);
     const auto start = std::chrono::steady_clock::now();
     std::optional<Progress> progress(std::in_place, "prebuilding", request.kernels.size());
     request.progress = [&](const BuiltKernel& kernel, size_t, size_t) {
@@ -127,6 +136,50 @@ private:
     return operations;
   }
 
+  /// Those that can be built; the reasons of the others go to `failures`. A backward that an
+  /// architecture cannot have leaves the forward. Raises the only reason where nothing is left.
+  std::vector<WantedOperation> possible(const std::vector<WantedOperation>& operations) {
+    std::vector<WantedOperation> left;
+    for (const WantedOperation& operation : operations) {
+      WantedOperation possible = operation;
+      for (bool WantedOperation::*pass : {&WantedOperation::forward, &WantedOperation::backward}) {
+        WantedOperation alone{operation.spec, operation.arch, false, false};
+        if (alone.*pass = operation.*pass; !(alone.*pass))
+          continue;
+        try {
+          kernels_of({alone});
+        } catch (const SpecError& error) {
+          if (operations.size() == 1)
+            throw;
+          possible.*pass = false;
+          note(error.what());
+        }
+      }
+      if (possible.forward || possible.backward)
+        left.push_back(possible);
+    }
+    if (left.empty())
+      throw UsageError(failures.front());
+    return left;
+  }
+
+  /// Leaves out what NVRTC is too old for. Raises LibraryError where that is everything.
+  void leave_out_what_nvrtc_lacks(std::vector<KernelSpec>& kernels) {
+    std::erase_if(kernels, [&](const KernelSpec& kernel) {
+      const std::string why = Nvrtc::instance().why_not(kernel.arch.name);
+      if (!why.empty())
+        note(why);
+      return !why.empty();
+    });
+    if (kernels.empty())
+      throw LibraryError(llvm::join(std::exchange(failures, {}), "\n"));
+  }
+
+  void note(const std::string& failure) {
+    if (!llvm::is_contained(failures, failure))
+      failures.push_back(failure);
+  }
+
   std::vector<TuningRecord> records() const {
     std::vector<TuningRecord> records;
     for (const std::string& path : record_files_) {
@@ -145,10 +198,11 @@ private:
       table.add({{"name", "kernel", kernel_name(kernel)},
                  {"arch", "arch", std::string(kernel.arch.name)},
                  {"pass", "pass", std::string(to_string(kernel.pass))}});
-    return finish(json::Object{{"kernels", table.json()}}, [&] {
-      table.print();
-      puts(counted(kernels.size(), "kernel").c_str());
-    });
+    return finish(json::Object{{"kernels", table.json()}, {"failures", json::Array(failures)}},
+                  [&] {
+                    table.print();
+                    puts(counted(kernels.size(), "kernel").c_str());
+                  });
   }
   ExitCode report(const PrebuildResult&, size_t records_left_out, double seconds) const;
 
@@ -158,7 +212,7 @@ private:
   bool dry_run_ = false;
 };
 
-/// Of an architecture's kernels, or of all.
+/// Sums over the kernels of one architecture, or over all.
 struct Summary {
   size_t kernels = 0, compiled = 0;
   uint64_t cubin_bytes = 0;
@@ -203,6 +257,7 @@ ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
                    {"threads", result.threads},
                    {"compile_s", all.compile_s},
                    {"seconds", seconds},
+                   {"failures", json::Array(failures)},
                    {"archs", table.json()}},
       [&] {
         table.print();
@@ -214,7 +269,7 @@ ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
         if (all.compiled < all.kernels)
           printf("; %zu were there from an interrupted run", all.kernels - all.compiled);
         if (records_left_out)
-          printf("; of other operations and left out: %s",
+          printf("; left out, because they are of other operations: %s",
                  counted(records_left_out, "tuning record").c_str());
         printf("\nIt loads on drivers of CUDA %s or newer. Use it with SAGEBWD_CACHE_PACKS=%s\n",
                version_text(all.lowest_driver).c_str(), std::filesystem::absolute(out_).c_str());

@@ -17,8 +17,7 @@ namespace {
 
 namespace yaml = llvm::yaml;
 
-/// Beyond this the list is a mistake: no two operations of a file need be equal, and there are not
-/// so many.
+/// A list with more operations is a mistake: there are not so many different ones.
 constexpr size_t kMostOperations = 50000;
 
 /// A key or one of its values.
@@ -27,9 +26,9 @@ struct Word {
   unsigned line;
 };
 
-/// The parser recurses: a list nested half a million deep must not end the process. Nothing here
-/// nests deeper than an entry's list of words, so a few levels are plenty. Brackets in strings and
-/// comments count too: too careful by a little. Nesting by indentation costs a column each.
+/// The parser is recursive, and deep nesting must not end the process. An entry's list of words is
+/// the deepest level that is needed. Brackets in strings and comments are counted too, which errs
+/// on the safe side. Nesting by indentation takes one column per level.
 bool too_deep(const std::string& text) {
   constexpr int kDeepest = 16;
   int open = 0, dashes = 0;
@@ -57,7 +56,7 @@ std::vector<std::string> known_keys() {
   return keys;
 }
 
-/// Raises SpecError for a word that the key does not know.
+/// Raises SpecError for a word that is not a value of the key.
 void check_word(const std::string& key, const std::string& word) {
   if (AttentionSpec spec; key == "arch")
     find_arch(word);
@@ -128,7 +127,7 @@ public:
   }
 
 private:
-  /// The stream says nothing where it fails but through the handler.
+  /// The stream reports errors only through the handler.
   void check() const {
     if (!error_.empty())
       throw UsageError(error_);
@@ -137,7 +136,8 @@ private:
   }
 
   unsigned line_of(const yaml::Node& node) const {
-    const auto* alias = llvm::dyn_cast<yaml::AliasNode>(&node); // whose range is the next node's
+    const auto* alias =
+        llvm::dyn_cast<yaml::AliasNode>(&node); // its range is that of the next node
     const llvm::SMLoc start =
         alias ? llvm::SMLoc::getFromPointer(alias->getName().data()) : node.getSourceRange().Start;
     return start.isValid() && sources_.FindBufferContainingLoc(start)
@@ -154,7 +154,7 @@ private:
       fail(line, "these are more than " + std::to_string(kMostOperations) + " operations");
   }
 
-  /// What YAML can do beyond words, lists and mappings: nobody has use for it here.
+  /// Refuses what YAML has besides words, lists and mappings.
   void check_plain(const yaml::Node& node) const {
     if (llvm::isa<yaml::AliasNode>(node))
       fail(line_of(node), "anchors and aliases are not taken; write the words out");
@@ -173,7 +173,7 @@ private:
     return {scalar->getValue(storage).str(), line_of(*scalar)};
   }
 
-  /// A key's words, each once and each known.
+  /// The words of a key: each is known and given once.
   std::vector<std::string> values(yaml::Node* node, const Word& key) {
     std::vector<std::string> values;
     const auto add = [&](yaml::Node* item) {
@@ -184,7 +184,7 @@ private:
       try {
         check_word(key.text, value.text);
       } catch (const SpecError& error) {
-        const std::string what = error.what(); // of a number it names the field
+        const std::string what = error.what(); // for a number it names the field
         fail(value.line, (what.rfind(key.text, 0) == 0 ? "" : key.text + ": ") + what);
       }
     };
@@ -223,7 +223,7 @@ private:
     check();
     if (!words.count("arch"))
       fail(spec.line, "a spec needs 'arch'");
-    words.insert(usual_words().begin(), usual_words().end()); // of keys that are left out
+    words.insert(usual_words().begin(), usual_words().end()); // for keys that are left out
     size_t count = 1;
     for (auto& [key, values] : words) {
       check_count(count *= key == "pass" ? 1 : values.size(), spec.line);
@@ -237,12 +237,22 @@ private:
     for (const Arch& arch : parse_archs(words["arch"]))
       for (const AttentionSpec& spec_of_words : combinations(words))
         operations.push_back({spec_of_words, arch, serves(Pass::forward), serves(Pass::backward)});
+    std::string why; // of those that are impossible, which whoever builds the others lists
+    size_t impossible = 0;
     for (const WantedOperation& operation : operations)
       try {
-        kernels_of({operation});
+        resolved(operation.spec);
+        try {
+          kernels_of({operation});
+        } catch (const SpecError& error) { // on that architecture alone
+          why = error.what();
+          ++impossible;
+        }
       } catch (const SpecError& error) {
         fail(spec.line, error.what());
       }
+    if (impossible == operations.size())
+      fail(spec.line, why);
     return operations;
   }
 

@@ -13,12 +13,12 @@
 
 namespace sagebwd::tools {
 
-/// Beyond any list that a person or a script has use for.
+/// More than any sensible list has.
 inline constexpr size_t kLongestSpecList = 256 << 10;
 
 /// Keys that are left out have the command line's defaults; only `arch` has none. Raises UsageError
-/// that names the file and the line: no YAML, an unknown key or word, a key or word given twice,
-/// what cannot be built.
+/// that names the file and the line if the text is not YAML, a key or word is unknown or given
+/// twice, or an operation cannot be built.
 std::vector<WantedOperation> parse_spec_list(const std::string& text, const std::string& file_name);
 
 } // namespace sagebwd::tools

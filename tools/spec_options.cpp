@@ -1,6 +1,8 @@
 //===- spec_options.cpp - Options that choose specs and problems -----------===//
 #include "tools/spec_options.h"
 
+#include "runtime/driver/driver.h"
+
 #include <algorithm>
 #include <set>
 
@@ -14,7 +16,21 @@ std::string option_name(std::string_view field) {
   return name;
 }
 
-/// Of a boolean there is one option, for what it is not by default.
+/// The name that a spec has for a value, for Python's names of it.
+std::string usual_name(std::string_view field, const std::string& word) {
+  struct Name {
+    std::string_view field, other, usual;
+  };
+  constexpr Name kNames[] = {{"dtype", "bfloat16", "bf16"},  {"dtype", "float16", "fp16"},
+                             {"causal", "true", "top-left"}, {"causal", "True", "top-left"},
+                             {"causal", "false", "none"},    {"causal", "False", "none"}};
+  for (const Name& name : kNames)
+    if (field == name.field && word == name.other)
+      return std::string(name.usual);
+  return word;
+}
+
+/// A boolean has one option, for the value that is not the default.
 template <typename T> std::string option_name(const Label& label, const T& usual) {
   if constexpr (std::is_same_v<T, bool>)
     return (usual ? "no-" : "") + option_name(label.name);
@@ -41,7 +57,7 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
       return;
     std::vector<AttentionSpec> product;
     for (const AttentionSpec& spec : specs) {
-      const size_t first = product.size(); // another spec's are others
+      const size_t first = product.size(); // compare only with those of this spec
       for (const std::string& word : found->second) {
         AttentionSpec more = spec;
         set_field(more, label.name, word);
@@ -58,8 +74,9 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
   if (!but.contains("spec"))
     table.word(
         "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
-        "the whole spec in one line, as messages print it, instead of the options below; a word of "
-        "yes or no that it leaves out, such as rotate, means no");
+        "the spec in one line, instead of the options below: as messages print it (a switch that "
+        "it leaves out, such as rotate, is off), or some of its words without numerics=, such as "
+        "'d64 no-rotate', and the others have their defaults");
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string name = option_name(label, usual), field(label.name);
     if (but.contains(field))
@@ -71,12 +88,18 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
     const std::string placeholder = Worded<T> ? "KIND" : "N";
     if constexpr (Worded<T>)
       help += ": " + known_words<T>();
+    const bool takes_more = more_.read && more_.field == field;
+    if (takes_more)
+      help += more_.help;
     if (lists)
       table.list(name, placeholder + ",..", words, help);
     else
       table.word(
           name, placeholder,
-          [&words, field](const std::string& word) {
+          [this, &words, field, takes_more](const std::string& given) {
+            if (takes_more && more_.read(given))
+              return;
+            const std::string word = usual_name(field, given);
             AttentionSpec checked;
             set_field(checked, field, word);
             words = {word};
@@ -92,26 +115,45 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string option = option_name(label, usual), field(label.name);
     if (whole_ && table.given(option))
-      throw UsageError("--spec says all of a spec: leave out --" + option + ", or --spec");
+      throw UsageError("--spec is a whole spec: leave out --" + option + ", or --spec");
     if constexpr (std::is_same_v<T, bool>)
       if (const auto found = switched_.find(field); found != switched_.end() && found->second)
         words[field] = {value_text(!usual)};
   });
+  for (auto& [field, given] : words)
+    for (std::string& word : given)
+      word = usual_name(field, word);
   const std::vector<AttentionSpec> specs =
       whole_ ? std::vector<AttentionSpec>{*whole_} : combinations(words);
   for (const AttentionSpec& spec : specs)
-    resolved(spec); // raises what is wrong with it
+    resolved(spec); // raises SpecError
   return specs;
 }
 
 std::vector<Operation> SpecOptions::operations(const std::vector<std::string>& archs,
-                                               const OptionTable& table) const {
+                                               const OptionTable& table,
+                                               std::vector<std::string>& impossible) const {
   std::vector<Operation> operations;
   std::set<std::string> seen; // some kernels serve both passes, or several specs
-  for (const Arch& arch : parse_archs(archs))
-    for (const AttentionSpec& spec : all(table)) {
+  const std::vector<Arch> wanted_archs = parse_archs(archs.empty() ? usual_archs() : archs);
+  const std::vector<AttentionSpec> specs = all(table);
+  const bool several = wanted_archs.size() * specs.size() > 1;
+  const auto kernels_of = [&](const Operation& operation) -> std::vector<KernelSpec> {
+    for (const bool backward : {true, false})
+      try {
+        return distinct_kernels(operation.spec, operation.arch, backward);
+      } catch (const SpecError& error) {
+        if (!several)
+          throw;
+        if (backward)
+          impossible.push_back(error.what());
+      }
+    return {};
+  };
+  for (const Arch& arch : wanted_archs)
+    for (const AttentionSpec& spec : specs) {
       Operation operation{arch, resolved(spec), {}};
-      for (const KernelSpec& kernel : distinct_kernels(operation.spec, arch))
+      for (const KernelSpec& kernel : kernels_of(operation))
         if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
           operation.kernels.push_back(kernel);
       if (!operation.kernels.empty())
@@ -125,6 +167,8 @@ void ProblemOptions::declare(OptionTable& table) {
     const bool length = label.name.starts_with("seq");
     table.integer(label.name == "seq_q" ? "seq-len" : option_name(label.name), size, size > 0,
                   length ? int64_t{1} << 24 : 65535, std::string(label.help));
+    if (label.name == "seq_q")
+      table.also("seq-q", "seq-len"); // as C and C++ call it
   });
 }
 
@@ -152,13 +196,50 @@ std::vector<std::string> arch_names() {
   return names;
 }
 
+namespace {
+
+std::vector<Arch> archs_of_gpus() {
+  if (const std::string& why = driver::unavailable(); !why.empty())
+    throw LibraryError("--arch native means the GPUs of this machine: " + why +
+                       " Name an architecture, such as --arch sm_80");
+  std::vector<Arch> archs;
+  for (int gpu = 0; gpu < driver::device_count(); ++gpu) {
+    const driver::DeviceInfo info = driver::device_info(gpu);
+    archs.push_back(arch_for_capability(info.major, info.minor));
+  }
+  return archs;
+}
+
+std::vector<Arch> archs_meant_by(const std::string& name) {
+  if (name == "native")
+    return archs_of_gpus();
+  if (name != "all" && name != "major")
+    return {find_arch(name)};
+  std::vector<Arch> archs = all_archs();
+  if (name == "major")
+    std::erase_if(archs, [](const Arch& arch) { return arch.minor != 0; });
+  return archs;
+}
+
+} // namespace
+
+std::vector<std::string> arch_words() {
+  std::vector<std::string> words = arch_names();
+  words.insert(words.end(), {"native", "all", "major"});
+  return words;
+}
+
+std::vector<std::string> usual_archs() {
+  const bool has_gpu = driver::unavailable().empty() && driver::device_count() > 0;
+  return {has_gpu ? "native" : "sm_80"};
+}
+
 std::vector<Arch> parse_archs(const std::vector<std::string>& names) {
   std::vector<Arch> archs;
-  for (const std::string& name : names) {
-    const Arch& arch = find_arch(name);
-    if (std::find(archs.begin(), archs.end(), arch) == archs.end())
-      archs.push_back(arch);
-  }
+  for (const std::string& name : names)
+    for (const Arch& arch : archs_meant_by(name))
+      if (std::find(archs.begin(), archs.end(), arch) == archs.end())
+        archs.push_back(arch);
   return archs;
 }
 

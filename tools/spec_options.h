@@ -16,44 +16,55 @@ namespace sagebwd::tools {
 
 /// Words for the fields of a spec, by the field's name; what is missing has its default.
 using SpecWords = std::map<std::string, std::vector<std::string>, std::less<>>;
-/// What a cluster is likely to need: what `prebuild` builds unless told otherwise.
+/// What `prebuild` builds by default: what a cluster is likely to need.
 const SpecWords& usual_words();
-/// Every combination of the words, not resolved. Raises SpecError for a word that is none.
+/// Every combination of the words, not resolved. Raises SpecError for an unknown word.
 std::vector<AttentionSpec> combinations(const SpecWords&);
 
 /// What one architecture needs for one spec.
 struct Operation {
   Arch arch;
   ResolvedSpec spec;
-  std::vector<KernelSpec> kernels; ///< but those that an operation before has
+  std::vector<KernelSpec> kernels; ///< except those of an earlier operation
 };
 
 /// The options that name an AttentionSpec: one for each of its fields, and --spec for all at once.
 class SpecOptions {
 public:
-  explicit SpecOptions(SpecWords defaults = {}) : words_(std::move(defaults)) {}
+  /// What the option of one field takes besides the field's own words.
+  struct MoreWords {
+    std::string field, help;
+    std::function<bool(const std::string& word)> read; ///< whether the word was one of them
+  };
 
-  /// `lists`: an option's words may be several. `but`: names of fields that have no option, and
-  /// "spec" for --spec.
+  explicit SpecOptions(SpecWords defaults = {}, MoreWords more = {})
+      : words_(std::move(defaults)), more_(std::move(more)) {}
+
+  /// `lists`: options take lists of words. `but`: names of fields that have no option, and "spec"
+  /// for --spec.
   void declare(OptionTable&, bool lists, const std::set<std::string>& but = {});
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
-  /// All that have a kernel of their own. Raises SpecError, or UsageError.
-  std::vector<Operation> operations(const std::vector<std::string>& archs,
-                                    const OptionTable&) const;
+  /// All that have a kernel that no earlier one has; without architectures those of usual_archs().
+  /// Of several, those that an architecture cannot have go to `impossible`, with the reason; their
+  /// forwards are still wanted if they can be built. Raises SpecError, or UsageError.
+  std::vector<Operation> operations(const std::vector<std::string>& archs, const OptionTable&,
+                                    std::vector<std::string>& impossible) const;
   /// The only one.
   AttentionSpec one(const OptionTable& table) const { return all(table).front(); }
 
 private:
   SpecWords words_;
-  std::map<std::string, bool> switched_; ///< booleans, from what they are by default
+  MoreWords more_;
+  std::map<std::string, bool> switched_; ///< booleans that differ from their default
   std::optional<AttentionSpec> whole_;
 };
 
-/// One for each size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.
+/// One option per size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.
 class ProblemOptions {
 public:
-  explicit ProblemOptions(Problem usual = {1, 8, 0, 1024, 0}) : given_(usual) {}
+  /// `usual`: the default sizes.
+  explicit ProblemOptions(const Problem& usual) : given_(usual) {}
   void declare(OptionTable&);
   Problem problem() const;
 
@@ -64,9 +75,14 @@ private:
 /// As many members as a Problem has sizes.
 llvm::json::Object json_of(const Problem&);
 
-/// Every architecture's name.
+/// Every architecture's name, and the words for several.
 std::vector<std::string> arch_names();
-/// Architecture names to Archs, without repeats. Raises SpecError for an unknown one.
+std::vector<std::string> arch_words();
+/// What is built where no architecture is named: "native" where there is a GPU, else sm_80.
+std::vector<std::string> usual_archs();
+/// Names and words to architectures, without repeats: "native" means those of the GPUs here, "all"
+/// every one, "major" the first of each major version. Raises SpecError for an unknown name, and
+/// LibraryError for "native" where there is no GPU.
 std::vector<Arch> parse_archs(const std::vector<std::string>& names);
 
 } // namespace sagebwd::tools

@@ -7,8 +7,13 @@
 #include "tools/picture.h"
 #include "tools/spec_options.h"
 
+#include "llvm/ADT/STLExtras.h"
+#include "llvm/ADT/SmallVector.h"
+#include "llvm/ADT/StringRef.h"
+
 #include <algorithm>
 #include <map>
+#include <optional>
 
 namespace sagebwd::tools {
 
@@ -17,7 +22,7 @@ namespace {
 namespace json = llvm::json;
 using reference::ProductPlan;
 
-/// The products a plan may name, in the order of the forward and backward pass.
+/// The products that --precision may name, in the order of the forward and backward pass.
 struct Product {
   const char* name;
   bool ProductPlan::*int8;
@@ -26,17 +31,24 @@ constexpr Product kProducts[] = {{"s", &ProductPlan::s},   {"pv", &ProductPlan::
                                  {"dv", &ProductPlan::dv}, {"dp", &ProductPlan::dp},
                                  {"dq", &ProductPlan::dq}, {"dk", &ProductPlan::dk}};
 
-ProductPlan parse_plan(const std::vector<std::string>& names) {
+/// What --precision says if it lists products; nothing if it names a precision.
+std::optional<ProductPlan> parse_products(const std::string& given) {
+  if (llvm::is_contained(words_of<Precision>(), given))
+    return std::nullopt;
   ProductPlan plan{false, false, false, false, false, false};
-  if (names.size() == 1 && names.front() == "none")
+  if (given == "none")
     return plan;
-  for (const std::string& name : names) {
+  llvm::SmallVector<llvm::StringRef> names;
+  llvm::StringRef(given).split(names, ',');
+  for (const llvm::StringRef name : names) {
     auto product = std::find_if(std::begin(kProducts), std::end(kProducts),
                                 [&](const Product& known) { return name == known.name; });
     if (product == std::end(kProducts))
-      throw UsageError("--plan names '" + name +
-                       "'; the products are s (S = Q K^T in both passes), pv, dv, dp, dq and dk, "
-                       "or none: --plan s,pv,dv,dq,dk is six-of-seven");
+      throw UsageError("--precision names '" + name.str() + "'; it takes " +
+                       known_words<Precision>(" or ") +
+                       ", or INT8 products: s (S = Q K^T in both passes), pv, dv, dp, dq and dk, "
+                       "or none. --precision s,pv,dv,dq,dk is six-of-seven" +
+                       suggestion(given, words_of<Precision>()));
     plan.*product->int8 = true;
   }
   return plan;
@@ -53,21 +65,27 @@ std::string to_string(const ProductPlan& plan) {
 class Trace : public Command {
 public:
   Trace()
-      : Command("trace", "the error of every intermediate tensor against FP64",
-                "Draws q, k, v and dO, rounded to the dtype, and compares delta, P, dP, dS, O,\n"
-                "dQ, dK and dV with FP64: cosine similarity and relative L2 error. On the CPU\n"
-                "the emulation gives them, bit for bit as the kernels of every GPU quantise; with\n"
-                "--device cuda the kernels give O, dQ, dK and dV.\n"
+      : Command("trace", "print the error of every intermediate tensor against FP64",
+                "Draws q, k, v and dO, rounds them to the dtype, and compares delta, P, dP, dS,\n"
+                "O, dQ, dK and dV with FP64 by cosine similarity and relative L2 error. On the\n"
+                "CPU they come from the emulation, which quantises bit for bit as the kernels do\n"
+                "on every GPU. With --device cuda the kernels compute O, dQ, dK and dV.\n"
                 "\n" +
                     help_of_inputs() +
                     "\n"
                     "examples:\n"
                     "  sagebwd trace --seq-len 1024 --sigma 3 --granularity block --json\n"
-                    "  sagebwd trace --plan s,pv,dv,dp,dq,dk          # dP in INT8 as well\n"
+                    "  sagebwd trace --precision s,pv,dv,dp,dq,dk     # dP in INT8 as well\n"
                     "  sagebwd trace --key-offset 20 --no-smooth-k\n"
                     "  sagebwd trace --inputs heavy-channels --causal top-left --no-rotate\n"
                     "  sagebwd trace --inputs sink --causal top-left --seq-len 4096 --heads 4\n"
-                    "  sagebwd trace --head-dim 64 --plot errors.svg\n") {
+                    "  sagebwd trace --head-dim 64 --plot errors.svg\n"),
+        spec_({}, {"precision",
+                   "; or, on the CPU, a list of INT8 products: s, pv, dv, dp, dq, dk, or none",
+                   [this](const std::string& given) {
+                     products_ = parse_products(given);
+                     return products_.has_value();
+                   }}) {
     options.word(
         "device", "DEVICE",
         [this](const std::string& given) {
@@ -75,29 +93,29 @@ public:
             throw UsageError("--device is '" + given + "'; it is cpu or cuda");
           on_gpu_ = given == "cuda";
         },
-        "cpu: the emulation; cuda: the kernels (default cpu)");
+        "cpu for the emulation, cuda for the kernels (default cpu)");
     options.offer({"cpu", "cuda"});
     options.integer("gpu", gpu_, 0, 1023, "which GPU, for --device cuda");
     problem_.declare(options);
     spec_.declare(options, /*lists=*/false);
-    options.list("plan", "PRODUCT,..", plan_,
-                 "INT8 products: s, pv, dv, dp, dq, dk, or none; instead of --precision, CPU only");
+    options.also("plan", "precision");
     inputs_.declare(options, /*lists=*/false);
     options.number("sigma", sigma_, 0, 1e4, "standard deviation of gaussian q and k");
     options.number("key-offset", key_offset_, -1e4, 1e4,
-                   "added to every gaussian key, with alternating sign over the channels");
-    options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(), "of the random inputs");
+                   "offset of every gaussian key, with signs that alternate over the channels");
+    options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(),
+                    "seed of the random inputs");
     plot_.declare(options, "each tensor's error");
   }
 
   ExitCode run() override;
 
 private:
-  ProblemOptions problem_;
+  ProblemOptions problem_{{1, 4, 0, 4096, 0}}; // as in Python, and in the tables of errors
   SpecOptions spec_;
   InputOptions inputs_;
   PlotOption plot_;
-  std::vector<std::string> plan_;
+  std::optional<ProductPlan> products_; ///< if --precision lists them
   double sigma_ = 1, key_offset_ = 0;
   uint64_t seed_ = 0;
   int gpu_ = 0;
@@ -124,33 +142,26 @@ ExitCode Trace::run() {
   const ResolvedSpec spec = resolved(spec_.one(options));
   const Problem problem = problem_.problem();
   check(spec, problem);
-  const double work = double(problem.batch) * double(problem.heads) * double(problem.seq_q) *
-                      double(problem.seq_kv) * spec->head_dim;
-  if (constexpr double kMostWork = 1e13; work > kMostWork)
-    throw UsageError("batch x heads x queries x keys x head dimension is " + format("%.3g", work) +
-                     ", and this CPU reference takes up to 1e13 (minutes): shorten --seq-len or "
-                     "trace fewer --heads");
-  if (!plan_.empty() && options.given("precision"))
-    throw UsageError("--plan and --precision both say which products are INT8: leave one out");
   if (spec->dq_sums != AttentionSpec().dq_sums && !on_gpu_)
     throw UsageError("--dq-sums " + value_text(spec->dq_sums) +
-                     " is not emulated: sums of dQ are "
-                     "FP32 on the CPU. Leave it out, or use --device cuda");
+                     " is not emulated: on the CPU sums of dQ are "
+                     "FP32. Leave it out, or use --device cuda");
   if (spec->packed)
-    throw UsageError("--packed: sequences one behind the other have lengths, and no option here "
-                     "says them. Trace one of them, without --packed");
+    throw UsageError(
+        "--packed: packed sequences have lengths, for which trace has no option. Trace "
+        "one sequence, without --packed");
   if (options.given("gpu") && !on_gpu_)
     throw UsageError("--gpu is for --device cuda");
   const ProductPlan kernels_plan = reference::plan_of(spec->precision);
-  const ProductPlan plan = plan_.empty() ? kernels_plan : parse_plan(plan_);
+  const ProductPlan plan = products_.value_or(kernels_plan);
   if (on_gpu_) {
     if (to_string(plan) != to_string(kernels_plan))
-      throw UsageError("--plan " + to_string(plan) + " has no kernels: they compute --precision " +
-                       known_words<Precision>(" or ") + ". Leave --plan out, or use --device cpu");
+      throw UsageError("--precision " + to_string(plan) + " has no kernels: they compute " +
+                       known_words<Precision>(" or ") + ". Name one of them, or use --device cpu");
     require_gpu(gpu_, "--device cuda");
     require_packs();
   }
-  reference::check_memory(problem, spec->head_dim);
+  reference::check_size(problem, spec->head_dim);
   const reference::InputKind kind{inputs_.all().front(), sigma_, key_offset_};
   const reference::Inputs inputs =
       reference::named_inputs(kind, problem, spec->head_dim, spec->dtype, seed_);
@@ -165,7 +176,9 @@ ExitCode Trace::run() {
       replace_outputs(rows, inputs, spec, gpu_);
   }
   Table table;
-  BarChart chart{"relative L2 error against FP64", {}};
+  const std::string sizes = format("batch %td, heads %td, queries %td, keys %td", problem.batch,
+                                   problem.heads, problem.seq_q, problem.seq_kv);
+  BarChart chart{"relative L2 error against FP64 (" + sizes + ")", {}};
   for (const auto& [tensor, figures] : rows) {
     chart.bars.push_back({tensor, figures.rel_l2, format("%.5f", figures.rel_l2)});
     table.add({{"tensor", "tensor", tensor},
@@ -173,8 +186,8 @@ ExitCode Trace::run() {
                number("rel_l2", "rel. L2", 5, figures.rel_l2)});
   }
   const std::string line = sagebwd::to_string(*spec), products = to_string(plan);
-  std::string without_precision = line; // which --plan replaces
-  if (const std::string word = " " + value_text(spec->precision); !plan_.empty())
+  std::string without_precision = line; // which the list of products replaces
+  if (const std::string word = " " + value_text(spec->precision); products_)
     without_precision.erase(line.find(word), word.size());
   json::Object facts = json_of(problem);
   facts["tensors"] = table.json_by("tensor");
@@ -195,6 +208,7 @@ ExitCode Trace::run() {
   return finish(std::move(facts), [&] {
     puts(title.c_str());
     table.print();
+    plot_.say();
   });
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 namespace json = llvm::json;
 
-/// Of a tile that was timed; else 0.
+/// The median time of a tile; 0 if it was not timed.
 double median_ms_of(const TuningRecord& record, const std::string& tile) {
   for (const TriedTile& tried : record.candidates)
     if (tried.tile == tile && tried.outcome == "timed")
@@ -29,7 +29,7 @@ double median_ms_of(const TuningRecord& record, const std::string& tile) {
   return 0;
 }
 
-/// By which the tile is faster than the default; 0 where it was not timed.
+/// How many times faster than the default the tile is; 0 if it was not timed.
 double speedup_of(const TuningRecord& record) {
   const double tuned = median_ms_of(record, record.tile);
   return tuned > 0 ? median_ms_of(record, record.default_tile) / tuned : 0;
@@ -58,7 +58,7 @@ std::string ms_text(const TriedTile& tried, double ms) {
   return tried.outcome == "timed" ? format("%.4f", ms) : "-";
 }
 
-/// The first line; compilers say more.
+/// The first line; compilers print many.
 std::string brief(const std::string& text) {
   constexpr size_t kLongest = 100;
   std::string line = text.substr(0, text.find('\n'));
@@ -131,51 +131,54 @@ class Tune : public Command {
 public:
   Tune()
       : Command("tune", "find the fastest tiles for this GPU",
-                "Times every tile worth trying, for each of the operation's three attention\n"
-                "kernels, in a process of its own. A tile replaces the default only where it is\n"
-                "faster beyond doubt and, unless --no-deterministic, gives the same bits. What\n"
-                "wins is kept as a tuning record, which calls of such sizes use from then on.\n"
-                "Where --no-deterministic makes the backward one kernel, the forward alone is\n"
-                "tuned.\n"
-                "SAGEBWD_TUNE=off|use|tune|frozen says whether they do (default: use).\n"
-                "--plans instead compares the precisions: the speed of each beside its error.\n"
+                "Times every promising tile of the operation's three attention kernels, in a\n"
+                "process of its own. A tile replaces the default only if it is clearly faster\n"
+                "and gives the same bits (with --no-deterministic it may give others). The\n"
+                "winner is kept as a tuning record, which calls of such sizes use from then on.\n"
+                "If --no-deterministic makes the backward one kernel, only the forward is tuned.\n"
+                "SAGEBWD_TUNE=off|use|tune|frozen says whether records are used (default: use).\n"
+                "With --compare-precisions it compares speed and error of the precisions instead.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd tune --head-dim 128 --seq-len 8192\n"
                 "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
                 "  sagebwd tune --kernel forward --tile 'mma 64x128 w4 s1 b2' --force\n"
-                "  sagebwd tune --plans --head-dim 128 --seq-len 8192 --plot plans.svg\n"
+                "  sagebwd tune --compare-precisions --seq-len 8192 --plot precisions.svg\n"
                 "  sagebwd tune --list\n"
                 "  sagebwd tune --export h200.json\n"
                 "  sagebwd tune --import h200.json\n") {
     spec_.declare(options, /*lists=*/false);
     problem_.declare(options);
     options.integer("gpu", device_, 0, 1023, "the GPU, numbered from 0");
-    options.list("kernel", "NAME,..", kernels_, "forward, backward_dq, backward_dkv");
+    options.list("kernel", "NAME,..", kernels_, "kernels: forward, backward_dq, backward_dkv");
     options.offer(kernels_);
-    options.list("tile", "TILE,..", tiles_, "let only these compete with the default");
-    options.integer("rounds", rounds_, tuner::kFewestRounds, 1000, "timings of each, at most");
-    options.flag("force", force_, "tune again what has a record");
-    options.flag("plans", plans_, "compare the precisions on this GPU; nothing is kept");
+    options.list("tile", "TILE,..", tiles_, "let only these tiles compete with the default");
+    options.integer("rounds", rounds_, tuner::kFewestRounds, 1000, "most timings per tile");
+    options.flag("force", force_, "tune again even if there is a record");
+    options.flag("compare-precisions", plans_,
+                 "compare the precisions on this GPU; nothing is kept");
+    options.also("plans", "compare-precisions");
     plot_.declare(options, "the times of tiles, or of precisions");
-    options.flag("list", list_, "list the records here");
-    options.text("export", "FILE", export_, "write the records here into a file");
-    options.text("import", "FILE", import_, "take over the records of a file");
-    options.flag("overwrite", overwrite_, "let imported records replace those here");
+    options.flag("list", list_, "list the records of this machine");
+    options.text("export", "FILE", export_, "write the records of this machine into a file");
+    options.text("import", "FILE", import_, "add the records of a file");
+    options.flag("overwrite", overwrite_, "with --import: replace records of this machine");
   }
 
   ExitCode run() override {
     if (list_ + !export_.empty() + !import_.empty() + plans_ > 1)
-      throw UsageError("--plans, --list, --export and --import are four things: give one of them");
+      throw UsageError(
+          "--compare-precisions, --list, --export and --import exclude each other: give "
+          "one of them");
     for (const char* other : {"precision", "kernel", "tile", "force"})
       if (plans_ && options.given(other))
         throw UsageError("--" + std::string(other) +
-                         " is for tuning; --plans compares all precisions as they are: leave one "
-                         "of them out");
+                         " is for tuning; --compare-precisions compares all precisions as they "
+                         "are: leave one of them out");
     if (overwrite_ && import_.empty())
       throw UsageError("--overwrite belongs to --import");
     for (const std::string action : {"list", "export", "import"})
-      for (const std::string& name : options.given()) // who gives one expects it to select
+      for (const std::string& name : options.given()) // the caller expects them to have an effect
         if (options.given(action) && name != action && name != "json" && name != "overwrite")
           throw UsageError("--" + name + " is for tuning, which --" + action +
                            " does not do: leave one of them out");
@@ -208,7 +211,7 @@ private:
 
   ExitCode tune_here() {
     TuneRequest request = this->request();
-    check(resolved(request.spec), request.problem); // wrong use is that without a GPU as well
+    check(resolved(request.spec), request.problem); // wrong use is reported without a GPU, too
     require_gpu(device_, "this command");
     warn_of_variables(*this);
     require_packs();
@@ -216,7 +219,7 @@ private:
     std::vector<Tuned> kernels;
     {
       std::mutex mutex;
-      std::optional<Progress> bar; // of a stage of a kernel
+      std::optional<Progress> bar; // for one stage of one kernel
       std::string stage;
       request.progress = [&](const TuneProgress& p) {
         std::lock_guard lock(mutex);
@@ -257,6 +260,7 @@ private:
                       printf("%s left out: without 'deterministic' the backward is one kernel "
                              "here, which has its default tile\n",
                              llvm::join(left_out, ", ").c_str());
+                    plot_.say();
                   });
   }
 
@@ -279,7 +283,7 @@ private:
     const std::vector<PlanFigures> plans = compare_plans(request);
     bar.reset();
     const Table table = table_of(plans);
-    plot_.write("sagebwd tune --plans, " + to_string(request.spec), charts_of(plans));
+    plot_.write("sagebwd tune --compare-precisions, " + to_string(request.spec), charts_of(plans));
     return finish(json::Object{{"problem", json_of(request.problem)},
                                {"spec", to_string(request.spec)},
                                {"gpu", driver::device_info(device_).name},
@@ -287,6 +291,7 @@ private:
                   [&] {
                     table.print();
                     printf("%s\n", legend_of(plans, request.problem).c_str());
+                    plot_.say();
                   });
   }
 
@@ -331,11 +336,11 @@ private:
     if (records)
       try {
         merged = user_records().merge(*records, overwrite_);
-      } catch (const SpecError& error) { // the file's fault, not the command line's
+      } catch (const SpecError& error) { // the file is wrong, not the command line
         why = error.what();
       }
     if (!records || !why.empty())
-      throw std::runtime_error(import_ + " is not taken over, nothing has changed: " + why);
+      throw std::runtime_error(import_ + " is not imported, nothing has changed: " + why);
     return finish(json::Object{{"file", import_},
                                {"added", merged.added},
                                {"kept", merged.kept},
@@ -348,7 +353,7 @@ private:
   }
 
   SpecOptions spec_;
-  ProblemOptions problem_;
+  ProblemOptions problem_{{1, 8, 0, 8192, 0}}; // as in Python
   PlotOption plot_;
   std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_;
   bool force_ = false, plans_ = false, list_ = false, overwrite_ = false;

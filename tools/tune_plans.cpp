@@ -1,4 +1,4 @@
-//===- tune_plans.cpp - tune --plans: speed beside error -------------------===//
+//===- tune_plans.cpp - Speed and error of the precisions ------------------===//
 #include "tools/tune_plans.h"
 
 #include <algorithm>

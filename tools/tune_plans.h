@@ -1,4 +1,4 @@
-//===- tune_plans.h - tune --plans: speed beside error ---------------------===//
+//===- tune_plans.h - Speed and error of the precisions --------------------===//
 #pragma once
 
 #include "runtime/plans.h"
@@ -9,11 +9,11 @@
 
 namespace sagebwd::tools {
 
-/// A row a precision; the first is what the others' speed is measured against.
+/// One row per precision; speeds are relative to the first.
 Table table_of(const std::vector<PlanFigures>&);
-/// Their times, and their largest errors.
+/// Charts of their times and of their largest errors.
 std::vector<BarChart> charts_of(const std::vector<PlanFigures>&);
-/// What stands below it.
+/// The text below the table.
 std::string legend_of(const std::vector<PlanFigures>&, const Problem& timed);
 
 } // namespace sagebwd::tools

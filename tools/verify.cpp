@@ -18,11 +18,11 @@ namespace json = llvm::json;
 /// The worst case of one tensor: the one that uses most of its bound.
 struct Worst {
   Verdict verdict;
-  double to_emulation = 0; ///< of any case
+  double to_emulation = 0; ///< the largest of all cases
   std::string where;
 };
 
-/// Beside the usual words every one of the other enumerations, but of what few specs can have.
+/// The usual words, and every word of the other enumerations except those that few specs can have.
 SpecWords kinds_of_specs() {
   SpecWords words = usual_words();
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
@@ -34,7 +34,7 @@ SpecWords kinds_of_specs() {
   return words;
 }
 
-/// Without smoothing, without rotation, with both off, with larger groups: eight of them.
+/// Adds eight variants: without smoothing, without rotation, without both, and with larger groups.
 void add_variants(std::vector<AttentionSpec>& specs) {
   std::vector<AttentionSpec> variants;
   for (const AttentionSpec& base : specs) {
@@ -55,12 +55,12 @@ void add_variants(std::vector<AttentionSpec>& specs) {
 class Verify : public Command {
 public:
   Verify()
-      : Command("verify", "random problems on the GPU against FP64",
+      : Command("verify", "check random problems on the GPU against FP64",
                 "Draws lengths, strides, heads, inputs and seeds, runs forward and backward, and\n"
-                "compares O, dQ, dK and dV with FP64 on the CPU. A tensor is wrong where it holds\n"
-                "a non-finite value, or where its error exceeds the bound that its quantisation\n"
-                "implies: that of the emulation of the same problem, plus .004 of the norm. So\n"
-                "is a write beside a tensor. Exit code 1 where any is. Needs a GPU.\n"
+                "compares O, dQ, dK and dV with FP64 on the CPU. A tensor is wrong if it holds a\n"
+                "non-finite value, if its error exceeds that of the emulation of the same problem\n"
+                "by more than 0.004 of the tensor's norm, or if a kernel wrote outside it. The\n"
+                "exit code is 1 if any tensor is wrong. A GPU is needed.\n"
                 "\n" +
                     help_of_inputs() +
                     "\n"
@@ -69,13 +69,14 @@ public:
                     "  sagebwd verify --cases 1000 --seed 7 --json\n"
                     "  sagebwd verify --inputs sink,qk-norm,massive-tokens --causal top-left\n"
                     "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n") {
-    options.integer("cases", cases_, 1, 1000000, "how many problems");
-    options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(), "of the first problem");
+    options.integer("cases", cases_, 1, 1000000, "number of problems");
+    options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(),
+                    "seed of the first problem");
     inputs_.declare(options, /*lists=*/true);
     options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
     options.integer("gpu", gpu_, 0, 1023, "which GPU");
     spec_.declare(options, /*lists=*/true);
-    options.flag("quiet", quiet_, "no line for each case");
+    options.flag("quiet", quiet_, "print no line per case");
   }
 
   ExitCode run() override {
@@ -87,7 +88,7 @@ public:
       add_variants(specs);
     require_gpu(gpu_, "this command");
     require_packs();
-    // One operation a spec: its kernels are loaded once.
+    // One operation per spec, so that its kernels are loaded once.
     std::map<std::string, std::unique_ptr<Attention>> operations;
     Progress progress("verifying", static_cast<size_t>(cases_));
     for (int64_t i = 0; i < cases_; ++i) {
@@ -111,7 +112,7 @@ private:
     std::string errors, complaint;
     for (const Verdict& verdict : verdicts) {
       errors += format(" %s %.4f", verdict.tensor.c_str(), verdict.rel_l2);
-      Worst& worst = worst_[verdict.tensor]; // at first it uses NaN, and nothing is at most that
+      Worst& worst = worst_[verdict.tensor]; // at first NaN, which no comparison accepts
       if (!(verdict.used() <= worst.verdict.used()))
         worst = {verdict, worst.to_emulation, to_string(drawn)};
       worst.to_emulation = std::max(worst.to_emulation, verdict.to_emulation);
@@ -159,7 +160,7 @@ private:
   }
 
   SpecOptions spec_{kinds_of_specs()};
-  /// Zeros beside small numbers are what kernels went wrong by.
+  /// Zeros next to small numbers have revealed faults before.
   InputOptions inputs_{{reference::Distribution::gaussian, reference::Distribution::padded}};
   int64_t cases_ = 100, max_len_ = 1024;
   uint64_t seed_ = 0;

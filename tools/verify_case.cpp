@@ -11,10 +11,10 @@ namespace sagebwd::tools {
 
 namespace {
 
-/// Multiply-adds of one product; keeps a case's FP64 reference under about a second.
+/// Most multiply-adds per product, so that the FP64 reference of a case takes about a second.
 constexpr int64_t kMaxWork = int64_t{1} << 27;
 
-/// SplitMix64: small, and the same everywhere.
+/// SplitMix64: small, and the same on every machine.
 class Random {
 public:
   explicit Random(uint64_t seed) : state_(seed) {}
@@ -24,7 +24,7 @@ public:
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
     return z ^ (z >> 31);
   }
-  /// From low to high, both included.
+  /// A number from low to high, both included.
   int64_t between(int64_t low, int64_t high) { return low + next() % (high - low + 1); }
   bool one_in(int64_t n) { return between(1, n) == 1; }
   template <typename T> T one_of(std::initializer_list<T> choices) {
@@ -35,7 +35,7 @@ private:
   uint64_t state_;
 };
 
-/// Lengths where kernels go wrong: one, a few, around whole tiles; and any.
+/// Lengths at which kernels tend to go wrong (one, a few, around whole tiles), and any others.
 int64_t draw_length(Random& random, int64_t max_len) {
   const int64_t kind = random.between(0, 7);
   const int64_t length = kind == 0   ? 1
@@ -45,17 +45,17 @@ int64_t draw_length(Random& random, int64_t max_len) {
   return std::min(length, max_len);
 }
 
-/// How far kernels may stray from the emulation: FP32 sums in another order flip a rounding of an
-/// integer here and there.
+/// How far kernels may differ from the emulation: FP32 sums in another order change some roundings
+/// to integers.
 constexpr double kSlack = 4e-3;
 
 bool is_gaussian(const VerifyCase& drawn) {
   return drawn.inputs == reference::Distribution::gaussian;
 }
 
-/// What no error may exceed, whatever the emulation says: 1.5 times what `block`, the coarsest
-/// granularity, costs on random inputs of this sigma. Problems of few tokens have no such figure,
-/// for there dS is mostly cancellation; nor have inputs of other kinds.
+/// An absolute bound, whatever the emulation's error: 1.5 times the error of `block`, the coarsest
+/// granularity, on gaussian inputs of this sigma. Problems of few tokens have no such bound,
+/// because dS mostly cancels there; neither have other kinds of inputs.
 double cap_of(const VerifyCase& drawn) {
   if (std::min(drawn.problem.seq_q, drawn.problem.seq_kv) < 64 || !is_gaussian(drawn))
     return INFINITY;
@@ -96,7 +96,7 @@ Verdict judge(std::string tensor, double cap, const std::vector<float>& run,
     verdict.rel_l2 = INFINITY;
     return verdict;
   }
-  // All zero on both sides is right.
+  // Zeros on both sides are right.
   double scale = std::max({norm(exact), terms / 16, 1e-30});
   verdict.rel_l2 = distance(run, exact).error / scale;
   verdict.to_emulation = distance(run, emulated).error / scale;
@@ -104,7 +104,7 @@ Verdict judge(std::string tensor, double cap, const std::vector<float>& run,
   return verdict;
 }
 
-/// Log-sum-exps: a query without keys has -inf, exactly where FP64 has it.
+/// Compares log-sum-exps. A query without keys must have -inf, exactly where FP64 has it.
 Verdict judge_lse(double cap, std::vector<float> run, std::vector<float> emulated,
                   std::vector<double> exact) {
   bool agree = run.size() == exact.size();
@@ -115,7 +115,7 @@ Verdict judge_lse(double cap, std::vector<float> run, std::vector<float> emulate
     run[i] = emulated[i] = 0;
     exact[i] = 0;
   }
-  // Log-sum-exps near zero are as good as absolute.
+  // Near zero the absolute error of a log-sum-exp counts.
   double count = std::sqrt(static_cast<double>(exact.size()));
   Verdict verdict = judge("lse", cap, run, emulated, exact, 16 * count);
   verdict.finite = verdict.finite && agree;
@@ -168,7 +168,7 @@ std::vector<Verdict> check_on_gpu(Attention& operation, int device, const Verify
   const auto run = run_on_gpu(operation, device, inputs, {drawn.layout}, &faults);
   const reference::Outputs<double> exact = reference::exact(inputs, drawn.spec);
   const reference::Outputs<float> emulated = emulate_like(drawn.spec, inputs, run);
-  // dS = P o (dP - delta) is a difference: these are the sizes of what is subtracted.
+  // dS = P o (dP - delta) is a difference; these are the sizes of its two terms.
   const double cap = cap_of(drawn);
   const double tau = 1 / std::sqrt(static_cast<double>(inputs.head_dim));
   const double deltas = tau * norm(exact.delta);

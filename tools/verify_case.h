@@ -1,7 +1,7 @@
 //===- verify_case.h - One random problem, and its verdict -----------------===//
 //
-// For machines without PyTorch: the CPU reference is the judge. bench/cases.py draws problems for
-// PyTorch's operator, with FP64 and the emulation on the GPU, and says there what it does more.
+// For machines without PyTorch: the CPU reference judges. bench/cases.py draws more kinds of
+// problems for PyTorch's operator, and judges them by FP64 and the emulation on the GPU.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace sagebwd::tools {
 
-/// A problem that a seed stands for.
+/// A problem, drawn from a seed.
 struct VerifyCase {
   AttentionSpec spec;
   Problem problem;
@@ -30,27 +30,27 @@ struct VerifyCase {
 };
 std::string to_string(const VerifyCase&);
 
-/// The same arguments give the same case on every machine. Its inputs are one of those.
+/// The same arguments give the same case on every machine.
 VerifyCase draw(uint64_t seed, const AttentionSpec&, int64_t max_len,
                 const std::vector<reference::Distribution>& inputs);
 
 /// One output of one case. The figures are L2 norms relative to the FP64 tensor's, or to a
-/// sixteenth of its terms' where those cancel (one key: dQ is zero but for rounding).
+/// sixteenth of its terms' where those cancel (one key: dQ is zero except for rounding).
 struct Verdict {
   std::string tensor;
-  double rel_l2 = 0;       ///< against FP64
-  double bound = 0;        ///< the emulation's error against FP64 and a little more
-  double to_emulation = 0; ///< against the emulation, given the same out and lse
+  double rel_l2 = 0;       ///< error against FP64
+  double bound = 0;        ///< the emulation's error against FP64, plus a margin
+  double to_emulation = 0; ///< error against the emulation with the same out and lse
   bool finite = true;
 
   bool right() const { return finite && rel_l2 <= bound; }
   double used() const { return rel_l2 / bound; }
 };
 
-/// Runs the case and compares it; what is wrong with its memory goes to the faults.
+/// Runs the case and compares it. Wrong writes to memory are added to the faults.
 std::vector<Verdict> check_on_gpu(Attention&, int device, const VerifyCase&, Faults&);
 
-/// What the drawn cases were, in all.
+/// What the drawn cases covered.
 class Coverage {
 public:
   void add(const VerifyCase&);

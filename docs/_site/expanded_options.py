@@ -1,7 +1,7 @@
 """griffe: functions that `options.takes` decorates, as their callers see them.
 
-Parameters and types are those of the type stubs (python/stubs), `{options}` in a docstring is what
-the package puts there.
+Parameters and types are those of the type stubs (python/stubs). `{options}` in a docstring is what
+the package puts there. Arguments are in groups if the docstring lists groups.
 """
 
 import re
@@ -52,7 +52,27 @@ class ExpandedOptions(griffe.Extension):
             # griffe has taken the docstring's indentation away, which options.py counts on.
             lines = options.described(taken).replace("\n" + " " * 4, "\n")
             text = text.replace("{options}", lines)
-        function.docstring.value = text
+        function.docstring.value = with_groups(text)
+
+
+def with_groups(text):
+    """One section of arguments for each group, if a list of `- GROUP: NAME, NAME.` says which."""
+    listed = re.search(r" The arguments are in \w+ groups:\n\n((?:(?:- |  ).*\n)+)\n", text)
+    if not listed:
+        return text
+    groups = dict(re.findall(r"^- (\w+): ([^.]*)\.", listed[1], re.MULTILINE))
+    text = text.replace(listed[0], "\n\n")
+    before, _, after = text.partition("\nArgs:\n")
+    section, gap, rest = after.partition("\n\n")
+    entries = {re.match(r" *(\w+)", entry)[1]: entry
+               for entry in re.split(r"\n(?=    \S)", section)}  # fmt: skip
+    sections = []
+    for group, names in groups.items():
+        own = [entries.pop(n) for n in re.split(r",\s+", names) if n in entries]
+        sections.append(f"Args: {group}\n" + "\n".join(own))
+    if entries:
+        raise SystemExit(f"docs: no group of arguments has {', '.join(entries)}")
+    return before + "\n" + "\n\n".join(sections) + gap + rest
 
 
 def with_raises_as_list(text):

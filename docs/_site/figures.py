@@ -65,10 +65,30 @@ def times_of(name, **wanted):
 
 
 def wins():
-    """Left, bars: deterministic training is faster than PyTorch's FlashAttention-2 at every head
-    dimension. Right, lines: at head dimension 256 it is faster than cuDNN on long sequences."""
+    """Both figures of the front page side by side, for README."""
+    figure, panels = plt.subplots(1, 2, figsize=(9.4, 3.5), layout="constrained")
+    _deterministic(panels[0])
+    _wide(panels[1])
+    return figure
+
+
+def deterministic():
+    """Bars: deterministic training is faster than PyTorch's FlashAttention-2 at every head
+    dimension."""
+    figure, panel = axes(4.7, 3.5)
+    _deterministic(panel)
+    return figure
+
+
+def wide():
+    """Lines: at head dimension 256 it is faster than cuDNN on long sequences."""
+    figure, panel = axes(4.7, 3.5)
+    _wide(panel)
+    return figure
+
+
+def _deterministic(left):
     times = times_of("speed-grid.json", **PLAIN)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.4, 3.5), layout="constrained")
     for i, causal in enumerate((False, True)):
         speeds = [times["fa2, deterministic", d, causal, 8192] / times["sagebwd", d, causal, 8192]
                   for d in (64, 128, 256)]  # fmt: skip
@@ -80,6 +100,11 @@ def wins():
     left.set_title("Deterministic training in PyTorch, 8192 tokens", fontsize=11)
     left.set_ylabel("speed, FlashAttention-2 = 1")
     left.set_ylim(0, 3.8)
+    _finish(left)
+
+
+def _wide(right):
+    times = times_of("speed-grid.json", **PLAIN)
     for i, causal in enumerate((False, True)):
         points = [(n, times["cudnn", 256, causal, n] / ms) for (a, d, c, n), ms
                   in sorted(times.items()) if (a, d, c) == ("sagebwd", 256, causal)]  # fmt: skip
@@ -88,10 +113,12 @@ def wins():
     lengths_on(right)
     right.set_title("Head dimension 256", fontsize=11)
     right.set_ylabel("speed, cuDNN = 1")
-    for panel in (left, right):
-        panel.axhline(1, color=INK, linewidth=1)
-        panel.legend(loc="upper left")
-    return figure
+    _finish(right)
+
+
+def _finish(panel):
+    panel.axhline(1, color=INK, linewidth=1)
+    panel.legend(loc="upper left")
 
 
 def lengths_on(panel):
@@ -229,7 +256,8 @@ def granularities():
 
 
 FIGURES = {f.__name__: f
-           for f in (wins, speed, sigmas, inputs, lengths, training, granularities)}  # fmt: skip
+           for f in (wins, deterministic, wide, speed, sigmas, inputs, lengths, training,
+                     granularities)}  # fmt: skip
 
 
 def svg(name):

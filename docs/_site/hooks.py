@@ -26,6 +26,8 @@ REPOSITORY = {
     "tests/simulator/README.md": "inside/simulator.md",
     "bench/README.md": "inside/records.md",
     "CHANGELOG.md": "inside/changes.md",
+    "CONTRIBUTING.md": "inside/contributing.md",
+    "SECURITY.md": "inside/security.md",
 }
 PAGES = {site: repository for repository, site in REPOSITORY.items()}
 COMMAND_LINE = "reference/command-line.md"
@@ -38,6 +40,8 @@ def on_files(files, config):
     for picture in sorted((ROOT / "bench/results").glob("*.png")):
         files.append(File.generated(config, f"pictures/{picture.name}",
                                     abs_src_path=str(picture)))  # fmt: skip
+    worker = ROOT / "docs/_site/frame-worker.js"
+    files.append(File.generated(config, "assets/iframe-worker.js", abs_src_path=str(worker)))
     files.append(File.generated(config, COMMAND_LINE, content=command_line()))
     return files
 

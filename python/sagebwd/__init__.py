@@ -1,23 +1,23 @@
 """sagebwd: trainable INT8 attention (SageBwd, arXiv 2603.02170), generated for the GPU it runs on.
 
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
-    sagebwd.merge([(out, lse), ...])                  # of parts of the keys: ring attention
+    sagebwd.merge([(out, lse), ...])                  # results over parts of the keys
     sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
     with sagebwd.sdpa(): ...                          # torch.nn.functional's, in this block
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
-    sagebwd.trace(inputs="sink", causal=True)         # of inputs as trained models have them
+    sagebwd.trace(inputs="sink", causal=True)         # ... on inputs as trained models have them
     sagebwd.reference.exact(q, k, v, dout)            # NumPy, on the CPU
     sagebwd.emit('sm_90a'), sagebwd.build('sm_90a')   # the kernels' source; their machine code
-    sagebwd.prebuild('a.pack', arch=['sm_80'])        # for machines that may not compile
+    sagebwd.prebuild('a.pack', arch=['sm_80'])        # kernels for machines that do not compile
     sagebwd.tune(head_dim=128, seq_len=8192)          # the fastest tiles for this GPU
-    sagebwd.compare_plans(seq_len=8192)               # speed and error of each precision here
-    sagebwd.bench("llama-3-8b")                       # beside PyTorch's attentions, on this GPU
-    sagebwd.cache_stats()                             # what the cache of kernels did here
+    sagebwd.compare_precisions(seq_len=8192)          # speed and error of each precision here
+    sagebwd.bench("llama-3-8b")                       # PyTorch's attentions and ours, on this GPU
+    sagebwd.cache_stats()                             # what the kernel cache did in this process
     sagebwd.doctor()                                  # what this machine has and lacks
 
-Importing needs neither a GPU nor a driver. Without PyTorch everything but `attention` and its
-relatives works.
+Importing needs neither a GPU nor a driver. Without PyTorch everything works except functions on
+torch tensors.
 """
 
 import importlib
@@ -46,11 +46,14 @@ from sagebwd.inputs import INPUTS, named_inputs
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.options import PRODUCTS, Spec
 from sagebwd.prebuilding import prebuild
+from sagebwd.tables import TraceTable
 from sagebwd.tracing import trace
 from sagebwd.tuning import (
-    PlanFigures,
+    PlanFigures,  # noqa: F401  # another name of PrecisionFigures
+    PrecisionFigures,
     TunedKernel,
-    compare_plans,
+    compare_plans,  # noqa: F401  # another name of compare_precisions
+    compare_precisions,
     export_records,
     import_records,
     tune,
@@ -58,7 +61,7 @@ from sagebwd.tuning import (
 
 try:
     import torch as _torch  # noqa: F401
-except (ImportError, OSError):  # not installed, or not in working order
+except (ImportError, OSError):  # not installed, or broken
     from sagebwd._without_torch import (
         attention,
         attention_backward,
@@ -93,11 +96,15 @@ else:
         scaled_dot_product_attention,
     )
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
+    from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.pytorch import sdpa
+
+    when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
+    del when_imported
 
 
 def __getattr__(name):
-    if name == "emulation":  # PyTorch's own operations, imported by who asks for it
+    if name == "emulation":  # imported on first use, because it needs PyTorch
         return importlib.import_module("sagebwd.emulation")
     raise AttributeError(f"module 'sagebwd' has no attribute {name!r}")
 
@@ -106,11 +113,10 @@ _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 
 __all__ = [
     "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",
-    "LibraryError", "OfflineError", "PackError", "PlanFigures", "Spec", "SpecError", "TuneError",
-    "TunedKernel",
-    "archs", "arrays", "attention", "attention_backward", "attention_forward", "bench",
-    "build", "cache_stats",
-    "compare_plans", "doctor", "emit", "export_records", "flash_attn_func",
+    "LibraryError", "OfflineError", "PackError", "PrecisionFigures", "Spec", "SpecError",
+    "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention", "attention_backward",
+    "attention_forward", "bench", "build", "cache_stats",
+    "compare_precisions", "doctor", "emit", "export_records", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache", "import_records",

@@ -34,12 +34,20 @@ class OfflineError(RuntimeError): ...
 class PackError(RuntimeError): ...
 class TuneError(RuntimeError): ...
 
+PlanFigures = PrecisionFigures
+compare_plans = compare_precisions
+
 class DriverError(RuntimeError):
     code: int
 
 class CompileError(RuntimeError):
     log: str
     numbered_source: str
+
+class TraceTable(dict[str, Any]):
+    def rows(self) -> list[tuple[str, str, float, float]]: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    def to_pandas(self) -> Any: ...
 
 class sdpa(TorchFunctionMode):
     fallback: Literal["torch"] | None
@@ -585,14 +593,14 @@ def tune(
 ) -> list[TunedKernel]: ...
 
 @dataclass(frozen=True)
-class PlanFigures:
+class PrecisionFigures:
     precision: str
     int8_products: int
     forward_ms: float
     backward_ms: float
     errors: dict[str, Any]
 
-def compare_plans(
+def compare_precisions(
     *,
     causal: Causal = False,
     window_left: int | None = None,
@@ -617,7 +625,7 @@ def compare_plans(
     rounds: int = 15,
     device: Device | str | int | None = None,
     progress: Callable[..., object] | None = None,
-) -> list[PlanFigures]: ...
+) -> list[PrecisionFigures]: ...
 
 def export_records(path: Path) -> int: ...
 
@@ -686,7 +694,7 @@ def trace(
     softmax_scale: float | None = None,
     dtype: str | DType | None = None,
     device: Device | str | None = None,
-) -> dict[str, Any]: ...
+) -> TraceTable: ...
 
 def named_inputs(
     name: str,

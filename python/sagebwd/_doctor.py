@@ -1,4 +1,4 @@
-"""What this machine has for sagebwd, and what is missing for what."""
+"""What this machine has for sagebwd, and what it lacks."""
 
 import argparse
 import importlib.util
@@ -10,24 +10,23 @@ from sagebwd import _core
 
 
 def doctor():
-    """A dict of everything the library depends on, for people and for bug reports.
+    """A dict of everything that the library depends on, for people and for bug reports.
 
-    What `sagebwd doctor --json` prints, with this Python and its PyTorch. `missing` is a list of
-    what is not there or not usable, with what needs it and the remedy. Never raises for a missing
-    part.
+    It holds what `sagebwd doctor --json` prints, and this Python and its PyTorch. `missing` lists
+    what is absent or unusable, what needs it, and the remedy. A missing component raises no error.
     """
     return json.loads(_diagnose()[0])
 
 
 def _diagnose():
-    """As JSON, as text, and whether whatever is set here can be used."""
+    """The report as JSON and as text, and whether everything that is configured can be used."""
     torch, missing = _torch()
     parts = [("python", f"{platform.python_version()} at {sys.executable}"), ("torch", torch)]
     return _core.diagnose(parts, missing)
 
 
 def _torch():
-    """What PyTorch there is, and what it lacks."""
+    """Which PyTorch is installed, and what it lacks."""
     use = "sagebwd.attention on torch tensors"
     if importlib.util.find_spec("torch") is None:
         return "not installed", [("PyTorch", use, "pip install torch")]
@@ -43,7 +42,7 @@ def _torch():
 
 
 def main(arguments=None):
-    """`python -m sagebwd.doctor [--json]`; exits 1 where what is set here cannot be used."""
+    """`python -m sagebwd.doctor [--json]`; exits with 1 if something configured cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m sagebwd.doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     as_json = parser.parse_args(arguments).json

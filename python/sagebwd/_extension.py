@@ -1,4 +1,4 @@
-"""Why the extension module cannot be imported, where Python speaks of a circular import."""
+"""Says why the extension module cannot be imported; Python only reports a circular import."""
 
 import importlib.machinery
 import pathlib
@@ -6,7 +6,7 @@ import sys
 
 
 def reason(error, folder=pathlib.Path(__file__).parent):
-    """What to say for an ImportError of sagebwd._core."""
+    """The message for an ImportError of sagebwd._core."""
     built = sorted(path.name for path in folder.glob("_core.*") if path.suffix in (".so", ".pyd"))
     mine = importlib.machinery.EXTENSION_SUFFIXES
     if any(f"_core{suffix}" in built for suffix in mine):

@@ -22,7 +22,7 @@ def in_wheels():
 
 
 def point_to_wheels():
-    """Tells the library in this process of the wheels' NVRTC. It takes one that is loaded, or that
-    the user names, before it. No variable is set: children may live elsewhere."""
+    """Tells the library where the wheels' NVRTC is. A loaded one, or one that the user names, has
+    priority. No variable is set, because child processes may use another environment."""
     if path := in_wheels():
         _core.suggest_nvrtc(path)

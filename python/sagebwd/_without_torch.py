@@ -1,4 +1,4 @@
-"""What stands in for the functions on torch tensors where PyTorch does not import."""
+"""Replaces the functions on torch tensors if PyTorch cannot be imported."""
 
 
 def _reason():
@@ -12,7 +12,7 @@ def _reason():
 def _refusal(name):
     def refuse(*args, **kwargs):
         raise ImportError(
-            f"sagebwd.{name} needs PyTorch ({_reason()}): pip install torch and start Python anew. "
+            f"sagebwd.{name} needs PyTorch ({_reason()}): pip install torch and restart Python. "
             "Without it there are sagebwd.reference, trace, emit, build and doctor"
         )
 

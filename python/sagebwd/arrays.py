@@ -1,10 +1,10 @@
-"""Both passes on arrays of any library: DLPack or the CUDA array interface, and a stream.
+"""Both passes on arrays of any library with DLPack or the CUDA array interface.
 
     out, lse = sagebwd.arrays.attention_forward(q, k, v, causal=True)            # CuPy's
     dq, dk, dv = sagebwd.arrays.attention_backward(dout, q, k, v, out, lse, causal=True)
 
-No array is copied. Results and workspaces are made by the library that the arrays are of: CuPy's
-are known, others are told how (`empty`). JAX has `sagebwd.integrations.jax`, PyTorch
+No array is copied. The library of the arrays allocates results and workspaces: CuPy by itself, and
+others by the function `empty`. For JAX use `sagebwd.integrations.jax`, for PyTorch
 `sagebwd.attention`.
 """
 
@@ -22,7 +22,7 @@ _CUDA = 2  # DLPack's kDLCUDA
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor (DLPack's dlpack.h), the first field of what a capsule points to."""
+    """DLTensor (DLPack's dlpack.h), the first field of the structure that a capsule points to."""
 
     _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32),
                 ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
@@ -37,7 +37,8 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, 
 
 
 class View:
-    """Memory on a GPU: address, shape, strides in elements, dtype's name and the device's number.
+    """Memory on a GPU: address, shape, strides in elements, name of the dtype, number of the
+    device.
 
     `owner` keeps the memory alive.
     """
@@ -63,7 +64,7 @@ class View:
 
     @classmethod
     def of(cls, name, x, stream):
-        """A view of `x`, whose memory is ready for the stream. SpecError for what has none."""
+        """A view of `x`, whose memory is ready for the stream. SpecError if `x` offers none."""
         if hasattr(x, "__dlpack__"):
             return cls._by_dlpack(name, x, stream)
         if hasattr(x, "__cuda_array_interface__"):
@@ -110,20 +111,20 @@ class View:
 
 
 def _cupy_of(x):
-    """The module CuPy where `x` is an array of it, else None."""
+    """The module CuPy if `x` is one of its arrays, or None."""
     return importlib.import_module("cupy") if type(x).__module__.split(".")[0] == "cupy" else None
 
 
 def _stream_of(x, stream):
-    """The address of the stream that a call is on."""
+    """The address of the stream of a call."""
     if stream is not None:
         return options.whole_number("stream", getattr(stream, "ptr", stream), 0,
                                     "the address of a CUstream, 0 for the default one")  # fmt: skip
     if cupy := _cupy_of(x):
         return cupy.cuda.get_current_stream().ptr
     raise options.SpecError(
-        "stream=None means CuPy's current one, and q is no array of CuPy's: pass the address of a "
-        "CUstream, 0 for the default one"
+        "stream=None means CuPy's current stream, and q is no array of CuPy's: pass the address "
+        "of a CUstream, or 0 for the default stream"
     )
 
 
@@ -134,13 +135,13 @@ def _maker_of(x, empty):
     if cupy := _cupy_of(x):
         return cupy.empty
     raise options.SpecError(
-        f"how to make results beside q, {options.a_kind(x)}, is not known: pass empty=, a function "
-        "of a shape and a dtype's name that gives a contiguous array on q's GPU"
+        f"q is {options.a_kind(x)}, and sagebwd does not know how to allocate more: pass empty=, a "
+        "function of a shape and a dtype's name that returns a contiguous array on q's GPU"
     )
 
 
 def _device_of(views):
-    """The number of the GPU. The CUDA array interface does not say it."""
+    """The number of the GPU, which the CUDA array interface does not contain."""
     devices = {view.device for view in views} - {None}
     if len(devices) > 1:
         raise options.SpecError(f"q, k and v are on GPUs {sorted(devices)}: move them to one")
@@ -148,14 +149,14 @@ def _device_of(views):
         return devices.pop()
     if len(_core.driver()["devices"]) > 1:
         raise options.SpecError(
-            "q, k and v have __cuda_array_interface__ alone, which does not say which of several "
-            "GPUs they are on: pass arrays that also have __dlpack__, or make one GPU visible"
+            "q, k and v have only __cuda_array_interface__, which does not say on which of several "
+            "GPUs they are: pass arrays that also have __dlpack__, or make one GPU visible"
         )
     return 0
 
 
 class _Call:
-    """What both passes begin with: views of q, k and v, the operation, and how results are made."""
+    """The common part of both passes: views of q, k and v, the operation, and the allocator."""
 
     def __init__(self, q, k, v, softmax_scale, layout, stream, empty, chosen):
         self.stream, self._layout = _stream_of(q, stream), layout
@@ -184,18 +185,18 @@ class _Call:
         return View.of(name, x, self.stream)
 
     def new(self, shape, dtype):
-        """An array of the caller's library, and a view of it."""
+        """A new array of the caller's library, and its view."""
         made = self._empty(shape, dtype)
         view = self._view("what empty() gives", made)
         if view.shape != tuple(shape) or view.dtype != dtype or not view.is_contiguous():
             raise options.SpecError(
                 f"empty({shape}, {dtype!r}) gave {view.shape} of {view.dtype} with strides "
-                f"{view.stride()}; it must give just that, contiguous"
+                f"{view.stride()}; it must return a contiguous array of that shape and dtype"
             )
         return made, view
 
     def like(self, name, x, shape, dtype):
-        """A view of an array that must have a shape and a dtype."""
+        """A view of an array that must have this shape and dtype."""
         view = self._view(name, x)
         if view.shape != tuple(shape) or view.dtype != dtype:
             raise options.SpecError(
@@ -213,15 +214,15 @@ class _Call:
         return view
 
     def mean(self, k_mean):
-        """A view of what the caller wants to be taken off the keys, or None."""
+        """A view of what the caller wants to subtract from the keys, or None."""
         if k_mean is None:
             return None
         shape = (self._problem[0], self._problem[2], self.q.shape[3])
         return self._contiguous("k_mean", k_mean, shape)
 
     def run(self, prepare, strided, floats):
-        """Launches a pass on the stream: over q, k, v and more tensors with strides, by name, and
-        contiguous ones of float32, each a view or None."""
+        """Launches a pass on the stream. `strided` are views besides q, k and v, by name; `floats`
+        are contiguous views of float32, or None."""
         given = {"q": self.q, "k": self.k, "v": self.v, **strided}
         operands = [required_operand(name, view, self._layout) for name, view in given.items()]
         run = prepare(self._problem, [o[1:] for o in operands], self._scale, False, self.v.shape[3])
@@ -230,7 +231,7 @@ class _Call:
         run(*(o[0] for o in operands), *addresses, workspace.data_ptr(), self.stream)
 
 
-#: Of a program whose windows keep changing, the latest: their kernels are shared.
+#: A program may keep changing windows; only the latest operations are kept. They share kernels.
 @functools.lru_cache(maxsize=256)
 def _operation(text, head_dim, dtype, device):
     return _core.Attention(options.spec_of_text(text, head_dim=head_dim, dtype=dtype), device)
@@ -247,26 +248,28 @@ def attention_forward(
 
     Args:
         q: (batch, heads, queries, head_dim), bfloat16 (by DLPack) or float16, on a CUDA GPU. The
-            last dimension is contiguous; other strides and the address are multiples of 16 bytes.
-        k, v: (batch, heads_kv, keys, head_dim); v may have fewer channels where head_dim is none
-            of 64, 128 and 256.
-        softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
+            last dimension must be contiguous; other strides and the address must be multiples of
+            16 bytes.
+        k, v: (batch, heads_kv, keys, head_dim). If head_dim is not 64, 128 or 256, v may have
+            fewer channels.
+        softmax_scale: a number of either sign, or 0; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
         {options}
-        k_mean: float32 of (batch, heads_kv, head_dim), contiguous: what smooth_k takes off the keys
-            in place of their mean, or None.
-        stream: the address of the CUstream that the kernels are launched on, or an object with it
-            as `ptr`; None means CuPy's current one. By DLPack the arrays' library is told of it.
+        k_mean: contiguous float32 of (batch, heads_kv, head_dim), or None: smooth_k subtracts it
+            from the keys instead of their mean.
+        stream: the address of the CUstream on which the kernels are launched, or an object that has
+            it as `ptr`; None means CuPy's current stream. DLPack tells the arrays' library.
         empty: a function of a shape and a dtype's name ('float16', 'bfloat16', 'float32', 'uint8')
-            that gives a contiguous array on q's GPU whose memory is free in the stream's order;
-            None means cupy.empty for arrays of CuPy's.
+            that returns a contiguous array on q's GPU, allocated in the order of the stream; None
+            means cupy.empty for CuPy's arrays.
 
     Returns:
-        out, contiguous, like q with v's channels, and lse, float32 of (batch, heads, queries).
+        out, contiguous, of q's shape and dtype with v's channels, and lse, float32 of (batch,
+        heads, queries).
 
     Raises:
-        SpecError (a ValueError): arrays or options that no kernel takes.
-        LibraryError, CompileError, DriverError, OfflineError, PackError (RuntimeErrors): as
+        SpecError (a ValueError): no kernel supports these arrays or options.
+        LibraryError, CompileError, DriverError, OfflineError, PackError (RuntimeErrors): as for
             `sagebwd.attention`.
     """
     call = _Call(q, k, v, softmax_scale, layout, stream, empty, chosen)
@@ -284,19 +287,20 @@ def attention_backward(
     """(dq, dk, dv), contiguous, like q, k and v (SageBwd, arXiv 2603.02170, Algorithm 2).
 
     Args:
-        dout: gradient of out, like it. out, lse: as the forward has given them of exactly these
-            keys; or, of parts of the keys that share one k_mean, those of all: then dq is right
-            summed over the parts.
+        dout: the gradient of out, of its shape and dtype.
+        out, lse: what the forward returned for exactly these keys. For parts of the keys that share
+            one k_mean they may be those of all keys; then only the sum of dq over the parts is
+            right.
         q, k, v, k_mean, stream, empty and the options: as given to the forward.
-        dlse: gradient of lse, float32 like it, or None; not with k_mean, for it belongs to dq once.
+        dlse: the gradient of lse, float32 of its shape, or None. It cannot be combined with k_mean.
 
     Raises what `attention_forward` raises.
     """
     if k_mean is not None and dlse is not None:
         raise options.SpecError(
-            "k_mean and dlse together: whether out and lse are of exactly these keys, or of all "
-            "that share the mean, makes a difference to dq. Leave k_mean out in both passes, with "
-            "out and lse of exactly these keys"
+            "k_mean and dlse together: dq depends on whether out and lse belong to exactly these "
+            "keys, or to all that share the mean. Leave k_mean out in both passes, and pass out "
+            "and lse of exactly these keys"
         )
     call = _Call(q, k, v, softmax_scale, layout, stream, empty, chosen)
     strided = {name: call.like(name, x, call.like_out, call.q.dtype)

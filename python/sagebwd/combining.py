@@ -1,6 +1,6 @@
-"""What follows from `out` and `lse` without the kernels: parts over other keys, learned sinks.
+"""What is computed from `out` and `lse` without kernels: merged parts of the keys, learned sinks.
 
-Everything here is differentiable, and runs wherever its tensors are.
+Everything here is differentiable, and runs on the device of its tensors.
 """
 
 import torch
@@ -10,7 +10,7 @@ from sagebwd.tensors import DTYPES
 
 
 def _beside(rows, out, layout):
-    """Values of (batch, heads, queries), or (heads, tokens), as factors of out's channels."""
+    """Values of (batch, heads, queries) or (heads, tokens), in the shape that multiplies out."""
     if layout == "bshd" or out.dim() == 3:
         rows = rows.transpose(-1, -2)
     return rows.unsqueeze(-1)
@@ -32,7 +32,7 @@ def _check(out, lse, layout, index=""):
 
 
 def _pair(name, part):
-    """(out, lse) that a part is. TypeError for anything else, such as a tensor, which unpacks."""
+    """The part, if it is a pair (out, lse). TypeError otherwise, even for a tensor of length 2."""
     if not isinstance(part, (tuple, list)) or len(part) != 2:
         given = options.a_kind(part)
         if isinstance(part, (tuple, list)):
@@ -42,25 +42,26 @@ def _pair(name, part):
 
 
 def merge(parts, *, layout="bhsd"):
-    """(out, lse) over all keys of attention over some of them each: ring attention's forward.
+    """Merges attention over parts of the keys into (out, lse) over all keys, as in ring attention.
 
     out = sum_i exp(lse_i - lse) out_i, lse = log sum_i exp(lse_i), in FP32.
 
     Args:
-        parts: (out, lse) pairs of the same queries and disjoint keys, as `attention_forward` and
-            `attention(..., return_lse=True)` give them, one at least.
-        layout: of each out, as it was given to them.
+        parts: at least one pair (out, lse), with the same queries and disjoint keys, as
+            `attention_forward` and `attention(..., return_lse=True)` return them.
+        layout: the layout of every out.
 
     Returns:
-        out, in the type of the first; lse, float32 like theirs, -inf where a query sees no key of
-        any part: there out is zero, and so are gradients. A part whose lse is +inf, as a sink of
-        +inf makes it, takes everything.
+        out, in the dtype of the first part, and lse, float32. For a query that sees no key of any
+        part, lse is -inf, and out and gradients are zero. A part with an lse of +inf, which a sink
+        of +inf causes, takes all the weight.
 
-    The gradients of each part come from `attention_backward` with the merged out and lse, told of
-    the part or of a shared `k_mean` as its documentation says, or from autograd through this
-    function, where each part is smoothed by a mean of its own.
+    Gradients flow through this function. To compute them without autograd, call
+    `attention_backward` for each part with the merged out and lse, and with `part` or a shared
+    `k_mean`.
 
-    Raises SpecError where parts do not fit together, TypeError for what are no pairs of tensors.
+    Raises SpecError if the parts do not fit together, and TypeError if they are not pairs of
+    tensors.
     """
     if isinstance(parts, torch.Tensor) or not hasattr(parts, "__iter__"):
         raise TypeError(f"parts is {options.a_kind(parts)}; pass a list of (out, lse) pairs")
@@ -80,15 +81,15 @@ def merge(parts, *, layout="bhsd"):
 
 
 def _shares(lses):
-    """log sum exp of them, and the share that each has in the sum: (parts, ...).
+    """Their log-sum-exp, and the share of each in the sum, of (parts, ...).
 
-    An infinite sum has no gradient: at those rows neither values nor gradients are NaN, which
-    torch.logsumexp's are.
+    An infinite sum has no gradient. There neither values nor gradients are NaN, as they would be
+    with torch.logsumexp.
     """
     lses = torch.stack(lses)
     peak = lses.detach().amax(0)
     none, endless = peak == -torch.inf, peak == torch.inf
-    # What is subtracted is finite, and what is added to finite numbers too.
+    # Subtract and add only finite numbers.
     offset = torch.where(peak.isinf(), 0.0, peak)
     of_endless = torch.where(lses.detach() == torch.inf, 0.0, -torch.inf)
     weights = torch.where(endless, of_endless, lses - offset).exp()
@@ -97,10 +98,11 @@ def _shares(lses):
 
 
 def of_part(part, dout, out, lse, dlse=None, *, layout="bhsd"):
-    """What `attention_backward` takes for a part of the keys alone: dout, out, lse and dlse of it.
+    """dout, out, lse and dlse with which `attention_backward` gives the gradients of a part.
 
-    With w = exp(lse of the part - lse), the part's share of a query, dS of the part is that of its
-    own attention under w dout and w (rowsum(dout out_part) - rowsum(dout out) + dlse).
+    With w = exp(lse of the part - lse), the share of the part in a query's output, dS of the part
+    is that of its own attention with the gradients w dout and w (rowsum(dout out_part) -
+    rowsum(dout out) + dlse).
     """
     of_out, of_lse = _pair("part", part)
     _check(out, lse, layout)
@@ -119,41 +121,41 @@ def of_part(part, dout, out, lse, dlse=None, *, layout="bhsd"):
         sums = (x.float() * y.float()).sum(-1)
         return sums.transpose(-1, -2) if layout == "bshd" or x.dim() == 3 else sums
 
-    # Where the part has nothing to see; in the whole there may be nothing either. Where it has all
-    # that the whole has, both may be infinite.
+    # Both may be -inf if a query sees no key, or infinite if the part has all keys that it sees.
     weight = torch.where(of_lse == lse, 1.0, (of_lse - lse).exp())
     weight = weight.masked_fill(of_lse == -torch.inf, 0)
     of_dout = (dout * _beside(weight, dout, layout)).to(dout.dtype)
     delta = rows(dout, out) if dlse is None else rows(dout, out) - dlse
-    # Of dout as it is rounded, so that what kernels take from dP is w delta.
+    # From the rounded dout, so that the kernels subtract w delta from dP.
     return of_dout, of_out, of_lse, rows(of_dout, of_out) - weight * delta
 
 
 def with_sink(out, lse, sink_logits, *, layout="bhsd"):
-    """(out, lse) with a learned logit per head among the scores, whose value is zero.
+    """(out, lse) with a learned logit per head among the scores, with a value of zero.
 
-    The form of gpt-oss (arXiv 2508.10925): softmax over the scores and the head's logit, which then
-    is dropped. out' = sigmoid(lse - sink) out, lse' = log(exp(lse) + exp(sink)).
+    This is the sink of gpt-oss (arXiv 2508.10925): softmax over the scores and the head's logit,
+    whose weight is then dropped. out' = sigmoid(lse - sink) out, lse' = log(exp(lse) + exp(sink)).
 
     Args:
-        out, lse: as `attention(..., return_lse=True)` gives them.
-        sink_logits: (heads,), any floating type, in units of the scaled scores.
-        layout: of out.
+        out, lse: results of `attention(..., return_lse=True)`.
+        sink_logits: (heads,), any floating type, in the units of the scaled scores.
+        layout: the layout of out.
 
-    A logit of -inf switches the head's sink off: out and lse are what they were. One of +inf takes
-    everything: out is zero and lse +inf. Neither has a gradient, and through a sink of +inf none
-    flows. A query that sees no key leaves everything to a finite sink: out is zero and lse the
-    logit. NaN gives NaN in its head.
+    A logit of -inf switches the head's sink off: out and lse do not change. A logit of +inf takes
+    all the weight: out is zero and lse is +inf. Both have a gradient of zero, and no gradient flows
+    through a sink of +inf. If a query sees no key, a finite sink takes all the weight: out is zero
+    and lse is the logit. A logit of NaN gives NaN in its head.
 
-    Gradients go to out, lse and sink_logits. Raises SpecError, TypeError.
+    Gradients flow to out, lse and sink_logits. Raises SpecError and TypeError.
     """
     _check(out, lse, layout)
     check_sink_logits(sink_logits, lse.shape[-2], lse.device)
     sink = sink_logits.float()[:, None].expand_as(lse)
     off, endless, nothing_seen = sink == -torch.inf, sink == torch.inf, lse == -torch.inf
-    # Of finite numbers alone, so that gradients are finite where another value is put in its place.
+    # Only finite numbers, so that gradients are finite even where the value is replaced.
     score, logit = lse.masked_fill(lse.isinf(), 0.0), sink.masked_fill(off | endless, 0.0)
-    # sigmoid(score - logit), whose own gradient is 0 where the sink's share is below 2^-24.
+    # sigmoid(score - logit), whose gradient in PyTorch is 0 if the share of the sink is below
+    # 2^-24.
     share = torch.exp(-torch.nn.functional.softplus(logit - score))
     share = torch.where(nothing_seen | endless, 0.0, torch.where(lse == torch.inf, 1.0, share))
     share = torch.where(off, 1.0, share)
@@ -164,7 +166,7 @@ def with_sink(out, lse, sink_logits, *, layout="bhsd"):
 
 
 def check_sink_logits(sink_logits, heads, device):
-    """SpecError or TypeError for anything but (heads,) numbers there."""
+    """SpecError or TypeError unless these are (heads,) numbers on the device."""
     if not isinstance(sink_logits, torch.Tensor):
         raise TypeError(
             f"sink_logits is {options.a_kind(sink_logits)}; pass a torch tensor of (heads,)"

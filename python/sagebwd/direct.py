@@ -1,4 +1,4 @@
-"""`sagebwd.attention` in plain eager code: past what PyTorch's dispatcher does in Python.
+"""`sagebwd.attention` in plain eager code, without the Python code of PyTorch's dispatcher.
 
 An operator that Python implements, with its autograd, is looked up and called through several
 layers of Python. Where nobody looks on and the call's form is known, the kernels are run without
@@ -49,7 +49,7 @@ _ordinary = set()
 
 
 def _are_ordinary(key_sets):
-    """Whether none has a key beyond _ORDINARY."""
+    """Whether no set has a key that is not in _ORDINARY."""
     for keys in key_sets:
         if _number(keys | _ORDINARY) != _number(_ORDINARY):
             return False
@@ -83,14 +83,14 @@ def _is_watched(*tensors):
 
 
 def _is_below_autograd():
-    """Whether whoever calls does the operators' gradients himself, and wants none of ours."""
+    """Whether the caller computes the operators' gradients, and wants none of ours."""
     return torch._C._dispatch_tls_is_dispatch_key_excluded(DispatchKey.AutogradOther)
 
 
 def _text_of(chosen):
-    """The options' line for the operators, and whether they mean it only for as many queries as
-    keys; None for what they do not know."""
-    # True is not 1 here.
+    """The line of options for the operators, and whether it requires as many queries as keys; None
+    for unknown options."""
+    # True and 1 are different here.
     key = (*chosen.items(), *map(type, chosen.values()))
     found = _texts.get(key)
     if found is None and chosen.keys() <= _DEFAULTS.keys():
@@ -101,14 +101,14 @@ def _text_of(chosen):
 
 
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, **chosen):
-    """What `sagebwd.attention` gives, or None where it must go by the operators."""
+    """The result of `sagebwd.attention`, or None if the operators must compute it."""
     if _is_watched(q, k, v) or (return_lse is not True and return_lse is not False):
         return None
     if softmax_scale is not None and type(softmax_scale) is not float:
         return None
     try:
         told = _text_of(chosen)
-    except (TypeError, options.SpecError):  # said again, with all that belongs to it
+    except (TypeError, options.SpecError):  # the operators raise it again, with the full message
         return None
     if told is None:
         return None
@@ -132,7 +132,7 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, *
 
 
 class _Attention(torch.autograd.Function):
-    """(out, lse), by a `Form`."""
+    """(out, lse), computed by a `Form`."""
 
     @staticmethod
     def forward(ctx, form, q, k, v):
@@ -153,7 +153,7 @@ class _Attention(torch.autograd.Function):
         if (
             torch.is_grad_enabled()  # create_graph=True: leave a node that refuses
             or _is_watched(dout, q, k, v, out, *rows)
-            # Hooks may have made other tensors of them.
+            # Hooks may have replaced them.
             or (q.stride(), k.stride(), v.stride()) != form.strides
         ):
             gradients = torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, *form.given)

@@ -1,8 +1,8 @@
-"""The functions that users of other attentions call, by their names, signatures and conventions.
+"""The functions of other attention libraries, with their names, signatures and conventions.
 
-Each computes what it is named after, by `sagebwd.attention`, whose options (precision=,
-granularity= ..) each takes as further keywords; what it does not honour is refused by its own name,
-unless its value asks for nothing, such as dropout_p=0.0.
+Each calls `sagebwd.attention` and takes its options (precision=, granularity=, ...) as further
+keywords. Unsupported arguments raise an error, unless their value asks for nothing, as
+dropout_p=0.0 does.
 """
 
 import functools
@@ -16,8 +16,8 @@ _TENSORS = frozenset(("q", "k", "v"))
 
 
 def _drop_in(like=None, **otherwise):
-    """Has wrong keywords told of in the function's own name and names. Known are its own, and
-    `attention`'s or those of the drop-in that it is `like`, but for what it says `otherwise`."""
+    """Makes errors about keywords name this function. It takes its own keywords, and those of
+    `attention` (or of the drop-in `like`), except those for which `otherwise` says what to use."""
 
     def decorate(function):
         further = like.known if like else frozenset(inspect.signature(attention).parameters)
@@ -38,7 +38,7 @@ def _drop_in(like=None, **otherwise):
 
 
 def _refuse(**given):
-    """SpecError for the arguments that ask for something."""
+    """SpecError for arguments whose values are not neutral."""
     for name, (value, neutral) in given.items():
         if not any(value is n or (not hasattr(value, "dim") and value == n) for n in neutral):
             shown = "a tensor" if hasattr(value, "dim") else repr(value)
@@ -46,14 +46,14 @@ def _refuse(**given):
 
 
 def window_bounds(window_size, given=()):
-    """window_left and window_right of flash-attention's pair, in which -1 is all; nothing for a
-    pair of these, beside which they may be `given`. SpecError for what is no pair."""
+    """window_left and window_right, as a dict, for flash-attention's pair, in which -1 means no
+    limit. Empty for a pair without limits; only then they may be `given`. Raises SpecError."""
     try:
         bounds = (None, None) if window_size is None else tuple(window_size)
         left, right = (None if w == -1 else w for w in bounds)
     except (TypeError, ValueError):
         raise options.SpecError(
-            f"window_size={window_size!r}: pass (left, right), -1 for no bound"
+            f"window_size={window_size!r}: pass (left, right), where -1 means no limit"
         ) from None
     if left is None and right is None:
         return {}
@@ -87,13 +87,13 @@ def flash_attn_func(
     q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
     alibi_slopes=None, deterministic=False, return_attn_probs=False, **more,
 ):  # fmt: skip
-    """flash-attention 2's function: (batch, tokens, heads, head_dim) tensors.
+    """flash-attention 2's function, on (batch, tokens, heads, head_dim) tensors.
 
-    A causal mask is aligned to the bottom right, as there. In place of `window_size` there may be
-    `window_left` and `window_right`. Results are deterministic whatever `deterministic` says. With
-    `return_attn_probs` (out, lse, None), lse being (batch, heads, queries). Further keywords are
-    those of `sagebwd.attention`. Raises what it raises, SpecError for dropout, softcap and
-    alibi_slopes.
+    A causal mask is aligned to the bottom right, as there. `window_left` and `window_right` may be
+    passed instead of `window_size`. Results are always deterministic. With `return_attn_probs` it
+    returns (out, lse, None), where lse is (batch, heads, queries). Further keywords are those of
+    `sagebwd.attention`. Raises what `sagebwd.attention` raises, and SpecError for dropout, softcap
+    and alibi_slopes.
     """
     refused = {"dropout_p": (dropout_p, (0.0, None)), "softcap": (softcap, (0.0, None)),
                "alibi_slopes": (alibi_slopes, (None,))}  # fmt: skip
@@ -103,13 +103,13 @@ def flash_attn_func(
 
 @_drop_in(flash_attn_func)
 def flash_attn_qkvpacked_func(qkv, *given, **more):
-    """`flash_attn_func` of (batch, tokens, 3, heads, head_dim)."""
+    """`flash_attn_func` on q, k and v in one tensor of (batch, tokens, 3, heads, head_dim)."""
     return flash_attn_func(*_unpacked("qkv", qkv, 5, 3), *given, **more)
 
 
 @_drop_in(flash_attn_func)
 def flash_attn_kvpacked_func(q, kv, *given, **more):
-    """`flash_attn_func` of q and (batch, tokens, 2, heads_kv, head_dim)."""
+    """`flash_attn_func` with k and v in one tensor of (batch, tokens, 2, heads_kv, head_dim)."""
     return flash_attn_func(q, *_unpacked("kv", kv, 5, 2), *given, **more)
 
 
@@ -119,9 +119,9 @@ def flash_attn_varlen_func(
     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
     deterministic=False, return_attn_probs=False, block_table=None, **more,
 ):  # fmt: skip
-    """flash-attention 2's function of packed sequences: (tokens, heads, head_dim) tensors.
+    """flash-attention 2's function for packed sequences, on (tokens, heads, head_dim) tensors.
 
-    The longest lengths are not needed and not looked at; lse is (heads, tokens). Otherwise as
+    The longest lengths are ignored, and lse is (heads, tokens). The rest is as in
     `flash_attn_func`.
     """
     refused = {"dropout_p": (dropout_p, (0.0, None)), "softcap": (softcap, (0.0, None)),
@@ -138,24 +138,24 @@ def flash_attn_varlen_func(
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "pass max_seqlen, of both"),
 )
 def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen=None, *given, **more):
-    """`flash_attn_varlen_func` of (tokens, 3, heads, head_dim)."""
+    """`flash_attn_varlen_func` on q, k and v in one tensor of (tokens, 3, heads, head_dim)."""
     return flash_attn_varlen_func(*_unpacked("qkv", qkv, 4, 3), cu_seqlens, cu_seqlens, max_seqlen,
                                   max_seqlen, *given, **more)  # fmt: skip
 
 
 @_drop_in(flash_attn_varlen_func)
 def flash_attn_varlen_kvpacked_func(q, kv, *given, **more):
-    """`flash_attn_varlen_func` of q and (tokens, 2, heads_kv, head_dim)."""
+    """`flash_attn_varlen_func` with k and v in one tensor of (tokens, 2, heads_kv, head_dim)."""
     return flash_attn_varlen_func(q, *_unpacked("kv", kv, 4, 2), *given, **more)
 
 
 def flash_attn_with_kvcache(*given, **more):
-    """Not supported: raises SpecError, with what to use."""
+    """Not supported: raises a SpecError that says what to use instead."""
     raise options.SpecError(f"flash_attn_with_kvcache: {absent('k_cache')}")
 
 
 def _unpacked(name, packed, dims, count):
-    """The tensors side by side in one, as views."""
+    """The tensors that are packed in one, as views."""
     if not hasattr(packed, "dim"):
         raise TypeError(f"{name} is {options.a_kind(packed)}; pass a torch tensor on a GPU")
     if packed.dim() != dims or packed.shape[dims - 3] != count:
@@ -178,10 +178,9 @@ def sageattn(
 ):  # fmt: skip
     """SageAttention's function, with gradients.
 
-    `tensor_layout`: 'HND' for (batch, heads, tokens, head_dim), 'NHD' for (batch, tokens, heads,
-    head_dim). `is_causal` takes as many queries as keys. `smooth_k`, `smooth_q` (SageAttention2's)
-    and further keywords are those of `sagebwd.attention`; any other is an error. Raises what it
-    raises.
+    `tensor_layout` is 'HND' for (batch, heads, tokens, head_dim) and 'NHD' for (batch, tokens,
+    heads, head_dim). `is_causal` requires as many queries as keys. `smooth_k`, `smooth_q` and
+    further keywords are those of `sagebwd.attention`. Raises what `sagebwd.attention` raises.
     """
     layouts = {"HND": "bhsd", "NHD": "bshd"}
     if tensor_layout not in layouts:
@@ -200,11 +199,11 @@ def scaled_dot_product_attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     enable_gqa=False, **more,
 ):  # fmt: skip
-    """torch.nn.functional's function: (batch, heads, tokens, head_dim) tensors.
+    """torch.nn.functional's function, on (batch, heads, tokens, head_dim) tensors.
 
     A causal mask is aligned to the top left, as there. Further keywords are those of
-    `sagebwd.attention`. Raises what it raises, SpecError for attn_mask and dropout_p, and for fewer
-    key heads without `enable_gqa`.
+    `sagebwd.attention`. Raises what `sagebwd.attention` raises, and SpecError for attn_mask, for
+    dropout_p, and for fewer key heads than query heads without `enable_gqa`.
     """
     _refuse(attn_mask=(attn_mask, (None,)), dropout_p=(dropout_p, (0.0, None)))
     options.yes_or_no("is_causal", is_causal)
@@ -217,7 +216,7 @@ def scaled_dot_product_attention(
 
 
 def _heads(t, layout):
-    """How many; None of what `attention` refuses for a reason of its own."""
+    """The number of heads; None if `attention` refuses the tensor with its own message."""
     if not hasattr(t, "dim") or t.is_nested or t.dim() != 4:
         return None
     return t.shape[2 if layout == "bshd" else 1]

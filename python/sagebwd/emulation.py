@@ -1,25 +1,33 @@
 """`sagebwd.attention` in plain PyTorch, on any device, with any of the products in INT8.
 
-For what kernels cannot be asked: negative controls in training (dP in INT8, no smoothing of K), the
+It does what kernels cannot: negative controls in training (dP in INT8, no smoothing of K), the
 error of one product at a time, machines without a GPU. The numerics are in numerics.py.
 """
 
 import contextlib
 
-import torch
+from sagebwd._needs import need
 
-from sagebwd import options, sequences
-from sagebwd.numerics import Rules, backward_chunk, forward_chunk
-from sagebwd.ops import DTYPES, Differentiable, as_autocast_wants, problem_of, refuse_gradient
-from sagebwd.tensors import check_k_mean
+torch = need("torch", "sagebwd.emulation")
+
+from sagebwd import options, sequences  # noqa: E402
+from sagebwd.keywords import also_named  # noqa: E402
+from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
+from sagebwd.ops import (  # noqa: E402
+    DTYPES,
+    Differentiable,
+    as_autocast_wants,
+    problem_of,
+    refuse_gradient,
+)
+from sagebwd.tensors import check_k_mean  # noqa: E402
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 
-# A plan says more than a precision, and PyTorch's operations have no order to fix and no sums in
-# memory.
+# `precision` takes more here, and PyTorch's operations have no order to fix and no sums in memory.
 _NOT_HERE = ("precision", "deterministic", "dq_sums")
 
-#: Elements of one (queries x keys) matrix that are worked on at once; about ten live at a time.
+#: Elements of one (queries x keys) matrix that are computed at once; about ten exist at a time.
 CHUNK_ELEMENTS = 1 << 24
 
 
@@ -48,9 +56,9 @@ def chunks(q, k):
 
 
 def by_chunks(function, heads_kv, *tensors):
-    """`function(q, k, ...)` of a few grouped heads at a time, so that memory stays bounded.
+    """`function(q, k, ...)`, for a few grouped heads at a time, so that memory stays bounded.
 
-    Takes (B, H, ...) tensors or None, and gives the function's results like them.
+    Takes (B, H, ...) tensors or None, and returns the function's results in this shape.
     """
     tensors = grouped(heads_kv, *tensors)
 
@@ -80,7 +88,7 @@ def forward(q, k, v, rules, k_mean=None):
 
 
 def _beside_keys(k_mean):
-    """Of (B, Hk, D), as a row of keys has it."""
+    """(B, Hk, D) as (B, Hk, 1, D)."""
     return None if k_mean is None else k_mean[:, :, None]
 
 
@@ -108,29 +116,30 @@ class _Gradients(torch.autograd.Function):
     backward = staticmethod(options.refuse_double_backward)
 
 
+@also_named(plan="precision")
 @options.takes(but=_NOT_HERE)
 def emulated_attention(
-    q, k, v, *, softmax_scale=None, layout="bhsd", plan="six-of-seven", return_lse=False,
+    q, k, v, *, softmax_scale=None, layout="bhsd", precision="six-of-seven", return_lse=False,
     math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
     seqused_k=None, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
-    Args beyond `sagebwd.attention`'s:
-        plan: a `precision`, or any collection of the products that are to be INT8, of 's'
-            (S = tau Q K^T), 'pv' (O = P V), 'dv' (dV = P^T dO), 'dp' (dP = dO V^T), 'dq'
-            (dQ = tau dS K), 'dk' (dK = tau dS^T Q). The others use 16-bit operands.
+    These arguments take more than those of `sagebwd.attention`:
+        precision: a precision, or any collection of INT8 products: 's' (S = tau Q K^T), 'pv'
+            (O = P V), 'dv' (dV = P^T dO), 'dp' (dP = dO V^T), 'dq' (dQ = tau dS K), 'dk'
+            (dK = tau dS^T Q). The others use 16-bit operands.
         group_q, group_kv: any positive numbers of tokens.
         math_dtype: torch.float32, as in the kernels, or torch.float64.
 
-    Shapes, dtypes and results are those of `sagebwd.attention`, also of packed sequences and padded
-    batches, which are computed one by one; beyond it any head dimension is taken, and combinations
-    of options that have no kernel. Memory: about ten matrices of CHUNK_ELEMENTS or of one key
-    head's queries x keys, whichever is larger. Raises SpecError.
+    Shapes, dtypes and results are those of `sagebwd.attention`. Packed sequences and padded batches
+    are computed one by one. Any head dimension works, and so do combinations of options without
+    kernels. Memory: about ten matrices of CHUNK_ELEMENTS elements, or of the queries x keys of one
+    key head if that is more. Raises SpecError.
     """
     options.yes_or_no("return_lse", return_lse)
     q, k, v = as_autocast_wants(q.device.type, q, k, v)
-    chosen |= dict(softmax_scale=softmax_scale, plan=plan, math_dtype=math_dtype)
+    chosen |= dict(softmax_scale=softmax_scale, precision=precision, math_dtype=math_dtype)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if any(t is not None for t in packing):
         out, lse = _by_sequences(q, k, v, layout, k_mean, packing, chosen)
@@ -151,7 +160,7 @@ def _check_mean(k_mean, k, rules):
 
 
 def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
-    """(out, lse) of sequences one by one; of tokens that are none's, zero and -inf."""
+    """(out, lse), one sequence after the other; zero and -inf for tokens of no sequence."""
     packed = sequences.are_packed(packing)
     chosen = sequences.with_mask(chosen, packing)
     if packed:
@@ -174,7 +183,7 @@ def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
 
 
 def emulated_forward(q, k, v, *, layout="bhsd", k_mean=None, **given):
-    """(out, lse) as `sagebwd.attention_forward` gives them; options of `emulated_attention`."""
+    """(out, lse) as from `sagebwd.attention_forward`, with the options of `emulated_attention`."""
     rules = emulation_rules(q, k, v, layout=layout, **given)
     q, k, v = swapped(layout, q, k, v)
     _check_mean(k_mean, k, rules)
@@ -185,21 +194,22 @@ def emulated_forward(q, k, v, *, layout="bhsd", k_mean=None, **given):
 def emulated_backward(
     dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", k_mean=None, **given,
 ):  # fmt: skip
-    """[dq, dk, dv] as `sagebwd.attention_backward` gives them; options of `emulated_attention`."""
+    """[dq, dk, dv] as from `sagebwd.attention_backward`; the options of `emulated_attention`."""
     rules = emulation_rules(q, k, v, layout=layout, **given)
     dout, q, k, v, out = swapped(layout, dout, q, k, v, out)
     _check_mean(k_mean, k, rules)
     return swapped(layout, *backward(dout, q, k, v, out, lse, dlse, rules, k_mean))
 
 
+@also_named(plan="precision")
 @options.takes(but=_NOT_HERE)
 def emulation_rules(
-    q, k, v, *, layout="bhsd", softmax_scale=None, plan="six-of-seven", math_dtype=torch.float32,
-    chosen,
+    q, k, v, *, layout="bhsd", softmax_scale=None, precision="six-of-seven",
+    math_dtype=torch.float32, chosen,
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError.
 
-    Groups may have any size. Left out, they are those of the kernels.
+    Groups may have any size; by default they are those of the kernels.
     """
     if not {q.dtype, k.dtype, v.dtype} <= set(DTYPES):
         raise options.SpecError(
@@ -211,7 +221,7 @@ def emulation_rules(
         raise options.SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
     q, k = swapped(layout, q, k)
     given = {name: chosen.pop(name) for name in ("group_q", "group_kv")}
-    nearest = dict(head_dim=options.width_of(q.shape[3]), precision=plan)
+    nearest = dict(head_dim=options.width_of(q.shape[3]), precision=precision)
     kernels, plan = options.emulated_spec({**chosen, **nearest}, q, k)
     groups = {name: getattr(kernels, name) if size is None else options.whole_number(name, size)
               for name, size in given.items()}  # fmt: skip
@@ -221,5 +231,5 @@ def emulation_rules(
 
 
 def swapped(layout, *tensors):
-    """Between (B, H, S, D) and the layout, which is its own inverse."""
+    """Converts between (B, H, S, D) and the layout, in both directions."""
     return [t.transpose(1, 2) for t in tensors] if layout == "bshd" else list(tensors)

@@ -1,4 +1,4 @@
-"""Attention and its gradients in FP64, by PyTorch on any device: what everything is measured by.
+"""Attention and its gradients in FP64, by PyTorch on any device: the reference of all errors.
 
 `sagebwd.reference.exact` is the same operation in C++, on NumPy arrays and the CPU, for machines
 without PyTorch; a test holds the two against each other.
@@ -22,7 +22,7 @@ class Attended:
     dv: torch.Tensor
 
     def named(self):
-        """All but lse, by the names of `sagebwd.trace`."""
+        """All results except lse, by the names of `sagebwd.trace`."""
         return {"O": self.out, "dQ": self.dq, "dK": self.dk, "dV": self.dv}
 
 

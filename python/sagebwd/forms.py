@@ -17,16 +17,16 @@ from sagebwd.shapes import contiguous_strides, required_operand
 from sagebwd.tensors import check_k_mean, problem_of, readable
 
 _forms = {}
-#: Beyond as many, of a program whose lengths keep changing, all are forgotten.
+#: The most forms that are kept. With more (lengths may keep changing) all are forgotten.
 MOST_FORMS = 1024
-#: Strides of gradients, likewise.
+#: The most strides of gradients that are kept.
 MOST_STRIDES = 16
 
-#: What torch.cuda.current_stream(index).cuda_stream is, without objects made on the way.
+#: torch.cuda.current_stream(index).cuda_stream, without creating objects.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 _contiguous_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
-#: Of tokens that belong to no sequence nothing is written.
+#: Nothing is written for tokens that belong to no sequence.
 _zeros_like = functools.partial(torch.zeros_like, memory_format=torch.contiguous_format)
 
 _family = ""
@@ -51,7 +51,7 @@ def operation(device, text, **tensors):
     return _operation(_family, device, text, **tensors)
 
 
-#: Of a program whose windows keep changing, the latest: their kernels are shared.
+#: Windows may keep changing; only the latest operations are kept. They share kernels.
 @functools.lru_cache(maxsize=256)
 def _operation(family, device, text, **tensors):
     return _core.Attention(options.spec_of_text(text, **tensors), device, family)
@@ -66,7 +66,7 @@ def known_form(q, k, v, softmax_scale, layout, text, packing=(), k_mean=None):
 
 
 def form_of(q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=None):
-    """The `Form` of a call; SpecError for what no kernel takes."""
+    """The `Form` of a call; SpecError if no kernel supports it."""
     form = known_form(q, k, v, softmax_scale, layout, text, packing, k_mean)
     if form is None:
         form = Form(q, k, v, softmax_scale, layout, text, devices, packing, k_mean)
@@ -88,7 +88,7 @@ def _key(q, k, v, softmax_scale, layout, text, packing, k_mean):
     return (*key, *more)
 
 
-#: Addresses in the place of k_mean alone.
+#: Addresses for a call that only has k_mean.
 _NONE_MORE = (0,)
 
 
@@ -101,7 +101,7 @@ def _addresses_of(tensors):
 
 
 def _alert_any_order():
-    """What PyTorch's own operators do that have no deterministic implementation."""
+    """Raises or warns as PyTorch's own operators without a deterministic implementation do."""
     if not torch.are_deterministic_algorithms_enabled():
         return
     message = (
@@ -126,7 +126,7 @@ class Form:
         sequences = check_packing(self._problem, q.device, packing)
         check_k_mean(k_mean, (sequences or batch, heads_kv, q.shape[3]), q.device)
         self._packed = any(t is not None for t in packing)
-        #: Sequences of a batch of which some tokens are used.
+        #: Whether only some tokens of each sequence of a batch are used.
         self._apart = self._packed and not sequences
         if self._apart:
             self._problem = (batch, heads, heads_kv, batch * seq_q, batch * seq_kv)
@@ -172,7 +172,7 @@ class Form:
         return (q.new_zeros if self._packed else q.new_empty)(self._like_out)
 
     def _packing(self, packing):
-        """The tensors that say where sequences lie, to be held until the kernels are launched."""
+        """The tensors that say where sequences lie; keep them until the kernels are launched."""
         if not self._packed:
             return ()
         if self._apart:
@@ -181,7 +181,7 @@ class Form:
         return (*packing, None, None)[:4]
 
     def _first_tokens(self, device):
-        """Of the queries and of the keys of each sequence of a batch, and the ends."""
+        """Where the queries and the keys of each sequence of a batch begin, and the ends."""
         batch, _, _, queries, keys = self._problem
 
         def every(tokens):
@@ -191,13 +191,13 @@ class Form:
         return of_queries, of_queries if keys == queries else every(keys)
 
     def _more(self, packing, k_mean):
-        """What a pass takes beyond its tensors and rows; a plain call none, quickly."""
+        """Further arguments of a pass; none for a plain call, which is checked first."""
         if k_mean is None and not self._packed:
             return ()
         return (_contiguous(k_mean), *self._packing(packing))
 
     def forward(self, q, k, v, wants_lse=True, packing=(), k_mean=None):
-        """(out, lse); lse is None where it is not wanted."""
+        """(out, lse); lse is None if it is not wanted."""
         if self._empty:
             lse = q.new_full(self._rows, -torch.inf, dtype=torch.float32) if wants_lse else None
             return q.new_zeros(self._like_out), lse
@@ -249,7 +249,7 @@ class Form:
         return dq, dk, dv
 
     def _backward_pass(self, dout, out):
-        """dout and out as kernels can read them, and the pass over these."""
+        """dout and out in a layout that kernels can read, and the pass over them."""
         dout, dout_operand = readable(dout, self._layout)
         out, out_operand = readable(out, self._layout)
         strides = dout.stride(), out.stride()

@@ -1,4 +1,4 @@
-"""`sagebwd.attention` and its explicit halves, on torch tensors."""
+"""`sagebwd.attention`, and its forward and backward separately, on torch tensors."""
 
 import torch
 
@@ -15,56 +15,64 @@ def attention(
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
-    gradient all but dP = dO V^T are INT8 by default.
+    gradients, all except dP = dO V^T are INT8 by default. The arguments are in five groups:
+
+    - Tensors: q, k, v, softmax_scale, layout, return_lse.
+    - Mask: causal, window_left, window_right, sink_logits.
+    - Precision: precision, deterministic.
+    - Sequences: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k.
+    - Advanced: granularity, group_q, group_kv, sink_keys, smooth_k, smooth_q, rotate, dq_sums,
+      k_mean.
 
     Args:
-        q: (batch, heads, queries, head_dim), bfloat16 or float16, on a CUDA GPU. Any view whose
-            last dimension is contiguous and whose other strides and address are multiples of 16
-            bytes. Under torch.autocast inputs are cast to its dtype.
-        k, v: (batch, heads_kv, keys, head_dim); heads must be a multiple of heads_kv (query head
-            h reads key head h // (heads // heads_kv)). v may have fewer channels, a multiple of 8
-            from 32 on, where head_dim is none of 64, 128 and 256: so has out then.
-        softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
+        q: (batch, heads, queries, head_dim), bfloat16 or float16, on a CUDA GPU. It may be a view
+            whose last dimension is contiguous and whose other strides and address are multiples of
+            16 bytes. Under torch.autocast inputs are cast to its dtype.
+        k, v: (batch, heads_kv, keys, head_dim), of the same dtype. heads must be a multiple of
+            heads_kv: query head h reads key head h // (heads // heads_kv). If head_dim is not 64,
+            128 or 256, v may have fewer channels, a multiple of 8 from 32 on. Then out has as many.
+        softmax_scale: a number of either sign, or 0; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         {options}
         return_lse: also return the log-sum-exp.
-        sink_logits: (heads,), a learned logit per head that the softmax sees beside the scores, as
-            in gpt-oss; it takes gradients. What `with_sink` gives.
-        k_mean: float32 of (batch, heads_kv, head_dim), of packed sequences (sequences, heads_kv,
-            head_dim), in either layout: what smooth_k takes off the keys in place of their mean,
-            such as one mean for all parts of the keys (`attention_backward`). It changes roundings
-            alone, the less the nearer it is to the mean, and takes no gradient.
-        cu_seqlens_q, cu_seqlens_k: of packed sequences, as in flash-attention: int32 of (sequences
-            + 1) on the GPU, where each begins and the end. q is then (tokens, heads, head_dim), k
-            and v (tokens, heads_kv, head_dim), whose strides must be multiples of 16 bytes. They
-            are read when the kernels run: a captured CUDA graph takes other lengths, also of zero.
-            Nobody can check them then: what lies outside the tensors is cut off at their ends.
-            Each sequence gives the bits that it gives alone. causal=True asks for one tensor as
-            both; 'block' granularity is not built.
-        seqused_q, seqused_k: int32 of (batch or sequences) on the GPU, or None: how many of each
-            one's tokens count, from the first on, as a padding mask says; the others' out and
-            gradients are zero. 'bottom-right' and a window without causal count from the last
-            tokens that do.
+        sink_logits: (heads,), a learned logit per head that takes part in the softmax, as in
+            gpt-oss. It receives gradients. The result is that of `with_sink`.
+        k_mean: float32 of (batch, heads_kv, head_dim), or of (sequences, heads_kv, head_dim) for
+            packed sequences, in either layout. smooth_k subtracts it from the keys instead of
+            their mean, for example one mean for all parts of the keys (see `attention_backward`).
+            It only changes roundings, and less if it is near the mean. It gets no gradient.
+        cu_seqlens_q, cu_seqlens_k: int32 of (sequences + 1) on the GPU, for packed sequences as in
+            flash-attention: where each sequence begins, and where the last one ends. q is then
+            (tokens, heads, head_dim), k and v are (tokens, heads_kv, head_dim), with strides of
+            multiples of 16 bytes. The lengths are read when the kernels run, so a captured CUDA
+            graph can be replayed with others, including zero. They cannot be checked: sequences
+            are cut off at the ends of the tensors. Each sequence gives the same bits as alone.
+            causal=True requires one tensor for both, and granularity must be 'row'.
+        seqused_q, seqused_k: int32 of (batch,) or (sequences,) on the GPU, or None: how many tokens
+            of each sequence are used, counted from its first, as a padding mask says. For the
+            others out and gradients are zero. 'bottom-right' and windows without a causal mask
+            count from the last used token.
 
     Returns:
-        out, contiguous, like q; with `return_lse` (out, lse), lse being float32 of (batch, heads,
-        queries) in both layouts, of packed sequences (heads, tokens): the natural logarithm of the
-        sum of exp of the scaled scores, -inf where a query sees no key. Both are differentiable,
-        once. With an empty batch or no queries, out and lse are empty; with no keys, out is zero
-        and lse -inf.
+        out, contiguous, like q; with `return_lse` (out, lse). lse is float32 of (batch, heads,
+        queries) in both layouts, and of (heads, tokens) for packed sequences: the natural logarithm
+        of the sum of exponentials of the scaled scores, and -inf for a query that sees no key. Both
+        are differentiable once. With an empty batch or no queries, out and lse are empty. With no
+        keys, out is zero and lse is -inf.
 
     Raises:
-        SpecError (a ValueError): shapes, dtypes, strides, devices or options that no kernel takes.
-        TypeError: unknown keywords, or arguments that are no tensors.
+        SpecError (a ValueError): no kernel supports these shapes, dtypes, strides, devices or
+            options.
+        TypeError: a keyword is unknown, or an argument is not a tensor.
         LibraryError, CompileError, DriverError (RuntimeErrors): NVRTC or the driver is missing, a
-            kernel does not compile, or a CUDA call failed; in particular when a kernel would have
+            kernel does not compile, or a CUDA call failed. This includes a kernel that would have
             to be compiled during the capture of a CUDA graph (see `warmup`).
-        OfflineError, PackError (RuntimeErrors): SAGEBWD_OFFLINE=1 and a kernel is in no layer of
-            the cache, or a pack that SAGEBWD_CACHE_PACKS names cannot be used.
-        RuntimeError: in the backward, deterministic=False under
-            torch.use_deterministic_algorithms(True), as of PyTorch's own operators; a warning
-            under its warn_only=True.
-        NotImplementedError: in the backward of the backward.
+        OfflineError, PackError (RuntimeErrors): SAGEBWD_OFFLINE=1 is set and a kernel is neither in
+            the cache nor in a pack, or a pack of SAGEBWD_CACHE_PACKS cannot be used.
+        RuntimeError: in the backward, if deterministic=False is used under
+            torch.use_deterministic_algorithms(True), as for PyTorch's own operators. Under
+            warn_only=True it is a warning.
+        NotImplementedError: the backward is differentiated.
     """
     options.yes_or_no("return_lse", return_lse)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
@@ -81,8 +89,8 @@ def attention_forward(
 ):  # fmt: skip
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
-    Partial results over chunks of the keys `merge`; for the backward of chunks see
-    `attention_backward`.
+    The arguments, results and errors are those of `attention`. `merge` joins results over parts of
+    the keys; for their backward see `attention_backward`.
     """
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     return _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing)
@@ -93,30 +101,29 @@ def attention_backward(
     dout, q, k, v, out, lse, *, dlse=None, part=None, softmax_scale=None, layout="bhsd",
     k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
 ):  # fmt: skip
-    """(dq, dk, dv), contiguous, like q, k and v: a pure function of its arguments.
+    """(dq, dk, dv), contiguous, like q, k and v (SageBwd, arXiv 2603.02170, Algorithm 2).
 
     Args:
-        dout: gradient of out, like q, with any strides.
-        q, k, v and the options: as given to the forward.
-        out: like q; lse: float32 of (batch, heads, queries); of exactly these keys, or see below.
-        dlse: gradient of lse, float32 like it, or None.
-        part: (out, lse) of these keys alone, where `out`, `lse` and `dlse` are of more keys than
-            these, as `merge` gives them.
-        k_mean: as given to the forward.
+        dout: the gradient of out, of its shape and dtype, with any strides.
+        q, k, v, k_mean and the options: as given to the forward.
+        out, lse: what the forward returned for exactly these keys; for parts of the keys see below.
+        dlse: the gradient of lse, float32 of its shape, or None.
+        part: (out, lse) of these keys alone, if `out`, `lse` and `dlse` belong to more keys, as
+            after `merge`.
 
-    Parts of the keys, as in ring attention. What smooth_k takes from dq is put back on the premise
-    that out and lse are of exactly these keys; with those of all keys a part's dq would silently
-    lack the row sum of its dS times mean(K): with keys of mean 2 and deviation 1, .2 to .45 of dQ
-    in 2 to 4 parts. Each of these is right; dk and dv of a part are its own, dq is the sum over
-    the parts:
+    Parts of the keys, as in ring attention: smooth_k changes dq, and the backward corrects for this
+    using out and lse. The correction is only right if out and lse were computed from exactly these
+    keys. With those of all keys, dq of a part would be wrong: by 0.2 to 0.45 of dQ in 2 to 4 parts,
+    for keys of mean 2 and deviation 1. Do one of these; dk and dv of a part are then its own, and
+    dq is the sum over the parts:
 
-    - `part=`, which each part's forward has given or gives again. With any means, and with dlse.
-    - One k_mean for all parts, here and in their forwards: what each dq lacks cancels in the sum,
-      in exact arithmetic, for the rows of dS sum to zero over all keys. Without dlse, for they sum
-      to it: that is refused without `part`. The mean of all keys, over the ranks of a ring:
+    - Pass `part=`, the result of the part's own forward. This works with any means, and with dlse.
+    - Pass the same k_mean to the forward and the backward of every part. The dq of a part is then
+      incomplete, but the sum is right, because the rows of dS sum to zero over all keys. With dlse
+      they do not, so dlse requires `part`. For the mean over the ranks of a ring:
       `k_mean = k.float().sum(tokens); all_reduce(k_mean); k_mean /= keys_of_all`.
-    - smooth_k=False, less exact where keys have a mean.
-    - `attention(..., return_lse=True)` of each part and `merge`, by autograd.
+    - Pass smooth_k=False, which is less exact if the keys have a mean.
+    - Call `attention(..., return_lse=True)` for each part, `merge` the results, and use autograd.
 
     Raises what `attention` raises.
     """
@@ -126,9 +133,9 @@ def attention_backward(
         dout, out, lse, dlse = combining.of_part(part, dout, out, lse, dlse, layout=layout)
     elif k_mean is not None and dlse is not None:
         raise options.SpecError(
-            "k_mean and dlse without part: whether out and lse are of exactly these keys, or of "
-            "all that share the mean, makes a difference to dq. Pass part=(out, lse) of these keys "
-            "alone, also where they are all"
+            "k_mean and dlse without part: dq depends on whether out and lse belong to exactly "
+            "these keys, or to all that share the mean. Pass part=(out, lse) of these keys alone, "
+            "even if there are no other keys"
         )
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if sequences.are_packed(packing):
@@ -148,22 +155,22 @@ def attention_backward(
 def warmup(*, backward=True, device=None, sizes=None, chosen):
     """Compiles (or takes from the cache) and loads every kernel of one operation.
 
-    After it, calls with these options run without a compile and can be captured into a CUDA graph.
+    Afterwards calls with these options compile nothing and can be captured into a CUDA graph.
 
     Args:
-        backward: without it only the forward's kernels.
-        device: a CUDA device, None for the current one.
-        sizes: (batch, heads, key/value heads, queries, keys) of the calls to come; without it the
-            kernels have their default tiles, with it those that tuning found for such calls. Of
-            packed sequences: how many, and the tokens of all together.
+        backward: with False, only the kernels of the forward.
+        device: a CUDA device; None means the current one.
+        sizes: (batch, heads, heads_kv, queries, keys) of the calls to come, for the tiles that
+            tuning found for such calls; None means the default tiles. For packed sequences batch
+            is their number, and queries and keys are the tokens of all together.
         {options}
 
     Raises what `attention` raises.
     """
     text = options.text_of(chosen)
-    options.spec_of_text(text)  # wrong use is wrong use without a GPU as well
+    options.spec_of_text(text)  # wrong use is reported without a GPU, too
     if sizes is not None:
-        names = ("batch", "heads", "key/value heads", "queries", "keys")
+        names = ("batch", "heads", "heads_kv", "queries", "keys")
         if not isinstance(sizes, (tuple, list)) or len(sizes) != len(names):
             raise options.SpecError(f"sizes={sizes!r}: pass {', '.join(names)}")
         sizes = tuple(options.whole_number(name, size) for name, size in zip(names, sizes))
@@ -171,7 +178,7 @@ def warmup(*, backward=True, device=None, sizes=None, chosen):
 
 
 def _gpu(device):
-    """The number of a CUDA device. SpecError for another, LibraryError where there is none."""
+    """The number of a CUDA device. SpecError for other devices, LibraryError without a GPU."""
     try:
         chosen = torch.device("cuda" if device is None else device)
     except (RuntimeError, TypeError, ValueError):
@@ -182,8 +189,8 @@ def _gpu(device):
         )
     local_arch(
         chosen.index or 0,
-        "Warming up loads kernels into a GPU: call it where one is. Without a GPU, "
-        "sagebwd.build(arch=...) compiles them into the cache",
+        "Warming up loads kernels into a GPU. Without one, sagebwd.build(arch=...) compiles them "
+        "into the cache",
     )
     return torch.cuda.current_device() if chosen.index is None else chosen.index
 
@@ -206,7 +213,7 @@ _OF_DTENSORS = (
 
 
 def _inputs(q, k, v):
-    """The inputs as autocast wants them: PEFT and layer norms hand over float32."""
+    """The inputs, cast as autocast wants: PEFT and layer norms produce float32."""
     if not (
         isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     ):
@@ -235,7 +242,7 @@ def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing):
 
 
 def _packed_text(chosen, softmax_scale, packing):
-    """`_text` where lengths are on the device."""
+    """`_text` for calls with lengths on the device."""
     options.check_softmax_scale(softmax_scale, 1)
     return options.text_of(sequences.with_mask(chosen, packing))
 
@@ -244,7 +251,7 @@ def _text(chosen, softmax_scale, layout, q, k):
     """The options for the operators."""
     options.check_layout(layout)
     options.check_softmax_scale(softmax_scale, 1)
-    if q.dim() == 4 and k.dim() == 4:  # other ranks the operator refuses with its own message
+    if q.dim() == 4 and k.dim() == 4:  # the operator refuses other ranks
         token = 2 if layout == "bhsd" else 1
         if options.needs_as_many(chosen):
             assume_equal(q.shape[token : token + 1], k.shape[token : token + 1])

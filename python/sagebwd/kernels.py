@@ -1,4 +1,4 @@
-"""The generator and the cache: what the operation's kernels are, and their machine code."""
+"""The generator and the cache: the source of kernels, and their machine code."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from sagebwd import _core, options
 
 @dataclass(frozen=True)
 class KernelSource:
-    """The generated source of one kernel and what its launch needs."""
+    """The generated source of one kernel, and what launching it needs."""
 
-    name: str  #: of the entry point, unique among all kernels
-    kind: str  #: what the kernel does, e.g. 'forward'
+    name: str  #: the name of the entry point, unique among all kernels
+    kind: str  #: what the kernel does, such as 'forward'
     pass_: str  #: 'forward' or 'backward'
-    tile: str  #: the tile configuration, e.g. 'mma 64x128 w4 s1 b2'
-    text: str  #: complete, header-free CUDA C++
-    threads: int  #: per block
+    tile: str  #: the tile, such as 'mma 64x128 w4 s1 b2'
+    text: str  #: complete CUDA C++ without includes
+    threads: int  #: threads per block
     shared_bytes: int  #: dynamic shared memory per block
 
     def __str__(self):
@@ -22,14 +22,15 @@ class KernelSource:
 
 
 def archs():
-    """The architectures kernels can be built for, e.g. ['sm_80', ...]."""
+    """The architectures for which kernels can be built: ['sm_80', ...]."""
     return _core.archs()
 
 
 def local_arch(device=0, instead=None):
-    """The architecture name of a GPU of this machine.
+    """The architecture of a GPU of this machine.
 
-    Without one a LibraryError, which says what to do `instead`; None: to name the architecture.
+    Raises a LibraryError if there is none, which says what to do `instead`; by default, to name the
+    architecture.
     """
     driver = _core.driver()
     if driver["missing"]:
@@ -43,9 +44,9 @@ def local_arch(device=0, instead=None):
 
 
 def _operation(arch, backward, chosen):
-    """What both functions below hand to the C++ library."""
+    """What both functions below pass to the C++ library."""
     options.yes_or_no("backward", backward)
-    spec = options.Spec(**chosen)  # wrong use is wrong use without a GPU as well
+    spec = options.Spec(**chosen)  # wrong use is reported without a GPU, too
     arch = local_arch() if arch is None else options.word("arch", arch, "a name such as 'sm_90a'")
     return spec, arch, backward
 
@@ -54,11 +55,11 @@ def _operation(arch, backward, chosen):
 def emit(arch=None, *, backward=True, chosen):
     """The CUDA source of every kernel of one operation, as a list of KernelSource.
 
-    Needs no CUDA. Raises SpecError for what cannot be built.
+    It does not need CUDA. Raises SpecError for options that no kernel supports.
 
     Args:
-        arch: a name from `archs()`, or None for this machine's first GPU.
-        backward: without it only the forward's kernels.
+        arch: a name from `archs()`; None means that of this machine's first GPU.
+        backward: with False, only the kernels of the forward.
         {options}
     """
     sources = _core.emit(*_operation(arch, backward, chosen))
@@ -67,10 +68,10 @@ def emit(arch=None, *, backward=True, chosen):
 
 @options.takes(options.Operation)
 def build(arch=None, *, backward=True, chosen):
-    """Compiles every kernel of one operation into the cache; needs NVRTC, but no GPU.
+    """Compiles every kernel of one operation into the cache. It needs NVRTC, but no GPU.
 
-    Returns what `sagebwd build --json` prints: a list of dicts with name, pass, cached (this
-    process did not compile it), compile_ms, registers, spill_bytes and shared_bytes. Raises
+    Returns a list of dicts, as `sagebwd build --json` prints it, with name, pass, cached (True if
+    this process did not compile it), compile_ms, registers, spill_bytes and shared_bytes. Raises
     SpecError, LibraryError (no NVRTC) or CompileError.
 
     Args:
@@ -81,20 +82,20 @@ def build(arch=None, *, backward=True, chosen):
 
 
 def cache_stats():
-    """A dict of where kernels are kept and what the cache did in this process so far.
+    """A dict that says where kernels are kept, and what the cache has done in this process.
 
-    Keys: directory; disabled_reason (why the directory is not used, or empty); byte_limit of its
-    kernels (0: none); packs, the paths of SAGEBWD_CACHE_PACKS; offline, whether SAGEBWD_OFFLINE=1
-    forbids compiling; and counters, a dict of numbers:
+    Its keys are directory, disabled_reason (why the directory is not used, or empty), byte_limit
+    (of the kernels in the directory; 0 means no limit), packs (the paths of SAGEBWD_CACHE_PACKS),
+    offline (whether SAGEBWD_OFFLINE=1 forbids compiling) and counters, a dict of numbers:
 
     memory_hits       kernels that this process had already
-    hits, pack_hits   kernels read from the directory, from packs
-    misses            kernels in neither
-    waits, timeouts   waits for another process that compiled the same kernel; those given up
-    heals             bad files removed from the directory
+    hits, pack_hits   kernels read from the directory, and from packs
+    misses            kernels found in neither
+    waits, timeouts   waits for another process that compiled the same kernel, and those given up
+    heals             damaged files removed from the directory
     evictions         kernels removed to stay within the limit
     publish_failures  kernels and tuning records that could not be kept in the directory
-    compiles          kernels compiled, and compile_us, the microseconds of it summed over threads
+    compiles          kernels compiled; compile_us is the time in microseconds, over all threads
 
     SAGEBWD_STATS=1 prints the counters at exit. `sagebwd cache stat` shows what is kept.
     """

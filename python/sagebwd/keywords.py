@@ -1,8 +1,9 @@
-"""What a keyword that no function here knows may have meant."""
+"""Keywords: further names of known ones, and messages about unknown ones."""
 
 import difflib
+import functools
 
-# What other attention functions call an option of ours, for error messages.
+# What other attention functions call our options, for error messages.
 _FOREIGN_NAMES = {
     "is_causal": "causal", "scale": "softmax_scale", "sm_scale": "softmax_scale",
     "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
@@ -12,31 +13,57 @@ _FOREIGN_NAMES = {
 }  # fmt: skip
 _ELSEWHERE = "torch.nn.attention.flex_attention has it"
 _CACHE = (
-    "there is no KV cache: each call would quantise all keys anew, which takes longer than 16-bit "
-    "attention does for a few queries. Generate with torch's scaled_dot_product_attention"
+    "there is no KV cache: each call would quantise all keys again, which takes longer than 16-bit "
+    "attention for a few queries. Generate with torch's scaled_dot_product_attention"
 )
 _ABSENT = {
     "dropout_p": "dropout is not supported: leave it out",
     "attn_mask": "arbitrary masks are not supported: use causal=, window_left=, window_right=, or "
     f"seqused_k= for padding; {_ELSEWHERE}",
     "attn_bias": f"biases are not supported: {_ELSEWHERE}",
-    "window_size": "pass window_left= and window_right=, its two numbers, None for -1",
+    "window_size": "pass its two numbers as window_left= and window_right=",
     "softcap": f"soft-capping is not supported: {_ELSEWHERE}",
     "alibi_slopes": f"ALiBi is not supported: {_ELSEWHERE}",
     **dict.fromkeys(("k_cache", "v_cache", "cache_seqlens", "block_table", "page_table"), _CACHE),
     "max_seqlen_q": "leave it out: lengths are read on the GPU",
     "max_seqlen_k": "leave it out: lengths are read on the GPU",
+    "layout": "tensors are (batch, heads, tokens, head_dim) here: transpose others",
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }
 
 
+def also_named(**names):
+    """Lets a function take keywords by further names: `also_named(seq_q="seq_len")`.
+
+    TypeError if a call passes a keyword by both of its names.
+    """
+
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(*arguments, **keywords):
+            for other, name in names.items():
+                if other not in keywords:
+                    continue
+                if name in keywords:
+                    raise TypeError(
+                        f"{function.__name__}() got {name!r} and {other!r}, which are two names of "
+                        "one argument: pass one of them"
+                    )
+                keywords[name] = keywords.pop(other)
+            return function(*arguments, **keywords)
+
+        return wrapper
+
+    return decorate
+
+
 def absent(name):
-    """What to do for want of that option, which there is none of."""
+    """What to do instead of using this option, which does not exist."""
     return _ABSENT[name]
 
 
 def check_keywords(function, given, known, otherwise):
-    """TypeError for a name that is not `known`; `otherwise` says what serves instead of some."""
+    """TypeError for a name that is not `known`; `otherwise` says what to use instead of some."""
     for name in given:
         if name in otherwise:
             raise TypeError(f"{function}() takes no {name}: {otherwise[name]}")
@@ -45,7 +72,7 @@ def check_keywords(function, given, known, otherwise):
 
 
 def refuse_keyword(function, name, known):
-    """Raises the TypeError that names what serves, or the keywords near to it."""
+    """Raises the TypeError that names what to use instead, or similar keywords."""
     if name in _ABSENT:
         hint = _ABSENT[name]
     elif _FOREIGN_NAMES.get(name) in known:

@@ -32,7 +32,7 @@ _LN2 = math.log(2.0)
 
 @dataclass(frozen=True)
 class Rules:
-    """What one emulated attention computes."""
+    """The options of one emulated attention."""
 
     mask: Mask  #: as options.with_mask() gives it
     scale: float
@@ -42,7 +42,7 @@ class Rules:
     smooth_k: bool
     smooth_q: bool  #: queries lack their group's mean, which scores regain
     rotate: bool
-    sink_keys: int  #: 1: the first key is computed apart
+    sink_keys: int  #: 1: the first key is computed separately
     plan: frozenset  #: the INT8 products, of options.PRODUCTS
     dtype: torch.dtype  #: of inputs, outputs and 16-bit operands
     math: torch.dtype  #: of everything between, float32 as in the kernels or float64
@@ -55,7 +55,7 @@ class Rules:
 
     @property
     def by_rows(self):
-        """Whether every token and channel has scales of its own."""
+        """Whether every token and every channel has its own scale."""
         return self.granularity == "row"
 
     def sharing(self, extent):
@@ -67,7 +67,7 @@ class Rules:
 
 
 def visible_keys(mask, m, n, device):
-    """A boolean (M, N) matrix, or None where every key is visible."""
+    """A boolean (M, N) matrix, or None if every query sees every key."""
     left, right = mask.window_left, 0 if mask.causal != "none" else mask.window_right
     if left is None and right is None:
         return None
@@ -80,7 +80,7 @@ def visible_keys(mask, m, n, device):
 class _Scores:
     """S in the log2 domain as `x * factor`, and what the passes share with it.
 
-    Keys that are computed apart are not seen in it, and stand as zeros in `keys` and `values`.
+    Keys that are computed separately are hidden in it, and are zeros in `keys` and `values`.
     """
 
     def __init__(self, q, k, v, rules, k_mean=None):
@@ -98,7 +98,7 @@ class _Scores:
         if self.sinks:
             others = (torch.arange(n, device=q.device) >= self.sinks).expand(m, n)
             self.visible = others if self.seen is None else others & self.seen
-        #: what queries are without, (n, G, M, D), and their scores, in the log2 domain
+        #: the mean of the queries, (n, G, M, D), and its scores, in the log2 domain
         self.q_mean = self.q_mean_scores = None
         if rules.smooth_q and "s" in rules.plan:
             self.q_mean = _means(self.q, CHANNEL_TOKENS if rules.by_rows else rules.group_q)
@@ -114,7 +114,7 @@ class _Scores:
 
     def _products(self):
         rules = self.rules
-        sign = -1 if rules.scale < 0 else 1  # the factor has none
+        sign = -1 if rules.scale < 0 else 1  # the factor has no sign
         if "s" not in rules.plan:
             factor = torch.full((1,), abs(rules.scale_log2), device=self.q.device)
             return sign * self.q.to(rules.math) @ self.k.to(rules.math).mT, factor
@@ -134,7 +134,7 @@ class _Scores:
         """The first key's scores in the log2 domain, (n, G, M, 1); -inf where it is not seen."""
         key = (self.k_smooth if "s" in self.rules.plan else self.k)[..., :1, :]
         score = _dot(self.q, key) * self.rules.scale_log2
-        score = score + (score - score)  # an infinite one must not pass for a softmax
+        score = score + (score - score)  # makes NaN of infinite scores
         return score if self.seen is None else score.where(self.seen[:, :1], -torch.inf)
 
     def log2(self):
@@ -185,7 +185,7 @@ def forward_chunk(q, k, v, rules, k_mean=None):
         sink = scores.sink()
         row_max = torch.maximum(row_max, sink)
     seen = None if scores.seen is None else scores.seen.any(-1, keepdim=True)
-    if seen is not None:  # no -inf - -inf where nothing is seen; where a score is -inf, NaN stays
+    if seen is not None:  # avoids -inf - -inf for rows that see no key
         row_max = row_max.where(seen, 0)
     weight = _per_key((tile_max - row_max).exp2(), rules.group_kv, n)
     shift = tile_max if tile_seen is None else tile_max.where(tile_seen, 0)
@@ -227,8 +227,8 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None):
         delta = delta - dlse[..., None]
     lse = lse[..., None] if scores.shift is None else lse[..., None] - scores.shift
     lse = (lse * _LOG2E).masked_fill(lse == -torch.inf, torch.inf)
-    # Under 'row' dO has a scale for many rows: those are brought to one magnitude by powers of two,
-    # which P takes back.
+    # Under 'row' many rows of dO share a scale: powers of two bring them to one magnitude, and P is
+    # divided by these.
     scaled, exponents = dout, torch.zeros_like(delta, dtype=torch.int32)
     if rules.by_rows and "dv" in plan:
         exponents = row_exponents(dout)

@@ -23,9 +23,8 @@ from sagebwd.tensors import DTYPES, check_backward, check_k_mean, problem_of
 
 DEVICES = ("cuda", "meta")
 
-# How both operators are told what to compute: `spec` is a line of options.text_of; where
-# sequences lie, if not all of the tensors are sequences of one length; and what is taken off the
-# keys, if not their mean.
+# Arguments of both operators besides tensors: `spec`, a line of options.text_of; where sequences
+# lie, if they do not fill the tensors; and what is subtracted from the keys, if not their mean.
 _OPTIONS = (
     "float? softmax_scale, str layout, str spec, Tensor? cu_seqlens_q=None, "
     "Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, "
@@ -52,7 +51,7 @@ _library.define(
 
 
 def as_autocast_wants(kind, *tensors):
-    """The inputs, cast where autocast is on for devices of that kind."""
+    """The inputs, cast if autocast is on for this kind of device."""
     if not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
@@ -79,7 +78,7 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *told)
     return form.backward(dout, q, k, v, out, lse, dlse, packing, k_mean)
 
 
-# On the CPU, and sparse tensors, to refuse with our own message.
+# Registered for the CPU and for sparse tensors only to raise our own message.
 for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
     _library.impl("forward", _forward, _key)
     _library.impl("backward", _backward, _key)
@@ -92,7 +91,7 @@ _checked = functools.cache(options.spec_of_text)
 
 
 def _check_told(problem, q, softmax_scale, spec, told):
-    """What the operators are told beside q, k and v: SpecError for what the kernels refuse."""
+    """Checks the arguments besides q, k and v: SpecError for those that no kernel supports."""
     packing, k_mean = packing_and_mean(told)
     if any(t is not None for t in packing):
         spec += " packed=yes"
@@ -178,12 +177,12 @@ def refuse_tangents(*tensors):
 
 
 def refuse_gradient(*given):
-    """SpecError where the mean of the keys is to have a gradient."""
+    """SpecError if the mean of the keys requires a gradient."""
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad
                                        for t in given):  # fmt: skip
         raise options.SpecError(
-            "k_mean requires grad: it has no gradient, for results do not depend on it but for "
-            "roundings. Pass k_mean.detach()"
+            "k_mean requires grad, but it has no gradient: it only changes roundings. Pass "
+            "k_mean.detach()"
         )
 
 

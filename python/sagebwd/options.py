@@ -1,7 +1,7 @@
 """The options of the operation, as every front end spells and checks them.
 
 `Options` is the one list: its fields become keywords of every public function that takes them, and
-`spec` hands them to the C++ library, whose own list a test compares with this one.
+`Spec` passes them to the C++ library. A test compares this list with that of the library.
 """
 
 import dataclasses
@@ -17,46 +17,52 @@ from sagebwd.keywords import refuse_keyword
 
 SpecError = _core.SpecError
 
-#: Products of SageBwd that a plan may name: S = tau Q K^T (forward and backward), O = P V,
+#: Products of SageBwd that `precision` may name: S = tau Q K^T (forward and backward), O = P V,
 #: dV = P^T dO, dP = dO V^T, dQ = tau dS K, dK = tau dS^T Q.
 PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
-#: Channels that kernels compute with: a head dimension takes the least that has it.
+#: Channels that kernels compute with: a head dimension uses the smallest that is not below it.
 WIDTHS = _core.widths
-#: Those whose kernels every GPU has, forward and backward.
+#: Head dimensions for which every GPU has kernels, forward and backward.
 USUAL_HEAD_DIMS = _core.usual_head_dims
-#: A smaller scale, but 0, takes the quantised scores' steps out of FP32's normal numbers.
+#: With a smaller scale, except 0, the steps of quantised scores are not normal numbers in FP32.
 LEAST_SOFTMAX_SCALE = _core.least_softmax_scale
-#: Names of the plans that they are built for.
+#: Names of the precisions that have kernels.
 PRECISIONS = _core.precisions
 
 
 def _option(default, text, least=1, values=None):
-    """Of a whole number `least`, None being one less to the C++ library, and which `values` it
-    takes where not all from there on."""
+    """A field. For a whole number, `least` is the smallest value (None becomes one less for the C++
+    library), and `values` says in words which values it takes if not all from there on."""
     metadata = {"help": text, "least": least, "values": values}
     return dataclasses.field(default=default, metadata=metadata)
 
 
+_WINDOWS = "a whole number of at least 0, or None for no bound (elsewhere -1)"
+
+
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """What a query sees. numerics.visible_keys() says it in keys; nobody else looks inside."""
+    """Which keys a query sees. Only numerics.visible_keys() interprets it."""
 
     causal: object = _option(
         False,
-        "False, 'top-left' (key j is visible to query i iff j <= i), 'bottom-right' (iff j <= i + "
-        "keys - queries), or True where there are as many queries as keys.",
+        "False for no mask; 'top-left' (query i sees key j if j <= i); 'bottom-right' (if "
+        "j <= i + keys - queries); or True, if there are as many queries as keys.",
     )
 
     window_left: int = _option(
         None,
-        "how many keys before its own a query sees: a sliding window; its own is i, or i + keys - "
-        "queries but under 'top-left'. None: all. flash-attention's window_size[0], and one less "
-        "than a model's sliding_window.",
-        least=0,
-    )
+        "sliding window: how many keys before its own key a query sees. None means all. The "
+        "own key of query i is i under 'top-left', and else i + keys - queries. This is "
+        "flash-attention's window_size[0], and one less than a model's sliding_window.",
+        least=0, values=_WINDOWS,
+    )  # fmt: skip
     window_right: int = _option(
-        None, "how many keys behind its own it sees; None: all. Under a causal mask none.", least=0
-    )
+        None,
+        "sliding window: how many keys after its own key a query sees. None means all. A "
+        "causal mask hides them.",
+        least=0, values=_WINDOWS,
+    )  # fmt: skip
 
     @classmethod
     def among(cls, options):
@@ -66,64 +72,69 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True)
 class Options(Mask):
-    """What attention computes, beside its tensors."""
+    """What attention computes, besides its tensors."""
 
     granularity: str = _option(
         "row",
-        "what shares a quantisation scale: 'row', a token (8 keys) or a channel of 256 tokens; "
-        "'block', a group of tokens (the paper's).",
+        "which values share a quantisation scale: under 'row' those of a token (or of 8 keys), or "
+        "of a channel of 256 tokens; under 'block' those of a group of tokens (the paper's).",
     )
-    group_q: int = _option(None, "queries of a group; None means the granularity's own.")
-    group_kv: int = _option(None, "keys of a group; None means the granularity's own.")
+    group_q: int = _option(
+        None, "queries per quantisation group; None means the granularity's default."
+    )
+    group_kv: int = _option(
+        None, "keys per quantisation group; None means the granularity's default."
+    )
     sink_keys: int = _option(
         None,
-        "1 computes the first key apart, in FP32: many models attend to it above all; 0 does not. "
-        "None means the granularity's own, 1 under 'row' and 0 under 'block'.",
+        "1 computes the first key separately in FP32, because many models attend mostly to it; 0 "
+        "does not. None means 1 under 'row' and 0 under 'block'.",
         least=0,
     )
     smooth_k: bool = _option(
-        True, "subtract the keys' mean before quantising them (SageAttention, arXiv 2410.02367)."
+        True, "subtract the mean of the keys before quantising (SageAttention, arXiv 2410.02367)."
     )
     smooth_q: bool = _option(
         False,
-        "subtract from queries the mean of their 256 ('block': of their group) before quantising "
-        "them, and add its scores, and its part of dK, in FP32 (SageAttention2, arXiv 2411.10958; "
-        "SageBwd finds it of little use in pre-training). Its kernels are mma.sync's, half as fast "
-        "on sm_90a as its own, a third at 256 channels, and take 4 bytes for each 256 scores. Not "
-        "with precision='qk16' or packed sequences.",
+        "subtract the mean of every 256 queries (under 'block', of every group) before quantising, "
+        "and add what it contributes to the scores and to dK in FP32 (SageAttention2, arXiv "
+        "2411.10958; SageBwd finds it of little use in pre-training). Only mma.sync kernels have "
+        "it: on sm_90a they take about twice as long, and three times at 256 channels. It needs 4 "
+        "bytes per 256 scores, and excludes precision='qk16' and packed sequences.",
     )
     rotate: bool = _option(
-        True, "apply a Hadamard transform to q and k before quantising them for q k^T."
+        True, "apply a Hadamard transform to q and k before quantising them for the scores."
     )
     precision: str = _option(
         "six-of-seven",
-        "which of the seven products are INT8: 'six-of-seven', all but dP; with further ones in 16 "
-        "bits 'dv16' (dV; 5 are INT8), 'qk16' (q k^T in both passes; 4) and 'gradients16' (dV, dQ "
-        "and dK; 3).",
+        "which of the seven products are INT8. 'six-of-seven': all except dP (SageBwd, arXiv "
+        "2603.02170, section 3). Further products are in 16 bits with 'dv16' (dV; 5 are INT8), "
+        "'qk16' (the scores in both passes; 4) and 'gradients16' (dV, dQ and dK; 3).",
     )
     deterministic: bool = _option(
         True,
-        "the same inputs give the same bits; without it a GPU's default may be one kernel for all "
-        "gradients, which adds dQ up in any order.",
+        "the same inputs give the same bits. With False, one kernel may compute all gradients, and "
+        "adds dQ up in any order.",
     )
     dq_sums: str = _option(
         "fp32",
-        "in what that one kernel adds dQ up in memory: 'fp32', or 'fp16' with a factor for each "
-        "query that no finite input overflows, half the bytes. 'fp16' takes deterministic=False, "
-        "precision='gradients16', a head dimension of 128 at most and a GPU of sm_90a.",
+        "the format in which that kernel sums dQ in memory: 'fp32', or 'fp16', which takes half "
+        "the bytes; a factor per query keeps finite inputs from overflowing. 'fp16' needs "
+        "deterministic=False, precision='gradients16', at most 128 channels, and sm_90a.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation(Options):
-    """`Options` where no tensor says the rest."""
+    """`Options`, and what tensors would say."""
 
     head_dim: int = _option(
-        128, "A multiple of 8 from 32 to 256.", values="a multiple of 8 from 32 to 256"
+        128, "a multiple of 8 from 32 to 256.", values="a multiple of 8 from 32 to 256"
     )
-    dtype: object = _option("bf16", "'bf16' or 'fp16', or PyTorch's or NumPy's name of them.")
+    dtype: object = _option("bf16", "'bf16' or 'fp16', or the same types of PyTorch or NumPy.")
     packed: bool = _option(
-        False, "the kernels of calls with cu_seqlens_q and cu_seqlens_k, or seqused_q or seqused_k."
+        False,
+        "the kernels for calls with cu_seqlens_q and cu_seqlens_k, or with seqused_q or seqused_k.",
     )
 
 
@@ -138,9 +149,9 @@ _KINDS = {
 def takes(kind=Options, but=(), shortcut=None):
     """Puts the fields of `kind` among the keywords of a function, which gets them as `chosen`.
 
-    The function's signature and the place of `{options}` in its docstring list them; `but` names
-    those left out. An unknown keyword is a TypeError that names the near ones. `shortcut` is asked
-    first, with a call's own arguments: what it gives, unless None, is the result.
+    The function's signature lists them, and so does its docstring in place of `{options}`. `but`
+    names fields to leave out. An unknown keyword raises a TypeError that names similar ones.
+    `shortcut` is called first, with the same arguments; a result other than None is returned.
     """
 
     def decorate(function):
@@ -193,7 +204,7 @@ def defaults(kind=Options):
 def causal_name(causal, seq_q=1, seq_kv=1):
     """'none', 'top-left' or 'bottom-right' for what a caller may pass.
 
-    `True` is clear only where there are as many queries as keys.
+    `True` is clear only if there are as many queries as keys.
     """
     if causal is False:
         return "none"
@@ -208,21 +219,23 @@ def causal_name(causal, seq_q=1, seq_kv=1):
         return "top-left"
     if isinstance(causal, str) and causal in ("none", "top-left", "bottom-right"):
         return causal
-    raise SpecError(f"causal={causal!r}: pass False, True, 'top-left' or 'bottom-right'")
+    raise SpecError(
+        f"causal={causal!r}: pass False or 'none', True, 'top-left' or 'bottom-right'"
+    )
 
 
 def with_mask(options, seq_q, seq_kv):
-    """`options` with a mask that says without these sizes what it says with them."""
+    """`options` with a mask that means the same without these sizes."""
     return {**options, "causal": causal_name(options["causal"], seq_q, seq_kv)}
 
 
 def needs_as_many(options):
-    """Whether with_mask() takes `options` only where there are as many queries as keys."""
+    """Whether with_mask() requires as many queries as keys."""
     return options["causal"] is True
 
 
 def dtype_name(dtype):
-    """'bf16' or 'fp16' for those, and for PyTorch's and NumPy's names of them."""
+    """'bf16' or 'fp16', also for the same types of PyTorch and NumPy."""
     name = getattr(dtype, "__name__", None) or str(dtype)  # numpy.float16 is a class
     known = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}
     short = known.get(name.rsplit(".", 1)[-1])
@@ -232,7 +245,8 @@ def dtype_name(dtype):
 
 
 def whole_number(name, value, least=1, values=None):
-    """`value` as an int; SpecError for what is none, or below `least`, which asks for `values`."""
+    """`value` as an int. SpecError if it is no whole number or below `least`; the message asks for
+    `values`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -288,7 +302,7 @@ def _spelled(name, value):
 
 
 def text_of(options):
-    """Options in one line, for `spec_of_text`. Plain Python, for torch.compile traces it."""
+    """Options in one line, for `spec_of_text`. Plain Python, because torch.compile traces it."""
     return " ".join([f"{name}={_spelled(name, value)}" for name, value in options.items()])
 
 
@@ -299,10 +313,10 @@ def spec_of_text(text, **more):
 
 
 class Spec(_core.Spec):
-    """The resolved numerics of one attention operation; what is left out has its default.
+    """The checked options of one attention operation; those that are left out have their defaults.
 
-    Beside the options it has `numerics`, the version of what is computed, bit for bit of every
-    integer. Raises SpecError.
+    The attribute `numerics` is the version of the numerics: operations of one version compute the
+    same integers, bit for bit. Raises SpecError for impossible options, TypeError for unknown ones.
     """
 
     __slots__ = ()
@@ -315,7 +329,7 @@ class Spec(_core.Spec):
 
 
 def emulated_spec(options, q, k, **more):
-    """Where the precision is any plan: the `Spec` of the nearest kernels, and the plan.
+    """The `Spec` of the nearest kernels, and the INT8 products, if precision may list products.
 
     q and k are (B, H, M, D) and (B, Hk, N, D).
     """
@@ -325,7 +339,7 @@ def emulated_spec(options, q, k, **more):
 
 
 def width_of(channels):
-    """The channels that kernels compute with for so many; the most they have for more."""
+    """How many channels kernels compute with for this head dimension, at most the largest width."""
     return min((width for width in WIDTHS if width >= channels), default=WIDTHS[-1])
 
 
@@ -339,10 +353,10 @@ def check_layout(layout):
 
 
 def check_softmax_scale(scale, head_dim):
-    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless, in the kernels' FP32, it
-    is finite, and so are the steps that are divided by where it is tiny but not 0."""
+    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless it is finite in FP32 and
+    either 0 or large enough for the kernels, which divide by multiples of it."""
     if scale is None:
-        return head_dim**-0.5 if head_dim else 1.0  # of no channels; who has them refuses them
+        return head_dim**-0.5 if head_dim else 1.0  # without channels, which callers refuse
     try:
         real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
         value = float(scale) if real else math.nan
@@ -356,16 +370,16 @@ def check_softmax_scale(scale, head_dim):
     return value
 
 
-# ---- precision plans -----------------------------------------------------------------------------
+# ---- INT8 products of a precision ----------------------------------------------------------------
 
 
 def plan_of(precision):
-    """The INT8 products that `precision` means: the name of a plan or an iterable of products.
+    """The INT8 products that `precision` means: the name of a precision, or names of products.
 
-    Names: 'six-of-seven' (all but dP; SageBwd, arXiv 2603.02170, section 3), and with 16-bit
-    operands in further products 'dv16' (dV), 'qk16' (S) and 'gradients16' (dV, dQ and dK). Any
-    subset of PRODUCTS is a plan for the reference and the emulation; the kernels build those that
-    have names. Raises SpecError.
+    Names: 'six-of-seven' (all except dP; SageBwd, arXiv 2603.02170, section 3), and with 16-bit
+    operands in further products 'dv16' (dV), 'qk16' (S) and 'gradients16' (dV, dQ and dK). The
+    reference and the emulation take any subset of PRODUCTS; kernels exist for the named ones.
+    Raises SpecError.
     """
     if isinstance(precision, str):
         return frozenset(_core.plan_of(word("precision", precision, "a word, such as 'qk16'")))
@@ -377,17 +391,17 @@ def plan_of(precision):
         ) from None
     unknown = sorted(map(str, plan - set(PRODUCTS)))
     if unknown:
-        raise SpecError(f"unknown products {', '.join(unknown)} in a plan: known are {PRODUCTS}")
+        raise SpecError(f"unknown products {', '.join(unknown)} in precision: known are {PRODUCTS}")
     return plan
 
 
 def precision_of(plan):
-    """The name of a plan that the kernels build, or None."""
+    """The name of the precision with these INT8 products, or None."""
     return next((name for name in PRECISIONS if plan == plan_of(name)), None)
 
 
 def refuse_double_backward(ctx, *gradients):
-    """The backward of the backward: always raises NotImplementedError."""
+    """Stands for the backward of the backward, and always raises NotImplementedError."""
     raise NotImplementedError(
         "this attention cannot be differentiated twice: its backward has no gradient. For gradient "
         "penalties and Hessians use another attention in that part of the model"

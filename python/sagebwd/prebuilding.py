@@ -1,4 +1,4 @@
-"""Packs: the kernels of many operations in one file, for machines that may not compile."""
+"""Packs: the kernels of many operations in one file, for machines that do not compile."""
 
 import itertools
 import os
@@ -26,18 +26,19 @@ def prebuild(
 ):  # fmt: skip
     """Compiles the kernels of every combination of the options into the pack `out`.
 
-    `arch` and the options up to `precision` take one value or several. Needs NVRTC, but no GPU.
-    The same options give the same bytes; a call that was interrupted goes on where it was. Use
-    the file with SAGEBWD_CACHE_PACKS=out, and SAGEBWD_OFFLINE=1 where nothing may be compiled.
+    `arch` and the options up to `precision` take one value or several. It needs NVRTC, but no GPU.
+    The same options give the same bytes. A call that was interrupted continues where it stopped.
+    Use the file with SAGEBWD_CACHE_PACKS=out, and with SAGEBWD_OFFLINE=1 where nothing may be
+    compiled.
 
-    `records` names files of tuning records: those of these operations go into the pack, with the
-    kernels of their tiles. `progress(kernel, arch, done, total)` is called after each kernel.
+    `records` names files of tuning records. Those of these operations are added to the pack, with
+    the kernels of their tiles. `progress(kernel, arch, done, total)` is called after each kernel.
 
-    Returns a dict: out, bytes, kernels, compiled (by this call), resumed (by an interrupted one),
-    records, records_left_out (of other operations), compiler, lowest_driver (the CUDA version of
-    the oldest driver that loads all of it, e.g. 12080) and threads. Raises SpecError, PackError
-    (the file cannot be written), LibraryError (no NVRTC for these architectures) or CompileError
-    (then there is no pack, and what did compile is kept for the next call).
+    Returns a dict: out, bytes, kernels, compiled (by this call), resumed (compiled by an
+    interrupted call), records, records_left_out (they are of other operations), compiler,
+    lowest_driver (the CUDA version of the oldest driver that loads all kernels, such as 12080) and
+    threads. Raises SpecError, PackError (the file cannot be written), LibraryError (no NVRTC for
+    these architectures) or CompileError (then there is no pack, and the next call continues).
     """
     options.yes_or_no("backward", backward)
     options.check_callback("progress", progress)

@@ -1,4 +1,4 @@
-"""The quantisers of the kernels in plain PyTorch, bit for bit, and what goes before them.
+"""The quantisers of the kernels in plain PyTorch, bit for bit, and the steps before them.
 
 Sources: SageBwd (arXiv 2603.02170) and, for the rules it leaves open, the C++ reference. `rules`
 are those of numerics.py.
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 _SMALLEST = 2.0**-119  # a group below this quantises to zero
 _LEAST_BESIDE = 2.0**-60  # a head, where sums are brought from one unit of tokens to another
-_SAMPLED_TOKENS = 256  # at most, that tell a head's magnitude
-CHANNEL_TOKENS = 256  # that share a channel's scale under 'row'
+_SAMPLED_TOKENS = 256  # at most this many tokens determine the magnitude of a head
+CHANNEL_TOKENS = 256  # tokens of a channel that share a scale under 'row'
 _MOST_EXPONENT = 100
 
 
@@ -51,7 +51,7 @@ def quantized(x, rows, columns, math_dtype, unsigned=False, smallest=_SMALLEST):
 
 
 def token_integers(x, group):
-    """Integers and one scale per token, (…, tokens, 1); tokens of a group share theirs."""
+    """Integers, and one scale per token, (…, tokens, 1), which the tokens of a group share."""
     m, n = x.shape[-2:]
     integers, delta = _psi(tiled(x, group, n))
     return untiled(integers, m, n), delta[..., 0, 0].repeat_interleave(group, -2)[..., :m, :]
@@ -75,7 +75,7 @@ def key_integers(x, rules):
 
 
 def over_tokens(x, group, rules, raw=None):
-    """The copy of `x` for products that sum over tokens: one scale a channel and 256 of them.
+    """The copy of `x` for products that sum over tokens, with one scale per channel and 256 tokens.
 
     A channel that is small beside its head counts as zeros. `raw` is what `x` was made of, and
     tells how large heads are; None: about 1.
@@ -104,7 +104,7 @@ def row_exponents(x):
 
     Within -100..100, from the logarithms of the rows' largest magnitudes, linear between powers of
     two. Rows less than half an octave from the mean have one exponent, wherever that lies: rounding
-    each row's own logarithm would tear rows of like magnitude apart. Rows below 2^-119 and those
+    each row's own logarithm would separate rows of similar magnitude. Rows below 2^-119 and those
     that are not finite have the mean's, or the head's (`_magnitude`) where a unit has no others.
     """
     top = x.abs().amax(-1, keepdim=True)
@@ -131,7 +131,7 @@ def power_of_two(exponents):
 
 
 def signs(channels, device=None):
-    """What channels are multiplied by ahead of the Hadamard transform, 1 or -1 each.
+    """The signs, 1 or -1, of the channels before the Hadamard transform.
 
     -1 where c0 c1 + c2 c5 + c3 c4 + c6 c7 is odd, by the bits of channel c: a vector of one
     magnitude, such as an offset of all channels, is then no row of the matrix, which would gather

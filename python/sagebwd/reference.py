@@ -1,11 +1,13 @@
 """Attention on the CPU, on NumPy arrays: exact in FP64, and as the kernels compute it.
 
-Arrays are (batch, head, token, channel): q and dout (B, H, M, D), k and v (B, Hk, N, D), with H a
-multiple of Hk; lse, dlse and delta are (B, H, M). v, and with it dout and out, may have fewer
-channels. Everything is multi-threaded and releases the GIL. Invalid arguments raise SpecError.
+q and dout are (batch, heads, queries, head_dim), k and v (batch, heads_kv, keys, head_dim), where
+heads is a multiple of heads_kv; lse, dlse and delta are (batch, heads, queries). v may have fewer
+channels, and then dout and out have as many. Everything is multi-threaded and releases the GIL.
+Invalid arguments raise SpecError.
 """
 
 from sagebwd import _core, inputs, options
+from sagebwd.keywords import also_named
 from sagebwd.values import Arrays
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to"]
@@ -13,14 +15,14 @@ __all__ = ["emulate", "exact", "random_inputs", "round_to"]
 
 def round_to(array, dtype):
     """`array` rounded to nearest even in 'bf16' or 'fp16', as float32."""
-    import numpy  # only here, for importing this package needs none
+    import numpy  # here, so that importing this package does not import it
 
-    with numpy.errstate(over="ignore"):  # what is too large is infinite, as in either type
+    with numpy.errstate(over="ignore"):  # too large values become infinite, as in both types
         return _core.round_to(array, options.dtype_name(dtype))
 
 
 def with_all_channels(q, v, *like_v):
-    """v and what has its channels, with zeros for those that q has more: they change no result."""
+    """v, and tensors with its channels, padded with zeros to q's channels. No result changes."""
     import numpy
 
     channels, missing = v.shape[3], q.shape[3] - v.shape[3]
@@ -29,7 +31,7 @@ def with_all_channels(q, v, *like_v):
     for x in like_v:
         if x is not None and x.shape[3] != channels:
             raise options.SpecError(
-                f"v has {channels} channels and dout or out {x.shape[3]}; they must have v's"
+                f"v has {channels} channels and dout or out {x.shape[3]}; they must have as many"
             )
     return [None if x is None else numpy.pad(x, [(0, 0)] * 3 + [(0, missing)])
             for x in (v, *like_v)]  # fmt: skip
@@ -41,28 +43,32 @@ def _of_channels(results, channels):
             for name, x in results.items()}  # fmt: skip
 
 
+@also_named(seq_q="seq_len", seq_len_kv="seq_kv")
 def random_inputs(
-    seq_len, *, head_dim=128, heads=1, heads_kv=None, batch=1, seq_len_kv=None, dtype="bf16",
+    seq_len, *, head_dim=128, heads=1, heads_kv=None, batch=1, seq_kv=None, dtype="bf16",
     sigma=1.0, seed=0,
 ):  # fmt: skip
     """(q, k, v, dout) with q, k ~ N(0, sigma^2) and v, dout ~ N(0, 1), rounded to `dtype`.
 
-    The same seed gives the same numbers on every machine: `sagebwd.named_inputs("gaussian", ...)`.
+    They are `sagebwd.named_inputs("gaussian", ...)`, as float32 arrays: q and dout are (batch,
+    heads, seq_len, head_dim), k and v are (batch, heads_kv, seq_kv, head_dim). heads_kv=None means
+    heads, and seq_kv=None means seq_len. The same seed gives the same numbers on every machine.
     """
     heads_kv = heads if heads_kv is None else heads_kv
-    seq_len_kv = seq_len if seq_len_kv is None else seq_len_kv
-    sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_len=seq_len,
-                 seq_len_kv=seq_len_kv, head_dim=head_dim)  # fmt: skip
+    seq_kv = seq_len if seq_kv is None else seq_kv
+    sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_len=seq_len, seq_kv=seq_kv,
+                 head_dim=head_dim)  # fmt: skip
     return inputs.draw("gaussian", sizes, dtype, sigma, 0, seed)
 
 
 @options.takes(options.Mask)
 def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, chosen):
-    """Attention in FP64, and its gradients where `dout` is given.
+    """Attention in FP64, and its gradients if `dout` is given.
 
-    Returns a dict of float64 arrays: out, lse (natural log, scaled scores), delta, dq, dk, dv, and
-    with `matrices` p, dp, ds of (B, H, M, N); None for what was not computed. `ds` is without the
-    softmax scale. What a query sees is told as to `sagebwd.attention`.
+    Returns a dict of float64 arrays: out, lse (natural logarithm, scaled scores), delta, dq, dk,
+    dv, and with `matrices` p, dp and ds of (batch, heads, queries, keys). Arrays that were not
+    computed are None. `ds` does not contain the softmax scale. The mask is given as to
+    `sagebwd.attention`. Raises SpecError.
     """
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
     mask = options.Spec(**options.with_mask(chosen, q.shape[2], k.shape[2]))
@@ -77,17 +83,17 @@ def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
     round_outputs=False, out=None, lse=None, chosen,
 ):  # fmt: skip
-    """Attention with the kernels' quantisers bit for bit and FP32 accumulation, on the CPU.
+    """Attention as the kernels compute it (the same integers, sums in FP32), on the CPU.
 
-    Returns the dict of `exact()`, in float32.
+    Returns the dict of `exact()`, in float32. Raises SpecError.
 
     Args:
-        dtype: what inputs are rounded to first.
-        matrices: give p, dp and ds too.
+        dtype: the type that inputs are rounded to first.
+        matrices: also return p, dp and ds.
         round_outputs: round out, dq, dk and dv to `dtype`, as the kernels do.
-        out, lse: where the backward starts; both or neither.
+        out, lse: results of a forward, for the backward; pass both or neither.
         {options}
-            Here also any collection of sagebwd.PRODUCTS.
+            Here also any collection of INT8 products, of sagebwd.PRODUCTS.
     """
     if (out is None) != (lse is None):
         raise options.SpecError("out and lse go together: pass both, of one forward, or neither")

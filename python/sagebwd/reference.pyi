@@ -23,7 +23,7 @@ def random_inputs(
     heads: int = 1,
     heads_kv: int | None = None,
     batch: int = 1,
-    seq_len_kv: int | None = None,
+    seq_kv: int | None = None,
     dtype: str | DType = "bf16",
     sigma: float = 1.0,
     seed: int = 0,

@@ -13,7 +13,7 @@ NAMES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 
 def are_packed(packing):
-    """Whether the tensors hold packed sequences. SpecError, TypeError for what says it wrongly."""
+    """Whether the tensors hold packed sequences. Wrong arguments raise SpecError or TypeError."""
     for name, t in zip(NAMES, packing):
         if t is not None and not isinstance(t, torch.Tensor):
             raise TypeError(f"{name} is {options.a_kind(t)}; pass an int32 tensor on the GPU")
@@ -24,7 +24,7 @@ def are_packed(packing):
 
 
 def told(packing, k_mean):
-    """The operators' last arguments; mostly none. TypeError for a mean that is no tensor."""
+    """The operators' last arguments, usually none. TypeError for a mean that is not a tensor."""
     if k_mean is None:
         return packing if any(t is not None for t in packing) else ()
     if not isinstance(k_mean, torch.Tensor):
@@ -33,7 +33,7 @@ def told(packing, k_mean):
 
 
 def packing_and_mean(told):
-    """What told() was given; nothing for None."""
+    """The arguments of told(), without those that are None."""
     return (told[:-1], told[-1]) if len(told) > len(NAMES) else (told, None)
 
 
@@ -49,7 +49,7 @@ def as_batch(*tensors):
 
 
 def with_mask(chosen, packing):
-    """`options.with_mask` where lengths are on the device."""
+    """`options.with_mask` for calls with lengths on the device."""
     if options.needs_as_many(chosen) and (
         packing[0] is not packing[1] or packing[2] is not packing[3]
     ):

@@ -1,4 +1,4 @@
-"""Which shapes belong together, and which strides and scales kernels take, whatever holds the data.
+"""Which shapes belong together, and which strides and scales kernels take, for any array library.
 """
 
 from sagebwd import options
@@ -16,7 +16,7 @@ def problem_of_shapes(q, k, v, layout):
                     "be equal, v's may be smaller: pad the smaller ones with zeros")  # fmt: skip
     if k[:3] != v[:3]:
         raise options.SpecError(
-            f"k has shape {k} and v {v}; they must be equal but for the channels"
+            f"k has shape {k} and v {v}; they must be equal except for the channels"
         )
     if q[0] != k[0]:
         raise options.SpecError(

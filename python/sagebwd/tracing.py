@@ -4,6 +4,7 @@ import math
 
 from sagebwd import _core, options, reference
 from sagebwd import inputs as named
+from sagebwd.tables import TraceTable
 from sagebwd.values import Arrays
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
@@ -15,29 +16,39 @@ def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
     chosen,
 ):  # fmt: skip
-    """Cosine and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
+    """Cosine similarity and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
+
+    These are the figures of SageBwd's Table 2 (arXiv 2603.02170).
 
     Args:
-        q, dout: (batch, heads, queries, head_dim); k, v: (batch, heads_kv, keys, head_dim), of
-            which v, and with it dout, may have fewer channels. NumPy arrays or torch tensors,
-            rounded to `dtype` before either computation.
-        inputs: in place of the four tensors a name of `sagebwd.INPUTS`, or the arguments of
+        q, dout: (batch, heads, queries, head_dim), NumPy arrays or torch tensors. They are rounded
+            to `dtype` before both computations.
+        k, v: (batch, heads_kv, keys, head_dim); v, and then dout too, may have fewer channels.
+        inputs: instead of the four tensors, a name of `sagebwd.INPUTS`, or the arguments of
             `sagebwd.named_inputs` as a dict: dict(name='sink', seq_q=1024, heads=2).
-        softmax_scale: of either sign, or 0; None means 1/sqrt(head_dim).
-        dtype: 'bf16' or 'fp16'; None means that of torch tensors of 16 bits, else 'bf16'.
-        device: 'cpu' (the C++ reference, bit-exact quantisers, multi-threaded), 'cuda' (the
-            PyTorch emulation, same quantisers), or None for where the tensors are.
+        softmax_scale: a number of either sign, or 0; None means 1/sqrt(head_dim).
+        dtype: 'bf16' or 'fp16'; None means the dtype of 16-bit torch tensors, and else 'bf16'.
+        device: 'cpu' (the C++ reference, multi-threaded), 'cuda' (the emulation in PyTorch, with
+            the same quantisers), or None for the device of the tensors.
         {options}
-            Here also any collection of the products to be INT8, of sagebwd.PRODUCTS: ('dp',) alone
-            shows what that product costs.
+            Here also any collection of INT8 products, of sagebwd.PRODUCTS: ('dp',) alone shows
+            what that product costs.
 
-    Returns a dict of tensor name -> {'cosine', 'rel_l2'}, NaN where a computation holds one. On a
-    GPU, under a plan that kernels are built for, the key 'kernels' holds the same for O, dQ, dK, dV
-    as the kernels give them. Raises SpecError, and on a GPU what `sagebwd.attention` raises.
+    Returns a dict of tensor name -> {'cosine', 'rel_l2'}, with NaN if a computation gives NaN. On a
+    GPU, if kernels exist for the precision, the key 'kernels' holds the same for O, dQ, dK and dV
+    of the kernels. The dict prints as a table; `to_pandas()` returns a data frame, and `to_dict()`
+    plain dicts. Raises SpecError, also for sizes that do not fit in memory or that would take
+    hours, and on a GPU what `sagebwd.attention` raises.
     """
-    q, k, v, dout = named.operands((q, k, v, dout), inputs, dtype)
+
+    def check(problem, head_dim, inputs_device):
+        where = inputs_device if device is None else device
+        if where is None or str(where) == "cpu":
+            _core.check_size_of_trace(problem, head_dim)
+
+    q, k, v, dout = named.operands((q, k, v, dout), inputs, dtype, check)
     if dout is None:
-        raise TypeError("dout is None: the table is of the backward as well")
+        raise TypeError("dout is None: pass it, because the table includes the backward")
     arrays = Arrays(q=q, k=k, v=v, dout=dout)
     if dtype is None:
         dtype = q.dtype if str(q.dtype).endswith("float16") else "bf16"
@@ -50,7 +61,7 @@ def trace(
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
         rounded = q, k, *reference.with_all_channels(q, v, dout)
-        return _core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan))
+        return TraceTable(_core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan)))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
     try:
@@ -67,7 +78,7 @@ def trace(
 
 
 def _trace_torch(given, device, dtype, softmax_scale, chosen):
-    """`trace` by the emulation, on any device that PyTorch has."""
+    """`trace` by the emulation, on any device of PyTorch."""
     import torch
 
     from sagebwd import emulation, exact
@@ -76,11 +87,11 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen):
     tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in given]
     q, k = tensors[:2]
     chosen = dict(chosen, softmax_scale=softmax_scale)
-    rules = emulation.emulation_rules(*tensors[:3], plan=chosen.pop("precision"), **chosen)
+    rules = emulation.emulation_rules(*tensors[:3], **chosen)
     kernels = _kernel_results(tensors, rules, chosen) if q.is_cuda else {}
     kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
     tensors = emulation.grouped(k.shape[1], *tensors)
-    found = {}, {}  # the sums of the emulation's tensors, of the kernels'
+    found = {}, {}  # sums over the tensors of the emulation, and of the kernels
     with emulation.full_precision(q.device):
         for part in emulation.chunks(*tensors[:2]):
             chunk = [t[part] for t in tensors]
@@ -91,11 +102,11 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen):
                     more = _sums(x, reference[name])
                     sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), more)]
     table, of_kernels = ({name: _figures(*s) for name, s in sums.items()} for sums in found)
-    return table | ({"kernels": of_kernels} if kernels else {})
+    return TraceTable(table | ({"kernels": of_kernels} if kernels else {}))
 
 
 def _sums(x, reference):
-    """What the figures of a tensor are made of, in FP64; those of its chunks add up."""
+    """The FP64 sums that the figures of a tensor come from; sums over chunks are added."""
     x, reference = x.double().flatten(), reference.double().flatten()
     difference = (x - reference).square().sum()
     return map(float, (x @ reference, x @ x, reference @ reference, difference))
@@ -119,7 +130,7 @@ def _emulated_chunk(q, k, v, dout, rules):
 
 
 def _kernel_results(tensors, rules, chosen):
-    """O, dQ, dK, dV from the kernels; empty for plans that they are not built for."""
+    """O, dQ, dK, dV from the kernels; empty if no kernels exist for these INT8 products."""
     precision = options.precision_of(rules.plan)
     if precision is None:
         return {}

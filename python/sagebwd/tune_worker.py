@@ -19,7 +19,7 @@ def load_core():
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             return module
-    from sagebwd import _core  # an editable install keeps it elsewhere
+    from sagebwd import _core  # in an editable install it is elsewhere
 
     return _core
 

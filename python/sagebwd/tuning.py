@@ -1,4 +1,4 @@
-"""Tuning: the fastest tiles for this GPU, found once and kept as records."""
+"""Tuning: finds the fastest tiles for this GPU once, and keeps them as records."""
 
 import hashlib
 import json
@@ -8,65 +8,72 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sagebwd import _core, options
+from sagebwd.keywords import also_named
 from sagebwd.kernels import local_arch
 
 TuneError = _core.TuneError
 
-#: The kernels that have tiles. Each is tuned by itself.
+#: The kernels that have tiles. Each is tuned separately.
 KERNELS = ("forward", "backward_dq", "backward_dkv")
 
-_NO_GPU = ("Tuning times kernels: call it where such a GPU is, and take its records over with "
+_NO_GPU = ("Tuning times kernels: call it on a machine with such a GPU, and copy its records with "
            "export_records and import_records")  # fmt: skip
 
 _WORKER = os.path.join(os.path.dirname(__file__), "tune_worker.py")
-# An embedded interpreter has no executable, a zipped package no file: the command line serves.
+# Without an executable (embedded interpreters) or a file (zipped packages) the command line is
+# used.
 if sys.executable and os.path.exists(_WORKER):
     _core.set_tune_worker([sys.executable, _WORKER])
 
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """What tuning one kernel found."""
+    """The result of tuning one kernel."""
 
     kernel: str  #: 'forward', 'backward_dq' or 'backward_dkv'
     tile: str  #: the winner
     default_tile: str
-    default_ms: float  #: median
-    tuned_ms: float  #: median
-    fresh: bool  #: tuned now; else the record was there
-    kept: bool  #: on disk, for other processes
-    record: dict = field(repr=False)  #: everything, with all timings of all candidates
+    default_ms: float  #: median time of the default tile
+    tuned_ms: float  #: median time of the winner
+    fresh: bool  #: tuned now; False if there was a record
+    kept: bool  #: whether the record is on disk, for other processes
+    record: dict = field(repr=False)  #: the record, with all timings of all candidates
 
     @property
     def speedup(self):
         return self.default_ms / self.tuned_ms if self.tuned_ms else 1.0
 
 
+@also_named(seq_q="seq_len")
 @options.takes(options.Operation)
 def tune(
     *, seq_len=8192, seq_kv=None, batch=1, heads=8, heads_kv=None, kernels=KERNELS, tiles=(),
     force=False, rounds=15, device=None, group=None, progress=None, chosen,
 ):  # fmt: skip
-    """Times every tile worth trying on this GPU and keeps the winners; a list of TunedKernel.
+    """Times every promising tile on this GPU and keeps the winners; returns a list of TunedKernel.
 
-    Calls whose sizes fall into the same bucket use them from then on (SAGEBWD_TUNE=off|use|
-    tune|frozen says whether). A tile replaces the default only where it is faster beyond doubt
-    and, unless `deterministic` is False, gives the same bits. What has a record is not tuned again,
-    unless `force`. Kernels that the operation does not launch are left out: without `deterministic`
-    its backward may be one kernel, which has its default tile.
+    Later calls of similar sizes use the winners, unless SAGEBWD_TUNE says otherwise. A tile
+    replaces the default only if it is clearly faster and, unless `deterministic` is False, gives
+    the same bits. Kernels that have a record are only tuned again with `force`. Kernels that the
+    operation
+    does not launch are left out: with deterministic=False its backward may be one kernel, which
+    always has its default tile.
 
     Args:
-        seq_len, seq_kv, batch, heads, heads_kv: sizes of the calls; None for as many as the other.
-        kernels: which to tune, of KERNELS.
-        tiles: let only these compete with the default.
-        rounds: timings of each candidate, from 5 to 1000.
-        device: a GPU's number or torch.device; None for PyTorch's current one, else 0.
-        group: a torch.distributed group whose ranks all call this. Rank 0 tunes, the others take
-            its records; TuneError on every rank where they would not run the same tiles.
+        seq_len, seq_kv: queries and keys of the calls; seq_kv=None means as many keys as queries.
+        batch, heads, heads_kv: sizes of the calls; heads_kv=None means as many as heads.
+        kernels: which kernels to tune: 'forward', 'backward_dq', 'backward_dkv'.
+        tiles: only these tiles compete with the default.
+        force: tune again even if there is a record.
+        rounds: timings per candidate, from 5 to 1000.
+        device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
+        group: a torch.distributed group in which all ranks call this function. Rank 0 tunes, and
+            the others take over its records.
         progress: called with (kernel, stage, tile, done, total).
         {options}
 
-    Raises SpecError, LibraryError, CompileError or TuneError.
+    Raises SpecError, LibraryError, CompileError or TuneError. In a group every rank raises
+    TuneError if the ranks would not run the same tiles.
     """
     kernels, tiles = _words("kernels", kernels), _words("tiles", tiles)
     options.yes_or_no("force", force)
@@ -80,11 +87,11 @@ def tune(
     if group is not None:
         _check_group(group)
     device = _device_number(device)
-    spec = options.Spec(**chosen)  # wrong use is wrong use without a GPU as well
+    spec = options.Spec(**chosen)  # wrong use is reported without a GPU, too
     problem = _problem(batch, heads, heads_kv, seq_len, seq_kv)
 
     def what():
-        local_arch(device, _NO_GPU)  # or what to do without one
+        local_arch(device, _NO_GPU)  # raises if there is no GPU
         return spec, problem, device, kernels
 
     def tune_here():
@@ -98,31 +105,33 @@ def tune(
 
 
 @dataclass(frozen=True)
-class PlanFigures:
-    """How fast one precision is on this GPU, and how far from FP64."""
+class PrecisionFigures:
+    """Speed and errors of one precision on this GPU."""
 
     precision: str  #: as `sagebwd.attention` takes it
-    int8_products: int  #: of attention's seven
-    forward_ms: float  #: median, all passes included
-    backward_ms: float  #: median, all passes included
-    errors: dict  #: relative L2 of 'O', 'dQ', 'dK' and 'dV' against FP64
+    int8_products: int  #: how many of the seven products are INT8
+    forward_ms: float  #: median time, quantisation included
+    backward_ms: float  #: median time, quantisation included
+    errors: dict  #: relative L2 errors of 'O', 'dQ', 'dK' and 'dV' against FP64
 
 
+@also_named(seq_q="seq_len")
 @options.takes(options.Operation, but=("precision",))
-def compare_plans(
+def compare_precisions(
     *, seq_len=8192, seq_kv=None, batch=1, heads=8, heads_kv=None, rounds=15, device=None,
     progress=None, chosen,
 ):  # fmt: skip
-    """Runs every precision on this GPU, in turns; a list of PlanFigures, 'six-of-seven' first.
+    """Times every precision on this GPU, in turns, and measures its errors.
 
-    Inputs are standard normal. Errors are those of one head with at most 2048 queries and keys,
-    against an FP64 reference on the CPU; for other inputs there is `sagebwd.trace`.
+    Returns a list of PrecisionFigures, 'six-of-seven' first. Inputs are standard normal. Errors are
+    those of one head with at most 2048 queries and keys, against FP64 on the CPU. For the errors of
+    other inputs use `sagebwd.trace`.
 
     Args:
-        seq_len, seq_kv, batch, heads, heads_kv: sizes that are timed; None for as many as the
-            other.
-        rounds: timings of each, from 1 to 1000.
-        device: a GPU's number or torch.device; None for PyTorch's current one, else 0.
+        seq_len, seq_kv: queries and keys; seq_kv=None means as many keys as queries.
+        batch, heads, heads_kv: sizes; heads_kv=None means as many as heads.
+        rounds: timings per precision, from 1 to 1000.
+        device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
         progress: called with (what, done, total).
         {options}
 
@@ -132,17 +141,22 @@ def compare_plans(
     if options.whole_number("rounds", rounds) > 1000:
         raise options.SpecError(f"rounds={rounds}: pass a whole number from 1 to 1000")
     spec, device = options.Spec(**chosen), _device_number(device)
-    local_arch(device, "Comparing plans runs them: call it where a GPU is")
+    local_arch(device, "compare_precisions() runs kernels: call it on a machine with a GPU")
     problem = _problem(batch, heads, heads_kv, seq_len, seq_kv)
-    return [PlanFigures(**plan)
-            for plan in _core.compare_plans(spec, problem, device, rounds, progress)]  # fmt: skip
+    return [PrecisionFigures(**figures)
+            for figures in
+            _core.compare_plans(spec, problem, device, rounds, progress)]  # fmt: skip
+
+
+#: The names until version 0.1.
+PlanFigures, compare_plans = PrecisionFigures, compare_precisions
 
 
 def export_records(path):
-    """Writes every record here into a file, for machines with such GPUs; how many there are.
+    """Writes all tuning records of this machine into a file, for machines with the same GPU.
 
-    Raises TuneError where there is none or one cannot be read, OSError where the file cannot be
-    written.
+    Returns how many there are. Raises TuneError if there is none or one cannot be read, and OSError
+    if the file cannot be written.
     """
     os.stat(os.path.dirname(os.path.abspath(path)))  # FileNotFoundError before anything else
     text = _core.tuning_records()
@@ -152,15 +166,16 @@ def export_records(path):
 
 
 def import_records(path, overwrite=False):
-    """Takes over a file's records; a dict of how many were added, kept as they were, replaced.
+    """Adds the tuning records of a file that `export_records` wrote.
 
-    Records that are here already stay, unless `overwrite`. All or nothing: SpecError for a file
-    that is not wholly sound.
+    Returns a dict of how many records were added, kept and replaced. Records that this machine has
+    already are kept, or replaced with `overwrite`. Raises SpecError, and adds nothing, if any
+    record of the file is damaged; OSError if the file cannot be read.
     """
     options.yes_or_no("overwrite", overwrite)
     path = os.fspath(path)
-    if os.path.exists(path) and not os.path.isfile(path):  # a FIFO would be waited for
-        raise OSError(f"{path} is no regular file")
+    if os.path.exists(path) and not os.path.isfile(path):  # open() would wait for a FIFO
+        raise OSError(f"{path} is not a regular file")
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read()
     counts = _core.import_tuning_records(text, overwrite)
@@ -215,7 +230,7 @@ def _check_group(group):
 
 
 def _tune_in_group(group, tune_here, tiles_in_use):
-    """What tune() of a group gives on each of its ranks, or an error on every one."""
+    """tune() in a group: every rank returns the same, or every rank raises an error."""
     import torch.distributed as dist
 
     rank, message = dist.get_rank(group), [None, None]

@@ -1,4 +1,4 @@
-"""NumPy arrays and torch tensors as arguments: which they are, and what is wrong with them."""
+"""Checks arguments that may be NumPy arrays or torch tensors."""
 
 from sagebwd.options import SpecError, a_kind
 
@@ -11,7 +11,7 @@ def _kind(name, x):
 
 
 class Arrays:
-    """Arguments by name, all NumPy arrays or all torch tensors; None stays None, but for q, k, v.
+    """Arguments by name, all NumPy arrays or all torch tensors. Only q, k and v must not be None.
 
     Raises TypeError for anything else, SpecError for a mixture, for values that are no real numbers
     and for ranks other than four (three for lse and dlse).

@@ -11,8 +11,8 @@ STUBS = {
                     "scaled_dot_product_attention"],
         "kernels": ["KernelSource", "archs", "emit", "build", "cache_stats"],
         "prebuilding": ["prebuild"],
-        "tuning": ["TunedKernel", "tune", "PlanFigures", "compare_plans", "export_records",
-                   "import_records"],
+        "tuning": ["TunedKernel", "tune", "PrecisionFigures", "compare_precisions",
+                   "export_records", "import_records"],
         "benchmark/api": ["BenchResult", "bench"],
         "tracing": ["trace"],
         "inputs": ["named_inputs"],
@@ -70,12 +70,20 @@ class OfflineError(RuntimeError): ...
 class PackError(RuntimeError): ...
 class TuneError(RuntimeError): ...
 
+PlanFigures = PrecisionFigures
+compare_plans = compare_precisions
+
 class DriverError(RuntimeError):
     code: int
 
 class CompileError(RuntimeError):
     log: str
     numbered_source: str
+
+class TraceTable(dict[str, Any]):
+    def rows(self) -> list[tuple[str, str, float, float]]: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    def to_pandas(self) -> Any: ...
 
 class sdpa(TorchFunctionMode):
     fallback: Literal["torch"] | None
@@ -118,7 +126,7 @@ PARAMETERS = {
                      "force", "matrices", "round_outputs", "overwrite", "smooth_q", "smooth_k",
                      "rotate", "deterministic", "packed"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
-                     "heads_kv", "seq_kv", "seq_len_kv"), "int | None"),
+                     "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed"), "int"),
     **dict.fromkeys(("sigma", "key_offset"), "float"),
     "causal": "Causal", "granularity": 'Literal["row", "block"]', "precision": "Precision",
@@ -168,7 +176,7 @@ OF_FUNCTION = {
     ("reference", "exact"): _NUMPY,
     ("reference", "emulate"): {**_NUMPY, **_PLAN},
     ("emulation", "emulated_attention"): {
-        "plan": "Precision | Iterable[Product]", "math_dtype": "DType"},
+        **_PLAN, "math_dtype": "DType"},
     ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
 }  # fmt: skip
 
@@ -188,10 +196,10 @@ RETURNS = {
     "archs": "list[str]", "emit": "list[KernelSource]", "build": "list[dict[str, Any]]",
     "cache_stats": "dict[str, Any]", "prebuild": "dict[str, Any]", "tune": "list[TunedKernel]",
     "speedup": "float",
-    "compare_plans": "list[PlanFigures]", "export_records": "int",
+    "compare_precisions": "list[PrecisionFigures]", "export_records": "int",
     "import_records": "dict[str, int]",
     "bench": "BenchResult", "text": "str", "data": "dict[str, Any]",
-    "trace": "dict[str, Any]", "doctor": "dict[str, Any]",
+    "trace": "TraceTable", "doctor": "dict[str, Any]",
     "named_inputs": "Inputs | tuple[Tensor, Tensor, Tensor, Tensor]", "random_inputs": "Inputs",
     "round_to": "NDArray[np.float32]", "exact": "dict[str, NDArray[np.float64] | None]",
     "emulate": "dict[str, NDArray[np.float32] | None]",

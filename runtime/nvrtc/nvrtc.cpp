@@ -2,6 +2,7 @@
 
 #include "runtime/nvrtc/nvrtc.h"
 #include "cache/at_fork.h"
+#include "runtime/nvrtc/first_version.h"
 #include "runtime/nvrtc/in_use.h"
 #include "runtime/nvrtc/library.h"
 #include "runtime/nvrtc/ptxas_report.h"
@@ -49,14 +50,20 @@ std::string first_error(const std::string& log) {
   return log.substr(begin, log.find('\n', at) - begin);
 }
 
-/// "36424714" of the PTX comment "// Compiler Build ID: CL-36424714".
+/// "36424714" of the PTX comment "// Compiler Build ID: CL-36424714". Some builds say "UNKNOWN"
+/// there: then "V13.2.86", of "// Cuda compilation tools, release 13.2, V13.2.86".
 std::string build_of(const std::string& ptx) {
-  constexpr std::string_view kLabel = "Compiler Build ID: CL-";
-  size_t begin = ptx.find(kLabel);
-  if (begin == std::string::npos)
-    return "unknown";
-  begin += kLabel.size();
-  return ptx.substr(begin, ptx.find_first_not_of("0123456789", begin) - begin);
+  const auto number_after = [&](std::string_view label) -> std::string {
+    const size_t at = ptx.find(label);
+    if (at == std::string::npos)
+      return "";
+    const size_t begin = at + label.size();
+    return ptx.substr(begin, ptx.find_first_not_of("0123456789.", begin) - begin);
+  };
+  if (const std::string build = number_after("Compiler Build ID: CL-"); !build.empty())
+    return build;
+  const std::string version = number_after(", V");
+  return version.empty() ? "unknown" : "V" + version;
 }
 
 /// 90 of "sm_90a".
@@ -271,17 +278,26 @@ const std::vector<std::string>& Nvrtc::options() {
   });
 }
 
+std::string Nvrtc::why_not(std::string_view arch) const {
+  const int first = nvrtc::first_version(arch);
+  const int version = 1000 * version_major() + 10 * version_minor();
+  const std::vector<int>& known = library_->archs;
+  if (std::find(known.begin(), known.end(), number_of(arch)) != known.end() && version >= first)
+    return "";
+  std::string list;
+  for (const std::string& supported : supported_archs())
+    list += (list.empty() ? "" : ", ") + supported;
+  return library_->name() + " cannot compile for " + std::string(arch) +
+         (version < first ? ", which needs NVRTC " + std::to_string(first / 1000) + "." +
+                                std::to_string(first % 1000 / 10) + " or newer"
+                          : "; it knows " + list) +
+         ". Install a newer one with `pip install nvidia-cuda-nvrtc`, or set SAGEBWD_NVRTC.";
+}
+
 Compilation Nvrtc::compile(std::string_view name, std::string_view source, std::string_view arch,
                            bool want_ptx, const std::vector<std::string>& more_options) {
-  const std::vector<int>& known = library_->archs;
-  if (std::find(known.begin(), known.end(), number_of(arch)) == known.end()) {
-    std::string list;
-    for (const std::string& supported : supported_archs())
-      list += (list.empty() ? "" : ", ") + supported;
-    throw LibraryError(library_->name() + " cannot compile for " + std::string(arch) +
-                       "; it knows " + list + ". Install a newer one with `pip install " +
-                       "nvidia-cuda-nvrtc`, or set SAGEBWD_NVRTC.");
-  }
+  if (const std::string why = why_not(arch); !why.empty())
+    throw LibraryError(why);
 
   auto start = std::chrono::steady_clock::now();
   ScopedProgram program(*library_, name, source);

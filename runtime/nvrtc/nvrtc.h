@@ -50,9 +50,13 @@ public:
   /// The options every kernel of this library is compiled with, without the architecture.
   static const std::vector<std::string>& options();
 
+  /// Why it cannot compile for an architecture, with the version that can and how to get it; empty:
+  /// it can.
+  std::string why_not(std::string_view arch) const;
+
   /// Compiles to a cubin for a real architecture ("sm_90a"). CompileError carries the log and the
   /// numbered source. Spills and ptxas warnings are reported, not refused, here.
-  /// LibraryError where this NVRTC does not know the architecture.
+  /// LibraryError where this NVRTC is too old for the architecture.
   Compilation compile(std::string_view name, std::string_view source, std::string_view arch,
                       bool want_ptx = false, const std::vector<std::string>& more_options = {});
 

@@ -343,23 +343,23 @@ const DistributionFacts& facts_of(Distribution distribution) {
   using enum Causal;
   // In the order of the enumeration.
   static constexpr DistributionFacts kFacts[] = {
-      {"q, k of standard deviation sigma, v, dO of 1: untrained projections", 1, none},
-      {"channels of log-normal size, an offset on keys, dO's rows of log-normal size", 1, none},
-      {"four channels of q 12 times, of k 3 times as large and + 20; small dO", 4, top_left},
-      {"the first key takes half of the mass, its value is near zero: language models", 4,
+      {"q and k have the standard deviation sigma, v and dO have 1 (untrained models)", 1, none},
+      {"channels and rows of dO have log-normal sizes, and keys have an offset", 1, none},
+      {"four channels are large: 12 times in q, 3 times and + 20 in k; dO is small", 4, top_left},
+      {"the first key takes half of the weight, and its value is near zero (language models)", 4,
        top_left},
-      {"the last key takes half of the mass: a register token behind the others", 4, none},
-      {"the first key is 30 times as long: beginning-of-text tokens", 1, top_left},
-      {"scores fall off with the distance of tokens: rotary embeddings", 32, top_left},
-      {"rows normalised, times gains of 3: models with QK-norm, late in training", 1, top_left},
-      {"the same with gains of 1: models with QK-norm, at the start", 1, top_left},
-      {"four tokens of 20 times as large values and gradients: massive activations", 4, none},
-      {"the last two fifths of v and dO and the first fifth of dO are zeros: padding, prompts", 1,
+      {"the last key takes half of the weight (a register token)", 4, none},
+      {"the first key is 30 times as long (beginning-of-text tokens)", 1, top_left},
+      {"scores fall off with the distance of tokens (rotary embeddings)", 32, top_left},
+      {"rows are normalised, with gains of 3 (QK-norm, late in training)", 1, top_left},
+      {"rows are normalised, with gains of 1 (QK-norm, at the start)", 1, top_left},
+      {"four tokens have 20 times as large values and gradients (massive activations)", 4, none},
+      {"the last two fifths of v and dO and the first fifth of dO are zeros (padding, prompts)", 1,
        none},
-      {"keys 8 and -8 by turns in every channel: what a rotation may gather in one channel", 1,
+      {"keys alternate between 8 and -8 in every channel (a rotation may gather them in one)", 1,
        none},
-      {"q and k have 4 more in every channel: a common offset", 1, none},
-      {"v of 1e-30, in fp16 of 1e-3: what an absolute limit would take for zeros", 1, none},
+      {"q and k have an offset of 4 in every channel", 1, none},
+      {"v is about 1e-30, in fp16 1e-3 (an absolute limit would take it for zeros)", 1, none},
   };
   static_assert(std::size(kFacts) == std::size(Words<Distribution>::all));
   return kFacts[static_cast<size_t>(distribution)];
@@ -374,6 +374,7 @@ Inputs named_inputs(const InputKind& kind, const Problem& problem, int head_dim,
   if (const int least = facts_of(kind.distribution).least_channels; head_dim < least)
     throw SpecError("the inputs '" + name + "' need a head dimension of at least " +
                     std::to_string(least) + "; it is " + std::to_string(head_dim));
+  check_size_of_inputs(problem, head_dim);
   Draft draft(kind, problem, head_dim, seed);
   draft.shape(dtype);
   return draft.rounded(dtype);

@@ -78,8 +78,10 @@ struct TraceRow {
   ErrorFigures figures;
 };
 std::vector<TraceRow> trace(const Inputs&, const AttentionSpec&, const ProductPlan&);
-/// Raises SpecError where trace() and its inputs would take more memory than there is: the system
-/// would end the process without a word.
-void check_memory(const Problem&, int head_dim);
+/// Raises SpecError where trace() would take hours, or it and its inputs more memory than there is:
+/// the system would end the process without a word.
+void check_size(const Problem&, int head_dim);
+/// The same of inputs alone, for their memory.
+void check_size_of_inputs(const Problem&, int head_dim);
 
 } // namespace sagebwd::reference

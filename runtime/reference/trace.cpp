@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <limits>
 
@@ -55,17 +56,15 @@ ErrorFigures compare(const std::vector<T>& x, const std::vector<double>& referen
 template ErrorFigures compare(const std::vector<float>&, const std::vector<double>&);
 template ErrorFigures compare(const std::vector<double>&, const std::vector<double>&);
 
-void check_memory(const Problem& p, int head_dim) {
-  const double heads = static_cast<double>(p.batch) * static_cast<double>(p.heads);
-  const double of_keys = static_cast<double>(p.seq_kv) * head_dim;
-  const double of_queries = static_cast<double>(p.seq_q) * head_dim;
-  const double threads = std::min<double>(heads, usable_cores());
-  // A thread has a head's keys in FP64 and in copies of each kind, some copies of its queries, and
-  // some rows of eight matrices.
-  const double of_thread =
-      of_keys * 100 + of_queries * 16 + static_cast<double>(p.seq_kv) * 128 * 64;
-  // All inputs in FP32; dK and dV of every head, in FP32 and in FP64.
-  const double needed = heads * (of_queries * 8 + of_keys * (8 + 24)) + threads * of_thread;
+namespace {
+
+std::string short_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g", value);
+  return text;
+}
+
+void require_memory(double needed) {
   std::ifstream facts("/proc/meminfo");
   std::string word;
   double available = 0; // kB
@@ -78,9 +77,40 @@ void check_memory(const Problem& p, int head_dim) {
                     " GiB are free: shorten the sequences or take fewer heads");
 }
 
+/// Bytes of q, k, v and dO in FP32.
+double bytes_of_inputs(const Problem& p, int head_dim) {
+  const double queries = static_cast<double>(p.heads) * static_cast<double>(p.seq_q);
+  const double keys = static_cast<double>(p.heads_kv) * static_cast<double>(p.seq_kv);
+  return static_cast<double>(p.batch) * head_dim * (queries + keys) * 8;
+}
+
+} // namespace
+
+void check_size_of_inputs(const Problem& p, int head_dim) {
+  require_memory(bytes_of_inputs(p, head_dim));
+}
+
+void check_size(const Problem& p, int head_dim) {
+  const double heads = static_cast<double>(p.batch) * static_cast<double>(p.heads);
+  const double of_keys = static_cast<double>(p.seq_kv) * head_dim;
+  const double of_queries = static_cast<double>(p.seq_q) * head_dim;
+  const double work = heads * of_queries * static_cast<double>(p.seq_kv);
+  if (constexpr double kMostWork = 1e13; work > kMostWork)
+    throw SpecError("batch x heads x queries x keys x head dimension is " + short_text(work) +
+                    ", and this CPU reference takes up to " + short_text(kMostWork) +
+                    " (minutes): shorten the sequences or take fewer heads");
+  const double threads = std::min<double>(heads, usable_cores());
+  // A thread has a head's keys in FP64 and in copies of each kind, some copies of its queries, and
+  // some rows of eight matrices.
+  const double of_thread =
+      of_keys * 100 + of_queries * 16 + static_cast<double>(p.seq_kv) * 128 * 64;
+  // dK and dV of every head, in FP32 and in FP64.
+  require_memory(bytes_of_inputs(p, head_dim) + heads * of_keys * 24 + threads * of_thread);
+}
+
 std::vector<TraceRow> trace(const Inputs& in, const AttentionSpec& spec, const ProductPlan& plan) {
   check(in, spec);
-  check_memory(in.problem, in.head_dim);
+  check_size(in.problem, in.head_dim);
   if (in.dout.empty())
     throw SpecError("a trace covers the backward pass: the inputs need dout");
   const Problem& p = in.problem;

@@ -139,6 +139,7 @@ TEST(PackOwnership, AForeignOneIsRefusedAndRootsLoads) {
   std::string why = refusal(temp / "foreign.pack"); // root trusts nobody else either
   EXPECT_TRUE(contains(why, "belongs to user 12345")) << why;
   EXPECT_TRUE(contains(why, "chown root")) << why;
+  EXPECT_TRUE(contains(why, "set SAGEBWD_TRUSTED_OWNERS=12345;")) << why;
   EXPECT_EQ(in_child([&] {
               if (::setuid(kNobody) != 0)
                 return kNotPermitted;
@@ -148,6 +149,36 @@ TEST(PackOwnership, AForeignOneIsRefusedAndRootsLoads) {
               return pack->read(pack_key(3).digest) == kernel_number(3) ? 0 : 12;
             }),
             0);
+}
+
+TEST(PackOwnership, OneOfATrustedUserLoads) {
+  TempDirectory temp;
+  if (::geteuid() != 0)
+    GTEST_SKIP() << "only root can hand files to other users";
+  constexpr uid_t kSomebody = 12345;
+  write_pack(temp / "theirs.pack", some_items());
+  ASSERT_EQ(::chown((temp / "theirs.pack").c_str(), kSomebody, kSomebody), 0);
+  ::chmod(temp.path().c_str(), 0755);
+  const auto opens = [&](std::vector<uint32_t> trusted) {
+    return in_child([&] {
+      if (::setuid(kNobody) != 0)
+        return kNotPermitted;
+      StoreOptions options;
+      options.packs = {temp / "theirs.pack"};
+      options.trusted_owners = trusted;
+      CacheStore store(options);
+      try {
+        return store.load(key_number(3))->cubin.empty() ? 13 : 0;
+      } catch (const PackError&) {
+        return 11;
+      }
+    });
+  };
+  EXPECT_EQ(opens({}), 11);
+  EXPECT_EQ(opens({kSomebody + 1}), 11);
+  EXPECT_EQ(opens({1, kSomebody}), 0);
+  ::chmod((temp / "theirs.pack").c_str(), 0664); // what the owner may, others may not
+  EXPECT_EQ(opens({kSomebody}), 11);
 }
 
 TEST(PackOwnership, ALinkIsJudgedByWhatItLeadsTo) {

@@ -246,14 +246,33 @@ TEST(Spec, ItsLineIsReadBack) {
 TEST(Spec, OtherLinesAreRefusedWithAnExample) {
   const std::string line = to_string(*resolved(AttentionSpec()));
   for (const std::string& text :
-       {std::string(), std::string("d128"), line + " ", line + "x", " " + line, line.substr(1),
+       {std::string(), line + " ", line + "x", " " + line, line.substr(1),
         std::string("d128 fp8 causal=none row 64x64 sink_keys=1 six-of-seven numerics=5"),
-        std::string("d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic"),
+        std::string("d128 d64"), std::string("d128 causal=left"), std::string("d128  bf16"),
+        std::string("d128 rotate no-rotate"), std::string("d128 64x"), std::string("d128 no-bf16"),
+        std::string("d128 numerics=5"),
         std::string("d128 bf16 causal=none row 64x64 sink_keys=1 six-of-seven rotate smooth_k "
                     "numerics=5"),
         std::string("d99999999999 bf16 causal=none row 64x64 sink_keys=1 six-of-seven "
                     "numerics=5")})
     expect_refusal([&] { parse_spec(text); }, {("'" + text + "'").c_str(), line.c_str()});
+}
+
+TEST(Spec, WordsThatALineLeavesOutHaveTheirDefaults) {
+  AttentionSpec s;
+  s.head_dim = 64;
+  EXPECT_EQ(parse_spec("d64"), s);
+  s.causal = Causal::top_left;
+  s.rotate = false;
+  EXPECT_EQ(parse_spec("no-rotate causal=top-left d64"), s);
+  s.dtype = DType::fp16;
+  s.group_q = 64, s.group_kv = 128;
+  s.smooth_k = false;
+  s.window_left = 7;
+  s.precision = Precision::gradients16;
+  EXPECT_EQ(parse_spec("d64 fp16 causal=top-left row 64x128 gradients16 no-rotate no-smooth-k "
+                       "window_left=7"),
+            s);
 }
 
 TEST(Spec, ALineWithoutItsVersionIsToldIt) {

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+         *sorted((ROOT / "docs").rglob("*.md"))]  # fmt: skip
 _PIECE = re.compile(
     r"^<!-- setup\n(?P<setup>(?:.*\n)*?)-->$|^<!-- (?P<said>not run: .+|needs .+) -->$"
     r"|^```(?P<language>.*)\n(?P<text>(?:.*\n)*?)```$",

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -21,7 +22,8 @@ BUILD = "sagebwd.build('sm_80', head_dim=64, backward=False)"
 
 def python(code, cache, **environment):
     prelude = "import sys; sys.modules['torch'] = None\nimport json, sagebwd\n"
-    env = {**os.environ, "SAGEBWD_CACHE_DIR": str(cache), **environment}
+    # What says that compiling lasts depends on how busy the machine is.
+    env = {**os.environ, "SAGEBWD_CACHE_DIR": str(cache), "SAGEBWD_LOG": "0", **environment}
     for name in ("SAGEBWD_CACHE_PACKS", "SAGEBWD_OFFLINE", "SAGEBWD_STATS"):
         if name not in environment:
             env.pop(name, None)
@@ -81,6 +83,43 @@ def test_stats_are_printed_at_exit(tmp_path, stocked):
     assert list(at_exit) == COUNTERS
     assert {name: int(value) for name, value in at_exit.items()} == json.loads(result.stdout)
     assert "sagebwd: " not in python(BUILD, tmp_path / "cache").stderr
+
+
+LOGGED = f"""
+import logging
+records, handler = [], logging.Handler()
+handler.emit = lambda record: records.append((record.levelname, record.getMessage()))
+logging.getLogger("sagebwd").addHandler(handler)
+logging.getLogger("sagebwd").setLevel(logging.DEBUG)
+{BUILD}; {BUILD}
+print(json.dumps(records))
+"""
+
+
+@needs_nvrtc
+def test_each_kernel_is_logged_with_its_source(tmp_path):
+    def logged(log):
+        result = python(LOGGED, tmp_path / "cache", SAGEBWD_LOG=log)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout), result.stderr
+
+    def told(records):  # threads log in whatever order
+        return sorted(f"sagebwd: {text}" for _, text in records)
+
+    cold, nothing = logged(str(tmp_path / "log"))
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert cold and nothing == "" and sorted(lines) == told(cold)
+    for level, text in cold:
+        assert level == "INFO" and re.fullmatch(r"compiled \w+ for sm_80 in \d+\.\d{3} s", text)
+    warm, on_stderr = logged("1")
+    assert len(warm) == len(cold)
+    place = re.escape(str(tmp_path / "cache"))
+    for level, text in warm:
+        assert level == "DEBUG" and re.fullmatch(rf"loaded \w+ for sm_80 from {place} in .* s", text)
+    assert sorted(on_stderr.splitlines()) == told(warm)
+    assert logged("0")[1] == ""
+    unwritable = logged(str(tmp_path / "no/log"))[1]
+    assert unwritable.count("SAGEBWD_LOG") == 1 and "No such file" in unwritable
 
 
 def raised(code, cache, **environment):

@@ -3,13 +3,16 @@
 Without a GPU calls on torch tensors are computed by the stand-in for kernels, on the CPU.
 """
 
+import ast
 import contextlib
+import dataclasses
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tokenize
 
 import pytest
 from documents import PAGES, ROOT, blocks, blocks_of
@@ -155,11 +158,14 @@ def test_cpp_compiles(block, tmp_path):
 
 # ---- what pages are made of ----------------------------------------------------------------------
 
-#: Words that newcomers had to read twice, and those of the project's own history.
+#: Words that newcomers had to read twice, and numbers that begin with a point.
 HARD = re.compile(
-    r"\b(but (for|under|on)|anew|lest|heeds?|hand(ed|s)? in|which binds|numerics 1)\b"
-    r"|(?<![\w.])\.\d"
+    r"\b(but (for|under|on)|anew|lest|heeds?|hand(ed|s)? in|which binds|apart)\b|(?<![\w.])\.\d"
 )
+#: Words of the project's own history, which users do not know.
+HISTORY = re.compile(r"\bnumerics 1\b|--plans?\b|\bcompare_plans\b|\bPlanFigures\b")
+#: Folders and files whose comments and docstrings are tested.
+COMMENTED = ("python", "tools", "c", "bench", "examples", "run")
 
 
 def prose(text):
@@ -168,11 +174,88 @@ def prose(text):
     return re.sub(r"`[^`\n]*`|<!--.*?-->", "", text, flags=re.DOTALL)
 
 
+def hard_words_in(text, *patterns):
+    return [m[0] for pattern in patterns for m in pattern.finditer(prose(text))]
+
+
 def test_pages_for_users_have_plain_words():
     for page in PAGES:
-        if page.name != "changing.md":  # for developers
-            found = [m[0] for m in HARD.finditer(prose(page.read_text()))]
-            assert not found, f"{page.relative_to(ROOT)}: {found}"
+        found = hard_words_in(page.read_text(), HARD) + HISTORY.findall(page.read_text())
+        assert not found, f"{page.relative_to(ROOT)}: {found}"
+
+
+def test_help_of_the_command_line_has_plain_words():
+    if not BINARY.exists():
+        pytest.skip(f"{BINARY} is not built: ./run build")
+    waiting, seen = [()], 0
+    while waiting:
+        command = waiting.pop()
+        text = subprocess.run([BINARY, *command, "--help"], capture_output=True, text=True,
+                              check=True).stdout  # fmt: skip
+        found = hard_words_in(text, HARD, HISTORY)
+        assert not found, f"sagebwd {' '.join(command)}: {found}"
+        seen += 1
+        if not command or command == ("cache",):
+            waiting += [tuple(name.split()) for name in
+                        re.findall(r"^  ([a-z]+(?: [a-z]+)?)  +\S", text, re.M)]  # fmt: skip
+    assert seen >= 17
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "capture"])
+def test_help_of_the_experiments_has_plain_words(command):
+    text = subprocess.run([sys.executable, "-m", f"sagebwd.experiments.{command}", "--help"],
+                          capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert not hard_words_in(text, HARD)
+
+
+def words_of(path):
+    """Comments and docstrings of a source, and the messages and help texts of Python's."""
+    text = path.read_text()
+    if path.suffix in (".cpp", ".h", ".cuh"):
+        strings = r'"(?:[^"\\\n]|\\.)*"'
+        found = re.findall(rf"{strings}|(//[^\n]*|/\*.*?\*/)", text, re.DOTALL)
+        return "\n".join(filter(None, found))
+    if path.suffix == ".py":
+        with path.open("rb") as file:
+            tokens = list(tokenize.tokenize(file.readline))
+        comments = [t.string for t in tokens if t.type == tokenize.COMMENT]
+        nodes = [n.body[0].value.value for n in ast.walk(ast.parse(text))
+                 if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))
+                 and ast.get_docstring(n)]  # fmt: skip
+        return "\n".join(comments + nodes)
+    return "\n".join(re.findall(r"(?:^|\s)(#.*)", text))
+
+
+def sources():
+    named = [ROOT / name for name in COMMENTED]
+    files = [p for n in named for p in (sorted(n.rglob("*")) if n.is_dir() else [n])]
+    return [p for p in files if p.suffix in (".py", ".cpp", ".h", ".sh", "") and p.is_file()
+            and "__pycache__" not in p.parts]  # fmt: skip
+
+
+def test_comments_and_docstrings_have_plain_words():
+    assert len(sources()) > 120
+    for path in sources():
+        found = hard_words_in(words_of(path), HARD)
+        assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_help_of_options_has_plain_words():
+    helps = [f.metadata["help"] for f in dataclasses.fields(sagebwd.options.Operation)]
+    assert len(helps) > 12 and not hard_words_in("\n".join(helps), HARD, HISTORY)
+
+
+def test_words_of_history_are_found():
+    for text in ("as in numerics 1", "sagebwd tune --plans", "trace --plan=none", "compare_plans()"):
+        assert HISTORY.search(text), text
+
+
+def test_words_of_sources_are_found(tmp_path):
+    python, cpp = tmp_path / "a.py", tmp_path / "a.cpp"
+    python.write_text('"""Says lest."""\nx = "anew"  # all but for one\n')
+    cpp.write_text('const char* x = "anew // lest"; // made anew\n/* apart */\n')
+    assert hard_words_in(words_of(python), HARD) == ["but for", "lest"]
+    assert hard_words_in(words_of(cpp), HARD) == ["anew", "apart"]
 
 
 @pytest.mark.parametrize("text", ["all but for one", "an error of .84", "compiled anew, `once`"])

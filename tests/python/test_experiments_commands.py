@@ -59,6 +59,19 @@ def test_help_needs_neither_torch_nor_matplotlib(module, place):
         assert option in done.stdout
 
 
+def test_the_package_lists_its_commands():
+    done = run("__main__", "--help", blocked=("torch", "matplotlib"))
+    assert done.returncode == 0 and done.stderr == ""
+    assert all(f"  {module} " in done.stdout for module in (*COMMANDS, "plot"))
+
+
+def test_help_says_the_defaults(place):
+    shown = " ".join(run("train", "--help", folder=place).stdout.split())
+    assert "--out OUT the folder of what is written (default results)" in shown
+    for option in ("--steps N default 1000", "--tied, --no-tied one matrix", "; default False"):
+        assert option in shown
+
+
 @pytest.mark.parametrize("module", COMMANDS)
 def test_without_torch(module, place):
     done = run(module, "--text", "a.txt", blocked=("torch",), folder=place)

@@ -63,7 +63,7 @@ def test_attention_choice_prints_what_it_parses(line):
 @pytest.mark.parametrize(
     "line, named",
     [("flash", "known: sdpa"), ("sdpa:no-smooth-k", "no option 'smooth_k'"),
-     ("emulated:precision=qk16", "no option 'precision'"), ("sagebwd:plan=s", "no option 'plan'"),
+     ("sagebwd:plan=s", "no option 'plan'"),
      ("emulated:plan=s+xy", "unknown products xy"), ("sagebwd:speed=11", "unknown attention opt")],
 )  # fmt: skip
 def test_attention_choice_refuses(line, named):

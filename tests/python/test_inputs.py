@@ -114,3 +114,15 @@ def test_trace_takes_a_name():
 def test_refused(call, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         call()
+
+
+def test_more_than_memory_holds_is_refused_at_once():
+    with pytest.raises(sagebwd.SpecError, match="GiB of memory and .* shorten the sequences"):
+        sagebwd.named_inputs("gaussian", heads=1 << 10, seq_q=1 << 19)
+
+
+def test_unknown_keywords_name_those_that_are_near():
+    with pytest.raises(TypeError, match="named_inputs.. takes no seq_len: pass seq_q, and seq_kv"):
+        sagebwd.named_inputs("sink", seq_len=64)
+    with pytest.raises(TypeError, match="'head_dims'; did you mean 'head_dim'"):
+        sagebwd.trace(inputs=dict(name="sink", head_dims=64))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sagebwd
-from sagebwd import reference
+from sagebwd import reference, tables
 
 TENSORS = ["delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"]
 
@@ -118,3 +118,49 @@ def test_refused(inputs, change, message):
         sagebwd.trace(*inputs, granularty="row")
     with pytest.raises(sagebwd.SpecError, match="k has rank 3"):
         sagebwd.trace(inputs[0], inputs[1][0], *inputs[2:])
+
+
+def test_a_table_prints_and_becomes_others(inputs):
+    table = sagebwd.trace(*inputs)
+    assert isinstance(table, dict) and table.to_dict() == dict(table)
+    assert type(table.to_dict()) is dict
+    header, *lines = str(table).splitlines()
+    assert header.split() == ["tensor", "cosine", "rel.", "L2"]
+    for line, tensor in zip(lines, TENSORS):
+        figures = table[tensor]
+        assert line.split() == [tensor, f"{figures['cosine']:.6f}", f"{figures['rel_l2']:.5f}"]
+    assert len(lines) == len(TENSORS) and len({*map(len, lines), len(header)}) == 1
+    of_gpu = tables.TraceTable(table, kernels={"O": {"cosine": 0.5, "rel_l2": 0.25}})
+    assert str(of_gpu).splitlines()[-1].split() == ["kernels", "O", "0.500000", "0.25000"]
+    assert of_gpu.rows()[-1] == ("kernels", "O", 0.5, 0.25)
+    assert len(of_gpu.rows()) == len(TENSORS) + 1
+
+
+def test_a_table_becomes_a_data_frame(inputs):
+    pytest.importorskip("pandas", reason="needs pandas")
+    table = sagebwd.trace(*inputs)
+    frame = table.to_pandas()
+    assert list(frame["tensor"]) == TENSORS
+    assert list(frame["rel_l2"]) == [table[tensor]["rel_l2"] for tensor in TENSORS]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [(dict(name="sink", seq_q=1_000_000), "takes up to 1e.13 .minutes.: shorten"),
+     (dict(name="sink", seq_q=8, seq_kv=8_000_000, heads=8), "GiB of memory .* shorten")],
+)  # fmt: skip
+def test_sizes_are_looked_at_before_anything_is_drawn(inputs, message, monkeypatch):
+    def draw(*given):
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(sagebwd._core, "named_inputs", draw)
+    for device in ({}, {"device": "cpu"}):
+        with pytest.raises(sagebwd.SpecError, match=message):
+            sagebwd.trace(inputs=inputs, **device)
+    with pytest.raises(AssertionError, match="drawn"):
+        sagebwd.trace(inputs=dict(name="sink", seq_q=64))
+
+
+def test_layouts_are_not_guessed(inputs):
+    with pytest.raises(TypeError, match="'layout'; tensors are .batch, heads, tokens, head_dim"):
+        sagebwd.trace(*inputs, layout="bshd")

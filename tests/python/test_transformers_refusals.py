@@ -109,9 +109,42 @@ def test_who_writes_into_the_stand_in_is_heard():
         attend(mask=mask)
 
 
+def test_masks_of_numbers():
+    """As transformers before 4.53 writes them: what is added to scores, of a key too many."""
+    visible = torch.ones(1, 1, 16, 17, dtype=torch.bool).tril()
+    for dtype in (torch.bfloat16, torch.float32):
+        least = torch.finfo(dtype).min
+        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, least)
+        assert torch.equal(attend(mask=mask), attend())
+        mask[..., 3] = least
+        with pytest.raises(SpecError, match="is not that of causal"):
+            attend(mask=mask)
+        mask[..., 3] = -1  # a bias
+        with pytest.raises(SpecError, match="attention_mask has shape .*sdpa"):
+            attend(mask=mask)
+
+
+def test_packed_sequences_by_a_written_mask():
+    """As transformers 4.53 to 4.57 hands it over."""
+    _, positions = packing((6, 10), "cpu")
+    of = (positions[0] == 0).cumsum(0)
+    mask = (of[:, None] == of).tril()[None, None]
+    expected = torch.cat([attend_part(0, 6), attend_part(6, 16)], 1)
+    assert torch.equal(attend(mask=mask, position_ids=positions), expected)
+    with pytest.raises(SpecError, match="is not that of causal"):
+        attend(mask=mask)
+
+
+def attend_part(first, end):
+    generator = torch.Generator().manual_seed(0)
+    parts = (torch.randn(1, 2, 16, 64, generator=generator).bfloat16()[:, :, first:end]
+             for _ in range(3))  # fmt: skip
+    return door.attend(torch.nn.Linear(1, 1), *parts, None)[0]
+
+
 def test_masks_of_other_sizes_or_kinds():
     with pytest.raises(SpecError, match=r"has shape \(1, 1, 16, 16\) for 4 queries and 16 keys"):
         attend(4, 16, mask=masked(16, 16))
-    for other in (torch.zeros(1, 1, 16, 16), torch.ones(1, 2, 16, 16).bool(), torch.ones(1, 16)):
+    for other in (torch.full((1, 1, 16, 16), 0.5), torch.ones(1, 2, 16, 16).bool(), torch.ones(1, 16)):
         with pytest.raises(SpecError, match="attention_mask has shape .*sdpa"):
             attend(mask=other)

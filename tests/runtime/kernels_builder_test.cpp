@@ -5,7 +5,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "runtime/kernel_builder.h"
+#include "runtime/log.h"
 #include "tests/cache/temp_directory.h"
+#include "tests/runtime/stand_in.h"
 
 #include <gtest/gtest.h>
 
@@ -14,15 +16,10 @@
 #include <thread>
 
 using namespace sagebwd;
+using test::spec_number;
 using test::TempDirectory;
 
 namespace {
-
-KernelSpec spec_number(int number) {
-  AttentionSpec attention;
-  attention.group_q = number;
-  return {KernelKind::forward, Pass::forward, attention, find_arch("sm_90a"), {}};
-}
 
 /// A builder whose parts count their calls.
 struct Bench {
@@ -77,6 +74,51 @@ TEST(KernelBuilder, LooksInMemoryThenOnDiskThenCompiles) {
   EXPECT_EQ(again->threads, 128);
   EXPECT_EQ(second.compiles, 0);
   EXPECT_FALSE(second.builder.build(spec_number(2))->cached);
+}
+
+TEST(KernelBuilder, CompilingThatLastsSaysSoOnce) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  const auto said = [&](std::chrono::milliseconds after, int first) {
+    KernelBuilder::Policy policy;
+    policy.announce_after = after;
+    KernelBuilder builder(
+        store, test::emit_stand_in,
+        [](const KernelSource& source, const KernelSpec& spec) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+          return test::compile_stand_in(source, spec);
+        },
+        policy);
+    testing::internal::CaptureStderr();
+    for (int i = 0; i < 3; ++i)
+      builder.build(spec_number(first + i));
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string line = said(std::chrono::milliseconds(30), 10); // of two kernels
+  EXPECT_EQ(line.find("sagebwd: compiling kernels for sm_90a, for "), 0u) << line;
+  EXPECT_NE(line.find("kept in " + temp.path()), std::string::npos) << line;
+  EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1) << line;
+  EXPECT_EQ(said(std::chrono::hours(1), 20), "");
+}
+
+TEST(KernelBuilder, EveryKernelIsLoggedWithWhereItComesFrom) {
+  TempDirectory temp;
+  CacheStore store(temp.path());
+  keep_log_lines();
+  take_log_lines();
+  EXPECT_FALSE(has_log_lines());
+  Bench first(store), second(store);
+  first.builder.build(spec_number(1));
+  first.builder.build(spec_number(1)); // in memory: no news
+  second.builder.build(spec_number(1));
+  EXPECT_TRUE(has_log_lines());
+  const std::vector<LogLine> lines = take_log_lines();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_TRUE(lines[0].compiled && !lines[1].compiled);
+  EXPECT_EQ(lines[0].text.find("compiled k1 for sm_90a in "), 0u) << lines[0].text;
+  EXPECT_EQ(lines[1].text.find("loaded k1 for sm_90a from " + temp.path() + " in "), 0u)
+      << lines[1].text;
+  EXPECT_FALSE(has_log_lines());
 }
 
 TEST(KernelBuilder, AnotherCompilersEntryIsAHit) {

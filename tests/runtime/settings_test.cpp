@@ -33,6 +33,26 @@ std::string raised_with(const char* name, const std::string& value) {
   return "nothing";
 }
 
+TEST(Settings, TrustedOwnersAreNamesOrNumbers) {
+  const auto owners = [](const Text& text) {
+    return with("SAGEBWD_TRUSTED_OWNERS", text).trusted_owners;
+  };
+  EXPECT_TRUE(owners(std::nullopt).empty() && owners("").empty());
+  EXPECT_EQ(owners("1000:root,12345"), (std::vector<uint32_t>{1000, 0, 12345}));
+  for (const char* bad : {"nobody-is-called-so", "1000::1", ":", "-1", "99999999999", "1x"})
+    EXPECT_EQ(raised_with("SAGEBWD_TRUSTED_OWNERS", bad).find("SAGEBWD_TRUSTED_OWNERS is '"), 0u)
+        << bad;
+}
+
+TEST(Settings, TheLogGoesNowhereToStandardErrorOrIntoAFile) {
+  const auto log = [](const Text& text) { return with("SAGEBWD_LOG", text).log; };
+  EXPECT_EQ(log(std::nullopt), "");
+  EXPECT_EQ(log("0"), Settings::kNoLog);
+  EXPECT_EQ(log("1"), Settings::kStandardError);
+  EXPECT_EQ(log("/var/log/kernels"), "/var/log/kernels");
+  EXPECT_TRUE(log("kernels.txt").starts_with("/") && log("kernels.txt").ends_with("/kernels.txt"));
+}
+
 TEST(Settings, ASwitchIsOnOrOffOrAnError) {
   const std::pair<const char*, bool Settings::*> switches[] = {
       {"SAGEBWD_OFFLINE", &Settings::offline},

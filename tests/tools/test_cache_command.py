@@ -175,7 +175,7 @@ def test_verify_finds_what_is_bad_and_removes_it(cache):
     assert "symbolic link" in bad[files[3].stem] and "directory" in bad[files[4].stem]
     assert "another key" in bad[misplaced.stem]
     text = cache("verify").out
-    assert "heal by themselves" in text and str(files[0]) in text
+    assert "compiles it again" in text and str(files[0]) in text
 
     removed = cache("verify", "--remove", "--json")
     assert removed.code == 1 and removed.json["removed"] == 7

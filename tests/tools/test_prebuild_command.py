@@ -125,7 +125,7 @@ def test_ctrl_c_says_how_to_go_on(needs_nvrtc, tmp_path, ignored):
         assert process.returncode == 0 and out.exists() and said == ""
     else:
         assert process.returncode == -signal.SIGINT and not out.exists()
-        assert said == "\nsagebwd prebuild: interrupted; the same command goes on where it was\n"
+        assert said == "\nsagebwd prebuild: interrupted; run the same command to continue\n"
 
 
 def test_the_second_of_two_at_once_is_told(sagebwd, needs_nvrtc, tmp_path):

@@ -19,6 +19,8 @@ def test_a_trace_has_a_bar_for_each_tensor(sagebwd, tmp_path):
     shown = sagebwd("trace", *SHORT, "--plot", file).out.splitlines()
     picture = ElementTree.parse(file).getroot()
     texts = [text.text for text in picture.iter(f"{SVG}text")]
+    assert shown.pop() == f"written to {file}"
+    assert "relative L2 error against FP64 (batch 1, heads 1, queries 64, keys 64)" in texts
     rows = [line.split() for line in shown[2:]]
     assert [row[0] for row in rows] == ["delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"]
     assert all(tensor in texts and error in texts for tensor, _, error in rows)

@@ -1,6 +1,9 @@
 """Exit codes, help and messages: 0 done, 1 failed, 2 wrong use."""
 
+import re
+
 import pytest
+from places import ROOT
 
 COMMANDS = ["doctor", "emit", "build", "prebuild", "tune", "bench", "verify", "trace", "cache"]
 OF_VERSION_1 = "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven numerics=1"
@@ -39,7 +42,10 @@ def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
 
 def test_help_of_a_whole_spec_says_what_a_word_left_out_means(sagebwd):
     shown = " ".join(sagebwd("build", "--help").out.split())
-    assert "leaves out, such as rotate, means no" in shown
+    assert "leaves out, such as rotate, is off" in shown
+    part = sagebwd("trace", "--spec", "d64 no-rotate", "--seq-len", "64", "--json").json["spec"]
+    assert part == ("d64 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k "
+                    "deterministic numerics=5")  # fmt: skip
     spec = "d128 bf16 causal=none row 0x0 sink_keys=-1 six-of-seven deterministic numerics=5"
     assert sagebwd("trace", "--spec", spec, "--seq-len", "64", "--json").json["spec"] == (
         spec.replace("0x0", "64x128").replace("=-1", "=1")
@@ -50,6 +56,25 @@ def test_version(sagebwd):
     result = sagebwd("--version")
     assert result.code == 0
     assert result.out.startswith("sagebwd 0.")
+    assert sagebwd("-V").out == result.out
+
+
+def test_the_header_for_c_has_the_same_version(sagebwd):
+    header = (ROOT / "c/sagebwd.h").read_text()
+    numbers = [re.search(rf"#define SAGEBWD_VERSION_{part} (\d+)\n", header)[1]
+               for part in ("MAJOR", "MINOR", "PATCH")]  # fmt: skip
+    text = re.search(r'#define SAGEBWD_VERSION_STRING "(.*)"\n', header)[1]
+    assert sagebwd("--version").out == f"sagebwd {text}\n" and text == ".".join(numbers)
+
+
+def test_python_s_names_of_values_are_taken(sagebwd):
+    words = ["--head-dim", 64, "--seq-len", 64, "--heads", 1, "--json"]
+    spec = sagebwd("trace", *words, "--dtype", "float16", "--causal", "True").json["spec"]
+    assert spec.startswith("d64 fp16 causal=top-left ")
+    names = [kernel["name"] for words in (["bfloat16", "true,false"], ["bf16", "top-left,none"])
+             for kernel in sagebwd("prebuild", "--arch", "sm_80", "--dtype", words[0], "--causal",
+                                   words[1], "--dry-run", "--json").json["kernels"]]  # fmt: skip
+    assert len(names) % 2 == 0 and names[: len(names) // 2] == names[len(names) // 2 :]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +90,7 @@ def test_version(sagebwd):
         (["trace", "--seq-len", "1e3"], "--seq-len is '1e3'; it takes a whole number"),
         (["trace", "--sigma", "nan"], "--sigma is 'nan'; it takes a number from 0 to"),
         (["trace", "--device", "tpu"], "--device is 'tpu'; it is cpu or cuda"),
-        (["trace", "--plan", "s,pq"], "--plan names 'pq'; the products are s"),
+        (["trace", "--precision", "s,pq"], "--precision names 'pq'; it takes six-of-seven"),
         (["trace", "--heads", "8", "--heads-kv", "3"], "3"),
         (["build", "--arch", "sm_91"], "'sm_91'"),
         (["build", "--arch", "sm_90"], "'sm_90': supported are"),
@@ -78,7 +103,7 @@ def test_version(sagebwd):
         (["build", "--spec", OF_VERSION_1], "numerics = 1 is not what this version computes, whi"),
         (["build", "--smooth-k"], "'--smooth-k': that is the default, which '--no-smooth-k'"),
         (["trace", "--no-smooth-q"], "that is the default, which '--smooth-q' changes"),
-        (["trace", "--packed"], "--packed: sequences one behind the other have lengths"),
+        (["trace", "--packed"], "--packed: packed sequences have lengths"),
         (["trace", "--no-deterministic", "--precision", "gradients16", "--head-dim", "64",
           "--dq-sums", "fp16"], "--dq-sums fp16 is not emulated"),
         (["emit", "--list", "--numerics", "6"], "numerics = 6 is not what this version computes"),
@@ -90,6 +115,7 @@ def test_version(sagebwd):
         (["prebuild", "--arch", "sm_80,"], "--arch is 'sm_80,'; it takes values"),
         (["emit", "--kernel", "forwrd"], "did you mean 'forward'?"),
         (["emit"], "--kernel"),
+        (["cache", "clear"], "'sagebwd cache prune --all --yes' removes all"),
         (["emit", "--tile", "128x64w8s2"], "--kernel"),
         (["emit", "--kernel", "quantize", "--tile", "128x64w8s2"], "has no tile"),
         (["emit", "--kernel", "forward", "--tile", "banana"], "banana"),
@@ -106,7 +132,7 @@ def test_wrong_use_says_what_was_given_and_exits_2(sagebwd, arguments, message):
 
 
 def test_cuda_device_plan_without_kernels_is_refused(sagebwd):
-    result = sagebwd("trace", "--device", "cuda", "--plan", "s,pv,dv,dp,dq,dk")
+    result = sagebwd("trace", "--device", "cuda", "--precision", "s,pv,dv,dp,dq,dk")
     assert result.code == 2
     assert "six-of-seven or qk16" in result.err
 

@@ -1,4 +1,4 @@
-# Configuring and building; the environment that what was built runs in.
+# Configures and builds, and sets the environment of the programs that were built.
 
 configure() {
   local arguments=(

@@ -1,4 +1,4 @@
-# The demo, after everything is built: sourced by ./run, uses $python.
+# The demo, which ./run sources after everything is built. It uses $python.
 sagebwd=build/bin/sagebwd
 archs=sm_80,sm_86,sm_89,sm_90a,sm_120
 
@@ -7,7 +7,7 @@ title() { printf '\n%s\n' "$1"; }
 attention_kernels() { grep -E '^kernel |^sagebwd_(forward|backward)_|^[0-9]+ kernels'; }
 
 title "1. Forward and backward, D 64 and 128, bf16, compiled for five architectures"
-echo "Shown are the 3 attention kernels of each operation; counted as well, 3 that quantise."
+echo "These are the 3 attention kernels of each operation. The counts include 3 that quantise."
 $sagebwd build --arch $archs --head-dim 64,128 --dtype bf16 | attention_kernels
 
 title "2. The same in a second process: from the cache in $SAGEBWD_CACHE_DIR"
@@ -21,7 +21,7 @@ offline() {
     SAGEBWD_NVRTC=/nowhere $sagebwd build --arch sm_90a "$@"
 }
 offline --head-dim 64 | tail -n 1
-echo "What is not in it is an error that says how to get it:"
+echo "A kernel that it lacks is an error, which says how to build it:"
 offline --head-dim 128 2>&1 | fold -s -w 100 || true
 
 title "4. Error against FP64, cosine / relative L2 (emulated on the CPU, bit for bit)"
@@ -48,9 +48,9 @@ awk '
              (t in table1) ? table1[t] : "-", table2[t]
     }
   }' build/logs/trace-row.txt build/logs/trace-block.txt
-echo "Ours and Table 1: q, k, v, dO ~ N(0, 1); ours D 128, N 1024 (the paper names no shape)."
-echo "Table 2: captured from a trained model, harder inputs; 'sagebwd trace' and the Python package"
-echo "trace your own."
+echo "Ours and Table 1: q, k, v, dO ~ N(0, 1). Ours: D 128, N 1024 (the paper states no shape)."
+echo "Table 2: inputs of a trained model, which are harder. 'sagebwd trace' and the Python package"
+echo "trace your inputs."
 
 if $sagebwd doctor | grep -q '^gpu 0'; then
   title "5. On this GPU, random problems against FP64"

@@ -2,7 +2,7 @@
 
 docs_python=$root/build/docs/bin/python
 
-# Whether what builds the site is there, or pip can get it.
+# Makes the Python that builds the site; fails if pip cannot install its packages.
 prepare_docs() {
   local wanted=docs/_site/requirements.txt
   cmp -s $wanted build/docs/.requirements && return
@@ -12,7 +12,7 @@ prepare_docs() {
     cp $wanted build/docs/.requirements
 }
 
-# mkdocs_of_docs COMMAND...: its output has no advertisements.
+# mkdocs_of_docs COMMAND...: runs mkdocs, without advertisements in its output.
 mkdocs_of_docs() {
   NO_MKDOCS_2_WARNING=1 "$docs_python" -m mkdocs "$@" --strict
 }

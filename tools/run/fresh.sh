@@ -1,6 +1,6 @@
-# ./run fresh [SYSTEM [COMMAND...]]: what a newcomer gets. A minimal root of a distribution, the
-# last commit cloned into it, and ./run demo and ./run test there, or COMMANDs instead. Exit code 3:
-# no such root can be had here, and nothing was tried.
+# ./run fresh [SYSTEM [COMMAND...]]: tries what a newcomer gets. It makes a minimal root of a
+# distribution, clones the last commit into it, and runs ./run demo and ./run test there, or the
+# COMMANDs. Exit code 3: no such root can be made here, and nothing was tried.
 
 fresh_systems="debian:bookworm ubuntu:jammy ubuntu:noble"
 
@@ -9,8 +9,8 @@ no_root_here() {
   exit 3
 }
 
-# Mounts and processes are of a namespace of their own, which nothing outside sees. They end with
-# it, and it ends with this script, however that ends.
+# Mounts and processes are in a namespace of their own, invisible from outside. The namespace ends
+# with this script, however that ends.
 namespace=
 in_namespace() {
   setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child "$@" &
@@ -24,7 +24,8 @@ remove_tree() {
   rm -rf "$tree" || { sleep 1 && rm -rf "$tree"; }
 }
 
-# in_root COMMAND...: with the settings that the network asks for, and nothing else of this machine.
+# in_root COMMAND...: runs it with the settings that the network requires, and nothing else of this
+# machine.
 in_root() {
   in_namespace bash -euc '
     tree=$1 count=$2
@@ -83,7 +84,7 @@ take_settings_along() {
   [[ ! -f $file ]] || while read -r name; do lend "$name"; done < <(paths_in "$file")
 }
 
-# As debootstrap knows it; of Ubuntu's the second, for releases that are kept up.
+# The release as debootstrap knows it; of Ubuntu's archives the second, for maintained releases.
 public_archive() {
   if [[ $family == ubuntu ]]; then
     awk '$1 == "default_mirror" { print $2 }' /usr/share/debootstrap/scripts/gutsy | sed -n 2p
@@ -119,7 +120,7 @@ make_minimal_root() {
     tar -C "$tree" --one-file-system -cf "$base.part" . && mv "$base.part" "$base"
 }
 
-# The checkout may belong to somebody else than root.
+# The checkout may belong to another user than root.
 own_git() { git -c safe.directory='*' "$@"; }
 
 clone() {
@@ -173,7 +174,7 @@ run_fresh() {
   [[ ${#commands[@]} -gt 0 ]] || commands=("./run demo" "./run test")
   make_root "$system"
   step fresh-clone "Cloning $(own_git log -1 --format=%h) into it" clone
-  own_git diff --quiet HEAD || echo "(what is not committed is not in it)"
+  own_git diff --quiet HEAD || echo "(it lacks what is not committed)"
   for command in "${commands[@]}"; do
     log=fresh-$(tr -cd '[:alnum:]' <<<"$command")
     if try_step "$log" "$command in it" in_root bash -c "cd /sagebwd && $command"; then

@@ -1,4 +1,4 @@
-# The system packages, and where LLVM is.
+# Installs system packages and finds LLVM.
 
 # All there are, by Debian's names; llvm-dev stands for the newest that apt knows. README.md names
 # those that `pip install .` needs.
@@ -33,7 +33,7 @@ python_can() { "$1" -c "$2" >/dev/null 2>&1; }
 python_has_headers='import os, sysconfig
 assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))'
 
-# has PACKAGE: it, or what stands in for it.
+# has PACKAGE: whether it, or a replacement, is installed.
 has() {
   case $1 in
     g++) command -v c++ ;;

@@ -42,18 +42,18 @@ nvrtc_packages() {
   fi
 }
 
-# make_venv FLAGS... : beside the build, for a .venv of the tree is its owner's.
+# make_venv FLAGS... : makes build/venv, because a .venv in the tree belongs to its owner.
 make_venv() {
   rm -rf build/venv
   python3 -m venv "$@" build/venv
-  # So that its Python imports the package that is built here.
+  # Its Python imports the package that is built here.
   echo "$root/build/python" \
     >"$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sagebwd.pth"
 }
 
 pip_install() { "$python" -m pip install --disable-pip-version-check --retries 2 "$@"; }
 
-# From pip, or where no index is within reach, from the distribution.
+# From pip, or from the distribution if no index can be reached.
 install_python_packages() {
   try_step pip "Installing pytest, numpy, pybind11" pip_install pytest numpy pybind11 && return
   if ! command -v apt-get >/dev/null || [[ $(command -v python3) != /usr/bin/python3 ]]; then
@@ -66,7 +66,7 @@ install_python_packages() {
   step venv "Making build/venv over them" make_venv --system-site-packages
 }
 
-# install_nvrtc PACKAGE...: what is only built can do without.
+# install_nvrtc PACKAGE...: commands that only build do not need it.
 install_nvrtc() {
   try_step pip-nvrtc "Installing NVRTC" pip_install "$@" &&
     printf '%s' "$*" >build/venv/.nvrtc && return
@@ -84,7 +84,7 @@ prepare_python() {
   nvrtc=$(find_nvrtc || true)
   if [[ -n ${SAGEBWD_PYTHON_EXE:-} ]]; then
     python=$(command -v "$SAGEBWD_PYTHON_EXE") ||
-      fail "SAGEBWD_PYTHON_EXE is '$SAGEBWD_PYTHON_EXE', which is no command here."
+      fail "SAGEBWD_PYTHON_EXE is '$SAGEBWD_PYTHON_EXE', which is not a command here."
     python_can "$python" "$python_has_packages" ||
       fail "$python needs pytest, numpy and pybind11; or leave SAGEBWD_PYTHON_EXE unset."
     [[ -n $nvrtc ]] || nvrtc=$(nvrtc_of "$python") || return 0
@@ -95,7 +95,7 @@ prepare_python() {
   python=$root/build/venv/bin/python
   stamp="$(command -v python3) $(python3 --version)"
   if [[ "$(cat build/venv/.stamp 2>/dev/null)" != "$stamp" || ! -x $python ]]; then
-    # A Python that has PyTorch or all that is needed is built upon: the demo compares with PyTorch.
+    # Uses a Python that has PyTorch (with which the demo compares) or all packages.
     local flags=()
     if python_can python3 'import torch' || python_can python3 "$python_has_packages"; then
       flags=(--system-site-packages)
@@ -112,8 +112,8 @@ prepare_python() {
   export VIRTUAL_ENV=$root/build/venv
 }
 
-# A test shares a directory between NVRTC 12 and 13. It lies beside the build, where nothing else
-# finds it; without it the test says that it is skipped.
+# One test shares a cache directory between NVRTC 12 and 13. NVRTC 12 is in a folder where nothing
+# else finds it. Without it the test is skipped, and says so.
 prepare_nvrtc_12() {
   [[ -n ${SAGEBWD_TEST_NVRTC12:-} ]] && return
   local folder=$root/build/nvrtc12
@@ -125,8 +125,7 @@ prepare_nvrtc_12() {
   export SAGEBWD_TEST_NVRTC12=$library
 }
 
-# A test reads machine code. The disassembler lies beside the build; without it the test says that
-# it is skipped.
+# One test reads machine code. Without the disassembler it is skipped, and says so.
 prepare_nvdisasm() {
   command -v nvdisasm >/dev/null && return
   local folder=$root/build/nvdisasm/nvidia/cu13/bin

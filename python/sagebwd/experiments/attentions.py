@@ -1,7 +1,8 @@
-"""Attention by name: a line such as ``sagebwd:granularity=block,no-rotate`` to a function."""
+"""Attention by name: makes a function of a line such as ``sagebwd:granularity=block,no-rotate``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -55,9 +56,12 @@ class AttentionChoice(Options):
     def parse(cls, text: str):
         """``NAME[:OPTION,...]``; an option is ``key=value``, or ``no-rotate``, ``smooth-q``.
 
-        A plan lists the INT8 products: ``emulated:plan=s+pv+dv+dp+dq+dk``, or ``plan=none``.
+        The emulation takes any INT8 products: ``emulated:precision=s+pv+dv+dp+dq+dk``, or
+        ``precision=none``. They are called ``plan`` in labels and records, which is taken, too.
         """
         name, _, options = text.partition(":")
+        if name == "emulated":
+            options = re.sub(r"(^|,)precision=", r"\1plan=", options)
         return cls(name=name, **dict(map(cls._parse_option, filter(None, options.split(",")))))
 
     @classmethod

@@ -1,6 +1,6 @@
 """Captures q, k, v and dO of attention layers on a real batch and traces their errors.
 
-    python -m sagebwd.experiments.capture --checkpoint model.pt --text a.txt --out bench/results
+    python -m sagebwd.experiments.capture --checkpoint model.pt --text a.txt --out results
 
 Queries and keys are taken after QK-norm and rotary positions: just what attention is handed. The
 table stands beside the paper's Table 2, one layer of its trained 325M Llama.
@@ -128,10 +128,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("capture", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--checkpoint", type=Path, metavar="FILE",
-                        help="a trained model; without one, --steps steps are trained first")
+                        help="a trained model; without it, a model is trained for --steps steps")
     parser.add_argument("--attention", metavar="NAME[:OPTION,...]",
-                        help="that of the captured pass (default: the checkpoint's, else sdpa)")
-    parser.add_argument("--layer", type=int, nargs="+", metavar="N", help="default: all")
+                        help="attention of the captured pass (default: the checkpoint's, or sdpa)")
+    parser.add_argument("--layer", type=int, nargs="+", metavar="N",
+                        help="layers to trace (default: all)")
     parser.add_argument("--sequences", type=int, default=2, metavar="N",
                         help="held-out sequences in the captured batch (default: 2)")
     parser.add_argument("--save", type=Path, metavar="FILE",
@@ -190,6 +191,7 @@ def write_traces(captured: list[Captured], layers: list[int], path: Path, record
     record["mean_over_layers"] = mean_over_layers(record["layers"])
     write_json(path, record)
     print(table("mean", record["mean_over_layers"]))
+    print(f"written to {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

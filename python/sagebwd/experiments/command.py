@@ -1,4 +1,4 @@
-"""What the commands of this package share: PyTorch or its absence, and failures as one line."""
+"""The common part of the commands: importing PyTorch, and reporting failures in one line."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import sagebwd
 #: PyTorch, or None: the modules import without it, so that `--help` always works.
 try:
     import torch
-except (ImportError, OSError) as error:  # not installed, or not in working order
+except (ImportError, OSError) as error:  # not installed, or broken
     torch = None
     _why_no_torch = str(error)
 
 
 class Failure(RuntimeError):
-    """What is missing or went wrong, and what to do about it: its message says all."""
+    """A failure whose message says what is missing or wrong, and what to do."""
 
 
-#: Failures whose message is enough. A traceback is for what nobody foresaw.
+#: Failures whose message is enough. Only others get a traceback.
 _EXPLAINED = (Failure, sagebwd.CompileError, sagebwd.DriverError, sagebwd.LibraryError,
               sagebwd.OfflineError, sagebwd.PackError, sagebwd.SpecError,
               sagebwd.TuneError)  # fmt: skip
@@ -38,8 +38,8 @@ def run(
     parser: argparse.ArgumentParser, arguments: list[str] | None,
     work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
 ) -> int:
-    """The exit code: that of `work(options)`, 1 where it fails, 130 where it is interrupted; wrong
-    use leaves with 2."""
+    """The exit code: that of `work(options)`, 1 if it fails, 130 if it is interrupted. Wrong use
+    exits with 2."""
     options = parser.parse_args(arguments)
     name = parser.prog.rpartition(".")[2]
     try:
@@ -57,7 +57,8 @@ def run(
 
 @contextlib.contextmanager
 def wrong_use(parser: argparse.ArgumentParser):
-    """What options mean cannot be had: the error of the parser, exit code 2."""
+    """Turns errors into the parser's, with exit code 2: the options ask for something
+    impossible."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -65,22 +66,25 @@ def wrong_use(parser: argparse.ArgumentParser):
 
 
 def check_outputs(options: argparse.Namespace) -> None:
-    """ValueError where files could not be written: better known before than after a training."""
+    """ValueError if files could not be written, which is better known before a training."""
     given = vars(options)
     for folder in filter(None, (given["out"], given.get("checkpoints"))):
         if (there := next(p for p in (folder, *folder.absolute().parents) if p.exists())).is_file():
             raise ValueError(f"{there} is a file: name a folder for what is written")
         check_writable(there)
     if save := given.get("save"):
-        if (save.exists() and not save.is_file()) or not save.parent.is_dir():
-            raise ValueError(f"--save {save}: name a file in a folder that is there")
-        check_writable(save.parent)
+        of_out = save.parent.absolute() == options.out.absolute()  # which is made if it is missing
+        if (save.exists() and not save.is_file()) or not (of_out or save.parent.is_dir()):
+            raise ValueError(f"--save {save}: name a file in a folder that is there, or in --out")
+        if not of_out:
+            check_writable(save.parent)
     if (name := given.get("name")) and Path(name).name != name:
-        raise ValueError(f"--name {name}: it is of files in --out, so no path")
+        raise ValueError(f"--name {name}: pass a name without folders; --out is the folder")
 
 
 def check_writable(folder: Path) -> None:
-    """ValueError where no file can be made; permissions do not say (root may all, but in /proc)."""
+    """ValueError if no file can be made. Permissions do not tell: root may write, except in
+    /proc."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -88,7 +92,8 @@ def check_writable(folder: Path) -> None:
 
 
 def check_device(name: str) -> torch.device:
-    """The device of a `--device`; ValueError for no device, Failure where it is not there."""
+    """The device that `--device` names; ValueError for other words, Failure if it does not
+    exist."""
     try:
         device = torch.device(name)
     except RuntimeError:

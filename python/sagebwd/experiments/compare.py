@@ -1,6 +1,6 @@
 """Trains the same model with several attentions, one after another, on the same batches.
 
-    python -m sagebwd.experiments.compare --text a.txt b.txt --out bench/results
+    python -m sagebwd.experiments.compare --text a.txt b.txt --out results
 
 A run is written ``NAME[:OPTION,...]``; two options belong to the run, not to the attention:
 ``seed=N`` (a second seed shows how far noise alone moves the curve) and ``steps=N``.
@@ -158,10 +158,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("compare", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--runs", nargs="+", default=list(DEFAULT_RUNS), metavar="RUN",
-                        help="the first is the reference; default: " + " ".join(DEFAULT_RUNS))
-    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="keep trained models")
+                        help="attentions, of which the first is the reference (default: "
+                        + " ".join(DEFAULT_RUNS) + ")")
+    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER",
+                        help="keep the trained models in this folder")
     parser.add_argument("--reuse", action="store_true",
-                        help="keep runs that finished there before with the same configuration")
+                        help="do not repeat runs that --out has with the same configuration")
 
     def work(options) -> int:
         with command.wrong_use(parser):

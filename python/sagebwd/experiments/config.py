@@ -1,4 +1,4 @@
-"""What a training run consists of: the model, the schedule, and their options on a command line."""
+"""The model and the schedule of a training run, and their options on a command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from pathlib import Path
 
 from .command import torch
 
-#: Numbers of a TrainConfig and its ModelConfig that are no options.
+#: Numbers of a TrainConfig and its ModelConfig that have no option.
 _FIXED = ("final_lr_fraction", "vocab", "rope_base")
-_HELP = {"tied": "one matrix for embedding and head", "compile": "torch.compile the model",
-         "autocast": "bf16 where it serves, else FP32 throughout"}  # fmt: skip
+_HELP = {
+    "tied": "use one matrix for embedding and head", "compile": "compile the model",
+    "autocast": "compute in bf16 by torch.autocast, instead of FP32",
+    "qk_norm": "normalise queries and keys", "seed": "seed of the weights and the batches",
+    "steps": "training steps", "batch": "sequences per batch", "tokens": "tokens per sequence",
+    "lr": "highest learning rate", "warmup": "steps of the warm-up",
+    "weight_decay": "weight decay of matrices", "clip": "largest norm of the gradient",
+    "eval_every": "steps between validations", "log_every": "steps between rows of the record",
+    "val_sequences": "held-out sequences per validation",
+    "held_out_fraction": "share of the text that is held out", "dim": "width of the model",
+    "layers": "number of layers", "head_dim": "head dimension", "hidden": "width of the MLPs",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The defaults suit one H200: well under a minute with fused attention."""
+    """With the defaults a run takes well under a minute on one H200 with fused attention."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     seed: int = 0
@@ -57,7 +67,7 @@ class TrainConfig:
     device: str = "cuda"
     autocast: bool = True
     compile: bool = False
-    stop_after: int | None = None  #: steps to run of the schedule's `steps`; None: all
+    stop_after: int | None = None  #: how many of the schedule's `steps` to run; None means all
 
     def __post_init__(self) -> None:
         _check_least(self, 1, "steps", "batch", "tokens", "eval_every", "log_every",
@@ -89,15 +99,20 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     """The options shared by train, compare and capture."""
     config = TrainConfig()
     parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files to read")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--out", type=Path, default=Path("results"),
+                        help="folder for the files that are written (default: results)")
     cuda = torch is not None and torch.cuda.is_available()
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu",
+                        help="cuda, cuda:N or cpu (default: cuda if there is a GPU)")
     for name, default in (vars(config) | vars(config.model)).items():
-        how = {"metavar": "N" if type(default) is int else "X", "type": type(default)}
-        if isinstance(default, bool):
-            how = {"action": argparse.BooleanOptionalAction, "help": _HELP.get(name)}
-        if isinstance(default, (int, float)) and name not in _FIXED:
-            parser.add_argument("--" + name.replace("_", "-"), default=default, **how)
+        if not isinstance(default, (int, float)) or name in _FIXED:
+            continue
+        switch = isinstance(default, bool)
+        shown = ("yes" if default else "no") if switch else default
+        how = {"action": argparse.BooleanOptionalAction} if switch else {
+            "metavar": "N" if type(default) is int else "X", "type": type(default)}
+        parser.add_argument("--" + name.replace("_", "-"), default=default,
+                            help=f"{_HELP[name]} (default: {shown})", **how)
 
 
 def config_of(arguments: argparse.Namespace) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""A small Llama-style language model over bytes, its attention handed in as a function.
+"""A small Llama-style language model over bytes, whose attention is an argument.
 
 RMSNorm before each block, rotary positions, SwiGLU, and RMSNorm on queries and keys (QK-norm) as
 a switch: the paper needs it at many tokens per step.

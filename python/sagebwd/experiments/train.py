@@ -1,6 +1,6 @@
 """Trains the language model on text files, with attention chosen by name.
 
-    python -m sagebwd.experiments.train --attention sagebwd --text a.txt --out bench/results
+    python -m sagebwd.experiments.train --attention sagebwd --text a.txt --out results
 
 The same seed gives the same weights and the same batches for every attention.
 """
@@ -247,9 +247,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("train", __doc__)
     add_training_arguments(parser)
     parser.add_argument("--attention", default="sagebwd", metavar="NAME[:OPTION,...]",
-                        help="sdpa, sagebwd or emulated, e.g. sagebwd:granularity=block,no-rotate "
-                        "or emulated:plan=s+pv+dv+dp+dq+dk (default: sagebwd)")
-    parser.add_argument("--name", help="stem of the files written (default: from the attention)")
+                        help="sdpa, sagebwd or emulated, with options, such as "
+                        "sagebwd:granularity=block,no-rotate or "
+                        "emulated:precision=s+pv+dv+dp+dq+dk (default: sagebwd)")
+    parser.add_argument("--name", help="stem of the files' names (default: from the attention)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint")
 
     def work(options) -> int:

@@ -5,9 +5,13 @@ that no keywords say is refused.
 """
 
 import torch
-from transformers.masking_utils import sdpa_mask
 
 from sagebwd import SpecError
+
+try:
+    from transformers import masking_utils
+except ImportError:  # before 4.53
+    masking_utils = None
 
 #: Queries whose part of a mask is looked at at a time.
 ROWS = 1024
@@ -47,9 +51,10 @@ class Pattern:
         """The pattern of what transformers hands to a mask interface."""
 
         def rows(first, count):
-            return sdpa_mask(batch_size=batch, q_length=count, kv_length=keys, kv_offset=kv_offset,
-                             q_offset=q_offset + first, attention_mask=attention_mask,
-                             allow_is_causal_skip=False, **given)[:, 0]  # fmt: skip
+            return masking_utils.sdpa_mask(
+                batch_size=batch, q_length=count, kv_length=keys, kv_offset=kv_offset,
+                q_offset=q_offset + first, attention_mask=attention_mask,
+                allow_is_causal_skip=False, **given)[:, 0]  # fmt: skip
 
         used = None
         if attention_mask is not None:
@@ -129,7 +134,8 @@ class Pattern:
     def _packed_by(self, position_ids, causal, window):
         """Keywords of packed sequences, all rows of the batch one after the other, or None."""
         batch, m, n = self.shape
-        if self._used is not None or position_ids is None or m != n or position_ids.dim() != 2:
+        padded = self._padded and self._used is not None
+        if padded or position_ids is None or m != n or position_ids.dim() != 2:
             return None
         if position_ids.shape[1] != m or position_ids.shape[0] not in (1, batch):
             return None
@@ -186,6 +192,23 @@ class Pattern:
             torch._assert_async(same, said)
         elif not same:
             raise SpecError(said)
+
+
+def visible_of(mask, keys):
+    """A written mask, (batch, 1, queries, keys), as booleans; None for what is no such mask.
+
+    Those of transformers before 4.53 are numbers that are added to scores: 0 or the least of their
+    dtype, and of one key more than there are where nobody gave a mask of padding.
+    """
+    if mask.dim() != 4 or mask.shape[1] != 1:
+        return None
+    if mask.is_floating_point():
+        visible = mask == 0
+        said = visible | (mask <= torch.finfo(mask.dtype).min)
+        if not torch.compiler.is_compiling() and not bool(said.all()):
+            return None
+        return visible[..., :keys]
+    return mask if mask.dtype == torch.bool else None
 
 
 def packed_mask(causal, window):

@@ -9,11 +9,19 @@ call PyTorch's function: for them there is `with sagebwd.sdpa():`, which serves 
 context parallelism and whatever else is not honoured are refused by name.
 """
 
-from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from sagebwd._needs import need
 
-from sagebwd.dropins import scaled_dot_product_attention, window_bounds
-from sagebwd.integrations._options import Chosen
-from sagebwd.options import SpecError
+need("torch", "sagebwd.integrations.diffusers")
+need("diffusers", "sagebwd.integrations.diffusers")
+
+from diffusers.models.attention_dispatch import (  # noqa: E402
+    AttentionBackendName,
+    _AttentionBackendRegistry,
+)
+
+from sagebwd.dropins import scaled_dot_product_attention, window_bounds  # noqa: E402
+from sagebwd.integrations._options import Chosen  # noqa: E402
+from sagebwd.options import SpecError  # noqa: E402
 
 NAME = "sagebwd"
 _chosen = Chosen()

@@ -4,18 +4,20 @@
 
     out = attention(q, k, v, causal=True)
 
-Kernels are compiled where they first run, so a function that is compiled anew later finds them.
+Kernels are compiled where they first run, so a function that is compiled again later finds them.
 Over several GPUs it goes into jax.shard_map: heads and batches are independent.
 """
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sagebwd import _core, options
+from sagebwd._needs import need
 from sagebwd.shapes import check_equal, check_rank, check_scale, problem_of_shapes
+
+jax = need("jax", "sagebwd.integrations.jax")
+jnp = jax.numpy
 
 _DTYPES = (jnp.bfloat16, jnp.float16)
 

@@ -1,6 +1,6 @@
-"""Hugging Face transformers: attn_implementation="sagebwd", once this module is imported.
+"""Hugging Face transformers: attn_implementation="sagebwd", once sagebwd is imported.
 
-    import sagebwd.integrations.transformers
+    import sagebwd
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sagebwd",
                                                  dtype=torch.bfloat16)
     sagebwd.integrations.transformers.use(precision="gradients16")     # sagebwd.attention's options
@@ -13,14 +13,25 @@ a mask is compared with what the kernels would compute, once for all layers. Gen
 its single queries quantise all keys again: for that "sdpa" is faster.
 """
 
-import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.flash_attention import get_target_dtype
+import inspect
 
-from sagebwd import SpecError, attention
-from sagebwd.integrations._masks import Pattern, Unwritten, packed_mask
-from sagebwd.integrations._options import Chosen
-from sagebwd.keywords import absent
+from sagebwd._needs import need
+
+torch = need("torch", "sagebwd.integrations.transformers")
+need("transformers", "sagebwd.integrations.transformers")
+
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
+
+from sagebwd import SpecError, attention  # noqa: E402
+from sagebwd.integrations._masks import (  # noqa: E402
+    Pattern,
+    Unwritten,
+    masking_utils,
+    packed_mask,
+    visible_of,
+)
+from sagebwd.integrations._options import Chosen  # noqa: E402
+from sagebwd.keywords import absent  # noqa: E402
 
 NAME = "sagebwd"
 _chosen = Chosen()
@@ -61,8 +72,8 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     """Attention of (batch, heads, tokens, head_dim) tensors: (out, None), out being (batch,
     tokens, heads, head_dim)."""
     _refuse(module, dropout, softcap, s_aux, position_bias, more)
-    dtype = get_target_dtype(query, module)
-    if dtype is not None:
+    if query.dtype == torch.float32:
+        dtype = _dtype_of(module, query.device.type)
         query, key, value = (t.to(dtype) for t in (query, key, value))
     causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     given = {**_chosen.options, "softmax_scale": scaling, "sink_logits": s_aux}
@@ -89,6 +100,19 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
         out = attention(*(t.flatten(0, 1) for t in (q, k, v)), **given)
         return out.unflatten(0, q.shape[:2]), None
     return attention(q, k, v, layout="bshd", **given), None
+
+
+def _dtype_of(module, device_type):
+    """What float32 queries are cast to, as for flash-attention; PEFT's layers give such queries."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    config = getattr(module, "config", None)
+    if getattr(config, "_is_quantized", False):  # its weights are of no dtype that counts
+        return config.dtype
+    if before := getattr(config, "_pre_quantization_dtype", None):  # transformers 4
+        return before
+    linear = (x for x in module.modules() if isinstance(x, torch.nn.Linear))
+    return next((x.weight.dtype for x in linear), torch.float32)
 
 
 def _refuse(module, dropout, softcap, s_aux, position_bias, more):
@@ -122,10 +146,8 @@ def _pattern(attention_mask, queries, keys):
     pattern = getattr(attention_mask, "pattern", None)
     if isinstance(attention_mask, Unwritten) and attention_mask.is_changed():
         pattern, attention_mask = None, attention_mask.mask
-    if pattern is None and attention_mask.dtype == torch.bool and attention_mask.dim() == 4 and (
-        attention_mask.shape[1] == 1
-    ):
-        pattern = Pattern.of_tensor(attention_mask)
+    if pattern is None and (visible := visible_of(attention_mask, keys)) is not None:
+        pattern = Pattern.of_tensor(visible)
     if pattern is None or tuple(pattern.shape[1:]) != (queries, keys):
         raise SpecError(
             f"attention_mask has shape {tuple(attention_mask.shape)} for {queries} queries and "
@@ -147,5 +169,17 @@ def _causal_without_mask(causal, queries, keys):
     return "top-left"
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask)
+def _register():
+    """The name, among those of transformers. Before 4.53 models write their masks themselves, and
+    before 5 the function of masks is asked in other words: there ours is that of "sdpa"."""
+    if isinstance(ALL_ATTENTION_FUNCTIONS, dict):  # before 4.50
+        ALL_ATTENTION_FUNCTIONS[NAME] = attend
+    else:
+        ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    if masking_utils is not None:
+        sdpa_mask = masking_utils.sdpa_mask
+        ours = "q_length" in inspect.signature(sdpa_mask).parameters
+        masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask if ours else sdpa_mask)
+
+
+_register()
