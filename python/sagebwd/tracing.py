@@ -35,8 +35,8 @@ def trace(
     Returns a dict of tensor name -> {'cosine', 'rel_l2'}, NaN where a computation holds one. On a
     GPU, under a plan that kernels are built for, the key 'kernels' holds the same for O, dQ, dK, dV
     as the kernels give them. The dict prints as a table; `to_pandas()` gives a data frame and
-    `to_dict()` plain dicts. Raises SpecError, also for sizes that memory does not hold or that would
-    take hours, and on a GPU what `sagebwd.attention` raises.
+    `to_dict()` plain dicts. Raises SpecError, also for sizes that memory does not hold or that
+    would take hours, and on a GPU what `sagebwd.attention` raises.
     """
 
     def check(problem, head_dim, inputs_device):
