@@ -115,7 +115,8 @@ def test_each_kernel_is_logged_with_its_source(tmp_path):
     assert len(warm) == len(cold)
     place = re.escape(str(tmp_path / "cache"))
     for level, text in warm:
-        assert level == "DEBUG" and re.fullmatch(rf"loaded \w+ for sm_80 from {place} in .* s", text)
+        pattern = rf"loaded \w+ for sm_80 from {place} in .* s"
+        assert level == "DEBUG" and re.fullmatch(pattern, text)
     assert sorted(on_stderr.splitlines()) == told(warm)
     assert logged("0")[1] == ""
     unwritable = logged(str(tmp_path / "no/log"))[1]

@@ -1,12 +1,16 @@
 """The commands of sagebwd.experiments where something is missing: one line, and no file."""
 
+import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from sagebwd.experiments.command import check_outputs
 
 BLOCKING = """
 import sys
@@ -63,6 +67,19 @@ def test_the_package_lists_its_commands():
     done = run("__main__", "--help", blocked=("torch", "matplotlib"))
     assert done.returncode == 0 and done.stderr == ""
     assert all(f"  {module} " in done.stdout for module in (*COMMANDS, "plot"))
+
+
+def test_a_checkpoint_may_lie_in_the_folder_that_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def check(save):
+        check_outputs(argparse.Namespace(out=Path("results"), save=Path(save)))
+
+    check("results/x.pt")
+    check(tmp_path / "results/x.pt")
+    with pytest.raises(ValueError, match="name a file in a folder that is there, or in --out"):
+        check("elsewhere/x.pt")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_says_the_defaults(place):

@@ -23,8 +23,8 @@ def run(code, folder=None):
 
 
 def test_extras_are_those_that_errors_name():
-    extras = dict(re.findall(r'^(\w+) = \["(\w+>=[\d.]+)"\]$', (ROOT / "pyproject.toml").read_text(),
-                             re.MULTILINE))  # fmt: skip
+    project = (ROOT / "pyproject.toml").read_text()
+    extras = dict(re.findall(r'^(\w+) = \["(\w+>=[\d.]+)"\]$', project, re.MULTILINE))
     for package, least in _needs.LEAST.items():
         assert extras[package] == f"{package}>={least}"
     assert DOORS.keys() | {"pandas"} == _needs.LEAST.keys()

@@ -90,6 +90,8 @@ def test_values_are_checked_before_the_driver(monkeypatch):
     for call, message in [
         (lambda: sagebwd.emit(head_dim="64"), "head_dim='64'"),
         (lambda: sagebwd.emit(causal="yes"), "causal='yes'"),
+        (lambda: sagebwd.emit(causal=None), "causal=None: pass False or 'none', True, 'top-left'"),
+        (lambda: sagebwd.emit(window_left=-1), "window_left=-1: .* None for no bound"),
         (lambda: sagebwd.build(dtype="float32"), "dtype='float32'"),
         (lambda: sagebwd.tune(kernels=("x",)), "'x' is no kernel with tiles: those are forward, "),
     ]:

@@ -145,6 +145,7 @@ def attend_part(first, end):
 def test_masks_of_other_sizes_or_kinds():
     with pytest.raises(SpecError, match=r"has shape \(1, 1, 16, 16\) for 4 queries and 16 keys"):
         attend(4, 16, mask=masked(16, 16))
-    for other in (torch.full((1, 1, 16, 16), 0.5), torch.ones(1, 2, 16, 16).bool(), torch.ones(1, 16)):
+    bias = torch.full((1, 1, 16, 16), 0.5)
+    for other in (bias, torch.ones(1, 2, 16, 16).bool(), torch.ones(1, 16)):
         with pytest.raises(SpecError, match="attention_mask has shape .*sdpa"):
             attend(mask=other)

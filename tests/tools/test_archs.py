@@ -68,7 +68,8 @@ def test_architectures_by_word(sagebwd, doctor, fake_driver):
 STUB = r"""
 #include <stddef.h>
 #include <string.h>
-static const char text[] = "// Compiler Build ID: UNKNOWN\n// Cuda compilation tools, release 12.1, V12.1.105\n";
+static const char text[] = "// Compiler Build ID: UNKNOWN\n"
+                           "// Cuda compilation tools, release 12.1, V12.1.105\n";
 int nvrtcVersion(int* major, int* minor) { *major = 12; *minor = MINOR; return 0; }
 int nvrtcGetNumSupportedArchs(int* count) { *count = 4; return 0; }
 int nvrtcGetSupportedArchs(int* archs) {

@@ -34,7 +34,10 @@ def wheel(checkout):  # noqa: F811
 prepare_wheel_tools() { tools=/tools/python; }
 make_sdist() { mkdir -p dist; }
 prepare_jax_header() { :; }
-build_wheel() { [[ ${BROKEN:-} != build ]] && touch "dist/s-cp$(version_of "$1" | tr -d .)-m.whl"; }
+build_wheel() {
+  echo "$1" >>dist/built_by
+  [[ ${BROKEN:-} != build ]] && touch "dist/s-cp$(version_of "$1" | tr -d .)-m.whl"
+}
 audit_wheel() { [[ ${BROKEN:-} != audit ]]; }
 newest_glibc() { echo GLIBC_2.34; }
 make_root() { [[ $1 != ubuntu:* ]] || no_root_here none; }
@@ -128,6 +131,15 @@ def test_a_python_without_headers_is_named(wheel):
     assert result.returncode == 1 and "mine/python has no headers (Python.h)" in result.stderr
 
 
+def test_a_command_is_handed_on_as_a_path(wheel):
+    """pip's --python takes no command."""
+    there = wheel.add("bin/python3.10", "3.10")
+    result = wheel("--python", "python3.10")
+    assert result.returncode == 0, result.stdout + result.stderr
+    [built_by] = [path.read_text() for path in there.parents[1].rglob("built_by")]
+    assert built_by == f"{there}\n"
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [("build", "A wheel for Python 3.11 failed"), ("audit", "Checking what it needs failed"),
@@ -178,7 +190,8 @@ def test_the_version_is_said_once(sagebwd):
     assert package.__version__ == version
     for folder in ("python", "tools", "runtime", "c", "cmake"):
         for path in (ROOT / folder).rglob("*.*"):
-            if path.suffix in {".py", ".cpp", ".h", ".sh", ".cmake"}:
+            # C's header has it for the preprocessor; a test of the command line compares it.
+            if path.suffix in {".py", ".cpp", ".h", ".sh", ".cmake"} and path.name != "sagebwd.h":
                 assert version not in path.read_text(), path
 
 

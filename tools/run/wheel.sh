@@ -44,6 +44,7 @@ choose_interpreters() {
       wanted=$(find_python "$version") || fail "$(missing_python "$version")"
     else
       python_can "$wanted" "$python_has_headers" || fail "--python $wanted has no headers (Python.h)"
+      wanted=$(command -v "$wanted") # pip takes a path, and no command
     fi
     interpreters+=("$wanted")
   done
