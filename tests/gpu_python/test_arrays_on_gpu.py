@@ -46,7 +46,7 @@ def test_as_pytorchs_own(kind, dtype, layout):
         there = {"stream": stream.cuda_stream, "empty": empty, **chosen}
         q, k, v, dout = map(kind, (q, k, v, dout))
         if kind is ByInterface and torch.cuda.device_count() > 1:
-            with pytest.raises(sagebwd.SpecError, match="which of several GPUs they are on"):
+            with pytest.raises(sagebwd.SpecError, match="on which of several GPUs they are"):
                 arrays.attention_forward(q, k, v, **there)
             return
         out, lse = arrays.attention_forward(q, k, v, **there)

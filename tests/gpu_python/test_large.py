@@ -113,4 +113,4 @@ def test_twenty_thousand_mixed_calls_leave_nothing_behind():
             held.append((torch.cuda.memory_allocated(),
                          resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))  # fmt: skip
     assert len(first) == len(kept)
-    assert held[-1][0] == held[1][0] and held[-1][1] - held[1][1] < 32 << 10  # KiB
+    assert held[-1][0] <= held[1][0] and held[-1][1] - held[1][1] < 32 << 10  # KiB
