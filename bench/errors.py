@@ -52,9 +52,9 @@ ROW_OF_NUMERICS_1 = {
     "local": (0.0138, 0.0219, 0.0145, 0.0170),
     "qk-norm 3": (0.0250, 0.0590, 0.0576, 0.0271),
     "qk-norm 1": (0.0096, 0.0169, 0.0158, 0.0165),
-    # One draw of 4 heads says little here: which tokens are large, and where, moves dV from .011 to
-    # .023. These are means of 6 draws of 16 heads by the emulation of numerics 4, which numerics 5
-    # equals (.985 to 1.011 times as large, within its spread), and of 64 heads the rows are.
+    # One draw of 4 heads says little here: which tokens are large, and where, moves dV from 0.011
+    # to 0.023. These are means of 6 draws of 16 heads by the emulation of numerics 4, which numerics 5
+    # equals (0.985 to 1.011 times as large, within its spread), and of 64 heads the rows are.
     "massive tokens": (0.0152, 0.0159, 0.0201, 0.0173),
 }
 #: What an input may cost beyond numerics 1's `row`.

@@ -84,8 +84,8 @@ def test_a_checkpoint_may_lie_in_the_folder_that_is_made(tmp_path, monkeypatch):
 
 def test_help_says_the_defaults(place):
     shown = " ".join(run("train", "--help", folder=place).stdout.split())
-    assert "--out OUT the folder of what is written (default results)" in shown
-    for option in ("--steps N default 1000", "--tied, --no-tied one matrix", "; default False"):
+    assert "--out OUT folder for the files that are written (default: results)" in shown
+    for option in ("(default: 1000) --batch N", "--tied, --no-tied use one matrix", "(default: no)"):
         assert option in shown
 
 

@@ -32,7 +32,7 @@ def test_rates_as_a_table(sagebwd, needs_nvrtc, fake_gpu):
     result = sagebwd("doctor", "--measure", **fake_gpu)
     assert result.code == 0, result.err
     assert result.out.startswith("Some GPU, 128 SMs\n")
-    assert "ldmatrix x4" in result.out and "a clock and SM" in result.out
+    assert "ldmatrix x4" in result.out and "per clock and SM" in result.out
 
 
 def test_without_a_gpu_it_says_so(sagebwd, fake_gpu):
