@@ -15,7 +15,7 @@ function(python_test name)
                    --junitxml ${PROJECT_BINARY_DIR}/reports/${name}.xml ${ARGN}
            WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(Python.${name} PROPERTIES LABELS python TIMEOUT ${test_limit} COST 50
-                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python")
+                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;${test_environment}")
 endfunction()
 
 # python_tests(NAME FOLDER LAST): the files there in LAST + 1 parts, which take about as long.

@@ -6,6 +6,8 @@ enable_testing()
 find_package(GTest REQUIRED)
 include(GoogleTest)
 set(test_limit 3600)
+# On a busy machine a compile takes long enough to be told of, amid what a test compares.
+set(test_environment SAGEBWD_LOG=0)
 
 # Tests are compiled more often than they run: without optimisation.
 precompiled(tests_precompiled precompiled_tests.h -O0 -fPIE)
@@ -21,7 +23,7 @@ foreach(suite generator templates cache runtime gpu)
                         GTest::gtest_main)
   target_compile_options(${suite}_tests PRIVATE -O0)
   target_precompile_headers(${suite}_tests REUSE_FROM tests_precompiled)
-  set(properties LABELS ${suite} TIMEOUT ${test_limit})
+  set(properties LABELS ${suite} TIMEOUT ${test_limit} ENVIRONMENT ${test_environment})
   set(filter)
   if(suite STREQUAL gpu)
     list(APPEND properties RESOURCE_LOCK gpu) # one at a time: they fill its memory
@@ -29,7 +31,8 @@ foreach(suite generator templates cache runtime gpu)
   elseif(suite STREQUAL templates) # what compiles hundreds of kernels
     gtest_discover_tests(templates_tests DISCOVERY_TIMEOUT 600 TEST_LIST heavy_templates_tests
                          TEST_FILTER "On/*" PROPERTIES
-                         LABELS templates_heavy TIMEOUT ${test_limit} COST 60)
+                         LABELS templates_heavy TIMEOUT ${test_limit} COST 60
+                         ENVIRONMENT ${test_environment})
     set(filter TEST_FILTER "-On/*")
   endif()
   gtest_discover_tests(${suite}_tests DISCOVERY_TIMEOUT 600 ${filter} PROPERTIES ${properties})
