@@ -124,6 +124,12 @@ def flash_attn_varlen_func(
     The longest lengths are ignored, and lse is (heads, tokens). The rest is as in
     `flash_attn_func`.
     """
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        raise options.SpecError(
+            "cu_seqlens_q and cu_seqlens_k say where packed sequences begin: pass int32 tensors of "
+            "shape (sequences + 1,). flash_attn_func takes sequences of one length, as (batch, "
+            "tokens, heads, head_dim)"
+        )
     refused = {"dropout_p": (dropout_p, (0.0, None)), "softcap": (softcap, (0.0, None)),
                "alibi_slopes": (alibi_slopes, (None,)),
                "block_table": (block_table, (None,))}  # fmt: skip

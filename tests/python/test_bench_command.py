@@ -372,6 +372,11 @@ def test_every_option_is_a_keyword_of_the_function():
     assert inspect.signature(sagebwd.bench).parameters.keys() - given.keys() == {"progress"}
 
 
+def test_a_switch_says_what_it_does():
+    shown = " ".join(command.parser().format_help().split())
+    assert "--no-smooth-k do not subtract" in shown and "--no-rotate do not apply" in shown
+
+
 def test_the_program_lists_the_same_options():
     """tools/bench.cpp has them for --help and completion."""
     binary = Path(__file__).resolve().parents[2] / "build/bin/sagebwd"

@@ -125,6 +125,12 @@ def test_sageattn_smooths_what_it_is_told_to():
         dropins.sageattn(q, k, v, smooth_q=True, precision="qk16")
 
 
+def test_packed_sequences_need_to_know_where_they_begin():
+    q = randn(40, 2, 64)
+    with pytest.raises(sagebwd.SpecError, match=r"pass int32 tensors.*flash_attn_func takes"):
+        dropins.flash_attn_varlen_func(q, q, q, None, None, 40, 40)
+
+
 @pytest.mark.parametrize("given", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
 def test_scaled_dot_product_attention(given):
     inputs = randn(2, 4, 40, 64), randn(2, 2, 56, 64, seed=1), randn(2, 2, 56, 64, seed=2)

@@ -76,6 +76,7 @@ def test_options_are_attentions():
         ({"granularity": "tokn"}, "'tokn'"),
         ({"smooth_q": True, "precision": "qk16"}, "smooth_q is not supported"),
         ({"granulity": "block"}, r"sdpa\(\).*did you mean 'granularity'"),
+        ({"falback": "torch"}, "did you mean 'fallback'"),
         ({"causal": True}, r"sdpa\(\) takes no causal: each call inside says is_causal"),
         ({"softmax_scale": 1.0}, "each call inside says scale"),
         ({"is_causal": True}, r"sdpa\(\) takes no is_causal: each call"),

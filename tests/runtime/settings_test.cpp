@@ -51,6 +51,8 @@ TEST(Settings, TheLogGoesNowhereToStandardErrorOrIntoAFile) {
   EXPECT_EQ(log("1"), Settings::kStandardError);
   EXPECT_EQ(log("/var/log/kernels"), "/var/log/kernels");
   EXPECT_TRUE(log("kernels.txt").starts_with("/") && log("kernels.txt").ends_with("/kernels.txt"));
+  EXPECT_EQ(raised_with("SAGEBWD_LOG", "true"), "SAGEBWD_LOG is 'true'; it takes 1 for standard "
+                                                "error, 0 for no lines, or a file");
 }
 
 TEST(Settings, ASwitchIsOnOrOffOrAnError) {

@@ -63,6 +63,7 @@ def _add_option(made: argparse.ArgumentParser, field: dataclasses.Field) -> None
     """The option of a field of an operation, spelled as in the other commands."""
     help = field.metadata["help"].replace("%", "%%")
     if field.type is bool:
+        help = f"do not {help}" if field.default else help
         flag = f"--no-{_flag(field.name)[2:]}" if field.default else _flag(field.name)
         made.add_argument(flag, dest=field.name, action="store_const", const=not field.default,
                           default=field.default, help=help)  # fmt: skip

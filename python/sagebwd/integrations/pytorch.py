@@ -69,7 +69,8 @@ class sdpa(TorchFunctionMode):
                 f"fallback={fallback!r}: pass 'torch', or None for an error where sagebwd does not "
                 "support a call"
             )
-        _options.check("sdpa", options_of_attention, scaled_dot_product_attention.known,
+        known = {*scaled_dot_product_attention.known, "fallback"}
+        _options.check("sdpa", options_of_attention, known,
                        otherwise=_OTHERWISE)  # fmt: skip
         self.fallback, self.options = fallback, options_of_attention
         self.calls, self.fallbacks = 0, collections.Counter()
