@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
 using namespace sagebwd;
@@ -77,6 +78,7 @@ TEST(KernelBuilder, LooksInMemoryThenOnDiskThenCompiles) {
 }
 
 TEST(KernelBuilder, CompilingThatLastsSaysSoOnce) {
+  ::unsetenv("SAGEBWD_LOG"); // which other tests are spared the line by
   TempDirectory temp;
   CacheStore store(temp.path());
   const auto said = [&](std::chrono::milliseconds after, int first) {
