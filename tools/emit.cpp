@@ -37,16 +37,15 @@ TileConfig read_tile(std::string typed, const TileConfig& like) {
 class Emit : public Command {
 public:
   Emit()
-      : Command(
-            "emit", "print the generated CUDA source of a kernel",
-            "Prints complete CUDA C++ without includes. NVRTC and nvcc compile it unchanged.\n"
-            "\n"
-            "examples:\n"
-            "  sagebwd emit --list\n"
-            "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
-            "  sagebwd emit --kernel forward --tile 128x128w8s1\n"
-            "  sagebwd emit --causal top-left -o generated/\n"
-            "  sagebwd emit --kernel backward --no-deterministic > backward.cu\n") {
+      : Command("emit", "print the generated CUDA source of a kernel",
+                "Prints complete CUDA C++ without includes. NVRTC and nvcc compile it unchanged.\n"
+                "\n"
+                "examples:\n"
+                "  sagebwd emit --list\n"
+                "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
+                "  sagebwd emit --kernel forward --tile 128x128w8s1\n"
+                "  sagebwd emit --causal top-left -o generated/\n"
+                "  sagebwd emit --kernel backward --no-deterministic > backward.cu\n") {
     options.text("kernel", "KIND", kernel_, "which kernel, as --list names them");
     options.offer(words_of<KernelKind>());
     options.text("pass", "PASS", pass_,
