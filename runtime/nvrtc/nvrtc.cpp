@@ -6,6 +6,7 @@
 #include "runtime/nvrtc/in_use.h"
 #include "runtime/nvrtc/library.h"
 #include "runtime/nvrtc/ptxas_report.h"
+#include "runtime/nvrtc/signals.h"
 #include "runtime/parallel_for.h"
 #include "runtime/settings.h"
 
@@ -135,6 +136,7 @@ Nvrtc::Library::Library() {
   resolve(library.handle, "nvrtcGetErrorString", nvrtcGetErrorString);
   nvrtcSetFlowCallback = reinterpret_cast<decltype(nvrtcSetFlowCallback)>(
       ::dlsym(library.handle, "nvrtcSetFlowCallback"));
+  nvrtc::keep_signal_handlers(library.handle);
 
   end_work_at_exit(); // before what the library has to be taken down at exit
   check(nvrtcVersion(&major, &minor), "nvrtcVersion");

@@ -121,9 +121,10 @@ EXPORTED nvrtcCompileProgram(Program* program, int count, const char* const* opt
       << with_simulated_instructions(program->source) << launcher(program->source);
   // Products and sums are joined where the text says so: results are the same on every CPU.
   const std::string command =
-      SIMULATOR_COMPILER " -x c++ -std=c++20 -Og -w -shared -fPIC -fno-strict-aliasing "
-                         "-fno-exceptions -ffp-contract=off -I '" SIMULATOR_FOLDER
-                         "' -include prelude.h -D__CUDA_ARCH__=" +
+      SIMULATOR_COMPILER
+      " -x c++ -std=c++20 -Og -fno-inline-functions-called-once -w -shared "
+      "-fPIC -fno-strict-aliasing -fno-exceptions -ffp-contract=off -I '" SIMULATOR_FOLDER
+      "' -include prelude.h -D__CUDA_ARCH__=" +
       arch + "0 -o '" + (place / "object").string() + "' '" + (place / program->name).string() +
       "' -nostdlib -lm -lc -lgcc 2> '" + (place / "log").string() + "'"; // nothing of C++'s library
   const bool done = std::system(command.c_str()) == 0;

@@ -14,14 +14,17 @@ configure() {
   fi
 }
 
-# prepare TARGET...: everything up to those targets.
+# prepare TARGET...: everything up to those targets. While they are built, the command in $meanwhile
+# runs, whose time is mostly that of downloads.
 prepare() {
   find_llvm || true
   install_packages
   prepare_python
   pybind11_dir=$("$python" -m pybind11 --cmakedir)
   configure
+  ${meanwhile:-true} >"$logs/meanwhile.log" 2>&1 &
   step "build" "Building $*" cmake --build build -j "$jobs" --target "$@"
+  wait $! || true
   export SAGEBWD_CACHE_DIR=${SAGEBWD_CACHE_DIR:-$root/build/cache}
   export PYTHONPATH=$root/build/python${PYTHONPATH:+:$PYTHONPATH}
 }

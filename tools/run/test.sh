@@ -6,6 +6,13 @@ failures_of() {
   sed -n '/% tests passed/,$p' "$1"
 }
 
+# What tests need beyond what was built; without any of it tests are skipped, and say so.
+prepare_tests() {
+  prepare_nvrtc_12
+  prepare_nvdisasm
+  try_step pip-docs "Installing what builds the site" prepare_docs
+}
+
 # ./run test [quick]: quick leaves out what compiles hundreds of kernels, for GPUs or the simulator,
 # and what is built again with sanitizers.
 run_test() {
@@ -17,10 +24,8 @@ run_test() {
     targets=quick_tests chosen=(-LE heavy)
     export SAGEBWD_TEST_QUICK=1
   fi
-  needs_nvrtc=1 prepare "$targets"
-  prepare_nvrtc_12
-  prepare_nvdisasm
-  try_step pip-docs "Installing what builds the site" prepare_docs && site=failed
+  needs_nvrtc=1 meanwhile=prepare_tests prepare "$targets"
+  prepare_tests && site=failed # finds what it installed meanwhile, or tries again
   rm -rf build/ctest.xml build/reports
   echo
   echo "Tests in C++ and Python (log: build/logs/ctest.log)"
