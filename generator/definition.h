@@ -34,11 +34,6 @@ struct Tiling {
   int (*shared_bytes)(const AttentionSpec&, const TileConfig&);
   /// Beyond what holds for all of them, why a tile cannot be built; empty where it can.
   std::string (*objection)(const AttentionSpec&, const TileConfig&);
-  /// Of warp-specialised families: whether their tile, where it can be built, is faster than that
-  /// of wgmma.
-  bool (*beats_wgmma)(const AttentionSpec&) = nullptr;
-  /// Stages and residency of the default; the rest follows from what fits.
-  TileConfig (*preferred)(const AttentionSpec&, Family);
   /// Values of FP32 or INT32 a thread holds at one time: a warp's 16 rows by n columns are n / 2.
   int (*accumulators)(const AttentionSpec&, Family);
   /// Whether it sums 16-bit products, whose bits depend on the order of the matrix instruction.

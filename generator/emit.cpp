@@ -5,9 +5,9 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/emit.h"
 #include "generator/definition.h"
 #include "generator/space.h"
-#include "generator/templates.h"
 
 namespace sagebwd {
 

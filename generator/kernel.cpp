@@ -1,7 +1,6 @@
-//===- kernel.cpp - Which kernels an operation needs, and their names ------===//
+//===- kernel.cpp - One kernel of an attention operation --------------------===//
 
 #include "generator/definition.h"
-#include "generator/space.h"
 
 #include <algorithm>
 #include <array>
@@ -155,67 +154,14 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
   return fields;
 }
 
-bool fuses_backward(const ResolvedSpec& spec, const Arch& arch, const Tiles& tiles) {
-  const auto names = [&](KernelKind kind) { return tiles.count(kind) > 0; };
-  const std::vector<KernelKind>& split = tiled_kernels(Pass::backward);
-  return names(KernelKind::backward) ||
-         (std::none_of(split.begin(), split.end(), names) && default_fused_tile(spec, arch));
-}
-
-std::vector<KernelKind> tunable_kernels(const ResolvedSpec& spec, const Arch& arch) {
-  return fuses_backward(spec, arch) ? tiled_kernels(Pass::forward) : tiled_kernels();
-}
-
-ResolvedSpec as_built(const ResolvedSpec& spec, const Arch& arch, const Tiles& tiles) {
-  AttentionSpec built = spec;
-  const bool fused = fuses_backward(spec, arch, tiles);
-  if (sums_dq_in_fp16(spec) && !fused)
-    throw SpecError("dq_sums = " + value_text(spec->dq_sums) + " is not supported on " +
-                    std::string(arch.name) + (tiles.empty() ? "" : " with these tiles") +
-                    ": the backward is split there, or adds up dQ in FP32; family '" +
-                    value_text(Family::ws) +
-                    "' of sm_90a has it, by default; leave it out for fp32, which all have");
-  built.deterministic |= !fused;
-  return resolved(built);
-}
-
-std::vector<KernelSpec> kernels_of(Pass pass, const ResolvedSpec& spec, const Arch& arch,
-                                   const Tiles& tiles) {
-  const bool fused = fuses_backward(spec, arch, tiles);
-  AttentionSpec seen = as_built(spec, arch, tiles);
-  if (pass == Pass::forward) { // nothing there depends on how dQ is summed
-    seen.deterministic = true;
-    seen.dq_sums = DqSums::fp32;
-  }
-  std::vector<KernelSpec> kernels;
-  for (const auto& [kind, name] : Words<KernelKind>::all)
-    if (const KernelDefinition& definition = definition_of(kind);
-        definition.of != (fused ? Backward::split : Backward::fused) &&
-        definition.needed(pass, spec)) {
-      const auto given = tiles.find(kind);
-      kernels.push_back({kind, pass, narrowed(definition, seen), arch,
-                         given == tiles.end() ? default_tile(kind, spec, arch) : given->second,
-                         channels_of(spec)});
-    }
-  return kernels;
-}
-
-std::vector<KernelSpec> distinct_kernels(const ResolvedSpec& spec, const Arch& arch,
-                                         bool backward) {
-  std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, arch);
-  if (backward)
-    for (KernelSpec& kernel : kernels_of(Pass::backward, spec, arch))
-      if (std::none_of(kernels.begin(), kernels.end(), [&](const KernelSpec& other) {
-            return kernel_name(other) == kernel_name(kernel);
-          }))
-        kernels.push_back(std::move(kernel));
-  return kernels;
+KernelSpec kernel_of(KernelKind kind, Pass pass, const AttentionSpec& spec, const Arch& arch,
+                     const TileConfig& tile) {
+  return {kind, pass, narrowed(definition_of(kind), spec), arch, tile, channels_of(spec)};
 }
 
 KernelSpec tiled_kernel(KernelKind kind, const ResolvedSpec& spec, const Arch& arch,
                         const TileConfig& tile) {
-  return {kind, tiling_of(kind).pass, narrowed(definition_of(kind), spec), arch,
-          tile, channels_of(spec)};
+  return kernel_of(kind, tiling_of(kind).pass, spec, arch, tile);
 }
 
 } // namespace sagebwd

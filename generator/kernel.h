@@ -2,7 +2,6 @@
 #pragma once
 
 #include "generator/spec.h"
-#include "generator/templates.h"
 #include "generator/tile.h"
 
 #include <map>
@@ -83,42 +82,18 @@ std::string kernel_name(const KernelSpec&);
 /// it. Kernels of equal fields have equal sources.
 std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec&);
 
-/// The generated source and what its launch needs.
-struct KernelSource {
-  std::string name;     ///< of the extern "C" entry point
-  std::string text;     ///< complete, header-free CUDA C++; NVRTC and nvcc take it unchanged
-  int threads = 0;      ///< per block
-  int shared_bytes = 0; ///< dynamic shared memory per block
-  std::vector<std::string> options; ///< of the compiler, beyond those of every kernel
-};
-/// From the embedded templates, or others. The same spec gives the same bytes on every machine.
-/// Raises SpecError.
-KernelSource emit(const KernelSpec&);
-KernelSource emit_from(const TemplateSource&, const KernelSpec&);
-
 /// Kernels that have tiles to choose among, of a split backward: those of a pass, or all.
 const std::vector<KernelKind>& tiled_kernels(Pass);
 const std::vector<KernelKind>& tiled_kernels();
 /// The one of that name; raises SpecError, which names them.
 KernelKind parse_tiled_kernel(std::string_view name);
 
-/// Tiles that are not the default, by kernel. One of KernelKind::backward asks for a fused
-/// backward; without it, one of backward_dq or backward_dkv for a split one.
+/// Tiles by kernel.
 using Tiles = std::map<KernelKind, TileConfig>;
 
-/// Whether the backward is one kernel, with these tiles and else the default's.
-bool fuses_backward(const ResolvedSpec&, const Arch&, const Tiles& = {});
-/// Those of tiled_kernels() that the operation launches with default tiles: a fused backward's one
-/// has its default tile alone.
-std::vector<KernelKind> tunable_kernels(const ResolvedSpec&, const Arch&);
-/// The spec as its kernels have it: a split backward is deterministic, whoever asks.
-ResolvedSpec as_built(const ResolvedSpec&, const Arch&, const Tiles& = {});
-
-/// The kernels one pass needs, in launch order, with these tiles and else the default's.
-std::vector<KernelSpec> kernels_of(Pass, const ResolvedSpec&, const Arch&, const Tiles& = {});
-/// The kernels of a forward and, if wanted, of its backward, each once: some serve both passes.
-std::vector<KernelSpec> distinct_kernels(const ResolvedSpec&, const Arch&, bool backward = true);
-/// The one with tiles, with this tile.
+/// One kernel of a resolved spec: what it does not depend on becomes the default.
+KernelSpec kernel_of(KernelKind, Pass, const AttentionSpec&, const Arch&, const TileConfig&);
+/// The same of a kernel that has tiles, which belongs to one pass.
 KernelSpec tiled_kernel(KernelKind, const ResolvedSpec&, const Arch&, const TileConfig&);
 
 } // namespace sagebwd

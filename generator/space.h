@@ -1,9 +1,13 @@
-//===- space.h - The tiles that can be built, and those worth trying -------===//
+//===- space.h - The tiles that can be built -------------------------------===//
+//
+// What a kernel's tiles may be on an architecture, by formulas alone: nothing is compiled. Which of
+// them a kernel has by default, choice.h says.
+//
+//===----------------------------------------------------------------------===//
 #pragma once
 
 #include "generator/kernel.h"
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,38 +15,26 @@ namespace sagebwd {
 
 // Specs are resolved here, or a kernel's own.
 
-/// In which a block of packed sequences notes whose it is, behind all else.
+/// Bytes behind all else, in which a block of packed sequences notes which sequence it works on.
 inline constexpr int kPlaceBytes = 32;
 /// Dynamic shared memory of a kernel with this tile.
 int shared_bytes(KernelKind, const AttentionSpec&, const TileConfig&);
+/// Whether an SM has the shared memory of the tile's `blocks_per_sm` blocks.
+bool shares_memory(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
 /// Why a kernel's tile cannot be built, or empty.
 std::string objection(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
 /// Raises SpecError where a kernel's tile cannot be built, and says why.
 void check_tile(const KernelSpec&);
 
-/// A sound tile for a kernel on an architecture, without tuning; default-made for a kernel without
-/// tiles. Raises SpecError where none fits.
-TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
-/// The same of one family, and those of all kernels that have tiles.
-TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&, Family);
-/// A fused backward's among them where that is the default.
-Tiles default_tiles(const ResolvedSpec&, const Arch&, Family);
-/// The fused backward's, where one kernel forms all gradients unless tiles say otherwise: where the
-/// spec allows it, the family has it, and it is faster. Of one family, or of the GPU's own.
-std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&, Family);
-std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&);
-bool has_default_tile(const KernelSpec&);
-
-/// Every tile that can be built for an attention kernel on an architecture and whose threads,
-/// registers and shared memory let `blocks_per_sm` blocks live on one SM, of every family there is;
-/// the default first, the others in a fixed order. By formulas alone: nothing is compiled. Empty
-/// for kernels without a tile; raises SpecError where not even a default fits.
-std::vector<TileConfig> tiles_worth_trying(KernelKind, const ResolvedSpec&, const Arch&);
-
-/// Why a tile must not take the default's place, or empty: it cannot be built, or it would change
-/// bits of a `deterministic` operation. Integer products sum exactly, so that every tile gives the
-/// same bits; sums of 16-bit products follow the order of the matrix instruction, which is one
-/// within a family.
-std::string objection_to_trying(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
+/// Whether a family builds a kernel, on an architecture that has the family.
+bool builds(KernelKind, const AttentionSpec&, Family);
+/// A tile of blocks with so many warps that multiply; it may be one that cannot be built.
+TileConfig tile_with(KernelKind, const AttentionSpec&, Family, int warps, int stages,
+                     int blocks_per_sm);
+/// Every tile that can be built and whose threads, registers and shared memory let `blocks_per_sm`
+/// blocks live on one SM, of every family there is, in a fixed order.
+std::vector<TileConfig> tiles_that_fit(KernelKind, const AttentionSpec&, const Arch&);
+/// Whether two tiles differ only in how many blocks of the same code live on an SM.
+bool same_code(const TileConfig&, const TileConfig&, const Arch&);
 
 } // namespace sagebwd

@@ -41,12 +41,6 @@ const Tiling kBackwardDkv = {
     .blocks_own_keys = true,
     .shared_bytes = shared_bytes_of_dkv,
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
-    .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
-      const bool wgmma = family == Family::wgmma;
-      // With 16-bit scores two stages spill or leave no room for a second block.
-      return {.stages = scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
-              .blocks_per_sm = wgmma && !wide(s) && which_int8(s.precision).dk ? 3 : 2};
-    },
     .accumulators = accumulators_of_dkv,
     .sums_16_bit_products = sums_16_bit_products,
     .outputs = outputs_of_dkv,
@@ -81,10 +75,6 @@ Tiling tiling_ws() {
       return "registers do not suffice for three warpgroups at 128 channels";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
   };
-  tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
-  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
-    return {.warps = wide(s) ? 8 : 12, .stages = wide(s) ? 2 : 4, .blocks_per_sm = 1};
-  };
   return tiling;
 }
 const Tiling kBackwardDkvWs = tiling_ws();
@@ -118,10 +108,6 @@ Tiling tiling_pair() {
     if (int8.dk != int8.dv)
       return "it forms both dK and dV in INT8 or in 16 bits; the family wgmma has the others";
     return objection_to_pair(s, t);
-  };
-  tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
-  tiling.preferred = [](const AttentionSpec&, Family) -> TileConfig {
-    return {.warps = 8, .stages = 1, .blocks_per_sm = 1};
   };
   return tiling;
 }
@@ -161,9 +147,6 @@ const Tiling kBackward = {
                            std::to_string(s.group_kv) + " keys of one"
                      : std::string();
         },
-    .preferred = [](const AttentionSpec&, Family) -> TileConfig {
-      return {.stages = 1, .blocks_per_sm = 1};
-    },
     .accumulators = accumulators_of_dkv, // dQ's are fewer than dS's and P's, and come after them
     .sums_16_bit_products = sums_16_bit_products,
     .outputs = outputs_of_dkv,

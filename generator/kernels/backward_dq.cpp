@@ -50,14 +50,6 @@ const Tiling kBackwardDq = {
                std::to_string(s.group_q) + " queries";
       return "";
     },
-    .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
-      const bool wgmma = family == Family::wgmma;
-      const bool third = wgmma && !wide(s) && !scores16(s);
-      // Two stages of 16-bit keys beside values leave no room for a second block at 128 channels.
-      // With three blocks and a mask the second stage's addresses spill.
-      const bool second = third ? !bounded_behind(s) : !(wide(s) && scores16(s));
-      return {.stages = second ? 2 : 1, .blocks_per_sm = third ? 3 : 2};
-    },
     // dQ; the group's dS and a tile's scores, then dS in 8 bits and the products
     .accumulators =
         [](const AttentionSpec& s, Family family) {
@@ -128,10 +120,6 @@ Tiling tiling_ws() {
       return "a ring has 2 or 4 stages";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
   };
-  tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
-  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
-    return {.warps = 8, .stages = wide(s) ? 2 : 4, .blocks_per_sm = 1};
-  };
   // dQ, scores and a block for dP and then products
   tiling.accumulators = [](const AttentionSpec& s, Family) {
     return width(s) / 2 + std::max(s.group_kv, width(s)) / 2 + s.group_kv / 2;
@@ -163,10 +151,6 @@ Tiling tiling_pair() {
     if (s.group_kv != 2 * kTokensPerTile)
       return "its warpgroups share out groups of 128 keys; the family wgmma has smaller ones";
     return objection_to_pair(s, t);
-  };
-  tiling.beats_wgmma = [](const AttentionSpec&) { return true; };
-  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
-    return {.warps = 8, .stages = which_int8(s.precision).dq ? 2 : 1, .blocks_per_sm = 1};
   };
   return tiling;
 }

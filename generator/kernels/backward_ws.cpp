@@ -33,10 +33,6 @@ Tiling make_tiling() {
   tiling.stages = {2, 4};
   tiling.shared_bytes = shared_bytes;
   tiling.objection = objection;
-  tiling.beats_wgmma = [](const AttentionSpec&) { return true; }; // which has none
-  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
-    return {.warps = 8, .stages = wide(s) ? 2 : 4, .blocks_per_sm = 1};
-  };
   return tiling;
 }
 const Tiling& tiling() {

@@ -14,12 +14,6 @@ void narrow_forward(AttentionSpec& s) {
     s.precision = Precision::six_of_seven;
 }
 
-/// Whether four blocks an SM, 128 registers a thread, spill nothing under a mask: those of packed
-/// sequences do, of windows over a part of the channels, and without a first key apart (compiled).
-bool fits_fourfold(const AttentionSpec& s) {
-  return !wide(s) && !s.packed && (bounded_before(s) ? s.head_dim == width(s) : s.sink_keys > 0);
-}
-
 const Tiling kForward = {
     .pass = Pass::forward,
     .blocks_own_keys = false,
@@ -31,15 +25,6 @@ const Tiling kForward = {
                  (blockwise(s) ? 0 : 2 * int{kChannelVectors} * width(s) * 4);
         },
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
-    .preferred = [](const AttentionSpec& s, Family family) -> TileConfig {
-      const bool wgmma = family == Family::wgmma, third = wgmma && !(wide(s) && scores16(s));
-      // With one stage the third block spills at 128 channels. At 64, under a mask, a second stage
-      // and a fourth block bring 5 to 9 % (tuned on an H200, N 2048 and 8192).
-      const bool masked = bounded_behind(s) && !scores16(s);
-      const bool staged = third && s.group_kv == 128 && (wide(s) || masked);
-      const int blocks = staged && fits_fourfold(s) ? 4 : third ? 3 : 2;
-      return {.stages = staged ? 2 : 1, .blocks_per_sm = blocks};
-    },
     // O; the group's scores, then its P in 8 bits and the products
     .accumulators =
         [](const AttentionSpec& s, Family family) {
@@ -88,16 +73,6 @@ Tiling tiling_ws() {
       return "registers do not suffice for three warpgroups at " + std::to_string(width(s)) +
              " channels";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
-  };
-  // Measured on an H200: under a mask three small blocks an SM are faster than one large one up to
-  // 4096 tokens; without one at 64 channels up to 1024, by 9 %, and 2 and 7 % slower at 2048 and
-  // 8192.
-  tiling.beats_wgmma = [](const AttentionSpec& s) {
-    return width(s) > kWidestFused || !bounded_behind(s);
-  };
-  tiling.preferred = [](const AttentionSpec& s, Family) -> TileConfig {
-    const bool widest = width(s) > kWidestFused;
-    return {.warps = widest ? 8 : 12, .stages = widest ? 2 : 4, .blocks_per_sm = 1};
   };
   return tiling;
 }

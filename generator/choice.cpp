@@ -1,0 +1,269 @@
+//===- choice.cpp - The tiles of kernels that nobody named one for ---------===//
+
+#include "generator/choice.h"
+#include "generator/definition.h"
+
+#include <algorithm>
+
+namespace sagebwd {
+namespace {
+
+bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
+bool wide(const AttentionSpec& s) { return width(s) > 64; }
+bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
+
+/// The family of a kernel's default tile: of those that build it, the one that its GPU is fastest
+/// with.
+Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  if (arch.name != "sm_90a")
+    return Family::mma;
+  if (builds(kind, s, Family::pair))
+    return Family::pair;
+  // Measured on an H200: under a mask three small blocks an SM of wgmma's forward are faster than
+  // one large one up to 4096 tokens. Without a mask they are faster by 9 % at 64 channels up to
+  // 1024 tokens, and slower by 2 and 7 % at 2048 and 8192.
+  const bool small_blocks = kind == KernelKind::forward && !widest(s) && bounded_behind(s);
+  if (builds(kind, s, Family::ws) && !small_blocks)
+    return Family::ws;
+  return builds(kind, s, Family::wgmma) ? Family::wgmma : Family::mma;
+}
+
+/// What a kernel is fastest with where it fits. Without warps it takes 4 where two blocks share an
+/// SM, else 8.
+struct Wish {
+  int stages, blocks_per_sm, warps = 0;
+};
+
+Wish wish_of_forward(const AttentionSpec& s, Family family) {
+  if (family == Family::ws)
+    return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
+  const bool third = family == Family::wgmma && !(wide(s) && scores16(s));
+  // With one stage the third block spills at 128 channels. At 64, under a mask, a second stage and
+  // a fourth block bring 5 to 9 % (tuned on an H200, 2048 and 8192 tokens).
+  const bool masked = bounded_behind(s) && !scores16(s);
+  const bool staged = third && s.group_kv == 128 && (wide(s) || masked);
+  // Four blocks leave 128 registers a thread. Packed sequences spill there, as do windows over a
+  // part of the channels, and kernels that compute no first key in FP32 (compiled).
+  const bool fourth = staged && !wide(s) && !s.packed &&
+                      (bounded_before(s) ? s.head_dim == width(s) : s.sink_keys > 0);
+  return {staged ? 2 : 1, fourth ? 4 : third ? 3 : 2};
+}
+
+Wish wish_of_dq(const AttentionSpec& s, Family family) {
+  if (family == Family::pair)
+    return {which_int8(s.precision).dq ? 2 : 1, 1, 8};
+  if (family == Family::ws)
+    return {wide(s) ? 2 : 4, 1, 8};
+  const bool third = family == Family::wgmma && !wide(s) && !scores16(s);
+  // Two stages of 16-bit keys beside values leave no room for a second block at 128 channels. With
+  // three blocks and a mask the second stage's addresses spill.
+  const bool second = third ? !bounded_behind(s) : !(wide(s) && scores16(s));
+  return {second ? 2 : 1, third ? 3 : 2};
+}
+
+Wish wish_of_dkv(const AttentionSpec& s, Family family) {
+  if (family == Family::pair)
+    return {1, 1, 8};
+  if (family == Family::ws)
+    return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
+  const bool wgmma = family == Family::wgmma;
+  // With 16-bit scores two stages spill or leave no room for a second block.
+  return {scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
+          wgmma && !wide(s) && which_int8(s.precision).dk ? 3 : 2};
+}
+
+Wish wish_of_fused(const AttentionSpec& s, Family family) {
+  return family == Family::ws ? Wish{wide(s) ? 2 : 4, 1, 8} : Wish{1, 1};
+}
+
+Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
+  return kind == KernelKind::forward        ? wish_of_forward(s, family)
+         : kind == KernelKind::backward_dq  ? wish_of_dq(s, family)
+         : kind == KernelKind::backward_dkv ? wish_of_dkv(s, family)
+                                            : wish_of_fused(s, family);
+}
+
+std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
+
+/// Why no tile fits, and what does: for `least`, which asks for the least memory.
+[[noreturn]] void fail_for(const TileConfig& least, KernelKind kind, const AttentionSpec& s,
+                           const Arch& arch) {
+  const Tiling& tiling = tiling_of(kind, least.family);
+  const std::string none = "no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) +
+                           " on " + std::string(arch.name) + ": ";
+  if (const std::string why = tiling.objection(s, least); !why.empty())
+    throw SpecError(none + why);
+  throw SpecError(
+      none + "for " + quoted(least) + ", " + objection(kind, s, least, arch) + "; take " +
+      (widest(s) ? "a GPU with more of it (A100, H100 and B200 have)" +
+                       std::string(
+                           tiling.pass == Pass::backward
+                               ? ", or the forward pass alone (sagebwd prebuild --pass forward; in "
+                                 "Python backward=False)"
+                               : "")
+                 : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
+                       ", another GPU, or precision six-of-seven"));
+}
+
+/// Tokens that take the same steps of a walk.
+int tokens_a_walk(KernelKind kind, const TileConfig& t) {
+  const Tiling& tiling = tiling_of(kind, t.family);
+  return tiling.warpgroups_walk_alone ? 64 : tiling.blocks_own_keys ? t.block_kv : t.block_q;
+}
+
+/// Whether the walks of two tiles form sums in the same order. A mask makes a walk that of the
+/// tokens it is for: where it begins and ends, in which order masked groups come, and which units
+/// of channels sums pass through. Edges of `top_left` lie between tokens of the same number, so
+/// that those of 64 and of 128 fall into the same groups of 128, and into the same units.
+bool same_steps(KernelKind kind, const AttentionSpec& s, const TileConfig& a, const TileConfig& b) {
+  constexpr int kBoth = 128; // what is copied and scaled together is a multiple of it
+  const int of_a = tokens_a_walk(kind, a), of_b = tokens_a_walk(kind, b);
+  if (of_a == of_b || !(bounded_behind(s) || bounded_before(s)))
+    return true;
+  const bool diagonal =
+      s.causal == Causal::top_left && s.window_left == kNoWindow && s.window_right == kNoWindow;
+  const bool in_groups =
+      kind != KernelKind::backward_dq || (which_int8(s.precision).dq && s.group_kv == kBoth);
+  return diagonal && in_groups && kBoth % of_a == 0 && kBoth % of_b == 0;
+}
+
+/// Why a tile's results may differ from another's by the order of sums; empty where they may not.
+std::string objection_to_order(KernelKind kind, const AttentionSpec& s, const TileConfig& tile,
+                               const TileConfig& by_default) {
+  const std::string must = ": under 'deterministic' results must not change by a bit";
+  const std::string family(to_string(tile.family)), other(to_string(by_default.family));
+  if (tile.family != by_default.family && tiling_of(kind).sums_16_bit_products(s))
+    return family + " sums 16-bit products in another order than " + other +
+           ", the default's family" + must;
+  if ((tile.family == Family::mma) != (by_default.family == Family::mma))
+    return family + " rounds sums of INT8 products at other places than " + other +
+           ", the default's family" + must;
+  if (!same_steps(kind, s, tile, by_default))
+    return "under a mask " + std::to_string(tokens_a_walk(kind, tile)) +
+           " tokens are summed for in other steps than the default's " +
+           std::to_string(tokens_a_walk(kind, by_default)) + must;
+  return "";
+}
+
+} // namespace
+
+TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  return default_tile(kind, s, arch, preferred_family(kind, s, arch));
+}
+
+TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arch, Family family) {
+  if (!definition_of(kind, family).tiling)
+    return {};
+  if (kind == KernelKind::backward)
+    if (const auto fused = default_fused_tile(s, arch, family))
+      return *fused;
+  const auto tile = [&](int warps, int stages, int blocks) {
+    return tile_with(kind, s, family, warps, stages, blocks);
+  };
+  const Wish wish = wish_of(kind, s, family);
+  if (warp_specialised(family))
+    return tile(wish.warps, wish.stages, wish.blocks_per_sm);
+  // Small blocks, several to an SM, hide each other's waits: tuned on an H200 they beat larger
+  // blocks. As many as the registers allow without spills, and a second stage where both then fit.
+  // Where shared memory allows only one of them, a larger block brings as many warps.
+  const int large = family == Family::wgmma && !wide(s) ? 2 : 1; // blocks an SM
+  const TileConfig several[] = {tile(4, wish.stages, wish.blocks_per_sm),
+                                tile(4, 1, wish.blocks_per_sm), tile(8, wish.stages, large),
+                                tile(8, 1, large)};
+  for (const TileConfig& t : several)
+    if (objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))
+      return t;
+  const TileConfig alone[] = {tile(4, 2, wish.blocks_per_sm), tile(4, 1, wish.blocks_per_sm)};
+  for (const TileConfig& t : alone) // one block has the SM to itself
+    if (objection(kind, s, t, arch).empty())
+      return t;
+  const bool only_memory = tiling_of(kind, family).objection(s, several[1]).empty();
+  fail_for(several[only_memory ? 1 : 3], kind, s, arch);
+}
+
+std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch& arch,
+                                             Family family) {
+  constexpr KernelKind kind = KernelKind::backward;
+  const std::vector<Family> families = families_of(kind);
+  if (!may_fuse_backward(s) ||
+      std::find(families.begin(), families.end(), family) == families.end())
+    return std::nullopt;
+  const auto tile = [&](int warps, int stages, int blocks) {
+    return tile_with(kind, s, family, warps, stages, blocks);
+  };
+  // In INT8 a block takes 128 keys. On an H200, ms beside the split one's: at 64 channels 21.8 and
+  // 22.0 with two stages, 22.3 with one; at 128 18.2 and 20.8, 18.5 with two. It spills beside dV
+  // in 16 bits; at 64 channels on sm_80 and sm_90a and beside S in 16 bits; at 128 on Blackwells
+  // and sm_87, and beside S in 16 bits on sm_90a.
+  const Int8Products int8 = which_int8(s.precision);
+  const bool blackwell = arch.major >= 10;
+  const bool spills = wide(s)
+                          ? blackwell || arch.name == "sm_87" || (!int8.s && arch.name == "sm_90a")
+                          : !int8.s || arch.name == "sm_80" || arch.name == "sm_90a";
+  if (int8.dq && (!int8.dv || spills))
+    return std::nullopt;
+  // In 16 bits two small blocks an SM hide each other's waits: 18.8 and 18.5 ms at 64 and 128
+  // channels; one large 19.7 and 19.5; a second stage 20.3 and 24.1; the split one 22.2 and 21.5.
+  // At 128 channels Blackwells spill small ones.
+  if (family == Family::ws) {
+    // Warp-specialised the split one is the faster at 64 channels: 16.7 ms for 17.4, the forward
+    // included. It has no sums in FP16, and is wgmma's where dS has one scale a block.
+    if (!wide(s) && !sums_dq_in_fp16(s) && !grouping_of(s.granularity).one_scale)
+      return std::nullopt;
+    const Wish wish = wish_of_fused(s, family);
+    const TileConfig one = tile(wish.warps, wish.stages, wish.blocks_per_sm);
+    return objection(kind, s, one, arch).empty() ? std::optional(one) : std::nullopt;
+  }
+  std::vector<TileConfig> tiles = {tile(8, int8.dq && !wide(s) ? 2 : 1, 1)};
+  if (!int8.dq && !(wide(s) && blackwell))
+    tiles.insert(tiles.begin(), tile(4, 1, 2));
+  for (const TileConfig& t : tiles)
+    if (objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))
+      return t;
+  return std::nullopt;
+}
+
+std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch& arch) {
+  return default_fused_tile(s, arch, preferred_family(KernelKind::backward, s, arch));
+}
+
+Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {
+  Tiles tiles;
+  for (KernelKind kind : tiled_kernels())
+    tiles[kind] = default_tile(
+        kind, spec, arch, builds(kind, spec, family) ? family : preferred_family(kind, spec, arch));
+  if (const auto fused = default_fused_tile(spec, arch, family))
+    tiles[KernelKind::backward] = *fused;
+  return tiles;
+}
+
+bool has_default_tile(const KernelSpec& k) {
+  try {
+    return k.tile == default_tile(k.kind, k.attention, k.arch);
+  } catch (const SpecError&) {
+    return false; // there is none: only a record can have chosen this one
+  }
+}
+
+std::string objection_to_trying(KernelKind kind, const AttentionSpec& s, const TileConfig& tile,
+                                const Arch& arch) {
+  if (std::string why = objection(kind, s, tile, arch); !why.empty())
+    return why;
+  return s.deterministic ? objection_to_order(kind, s, tile, default_tile(kind, s, arch)) : "";
+}
+
+std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const ResolvedSpec& spec,
+                                           const Arch& arch) {
+  if (!definition_of(kind).tiling)
+    return {};
+  const TileConfig by_default = default_tile(kind, spec, arch);
+  std::vector<TileConfig> tiles = {by_default};
+  for (const TileConfig& tile : tiles_that_fit(kind, spec, arch))
+    if ((!spec->deterministic || objection_to_order(kind, spec, tile, by_default).empty()) &&
+        std::none_of(tiles.begin(), tiles.end(),
+                     [&](const TileConfig& known) { return same_code(known, tile, arch); }))
+      tiles.push_back(tile);
+  return tiles;
+}
+
+} // namespace sagebwd

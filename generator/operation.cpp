@@ -1,0 +1,78 @@
+//===- operation.cpp - The kernels of one attention operation --------------===//
+
+#include "generator/operation.h"
+#include "generator/choice.h"
+#include "generator/definition.h"
+
+#include <algorithm>
+
+namespace sagebwd {
+namespace {
+
+/// The tile of the backward that is one kernel, or nothing where it is split.
+std::optional<TileConfig> tile_of_fused(const ResolvedSpec& spec, const Arch& arch,
+                                        const Tiles& given) {
+  if (const auto fused = given.find(KernelKind::backward); fused != given.end())
+    return fused->second;
+  for (KernelKind kind : tiled_kernels(Pass::backward)) // of a split one
+    if (given.contains(kind))
+      return std::nullopt;
+  return default_fused_tile(spec, arch);
+}
+
+ResolvedSpec built_from(const ResolvedSpec& spec, const Arch& arch, bool fused, bool any_given) {
+  if (sums_dq_in_fp16(spec) && !fused)
+    throw SpecError("dq_sums = " + value_text(spec->dq_sums) + " is not supported on " +
+                    std::string(arch.name) + (any_given ? " with these tiles" : "") +
+                    ": the backward is split there, or adds up dQ in FP32; family '" +
+                    value_text(Family::ws) +
+                    "' of sm_90a has it, by default; leave it out for fp32, which all have");
+  AttentionSpec built = spec;
+  built.deterministic |= !fused;
+  return resolved(built);
+}
+
+} // namespace
+
+Operation::Operation(const ResolvedSpec& spec, const Arch& arch, const Tiles& given)
+    : spec_(spec), arch_(arch), given_(given), fused_tile_(tile_of_fused(spec, arch, given)),
+      built_(built_from(spec, arch, fused(), !given.empty())) {}
+
+TileConfig Operation::tile_of(KernelKind kind) const {
+  if (kind == KernelKind::backward)
+    return *fused_tile_;
+  const auto given = given_.find(kind);
+  return given == given_.end() ? default_tile(kind, spec_, arch_) : given->second;
+}
+
+std::vector<KernelSpec> Operation::kernels(Pass pass) const {
+  AttentionSpec seen = built_;
+  if (pass == Pass::forward) { // nothing there depends on how dQ is summed
+    seen.deterministic = true;
+    seen.dq_sums = DqSums::fp32;
+  }
+  std::vector<KernelSpec> kernels;
+  for (const auto& [kind, name] : Words<KernelKind>::all)
+    if (const KernelDefinition& definition = definition_of(kind);
+        definition.of != (fused() ? Backward::split : Backward::fused) &&
+        definition.needed(pass, spec_))
+      kernels.push_back(kernel_of(kind, pass, seen, arch_, tile_of(kind)));
+  return kernels;
+}
+
+std::vector<KernelSpec> Operation::distinct_kernels(bool backward) const {
+  std::vector<KernelSpec> distinct = kernels(Pass::forward);
+  if (backward)
+    for (KernelSpec& kernel : kernels(Pass::backward))
+      if (std::none_of(distinct.begin(), distinct.end(), [&](const KernelSpec& other) {
+            return kernel_name(other) == kernel_name(kernel);
+          }))
+        distinct.push_back(std::move(kernel));
+  return distinct;
+}
+
+const std::vector<KernelKind>& Operation::tunable_kernels() const {
+  return fused() ? tiled_kernels(Pass::forward) : tiled_kernels();
+}
+
+} // namespace sagebwd
