@@ -65,6 +65,11 @@ std::string advised_instead(const struct stat& info, const std::string& path) {
   return "name a directory of your own instead, such as " + shell_quoted(place);
 }
 
+/// For those who meant to share a cache.
+constexpr const char* kToShare =
+    "; to share kernels, name a folder of packs in SAGEBWD_CACHE_PACKS ('sagebwd prebuild' or "
+    "'sagebwd cache export' writes packs)";
+
 /// Of an open directory, so that what is checked is what is used.
 std::string reason_to_refuse(int fd, const std::string& path) {
   struct stat info;
@@ -72,7 +77,7 @@ std::string reason_to_refuse(int fd, const std::string& path) {
     return path + " cannot be examined: " + error_text(errno);
   if (info.st_uid != ::geteuid())
     return path + " belongs to user " + std::to_string(info.st_uid) + ", not to user " +
-           std::to_string(::geteuid()) + " who runs this process";
+           std::to_string(::geteuid()) + " who runs this process" + kToShare;
   if (!(info.st_mode & (S_IWGRP | S_IWOTH)))
     return is_of_the_system(path)
                ? path + " is a directory of the system, or a home; " + advised_instead(info, path)
@@ -87,8 +92,8 @@ std::string reason_to_refuse(int fd, const std::string& path) {
   }
   const std::string what = path + " may be written by other users; ";
   if (foreign || not_ours_alone) // whose mode is not ours to change
-    return what + advised_instead(info, path);
-  return what + "run: chmod " + (writable ? "-R " : "") + "go-w " + shell_quoted(path);
+    return what + advised_instead(info, path) + kToShare;
+  return what + "run: chmod " + (writable ? "-R " : "") + "go-w " + shell_quoted(path) + kToShare;
 }
 
 /// Closed where it is not there or must not be used; `why` says the latter.

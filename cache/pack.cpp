@@ -9,6 +9,7 @@
 #include "cache/pack.h"
 #include "cache/bounded_json.h"
 #include "cache/item.h"
+#include "cache/layout.h"
 #include "cache/posix.h"
 #include "cache/untrusted.h"
 #include "cache/whole_file.h"
@@ -17,6 +18,7 @@
 #include "llvm/Support/FormatVariadic.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -45,27 +47,34 @@ static_assert(kRowsAt == 88 && sizeof(Row) == 48);
 constexpr uint64_t kMostItems = 1 << 18, kLongestManifest = uint64_t{512} << 20,
                    kLongestItem = uint64_t{256} << 20;
 
+constexpr std::string_view kPackSuffix = ".pack";
 constexpr const char* kAgain = "; copy it again, or build it again with 'sagebwd prebuild'";
 
 //===--- Reading ----------------------------------------------------------===//
 
-/// Why a file must not be trusted, or empty.
-std::string reason_to_refuse_pack(const struct stat& info, const std::string& path,
-                                  const std::vector<uint32_t>& trusted) {
-  const std::string quoted = "'" + path + "'";
-  if (!S_ISREG(info.st_mode))
-    return S_ISDIR(info.st_mode) ? "it is a directory, not a pack" : "it is no regular file";
-  const bool is_trusted = llvm::is_contained(trusted, info.st_uid);
-  if (const std::string owner = std::to_string(info.st_uid);
-      info.st_uid != ::geteuid() && info.st_uid != 0 && !is_trusted)
+/// Why what somebody else may have put at a path must not be used, or empty.
+std::string reason_not_to_trust(const struct stat& info, const std::string& path,
+                                const std::vector<uint32_t>& trusted) {
+  const std::string quoted = "'" + path + "'", owner = std::to_string(info.st_uid);
+  if (info.st_uid != ::geteuid() && info.st_uid != 0 && !llvm::is_contained(trusted, info.st_uid))
     return "it belongs to user " + owner + ", who is neither user " + std::to_string(::geteuid()) +
            " of this process nor root, and a pack holds code; if you trust that user with " +
            "whatever your processes may do, set SAGEBWD_TRUSTED_OWNERS=" + owner +
            "; else make a copy of your own with cp, or as root run: chown root " + quoted;
   if (info.st_mode & (S_IWGRP | S_IWOTH))
     return "other users may write it, and a pack holds code; if you trust what is in it now, " +
-           ("run: chmod go-w " + quoted);
+           ("let its owner run: chmod go-w " + quoted) +
+           (S_ISDIR(info.st_mode) ? " (one account then writes the folder, and all others read it)"
+                                  : "");
   return "";
+}
+
+/// Why a file must not be used, or empty.
+std::string reason_to_refuse_pack(const struct stat& info, const std::string& path,
+                                  const std::vector<uint32_t>& trusted) {
+  if (!S_ISREG(info.st_mode))
+    return S_ISDIR(info.st_mode) ? "it is a directory, not a pack" : "it is no regular file";
+  return reason_not_to_trust(info, path, trusted);
 }
 
 } // namespace
@@ -147,6 +156,33 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path,
   file->bytes = static_cast<uint64_t>(info.st_size);
   file->read_index();
   return std::shared_ptr<const Pack>(new Pack(std::move(file)));
+}
+
+std::vector<std::string> packs_at(const std::string& path, const std::vector<uint32_t>& trusted) {
+  const Descriptor folder = open_directory(path);
+  struct stat info;
+  if (!folder && (errno != EACCES || ::stat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)))
+    return {path}; // Pack::open says what is wrong with it
+  const auto fail = [&](const std::string& why) { throw PackError(path + ": " + why); };
+  if (!folder)
+    fail("the folder of packs cannot be read: " + error_text(EACCES));
+  ::fstat(folder.get(), &info);
+  if (std::string why = reason_not_to_trust(info, path, trusted); !why.empty())
+    fail(why);
+  std::vector<std::string> packs;
+  bool kernels = false; // as in a cache directory
+  for (const std::string& name : names_of(path)) {
+    kernels |= layout::kind_of(name) == layout::Kind::kernel;
+    if (name.ends_with(kPackSuffix) && !name.starts_with("."))
+      packs.push_back((std::filesystem::path(path) / name).string());
+  }
+  if (packs.empty())
+    fail("there is no pack in this folder, that is, no file *.pack" +
+         std::string(kernels ? "; it is a cache directory, whose owner makes a pack of it with "
+                               "'sagebwd cache export --out FILE.pack'"
+                             : "; 'sagebwd prebuild --out FILE.pack' writes one"));
+  std::sort(packs.begin(), packs.end());
+  return packs;
 }
 
 Pack::Pack(std::unique_ptr<File> file) : file_(std::move(file)) {}

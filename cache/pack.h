@@ -51,6 +51,12 @@ private:
   std::unique_ptr<File> file_;
 };
 
+/// The packs that a path names: the file itself, or the files *.pack of a folder, by name. Raises
+/// PackError for a folder that has none, or to which somebody else may write than its owner: this
+/// user, root or one of the `trusted` users.
+std::vector<std::string> packs_at(const std::string& path,
+                                  const std::vector<uint32_t>& trusted = {});
+
 /// Publishes a pack of serialized entries and tuning records, whole or not at all; an earlier file
 /// stays until then. Returns its size in bytes. Raises PackError.
 uint64_t write_pack(const std::string& path, const std::vector<std::string>& items);

@@ -210,7 +210,8 @@ const std::vector<std::shared_ptr<const Pack>>& CacheStore::packs() {
   if (!packs_open_) {
     std::vector<std::shared_ptr<const Pack>> opened;
     for (const std::string& path : options_.packs)
-      opened.push_back(Pack::open(path, options_.trusted_owners));
+      for (const std::string& file : packs_at(path, options_.trusted_owners))
+        opened.push_back(Pack::open(file, options_.trusted_owners));
     packs_ = std::move(opened);
     packs_open_ = true;
   }

@@ -1,7 +1,8 @@
 //===- store.h - The layers of the cache on disk ---------------------------===//
 //
-// The user's directory, then read-only packs. A bad kernel is unlinked, counted and treated as a
-// miss; a directory that cannot be used costs one warning, never a call.
+// The user's directory, then read-only packs, each named by itself or in a shared folder. A bad
+// kernel is unlinked, counted and treated as a miss; a directory that cannot be used costs one
+// warning, never a call.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -41,8 +42,8 @@ std::vector<std::pair<const char*, uint64_t>> listed(const CacheCounters&);
 std::string to_string(const CacheCounters&);
 
 struct StoreOptions {
-  std::string directory; ///< empty: none
-  std::vector<std::string> packs = {};
+  std::string directory;                     ///< empty: none
+  std::vector<std::string> packs = {};       ///< files, and folders of such
   std::vector<uint32_t> trusted_owners = {}; ///< of packs, beside this user and root
   uint64_t byte_limit = uint64_t{1} << 30;   ///< of the directory's entries; 0: none
   std::chrono::milliseconds lock_limit{60000};

@@ -82,7 +82,7 @@ public:
     look_for_gpus();
     directory_ = look_at_directory(settings_.store_options());
     for (const std::string& path : settings_.packs)
-      packs_.push_back(look_at_pack(path, settings_.trusted_owners));
+      llvm::append_range(packs_, look_at_packs(path, settings_.trusted_owners));
     look_at_paths();
     collect_missing();
     Diagnosis diagnosis;

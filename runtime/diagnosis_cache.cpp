@@ -28,6 +28,22 @@ std::string reason_not_kept(const std::string& directory) {
   return why;
 }
 
+PackState look_at_pack(const std::string& path, const std::vector<uint32_t>& trusted_owners) {
+  PackState state;
+  state.path = path;
+  try {
+    const std::shared_ptr<const Pack> pack = Pack::open(path, trusted_owners);
+    state.summary = summarize(*pack);
+    for (const KeptName& name : kept_names(pack))
+      if (const auto item = read_kept(name); item && !item->problem.empty())
+        throw PackError(path + ", item " + name.digest + ": " + item->problem +
+                        "; copy it again, or build it again with 'sagebwd prebuild'");
+  } catch (const PackError& error) {
+    state.error = error.what();
+  }
+  return state;
+}
+
 } // namespace
 
 DirectoryState look_at_directory(StoreOptions options) {
@@ -46,20 +62,16 @@ DirectoryState look_at_directory(StoreOptions options) {
   return state;
 }
 
-PackState look_at_pack(const std::string& path, const std::vector<uint32_t>& trusted_owners) {
-  PackState state;
-  state.path = path;
+std::vector<PackState> look_at_packs(const std::string& path,
+                                     const std::vector<uint32_t>& trusted_owners) {
+  std::vector<PackState> states;
   try {
-    const std::shared_ptr<const Pack> pack = Pack::open(path, trusted_owners);
-    state.summary = summarize(*pack);
-    for (const KeptName& name : kept_names(pack))
-      if (const auto item = read_kept(name); item && !item->problem.empty())
-        throw PackError(path + ", item " + name.digest + ": " + item->problem +
-                        "; copy it again, or build it again with 'sagebwd prebuild'");
+    for (const std::string& file : packs_at(path, trusted_owners))
+      states.push_back(look_at_pack(file, trusted_owners));
   } catch (const PackError& error) {
-    state.error = error.what();
+    states.push_back({path, error.what(), {}});
   }
-  return state;
+  return states;
 }
 
 } // namespace sagebwd

@@ -5,6 +5,7 @@
 #include "runtime/driver_needs.h"
 
 #include <string>
+#include <vector>
 
 namespace sagebwd {
 
@@ -18,12 +19,14 @@ struct DirectoryState {
 /// Tries the directory by a file, which is gone afterwards.
 DirectoryState look_at_directory(StoreOptions);
 
-/// A pack that SAGEBWD_CACHE_PACKS names.
+/// A pack that SAGEBWD_CACHE_PACKS names, or a folder of packs that cannot be used.
 struct PackState {
   std::string path, error;
   PackSummary summary;
 };
-/// Reads all of it: a corrupt kernel would fail only where somebody wants it.
-PackState look_at_pack(const std::string& path, const std::vector<uint32_t>& trusted_owners);
+/// Reads all of each pack of a file or a folder: a corrupt kernel would fail only where somebody
+/// wants it.
+std::vector<PackState> look_at_packs(const std::string& path,
+                                     const std::vector<uint32_t>& trusted_owners);
 
 } // namespace sagebwd

@@ -131,9 +131,12 @@ const std::vector<SettingVariable>& setting_variables() {
   static const std::vector<SettingVariable> variables = {
       {"SAGEBWD_CACHE_DIR", "a folder",
        "the cache directory; by default $XDG_CACHE_HOME/sagebwd or ~/.cache/sagebwd"},
-      {"SAGEBWD_CACHE_PACKS", "files, separated by colons", "packs to look in after the directory"},
+      {"SAGEBWD_CACHE_PACKS", "files or folders, separated by colons",
+       "packs, or folders of packs (*.pack), to look in after the directory; nothing is written "
+       "there"},
       {"SAGEBWD_TRUSTED_OWNERS", "users, separated by colons",
-       "names or numbers of users whose packs are trusted like your own and root's"},
+       "names or numbers of users whose packs and folders of packs are trusted like your own and "
+       "root's"},
       {"SAGEBWD_CACHE_LIMIT", "bytes, such as 512M; 0 means no limit",
        "how large the cache directory may get (default 1G)"},
       {"SAGEBWD_OFFLINE", "0 or 1", "never compile; a missing kernel is an error"},

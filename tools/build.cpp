@@ -6,7 +6,7 @@
 #include "runtime/parallel_for.h"
 #include "runtime/settings.h"
 #include "tools/command.h"
-#include "tools/spec_options.h"
+#include "tools/operation_options.h"
 
 #include <algorithm>
 #include <set>
@@ -56,22 +56,26 @@ public:
                 "process spent compiling. Kernels that cannot be built are listed, the others are\n"
                 "built, and the exit code is 1.\n"
                 "\n"
+                "'prebuild' takes the same options and writes a pack for other machines. It\n"
+                "builds several head dimensions, dtypes and masks by default, and 'build' one.\n"
+                "\n"
                 "examples:\n"
                 "  sagebwd build --arch sm_90a --head-dim 128 --dtype bf16 --causal none --json\n"
                 "  sagebwd build --arch sm_80,sm_86,sm_120 --head-dim 64,128\n"
-                "  SAGEBWD_CACHE_DIR=~/cubins sagebwd build --arch sm_90a --causal top-left\n") {
-    options.list("arch", "ARCH,..", archs_,
-                 "architectures, or native for those of this machine's GPUs, all, or major for the "
-                 "first of each major version (default native, and sm_80 without a GPU)");
-    options.offer(arch_words());
+                "  sagebwd build --arch sm_89 --head-dim 256 --pass forward\n"
+                "  SAGEBWD_CACHE_DIR=~/cubins sagebwd build --arch sm_90a --causal top-left\n"),
+        operations_({}, /*without_gpu=*/"sm_80") {
+    operations_.declare(options);
     options.flag("recompile", recompile_,
                  "compile kernels again that another version of NVRTC compiled");
-    spec_.declare(options, /*lists=*/true);
+    options.flag("dry-run", dry_run_, "list what would be built");
   }
 
   ExitCode run() override {
     const auto start = std::chrono::steady_clock::now();
-    const std::vector<Operation> operations = spec_.operations(archs_, options, failures);
+    const std::vector<Operation> operations = operations_.operations(options, failures);
+    if (dry_run_)
+      return list(operations);
     warn_of_variables(*this);
     require_packs();
     KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
@@ -129,6 +133,17 @@ public:
   }
 
 private:
+  ExitCode list(const std::vector<Operation>& operations) const {
+    std::vector<KernelSpec> kernels;
+    for (const Operation& operation : operations)
+      kernels.insert(kernels.end(), operation.kernels.begin(), operation.kernels.end());
+    const Table table = tools::table_of(kernels);
+    return finish(json::Object{{"kernels", table.json()}, {"failures", json::Array(failures)}},
+                  [&] {
+                    table.print();
+                    puts(counted(kernels.size(), "kernel").c_str());
+                  });
+  }
   KernelBuilder::Policy policy() const {
     KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());
     if (recompile_ && policy.offline)
@@ -140,9 +155,8 @@ private:
     return policy;
   }
 
-  SpecOptions spec_;
-  std::vector<std::string> archs_;
-  bool recompile_ = false;
+  OperationOptions operations_;
+  bool recompile_ = false, dry_run_ = false;
 };
 
 } // namespace

@@ -28,7 +28,8 @@ std::unique_ptr<Command> make_cache() {
       "cache", "list, check, prune and copy compiled kernels and tuning records",
       "Compiled kernels and tuning records are kept in the directory SAGEBWD_CACHE_DIR\n"
       "(by default ~/.cache/sagebwd). Its kernels take at most SAGEBWD_CACHE_LIMIT\n"
-      "bytes. They are also read from the packs that SAGEBWD_CACHE_PACKS names (a:b).\n"
+      "bytes. They are also read from the packs, or folders of packs, that\n"
+      "SAGEBWD_CACHE_PACKS names (a:b), which are never written.\n"
       "Every command takes --json.\n"
       "\n"
       "examples:\n"
@@ -54,9 +55,11 @@ void CacheCommand::find_items() {
 void CacheCommand::find_items_in(const std::vector<std::string>& paths) {
   for (const std::string& path : paths)
     try {
-      packs.push_back(Pack::open(path, settings().trusted_owners));
-      for (KeptName& name : kept_names(packs.back()))
-        names_.push_back(std::move(name));
+      for (const std::string& file : packs_at(path, settings().trusted_owners)) {
+        packs.push_back(Pack::open(file, settings().trusted_owners));
+        for (KeptName& name : kept_names(packs.back()))
+          names_.push_back(std::move(name));
+      }
     } catch (const PackError& error) {
       failures.push_back(error.what());
     }

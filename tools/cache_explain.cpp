@@ -4,7 +4,7 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 #include "tools/cache.h"
-#include "tools/spec_options.h"
+#include "tools/operation_options.h"
 
 namespace sagebwd::tools {
 
@@ -54,14 +54,13 @@ public:
             "\n"
             "examples:\n"
             "  sagebwd cache explain --arch sm_90a --head-dim 64\n"
-            "  sagebwd cache explain --arch sm_80 --causal top-left --json\n") {
-    options.list("arch", "ARCH,..", archs_, "architectures, as for 'build'");
-    options.offer(arch_words());
-    spec_.declare(options, /*lists=*/true);
+            "  sagebwd cache explain --arch sm_80 --causal top-left --json\n"),
+        operations_({}, /*without_gpu=*/"sm_80") {
+    operations_.declare(options);
   }
 
   ExitCode run() override {
-    const std::vector<Operation> wanted = spec_.operations(archs_, options, failures);
+    const std::vector<Operation> wanted = operations_.operations(options, failures);
     find_items();
     std::vector<KeptItem> kept;
     visit_items("reading", [&](KeptItem item, std::string) { kept.push_back(std::move(item)); });
@@ -91,8 +90,7 @@ public:
   }
 
 private:
-  SpecOptions spec_;
-  std::vector<std::string> archs_;
+  OperationOptions operations_;
 };
 
 } // namespace

@@ -133,7 +133,7 @@ public:
               " of killed writers" + (left ? "; 'sagebwd cache prune' sweeps them\n" : "\n");
     json::Array packs;
     for (const std::string& path : store.options().packs)
-      packs.push_back(examine(path, lines));
+      examine_all(path, lines, packs);
     if (packs.empty())
       lines += "packs      none (SAGEBWD_CACHE_PACKS)\n";
     return finish({{"directory", directory},
@@ -148,15 +148,29 @@ public:
   }
 
 private:
-  /// Describes a pack, and appends its line to the text.
-  static json::Object examine(const std::string& path, std::string& lines) {
-    PackSummary pack;
+  /// Describes the packs of a file or a folder, and appends their lines to the text.
+  static void examine_all(const std::string& path, std::string& lines, json::Array& packs) {
+    const std::vector<uint32_t>& trusted = settings().trusted_owners;
+    std::vector<std::string> files;
     try {
-      pack = summarize(*Pack::open(path, settings().trusted_owners));
+      files = packs_at(path, trusted);
     } catch (const PackError& error) {
-      lines += std::string("pack       not usable: ") + error.what() + "\n";
-      return json::Object{{"path", path}, {"usable", false}, {"error", std::string(error.what())}};
+      packs.push_back(unusable(path, error, lines));
     }
+    for (const std::string& file : files)
+      try {
+        packs.push_back(described(file, summarize(*Pack::open(file, trusted)), lines));
+      } catch (const PackError& error) {
+        packs.push_back(unusable(file, error, lines));
+      }
+  }
+  static json::Object unusable(const std::string& path, const PackError& error,
+                               std::string& lines) {
+    lines += std::string("pack       not usable: ") + error.what() + "\n";
+    return json::Object{{"path", path}, {"usable", false}, {"error", std::string(error.what())}};
+  }
+  static json::Object described(const std::string& path, const PackSummary& pack,
+                                std::string& lines) {
     std::error_code gone;
     const uintmax_t size = std::filesystem::file_size(path, gone), bytes = gone ? 0 : size;
     lines += "pack       " + path + ": " + counted(pack.kernels, "kernel") + ", " +

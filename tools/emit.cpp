@@ -91,11 +91,7 @@ private:
     const ResolvedSpec spec = resolved(spec_.one(options));
     std::vector<KernelSpec> chosen;
     std::vector<std::string> kinds;
-    for (const KernelSpec& kernel :
-         !tile_.empty() && is_of_backward()
-             ? kernels_of(Pass::backward, spec, arch, backward_tiles(spec, arch))
-         : pass_.empty() ? distinct_kernels(spec, arch)
-                         : kernels_of(parse_word<Pass>(pass_), spec, arch)) {
+    for (const KernelSpec& kernel : candidates(spec, arch)) {
       const std::string kind(to_string(kernel.kind));
       if (!llvm::is_contained(kinds, kind))
         kinds.push_back(kind);
@@ -114,6 +110,26 @@ private:
       }
     }
     return chosen;
+  }
+
+  /// The kernels among which --kernel chooses. A backward that the architecture cannot have is no
+  /// obstacle to a kernel of the forward.
+  std::vector<KernelSpec> candidates(const ResolvedSpec& spec, const Arch& arch) const {
+    if (!tile_.empty() && is_of_backward())
+      return kernels_of(Pass::backward, spec, arch, backward_tiles(spec, arch));
+    if (!pass_.empty())
+      return kernels_of(parse_word<Pass>(pass_), spec, arch);
+    try {
+      return distinct_kernels(spec, arch);
+    } catch (const SpecError&) {
+      std::vector<KernelSpec> forward = distinct_kernels(spec, arch, /*backward=*/false);
+      const bool has_it = llvm::any_of(
+          forward, [&](const KernelSpec& kernel) { return to_string(kernel.kind) == kernel_; });
+      const bool one = !list_ && output_.empty(); // the others of its kind are not asked for
+      if (kernel_.empty() || (kind_named() && !(has_it && (one || kernel_ == "forward"))))
+        throw;
+      return forward;
+    }
   }
 
   bool is_of_backward() const {

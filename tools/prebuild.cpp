@@ -4,8 +4,7 @@
 #include "runtime/driver/driver.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "tools/command.h"
-#include "tools/spec_list.h"
-#include "tools/spec_options.h"
+#include "tools/operation_options.h"
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringExtras.h"
@@ -51,11 +50,17 @@ public:
                 "exit code is 1. Use the file with SAGEBWD_CACHE_PACKS=FILE, and with\n"
                 "SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
                 "\n"
+                "'build' takes the same options and fills the cache of this machine. By default\n"
+                "'build' builds one operation, and 'prebuild' what a cluster is likely to need:\n"
+                "two head dimensions, both dtypes, with and without a causal mask. 'prebuild' is\n"
+                "for other machines, so without a GPU it has no default for --arch.\n"
+                "\n"
                 "examples:\n"
                 "  sagebwd prebuild --arch sm_80,sm_86,sm_89,sm_90a,sm_120 --head-dim 64,128 \\\n"
                 "      --dtype bf16,fp16 --out fleet.pack\n"
                 "  sagebwd prebuild --specs specs.yaml --out fleet.pack\n"
                 "  sagebwd prebuild --arch sm_90a --records tuned.json --out h200.pack\n"
+                "  sagebwd prebuild --arch sm_90a --packed --out packed.pack\n"
                 "  sagebwd prebuild --arch sm_90a --dry-run\n"
                 "\n"
                 "a list of specs, in YAML or JSON, in which only arch is required:\n"
@@ -64,15 +69,8 @@ public:
                 "    dtype: bf16\n"
                 "    causal: [none, top-left]\n"
                 "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
-        spec_(usual_words()) {
-    options.list("arch", "ARCH,..", archs_,
-                 "architectures; native: those of this machine's GPUs; all; major: the first of "
-                 "each major version");
-    options.offer(arch_words());
-    spec_.declare(options, /*lists=*/true);
-    options.list("pass", "PASS,..", passes_, "passes: forward, backward");
-    options.offer(words_of<Pass>());
-    options.text("specs", "FILE", specs_file_, "a list of specs, instead of the options above");
+        operations_(usual_words(), /*without_gpu=*/"") {
+    operations_.declare(options);
     options.list("records", "FILE,..", record_files_,
                  "add these tuning records ('sagebwd tune --export') and their tiles");
     options.text("out", "FILE", out_, "the pack to write");
@@ -80,7 +78,7 @@ public:
   }
 
   ExitCode run() override {
-    const std::vector<WantedOperation> operations = possible(wanted());
+    const std::vector<WantedOperation> operations = operations_.wanted(options, failures);
     const std::vector<TuningRecord> given = records();
     PrebuildRequest request;
     request.output = out_;
@@ -114,55 +112,6 @@ public:
   }
 
 private:
-  std::vector<WantedOperation> wanted() const {
-    if (!specs_file_.empty()) {
-      const std::set<std::string> others = {"specs", "records", "out", "dry-run", "json"};
-      for (const std::string& name : options.given())
-        if (!others.count(name))
-          throw UsageError("--specs and --" + name +
-                           " contradict each other: the file says what to build");
-      return parse_spec_list(read_input(specs_file_), specs_file_);
-    }
-    if (archs_.empty())
-      throw UsageError("name architectures with --arch (e.g. --arch sm_80,sm_90a), or a list of "
-                       "specs with --specs");
-    bool forward = false, backward = false;
-    for (const std::string& pass : passes_)
-      (parse_word<Pass>(pass) == Pass::forward ? forward : backward) = true;
-    std::vector<WantedOperation> operations;
-    for (const Arch& arch : parse_archs(archs_))
-      for (const AttentionSpec& spec : spec_.all(options))
-        operations.push_back({spec, arch, forward, backward});
-    return operations;
-  }
-
-  /// Those that can be built; the reasons of the others go to `failures`. A backward that an
-  /// architecture cannot have leaves the forward. Raises the only reason where nothing is left.
-  std::vector<WantedOperation> possible(const std::vector<WantedOperation>& operations) {
-    std::vector<WantedOperation> left;
-    for (const WantedOperation& operation : operations) {
-      WantedOperation possible = operation;
-      for (bool WantedOperation::*pass : {&WantedOperation::forward, &WantedOperation::backward}) {
-        WantedOperation alone{operation.spec, operation.arch, false, false};
-        if (alone.*pass = operation.*pass; !(alone.*pass))
-          continue;
-        try {
-          kernels_of({alone});
-        } catch (const SpecError& error) {
-          if (operations.size() == 1)
-            throw;
-          possible.*pass = false;
-          note(error.what());
-        }
-      }
-      if (possible.forward || possible.backward)
-        left.push_back(possible);
-    }
-    if (left.empty())
-      throw UsageError(failures.front());
-    return left;
-  }
-
   /// Leaves out what NVRTC is too old for. Raises LibraryError where that is everything.
   void leave_out_what_nvrtc_lacks(std::vector<KernelSpec>& kernels) {
     std::erase_if(kernels, [&](const KernelSpec& kernel) {
@@ -193,11 +142,7 @@ private:
   }
 
   ExitCode list(const std::vector<KernelSpec>& kernels) const {
-    Table table;
-    for (const KernelSpec& kernel : kernels)
-      table.add({{"name", "kernel", kernel_name(kernel)},
-                 {"arch", "arch", std::string(kernel.arch.name)},
-                 {"pass", "pass", std::string(to_string(kernel.pass))}});
+    const Table table = table_of(kernels);
     return finish(json::Object{{"kernels", table.json()}, {"failures", json::Array(failures)}},
                   [&] {
                     table.print();
@@ -206,9 +151,9 @@ private:
   }
   ExitCode report(const PrebuildResult&, size_t records_left_out, double seconds) const;
 
-  SpecOptions spec_;
-  std::vector<std::string> archs_, passes_{"forward", "backward"}, record_files_;
-  std::string specs_file_, out_;
+  OperationOptions operations_;
+  std::vector<std::string> record_files_;
+  std::string out_;
   bool dry_run_ = false;
 };
 

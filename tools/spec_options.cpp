@@ -130,38 +130,6 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   return specs;
 }
 
-std::vector<Operation> SpecOptions::operations(const std::vector<std::string>& archs,
-                                               const OptionTable& table,
-                                               std::vector<std::string>& impossible) const {
-  std::vector<Operation> operations;
-  std::set<std::string> seen; // some kernels serve both passes, or several specs
-  const std::vector<Arch> wanted_archs = parse_archs(archs.empty() ? usual_archs() : archs);
-  const std::vector<AttentionSpec> specs = all(table);
-  const bool several = wanted_archs.size() * specs.size() > 1;
-  const auto kernels_of = [&](const Operation& operation) -> std::vector<KernelSpec> {
-    for (const bool backward : {true, false})
-      try {
-        return distinct_kernels(operation.spec, operation.arch, backward);
-      } catch (const SpecError& error) {
-        if (!several)
-          throw;
-        if (backward)
-          impossible.push_back(error.what());
-      }
-    return {};
-  };
-  for (const Arch& arch : wanted_archs)
-    for (const AttentionSpec& spec : specs) {
-      Operation operation{arch, resolved(spec), {}};
-      for (const KernelSpec& kernel : kernels_of(operation))
-        if (seen.insert(std::string(arch.name) + " " + kernel_name(kernel)).second)
-          operation.kernels.push_back(kernel);
-      if (!operation.kernels.empty())
-        operations.push_back(std::move(operation));
-    }
-  return operations;
-}
-
 void ProblemOptions::declare(OptionTable& table) {
   visit_fields(given_, [&](const Label& label, int64_t& size) {
     const bool length = label.name.starts_with("seq");
@@ -229,10 +197,7 @@ std::vector<std::string> arch_words() {
   return words;
 }
 
-std::vector<std::string> usual_archs() {
-  const bool has_gpu = driver::unavailable().empty() && driver::device_count() > 0;
-  return {has_gpu ? "native" : "sm_80"};
-}
+bool has_gpu() { return driver::unavailable().empty() && driver::device_count() > 0; }
 
 std::vector<Arch> parse_archs(const std::vector<std::string>& names) {
   std::vector<Arch> archs;

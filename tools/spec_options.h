@@ -21,13 +21,6 @@ const SpecWords& usual_words();
 /// Every combination of the words, not resolved. Raises SpecError for an unknown word.
 std::vector<AttentionSpec> combinations(const SpecWords&);
 
-/// What one architecture needs for one spec.
-struct Operation {
-  Arch arch;
-  ResolvedSpec spec;
-  std::vector<KernelSpec> kernels; ///< except those of an earlier operation
-};
-
 /// The options that name an AttentionSpec: one for each of its fields, and --spec for all at once.
 class SpecOptions {
 public:
@@ -45,11 +38,6 @@ public:
   void declare(OptionTable&, bool lists, const std::set<std::string>& but = {});
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
-  /// All that have a kernel that no earlier one has; without architectures those of usual_archs().
-  /// Of several, those that an architecture cannot have go to `impossible`, with the reason; their
-  /// forwards are still wanted if they can be built. Raises SpecError, or UsageError.
-  std::vector<Operation> operations(const std::vector<std::string>& archs, const OptionTable&,
-                                    std::vector<std::string>& impossible) const;
   /// The only one.
   AttentionSpec one(const OptionTable& table) const { return all(table).front(); }
 
@@ -78,8 +66,8 @@ llvm::json::Object json_of(const Problem&);
 /// Every architecture's name, and the words for several.
 std::vector<std::string> arch_names();
 std::vector<std::string> arch_words();
-/// What is built where no architecture is named: "native" where there is a GPU, else sm_80.
-std::vector<std::string> usual_archs();
+/// Whether "native" names an architecture.
+bool has_gpu();
 /// Names and words to architectures, without repeats: "native" means those of the GPUs here, "all"
 /// every one, "major" the first of each major version. Raises SpecError for an unknown name, and
 /// LibraryError for "native" where there is no GPU.

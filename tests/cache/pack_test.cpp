@@ -1,5 +1,6 @@
 //===- pack_test.cpp - Packs: one file, the same bytes, nothing bad read ---===//
 
+#include "cache/layout.h"
 #include "tests/cache/pack_items.h"
 
 #include "llvm/Support/JSON.h"
@@ -168,7 +169,7 @@ TEST(PackOwnership, OneOfATrustedUserLoads) {
       options.trusted_owners = trusted;
       CacheStore store(options);
       try {
-        return store.load(key_number(3))->cubin.empty() ? 13 : 0;
+        return store.load(pack_key(3)).value().cubin.empty() ? 13 : 0;
       } catch (const PackError&) {
         return 11;
       }
@@ -188,6 +189,109 @@ TEST(PackOwnership, ALinkIsJudgedByWhatItLeadsTo) {
   EXPECT_EQ(refusal(temp / "link"), "");
   ::chmod((temp / "p.pack").c_str(), 0666);
   EXPECT_TRUE(contains(refusal(temp / "link"), "other users may write it"));
+}
+
+TEST(PackFolder, ServesAllOfItsPacksAndIsNotWritten) {
+  TempDirectory temp;
+  const std::string folder = temp / "shared";
+  fs::create_directory(folder);
+  write_pack(folder + "/b.pack", {kernel_number(2), kernel_number(3)});
+  write_pack(folder + "/a.pack", {kernel_number(1), serialize(record())});
+  write_pack(folder + "/.hidden.pack", {kernel_number(4)});
+  test::write_text(folder + "/README", "what is here");
+  ::chmod(folder.c_str(), 0555);
+  EXPECT_EQ(packs_at(folder), (std::vector<std::string>{folder + "/a.pack", folder + "/b.pack"}));
+  EXPECT_EQ(packs_at(folder + "/a.pack"), std::vector<std::string>{folder + "/a.pack"});
+  StoreOptions options;
+  options.directory = temp / "own";
+  options.packs = {folder};
+  CacheStore store(options);
+  std::string place;
+  ASSERT_TRUE(store.load(pack_key(3), nullptr, &place));
+  EXPECT_EQ(place, folder + "/b.pack");
+  EXPECT_TRUE(store.load(pack_key(1)) && store.load_record(record().key));
+  EXPECT_FALSE(store.load(pack_key(4)));
+  // One's own directory comes first, and takes what is new.
+  CacheEntry own;
+  own.kernel_name = "own";
+  own.arch = "sm_80";
+  own.cubin = "own";
+  EXPECT_TRUE(store.publish(pack_key(3), own));
+  EXPECT_EQ(store.load(pack_key(3))->kernel_name, "own");
+  EXPECT_EQ(count_files_in(folder), 4u);
+  ::chmod(folder.c_str(), 0755);
+}
+
+TEST(PackFolder, OthersMustNotBeAbleToWriteIt) {
+  TempDirectory temp;
+  const std::string folder = temp / "shared";
+  const auto refused = [&](std::vector<uint32_t> trusted = {}) {
+    return refusal([&] { packs_at(folder, trusted); });
+  };
+  fs::create_directory(folder);
+  EXPECT_TRUE(contains(refused(), folder + ": there is no pack in this folder")) << refused();
+  EXPECT_TRUE(contains(refused(), "sagebwd prebuild --out")) << refused();
+  test::write_text(folder + "/" + layout::file_name(layout::Kind::kernel, pack_key(1).digest), "x");
+  EXPECT_TRUE(contains(refused(), "sagebwd cache export")) << refused();
+  write_pack(folder + "/p.pack", some_items());
+  ::chmod(folder.c_str(), 0755);
+  EXPECT_EQ(refused(), "");
+  for (mode_t mode : {0775, 02775, 0777, 01777}) { // as folders of groups are
+    ::chmod(folder.c_str(), mode);
+    EXPECT_TRUE(contains(refused(), "let its owner run: chmod go-w '" + folder + "'")) << refused();
+    EXPECT_TRUE(contains(refused(), "one account then writes the folder")) << refused();
+  }
+  // A pack in it is judged like any other.
+  ::chmod(folder.c_str(), 0755);
+  ::chmod((folder + "/p.pack").c_str(), 0664);
+  StoreOptions options;
+  options.packs = {folder};
+  CacheStore store(options);
+  EXPECT_TRUE(contains(refusal([&] { store.packs(); }), "p.pack: other users may write it"));
+}
+
+TEST(PackFolder, OfASitesAccountIsTrustedByName) {
+  TempDirectory temp;
+  if (::geteuid() != 0)
+    GTEST_SKIP() << "only root can hand files to other users";
+  constexpr uid_t kSite = 12345;
+  const std::string folder = temp / "shared";
+  fs::create_directory(folder);
+  write_pack(folder + "/p.pack", some_items());
+  ASSERT_EQ(::chown((folder + "/p.pack").c_str(), kSite, kSite), 0);
+  ASSERT_EQ(::chown(folder.c_str(), kSite, kSite), 0);
+  for (const std::string& path : {temp.path(), folder})
+    ::chmod(path.c_str(), 0755);
+  const auto serves = [&](std::vector<uint32_t> trusted) {
+    return in_child([&] {
+      if (::setuid(kNobody) != 0)
+        return kNotPermitted;
+      StoreOptions options;
+      options.packs = {folder};
+      options.trusted_owners = trusted;
+      CacheStore store(options);
+      const std::string why = refusal([&] { store.packs(); });
+      if (why.empty())
+        return store.load(pack_key(3)) ? 0 : 13;
+      return contains(why, folder + ": it belongs to user 12345") &&
+                     contains(why, "set SAGEBWD_TRUSTED_OWNERS=12345;")
+                 ? 11
+                 : 12;
+    });
+  };
+  EXPECT_EQ(serves({}), 11);
+  EXPECT_EQ(serves({1, kSite}), 0);
+  ASSERT_EQ(::chown(folder.c_str(), 0, 0), 0); // root's folder, the site's pack
+  EXPECT_EQ(serves({kSite}), 0);
+  ASSERT_EQ(::chown((folder + "/p.pack").c_str(), 0, 0), 0);
+  EXPECT_EQ(serves({}), 0);
+  ::chmod(folder.c_str(), 0700); // which the owner forgot to open
+  EXPECT_EQ(in_child([&] {
+              if (::setuid(kNobody) != 0)
+                return kNotPermitted;
+              return contains(refusal([&] { packs_at(folder); }), "cannot be read") ? 0 : 12;
+            }),
+            0);
 }
 
 TEST(PackOpening, NamesTheFileAndWhatIsWrong) {

@@ -46,6 +46,74 @@ def test_one_operation_that_is_impossible_is_wrong_use(sagebwd):
         assert result.code == 2 and IMPOSSIBLE in result.err
 
 
+NO_BACKWARD = ["--arch", "sm_89", *D256[:1], "256", *D256[2:]]
+
+
+def test_a_forward_needs_no_backward(sagebwd, tmp_path):
+    emitted = sagebwd("emit", "--kernel", "forward", *NO_BACKWARD)
+    named = sagebwd("emit", "--kernel", "forward", "--pass", "forward", *NO_BACKWARD)
+    assert emitted.code == 0 and emitted.out == named.out and "forward_d256" in emitted.out
+    quantize = sagebwd("emit", "--kernel", "quantize", *NO_BACKWARD)
+    assert quantize.code == 0 and "quantize_forward" in quantize.out.splitlines()[0]
+    written = sagebwd("emit", "--kernel", "forward", "-o", tmp_path, *NO_BACKWARD)
+    assert written.code == 0 and len(list(tmp_path.iterdir())) == 1
+    # What lacks a part of what is asked for is an error.
+    for words in (["--list"], ["--kernel", "quantize", "--list"], ["--kernel", "backward_dq"]):
+        refused = sagebwd("emit", *words, *NO_BACKWARD)
+        assert refused.code == 2 and IMPOSSIBLE in refused.err
+        assert "--pass forward" in refused.err
+    listed = sagebwd("emit", "--list", "--pass", "forward", "--json", *NO_BACKWARD)
+    assert {kernel["kernel"] for kernel in listed.json["kernels"]} >= {"quantize", "forward"}
+    wrong = sagebwd("emit", "--kernel", "forwrd", *NO_BACKWARD)
+    assert wrong.code == 2 and "did you mean 'forward'?" in wrong.err
+
+
+def names_in(result):
+    assert result.code == 0, result.err
+    return [kernel["name"] for kernel in result.json["kernels"]]
+
+
+@pytest.mark.parametrize("command", [["build"], ["prebuild"]])
+def test_builds_take_the_same_options(sagebwd, tmp_path, command):
+    one = [*command, "--dry-run", "--json"]
+    forward = names_in(sagebwd(*one, "--pass", "forward", *NO_BACKWARD))
+    assert forward and not any("backward" in name for name in forward)
+    assert any("forward_d256" in name for name in forward)
+    specs = tmp_path / "specs.yaml"
+    specs.write_text("{arch: sm_89, head_dim: 256, dtype: bf16, causal: none, pass: forward}\n")
+    assert names_in(sagebwd(*one, "--specs", specs)) == forward
+    both = sagebwd(*one, "--specs", specs, "--pass", "forward")
+    assert both.code == 2 and "--specs and --pass contradict each other" in both.err
+    empty_cache = tmp_path / "cache"
+    sagebwd(*one, "--arch", "sm_80", *D256, SAGEBWD_CACHE_DIR=str(empty_cache))
+    assert not empty_cache.exists()
+
+
+def test_what_is_built_by_default(sagebwd, fake_driver):
+    gpu = {"LD_LIBRARY_PATH": str(fake_driver), "FAKE_QUIET": "1", "FAKE_MAJOR": "8",
+           "FAKE_MINOR": "9"}  # fmt: skip
+    no_gpu = {**gpu, "FAKE_DEVICES": "0"}
+
+    def kernels(command, *words, **environment):
+        result = sagebwd(command, *words, "--dry-run", "--json", **environment)
+        assert result.out, result.err
+        return {(k["arch"], k["name"]) for k in result.json["kernels"]}
+
+    here, without = kernels("build", **gpu), kernels("build", **no_gpu)
+    assert {arch for arch, _ in here} == {"sm_89"} and {arch for arch, _ in without} == {"sm_80"}
+    fleet = kernels("prebuild", **gpu)
+    assert here < fleet and {arch for arch, _ in fleet} == {"sm_89"}
+    asked = sagebwd("prebuild", "--dry-run", **no_gpu)
+    assert asked.code == 2 and "name architectures with --arch" in asked.err
+    assert "there is no GPU here" in asked.err
+    build, prebuild = (" ".join(sagebwd(command, "--help").out.split())
+                       for command in ("build", "prebuild"))  # fmt: skip
+    assert "(default native; without a GPU sm_80)" in build
+    assert "(default native; without a GPU it must be given)" in prebuild
+    assert "'prebuild' takes the same options" in build
+    assert "'build' takes the same options" in prebuild
+
+
 def archs_of(sagebwd, word, **environment):
     result = sagebwd("prebuild", "--arch", word, "--head-dim", 64, "--pass", "forward",
                      "--dry-run", "--json", **environment)  # fmt: skip

@@ -121,6 +121,33 @@ def test_every_header_is_complete_without_llvm(prefix, tmp_path):
            program)  # fmt: skip
 
 
+def files_of(tree):
+    return {path.relative_to(tree).as_posix() for path in tree.rglob("*") if not path.is_dir()}
+
+
+def test_the_light_build_installs_the_same(prefix, tmp_path):
+    """`./run build library` without its compiles: what this build made lies in the places."""
+    script = (ROOT / "tools/run/build.sh").read_text()
+    (targets,) = re.findall(r"--build build/library .* --target (.*)$", script, re.M)
+    cache = (BUILD / "CMakeCache.txt").read_text()
+    llvm = re.findall(r"^(SAGEBWD_LLVM_(?:LIB|INCLUDE)DIR:PATH=.+)$", cache, re.M)
+    light = tmp_path / "light"
+    output("cmake", "-G", "Ninja", "-S", ROOT, "-B", light, "-DSAGEBWD_TESTS=OFF",
+           "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON",
+           "-DCMAKE_DISABLE_FIND_PACKAGE_Python=ON", *(f"-D{setting}" for setting in llvm))
+    steps = output("ninja", "-C", light, "-t", "commands", *targets.split())
+    assert "tests/" not in steps and "gtest" not in steps
+    made = {path.name for path in BUILD.glob("libsagebwd.*")} | {"bin/sagebwd"}
+    outputs = set(re.findall(r"(?:-o|qc) (libsagebwd\.\S+|bin/\S+) ", steps))
+    assert outputs <= made and len(outputs) == 3
+    for name in made:
+        (light / name).parent.mkdir(exist_ok=True)
+        shutil.copy(BUILD / name, light / name, follow_symlinks=False)
+    output("cmake", "--build", light, "--target", "sagebwd_public_headers")
+    output("cmake", "--install", light, "--prefix", tmp_path / "tree")
+    assert files_of(tmp_path / "tree") == files_of(prefix)
+
+
 @pytest.mark.parametrize("asked", ["9.9", "0.0.9"])
 def test_another_version_is_refused(prefix, tmp_path, asked):
     (tmp_path / "CMakeLists.txt").write_text(

@@ -14,6 +14,19 @@ configure() {
   fi
 }
 
+# What `cmake --install` needs: no Python, no tests and no GoogleTest.
+build_library() {
+  local packages_to_build="g++ cmake ninja-build llvm-dev" packages_to_test=
+  find_llvm || true
+  install_packages
+  step configure-library "Configuring" cmake -S . -B build/library -G Ninja \
+    -DCMAKE_BUILD_TYPE=Release -DSAGEBWD_TESTS=OFF -DCMAKE_UNITY_BUILD=ON \
+    -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" \
+    "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir"
+  step build-library "Building the libraries and the command line" \
+    cmake --build build/library -j "$jobs" --target sagebwd sagebwd_bundle sagebwd_shared
+}
+
 # prepare TARGET...: everything up to those targets. While they are built, the command in $meanwhile
 # runs, whose time is mostly that of downloads.
 prepare() {

@@ -4,11 +4,33 @@ archs=sm_80,sm_86,sm_89,sm_90a,sm_120
 
 title() { printf '\n%s\n' "$1"; }
 
-attention_kernels() { grep -E '^kernel |^sagebwd_(forward|backward)_|^[0-9]+ kernels'; }
+# Builds one operation after the other, so that each is seen when it is done.
+build_all() {
+  local arch head_dim
+  for arch in ${archs//,/ }; do
+    for head_dim in 64 128; do
+      $sagebwd build --arch $arch --head-dim $head_dim --dtype bf16
+    done
+  done
+}
+
+attention_kernels() {
+  local words row='%-48s %-7s %-8s %6s %9s %6s %6s  %s\n' kernels=0 cached=0 ms=0
+  printf "$row" kernel arch pass ms registers spills shared cached
+  while read -r -a words; do
+    case ${words[*]} in
+      sagebwd_forward_* | sagebwd_backward_*) printf "$row" "${words[@]}" ;;
+      *" kernels, "*" from the cache, "*" ms in all")
+        kernels=$((kernels + words[0])) cached=$((cached + words[2])) ms=$((ms + words[6]))
+        ;;
+    esac
+  done
+  echo "$kernels kernels, $cached from the cache, $ms ms in all"
+}
 
 title "1. Forward and backward, D 64 and 128, bf16, compiled for five architectures"
 echo "These are the 3 attention kernels of each operation. The counts include 3 that quantise."
-$sagebwd build --arch $archs --head-dim 64,128 --dtype bf16 | attention_kernels
+build_all | attention_kernels
 
 title "2. The same in a second process: from the cache in $SAGEBWD_CACHE_DIR"
 $sagebwd build --arch $archs --head-dim 64,128 --dtype bf16 | tail -n 1

@@ -1,0 +1,103 @@
+"""A folder of packs that one account of a site writes and everybody else reads."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from cache_helpers import OPERATION, empty
+from places import BINARY
+
+
+@pytest.fixture
+def shared(cache, tmp_path):
+    """The folder, with a pack of the forward's kernels and one of the backward's."""
+    folder = tmp_path / "shared"
+    folder.mkdir(mode=0o755)
+    for part in ("forward", "backward"):
+        result = cache("export", "--kernel", part, "--out", folder / f"{part}.pack")
+        assert result.code == 0, result.err
+    assert cache("export", "--kernel", "key_mean", "--out", folder / "key_mean.pack").code == 0
+    folder.chmod(0o555)
+    yield folder
+    folder.chmod(0o755)
+
+
+def test_every_command_knows_a_folder_of_packs(shared, sagebwd, tmp_path):
+    here = {"SAGEBWD_CACHE_PACKS": str(shared), **empty(tmp_path)}
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in shared.iterdir())
+    built = sagebwd("build", *OPERATION, "--json", SAGEBWD_OFFLINE="1",
+                    SAGEBWD_NVRTC="/nonexistent", **here)  # fmt: skip
+    assert built.code == 0, built.err
+    assert all(kernel["cached"] for kernel in built.json["kernels"])
+    assert built.json["counters"]["pack_hits"] == len(built.json["kernels"])
+    kernels = sagebwd("cache", "explain", *OPERATION, "--json", **here).json["kernels"]
+    assert {kernel["layer"] for kernel in kernels} == {"pack"}
+    places = {Path(kernel["place"]) for kernel in kernels}
+    assert {place.parent for place in places} == {shared} and len(places) > 1
+    files = [str(path) for path in sorted(shared.iterdir())]
+    for packs in (sagebwd("cache", "stat", "--json", **here).json["packs"],
+                  sagebwd("doctor", "--json", **here).json["cache"]["packs"]):  # fmt: skip
+        assert [pack["path"] for pack in packs] == files
+        assert all(pack["usable"] and pack["kernels"] for pack in packs)
+    assert sagebwd("cache", "verify", "--pack", shared, **empty(tmp_path)).code == 0
+    lacking = sagebwd("build", "--arch", "sm_80", "--head-dim", 32, SAGEBWD_OFFLINE="1", **here)
+    assert lacking.code == 1 and f"{shared}/backward.pack (a pack for sm_80)" in lacking.err
+    after = sorted((path.name, path.stat().st_mtime_ns) for path in shared.iterdir())
+    assert after == before and not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize("wrong", ["group", "nothing", "kernels"])
+def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sagebwd, tmp_path,
+                                                               wrong):
+    folder = shared
+    if wrong == "group":  # as shared folders are made
+        folder.chmod(0o2775)
+        remedy = f"let its owner run: chmod go-w '{folder}' (one account then writes the folder"
+    else:
+        folder = tmp_path / "other"
+        folder.mkdir()
+        remedy = "'sagebwd prebuild --out FILE.pack' writes one"
+        if wrong == "kernels":
+            shutil.copy(next(built.glob("*.kernel")), folder)
+            remedy = "makes a pack of it with 'sagebwd cache export"
+    here = {"SAGEBWD_CACHE_PACKS": str(folder), **empty(tmp_path)}
+    for words in (["build", *OPERATION], ["doctor"], ["cache", "ls"], ["cache", "verify"]):
+        result = sagebwd(*words, **here)
+        assert result.code == 1 and remedy in result.out + result.err, words
+    stat = sagebwd("cache", "stat", "--json", **here).json["packs"]
+    assert [pack["path"] for pack in stat] == [str(folder)] and remedy in stat[0]["error"]
+    # A shared cache directory is what somebody may have tried first.
+    tried = sagebwd("cache", "ls", SAGEBWD_CACHE_DIR=str(folder)) if wrong == "group" else None
+    assert not tried or "name a folder of packs in SAGEBWD_CACHE_PACKS" in tried.err
+
+
+def test_a_software_accounts_folder_serves_users_who_trust_it(cache):
+    if os.geteuid() != 0:
+        pytest.skip("only root can become other users")
+    site, user = 12345, 65534
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shared = folder / "shared"
+        shared.mkdir()
+        assert cache("export", "--out", shared / "all.pack").code == 0
+        shutil.copy(BINARY, folder / "sagebwd")
+        folder.chmod(0o755)
+        for path in (shared, shared / "all.pack"):
+            os.chown(path, site, site)
+
+        def build(**more):
+            environment = {"SAGEBWD_CACHE_DIR": "/nonexistent/cache", "SAGEBWD_OFFLINE": "1",
+                           "SAGEBWD_CACHE_PACKS": str(shared), **more}  # fmt: skip
+            command = [folder / "sagebwd", "build", *map(str, OPERATION)]
+            return subprocess.run(command, env=environment, user=user, capture_output=True,
+                                  text=True)  # fmt: skip
+
+        refused = build()
+        assert refused.returncode == 1
+        assert f"{shared}: it belongs to user {site}, who is neither" in refused.stderr
+        assert f"set SAGEBWD_TRUSTED_OWNERS={site};" in refused.stderr
+        trusted = build(SAGEBWD_TRUSTED_OWNERS=str(site))
+        assert trusted.returncode == 0, trusted.stderr

@@ -1,0 +1,49 @@
+//===- operation_options.h - Options that choose operations -----------------===//
+#pragma once
+
+#include "runtime/prebuild.h"
+#include "tools/console.h"
+#include "tools/spec_options.h"
+
+#include <string>
+#include <vector>
+
+namespace sagebwd::tools {
+
+/// What one architecture needs for one spec.
+struct Operation {
+  Arch arch;
+  ResolvedSpec spec;
+  std::vector<KernelSpec> kernels; ///< except those of an earlier operation
+};
+
+/// What 'build', 'prebuild' and 'cache explain' share: --arch, --pass, --specs, and the options of
+/// a spec.
+class OperationOptions {
+public:
+  /// `usual`: the words of a spec that are the default. `without_gpu`: the architecture if none is
+  /// named and there is no GPU; empty: one must be named.
+  OperationOptions(SpecWords usual, std::string without_gpu)
+      : spec_(std::move(usual)), without_gpu_(std::move(without_gpu)) {}
+
+  void declare(OptionTable&);
+  /// Those that can be built; of several, the reasons of the others go to `impossible`. A backward
+  /// that an architecture cannot have leaves the forward. Raises UsageError, SpecError, and the
+  /// only reason where nothing is left.
+  std::vector<WantedOperation> wanted(const OptionTable&,
+                                      std::vector<std::string>& impossible) const;
+  /// The same, each with its kernels, in the order of their launches.
+  std::vector<Operation> operations(const OptionTable&, std::vector<std::string>& impossible) const;
+
+private:
+  std::vector<WantedOperation> named(const OptionTable&) const;
+
+  SpecOptions spec_;
+  std::string without_gpu_, specs_file_;
+  std::vector<std::string> archs_, passes_{"forward", "backward"};
+};
+
+/// A row for each, for --dry-run.
+Table table_of(const std::vector<KernelSpec>&);
+
+} // namespace sagebwd::tools
