@@ -8,6 +8,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "sagebwd/runtime/attention.h"
+#include "sagebwd/generator/operation.h"
 #include "sagebwd/runtime/driver/driver.h"
 #include "sagebwd/runtime/kernels.h"
 #include "sagebwd/runtime/reference/reference.h"
@@ -54,7 +55,7 @@ struct DeviceTensor {
 int compile_only(const AttentionSpec& spec) {
   printf("No GPU here: %s\nCompiling for sm_80 instead:\n", driver::unavailable().c_str());
   const Arch& arch = find_arch("sm_80");
-  for (const auto& kernel : build_all(distinct_kernels(resolved(spec), arch)))
+  for (const auto& kernel : build_all(Operation(resolved(spec), arch).distinct_kernels()))
     printf("  %-72s %3d registers%s\n", kernel->entry.kernel_name.c_str(), kernel->entry.registers,
            kernel->cached ? ", from the cache" : "");
   return 0;

@@ -25,7 +25,10 @@ Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arc
   const bool small_blocks = kind == KernelKind::forward && !widest(s) && bounded_behind(s);
   if (builds(kind, s, Family::ws) && !small_blocks)
     return Family::ws;
-  return builds(kind, s, Family::wgmma) ? Family::wgmma : Family::mma;
+  // A fused backward is not built from wgmma: where ws has none, wgmma's split one is preferred to
+  // a fused one of mma.sync.
+  const KernelKind split = kind == KernelKind::backward ? KernelKind::backward_dq : kind;
+  return builds(split, s, Family::wgmma) ? Family::wgmma : Family::mma;
 }
 
 /// What a kernel is fastest with where it fits. Without warps it takes 4 where two blocks share an
@@ -83,8 +86,6 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
                                             : wish_of_fused(s, family);
 }
 
-std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
-
 /// Why no tile fits, and what does: for `least`, which asks for the least memory.
 [[noreturn]] void fail_for(const TileConfig& least, KernelKind kind, const AttentionSpec& s,
                            const Arch& arch) {
@@ -94,7 +95,7 @@ std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'";
   if (const std::string why = tiling.objection(s, least); !why.empty())
     throw SpecError(none + why);
   throw SpecError(
-      none + "for " + quoted(least) + ", " + objection(kind, s, least, arch) + "; take " +
+      none + "for '" + to_string(least) + "', " + objection(kind, s, least, arch) + "; take " +
       (widest(s) ? "a GPU with more of it (A100, H100 and B200 have)" +
                        std::string(
                            tiling.pass == Pass::backward

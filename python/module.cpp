@@ -5,6 +5,8 @@
 // computes runs without the GIL.
 //
 //===----------------------------------------------------------------------===//
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "python/module_attention.h"
 #include "python/module_errors.h"
 #include "python/module_interrupt.h"
@@ -93,7 +95,7 @@ void bind_kernels(py::module_& m) {
         [](int major, int minor) { return arch_for_capability(major, minor).name; });
   m.def("emit", [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
     py::list sources;
-    for (const KernelSpec& kernel : distinct_kernels(spec, find_arch(arch), backward)) {
+    for (const KernelSpec& kernel : Operation(spec, find_arch(arch)).distinct_kernels(backward)) {
       KernelSource source = generate(kernel);
       sources.append(py::dict("name"_a = source.name, "kind"_a = to_string(kernel.kind),
                               "pass"_a = to_string(kernel.pass), "tile"_a = to_string(kernel.tile),
@@ -103,8 +105,9 @@ void bind_kernels(py::module_& m) {
     return sources;
   });
   m.def("build", [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
-    const auto built = python::interruptibly(
-        [&] { return build_operation(distinct_kernels(spec, find_arch(arch), backward), spec); });
+    const auto built = python::interruptibly([&] {
+      return build_operation(Operation(spec, find_arch(arch)).distinct_kernels(backward), spec);
+    });
     py::list figures;
     for (const auto& kernel : built)
       figures.append(py::dict(

@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/choice.h"
 #include "generator/space.h"
 #include "python/module_gil.h"
 #include "python/module_log.h"

@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/operation.h"
 #include "python/module_attention.h"
 #include "python/module_errors.h"
 #include "python/module_interrupt.h"
@@ -72,7 +73,7 @@ tiles_in_use(const ResolvedSpec& given, const Problem& problem, int device,
   const TuneRequest request = tune_request(given, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device);
   const ResolvedSpec spec = resolved(*given);
-  const std::vector<KernelKind> launched = tunable_kernels(spec, around.gpu.arch);
+  const std::vector<KernelKind> launched = Operation(spec, around.gpu.arch).tunable_kernels();
   std::vector<std::array<std::string, 3>> result;
   for (KernelKind kind : request.kernels) {
     if (std::find(launched.begin(), launched.end(), kind) == launched.end())

@@ -1,6 +1,7 @@
 //===- attention.cpp - The operation ----------------------------------------===//
 
 #include "runtime/attention.h"
+#include "generator/operation.h"
 
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
@@ -136,9 +137,7 @@ void check_workspace_bytes(size_t given, size_t needed) {
 } // namespace
 
 struct Attention::State {
-  Arch arch;
-  ResolvedSpec spec;
-  ResolvedSpec built; ///< as its kernels have it: what the workspace is for
+  Operation operation;
   int device = 0;
   TileChoice tiles;
   std::mutex mutex;
@@ -152,9 +151,9 @@ struct Attention::State {
 
   State(const AttentionSpec& given, int ordinal, const driver::DeviceInfo& info,
         const std::optional<Tiles>& explicit_tiles)
-      : arch(arch_for_capability(info.major, info.minor)), spec(resolved(given)),
-        built(as_built(spec, arch, explicit_tiles.value_or(Tiles{}))), device(ordinal),
-        tiles(spec, arch, ordinal, info.sm_count, explicit_tiles) {}
+      : operation(resolved(given), arch_for_capability(info.major, info.minor),
+                  explicit_tiles.value_or(Tiles{})),
+        device(ordinal), tiles(operation, ordinal, info.sm_count, explicit_tiles.has_value()) {}
 
   const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
   /// Nothing where kernels would have to be loaded, and may not be.
@@ -171,7 +170,7 @@ Attention::State::load(const std::vector<KernelSpec>& specs, bool may_load) {
       missing.push_back(spec);
   if (!missing.empty() && !may_load)
     return std::nullopt;
-  for (const auto& built : build_operation(missing, spec))
+  for (const auto& built : build_operation(missing, operation.spec()))
     load_once(*built, device);
   std::vector<LoadedKernel> result;
   for (const KernelSpec& spec : specs)
@@ -188,11 +187,11 @@ std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem
     return *load(chosen, /*may_load=*/true);
   } catch (const CompileError& error) {
     why = error.what();
-    if (!tiles.may_fall_back() || chosen == tiles.by_default(pass))
+    if (!tiles.may_fall_back() || chosen == operation.kernels(pass))
       throw;
   } catch (const OfflineError& error) {
     why = error.what();
-    if (!tiles.may_fall_back() || chosen == tiles.by_default(pass))
+    if (!tiles.may_fall_back() || chosen == operation.kernels(pass))
       throw;
   }
   static std::atomic<bool> warned{false};
@@ -201,7 +200,7 @@ std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem
                  "sagebwd: warning: the default tile is used, for the tuned one cannot be "
                  "had: %s\n",
                  why.c_str());
-  return *load(tiles.by_default(pass), /*may_load=*/true);
+  return *load(operation.kernels(pass), /*may_load=*/true);
 }
 
 /// Into a graph goes what is loaded: nothing is compiled, loaded or tuned while it is captured.
@@ -210,7 +209,7 @@ std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
   if (auto chosen = load(tiles.kernels(pass, problem, /*may_tune=*/false), /*may_load=*/false))
     return *chosen;
   if (tiles.may_fall_back())
-    if (auto by_default = load(tiles.by_default(pass), /*may_load=*/false)) {
+    if (auto by_default = load(operation.kernels(pass), /*may_load=*/false)) {
       static std::atomic<bool> warned{false};
       if (!warned.exchange(true))
         std::fprintf(stderr, "sagebwd: warning: a CUDA graph is captured with default tiles, for "
@@ -219,7 +218,8 @@ std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
       return *by_default;
     }
   throw DriverError("the stream is being captured into a CUDA graph and the " +
-                        std::string(to_string(pass)) + " kernels of " + to_string(*spec) +
+                        std::string(to_string(pass)) + " kernels of " +
+                        to_string(*operation.spec()) +
                         " are not loaded yet: call warmup() before the capture",
                     900); // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 }
@@ -261,33 +261,33 @@ const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Prob
 template <typename Args>
 PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, const Args& a)
     : state_(std::move(state)), pass_(pass), problem_(a.problem) {
-  check(state_->spec, problem_);
-  check_scale(a.softmax_scale, state_->spec);
-  workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->built, problem_);
-  if (a.packing.apart && !state_->spec->packed)
+  check(state_->operation.spec(), problem_);
+  check_scale(a.softmax_scale, state_->operation.spec());
+  workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->operation.built(), problem_);
+  if (a.packing.apart && !state_->operation.spec()->packed)
     refuse_packing("apart");
-  const Problem tensors = as_tensors(state_->spec, a.packing, problem_);
+  const Problem tensors = as_tensors(state_->operation.spec(), a.packing, problem_);
   set(values_, Operand::apart, uint64_t{a.packing.apart});
   visit_tensors(a, [&](Operand operand, const auto& given) {
-    if (!takes(state_->spec, caller_tensor(operand)))
+    if (!takes(state_->operation.spec(), caller_tensor(operand)))
       return;
     tensors_.push_back(&caller_tensor(operand));
     put_strides(values_, *tensors_.back(), given, tensors);
   });
   set(values_, Operand::softmax_scale, a.softmax_scale);
-  const int value_dim = a.value_dim ? a.value_dim : state_->spec->head_dim;
-  check_value_dim(value_dim, state_->spec);
+  const int value_dim = a.value_dim ? a.value_dim : state_->operation.spec()->head_dim;
+  check_value_dim(value_dim, state_->operation.spec());
   // The workspace's buffers are the operands that move with it.
   OperandValues moved = values_;
-  place_workspace(pass, state_->built, problem_, /*workspace=*/0, values_);
-  place_workspace(pass, state_->built, problem_, kWorkspaceAlignment, moved);
+  place_workspace(pass, state_->operation.built(), problem_, /*workspace=*/0, values_);
+  place_workspace(pass, state_->operation.built(), problem_, kWorkspaceAlignment, moved);
   for (size_t i = 0; i < values_.size(); ++i)
     if (values_[i] != moved[i])
       buffers_.push_back(static_cast<Operand>(i));
   set(values_, Operand::value_channels, static_cast<uint64_t>(value_dim));
 }
 
-const AttentionSpec& PreparedPass::spec() const { return state_->spec; }
+const AttentionSpec& PreparedPass::spec() const { return state_->operation.spec(); }
 
 void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
                        void* stream) const {
@@ -296,7 +296,7 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
                     std::to_string(addresses.size()));
   OperandValues values = values_;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    check_address(*tensors_[i], addresses[i], pass_, *state_->spec);
+    check_address(*tensors_[i], addresses[i], pass_, *state_->operation.spec());
     set(values, tensors_[i]->operand, addresses[i]);
   }
   if (workspace == 0 || workspace % kWorkspaceAlignment != 0)
@@ -307,7 +307,7 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
   const driver::DeviceScope scope(state_->device);
   const auto on = static_cast<driver::Stream>(stream);
   const std::vector<LoadedKernel>& kernels = state_->kernels(pass_, problem_, on);
-  Problem part = first_launch(*state_->spec, problem_);
+  Problem part = first_launch(*state_->operation.spec(), problem_);
   for (int64_t left = problem_.batch; left > 0; left -= part.batch) {
     if (left < problem_.batch)
       pass_over(part, values);
@@ -323,7 +323,7 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
 void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
   for (const CallerTensor* tensor : tensors_) {
     const uint64_t address = get(values, tensor->operand);
-    const int64_t floats = tensor->of == CallerTensor::means ? state_->spec->head_dim
+    const int64_t floats = tensor->of == CallerTensor::means ? state_->operation.spec()->head_dim
                                                              : tokens_of(tensor->tokens, part);
     const uint64_t bytes =
         tensor->strided()
@@ -355,8 +355,8 @@ Attention::Attention(const AttentionSpec& spec, int device, const std::optional<
 
 Attention::~Attention() = default;
 
-const AttentionSpec& Attention::spec() const { return state_->spec; }
-const Arch& Attention::arch() const { return state_->arch; }
+const AttentionSpec& Attention::spec() const { return state_->operation.spec(); }
+const Arch& Attention::arch() const { return state_->operation.arch(); }
 
 void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
   const driver::DeviceScope scope(state_->device);
@@ -364,26 +364,26 @@ void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
     if (pass == Pass::backward && !backward)
       break;
     if (problem) {
-      check(state_->spec, *problem);
+      check(state_->operation.spec(), *problem);
       state_->kernels(pass, *problem, nullptr);
     } else {
       std::lock_guard lock(state_->mutex);
-      state_->load(state_->tiles.by_default(pass), /*may_load=*/true);
+      state_->load(state_->operation.kernels(pass), /*may_load=*/true);
     }
   }
 }
 
 TileConfig Attention::tile(KernelKind kind, const Problem& problem) {
-  check(state_->spec, problem);
+  check(state_->operation.spec(), problem);
   std::lock_guard lock(state_->mutex);
   return state_->tiles.tile(kind, problem);
 }
 
 size_t Attention::forward_workspace_bytes(const Problem& problem) const {
-  return workspace_bytes(Pass::forward, state_->built, problem);
+  return workspace_bytes(Pass::forward, state_->operation.built(), problem);
 }
 size_t Attention::backward_workspace_bytes(const Problem& problem) const {
-  return workspace_bytes(Pass::backward, state_->built, problem);
+  return workspace_bytes(Pass::backward, state_->operation.built(), problem);
 }
 
 void Attention::forward(const ForwardArgs& args) { run(prepare(args), args); }

@@ -4,6 +4,7 @@
 
 #include "cache/bounded_json.h"
 #include "generator/kernel.h"
+#include "generator/operation.h"
 #include "runtime/diagnosis_cache.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
@@ -148,7 +149,8 @@ void Doctor::look_at_paths() {
   check("SAGEBWD_NVRTC", settings_.nvrtc, !asked_nvrtc_ || compiler_.error.empty(), "no NVRTC");
   check("SAGEBWD_TUNE_WORKER", worker, ::access(worker.c_str(), X_OK) == 0, "no program");
   const std::string unread = error_of([&] {
-    for (const KernelSpec& kernel : distinct_kernels(resolved(AttentionSpec()), all_archs()[0]))
+    for (const KernelSpec& kernel :
+         Operation(resolved(AttentionSpec()), all_archs()[0]).distinct_kernels())
       generate(kernel);
   });
   check("SAGEBWD_TEMPLATE_DIR", templates, unread.empty(), "no folder of templates");

@@ -1,6 +1,7 @@
 //===- generate.cpp - Sources from the templates that the user names --------===//
 
 #include "runtime/generate.h"
+#include "generator/emit.h"
 
 #include "runtime/settings.h"
 

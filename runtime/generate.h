@@ -1,6 +1,7 @@
 //===- generate.h - Sources from the templates that the user names ----------===//
 #pragma once
 
+#include "generator/emit.h"
 #include "generator/kernel.h"
 #include "generator/templates.h"
 

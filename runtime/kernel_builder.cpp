@@ -2,6 +2,7 @@
 
 #include "runtime/kernel_builder.h"
 #include "cache/inventory.h"
+#include "generator/emit.h"
 #include "runtime/compile_width.h"
 #include "runtime/log.h"
 #include "runtime/parallel_for.h"

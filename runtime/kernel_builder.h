@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cache/at_fork.h"
+#include "generator/emit.h"
 #include "runtime/kernels.h"
 
 #include <atomic>

@@ -2,6 +2,9 @@
 
 #include "runtime/kernels.h"
 #include "cache/at_fork.h"
+#include "generator/choice.h"
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
@@ -130,7 +133,7 @@ CacheKey key_of(const KernelSource& source, const KernelSpec& spec) {
 }
 
 void make_tables() {
-  for (const KernelSpec& kernel : distinct_kernels(resolved({}), all_archs().front()))
+  for (const KernelSpec& kernel : Operation(resolved({}), all_archs().front()).distinct_kernels())
     key_of(emit(kernel), kernel);
 }
 

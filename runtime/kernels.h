@@ -7,6 +7,7 @@
 
 #include "cache/entry.h"
 #include "cache/store.h"
+#include "generator/emit.h"
 #include "generator/kernel.h"
 #include "runtime/error.h"
 

@@ -1,6 +1,9 @@
 //===- prebuild.cpp - One pack of every kernel that operations need --------===//
 
 #include "runtime/prebuild.h"
+#include "generator/choice.h"
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 
 #include "cache/layout.h"
@@ -62,7 +65,8 @@ std::map<std::string, KernelSpec> default_kernels(const std::vector<WantedOperat
   for (const WantedOperation& operation : operations)
     for (Pass pass : {Pass::forward, Pass::backward})
       if (pass == Pass::forward ? operation.forward : operation.backward)
-        for (const KernelSpec& kernel : kernels_of(pass, resolved(operation.spec), operation.arch))
+        for (const KernelSpec& kernel :
+             Operation(resolved(operation.spec), operation.arch).kernels(pass))
           kernels.emplace(identity_of(kernel), kernel);
   return kernels;
 }

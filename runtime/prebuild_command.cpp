@@ -1,7 +1,9 @@
 //===- prebuild_command.cpp - How to get a kernel into a pack --------------===//
 
 #include "runtime/prebuild_command.h"
+#include "generator/choice.h"
 #include "generator/definition.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 
 namespace sagebwd {
@@ -11,7 +13,7 @@ std::string prebuild_command(const ResolvedSpec& spec, const Arch& arch, bool tu
       "sagebwd prebuild --arch " + std::string(arch.name) + " --spec '" + to_string(*spec) + "'";
   bool has_backward = true;
   try {
-    kernels_of(Pass::backward, spec, arch);
+    Operation(spec, arch).kernels(Pass::backward);
   } catch (const SpecError&) { // of wide heads it does not fit every GPU
     has_backward = false;
   }

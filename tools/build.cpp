@@ -73,7 +73,7 @@ public:
 
   ExitCode run() override {
     const auto start = std::chrono::steady_clock::now();
-    const std::vector<Operation> operations = operations_.operations(options, failures);
+    const std::vector<OperationKernels> operations = operations_.operations(options, failures);
     if (dry_run_)
       return list(operations);
     warn_of_variables(*this);
@@ -82,7 +82,7 @@ public:
     std::vector<Built> kernels;
     {
       size_t wanted_kernels = 0;
-      for (const Operation& operation : operations)
+      for (const OperationKernels& operation : operations)
         wanted_kernels += operation.kernels.size();
       Progress progress("building", wanted_kernels);
       std::set<std::string> refused; // the same for every operation
@@ -133,9 +133,9 @@ public:
   }
 
 private:
-  ExitCode list(const std::vector<Operation>& operations) const {
+  ExitCode list(const std::vector<OperationKernels>& operations) const {
     std::vector<KernelSpec> kernels;
-    for (const Operation& operation : operations)
+    for (const OperationKernels& operation : operations)
       kernels.insert(kernels.end(), operation.kernels.begin(), operation.kernels.end());
     const Table table = tools::table_of(kernels);
     return finish(json::Object{{"kernels", table.json()}, {"failures", json::Array(failures)}},

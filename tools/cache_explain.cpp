@@ -60,7 +60,7 @@ public:
   }
 
   ExitCode run() override {
-    const std::vector<Operation> wanted = operations_.operations(options, failures);
+    const std::vector<OperationKernels> wanted = operations_.operations(options, failures);
     find_items();
     std::vector<KeptItem> kept;
     visit_items("reading", [&](KeptItem item, std::string) { kept.push_back(std::move(item)); });
@@ -68,7 +68,7 @@ public:
     json::Array rows;
     std::string lines;
     size_t present = 0;
-    for (const Operation& operation : wanted)
+    for (const OperationKernels& operation : wanted)
       for (const KernelSpec& kernel : operation.kernels) {
         const CacheKey key = key_of(generate(kernel), kernel);
         const Explanation explanation = explain(key, kept, compiler);

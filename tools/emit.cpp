@@ -1,5 +1,8 @@
 //===- emit.cpp - Print the generated source of a kernel -------------------===//
+#include "generator/emit.h"
 #include "cache/whole_file.h"
+#include "generator/choice.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/generate.h"
 #include "tools/command.h"
@@ -116,13 +119,13 @@ private:
   /// obstacle to a kernel of the forward.
   std::vector<KernelSpec> candidates(const ResolvedSpec& spec, const Arch& arch) const {
     if (!tile_.empty() && is_of_backward())
-      return kernels_of(Pass::backward, spec, arch, backward_tiles(spec, arch));
+      return Operation(spec, arch, backward_tiles(spec, arch)).kernels(Pass::backward);
     if (!pass_.empty())
-      return kernels_of(parse_word<Pass>(pass_), spec, arch);
+      return Operation(spec, arch).kernels(parse_word<Pass>(pass_));
     try {
-      return distinct_kernels(spec, arch);
+      return Operation(spec, arch).distinct_kernels();
     } catch (const SpecError&) {
-      std::vector<KernelSpec> forward = distinct_kernels(spec, arch, /*backward=*/false);
+      std::vector<KernelSpec> forward = Operation(spec, arch).distinct_kernels(/*backward=*/false);
       const bool has_it = llvm::any_of(
           forward, [&](const KernelSpec& kernel) { return to_string(kernel.kind) == kernel_; });
       const bool one = !list_ && output_.empty(); // the others of its kind are not asked for

@@ -1,5 +1,6 @@
 //===- operation_options.cpp - Options that choose operations ---------------===//
 #include "tools/operation_options.h"
+#include "generator/operation.h"
 
 #include "cache/whole_file.h"
 #include "tools/spec_list.h"
@@ -78,15 +79,16 @@ std::vector<WantedOperation> OperationOptions::wanted(const OptionTable& options
   return left;
 }
 
-std::vector<Operation> OperationOptions::operations(const OptionTable& options,
-                                                    std::vector<std::string>& impossible) const {
-  std::vector<Operation> operations;
+std::vector<OperationKernels>
+OperationOptions::operations(const OptionTable& options,
+                             std::vector<std::string>& impossible) const {
+  std::vector<OperationKernels> operations;
   std::set<std::string> seen; // some kernels serve both passes, or several specs
   for (const WantedOperation& wanted : wanted(options, impossible)) {
-    Operation operation{wanted.arch, resolved(wanted.spec), {}};
+    OperationKernels operation{wanted.arch, resolved(wanted.spec), {}};
     for (const Pass pass : {Pass::forward, Pass::backward})
       if (pass == Pass::forward ? wanted.forward : wanted.backward)
-        for (const KernelSpec& kernel : kernels_of(pass, operation.spec, operation.arch))
+        for (const KernelSpec& kernel : Operation(operation.spec, operation.arch).kernels(pass))
           if (seen.insert(std::string(operation.arch.name) + " " + kernel_name(kernel)).second)
             operation.kernels.push_back(kernel);
     if (!operation.kernels.empty())

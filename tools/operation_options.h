@@ -11,7 +11,7 @@
 namespace sagebwd::tools {
 
 /// What one architecture needs for one spec.
-struct Operation {
+struct OperationKernels {
   Arch arch;
   ResolvedSpec spec;
   std::vector<KernelSpec> kernels; ///< except those of an earlier operation
@@ -33,7 +33,8 @@ public:
   std::vector<WantedOperation> wanted(const OptionTable&,
                                       std::vector<std::string>& impossible) const;
   /// The same, each with its kernels, in the order of their launches.
-  std::vector<Operation> operations(const OptionTable&, std::vector<std::string>& impossible) const;
+  std::vector<OperationKernels> operations(const OptionTable&,
+                                           std::vector<std::string>& impossible) const;
 
 private:
   std::vector<WantedOperation> named(const OptionTable&) const;

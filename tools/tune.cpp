@@ -1,6 +1,7 @@
 //===- tune.cpp - Find the fastest tiles for this GPU ----------------------===//
 #include "cache/bounded_json.h"
 #include "cache/whole_file.h"
+#include "generator/operation.h"
 #include "runtime/on_gpu.h"
 #include "runtime/tuner/records.h"
 #include "runtime/tuner/tuner.h"
@@ -231,7 +232,7 @@ private:
       kernels = tune(request);
     }
     const double seconds = milliseconds_since(start) / 1000;
-    const auto launched = tunable_kernels(resolved(request.spec), gpu_of(device_).arch);
+    const auto launched = Operation(resolved(request.spec), gpu_of(device_).arch).tunable_kernels();
     std::vector<std::string> left_out;
     for (KernelKind kind : request.kernels)
       if (!llvm::is_contained(launched, kind))

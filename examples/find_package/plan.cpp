@@ -5,6 +5,8 @@
 //
 //===----------------------------------------------------------------------===//
 #include "sagebwd/generator/plan.h"
+#include "sagebwd/generator/emit.h"
+#include "sagebwd/generator/operation.h"
 #include "sagebwd/runtime/attention.h"
 #include "sagebwd/runtime/reference/reference.h"
 #include "sagebwd/runtime/version.h"
@@ -20,7 +22,8 @@ int main() {
   const ResolvedSpec resolved_spec = resolved(spec);
   std::printf("sagebwd %s\n%s\n", version(), to_string(*resolved_spec).c_str());
 
-  for (const KernelSpec& kernel : distinct_kernels(resolved_spec, find_arch("sm_90a"))) {
+  for (const KernelSpec& kernel :
+       Operation(resolved_spec, find_arch("sm_90a")).distinct_kernels()) {
     const KernelSource source = emit(kernel);
     std::printf("kernel %s: %zu characters\n", source.name.c_str(), source.text.size());
   }

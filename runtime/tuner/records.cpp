@@ -4,6 +4,7 @@
 
 #include "cache/inventory.h"
 #include "cache/layout.h"
+#include "generator/choice.h"
 #include "generator/space.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"

@@ -3,7 +3,9 @@
 #include "runtime/tuner/tile_choice.h"
 
 #include "cache/lock.h"
+#include "generator/choice.h"
 #include "generator/definition.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/parallel_for.h"
 
@@ -143,18 +145,17 @@ TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& reques
   return KernelChoice(kind, request, around).by(mode);
 }
 
-TileChoice::TileChoice(const ResolvedSpec& spec, const Arch& arch, int device, int sm_count,
-                       const std::optional<Tiles>& given)
-    : spec_(spec), arch_(arch), device_(device), sm_count_(sm_count), given_(given),
-      fused_(fuses_backward(spec, arch, given.value_or(Tiles{}))), mode_(settings().tune) {
-  if (!given_ && mode_ != TuneMode::off)
+TileChoice::TileChoice(const Operation& operation, int device, int sm_count, bool own_tiles)
+    : operation_(operation), device_(device), sm_count_(sm_count), own_tiles_(own_tiles),
+      mode_(settings().tune) {
+  if (!own_tiles_ && mode_ != TuneMode::off)
     records_ = &user_records();
 }
 
 size_t TileChoice::bucket(Pass pass, const Problem& given) const {
   if (fixed(pass))
     return 0;
-  const Problem problem = as_tuned(*spec_, given);
+  const Problem problem = as_tuned(*operation_.spec(), given);
   size_t index = 0; // of two kernels at most, whether each fills the GPU; then 8 classes of lengths
   for (KernelKind kind : tiled_kernels(pass))
     index = index * 2 + bucket_of(kind, problem, sm_count_).full;
@@ -165,47 +166,46 @@ size_t TileChoice::bucket(Pass pass, const Problem& given) const {
 
 TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tune) {
   const Pass pass = tiling_of(kind).pass;
-  const std::vector<KernelSpec> kernels = by_default(pass);
+  const std::vector<KernelSpec> kernels = operation_.kernels(pass);
   const auto launched = std::find_if(kernels.begin(), kernels.end(),
                                      [&](const KernelSpec& kernel) { return kernel.kind == kind; });
   if (launched == kernels.end())
     throw SpecError(std::string(to_string(kind)) + " is not launched: the backward of " +
-                    to_string(*spec_) + " is " + (fused_ ? "fused" : "split") + " on " +
-                    std::string(arch_.name));
+                    to_string(*operation_.spec()) + " is " +
+                    (operation_.fused() ? "fused" : "split") + " on " +
+                    std::string(operation_.arch().name));
   if (fixed(pass))
     return launched->tile;
   if (!surroundings_)
     surroundings_.emplace(surroundings_of(device_));
   TuneRequest request;
-  request.spec = spec_;
+  request.spec = operation_.spec();
   request.spec.packed = false;
-  request.problem = as_tuned(*spec_, problem);
+  request.problem = as_tuned(*operation_.spec(), problem);
   request.device = device_;
   bool said = false;
   request.progress = [&](const TuneProgress& progress) {
     if (progress.stage == "compiling" && progress.done == progress.total && !said) {
       said = true;
       std::fprintf(stderr, "sagebwd: tuning %s of %s (SAGEBWD_TUNE=tune), %d candidates\n",
-                   std::string(to_string(kind)).c_str(), to_string(*spec_).c_str(), progress.total);
+                   std::string(to_string(kind)).c_str(), to_string(*operation_.spec()).c_str(),
+                   progress.total);
     }
   };
   const TuneMode mode = mode_ == TuneMode::tune && !may_tune ? TuneMode::use : mode_;
   const TileConfig chosen = chosen_tile(mode, kind, request, *surroundings_);
   // A packed sequence's block takes some more shared memory.
-  return objection(kind, spec_, chosen, arch_).empty() ? chosen : launched->tile;
+  return objection(kind, operation_.spec(), chosen, operation_.arch()).empty() ? chosen
+                                                                               : launched->tile;
 }
 
 std::vector<KernelSpec> TileChoice::kernels(Pass pass, const Problem& problem, bool may_tune) {
   if (fixed(pass))
-    return by_default(pass);
+    return operation_.kernels(pass);
   Tiles tiles;
   for (KernelKind kind : tiled_kernels(pass))
     tiles[kind] = tile(kind, problem, may_tune);
-  return kernels_of(pass, spec_, arch_, tiles);
-}
-
-std::vector<KernelSpec> TileChoice::by_default(Pass pass) const {
-  return kernels_of(pass, spec_, arch_, given_.value_or(Tiles{}));
+  return Operation(operation_.spec(), operation_.arch(), tiles).kernels(pass);
 }
 
 } // namespace sagebwd

@@ -1,6 +1,7 @@
 //===- tile_choice.h - The tiles of one operation on one device -------------===//
 #pragma once
 
+#include "generator/operation.h"
 #include "runtime/tuner/tuner.h"
 
 #include <optional>
@@ -13,12 +14,13 @@ namespace sagebwd {
 /// tuning fails, the default is taken with one warning. Raises TuneError: frozen, and no record.
 TileConfig chosen_tile(TuneMode, KernelKind, const TuneRequest&, const TuneSurroundings&);
 
-/// By what is given, the mode, and the records. Not thread-safe but for bucket() and generation().
+/// By the mode and the records, or always the operation's own. bucket() and generation() are
+/// thread-safe, the others are not.
 class TileChoice {
 public:
-  /// Raises SpecError for an unknown SAGEBWD_TUNE.
-  TileChoice(const ResolvedSpec&, const Arch&, int device, int sm_count,
-             const std::optional<Tiles>& given);
+  /// `own_tiles`: the operation's tiles were given, and no others are looked for. Raises SpecError
+  /// for an unknown SAGEBWD_TUNE.
+  TileChoice(const Operation&, int device, int sm_count, bool own_tiles);
 
   static constexpr size_t kBuckets = 256;
   /// Problems of one bucket have the same tiles. Allocates nothing, and reads no file.
@@ -29,8 +31,6 @@ public:
   /// The kernels of a pass with the tiles for a problem; where it may not tune, by the records
   /// there are. Raises TuneError: frozen, and none.
   std::vector<KernelSpec> kernels(Pass, const Problem&, bool may_tune = true);
-  /// With the given tiles, or the default's.
-  std::vector<KernelSpec> by_default(Pass) const;
   /// Whether the default may stand in for a tuned tile.
   bool may_fall_back() const { return mode_ != TuneMode::frozen; }
 
@@ -39,14 +39,12 @@ public:
 private:
   /// Records are of the split backward's kernels.
   bool fixed(Pass pass) const {
-    return given_ || mode_ == TuneMode::off || (pass == Pass::backward && fused_);
+    return own_tiles_ || mode_ == TuneMode::off || (pass == Pass::backward && operation_.fused());
   }
 
-  ResolvedSpec spec_;
-  Arch arch_;
+  Operation operation_;
   int device_, sm_count_;
-  std::optional<Tiles> given_;
-  bool fused_; ///< the backward is one kernel
+  bool own_tiles_;
   TuneMode mode_;
   Records* records_ = nullptr; ///< where they may matter
   std::optional<TuneSurroundings> surroundings_;

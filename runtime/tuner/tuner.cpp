@@ -3,7 +3,9 @@
 #include "runtime/tuner/tuner.h"
 
 #include "cache/lock.h"
+#include "generator/choice.h"
 #include "generator/definition.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/compile_width.h"
 #include "runtime/nvrtc/nvrtc.h"
@@ -24,9 +26,10 @@ using tuner::Candidate;
 
 /// The kernels of the operation up to one kind, in launch order, with default tiles.
 std::vector<KernelSpec> operation_of(KernelKind kind, const ResolvedSpec& spec, const Arch& arch) {
-  std::vector<KernelSpec> kernels = kernels_of(Pass::forward, spec, arch);
+  const Operation operation(spec, arch);
+  std::vector<KernelSpec> kernels = operation.kernels(Pass::forward);
   if (tiling_of(kind).pass == Pass::backward)
-    for (const KernelSpec& kernel : kernels_of(Pass::backward, spec, arch))
+    for (const KernelSpec& kernel : operation.kernels(Pass::backward))
       kernels.push_back(kernel);
   while (kernels.back().kind != kind) // dQ's kernel does not need dK's and dV's
     kernels.pop_back();
@@ -162,7 +165,8 @@ void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates
 
 /// Before anything is compiled for it.
 void KernelTuning::check_memory() const {
-  const double needed = bench_bytes(kind_, as_built(spec_, around_.gpu.arch), request_.problem);
+  const double needed =
+      bench_bytes(kind_, Operation(spec_, around_.gpu.arch).built(), request_.problem);
   const double there = static_cast<double>(around_.gpu.memory_bytes);
   if (there == 0 || needed <= there)
     return;
@@ -182,7 +186,7 @@ void KernelTuning::check_memory() const {
 TuningRecord KernelTuning::measure() {
   BenchSetup bench{.device = request_.device,
                    .gpu = around_.gpu.uuid,
-                   .spec = as_built(spec_, around_.gpu.arch),
+                   .spec = Operation(spec_, around_.gpu.arch).built(),
                    .problem = request_.problem,
                    .kind = kind_,
                    .operation = {},
@@ -259,7 +263,7 @@ std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& arou
     throw SpecError("packed sequences are not tuned apart: tune the spec without 'packed'; calls "
                     "on packed sequences take its records, of their mean lengths");
   check(spec, request.problem);
-  const std::vector<KernelKind> launched = tunable_kernels(spec, around.gpu.arch);
+  const std::vector<KernelKind> launched = Operation(spec, around.gpu.arch).tunable_kernels();
   std::vector<KernelKind> kinds;
   for (KernelKind kind : request.kernels)
     if (std::find(launched.begin(), launched.end(), kind) != launched.end())

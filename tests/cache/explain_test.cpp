@@ -2,7 +2,9 @@
 
 #include "cache/explain.h"
 #include "cache/store.h"
+#include "generator/emit.h"
 #include "generator/kernel.h"
+#include "generator/operation.h"
 #include "runtime/driver_needs.h"
 #include "runtime/kernels.h"
 #include "tests/cache/temp_directory.h"
@@ -199,7 +201,7 @@ TEST(Explain, SaysWhichLayerHasIt) {
 //===--- Of real kernels, through real files -------------------------------===//
 
 KernelSpec forward_kernel(const AttentionSpec& spec, const char* arch = "sm_80") {
-  for (const KernelSpec& kernel : kernels_of(Pass::forward, resolved(spec), find_arch(arch)))
+  for (const KernelSpec& kernel : Operation(resolved(spec), find_arch(arch)).kernels(Pass::forward))
     if (kernel.kind == KernelKind::forward)
       return kernel;
   throw std::logic_error("no forward kernel");
@@ -276,7 +278,7 @@ TEST(Explain, NamesAllOfARealTileAndKindThatDiffer) {
   wide.tile = {Family::mma, 128, 128, 8, 1, 1}; // queries and warps go together
   EXPECT_EQ(differing(of({}), wide), (Labels{"block_q", "blocks_per_sm", "warps"}));
   const KernelSpec dq =
-      kernels_of(Pass::backward, resolved(AttentionSpec()), find_arch("sm_80")).at(2);
+      Operation(resolved(AttentionSpec()), find_arch("sm_80")).kernels(Pass::backward).at(2);
   ASSERT_EQ(dq.kind, KernelKind::backward_dq);
   EXPECT_EQ(differing(of({}), dq), (Labels{"kind", "pass"}));
   KernelSpec mma = of({.group_kv = 64}, "sm_90a");

@@ -6,6 +6,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/definition.h"
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/generate.h"
 #include "runtime/settings.h"
@@ -29,7 +31,7 @@ std::vector<KernelSpec> sample() {
     for (const AttentionSpec& spec : test::all_specs())
       for (Pass pass : {Pass::forward, Pass::backward})
         if (spec.group_kv == 0 && spec.causal != Causal::bottom_right)
-          for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch(arch)))
+          for (const KernelSpec& kernel : Operation(resolved(spec), find_arch(arch)).kernels(pass))
             if (distinct.insert(kernel))
               kernels.push_back(kernel);
   return kernels;
@@ -127,7 +129,7 @@ TEST(Emit, LaunchesAsManyThreadsAsTheSourceIsWrittenFor) {
 
 TEST(Emit, DeclaresTheParametersThatThePlanPacks) {
   const Arch& arch = find_arch("sm_80");
-  for (const KernelSpec& kernel : distinct_kernels(resolved(AttentionSpec()), arch)) {
+  for (const KernelSpec& kernel : Operation(resolved(AttentionSpec()), arch).distinct_kernels()) {
     std::string expected = "struct Params {\n";
     for (const Field& f : fields_of(kernel))
       expected += "  " + std::string(type_of(f.operand)) + " " + std::string(f.name) + ";\n";
@@ -231,9 +233,9 @@ TEST(Golden, TheExampleConfigurationIsOfAllKernels) {
   fused.precision = Precision::gradients16, fused.deterministic = false;
   const Arch& arch = find_arch("sm_80");
   for (const std::vector<KernelSpec>& kernels :
-       {kernels_of(Pass::backward, resolved(spec), arch),
-        kernels_of(Pass::forward, resolved(spec), arch),
-        kernels_of(Pass::backward, resolved(fused), arch)}) {
+       {Operation(resolved(spec), arch).kernels(Pass::backward),
+        Operation(resolved(spec), arch).kernels(Pass::forward),
+        Operation(resolved(fused), arch).kernels(Pass::backward)}) {
     for (auto kernel = kernels.rbegin(); kernel != kernels.rend(); ++kernel) {
       std::istringstream lines(configuration_of(emit(*kernel).text));
       for (std::string line; std::getline(lines, line);) {

@@ -1,6 +1,9 @@
 //===- kernels_test.cpp - Which kernels an operation needs -----------------===//
 
+#include "generator/choice.h"
 #include "generator/definition.h"
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "tests/generator/specs.h"
 
@@ -20,7 +23,7 @@ constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
 Kinds kinds_for(Pass pass, Precision precision, bool smooth_k) {
   AttentionSpec s;
   s.precision = precision, s.smooth_k = smooth_k;
-  return kinds_of(kernels_of(pass, resolved(s), find_arch("sm_80")));
+  return kinds_of(Operation(resolved(s), find_arch("sm_80")).kernels(pass));
 }
 
 TEST(Kernels, OfAForwardPass) {
@@ -46,7 +49,7 @@ TEST(Kernels, OfSmoothedQueriesAreOfMmaWithOneMoreInEachPass) {
   s.smooth_q = true;
   for (const char* arch : {"sm_80", "sm_90a"})
     for (Pass pass : kPasses) {
-      const auto kernels = kernels_of(pass, resolved(s), find_arch(arch));
+      const auto kernels = Operation(resolved(s), find_arch(arch)).kernels(pass);
       const Kinds of_forward = {key_mean, quantize, mean_scores, forward},
                   of_backward = {key_mean, quantize, mean_scores, backward_dq, backward_dkv};
       EXPECT_EQ(kinds_of(kernels), pass == Pass::forward ? of_forward : of_backward);
@@ -71,24 +74,25 @@ TEST(Kernels, OfAFusedBackwardPass) {
   const Kinds split = {key_mean, quantize, backward_dq, backward_dkv},
               fused = {key_mean, quantize, backward, round_dq};
   const Arch &ampere = find_arch("sm_80"), &hopper = find_arch("sm_90a");
-  const auto kernels = kernels_of(Pass::backward, resolved(s), ampere);
+  const auto kernels = Operation(resolved(s), ampere).kernels(Pass::backward);
   EXPECT_EQ(kinds_of(kernels), fused);
   EXPECT_EQ(kernels[2].tile, *default_fused_tile(resolved(s), ampere));
-  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), hopper)), fused);
+  EXPECT_EQ(kinds_of(Operation(resolved(s), hopper).kernels(Pass::backward)), fused);
   AttentionSpec int8 = s; // of wgmma, which has no fused one
   int8.precision = Precision::six_of_seven;
-  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(int8), hopper)), split);
+  EXPECT_EQ(kinds_of(Operation(resolved(int8), hopper).kernels(Pass::backward)), split);
   const Tiles mma = default_tiles(resolved(s), hopper, Family::mma);
-  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), hopper, mma)), fused);
-  EXPECT_EQ(kinds_of(kernels_of(Pass::forward, resolved(s), hopper, mma)),
+  EXPECT_EQ(kinds_of(Operation(resolved(s), hopper, mma).kernels(Pass::backward)), fused);
+  EXPECT_EQ(kinds_of(Operation(resolved(s), hopper, mma).kernels(Pass::forward)),
             (Kinds{key_mean, quantize, forward}));
   // Who names a tile of the split backward means that one.
   for (KernelKind kind : {backward_dq, backward_dkv})
-    EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), ampere,
-                                  {{kind, default_tile(kind, resolved(s), ampere)}})),
-              split);
+    EXPECT_EQ(
+        kinds_of(Operation(resolved(s), ampere, {{kind, default_tile(kind, resolved(s), ampere)}})
+                     .kernels(Pass::backward)),
+        split);
   const Tiles forward_alone = {{forward, default_tile(forward, resolved(s), ampere)}};
-  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), ampere, forward_alone)), fused);
+  EXPECT_EQ(kinds_of(Operation(resolved(s), ampere, forward_alone).kernels(Pass::backward)), fused);
 }
 
 TEST(Kernels, OfASplitBackwardNeedNoSumsOfDq) {
@@ -97,19 +101,19 @@ TEST(Kernels, OfASplitBackwardNeedNoSumsOfDq) {
   s.head_dim = 128;
   const ResolvedSpec spec = resolved(s);
   const Arch &ampere = find_arch("sm_80"), &ada = find_arch("sm_89"); // where it does not fit
-  EXPECT_EQ(as_built(spec, ampere), spec);
+  EXPECT_EQ(Operation(spec, ampere).built(), spec);
   s.deterministic = true;
-  EXPECT_EQ(as_built(spec, ada), resolved(s));
-  EXPECT_EQ(as_built(spec, ampere, {{backward_dq, {}}}), resolved(s));
+  EXPECT_EQ(Operation(spec, ada).built(), resolved(s));
+  EXPECT_EQ(Operation(spec, ampere, {{backward_dq, {}}}).built(), resolved(s));
   const Problem p = {1, 2, 1, 256, 256};
-  EXPECT_GT(workspace_bytes(Pass::backward, as_built(spec, ampere), p),
-            workspace_bytes(Pass::backward, as_built(spec, ada), p));
+  EXPECT_GT(workspace_bytes(Pass::backward, Operation(spec, ampere).built(), p),
+            workspace_bytes(Pass::backward, Operation(spec, ada).built(), p));
 }
 
 TEST(Kernels, ThatSumDqInFp16) {
   AttentionSpec s = test::with_fp16_sums();
   const Arch& hopper = find_arch("sm_90a");
-  const auto kernels = kernels_of(Pass::backward, resolved(s), hopper);
+  const auto kernels = Operation(resolved(s), hopper).kernels(Pass::backward);
   EXPECT_EQ(kinds_of(kernels), (Kinds{key_mean, quantize, backward, round_dq}));
   for (const KernelSpec& k : kernels) {
     EXPECT_EQ(k.attention.dq_sums, DqSums::fp16) << kernel_name(k);
@@ -119,8 +123,8 @@ TEST(Kernels, ThatSumDqInFp16) {
   // The forward is the same one, and a spec's keys name only what is asked for.
   AttentionSpec fp32 = s;
   fp32.dq_sums = DqSums::fp32;
-  EXPECT_EQ(kernels_of(Pass::forward, resolved(s), hopper),
-            kernels_of(Pass::forward, resolved(fp32), hopper));
+  EXPECT_EQ(Operation(resolved(s), hopper).kernels(Pass::forward),
+            Operation(resolved(fp32), hopper).kernels(Pass::forward));
   const auto names_it = [](const KernelSpec& k) {
     const auto fields = labelled(k);
     return std::any_of(fields.begin(), fields.end(),
@@ -128,26 +132,27 @@ TEST(Kernels, ThatSumDqInFp16) {
   };
   for (const KernelSpec& k : kernels)
     EXPECT_TRUE(names_it(k)) << kernel_name(k);
-  for (const KernelSpec& k : kernels_of(Pass::backward, resolved(fp32), hopper))
+  for (const KernelSpec& k : Operation(resolved(fp32), hopper).kernels(Pass::backward))
     EXPECT_FALSE(names_it(k)) << kernel_name(k);
   // Without smoothing nobody needs a mean, but how large keys are.
   s.smooth_k = false;
-  EXPECT_EQ(kinds_of(kernels_of(Pass::backward, resolved(s), hopper)), kinds_of(kernels));
-  EXPECT_EQ(kinds_of(kernels_of(Pass::forward, resolved(s), hopper)), (Kinds{quantize, forward}));
+  EXPECT_EQ(kinds_of(Operation(resolved(s), hopper).kernels(Pass::backward)), kinds_of(kernels));
+  EXPECT_EQ(kinds_of(Operation(resolved(s), hopper).kernels(Pass::forward)),
+            (Kinds{quantize, forward}));
 }
 
 TEST(Kernels, ThatSumDqInFp16AreOfTheFamilyWsAlone) {
   const AttentionSpec s = test::with_fp16_sums();
   for (const char* arch : {"sm_80", "sm_89", "sm_100", "sm_120"})
     for (Pass pass : kPasses)
-      test::expect_refusal([&] { kernels_of(pass, resolved(s), find_arch(arch)); },
+      test::expect_refusal([&] { Operation(resolved(s), find_arch(arch)).kernels(pass); },
                            {"dq_sums = fp16", arch, "family 'ws' of sm_90a", "leave it out"});
   const Arch& hopper = find_arch("sm_90a");
   const Tiles split = {{backward_dq, default_tile(backward_dq, resolved(s), hopper)}};
-  test::expect_refusal([&] { kernels_of(Pass::backward, resolved(s), hopper, split); },
+  test::expect_refusal([&] { Operation(resolved(s), hopper, split).kernels(Pass::backward); },
                        {"dq_sums = fp16", "sm_90a with these tiles", "leave it out"});
   const Tiles mma = {{backward, parse_tile("mma 64x128 w8 s1 b1")}};
-  for (const KernelSpec& k : kernels_of(Pass::backward, resolved(s), hopper, mma))
+  for (const KernelSpec& k : Operation(resolved(s), hopper, mma).kernels(Pass::backward))
     if (k.kind == backward)
       test::expect_refusal([&] { emit(k); },
                            {"mma 64x128 w8 s1 b1", "adds up dQ in FP32", "the family 'ws' alone"});
@@ -169,10 +174,10 @@ TEST(Kernels, AreTunedWhereTheyAreLaunched) {
   AttentionSpec s;
   s.precision = Precision::gradients16, s.deterministic = false;
   const Arch& ampere = find_arch("sm_80");
-  EXPECT_EQ(tunable_kernels(resolved(s), ampere), (Kinds{forward}));
+  EXPECT_EQ(Operation(resolved(s), ampere).tunable_kernels(), (Kinds{forward}));
   s.precision = Precision::qk16;
-  EXPECT_EQ(tunable_kernels(resolved(s), find_arch("sm_90a")), tiled_kernels());
-  EXPECT_EQ(tunable_kernels(resolved(AttentionSpec()), ampere), tiled_kernels());
+  EXPECT_EQ(Operation(resolved(s), find_arch("sm_90a")).tunable_kernels(), tiled_kernels());
+  EXPECT_EQ(Operation(resolved(AttentionSpec()), ampere).tunable_kernels(), tiled_kernels());
 }
 
 TEST(Kernels, AreFusedByDefaultWhereThatIsFaster) {
@@ -228,7 +233,8 @@ TEST(Kernels, AreFusedByDefaultWhereThatIsFaster) {
 TEST(Kernels, AreFusedOnlyWhereTheOrderOfSumsIsFree) {
   const auto expect_refused = [](const AttentionSpec& s, const char* words) {
     const Tiles tiles = {{backward, parse_tile("mma 64x128 w8 s1 b1")}};
-    for (const KernelSpec& k : kernels_of(Pass::backward, resolved(s), find_arch("sm_80"), tiles))
+    for (const KernelSpec& k :
+         Operation(resolved(s), find_arch("sm_80"), tiles).kernels(Pass::backward))
       if (k.kind == backward)
         test::expect_refusal([&] { emit(k); }, {words});
   };
@@ -246,7 +252,7 @@ TEST(Kernels, CarryPassArchitectureAndTheirTile) {
                        {backward_dq, parse_tile("wgmma 64x128 w4 s1 b1")},
                        {backward_dkv, parse_tile("mma 64x64 w4 s1 b1")}};
   for (Pass pass : kPasses)
-    for (const KernelSpec& k : kernels_of(pass, resolved(AttentionSpec()), arch, tiles)) {
+    for (const KernelSpec& k : Operation(resolved(AttentionSpec()), arch, tiles).kernels(pass)) {
       EXPECT_EQ(k.pass, pass);
       EXPECT_EQ(k.arch, arch);
       EXPECT_EQ(k.tile, tiles.count(k.kind) ? tiles.at(k.kind) : TileConfig());
@@ -258,9 +264,9 @@ TEST(Kernels, AreSharedWhereTheDiagonalLiesElsewhere) {
     for (Pass pass : kPasses) {
       const Arch& arch = find_arch("sm_80");
       spec.causal = Causal::top_left;
-      const auto top_left = kernels_of(pass, resolved(spec), arch);
+      const auto top_left = Operation(resolved(spec), arch).kernels(pass);
       spec.causal = Causal::bottom_right;
-      EXPECT_EQ(kernels_of(pass, resolved(spec), arch), top_left) << to_string(spec);
+      EXPECT_EQ(Operation(resolved(spec), arch).kernels(pass), top_left) << to_string(spec);
     }
 }
 
@@ -269,9 +275,9 @@ TEST(Kernels, OfQuantisationDoNotDependOnTheMask) {
     for (Pass pass : kPasses) {
       const Arch& arch = find_arch("sm_80");
       spec.causal = Causal::none;
-      const auto full = kernels_of(pass, resolved(spec), arch);
+      const auto full = Operation(resolved(spec), arch).kernels(pass);
       spec.causal = Causal::top_left;
-      const auto causal = kernels_of(pass, resolved(spec), arch);
+      const auto causal = Operation(resolved(spec), arch).kernels(pass);
       ASSERT_EQ(kinds_of(full), kinds_of(causal));
       for (size_t i = 0; i < full.size(); ++i)
         EXPECT_EQ(full[i] == causal[i], !definition_of(full[i].kind).tiling)
@@ -284,11 +290,12 @@ TEST(Kernels, DoNotDependOnTheDeterminismFlag) { // but for a fused backward all
     for (const char* name : {"sm_80", "sm_90a"})
       for (Pass pass : kPasses) {
         const Arch& arch = find_arch(name);
-        const auto deterministic = kernels_of(pass, resolved(spec), arch);
+        const auto deterministic = Operation(resolved(spec), arch).kernels(pass);
         AttentionSpec free = spec;
         free.deterministic = false;
-        if (pass == Pass::forward || !fuses_backward(resolved(free), arch))
-          EXPECT_EQ(kernels_of(pass, resolved(free), arch), deterministic) << to_string(spec);
+        if (pass == Pass::forward || !Operation(resolved(free), arch).fused())
+          EXPECT_EQ(Operation(resolved(free), arch).kernels(pass), deterministic)
+              << to_string(spec);
       }
 }
 
@@ -314,7 +321,7 @@ TEST(Kernels, ServeAllHeadsThatTheirWidthHas) {
     AttentionSpec spec;
     spec.head_dim = head_dim;
     std::vector<std::string> names;
-    for (const KernelSpec& k : distinct_kernels(resolved(spec), find_arch("sm_90a"))) {
+    for (const KernelSpec& k : Operation(resolved(spec), find_arch("sm_90a")).distinct_kernels()) {
       names.push_back(kernel_name(k));
       EXPECT_EQ(k.channels, head_dim == width(spec) ? Channels::all : Channels::part);
     }
@@ -332,7 +339,7 @@ TEST(Kernels, ServeAllWindows) {
     AttentionSpec spec;
     spec.causal = causal, spec.window_left = left, spec.window_right = right;
     std::vector<std::string> names;
-    for (const KernelSpec& k : distinct_kernels(resolved(spec), find_arch("sm_90a")))
+    for (const KernelSpec& k : Operation(resolved(spec), find_arch("sm_90a")).distinct_kernels())
       names.push_back(kernel_name(k));
     return names;
   };
@@ -362,7 +369,7 @@ TEST(KernelName, IsAnIdentifierAndNamesOneSourceOnAnArchitecture) {
   for (const char* arch : {"sm_80", "sm_90a"})
     for (const AttentionSpec& spec : test::all_specs())
       for (Pass pass : kPasses)
-        for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch(arch))) {
+        for (const KernelSpec& kernel : Operation(resolved(spec), find_arch(arch)).kernels(pass)) {
           if (!distinct.insert(kernel))
             continue;
           const KernelSource source = emit(kernel);

@@ -1,6 +1,8 @@
 //===- space_test.cpp - The tiles worth trying -----------------------------===//
 
+#include "generator/choice.h"
 #include "generator/definition.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "tests/generator/specs.h"
 
@@ -92,14 +94,10 @@ TEST(Space, HopperChoosesBetweenFamiliesWhereTheyGiveTheSameBits) {
     std::set<Family> families, built;
     for (const TileConfig& tile : tiles)
       families.insert(tile.family);
-    for (Family family : families_of(kind)) {
-      const Tiling& tiling = tiling_of(kind, family); // some are not built for every spec
-      if (family == Family::mma
-              ? test::fits(kind, spec, find_arch("sm_80"))
-              : !warp_specialised(family) ||
-                    tiling.objection(spec, tiling.preferred(spec, family)).empty())
+    for (Family family : families_of(kind)) // some are not built for every spec
+      if (family == Family::mma ? test::fits(kind, spec, find_arch("sm_80"))
+                                : builds(kind, spec, family))
         built.insert(family);
-    }
     // All products of the forward are of integers where S is; dP never is. mma.sync's start from a
     // number that rounds their sums at other places.
     const bool exact = kind == KernelKind::forward && which_int8(spec.precision).s;
@@ -177,12 +175,12 @@ TEST(Space, GradientsOfWideHeadsNeedSharedMemory) {
   AttentionSpec spec;
   spec.head_dim = 256;
   for (const Arch& arch : all_archs()) {
-    EXPECT_NO_THROW(kernels_of(Pass::forward, resolved(spec), arch)) << arch.name;
+    EXPECT_NO_THROW(Operation(resolved(spec), arch).kernels(Pass::forward)) << arch.name;
     if (test::is_small(arch))
-      test::expect_refusal([&] { kernels_of(Pass::backward, resolved(spec), arch); },
+      test::expect_refusal([&] { Operation(resolved(spec), arch).kernels(Pass::backward); },
                            {"no tile of backward_dq fits d256", "a GPU with more of it"});
     else
-      EXPECT_NO_THROW(kernels_of(Pass::backward, resolved(spec), arch)) << arch.name;
+      EXPECT_NO_THROW(Operation(resolved(spec), arch).kernels(Pass::backward)) << arch.name;
   }
   const Arch& hopper = find_arch("sm_90a");
   spec.deterministic = false; // what is fused sums all channels

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "generator/kernel.h"
+#include "generator/operation.h"
 
 #include <gtest/gtest.h>
 
@@ -86,7 +87,7 @@ inline std::vector<KernelKind> kinds_of(const std::vector<KernelSpec>& kernels) 
 /// The kernel of one kind among those of a pass, with its default tile.
 inline KernelSpec kernel_of(KernelKind kind, Pass pass, const AttentionSpec& spec,
                             std::string_view arch) {
-  for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch(arch)))
+  for (const KernelSpec& kernel : Operation(resolved(spec), find_arch(arch)).kernels(pass))
     if (kernel.kind == kind)
       return kernel;
   throw std::logic_error("this pass has no such kernel");

@@ -1,5 +1,6 @@
 //===- tile_test.cpp - Tiles and the shared memory they take ---------------===//
 
+#include "generator/choice.h"
 #include "generator/definition.h"
 #include "generator/space.h"
 #include "tests/generator/specs.h"

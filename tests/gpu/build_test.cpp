@@ -4,6 +4,7 @@
 // store.
 //
 //===----------------------------------------------------------------------===//
+#include "generator/operation.h"
 #include "runtime/kernels.h"
 #include "tests/gpu/cases.h"
 
@@ -23,7 +24,8 @@ TEST_F(Build, KernelsOfEveryCase) {
       continue;
     const ResolvedSpec spec = resolved(c.spec);
     for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& kernel : kernels_of(pass, spec, arch, c.tiles.value_or(Tiles{})))
+      for (const KernelSpec& kernel :
+           Operation(spec, arch, c.tiles.value_or(Tiles{})).kernels(pass))
         if (std::find(kernels.begin(), kernels.end(), kernel) == kernels.end())
           kernels.push_back(kernel);
   }

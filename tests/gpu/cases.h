@@ -1,6 +1,7 @@
 //===- cases.h - The kernels that the GPU tests run ------------------------===//
 #pragma once
 
+#include "generator/choice.h"
 #include "generator/space.h"
 #include "tests/gpu/device.h"
 

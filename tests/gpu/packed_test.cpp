@@ -1,4 +1,5 @@
 //===- packed_test.cpp - Packed sequences are as if each were alone -------===//
+#include "generator/operation.h"
 #include "tests/gpu/cases.h"
 #include "tests/gpu/operation.h"
 
@@ -77,7 +78,7 @@ protected:
     Tiles tiles;
     for (Pass pass : {Pass::forward, Pass::backward})
       for (const KernelSpec& k :
-           kernels_of(pass, resolved(spec), arch, GetParam().tiles.value_or(Tiles{})))
+           Operation(resolved(spec), arch, GetParam().tiles.value_or(Tiles{})).kernels(pass))
         if (k.tile.warps)
           tiles[k.kind] = k.tile;
     alone.emplace(GetParam().spec, 0, tiles);

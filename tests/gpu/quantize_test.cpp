@@ -1,5 +1,6 @@
 //===- quantize_test.cpp - The pre-passes' copies, each on its own ---------===//
 #include "generator/definition.h"
+#include "generator/operation.h"
 #include "runtime/kernels.h"
 #include "runtime/loaded_kernel.h"
 #include "tests/gpu/cases.h"
@@ -89,7 +90,7 @@ void run_pre_pass(PrePassRun& run, const Arch& arch) {
     set(values, Operand::lse, lse.pointer());
     set(values, Operand::dlse, dlse.pointer());
   }
-  std::vector<KernelSpec> kernels = kernels_of(run.pass, run.spec, arch);
+  std::vector<KernelSpec> kernels = Operation(run.spec, arch).kernels(run.pass);
   std::erase_if(kernels, [](const KernelSpec& k) { return definition_of(k).tiling != nullptr; });
   for (const auto& built : build_all(kernels))
     launch(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin, built->threads,

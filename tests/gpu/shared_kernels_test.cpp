@@ -1,4 +1,5 @@
 //===- shared_kernels_test.cpp - Operations that have kernels in common -----===//
+#include "generator/operation.h"
 #include "tests/gpu/operation.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ TEST_F(OnGpu, WindowsOfAllSizesHaveOneSetOfKernels) {
     spec.head_dim = 64, spec.causal = Causal::top_left, spec.window_left = window;
     const auto start = std::chrono::steady_clock::now();
     Attention attention(spec);
-    for (KernelKind kind : tunable_kernels(resolved(spec), attention.arch()))
+    for (KernelKind kind : Operation(resolved(spec), attention.arch()).tunable_kernels())
       attention.tile(kind, problem);
     attention.warmup(/*backward=*/true, problem);
     first_calls_ms.push_back(

@@ -6,7 +6,9 @@
 // and begin within blocks.
 //
 //===----------------------------------------------------------------------===//
+#include "generator/choice.h"
 #include "generator/definition.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/error.h"
 #include "tests/gpu/operation.h"
@@ -67,7 +69,7 @@ TEST_P(AnyTile, GivesTheDefaultsBits) {
   Attention by_default(spec, 0, Tiles{});
   const reference::Outputs<float> expected = run(by_default, in);
   int others = 0;
-  for (KernelKind kind : tunable_kernels(spec, arch))
+  for (KernelKind kind : Operation(spec, arch).tunable_kernels())
     for (const TileConfig& tile : tiles_worth_trying(kind, spec, arch)) {
       if (tile == default_tile(kind, spec, arch))
         continue;

@@ -4,6 +4,8 @@
 // is this executable again.
 //
 //===----------------------------------------------------------------------===//
+#include "generator/choice.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/tuner/selection.h"
@@ -89,7 +91,7 @@ TEST_F(TunerOnGpu, FaultsHangsAndLiesCostThemselvesOnly) {
   setup.spec = resolved(request_.spec);
   setup.problem = request_.problem;
   setup.kind = KernelKind::forward;
-  for (const KernelSpec& spec : kernels_of(Pass::forward, setup.spec, gpu_.arch))
+  for (const KernelSpec& spec : Operation(setup.spec, gpu_.arch).kernels(Pass::forward))
     setup.operation.push_back(kernel(spec));
   const KernelSpec by_default = setup.operation.back().spec;
   KernelSpec other = by_default;

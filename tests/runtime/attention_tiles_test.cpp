@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/choice.h"
 #include "generator/space.h"
 #include "runtime/attention.h"
 #include "runtime/nvrtc/nvrtc.h"

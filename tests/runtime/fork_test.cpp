@@ -1,4 +1,5 @@
 //===- fork_test.cpp - Children that are forked while threads build ---------===//
+#include "generator/emit.h"
 #include "runtime/nvrtc/in_use.h"
 #include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"

@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/emit.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/log.h"
 #include "tests/cache/temp_directory.h"

@@ -5,6 +5,8 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "tests/runtime/again.h"
@@ -29,7 +31,7 @@ bool maps_nvrtc() {
 }
 
 std::vector<KernelSpec> some_kernels() {
-  return distinct_kernels(resolved(AttentionSpec()), find_arch("sm_80"));
+  return Operation(resolved(AttentionSpec()), find_arch("sm_80")).distinct_kernels();
 }
 
 void build_and_report() {

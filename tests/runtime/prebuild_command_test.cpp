@@ -1,5 +1,6 @@
 //===- prebuild_command_test.cpp - The command for a missing kernel --------===//
 
+#include "generator/operation.h"
 #include "runtime/prebuild.h"
 #include "runtime/prebuild_command.h"
 
@@ -68,7 +69,7 @@ TEST(PrebuildCommand, BuildsAPackThatHoldsTheKernel) {
       if (random() % 16) // of some 27000, to keep it short; others each time the list changes
         continue;
       for (Pass pass : {Pass::forward, Pass::backward}) {
-        for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), arch)) {
+        for (const KernelSpec& kernel : Operation(resolved(spec), arch).kernels(pass)) {
           const std::string command = prebuild_command(kernel);
           const std::vector<KernelSpec> built = kernels_of({operation_of(command)});
           ASSERT_EQ(count_of(built, kernel), 1)
@@ -83,7 +84,8 @@ TEST(PrebuildCommand, BuildsAPackThatHoldsTheKernel) {
 TEST(PrebuildCommand, OfAFusedBackwardsKernelsAsksForSuchAnOperation) {
   AttentionSpec spec;
   spec.precision = Precision::gradients16, spec.deterministic = false;
-  for (const KernelSpec& kernel : kernels_of(Pass::backward, resolved(spec), find_arch("sm_80"))) {
+  for (const KernelSpec& kernel :
+       Operation(resolved(spec), find_arch("sm_80")).kernels(Pass::backward)) {
     const std::string command = prebuild_command(kernel);
     EXPECT_EQ(count_of(kernels_of({operation_of(command)}), kernel), 1) << command;
     EXPECT_FALSE(contains(command, "--records")) << command;
@@ -99,7 +101,7 @@ TEST(PrebuildCommand, SaysTheWholeSpec) {
 
 TEST(PrebuildCommand, AsksForTheRecordsOfATunedTile) {
   KernelSpec kernel =
-      kernels_of(Pass::forward, resolved(AttentionSpec()), find_arch("sm_80")).back();
+      Operation(resolved(AttentionSpec()), find_arch("sm_80")).kernels(Pass::forward).back();
   EXPECT_FALSE(contains(prebuild_command(kernel), "--records"));
   kernel.tile.stages = 2;
   EXPECT_TRUE(contains(prebuild_command(kernel), "--records RECORDS --out FILE"));

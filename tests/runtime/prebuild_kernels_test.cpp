@@ -1,5 +1,7 @@
 //===- prebuild_kernels_test.cpp - What a pack is to hold ------------------===//
 
+#include "generator/choice.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "tests/runtime/prebuild_requests.h"
 
@@ -17,7 +19,8 @@ TEST(PrebuildKernels, AreThoseOfEachPassOnceInAFixedOrder) {
   const std::vector<KernelSpec> kernels = kernels_of(operations);
   for (const WantedOperation& operation : operations)
     for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& kernel : kernels_of(pass, resolved(operation.spec), operation.arch))
+      for (const KernelSpec& kernel :
+           Operation(resolved(operation.spec), operation.arch).kernels(pass))
         EXPECT_EQ(count_of(kernels, kernel), 1) << kernel_name(kernel);
   std::reverse(operations.begin(), operations.end());
   operations.push_back(operations.front());

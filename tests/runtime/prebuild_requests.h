@@ -1,6 +1,8 @@
 //===- prebuild_requests.h - What tests of prebuilding ask for -------------===//
 #pragma once
 
+#include "generator/choice.h"
+#include "generator/emit.h"
 #include "generator/space.h"
 #include "runtime/prebuild.h"
 #include "runtime/tuner/records.h"

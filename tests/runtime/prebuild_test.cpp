@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/emit.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild.h"
 #include "runtime/tuner/records.h"

@@ -4,6 +4,8 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "runtime/parallel_for.h"
 #include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
@@ -339,7 +341,8 @@ constexpr const char* kReportVariable = "SAGEBWD_TEST_REPORT";
 /// A new process, which this executable is again: "compiles waits" of one kernel into a file.
 void build_real_kernel(const std::string& report) {
   const AttentionSpec spec = resolved(AttentionSpec());
-  const KernelSpec kernel = kernels_of(Pass::forward, resolved(spec), find_arch("sm_80")).back();
+  const KernelSpec kernel =
+      Operation(resolved(spec), find_arch("sm_80")).kernels(Pass::forward).back();
   EXPECT_GT(build(kernel)->entry.cubin.size(), 1000u);
   const CacheCounters& counters = user_store().counters();
   test::write_text(report, std::to_string(counters.compiles) + " " +

@@ -1,6 +1,7 @@
 //===- stand_in.h - A compiler for tests whose point is the cache ----------===//
 #pragma once
 
+#include "generator/emit.h"
 #include "runtime/kernel_builder.h"
 
 #include <atomic>

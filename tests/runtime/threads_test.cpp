@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "cache/eviction.h"
+#include "generator/emit.h"
 #include "tests/cache/temp_directory.h"
 #include "tests/runtime/stand_in.h"
 

@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/choice.h"
 #include "generator/space.h"
 #include "runtime/parallel_for.h"
 #include "runtime/tuner/tile_choice.h"

@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/choice.h"
 #include "tests/runtime/tune_fixture.h"
 
 #include <algorithm>

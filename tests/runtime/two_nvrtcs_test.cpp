@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/operation.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "tests/cache/processes.h"
@@ -34,7 +35,7 @@ struct Report {
 std::vector<KernelSpec> both_kernels() {
   AttentionSpec spec;
   spec.head_dim = 64;
-  return distinct_kernels(resolved(spec), find_arch("sm_80"));
+  return Operation(resolved(spec), find_arch("sm_80")).distinct_kernels();
 }
 
 void build_and_write(const std::string& file) {

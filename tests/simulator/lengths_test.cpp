@@ -5,6 +5,7 @@
 // of shared memory follow from the others: a static_assert compares them, no code branches on them.
 //
 //===----------------------------------------------------------------------===//
+#include "generator/operation.h"
 #include "runtime/generate.h"
 #include "tests/gpu/cases.h"
 
@@ -22,7 +23,8 @@ std::set<std::string> constants_of(const Case& c) {
   std::set<std::string> found;
   for (Pass pass : {Pass::forward, Pass::backward})
     for (const KernelSpec& kernel :
-         kernels_of(pass, resolved(c.spec), find_arch("sm_90a"), c.tiles.value_or(Tiles{}))) {
+         Operation(resolved(c.spec), find_arch("sm_90a"), c.tiles.value_or(Tiles{}))
+             .kernels(pass)) {
       const std::string where = std::string(to_string(kernel.kind)) + " of " +
                                 std::string(to_string(kernel.tile.family)) + ": ";
       std::istringstream text(generate(kernel).text);

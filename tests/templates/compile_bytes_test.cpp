@@ -11,6 +11,8 @@
 //
 //===----------------------------------------------------------------------===//
 #include "cache/key.h"
+#include "generator/choice.h"
+#include "generator/emit.h"
 #include "generator/space.h"
 #include "runtime/parallel_for.h"
 #include "tests/templates/nvrtc_fixture.h"

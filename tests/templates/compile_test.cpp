@@ -6,6 +6,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/operation.h"
 #include "tests/templates/covering.h"
 #include "tests/templates/found_sound.h"
 #include "tests/templates/known_spills.h"
@@ -51,7 +52,7 @@ test::KnownSpills expect_sound(const std::map<std::string, KernelSpec>& kernels)
 
 /// The smallest kernel.
 KernelSpec key_mean_of(const Arch& arch) {
-  return kernels_of(Pass::forward, resolved(AttentionSpec{.head_dim = 64}), arch).front();
+  return Operation(resolved(AttentionSpec{.head_dim = 64}), arch).kernels(Pass::forward).front();
 }
 
 /// By architecture, so that they are compiled side by side.

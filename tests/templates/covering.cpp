@@ -1,6 +1,8 @@
 //===- covering.cpp - Which kernels the compile tests compile ---------------===//
 
 #include "tests/templates/covering.h"
+#include "generator/choice.h"
+#include "generator/operation.h"
 
 #include <cstdlib>
 
@@ -189,7 +191,7 @@ std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
   std::map<std::string, KernelSpec> kernels;
   const auto add_with = [&](const AttentionSpec& spec, const Tiles& tiles, auto wanted) {
     for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), arch, tiles))
+      for (const KernelSpec& kernel : Operation(resolved(spec), arch, tiles).kernels(pass))
         if (wanted(kernel.kind))
           kernels.emplace(std::string(arch.name) + " " + kernel_name(kernel), kernel);
   };

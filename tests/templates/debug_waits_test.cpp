@@ -4,6 +4,8 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/generate.h"
 #include "tests/templates/found_sound.h"
@@ -31,7 +33,7 @@ TEST_F(DebugWaitsTest, NameWhatTheyAreFor) {
       AttentionSpec spec;
       spec.head_dim = head_dim, spec.precision = precision, spec.deterministic = head_dim == 256;
       for (Pass pass : {Pass::forward, Pass::backward})
-        for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), arch)) {
+        for (const KernelSpec& kernel : Operation(resolved(spec), arch).kernels(pass)) {
           const KernelSource plain = emit(kernel), source = with_bounded_waits(plain);
           if (!warp_specialised(kernel.tile.family)) {
             EXPECT_EQ(source.text, plain.text) << plain.name;

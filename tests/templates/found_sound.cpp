@@ -3,6 +3,7 @@
 #include "tests/templates/found_sound.h"
 #include "cache/key.h"
 #include "cache/whole_file.h"
+#include "generator/emit.h"
 #include "runtime/nvrtc/nvrtc.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 //===- found_sound.h - What compile tests need not compile again --------------===//
 #pragma once
 
+#include "generator/emit.h"
 #include "generator/kernel.h"
 
 #include <map>

@@ -1,5 +1,6 @@
 //===- found_sound_test.cpp - What compile tests need not compile again -------===//
 
+#include "generator/emit.h"
 #include "tests/cache/temp_directory.h"
 #include "tests/templates/covering.h"
 #include "tests/templates/found_sound.h"

@@ -8,6 +8,8 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "generator/plan.h"
 #include "tests/templates/found_sound.h"
 #include "tests/templates/nvrtc_fixture.h"
@@ -161,7 +163,8 @@ protected:
         AttentionSpec spec;
         spec.head_dim = head_dim, spec.precision = precision;
         spec.granularity = head_dim == 64 ? Granularity::row : Granularity::block;
-        for (const KernelSpec& kernel : kernels_of(Pass::backward, resolved(spec), find_arch(arch)))
+        for (const KernelSpec& kernel :
+             Operation(resolved(spec), find_arch(arch)).kernels(Pass::backward))
           if (kernel.kind >= KernelKind::forward)
             kernels.push_back(kernel);
       }
@@ -173,7 +176,7 @@ protected:
       for (Granularity granularity : {Granularity::row, Granularity::block}) {
         spec.head_dim = head_dim, spec.granularity = granularity;
         for (Pass pass : {Pass::forward, Pass::backward})
-          for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch(arch)))
+          for (const KernelSpec& kernel : Operation(resolved(spec), find_arch(arch)).kernels(pass))
             if (kernel.kind >= KernelKind::forward)
               kernels.push_back(kernel);
       }
@@ -189,7 +192,8 @@ AttentionSpec with(Precision precision, DType dtype, Causal causal) {
 
 TEST_F(ProductsTest, OfOneKernelAreCountedEachTime) {
   for (const KernelSpec& kernel :
-       kernels_of(Pass::forward, resolved(AttentionSpec{.head_dim = 64}), find_arch("sm_80")))
+       Operation(resolved(AttentionSpec{.head_dim = 64}), find_arch("sm_80"))
+           .kernels(Pass::forward))
     if (kernel.kind == KernelKind::forward)
       check(kernel);
 }
@@ -216,13 +220,13 @@ TEST_F(ProductsTest, DoNotDependOnTheTile) {
   AttentionSpec spec;
   spec.granularity = Granularity::block;
   std::vector<KernelSpec> kernels = {
-      kernels_of(Pass::backward, resolved(spec), find_arch("sm_100")).back()};
+      Operation(resolved(spec), find_arch("sm_100")).kernels(Pass::backward).back()};
   const Tiles tiles = {{KernelKind::forward, parse_tile("mma 128x128 w8 s2 b1")},
                        {KernelKind::backward_dq, parse_tile("mma 128x128 w8 s2 b1")},
                        {KernelKind::backward_dkv, parse_tile("mma 64x128 w8 s2 b1")}};
   for (Pass pass : {Pass::forward, Pass::backward})
     for (const KernelSpec& kernel :
-         kernels_of(pass, resolved(AttentionSpec()), find_arch("sm_80"), tiles))
+         Operation(resolved(AttentionSpec()), find_arch("sm_80"), tiles).kernels(pass))
       if (kernel.kind >= KernelKind::forward)
         kernels.push_back(kernel);
   check_all(kernels);
@@ -260,7 +264,7 @@ TEST_F(ProductsTest, ParametersAreAsLargeAsThePlanPacksThem) {
   test::FoundSound found_sound;
   found_sound.add_file("tests/templates/products_test.cpp");
   for (Pass pass : {Pass::forward, Pass::backward})
-    for (const KernelSpec& kernel : kernels_of(pass, resolved(spec), find_arch("sm_80"))) {
+    for (const KernelSpec& kernel : Operation(resolved(spec), find_arch("sm_80")).kernels(pass)) {
       std::byte params[512];
       const size_t bytes = pack_params(fields_of(kernel), {}, params);
       declared.emplace_back(kernel, "_param_0[" + std::to_string(bytes) + "]");

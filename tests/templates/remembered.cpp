@@ -3,6 +3,7 @@
 #include "tests/templates/remembered.h"
 #include "cache/key.h"
 #include "cache/whole_file.h"
+#include "generator/emit.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/nvrtc/ptxas_report.h"
 

@@ -6,7 +6,10 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/choice.h"
 #include "generator/definition.h"
+#include "generator/emit.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "generator/templates.h"
 #include "tests/templates/found_sound.h"
@@ -61,7 +64,8 @@ private:
     const ResolvedSpec s = resolved(spec);
     const Arch& arch = find_arch("sm_90a");
     for (Pass pass : {Pass::forward, Pass::backward})
-      for (const KernelSpec& k : kernels_of(pass, s, arch, default_tiles(s, arch, Family::ws)))
+      for (const KernelSpec& k :
+           Operation(s, arch, default_tiles(s, arch, Family::ws)).kernels(pass))
         if (warp_specialised(k.tile.family))
           write(k);
   }
