@@ -50,6 +50,19 @@ Channels channels_of(const AttentionSpec& spec) {
   return fills_width(spec) ? Channels::all : Channels::part;
 }
 
+/// What a kernel's name leaves out: it always has the head dimension, and both sizes of groups
+/// where one is not the granularity's own.
+AttentionSpec usual_spec(const KernelDefinition& definition, const AttentionSpec& spec) {
+  AttentionSpec usual;
+  usual.granularity = spec.granularity;
+  usual = narrowed(definition, resolved(usual));
+  usual.granularity = AttentionSpec().granularity;
+  usual.head_dim = 0;
+  if (spec.group_kv != usual.group_kv)
+    usual.group_q = 0;
+  return usual;
+}
+
 } // namespace
 
 const KernelDefinition& definition_of(KernelKind kind, std::optional<Family> family) {
@@ -115,14 +128,7 @@ std::string kernel_name(const KernelSpec& k) {
   std::string text = "sagebwd_" + std::string(to_string(k.kind)) + " ";
   if (definition.differs_by_pass)
     text += std::string(to_string(k.pass)) + " ";
-  // Head dimensions are named always, and groups, both, where one is not the granularity's own.
-  AttentionSpec usual;
-  usual.granularity = k.attention.granularity;
-  usual = narrowed(definition, resolved(usual));
-  usual.granularity = AttentionSpec().granularity;
-  usual.head_dim = 0;
-  if (k.attention.group_kv != usual.group_kv)
-    usual.group_q = 0;
+  const AttentionSpec usual = usual_spec(definition, k.attention);
   visit_differences(k.attention, usual, [&]<typename T>(const Label& label, const T& value) {
     if constexpr (std::is_same_v<T, bool>)
       text += (value ? " " : " no_") + std::string(label.name);

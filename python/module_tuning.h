@@ -12,7 +12,7 @@
 #include "runtime/plans.h"
 #include "runtime/tuner/tile_choice.h"
 #include "runtime/tuner/worker/command.h"
-#include "runtime/tuner/worker/worker.h"
+#include "runtime/tuner/worker/gpu_bench.h"
 
 #include <algorithm>
 #include <string>

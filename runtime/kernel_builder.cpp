@@ -4,7 +4,10 @@
 #include "cache/inventory.h"
 #include "generator/emit.h"
 #include "runtime/compile_width.h"
+#include "runtime/driver/driver.h"
 #include "runtime/log.h"
+#include "runtime/nvrtc/in_use.h"
+#include "runtime/nvrtc/nvrtc.h"
 #include "runtime/parallel_for.h"
 #include "runtime/prebuild_command.h"
 #include "runtime/settings.h"
@@ -26,6 +29,20 @@ size_t KernelSpecHash::operator()(const KernelSpec& spec) const {
   add(spec.pass);
   visit_fields(spec, [&](const Label&, auto value) { add(value); });
   return hash;
+}
+
+KernelBuilder::Policy KernelBuilder::Policy::of(const Settings& settings) {
+  Policy policy;
+  policy.offline = settings.offline;
+  policy.check_compiler = nvrtc::raise_if_unusable;
+  if (!policy.offline)
+    policy.accept = [recompile = settings.recompile](const CacheEntry& entry) {
+      // A neighbour with a newer driver may have compiled it. Where nothing is run, any will do.
+      const int driver = driver::opened_driver_version();
+      return (driver == 0 || entry.lowest_driver <= driver) &&
+             (!recompile || entry.compiler == Nvrtc::instance().identity());
+    };
+  return policy;
 }
 
 KernelBuilder::Built KernelBuilder::find_in_memory(const KernelSpec& spec) const {

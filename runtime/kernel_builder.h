@@ -87,10 +87,4 @@ private:
   AtFork forget_{nullptr, nullptr, [this] { forget_unfinished(); }};
 };
 
-/// Compiles with NVRTC, the only function here that opens it. CompileError for a result with spills
-/// or ptxas warnings, unless they are allowed; then it is not kept.
-KernelBuilder::Compiled compile_kernel(const KernelSource&, const KernelSpec&, bool allow_spills);
-/// As SAGEBWD_ALLOW_SPILLS says.
-KernelBuilder::Compiled compile_with_nvrtc(const KernelSource&, const KernelSpec&);
-
 } // namespace sagebwd

@@ -5,11 +5,9 @@
 #include "generator/choice.h"
 #include "generator/emit.h"
 #include "generator/operation.h"
-#include "generator/space.h"
-#include "runtime/driver/driver.h"
+#include "runtime/compile_kernel.h"
 #include "runtime/generate.h"
 #include "runtime/kernel_builder.h"
-#include "runtime/nvrtc/in_use.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/prebuild_command.h"
 #include "runtime/settings.h"
@@ -36,11 +34,6 @@ std::string joined_options(const KernelSource& source) {
   return text;
 }
 
-/// Bytes of spill stores and loads a thread may have. Kernels are laid out to have none with the
-/// NVRTC this is tested with; another version's ptxas may need a few, which costs too little to
-/// refuse the kernel for. Every listing shows them.
-constexpr int kTolerableSpillBytes = 128;
-
 pid_t counting_process = 0;
 
 /// One line of what the cache did, for SAGEBWD_STATS=1. A forked child has its parent's counters.
@@ -60,57 +53,6 @@ KernelBuilder& builder() {
 }
 
 } // namespace
-
-KernelBuilder::Policy KernelBuilder::Policy::of(const Settings& settings) {
-  Policy policy;
-  policy.offline = settings.offline;
-  policy.check_compiler = nvrtc::raise_if_unusable;
-  if (!policy.offline)
-    policy.accept = [recompile = settings.recompile](const CacheEntry& entry) {
-      // A neighbour with a newer driver may have compiled it. Where nothing is run, any will do.
-      const int driver = driver::opened_driver_version();
-      return (driver == 0 || entry.lowest_driver <= driver) &&
-             (!recompile || entry.compiler == Nvrtc::instance().identity());
-    };
-  return policy;
-}
-
-KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const KernelSpec& spec) {
-  // What waits take more registers for may spill.
-  return compile_kernel(source, spec, settings().allow_spills || settings().debug_waits);
-}
-
-KernelBuilder::Compiled compile_kernel(const KernelSource& source, const KernelSpec& spec,
-                                       bool allow_spills) {
-  Nvrtc& nvrtc = Nvrtc::instance();
-  Compilation compilation =
-      nvrtc.compile(source.name, source.text, spec.arch.name, false, source.options);
-  std::vector<std::string> warnings = compile_warnings(compilation.log);
-  if (compilation.spill_bytes <= kTolerableSpillBytes)
-    std::erase_if(warnings,
-                  [](const std::string& w) { return w.find("C75") == std::string::npos; });
-  if (!warnings.empty() && !allow_spills) {
-    std::string what = source.name + " compiles for " + std::string(spec.arch.name) +
-                       ", but is not usable: a defect of its tile configuration (" +
-                       to_string(spec.tile) + "). Please report it with this text; " +
-                       "SAGEBWD_ALLOW_SPILLS=1 runs it all the same.";
-    for (const std::string& warning : warnings)
-      what += "\n  " + warning;
-    throw CompileError(what, compilation.log, number_lines(source.text));
-  }
-
-  CacheEntry entry;
-  entry.kernel_name = source.name;
-  entry.arch = spec.arch.name;
-  entry.compiler = nvrtc.identity();
-  entry.lowest_driver = std::max(1000 * nvrtc.version_major(), spec.arch.first_cuda);
-  entry.registers = compilation.registers;
-  entry.spill_bytes = compilation.spill_bytes;
-  entry.shared_bytes = compilation.static_shared_bytes + source.shared_bytes;
-  entry.compile_ms = compilation.compile_ms;
-  entry.cubin = std::move(compilation.cubin);
-  return {std::move(entry), /*keep=*/warnings.empty()};
-}
 
 CacheStore& user_store() {
   static constinit Single<CacheStore> store;

@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "runtime/compile_kernel.h"
 #include "runtime/generate.h"
 #include "runtime/kernel_builder.h"
 

@@ -46,6 +46,13 @@ def public_headers():
     return [h for h in headers if h.relative_to(ROOT).as_posix() not in LLVM_WRAPPERS]
 
 
+def test_the_generator_reads_neither_files_nor_the_environment():
+    outside = {"cstdlib", "filesystem", "fstream", "iostream", "thread"}
+    wrong = [f"{path.relative_to(ROOT)} includes <{included}>" for path in sources("generator")
+             for included in includes(path) if included in outside]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
 def test_folder_includes_only_what_it_may(folder):
     wrong = []

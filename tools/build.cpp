@@ -1,7 +1,7 @@
 //===- build.cpp - Compile the kernels of operations into the cache --------===//
+#include "runtime/compile_kernel.h"
 #include "runtime/compile_width.h"
 #include "runtime/generate.h"
-#include "runtime/kernel_builder.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/parallel_for.h"
 #include "runtime/settings.h"

@@ -5,7 +5,7 @@
 //===----------------------------------------------------------------------===//
 #include "generator/spec.h"
 #include "runtime/error.h"
-#include "runtime/tuner/worker/worker.h"
+#include "runtime/tuner/worker/gpu_bench.h"
 #include "runtime/version.h"
 #include "tools/command.h"
 

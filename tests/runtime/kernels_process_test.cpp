@@ -7,7 +7,7 @@
 
 #include "generator/emit.h"
 #include "generator/operation.h"
-#include "runtime/kernel_builder.h"
+#include "runtime/compile_kernel.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "tests/runtime/again.h"
 #include "tests/runtime/spilling_kernel.h"

@@ -27,3 +27,11 @@ private:
 };
 
 } // namespace sagebwd
+
+namespace sagebwd {
+
+/// What `sagebwd tune-worker` is: a worker with a GPU, whose tuner is at standard input. Says so
+/// and gives exit code 2 where a person started it.
+int tune_worker_main();
+
+} // namespace sagebwd

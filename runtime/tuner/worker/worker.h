@@ -13,11 +13,3 @@ inline constexpr int kSocket = 0, kCubins = 3;
 int run_worker(Bench&);
 
 } // namespace sagebwd::tuner
-
-namespace sagebwd {
-
-/// What `sagebwd tune-worker` is: a worker with a GPU, whose tuner is at standard input. Says so
-/// and gives exit code 2 where a person started it.
-int tune_worker_main();
-
-} // namespace sagebwd
