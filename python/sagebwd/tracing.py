@@ -51,8 +51,8 @@ def trace(
     given = dict(q=q, k=k, v=v, dout=dout)
     if missing := [name for name, x in given.items() if x is None]:
         raise TypeError(
-            f"trace() needs {', '.join(missing)} as well: pass q, k, v and dout (the table includes "
-            "the backward), or inputs= in their place, such as inputs='gaussian'"
+            f"trace() needs {', '.join(missing)} as well: pass q, k, v and dout (the table "
+            "includes the backward), or inputs= in their place, such as inputs='gaussian'"
         )
     arrays = Arrays(**given)
     dtype = options.dtype_name(_common_dtype(given) if dtype is None else dtype)
@@ -128,8 +128,8 @@ def _warn_of_non_finite(dtype, **tensors):
         finite = x.isfinite() if hasattr(x, "isfinite") else abs(x) < math.inf
         if not finite.all():
             warnings.warn(
-                f"{name} holds {int((~finite).sum())} values that are NaN or infinite once they are "
-                f"rounded to {dtype}: figures that depend on them are NaN", stacklevel=4,
+                f"{name} holds {int((~finite).sum())} values that are NaN or infinite once they "
+                f"are rounded to {dtype}: figures that depend on them are NaN", stacklevel=4,
             )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ ON_THE_CPU = "is an ndarray on the CPU; the kernels take arrays on a CUDA GPU, .
 class OnGpu:
     """What says that it is on a GPU."""
 
-    __cuda_array_interface__ = {}
+    __cuda_array_interface__ = None
 
 
 def test_the_place_of_arrays_is_looked_at_first():
@@ -29,7 +29,7 @@ def test_the_place_of_arrays_is_looked_at_first():
 
 @pytest.mark.parametrize("given", [{}, {"stream": 0}, {"empty": np.empty}])
 def test_other_libraries_are_told_of_both_arguments_at_once(given):
-    with pytest.raises(SpecError, match="q is an OnGpu: pass both stream=, .* and empty=, a funct"):
+    with pytest.raises(SpecError, match=r"q is an OnGpu: pass both stream=, .* and empty=, a funct"):
         arrays.attention_forward(OnGpu(), OnGpu(), OnGpu(), **given)
 
 

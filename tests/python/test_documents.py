@@ -117,9 +117,8 @@ def test_python(block, pages, kernels_or_their_stand_in, tmp_path, monkeypatch, 
 
 def test_the_first_block_of_a_page_is_whole():
     """It runs when it is pasted: nothing that readers do not see comes before it."""
-    pages = ("index", "migration", *(f"use/{name}" for name in (
-        "bench", "diffusers", "experiments", "jax", "sequences", "transformers", "tuning")))  # fmt: skip
-    for page in pages:
+    guides = "bench", "diffusers", "experiments", "jax", "sequences", "transformers", "tuning"
+    for page in ("index", "migration", *(f"use/{name}" for name in guides)):
         first = next(b for b in ALL if b.page == f"docs/{page}.md"
                      and b.language in ("python", "setup"))  # fmt: skip
         assert first.language == "python" and "import " in first.text, page

@@ -107,7 +107,8 @@ def test_non_finite_inputs_are_seen(inputs):
 
 def test_inputs_that_go_together_are_asked_for(inputs):
     q, k, v, dout = inputs
-    for given, missing in (((None, None, None, dout), "q, k, v"), ((q, k, v), "dout"), ((), "q, k")):
+    alone = None, None, None, dout
+    for given, missing in ((alone, "q, k, v"), ((q, k, v), "dout"), ((), "q, k")):
         with pytest.raises(TypeError, match=rf"trace\(\) needs {missing}.* or inputs= in their pl"):
             sagebwd.trace(*given)
 
@@ -115,14 +116,14 @@ def test_inputs_that_go_together_are_asked_for(inputs):
 def test_mixed_types_are_not_guessed(inputs):
     q, k, v, dout = inputs
     half = q.astype(np.float16)
-    with pytest.raises(sagebwd.SpecError, match="q is float16, k is float32, .*: pass dtype='bf16'"):
+    with pytest.raises(sagebwd.SpecError, match=r"q is float16, k is float32, .*: pass dtype="):
         sagebwd.trace(half, k, v, dout)
     assert sagebwd.trace(half, k, v, dout, dtype="fp16")["O"]["rel_l2"] > 0
     assert sagebwd.trace(q.astype(np.float64), k, v, dout) == sagebwd.trace(*inputs)
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     mixed = [torch.from_numpy(x).bfloat16() for x in inputs]
     mixed[2] = mixed[2].half()
-    with pytest.raises(sagebwd.SpecError, match="q is torch.bfloat16, .* v is torch.float16"):
+    with pytest.raises(sagebwd.SpecError, match=r"q is torch\.bfloat16, .* v is torch\.float16"):
         sagebwd.trace(*mixed)
 
 
