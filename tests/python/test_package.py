@@ -86,6 +86,12 @@ def test_errors_mirror_the_library():
     assert sagebwd.SpecError.__module__ == "sagebwd"
 
 
+def test_dir_lists_what_users_call():
+    listed = dir(sagebwd)
+    assert {*sagebwd.__all__, "emulation", "__version__"} <= set(listed)
+    assert all(n in (*sagebwd.__all__, "emulation") or n.startswith("__") for n in listed), listed
+
+
 def test_spec_is_a_value():
     assert sagebwd.Spec(head_dim=64) == sagebwd.Spec(head_dim=64, group_q=64, group_kv=128)
     assert sagebwd.Spec(head_dim=64) != sagebwd.Spec(head_dim=128)
