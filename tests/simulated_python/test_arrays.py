@@ -135,7 +135,7 @@ def test_refusals():
 
     refused("stream=None is for CuPy's .*: pass both stream=, .* and empty=", stream=None)
     refused("empty=None is for CuPy's .*: pass both stream=, .* and empty=", empty=None)
-    refused("stream='s': pass the address", stream="s")
+    refused("stream='s' is a str: pass the address", stream="s")
     refused("q is an ndarray on the CPU; the kernels take arrays on a CUDA GPU", q.array, k, v)
     refused("q is a list; pass an array", [1], k, v)
     refused("q is float32; the kernels take", ByInterface(q.array.astype(np.float32)), k, v)
