@@ -4,9 +4,9 @@
     python bench/all.py --only errors cases      # some of them
     python bench/all.py --out FOLDER             # elsewhere than bench/results
 
-PyTorch starts once, and kernels that one of them compiled the next one has. Each record names the
-command that renews it alone, and is replaced once that is finished. One that fails does not stop
-the others; the exit code is then 1.
+PyTorch starts once, and the benchmarks share the compiled kernels. Each record names the command
+that renews it alone. An old record is replaced when the new one is complete. If a benchmark fails,
+the others still run, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from needs_torch import torch
 
 from sagebwd.experiments.environment import print_failure
 
-#: What is measured, in its order, and the record's name. Programs come first, while this process
-#: holds no memory of the GPU's; of those within it the two of speed are first.
+#: What is measured, in this order, and the name of its record. Separate programs come first, while
+#: this process holds no GPU memory. The two benchmarks of speed are the first within the process.
 BENCHMARKS = {
     "gpu_tests": "gpu-tests.json",
     "sanitize": "sanitizer.json",
@@ -40,7 +40,7 @@ BENCHMARKS = {
 }
 
 
-#: What cases.py wants of cuBLAS, before anything has started it.
+#: The setting of cuBLAS that cases.py needs. It must be made before cuBLAS starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
@@ -51,7 +51,7 @@ def run(name: str, out: Path) -> int:
     sys.argv = [f"{name}.py", *words]
     try:
         return importlib.import_module(name).main(words)
-    except SystemExit as refused:  # it has printed what it lacks
+    except SystemExit as refused:  # it has printed what is missing
         return 2 if refused.code is None else int(refused.code)
     except Exception as error:  # the others are still measured
         print_failure(name, error)
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER",
                         help="default: bench/results")
     options = parser.parse_args(arguments)
-    require_gpu(parser)  # each would say so, after the work of those that need none
+    require_gpu(parser)  # better than after the benchmarks that need none
     names = [name for name in BENCHMARKS if name in options.only]
     codes, began = {}, time.perf_counter()
     for index, name in enumerate(names, 1):

@@ -2,17 +2,18 @@
 
     python bench/cases.py                  # 3,000 cases over 128 specs
 
-What is drawn, `specs.py` and `draw.py` say; what is wrong, `judge.py`; what is right, `oracle.py`,
-which shares no code with the package. All memory that PyTorch hands out is filled with NaN first,
-gaps of padded inputs hold NaN, and tokens that do not count NaN, infinities or numbers, so that an
-element left unwritten or read from outside shows.
+`specs.py` and `draw.py` say what is drawn, `judge.py` what counts as wrong, and `oracle.py`, which
+shares no code with the package, what is right. All memory that PyTorch allocates is filled with NaN
+first, and so are gaps of padded inputs. Tokens that do not count hold NaN, infinities or numbers.
+So an element that is not written, or is read from outside, shows.
 
-Kernels that are refused, as those that spill are, are told separately, and fail the record.
+Kernels that are refused, for example because they spill, are listed separately. The record then
+fails.
 
-`sagebwd verify` draws cases too, and judges them in C++ by the CPU reference: it is for machines
-without PyTorch, and shares no code with what it judges by. This one goes through PyTorch's
-operators and strides, and has FP64 and the emulation on the GPU, which is what lets it draw a
-thousand cases, look at every row, and vary magnitudes, scales and layouts more.
+`sagebwd verify` also draws cases, and compares them in C++ with the CPU reference. It is for
+machines without PyTorch. This script goes through PyTorch's operators and strides, and computes
+FP64 and the emulation on the GPU. That is fast enough to draw thousands of cases, to look at every
+row, and to vary magnitudes, scales and layouts more.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from sagebwd.experiments.environment import brief, print_failure
 
 #: Raised for operations that the package does not build, or whose kernels spill.
 REFUSALS = (sagebwd.SpecError, sagebwd.CompileError, NotImplementedError)
-#: At most so many wrong cases are listed.
+#: The most wrong cases that are listed.
 MOST_WRONG = 100
 
 

@@ -1,11 +1,11 @@
-"""How long the first use of an operation takes: compiling all its kernels, then from the disk; and
-how long a kernel that is in memory takes to find.
+"""How long the first use of an operation takes, when its kernels are compiled and when they are
+read from disk, and how long it takes to find a kernel in memory.
 
     python bench/compile_time.py --cores 2
 
-Runs `sagebwd build` in fresh processes: cold, each time with an empty cache, then again with the
-cache the last one filled; and bin/cache_speed, whose times are those of the library alone, without
-the command line's start and output. Needs no GPU.
+Runs `sagebwd build` in fresh processes, first with an empty cache each time, then with the cache
+that the last of them filled. bin/cache_speed measures the library alone, without the start and the
+output of the command line. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness import Record, first_cores, parse, parser, run_json
 from sagebwd.experiments.environment import brief
 
 COLD_LIMIT_MS = 2000.0
-#: Limit for a new process that does nothing else, from its start to its end.
+#: The limit for a process that does nothing else, from its start to its end.
 DISK_LIMIT_MS = 10.0
 LOOKUP_LIMIT_NS = 2000.0
 SPECS = {

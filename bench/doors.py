@@ -1,4 +1,4 @@
-"""The ways into the operation that drawn cases take, by the kernels and by their emulation."""
+"""The functions by which drawn cases call the operation, for the kernels and for the emulation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kernels:
 
 
 class Emulated:
-    """The same of the emulation, sequence by sequence."""
+    """The same for the emulation, sequence by sequence."""
 
     @staticmethod
     def attention(q, k, v, *, layout, sink_logits, **options):
@@ -51,10 +51,10 @@ class Emulated:
 
 
 def with_emulated_gradients(forward_of: type) -> type:
-    """Doors with the forward of others, and with gradients that are emulated from its results.
+    """The results of another forward, and gradients that are emulated from them.
 
-    Kernels' gradients are compared with these: an integer that the forward rounds to the other side
-    moves both alike.
+    The gradients of kernels are compared with these. If the forward rounds an integer the other
+    way, both change alike.
     """
 
     class Forward(torch.autograd.Function):
@@ -92,8 +92,9 @@ def _emulated(options: dict) -> dict:
 
 
 def _by_sequences(compute, tensors: tuple, kinds: str, results: str, options: dict) -> list:
-    """`compute` of each sequence, its results in tensors of all. `kinds`: which of q, k, v, out (o)
-    and lse (l) tensors are like; `results` likewise."""
+    """Calls `compute` for each sequence, and puts its results into tensors of all sequences.
+    `kinds` says for each tensor whether it is like q, k, v, out (o) or lse (l), and so does
+    `results`."""
     options = _emulated(options)
     layout = options.pop("layout")
     packing = [options.pop(name, None) for name in sequences.NAMES]
@@ -136,7 +137,7 @@ def attend(doors, case: Case, given: Given, layout: str = "bhsd") -> dict[str, T
     options = case.options() | given.packing | {"layout": layout, "k_mean": given.k_mean}
 
     def as_called(x: Tensor | None) -> Tensor | None:
-        """Of (batch, heads, tokens, ...) what the call takes, and back."""
+        """Turns (batch, heads, tokens, ...) into what the call takes, and back."""
         if x is None or (not packed and layout == "bhsd"):
             return x
         if x.dim() == 3 and not packed:  # lse is the same in both layouts
@@ -204,13 +205,13 @@ def _parts(doors, case: Case, inputs: tuple, dout, dlse, options: dict) -> tuple
 def parts_of(case: Case, k: Tensor, v: Tensor, options: dict):
     """Keys, values and options of each part of the keys.
 
-    Of as many queries as keys under a causal mask, the first keys have it to the top left, and the
-    last ones to the bottom right.
+    If there is a causal mask and there are as many queries as keys, the mask of the first part is
+    aligned to the top left, and that of the last part to the bottom right.
     """
     tokens = 2 if options["layout"] == "bhsd" else 1
     begin, last = 0, len(case.ends_of_parts) - 1
     for i, end in enumerate(case.ends_of_parts):
-        end = min(end, k.shape[tokens])  # of a sequence by itself
+        end = min(end, k.shape[tokens])  # for a sequence by itself
         mine = dict(options)
         if case.spec["causal"] != "none":
             mine["causal"] = "bottom-right" if i == last else "top-left"

@@ -3,20 +3,21 @@
     python bench/dq_sums.py
     python bench/dq_sums.py 1024 65536
 
-Gaussian q, k, v and dout, 64 queries, no mask, exact softmax: dQ of each 128 keys in FP64, then by
-the query's factor (templates/tile/dq_factor.cuh) rounded to FP16 and added so, in a drawn order.
+Inputs are Gaussian, with 64 queries, no mask and an exact softmax. dQ of each block of 128 keys is
+computed in FP64, multiplied by the factor of the query (templates/tile/dq_factor.cuh), rounded to
+FP16, and added in FP16 in a random order.
 """
 
 import sys
 
 import numpy as np
 
-BLOCK = 128  #: keys whose part of dQ is added at one time
+BLOCK = 128  #: the number of keys whose part of dQ is added at a time
 QUERIES = 64
 
 
 def parts_of(n, d, draw):
-    """dQ of each block of keys (blocks, queries, channels), and bounds of its sums by query."""
+    """dQ of each block of keys (blocks, queries, channels), and bounds of each query's sums."""
     q, dout, k, v = (draw.standard_normal((m, d)) for m in (QUERIES, QUERIES, n, n))
     s = q @ k.T / np.sqrt(d)
     p = np.exp(s - s.max(axis=1, keepdims=True))
@@ -30,7 +31,7 @@ def parts_of(n, d, draw):
 
 
 def added(parts, dtype):
-    """The parts one after the other, each rounded and each sum rounded."""
+    """Adds the parts one after the other. Each part and each sum is rounded."""
     sums = np.zeros(parts.shape[1:], dtype)
     for part in parts:
         sums = (sums.astype(np.float64) + part.astype(dtype).astype(np.float64)).astype(dtype)

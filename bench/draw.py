@@ -1,9 +1,10 @@
 """What `cases.py` draws for each case: how a spec's kernels are called, and on which tensors.
 
-Lengths from 1 to 2000, up to 70 heads, head dimensions between the kernels' own, of V too; windows
-of any size; padded batches and packed sequences with and without gaps; layouts and strides of each
-tensor; distributions and magnitudes; explicit halves, autograd or parts of the keys; sinks, means
-of keys, gradients of lse with those of out and without.
+Lengths are from 1 to 2000. There are up to 70 heads, and head dimensions between those of the
+kernels, for V too. Further choices are windows of any size, padded batches, packed sequences with
+and without gaps, layouts and strides of each tensor, distributions and magnitudes, calls by
+separate passes, by autograd or in parts of the keys, sinks, means of keys, and gradients of lse
+with those of out and without.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MEANS = ("own", "near", "far", "zero")
 UNUSED = ("nan", "inf", "numbers")
 TINY, SMALL = 1e-30, 1e-20
 SUBNORMAL = {"bf16": 1e-39, "fp16": 1e-6}
-#: A smaller product of V and dO is below what kernels tell from zero.
+#: Kernels take smaller products of V and dO for zero.
 LEAST_GRADIENT = 1e-31
 
 
@@ -46,11 +47,12 @@ class Sequences:
 
     said_by: str  #: 'seqused' of a padded batch; 'cu_seqlens' of packed ones; 'both'
     used: tuple[tuple[int, int], ...]  #: queries and keys of each that count
-    rooms: tuple[tuple[int, int], ...]  #: the tokens to the next one
-    before: tuple[int, int]  #: queries and keys ahead of the first
-    behind: tuple[int, int]  #: and behind the last
+    rooms: tuple[tuple[int, int], ...]  #: the number of tokens from one to the next
+    before: tuple[int, int]  #: queries and keys before the first
+    behind: tuple[int, int]  #: and after the last
     beyond: int  #: how far the last cu_seqlens points past the tensors
-    without: str  #: 'q' or 'k': of a padded batch's, all count and no seqused is given
+    #: 'q' or 'k': in a padded batch all its tokens count, and no seqused is passed for it
+    without: str
 
 
 @dataclass(frozen=True)
@@ -68,21 +70,22 @@ class Case:
     group: int
     seq_q: int
     seq_kv: int
-    layout: str  #: the keyword, of calls that are not packed
-    strides: dict[str, str]  #: of each tensor, and of dlse
-    values: dict[str, tuple[str, float]]  #: distribution and scale of each tensor
+    layout: str  #: the keyword, for calls that are not packed
+    strides: dict[str, str]  #: for each tensor, and for dlse
+    values: dict[str, tuple[str, float]]  #: the distribution and scale for each tensor
     key_offset: float
-    zeros: tuple[str, float, float] | None  #: of this tensor the tokens between two shares of all
+    #: a tensor, and the shares of its length between which its tokens are zeros
+    zeros: tuple[str, float, float] | None
     unused: str
     softmax_scale: float | None
     door: str
-    ends_of_parts: tuple[int, ...]  #: of the keys, where the door is 'parts'
-    told: str  #: how a part's backward knows of the others; see TOLD
+    ends_of_parts: tuple[int, ...]  #: how many parts the keys have, if the door is 'parts'
+    told: str  #: how the backward of a part takes the others into account; see TOLD
     dlse: str
     k_mean: str | None
-    sinks: str | None  #: 'logits'; 'some off': of some heads -inf
+    sinks: str | None  #: 'logits', or 'some off', where some heads have -inf
     says_group_q: bool
-    again: bool  #: called a second time, when the call's form is known
+    again: bool  #: whether it is called a second time, when its form is known
     seed: int
 
     def options(self) -> dict:
@@ -100,7 +103,7 @@ class Case:
 
 
 def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -> Case:
-    """`scores`: the most that a case has, over all its heads."""
+    """`scores`: the most scores of a case, over all its heads."""
     rng = random.Random(seed * 1_000_003 + index)
     spec = specs[index % len(specs)]
     head_dim = rng.choice(HEAD_DIMS[spec["head_dim"]])
@@ -124,7 +127,7 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
     sinks = rng.choice((None, "logits", "some off")) if door == "autograd" else None
     strides = {name: rng.choice(STRIDES_OF_DOUT if name[0] == "d" else STRIDES)
                for name in (*TENSORS, "dlse")}  # fmt: skip
-    if sinks:  # which a gradient reaches of every token, also of those that do not count
+    if sinks:  # every token gets a gradient, also one that does not count
         strides["dlse"] = "heads first"
     return Case(
         index=index,
@@ -161,7 +164,7 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
 def _sizes(rng: random.Random, spec: dict, scores: int) -> tuple[int, ...]:
     """Batch, heads of keys, queries' heads for each, queries and keys.
 
-    Most cases are small. Of the others some are long, of few heads, and some have many heads.
+    Most cases are small. Some of the others are long and have few heads, and some have many heads.
     """
     batch = rng.choice((1, 1, 2, 3, *((4, 5) if spec["packed"] else ())))
     heads_kv, group, most = rng.choice((1, 2, 3)), rng.choice((1, 1, 2, 4)), 640
@@ -223,7 +226,7 @@ def _window(rng: random.Random, spec: dict, tokens: int) -> tuple[int | None, in
         return None, size()
     if spec["window"] == "left":
         return left, right
-    # Under a causal mask a query sees no key behind its own, and this says nothing.
+    # Under a causal mask a query sees no key after its own, so that this bound has no effect.
     return None, right if spec["causal"] != "none" and rng.random() < 0.3 else None
 
 
@@ -242,13 +245,13 @@ def _values(rng: random.Random, dtype: str) -> dict[str, tuple[str, float]]:
     dout = one(1e-3, *[1.0] * 6, 20.0, *far)
     if v[1] * dout[1] < LEAST_GRADIENT:
         dout = dout[0], 1.0
-    if min(q[1], k[1]) < TINY:  # their gradients are too, at most
+    if min(q[1], k[1]) < TINY:  # so are their gradients, at most
         v, dout = (v[0], min(v[1], 1.0)), (dout[0], min(dout[1], 1.0))
     return {"q": q, "k": k, "v": v, "dout": dout}
 
 
 def _run_of_zeros(rng: random.Random) -> tuple[str, float, float] | None:
-    """Such as padding has."""
+    """Values as padding has them."""
     name, edges = rng.choice(TENSORS), sorted((rng.random(), rng.random()))
     where = rng.choice(((0.0, edges[1]), (edges[0], 1.0), edges))
     return (name, *where) if rng.random() < 0.3 else None

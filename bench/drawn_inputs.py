@@ -14,8 +14,8 @@ from sagebwd.benchmark.measuring import dtype_of
 
 @dataclass(frozen=True)
 class Given:
-    """The arguments of one call. Tensors are indexed (batch, heads, tokens, channels), in whatever
-    strides; packed ones are a batch of one."""
+    """The arguments of one call. Tensors are indexed (batch, heads, tokens, channels) and may have
+    any strides. Packed tensors are a batch of one."""
 
     q: Tensor
     k: Tensor
@@ -109,9 +109,9 @@ def drawn(kind: str, shape: tuple, generator: torch.Generator, device: str) -> T
 
 
 def laid_out(x: Tensor, strides: str) -> Tensor:
-    """The same (B, H, S, D) values in other strides; what lies between them is NaN.
+    """The same (B, H, S, D) values with other strides. What lies between them is NaN.
 
-    Of those with strides of zero the first head, sequence or number stands for all.
+    With strides of zero, the first head, sequence or number stands for all.
     """
     b, h, s, d = x.shape
     if strides == "heads first" or not x.numel():
@@ -165,7 +165,7 @@ def _packing(case: Case, device: str) -> dict[str, Tensor]:
 
 
 def _fill_unused(x: Tensor, case: Case, name: str, spans: list[tuple]) -> None:
-    """Puts what `case.unused` says into tokens of no sequence, or of no other that shares them."""
+    """Puts what `case.unused` says into tokens that no sequence contains."""
     counts = torch.zeros(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
     for batch, begin, end in spans:
         counts[batch, begin:end] = True
@@ -182,7 +182,7 @@ def _fill_unused(x: Tensor, case: Case, name: str, spans: list[tuple]) -> None:
 def _mean(
     case: Case, k: Tensor, spans: list[tuple], generator: torch.Generator
 ) -> Tensor | None:
-    """What smooth_k is told to take off the keys of each sequence."""
+    """What smooth_k is told to subtract from the keys of each sequence."""
     if case.k_mean is None:
         return None
     none = torch.zeros(k.shape[1], k.shape[3], device=k.device)
@@ -190,6 +190,6 @@ def _mean(
                         for batch, begin, end in spans])  # fmt: skip
     noise = torch.randn(mean.shape, generator=generator, device=k.device)
     by = {"own": (1, 0), "near": (1, 0.1), "far": (1, 4), "zero": (0, 0)}[case.k_mean]
-    # Of keys that are all zeros, kernels take a mean as small as 1e-30 for zeros too.
+    # If all keys are zeros, kernels take a mean as small as 1e-30 for zero, too.
     size = case.values["k"][1] if case.values["k"][1] > SMALL else 0
     return by[0] * mean + by[1] * size * noise

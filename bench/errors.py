@@ -3,9 +3,9 @@
     python bench/errors.py
     python bench/errors.py --only sink "qk-norm 3"
 
-Inputs are `sagebwd.named_inputs`, rounded to bf16. Each is measured under every precision plan,
-and by PyTorch's attention in bf16. A figure is the relative L2 error of each head, averaged over
-the heads; `pooled` is that of all heads as one vector.
+Inputs are `sagebwd.named_inputs`, rounded to bf16. Each is measured under every precision, and with
+PyTorch's attention in bf16. A figure is the mean over the heads of the relative L2 error of a head.
+`pooled` is the error of all heads as one vector.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ PAPER_TABLE_1 = {
     8: (0.0972, 0.4666, 0.4699, 0.0973),
     10: (0.1161, 0.6648, 0.6684, 0.1157),
 }
-#: O, dQ, dK, dV of `row` as numerics 1 had it (groups of 64 queries and 128 keys), by input.
-#: Sigmas: its kernels, from the `errors.json` of its tree, 16 heads. The others: its CPU emulation
-#: of commit 37e1e4a on these very inputs (seed 0, 4 heads), the mean of the heads' figures; of
-#: 16,384 tokens by its emulation in PyTorch, one head.
+#: The errors of O, dQ, dK and dV under `row` with numerics 1 (groups of 64 queries and 128 keys),
+#: by input. For the sigmas they are those of its kernels, from the `errors.json` of its tree, with
+#: 16 heads. For the others they are the mean over the heads by its CPU emulation (commit 37e1e4a)
+#: on the same inputs (seed 0, 4 heads). For 16,384 tokens its emulation in PyTorch computed them,
+#: with one head.
 ROW_OF_NUMERICS_1 = {
     "sigma 1": (0.0136, 0.0198, 0.0168, 0.0124),
     "sigma 3": (0.0320, 0.0558, 0.0556, 0.0319),
@@ -52,12 +53,12 @@ ROW_OF_NUMERICS_1 = {
     "local": (0.0138, 0.0219, 0.0145, 0.0170),
     "qk-norm 3": (0.0250, 0.0590, 0.0576, 0.0271),
     "qk-norm 1": (0.0096, 0.0169, 0.0158, 0.0165),
-    # One draw of 4 heads says little here: which tokens are large, and where, moves dV from 0.011
-    # to 0.023. These are means of 6 draws of 16 heads by the emulation of numerics 4, which numerics 5
-    # equals (0.985 to 1.011 times as large, within its spread), and of 64 heads the rows are.
+    # One draw of 4 heads says little here: dV varies from 0.011 to 0.023 with which tokens are
+    # large, and where. These are means of 6 draws of 16 heads by the emulation of numerics 4, which
+    # numerics 5 equals (0.985 to 1.011 times as large, within its spread). The rows have 64 heads.
     "massive tokens": (0.0152, 0.0159, 0.0201, 0.0173),
 }
-#: What an input may cost beyond numerics 1's `row`.
+#: How much larger an error may be than under `row` with numerics 1.
 MARGIN = 1.1
 #: Inputs on which numerics 1 failed have limits of their own instead of the table's.
 OWN_LIMITS = {
@@ -69,11 +70,11 @@ OWN_LIMITS = {
     "alternating keys": dict(zip(TENSORS, (0.041, 0.101, 0.041, 0.041))),
     "common offset": dict(zip(TENSORS, (0.030, 0.032, 0.042, 0.028))),
 }
-#: GPU against emulation, given the same out and lse.
+#: The largest distance between GPU and emulation, for the same out and lse.
 EMULATION_LIMIT = 3e-3
-#: Inputs whose scores reach hundreds: the limit was set for sigma 1, and here the kernels are up to
-#: 6.6e-3 from the emulation. Why is not established (flips of INT8 keys by the last bit of their
-#: mean are a guess), so the distance is shown and recorded, not judged.
+#: Inputs with scores of several hundred. The limit was set for sigma 1, and here the kernels are up
+#: to 6.6e-3 from the emulation. The reason is not known (perhaps INT8 keys change with the last bit
+#: of their mean), so that the distance is recorded and not judged.
 STEEP = ("sigma 8", "sigma 10")
 
 PLANS = {
@@ -82,7 +83,8 @@ PLANS = {
     "row dv16": {"precision": "dv16"},
     "row gradients16": {"precision": "gradients16"},
 }
-#: Besides the precisions: finer groups, and the paper's granularity. They have no limits.
+#: What is measured besides the precisions: finer groups, and the granularity of the paper. They
+#: have no limits.
 GRANULARITIES = {
     "row 64x64": {"group_q": 64, "group_kv": 64},
     "block 128x64": {"granularity": "block"},
@@ -103,11 +105,11 @@ class Input:
     heads: int = 4
     tokens: int = 4096
     head_dim: int = 128
-    more: dict = field(default_factory=dict)  #: schemes beside the plans
-    like: str = ""  #: the input whose limits it has, where not its own
+    more: dict = field(default_factory=dict)  #: schemes besides the precisions
+    like: str = ""  #: the input whose limits it has, if it has none of its own
 
     def limits(self, scheme: str) -> dict[str, float] | None:
-        """By tensor. A plan with fewer INT8 products has the limits of all."""
+        """The limits by tensor. Precisions with fewer INT8 products have those of six-of-seven."""
         if scheme not in PLANS and scheme != "row 64x64":
             return None
         before = ROW_OF_NUMERICS_1.get(self.like or self.label, ())
@@ -133,10 +135,10 @@ INPUTS = (
     Input("qk-norm 3", "qk-norm", "top-left"),
     Input("qk-norm 1", "qk-norm-unit", "top-left"),
     Input("massive tokens", "massive-tokens", heads=64),
-    Input("padded", "padded", like="sigma 1"),  # zeros may cost nothing
+    Input("padded", "padded", like="sigma 1"),  # zeros must have no error
     Input("alternating keys", "alternating-keys"),
     Input("common offset", "common-offset"),
-    Input("tiny values", "tiny-values", like="sigma 1"),  # nor may what is small
+    Input("tiny values", "tiny-values", like="sigma 1"),  # and neither may small values
 )
 
 

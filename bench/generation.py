@@ -1,9 +1,9 @@
-"""Few queries against many keys, as in generation: the forward beside PyTorch's attentions.
+"""Few queries and many keys, as in generation: the forward, compared with PyTorch's attentions.
 
     python bench/generation.py
 
-A call quantises all keys and values again, which by itself reads and writes more memory than 16-bit
-attention reads. The record says what that costs, and so why there is no KV cache.
+Each call quantises all keys and values again. That alone reads and writes more memory than 16-bit
+attention reads. The record says how long it takes, and so why there is no KV cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sagebwd.experiments.attentions import sdpa
 
 HEADS, HEADS_KV, HEAD_DIM = 32, 8, 128
 QUERIES, KEYS = (1, 16), (4096, 32768, 131072)
-LARGEST_ERROR = 0.03  #: against FlashAttention-2
+LARGEST_ERROR = 0.03  #: the largest error against FlashAttention-2
 
 
 def measure(options, queries: int, keys: int) -> dict:

@@ -21,7 +21,7 @@ from sagebwd.experiments.environment import repository
 
 
 def suite(name: str, ran: Ran, outcomes: dict[str, str]) -> dict:
-    """What one suite gave; a suite without results counts as failed."""
+    """The results of one suite. A suite without results counts as failed."""
     named = {kind: sorted(n for n, o in outcomes.items() if o == kind)
              for kind in ("passed", "failed", "skipped")}
     return {
@@ -59,7 +59,7 @@ def googletest(binary: Path, timeout: int, folder: Path, shards: int) -> dict:
 
 
 def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
-    """A file in each of `processes` processes at a time: most of a test's time is compilation."""
+    """Runs `processes` files at a time, each in its own process: most of the time is compiling."""
     def one(file: Path) -> Ran:
         report = f"--junitxml={folder / file.stem}.xml"
         return run([sys.executable, "-m", "pytest", "-q", "-rf", file, report], timeout=timeout,
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     record = Record(options.out)
     runs = ((googletest, options.program, options.shards),
             (pytest, options.tests or root / "tests/gpu_python", options.processes))
-    # Both at once, because one waits for its CPU references and the other for Python.
+    # Both at the same time: one waits for its CPU references, the other for Python.
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(runs)) as pool:
         suites = list(pool.map(
             lambda run: run[0](run[1], options.timeout, Path(folder), run[2]), runs))

@@ -1,38 +1,38 @@
-"""What GPUs that people own can do at most, from public tables: the rates of the static model.
+"""The highest rates of common GPUs, from public tables. The static model uses them.
 
 | figure | source |
 |---|---|
 | SMs, boost clock | NVIDIA's data sheets and white papers: A100 (GA100), RTX 3090 (GA102), |
 | | RTX 4090 (Ada), RTX 5090 (RTX Blackwell), H100 and H200 SXM, HGX B200 |
 | tensor rates | the dense TOPS and TFLOPS there, 16 bits with FP32 sums, divided by SMs and clock |
-| lanes a clock | CUDA C++ Programming Guide, "Arithmetic Instructions", results a clock and SM |
-| shared memory | CUDA C++ Programming Guide: 32 banks of 4 bytes a clock and SM |
+| lanes per clock | CUDA C++ Programming Guide, "Arithmetic Instructions", per clock and SM |
+| shared memory | CUDA C++ Programming Guide: 32 banks of 4 bytes per clock and SM |
 | MMA_SHARE | measured: templates/kernels/README.md, "Floors" (1268 of 1930 TOPS, 629 of 927) |
 
-The clock is the boost clock of the data sheet: under load a GPU may hold less. Where RTX Blackwell
-takes integers at the rate of FP32, minima, maxima and conversions may not be among them: the rate
-of its predecessors stands here. `sagebwd doctor --measure` says what a GPU really does.
+The clock is the boost clock of the data sheet. Under load it may be lower. RTX Blackwell computes
+integers at the rate of FP32, but perhaps not minima, maxima and conversions. For these the table
+has the rate of its predecessors. `sagebwd doctor --measure` measures the rates of a GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: What mma.sync reaches of a datacentre GPU's tensor rate where wgmma reaches all of it.
+#: The share of the tensor rate that mma.sync reaches on a data-centre GPU where wgmma reaches all.
 MMA_SHARE = 0.66
 
 
 @dataclass(frozen=True)
 class Gpu:
     name: str
-    arch: str  #: whose kernels it runs
+    arch: str  #: the architecture whose kernels it runs
     sms: int
     clock_ghz: float
-    fp32_lanes: int  #: a clock and SM, as the following
-    int8: int  #: operations (two a multiply-add) of the tensor cores
+    fp32_lanes: int  #: per clock and SM, as are the following
+    int8: int  #: operations of the tensor cores; a multiply-add counts as two
     bits16: int  #: with FP32 sums
     fp8: int | None  #: with FP32 sums
-    mma_share: float = 1.0  #: of the tensor rates, by mma.sync
+    mma_share: float = 1.0  #: the share of the tensor rates that mma.sync reaches
     alu_lanes: int = 64
     imad_lanes: int = 64
     xu_lanes: int = 16
@@ -40,11 +40,11 @@ class Gpu:
     shared_bytes: int = 128
 
     def tops(self, operations: float) -> float:
-        """10^12 a second, of so many a clock and SM."""
+        """10^12 per second, for this many per clock and SM."""
         return operations * self.sms * self.clock_ghz / 1e3
 
     def tensor_rate(self, base: str) -> float:
-        """Operations a clock and SM by a matrix instruction of that name, e.g. "IMMA"."""
+        """Operations per clock and SM of a matrix instruction of that name, such as "IMMA"."""
         of_kind = {"I": self.int8, "H": self.bits16, "Q": self.fp8}.get(base[0])
         if of_kind is None:
             raise KeyError(f"{self.name}: no rate of {base} is known; add it to bench/gpus.py")
@@ -52,8 +52,8 @@ class Gpu:
 
     @property
     def flash_attention_2(self) -> float:
-        """TFLOPS that its 16-bit products (mma.sync; two forward, five backward) cannot pass, as
-        it counts operations: 4 D a score forward, 10 D backward."""
+        """The highest TFLOPS of its 16-bit products (mma.sync; two forward, five backward). It
+        counts 4 D operations per score in the forward and 10 D in the backward."""
         return self.tops(self.bits16 * self.mma_share)
 
 

@@ -3,9 +3,9 @@
     python bench/grid.py                   # three minutes on an H200
     python bench/grid.py --tokens 512 1024 --head-dim 64
 
-As speed.py measures, whose record's rows these are, with the GPU memory that forward + backward
-takes. From N 65536 on there are fewer heads, so that a call takes no longer than a second. FP16,
-eight query heads a key/value head, tokens before heads in memory, and PyTorch's attentions under
+It measures as speed.py does, and its rows have the same fields, plus the GPU memory that forward +
+backward takes. From N 65536 on there are fewer heads, so that a call takes at most a second. FP16,
+eight query heads per key/value head, tokens before heads in memory, and PyTorch's attentions under
 torch.use_deterministic_algorithms are measured at N 8192.
 """
 
@@ -31,7 +31,7 @@ from speed import (
 )  # fmt: skip
 
 LENGTHS = [512 << i for i in range(9)]
-VARIED = 8192  #: tokens of what is measured in other forms too
+VARIED = 8192  #: the tokens at which the further forms are measured
 OURS = ["sagebwd", "sagebwd:precision=gradients16,no-deterministic"]
 #: A forward and backward of more scores than this is timed in fewer rounds.
 MANY_SCORES = 8192**2 * 4 * 16

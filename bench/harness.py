@@ -3,8 +3,8 @@
 Timing and errors are the package's (sagebwd.benchmark), which `sagebwd bench` measures with.
 
 A record names the tree, the GPU, the libraries, the command and the date. Only the harness writes
-it: beside its place, again after every figure, so that an interrupted run keeps what it has, and in
-its place once it is finished.
+records. While a benchmark runs, its record is a file beside the old one, and is written again after
+every figure, so that an interrupted run keeps what it has. At the end it replaces the old one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parser(description: str, result: str, program: str | None = None) -> argpars
 def parse(
     options: argparse.ArgumentParser, arguments: list[str] | None, gpu: bool = True
 ) -> argparse.Namespace:
-    """The options, once it is sure that what they need is there: a GPU, the program."""
+    """The options. Exits if what they need, a GPU or the program, is missing."""
     parsed = options.parse_args(arguments)
     if gpu and torch is None:
         options.error("this needs PyTorch: pip install torch")
@@ -87,9 +87,9 @@ class Record:
         self.write()
 
     def close(self, passed: bool = True) -> None:
-        """Puts it in its place."""
+        """Replaces the old record."""
         self.set(status="finished", passed=passed)
-        self.unfinished.replace(os.path.realpath(self.path))  # a link stays one
+        self.unfinished.replace(os.path.realpath(self.path))  # a symbolic link stays one
 
     def finish(self, passed: bool = True) -> int:
         """Closes the record; gives the exit code."""
@@ -102,7 +102,7 @@ class Record:
 
 
 def progress(done: int, total: int, note: str) -> None:
-    """One line on a terminal; elsewhere a line every tenth."""
+    """Shows progress: one line on a terminal, elsewhere one line per tenth of the work."""
     last = done == total
     if sys.stderr.isatty():
         print(f"\r{note} {done}/{total}", end="\n" if last else "", file=sys.stderr, flush=True)
@@ -115,7 +115,7 @@ def progress(done: int, total: int, note: str) -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a program gave. Its status is None where it ran past its limit."""
+    """The result of a program. Its status is None if it ran longer than its limit."""
 
     status: int | None
     output: str
@@ -124,14 +124,14 @@ class Ran:
 
 
 def first_cores(count: int) -> list[int]:
-    """Of those that this process may use."""
+    """The cores that this process may use."""
     return sorted(os.sched_getaffinity(0))[:count]
 
 
 def run(words: list, *, timeout: float = 600, cores: list[int] | None = None, show: bool = False,
         merge: bool = False, **variables: str) -> Ran:
-    """Runs a program with these environment variables on these cores. `show` lets its output
-    through instead of giving it, `merge` gives errors among the output."""
+    """Runs a program with these environment variables on these cores. With `show` its output is
+    shown and not returned. With `merge` the output contains what it writes to standard error."""
     pipe = None if show else subprocess.PIPE
     start = time.perf_counter()
     try:

@@ -1,11 +1,11 @@
-"""The host's time for one call at a size the GPU is soon done with, beside PyTorch's SDPA.
+"""The CPU time of one call whose work the GPU finishes soon, compared with PyTorch's SDPA.
 
     python bench/host_time.py                       # B 1, H 8, N 256, D 64
     python bench/host_time.py --rounds 101
 
-Rounds of calls, SDPA's and ours in turn; the device is waited for between rounds alone, and a round
-launches less than its queue takes. `host_us` ends when the last call returns, `wall_us` when the
-device is done.
+Rounds of SDPA's calls and of ours alternate. The program waits for the GPU only between rounds, and
+a round launches no more than the GPU's queue holds. `host_us` ends when the last call returns, and
+`wall_us` when the GPU is done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from sagebwd.benchmark.timing import in_turn
 from sagebwd.experiments.attentions import AttentionChoice, make_attention
 
-#: Of the host's time to that of SDPA as PyTorch chooses it, of each pass in REQUIRED.
+#: The largest ratio of our CPU time to that of the SDPA that PyTorch chooses, for each pass.
 LARGEST_RATIO = 1.5
 REFERENCE = "sdpa"
 PASSES = ("forward", "forward for a backward", "forward+backward")
@@ -31,7 +31,7 @@ REQUIRED = ("forward", "forward+backward")
 
 
 def candidates(device: str, causal: bool) -> dict:
-    """By name: an attention, and a context for the whole of a round."""
+    """By name, an attention and a context in which each round runs."""
     ours = AttentionChoice(name="sagebwd" if device == "cuda" else "emulated")
 
     def sdpa(q, k, v):
@@ -58,7 +58,7 @@ def call_of(which: str, attend, inputs, dout):
 def time_round(call, context, calls: int, wait) -> tuple[float, float]:
     """Microseconds of one call: on the host, and with what it started."""
     with context():
-        call()  # the context's own first call
+        call()  # the first call in the context
         wait()
         start = time.perf_counter()
         for _ in range(calls):

@@ -1,21 +1,21 @@
-"""How many instructions each kernel executes for a score, and what that bounds on which GPU: a
-static model, which needs NVRTC and nvdisasm, but no GPU.
+"""How many instructions each kernel executes per score, and the highest speed that this allows on
+each GPU. It is a static model that needs NVRTC and nvdisasm, and no GPU.
 
     python bench/instructions.py                              # all; writes bench/results
     python bench/instructions.py --arch sm_80,sm_89 --head-dim 64 --out /tmp/a.json   # some
     python bench/instructions.py --json | jq '.kernels[0]'
     ncu --csv --page raw --metrics smsp__inst_executed.sum -k 'regex:^sagebwd_(forward|backward)' \\
-        PROGRAM > executed.csv      # any that calls sagebwd.attention once
+        PROGRAM > executed.csv      # a program that calls sagebwd.attention once
     python bench/instructions.py --check-ncu executed.csv --seq-kv 4096
 
-Compiles the default kernels with `sagebwd build` into an empty cache, takes the machine code from
-there and follows one turn of each main loop (sass.py says which loop and which path), with its
-share of the change of units that comes once in 256 tokens. "A score and thread" is an element of S
-in one thread: instructions of a warp's turn x 32 lanes / scores of that turn. A bound is what the
-busiest pipe allows, with nothing else in the way: SMs, clocks and lanes are in gpus.py; shared
-memory hands each lane bytes of its own, even of a broadcast. TFLOPS count 4 D operations a score
-forward and 10 D backward, as FlashAttention-2 does, whose 16-bit products' own bound stands beside
-ours.
+It compiles the default kernels with `sagebwd build` into an empty cache and reads the machine code.
+It follows one iteration of each main loop (sass.py says which loop and which path), and adds the
+share of the work that is done once per 256 tokens. "Per score and thread" means the instructions of
+a warp's iteration x 32 lanes / the scores of that iteration. A bound is the speed that the busiest
+pipe allows if nothing else limits it. SMs, clocks and lanes are in gpus.py. The model assumes that
+shared memory delivers separate bytes to each lane, even for a broadcast. TFLOPS count 4 D
+operations per score in the forward and 10 D in the backward, as FlashAttention-2 does. The bound of
+FlashAttention-2's 16-bit products is listed as well.
 
 --check-ncu compares with what Nsight Compute has counted. Its sizes are those of the launch: as
 many keys as queries unless --seq-kv says otherwise.
@@ -39,12 +39,12 @@ from gpus import GPUS, Gpu
 from harness import Record, parse, parser, progress, run, run_json
 from sass import PIPES, Executed, Function, Loop, SassError, change_of_units, functions, main_loop
 
-#: Matrix products of HEAD_DIM multiplications a score, by kind of kernel.
+#: Matrix products with HEAD_DIM multiplications per score, by kind of kernel.
 PRODUCTS = {"forward": 2, "backward_dq": 3, "backward_dkv": 4, "backward": 5}
 #: Those whose blocks own keys and walk over queries.
 OWN_KEYS = ("backward_dkv", "backward")
 BOUNDS = ("issue", "fma", "alu", "xu", "shared", "tensor")
-#: Tokens of a unit, which share their channels' scales (generator/spec.cpp: channel_tokens).
+#: Tokens that share the scales of their channels (generator/spec.cpp: channel_tokens).
 UNIT_TOKENS = 256
 
 
@@ -53,7 +53,7 @@ UNIT_TOKENS = 256
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel: what is kept of it in the cache, and its machine code."""
+    """One compiled kernel: its entry in the cache, and its machine code."""
 
     name: str
     fields: dict  #: of its spec and tile, as `sagebwd` spells them
@@ -72,11 +72,11 @@ class Kernel:
 
 def sides(kind: str, precision: str, block_q: int, block_kv: int,
           family: str = "mma") -> tuple[int, int]:
-    """Rows that a block owns (queries; keys for dK and dV), which its warps share, and those that
-    it works on in each step of its walk over the others."""
+    """The rows that a block owns and its warps share (queries, or keys for dK and dV), and the rows
+    of the other kind that it works on in each step."""
     if kind in OWN_KEYS:
         return block_kv, block_q
-    # From dS in 16 bits dQ is summed over so many keys at a time, whatever the tile.
+    # If dS is in 16 bits, dQ is summed over this many keys at a time for every tile.
     if (kind, precision) == ("backward_dq", "gradients16"):
         return block_q, 128 if family == "ws" else 64
     return block_q, block_kv
@@ -91,7 +91,7 @@ def multiplications_a_score(kernel: Kernel) -> int:
 
 
 def scores_of_step(kernel: Kernel) -> int:
-    """Scores that one warp works on for each step of its walk."""
+    """The scores that one warp works on in each step."""
     owned, walked = sides(kernel.kind, kernel.fields["precision"], kernel["block_q"],
                           kernel["block_kv"], kernel.fields["family"])
     return owned // kernel["warps"] * walked
@@ -102,7 +102,7 @@ def kept_kernels(folder: Path) -> Iterator[Kernel]:
     for path in sorted(folder.glob("*.kernel")):
         content = path.read_bytes()
         start = content.index(b"\x7fELF")
-        # Not before its first key: a checksum stands before it, of any bytes.
+        # The checksum before the first key may have any bytes, so the search begins at the key.
         header = json.loads(content[re.search(rb'\{"[a-z_]+":', content).start() : start])
         if header["fields"]["kind"] in PRODUCTS:
             yield Kernel(header["kernel"], header["fields"], header["compiler"],
@@ -110,8 +110,8 @@ def kept_kernels(folder: Path) -> Iterator[Kernel]:
 
 
 def compiled(tool: Path, arch: str, words: list[str]) -> list[Kernel]:
-    """The default kernels of an architecture, compiled again: of split backwards, and of those that
-    are fused without `deterministic`."""
+    """Compiles the default kernels of an architecture, for split backwards and for those that are
+    fused without `deterministic`."""
     with tempfile.TemporaryDirectory() as cache:
         for more in [], ["--no-deterministic"]:
             done = run([tool, "build", "--arch", arch, *words, *more, "--json"],
@@ -158,8 +158,7 @@ def disassemble(nvdisasm: Path, cubin: bytes) -> list[Function]:
 
 
 def outside_of_loop(function: Function, loop: Loop) -> int:
-    """The instructions of a warp outside whole turns: before the loop, and after it (without the
-    turn that ends there)."""
+    """The instructions of a warp outside whole iterations of the loop: before it, and after it."""
     before, last = function.path(0, loop.first), function.path(loop.first, None)
     if not before or not last:
         raise SassError(f"{function.name}: no path through its main loop")
@@ -262,7 +261,7 @@ def counted(path: Path) -> Iterator[dict]:
 
 
 def steps_of_blocks(row: dict, blocks: int, seq_kv: int | None, heads: int) -> int:
-    """Tiles that the blocks along the grid's x walk over, all together."""
+    """The tiles that all blocks along the grid's x axis process."""
     own, walked = sides(row["kernel"], row["precision"], row["block_q"], row["block_kv"],
                         row.get("family", "mma"))
     dkv = row["kernel"] in OWN_KEYS

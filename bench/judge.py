@@ -6,7 +6,7 @@ A result is wrong if
   sees no key, dk and dv of a key that no query sees, and all of tokens that do not count;
 - its error differs from that of the emulation of the same spec on the same inputs by more than the
   margins below, over the whole tensor in either direction, or is larger in its worst token;
-- it is far from the emulation, which computes gradients from the kernels' own out and lse;
+- it is far from the emulation, which computes gradients from the out and lse of the kernels;
 - the emulation itself is farther from FP64 than quantisation explains. The emulation shares no code
   with FP64 here, not even the mask (oracle.py).
 
@@ -22,13 +22,14 @@ from needs_torch import torch
 from oracle import Truth
 from torch import Tensor
 
-#: Kernels and emulation differ by FP32 rounding, by integers that it tips over, and a little of the
-#: output's rounding (2^-9 for bf16). Neither is much more exact than the other.
+#: Kernels and emulation differ by FP32 rounding, by integers that it rounds the other way, and a
+#: little by the rounding of outputs (2^-9 for bf16). Neither is much more exact than the other.
 WHOLE = (1.1, 0.01)
 ROW = (1.5, 0.05)
 LSE = (1.5, 2e-3)
-#: Their distance itself: a part that every input has, as the emulation in FP64 and in FP32 differ
-#: by up to 0.004, and one for each unit of the error: where it is large, few probabilities decide.
+#: The largest distance between them. One part holds for every input, because the emulation in FP64
+#: and in FP32 differ by up to 0.004. The other grows with the error: if the error is large, few
+#: probabilities decide.
 TO_EMULATION = (0.02, 0.05)
 #: All of these are wider by so much for each unit of `Truth.reach`: scores are rounded to FP32, and
 #: those of mma.sync start from 1.5 * 2^23 units, whose product with the unit is rounded once more.
@@ -153,7 +154,7 @@ def _errors(
 
 
 def _apart(difference: Tensor, scale: Tensor, least: float) -> float:
-    """The distance of two results, without the rows that tipped over."""
+    """The distance of two results, without the rows that were rounded the other way."""
     rows = difference.norm(dim=-1).flatten()
     rows = rows.sort().values[: len(rows) - int(TIPPED_OVER * len(rows))]
     return float(rows.norm() / _size(scale, least))

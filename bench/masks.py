@@ -1,13 +1,13 @@
-"""Time of sliding windows, and of packed sequences, beside what their share of the work would take.
+"""The time of sliding windows and of packed sequences, compared with their share of the work.
 
     python bench/masks.py                  # D 64, 128, 256 at 32K tokens
     python bench/masks.py --head-dim 96 --tokens 8192
 
-A window's share is the scores it lets through over all of them; its row says how many times that
-share of the unmasked time it takes. Packed sequences are measured against the same sequences one
-after another, each by a call of its own, in a CUDA graph, which leaves the host out; where all are
-of one length, against one call of a dense batch. FlashAttention-2 (PyTorch's, with its windows and
-cu_seqlens) does each of them in the same run.
+The share of a window is the fraction of all scores that it lets through. Its row has the time as a
+multiple of that share of the unmasked time. Packed sequences are compared with one call for each
+sequence, in a CUDA graph, so that the host does not count. If all have the same length, they are
+compared with one call of a dense batch. FlashAttention-2 (PyTorch's, with its windows and
+cu_seqlens) is measured in the same run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sagebwd.benchmark.truth import TENSORS, relative_l2
 from sagebwd.exact import exact_attention
 
 HEADS_TIMES_DIM = 2048
-LARGEST_ERROR = 0.03  #: against FlashAttention-2, as in speed.py
+LARGEST_ERROR = 0.03  #: the largest error against FlashAttention-2, as in speed.py
 
 
 @dataclass(frozen=True)
 class Case:
-    """One mask over sequences that lie one behind another."""
+    """One mask over sequences that follow each other."""
 
     name: str
     lengths: tuple[int, ...]
@@ -44,7 +44,7 @@ class Case:
                 "window_right": self.window[1]}  # fmt: skip
 
     def share(self) -> float:
-        """Of one sequence's scores without a mask, those that are seen."""
+        """The fraction of the scores of one sequence that the mask lets through."""
         (n,) = self.lengths
         left, right = (n if w is None else w for w in self.window)
         right = right if self.causal == "none" else 0
@@ -73,7 +73,7 @@ def cases_of(tokens: int, seed: int) -> list[Case]:
 
 @dataclass(frozen=True)
 class Halves:
-    """The explicit forward, and the backward of what it gave."""
+    """The explicit forward, and the backward of its results."""
 
     forward: Callable[[], tuple]
     backward: Callable[..., tuple]
@@ -84,7 +84,7 @@ class Halves:
 
 
 def ours(case: Case, q, k, v, dout) -> Halves:
-    """Of (tokens, heads, head_dim) tensors; one sequence is a batch of one."""
+    """Takes (tokens, heads, head_dim) tensors. One sequence is a batch of one."""
     if len(case.lengths) == 1:
         q, k, v, dout = (t[None] for t in (q, k, v, dout))
         chosen = {"layout": "bshd", **case.mask()}
@@ -126,7 +126,7 @@ def flash_attention(case: Case, q, k, v, dout) -> Halves:
 
 
 def exact(case: Case, *tensors) -> Halves:
-    """In FP64, to try the script without a GPU."""
+    """Attention in FP64, for trying the script without a GPU."""
     def all_of(t):
         return torch.cat([part for part in t], 1)
 

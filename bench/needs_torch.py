@@ -5,7 +5,7 @@ from pathlib import Path
 
 try:
     import torch
-except (ImportError, OSError) as error:  # not installed, or not in working order
+except (ImportError, OSError) as error:  # not installed, or broken
     sys.exit(f"{Path(sys.argv[0]).name} needs PyTorch ({error}): pip install torch")
 
 __all__ = ["torch"]

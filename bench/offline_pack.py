@@ -1,4 +1,4 @@
-"""A pack built elsewhere runs here, offline: no NVRTC, an empty cache, nothing compiled.
+"""Runs a pack that was built elsewhere, offline: without NVRTC, and with an empty cache.
 
     sagebwd prebuild --arch sm_90a --head-dim 64,128 --dtype bf16 --out FILE   # where NVRTC is
     python bench/offline_pack.py FILE                                          # where the GPU is
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness import Record, parse, parser, run
 
-#: What the pack above holds: the defaults of sm_90a.
+#: The specs of the pack above: the defaults of sm_90a.
 PRESENT = ["--head-dim", "64,128", "--dtype", "bf16", "--causal", "none,top-left",
            "--granularity", "row", "--precision", "six-of-seven", "--group-kv", "128"]
 ABSENT = ["--head-dim", "64", "--dtype", "fp16", "--causal", "none", "--granularity", "row",

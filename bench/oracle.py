@@ -1,8 +1,8 @@
 """What attention is, in FP64 and in 16 bits, written from its documentation alone.
 
-Nothing here comes from the package: not the mask, not the meaning of packed sequences. The
-package's own FP64 attention and its emulation share one function for the mask, so that a mask which
-is meant wrongly would pass between them.
+Nothing here comes from the package, neither the mask nor the meaning of packed sequences. The FP64
+attention of the package and its emulation share one function for the mask, so that a comparison of
+the two would not find a wrong mask.
 
 Tensors are (batch, heads, tokens, channels), of one sequence or of several of one length.
 """
@@ -22,9 +22,9 @@ def visible(
 ) -> Tensor:
     """A boolean (queries, keys) matrix: which key a query sees, from the two positions.
 
-    As docs/use/sequences.md has it: a query's own key is its own position i under 'top-left', else
-    i + keys - queries. It sees `left` keys before its own and `right` behind it at most, None being
-    all; under a causal mask none behind it, whatever `right` says.
+    The rule is that of docs/use/sequences.md: the own key of query i is key i under 'top-left', and
+    else key i + keys - queries. It sees at most `left` keys before its own and `right` keys after
+    it. None means all. Under a causal mask it sees no key after its own.
     """
     position_of_key = torch.arange(keys, device=device).expand(queries, keys)
     own = torch.arange(queries, device=device).unsqueeze(1).expand(queries, keys)
@@ -64,15 +64,15 @@ class Truth:
     """The exact results of one call, by name: O, dQ, dK, dV, dSink, in FP64."""
 
     exact: dict[str, Tensor]  #: and lse
-    #: Of each element the root of the sum of the squares of the terms that it sums, or itself where
+    #: For each element the root of the sum of the squares of its terms, or the element itself where
     #: that is larger: independent relative errors e of the terms give it an error of e times that.
     scale: dict[str, Tensor]
-    sixteen: dict[str, Tensor]  #: by 16-bit operands and results, exact between them
-    rough: list[dict[str, Tensor]]  #: by operands in INT8, and lse; see rough.py
+    sixteen: dict[str, Tensor]  #: with 16-bit operands and results, and exact in between
+    rough: list[dict[str, Tensor]]  #: with operands in INT8, and lse; see rough.py
     sees: Tensor  #: queries that see a key, (batch, heads, queries)
     is_seen: Tensor  #: keys that a query sees, (batch, heads_kv, keys)
     reach: float  #: the largest |softmax_scale| |q| |k - mean| of any query and key
-    dtype: torch.dtype  #: of inputs and results
+    dtype: torch.dtype  #: the dtype of inputs and results
 
 
 def attention(
@@ -155,7 +155,7 @@ def _over_group(x: Tensor) -> Tensor:
 
 
 def _longest(x: Tensor) -> Tensor:
-    """The longest token of each key's head."""
+    """The norm of the longest token of each key/value head."""
     return x.norm(dim=-1).flatten(2).amax(-1)
 
 
@@ -165,8 +165,8 @@ def placed(
     """The truth of several sequences in one call, from that of each, with the spans of its queries
     and of its keys. `like`: tensors whose shapes the results have, q, k and v.
 
-    Of tokens that count for nothing out and gradients are zero, and lse is what a query has that
-    sees no key: the sink's logit, -inf without one.
+    For tokens that do not count, out and gradients are zero, and lse is that of a query that sees
+    no key: the logit of the sink, or -inf without one.
     """
     q, k, v = (like[name] for name in "qkv")
     shapes = {"O": (*q.shape[:3], v.shape[3]), "dQ": q.shape, "dK": k.shape, "dV": v.shape,

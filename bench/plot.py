@@ -16,7 +16,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def plot_speed(path: Path) -> Path:
-    """TFLOPS of forward+backward: one panel a head dimension and mask."""
+    """TFLOPS of forward + backward, with one panel per head dimension and mask."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -110,7 +110,7 @@ def plot_grid(path: Path) -> Path:
 
 
 def plot_instructions(path: Path) -> Path:
-    """Instructions a score and thread, stacked by pipe: one panel a kernel and head dimension."""
+    """Instructions per score and thread, by pipe, with one panel per kernel and head dimension."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -144,7 +144,7 @@ def plot_instructions(path: Path) -> Path:
 
 
 def plot_wins() -> Path:
-    """README.md's picture, which the site draws as well."""
+    """The picture of README.md, which the site draws as well."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs/_site"))
     import figures
 

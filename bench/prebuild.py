@@ -2,8 +2,8 @@
 
     python bench/prebuild.py --cores 2
 
-Runs `sagebwd prebuild` in a fresh process and folder, as often as --runs says; then opens the pack
-offline for one operation of each architecture. Needs no GPU.
+Runs `sagebwd prebuild` in a fresh process and folder, as often as --runs says. Then it opens the
+pack offline for one operation of each architecture. No GPU is needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What INT8 alone explains of a result's error: attention in FP64 over operands on coarse grids.
+"""The error that INT8 alone explains: attention in FP64, with operands rounded to coarse grids.
 
-No code of the package is in it, and less care: nothing is rotated, and whatever the precision,
-operands of every product except dP are on a grid. The emulation may not be much farther from exact.
+It has no code of the package, and is simpler: nothing is rotated, and under every precision the
+operands of all products except dP are rounded. The emulation must not be much less exact than this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 #: At most this many queries or keys share a scale.
 TOKENS = 128
-#: A channel has one scale for so many tokens.
+#: The number of tokens for which a channel has one scale.
 UNIT = 256
 SIGNED, UNSIGNED = 127, 255
 #: Kernels take a tile for zeros if no magnitude in it reaches this.
@@ -34,12 +34,13 @@ TRIES = ((0.382, 8, True), (-0.118, 32, True), (0.2, 8, False), (-0.3, 32, True)
 class Grids:
     """How operands are rounded."""
 
-    by_row: bool  #: whether every token and channel has a scale of its own
+    by_row: bool  #: whether every token and channel has its own scale
     scores: bool  #: whether operands of Q K^T are rounded
-    first: int  #: keys whose scores are exact, from the first on
-    ends: tuple[int, ...]  #: of parts of the keys that are computed by themselves; () of one
+    first: int  #: how many of the first keys have exact scores
+    #: where parts of the keys end that are computed separately; () means one part
+    ends: tuple[int, ...]
     shift: float
-    keys: int  #: that share a scale among scores under 'row'
+    keys: int  #: the number of keys that share a scale in the scores under 'row'
     gradients: bool  #: whether dS is rounded to INT8
 
     @property
@@ -74,7 +75,7 @@ class Grids:
 def all_grids(
     by_row: bool = True, scores: bool = True, first: int = 0, ends: tuple[int, ...] = ()
 ) -> list[Grids]:
-    """Of every try."""
+    """The roundings of all tries."""
     return [Grids(by_row, scores, first, ends, *one) for one in TRIES]
 
 
@@ -85,8 +86,9 @@ def roughly(
 ) -> dict[str, Tensor]:
     """O, lse, dQ, dK, dV and dSink, in the shapes that `oracle.attention` gives them.
 
-    k_mean and q_mean: what is taken off keys and queries before they are rounded. exact_ds: without
-    rounding; the sums of its rows give k_mean's part of dQ, as kernels know them. dtype: of out.
+    k_mean and q_mean are subtracted from keys and queries before these are rounded. exact_ds is dS
+    without rounding: the sums of its rows give the part of dQ that k_mean has, as in kernels. dtype
+    is that of out.
     """
     centred, keys = q - q_mean, k - k_mean
     # Each part of the keys is given dO times its share, and gives its part of dQ, in the type.

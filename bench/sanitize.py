@@ -2,7 +2,7 @@
 
     python bench/sanitize.py
 
-Exits 1 where a tool reports anything, where a test fails, or where fewer tests ran than expected.
+The exit code is 1 if a tool reports anything, if a test fails, or if fewer tests ran than expected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness import Ran, Record, parse, parser, run
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FILTER = "*Sanitizer.*"
-#: The library raises for every driver call that fails; those it makes on purpose are no errors.
+#: The library raises an error for every driver call that fails. Calls that may fail are not errors.
 OPTIONS = ("--report-api-errors", "no", "--print-limit", "20", "--error-exitcode", "9")
 
 
@@ -28,7 +28,7 @@ def find_sanitizer() -> str | None:
 
 
 def reported(output: str) -> dict[str, int] | None:
-    """Errors and warnings of a tool's summary; None where it wrote none."""
+    """The errors and warnings in the summary of a tool, or None if it wrote no summary."""
     race = re.search(
         r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)", output)
     if race:
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     test = [parsed.program, f"--gtest_filter={FILTER}", "--gtest_color=no"]
     listed = ran(*test, "--gtest_list_tests").output
     expected = len(re.findall(r"^  \S", listed, re.MULTILINE))
-    # Once without a tool: it compiles the kernels, and shows that the tests pass by themselves.
+    # The first run has no tool: it compiles the kernels and shows that the tests pass.
     plain = ran(*test)
     specs = re.findall(r"^spec: (.*)", plain.output, re.MULTILINE)
     tests = passed_tests(plain.output)

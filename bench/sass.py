@@ -1,11 +1,11 @@
 """Machine code as nvdisasm prints it: instructions, their pipes, loops, and what a path executes.
 
-Where a branch can go either way, the path of a tile in the middle of a long sequence is taken: of
-all paths the one with the most matrix arithmetic, of those one with the fewest barriers (what a
-block does once in a while, the change of units, has its own), of those the one that moves the most
-bytes from and to global memory (the next tile is always there), of those the shortest (nothing is
-masked, no slow path). A loop within that path counts once, unless `times` says otherwise. What a
-change of units adds is found by the same rule turned round: with the most barriers.
+If a branch can go either way, the path of a tile in the middle of a long sequence is taken. These
+rules choose it, one after the other: the most matrix arithmetic; the fewest barriers (the work that
+a block does once per 256 tokens has its own); the most bytes from and to global memory (there is
+always a next tile); the fewest instructions (nothing is masked, and there is no slow path). A loop
+within that path counts once, unless `times` says otherwise. The path with the most barriers shows
+what the work that is done once per 256 tokens adds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SHAPE = re.compile(r"\.(?:(\d+)x(\d+)x(\d+)|(16|8)(8|16)(\d+))\b")
 
 
 class SassError(RuntimeError):
-    """A listing that this model does not understand: the message says what and why."""
+    """A listing that this model does not understand. The message says what and why."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Instruction:
 
     @property
     def macs(self) -> int:
-        """Multiplications of a matrix instruction for one warp; a warpgroup's four share its."""
+        """The multiplications of a matrix instruction for one warp; four share a warpgroup's."""
         if not self.is_matrix:
             return 0
         rows, columns, depth = self.shape
@@ -92,7 +92,7 @@ class Instruction:
 
     @property
     def lane_bytes(self) -> int:
-        """Of a load or store, for each lane."""
+        """The bytes of a load or store, for each lane."""
         if self.base in ("LDSM", "STSM"):
             count = re.search(r"88\.([124])\b", self.name)
             return 4 * int(count.group(1) if count else 1)
@@ -101,7 +101,7 @@ class Instruction:
 
     @property
     def shared_read_bytes(self) -> int:
-        """From shared memory by one warp; operands of a warpgroup's products are a quarter each."""
+        """The bytes that one warp reads from shared memory: a quarter of a warpgroup's operands."""
         if self.guard == "!PT":
             return 0
         if self.base in ("LDS", "LDSM"):
@@ -117,7 +117,7 @@ class Instruction:
 
     @property
     def hands_over(self) -> bool:
-        """To other threads: a barrier, or a word written for them."""
+        """Whether it signals other threads: by a barrier, or by a word that it writes."""
         return self.base in ("BAR", "STS")
 
     @property
@@ -169,7 +169,7 @@ class Function:
         label = _TARGET.search(at.operands)
         target = self.labels.get(label.group(1)) if label else None
         if target is None:
-            if at.base == "CALL":  # of another function, which returns
+            if at.base == "CALL":  # to another function, which returns
                 return follows
             raise SassError(f"{self.name}: {at.name}{at.operands} leads to no label of it")
         if re.match(r"\s*!?U?P\d", at.operands):
@@ -193,13 +193,13 @@ class Function:
             elif following not in done:
                 on_path.add(following)
                 stack.append((following, iter(self.successors[following])))
-        return [edge for edge in edges if edge[0] != edge[1]]  # the trap behind the end is no loop
+        return [edge for edge in edges if edge[0] != edge[1]]  # the trap after the end is no loop
 
     def path(self, start: int, stop: int | None, *, products: bool = True,
              barriers: bool = False) -> list[int] | None:  # fmt: skip
-        """What is executed from `start` up to and with `stop` (None: to an EXIT), by the rule
-        above: with the most `products`, or the fewest, and the fewest `barriers`, or the most. None
-        where no path leads there."""
+        """What is executed from `start` to `stop`, including it (None: to an EXIT), by the rules
+        above, with the most or fewest `products` and the fewest or most `barriers`. None if no path
+        leads there."""
         more_macs, more_bars = (1 if products else -1), (1 if barriers else -1)
         closed = set(self.back_edges())
         best: dict[int, tuple | None] = {}
@@ -257,7 +257,7 @@ def functions(listing: str) -> list[Function]:
 
 @dataclass
 class Executed:
-    """What one warp executes: instructions, how often each."""
+    """What one warp executes: its instructions, and how often each."""
 
     counts: Counter = field(default_factory=Counter)
 
@@ -280,15 +280,15 @@ class Executed:
 class Loop:
     first: int  #: instruction
     last: int
-    body: Executed  #: of one turn
-    steps: int  #: tiles that one turn works on: more than 1 where ptxas has unrolled it
+    body: Executed  #: of one iteration
+    steps: int  #: the tiles of one iteration: more than 1 if ptxas has unrolled the loop
 
 
 def main_loop(function: Function, macs_per_step: int) -> Loop:
-    """The loop that runs all products of a tile: of those whose turn holds the matrix arithmetic of
-    a whole number of tiles, the one with the fewest instructions a tile. So tails that were peeled
-    off, and copies of the loop that mask, are left out. Where loops within it are not unrolled,
-    their turns, as many of each, are what is lacking to one tile."""
+    """The loop that runs all products of a tile. Among the loops whose iteration has the matrix
+    arithmetic of a whole number of tiles, it is the one with the fewest instructions per tile. This
+    leaves out peeled tails, and copies of the loop that mask. If loops within it are not unrolled,
+    each runs as often as one tile needs."""
     found: list[Loop] = []
     loops = function.back_edges()
     paths = {edge: function.path(edge[1], edge[0]) for edge in loops}
@@ -323,9 +323,10 @@ def main_loop(function: Function, macs_per_step: int) -> Loop:
 
 
 def change_of_units(function: Function, loop: Loop) -> Counter:
-    """Instructions per unit of tokens outside the turns of the loop: those between the end of the
-    loop and its next beginning, in a loop around it; or else those by which the turn with the most
-    barriers, or with the most words written to shared memory, exceeds an ordinary one."""
+    """The instructions that are executed once per 256 tokens, outside the iterations of the loop.
+    If there is a loop around it, they are those between its end and its next beginning. Otherwise
+    they are those that the iteration with the most barriers, or with the most words written to
+    shared memory, has more than an ordinary one."""
     code, ordinary = function.code, function.path(loop.first, loop.last)
     exits = [exit for at in ordinary for exit in function.successors[at] if exit not in ordinary]
     for last, first in sorted(function.back_edges(), key=lambda edge: -edge[1]):

@@ -14,7 +14,7 @@ from needs_torch import torch
 
 from sagebwd.options import PRECISIONS
 
-#: The head dimensions that a set of kernels serves, by the one with which it is warmed up.
+#: The head dimensions that each set of kernels serves, by the one that warms it up.
 HEAD_DIMS = {40: range(32, 64, 8), 64: (64,), 80: range(72, 128, 8), 128: (128,),
              160: range(136, 256, 8), 256: (256,)}  # fmt: skip
 #: Options that are chosen together, because few combinations of them are built.
@@ -27,10 +27,10 @@ CHOICES = {
     "smooth_k": (True, False),
     "rotate": (True, False),
     "group_kv": (64, 128),
-    "family": ("", "mma"),  # '' for the GPU's own
+    "family": ("", "mma"),  # '' means the GPU's own family
     PLAN: (*itertools.product(PRECISIONS, (True, False), ("fp32",)),
            ("gradients16", False, "fp16")),
-    # window: 'left' is bounded on the left, and perhaps on the right; 'right' on the right alone.
+    # window: 'left' has a bound on the left, and perhaps one on the right; 'right' has only that.
     FORM: (
         ("row", "", False, 0, False), ("row", "", False, 1, False), ("row", "", False, 1, True),
         ("row", "", True, 0, False), ("row", "", True, 1, False), ("row", "left", False, 0, False),
@@ -49,12 +49,12 @@ def is_built(spec: dict) -> bool:
     """Whether some GPU has kernels of a spec."""
     if spec["group_kv"] != 64 and spec["granularity"] != "row":
         return False
-    if spec["smooth_q"] and spec["precision"] == "qk16":  # whose queries are not quantised
+    if spec["smooth_q"] and spec["precision"] == "qk16":  # its queries are not quantised
         return False
     if (spec["family"] and spec["precision"] == "qk16" and spec["granularity"] == "block"
-            and spec["head_dim"] > 128):  # registers do not suffice  # fmt: skip
+            and spec["head_dim"] > 128):  # there are not enough registers  # fmt: skip
         return False
-    # One kernel of sm_90a's own sums dQ in FP16, for narrow heads.
+    # Only a kernel of sm_90a sums dQ in FP16, up to 128 channels.
     return spec["dq_sums"] == "fp32" or (
         spec["head_dim"] <= 128 and not spec["family"] and not spec["smooth_q"])
 

@@ -1,14 +1,15 @@
-"""Speed of forward, backward and both, every quantisation pass included, beside PyTorch's SDPA.
+"""The speed of forward, backward and both, with all quantisation passes, beside PyTorch's SDPA.
 
     python bench/speed.py                  # N 8192, D 64, 96, 128, 256, causal and not; N 1024
     python bench/speed.py --sweep          # N 1024 .. 16384
     python bench/speed.py --ours sagebwd sagebwd-mma:precision=dv16 --tokens 4096
 
-`sagebwd` runs the GPU's own kernel family with what tuning has found, `sagebwd-mma` and
-`sagebwd-wgmma` that family's default tiles. A row holds times, and two errors of each tensor: over
-all heads against FlashAttention-2, where a wrong element anywhere shows, and over a few heads
-against FP64. 32K tokens in all, heads x D = 2048. TFLOPS count 4 B H M N D operations for the
-forward, 2.5 times that for the backward, half of it when causal: what FlashAttention-2 reports.
+`sagebwd` runs the kernel family of the GPU with tuned tiles. `sagebwd-mma` and `sagebwd-wgmma` run
+that family with its default tiles. A row has times and two errors of each tensor: over all heads
+against FlashAttention-2, which shows a wrong element anywhere, and over a few heads against FP64.
+There are 32K tokens in all, and heads x D = 2048. TFLOPS count 4 B H M N D operations for the
+forward, 2.5 times as many for the backward, and half of that with a causal mask, as
+FlashAttention-2 does.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ HEADS_TIMES_DIM = 2048
 PASSES = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 PEERS = {"fa2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 FAMILIES = ("mma", "wgmma", "ws", "pair")
-DETERMINISTIC = ", deterministic"  #: behind a peer's name
-#: Tokens of the longest sequences that FP64 is asked about; others are compared with FA2 alone.
+DETERMINISTIC = ", deterministic"  #: comes after the name of a peer
+#: Tokens of the longest sequences that are compared with FP64; others are compared only with FA2.
 LONGEST_EXACT = 8192
-#: Of any output against FlashAttention-2's, on unit normal inputs: more is a wrong kernel, whose
-#: speed means nothing. By the emulation INT8 itself costs 0.018 under `row`, 0.059 under `block`.
+#: The largest error of an output against FlashAttention-2, for standard normal inputs. With more a
+#: kernel is wrong, and its speed means nothing. By the emulation the error of INT8 is 0.018 under
+#: `row` and 0.059 under `block`.
 LARGEST_ERROR = {"row": 0.03, "block": 0.08}
 
 
@@ -57,25 +59,25 @@ class Cell:
     tokens: int
     batch: int
     heads: int
-    heads_kv: int = 0  #: 0: as many
+    heads_kv: int = 0  #: 0: as many as heads
     dtype: str = "bf16"
-    layout: str = "bhsd"  #: of memory; "bshd": tokens before heads
+    layout: str = "bhsd"  #: in memory; "bshd": tokens before heads
 
 
 LONG = [Cell(dim, causal, 8192, 4, HEADS_TIMES_DIM // dim)
         for dim in (64, 128) for causal in (False, True)]  # fmt: skip
-#: Where launches and pre-passes weigh most.
+#: The size at which launches and quantisation passes matter most.
 SHORT = Cell(64, True, 1024, 16, 16)
 ALSO_SHORT = [Cell(dim, False, 1024, 32, HEADS_TIMES_DIM // dim) for dim in (64, 128, 256)]
-#: A head dimension that no kernel's width is.
+#: A head dimension that is not the width of a kernel.
 PART = [Cell(96, causal, 8192, 4, HEADS_TIMES_DIM // 96) for causal in (False, True)]
-#: Least speed of six-of-seven, forward + backward, as a multiple of FlashAttention-2's on an H200.
+#: Our targets for the speed of six-of-seven, forward + backward, relative to FA2 on an H200.
 MUSTS = {
     "own": dict(zip((*LONG, SHORT), (1.25, 1.2, 1.5, 1.4, 1.0))),
     "mma": dict(zip(LONG, (1.05, 1.03, 1.05, 1.03))),
 }
-#: The GPU's own choice of families decides about the exit code. Of the other it is recorded whether
-#: they are reached.
+#: The families that the GPU uses by itself decide about the exit code. For the others it is only
+#: recorded whether the targets are reached.
 JUDGED = "own"
 
 
@@ -84,7 +86,7 @@ class Ours:
     """One attention of ours (or the emulation) by its label, such as `sagebwd-mma:no-rotate`."""
 
     choice: AttentionChoice
-    family: str  #: '' where the GPU's own is left to choose
+    family: str  #: '' means the family that the GPU uses by itself
 
     @classmethod
     def parse(cls, label: str) -> Ours:
@@ -100,7 +102,7 @@ class Ours:
         return name + (f"-{self.family}" if self.family else "") + colon + rest
 
     def context(self):
-        """In which its calls run: those of autograd's threads too."""
+        """The context in which its calls run, also those in the threads of autograd."""
         return forms.kernels_of(self.family) if self.family else nullcontext()
 
     def must(self, cell: Cell, device: str) -> float | None:
@@ -112,8 +114,8 @@ class Ours:
 
 
 def default_ours() -> list[str]:
-    """The GPU's own families and mma, each under every precision, fused backwards, and smoothed
-    queries."""
+    """The families of the GPU and mma, each under every precision, with fused backwards, and with
+    smoothed queries."""
     plans = ["" if p == PRECISIONS[0] else f":precision={p}" for p in PRECISIONS]
     return [*(name + plan for name in ("sagebwd", "sagebwd-mma") for plan in plans),
             "sagebwd-mma:no-deterministic", "sagebwd-mma:precision=gradients16,no-deterministic",
@@ -132,10 +134,10 @@ def cells_of(options) -> list[Cell]:
 
 
 def passes(attend, context, q, k, v, dout) -> dict:
-    """The three timed calls of one attention, its backward on a graph made once."""
+    """The three timed calls of one attention. Its backward runs on a graph that is made once."""
     inputs = (q, k, v)
     with context():
-        attend(*inputs)  # from here on its form is known: the graph's backward is that family's
+        attend(*inputs)  # its form is known from here on: its backward is of that family
         out = attend(*inputs)
 
     def backward():
@@ -156,7 +158,7 @@ def exact_heads(q, k, v, dout, causal: bool, heads: int) -> Attended:
 
 
 def inputs_of(cell: Cell, options) -> tuple:
-    """Unit normal q, k, v, which take gradients, and dout."""
+    """Standard normal q, k and v, which require gradients, and dout."""
     generator = torch.Generator(options.device).manual_seed(options.seed)
 
     def one(heads):
@@ -200,7 +202,7 @@ def measure(options, cell: Cell, ours: list[Ours], record: Record) -> list[dict]
                            for name, x in zip(TENSORS, results) if exact},
                 "rel_l2_to_fa2": dict(zip(TENSORS, map(relative_l2, results, reference))),
             }  # fmt: skip
-        except Exception as error:  # recorded, and the others are still measured
+        except Exception as error:  # it is recorded, and the others are still measured
             if label == "fa2":
                 raise
             calls.pop(label, None)
@@ -264,7 +266,7 @@ def line(row: dict) -> str:
 
 
 def warm(ours: list[Ours], cells: list[Cell], options, record: Record) -> None:
-    """Compiles what will run, the kernels of one family at a time."""
+    """Compiles all kernels that will run, one family at a time."""
     for family in dict.fromkeys(one.family for one in ours):
         specs = [
             one.choice.options() | {"head_dim": head_dim, "causal": causal, "dtype": dtype}

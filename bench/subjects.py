@@ -1,4 +1,4 @@
-"""The two computations under measurement, called alike: the GPU kernels and their emulation."""
+"""The two computations that are measured, with one interface: GPU kernels and their emulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sagebwd.experiments.environment import brief, print_failure
 
 
 def kernels(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, dlse=None, **options) -> Attended:
-    """The kernels, by their explicit forward and backward; `options` as attention takes them."""
+    """The kernels, by explicit forward and backward. `options` are those of `sagebwd.attention`."""
     import sagebwd
 
     out, lse = sagebwd.attention_forward(q, k, v, **options)
@@ -25,9 +25,9 @@ def emulated(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, given: Attended | None = None, dlse=None,
     precision="six-of-seven", **options,
 ) -> Attended:
-    """The emulation of the same spec; its backward starts from `given`'s out and lse, if any.
+    """The emulation of the same spec. Its backward starts from the out and lse of `given`, if any.
 
-    All outputs are rounded to the type of the inputs, as the kernels' are.
+    All outputs are rounded to the type of the inputs, as those of the kernels are.
     """
     from sagebwd import emulation
 
@@ -44,8 +44,8 @@ def subject_of(device: str):
 
 
 def sixteen_bit(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal="none") -> Attended:
-    """PyTorch's own attention in the type of the inputs, with as many keys as queries; lse is of
-    nobody's interest and empty."""
+    """PyTorch's attention in the type of the inputs, with as many keys as queries. lse is empty,
+    because nobody needs it."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=causal == "top-left",
                                        enable_gqa=q.shape[1] != k.shape[1])
@@ -54,14 +54,14 @@ def sixteen_bit(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal="none")
 
 
 def warm_up(specs: list[dict], device: str, record: Record) -> list[int]:
-    """Compiles every spec, several at a time; what does not compile is recorded, and the indices of
-    those specs are returned."""
+    """Compiles every spec, several at a time. Specs that do not compile are recorded, and their
+    indices are returned."""
     if torch.device(device).type != "cuda":
         return []
     refused = []
     for i, (spec, error) in enumerate(zip(specs, compiled(specs))):
         progress(i + 1, len(specs), "compiled")
-        if error:  # whoever uses it will fail and be counted
+        if error:  # a case that uses it will fail and be counted
             refused.append(i)
             print_failure(str(spec), error)
             record.add("not_compiled", {"spec": spec, "error": brief(error)})

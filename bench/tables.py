@@ -3,8 +3,8 @@
     python bench/tables.py             # writes them
     python bench/tables.py --check     # says whether they are what the records give
 
-A table stands between `<!-- NAME.json -->` and `<!-- end -->`. What text says of figures is written
-by hand: look at it when a table changes.
+A table stands between `<!-- NAME.json -->` and `<!-- end -->`. Text that quotes figures is written
+by hand: read it when a table changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Rows of the table of errors: input, mask, scheme, and how it is called there.
+#: Rows of the table of errors: input, mask, scheme, and the name of the row.
 ERRORS = [
     *((f"sigma {sigma}", "none", "row", "six-of-seven") for sigma in (1, 3, 5, 8, 10)),
     ("sigma 1", "none", "row dv16", "dv16"),
@@ -30,10 +30,10 @@ ERRORS = [
     ("heavy channels", "top-left", "row", "six-of-seven"),
     ("sink", "top-left", "row", "six-of-seven"),
 ]
-#: What attentions of bench/speed.py and bench/grid.py are called.
+#: The names of the attentions of bench/speed.py and bench/grid.py.
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2"}
 NOT_DETERMINISTIC = "sagebwd:precision=gradients16,no-deterministic"
-#: Rows of the table of speed in README.md; those that users read in docs; those of mma.sync.
+#: Rows of the table of speed in README.md, of that in docs, and of that of mma.sync.
 HEADLINE_SPEED = {
     "cudnn": "PyTorch, cuDNN",
     "fa2": "PyTorch, FlashAttention-2",
@@ -59,7 +59,7 @@ SHAPES = {f"D{d}{' causal' if causal else ''}": (d, causal, 8192)
 
 
 def sound(rows: dict, *key) -> dict:
-    """The row of that key, which has been measured and found right."""
+    """The row with that key, which must have been measured and found right."""
     row = rows.get(key)
     why = ("there is none" if row is None else row.get("error")
            or (None if row.get("correct", row.get("passed", True)) else "its results are wrong"))
@@ -69,7 +69,7 @@ def sound(rows: dict, *key) -> dict:
 
 
 def errors(record: dict, listed: list = ERRORS) -> list[str]:
-    """O, dQ, dK, dV of each input, with the paper's Table 1 in brackets where it has them."""
+    """The errors of O, dQ, dK and dV for each input, with Table 1 of the paper in brackets."""
     rows = {(r["input"].removesuffix(", causal"), r["causal"], r["scheme"]): r
             for r in record["rows"]}  # fmt: skip
     lines = ["| input | precision | O | dQ | dK | dV |", "|---|---|---|---|---|---|"]
@@ -84,7 +84,7 @@ def errors(record: dict, listed: list = ERRORS) -> list[str]:
 
 
 def speed(record: dict, listed: dict = SPEED, peer: str = "cudnn") -> list[str]:
-    """Forward and backward, and the ratio of speed to the peer's in the same run."""
+    """Times of forward + backward, and the speed relative to the peer in the same run."""
     rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r
             for r in record["rows"]}  # fmt: skip
     lines = [f"| speed relative to {PEERS[peer]} | {' | '.join(SHAPES)} |",
@@ -101,14 +101,14 @@ def speed(record: dict, listed: dict = SPEED, peer: str = "cudnn") -> list[str]:
     return lines
 
 
-#: Rows of the table of lengths: what they are called, the attention, how its cell differs.
+#: Rows of the table of lengths: the name, the attention, and how its cell differs.
 PLAIN = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
 LENGTHS = (1024, 4096, 16384, 32768, 131072)
 GRID = {"`six-of-seven`": "sagebwd", "`gradients16`, `deterministic=False`": NOT_DETERMINISTIC}
 
 
 def lengths(record: dict) -> list[str]:
-    """Speed relative to cuDNN, forward and backward, at LENGTHS, of which `speed` has none."""
+    """The speed of forward + backward relative to cuDNN, at LENGTHS."""
     rows = [r for r in record["rows"] if all(r[key] == value for key, value in PLAIN.items())]
     cells = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r for r in rows}
 
@@ -128,7 +128,7 @@ def lengths(record: dict) -> list[str]:
 
 
 def deterministic(record: dict) -> list[str]:
-    """Forward and backward under torch.use_deterministic_algorithms: speed and memory."""
+    """Speed and memory of forward + backward under torch.use_deterministic_algorithms."""
     rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r for r in record["rows"]
             if all(r[key] == value for key, value in PLAIN.items())}  # fmt: skip
     peer, ours = ([sound(rows, name, *shape) for shape in SHAPES.values()]
@@ -144,7 +144,7 @@ def deterministic(record: dict) -> list[str]:
             *(f"| {called} | {' | '.join(row)} |" for called, row in cells.items())]  # fmt: skip
 
 
-#: What the masks of bench/masks.py are called, at its 32768 tokens.
+#: The names of the masks of bench/masks.py, at its 32768 tokens.
 MASKS = {
     ("dense", "none"): "none",
     ("causal", "top-left"): "causal",
@@ -161,7 +161,7 @@ MASKS = {
 
 
 def masks(record: dict) -> list[str]:
-    """Forward and backward: speed relative to the peer, and time over the share's or the parts'."""
+    """For forward + backward the speed relative to the peer, and the time over the ideal one."""
     rows = {(r["case"], r["causal"], r["head_dim"]): r for r in record["rows"]}
     dims = sorted({r["head_dim"] for r in record["rows"]})
     lines = [f"| mask | {' | '.join(f'D{d}' for d in dims)} |", "|---" * (1 + len(dims)) + "|"]
@@ -176,7 +176,7 @@ def masks(record: dict) -> list[str]:
 
 
 def generation(record: dict) -> list[str]:
-    """Of each size the time, and that of the best peer."""
+    """The time at each size, and that of the best peer."""
     lines = ["| queries | keys | sagebwd | FlashAttention-2 | cuDNN |", "|---|---|---|---|---|"]
     for row in record["rows"]:
         if not row["correct"]:
@@ -186,7 +186,7 @@ def generation(record: dict) -> list[str]:
     return lines
 
 
-#: Of each file its tables: each by its record, behind which a word tells two of one record.
+#: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED)},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
@@ -197,7 +197,7 @@ TABLES = {
 
 
 def with_tables(file: str, text: str, results: Path) -> str:
-    """`text`, the file's, with each table replaced by what its record gives."""
+    """The text of the file, with each table replaced by what its record gives."""
     for name, table in TABLES[file].items():
         record = json.loads((results / name.split()[0]).read_text())
         if record["status"] != "finished":

@@ -1,9 +1,9 @@
-"""The default tiles against the tuned ones, kernel by kernel, and how long tuning takes.
+"""Compares the default tiles with the tuned ones, for each kernel, and says how long tuning takes.
 
     python bench/tuning.py --gpu 0
 
-Runs `sagebwd tune --force` for D 64 and 128, N 2048 and 8192, causal and not, in a cache of its
-own, so that the records of this machine stay as they are.
+Runs `sagebwd tune --force` for D 64 and 128, N 2048 and 8192, causal and not. It uses its own
+cache, so that the records of this machine stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness import Record, parse, parser, run_json
 
 from sagebwd.experiments.environment import brief
 
-LIMIT_S = 60.0  #: of tuning one operation
+LIMIT_S = 60.0  #: the limit for tuning one operation
 CASES = [
     {"head_dim": head_dim, "seq_len": seq_len, "causal": causal}
     for head_dim in (64, 128)
@@ -27,14 +27,14 @@ CASES = [
 
 
 def tune(case: dict, options, cache: str) -> tuple[dict, float]:
-    """What one `sagebwd tune` prints, and its wall time in seconds."""
+    """The output of one `sagebwd tune`, and its wall time in seconds."""
     given = case | {key: getattr(options, key) for key in ("batch", "heads", "rounds", "gpu")}
     words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), value)]
     return run_json([options.program, "tune", *words, "--force", "--json"], SAGEBWD_CACHE_DIR=cache)
 
 
 def row_of(kernel: dict) -> dict:
-    """One kernel of a case: default against winner, and what became of all candidates."""
+    """One kernel of a case: the default and the winner, and the results of all candidates."""
     candidates = {c["tile"]: c for c in kernel["candidates"]}
     return {
         **{key: kernel[key] for key in ("kernel", "bucket", "default_tile", "default_ms")},
@@ -52,7 +52,7 @@ def row_of(kernel: dict) -> dict:
 
 
 def summary(rows: list[dict]) -> str:
-    """The default's time over the tuned one's, of a whole operation's kernels."""
+    """The time of an operation with default tiles, divided by that with tuned tiles."""
     by_default = sum(row["default_ms"] for row in rows)
     tuned = sum(row["tuned_ms"] for row in rows)
     return f"{by_default:8.3f} ms -> {tuned:8.3f} ms  x{by_default / tuned:.3f}"

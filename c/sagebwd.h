@@ -42,8 +42,10 @@ const char* sagebwd_version(void);
 /** One operation on one device. Any number of threads may use it at the same time. */
 typedef struct sagebwd_operation sagebwd_operation;
 
-/** Makes an operation. `spec` is one line of text: as messages and Python's sagebwd.Spec print it,
- * or some of its words, such as "d64 causal=top-left no-rotate"; the others have their defaults. */
+/** Makes an operation. `spec` is one line of text. A line with "numerics=", as messages and
+ * Python's sagebwd.Spec print it, is exact: a switch that it does not name, such as rotate, is off.
+ * A line without it names some options, such as "d64 causal=top-left no-rotate", and everything
+ * that it leaves out has its default. */
 sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** operation);
 /** Destroys an operation; null is allowed. */
 void sagebwd_destroy(sagebwd_operation* operation);

@@ -148,7 +148,7 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path,
     const int error = errno;
     file->fail("the pack cannot be opened: " + error_text(error) +
                (error == ENOENT ? "; write it with 'sagebwd prebuild', or correct the path (in "
-                                  "SAGEBWD_CACHE_PACKS a colon ends one)"
+                                  "SAGEBWD_CACHE_PACKS colons separate paths)"
                                 : ""));
   }
   if (std::string why = reason_to_refuse_pack(info, path, trusted); !why.empty())
@@ -291,8 +291,8 @@ std::string head_of(const PackContents& contents) {
 void check_pack_path(const std::string& path) {
   if (path.find(':') != std::string::npos)
     throw PackError("'" + path +
-                    "' has a colon, at which SAGEBWD_CACHE_PACKS would end the path; "
-                    "name the pack's file without one");
+                    "' has a colon, and colons separate the paths in SAGEBWD_CACHE_PACKS: give the "
+                    "pack a name without one");
   if (std::string why = reason_not_to_write(path); !why.empty())
     throw PackError(why);
   Magic start;

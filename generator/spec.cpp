@@ -2,6 +2,8 @@
 
 #include "generator/spec.h"
 
+#include "generator/nearest.h"
+
 #include <algorithm>
 #include <iterator>
 #include <set>
@@ -32,9 +34,14 @@ std::string listed(const auto& numbers, const char* between) {
   return text;
 }
 
+/// What stands before a field's value in a word of a line.
+std::string_view mark_of(const Label& label) {
+  return label.mark.substr(label.mark.starts_with(' ') ? 1 : 0);
+}
+
 /// Whether a word of a line says what a field is, which then has that value.
 template <typename T> bool says(std::string_view word, const Label& label, T& value) {
-  const std::string_view mark = label.mark.substr(label.mark.starts_with(' ') ? 1 : 0);
+  const std::string_view mark = mark_of(label);
   if constexpr (std::is_same_v<T, bool>) {
     const bool no = word.starts_with("no-");
     std::string name(word.substr(no ? 3 : 0));
@@ -60,18 +67,62 @@ template <typename T> bool says(std::string_view word, const Label& label, T& va
   }
 }
 
-/// Reads words of a line in any order, each once; what is left out stays as it is. False where a
-/// word is none. The version of the numerics ends whole lines, so that it is no such word.
-bool parse_words(std::string_view text, AttentionSpec& spec) {
+/// What is wrong with a word that says nothing, and what it most likely means.
+std::string problem_of_word(std::string_view word) {
+  const size_t equals = std::min(word.find('='), word.size());
+  const std::string name(word.substr(0, equals));
+  const std::string value(word.substr(std::min(word.size(), equals + 1)));
+  std::vector<std::string> known;
+  std::string meant, wrong_value;
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
+    const std::string mark(mark_of(label));
+    const bool named = equals < word.size() && label.name == name; // as in Python
+    if constexpr (std::is_same_v<T, bool>) {
+      known.insert(known.end(), {mark, "no-" + mark});
+      if (named)
+        meant = (value == "no" || value == "false" || value == "False" ? "no-" : "") + mark;
+    } else {
+      if constexpr (Worded<T>)
+        for (const auto& [candidate, text] : Words<T>::all)
+          known.push_back(mark + std::string(text));
+      if (mark.ends_with('='))
+        known.push_back(mark);
+      if (named && !mark.ends_with('='))
+        meant = mark + value;
+      else if (named)
+        try {
+          parse_value<T>(label.name, value);
+        } catch (const SpecError& error) {
+          wrong_value = error.what();
+        }
+    }
+  });
+  if (!wrong_value.empty())
+    return wrong_value;
+  if (meant.empty())
+    meant = nearest(word, known);
+  if (meant.empty() && equals < word.size())
+    meant = nearest(name + "=", known);
+  meant += meant.ends_with('=') ? value : "";
+  return "'" + std::string(word) + "' is no word of a spec" +
+         (meant.empty() ? "" : " (did you mean '" + meant + "'?)");
+}
+
+/// Reads words of a line in any order, each once; what is left out stays as it is. Returns what is
+/// wrong, or nothing. The version of the numerics ends whole lines, so that it is no such word.
+std::string parse_words(std::string_view text, AttentionSpec& spec) {
+  if (text.empty())
+    return "it is empty";
   std::set<std::string_view> said;
   while (!text.empty()) {
     const std::string_view word = text.substr(0, text.find(' '));
     text.remove_prefix(std::min(text.size(), word.size() + 1));
     size_t fields = 0;
+    bool twice = false;
     const auto read = [&](std::string_view part) {
       visit_fields(spec, [&]<typename T>(const Label& label, T& value) {
-        if (T given = value; label.name != "numerics" && says(part, label, given) &&
-                             said.insert(label.name).second) {
+        if (T given = value; label.name != "numerics" && says(part, label, given)) {
+          twice = twice || !said.insert(label.name).second;
           value = given;
           ++fields;
         }
@@ -83,10 +134,25 @@ bool parse_words(std::string_view text, AttentionSpec& spec) {
     if (two)
       read(word.substr(0, cross));
     read(two ? word.substr(cross) : word);
+    if (twice)
+      return "'" + std::string(word) + "' sets what another word sets as well";
+    if (word.empty())
+      return "a single space stands between two words, and none at the ends";
     if (fields != (two ? 2 : 1))
-      return false;
+      return problem_of_word(word);
   }
-  return !said.empty();
+  return "";
+}
+
+/// What is wrong with a line that cannot be read.
+std::string problem_of_line(std::string_view text) {
+  AttentionSpec scratch;
+  const size_t version = text.find(" numerics=");
+  const std::string problem = parse_words(text.substr(0, version), scratch);
+  if (!problem.empty() || version == std::string_view::npos)
+    return problem;
+  return "a line with numerics= is one that was printed, with all of its words in their order. "
+         "Leave numerics= out to name only some";
 }
 
 } // namespace
@@ -125,12 +191,11 @@ AttentionSpec parse_spec(std::string_view text) {
   if (parse_line(std::string(text) + " " + version, spec))
     throw SpecError("spec '" + std::string(text) +
                     "' does not say the version of its numerics: this version's ends with '" +
-                    version + "'");
-  if (spec = {}; parse_words(text, spec))
+                    version + "'. Add that, and what the line does not name is off");
+  if (spec = {}; parse_words(text, spec).empty())
     return spec;
-  throw SpecError("cannot read spec '" + std::string(text) +
-                  "': expected one as it is printed, "
-                  "such as '" +
+  throw SpecError("cannot read spec '" + std::string(text) + "': " + problem_of_line(text) +
+                  ". A spec is a line as it is printed, such as '" +
                   to_string(*resolved(AttentionSpec())) +
                   "', or some of its words, such as 'd64 causal=top-left no-rotate', whose others "
                   "have their defaults");
@@ -152,8 +217,8 @@ ResolvedSpec resolved(AttentionSpec spec) {
                    std::to_string(
                        std::max(kLeastHeadDim, (spec.head_dim / kHeadDimStep + 1) * kHeadDimStep)) +
                    " (and keep softmax_scale at that of the unpadded dimension)"
-             : ", for registers hold no more channels' sums; another attention has to "
-               "serve such heads"));
+             : ". The registers of a GPU do not hold the sums of more channels: use another "
+               "attention for such heads"));
   const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.group_q == 0)
     spec.group_q = grouping.queries;

@@ -224,7 +224,9 @@ inline AttentionSpec without_numerics(const AttentionSpec& s) {
 
 /// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
 std::string to_string(const AttentionSpec&);
-/// Its inverse; raises SpecError.
+/// Its inverse. A line with "numerics=" is one that was printed, and exact: a switch that it does
+/// not name, such as rotate, is off. A line without it has some words in any order, and everything
+/// that it leaves out has its default. Raises SpecError, which names the wrong word.
 AttentionSpec parse_spec(std::string_view);
 
 /// One GPU architecture that kernels are compiled for.

@@ -54,10 +54,12 @@ void bind_spec(py::module_& m) {
         }
         return resolved(given);
       }))
+      .def(py::init([](const std::string& line) { return resolved(parse_spec(line)); }))
       .def(py::self == py::self)
       .def("__hash__", [](const ResolvedSpec& s) { return py::hash(py::str(to_string(*s))); })
       .def("__str__", [](const ResolvedSpec& s) { return to_string(*s); })
-      .def("__repr__", [](const ResolvedSpec& s) { return "<Spec " + to_string(*s) + ">"; })
+      .def("__repr__",
+           [](const ResolvedSpec& s) { return "sagebwd.Spec('" + to_string(*s) + "')"; })
       .def(py::pickle([](const ResolvedSpec& s) { return to_string(*s); },
                       [](const std::string& text) { return resolved(parse_spec(text)); }));
   py::dict fields; // by name: the default, and what it decides

@@ -99,6 +99,8 @@ inline void run(const PreparedPass& pass, const py::args& given) {
 }
 
 inline void bind_attention(py::module_& m) {
+  m.def("check_value_dim",
+        [](int value_dim, const ResolvedSpec& spec) { check_value_dim(value_dim, spec); });
   using WithoutGil = py::call_guard<Released>;
 
   py::class_<Attention>(m, "Attention", "One operation on one device; thread-safe.")

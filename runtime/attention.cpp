@@ -113,6 +113,16 @@ void check_scale(float scale, const AttentionSpec& spec) {
                               "is 1 / sqrt(head_dim))"));
 }
 
+void check_workspace_bytes(size_t given, size_t needed) {
+  if (given < needed)
+    throw SpecError("the workspace has " + std::to_string(given) + " bytes and " +
+                    std::to_string(needed) +
+                    " are needed: ask forward_workspace_bytes() or "
+                    "backward_workspace_bytes()");
+}
+
+} // namespace
+
 void check_value_dim(int value_dim, const AttentionSpec& spec) {
   const std::string given = "value_dim = " + std::to_string(value_dim) +
                             " with head_dim = " + std::to_string(spec.head_dim) +
@@ -125,16 +135,6 @@ void check_value_dim(int value_dim, const AttentionSpec& spec) {
     throw SpecError(given + "kernels of 64, 128 and 256 channels take V with all of them; pad v "
                             "with zero channels, and cut off out's");
 }
-
-void check_workspace_bytes(size_t given, size_t needed) {
-  if (given < needed)
-    throw SpecError("the workspace has " + std::to_string(given) + " bytes and " +
-                    std::to_string(needed) +
-                    " are needed: ask forward_workspace_bytes() or "
-                    "backward_workspace_bytes()");
-}
-
-} // namespace
 
 struct Attention::State {
   Operation operation;

@@ -62,9 +62,12 @@ struct ForwardArgs {
   const float* k_mean = nullptr;
 };
 
-/// Gradients share no memory with what is read. Out and lse are of exactly these keys, whose rows
-/// of dS then sum to dlse: what smooth_k takes from dq is put back on that premise. Or else, of
-/// parts of the keys with one k_mean and no dlse, what each one's dq lacks cancels in their sum.
+/// Gradients share no memory with what is read.
+///
+/// smooth_k changes dq, and the backward corrects for this using out and lse. The correction is
+/// right in two cases. Either out and lse were computed from exactly these keys; dlse may then be
+/// given. Or these keys are a part of those that out and lse belong to, all parts have the same
+/// k_mean, and there is no dlse: each part's dq is then incomplete, and their sum is right.
 struct BackwardArgs {
   Problem problem;
   Tensor q, k, v, out, dout;
@@ -79,6 +82,9 @@ struct BackwardArgs {
   int value_dim = 0;
   const float* k_mean = nullptr; ///< as the forward's
 };
+
+/// Raises SpecError for channels of V that no kernel of this spec takes.
+void check_value_dim(int value_dim, const AttentionSpec& spec);
 
 template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&& visit) {
   visit(Operand::first_queries, a.first_queries);

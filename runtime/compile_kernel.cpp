@@ -34,8 +34,9 @@ KernelBuilder::Compiled compile_kernel(const KernelSource& source, const KernelS
   if (!warnings.empty() && !allow_spills) {
     std::string what = source.name + " compiles for " + std::string(spec.arch.name) +
                        ", but is not usable: a defect of its tile configuration (" +
-                       to_string(spec.tile) + "). Please report it with this text; " +
-                       "SAGEBWD_ALLOW_SPILLS=1 runs it all the same.";
+                       to_string(spec.tile) +
+                       "). Please report it with this text and the output of 'sagebwd doctor', as "
+                       "CONTRIBUTING.md says. SAGEBWD_ALLOW_SPILLS=1 runs it all the same.";
     for (const std::string& warning : warnings)
       what += "\n  " + warning;
     throw CompileError(what, compilation.log, number_lines(source.text));

@@ -154,9 +154,12 @@ void Doctor::look_at_paths() {
       generate(kernel);
   });
   check("SAGEBWD_TEMPLATE_DIR", templates, unread.empty(), "no folder of templates");
+  const std::string& log = settings_.log;
+  const bool file = log != Settings::kStandardError && log != Settings::kNoLog;
+  check("SAGEBWD_LOG", log, !file || is_appendable(log), "no file that can be written");
   for (const std::string& name : unknown_variables())
-    miss("a known variable: nothing reads " + name, "whatever it is set for",
-         "unset it, or correct it: 'sagebwd doctor --help' lists them");
+    miss("a known variable: nothing reads " + name + hint_for_variable(name),
+         "whatever it is set for", "unset it, or correct it: 'sagebwd doctor --help' lists them");
 }
 
 void Doctor::collect_missing() {

@@ -3,6 +3,7 @@
 #include "runtime/settings.h"
 #include "cache/at_fork.h"
 
+#include "generator/nearest.h"
 #include "generator/spec.h"
 #include "runtime/parallel_for.h"
 
@@ -21,6 +22,8 @@ std::string environment_variable(const char* name) {
 }
 
 namespace {
+
+constexpr std::string_view kPrefix = "SAGEBWD_"; ///< of every variable of ours
 
 constexpr std::pair<TuneMode, std::string_view> kModes[] = {{TuneMode::off, "off"},
                                                             {TuneMode::use, "use"},
@@ -157,7 +160,6 @@ const std::vector<SettingVariable>& setting_variables() {
 }
 
 std::vector<std::string> unknown_variables() {
-  constexpr std::string_view kPrefix = "SAGEBWD_";
   // Those of ./run, tests and benchmarks in a checkout.
   constexpr std::string_view kOthers[] = {
       "BIN",         "CACHE_SPEED_REPORT", "COMMIT", "FRESH_MIRROR", "LLVM_INCLUDEDIR",
@@ -174,6 +176,24 @@ std::vector<std::string> unknown_variables() {
       names.emplace_back(name);
   }
   return names;
+}
+
+std::string hint_for_variable(const std::string& unknown) {
+  std::vector<std::string> known; // without what all have in common
+  for (const SettingVariable& variable : setting_variables())
+    known.emplace_back(variable.name + kPrefix.size());
+  const std::string near = nearest(std::string_view(unknown).substr(kPrefix.size()), known);
+  return near.empty() ? near : "; did you mean " + std::string(kPrefix) + near + "?";
+}
+
+bool is_appendable(const std::string& path) {
+  std::error_code none;
+  if (std::filesystem::is_directory(path, none))
+    return false;
+  if (::access(path.c_str(), F_OK) == 0)
+    return ::access(path.c_str(), W_OK) == 0;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  return std::filesystem::is_directory(folder, none) && ::access(folder.c_str(), W_OK | X_OK) == 0;
 }
 
 Settings Settings::from_environment(std::vector<std::string>* problems) {

@@ -31,6 +31,10 @@ struct SettingVariable {
 const std::vector<SettingVariable>& setting_variables();
 /// Those named like ours that are set and that nothing reads: misspelt ones, most likely.
 std::vector<std::string> unknown_variables();
+/// "; did you mean SAGEBWD_STATS?", or nothing.
+std::string hint_for_variable(const std::string& unknown);
+/// Whether lines can be added to a file, which may have to be made.
+bool is_appendable(const std::string& path);
 
 /// An empty variable counts as one that is not set. A switch is on with 1 and off with 0.
 struct Settings {

@@ -19,22 +19,40 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What Python runs. One that lacks the package says so in one line.
-constexpr const char* kProgram = R"(
+/// What Python runs; its first argument is the folder of the package that was built with this
+/// program, or empty. A Python that lacks the package says so in one line.
+constexpr const char* kProgram = R"python(
 import sys
+built = sys.argv.pop(1)
+if built:
+    sys.path.insert(0, built)
 try:
     from sagebwd.__main__ import main
 except ImportError as error:
+    if built:
+        sys.exit(f"sagebwd bench: {sys.executable} cannot import the sagebwd of {built} ({error})")
     sys.exit(f"sagebwd bench: {sys.executable} cannot import sagebwd ({error}). Install sagebwd "
              "into that Python, or run 'python -m sagebwd bench' with the Python that has it")
 sys.exit(main(["bench", *sys.argv[1:]]))
-)";
+)python";
+
+/// The folder of this program.
+fs::path own_folder() {
+  std::error_code none;
+  return fs::read_symlink("/proc/self/exe", none).parent_path();
+}
+
+/// The package of the same build, beside the folder of this program; empty for an installed one.
+std::string built_package() {
+  std::error_code none;
+  const fs::path folder = own_folder().parent_path() / "python";
+  return fs::exists(folder / "sagebwd" / "__init__.py", none) ? folder.string() : "";
+}
 
 /// The Python beside this program, where pip has put both; else the one that the shell finds.
 std::vector<std::string> pythons() {
   std::vector<std::string> found;
-  std::error_code none;
-  const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path();
+  const fs::path folder = own_folder();
   for (const char* name : {"python3", "python"})
     if (!folder.empty() && access((folder / name).c_str(), X_OK) == 0)
       found.push_back(folder / name);
@@ -88,7 +106,7 @@ public:
   }
 
   ExitCode run() override {
-    std::vector<std::string> words = {"", "-c", kProgram};
+    std::vector<std::string> words = {"", "-c", kProgram, built_package()};
     words.insert(words.end(), arguments.begin(), arguments.end());
     for (const std::string& python : pythons()) {
       words.front() = python;

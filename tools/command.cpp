@@ -23,9 +23,11 @@ ExitCode Command::fail(const std::vector<std::string>& failures) const {
 }
 
 void warn_of_variables(const Command& command) {
-  for (const std::string& name : unknown_variables())
-    complain(command.name,
-             "warning: nothing reads " + name + "; 'sagebwd doctor --help' lists the variables");
+  for (const std::string& name : unknown_variables()) {
+    const std::string hint = hint_for_variable(name);
+    complain(command.name, "warning: nothing reads " + name + (hint.empty() ? ";" : hint) +
+                               " 'sagebwd doctor --help' lists the variables");
+  }
 }
 
 void require_packs() { user_store().packs(); }

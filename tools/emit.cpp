@@ -197,9 +197,9 @@ private:
   ExitCode write_files(const std::vector<KernelSpec>& kernels) const {
     namespace fs = std::filesystem;
     std::error_code error;
-    fs::create_directories(output_, error);
+    fs::create_directory(output_, error); // its parent has to be there, as for every file
     if (error)
-      throw std::runtime_error("cannot create " + output_ + ": " + error.message());
+      throw std::runtime_error("cannot create the folder " + output_ + ": " + error.message());
     std::vector<std::string> files;
     for (const KernelSpec& kernel : kernels) {
       const KernelSource source = generate(kernel);

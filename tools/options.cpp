@@ -2,6 +2,7 @@
 #include "tools/options.h"
 
 #include "generator/fields.h"
+#include "generator/nearest.h"
 #include "tools/console.h"
 
 #include "llvm/ADT/SmallVector.h"
@@ -20,19 +21,8 @@ std::string with_default(const std::string& help, const std::string& value) {
 } // namespace
 
 std::string suggestion(const std::string& given, const std::vector<std::string>& known) {
-  const std::string* best = nullptr;
-  // Swapping two letters counts as two edits.
-  unsigned best_distance = std::max<size_t>(2, given.size() / 3) + 1;
-  for (const std::string& name : known) {
-    // Somebody who expects abbreviations types a prefix.
-    const bool prefix = given.size() > 2 && name.starts_with(given);
-    const unsigned distance = prefix ? 0 : llvm::StringRef(name).edit_distance(given, true);
-    if (distance < best_distance) {
-      best = &name;
-      best_distance = distance;
-    }
-  }
-  return best ? "; did you mean '" + *best + "'?" : "";
+  const std::string near = nearest(given, known);
+  return near.empty() ? near : "; did you mean '" + near + "'?";
 }
 
 UsageError wrong_value(const std::string& option, const std::string& given,

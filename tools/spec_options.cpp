@@ -74,9 +74,9 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
   if (!but.contains("spec"))
     table.word(
         "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
-        "the spec in one line, instead of the options below: as messages print it (a switch that "
-        "it leaves out, such as rotate, is off), or some of its words without numerics=, such as "
-        "'d64 no-rotate', and the others have their defaults");
+        "the spec in one line, instead of the options below. A line with numerics=, as messages "
+        "print it, is exact: a switch that it does not name, such as rotate, is off. In a line "
+        "without numerics=, such as 'd64 no-rotate', all that is left out has its default");
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string name = option_name(label, usual), field(label.name);
     if (but.contains(field))

@@ -166,7 +166,7 @@ ExitCode Trace::run() {
   const reference::Inputs inputs =
       reference::named_inputs(kind, problem, spec->head_dim, spec->dtype, seed_);
 
-  std::vector<reference::TraceRow> rows;
+  std::vector<reference::TraceRow> rows, in_16_bits; // the latter for the picture
   {
     Progress progress("tracing " +
                       counted(static_cast<uint64_t>(problem.batch * problem.heads), "head"));
@@ -174,17 +174,24 @@ ExitCode Trace::run() {
     rows = reference::trace(inputs, spec, plan);
     if (on_gpu_)
       replace_outputs(rows, inputs, spec, gpu_);
+    if (plot_)
+      in_16_bits = reference::trace(inputs, spec, *parse_products("none"));
   }
   Table table;
   const std::string sizes = format("batch %td, heads %td, queries %td, keys %td", problem.batch,
                                    problem.heads, problem.seq_q, problem.seq_kv);
-  BarChart chart{"relative L2 error against FP64 (" + sizes + ")", {}};
-  for (const auto& [tensor, figures] : rows) {
-    chart.bars.push_back({tensor, figures.rel_l2, format("%.5f", figures.rel_l2)});
+  BarChart chart{"relative L2 error against FP64 (" + sizes + "); dark: with 16-bit products", {}};
+  const auto draw = [&](const std::string& label, double error, bool marked) {
+    chart.bars.push_back({label, error, format("%.5f", error), marked});
+  };
+  for (size_t i = 0; i < in_16_bits.size(); ++i) {
+    draw(rows[i].tensor, rows[i].figures.rel_l2, false);
+    draw("16 bits", in_16_bits[i].figures.rel_l2, true);
+  }
+  for (const auto& [tensor, figures] : rows)
     table.add({{"tensor", "tensor", tensor},
                number("cosine", "cosine", 6, figures.cosine),
                number("rel_l2", "rel. L2", 5, figures.rel_l2)});
-  }
   const std::string line = sagebwd::to_string(*spec), products = to_string(plan);
   std::string without_precision = line; // which the list of products replaces
   if (const std::string word = " " + value_text(spec->precision); products_)
@@ -193,7 +200,8 @@ ExitCode Trace::run() {
   facts["tensors"] = table.json_by("tensor");
   facts["device"] = on_gpu_ ? "cuda" : "cpu";
   facts["spec"] = line;
-  facts["plan"] = products;
+  facts["precision"] = products_ ? products : value_text(spec->precision);
+  facts["products"] = products;
   const std::string name(sagebwd::to_string(kind.distribution));
   facts["inputs"] = name;
   facts["sigma"] = sigma_;

@@ -288,7 +288,7 @@ private:
     return finish(json::Object{{"problem", json_of(request.problem)},
                                {"spec", to_string(request.spec)},
                                {"gpu", driver::device_info(device_).name},
-                               {"plans", table.json()}},
+                               {"precisions", table.json()}},
                   [&] {
                     table.print();
                     printf("%s\n", legend_of(plans, request.problem).c_str());

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "bench")]
 
 import figures  # noqa: E402
+import repository  # noqa: E402
 
 #: Files of the repository that are pages of the site.
 REPOSITORY = {
@@ -29,14 +30,19 @@ REPOSITORY = {
     "CONTRIBUTING.md": "inside/contributing.md",
     "SECURITY.md": "inside/security.md",
 }
-PAGES = {site: repository for repository, site in REPOSITORY.items()}
+PAGES = {site: path for path, site in REPOSITORY.items()}
 COMMAND_LINE = "reference/command-line.md"
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s]+)\)")
 
 
+def on_config(config):
+    config.repo_url = repository.address()
+    return config
+
+
 def on_files(files, config):
-    for repository, site in REPOSITORY.items():
-        files.append(File.generated(config, site, content=(ROOT / repository).read_text()))
+    for path, site in REPOSITORY.items():
+        files.append(File.generated(config, site, content=(ROOT / path).read_text()))
     for picture in sorted((ROOT / "bench/results").glob("*.png")):
         files.append(File.generated(config, f"pictures/{picture.name}",
                                     abs_src_path=str(picture)))  # fmt: skip
@@ -67,19 +73,19 @@ def on_page_markdown(markdown, page, files, **_):
     return "".join(x if x.startswith("```") else LINK.sub(linked, x) for x in parts)
 
 
-def place_on_site(repository):
+def place_on_site(path):
     """The page or picture of a file of the repository; None: the site has none."""
-    if not (ROOT / repository).exists() and repository != f"docs/{COMMAND_LINE}":
-        raise SystemExit(f"docs: a link leads to {repository}, which there is not")
-    if (ROOT / repository / "README.md").exists():
-        repository += "/README.md"
-    if repository == "README.md":
+    if not (ROOT / path).exists() and path != f"docs/{COMMAND_LINE}":
+        raise SystemExit(f"docs: a link leads to {path}, which there is not")
+    if (ROOT / path / "README.md").exists():
+        path += "/README.md"
+    if path == "README.md":
         return "index.md"
-    if repository.startswith("bench/results/") and repository.endswith(".png"):
-        return f"pictures/{posixpath.basename(repository)}"
-    if repository.startswith("docs/"):
-        return repository.removeprefix("docs/")
-    return REPOSITORY.get(repository)
+    if path.startswith("bench/results/") and path.endswith(".png"):
+        return f"pictures/{posixpath.basename(path)}"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return REPOSITORY.get(path)
 
 
 # ---- the command line ----------------------------------------------------------------------------

@@ -109,6 +109,11 @@ def __getattr__(name):
     raise AttributeError(f"module 'sagebwd' has no attribute {name!r}")
 
 
+def __dir__():
+    """What users call; not the modules that it is made of."""
+    return sorted({*__all__, "emulation", *(n for n in globals() if n.startswith("__"))})
+
+
 _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 
 __all__ = [

@@ -81,6 +81,8 @@ class Spec:
     numerics: int
     def __init__(
         self,
+        line: str | None = None,
+        /,
         *,
         causal: Causal = False,
         window_left: int | None = None,

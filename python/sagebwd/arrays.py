@@ -36,6 +36,29 @@ _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
+def _no_array(name, x):
+    return options.SpecError(
+        f"{name} is {options.a_kind(x)}; pass an array on a CUDA GPU that has __dlpack__ or "
+        "__cuda_array_interface__, as CuPy's and Numba's have"
+    )
+
+
+def _check_place(name, x):
+    """SpecError for what is no array on a CUDA GPU. The interface without DLPack means a GPU."""
+    if not hasattr(x, "__dlpack__"):
+        if not hasattr(x, "__cuda_array_interface__"):
+            raise _no_array(name, x)
+        return
+    kind = int(x.__dlpack_device__()[0])
+    if kind != _CUDA:
+        places = {1: "on the CPU", 3: "in pinned memory of the CPU", 10: "on an AMD GPU"}
+        place = places.get(kind, f"on a device of DLPack's kind {kind}")
+        raise options.SpecError(
+            f"{name} is {options.a_kind(x)} {place}; the kernels take arrays on a CUDA GPU, as "
+            "CuPy's are. For NumPy arrays on the CPU there are sagebwd.reference and sagebwd.trace"
+        )
+
+
 class View:
     """Memory on a GPU: address, shape, strides in elements, name of the dtype, number of the
     device.
@@ -69,19 +92,11 @@ class View:
             return cls._by_dlpack(name, x, stream)
         if hasattr(x, "__cuda_array_interface__"):
             return cls._by_interface(name, x, stream)
-        raise options.SpecError(
-            f"{name} is {options.a_kind(x)}; pass an array on a CUDA GPU that has __dlpack__ or "
-            "__cuda_array_interface__, as CuPy's and Numba's have"
-        )
+        raise _no_array(name, x)
 
     @classmethod
     def _by_dlpack(cls, name, x, stream):
-        kind, _ = x.__dlpack_device__()
-        if kind != _CUDA:
-            raise options.SpecError(
-                f"{name} is on a device of DLPack's kind {int(kind)}; the kernels need a CUDA GPU "
-                f"(kind {_CUDA}). For the CPU there are sagebwd.trace and sagebwd.reference"
-            )
+        _check_place(name, x)
         capsule = x.__dlpack__(stream=stream or 1)  # 1 is the legacy default stream, our 0
         t = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
         codes = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
@@ -122,10 +137,7 @@ def _stream_of(x, stream):
                                     "the address of a CUstream, 0 for the default one")  # fmt: skip
     if cupy := _cupy_of(x):
         return cupy.cuda.get_current_stream().ptr
-    raise options.SpecError(
-        "stream=None means CuPy's current stream, and q is no array of CuPy's: pass the address "
-        "of a CUstream, or 0 for the default stream"
-    )
+    raise _needs_more("stream", x)
 
 
 def _maker_of(x, empty):
@@ -134,10 +146,17 @@ def _maker_of(x, empty):
         return empty
     if cupy := _cupy_of(x):
         return cupy.empty
-    raise options.SpecError(
-        f"q is {options.a_kind(x)}, and sagebwd does not know how to allocate more: pass empty=, a "
-        "function of a shape and a dtype's name that returns a contiguous array on q's GPU"
-    )
+    raise _needs_more("empty", x)
+
+
+def _needs_more(name, x):
+    return options.SpecError(
+        f"{name}=None is for CuPy's arrays, and q is {options.a_kind(x)}: pass both stream=, the "
+        "address of a CUstream or 0 for the default stream, and empty=, a function of a shape and "
+        "a dtype's name that returns a contiguous array on q's GPU"
+        + ("; or use sagebwd.attention, which takes torch tensors"
+           if type(x).__module__ == "torch" else "")
+    )  # fmt: skip
 
 
 def _device_of(views):
@@ -159,6 +178,8 @@ class _Call:
     """The common part of both passes: views of q, k and v, the operation, and the allocator."""
 
     def __init__(self, q, k, v, softmax_scale, layout, stream, empty, chosen):
+        for name, x in zip("qkv", (q, k, v)):
+            _check_place(name, x)
         self.stream, self._layout = _stream_of(q, stream), layout
         self._empty = _maker_of(q, empty)
         self.q, self.k, self.v = views = [self._view(n, x) for n, x in zip("qkv", (q, k, v))]

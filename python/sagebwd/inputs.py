@@ -21,6 +21,8 @@ def _names_what_it_does_not_know(function):
     @functools.wraps(function)
     def call(*given, **named):
         check_keywords(function.__name__, named, known, _OTHERWISE)
+        if not given and "name" not in named:
+            raise TypeError(f"{function.__name__}() needs a name: one of {', '.join(INPUTS)}")
         return function(*given, **named)
 
     return call
@@ -97,6 +99,11 @@ def operands(tensors, inputs, dtype, check):
     if any(x is not None for x in tensors):
         raise options.SpecError("inputs= stands for q, k, v and dout: leave those out, or it")
     arguments = inputs if isinstance(inputs, dict) else {"name": inputs}
+    if "name" not in arguments:
+        raise options.SpecError(
+            f"inputs={inputs!r} has no name: pass dict(name='sink', ...), with one of "
+            f"{', '.join(INPUTS)}"
+        )
     if "dtype" in arguments:
         raise options.SpecError("inputs= has a dtype: pass dtype= beside it instead")
     usual = {name: parameter.default

@@ -4,15 +4,16 @@
 `Spec` passes them to the C++ library. A test compares this list with that of the library.
 """
 
+import collections.abc
 import dataclasses
 import functools
 import inspect
 import math
 import numbers
-import operator
 import textwrap
 
 from sagebwd import _core
+from sagebwd.checks import a_kind, check_callback, whole_number, word, yes_or_no  # noqa: F401
 from sagebwd.keywords import refuse_keyword
 
 SpecError = _core.SpecError
@@ -52,15 +53,16 @@ class Mask:
 
     window_left: int = _option(
         None,
-        "sliding window: how many keys before its own key a query sees. None means all. The "
-        "own key of query i is i under 'top-left', and else i + keys - queries. This is "
-        "flash-attention's window_size[0], and one less than a model's sliding_window.",
+        "sliding window: how many keys a query sees before its own. None means all. Query i's own "
+        "key is key i, except without 'top-left' for unequal lengths: it is then key i + keys - "
+        "queries. flash-attention calls this number window_size[0], and many models store one "
+        "more, as sliding_window.",
         least=0, values=_WINDOWS,
     )  # fmt: skip
     window_right: int = _option(
         None,
-        "sliding window: how many keys after its own key a query sees. None means all. A "
-        "causal mask hides them.",
+        "sliding window: how many keys a query sees after its own. None means all. A causal mask "
+        "hides them.",
         least=0, values=_WINDOWS,
     )  # fmt: skip
 
@@ -244,48 +246,6 @@ def dtype_name(dtype):
     return short
 
 
-def whole_number(name, value, least=1, values=None):
-    """`value` as an int. SpecError if it is no whole number or below `least`; the message asks for
-    `values`."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise SpecError(
-            f"{name}={value!r}: pass {values or f'a whole number of at least {least}'}"
-        )
-    if number >= 1 << 62:
-        raise SpecError(f"{name}={value!r} is too large: pass a whole number below 2**62")
-    return number
-
-
-def yes_or_no(name, value):
-    """`value`; SpecError unless it is True or False."""
-    if value is not True and value is not False:
-        raise SpecError(f"{name}={value!r}: pass True or False")
-    return value
-
-
-def word(name, value, hint):
-    """`value`; SpecError unless it is one word, of characters that the C++ library reads."""
-    if not isinstance(value, str) or not value.isascii() or len(value.split()) != 1:
-        raise SpecError(f"{name}={value!r}: pass {hint}")
-    return value
-
-
-def a_kind(x):
-    """The type of `x` with its article, for messages."""
-    kind = type(x).__name__
-    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
-
-
-def check_callback(name, value):
-    """Raises SpecError for anything but a function or None."""
-    if value is not None and not callable(value):
-        raise SpecError(f"{name}={value!r}: pass a function, or None")
-
-
 def _spelled(name, value):
     """An option's value as the C++ library reads it. Raises SpecError."""
     if name == "causal":
@@ -313,19 +273,34 @@ def spec_of_text(text, **more):
 
 
 class Spec(_core.Spec):
-    """The checked options of one attention operation; those that are left out have their defaults.
+    """The checked options of one attention operation, from keywords or from a line of text.
 
-    The attribute `numerics` is the version of the numerics: operations of one version compute the
-    same integers, bit for bit. Raises SpecError for impossible options, TypeError for unknown ones.
+    With keywords, such as Spec(head_dim=64, causal=True), options that are left out have their
+    defaults. Spec(line) reads what str() gives. A line with `numerics=` is exact: a switch that it
+    does not name, such as rotate, is off. In a line without it, such as 'd64 no-rotate', all that
+    is left out has its default.
+
+    Every option is an attribute, and repr() is an expression for the same Spec. The attribute
+    `numerics` is the version of the numerics: operations of one version compute the same integers,
+    bit for bit. Raises SpecError for impossible options and for lines that cannot be read,
+    TypeError for unknown options.
     """
 
     __slots__ = ()
 
-    def __init__(self, **given):
+    def __init__(self, line=None, /, **given):
         for name in given:
             if name not in _KINDS:
                 refuse_keyword("Spec", name, frozenset(_KINDS))
-        super().__init__(**{name: _spelled(name, value) for name, value in given.items()})
+        if line is None:
+            super().__init__(**{name: _spelled(name, value) for name, value in given.items()})
+            return
+        if given or not isinstance(line, str):
+            raise TypeError(f"Spec() takes one line of text or keywords; given are {line!r} and "
+                            f"{', '.join(given) or 'no keywords'}")  # fmt: skip
+        if not line.isascii():
+            raise SpecError(f"cannot read spec {line!r}: it has characters that are not ASCII")
+        super().__init__(line)
 
 
 def emulated_spec(options, q, k, **more):
@@ -382,13 +357,17 @@ def plan_of(precision):
     Raises SpecError.
     """
     if isinstance(precision, str):
+        if (words := precision.replace(",", " ").split()) and set(words) <= set(PRODUCTS):
+            raise SpecError(f"precision={precision!r}: pass products as a tuple, {tuple(words)!r}")
         return frozenset(_core.plan_of(word("precision", precision, "a word, such as 'qk16'")))
     try:
-        plan = frozenset(precision)
+        plan = None if isinstance(precision, collections.abc.Mapping) else frozenset(precision)
     except TypeError:
+        plan = None
+    if plan is None:
         raise SpecError(
-            f"precision={precision!r}: pass one of {PRECISIONS} or some of {PRODUCTS}"
-        ) from None
+            f"precision={precision!r}: pass one of {PRECISIONS} or a tuple of some of {PRODUCTS}"
+        )
     unknown = sorted(map(str, plan - set(PRODUCTS)))
     if unknown:
         raise SpecError(f"unknown products {', '.join(unknown)} in precision: known are {PRODUCTS}")

@@ -1,7 +1,7 @@
 """Which shapes belong together, and which strides and scales kernels take, for any array library.
 """
 
-from sagebwd import options
+from sagebwd import _core, options
 
 
 def problem_of_shapes(q, k, v, layout):
@@ -30,6 +30,13 @@ def problem_of_shapes(q, k, v, layout):
             "multiple of the second (is layout= right?)"
         )
     return q[0], heads, heads_kv, q[token], k[token]
+
+
+def check_value_channels(q, v):
+    """SpecError if no kernel takes as many channels of v as its shape has. Asked before a launch,
+    and where nothing is launched: for meta tensors and where JAX traces."""
+    if v[3] != q[3]:
+        _core.check_value_dim(int(v[3]), _core.Spec(head_dim=int(q[3])))
 
 
 def check_rank(name, shape):

@@ -3,7 +3,13 @@
 import torch
 
 from sagebwd import options
-from sagebwd.shapes import check_equal, check_rank, operand_of, problem_of_shapes
+from sagebwd.shapes import (
+    check_equal,
+    check_rank,
+    check_value_channels,
+    operand_of,
+    problem_of_shapes,
+)
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -27,7 +33,8 @@ def assume_equal(sizes, others):
 
 
 def problem_of(q, k, v, layout, devices=None):
-    """`problem_of_shapes` of tensors that belong together, else SpecError."""
+    """`problem_of_shapes` of tensors that belong together, else SpecError. `devices`: kinds that
+    kernels run on; None for the emulation, which takes any and any width of v."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         check_rank(name, _shape(t))
         _check_dense(name, t)
@@ -44,7 +51,10 @@ def problem_of(q, k, v, layout, devices=None):
     check_equal(q.dtype, k.dtype, v.dtype, "are", "have one dtype: convert them")
     check_equal(q.device, k.device, v.device, "are on", "be on one device: move them")
     assume_equal((*k.shape[:3], k.shape[0]), (*v.shape[:3], q.shape[0]))
-    return problem_of_shapes(_shape(q), _shape(k), _shape(v), layout)
+    problem = problem_of_shapes(_shape(q), _shape(k), _shape(v), layout)
+    if devices:
+        check_value_channels(_shape(q), _shape(v))
+    return problem
 
 
 def _check_dense(name, t):

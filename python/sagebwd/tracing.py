@@ -1,6 +1,7 @@
 """The error of every intermediate tensor of INT8 attention, against FP64."""
 
 import math
+import warnings
 
 from sagebwd import _core, options, reference
 from sagebwd import inputs as named
@@ -47,12 +48,14 @@ def trace(
             _core.check_size_of_trace(problem, head_dim)
 
     q, k, v, dout = named.operands((q, k, v, dout), inputs, dtype, check)
-    if dout is None:
-        raise TypeError("dout is None: pass it, because the table includes the backward")
-    arrays = Arrays(q=q, k=k, v=v, dout=dout)
-    if dtype is None:
-        dtype = q.dtype if str(q.dtype).endswith("float16") else "bf16"
-    dtype = options.dtype_name(dtype)
+    given = dict(q=q, k=k, v=v, dout=dout)
+    if missing := [name for name, x in given.items() if x is None]:
+        raise TypeError(
+            f"trace() needs {', '.join(missing)} as well: pass q, k, v and dout (the table "
+            "includes the backward), or inputs= in their place, such as inputs='gaussian'"
+        )
+    arrays = Arrays(**given)
+    dtype = options.dtype_name(_common_dtype(given) if dtype is None else dtype)
     if device is None:
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
@@ -60,6 +63,7 @@ def trace(
         spec, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype)
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
+        _warn_of_non_finite(dtype, q=q, k=k, v=v, dout=dout)
         rounded = q, k, *reference.with_all_channels(q, v, dout)
         return TraceTable(_core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan)))
     if not device.startswith("cuda"):
@@ -85,6 +89,7 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen):
 
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in given]
+    _warn_of_non_finite(dtype, **dict(zip(("q", "k", "v", "dout"), tensors)))
     q, k = tensors[:2]
     chosen = dict(chosen, softmax_scale=softmax_scale)
     rules = emulation.emulation_rules(*tensors[:3], **chosen)
@@ -103,6 +108,29 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen):
                     sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), more)]
     table, of_kernels = ({name: _figures(*s) for name, s in sums.items()} for sums in found)
     return TraceTable(table | ({"kernels": of_kernels} if kernels else {}))
+
+
+def _common_dtype(given):
+    """The 16-bit dtype of the arrays; 'bf16' if none has 16 bits. SpecError if they disagree."""
+    dtypes = {name: x.dtype for name, x in given.items()}
+    low = [dtype for dtype in dtypes.values() if str(dtype).endswith("float16")]
+    if low and len(set(map(str, dtypes.values()))) > 1:
+        listed = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
+        raise options.SpecError(
+            f"{listed}: pass dtype='bf16' or 'fp16', to which all are rounded, or convert them"
+        )
+    return low[0] if low else "bf16"
+
+
+def _warn_of_non_finite(dtype, **tensors):
+    """Warns of values that make every figure that depends on them NaN."""
+    for name, x in tensors.items():
+        finite = x.isfinite() if hasattr(x, "isfinite") else abs(x) < math.inf
+        if not finite.all():
+            warnings.warn(
+                f"{name} holds {int((~finite).sum())} values that are NaN or infinite once they "
+                f"are rounded to {dtype}: figures that depend on them are NaN", stacklevel=4,
+            )  # fmt: skip
 
 
 def _sums(x, reference):

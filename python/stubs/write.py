@@ -175,6 +175,7 @@ def spec_class():
     kinds = {"int": "int", "bool": "bool"}
     lines = [f"    {f.name}: {kinds.get(f.type.__name__, 'str')}" for f in fields]
     init = signature("__init__", [Parameter("self", "positional", None), *listed], "None")
+    init = init.replace("    self,\n", "    self,\n    line: str | None = None,\n    /,\n", 1)
     return "\n".join(["class Spec:", *lines, "    numerics: int", *(
         f"    {line}" for line in init.splitlines())])  # fmt: skip
 

@@ -1,5 +1,6 @@
 //===- spec_test.cpp - Parsing, printing and checking specs ---------------===//
 
+#include "generator/nearest.h"
 #include "tests/generator/specs.h"
 
 #include <array>
@@ -258,6 +259,53 @@ TEST(Spec, OtherLinesAreRefusedWithAnExample) {
     expect_refusal([&] { parse_spec(text); }, {("'" + text + "'").c_str(), line.c_str()});
 }
 
+TEST(Spec, WrongWordsAreNamedWithTheNearestKnownOnes) {
+  const struct {
+    const char *line, *said;
+  } kWrong[] = {
+      {"d64 no-rotat", "'no-rotat' is no word of a spec (did you mean 'no-rotate'?)."},
+      {"d64 casual=top-left", "'casual=top-left' is no word of a spec (did you mean 'causal=top-"},
+      {"d64 window_lef=7", "(did you mean 'window_left=7'?)"},
+      {"gradient16", "(did you mean 'gradients16'?)"},
+      {"d128 bf16 causal=none row 64x128 sink_keys=1 six-of-sven smooth_k rotate numerics=5",
+       "'six-of-sven' is no word of a spec (did you mean 'six-of-seven'?)"},
+      // Python's spellings.
+      {"head_dim=64", "(did you mean 'd64'?)"},
+      {"dtype=fp16", "(did you mean 'fp16'?)"},
+      {"rotate=no", "(did you mean 'no-rotate'?)"},
+      {"d64 rotate=True", "(did you mean 'rotate'?)"},
+      {"causal=left", "unknown causal mask 'left': supported are none, top-left, bottom-right"},
+      {"dq_sums=fp8", "unknown format of dQ's sums 'fp8'"},
+      {"xyzzyxyzzy", "'xyzzyxyzzy' is no word of a spec. A spec is"},
+      {"rotate no-rotate", "'no-rotate' sets what another word sets as well"},
+      {"d64  bf16", "a single space stands between two words"},
+      {"", "it is empty"},
+      {"d128 numerics=5", "Leave numerics= out to name only some"},
+  };
+  for (const auto& [line, said] : kWrong)
+    expect_refusal([&] { parse_spec(line); },
+                   {("cannot read spec '" + std::string(line)).c_str(), said});
+}
+
+TEST(Spec, AWholeLineIsExactAndAPartialOneHasDefaults) {
+  const std::string exact = "d64 bf16 causal=none row 64x128 sink_keys=1 six-of-seven numerics=5";
+  EXPECT_FALSE(parse_spec(exact).rotate);
+  EXPECT_FALSE(parse_spec(exact).smooth_k);
+  EXPECT_TRUE(parse_spec("d64 bf16 six-of-seven").rotate);
+  EXPECT_TRUE(parse_spec("d64 bf16 six-of-seven").smooth_k);
+}
+
+TEST(Nearest, IsNearAndNotAnything) {
+  const std::vector<std::string> known = {"rotate", "no-rotate", "row", "block"};
+  EXPECT_EQ(nearest("rotat", known), "rotate");
+  EXPECT_EQ(nearest("rtoate", known), "rotate"); // two letters swapped
+  EXPECT_EQ(nearest("blok", known), "block");
+  EXPECT_EQ(nearest("no-", known), "no-rotate"); // a prefix
+  EXPECT_EQ(nearest("granularity", known), "");
+  EXPECT_EQ(nearest("", {"row"}), "");
+  EXPECT_EQ(nearest(std::string(1000, 'r'), known), "");
+}
+
 TEST(Spec, WordsThatALineLeavesOutHaveTheirDefaults) {
   AttentionSpec s;
   s.head_dim = 64;
@@ -278,7 +326,7 @@ TEST(Spec, WordsThatALineLeavesOutHaveTheirDefaults) {
 TEST(Spec, ALineWithoutItsVersionIsToldIt) {
   const std::string line = to_string(*resolved(AttentionSpec()));
   expect_refusal([&] { parse_spec(line.substr(0, line.rfind(' '))); },
-                 {"does not say the version of its numerics", "ends with 'numerics=5'"});
+                 {"does not say the version of its numerics", "ends with 'numerics=5'. Add that"});
 }
 
 TEST(Spec, FieldsAreSetByNameFromText) {

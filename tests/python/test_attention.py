@@ -162,6 +162,25 @@ def test_one_compilation_serves_all_lengths(backend, marked, layout, causal, mor
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 32), (128, 64), (256, 128), (192, 24),
+                                                     (96, 36), (96, 64), (192, 128)])  # fmt: skip
+def test_meta_tensors_take_the_widths_of_v_that_kernels_take(head_dim, value_dim):
+    """A launch asks the same function of the C++ library."""
+    tensors = [make(1, 2, 64, d) for d in (head_dim, head_dim, value_dim, value_dim, value_dim)]
+    q, k, v, dout, out = tensors
+    lse = make(1, 2, 64, dtype=torch.float32)
+    calls = (lambda: sagebwd.attention(q, k, v),
+             lambda: sagebwd.attention_backward(dout, q, k, v, out, lse))  # fmt: skip
+    if (head_dim, value_dim) in ((96, 64), (192, 128)):
+        assert calls[0]().shape == out.shape and calls[1]()[2].shape == v.shape
+        return
+    for call in calls:
+        with pytest.raises(sagebwd.SpecError) as refused:
+            call()
+        assert str(refused.value).startswith(
+            f"value_dim = {value_dim} with head_dim = {head_dim} is not supported: ")
+
+
 def test_true_means_top_left_where_lengths_agree():
     q, k, v = inputs(100, 100)
     sagebwd.attention(q, k, v, causal=True)
@@ -308,9 +327,9 @@ def test_nested_tensors_are_refused_with_the_way_out(layout):
 
 def test_numpy_arrays_are_refused_with_the_way_out():
     arrays = [np.zeros((1, 1, 8, 64), np.float32)] * 3
-    with pytest.raises(TypeError, match=r"q is a ndarray.*sagebwd.reference"):
+    with pytest.raises(TypeError, match=r"q is an ndarray.*sagebwd.reference"):
         sagebwd.attention(*arrays)
-    with pytest.raises(TypeError, match="dout is a ndarray"):
+    with pytest.raises(TypeError, match="dout is an ndarray"):
         sagebwd.attention_backward(arrays[0], *inputs(), arrays[0], arrays[0])
 
 

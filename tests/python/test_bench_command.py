@@ -246,18 +246,40 @@ def test_the_command_lists_models(capsys):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--models", "lama-3-8b"], "did you mean 'llama-3-8b'?"),
-    (["--models", "all", "--heads", "3"], "models and heads"),
-    (["--backends", "fa5"], "backends='fa5' is not known"),
+    (["--models", "lama-3-8b"],
+     "--models 'lama-3-8b' is not known (did you mean 'llama-3-8b'?)"),
+    (["--models", "all", "--heads", "3"],
+     "--models and --heads: a model says its heads itself. Leave out one of them; batch and "
+     "--seq-len may be given"),
+    (["--heads", "6", "--heads-kv", "4"],
+     "--heads 6 and --heads-kv 4: heads must be a multiple of --heads-kv. Pass a --heads-kv"),
+    (["--backends", "fa5"], "--backends 'fa5' is not known"),
+    (["--precision", "qk17"], "--precision 'qk17' is not known (did you mean 'qk16'?)"),
     (["--head-dim", "73"], "head dimension 73"),
-    (["--seq-len", "x"], "argument --seq-len: invalid int value: 'x'"),
-    (["--head", "8"], "--head"),
-    (["--plot", "a.txt"], "is no name of a picture"),
+    (["--smooth-q", "--precision", "qk16"], "--smooth-q is not supported under precision 'qk16'"),
+    (["--seq-len", "x"], "--seq-len is 'x'; it takes a whole number"),
+    (["--window-left", "x"], "--window-left is 'x'; it takes a whole number"),
+    (["--window-left", "-2"], "--window-left -2: pass a whole number"),
+    (["--deterministic", "maybe"], "--deterministic is 'maybe'; it takes "),
+    (["--rounds", "1001"], "--rounds 1001: pass a whole number from 1 to 1000"),
+    (["--models"], "--models needs a value"),
+    (["--head", "8"], "unknown option '--head'"),
+    (["--plot", "a.txt"], "'a.txt' is no name of a picture"),
 ])  # fmt: skip
 def test_wrong_use_of_the_command(words, message, capsys):
+    if "--plot" in words:
+        pytest.importorskip("matplotlib")
     with pytest.raises(SystemExit) as left:
         command.main(words)
-    assert left.value.code == 2 and message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and said.startswith(f"sagebwd: {message}"), said
+    assert said.endswith("\nSee 'sagebwd bench --help'.\n") and said.count("\n") == 2
+
+
+@pytest.mark.parametrize(("word", "meant"), [("true", "top-left"), ("False", "none"),
+                                             ("bottom-right", "bottom-right")])  # fmt: skip
+def test_the_command_takes_pythons_words_for_masks(word, meant):
+    assert command._keywords(command.parser().parse_args(["--causal", word]))["causal"] == meant
 
 
 def test_the_command_without_a_gpu_pytorch_or_matplotlib(capsys, monkeypatch):

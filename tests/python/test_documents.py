@@ -6,6 +6,7 @@ Without a GPU calls on torch tensors are computed by the stand-in for kernels, o
 import ast
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -112,6 +113,16 @@ def test_python(block, pages, kernels_or_their_stand_in, tmp_path, monkeypatch, 
         if (error.name or "").partition(".")[0] not in LIBRARIES:
             raise
         pytest.skip(f"{block}: needs {error.name}")
+
+
+def test_the_first_block_of_a_page_is_whole():
+    """It runs when it is pasted: nothing that readers do not see comes before it."""
+    guides = "bench", "diffusers", "experiments", "jax", "sequences", "transformers", "tuning"
+    for page in ("index", "migration", *(f"use/{name}" for name in guides)):
+        first = next(b for b in ALL if b.page == f"docs/{page}.md"
+                     and b.language in ("python", "setup"))  # fmt: skip
+        assert first.language == "python" and "import " in first.text, page
+        assert " dtype=" not in first.text or page != "use/transformers"  # 4.48 has torch_dtype
 
 
 # ---- shell and C++ -------------------------------------------------------------------------------
@@ -356,6 +367,16 @@ def test_the_tables_of_errors_say_what_they_are():
     text = (ROOT / "docs/reference/python.md").read_text()
     for name, base in re.findall(r"^\| `sagebwd\.(\w+)` \| `(\w+)` \|", text, re.M):
         assert getattr(sagebwd, name).__bases__[0].__name__ == base, name
+
+
+def test_the_address_of_the_repository_is_filled_in_at_one_place():
+    spec = importlib.util.spec_from_file_location("repository", ROOT / "docs/_site/repository.py")
+    spec.loader.exec_module(repository := importlib.util.module_from_spec(spec))
+    text = (ROOT / "pyproject.toml").read_text()
+    filled = re.sub(r"^# (?=\[project\.urls\]|Repository)", "", text, flags=re.M)
+    assert repository.address(filled) == "https://..." and "[project.urls]\nRepository" in filled
+    cited = re.search(r"^repository-code: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert (cited and cited[1]) == repository.address()
 
 
 def test_pages_link_to_what_there_is():

@@ -107,6 +107,8 @@ def test_trace_takes_a_name():
         (lambda: sagebwd.named_inputs("gaussian", key_offset=float("nan")), "key_offset=nan"),
         (lambda: sagebwd.named_inputs("gaussian", dtype="fp8"), "fp8"),
         (lambda: sagebwd.trace(inputs="banana"), "inputs='banana'"),
+        (lambda: sagebwd.trace(inputs={}), r"inputs=\{\} has no name: pass dict\(name='sink', "),
+        (lambda: sagebwd.trace(inputs=dict(seq_q=64)), "has no name: .* gaussian, "),
         (lambda: sagebwd.trace(inputs=dict(name="sink", dtype="fp16")), "pass dtype= beside"),
         (lambda: sagebwd.trace(*[np.zeros((1, 1, 2, 64))] * 4, inputs="sink"), "leave those out"),
     ],
@@ -124,5 +126,7 @@ def test_more_than_memory_holds_is_refused_at_once():
 def test_unknown_keywords_name_those_that_are_near():
     with pytest.raises(TypeError, match="named_inputs.. takes no seq_len: pass seq_q, and seq_kv"):
         sagebwd.named_inputs("sink", seq_len=64)
+    with pytest.raises(TypeError, match=r"named_inputs\(\) needs a name: one of gaussian, .*sink"):
+        sagebwd.named_inputs(seq_q=64)
     with pytest.raises(TypeError, match="'head_dims'; did you mean 'head_dim'"):
         sagebwd.trace(inputs=dict(name="sink", head_dims=64))

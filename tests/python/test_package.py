@@ -86,6 +86,12 @@ def test_errors_mirror_the_library():
     assert sagebwd.SpecError.__module__ == "sagebwd"
 
 
+def test_dir_lists_what_users_call():
+    listed = dir(sagebwd)
+    assert {*sagebwd.__all__, "emulation", "__version__"} <= set(listed)
+    assert all(n in (*sagebwd.__all__, "emulation") or n.startswith("__") for n in listed), listed
+
+
 def test_spec_is_a_value():
     assert sagebwd.Spec(head_dim=64) == sagebwd.Spec(head_dim=64, group_q=64, group_kv=128)
     assert sagebwd.Spec(head_dim=64) != sagebwd.Spec(head_dim=128)
@@ -95,6 +101,37 @@ def test_spec_is_a_value():
     assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == copy.copy(spec) == spec
     with pytest.raises(TypeError, match="headdim"):
         sagebwd.Spec(headdim=64)
+
+
+def test_spec_is_read_from_text_and_back():
+    spec = sagebwd.Spec(head_dim=96, causal="bottom-right", window_left=7, rotate=False)
+    assert sagebwd.Spec(str(spec)) == spec == eval(repr(spec), {"sagebwd": sagebwd})
+    assert repr(spec) == f"sagebwd.Spec('{spec}')"
+    assert (spec.head_dim, spec.causal, spec.window_left, spec.rotate, spec.dtype) == (
+        96, "bottom-right", 7, False, "bf16")  # fmt: skip
+    assert sagebwd.Spec("d64 no-rotate") == sagebwd.Spec(head_dim=64, rotate=False)
+    exact = sagebwd.Spec("d64 bf16 causal=none row 64x128 sink_keys=1 six-of-seven numerics=5")
+    assert not exact.rotate and not exact.smooth_k and sagebwd.Spec("d64 six-of-seven").rotate
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("d64 no-rotat", r"'no-rotat' is no word of a spec \(did you mean 'no-rotate'\?\)"),
+    ("d64 head_dim=64", "did you mean 'd64'"), ("d60", "head dimension 60 is not built"),
+    ("", "it is empty"), ("d64 \udcff", "characters that are not ASCII"),
+])  # fmt: skip
+def test_lines_that_are_no_spec(line, message):
+    with pytest.raises(sagebwd.SpecError, match=message):
+        sagebwd.Spec(line)
+
+
+def test_spec_says_what_it_takes():
+    for call in (lambda: sagebwd.Spec(64), lambda: sagebwd.Spec(b"d64"),
+                 lambda: sagebwd.Spec("d64", rotate=False)):  # fmt: skip
+        with pytest.raises(TypeError, match=r"Spec\(\) takes one line of text or keywords"):
+            call()
+    for kind in (TypeError, sagebwd.SpecError):  # and so as every other option that is wrong
+        with pytest.raises(kind, match="head_dim='64' is a str: pass a multiple of 8 from 32"):
+            sagebwd.Spec(head_dim="64")
 
 
 def test_spec_carries_the_version_of_its_numerics():

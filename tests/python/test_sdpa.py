@@ -113,6 +113,14 @@ def test_other_fallbacks_are_refused(fallback):
         sagebwd.sdpa(fallback=fallback)
 
 
+def test_it_is_neither_a_function_of_tensors_nor_a_decorator():
+    q = inputs()[0]
+    for call_it in (lambda: sagebwd.sdpa(q, q, q), lambda: sagebwd.sdpa(len),
+                    lambda: sagebwd.sdpa()(len)):  # fmt: skip
+        with pytest.raises(TypeError, match=r"write 'with sagebwd\.sdpa.*scaled_dot_product_att"):
+            call_it()
+
+
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_the_registry_is_given_computes_both_passes(layout, causal):

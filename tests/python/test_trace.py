@@ -97,7 +97,34 @@ def test_the_emulation_in_pytorch_gives_the_same_table(inputs):
 def test_non_finite_inputs_are_seen(inputs):
     q, k, v, dout = (x.copy() for x in inputs)
     v[0, 0, 3, 5] = np.nan
-    assert math.isnan(sagebwd.trace(q, k, v, dout)["O"]["rel_l2"])
+    with pytest.warns(UserWarning, match="^v holds 1 values that are NaN or infinite .* to bf16"):
+        assert math.isnan(sagebwd.trace(q, k, v, dout)["O"]["rel_l2"])
+    q[0, 0, :2, 0] = 1e5  # beyond fp16
+    with pytest.warns(UserWarning) as warned:
+        sagebwd.trace(q, k, inputs[2], dout, dtype="fp16")
+    assert [str(one.message).split(" values")[0] for one in warned] == ["q holds 2"]
+
+
+def test_inputs_that_go_together_are_asked_for(inputs):
+    q, k, v, dout = inputs
+    alone = None, None, None, dout
+    for given, missing in ((alone, "q, k, v"), ((q, k, v), "dout"), ((), "q, k")):
+        with pytest.raises(TypeError, match=rf"trace\(\) needs {missing}.* or inputs= in their pl"):
+            sagebwd.trace(*given)
+
+
+def test_mixed_types_are_not_guessed(inputs):
+    q, k, v, dout = inputs
+    half = q.astype(np.float16)
+    with pytest.raises(sagebwd.SpecError, match=r"q is float16, k is float32, .*: pass dtype="):
+        sagebwd.trace(half, k, v, dout)
+    assert sagebwd.trace(half, k, v, dout, dtype="fp16")["O"]["rel_l2"] > 0
+    assert sagebwd.trace(q.astype(np.float64), k, v, dout) == sagebwd.trace(*inputs)
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    mixed = [torch.from_numpy(x).bfloat16() for x in inputs]
+    mixed[2] = mixed[2].half()
+    with pytest.raises(sagebwd.SpecError, match=r"q is torch\.bfloat16, .* v is torch\.float16"):
+        sagebwd.trace(*mixed)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +132,9 @@ def test_non_finite_inputs_are_seen(inputs):
     [
         (dict(precision="int4"), "int4"),
         (dict(precision=("s", "o")), "unknown products o"),
+        (dict(precision="s,pv"), r"precision='s,pv': pass products as a tuple, \('s', 'pv'\)"),
+        (dict(precision="s"), r"pass products as a tuple, \('s',\)"),
+        (dict(precision={"s": False}), r"precision=\{'s': False\}: pass one of .* or a tuple"),
         (dict(dtype="fp8"), "fp8"),
         (dict(granularity="tensor"), "tensor"),
         (dict(causal="up"), "causal='up'"),

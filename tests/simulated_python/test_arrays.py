@@ -133,10 +133,10 @@ def test_refusals():
         with pytest.raises(sagebwd.SpecError, match=match):
             arrays.attention_forward(*(tensors or (q, k, v)), **{**chosen, **changed})
 
-    refused("pass the address of a CUstream", stream=None)
-    refused("pass empty=, a function of a shape", empty=None)
-    refused("stream='s': pass the address", stream="s")
-    refused("kind 1; the kernels need a CUDA GPU", q.array, k, v)
+    refused("stream=None is for CuPy's .*: pass both stream=, .* and empty=", stream=None)
+    refused("empty=None is for CuPy's .*: pass both stream=, .* and empty=", empty=None)
+    refused("stream='s' is a str: pass the address", stream="s")
+    refused("q is an ndarray on the CPU; the kernels take arrays on a CUDA GPU", q.array, k, v)
     refused("q is a list; pass an array", [1], k, v)
     refused("q is float32; the kernels take", ByInterface(q.array.astype(np.float32)), k, v)
     refused("k has rank 3", q, ByInterface(k.array[0]), v)

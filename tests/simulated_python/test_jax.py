@@ -112,6 +112,8 @@ def test_refusals():
         doors.attention(q, k[0], v)
     with pytest.raises(sagebwd.SpecError, match="multiples of 8 from 32 to 256"):
         doors.attention(q[..., :20], k[..., :20], v[..., :20])
+    with pytest.raises(sagebwd.SpecError, match="value_dim = 32 with head_dim = 64 is not supp"):
+        jax.eval_shape(doors.attention, q, k, v[..., :32])  # as traced, on any machine
     with pytest.raises(sagebwd.SpecError, match="where Q is not copied: negate Q"):
         doors.attention(q, k, v, softmax_scale=-1.0, precision="qk16")
     with pytest.raises(TypeError, match="cu_seqlens_q"):

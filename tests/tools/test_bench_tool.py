@@ -11,7 +11,7 @@ from places import BINARY
 #: Says what it was given, and leaves with 7.
 FAKE = """#!/bin/sh
 echo "$(basename "$0")" in "$(dirname "$0")" >&2
-shift 2
+shift 3
 for word in "$@"; do echo "[$word]"; done
 exit 7
 """
@@ -44,9 +44,24 @@ def test_the_python_beside_the_program_comes_first(tmp_path):
     assert done.returncode == 7 and f"python3 in {tmp_path}/beside" in done.stderr
 
 
+def test_the_package_of_a_build_is_found_beside_the_program(tmp_path):
+    """As in a checkout, where build/bin has the program and build/python the package."""
+    program(tmp_path / "on-path/python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    package = tmp_path / "build/python/sagebwd"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("def main(words):\n    print(words, __file__)\n")
+    (tmp_path / "build/bin").mkdir()
+    binary = shutil.copy(BINARY, tmp_path / "build/bin/sagebwd")
+    done = run("--sinks", path=tmp_path / "on-path", binary=binary, PYTHONPATH="")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"['bench', '--sinks'] {package}/__main__.py\n"
+
+
 def test_a_python_without_sagebwd_is_named(tmp_path):
     program(tmp_path / "python3", f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    done = run(path=tmp_path, PYTHONPATH="")
+    (tmp_path / "bin").mkdir()
+    done = run(path=tmp_path, PYTHONPATH="", binary=shutil.copy(BINARY, tmp_path / "bin/sagebwd"))
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert f"{sys.executable} cannot import sagebwd (No module named" in done.stderr
     assert "run 'python -m sagebwd bench' with the Python that has it" in done.stderr

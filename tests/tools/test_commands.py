@@ -90,10 +90,10 @@ def test_emit_tile_changes_the_kernel(sagebwd):
 
 
 def test_emit_writes_a_folder(sagebwd, tmp_path):
-    result = sagebwd("emit", "-o", tmp_path / "deep/er", "--json")
+    result = sagebwd("emit", "-o", tmp_path / "deep", "--json")
     assert result.code == 0
     listed = sagebwd("emit", "--list", "--json").json["kernels"]
-    written = {path.stem for path in (tmp_path / "deep/er").glob("*.cu")}
+    written = {path.stem for path in (tmp_path / "deep").glob("*.cu")}
     assert written == {kernel["name"] for kernel in listed}
 
 

@@ -69,6 +69,13 @@ def test_doctor_says_which_variables_lead_nowhere(sagebwd, tmp_path):
         assert result.code == 1, name
         [item] = [m for m in result.json["missing"] if f"{name} is '{path}'" in m["what"]]
         assert item["remedy"] == "correct it, or unset it"
+    for place in (tmp_path, nowhere / "file"):  # a folder, and a file in a missing one
+        unwritable = sagebwd("doctor", SAGEBWD_LOG=str(place))
+        said = f"SAGEBWD_LOG is '{place}', which is no file that can be written"
+        assert unwritable.code == 1 and said in unwritable.out
+    for written in (file, tmp_path / "fresh"):
+        assert sagebwd("doctor", SAGEBWD_LOG=str(written)).code == 0
+    assert not (tmp_path / "fresh").exists()  # doctor only looks
     sound = {"SAGEBWD_TUNE_WORKER": str(BINARY), "SAGEBWD_TEMPLATE_DIR": str(ROOT / "templates")}
     assert sagebwd("doctor", **sound).code == 0
     bare = sagebwd("doctor", SAGEBWD_TEMPLATE_DIR=str(tmp_path))  # as a build would find it
@@ -87,7 +94,11 @@ def test_doctor_names_variables_that_nobody_reads(sagebwd):
     result = sagebwd("doctor", "--json", SAGEBWD_CACH_DIR="/tmp", SAGEBWD_STATS="0")
     assert result.code == 1
     missing = [item["what"] for item in result.json["missing"]]
-    assert any("SAGEBWD_CACH_DIR" in what for what in missing)
+    assert "a known variable: nothing reads SAGEBWD_CACH_DIR; did you mean SAGEBWD_CACHE_DIR?" in (
+        missing)  # fmt: skip
+    for far in ("SAGEBWD_XYZZY", "SAGEBWD_"):
+        what = sagebwd("doctor", "--json", **{far: "1"}).json["missing"][0]["what"]
+        assert what == f"a known variable: nothing reads {far}"
     assert not any("SAGEBWD_STATS" in what for what in missing)
 
 

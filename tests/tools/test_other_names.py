@@ -58,3 +58,13 @@ def test_comparing_precisions_has_two_names(sagebwd):
                                                 ("tune", "--seq-q")])  # fmt: skip
 def test_no_help_lists_other_names(sagebwd, command, other):
     assert other not in sagebwd(command, "--help").out.split()
+
+
+@pytest.mark.parametrize(("words", "precision", "products"), [
+    ([], "six-of-seven", "s,pv,dv,dq,dk"), (["--precision", "gradients16"], "gradients16", "s,pv"),
+    (["--plan", "s,dp"], "s,dp", "s,dp"),
+])  # fmt: skip
+def test_the_json_of_trace_says_precision(sagebwd, words, precision, products):
+    found = sagebwd("trace", "--seq-len", 8, "--heads", 1, "--head-dim", 64, *words, "--json").json
+    assert found["precision"] == precision and found["products"] == products
+    assert "plan" not in found

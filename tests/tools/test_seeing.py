@@ -20,7 +20,8 @@ def test_a_trace_has_a_bar_for_each_tensor(sagebwd, tmp_path):
     picture = ElementTree.parse(file).getroot()
     texts = [text.text for text in picture.iter(f"{SVG}text")]
     assert shown.pop() == f"written to {file}"
-    assert "relative L2 error against FP64 (batch 1, heads 1, queries 64, keys 64)" in texts
+    title = "relative L2 error against FP64 (batch 1, heads 1, queries 64, keys 64); dark: with "
+    assert title + "16-bit products" in texts
     rows = [line.split() for line in shown[2:]]
     assert [row[0] for row in rows] == ["delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"]
     assert all(tensor in texts and error in texts for tensor, _, error in rows)
@@ -31,6 +32,13 @@ def test_a_trace_has_a_bar_for_each_tensor(sagebwd, tmp_path):
     assert len(widths) == len(errors)
     for width, error in zip(widths, errors):
         assert width / max(widths) == pytest.approx(error / longest, abs=2e-3)
+    in_16_bits = sagebwd("trace", *SHORT, "--precision", "none", "--json").json["tensors"]
+    beside = [float(bar.get("width")) for bar in picture.iter(f"{SVG}rect")
+              if bar.get("class") == "marked"]  # fmt: skip
+    assert texts.count("16 bits") == len(beside) == len(errors)
+    for width, (tensor, *_) in zip(beside, rows):
+        share = in_16_bits[tensor]["rel_l2"] / longest
+        assert width / max(widths) == pytest.approx(share, abs=2e-3)
 
 
 @pytest.mark.parametrize("name", ["errors.png", ".svg", ""])
@@ -40,9 +48,16 @@ def test_another_kind_of_picture_is_wrong_use(sagebwd, name):
     assert f"--plot is '{name}'; it writes SVG" in refused.err
 
 
-def test_a_picture_that_cannot_be_written_fails(sagebwd, tmp_path):
+def test_a_folder_that_is_missing_is_no_place_for_files(sagebwd, tmp_path):
+    """Of `emit -o DIR` as of `--plot`: only DIR itself is made."""
     failed = sagebwd("trace", *SHORT, "--plot", tmp_path / "no" / "errors.svg")
     assert failed.code == 1 and "errors.svg" in failed.err
+    failed = sagebwd("emit", "--head-dim", 64, "-o", tmp_path / "no" / "kernels")
+    assert failed.code == 1 and f"cannot create the folder {tmp_path}/no/kernels" in failed.err
+    assert list(tmp_path.iterdir()) == []
+    assert sagebwd("emit", "--head-dim", 64, "-o", tmp_path / "kernels").code == 0
+    assert sagebwd("emit", "--head-dim", 64, "-o", tmp_path / "kernels").code == 0
+    assert len(list((tmp_path / "kernels").glob("*.cu"))) == 6
 
 
 def completed(sagebwd, tmp_path, *words):

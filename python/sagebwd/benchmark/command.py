@@ -10,8 +10,10 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import shlex
 import sys
+from typing import NoReturn
 
 from sagebwd import options
 from sagebwd.benchmark import cases
@@ -24,9 +26,40 @@ _SIZES = {"batch": "sequences", "heads": "query heads", "heads_kv": "key/value h
           "seq_len": "queries", "seq_kv": "keys; 0: as many as queries"}  # fmt: skip
 
 
+#: What argparse says of wrong words, and how the other commands say it.
+_SAID = (
+    (r"argument (--\S+): invalid \S+ value: (.*)", r"\1 is \2; it takes a whole number"),
+    (r"argument (--\S+): invalid choice: ('.*') \(choose from (.*)\)", r"\1 is \2; it takes \3"),
+    (r"argument (--\S+): expected one argument", r"\1 needs a value"),
+    (r"unrecognized arguments: (\S+).*", r"unknown option '\1'"),
+)
+#: The command line's words for values, as tools/spec_options.cpp takes them.
+_WORDS = {"causal": {"true": "top-left", "True": "top-left", "false": "none", "False": "none"}}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong as the other commands do, without a list of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        for pattern, words in _SAID:
+            message = re.sub(f"^{pattern}$", words, message)
+        self.exit(2, f"sagebwd: {message}\nSee 'sagebwd bench --help'.\n")
+
+
+def in_options(message: str) -> str:
+    """A message about keywords of `sagebwd.bench`, in words of the command line."""
+    names = sorted(_keywords(parser().parse_args([])), key=len, reverse=True)
+    message = re.sub(rf"(?<![\w-])({'|'.join(names)}) ?= ?(?=[^\s=])",
+                     lambda found: _flag(found[1]) + " ", message)  # fmt: skip
+    message = re.sub(r"^(models) and (\w+):", lambda found: f"--models and {_flag(found[2])}:",
+                     message)  # fmt: skip
+    of_two_words = "|".join(name for name in names if "_" in name)
+    return re.sub(rf"(?<![\w'-])({of_two_words})(?![\w'])", lambda found: _flag(found[1]), message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = argparse.ArgumentParser(prog="sagebwd bench", description=__doc__.splitlines()[0],
+    made = _Parser(prog="sagebwd bench", description=__doc__.splitlines()[0],
                                    allow_abbrev=False)  # fmt: skip
     made.add_argument("--json", action="store_true", help="print JSON to standard output")
     made.add_argument("--models", metavar="NAME,..",
@@ -90,6 +123,8 @@ def _keywords(given: argparse.Namespace) -> dict:
     for name in _SIZES:
         size = getattr(given, name)
         found[name] = None if size == 0 and cases.SIZES[name] is None else size
+    for name, others in _WORDS.items():
+        found[name] = others.get(found[name], found[name])
     for name in ("models", "precision", "backends"):
         words = getattr(given, name)
         found[name] = None if words is None else words.split(",")
@@ -146,8 +181,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         shown = Shown()
         try:
-            with command.wrong_use(made):
-                result = bench(**_keywords(given), progress=shown)
+            result = bench(**_keywords(given), progress=shown)
+        except (ValueError, OSError) as error:
+            of_keywords = isinstance(error, options.SpecError)
+            made.error(in_options(str(error)) if of_keywords else str(error))
         except ImportError as error:
             raise command.Failure(str(error)) from error
         finally:

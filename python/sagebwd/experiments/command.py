@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import sagebwd
 
@@ -29,9 +30,16 @@ _EXPLAINED = (Failure, sagebwd.CompileError, sagebwd.DriverError, sagebwd.Librar
               sagebwd.TuneError)  # fmt: skip
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without a list of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
 def parser(module: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"python -m sagebwd.experiments.{module}",
-                                   description=description.splitlines()[0])  # fmt: skip
+    return Parser(prog=f"python -m sagebwd.experiments.{module}",
+                  description=description.splitlines()[0])  # fmt: skip
 
 
 def run(

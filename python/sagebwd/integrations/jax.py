@@ -14,7 +14,13 @@ import numpy as np
 
 from sagebwd import _core, options
 from sagebwd._needs import need
-from sagebwd.shapes import check_equal, check_rank, check_scale, problem_of_shapes
+from sagebwd.shapes import (
+    check_equal,
+    check_rank,
+    check_scale,
+    check_value_channels,
+    problem_of_shapes,
+)
 
 jax = need("jax", "sagebwd.integrations.jax")
 jnp = jax.numpy
@@ -52,7 +58,9 @@ def _check(q, k, v, layout):
                 f"{name}.astype(jnp.bfloat16)"
             )
     check_equal(q.dtype, k.dtype, v.dtype, "are", "have one dtype: convert them")
-    return problem_of_shapes(q.shape, k.shape, v.shape, layout)
+    problem = problem_of_shapes(q.shape, k.shape, v.shape, layout)
+    check_value_channels(q.shape, v.shape)
+    return problem
 
 
 def _ffi(name, results, *operands, spec, layout, softmax_scale):

@@ -32,6 +32,12 @@ _OF_A_MODULE = (
 )
 
 
+_AS_CONTEXT = (
+    "and within it PyTorch's function is sagebwd's: write 'with sagebwd.sdpa():' around the calls, "
+    "in a function's body too. To call it with tensors: sagebwd.scaled_dot_product_attention"
+)
+
+
 _OF_A_CALL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 #: Of what a context is given the names that are not its own to say.
 _OTHERWISE = {
@@ -62,7 +68,9 @@ class sdpa(TorchFunctionMode):
     for names that are no option, or are for each call to say.
     """
 
-    def __init__(self, *, fallback=None, **options_of_attention):
+    def __init__(self, *given, fallback=None, **options_of_attention):
+        if given:
+            raise TypeError(f"sdpa() takes keywords only, {_AS_CONTEXT}")
         super().__init__()
         if fallback not in (None, "torch"):
             raise options.SpecError(
@@ -74,6 +82,9 @@ class sdpa(TorchFunctionMode):
                        otherwise=_OTHERWISE)  # fmt: skip
         self.fallback, self.options = fallback, options_of_attention
         self.calls, self.fallbacks = 0, collections.Counter()
+
+    def __call__(self, *given, **more):
+        raise TypeError(f"sdpa() is a context and no decorator, {_AS_CONTEXT}")
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

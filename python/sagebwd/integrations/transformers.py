@@ -2,7 +2,7 @@
 
     import sagebwd
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sagebwd",
-                                                 dtype=torch.bfloat16)
+                                                 torch_dtype=torch.bfloat16)
     sagebwd.integrations.transformers.use(precision="gradients16")     # sagebwd.attention's options
 
 Causal and bidirectional attention, sliding windows of both, grouped heads, learned sinks (gpt-oss),
