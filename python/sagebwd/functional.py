@@ -144,7 +144,7 @@ def attention_backward(
         told = sequences.told(packing, k_mean)
         gradients = torch.ops.sagebwd.backward(*given, softmax_scale, "bshd", text, *told)
         return tuple(gradient[0] for gradient in gradients)
-    text = _text(chosen, softmax_scale, layout, q, k)
+    text = _text(chosen, softmax_scale, layout, q, k, packing)
     told = sequences.told(packing, k_mean)
     return torch.ops.sagebwd.backward(
         dout, q, k, v, out, lse, dlse, softmax_scale, layout, text, *told
@@ -237,7 +237,7 @@ def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing):
         given = sequences.as_batch(q, k, v)
         out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *told)
         return out[0], lse[0]
-    text = _text(chosen, softmax_scale, layout, q, k)
+    text = _text(chosen, softmax_scale, layout, q, k, packing)
     return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *told)
 
 
@@ -247,13 +247,14 @@ def _packed_text(chosen, softmax_scale, packing):
     return options.text_of(sequences.with_mask(chosen, packing))
 
 
-def _text(chosen, softmax_scale, layout, q, k):
+def _text(chosen, softmax_scale, layout, q, k, packing):
     """The options for the operators."""
     options.check_layout(layout)
     options.check_softmax_scale(softmax_scale, 1)
     if q.dim() == 4 and k.dim() == 4:  # the operator refuses other ranks
         token = 2 if layout == "bhsd" else 1
         if options.needs_as_many(chosen):
+            sequences.with_mask(chosen, packing)  # raises SpecError where used lengths may differ
             assume_equal(q.shape[token : token + 1], k.shape[token : token + 1])
         chosen = options.with_mask(chosen, q.shape[token], k.shape[token])
     return options.text_of(chosen)

@@ -1,6 +1,7 @@
 //===- entry_test.cpp - Keys and the file of an entry ----------------------===//
 
 #include "cache/entry.h"
+#include "tests/cache/mutations.h"
 
 #include <gtest/gtest.h>
 
@@ -105,6 +106,21 @@ TEST(CacheEntry, EveryTruncationAndAppendedByteIsRejected) {
     ASSERT_FALSE(why.empty());
   }
   EXPECT_FALSE(deserialize(bytes + '\0', sample_key()));
+}
+
+TEST(CacheEntry, AJsonThatIsLongerThanTheFileIsRejected) {
+  CacheEntry entry = sample_entry();
+  entry.cubin.clear(); // so that the JSON is all there is
+  std::string bytes = serialize(sample_key(), entry);
+  constexpr size_t kJsonBytesAt = 44;
+  ASSERT_LT(static_cast<unsigned char>(bytes[kJsonBytesAt]), 255);
+  ++bytes[kJsonBytesAt];
+  bytes = test::resealed_entry(bytes); // as who forges a file makes it
+  std::string why;
+  EXPECT_FALSE(deserialize(bytes, sample_key(), &why));
+  EXPECT_EQ(why, "its JSON is longer than the file");
+  --bytes[kJsonBytesAt];
+  EXPECT_TRUE(deserialize(test::resealed_entry(bytes), sample_key(), &why)) << why;
 }
 
 TEST(CacheEntry, AnotherKeysEntryIsRejected) {

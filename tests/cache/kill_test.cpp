@@ -1,7 +1,11 @@
 //===- kill_test.cpp - Writers killed at random moments --------------------===//
 
+#include "cache/directory.h"
 #include "cache/eviction.h"
+#include "cache/layout.h"
+#include "cache/posix.h"
 #include "cache/store.h"
+#include "cache/whole_file.h"
 #include "tests/cache/numbered_entries.h"
 #include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
@@ -152,6 +156,22 @@ TEST(KilledWriters, NeverSpoilOrStallAnythingAndTheirLeftoversAreSwept) {
   prune(temp.path(), std::nullopt);
   EXPECT_EQ(temporaries_of(temp.path(), ""), 0);
   std::printf("%d kills left %d files half written\n", kKills, leftovers);
+}
+
+TEST(KilledWriters, AreNotThoseThatStillWriteWhateverTheClockSays) {
+  TempDirectory temp;
+  const std::string name = unique_name(layout::kTemporary), path = temp / name;
+  test::write_text(path, "half of a kernel");
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(lock_byte(file.get(), F_WRLCK, 0), LockStatus::taken); // as its writer does
+  for (std::chrono::seconds age : {0s, 172800s, -172800s}) {
+    set_age(path, age);
+    EXPECT_EQ(leftovers(temp.path(), /*remove=*/true), 0u) << age.count();
+    EXPECT_TRUE(file_exists(temp.path(), name)) << age.count();
+  }
+  file.close();
+  EXPECT_EQ(leftovers(temp.path(), /*remove=*/true), 1u);
+  EXPECT_FALSE(file_exists(temp.path(), name));
 }
 
 TEST(KilledWriters, AFileThatOnlyBeginsAsATemporaryIsAnothers) {

@@ -62,7 +62,7 @@ MUTANTS = [
     ("generator/spec.cpp", "if (spec.packed && grouping.one_scale)", "if (false)"),
     ("generator/kernels/attention.cpp", "    s.rotate = plain.rotate;\n  narrow_mask(s);",
      "    s.rotate = plain.rotate;\n  drop_mask(s);"),
-    ("generator/kernels/attention.cpp", 'c.add("DK16", !int8.dk);', 'c.add("DK16", !int8.dq);'),
+    ("generator/kernels/attention.cpp", 'c.add("DK16", !int8.dk);', 'c.add("DK16", !int8.dv);'),
     ("generator/kernels/backward_dq.cpp", "const int units = (2 * vectors + t.warps / 2)",
      "const int units = (vectors + t.warps / 2)"),
     ("generator/kernels/quantize.cpp", 'c.add("SHIFTED", s.smooth_k && int8.s);',

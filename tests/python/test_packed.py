@@ -120,8 +120,19 @@ def test_causal_true_is_clear_for_one_tensor_alone():
     same = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), where["cu_seqlens_q"])
     out = sagebwd.attention(*inputs, causal=True, **same)
     assert torch.equal(out, sagebwd.attention(*inputs, causal="top-left", **where))
-    with pytest.raises(sagebwd.SpecError, match=r"ambiguous.*pass one as both"):
+    ambiguous = pytest.raises(sagebwd.SpecError, match=r"ambiguous.*pass one as both")
+    with ambiguous:
         sagebwd.attention(*inputs, causal=True, **where)
+    # The lengths that are used of them may differ as well.
+    used = [torch.tensor(LENGTHS_Q, dtype=torch.int32) for _ in range(2)]
+    lengths = {"seqused_q": used[0], "seqused_k": used[1]}
+    with ambiguous:
+        sagebwd.attention(*inputs, causal=True, **same, **lengths)
+    padded = [torch.zeros(len(LENGTHS_Q), 2, 32, 64, dtype=torch.bfloat16)] * 3
+    with ambiguous:
+        sagebwd.attention(*padded, causal=True, **lengths)
+    lengths["seqused_k"] = used[0]
+    assert torch.equal(sagebwd.attention(*inputs, causal=True, **same, **lengths), out)
 
 
 def test_refusals_say_what_is_wanted():
