@@ -5,27 +5,26 @@
 // computes runs without the GIL.
 //
 //===----------------------------------------------------------------------===//
+#include "python/module.h"
 #include "generator/emit.h"
 #include "generator/operation.h"
-#include "python/module_attention.h"
-#include "python/module_errors.h"
 #include "python/module_interrupt.h"
 #include "python/module_jax.h"
-#include "python/module_prebuild.h"
-#include "python/module_reference.h"
-#include "python/module_tuning.h"
 
 #include "cache/whole_file.h"
+#include "runtime/attention.h"
 #include "runtime/diagnosis.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
 #include "runtime/kernels.h"
+#include "runtime/log.h"
 #include "runtime/nvrtc/library.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 #include "runtime/version.h"
 
 #include <pybind11/operators.h>
+#include <pybind11/stl.h>
 
 namespace py = pybind11;
 using namespace pybind11::literals;

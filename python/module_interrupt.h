@@ -1,8 +1,8 @@
 //===- module_interrupt.h - Ctrl-C in Python -------------------------------===//
 #pragma once
 
+#include "python/module.h"
 #include "python/module_gil.h"
-#include "python/module_log.h"
 #include "runtime/parallel_for.h"
 
 namespace sagebwd::python {

@@ -1,11 +1,10 @@
-//===- module_reference.h - The CPU reference on NumPy arrays --------------===//
-#pragma once
+//===- module_reference.cpp - The CPU reference on NumPy arrays ------------===//
 
+#include "python/module.h"
 #include "python/module_interrupt.h"
 #include "runtime/reference/named_inputs.h"
 
 #include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -15,7 +14,8 @@
 
 namespace sagebwd::python {
 
-namespace py = pybind11;
+namespace {
+
 using Array = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using OptionalArray = std::optional<Array>;
 using Shape = std::vector<int64_t>;
@@ -28,8 +28,7 @@ struct Shapes {
 };
 
 /// The values of an array that must have this shape; none where there is no array.
-inline std::vector<float> values_of(const char* name, const OptionalArray& array,
-                                    const Shape& shape) {
+std::vector<float> values_of(const char* name, const OptionalArray& array, const Shape& shape) {
   if (!array)
     return {};
   if (!std::equal(shape.begin(), shape.end(), array->shape(), array->shape() + array->ndim()))
@@ -47,9 +46,9 @@ template <typename T> py::object array_of(std::vector<T>&& values, const Shape& 
   return py::array_t<T>(shape, owned->data(), owner);
 }
 
-inline reference::Inputs inputs_of(const Array& q, const Array& k, const Array& v,
-                                   const OptionalArray& dout, const OptionalArray& dlse,
-                                   float softmax_scale) {
+reference::Inputs inputs_of(const Array& q, const Array& k, const Array& v,
+                            const OptionalArray& dout, const OptionalArray& dlse,
+                            float softmax_scale) {
   reference::Inputs in;
   in.problem = {q.shape(0), q.shape(1), k.shape(1), q.shape(2), k.shape(2)};
   in.head_dim = static_cast<int>(q.shape(3));
@@ -84,14 +83,14 @@ constexpr std::pair<const char*, bool Plan::*> kProducts[] = {{"s", &Plan::s},  
                                                               {"dq", &Plan::dq}, {"dk", &Plan::dk}};
 
 /// The package has checked the names.
-inline Plan product_plan(const std::vector<std::string>& names) {
+Plan product_plan(const std::vector<std::string>& names) {
   Plan plan;
   for (const auto& [name, product] : kProducts)
     plan.*product = std::find(names.begin(), names.end(), name) != names.end();
   return plan;
 }
 
-inline std::vector<std::string> names_of(const Plan& plan) {
+std::vector<std::string> names_of(const Plan& plan) {
   std::vector<std::string> names;
   for (const auto& [name, product] : kProducts)
     if (plan.*product)
@@ -99,7 +98,7 @@ inline std::vector<std::string> names_of(const Plan& plan) {
   return names;
 }
 
-inline Array round_to(const py::object& given, const std::string& dtype) {
+Array round_to(const py::object& given, const std::string& dtype) {
   const auto type = parse_word<DType>(dtype);
   const Array array = Array::ensure(given);
   if (!array)
@@ -110,10 +109,9 @@ inline Array round_to(const py::object& given, const std::string& dtype) {
   return result;
 }
 
-inline py::tuple named_inputs(const std::string& name, int64_t batch, int64_t heads,
-                              int64_t heads_kv, int64_t seq_q, int64_t seq_kv, int head_dim,
-                              const std::string& dtype, double sigma, double key_offset,
-                              uint64_t seed) {
+py::tuple named_inputs(const std::string& name, int64_t batch, int64_t heads, int64_t heads_kv,
+                       int64_t seq_q, int64_t seq_kv, int head_dim, const std::string& dtype,
+                       double sigma, double key_offset, uint64_t seed) {
   const Problem problem{batch, heads, heads_kv, seq_q, seq_kv};
   const auto type = parse_word<DType>(dtype);
   const reference::InputKind kind{parse_word<reference::Distribution>(name), sigma, key_offset};
@@ -126,7 +124,7 @@ inline py::tuple named_inputs(const std::string& name, int64_t batch, int64_t he
 }
 
 /// What each imitates, by name.
-inline py::dict distributions() {
+py::dict distributions() {
   py::dict texts;
   for (const auto& [distribution, name] : Words<reference::Distribution>::all)
     texts[py::str(std::string(name))] = std::string(reference::facts_of(distribution).text);
@@ -134,14 +132,13 @@ inline py::dict distributions() {
 }
 
 /// `spec` says what a query sees; the rest of it is not looked at.
-inline py::dict exact(const reference::Inputs& in, const ResolvedSpec& spec, bool keep_matrices) {
+py::dict exact(const reference::Inputs& in, const ResolvedSpec& spec, bool keep_matrices) {
   return dict_of(interruptibly([&] { return reference::exact(in, *spec, keep_matrices); }), in);
 }
 
-inline py::dict emulate(const reference::Inputs& in, const ResolvedSpec& spec,
-                        const std::vector<std::string>& plan, bool keep_matrices,
-                        bool round_outputs, const OptionalArray& given_out,
-                        const OptionalArray& given_lse) {
+py::dict emulate(const reference::Inputs& in, const ResolvedSpec& spec,
+                 const std::vector<std::string>& plan, bool keep_matrices, bool round_outputs,
+                 const OptionalArray& given_out, const OptionalArray& given_lse) {
   const Shapes shapes(in.problem, in.head_dim);
   const std::vector<float> out = values_of("out", given_out, shapes.query);
   const std::vector<float> lse = values_of("lse", given_lse, shapes.row);
@@ -152,8 +149,8 @@ inline py::dict emulate(const reference::Inputs& in, const ResolvedSpec& spec,
   return dict_of(interruptibly(work), in);
 }
 
-inline py::dict trace(const reference::Inputs& in, const ResolvedSpec& spec,
-                      const std::vector<std::string>& plan) {
+py::dict trace(const reference::Inputs& in, const ResolvedSpec& spec,
+               const std::vector<std::string>& plan) {
   using namespace pybind11::literals;
   py::dict table;
   for (const reference::TraceRow& row :
@@ -163,7 +160,9 @@ inline py::dict trace(const reference::Inputs& in, const ResolvedSpec& spec,
   return table;
 }
 
-inline void bind_reference(py::module_& m) {
+} // namespace
+
+void bind_reference(py::module_& m) {
   m.def("plan_of", [](const std::string& precision) {
     return names_of(reference::plan_of(parse_word<Precision>(precision)));
   });

@@ -1,35 +1,32 @@
-//===- module_errors.h - The library's errors as Python exceptions ---------===//
-#pragma once
+//===- module_errors.cpp - The library's errors as Python exceptions -------===//
 
 #include "cache/pack.h"
 #include "generator/spec.h"
+#include "python/module.h"
 #include "runtime/error.h"
 #include "runtime/tuner/trials.h"
 
-#include <pybind11/pybind11.h>
-
 namespace sagebwd::python {
 
-namespace py = pybind11;
-
-/// Text that may hold a path, which need not be UTF-8: as os.fsdecode() gives it.
-inline py::str path_text(const std::string& text) {
+py::str path_text(const std::string& text) {
   return py::reinterpret_steal<py::str>(
       PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
 }
 
+namespace {
+
 /// What an exception has beside its text.
-inline void add_attributes(py::object&, const std::exception&) {}
-inline void add_attributes(py::object& exception, const DriverError& e) {
+void add_attributes(py::object&, const std::exception&) {}
+void add_attributes(py::object& exception, const DriverError& e) {
   exception.attr("code") = e.code;
 }
-inline void add_attributes(py::object& exception, const CompileError& e) {
+void add_attributes(py::object& exception, const CompileError& e) {
   exception.attr("log") = e.log;
   exception.attr("numbered_source") = e.numbered_source;
 }
 
 /// The Python exception type that mirrors `Error`; set once, at import, and alive for good.
-template <typename Error> inline PyObject* exception_type = nullptr;
+template <typename Error> PyObject* exception_type = nullptr;
 
 template <typename Error> void bind_error(py::module_& m, const char* name, PyObject* base) {
   PyObject*& type = exception_type<Error>;
@@ -48,7 +45,9 @@ template <typename Error> void bind_error(py::module_& m, const char* name, PyOb
   });
 }
 
-inline void bind_errors(py::module_& m) {
+} // namespace
+
+void bind_errors(py::module_& m) {
   bind_error<SpecError>(m, "SpecError", PyExc_ValueError);
   bind_error<LibraryError>(m, "LibraryError", PyExc_RuntimeError);
   bind_error<OfflineError>(m, "OfflineError", PyExc_RuntimeError);

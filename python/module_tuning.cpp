@@ -1,14 +1,13 @@
-//===- module_tuning.h - The tuner from Python -----------------------------===//
+//===- module_tuning.cpp - The tuner from Python ---------------------------===//
 //
 // Records cross this line as their files' text, which the package reads as JSON.
 //
 //===----------------------------------------------------------------------===//
-#pragma once
 
 #include "generator/operation.h"
-#include "python/module_attention.h"
-#include "python/module_errors.h"
+#include "python/module.h"
 #include "python/module_interrupt.h"
+#include "python/module_problem.h"
 #include "runtime/plans.h"
 #include "runtime/tuner/tile_choice.h"
 #include "runtime/tuner/worker/command.h"
@@ -20,7 +19,7 @@
 
 namespace sagebwd::python {
 
-inline std::vector<TuningRecord> records_of_text(const std::string& text) {
+std::vector<TuningRecord> records_of_text(const std::string& text) {
   std::string why;
   auto records = parse_records(text, &why);
   if (!records)
@@ -28,8 +27,10 @@ inline std::vector<TuningRecord> records_of_text(const std::string& text) {
   return std::move(*records);
 }
 
-inline TuneRequest tune_request(const ResolvedSpec& spec, const Problem& problem, int device,
-                                const std::vector<std::string>& kernels) {
+namespace {
+
+TuneRequest tune_request(const ResolvedSpec& spec, const Problem& problem, int device,
+                         const std::vector<std::string>& kernels) {
   TuneRequest request;
   request.spec = *spec;
   request.problem = problem;
@@ -40,10 +41,10 @@ inline TuneRequest tune_request(const ResolvedSpec& spec, const Problem& problem
   return request;
 }
 
-inline py::list tune_kernels(const ResolvedSpec& spec, const Problem& problem, int device,
-                             const std::vector<std::string>& kernels,
-                             const std::vector<std::string>& tiles, bool force, int rounds,
-                             const py::object& progress) {
+py::list tune_kernels(const ResolvedSpec& spec, const Problem& problem, int device,
+                      const std::vector<std::string>& kernels,
+                      const std::vector<std::string>& tiles, bool force, int rounds,
+                      const py::object& progress) {
   TuneRequest request = tune_request(spec, problem, device, kernels);
   for (const std::string& tile : tiles)
     request.only.push_back(parse_tile(tile));
@@ -67,9 +68,9 @@ inline py::list tune_kernels(const ResolvedSpec& spec, const Problem& problem, i
 
 /// (kernel, digest of the record's key, tile) of what calls of a problem's size run with here, of
 /// kernels that have records.
-inline std::vector<std::array<std::string, 3>>
-tiles_in_use(const ResolvedSpec& given, const Problem& problem, int device,
-             const std::vector<std::string>& kernels) {
+std::vector<std::array<std::string, 3>> tiles_in_use(const ResolvedSpec& given,
+                                                     const Problem& problem, int device,
+                                                     const std::vector<std::string>& kernels) {
   const TuneRequest request = tune_request(given, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device);
   const ResolvedSpec spec = resolved(*given);
@@ -87,8 +88,8 @@ tiles_in_use(const ResolvedSpec& given, const Problem& problem, int device,
 }
 
 /// A dict a precision, in their order.
-inline py::list compare_plans(const ResolvedSpec& spec, const Problem& problem, int device,
-                              int rounds, const py::object& progress) {
+py::list compare_plans(const ResolvedSpec& spec, const Problem& problem, int device, int rounds,
+                       const py::object& progress) {
   PlanRequest request;
   request.spec = *spec;
   request.problem = problem;
@@ -110,7 +111,9 @@ inline py::list compare_plans(const ResolvedSpec& spec, const Problem& problem, 
   return rows;
 }
 
-inline void bind_tuning(py::module_& m) {
+} // namespace
+
+void bind_tuning(py::module_& m) {
   using WithoutGil = py::call_guard<Released>;
 
   m.def("tune", tune_kernels);

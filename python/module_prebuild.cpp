@@ -1,8 +1,10 @@
-//===- module_prebuild.h - Packs from Python -------------------------------===//
-#pragma once
+//===- module_prebuild.cpp - Packs from Python -----------------------------===//
 
-#include "python/module_tuning.h"
+#include "python/module.h"
+#include "python/module_interrupt.h"
 #include "runtime/prebuild.h"
+
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <string>
@@ -10,12 +12,12 @@
 
 namespace sagebwd::python {
 
-namespace py = pybind11;
+namespace {
 
-inline py::dict prebuild_pack(const std::string& out,
-                              const std::vector<std::pair<ResolvedSpec, std::string>>& specs,
-                              bool backward, const std::vector<std::string>& record_files,
-                              const py::object& progress) {
+py::dict prebuild_pack(const std::string& out,
+                       const std::vector<std::pair<ResolvedSpec, std::string>>& specs,
+                       bool backward, const std::vector<std::string>& record_files,
+                       const py::object& progress) {
   std::vector<WantedOperation> operations;
   for (const auto& [spec, arch] : specs)
     operations.push_back({*spec, find_arch(arch), /*forward=*/true, backward});
@@ -51,6 +53,8 @@ inline py::dict prebuild_pack(const std::string& out,
       "lowest_driver"_a = lowest_driver, "threads"_a = result.threads);
 }
 
-inline void bind_prebuild(py::module_& m) { m.def("prebuild", prebuild_pack); }
+} // namespace
+
+void bind_prebuild(py::module_& m) { m.def("prebuild", prebuild_pack); }
 
 } // namespace sagebwd::python

@@ -1,57 +1,27 @@
-//===- module_attention.h - The operation, called with addresses -----------===//
+//===- module_attention.cpp - The operation, called with addresses ---------===//
 //
 // No tensor type crosses this line: the package passes sizes and strides once, then addresses and a
 // stream, so one module serves every version of every framework.
 //
 //===----------------------------------------------------------------------===//
-#pragma once
 
 #include "generator/choice.h"
-#include "generator/space.h"
+#include "python/module.h"
 #include "python/module_gil.h"
-#include "python/module_log.h"
-#include "runtime/attention.h"
+#include "python/module_problem.h"
 #include "runtime/driver/driver.h"
 
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
-#include <array>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-namespace pybind11::detail {
-
-/// A number for each of its fields.
-template <> struct type_caster<sagebwd::Problem> {
-  PYBIND11_TYPE_CASTER(sagebwd::Problem, const_name("tuple[int, ...]"));
-  static constexpr size_t kNumbers = [] {
-    size_t count = 0;
-    sagebwd::Problem problem;
-    visit_fields(problem, [&](const sagebwd::Label&, int64_t&) { ++count; });
-    return count;
-  }();
-  bool load(handle source, bool convert) {
-    make_caster<std::array<int64_t, kNumbers>> numbers;
-    if (!numbers.load(source, convert))
-      return false;
-    size_t i = 0;
-    const std::array<int64_t, kNumbers>& given = numbers;
-    visit_fields(value, [&](const sagebwd::Label&, int64_t& field) { field = given[i++]; });
-    return true;
-  }
-};
-
-} // namespace pybind11::detail
-
 namespace sagebwd::python {
 
-namespace py = pybind11;
+namespace {
 
 // Short of pybind11's casters: they take 5 % of a call's host time.
-inline int64_t number_of(PyObject* given) {
+int64_t number_of(PyObject* given) {
   const int64_t number = PyLong_AsLongLong(given);
   if (number == -1 && PyErr_Occurred())
     throw py::error_already_set();
@@ -82,7 +52,7 @@ PreparedPass prepare(const Attention& attention, const Problem& problem,
 }
 
 /// Numbers: the tensors' addresses, those of the workspace and the stream.
-inline void run(const PreparedPass& pass, const py::args& given) {
+void run(const PreparedPass& pass, const py::args& given) {
   std::array<uint64_t, 32> numbers; // more than any pass has; a test gives one all of its own
   const size_t count = given.size();
   if (count < 2 || count > numbers.size())
@@ -98,7 +68,9 @@ inline void run(const PreparedPass& pass, const py::args& given) {
   log_to_python();
 }
 
-inline void bind_attention(py::module_& m) {
+} // namespace
+
+void bind_attention(py::module_& m) {
   m.def("check_value_dim",
         [](int value_dim, const ResolvedSpec& spec) { check_value_dim(value_dim, spec); });
   using WithoutGil = py::call_guard<Released>;
