@@ -365,7 +365,7 @@ def test_the_reference_has_every_public_name():
 
 def test_pages_of_docstrings_say_how_to_read_them():
     pages = [p.read_text() for p in (ROOT / "docs/reference").glob("*.md")]
-    generated = [text.partition(":::")[0] for text in pages if ":::" in text]
+    generated = [text.partition("\n:::")[0] for text in pages if "\n:::" in text]
     assert len(generated) == 3 and sum("`./run docs`" in head for head in generated) == 1
     assert all("`./run docs`" in head or "[Python](python.md)" in head for head in generated)
 
