@@ -256,7 +256,7 @@ TEST(CDoorAlone, SpecsAreChecked) {
     EXPECT_EQ(operation, nullptr);
   };
   refused(nullptr, {"spec is null"});
-  refused("", {"cannot read spec ''", "expected one as it is printed"});
+  refused("", {"cannot read spec ''", "it is empty. A spec is a line as it is printed"});
   refused("d64 bf17", {"cannot read spec 'd64 bf17'"});
   std::string line = to_string(*resolved({.head_dim = 64}));
   refused(line.substr(0, line.find(" numerics")).c_str(), {"the version of its numerics"});

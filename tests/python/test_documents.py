@@ -363,6 +363,13 @@ def test_the_reference_has_every_public_name():
             assert re.search(rf"(::: sagebwd\.(_doctor\.)?|`sagebwd\.){name}\b", pages), name
 
 
+def test_pages_of_docstrings_say_how_to_read_them():
+    pages = [p.read_text() for p in (ROOT / "docs/reference").glob("*.md")]
+    generated = [text.partition("\n:::")[0] for text in pages if "\n:::" in text]
+    assert len(generated) == 3 and sum("`./run docs`" in head for head in generated) == 1
+    assert all("`./run docs`" in head or "[Python](python.md)" in head for head in generated)
+
+
 def test_the_tables_of_errors_say_what_they_are():
     text = (ROOT / "docs/reference/python.md").read_text()
     for name, base in re.findall(r"^\| `sagebwd\.(\w+)` \| `(\w+)` \|", text, re.M):

@@ -191,7 +191,7 @@ def test_v_with_fewer_channels():
 
     compiled = torch.compile(sagebwd.attention, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*inputs), out)
-    refused = {"v's may be smaller": randn(2, 24, 104), "but for the channels": randn(2, 20, 32)}
+    refused = {"v's may be smaller": randn(2, 24, 104), "except for the channels": randn(2, 20, 32)}
     for match, v in refused.items():
         with pytest.raises(sagebwd.SpecError, match=match):
             sagebwd.attention(*inputs[:2], v)

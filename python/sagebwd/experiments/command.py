@@ -52,7 +52,8 @@ def run(
     name = parser.prog.rpartition(".")[2]
     try:
         if needs_torch and torch is None:
-            raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch")
+            raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch, for the "
+                          f"Python {sys.executable}")  # fmt: skip
         return work(options)
     except _EXPLAINED as error:
         print(f"{name}: {error}", file=sys.stderr)
