@@ -9,6 +9,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/operation.h"
 #include "runtime/kernels.h"
 #include "tests/cache/processes.h"
 #include "tests/cache/temp_directory.h"
@@ -41,7 +42,7 @@ bool maps_nvrtc() {
 }
 
 std::vector<KernelSpec> operation(const Options& options) {
-  return distinct_kernels(resolved(options.spec), find_arch(options.arch));
+  return Operation(resolved(options.spec), find_arch(options.arch)).distinct_kernels();
 }
 
 /// In a new process: how long all kernels took, how many came from the disk, whether NVRTC is

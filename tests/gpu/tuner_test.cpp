@@ -10,7 +10,7 @@
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/tuner/selection.h"
 #include "runtime/tuner/tuner.h"
-#include "runtime/tuner/worker/worker.h"
+#include "runtime/tuner/worker/gpu_bench.h"
 #include "tests/cache/temp_directory.h"
 #include "tests/gpu/operation.h"
 
