@@ -11,6 +11,7 @@
 #include "runtime/version.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 using namespace sagebwd;
@@ -118,6 +119,10 @@ const char* sagebwd_spec(const sagebwd_operation* operation) {
   return operation ? operation->spec.c_str() : nullptr;
 }
 
+float sagebwd_usual_scale(const sagebwd_operation* operation) {
+  return operation ? 1 / std::sqrt(static_cast<float>(operation->attention.spec().head_dim)) : 0;
+}
+
 sagebwd_status sagebwd_warmup(sagebwd_operation* operation, int backward) {
   return guarded([&] { given(operation, "operation").attention.warmup(backward != 0); });
 }
@@ -152,7 +157,8 @@ sagebwd_status sagebwd_forward(sagebwd_operation* operation, const sagebwd_forwa
                        .workspace_bytes = workspace_bytes,
                        .stream = stream,
                        .packing = packing_of(a.packing),
-                       .value_dim = a.value_dim});
+                       .value_dim = a.value_dim,
+                       .k_mean = a.k_mean});
   });
 }
 
@@ -178,6 +184,7 @@ sagebwd_status sagebwd_backward(sagebwd_operation* operation, const sagebwd_back
                         .workspace_bytes = workspace_bytes,
                         .stream = stream,
                         .packing = packing_of(a.packing),
-                        .value_dim = a.value_dim});
+                        .value_dim = a.value_dim,
+                        .k_mean = a.k_mean});
   });
 }

@@ -51,6 +51,8 @@ sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** 
 void sagebwd_destroy(sagebwd_operation* operation);
 /** The complete line; null for null. It is valid as long as the operation exists. */
 const char* sagebwd_spec(const sagebwd_operation* operation);
+/** The usual softmax_scale, 1 / sqrt(head_dim); 0 for null. */
+float sagebwd_usual_scale(const sagebwd_operation* operation);
 /** Compiles or loads every kernel. Afterwards calls can be captured into a CUDA graph. */
 sagebwd_status sagebwd_warmup(sagebwd_operation* operation, int backward);
 
@@ -84,7 +86,9 @@ typedef struct sagebwd_forward_args {
   sagebwd_tensor q, k, v, out;
   float* lse; /**< (batch, heads, query) contiguous */
   sagebwd_packing packing;
-  int value_dim; /**< channels of v and out; 0 means as many as q has */
+  int value_dim;       /**< channels of v and out; 0 means as many as q has */
+  const float* k_mean; /**< (batch, heads_kv, channel): what smooth_k subtracts from the keys in
+                          place of their mean, the same in both passes; null means their mean */
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -96,6 +100,7 @@ typedef struct sagebwd_backward_args {
   sagebwd_tensor dq, dk, dv;
   sagebwd_packing packing;
   int value_dim;
+  const float* k_mean; /**< as the forward's */
 } sagebwd_backward_args;
 
 /** `workspace` is device memory, aligned to 256 bytes; `stream` a CUstream. */

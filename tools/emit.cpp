@@ -54,8 +54,11 @@ public:
     options.text("pass", "PASS", pass_,
                  "forward or backward, if both have the kernel (default: the first that has it)");
     options.offer(words_of<Pass>());
-    options.text("arch", "ARCH", arch_, "architecture");
-    options.offer(arch_names());
+    options.text("arch", "ARCH", arch_,
+                 "architecture, or native for that of this machine's first GPU");
+    std::vector<std::string> archs = arch_names();
+    archs.emplace_back("native");
+    options.offer(archs);
     spec_.declare(options, /*lists=*/false);
     options.text(
         "tile", "TILE", tile_,
@@ -90,7 +93,7 @@ public:
 private:
   /// The kernels of the operation that the options select, in launch order.
   std::vector<KernelSpec> chosen_kernels() const {
-    const Arch& arch = find_arch(arch_);
+    const Arch arch = arch_ == "native" ? parse_archs({arch_}).front() : find_arch(arch_);
     const ResolvedSpec spec = resolved(spec_.one(options));
     std::vector<KernelSpec> chosen;
     std::vector<std::string> kinds;

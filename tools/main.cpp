@@ -61,7 +61,7 @@ std::string prefix_of(const Command& command) {
 }
 
 ExitCode wrong_use(const std::string& message, const Command& command) {
-  complain("", message);
+  complain(command.name, message);
   fprintf(stderr, "See 'sagebwd %s--help'.\n", prefix_of(command).c_str());
   return kWrongUse;
 }

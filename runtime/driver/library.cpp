@@ -70,11 +70,17 @@ Library::Library() {
     if ((handle = ::dlopen(place, RTLD_NOW | RTLD_LOCAL)))
       break;
     const char* message = ::dlerror();
-    tried += std::string(tried.empty() ? "" : "; ") + (message ? message : place);
+    const std::string why = message ? message : place;
+    const std::string absent =
+        std::string(place) + ": cannot open shared object file: No such file";
+    if (!why.starts_with(absent)) // it is there, and not usable
+      tried += (tried.empty() ? "" : "; ") + why;
   }
   if (!handle) {
-    unavailable = "no CUDA driver: libcuda.so.1 cannot be opened (" + tried +
-                  "). It comes with the NVIDIA driver, not with the CUDA toolkit.";
+    unavailable = "no CUDA driver: " +
+                  (tried.empty() ? "the dynamic linker does not find libcuda.so.1"
+                                 : "libcuda.so.1 cannot be opened (" + tried + ")") +
+                  ". It comes with the NVIDIA driver, not with the CUDA toolkit.";
     return;
   }
   present = true;

@@ -7,6 +7,7 @@
 #include "runtime/version.h"
 #include "tests/gpu/operation.h"
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -32,7 +33,8 @@ sagebwd_forward_args for_c(const ForwardArgs& a) {
           .out = for_c(a.out),
           .lse = a.lse,
           .packing = for_c(a.packing),
-          .value_dim = a.value_dim};
+          .value_dim = a.value_dim,
+          .k_mean = a.k_mean};
 }
 sagebwd_backward_args for_c(const BackwardArgs& a) {
   return {.struct_size = sizeof(sagebwd_backward_args),
@@ -48,7 +50,8 @@ sagebwd_backward_args for_c(const BackwardArgs& a) {
           .dk = for_c(a.dk),
           .dv = for_c(a.dv),
           .packing = for_c(a.packing),
-          .value_dim = a.value_dim};
+          .value_dim = a.value_dim,
+          .k_mean = a.k_mean};
 }
 
 /// Expects that status and a message with all of `parts`.
@@ -119,6 +122,19 @@ TEST_F(CDoor, GivesTheSameBits) {
   in.dlse.assign(2 * 4 * 70, 0.5f);
   in.softmax_scale = -0.2f;
   expect_same_bits(in, {.layout = {.bshd = true, .padding = 8}});
+}
+
+TEST_F(CDoor, GivesTheSameBitsWithAGivenMeanOfTheKeys) {
+  make({.head_dim = 64});
+  EXPECT_EQ(sagebwd_usual_scale(c), 0.125f);
+  auto in = reference::random_inputs({1, 2, 1, 70, 90}, 64, DType::bf16, 1, 4);
+  in.softmax_scale = sagebwd_usual_scale(c);
+  const auto with_their_own = run_on_gpu(*attention, 0, in, {});
+  for (int i = 0; i < 64; ++i)
+    in.k_mean.push_back(0.25f * std::cos(static_cast<float>(i)));
+  expect_same_bits(in, {});
+  const auto with_this = run_on_gpu(*attention, 0, in, {});
+  EXPECT_NE(bits_of(with_this.dk), bits_of(with_their_own.dk)) << "the mean is not used";
 }
 
 TEST_F(CDoor, GivesTheSameBitsOfPackedSequences) {
@@ -266,6 +282,7 @@ TEST(CDoorAlone, SpecsAreChecked) {
   refused(line.c_str(), {"head dimension 90 is not built", "32 to 256"});
   expect_failed(sagebwd_create(line.c_str(), 0, nullptr), SAGEBWD_INVALID, {"operation is null"});
   EXPECT_EQ(sagebwd_spec(nullptr), nullptr);
+  EXPECT_EQ(sagebwd_usual_scale(nullptr), 0);
   sagebwd_destroy(nullptr);
 }
 

@@ -128,6 +128,10 @@ def test_architectures_by_word(sagebwd, doctor, fake_driver):
     assert archs_of(sagebwd, "major") == major < every
     here = {"LD_LIBRARY_PATH": str(fake_driver), "FAKE_QUIET": "1"}
     assert archs_of(sagebwd, "native", FAKE_MAJOR="8", FAKE_MINOR="9", **here) == {"sm_89"}
+    emitted = sagebwd("emit", "--kernel", "forward", "--arch", "native", "--head-dim", 64,
+                      FAKE_MAJOR="9", FAKE_MINOR="0", **here)  # fmt: skip
+    named = sagebwd("emit", "--kernel", "forward", "--arch", "sm_90a", "--head-dim", 64)
+    assert emitted.code == 0 and emitted.out == named.out
     none = sagebwd("build", "--arch", "native", FAKE_DEVICES="0", **here)
     assert none.code == 1 and "--arch native means the GPUs of this machine" in none.err
     assert "--arch sm_80" in none.err

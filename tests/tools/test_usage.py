@@ -1,5 +1,6 @@
 """Exit codes, help and messages: 0 done, 1 failed, 2 wrong use."""
 
+import ctypes.util
 import re
 
 import pytest
@@ -130,6 +131,8 @@ def test_wrong_use_says_what_was_given_and_exits_2(sagebwd, arguments, message):
     assert message in result.err
     assert result.out == ""
     assert "--help" in result.err
+    command = f" {arguments[0]}" if arguments[0] in COMMANDS else ""
+    assert result.err.startswith(f"sagebwd{command}: ")  # as every other message of it
 
 
 def test_cuda_device_plan_without_kernels_is_refused(sagebwd):
@@ -146,3 +149,6 @@ def test_gpu_commands_say_so_without_one(sagebwd, doctor, arguments):
     assert result.code == 1
     assert "GPU" in result.err
     assert "trace --device cpu" in result.err
+    if ctypes.util.find_library("cuda") is None:  # then there is nothing to say of a file
+        assert result.err.count("libcuda") == 1
+        assert "the dynamic linker does not find libcuda.so.1. It comes with" in result.err

@@ -5,7 +5,7 @@
 image_prebuild="--arch sm_80 --head-dim 64 --dtype bf16 --causal none"
 
 # What shows that the image works: every kernel is there, for a user who is not root.
-image_trial="[ \"\$(id -u)\" != 0 ] && sagebwd doctor && sagebwd build $image_prebuild"
+image_trial='[ "$(id -u)" != 0 ] && sagebwd doctor && sagebwd build '$image_prebuild
 
 # image_steps DOCKERFILE: its instructions as a script for bash. Both stages have one file system, so
 # what is copied between them lies there already.
