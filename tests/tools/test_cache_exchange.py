@@ -143,7 +143,7 @@ def test_import_replaces_a_bad_file_and_keeps_a_good_one(cache, tmp_path):
         (lambda path: None, "cannot be opened"),
         (lambda path: path.write_text("x" * 500), "no pack of sagebwd"),
         (lambda path: path.write_bytes(b"SAGEBWDP" + b"\x63\0\0\0" + bytes(500)), "newer version"),
-        (lambda path: path.mkdir(), "directory"),
+        (lambda path: path.mkdir(), "there is no pack in this folder"),
         (lambda path: (path.write_text("x"), path.chmod(0o666)), "other users may write it"),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_directory_that_is_for_everybody_is_not_to_be_changed(sagebwd, tmp_pat
 
 def test_a_pack_is_not_written_where_the_environment_could_not_name_it(cache, tmp_path):
     result = cache("export", "--out", tmp_path / "a:b.pack")
-    assert result.code == 1 and "name the pack's file without one" in result.err
+    assert result.code == 1 and "give the pack a name without one" in result.err
     assert not list(tmp_path.glob("*.pack"))
 
 
