@@ -100,6 +100,9 @@ def _text_of(chosen):
     return found
 
 
+_default_text = _text_of({})
+
+
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, **chosen):
     """The result of `sagebwd.attention`, or None if the operators must compute it."""
     if _is_watched(q, k, v) or (return_lse is not True and return_lse is not False):
@@ -107,7 +110,7 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, *
     if softmax_scale is not None and type(softmax_scale) is not float:
         return None
     try:
-        told = _text_of(chosen)
+        told = _text_of(chosen) if chosen else _default_text
     except (TypeError, options.SpecError):  # the operators raise it again, with the full message
         return None
     if told is None:

@@ -145,6 +145,7 @@ class Form:
         ]
         self._like_q, self._like_k, self._like_v = tuple(q.shape), tuple(k.shape), tuple(v.shape)
         self._like_out = (*self._like_q[:3], v.shape[3])
+        self._out_is_like_q = self._like_out == self._like_q
         self._rows = (batch, heads, seq_q)
         self._empty = q.numel() == 0 or k.numel() == 0  # queries that see no key
         self._in_any_order = "deterministic=no" in text.split()
@@ -155,6 +156,7 @@ class Form:
                 self._problem, [*self._operands, of_out], self._scale, self._apart, v.shape[3]
             )
             self._workspace_bytes = self._run.workspace_bytes
+            self._bytes_with_lse = self._workspace_bytes + 4 * batch * heads * seq_q
 
     def _stream(self):
         if _current_stream:
@@ -202,7 +204,7 @@ class Form:
             lse = q.new_full(self._rows, -torch.inf, dtype=torch.float32) if wants_lse else None
             return q.new_zeros(self._like_out), lse
         addresses = self._addresses(q, k, v)
-        out = self._new_like(q) if self._like_out == self._like_q else self._new_out(q)
+        out = self._new_like(q) if self._out_is_like_q else self._new_out(q)
         if wants_lse:
             lse = q.new_empty(self._rows, dtype=torch.float32)
             if self._packed:
@@ -210,9 +212,8 @@ class Form:
             workspace = q.new_empty(self._workspace_bytes, dtype=torch.uint8)
             workspace_at, lse_at = workspace.data_ptr(), lse.data_ptr()
         else:  # one allocation for both
-            lse, (batch, heads, seq_q) = None, self._rows
-            workspace = q.new_empty(self._workspace_bytes + 4 * batch * heads * seq_q,
-                                    dtype=torch.uint8)  # fmt: skip
+            lse = None
+            workspace = q.new_empty(self._bytes_with_lse, dtype=torch.uint8)
             workspace_at = workspace.data_ptr()
             lse_at = workspace_at + self._workspace_bytes
         more = self._more(packing, k_mean)
