@@ -4,15 +4,10 @@
 // of dS for each query and group of keys, or dS in 16 bits. One thread copies tiles in bulk into a
 // ring of stages; warpgroups of 64 queries each read them.
 //
-// Beside dQ each warpgroup has accumulators of S, whose P takes their place, of dP, whose dS does,
-// and, where dS is in INT8, of products that are added to dQ; these may take dP's place too. ORDER
-// says when what begins, in a step:
-//   plain:    begin S, dP; wait for S; P; wait for dP; dS; begin products; wait, add them
-//   early_s:  wait for S; begin dP; P; wait for dP; dS; begin products, next S; wait for products,
-//             add them
-//   early_dp: wait for dP; dS; begin products, next S, next dP; wait for products and S; add them;
-//   P
-// Nothing but the wait for everything crosses the loop's end (C7514).
+// Beside dQ each warpgroup has accumulators of S, which P replaces, of dP, which dS replaces, and,
+// where dS is in INT8, of products that are added to dQ. A step waits for S, begins dP, forms P,
+// waits for dP, forms dS, begins the products and the next step's S, waits for the products and adds
+// them. Only a wait for everything crosses the loop's end (C7514).
 //
 // What is read at one time comes in one step of the ring: the keys that dS meets a step later than
 // the keys and values that it is of. Hence a stage is free once dP is formed.
@@ -29,15 +24,6 @@
 
 static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
 static_assert(DQ16 || !BLOCK_SCALES, "warpgroups share no scale");
-
-enum class Order { plain, early_s, early_dp };
-/// The last takes registers for the products of their own: 32 at 64 channels, too many at 128.
-constexpr Order ORDER = Order::early_s;
-/// Whether dP starts from -delta as a product; else it is added to it, which takes an instruction a
-/// score.
-constexpr bool DELTA_BY_PRODUCT = true;
-/// Whether warpgroups take turns at P.
-constexpr bool TAKES_TURNS = false;
 
 /// Keys of a step. Those that share a scale of dS are known together; in 16 bits none do.
 constexpr int STEP_KEYS = DQ16 ? 2 * TOKENS_PER_TILE : GROUP_KV;
@@ -171,11 +157,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     minus_delta[r] = read_row(p.q_rows, at.padded_query(), query[r], ROW_MINUS_DELTA);
   }
   const RowStart delta(minus_delta, shared + L::ONES);
-  const auto start = [&](int) {
-    const float low = DELTA_BY_PRODUCT ? -0.0f : minus_delta[0];
-    const float high = DELTA_BY_PRODUCT ? -0.0f : minus_delta[1];
-    return Quad{low, low, high, high};
-  };
+  const auto start = [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; }; // dP has -delta
   Sums dq;
   if constexpr (SINK_KEYS != 0)
     begin_with_sink(p, dq, at, query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
@@ -189,16 +171,6 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   // The producer's copies come whether there are keys or not: none may come after the block's end.
   wait_for_phase(shared + L::ROWS_CAME, 0);
 
-  const auto take_turn = [&] {
-    if constexpr (TAKES_TURNS)
-      named_barrier_sync<256>(1 + warpgroup);
-  };
-  const auto pass_turn = [&] {
-    if constexpr (TAKES_TURNS) {
-      const int next = anew(warpgroup) + 1;
-      named_barrier_arrive<256>(1 + (next == WARPGROUPS ? 0 : next));
-    }
-  };
   // What follows from the warpgroup's place is computed where it is asked for: registers are short.
   const auto own = [] {
     return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
@@ -221,13 +193,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   };
   const auto begin_values = [&](int step) {
     issue_value_panels<KEY_TILES>(values, dout,
-                                  key_values.at(place_of(step).stage, L::VALUES_BYTES),
-                                  DELTA_BY_PRODUCT ? &delta : nullptr);
+                                  key_values.at(place_of(step).stage, L::VALUES_BYTES), &delta);
   };
   const auto take_scores = [&](int step) {
     const u32 key_scales = shared + L::KEY_SCALES + place_of(step).stage * L::KEY_SCALES_BYTES +
                            (read_thread_anew() & 3) * 16;
-    take_turn();
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile)
       probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], row,
@@ -240,7 +210,6 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
         hide(&x[tile * COLUMNS8],
              HiddenKeys(at, first, step * STEP_KEYS + tile * TOKENS_PER_TILE, SINK_KEYS));
     }
-    pass_turn();
   };
   const auto change_units = [&](int step) {
     if (HAS_UNITS && step % STEPS_A_UNIT == 0 && step > steps.begin) {
@@ -267,8 +236,6 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
       u32 ds8[STEP_KEYS / 32][4];
       quantize_fragments<true, STEP_KEYS / 32>(ds8, ds, low.inverse, high.inverse);
       ring.wait_until_full(next); // with the first of a unit its scales have come
-      if constexpr (ORDER == Order::early_dp)
-        change_units(step); // later registers would be short
       issue_tokens<true>(products, ds8, tiles);
     }
   };
@@ -277,60 +244,31 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     if constexpr (DQ16) {
       finish_rows<pending.value>(dq);
     } else {
-      if constexpr (ORDER != Order::early_dp)
-        change_units(step);
+      change_units(step);
       finish<pending.value>(products);
       add_tokens(dq, products, product_scale[0], product_scale[1]);
     }
   };
 
-  if (warpgroup == WARPGROUPS - 1)
-    pass_turn();
   if (steps.end > 0) {
     ring.wait_until_full(RingPlace(0));
-    if constexpr (ORDER != Order::plain)
-      begin_scores(steps.begin);
-    if constexpr (ORDER == Order::early_dp) {
-      begin_values(steps.begin);
-      finish<1>(scores);
-      take_scores(steps.begin);
-    }
+    begin_scores(steps.begin);
 #pragma unroll 1
     for (int step = steps.begin; step < steps.end; ++step) {
-      if constexpr (ORDER == Order::plain) {
-        begin_scores(step);
-        begin_values(step);
-        finish<1>(scores);
-        take_scores(step);
-      } else if constexpr (ORDER == Order::early_s) {
-        finish<0>(scores);
-        begin_values(step);
-        take_scores(step);
-      }
+      finish<0>(scores);
+      begin_values(step);
+      take_scores(step);
       float largest[2] = {0, 0};
       take_values<0>(ds, values, start);
       // All of the stage has been read, the keys that dS meets by the last step's products.
       ring.release(place_of(step));
       score_gradients<!DQ16>(ds, x, largest);
       begin_products(largest, step);
-      if constexpr (ORDER == Order::plain) {
-        add_products(Pending<0>(), step);
-      } else if constexpr (ORDER == Order::early_s) {
-        begin_scores(step + 1);
-        // In 16 bits products have nothing to be added to: the next step waits for them and for S.
-        add_products(Pending < DQ16 ? 0 : 1 > (), step);
-      } else {
-        begin_scores(step + 1);
-        begin_values(step + 1);
-        finish<1>(scores);
-        add_products(Pending<1>(), step);
-        take_scores(step + 1);
-      }
+      begin_scores(step + 1);
+      // In 16 bits products have nothing to be added to: the next step waits for them and for S.
+      add_products(Pending < DQ16 ? 0 : 1 > (), step);
     }
-    if constexpr (ORDER == Order::early_s)
-      finish<0>(scores);
-    else if constexpr (ORDER == Order::early_dp)
-      finish<0>(values);
+    finish<0>(scores);
     if constexpr (HAS_UNITS)
       dq.multiply_columns(unit_place(shared, (steps.end - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
   }

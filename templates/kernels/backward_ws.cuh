@@ -231,7 +231,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     fence_async_proxy();
     of_dk.wait_until_full(RingPlace(count));
     meet(count);
-    if constexpr (OVERLAPPED && !EARLY_SCORES)
+    if constexpr (!EARLY_SCORES)
       start_scores(count + 1);
     issue_dq(dq, ds_units, base + SharedLayout::KEY_ROWS, WARPGROUP);
     if constexpr (HEAD_DIM == 128) // registers are short
@@ -244,58 +244,37 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     wait_for_phase(shared + SharedLayout::KEPT_CAME, 0);
     keys.load(shared + SharedLayout::KEYS + WARPGROUP * (TILE_ROWS * SCORE_ROW_BYTES));
     values.load(shared + SharedLayout::VALUES + WARPGROUP * (TILE_ROWS * VALUE_ROW_BYTES));
-    if constexpr (OVERLAPPED) {
-      rows.wait_until_full(RingPlace(0));
-      start_scores(0);
-      finish<0>(scores);
-      take_scores(0);
-      start_values(0);
-    }
+    rows.wait_until_full(RingPlace(0));
+    start_scores(0);
+    finish<0>(scores);
+    take_scores(0);
+    start_values(0);
     bool more;
     do {
       more = count + 1 < tiles;
-      if constexpr (OVERLAPPED) {
-        // Behind the last tile S and dP of a stage that is there are formed: products cannot start
-        // under a condition.
-        if (more)
-          rows.wait_until_full(RingPlace(count + 1));
-        finish<0>(products);
-        finish_rows<0>(dk); // of the last tile
-        if (count > 0)
-          of_dk.release(RingPlace(count - 1));
-        start_dv();
-        if constexpr (EARLY_SCORES)
-          start_scores(count + 1);
-        start_dq_and_dk();
-        finish<2>(scores);
-        finish_rows<2>(dv);
-        rows.release(RingPlace(count));
-        take_scores(count + 1);
-        finish<1>(dq);
-        add_dq(dq_sums_of(p), shared, stage(count), dq);
-        start_values(count + 1);
-      } else {
-        rows.wait_until_full(RingPlace(count));
-        start_scores(count);
-        start_values(count);
-        finish<1>(scores);
-        take_scores(count);
-        finish<0>(products);
-        start_dv();
-        start_dq_and_dk();
-        finish<1>(dq);
-        finish_rows<0>(dv);
-        finish_rows<0>(dk);
-        rows.release(RingPlace(count));
-        of_dk.release(RingPlace(count));
-        add_dq(dq_sums_of(p), shared, stage(count), dq);
-      }
+      // Behind the last tile S and dP of a stage that is there are formed: products cannot start
+      // under a condition.
+      if (more)
+        rows.wait_until_full(RingPlace(count + 1));
+      finish<0>(products);
+      finish_rows<0>(dk); // of the last tile
+      if (count > 0)
+        of_dk.release(RingPlace(count - 1));
+      start_dv();
+      if constexpr (EARLY_SCORES)
+        start_scores(count + 1);
+      start_dq_and_dk();
+      finish<2>(scores);
+      finish_rows<2>(dv);
+      rows.release(RingPlace(count));
+      take_scores(count + 1);
+      finish<1>(dq);
+      add_dq(dq_sums_of(p), shared, stage(count), dq);
+      start_values(count + 1);
       ++count;
     } while (more);
-    if constexpr (OVERLAPPED) {
-      finish<0>(products);
-      finish_rows<0>(dk);
-    }
+    finish<0>(products);
+    finish_rows<0>(dk);
   }
 
   // The copies read shared memory, which the block gives back when it ends.

@@ -9,17 +9,9 @@
 #include "tile/transposed_scores.cuh"
 #include "tile/visible.cuh"
 
-// Switches, whose other values are there to be timed:
-/// Products of neighbouring tiles overlap; else a tile's are waited for before the next.
-constexpr bool OVERLAPPED = true;
-/// dS is a product of what is rounded to 16 bits: P as dV has it, and in bf16, which has FP32's
-/// range, dP - delta as well. .5 instructions a score fewer, but other numerics: dQ and dK of bf16
-/// are .0040 off the emulation then, .0035 with P alone; the tests' limit is .003.
-constexpr bool ROUNDS_P = false;
-template <typename T> constexpr bool HAS_RANGE_OF_FP32 = false;
-template <> constexpr bool HAS_RANGE_OF_FP32<bf16> = true;
-/// The next tile's S is formed beside this one's dS. Else behind it: P waits for dP where S was.
-constexpr bool EARLY_SCORES = OVERLAPPED && (HEAD_DIM == 64 || ROUNDS_P);
+/// The next tile's S is formed beside this one's dS. Otherwise it is formed after it, and P waits
+/// for dP in the registers of S.
+constexpr bool EARLY_SCORES = HEAD_DIM == 64;
 
 constexpr int STEPS_Q = TILE_Q / 16; ///< of 16-bit products that sum over a tile's queries
 
@@ -48,11 +40,12 @@ __device__ __forceinline__ void take_probabilities(float (&x)[COLUMNS8][4],
         0.0f);
 }
 
-/// A tile's P: for dV in 16 bits, and for dS, in FP32 unless it is to be rounded.
+/// A tile's P: for dV in 16 bits, and for dS in FP32. dS of a P that was rounded takes half an
+/// instruction per score less, but dQ and dK of bf16 are then 0.0035 off the emulation, and 0.003 is
+/// the tests' limit.
 struct Probabilities {
-  static constexpr bool APART = EARLY_SCORES && !ROUNDS_P; ///< from the scores
   u32 p16[STEPS_Q][4];
-  float own[APART ? COLUMNS8 : 1][4];
+  float own[EARLY_SCORES ? COLUMNS8 : 1][4];
 
   /// Of the thread's scores, whose place it may take; 0 where a query does not see a key.
   __device__ __forceinline__ void take(Scores::Sum (&scores)[COLUMNS8][4], const KeyHead& at,
@@ -64,9 +57,9 @@ struct Probabilities {
     for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (APART)
+        if constexpr (EARLY_SCORES)
           own[j][i] = p[j][i];
-        else if constexpr (!ROUNDS_P)
+        else
           scores[j][i] = __float_as_int(p[j][i]);
       }
     }
@@ -75,9 +68,7 @@ struct Probabilities {
   __device__ __forceinline__ float2 two(const Scores::Sum (&scores)[COLUMNS8][4], int step,
                                         int i) const {
     const int j = 2 * step + i / 2, row = i % 2 * 2;
-    if constexpr (ROUNDS_P)
-      return unpack<Element>(p16[step][i]);
-    else if constexpr (APART)
+    if constexpr (EARLY_SCORES)
       return {own[j][row], own[j][row + 1]};
     else
       return {__int_as_float(scores[j][row]), __int_as_float(scores[j][row + 1])};
@@ -99,12 +90,8 @@ __device__ __forceinline__ void take_score_gradients(u32 (&ds16)[STEPS_Q][4],
       const float(&dp)[4] = products[2 * pair + i / 2];
       const int row = i % 2 * 2, column = i / 2 * 2;
       const float low = dp[row] + minus_delta[column], high = dp[row + 1] + minus_delta[column + 1];
-      if constexpr (ROUNDS_P && HAS_RANGE_OF_FP32<Element>) {
-        ds16[pair][i] = multiply_bf16_pairs(probabilities.p16[pair][i], pack<Element>(low, high));
-      } else {
-        const float2 p = probabilities.two(scores, pair, i);
-        ds16[pair][i] = pack<Element>(p.x * low, p.y * high);
-      }
+      const float2 p = probabilities.two(scores, pair, i);
+      ds16[pair][i] = pack<Element>(p.x * low, p.y * high);
     }
   }
 }
