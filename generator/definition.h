@@ -60,8 +60,7 @@ struct KernelDefinition {
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);
   bool (*idle)(const KernelSpec&, const OperandValues&) = nullptr; ///< none: never
-  std::vector<std::string> (*compiler_options)(const KernelSpec&) = nullptr;
-  const Tiling* tiling = nullptr; ///< none: a kernel without tiles
+  const Tiling* tiling = nullptr;                                  ///< none: a kernel without tiles
 };
 
 /// Channels of its results that one warp sums. Of wide heads the gradients of all channels are
@@ -73,12 +72,6 @@ inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
 }
 
 inline bool is_part(const KernelSpec& k) { return k.channels == Channels::part; }
-/// Which channels there are, where a window begins and where a packed sequence lies take registers:
-/// with mma.sync ptxas finds them where it reorders least.
-inline bool asks_for_more(const KernelSpec& k) {
-  return is_part(k) || bounded_before(k.attention) || k.attention.packed;
-}
-
 /// Neighbours in the grid that share a head's channels out.
 inline int channel_parts(const KernelSpec& k) {
   const bool in_pairs = k.tile.family == Family::pair;

@@ -7,6 +7,7 @@
 
 #include "generator/emit.h"
 #include "generator/definition.h"
+#include "generator/ptxas.h"
 #include "generator/space.h"
 
 namespace sagebwd {
@@ -36,8 +37,8 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
   source.name = kernel_name(k);
   source.threads = definition.threads(k);
   source.shared_bytes = shared_bytes(k.kind, k.attention, k.tile);
-  if (definition.compiler_options)
-    source.options = definition.compiler_options(k);
+  if (const PtxasRow* row = ptxas_row(k))
+    source.options = {"--ptxas-options=" + std::string(row->option)};
 
   Configuration c;
   c.line("using Element = " + value_text(k.attention.dtype) + ";");

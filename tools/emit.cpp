@@ -3,6 +3,7 @@
 #include "cache/whole_file.h"
 #include "generator/choice.h"
 #include "generator/operation.h"
+#include "generator/ptxas.h"
 #include "generator/space.h"
 #include "runtime/generate.h"
 #include "tools/command.h"
@@ -86,11 +87,19 @@ public:
     return finish(json::Object{{"name", source.name},
                                {"threads", source.threads},
                                {"shared_bytes", source.shared_bytes},
+                               {"options", json::Array(source.options)},
+                               {"ptxas_row", row_name(kernels.front())},
                                {"source", source.text}},
                   [&] { fwrite(source.text.data(), 1, source.text.size(), stdout); });
   }
 
 private:
+  /// The row of generator/ptxas.cpp that its options come from.
+  static json::Value row_name(const KernelSpec& kernel) {
+    const PtxasRow* row = ptxas_row(kernel);
+    return row ? json::Value(row->name) : json::Value(nullptr);
+  }
+
   /// The kernels of the operation that the options select, in launch order.
   std::vector<KernelSpec> chosen_kernels() const {
     const Arch arch = arch_ == "native" ? parse_archs({arch_}).front() : find_arch(arch_);

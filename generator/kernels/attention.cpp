@@ -92,14 +92,6 @@ void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_i
   c.add("VALUE_ROWS_IN_REGISTERS", leaves_room(k));
 }
 
-std::vector<std::string> options_of_gradients_wgmma(const KernelSpec& k) {
-  if (!wide(k.attention) && k.attention.precision == Precision::dv16)
-    return {"--ptxas-options=--register-usage-level=3"};
-  if (k.attention.packed && scores16(k.attention))
-    return {"--ptxas-options=--register-usage-level=0"};
-  return {};
-}
-
 } // namespace attention
 
 std::vector<KernelDefinition> attention_kernels() {

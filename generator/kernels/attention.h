@@ -69,14 +69,6 @@ void configure_registers(Configuration&, const KernelSpec&);
 void configure_operands(Configuration&, const KernelSpec&, bool score_rows_in_registers,
                         int value_unroll);
 
-/// ptxas' own balance between speed and registers spills up to 20 bytes where three blocks share an
-/// SM and dO is the caller's.
-std::vector<std::string> options_of_gradients_wgmma(const KernelSpec&);
-
-// What ptxas is told with mma.sync is in the kernels' own files, by time on an H200 and by spills
-// elsewhere. Its scheduler, from level 2 on, forms all products of a tile before it adds any; at
-// level 1 it keeps the order of the template (kernels/README.md).
-
 KernelDefinition forward(Family);
 KernelDefinition forward_ws();
 KernelDefinition backward_dq(Family);

@@ -172,26 +172,6 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) ? lean : spills_else));
 }
 
-std::vector<std::string> options_of_dkv_mma(const KernelSpec& k) {
-  const bool fused_in_int8 = k.kind == KernelKind::backward && which_int8(k.attention.precision).dq;
-  if (wide(k.attention) || asks_for_more(k) || (fused_in_int8 && k.arch.major >= 10))
-    return {"--ptxas-options=-O1"};
-  if (k.arch.name == "sm_103" && blockwise(k.attention)) // two registers too many
-    return {"--ptxas-options=--register-usage-level=0"};
-  return {};
-}
-
-/// Three warpgroups have no register for where a window begins or a packed sequence ends, as ptxas
-/// usually counts; and at 128 channels no two of packed sequences.
-std::vector<std::string> options_of_dkv_ws(const KernelSpec& k) {
-  const AttentionSpec& s = k.attention;
-  if ((bounded_before(s) || s.packed) && k.tile.warps == 12)
-    return {"--ptxas-options=--register-usage-level=0"};
-  if (s.packed && bounded_behind(s) && wide(s) && k.tile.family == Family::ws)
-    return {"--ptxas-options=-O1"};
-  return {};
-}
-
 void narrow_fused(AttentionSpec& s) {
   const AttentionSpec given = s;
   narrow(s);
@@ -236,7 +216,6 @@ KernelDefinition backward_dkv(Family family) {
       .configure = configure_dkv,
       .threads = threads,
       .grid = grid,
-      .compiler_options = family == Family::mma ? options_of_dkv_mma : options_of_gradients_wgmma,
       .tiling = &kBackwardDkv,
   };
 }
@@ -253,7 +232,6 @@ KernelDefinition backward_dkv_ws() {
     configure_registers(c, k);
   };
   specialised.threads = threads_ws;
-  specialised.compiler_options = options_of_dkv_ws;
   specialised.tiling = &kBackwardDkvWs;
   return specialised;
 }

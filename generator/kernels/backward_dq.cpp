@@ -161,25 +161,6 @@ void configure_dq_ws(Configuration& c, const KernelSpec& k) {
   configure_registers(c, k);
 }
 
-std::vector<std::string> options_of_dq_wgmma(const KernelSpec& k) {
-  return has_fewest_registers(k)
-             ? std::vector<std::string>{"--ptxas-options=--register-usage-level=0"}
-             : options_of_gradients_wgmma(k);
-}
-
-std::vector<std::string> options_of_dq_mma(const KernelSpec& k) {
-  const bool datacentre_blackwell = k.arch.major == 10 || k.arch.major == 11;
-  const bool widest = width(k.attention) > kWidestFused;
-  if (widest || asks_for_more(k) || (wide(k.attention) ? k.arch.major == 12 : datacentre_blackwell))
-    return {"--ptxas-options=-O1"};
-  const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
-  // At the higher level part heads of 16 bits spill; without one, smoothed queries' scores do.
-  if (wide(k.attention) && (!two_small_blocks || k.attention.smooth_q))
-    return {is_part(k) && scores16(k.attention) ? "--ptxas-options=--register-usage-level=0"
-                                                : "--ptxas-options=--register-usage-level=8"};
-  return {};
-}
-
 } // namespace
 
 KernelDefinition backward_dq(Family family) {
@@ -197,7 +178,6 @@ KernelDefinition backward_dq(Family family) {
       .configure = configure_dq,
       .threads = threads,
       .grid = grid,
-      .compiler_options = family == Family::mma ? options_of_dq_mma : options_of_dq_wgmma,
       .tiling = &kBackwardDq,
   };
 }
@@ -210,7 +190,6 @@ KernelDefinition backward_dq_ws() {
   specialised.root_template = "kernels/backward_dq_ws.cuh";
   specialised.configure = configure_dq_ws;
   specialised.threads = threads_ws;
-  specialised.compiler_options = nullptr;
   specialised.tiling = &kBackwardDqWs;
   return specialised;
 }

@@ -55,7 +55,6 @@ KernelDefinition backward_ws() {
     configure_registers(c, k);
   };
   specialised.threads = threads_ws;
-  specialised.compiler_options = nullptr;
   specialised.tiling = &tiling();
   return specialised;
 }

@@ -83,14 +83,6 @@ void configure_forward_ws(Configuration& c, const KernelSpec& k) {
   configure_registers(c, k);
 }
 
-std::vector<std::string> options_of_forward_mma(const KernelSpec& k) {
-  // Large blocks at 128 channels spill at level 3.
-  if (!wide(k.attention) || width(k.attention) > kWidestFused || asks_for_more(k) ||
-      k.arch.name == "sm_100" || k.tile.warps == 8)
-    return {"--ptxas-options=-O1"};
-  return {};
-}
-
 } // namespace
 
 KernelDefinition forward(Family family) {
@@ -106,7 +98,6 @@ KernelDefinition forward(Family family) {
       .configure = configure_forward,
       .threads = threads,
       .grid = grid,
-      .compiler_options = family == Family::mma ? options_of_forward_mma : nullptr,
       .tiling = &kForward,
   };
 }

@@ -22,14 +22,6 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("QUERY_TOKENS", channel_tokens_q(s));
 }
 
-/// For consumers' Blackwells ptxas chooses 48 registers by itself, and spills (NVRTC 12.9
-/// and 13.0).
-std::vector<std::string> compiler_options(const KernelSpec& k) {
-  if (k.arch.major == 12)
-    return {"--ptxas-options=--register-usage-level=8"};
-  return {};
-}
-
 } // namespace
 
 std::vector<KernelDefinition> mean_scores_kernels() {
@@ -46,7 +38,6 @@ std::vector<KernelDefinition> mean_scores_kernels() {
         return {blocks_of(padded(p.seq_kv) / kPadding), blocks_of(p.heads),
                 blocks_of(sequences_apart(k.attention, p))};
       },
-      .compiler_options = compiler_options,
   }};
 }
 

@@ -75,16 +75,6 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("BLOCKS_PER_SM", blocks_per_sm(k));
 }
 
-/// A thread's 64 channels of a token take all registers, and so do 16 of a part of a width with as
-/// many blocks as the narrowest has, and 32 of packed sequences: from level 2 on a few bytes are
-/// spilled.
-std::vector<std::string> compiler_options(const KernelSpec& k) {
-  const int w = width(k.attention);
-  if (w > kWidestFused || (w == 64 && is_part(k)) || (w > 64 && k.attention.packed))
-    return {"--ptxas-options=-O1"};
-  return {};
-}
-
 } // namespace
 
 std::vector<KernelDefinition> quantize_kernels() {
@@ -111,7 +101,6 @@ std::vector<KernelDefinition> quantize_kernels() {
                     key_roles(k) * blocks_of(of_keys, p.heads / p.heads_kv),
                 blocks_of(p.heads), blocks_of(sequences_apart(s, p))};
       },
-      .compiler_options = compiler_options,
   }};
 }
 

@@ -72,6 +72,16 @@ def test_emit_prints_source_without_headers(sagebwd):
     assert again.out == first.out
 
 
+def test_emit_says_with_which_options_the_source_is_compiled(sagebwd):
+    def emitted(*words):
+        return sagebwd("emit", "--arch", "sm_89", "--json", *words).json
+
+    wide = emitted("--kernel", "backward_dkv")
+    assert (wide["options"], wide["ptxas_row"]) == (["--ptxas-options=-O1"], "dkv-wide")
+    narrow = emitted("--kernel", "backward_dkv", "--head-dim", "64")
+    assert (narrow["options"], narrow["ptxas_row"]) == ([], None)
+
+
 def test_emit_pass_chooses_between_kernels_of_both(sagebwd):
     sources = {
         p: sagebwd("emit", "--kernel", "quantize", "--pass", p).out

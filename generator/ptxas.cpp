@@ -1,0 +1,142 @@
+//===- ptxas.cpp - What ptxas is told, by kernel ----------------------------===//
+
+#include "generator/ptxas.h"
+#include "generator/definition.h"
+
+#include <algorithm>
+
+namespace sagebwd {
+namespace {
+
+using Kind = KernelKind;
+using Spec = const KernelSpec&;
+
+bool narrow(Spec k) { return width(k.attention) <= 64; }
+bool widest(Spec k) { return width(k.attention) > kWidestFused; }
+bool part(Spec k) { return k.channels == Channels::part; }
+bool packed(Spec k) { return k.attention.packed; }
+bool windowed(Spec k) { return bounded_before(k.attention); }
+bool scores16(Spec k) { return !which_int8(k.attention.precision).s; }
+bool consumer_blackwell(Spec k) { return k.arch.major == 12; }
+bool datacentre_blackwell(Spec k) { return k.arch.major == 10 || k.arch.major == 11; }
+/// Partial widths, windows and packed sequences take registers for what they have to know.
+bool asks_for_more(Spec k) { return part(k) || windowed(k) || packed(k); }
+
+constexpr std::string_view kLevel1 = "-O1";
+constexpr std::string_view kFewest = "--register-usage-level=0";
+constexpr std::string_view kFew = "--register-usage-level=3";
+constexpr std::string_view kMany = "--register-usage-level=8";
+
+std::vector<PtxasRow> rows() {
+  const std::vector<Kind> forward = {Kind::forward}, dq = {Kind::backward_dq},
+                          dkv = {Kind::backward_dkv, Kind::backward},
+                          gradients = {Kind::backward_dq, Kind::backward_dkv};
+  const std::vector<Family> mma = {Family::mma}, wgmma = {Family::wgmma},
+                            specialised = {Family::ws, Family::pair};
+  return {
+      // With mma.sync, from level 2 on, ptxas forms all products of a tile before it adds any of
+      // them. At level 1 it keeps the template's order (kernels/README.md).
+      {"forward-narrow", forward, mma, narrow, kLevel1, "the template's order is faster"},
+      {"forward-widest", forward, mma, widest, kLevel1, "spills from level 2 on"},
+      {"forward-more", forward, mma, asks_for_more, kLevel1, "spills from level 2 on"},
+      {"forward-sm_100", forward, mma, [](Spec k) { return k.arch.name == "sm_100"; }, kLevel1,
+       "spills from level 2 on"},
+      {"forward-large", forward, mma, [](Spec k) { return k.tile.warps == 8; }, kLevel1,
+       "large blocks at 128 channels spill at level 3"},
+
+      {"dq-widest", dq, mma, widest, kLevel1, "spills from level 2 on"},
+      {"dq-more", dq, mma, asks_for_more, kLevel1, "spills from level 2 on"},
+      {"dq-narrow", dq, mma, [](Spec k) { return narrow(k) && datacentre_blackwell(k); }, kLevel1,
+       "spills from level 2 on"},
+      {"dq-wide", dq, mma, [](Spec k) { return !narrow(k) && consumer_blackwell(k); }, kLevel1,
+       "spills from level 2 on"},
+      {"dq-two-blocks", dq, mma,
+       [](Spec k) {
+         const bool two_small_blocks = k.arch.name == "sm_80" || k.arch.name == "sm_87";
+         return !narrow(k) && (!two_small_blocks || k.attention.smooth_q);
+       },
+       kMany, "7.7 ms for 9.0 at 128 channels under a mask (H200)"},
+
+      {"dkv-wide", dkv, mma, [](Spec k) { return !narrow(k); }, kLevel1,
+       "the template's order is faster and spills least"},
+      {"dkv-more", dkv, mma, asks_for_more, kLevel1, "spills from level 2 on"},
+      {"fused-int8", dkv, mma,
+       [](Spec k) {
+         return k.kind == Kind::backward && which_int8(k.attention.precision).dq &&
+                k.arch.major >= 10;
+       },
+       kLevel1, "spills from level 2 on"},
+      {"dkv-sm_103-block", dkv, mma,
+       [](Spec k) {
+         return k.arch.name == "sm_103" && grouping_of(k.attention.granularity).one_scale;
+       },
+       kFewest, "two registers too many otherwise"},
+
+      {"dq-wgmma-fewest", dq, wgmma, [](Spec k) { return part(k) && widest(k) && scores16(k); },
+       kFewest,
+       "wide heads of 16-bit queries that do not fill the width leave the fewest registers"},
+      {"wgmma-dv16", gradients, wgmma,
+       [](Spec k) { return narrow(k) && k.attention.precision == Precision::dv16; }, kFew,
+       "three blocks an SM whose dO is the caller's spill up to 20 bytes otherwise"},
+      {"wgmma-packed-qk16", gradients, wgmma, [](Spec k) { return packed(k) && scores16(k); },
+       kFewest, "spills otherwise"},
+
+      // Three warpgroups have no register for where a window begins or a packed sequence ends, as
+      // ptxas usually counts, and two have none at 128 channels.
+      {"dkv-ws-three",
+       {Kind::backward_dkv},
+       specialised,
+       [](Spec k) { return (windowed(k) || packed(k)) && k.tile.warps == 12; },
+       kFewest,
+       "three warpgroups spill otherwise"},
+      {"dkv-ws-packed",
+       {Kind::backward_dkv},
+       {Family::ws},
+       [](Spec k) { return packed(k) && bounded_behind(k.attention) && !narrow(k); },
+       kLevel1,
+       "two warpgroups at 128 channels spill otherwise"},
+
+      // A thread's 64 channels of a token take all registers, and so do 16 of a part of a width
+      // with as many blocks as the narrowest has, and 32 of packed sequences.
+      {"quantize-widest", {Kind::quantize}, {}, widest, kLevel1, "spills from level 2 on"},
+      {"quantize-part",
+       {Kind::quantize},
+       {},
+       [](Spec k) { return narrow(k) && part(k); },
+       kLevel1,
+       "spills from level 2 on"},
+      {"quantize-packed",
+       {Kind::quantize},
+       {},
+       [](Spec k) { return !narrow(k) && packed(k); },
+       kLevel1,
+       "spills from level 2 on"},
+      {"mean-scores",
+       {Kind::mean_scores},
+       {},
+       consumer_blackwell,
+       kMany,
+       "ptxas chooses 48 registers by itself, and spills"},
+  };
+}
+
+bool has(const auto& values, auto value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+} // namespace
+
+const std::vector<PtxasRow>& ptxas_rows() {
+  static const std::vector<PtxasRow> table = rows();
+  return table;
+}
+
+const PtxasRow* ptxas_row(const KernelSpec& k) {
+  for (const PtxasRow& row : ptxas_rows())
+    if (has(row.kinds, k.kind) && (row.families.empty() || has(row.families, k.tile.family)) &&
+        row.when(k))
+      return &row;
+  return nullptr;
+}
+
+} // namespace sagebwd
