@@ -1,9 +1,8 @@
 //===- module.h - The parts of sagebwd._core --------------------------------===//
 #pragma once
 
+#include "python/module_problem.h"
 #include "runtime/tuner/records.h"
-
-#include <pybind11/pybind11.h>
 
 #include <string>
 #include <vector>

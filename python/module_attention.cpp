@@ -8,7 +8,6 @@
 #include "generator/choice.h"
 #include "python/module.h"
 #include "python/module_gil.h"
-#include "python/module_problem.h"
 #include "runtime/driver/driver.h"
 
 #include <memory>

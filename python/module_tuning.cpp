@@ -7,7 +7,6 @@
 #include "generator/operation.h"
 #include "python/module.h"
 #include "python/module_interrupt.h"
-#include "python/module_problem.h"
 #include "runtime/plans.h"
 #include "runtime/tuner/tile_choice.h"
 #include "runtime/tuner/worker/command.h"

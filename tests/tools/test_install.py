@@ -61,6 +61,45 @@ def test_a_project_finds_the_static_library(programs):
     assert needed(programs / "plan") <= BARE
 
 
+# Inline functions and templates whose variables the library has as well.
+ORDINARY = r"""
+#include "sagebwd/generator/emit.h"
+#include "sagebwd/generator/operation.h"
+#include "sagebwd/runtime/attention.h"
+#include "sagebwd/runtime/version.h"
+#include <charconv>
+#include <cstdio>
+#include <future>
+#include <memory>
+int main() {
+  const auto text = std::make_shared<std::string>(sagebwd::version());
+  char digits[32];
+  *std::to_chars(digits, digits + 31, 4.5).ptr = 0;
+  int number = 0;
+  std::from_chars(digits, digits + 1, number);
+  for (int width : sagebwd::kWidths)
+    number += std::async(std::launch::async, [=] { return width; }).get();
+  const std::string words = sagebwd::known_words<sagebwd::Precision>(" ");
+  try {
+    sagebwd::Attention attention(sagebwd::AttentionSpec{});
+  } catch (const std::exception&) {
+  }
+  std::printf("%s %d %s %s", text->c_str(), number, words.c_str(),
+              std::string(sagebwd::to_string(sagebwd::Causal::none)).c_str());
+}
+"""
+
+
+@pytest.mark.parametrize("flags", [["-O0"], ["-O2"], ["-O2", "-static-libstdc++"]], ids=" ".join)
+def test_an_ordinary_program_links_the_static_library(prefix, tmp_path, flags):
+    source, program = tmp_path / "program.cpp", tmp_path / "program"
+    source.write_text(ORDINARY)
+    archive = next(prefix.rglob("libsagebwd.a"))
+    output("c++", "-std=c++20", *flags, f"-I{prefix / 'include'}", source, archive, "-o", program,
+           "-lpthread", "-ldl")  # fmt: skip
+    assert re.fullmatch(r"[\d.]+ 452 six-of-seven qk16 .*none", output(program, env=NO_GPU))
+
+
 def test_the_example_project_can_be_copied_out(prefix, tmp_path):
     shutil.copytree(ROOT / "examples/find_package", tmp_path / "project")
     output("cmake", "-G", "Ninja", "-S", tmp_path / "project", "-B", tmp_path / "build",
