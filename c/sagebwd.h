@@ -24,12 +24,12 @@ extern "C" {
 /** The result of a call. Numbers keep their meaning; later versions may add more. */
 typedef enum sagebwd_status {
   SAGEBWD_OK = 0,
-  SAGEBWD_INVALID = 1,    /**< the arguments are not supported; nothing was launched */
-  SAGEBWD_NO_LIBRARY = 2, /**< no suitable CUDA driver, GPU or NVRTC */
+  SAGEBWD_INVALID = 1,    /**< the arguments or the GPU are not supported; nothing was launched */
+  SAGEBWD_NO_LIBRARY = 2, /**< no suitable CUDA driver or NVRTC */
   SAGEBWD_OFFLINE = 3,    /**< SAGEBWD_OFFLINE is set, and a kernel is not in the cache */
   SAGEBWD_COMPILE = 4,    /**< a kernel does not compile: please report it */
-  SAGEBWD_DRIVER = 5,     /**< a call of the CUDA driver failed */
-  SAGEBWD_FAILED = 6      /**< anything else, such as memory running out */
+  SAGEBWD_DRIVER = 5,     /**< there is no such GPU, or a call of the CUDA driver failed */
+  SAGEBWD_FAILED = 6      /**< anything else: a pack that cannot be used, memory running out */
 } sagebwd_status;
 
 /** The message of this thread's last call that was not SAGEBWD_OK: what was given, what is

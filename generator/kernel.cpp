@@ -29,6 +29,8 @@ const OfFamilies& definitions_of(KernelKind kind) {
           table[static_cast<size_t>(definition.kind)][static_cast<size_t>(family)] = &definition;
     return table;
   }();
+  if (static_cast<size_t>(kind) >= table.size())
+    throw SpecError("there is no kernel of number " + std::to_string(static_cast<int>(kind)));
   return table[static_cast<size_t>(kind)];
 }
 

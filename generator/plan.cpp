@@ -191,7 +191,9 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
   require(p.heads >= 1 && p.heads <= kMaxGrid / parts,
           named("heads", p.heads) + " is not supported: 1 to " + std::to_string(kMaxGrid / parts));
-  require(p.heads_kv >= 1 && p.heads % p.heads_kv == 0,
+  require(p.heads_kv >= 1,
+          named("key/value heads", p.heads_kv) + " is not supported: 1 to the number of heads");
+  require(p.heads % p.heads_kv == 0,
           named("heads", p.heads) + " is not a multiple of " +
               named("key/value heads", p.heads_kv) +
               ": each key/value head serves the same number of query heads");

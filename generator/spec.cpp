@@ -202,6 +202,13 @@ AttentionSpec parse_spec(std::string_view text) {
 }
 
 ResolvedSpec resolved(AttentionSpec spec) {
+  visit_fields(spec, []<typename T>(const Label& label, const T& value) {
+    if constexpr (Worded<T>)
+      if (std::none_of(std::begin(Words<T>::all), std::end(Words<T>::all),
+                       [&](const auto& known) { return known.first == value; }))
+        throw SpecError(std::string(label.name) + " = " + std::to_string(static_cast<int>(value)) +
+                        " is not supported: its values are " + known_words<T>(", "));
+  });
   const auto among = [](const auto& numbers, int number) {
     return std::find(std::begin(numbers), std::end(numbers), number) != std::end(numbers);
   };

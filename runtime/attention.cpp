@@ -46,6 +46,9 @@ void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& te
       refuse_layout(of.operand, "the " + std::string(dimension.name) + " stride is " +
                                     std::to_string(dimension.stride) +
                                     " elements, not a multiple of 8");
+    if (of.written && dimension.stride == 0)
+      refuse_layout(of.operand, "the " + std::string(dimension.name) +
+                                    " stride is 0, and every element is written");
     strides[i] = dimension.stride;
   }
   set_tensor(values, of.operand, /*address=*/0, strides);
@@ -77,7 +80,7 @@ bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
 [[noreturn]] void refuse_packing(std::string_view what) {
   throw SpecError("packing." + std::string(what) +
                   " is given, and the spec is of sequences that are not packed: pass none, or take "
-                  "a spec with packed=yes");
+                  "a spec that is packed");
 }
 
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
@@ -97,6 +100,9 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
                                         : "what the forward pass gave");
   if (of.strided() && address % kAlignBytes != 0)
     refuse_layout(of.operand, "the address is not a multiple of 16 bytes");
+  if (address % sizeof(float) != 0)
+    throw SpecError(std::string(name_of(of.operand)) +
+                    ": the address is not a multiple of 4 bytes, which floats and int32 have");
 }
 
 void check_scale(float scale, const AttentionSpec& spec) {
@@ -117,8 +123,7 @@ void check_workspace_bytes(size_t given, size_t needed) {
   if (given < needed)
     throw SpecError("the workspace has " + std::to_string(given) + " bytes and " +
                     std::to_string(needed) +
-                    " are needed: ask forward_workspace_bytes() or "
-                    "backward_workspace_bytes()");
+                    " are needed: ask for the pass's workspace bytes first");
 }
 
 } // namespace
@@ -350,8 +355,10 @@ template <typename Args> void run(const PreparedPass& prepared, const Args& a) {
 
 } // namespace
 
-Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles)
-    : state_(std::make_shared<State>(spec, device, driver::device_info(device), tiles)) {}
+Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles) {
+  resolved(spec); // what is wrong with the spec is said without a driver, too
+  state_ = std::make_shared<State>(spec, device, driver::device_info(device), tiles);
+}
 
 Attention::~Attention() = default;
 

@@ -71,9 +71,8 @@ void require_memory(double needed) {
   while (facts >> word && !(word == "MemAvailable:" && facts >> available)) {
   }
   if (constexpr double kGiB = 1 << 30; available > 0 && needed > available * 1024)
-    throw SpecError("this takes about " + std::to_string(static_cast<int64_t>(needed / kGiB) + 1) +
-                    " GiB of memory and " +
-                    std::to_string(static_cast<int64_t>(available * 1024 / kGiB)) +
+    throw SpecError("this takes about " + short_text(needed / kGiB) + " GiB of memory and " +
+                    short_text(available * 1024 / kGiB) +
                     " GiB are free: shorten the sequences or take fewer heads");
 }
 
@@ -87,6 +86,11 @@ double bytes_of_inputs(const Problem& p, int head_dim) {
 } // namespace
 
 void check_size_of_inputs(const Problem& p, int head_dim) {
+  visit_fields(p, [](const Label& label, int64_t value) {
+    if (value < 0)
+      throw SpecError(std::string(label.name) + " = " + std::to_string(value) +
+                      " is not supported: sizes are at least 0");
+  });
   require_memory(bytes_of_inputs(p, head_dim));
 }
 

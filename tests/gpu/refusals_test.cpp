@@ -63,6 +63,10 @@ TEST_F(Arguments, RefusalsNameTheValue) {
   forward({"lse:", "null"}, [](auto& a) { a.lse = nullptr; });
   forward({"k:", "token stride is 68"}, [](auto& a) { a.k.stride_s = 68; });
   forward({"k:", "head stride is 6401"}, [](auto& a) { a.k.stride_h = 6401; });
+  forward({"lse:", "4 bytes"}, [&](auto& a) { a.lse = static_cast<float*>(shifted(a.lse, 1)); });
+  forward({"out:", "token stride is 0", "written"}, [](auto& a) { a.out.stride_s = 0; });
+  forward({"out:", "head stride is 0"}, [](auto& a) { a.out.stride_h = 0; });
+  forward({"key/value heads = 0"}, [](auto& a) { a.problem.heads_kv = 0; });
   forward({"workspace", fewer, bytes}, [](auto& a) { --a.workspace_bytes; });
   forward({"workspace", "256"}, [](auto& a) { a.workspace = nullptr; });
   forward({"workspace", "256"}, [&](auto& a) { a.workspace = shifted(a.workspace, 64); });
@@ -76,7 +80,7 @@ TEST_F(Arguments, RefusalsNameTheValue) {
   forward({"value_dim = 256", "pad q and k"}, [](auto& a) { a.value_dim = 256; });
   forward({"softmax_scale = inf"}, [](auto& a) { a.softmax_scale = INFINITY; });
   const int32_t first[] = {0, 100};
-  forward({"packing.first_queries is given", "packed=yes"},
+  forward({"packing.first_queries is given", "a spec that is packed"},
           [&](auto& a) { a.packing.first_queries = first; });
   forward({"packing.lengths_kv is given"}, [&](auto& a) { a.packing.lengths_kv = first; });
   forward({"packing.apart is given"}, [](auto& a) { a.packing.apart = true; });
@@ -87,6 +91,10 @@ TEST_F(Arguments, RefusalsNameTheValue) {
 
   backward({"dout:", "16 bytes"}, [&](auto& a) { a.dout.data = shifted(a.dout.data, 4); });
   backward({"dk:", "token stride is 70"}, [](auto& a) { a.dk.stride_s = 70; });
+  backward({"dlse:", "4 bytes"}, [&](auto& a) {
+    a.dlse = static_cast<const float*>(shifted(const_cast<float*>(a.lse), 2));
+  });
+  backward({"dv:", "head stride is 0"}, [](auto& a) { a.dv.stride_h = 0; });
   backward({"lse:", "null"}, [](auto& a) { a.lse = nullptr; });
   backward({"workspace", "1 bytes", backward_bytes}, [](auto& a) { a.workspace_bytes = 1; });
   backward({"softmax_scale = -inf"}, [](auto& a) { a.softmax_scale = -INFINITY; });

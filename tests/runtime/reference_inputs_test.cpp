@@ -303,6 +303,10 @@ TEST(NamedInputs, WhatChannelsHaveInCommon) {
   EXPECT_NEAR(moments_of(both.v).mean, 0, 0.02);
 }
 
+TEST(NamedInputs, NegativeSizesAreRefused) {
+  EXPECT_THROW(random_inputs({1, 1, 1, -5, 5}, 64, DType::bf16, 1, 0), SpecError);
+}
+
 TEST(NamedInputs, TinyValues) {
   for (const auto& [dtype, size] : {std::pair(DType::bf16, 1e-30), {DType::fp16, 1e-3}}) {
     const Inputs in = make(Distribution::tiny_values, kProblem, 1, dtype);
