@@ -131,9 +131,12 @@ std::string parse_words(std::string_view text, AttentionSpec& spec) {
     const size_t cross = word.find('x'); // of "64x128", which is two fields
     const bool two = cross != std::string_view::npos && !word.starts_with("x") &&
                      word.find_first_not_of("0123456789x") == std::string_view::npos;
+    // A number alone could be meant for any of them.
+    const bool number = word.find_first_not_of("0123456789") == std::string_view::npos;
     if (two)
       read(word.substr(0, cross));
-    read(two ? word.substr(cross) : word);
+    if (!number)
+      read(two ? word.substr(cross) : word);
     if (twice)
       return "'" + std::string(word) + "' sets what another word sets as well";
     if (word.empty())

@@ -48,7 +48,9 @@ std::optional<ProductPlan> parse_products(const std::string& given) {
                        known_words<Precision>(" or ") +
                        ", or INT8 products: s (S = Q K^T in both passes), pv, dv, dp, dq and dk, "
                        "or none. --precision s,pv,dv,dq,dk is six-of-seven" +
-                       suggestion(given, words_of<Precision>()));
+                       (llvm::is_contained(words_of<Precision>(), name)
+                            ? "; a precision stands alone, and a list has products only"
+                            : suggestion(given, words_of<Precision>())));
     plan.*product->int8 = true;
   }
   return plan;

@@ -27,7 +27,8 @@ def _check(out, lse, layout, index=""):
     if out.dim() not in (3, 4) or tuple(lse.shape) != rows or lse.dtype != torch.float32:
         raise options.SpecError(
             f"out{index} has shape {tuple(out.shape)} and lse{index} is {lse.dtype} of "
-            f"{tuple(lse.shape)}: pass them as sagebwd.attention(..., return_lse=True) gives them"
+            f"{tuple(lse.shape)}: pass them as sagebwd.attention(..., return_lse=True) gives them, "
+            f"and the layout that it was given (here layout={layout!r})"
         )
 
 

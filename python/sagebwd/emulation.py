@@ -138,6 +138,14 @@ def emulated_attention(
     key head if that is more. Raises SpecError.
     """
     options.yes_or_no("return_lse", return_lse)
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
+        if t.is_meta:
+            raise options.SpecError(
+                f"{name} is on {t.device}, where nothing is computed; pass tensors of another "
+                "device, or call sagebwd.attention, which takes meta tensors"
+            )
     q, k, v = as_autocast_wants(q.device.type, q, k, v)
     chosen |= dict(softmax_scale=softmax_scale, precision=precision, math_dtype=math_dtype)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k

@@ -40,8 +40,8 @@ def problem_of(q, k, v, layout, devices=None):
         _check_dense(name, t)
         if t.dtype not in DTYPES:
             raise options.SpecError(
-                f"{name} is {t.dtype}; the kernels take torch.bfloat16 or torch.float16: convert "
-                "it, or run under torch.autocast('cuda')"
+                f"{name} is {t.dtype}; the kernels take torch.bfloat16 or torch.float16: convert it"
+                + (", or run under torch.autocast('cuda')" if t.dtype == torch.float32 else "")
             )
         if devices and t.device.type not in devices:
             raise options.SpecError(

@@ -277,6 +277,7 @@ TEST(Spec, WrongWordsAreNamedWithTheNearestKnownOnes) {
       {"causal=left", "unknown causal mask 'left': supported are none, top-left, bottom-right"},
       {"dq_sums=fp8", "unknown format of dQ's sums 'fp8'"},
       {"xyzzyxyzzy", "'xyzzyxyzzy' is no word of a spec. A spec is"},
+      {"64", "'64' is no word of a spec"},
       {"rotate no-rotate", "'no-rotate' sets what another word sets as well"},
       {"d64  bf16", "a single space stands between two words"},
       {"", "it is empty"},

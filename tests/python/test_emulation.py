@@ -272,6 +272,14 @@ def test_outputs_may_be_changed_in_place():
     assert torch.equal(out.mul_(2), expected) and bool((lse.zero_() == 0).all())
 
 
+def test_what_is_no_tensor_with_values_is_refused():
+    q = torch.zeros(1, 1, 8, 32)
+    with pytest.raises(TypeError, match="k is a list; pass a torch tensor"):
+        emulation.emulated_attention(q, [1], q)
+    with pytest.raises(sagebwd.SpecError, match="q is on meta, where nothing is computed"):
+        emulation.emulated_attention(*(q.to("meta") for _ in range(3)))
+
+
 def test_double_backward_is_refused():
     q, k, v = tensors()
     out = emulation.emulated_attention(q, k, v)

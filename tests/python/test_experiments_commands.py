@@ -115,6 +115,8 @@ def test_plot_of_no_curves(place):
     pytest.importorskip("matplotlib")
     assert says(run("plot", "a.txt", folder=place), 2, "no validation curves")
     assert says(run("plot", "absent.csv", folder=place), 2, "absent.csv")
+    (place / "long.txt").write_text("x" * 200_000)
+    assert says(run("plot", "long.txt", folder=place), 2, "no file of comma-separated values")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_without_a_gpu(command, module, words, parts):
      (["--text", "/dev/null"], "no text in /dev/null"),
      (["--text", ""], "Is a directory"),
      (["--tokens", "1024"], "holds no sequence of 1024"),
-     (["--text", "absent"], "absent"),
+     (["--text", "absent"], "absent"), (["--held-out-fraction", "1.5"], "must be less than 1"),
      (["--attention", "emulated:granularity=tensor"], "tensor")],
 )  # fmt: skip
 def test_wrong_use_of_train(command, words, part):

@@ -92,6 +92,7 @@ def test_python_s_names_of_values_are_taken(sagebwd):
         (["trace", "--seq-len", "1e3"], "--seq-len is '1e3'; it takes a whole number"),
         (["trace", "--sigma", "nan"], "--sigma is 'nan'; it takes a number from 0 to"),
         (["trace", "--device", "tpu"], "--device is 'tpu'; it is cpu or cuda"),
+        (["trace", "--precision", "qk16,dp"], "a precision stands alone"),
         (["trace", "--precision", "s,pq"], "--precision names 'pq'; it takes six-of-seven"),
         (["trace", "--heads", "8", "--heads-kv", "3"], "3"),
         (["build", "--arch", "sm_91"], "'sm_91'"),

@@ -73,6 +73,10 @@ class TrainConfig:
         _check_least(self, 1, "steps", "batch", "tokens", "eval_every", "log_every",
                      "val_sequences")  # fmt: skip
         _check_least(self, 0, "lr", "clip", "warmup", "weight_decay", "held_out_fraction")
+        if self.held_out_fraction >= 1:
+            raise ValueError(
+                f"held_out_fraction {self.held_out_fraction} is not a share: it must be less than 1"
+            )
 
     @property
     def run_steps(self) -> int:

@@ -12,7 +12,10 @@ from . import command
 def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Step and loss of each run in a file that compare wrote."""
     with Path(path).open(newline="") as file:
-        rows = list(csv.DictReader(file))
+        try:
+            rows = list(csv.DictReader(file))
+        except csv.Error as error:
+            raise ValueError(f"{path} is no file of comma-separated values: {error}") from None
     if not rows or "step" not in rows[0]:
         raise ValueError(f"{path} holds no validation curves: no 'step' column or no rows")
     steps = [int(row.pop("step")) for row in rows]
