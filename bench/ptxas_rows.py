@@ -123,7 +123,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(options, arguments, gpu=False)
     doctor, _ = run_json([options.program, "doctor", "--json"], timeout=60)
     nvrtc = Nvrtc(doctor["nvrtc"]["path"])
-    record = Record(options.out, seed=options.seed, kernels=options.kernels, draws=options.draws)
+    record = Record(options.out, seed=options.seed, kernels=options.kernels, draws=options.draws,
+                    compiled_with=doctor["nvrtc"]["identity"])  # fmt: skip
 
     def both(kernel):
         row, arch, emitted = kernel

@@ -17,7 +17,8 @@ _CACHE = (
     "attention for a few queries. Generate with torch's scaled_dot_product_attention"
 )
 _ABSENT = {
-    "dropout_p": "dropout is not supported: leave it out",
+    "dropout_p": "dropout is not supported: leave it out, or set the model's dropout of attention "
+    "(attention_dropout, attention_probs_dropout_prob) to 0",
     "attn_mask": "arbitrary masks are not supported: use causal=, window_left=, window_right=, or "
     f"seqused_k= for padding; {_ELSEWHERE}",
     "attn_bias": f"biases are not supported: {_ELSEWHERE}",
