@@ -100,7 +100,7 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
                        std::string(
                            tiling.pass == Pass::backward
                                ? ", or the forward pass alone (sagebwd prebuild --pass forward; in "
-                                 "Python backward=False)"
+                                 "a list pass: forward; in Python backward=False)"
                                : "")
                  : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
                        ", another GPU, or precision six-of-seven"));
