@@ -52,11 +52,26 @@ constexpr const char* kAgain = "; copy it again, or build it again with 'sagebwd
 
 //===--- Reading ----------------------------------------------------------===//
 
+/// Whether a number is what all accounts have that have none in this user namespace.
+bool is_unmapped(uid_t user) {
+  uint64_t inside = 0, outside = 0, count = 0, overflow = 65534;
+  std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
+  std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
+  return user == overflow && count != 0 && count < UINT32_MAX; // that is the whole system's
+}
+
 /// Why what somebody else may have put at a path must not be used, or empty.
 std::string reason_not_to_trust(const struct stat& info, const std::string& path,
                                 const std::vector<uint32_t>& trusted) {
   const std::string quoted = "'" + path + "'", owner = std::to_string(info.st_uid);
-  if (info.st_uid != ::geteuid() && info.st_uid != 0 && !llvm::is_contained(trusted, info.st_uid))
+  const bool ours = info.st_uid == ::geteuid() || info.st_uid == 0;
+  if (!ours && !llvm::is_contained(trusted, info.st_uid) && is_unmapped(info.st_uid))
+    return "its owner has no number in this user namespace (as in a rootless container), where "
+           "user " +
+           owner +
+           " stands for every such account, and a pack holds code: SAGEBWD_TRUSTED_OWNERS=" +
+           owner + " would trust them all; make a copy of your own with cp, or map the owner";
+  if (!ours && !llvm::is_contained(trusted, info.st_uid))
     return "it belongs to user " + owner + ", who is neither user " + std::to_string(::geteuid()) +
            " of this process nor root, and a pack holds code; if you trust that user with " +
            "whatever your processes may do, set SAGEBWD_TRUSTED_OWNERS=" + owner +
@@ -67,6 +82,12 @@ std::string reason_not_to_trust(const struct stat& info, const std::string& path
            (S_ISDIR(info.st_mode) ? " (one account then writes the folder, and all others read it)"
                                   : "");
   return "";
+}
+
+/// For what somebody made under a umask such as 077.
+std::string to_let_read(const std::string& path, const char* mode) {
+  return std::string("; let its owner run: chmod ") + mode + " '" + path +
+         "' (and a+x its folders, if they are closed)";
 }
 
 /// Why a file must not be used, or empty.
@@ -147,9 +168,10 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path,
   if (!file->descriptor || ::fstat(file->descriptor.get(), &info) != 0) {
     const int error = errno;
     file->fail("the pack cannot be opened: " + error_text(error) +
-               (error == ENOENT ? "; write it with 'sagebwd prebuild', or correct the path (in "
-                                  "SAGEBWD_CACHE_PACKS colons separate paths)"
-                                : ""));
+               (error == ENOENT   ? "; write it with 'sagebwd prebuild', or correct the path (in "
+                                    "SAGEBWD_CACHE_PACKS colons separate paths)"
+                : error == EACCES ? to_let_read(path, "a+r")
+                                  : ""));
   }
   if (std::string why = reason_to_refuse_pack(info, path, trusted); !why.empty())
     file->fail(why);
@@ -165,7 +187,7 @@ std::vector<std::string> packs_at(const std::string& path, const std::vector<uin
     return {path}; // Pack::open says what is wrong with it
   const auto fail = [&](const std::string& why) { throw PackError(path + ": " + why); };
   if (!folder)
-    fail("the folder of packs cannot be read: " + error_text(EACCES));
+    fail("the folder of packs cannot be read: " + error_text(EACCES) + to_let_read(path, "a+rx"));
   ::fstat(folder.get(), &info);
   if (std::string why = reason_not_to_trust(info, path, trusted); !why.empty())
     fail(why);
