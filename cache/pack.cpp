@@ -180,6 +180,17 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path,
   return std::shared_ptr<const Pack>(new Pack(std::move(file)));
 }
 
+namespace {
+
+bool begins_as_pack(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  std::string start;
+  return file && read_at(file.get(), 0, kPackMagic.size(), start) &&
+         std::equal(start.begin(), start.end(), kPackMagic.begin());
+}
+
+} // namespace
+
 std::vector<std::string> packs_at(const std::string& path, const std::vector<uint32_t>& trusted) {
   const Descriptor folder = open_directory(path);
   struct stat info;
@@ -193,16 +204,21 @@ std::vector<std::string> packs_at(const std::string& path, const std::vector<uin
     fail(why);
   std::vector<std::string> packs;
   bool kernels = false; // as in a cache directory
+  std::string unnamed;  // a pack, which is not read for its name
   for (const std::string& name : names_of(path)) {
     kernels |= layout::kind_of(name) == layout::Kind::kernel;
     if (name.ends_with(kPackSuffix) && !name.starts_with("."))
       packs.push_back((std::filesystem::path(path) / name).string());
+    else if (begins_as_pack((std::filesystem::path(path) / name).string()))
+      unnamed = name;
   }
   if (packs.empty())
     fail("there is no pack in this folder, that is, no file *.pack" +
-         std::string(kernels ? "; it is a cache directory, whose owner makes a pack of it with "
-                               "'sagebwd cache export --out FILE.pack'"
-                             : "; 'sagebwd prebuild --out FILE.pack' writes one"));
+         std::string(!unnamed.empty() ? "; '" + unnamed + "' is one: its owner renames it to '" +
+                                            unnamed + std::string(kPackSuffix) + "'"
+                     : kernels ? "; it is a cache directory, whose owner makes a pack of it with "
+                                 "'sagebwd cache export --out FILE.pack'"
+                               : "; 'sagebwd prebuild --out FILE.pack' writes one"));
   std::sort(packs.begin(), packs.end());
   return packs;
 }
@@ -311,6 +327,9 @@ std::string head_of(const PackContents& contents) {
 } // namespace
 
 void check_pack_path(const std::string& path) {
+  if (path == "-")
+    throw PackError("packs go into files, not to standard output: name a file ('./-' if that is "
+                    "its name)");
   if (path.find(':') != std::string::npos)
     throw PackError("'" + path +
                     "' has a colon, and colons separate the paths in SAGEBWD_CACHE_PACKS: give the "

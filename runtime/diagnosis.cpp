@@ -297,8 +297,10 @@ std::string Doctor::as_text() const {
     line("cache", directory_.options.directory, ": ", std::to_string(directory_.files), " file",
          directory_.files == 1 ? "" : "s",
          llvm::formatv(", {0:f1} MiB, ", static_cast<double>(directory_.bytes) / (1 << 20)).str(),
-         limit > 0 ? llvm::formatv("at most {0:f0} MiB of kernels", limit / (1 << 20)).str()
-                   : "without a limit");
+         limit == 0 ? "without a limit"
+         : limit < 1 << 20
+             ? llvm::formatv("at most {0:f0} bytes of kernels", limit).str()
+             : llvm::formatv("at most {0:f0} MiB of kernels", limit / (1 << 20)).str());
   else
     line("cache", "not used: ", directory_.error);
   for (const PackState& pack : packs_)

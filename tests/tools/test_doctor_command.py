@@ -158,6 +158,7 @@ def test_doctor_shows_limit_packs_and_modes(sagebwd, tmp_path):
     assert any(str(none) in item["what"] for item in report["missing"])
     text = sagebwd("doctor", SAGEBWD_TUNE="maybe").out
     assert "at most 1024 MiB" in text and "'maybe'" in text
+    assert "at most 1000 bytes of" in sagebwd("doctor", SAGEBWD_CACHE_LIMIT="1000").out
 
 
 def test_doctor_reads_every_kernel_of_a_pack(cache, sagebwd, tmp_path):

@@ -49,7 +49,7 @@ def test_every_command_knows_a_folder_of_packs(shared, sagebwd, tmp_path):
     assert after == before and not (tmp_path / "empty").exists()
 
 
-@pytest.mark.parametrize("wrong", ["group", "nothing", "kernels"])
+@pytest.mark.parametrize("wrong", ["group", "nothing", "kernels", "unnamed"])
 def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sagebwd, tmp_path,
                                                                wrong):
     folder = shared
@@ -63,6 +63,9 @@ def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sa
         if wrong == "kernels":
             shutil.copy(next(built.glob("*.kernel")), folder)
             remedy = "makes a pack of it with 'sagebwd cache export"
+        if wrong == "unnamed":
+            shutil.copy(shared / "forward.pack", folder / "forward")
+            remedy = "'forward' is one: its owner renames it to 'forward.pack'"
     here = {"SAGEBWD_CACHE_PACKS": str(folder), **empty(tmp_path)}
     for words in (["build", *OPERATION], ["doctor"], ["cache", "ls"], ["cache", "verify"]):
         result = sagebwd(*words, **here)
