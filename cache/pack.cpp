@@ -52,11 +52,26 @@ constexpr const char* kAgain = "; copy it again, or build it again with 'sagebwd
 
 //===--- Reading ----------------------------------------------------------===//
 
+/// Whether a number is what all accounts have that have none in this user namespace.
+bool is_unmapped(uid_t user) {
+  uint64_t inside = 0, outside = 0, count = 0, overflow = 65534;
+  std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
+  std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
+  return user == overflow && count != 0 && count < UINT32_MAX; // that is the whole system's
+}
+
 /// Why what somebody else may have put at a path must not be used, or empty.
 std::string reason_not_to_trust(const struct stat& info, const std::string& path,
                                 const std::vector<uint32_t>& trusted) {
   const std::string quoted = "'" + path + "'", owner = std::to_string(info.st_uid);
-  if (info.st_uid != ::geteuid() && info.st_uid != 0 && !llvm::is_contained(trusted, info.st_uid))
+  const bool ours = info.st_uid == ::geteuid() || info.st_uid == 0;
+  if (!ours && !llvm::is_contained(trusted, info.st_uid) && is_unmapped(info.st_uid))
+    return "its owner has no number in this user namespace (as in a rootless container), where "
+           "user " +
+           owner +
+           " stands for every such account, and a pack holds code: SAGEBWD_TRUSTED_OWNERS=" +
+           owner + " would trust them all; make a copy of your own with cp, or map the owner";
+  if (!ours && !llvm::is_contained(trusted, info.st_uid))
     return "it belongs to user " + owner + ", who is neither user " + std::to_string(::geteuid()) +
            " of this process nor root, and a pack holds code; if you trust that user with " +
            "whatever your processes may do, set SAGEBWD_TRUSTED_OWNERS=" + owner +
@@ -67,6 +82,12 @@ std::string reason_not_to_trust(const struct stat& info, const std::string& path
            (S_ISDIR(info.st_mode) ? " (one account then writes the folder, and all others read it)"
                                   : "");
   return "";
+}
+
+/// For what somebody made under a umask such as 077.
+std::string to_let_read(const std::string& path, const char* mode) {
+  return std::string("; let its owner run: chmod ") + mode + " '" + path +
+         "' (and a+x its folders, if they are closed)";
 }
 
 /// Why a file must not be used, or empty.
@@ -147,9 +168,10 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path,
   if (!file->descriptor || ::fstat(file->descriptor.get(), &info) != 0) {
     const int error = errno;
     file->fail("the pack cannot be opened: " + error_text(error) +
-               (error == ENOENT ? "; write it with 'sagebwd prebuild', or correct the path (in "
-                                  "SAGEBWD_CACHE_PACKS colons separate paths)"
-                                : ""));
+               (error == ENOENT   ? "; write it with 'sagebwd prebuild', or correct the path (in "
+                                    "SAGEBWD_CACHE_PACKS colons separate paths)"
+                : error == EACCES ? to_let_read(path, "a+r")
+                                  : ""));
   }
   if (std::string why = reason_to_refuse_pack(info, path, trusted); !why.empty())
     file->fail(why);
@@ -158,6 +180,17 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path,
   return std::shared_ptr<const Pack>(new Pack(std::move(file)));
 }
 
+namespace {
+
+bool begins_as_pack(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  std::string start;
+  return file && read_at(file.get(), 0, kPackMagic.size(), start) &&
+         std::equal(start.begin(), start.end(), kPackMagic.begin());
+}
+
+} // namespace
+
 std::vector<std::string> packs_at(const std::string& path, const std::vector<uint32_t>& trusted) {
   const Descriptor folder = open_directory(path);
   struct stat info;
@@ -165,22 +198,27 @@ std::vector<std::string> packs_at(const std::string& path, const std::vector<uin
     return {path}; // Pack::open says what is wrong with it
   const auto fail = [&](const std::string& why) { throw PackError(path + ": " + why); };
   if (!folder)
-    fail("the folder of packs cannot be read: " + error_text(EACCES));
+    fail("the folder of packs cannot be read: " + error_text(EACCES) + to_let_read(path, "a+rx"));
   ::fstat(folder.get(), &info);
   if (std::string why = reason_not_to_trust(info, path, trusted); !why.empty())
     fail(why);
   std::vector<std::string> packs;
   bool kernels = false; // as in a cache directory
+  std::string unnamed;  // a pack, which is not read for its name
   for (const std::string& name : names_of(path)) {
     kernels |= layout::kind_of(name) == layout::Kind::kernel;
     if (name.ends_with(kPackSuffix) && !name.starts_with("."))
       packs.push_back((std::filesystem::path(path) / name).string());
+    else if (begins_as_pack((std::filesystem::path(path) / name).string()))
+      unnamed = name;
   }
   if (packs.empty())
     fail("there is no pack in this folder, that is, no file *.pack" +
-         std::string(kernels ? "; it is a cache directory, whose owner makes a pack of it with "
-                               "'sagebwd cache export --out FILE.pack'"
-                             : "; 'sagebwd prebuild --out FILE.pack' writes one"));
+         std::string(!unnamed.empty() ? "; '" + unnamed + "' is one: its owner renames it to '" +
+                                            unnamed + std::string(kPackSuffix) + "'"
+                     : kernels ? "; it is a cache directory, whose owner makes a pack of it with "
+                                 "'sagebwd cache export --out FILE.pack'"
+                               : "; 'sagebwd prebuild --out FILE.pack' writes one"));
   std::sort(packs.begin(), packs.end());
   return packs;
 }
@@ -289,6 +327,9 @@ std::string head_of(const PackContents& contents) {
 } // namespace
 
 void check_pack_path(const std::string& path) {
+  if (path == "-")
+    throw PackError("packs go into files, not to standard output: name a file ('./-' if that is "
+                    "its name)");
   if (path.find(':') != std::string::npos)
     throw PackError("'" + path +
                     "' has a colon, and colons separate the paths in SAGEBWD_CACHE_PACKS: give the "

@@ -8,12 +8,22 @@ if(NOT SAGEBWD_LLVM_LIBDIR OR NOT SAGEBWD_LLVM_INCLUDEDIR)
     message(FATAL_ERROR "LLVM's libSupport (14 to 19) was not found. Install llvm-dev, or set "
             "SAGEBWD_LLVM_LIBDIR and SAGEBWD_LLVM_INCLUDEDIR.")
   endif()
-  execute_process(COMMAND ${SAGEBWD_LLVM_CONFIG} --libdir OUTPUT_VARIABLE llvm_libdir
-                  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  execute_process(COMMAND ${SAGEBWD_LLVM_CONFIG} --includedir OUTPUT_VARIABLE llvm_includedir
-                  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  foreach(folder libdir includedir)
+    execute_process(COMMAND ${SAGEBWD_LLVM_CONFIG} --${folder} OUTPUT_VARIABLE llvm_${folder}
+                    RESULT_VARIABLE llvm_failed OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(llvm_failed OR NOT IS_DIRECTORY "${llvm_${folder}}")
+      message(FATAL_ERROR "SAGEBWD_LLVM_CONFIG is '${SAGEBWD_LLVM_CONFIG}', which is no "
+              "llvm-config: '--${folder}' names no folder (result: ${llvm_failed}). Correct it, "
+              "or leave it out: then llvm-config is looked for in PATH.")
+    endif()
+  endforeach()
   set(SAGEBWD_LLVM_LIBDIR ${llvm_libdir})
   set(SAGEBWD_LLVM_INCLUDEDIR ${llvm_includedir})
+endif()
+if(NOT EXISTS ${SAGEBWD_LLVM_INCLUDEDIR}/llvm/Config/llvm-config.h)
+  message(FATAL_ERROR "There is no llvm/Config/llvm-config.h in '${SAGEBWD_LLVM_INCLUDEDIR}': set "
+          "SAGEBWD_LLVM_CONFIG, or SAGEBWD_LLVM_INCLUDEDIR, to those of LLVM 14 to 19 with its "
+          "development package.")
 endif()
 
 file(STRINGS ${SAGEBWD_LLVM_INCLUDEDIR}/llvm/Config/llvm-config.h llvm_version

@@ -98,8 +98,8 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
       none + "for '" + to_string(least) + "', " + objection(kind, s, least, arch) + "; take " +
       (widest(s) ? "a GPU with more of it (A100, H100 and B200 have)" +
                        std::string(tiling.pass == Pass::backward
-                                       ? ", or the forward pass alone (--pass forward; in Python "
-                                         "backward=False)"
+                                       ? ", or the forward pass alone (--pass forward; in "
+                                         "a list pass: forward; in Python backward=False)"
                                        : "")
                  : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
                        ", another GPU, or precision six-of-seven"));

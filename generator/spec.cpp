@@ -2,6 +2,7 @@
 
 #include "generator/spec.h"
 
+#include "generator/gpu_names.h"
 #include "generator/nearest.h"
 
 #include <algorithm>
@@ -14,14 +15,6 @@ namespace {
 /// The largest shared memory of one block, by the CUDA C++ Programming Guide's table of technical
 /// specifications per compute capability.
 constexpr int kB163 = 163 * 1024, kB99 = 99 * 1024, kB227 = 227 * 1024;
-
-/// "90" of "sm_90", "SM_90a", "9.0" and "90".
-std::string digits_of(std::string_view name) {
-  std::string digits;
-  std::copy_if(name.begin(), name.end(), std::back_inserter(digits),
-               [](char c) { return c >= '0' && c <= '9'; });
-  return digits;
-}
 
 /// "64, 128 and 256", or with another word before the last.
 std::string listed(const auto& numbers, const char* between) {
@@ -323,14 +316,15 @@ const std::vector<Arch>& all_archs() {
 }
 
 const Arch& find_arch(std::string_view name) {
-  std::string known, meant;
+  std::string known;
   for (const Arch& arch : all_archs()) {
     if (arch.name == name)
       return arch;
     known += (known.empty() ? "" : ", ") + std::string(arch.name);
-    if (!digits_of(name).empty() && digits_of(name) == digits_of(arch.name))
-      meant = "; did you mean '" + std::string(arch.name) + "'?";
   }
+  std::string meant(arch_meant_by(name));
+  if (!meant.empty())
+    meant = "; did you mean '" + meant + "'?";
   throw SpecError("unknown architecture '" + std::string(name) + "': supported are " + known +
                   meant);
 }

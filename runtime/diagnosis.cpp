@@ -6,6 +6,7 @@
 #include "generator/kernel.h"
 #include "generator/operation.h"
 #include "runtime/diagnosis_cache.h"
+#include "runtime/diagnosis_gpus.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
 #include "runtime/nvrtc/first_version.h"
@@ -35,34 +36,6 @@ json::Object verdict(const char* name, const std::string& error) {
   return object;
 }
 
-/// What looking raises, or nothing.
-template <typename Look> std::string error_of(Look&& look) {
-  try {
-    look();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-/// What NVRTC can do, or why it cannot be opened.
-struct CompilerState {
-  std::string path, identity, error;
-  int version_major = 0;
-  std::vector<std::string> archs;
-
-  /// Why not for an architecture, or nothing.
-  std::string why_not(const Arch& arch) const {
-    return error.empty() ? Nvrtc::instance().why_not(arch.name) : error;
-  }
-};
-
-/// A GPU, and the architecture its kernels are built for.
-struct GpuState {
-  driver::DeviceInfo info;
-  std::string arch, error;
-};
-
 /// What is worth knowing about an architecture, beyond whether it compiles.
 std::string note_for(const Arch& arch) {
   return arch.name == "sm_103" ? "emulates s8 mma: each becomes several instructions" : "";
@@ -75,12 +48,12 @@ public:
   Diagnosis examine() {
     settings_ = Settings::from_environment(&problems_);
     if (asked_nvrtc_ = problems_.empty() && !settings_.offline; asked_nvrtc_)
-      look_for_compiler();
+      compiler_ = look_for_compiler();
     else if (settings_.offline)
       compiler_.error = "not looked for: SAGEBWD_OFFLINE=1 forbids compiling";
     else
       compiler_.error = "not looked for: a variable has a value that is not valid (see below)";
-    look_for_gpus();
+    gpus_ = look_for_gpus();
     directory_ = look_at_directory(settings_.store_options());
     for (const std::string& path : settings_.packs)
       llvm::append_range(packs_, look_at_packs(path, settings_.trusted_owners));
@@ -91,7 +64,8 @@ public:
     diagnosis.text = as_text();
     diagnosis.sound =
         problems_.empty() && unknown_variables().empty() && directory_.error.empty() &&
-        llvm::all_of(packs_, [](const PackState& pack) { return pack.error.empty(); });
+        llvm::all_of(packs_, [](const PackState& pack) { return pack.error.empty(); }) &&
+        (gpus_.empty() || can_run());
     return diagnosis;
   }
 
@@ -99,24 +73,11 @@ private:
   void miss(std::string what, std::string needed_for, std::string remedy) {
     missing_.push_back({std::move(what), std::move(needed_for), std::move(remedy)});
   }
-  void look_for_compiler() {
-    compiler_.error = error_of([&] {
-      Nvrtc& nvrtc = Nvrtc::instance();
-      compiler_ = {nvrtc.path(), nvrtc.identity(), "", nvrtc.version_major(),
-                   nvrtc.supported_archs()};
-    });
-  }
-  void look_for_gpus() {
-    const int count = driver::unavailable().empty() ? driver::device_count() : 0;
-    for (int ordinal = 0; ordinal < count; ++ordinal) {
-      GpuState& gpu = gpus_.emplace_back();
-      gpu.info = driver::device_info(ordinal);
-      gpu.error =
-          error_of([&] { gpu.arch = arch_for_capability(gpu.info.major, gpu.info.minor).name; });
-    }
-  }
   bool has_gpu_of(const Arch& arch) const {
     return llvm::any_of(gpus_, [&](const GpuState& gpu) { return gpu.arch == arch.name; });
+  }
+  bool can_run() const {
+    return llvm::any_of(gpus_, [&](const GpuState& gpu) { return runs(gpu, compiler_, kept_); });
   }
   void look_at_paths();
   void collect_missing();
@@ -134,6 +95,7 @@ private:
   std::vector<GpuState> gpus_;
   DirectoryState directory_;
   DriverNeeds directory_needs_; ///< of its kernels; read where it matters
+  DriverNeeds kept_;            ///< of the packs' as well
   std::vector<PackState> packs_;
   std::set<std::string> held_; ///< architectures that kernels are kept for; looked up offline
   std::vector<Missing> missing_;
@@ -170,25 +132,8 @@ void Doctor::collect_missing() {
          "compiling kernels (build, and the first use of each kernel)",
          settings_.nvrtc.empty() ? "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 "
                                    "or newer, or set SAGEBWD_NVRTC to libnvrtc.so"
-                                 : "set SAGEBWD_NVRTC to a libnvrtc.so, or unset it");
-  for (const Arch& arch : all_archs())
-    if (compiler_.error.empty() && has_gpu_of(arch) && !compiler_.why_not(arch).empty())
-      miss("an NVRTC for this GPU: " + compiler_.why_not(arch),
-           "compiling kernels for " + std::string(arch.name),
-           "pip install nvidia-cuda-nvrtc, or set SAGEBWD_NVRTC to a newer libnvrtc.so");
-  if (!driver::unavailable().empty()) {
-    miss("a CUDA driver with a GPU",
-         "running kernels (verify, trace --device cuda, attention itself)",
-         "install NVIDIA's driver on a machine with a GPU; emit, build and trace --device cpu work "
-         "without");
-  } else if (const int major = driver::driver_version() / 1000; compiler_.version_major > major) {
-    const std::string number = std::to_string(major);
-    miss("a driver for CUDA " + std::to_string(compiler_.version_major) +
-             " (this one is for CUDA " + number + ")",
-         "loading what this NVRTC compiles",
-         "update the driver, or pip install nvidia-cuda-nvrtc-cu" + number +
-             " and point SAGEBWD_NVRTC at its libnvrtc.so." + number);
-  }
+                                 : "correct SAGEBWD_NVRTC, or unset it");
+  llvm::append_range(missing_, missing_for_gpus(gpus_, compiler_));
   if (!directory_.error.empty())
     miss("a cache directory: " + directory_.error, "keeping compiled kernels between processes",
          "set SAGEBWD_CACHE_DIR to a directory of your own");
@@ -198,6 +143,10 @@ void Doctor::collect_missing() {
            "repair it, or take it out of SAGEBWD_CACHE_PACKS");
   if (settings_.offline || !gpus_.empty())
     directory_needs_ = driver_needs(directory_.options.directory);
+  kept_ = directory_needs_;
+  for (const PackState& pack : packs_)
+    for (const auto& [need, count] : pack.summary.kernels_by_driver)
+      kept_[need] += count;
   if (settings_.offline)
     collect_kernels_held();
   collect_kernels_too_new();
@@ -206,13 +155,8 @@ void Doctor::collect_missing() {
 
 /// Where nothing is compiled, they are all there will be.
 void Doctor::collect_kernels_held() {
-  const auto add = [&](const DriverNeeds& needs) {
-    for (const auto& [need, count] : needs)
-      held_.insert(need.first);
-  };
-  add(directory_needs_);
-  for (const PackState& pack : packs_)
-    add(pack.summary.kernels_by_driver);
+  for (const auto& [need, count] : kept_)
+    held_.insert(need.first);
   std::set<std::string> wanted;
   for (const GpuState& gpu : gpus_)
     if (gpu.error.empty())
@@ -311,7 +255,7 @@ json::Value Doctor::as_json() const {
         {"what", utf8(item.what)}, {"needed_for", item.needed_for}, {"remedy", item.remedy}});
   json::Object report{{"version", version()},
                       {"can_compile", compiler_.error.empty() && !settings_.offline},
-                      {"can_run", !gpus_.empty()},
+                      {"can_run", can_run()},
                       {"nvrtc", std::move(nvrtc)},
                       {"driver", std::move(found_driver)},
                       {"gpus", std::move(gpus)},
@@ -353,8 +297,10 @@ std::string Doctor::as_text() const {
     line("cache", directory_.options.directory, ": ", std::to_string(directory_.files), " file",
          directory_.files == 1 ? "" : "s",
          llvm::formatv(", {0:f1} MiB, ", static_cast<double>(directory_.bytes) / (1 << 20)).str(),
-         limit > 0 ? llvm::formatv("at most {0:f0} MiB of kernels", limit / (1 << 20)).str()
-                   : "without a limit");
+         limit == 0 ? "without a limit"
+         : limit < 1 << 20
+             ? llvm::formatv("at most {0:f0} bytes of kernels", limit).str()
+             : llvm::formatv("at most {0:f0} MiB of kernels", limit / (1 << 20)).str());
   else
     line("cache", "not used: ", directory_.error);
   for (const PackState& pack : packs_)

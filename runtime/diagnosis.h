@@ -22,7 +22,8 @@ struct Diagnosis {
   std::string json; ///< one object, indented
   std::string text; ///< the same for people
   /// Whether whatever is set here can be used: the variables, by name and value, the cache
-  /// directory, the packs and all in them. What is merely not there, such as a GPU, is no defect.
+  /// directory, the packs and all in them; and whether attention can run where there is a GPU. What
+  /// is merely not there, such as a GPU, is no defect.
   bool sound = true;
 };
 

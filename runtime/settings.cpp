@@ -223,11 +223,11 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
   read_switch("SAGEBWD_DEBUG_WAITS", s.debug_waits);
   read_switch("SAGEBWD_STATS", s.stats);
   read("SAGEBWD_LOG", s.log, [](const std::string& text) {
-    for (const char* switched : {"true", "false", "yes", "no", "on", "off"})
-      if (text == switched)
-        throw SpecError("SAGEBWD_LOG is '" + text +
-                        "'; it takes 1 for standard error, 0 for no lines, or a file");
     const bool word = text == Settings::kStandardError || text == Settings::kNoLog;
+    if (!word && text.find_first_of("/.") == std::string::npos) // such as "true" and "debug"
+      throw SpecError("SAGEBWD_LOG is '" + text +
+                      "'; it takes 1 for standard error, 0 for no lines, or a file: write './" +
+                      text + "' if that is one");
     return word ? text : absolute_path(text);
   });
   read("SAGEBWD_NVRTC", s.nvrtc, absolute_path);

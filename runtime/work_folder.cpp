@@ -36,11 +36,20 @@ bool holds_kernels(const std::string& path) {
   return found;
 }
 
+constexpr const char* kRemedy = "; remove it, or name another file";
+
 /// Why what is there is not to be worked in, and emptied at the end; or empty.
 std::string reason_to_leave_alone(const std::string& path) {
   std::error_code ignored;
   if (fs::is_symlink(fs::symlink_status(path, ignored)))
-    return path + " is a link; remove it, or name another file";
+    return path + " is a link" + kRemedy;
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0) {
+    if (!S_ISDIR(info.st_mode))
+      return path + " is there and is no folder" + kRemedy;
+    if (info.st_uid != ::geteuid())
+      return path + " belongs to user " + std::to_string(info.st_uid) + kRemedy;
+  }
   if (holds_kernels(path) && !fs::exists(path + "/" + layout::kWorkLock, ignored))
     return path + " holds kernels and is no work folder of a prebuild, for it has no " +
            layout::kWorkLock + "; move it away, or name another file";

@@ -18,7 +18,7 @@ inline constexpr size_t kLongestSpecList = 256 << 10;
 
 /// Keys that are left out have the command line's defaults; only `arch` has none. Raises UsageError
 /// that names the file and the line if the text is not YAML, a key or word is unknown or given
-/// twice, or an operation cannot be built.
+/// twice, or no architecture can build an operation, whose options exclude each other.
 std::vector<WantedOperation> parse_spec_list(const std::string& text, const std::string& file_name);
 
 } // namespace sagebwd::tools

@@ -42,7 +42,7 @@ def _torch():
 
 
 def main(arguments=None):
-    """`python -m sagebwd.doctor [--json]`; exits with 1 if something configured cannot be used."""
+    """`python -m sagebwd.doctor [--json]`; exits with 1 where `sagebwd doctor` does."""
     parser = argparse.ArgumentParser(prog="python -m sagebwd.doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     as_json = parser.parse_args(arguments).json

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <random>
 #include <sched.h>
 #include <signal.h>
@@ -316,6 +317,11 @@ TEST(Prebuild, AWorkFolderThatIsNotItsOwnIsLeftAlone) {
   EXPECT_TRUE(
       contains(message_of([&] { prebuild(request_for(temp / "b.pack", kernels, compiler)); }),
                "no work folder"));
+  std::ofstream(temp / "c.pack.partial") << "a thesis";
+  EXPECT_TRUE(
+      contains(message_of([&] { prebuild(request_for(temp / "c.pack", kernels, compiler)); }),
+               "c.pack.partial is there and is no folder; remove it, or name another file"));
+  EXPECT_EQ(fs::file_size(temp / "c.pack.partial"), 8u);
   EXPECT_EQ(compiler.compiles, 0);
   EXPECT_EQ(kernel_files(temp / "precious"), 1);
   EXPECT_EQ(kernel_files(temp / "b.pack.partial"), 1);

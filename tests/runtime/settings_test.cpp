@@ -51,8 +51,12 @@ TEST(Settings, TheLogGoesNowhereToStandardErrorOrIntoAFile) {
   EXPECT_EQ(log("1"), Settings::kStandardError);
   EXPECT_EQ(log("/var/log/kernels"), "/var/log/kernels");
   EXPECT_TRUE(log("kernels.txt").starts_with("/") && log("kernels.txt").ends_with("/kernels.txt"));
-  EXPECT_EQ(raised_with("SAGEBWD_LOG", "true"), "SAGEBWD_LOG is 'true'; it takes 1 for standard "
-                                                "error, 0 for no lines, or a file");
+  EXPECT_TRUE(log("./debug").ends_with("/debug"));
+  for (const std::string word : {"true", "debug", "INFO", "2", "standard error"})
+    EXPECT_EQ(raised_with("SAGEBWD_LOG", word.c_str()),
+              "SAGEBWD_LOG is '" + word +
+                  "'; it takes 1 for standard error, 0 for no lines, or a " + "file: write './" +
+                  word + "' if that is one");
 }
 
 TEST(Settings, ASwitchIsOnOrOffOrAnError) {

@@ -46,6 +46,18 @@ def test_one_operation_that_is_impossible_is_wrong_use(sagebwd):
         assert result.code == 2 and IMPOSSIBLE in result.err
 
 
+def test_one_impossible_entry_of_a_list_stops_none_of_the_others(sagebwd, tmp_path):
+    path = tmp_path / "specs.yaml"
+    path.write_text("- {arch: sm_89, head_dim: 256, dtype: bf16, causal: none, pass: backward}\n")
+    alone = sagebwd("prebuild", "--specs", path, "--dry-run")
+    assert alone.code == 2 and IMPOSSIBLE in alone.err and "in a list pass: forward;" in alone.err
+    path.write_text(path.read_text() + "- {arch: sm_80, head_dim: 64, dtype: bf16, causal: none}\n")
+    for words in (["prebuild", "--dry-run"], ["build", "--dry-run"]):
+        result = sagebwd(*words, "--specs", path, "--json")
+        assert result.code == 1 and result.err.count(IMPOSSIBLE) == 1
+        assert {arch for arch, _, _ in kernels_of(result)} == {"sm_80"}
+
+
 NO_BACKWARD = ["--arch", "sm_89", *D256[:1], "256", *D256[2:]]
 
 
@@ -121,11 +133,16 @@ def archs_of(sagebwd, word, **environment):
     return {kernel["arch"] for kernel in result.json["kernels"]}
 
 
-def test_architectures_by_word(sagebwd, doctor, fake_driver):
+def test_architectures_by_word(sagebwd, doctor, fake_driver, tmp_path):
     every = {arch["name"] for arch in doctor["architectures"]}
     assert archs_of(sagebwd, "all") == archs_of(sagebwd, "sm_80,all") == every
     major = {"sm_80", "sm_90a", "sm_100", "sm_110", "sm_120"}
     assert archs_of(sagebwd, "major") == major < every
+    for words in ("all", "[sm_80, major]"):
+        (tmp_path / "specs.yaml").write_text(f"- {{arch: {words}, head_dim: 64, pass: forward}}")
+        listed = sagebwd("prebuild", "--specs", tmp_path / "specs.yaml", "--dry-run", "--json").json
+        found = {kernel["arch"] for kernel in listed["kernels"]}
+        assert found == (every if words == "all" else major)
     here = {"LD_LIBRARY_PATH": str(fake_driver), "FAKE_QUIET": "1"}
     assert archs_of(sagebwd, "native", FAKE_MAJOR="8", FAKE_MINOR="9", **here) == {"sm_89"}
     emitted = sagebwd("emit", "--kernel", "forward", "--arch", "native", "--head-dim", 64,
@@ -209,3 +226,28 @@ def test_an_nvrtc_that_is_too_old_costs_its_architectures_alone(sagebwd, old_nvr
     assert result.code == 1
     assert result.err.count("needs NVRTC 12.4 or newer") == 1
     assert result.err.count("needs NVRTC 12.8 or newer") == 1
+
+
+GPUS = {
+    "sm_80": ["A100", "NVIDIA A100-SXM4-80GB", "8.0", "compute_80"],
+    "sm_86": ["a10", "A40", "RTX 3090", "GeForce RTX 3060"],
+    "sm_87": ["Orin", "Jetson AGX Orin"],
+    "sm_89": ["L4", "L40", "L40S", "rtx4090", "RTX_4060"],
+    "sm_90a": ["H100", "h200", "GH200", "NVIDIA H100 PCIe", "sm_90"],
+    "sm_100": ["B200", "100"],
+    "sm_103": ["B300"],
+    "sm_110": ["Thor"],
+    "sm_120": ["RTX 5090", "RTX PRO 6000"],
+    "sm_121": ["DGX Spark", "GB10"],
+}
+
+
+def test_a_gpus_name_hints_at_its_architecture(sagebwd, doctor):
+    assert set(GPUS) == {arch["name"] for arch in doctor["architectures"]}
+    for arch, names in GPUS.items():
+        for name in names:
+            refused = sagebwd("build", "--arch", name)
+            assert refused.code == 2 and f"did you mean '{arch}'?" in refused.err, name
+    for unknown in ("H1000", "V100", "X80", "L45", "RTX 2080", "GTX 1080", "a"):
+        refused = sagebwd("build", "--arch", unknown)
+        assert refused.code == 2 and "did you mean" not in refused.err, unknown

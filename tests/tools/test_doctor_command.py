@@ -2,7 +2,8 @@
 
 import re
 
-from cache_helpers import empty
+import pytest
+from cache_helpers import OPERATION, empty
 from places import BINARY, ROOT
 
 
@@ -12,7 +13,7 @@ def test_doctor_names_what_is_missing_for_what(doctor):
         assert item["what"] and item["needed_for"] and item["remedy"]
     notes = {arch["name"]: arch.get("note", "") for arch in doctor["architectures"]}
     assert "emulates s8 mma" in notes["sm_103"]
-    assert doctor["can_run"] == bool(doctor["gpus"])
+    assert doctor["can_run"] <= bool(doctor["gpus"])
 
 
 def test_doctor_without_nvrtc_and_cache(sagebwd, tmp_path):
@@ -157,6 +158,7 @@ def test_doctor_shows_limit_packs_and_modes(sagebwd, tmp_path):
     assert any(str(none) in item["what"] for item in report["missing"])
     text = sagebwd("doctor", SAGEBWD_TUNE="maybe").out
     assert "at most 1024 MiB" in text and "'maybe'" in text
+    assert "at most 1000 bytes of" in sagebwd("doctor", SAGEBWD_CACHE_LIMIT="1000").out
 
 
 def test_doctor_reads_every_kernel_of_a_pack(cache, sagebwd, tmp_path):
@@ -175,3 +177,62 @@ def test_doctor_reads_every_kernel_of_a_pack(cache, sagebwd, tmp_path):
     assert "its checksum does not match" in corrupt.json["cache"]["packs"][0]["error"]
     listed = cache("ls", SAGEBWD_CACHE_PACKS=str(pack))  # a list is no judgement
     assert listed.code == 0 and ", 1 bad, " in listed.out
+
+
+@pytest.fixture
+def on_gpu(sagebwd, fake_driver, tmp_path):
+    """Runs doctor, offline, on a machine with a GPU; returns its exit code and its report."""
+
+    def run(major, driver, **variables):
+        gpu = {"LD_LIBRARY_PATH": str(fake_driver), "FAKE_QUIET": "1", "FAKE_DEVICES": "1",
+               "FAKE_MAJOR": str(major), "FAKE_MINOR": "0",
+               "FAKE_VERSION": str(driver)}  # fmt: skip
+        usual = {**empty(tmp_path), "SAGEBWD_OFFLINE": "1"}
+        result = sagebwd("doctor", "--json", **{**usual, **gpu, **variables})
+        return result.code, result.json
+
+    return run
+
+
+def test_doctor_says_that_a_gpu_is_not_supported(on_gpu, needs_nvrtc):
+    code, report = on_gpu(7, 13000, SAGEBWD_OFFLINE="0")
+    [item] = report["missing"]
+    assert code == 1 and not report["can_run"]
+    assert item["what"].startswith("a supported GPU in place of gpu 0, Fake GPU 10: compute "
+                                   "capability 7.0 is not supported")  # fmt: skip
+    assert on_gpu(8, 13000, SAGEBWD_OFFLINE="0")[1]["can_run"]
+
+
+def test_doctor_fails_where_no_attention_can_run(on_gpu, sagebwd, cache, built, tmp_path):
+    assert cache("export", "--out", tmp_path / "a.pack").code == 0
+    packed = sagebwd("doctor", "--json", SAGEBWD_CACHE_PACKS=str(tmp_path / "a.pack")).json
+    lowest = packed["cache"]["packs"][0]["lowest_driver"]
+    here = {"SAGEBWD_CACHE_DIR": str(built)}  # kernels for sm_80
+    code, report = on_gpu(8, lowest, **here)
+    assert code == 0 and report["can_run"] and not report["missing"]
+    for major, driver, why in [(9, lowest, "kernels for sm_90a: neither"),
+                               (8, lowest - 1000, "a newer driver: ")]:  # fmt: skip
+        code, report = on_gpu(major, driver, **here)
+        assert code == 1 and not report["can_run"]
+        assert any(item["what"].startswith(why) for item in report["missing"]), report["missing"]
+    assert on_gpu(8, lowest)[0] == 1  # an empty cache
+
+
+def test_doctor_recommends_no_nvrtc_that_the_library_refuses(on_gpu, needs_nvrtc):
+    for offline in "01":
+        code, report = on_gpu(8, 11080, SAGEBWD_OFFLINE=offline)
+        [item] = [m for m in report["missing"] if m["what"].startswith("a driver for CUDA")]
+        assert code == 1 and not report["can_run"]
+        assert "CUDA 12 or newer (this one is for CUDA 11.8)" in item["what"]
+        assert item["remedy"] == "update the driver: no kernel is built for CUDA 11"
+        assert "cu11" not in str(report["missing"])
+
+
+def test_a_wrong_path_of_nvrtc_is_corrected_or_unset(sagebwd, tmp_path):
+    wrong = {"SAGEBWD_NVRTC": "/nope", **empty(tmp_path)}
+    report = sagebwd("doctor", "--json", **wrong).json
+    remedies = [m["remedy"] for m in report["missing"] if "NVRTC" in m["what"]]
+    assert len(remedies) == 2 and all("correct" in r and "unset" in r for r in remedies)
+    refused = sagebwd("build", *OPERATION, **wrong)
+    assert refused.code == 1 and "correct SAGEBWD_NVRTC, or unset it" in refused.err
+    assert "pip install" not in refused.err and "/nope (SAGEBWD_NVRTC): no such" in refused.err

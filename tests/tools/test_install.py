@@ -196,3 +196,21 @@ def test_another_version_is_refused(prefix, tmp_path, asked):
     configure = ["cmake", "-G", "Ninja", "-S", ".", "-B", "build", f"-DCMAKE_PREFIX_PATH={prefix}"]
     result = subprocess.run(configure, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode != 0 and f'requested version "{asked}"' in result.stderr
+
+
+def test_a_wrong_llvm_config_is_named(tmp_path):
+    for tool in ("cmake", "ninja", "c++"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    folder_of_none = tmp_path / "none-config"
+    folder_of_none.write_text(f"#!/bin/sh\necho {tmp_path}\n")  # an LLVM without its headers
+    folder_of_none.chmod(0o755)
+    for wrong in ("/nope", shutil.which("true"), folder_of_none):
+        configure = ["cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path / "build",
+                     f"-DSAGEBWD_LLVM_CONFIG={wrong}"]  # fmt: skip
+        result = subprocess.run(configure, capture_output=True, text=True, check=False)
+        said = " ".join(result.stderr.split())
+        assert result.returncode != 0 and "SAGEBWD_LLVM_CONFIG" in said
+        if wrong != folder_of_none:
+            assert f"SAGEBWD_LLVM_CONFIG is '{wrong}', which is no llvm-config" in said
+        shutil.rmtree(tmp_path / "build")

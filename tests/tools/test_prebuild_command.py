@@ -322,6 +322,16 @@ def test_lists_of_specs_and_options_agree(sagebwd, tmp_path):
     assert listed == kernels_in_dry_run(first) | kernels_in_dry_run(second)
 
 
+def test_a_list_builds_plain_and_packed_kernels_in_one_pack(sagebwd, tmp_path):
+    specs = tmp_path / "specs.yaml"
+    specs.write_text("{arch: sm_80, head_dim: 64, dtype: bf16, causal: none, packed: [no, yes]}\n")
+    plain, packed = (kernels_in_dry_run(sagebwd("prebuild", *SMALL, *more, "--dry-run", "--json"))
+                     for more in ([], ["--packed"]))  # fmt: skip
+    assert plain - packed and packed - plain
+    both = sagebwd("prebuild", "--specs", specs, "--dry-run", "--json")
+    assert kernels_in_dry_run(both) == plain | packed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -347,6 +357,8 @@ def test_wrong_use(sagebwd, arguments, message):
 def test_files_that_cannot_be_read(sagebwd, tmp_path):
     missing = sagebwd("prebuild", "--specs", tmp_path / "none.yaml", "--dry-run")
     assert missing.code == 1 and "none.yaml cannot be read: No such file" in missing.err
+    piped = sagebwd("prebuild", *SMALL, "--out", "-")
+    assert piped.code == 1 and "not to standard output: name a file" in piped.err
     folder = sagebwd("prebuild", "--specs", tmp_path, "--dry-run")
     assert folder.code == 1 and "cannot be read" in folder.err
     (tmp_path / "records.json").write_text('{"schema": "sagebwd tuning 99"}')

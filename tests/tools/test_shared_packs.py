@@ -49,7 +49,7 @@ def test_every_command_knows_a_folder_of_packs(shared, sagebwd, tmp_path):
     assert after == before and not (tmp_path / "empty").exists()
 
 
-@pytest.mark.parametrize("wrong", ["group", "nothing", "kernels"])
+@pytest.mark.parametrize("wrong", ["group", "nothing", "kernels", "unnamed"])
 def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sagebwd, tmp_path,
                                                                wrong):
     folder = shared
@@ -63,6 +63,9 @@ def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sa
         if wrong == "kernels":
             shutil.copy(next(built.glob("*.kernel")), folder)
             remedy = "makes a pack of it with 'sagebwd cache export"
+        if wrong == "unnamed":
+            shutil.copy(shared / "forward.pack", folder / "forward")
+            remedy = "'forward' is one: its owner renames it to 'forward.pack'"
     here = {"SAGEBWD_CACHE_PACKS": str(folder), **empty(tmp_path)}
     for words in (["build", *OPERATION], ["doctor"], ["cache", "ls"], ["cache", "verify"]):
         result = sagebwd(*words, **here)
@@ -74,10 +77,11 @@ def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sa
     assert not tried or "name a folder of packs in SAGEBWD_CACHE_PACKS" in tried.err
 
 
-def test_a_software_accounts_folder_serves_users_who_trust_it(cache):
+@pytest.fixture
+def as_nobody(cache, tmp_path):
+    """Runs a copy of the command line as another user, with a folder of one pack."""
     if os.geteuid() != 0:
         pytest.skip("only root can become other users")
-    site, user = 12345, 65534
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shared = folder / "shared"
@@ -85,19 +89,54 @@ def test_a_software_accounts_folder_serves_users_who_trust_it(cache):
         assert cache("export", "--out", shared / "all.pack").code == 0
         shutil.copy(BINARY, folder / "sagebwd")
         folder.chmod(0o755)
-        for path in (shared, shared / "all.pack"):
-            os.chown(path, site, site)
 
-        def build(**more):
+        def run(*words, **more):
             environment = {"SAGEBWD_CACHE_DIR": "/nonexistent/cache", "SAGEBWD_OFFLINE": "1",
                            "SAGEBWD_CACHE_PACKS": str(shared), **more}  # fmt: skip
-            command = [folder / "sagebwd", "build", *map(str, OPERATION)]
-            return subprocess.run(command, env=environment, user=user, capture_output=True,
-                                  text=True)  # fmt: skip
+            return subprocess.run([*words, folder / "sagebwd", "build", *map(str, OPERATION)],
+                                  env=environment, user=65534 if not words else 0,
+                                  capture_output=True, text=True)  # fmt: skip
 
-        refused = build()
-        assert refused.returncode == 1
-        assert f"{shared}: it belongs to user {site}, who is neither" in refused.stderr
-        assert f"set SAGEBWD_TRUSTED_OWNERS={site};" in refused.stderr
-        trusted = build(SAGEBWD_TRUSTED_OWNERS=str(site))
-        assert trusted.returncode == 0, trusted.stderr
+        run.shared = shared
+        yield run
+
+
+def test_packs_that_readers_cannot_read_say_what_their_owner_does(as_nobody):
+    shared = as_nobody.shared
+    assert as_nobody().returncode == 0
+    pack = shared / "another.pack"
+    pack.write_bytes((shared / "all.pack").read_bytes())
+    pack.chmod(0o600)  # one of two
+    refused = as_nobody()
+    assert refused.returncode == 1
+    assert f"{pack}: the pack cannot be opened: Permission denied; " in refused.stderr
+    assert f"let its owner run: chmod a+r '{pack}'" in refused.stderr
+    shared.chmod(0o700)  # as of a umask of 077
+    refused = as_nobody()
+    assert refused.returncode == 1
+    assert f"let its owner run: chmod a+rx '{shared}'" in refused.stderr
+
+
+def test_an_owner_without_a_number_here_is_not_recommended(as_nobody):
+    for path in (as_nobody.shared, *as_nobody.shared.iterdir()):
+        os.chown(path, 12345, 12345)
+    inside = ["unshare", "--user", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"]).returncode != 0:
+        pytest.skip("no user namespaces")
+    refused = as_nobody(*inside, PATH=os.environ["PATH"])
+    assert refused.returncode == 1
+    assert f"{as_nobody.shared}: its owner has no number in this user namespace" in refused.stderr
+    assert "SAGEBWD_TRUSTED_OWNERS=65534 would trust them all" in refused.stderr
+    assert "set SAGEBWD_TRUSTED_OWNERS" not in refused.stderr
+
+
+def test_a_software_accounts_folder_serves_users_who_trust_it(as_nobody):
+    site, shared = 12345, as_nobody.shared
+    for path in (shared, shared / "all.pack"):
+        os.chown(path, site, site)
+    refused = as_nobody()
+    assert refused.returncode == 1
+    assert f"{shared}: it belongs to user {site}, who is neither" in refused.stderr
+    assert f"set SAGEBWD_TRUSTED_OWNERS={site};" in refused.stderr
+    trusted = as_nobody(SAGEBWD_TRUSTED_OWNERS=str(site))
+    assert trusted.returncode == 0, trusted.stderr
