@@ -12,11 +12,11 @@ using Kind = KernelKind;
 using Spec = const KernelSpec&;
 
 bool narrow(Spec k) { return width(k.attention) <= 64; }
-bool widest(Spec k) { return width(k.attention) > kWidestFused; }
+bool is_widest(Spec k) { return width(k.attention) > kWidestFused; }
 bool part(Spec k) { return k.channels == Channels::part; }
 bool packed(Spec k) { return k.attention.packed; }
 bool windowed(Spec k) { return bounded_before(k.attention); }
-bool scores16(Spec k) { return !which_int8(k.attention.precision).s; }
+bool has_scores16(Spec k) { return !which_int8(k.attention.precision).s; }
 bool consumer_blackwell(Spec k) { return k.arch.major == 12; }
 bool datacentre_blackwell(Spec k) { return k.arch.major == 10 || k.arch.major == 11; }
 /// Partial widths, windows and packed sequences take registers for what they have to know.
@@ -40,14 +40,14 @@ std::vector<PtxasRow> rows() {
       // With mma.sync, from level 2 on, ptxas forms all products of a tile before it adds any of
       // them. At level 1 it keeps the template's order (kernels/README.md).
       {"forward-narrow", forward, mma, narrow, kLevel1, "the template's order is faster"},
-      {"forward-widest", forward, mma, widest, kLevel1, "spills from level 2 on"},
+      {"forward-widest", forward, mma, is_widest, kLevel1, "spills from level 2 on"},
       {"forward-more", forward, mma, asks_for_more, kLevel1, kLaidOut},
       {"forward-sm_100", forward, mma, [](Spec k) { return k.arch.name == "sm_100"; }, kLevel1,
        kLaidOut},
       {"forward-large", forward, mma, [](Spec k) { return k.tile.warps == 8; }, kLevel1,
        "large blocks at 128 channels spill at level 3"},
 
-      {"dq-widest", dq, mma, widest, kLevel1, "spills from level 2 on"},
+      {"dq-widest", dq, mma, is_widest, kLevel1, "spills from level 2 on"},
       {"dq-more", dq, mma, asks_for_more, kLevel1, "spills from level 2 on"},
       {"dq-narrow", dq, mma, [](Spec k) { return narrow(k) && datacentre_blackwell(k); }, kLevel1,
        "spills from level 2 on"},
@@ -75,13 +75,13 @@ std::vector<PtxasRow> rows() {
        },
        kFewest, "two registers too many otherwise"},
 
-      {"dq-wgmma-fewest", dq, wgmma, [](Spec k) { return part(k) && widest(k) && scores16(k); },
-       kFewest,
+      {"dq-wgmma-fewest", dq, wgmma,
+       [](Spec k) { return part(k) && is_widest(k) && has_scores16(k); }, kFewest,
        "wide heads of 16-bit queries that do not fill the width leave the fewest registers"},
       {"wgmma-dv16", gradients, wgmma,
        [](Spec k) { return narrow(k) && k.attention.precision == Precision::dv16; }, kFew,
        "three blocks an SM whose dO is the caller's spill up to 20 bytes otherwise"},
-      {"wgmma-packed-qk16", gradients, wgmma, [](Spec k) { return packed(k) && scores16(k); },
+      {"wgmma-packed-qk16", gradients, wgmma, [](Spec k) { return packed(k) && has_scores16(k); },
        kFewest, "spills otherwise"},
 
       // Three warpgroups have no register for where a window begins or a packed sequence ends, as
@@ -101,7 +101,7 @@ std::vector<PtxasRow> rows() {
 
       // A thread's 64 channels of a token take all registers, and so do 16 of a part of a width
       // with as many blocks as the narrowest has, and 32 of packed sequences.
-      {"quantize-widest", {Kind::quantize}, {}, widest, kLevel1, kLaidOut},
+      {"quantize-widest", {Kind::quantize}, {}, is_widest, kLevel1, kLaidOut},
       {"quantize-part",
        {Kind::quantize},
        {},
