@@ -43,9 +43,9 @@ const char* sagebwd_version(void);
 typedef struct sagebwd_operation sagebwd_operation;
 
 /** Makes an operation. `spec` is one line of text. A line with "numerics=", as messages and
- * Python's sagebwd.Spec print it, is exact: a switch that it does not name, such as rotate, is off.
- * A line without it names some options, such as "d64 causal=top-left no-rotate", and everything
- * that it leaves out has its default. */
+ * Python's sagebwd.Spec print it, is exact: it holds all of its words in their order, and a switch
+ * that it does not name, such as rotate, is off. A line without it names some options, such as
+ * "d64 causal=top-left no-rotate", and everything that it leaves out has its default. */
 sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** operation);
 /** Destroys an operation; null is allowed. */
 void sagebwd_destroy(sagebwd_operation* operation);

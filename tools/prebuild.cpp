@@ -46,9 +46,11 @@ public:
                 "file, for machines that do not compile. It needs NVRTC, but no GPU. Lists are\n"
                 "combined: every architecture with every head dimension, and so on. A run that\n"
                 "was killed continues where it stopped. The same operations give the same bytes.\n"
-                "Kernels that cannot be built are listed, the others are in the pack, and the\n"
-                "exit code is 1. Use the file with SAGEBWD_CACHE_PACKS=FILE, and with\n"
-                "SAGEBWD_OFFLINE=1 where nothing may be compiled.\n"
+                "Kernels that an architecture cannot have, or that NVRTC is too old for, are\n"
+                "listed, the others are in the pack, and the exit code is 1. If one does not\n"
+                "compile, there is no pack, and the next run continues. Use the file with\n"
+                "SAGEBWD_CACHE_PACKS=FILE, and with SAGEBWD_OFFLINE=1 where nothing may be\n"
+                "compiled.\n"
                 "\n"
                 "'build' takes the same options and fills the cache of this machine. By default\n"
                 "'build' builds one operation, and 'prebuild' what a cluster is likely to need:\n"
@@ -68,7 +70,8 @@ public:
                 "    head_dim: [64, 128]\n"
                 "    dtype: bf16\n"
                 "    causal: [none, top-left]\n"
-                "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"),
+                "  - {arch: sm_120, head_dim: 64, granularity: block, pass: forward}\n"
+                "  - {arch: all, packed: [no, yes]}\n"),
         operations_(usual_words(), /*without_gpu=*/"") {
     operations_.declare(options);
     options.list("records", "FILE,..", record_files_,

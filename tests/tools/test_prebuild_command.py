@@ -332,6 +332,20 @@ def test_a_list_builds_plain_and_packed_kernels_in_one_pack(sagebwd, tmp_path):
     assert kernels_in_dry_run(both) == plain | packed
 
 
+def test_one_set_of_kernels_serves_what_the_page_says(sagebwd):
+    def kernels(*words):
+        return kernels_in_dry_run(sagebwd("prebuild", *SMALL[:2], *words, "--dry-run", "--json"))
+
+    sets = [(32, 40, 48, 56), (64,), (72, 96, 120), (128,), (136, 248), (256,)]
+    shared = [[kernels("--head-dim", d) for d in dims] for dims in sets]
+    assert all(each == same[0] for same in shared for each in same)
+    assert not any(a[0] & b[0] for a in shared for b in shared if a is not b)
+    masks = ["--causal=top-left"], ["--causal=bottom-right"], ["--causal=none"]
+    assert kernels(*masks[0]) == kernels(*masks[1]) != kernels(*masks[2])
+    window = [kernels("--window-left", n, *mask) for n in (0, 200) for mask in masks]
+    assert all(each == window[0] for each in window) and window[0] != kernels(*masks[0])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
