@@ -2,7 +2,7 @@
 
 #include "runtime/attention.h"
 #include "generator/operation.h"
-
+#include "runtime/arguments.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
 #include "runtime/loaded_kernels.h"
@@ -10,7 +10,6 @@
 
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <cstdio>
 #include <mutex>
 #include <utility>
@@ -18,41 +17,6 @@
 namespace sagebwd {
 namespace {
 
-/// The copies move 16 bytes at a time.
-constexpr int64_t kAlignBytes = 16, kElementBytes = 2;
-constexpr uint64_t kWorkspaceAlignment = 256;
-
-[[noreturn]] void refuse_layout(Operand tensor, const std::string& what) {
-  throw SpecError(std::string(name_of(tensor)) + ": " + what +
-                  "; channels must be contiguous and every token 16-byte aligned: make a "
-                  "contiguous copy");
-}
-
-/// Puts a tensor's strides in. Those of dimensions of size 1 do not matter and are not looked at.
-void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& tensor,
-                 const Problem& p) {
-  const struct {
-    const char* name;
-    int64_t size, stride;
-  } dimensions[] = {{"batch", p.batch, tensor.stride_b},
-                    {"head", heads_of(of.tokens, p), tensor.stride_h},
-                    {"token", tokens_of(of.tokens, p), tensor.stride_s}};
-  int64_t strides[3] = {};
-  for (int i = 0; i < 3; ++i) {
-    const auto& dimension = dimensions[i];
-    if (dimension.size <= 1)
-      continue;
-    if (dimension.stride * kElementBytes % kAlignBytes != 0)
-      refuse_layout(of.operand, "the " + std::string(dimension.name) + " stride is " +
-                                    std::to_string(dimension.stride) +
-                                    " elements, not a multiple of 8");
-    if (of.written && dimension.stride == 0)
-      refuse_layout(of.operand, "the " + std::string(dimension.name) +
-                                    " stride is 0, and every element is written");
-    strides[i] = dimension.stride;
-  }
-  set_tensor(values, of.operand, /*address=*/0, strides);
-}
 void put_strides(OperandValues&, const CallerTensor&, const void*, const Problem&) {}
 
 /// The problem as the caller's tensors have it: of packed sequences they are one, or a batch.
@@ -85,46 +49,6 @@ bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
 
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
 uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
-
-void check_address(const CallerTensor& of, uint64_t address, Pass pass, const AttentionSpec& spec) {
-  const auto refuse_null = [&](const char* wanted) {
-    throw SpecError(std::string(name_of(of.operand)) + ": the address is null; hand in " + wanted);
-  };
-  if (address == 0 && (of.operand == Operand::first_queries || of.operand == Operand::first_keys))
-    refuse_null("device memory of the first token of each packed sequence and the end, as int32");
-  if (address != 0 && of.of == CallerTensor::means && !spec.smooth_k)
-    throw SpecError("k_mean is given and smooth_k is off: pass no k_mean, or turn smooth_k on");
-  if (address == 0 && !of.optional)
-    refuse_null(of.strided()            ? "device memory"
-                : pass == Pass::forward ? "(batch, heads, query) floats"
-                                        : "what the forward pass gave");
-  if (of.strided() && address % kAlignBytes != 0)
-    refuse_layout(of.operand, "the address is not a multiple of 16 bytes");
-  if (address % sizeof(float) != 0)
-    throw SpecError(std::string(name_of(of.operand)) +
-                    ": the address is not a multiple of 4 bytes, which floats and int32 have");
-}
-
-void check_scale(float scale, const AttentionSpec& spec) {
-  const bool negative = scale < 0 && !which_int8(spec.precision).s;
-  if (std::isfinite(scale) && !negative &&
-      (scale == 0 || std::abs(scale) >= static_cast<float>(kLeastSoftmaxScale)))
-    return;
-  char given[32];
-  std::snprintf(given, sizeof(given), "%g", static_cast<double>(scale));
-  throw SpecError("softmax_scale = " + std::string(given) + " is not supported" +
-                  (negative ? " under '" + value_text(spec.precision) +
-                                  "', where Q is not copied: negate Q, or take another precision"
-                            : ": it must be finite, and 0 or at least 1e-20 in magnitude (usual "
-                              "is 1 / sqrt(head_dim))"));
-}
-
-void check_workspace_bytes(size_t given, size_t needed) {
-  if (given < needed)
-    throw SpecError("the workspace has " + std::to_string(given) + " bytes and " +
-                    std::to_string(needed) +
-                    " are needed: ask for the pass's workspace bytes first");
-}
 
 } // namespace
 
