@@ -6,8 +6,8 @@
 //
 // Beside dQ each warpgroup has accumulators of S, which P replaces, of dP, which dS replaces, and,
 // where dS is in INT8, of products that are added to dQ. A step waits for S, begins dP, forms P,
-// waits for dP, forms dS, begins the products and the next step's S, waits for the products and adds
-// them. Only a wait for everything crosses the loop's end (C7514).
+// waits for dP, forms dS, begins the products and the next step's S, waits for the products and
+// adds them. Only a wait for everything crosses the loop's end (C7514).
 //
 // What is read at one time comes in one step of the ring: the keys that dS meets a step later than
 // the keys and values that it is of. Hence a stage is free once dP is formed.

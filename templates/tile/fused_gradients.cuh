@@ -41,8 +41,8 @@ __device__ __forceinline__ void take_probabilities(float (&x)[COLUMNS8][4],
 }
 
 /// A tile's P: for dV in 16 bits, and for dS in FP32. dS of a P that was rounded takes half an
-/// instruction per score less, but dQ and dK of bf16 are then 0.0035 off the emulation, and 0.003 is
-/// the tests' limit.
+/// instruction per score less, but dQ and dK of bf16 are then 0.0035 off the emulation, and 0.003
+/// is the tests' limit.
 struct Probabilities {
   u32 p16[STEPS_Q][4];
   float own[EARLY_SCORES ? COLUMNS8 : 1][4];
