@@ -46,6 +46,16 @@ def public_headers():
     return [h for h in headers if h.relative_to(ROOT).as_posix() not in LLVM_WRAPPERS]
 
 
+def test_sources_of_the_python_module_share_its_casters():
+    """Without the caster of a type, a source that is compiled alone binds it in another way."""
+    bindings = sorted((ROOT / "python").glob("module_*.cpp"))
+    assert len(bindings) > 5
+    alone = [path.name for path in bindings
+             if "jax" not in path.name and "python/module.h" not in includes(path)]  # fmt: skip
+    assert not alone
+    assert "python/module_problem.h" in includes(ROOT / "python/module.h")
+
+
 def test_the_generator_reads_neither_files_nor_the_environment():
     outside = {"cstdlib", "filesystem", "fstream", "iostream", "thread"}
     wrong = [f"{path.relative_to(ROOT)} includes <{included}>" for path in sources("generator")
