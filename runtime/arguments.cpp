@@ -10,7 +10,7 @@ namespace sagebwd {
 namespace {
 
 /// The copies move 16 bytes at a time.
-constexpr int64_t kAlignBytes = 16, kElementBytes = 2;
+constexpr int64_t kAlignBytes = 16;
 
 [[noreturn]] void refuse_layout(Operand tensor, const std::string& what) {
   throw SpecError(std::string(name_of(tensor)) + ": " + what +

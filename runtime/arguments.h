@@ -10,6 +10,7 @@
 namespace sagebwd {
 
 inline constexpr uint64_t kWorkspaceAlignment = 256;
+inline constexpr int64_t kElementBytes = 2; ///< of q, k, v and their gradients
 
 /// Sets a tensor's strides. Those of dimensions of size 1 do not matter and are not looked at.
 void put_strides(OperandValues&, const CallerTensor&, const Tensor&, const Problem&);
