@@ -48,7 +48,8 @@ def test_one_graph_serves_any_number_of_packed_sequences(call, used):
             where |= {f"seqused_{of}": torch.tensor(each, dtype=torch.int32) // 2
                       for of, each in zip("qk", lengths)}  # fmt: skip
         check(call, compiled, inputs, dout, where, tuple(map(max, lengths)))
-    assert counter.frame_count == 1
+    # PyTorch compiles a size of 1 separately, which seqused has where there is one sequence.
+    assert counter.frame_count == 1 + used
 
 
 def make(m, n, batch=2, layout="bhsd"):

@@ -69,7 +69,10 @@ def assert_same(got, expected):
             difference = np.linalg.norm(got[name].double().numpy() - expected[name], axis=-1)
             rows = np.linalg.norm(expected[name].astype(np.float64), axis=-1)
             typical = np.sqrt(np.mean(rows**2))
-            assert np.mean(difference > 1e-5 * typical) <= 0.02, name
+            # A tie of P, rounded to 16 or 8 bits, is broken by the last bit of an exponential, and
+            # changes a row. A row of dV sums hundreds of P, so that a few of a hundred rows do.
+            others = np.sum(difference > 1e-5 * typical)
+            assert others <= max(4, 0.02 * difference.size), (name, others, difference.size)
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])
