@@ -28,7 +28,7 @@ constexpr std::string_view kFew = "--register-usage-level=3";
 constexpr std::string_view kMany = "--register-usage-level=8";
 
 constexpr std::string_view kLaidOut =
-    "spilled when it was laid out; with NVRTC 13.0 only the code differs (ptxas.json)";
+    "spilled when it was laid out; in a draw with NVRTC 13.0 only the code differed";
 
 std::vector<PtxasRow> rows() {
   const std::vector<Kind> forward = {Kind::forward}, dq = {Kind::backward_dq},
