@@ -5,6 +5,9 @@
 #include "generator/definition.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
 
 namespace sagebwd {
 namespace {
@@ -34,6 +37,15 @@ ResolvedSpec built_from(const ResolvedSpec& spec, const Arch& arch, bool fused, 
 
 } // namespace
 
+std::vector<KernelSpec> each_once(const std::vector<KernelSpec>& kernels) {
+  std::vector<KernelSpec> distinct;
+  std::set<std::string> names;
+  for (const KernelSpec& kernel : kernels)
+    if (names.insert(kernel_name(kernel)).second)
+      distinct.push_back(kernel);
+  return distinct;
+}
+
 Operation::Operation(const ResolvedSpec& spec, const Arch& arch, const Tiles& given)
     : spec_(spec), arch_(arch), given_(given), fused_tile_(tile_of_fused(spec, arch, given)),
       built_(built_from(spec, arch, fused(), !given.empty())) {}
@@ -52,23 +64,17 @@ std::vector<KernelSpec> Operation::kernels(Pass pass) const {
     seen.dq_sums = DqSums::fp32;
   }
   std::vector<KernelSpec> kernels;
-  for (const auto& [kind, name] : Words<KernelKind>::all)
-    if (const KernelDefinition& definition = definition_of(kind);
-        definition.of != (fused() ? Backward::split : Backward::fused) &&
-        definition.needed(pass, spec_))
-      kernels.push_back(kernel_of(kind, pass, seen, arch_, tile_of(kind)));
+  for (KernelKind kind : launch_order(pass, built_))
+    kernels.push_back(kernel_of(kind, pass, seen, arch_, tile_of(kind)));
   return kernels;
 }
 
 std::vector<KernelSpec> Operation::distinct_kernels(bool backward) const {
-  std::vector<KernelSpec> distinct = kernels(Pass::forward);
+  std::vector<KernelSpec> all = kernels(Pass::forward);
   if (backward)
     for (KernelSpec& kernel : kernels(Pass::backward))
-      if (std::none_of(distinct.begin(), distinct.end(), [&](const KernelSpec& other) {
-            return kernel_name(other) == kernel_name(kernel);
-          }))
-        distinct.push_back(std::move(kernel));
-  return distinct;
+      all.push_back(std::move(kernel));
+  return each_once(all);
 }
 
 const std::vector<KernelKind>& Operation::tunable_kernels() const {

@@ -7,6 +7,9 @@
 
 namespace sagebwd {
 
+/// Kernels without those whose name has come before: some serve both passes.
+std::vector<KernelSpec> each_once(const std::vector<KernelSpec>&);
+
 /// What an operation launches on an architecture, with the tiles that are given and the default
 /// ones else. Whether its backward is one kernel is decided once, when this is made.
 class Operation {
@@ -26,7 +29,7 @@ public:
 
   /// The kernels of a pass, in launch order. Raises SpecError where no tile of one fits.
   std::vector<KernelSpec> kernels(Pass) const;
-  /// Those of the forward and, if wanted, of the backward, each once: some serve both passes.
+  /// Those of the forward and, if wanted, of the backward, each once.
   std::vector<KernelSpec> distinct_kernels(bool backward = true) const;
   /// The kernels it launches that have tiles to choose among: not a fused backward's.
   const std::vector<KernelKind>& tunable_kernels() const;

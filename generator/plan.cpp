@@ -111,26 +111,94 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 
 } // namespace
 
-size_t workspace_bytes(Pass pass, const ResolvedSpec& spec, const Problem& problem) {
+std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
+  const Backward other = may_fuse_backward(*spec) ? Backward::split : Backward::fused;
+  std::vector<KernelKind> order;
+  for (const auto& [kind, name] : Words<KernelKind>::all)
+    if (const KernelDefinition& definition = definition_of(kind);
+        definition.of != other && definition.needed(pass, *spec))
+      order.push_back(kind);
+  // dK and dV come before dQ, in whose memory copies for them lie meanwhile. Under `block` they
+  // need maxima that dQ's kernel finds.
+  const auto dq = std::find(order.begin(), order.end(), KernelKind::backward_dq);
+  if (dq != order.end() && !grouping_of(spec->granularity).one_scale)
+    std::iter_swap(dq, std::find(order.begin(), order.end(), KernelKind::backward_dkv));
+  return order;
+}
+
+namespace {
+
+/// Whether a kernel of any family has the operand.
+bool has(KernelKind kind, Operand operand) {
+  const auto among = [&](const KernelDefinition& definition) {
+    return std::any_of(definition.fields.begin(), definition.fields.end(),
+                       [&](const Field& field) { return field.operand == operand; });
+  };
+  const std::vector<Family> families = families_of(kind);
+  return families.empty() ? among(definition_of(kind))
+                          : std::any_of(families.begin(), families.end(), [&](Family family) {
+                              return among(definition_of(kind, family));
+                            });
+}
+
+/// Whether no kernel has the buffer from that one on which writes the result.
+bool is_done_before(Operand buffer, Operand result, const std::vector<KernelKind>& order) {
+  const auto writer =
+      std::find_if(order.begin(), order.end(), [&](KernelKind kind) { return has(kind, result); });
+  return writer != order.end() &&
+         std::none_of(writer, order.end(), [&](KernelKind kind) { return has(kind, buffer); });
+}
+
+} // namespace
+
+Workspace lay_out(Pass pass, const ResolvedSpec& spec, const Problem& problem,
+                  const std::vector<Loan>& loans) {
   check(spec, problem);
+  Workspace workspace;
+  std::vector<Buffer> buffers = workspace_buffers(pass, spec, first_launch(*spec, problem));
+  const std::vector<KernelKind> order = launch_order(pass, spec);
+  for (const Loan& loan : loans) {
+    std::stable_sort(buffers.begin(), buffers.end(),
+                     [](const Buffer& a, const Buffer& b) { return a.bytes > b.bytes; });
+    int64_t left = static_cast<int64_t>(loan.bytes), taken = 0;
+    std::erase_if(buffers, [&](const Buffer& buffer) {
+      if (buffer.bytes > left || !is_done_before(buffer.operand, loan.result, order))
+        return false;
+      workspace.placements.push_back({buffer.operand, loan.result, static_cast<uint64_t>(taken)});
+      taken += aligned(buffer.bytes);
+      left -= aligned(buffer.bytes);
+      return true;
+    });
+  }
   int64_t total = 0;
-  for (const Buffer& buffer : workspace_buffers(pass, spec, first_launch(*spec, problem))) {
+  for (const Buffer& buffer : buffers) {
+    workspace.placements.push_back({buffer.operand, O::count, static_cast<uint64_t>(total)});
     require_addressable(aligned(buffer.bytes) <= kMaxBytes - total);
     total += aligned(buffer.bytes);
   }
-  return static_cast<size_t>(total);
+  workspace.bytes = static_cast<size_t>(total);
+  return workspace;
+}
+
+size_t workspace_bytes(Pass pass, const ResolvedSpec& spec, const Problem& problem) {
+  return lay_out(pass, spec, problem).bytes;
+}
+
+void place(const Workspace& workspace, uint64_t address, OperandValues& values) {
+  for (const auto& [buffer, in, offset] : workspace.placements)
+    set(values, buffer, offset + (in == O::count ? address : get(values, in)));
 }
 
 void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint64_t workspace,
                      OperandValues& values) {
-  workspace_bytes(pass, spec, p); // refuses what cannot be placed
+  place(lay_out(pass, spec, p), workspace, values);
+  put_sizes(spec, p, values);
+}
+
+void put_sizes(const ResolvedSpec& spec, const Problem& p, OperandValues& values) {
   const auto put = [&](Operand operand, int64_t value) {
     set(values, operand, static_cast<uint64_t>(value));
   };
-  for (const Buffer& buffer : workspace_buffers(pass, spec, first_launch(*spec, p))) {
-    set(values, buffer.operand, workspace);
-    workspace += aligned(buffer.bytes);
-  }
   put(O::channels, spec->head_dim);
   put(O::value_channels, spec->head_dim);
   put(O::heads, p.heads);

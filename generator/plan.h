@@ -89,10 +89,34 @@ inline int64_t mean_chunks(const AttentionSpec& s, const Problem& p) {
   return s.packed ? places(Tokens::keys, kMeanChunk, s, p) : mean_chunks(p.seq_kv);
 }
 
-/// Bytes of device memory a pass needs beside the caller's tensors. Raises SpecError as check()
-/// does, and beyond 2^62 bytes.
+/// The kernels of a pass in the order in which they are launched.
+std::vector<KernelKind> launch_order(Pass, const ResolvedSpec&);
+
+/// A result of the caller without gaps, which the pass writes as a whole. Until it does, the
+/// result's memory can hold buffers of the workspace.
+struct Loan {
+  Operand result;
+  size_t bytes;
+};
+/// Where a buffer of the workspace lies: `offset` bytes into the workspace or into a result.
+struct Placement {
+  Operand buffer;
+  Operand in; ///< the result; Operand::count: the workspace
+  uint64_t offset;
+};
+struct Workspace {
+  size_t bytes = 0; ///< of device memory that the pass needs beside the caller's tensors
+  std::vector<Placement> placements;
+};
+/// Raises SpecError as check() does, and beyond 2^62 bytes.
+Workspace lay_out(Pass, const ResolvedSpec&, const Problem&, const std::vector<Loan>& = {});
+/// Bytes of a workspace that borrows nothing.
 size_t workspace_bytes(Pass, const ResolvedSpec&, const Problem&);
-/// Fills in workspace pointers (from `workspace`) and sizes; the caller's tensors stay as they are.
+/// Sets the addresses of a workspace's buffers, of those in results from the results' addresses.
+void place(const Workspace&, uint64_t address, OperandValues&);
+/// Sets the sizes; the caller's tensors stay as they are.
+void put_sizes(const ResolvedSpec&, const Problem&, OperandValues&);
+/// All of it, for a workspace that borrows nothing.
 void place_workspace(Pass, const ResolvedSpec&, const Problem&, uint64_t workspace, OperandValues&);
 
 struct Grid {

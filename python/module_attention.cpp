@@ -97,6 +97,16 @@ void bind_attention(py::module_& m) {
             log_to_python();
           },
           "Compiles and loads every kernel.")
+      .def(
+          "build_ahead",
+          [](Attention& attention, const Problem& problem, uint64_t stream) {
+            {
+              const Released released;
+              attention.build_ahead(problem, reinterpret_cast<void*>(stream));
+            }
+            log_to_python();
+          },
+          "Builds the kernels of both passes side by side.")
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
       .def("prepare_forward", &prepare<ForwardArgs>, py::arg("problem"), py::arg("strides"),

@@ -164,7 +164,7 @@ ffi::Error backward(const Where& where, const Call& call, const Buffer& dout, co
     args.dq = tensor(*dq, call.layout);
     args.dk = tensor(*dk, call.layout);
     args.dv = tensor(*dv, call.layout);
-    give_workspace(args, attention->backward_workspace_bytes(args.problem), where);
+    give_workspace(args, attention->prepare(args).workspace_bytes(), where);
     attention->backward(args);
   });
 }

@@ -2,8 +2,10 @@
 
 #include "runtime/arguments.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 namespace sagebwd {
 
@@ -43,6 +45,23 @@ void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& te
     strides[i] = dimension.stride;
   }
   set_tensor(values, of.operand, /*address=*/0, strides);
+}
+
+size_t bytes_without_gaps(const CallerTensor& of, const Tensor& tensor, const Problem& p,
+                          int64_t channels) {
+  std::pair<int64_t, int64_t> dimensions[] = {{tensor.stride_s, tokens_of(of.tokens, p)},
+                                              {tensor.stride_h, heads_of(of.tokens, p)},
+                                              {tensor.stride_b, p.batch}};
+  std::sort(std::begin(dimensions), std::end(dimensions));
+  int64_t elements = channels;
+  for (const auto& [stride, size] : dimensions) {
+    if (size == 1)
+      continue;
+    if (stride != elements)
+      return 0;
+    elements *= size;
+  }
+  return static_cast<size_t>(elements * kElementBytes);
 }
 
 void check_address(const CallerTensor& of, uint64_t address, Pass pass, const AttentionSpec& spec) {

@@ -7,6 +7,7 @@
 #include "runtime/kernels.h"
 #include "runtime/loaded_kernels.h"
 #include "runtime/tuner/tile_choice.h"
+#include "runtime/tuner/trials.h"
 
 #include <array>
 #include <atomic>
@@ -18,6 +19,7 @@ namespace sagebwd {
 namespace {
 
 void put_strides(OperandValues&, const CallerTensor&, const void*, const Problem&) {}
+size_t bytes_without_gaps(const CallerTensor&, const void*, const Problem&, int64_t) { return 0; }
 
 /// The problem as the caller's tensors have it: of packed sequences they are one, or a batch.
 Problem as_tensors(const AttentionSpec& spec, const Packing& packing, Problem p) {
@@ -192,27 +194,31 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
     : state_(std::move(state)), pass_(pass), problem_(a.problem) {
   check(state_->operation.spec(), problem_);
   check_scale(a.softmax_scale, state_->operation.spec());
-  workspace_bytes_ = sagebwd::workspace_bytes(pass, state_->operation.built(), problem_);
   if (a.packing.apart && !state_->operation.spec()->packed)
     refuse_packing("apart");
   const Problem tensors = as_tensors(state_->operation.spec(), a.packing, problem_);
   set(values_, Operand::apart, uint64_t{a.packing.apart});
-  visit_tensors(a, [&](Operand operand, const auto& given) {
-    if (!takes(state_->operation.spec(), caller_tensor(operand)))
-      return;
-    tensors_.push_back(&caller_tensor(operand));
-    put_strides(values_, *tensors_.back(), given, tensors);
-  });
   set(values_, Operand::softmax_scale, a.softmax_scale);
-  const int value_dim = a.value_dim ? a.value_dim : state_->operation.spec()->head_dim;
+  const int head_dim = state_->operation.spec()->head_dim;
+  const int value_dim = a.value_dim ? a.value_dim : head_dim;
   check_value_dim(value_dim, state_->operation.spec());
-  // The workspace's buffers are the operands that move with it.
-  OperandValues moved = values_;
-  place_workspace(pass, state_->operation.built(), problem_, /*workspace=*/0, values_);
-  place_workspace(pass, state_->operation.built(), problem_, kWorkspaceAlignment, moved);
-  for (size_t i = 0; i < values_.size(); ++i)
-    if (values_[i] != moved[i])
-      buffers_.push_back(static_cast<Operand>(i));
+  // Not all of packed results is written, and those of a batch in several launches not at once.
+  const bool lends = !state_->operation.spec()->packed && problem_.batch <= kMostInALaunch;
+  std::vector<Loan> loans;
+  visit_tensors(a, [&](Operand operand, const auto& given) {
+    const CallerTensor& tensor = caller_tensor(operand);
+    if (!takes(state_->operation.spec(), tensor))
+      return;
+    tensors_.push_back(&tensor);
+    put_strides(values_, tensor, given, tensors);
+    if (!lends || !tensor.written || tensor.in_forward)
+      return;
+    const int channels = operand == Operand::dv ? value_dim : head_dim;
+    if (const size_t bytes = bytes_without_gaps(tensor, given, tensors, channels))
+      loans.push_back({operand, bytes});
+  });
+  workspace_ = lay_out(pass, state_->operation.built(), problem_, loans);
+  put_sizes(state_->operation.built(), problem_, values_);
   set(values_, Operand::value_channels, static_cast<uint64_t>(value_dim));
 }
 
@@ -230,8 +236,7 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
   }
   if (workspace == 0 || workspace % kWorkspaceAlignment != 0)
     throw SpecError("the workspace must be device memory aligned to 256 bytes");
-  for (Operand buffer : buffers_)
-    set(values, buffer, get(values, buffer) + workspace);
+  place(workspace_, workspace, values);
 
   const driver::DeviceScope scope(state_->device);
   const auto on = static_cast<driver::Stream>(stream);
@@ -291,16 +296,36 @@ const Arch& Attention::arch() const { return state_->operation.arch(); }
 
 void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
   const driver::DeviceScope scope(state_->device);
-  for (Pass pass : {Pass::forward, Pass::backward}) {
-    if (pass == Pass::backward && !backward)
-      break;
-    if (problem) {
-      check(state_->operation.spec(), *problem);
-      state_->kernels(pass, *problem, nullptr);
-    } else {
-      std::lock_guard lock(state_->mutex);
-      state_->load(state_->operation.kernels(pass), /*may_load=*/true);
-    }
+  if (!problem) {
+    std::lock_guard lock(state_->mutex);
+    state_->load(state_->operation.distinct_kernels(backward), /*may_load=*/true);
+    return;
+  }
+  check(state_->operation.spec(), *problem);
+  if (backward)
+    build_ahead(*problem, nullptr);
+  state_->kernels(Pass::forward, *problem, nullptr);
+  if (backward)
+    state_->kernels(Pass::backward, *problem, nullptr);
+}
+
+void Attention::build_ahead(const Problem& problem, void* stream) {
+  const driver::DeviceScope scope(state_->device);
+  if (driver::is_capturing(static_cast<driver::Stream>(stream)))
+    return;
+  std::lock_guard lock(state_->mutex);
+  try {
+    check(state_->operation.spec(), problem);
+    std::vector<KernelSpec> missing;
+    for (Pass pass : {Pass::forward, Pass::backward})
+      for (KernelSpec& spec : state_->tiles.kernels(pass, problem, /*may_tune=*/false))
+        if (!find_loaded(spec, state_->device))
+          missing.push_back(std::move(spec));
+    build_all(each_once(missing));
+  } catch (const SpecError&) {
+  } catch (const CompileError&) {
+  } catch (const OfflineError&) {
+  } catch (const TuneError&) {
   }
 }
 

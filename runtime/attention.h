@@ -144,6 +144,10 @@ public:
   /// problem's size run with (under SAGEBWD_TUNE=tune this tunes). After it, such calls can be
   /// captured into a CUDA graph.
   void warmup(bool backward = true, const std::optional<Problem>& problem = std::nullopt);
+  /// Builds the kernels of both passes side by side, for a forward that a backward of the same size
+  /// will follow: the second pass's are then not waited for again. Builds nothing while the stream
+  /// is being captured, and leaves every error to the pass that meets it.
+  void build_ahead(const Problem&, void* stream);
   /// The tile that calls of this size run with. Raises SpecError for a kernel that they do not
   /// launch, TuneError: SAGEBWD_TUNE=frozen, no record.
   TileConfig tile(KernelKind, const Problem&);
@@ -171,7 +175,7 @@ private:
 class PreparedPass {
 public:
   const AttentionSpec& spec() const;
-  size_t workspace_bytes() const { return workspace_bytes_; }
+  size_t workspace_bytes() const { return workspace_.bytes; }
   /// `addresses` are those of the pass's tensors in the order of visit_tensors(). Raises what
   /// Attention::forward() and backward() raise.
   void run(std::span<const uint64_t> addresses, uint64_t workspace, void* stream) const;
@@ -184,10 +188,9 @@ private:
   std::shared_ptr<Attention::State> state_;
   Pass pass_;
   Problem problem_;
-  size_t workspace_bytes_;
+  Workspace workspace_;
   OperandValues values_{};
   std::vector<const CallerTensor*> tensors_;
-  std::vector<Operand> buffers_; ///< of the workspace; values_ has where in it
 };
 
 } // namespace sagebwd

@@ -14,9 +14,11 @@
 
 #include "llvm/ADT/ScopeExit.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <numeric>
 
 namespace sagebwd {
 
@@ -197,9 +199,38 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
   return kernel;
 }
 
+namespace {
+
+/// By what takes longest to compile: what is long must not begin last, while other cores idle.
+int place_in_queue(const KernelSpec& spec) {
+  switch (spec.kind) {
+  case KernelKind::backward:
+  case KernelKind::backward_dq:
+  case KernelKind::backward_dkv:
+    return 0;
+  case KernelKind::quantize:
+    return spec.pass == Pass::backward ? 1 : 3;
+  case KernelKind::forward:
+    return 2;
+  case KernelKind::key_mean:
+  case KernelKind::mean_scores:
+  case KernelKind::round_dq:
+    return 4;
+  }
+  return 0;
+}
+
+} // namespace
+
 std::vector<KernelBuilder::Built> KernelBuilder::build_all(const std::vector<KernelSpec>& specs) {
+  std::vector<size_t> queue(specs.size());
+  std::iota(queue.begin(), queue.end(), size_t{0});
+  std::stable_sort(queue.begin(), queue.end(), [&](size_t a, size_t b) {
+    return place_in_queue(specs[a]) < place_in_queue(specs[b]);
+  });
   std::vector<Built> kernels(specs.size());
-  parallel_for(specs.size(), compile_width(), [&](size_t i) { kernels[i] = build(specs[i]); });
+  parallel_for(specs.size(), compile_width(),
+               [&](size_t i) { kernels[queue[i]] = build(specs[queue[i]]); });
   return kernels;
 }
 

@@ -58,8 +58,8 @@ public:
       : KernelBuilder(store, std::move(emit), std::move(compile), Policy()) {}
 
   Built build(const KernelSpec&);
-  /// On as many threads as compile_width() says. Raises the error of the first spec,
-  /// in the given order, of those that failed.
+  /// On as many threads as compile_width() says, those first that take longest. Raises the error
+  /// of the first, in the order in which they are begun, of those that failed.
   std::vector<Built> build_all(const std::vector<KernelSpec>&);
 
 private:

@@ -109,8 +109,7 @@ std::vector<float> DeviceTensor::download(const char* name, Faults& faults) cons
 Operands::Operands(const Attention& attention, const reference::Inputs& in, const RunOptions& given)
     : problem(in.problem), dtype(attention.spec().dtype), channels(in.head_dim),
       options(as_packed(attention.spec(), problem, given)), call(problem_of(problem, options)),
-      forward_workspace(attention.forward_workspace_bytes(call), options.workspace_start),
-      backward_workspace(attention.backward_workspace_bytes(call), options.workspace_start) {
+      forward_workspace(attention.forward_workspace_bytes(call), options.workspace_start) {
   q.upload(in.q);
   k.upload(in.k);
   v.upload(in.v);
@@ -157,8 +156,10 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
       in.softmax_scale.value_or(1 / std::sqrt(static_cast<float>(channels)));
   forward.workspace = forward_workspace.as();
   forward.workspace_bytes = forward_workspace.bytes();
-  backward.workspace = backward_workspace.as();
-  backward.workspace_bytes = backward_workspace.bytes();
+  backward_workspace.emplace(attention.prepare(backward).workspace_bytes(),
+                             options.workspace_start);
+  backward.workspace = backward_workspace->as();
+  backward.workspace_bytes = backward_workspace->bytes();
   forward.stream = backward.stream = options.stream;
   // The copies and fills ran on the null stream, which other streams do not wait for.
   driver::synchronize();
@@ -186,7 +187,7 @@ reference::Outputs<float> Operands::download(Faults& faults) const {
     faults.push_back(std::to_string(unwritten) + " elements of lse were not written");
   lse.check_guards("lse", faults);
   forward_workspace.check_guards("the forward workspace", faults);
-  backward_workspace.check_guards("the backward workspace", faults);
+  backward_workspace->check_guards("the backward workspace", faults);
   return result;
 }
 

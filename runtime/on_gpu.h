@@ -121,8 +121,9 @@ struct Operands {
   DeviceTensor dk = keys(channels), dv = keys(value_channels);
   Buffer lse{rows_bytes(), options.start}, dlse{rows_bytes(), options.start};
   Problem call; ///< the problem as a call has it
-  Buffer forward_workspace, backward_workspace;
-  std::optional<Buffer> k_mean; ///< where the inputs have one
+  Buffer forward_workspace;
+  std::optional<Buffer> backward_workspace; ///< no larger than these tensors need it
+  std::optional<Buffer> k_mean;             ///< where the inputs have one
   Buffer first_queries{packing_bytes(1)}, first_keys{packing_bytes(1)};
   Buffer lengths_q{packing_bytes(0)}, lengths_kv{packing_bytes(0)};
   ForwardArgs forward;

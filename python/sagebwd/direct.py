@@ -139,6 +139,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, form, q, k, v):
+        form.build_ahead()
         out, lse = form.forward(q, k, v)
         ctx.form = form
         ctx.save_for_backward(q, k, v, out, lse)

@@ -150,6 +150,7 @@ class Form:
         self._empty = q.numel() == 0 or k.numel() == 0  # queries that see no key
         self._in_any_order = "deterministic=no" in text.split()
         self._backward_passes = {}
+        self._built_ahead = False
         if not self._empty:
             of_out = contiguous_strides(self._like_out, layout)
             self._run = self._kernels.prepare_forward(
@@ -162,6 +163,13 @@ class Form:
         if _current_stream:
             return _current_stream(self._device)
         return torch.cuda.current_stream(self._device).cuda_stream
+
+    def build_ahead(self):
+        """Before a forward that a backward will follow: compiles what both need side by side."""
+        if not self._built_ahead:
+            self._built_ahead = True
+            if not self._empty:
+                self._kernels.build_ahead(self._problem, self._stream())
 
     def _addresses(self, q, k, v):
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()

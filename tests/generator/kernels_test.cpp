@@ -35,7 +35,7 @@ TEST(Kernels, OfAForwardPass) {
 }
 
 TEST(Kernels, OfABackwardPass) {
-  const Kinds rest = {quantize, backward_dq, backward_dkv};
+  const Kinds rest = {quantize, backward_dkv, backward_dq};
   Kinds smooth = {key_mean};
   smooth.insert(smooth.end(), rest.begin(), rest.end());
   for (const auto& [precision, name] : Words<Precision>::all) {
@@ -51,7 +51,7 @@ TEST(Kernels, OfSmoothedQueriesAreOfMmaWithOneMoreInEachPass) {
     for (Pass pass : kPasses) {
       const auto kernels = Operation(resolved(s), find_arch(arch)).kernels(pass);
       const Kinds of_forward = {key_mean, quantize, mean_scores, forward},
-                  of_backward = {key_mean, quantize, mean_scores, backward_dq, backward_dkv};
+                  of_backward = {key_mean, quantize, mean_scores, backward_dkv, backward_dq};
       EXPECT_EQ(kinds_of(kernels), pass == Pass::forward ? of_forward : of_backward);
       for (const KernelSpec& kernel : kernels)
         EXPECT_EQ(kernel.tile.family, Family::mma) << kernel_name(kernel);
@@ -71,7 +71,7 @@ TEST(Kernels, OfSmoothedQueriesAreOfMmaWithOneMoreInEachPass) {
 TEST(Kernels, OfAFusedBackwardPass) {
   AttentionSpec s;
   s.precision = Precision::gradients16, s.deterministic = false;
-  const Kinds split = {key_mean, quantize, backward_dq, backward_dkv},
+  const Kinds split = {key_mean, quantize, backward_dkv, backward_dq},
               fused = {key_mean, quantize, backward, round_dq};
   const Arch &ampere = find_arch("sm_80"), &hopper = find_arch("sm_90a");
   const auto kernels = Operation(resolved(s), ampere).kernels(Pass::backward);

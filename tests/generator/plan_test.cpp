@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 
 using namespace sagebwd;
@@ -251,6 +252,47 @@ TEST(Workspace, HoldsEachBufferOnceAlignedAndWithoutOverlap) {
                          O::q_stride_b, O::softmax_scale})
           EXPECT_EQ(values[index(tensor)], kNowhere) << name_of(tensor);
       }
+}
+
+TEST(Workspace, BorrowsFromAResultWhatNoKernelHasFromThenOn) {
+  const Problem p = {2, 4, 2, 384, 512};
+  // The buffers in a result of so many bytes.
+  const auto borrowed = [&](const AttentionSpec& spec, O result, size_t bytes) {
+    const ResolvedSpec s = resolved(spec);
+    const Workspace workspace = lay_out(Pass::backward, s, p, {{result, bytes}});
+    EXPECT_EQ(workspace.placements.size(), lay_out(Pass::backward, s, p).placements.size());
+    std::map<uint64_t, O> placed;
+    for (const auto& [buffer, in, offset] : workspace.placements)
+      if (in == result)
+        EXPECT_TRUE(placed.emplace(offset, buffer).second) << name_of(buffer);
+    std::set<O> found;
+    for (auto at = placed.begin(); at != placed.end(); ++at) {
+      const auto next = std::next(at);
+      EXPECT_EQ(at->first % 256, 0u);
+      EXPECT_GE(static_cast<int64_t>((next == placed.end() ? bytes : next->first) - at->first),
+                least_bytes(at->second, s, p))
+          << name_of(at->second);
+      found.insert(at->second);
+    }
+    if (!found.empty())
+      EXPECT_LT(workspace.bytes, workspace_bytes(Pass::backward, s, p));
+    return found;
+  };
+  const size_t bytes_q = 2 * 4 * 384 * 128 * 2, bytes_k = 2 * 2 * 512 * 128 * 2;
+  AttentionSpec spec; // D128, six-of-seven
+  EXPECT_EQ(borrowed(spec, O::dq, bytes_q), (std::set<O>{O::qt8, O::dot8}));
+  const std::set<O> less = borrowed(spec, O::dq, bytes_q - 256);
+  EXPECT_TRUE(less.contains(O::qt8) && !less.contains(O::dot8));
+  EXPECT_TRUE(borrowed(spec, O::dq, 0).empty());
+  for (O needed : {O::k8, O::kt8, O::q8})
+    EXPECT_FALSE(borrowed(spec, O::dk, bytes_k).contains(needed)) << name_of(needed);
+  spec.granularity = Granularity::block; // dQ's kernel goes first
+  EXPECT_FALSE(borrowed(spec, O::dq, bytes_q).contains(O::dot8));
+  EXPECT_TRUE(borrowed(spec, O::dk, bytes_k).contains(O::k_partial));
+  AttentionSpec fused;
+  fused.deterministic = false, fused.precision = Precision::gradients16;
+  EXPECT_TRUE(borrowed(fused, O::dq, bytes_q).contains(O::k8));
+  EXPECT_FALSE(borrowed(fused, O::dq, bytes_q).contains(O::dq_sum));
 }
 
 TEST(Workspace, SizesComeAlong) {

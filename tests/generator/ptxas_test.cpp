@@ -1,5 +1,6 @@
 //===- ptxas_test.cpp - What ptxas is told ----------------------------------===//
 
+#include "generator/choice.h"
 #include "generator/emit.h"
 #include "generator/operation.h"
 #include "generator/ptxas.h"
@@ -51,8 +52,10 @@ TEST(PtxasRows, EachFitsAKernelThatNoEarlierRowFits) {
 }
 
 TEST(PtxasRows, TheirOptionsAreThoseOfTheSource) {
-  KernelSpec wide = Operation(resolved({}), find_arch("sm_89")).kernels(Pass::backward).back();
-  ASSERT_EQ(wide.kind, KernelKind::backward_dkv);
+  const ResolvedSpec spec = resolved({});
+  const Arch& ada = find_arch("sm_89");
+  KernelSpec wide = tiled_kernel(KernelKind::backward_dkv, spec, ada,
+                                 default_tile(KernelKind::backward_dkv, spec, ada));
   EXPECT_EQ(emit(wide).options, std::vector<std::string>{"--ptxas-options=-O1"});
   wide.tile.family = Family::wgmma;
   EXPECT_EQ(ptxas_row(wide), nullptr);

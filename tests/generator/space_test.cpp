@@ -178,7 +178,7 @@ TEST(Space, GradientsOfWideHeadsNeedSharedMemory) {
     EXPECT_NO_THROW(Operation(resolved(spec), arch).kernels(Pass::forward)) << arch.name;
     if (test::is_small(arch))
       test::expect_refusal([&] { Operation(resolved(spec), arch).kernels(Pass::backward); },
-                           {"no tile of backward_dq fits d256", "a GPU with more of it"});
+                           {"no tile of backward_dkv fits d256", "a GPU with more of it"});
     else
       EXPECT_NO_THROW(Operation(resolved(spec), arch).kernels(Pass::backward)) << arch.name;
   }

@@ -92,7 +92,7 @@ protected:
     size_t forward = 0, backward = 0;
     ASSERT_EQ(sagebwd_workspace_bytes(c, &problem, &forward, &backward), SAGEBWD_OK);
     EXPECT_EQ(forward, operands.forward.workspace_bytes);
-    EXPECT_EQ(backward, operands.backward.workspace_bytes);
+    EXPECT_GE(backward, operands.backward.workspace_bytes); // for gradients of any strides
     const sagebwd_forward_args f = for_c(operands.forward);
     const sagebwd_backward_args b = for_c(operands.backward);
     ASSERT_EQ(sagebwd_forward(c, &f, operands.forward.softmax_scale, operands.forward.workspace,

@@ -33,6 +33,9 @@ class Kernels:
         self.head_dim, self.dtype, self.packed = head_dim, dtype, spec.packed
         self.launches = 0
 
+    def build_ahead(self, problem, stream):
+        pass
+
     def prepare_forward(self, problem, strides, scale, apart=False, value_dim=0):
         return Pass(self, problem, strides, scale, apart, value_dim, "qkvo", "q", self._forward)
 

@@ -6,226 +6,19 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/choice.h"
+#include "generator/operation.h"
 #include "generator/space.h"
-#include "runtime/attention.h"
-#include "runtime/nvrtc/nvrtc.h"
-#include "runtime/tuner/tuner.h"
 #include "tests/runtime/again.h"
+#include "tests/runtime/attention_tiles_scenarios.h"
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <map>
 #include <set>
-#include <thread>
-#include <vector>
 
 using namespace sagebwd;
-using test::ScopedVariable;
+using test::ScopedVariable, test::tiles_scenarios, test::tiles_spec;
 
 namespace {
-
-const Problem kShort = {1, 1, 1, 512, 512}, kLong = {1, 32, 32, 8192, 8192};
-
-AttentionSpec tiles_spec() {
-  AttentionSpec s;
-  s.head_dim = 64;
-  return s;
-}
-
-/// Prints what an action gives, or the error it ends with.
-void tell(const char* what, const std::function<std::string()>& action) {
-  std::string result;
-  try {
-    result = action();
-  } catch (const SpecError& error) {
-    result = std::string("SpecError: ") + error.what();
-  } catch (const TuneError& error) {
-    result = std::string("TuneError: ") + error.what();
-  } catch (const DriverError& error) {
-    result = std::string("DriverError: ") + error.what();
-  }
-  std::printf("%s: %s\n", what, result.c_str());
-}
-
-/// Keeps a record by which a tile has won.
-void keep(KernelKind kind, const Problem& problem, const std::string& tile) {
-  const Gpu gpu = gpu_of(0);
-  TuningRecord record;
-  record.key =
-      record_key(kind, resolved(tiles_spec()), gpu, bucket_of(kind, problem, gpu.sm_count));
-  record.tile = record.default_tile = tile;
-  user_records().keep(record);
-}
-
-void show_tiles() {
-  Attention attention(tiles_spec());
-  std::printf("arch: %s\n", std::string(attention.arch().name).c_str());
-  for (KernelKind kind : {KernelKind::forward, KernelKind::backward_dq, KernelKind::backward_dkv})
-    tell(std::string(to_string(kind)).c_str(),
-         [&] { return to_string(attention.tile(kind, kLong)); });
-}
-
-void use_records() {
-  Attention attention(tiles_spec()), given(tiles_spec(), 0, Tiles{});
-  const auto forward = [](Attention& a, const Problem& p) {
-    return [&a, p] { return to_string(a.tile(KernelKind::forward, p)); };
-  };
-  tell("before", forward(attention, kLong));
-  keep(KernelKind::forward, kLong, "mma 128x128 w8 s1 b1");
-  tell("after", forward(attention, kLong));
-  tell("same bucket", forward(attention, {4, 32, 8, 5000, 4500}));
-  tell("other bucket", forward(attention, kShort));
-  tell("given tiles", forward(given, kLong));
-  tell("other kernel", [&] { return to_string(attention.tile(KernelKind::backward_dq, kLong)); });
-  keep(KernelKind::forward, kLong, "mma 64x128 w4 s2 b2");
-  tell("tuned again", forward(attention, kLong));
-}
-
-/// Arguments that the fake driver's kernels do not look at.
-class Arguments {
-public:
-  Arguments(const Attention& attention, const Problem& problem) : memory_(1 << 20) {
-    char* const aligned =
-        memory_.data() + (256 - reinterpret_cast<uintptr_t>(memory_.data()) % 256);
-    forward.problem = problem;
-    forward.q = forward.k = forward.v = forward.out = {aligned, 64, 64, 64};
-    forward.lse = reinterpret_cast<float*>(aligned);
-    forward.softmax_scale = 1;
-    forward.workspace = aligned;
-    forward.workspace_bytes = attention.forward_workspace_bytes(problem);
-  }
-  ForwardArgs forward;
-
-private:
-  std::vector<char> memory_;
-};
-
-/// Calls of many sizes while records come and go.
-void call_from_many_threads() {
-  Attention attention(tiles_spec());
-  attention.warmup(false);
-  const char* const kTiles[] = {"mma 128x128 w8 s1 b1", "mma 64x128 w4 s2 b2"};
-  for (const char* tile : kTiles) { // compiled before the race
-    keep(KernelKind::forward, kShort, tile);
-    attention.warmup(false, kShort);
-  }
-  std::atomic<int> calls{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i)
-    threads.emplace_back([&, i] {
-      Arguments args(attention, {1, 1, 1, int64_t{256} << (i % 4), 512});
-      for (int call = 0; call < 200; ++call, ++calls)
-        attention.forward(args.forward);
-    });
-  for (int i = 0; i < 40; ++i)
-    keep(KernelKind::forward, {1, 1, 1, int64_t{256} << (i % 4), 512}, kTiles[i % 2]);
-  for (std::thread& thread : threads)
-    thread.join();
-  std::printf("calls: %d\n", calls.load());
-}
-
-/// The grid's first extent, which the fake driver writes down, tells 64 queries a block from 128.
-void launch_tiles() {
-  Attention attention(tiles_spec());
-  Arguments args(attention, kShort);
-  const auto forward = [&](void* stream) {
-    return [&, stream] {
-      args.forward.stream = stream;
-      attention.forward(args.forward);
-      return std::string("launched");
-    };
-  };
-  int captured = 0; // to the fake driver every stream but the null stream is being captured
-  tell("capture, nothing loaded", forward(&captured));
-  attention.warmup(false);
-  tell("capture, default", forward(&captured));
-  keep(KernelKind::forward, kShort, "mma 128x128 w8 s1 b1");
-  tell("capture, tuned but not loaded", forward(&captured));
-  attention.warmup(false, kShort);
-  tell("capture, tuned", forward(&captured));
-  tell("tuned", forward(nullptr));
-}
-
-/// A record from a machine whose compiler can do more: here the tile spills.
-void launch_what_cannot_be_built() {
-  Attention attention(tiles_spec());
-  Arguments args(attention, kShort);
-  keep(KernelKind::forward, kShort, "mma 64x128 w4 s1 b8");
-  tell("call", [&] {
-    attention.forward(args.forward);
-    return std::string("launched");
-  });
-}
-
-/// A record that comes while the kernels of a first call are being compiled.
-void tune_during_the_first_call() {
-  Attention attention(tiles_spec());
-  Arguments args(attention, kShort);
-  std::thread other([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    keep(KernelKind::forward, kShort, "mma 128x128 w8 s1 b1");
-  });
-  attention.forward(args.forward);
-  other.join();
-  tell("second", [&] {
-    attention.forward(args.forward);
-    return std::string("launched");
-  });
-}
-
-/// Of two buckets that have been launched, one changes.
-void tune_after_the_first_call() {
-  Attention attention(tiles_spec());
-  Arguments args(attention, kShort), longer(attention, {1, 1, 1, 1024, 512});
-  const auto forward = [&](Arguments& a) {
-    return [&] {
-      attention.forward(a.forward);
-      return std::string("launched");
-    };
-  };
-  tell("first", forward(args));
-  tell("first of another bucket", forward(longer));
-  keep(KernelKind::forward, kShort, "mma 128x128 w8 s1 b1");
-  tell("second", forward(args));
-  tell("second of another bucket", forward(longer));
-}
-
-/// Without `deterministic`: a backward in one kernel, where it is the default.
-void show_fused() {
-  AttentionSpec free = tiles_spec();
-  free.precision = Precision::gradients16, free.deterministic = false;
-  const Gpu gpu = gpu_of(0);
-  TuningRecord record; // of the split one
-  record.key = record_key(KernelKind::backward_dkv, resolved(free), gpu,
-                          bucket_of(KernelKind::backward_dkv, kLong, gpu.sm_count));
-  record.tile = record.default_tile = "mma 64x128 w8 s1 b1";
-  user_records().keep(record);
-  Attention attention(free),
-      split(free, 0, Tiles{{KernelKind::backward_dkv, parse_tile(record.tile)}});
-  for (KernelKind kind : {KernelKind::forward, KernelKind::backward, KernelKind::backward_dkv})
-    tell(std::string(to_string(kind)).c_str(),
-         [&] { return to_string(attention.tile(kind, kLong)); });
-  tell("given", [&] { return to_string(split.tile(KernelKind::backward_dkv, kLong)); });
-  const size_t more =
-      attention.backward_workspace_bytes(kLong) - split.backward_workspace_bytes(kLong);
-  tell("sums of dQ, bytes a value", [&] { return std::to_string(more / (32 * 8192 * 64)); });
-}
-
-const std::map<std::string, std::function<void()>>& tiles_scenarios() {
-  static const std::map<std::string, std::function<void()>> map = {
-      {"tiles", show_tiles},
-      {"fused", show_fused},
-      {"records", use_records},
-      {"launch", launch_tiles},
-      {"threads", call_from_many_threads},
-      {"spills", launch_what_cannot_be_built},
-      {"late record", tune_during_the_first_call},
-      {"changed record", tune_after_the_first_call},
-      {"constructor",
-       [] { tell("constructor", [] { return to_string(Attention(tiles_spec()).spec()); }); }}};
-  return map;
-}
 
 class AttentionTiles : public testing::Test {
 protected:
@@ -319,6 +112,15 @@ TEST_F(AttentionTiles, AFusedBackwardHasItsDefaultWhateverRecordsThereAre) {
   expect_in(hopper, "backward: SpecError: backward is not launched: the backward of d64 bf16 "
                     "causal=none row 64x128 sink_keys=1 gradients16 smooth_k rotate numerics=5 is "
                     "split on sm_90a\n");
+}
+
+TEST_F(AttentionTiles, TheBackwardIsBuiltBesideTheForwardThatItFollows) {
+  const size_t kernels =
+      Operation(resolved(tiles_spec()), find_arch("sm_80")).distinct_kernels().size();
+  const std::string all = std::to_string(kernels) + "\n";
+  ScopedVariable quiet("SAGEBWD_LOG", "0");        // nothing about a slow machine
+  ScopedVariable version("FAKE_VERSION", "99000"); // takes cubins of every NVRTC
+  EXPECT_EQ(run("ahead"), "of none: 0\nof both passes: " + all + "and then: " + all);
 }
 
 TEST_F(AttentionTiles, AGpuWithoutTheInstructionsIsRefused) {

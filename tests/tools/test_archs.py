@@ -7,7 +7,7 @@ import pytest
 from cache_helpers import empty
 
 D256 = ["--head-dim", "64,256", "--dtype", "bf16", "--causal", "none"]
-IMPOSSIBLE = "no tile of backward_dq fits d256"
+IMPOSSIBLE = "no tile of backward_dkv fits d256"
 
 
 def kernels_of(result):
