@@ -363,6 +363,10 @@ def test_operators_can_be_saved_by_selective_checkpointing():
 def test_warmup_refuses_what_no_kernel_takes():
     with pytest.raises(sagebwd.SpecError, match=r"torch.float32"):
         sagebwd.warmup(dtype=torch.float32)
+    for name, hint in {"sliding_window": r"pass window_left=sliding_window - 1",
+                       "lse": r"did you mean 'return_lse'\?"}.items():  # fmt: skip
+        with pytest.raises(TypeError, match=hint):
+            sagebwd.attention(None, None, None, **{name: True})
     with pytest.raises(TypeError, match="did you mean"):
         sagebwd.warmup(headdim=64)
 
