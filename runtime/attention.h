@@ -62,8 +62,6 @@ struct ForwardArgs {
   const float* k_mean = nullptr;
 };
 
-/// Gradients share no memory with what is read.
-///
 /// smooth_k changes dq, and the backward corrects for this using out and lse. The correction is
 /// right in two cases. Either out and lse were computed from exactly these keys; dlse may then be
 /// given. Or these keys are a part of those that out and lse belong to, all parts have the same
@@ -124,6 +122,9 @@ void visit_tensors(Self& a, Visitor&& visit) {
 
 class PreparedPass;
 
+/// Results share no memory with each other, with the workspace, or with what is read; forward() and
+/// backward() raise SpecError where they see that they do.
+///
 /// One operation on one device. Thread-safe; kernels are compiled or loaded on first use, or by
 /// warmup().
 ///
