@@ -396,7 +396,7 @@ def test_smoothed_queries_lose_their_mean_and_nothing_else(granularity, plan):
 def test_compiled_models_leave_it_out_of_their_graphs():
     from torch._dynamo.testing import CompileCounter
 
-    x = randn(1, 24, 2, 64)
+    x = torch.randn(1, 24, 2, 64).bfloat16()
     layer = torch.nn.Linear(64, 64).bfloat16()
 
     def model(x):

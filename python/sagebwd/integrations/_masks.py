@@ -42,7 +42,8 @@ class Pattern:
     """
 
     def __init__(self, shape, shift, device, rows, used=None, padded=True):
-        self.shape, self._shift, self._device, self._rows = shape, shift, device, rows
+        self.shape, self._shift, self._rows = shape, shift, rows
+        self._device = torch.device(device)
         self._used, self._padded = used, padded
         self._told, self._checked = {}, {}
 
