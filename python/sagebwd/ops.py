@@ -150,7 +150,7 @@ def _mapped(operator, tensors):
 
 
 def _in_front(x, dim):
-    """The tensor with the mapped dimension first. No element's channels may lie apart."""
+    """The tensor with the mapped dimension first, and channels side by side."""
     x = x.movedim(dim, 0)
     return x if x.stride(-1) == 1 else x.contiguous()
 
