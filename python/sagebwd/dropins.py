@@ -8,6 +8,7 @@ dropout_p=0.0 does.
 import functools
 import inspect
 
+import torch
 from torch.compiler import is_compiling
 
 from sagebwd import options
@@ -51,8 +52,9 @@ def _refuse(causal="causal", **given):
     """SpecError for arguments whose values are not neutral. `causal` is what the function calls
     that option."""
     for name, (value, neutral) in given.items():
-        if not any(value is n or (not hasattr(value, "dim") and value == n) for n in neutral):
-            shown = "a tensor" if hasattr(value, "dim") else repr(value)
+        is_tensor = isinstance(value, torch.Tensor)
+        if not any(value is n or (not is_tensor and value == n) for n in neutral):
+            shown = "a tensor" if is_tensor else repr(value)
             raise options.SpecError(f"{name}={shown}: {absent(name, causal)}")
 
 

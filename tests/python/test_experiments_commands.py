@@ -242,6 +242,7 @@ def test_options_that_a_checkpoint_decides(command, words, part):
     assert code == 2 and part in line
 
 
+@pytest.mark.usefixtures("tiny_tensors")  # which puts PyTorch back to what it was
 def test_a_checkpoint_decides_how_long_sequences_are(command, tmp_path_factory):
     """Of its 32 tokens the text has enough, and not of the 1024 that are the default."""
     pytest.importorskip("torch", reason="needs PyTorch")
