@@ -73,7 +73,7 @@ typedef struct sagebwd_tensor {
   int64_t stride_b, stride_h, stride_s;
 } sagebwd_tensor;
 
-/** For specs that are packed. All zeros for others, which else give SAGEBWD_INVALID. */
+/** For packed specs. For others it must be all zeros; else the status is SAGEBWD_INVALID. */
 typedef struct sagebwd_packing {
   const int32_t *first_queries, *first_keys; /**< device memory, (sequences + 1) */
   const int32_t *lengths_q, *lengths_kv;     /**< device memory, (sequences), or null */

@@ -191,6 +191,17 @@ bool begins_as_pack(const std::string& path) {
 
 } // namespace
 
+std::vector<std::string> packs_left_out_at(const std::string& path) {
+  std::vector<std::string> left_out;
+  for (const std::string& name : open_directory(path) ? names_of(path) : std::vector<std::string>())
+    if (!name.ends_with(kPackSuffix) && !name.starts_with("."))
+      if (const std::string file = (std::filesystem::path(path) / name).string();
+          begins_as_pack(file))
+        left_out.push_back(file);
+  std::sort(left_out.begin(), left_out.end());
+  return left_out;
+}
+
 std::vector<std::string> packs_at(const std::string& path, const std::vector<uint32_t>& trusted) {
   const Descriptor folder = open_directory(path);
   struct stat info;

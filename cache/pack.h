@@ -56,6 +56,8 @@ private:
 /// user, root or one of the `trusted` users.
 std::vector<std::string> packs_at(const std::string& path,
                                   const std::vector<uint32_t>& trusted = {});
+/// The packs in a folder that packs_at() leaves out, because their names do not end in .pack.
+std::vector<std::string> packs_left_out_at(const std::string& path);
 
 /// Publishes a pack of serialized entries and tuning records, whole or not at all; an earlier file
 /// stays until then. Returns its size in bytes. Raises PackError.

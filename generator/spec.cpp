@@ -243,15 +243,15 @@ ResolvedSpec resolved(AttentionSpec spec) {
     throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) + " is not supported under '" +
                     value_text(spec.granularity) + "'" +
                     (bounded_before(spec) ? " with a window: " : ": ") +
-                    (most_sink_keys ? "1 takes the first key apart, 0 does not"
-                                    : "no key is taken apart there, pass 0") +
+                    (most_sink_keys ? "1 computes the first key separately, 0 does not"
+                                    : "no key is computed separately there, pass 0") +
                     "; leave it out for the default");
   for (const auto& [name, side] :
        {std::pair("window_left", spec.window_left), std::pair("window_right", spec.window_right)})
     if (side < kNoWindow)
       throw SpecError(std::string(name) + " = " + std::to_string(side) +
-                      " is not supported: so many keys on that side of its own a query sees at "
-                      "most, 0 or more; leave it out, or pass -1, for all of them");
+                      " is not supported: it is how many keys a query sees on that side of its "
+                      "own, 0 or more; leave it out, or pass -1, for all of them");
   if (spec.causal != Causal::none) // hides them all
     spec.window_right = kNoWindow;
   if (sums_dq_in_fp16(spec) && (spec.deterministic || width(spec) > kWidestFused ||
@@ -261,10 +261,10 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     (spec.deterministic ? "under 'deterministic', which adds up dQ in one order"
                      : wide             ? "for head dimension " + std::to_string(spec.head_dim)
                                         : "under precision '" + value_text(spec.precision) + "'") +
-                    ": it takes deterministic off, precision '" +
-                    value_text(Precision::gradients16) + "' and a head dimension of " +
-                    std::to_string(kWidestFused) +
-                    " at most; ask for those, or leave it out for fp32");
+                    ": it needs a spec without 'deterministic' (deterministic=False in Python), "
+                    "with precision '" +
+                    value_text(Precision::gradients16) + "' and a head dimension of at most " +
+                    std::to_string(kWidestFused) + "; leave dq_sums out for fp32");
   }
   if (spec.smooth_q && (spec.packed || !which_int8(spec.precision).s))
     throw SpecError("smooth_q is not supported " +

@@ -66,7 +66,7 @@ size_t bytes_without_gaps(const CallerTensor& of, const Tensor& tensor, const Pr
 
 void check_address(const CallerTensor& of, uint64_t address, Pass pass, const AttentionSpec& spec) {
   const auto refuse_null = [&](const char* wanted) {
-    throw SpecError(std::string(name_of(of.operand)) + ": the address is null; hand in " + wanted);
+    throw SpecError(std::string(name_of(of.operand)) + ": the address is null; pass " + wanted);
   };
   if (address == 0 && (of.operand == Operand::first_queries || of.operand == Operand::first_keys))
     refuse_null("device memory of the first token of each packed sequence and the end, as int32");

@@ -6,6 +6,7 @@
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
 #include "runtime/loaded_kernels.h"
+#include "runtime/overlap.h"
 #include "runtime/tuner/tile_choice.h"
 #include "runtime/tuner/trials.h"
 
@@ -270,7 +271,46 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
 
 namespace {
 
-template <typename Args> void run(const PreparedPass& prepared, const Args& a) {
+MemoryArea area_of(const CallerTensor& of, const Tensor& tensor, const Problem& p, int channels) {
+  return {name_of(of.operand),
+          false,
+          address_of(tensor),
+          {p.batch, heads_of(of.tokens, p), tokens_of(of.tokens, p)},
+          {tensor.stride_b * kElementBytes, tensor.stride_h * kElementBytes,
+           tensor.stride_s * kElementBytes},
+          channels * kElementBytes};
+}
+/// Means and packings, which are short, are looked at no further.
+MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, int) {
+  MemoryArea area{name_of(of.operand), false, address_of(rows)};
+  if (of.of == CallerTensor::rows)
+    area.row_bytes = p.batch * heads_of(of.tokens, p) * tokens_of(of.tokens, p) * 4;
+  return area;
+}
+
+/// SpecError where the pass would write what it reads, or two results to one place.
+template <typename Args> void check_memory(const PreparedPass& prepared, Pass pass, const Args& a) {
+  const AttentionSpec& spec = prepared.spec();
+  const Problem tensors = as_tensors(spec, a.packing, a.problem);
+  std::vector<MemoryArea> areas;
+  visit_tensors(a, [&](Operand operand, const auto& given) {
+    const CallerTensor& of = caller_tensor(operand);
+    if (!takes(spec, of))
+      return;
+    check_address(of, address_of(given), pass, spec);
+    const bool narrow = of.tokens == Tokens::queries
+                            ? operand != Operand::q && operand != Operand::dq
+                            : operand == Operand::v || operand == Operand::dv;
+    areas.push_back(
+        area_of(of, given, tensors, narrow && a.value_dim ? a.value_dim : spec.head_dim));
+    areas.back().written = of.written && of.in_forward == (pass == Pass::forward);
+  });
+  areas.push_back({"the workspace", true, address_of(a.workspace)});
+  areas.back().row_bytes = static_cast<int64_t>(prepared.workspace_bytes());
+  check_shared_memory(areas);
+}
+
+template <typename Args> void run(const PreparedPass& prepared, Pass pass, const Args& a) {
   std::vector<uint64_t> addresses;
   visit_tensors(a, [&](Operand operand, const auto& given) {
     if (takes(prepared.spec(), caller_tensor(operand)))
@@ -279,6 +319,7 @@ template <typename Args> void run(const PreparedPass& prepared, const Args& a) {
       refuse_packing(name_of(operand));
   });
   check_workspace_bytes(a.workspace_bytes, prepared.workspace_bytes());
+  check_memory(prepared, pass, a);
   prepared.run(addresses, reinterpret_cast<uint64_t>(a.workspace), a.stream);
 }
 
@@ -342,8 +383,8 @@ size_t Attention::backward_workspace_bytes(const Problem& problem) const {
   return workspace_bytes(Pass::backward, state_->operation.built(), problem);
 }
 
-void Attention::forward(const ForwardArgs& args) { run(prepare(args), args); }
-void Attention::backward(const BackwardArgs& args) { run(prepare(args), args); }
+void Attention::forward(const ForwardArgs& args) { run(prepare(args), Pass::forward, args); }
+void Attention::backward(const BackwardArgs& args) { run(prepare(args), Pass::backward, args); }
 
 PreparedPass Attention::prepare(const ForwardArgs& args) const {
   return PreparedPass(state_, Pass::forward, args);

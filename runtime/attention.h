@@ -1,8 +1,8 @@
 //===- attention.h - The operation -----------------------------------------===//
 //
 // INT8 attention, forward and backward (SageBwd, arXiv 2603.02170, Algorithms 1 and 2), on the
-// caller's stream and device. Nothing here synchronises or allocates device memory: the workspace
-// size is asked for and the memory handed in.
+// caller's stream and device. Nothing here synchronises or allocates device memory: the caller asks
+// how large a workspace is needed, and provides it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace sagebwd {
 
-/// A smaller scale, but 0, takes the quantised scores' steps out of FP32's normal numbers.
+/// With a smaller scale, except 0, the steps of quantised scores are not normal numbers in FP32.
 inline constexpr double kLeastSoftmaxScale = 1e-20;
 
 /// A device tensor of (batch, head, token, channel) with contiguous channels. Strides in elements.
@@ -47,23 +47,22 @@ struct ForwardArgs {
   Tensor q, k, v;       ///< (B, H, M, D), (B, Hk, N, D), (B, Hk, N, Dv); bf16 or fp16
   Tensor out;           ///< (B, H, M, Dv), same type
   float* lse = nullptr; ///< (B, H, M) contiguous: natural log of the scaled scores' sum
-  /// Finite, of either sign, from kLeastSoftmaxScale on in magnitude, or 0; under `qk16` not below
-  /// 0.
+  /// A finite number of either sign, at least kLeastSoftmaxScale in magnitude, or 0. Under `qk16`
+  /// it must not be negative.
   float softmax_scale = std::numeric_limits<float>::quiet_NaN();
   void* workspace = nullptr; ///< forward_workspace_bytes(), 256-byte aligned
   size_t workspace_bytes = 0;
   void* stream = nullptr; ///< CUstream
   Packing packing;        ///< of a packed spec
-  /// Dv, channels of v and out and of their gradients; 0: D. Fewer than D, which then is no width
-  /// of kernels (kWidths): 128 of latent attention's 192, say.
+  /// Dv, the channels of v, of out and of their gradients; 0 means D. It may be less than D if D is
+  /// no width of kernels (kWidths), such as 128 for the 192 channels of latent attention.
   int value_dim = 0;
-  /// (B, Hk, D) contiguous, of packed sequences (sequences, Hk, D): what smooth_k takes off the
-  /// keys in place of their mean, or null. Finite, best near it. It changes roundings alone.
+  /// (B, Hk, D) contiguous, for packed sequences (sequences, Hk, D), or null: what smooth_k
+  /// subtracts from the keys in place of their mean. It must be finite, and should be near the
+  /// mean; it only changes roundings.
   const float* k_mean = nullptr;
 };
 
-/// Gradients share no memory with what is read.
-///
 /// smooth_k changes dq, and the backward corrects for this using out and lse. The correction is
 /// right in two cases. Either out and lse were computed from exactly these keys; dlse may then be
 /// given. Or these keys are a part of those that out and lse belong to, all parts have the same
@@ -124,6 +123,9 @@ void visit_tensors(Self& a, Visitor&& visit) {
 
 class PreparedPass;
 
+/// Results share no memory with each other, with the workspace, or with what is read; forward() and
+/// backward() raise SpecError where they see that they do.
+///
 /// One operation on one device. Thread-safe; kernels are compiled or loaded on first use, or by
 /// warmup().
 ///

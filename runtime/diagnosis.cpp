@@ -141,6 +141,15 @@ void Doctor::collect_missing() {
     if (!pack.error.empty())
       miss("a usable pack: " + pack.error, "any kernel that is not in the directory",
            "repair it, or take it out of SAGEBWD_CACHE_PACKS");
+  for (const std::string& path : settings_.packs) {
+    if (llvm::any_of(packs_, [&](const PackState& pack) { return pack.path == path; }))
+      continue; // it is a file, or its error says so
+    for (const std::string& file : packs_left_out_at(path))
+      miss("a name that ends in .pack: '" + file +
+               "' is a pack, and of folders only files *.pack "
+               "are read",
+           "the kernels in it", "its owner renames it to '" + file + ".pack'");
+  }
   if (settings_.offline || !gpus_.empty())
     directory_needs_ = driver_needs(directory_.options.directory);
   kept_ = directory_needs_;

@@ -160,7 +160,7 @@ PrebuildResult prebuild(const PrebuildRequest& request) {
   options.directory = folder.path();
   options.byte_limit = 0;
   options.check_interrupt = check_interrupt;
-  options.if_not_kept = "If this prebuild is interrupted, the next one begins anew.";
+  options.if_not_kept = "If this prebuild is interrupted, the next one starts from the beginning.";
   CacheStore store(options);
   KernelBuilder::Policy policy;
   policy.accept = [&](const CacheEntry& entry) { return entry.compiler == compiler; };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <sys/ioctl.h>
@@ -29,6 +30,22 @@ std::string printable(std::string text, std::string_view but) {
 void complain(const std::string& command, const std::string& what) {
   fprintf(stderr, "sagebwd%s: %s\n", (command.empty() ? "" : " " + command).c_str(),
           printable(what, "\n\t").c_str());
+}
+
+namespace {
+std::string interrupted; ///< what the handler below prints; it changes only outside of it
+}
+
+void say_when_interrupted(const std::string& command, const std::string& more) {
+  const auto say = [](int signal) {
+    [[maybe_unused]] auto done = ::write(STDERR_FILENO, interrupted.data(), interrupted.size());
+    std::signal(signal, SIG_DFL);
+    ::raise(signal); // ends the process after this function returns
+  };
+  if (std::signal(SIGINT, SIG_IGN) == SIG_IGN)
+    return;
+  interrupted = "\nsagebwd " + command + ": interrupted" + more + "\n";
+  std::signal(SIGINT, say);
 }
 
 Cell number(std::string key, std::string header, int digits, double value) {

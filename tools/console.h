@@ -16,6 +16,10 @@ std::string printable(std::string text, std::string_view but = {});
 /// Prints "sagebwd COMMAND: WHAT" to standard error; of control characters only newlines and tabs.
 void complain(const std::string& command, const std::string& what);
 
+/// From now on Ctrl-C prints "sagebwd COMMAND: interrupted", with `more`, and ends the process by
+/// the signal, which shells show as exit code 130. Background jobs go on ignoring the signal.
+void say_when_interrupted(const std::string& command, const std::string& more = {});
+
 /// One value of a row.
 struct Cell {
   std::string key;    ///< its key in JSON; "" means that only the table has it

@@ -56,7 +56,8 @@ public:
                  "forward or backward, if both have the kernel (default: the first that has it)");
     options.offer(words_of<Pass>());
     options.text("arch", "ARCH", arch_,
-                 "architecture, or native for that of this machine's first GPU");
+                 "architecture, or native for that of this machine's first GPU (default: native, "
+                 "or sm_80 where there is no GPU)");
     std::vector<std::string> archs = arch_names();
     archs.emplace_back("native");
     options.offer(archs);
@@ -102,7 +103,8 @@ private:
 
   /// The kernels of the operation that the options select, in launch order.
   std::vector<KernelSpec> chosen_kernels() const {
-    const Arch arch = arch_ == "native" ? parse_archs({arch_}).front() : find_arch(arch_);
+    const std::string name = !arch_.empty() ? arch_ : has_gpu() ? "native" : "sm_80";
+    const Arch arch = name == "native" ? parse_archs({name}).front() : find_arch(name);
     const ResolvedSpec spec = resolved(spec_.one(options));
     std::vector<KernelSpec> chosen;
     std::vector<std::string> kinds;
@@ -226,7 +228,7 @@ private:
   }
 
   SpecOptions spec_;
-  std::string kernel_, pass_, arch_ = "sm_80", tile_, output_;
+  std::string kernel_, pass_, arch_, tile_, output_;
   bool list_ = false;
 };
 

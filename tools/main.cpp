@@ -100,6 +100,7 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
   try {
     command.options.parse(arguments);
     command.arguments = std::move(arguments);
+    say_when_interrupted(command.name);
     return command.run();
   } catch (const std::invalid_argument& error) { // an option, a spec or a variable's value
     return wrong_use(error.what(), command);

@@ -10,12 +10,10 @@
 #include "llvm/ADT/StringExtras.h"
 
 #include <algorithm>
-#include <csignal>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
-#include <unistd.h>
 
 namespace sagebwd::tools {
 
@@ -23,20 +21,6 @@ namespace {
 
 using driver::version_text;
 namespace json = llvm::json;
-
-constexpr char kHowToResume[] =
-    "\nsagebwd prebuild: interrupted; run the same command to continue\n";
-
-/// On Ctrl-C, which then ends the process. Background jobs go on ignoring the signal.
-void say_how_to_resume() {
-  const auto say = [](int signal) {
-    [[maybe_unused]] auto done = ::write(STDERR_FILENO, kHowToResume, sizeof(kHowToResume) - 1);
-    std::signal(signal, SIG_DFL);
-    ::raise(signal); // ends the process after this function returns
-  };
-  if (std::signal(SIGINT, say) == SIG_IGN)
-    std::signal(SIGINT, SIG_IGN);
-}
 
 class Prebuild : public Command {
 public:
@@ -108,7 +92,7 @@ public:
     request.progress = [&](const BuiltKernel& kernel, size_t, size_t) {
       progress->advance(kernel.entry.arch + " " + kernel.entry.kernel_name);
     };
-    say_how_to_resume();
+    say_when_interrupted(name, "; run the same command to continue");
     const PrebuildResult result = prebuild(request);
     progress.reset();
     return report(result, given.size() - request.records.size(), milliseconds_since(start) / 1e3);

@@ -219,7 +219,9 @@ def training():
     called = {
         "sdpa": "SDPA, bf16", "sagebwd": "sagebwd, six-of-seven",
         "sagebwd:no-smooth-k": "without K-smoothing",
-        "emulated:plan=s+pv+dv+dp+dq+dk": "dP in INT8 too", "sdpa:seed=1": "SDPA, another seed",
+        "emulated:plan=s+pv+dv+dp+dq+dk": "dP in INT8 too",  # as older records call it
+        "emulated:precision=s+pv+dv+dp+dq+dk": "dP in INT8 too",
+        "sdpa:seed=1": "SDPA, another seed",
     }  # fmt: skip
     figure, panel = axes()
     columns = dict(zip(names, zip(*(map(float, row) for row in rows))))

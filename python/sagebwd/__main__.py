@@ -1,4 +1,4 @@
-"""`python -m sagebwd bench`, as the program `sagebwd` starts it; else which commands there are."""
+"""`python -m sagebwd COMMAND`: bench, which the program `sagebwd` starts, and doctor."""
 
 import sys
 
@@ -7,7 +7,7 @@ _COMMANDS = """The command line is a program of its own, which pip installs besi
 
 In this Python there are
   python -m sagebwd bench --help                   attentions beside each other, on this GPU
-  python -m sagebwd.doctor                         what this machine has and lacks
+  python -m sagebwd doctor                         what this machine has and lacks
   python -m sagebwd.experiments.COMMAND --help     train, compare, capture and plot
 """
 
@@ -18,6 +18,10 @@ def main(arguments):
         from sagebwd.benchmark.command import main as bench
 
         return bench(arguments[1:])
+    if arguments[:1] == ["doctor"]:
+        from sagebwd._doctor import main as doctor
+
+        return doctor(arguments[1:], prog="python -m sagebwd doctor")
     asked = arguments in (["--help"], ["-h"])
     print(_COMMANDS, end="", file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2

@@ -41,9 +41,9 @@ def _torch():
     return text, [(what, use, "install a PyTorch for CUDA: https://pytorch.org/get-started")]
 
 
-def main(arguments=None):
-    """`python -m sagebwd.doctor [--json]`; exits with 1 where `sagebwd doctor` does."""
-    parser = argparse.ArgumentParser(prog="python -m sagebwd.doctor", description=__doc__)
+def main(arguments=None, prog="python -m sagebwd.doctor"):
+    """`python -m sagebwd doctor [--json]`; exits with 1 where `sagebwd doctor` does."""
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     as_json = parser.parse_args(arguments).json
     in_json, text, sound = _diagnose()

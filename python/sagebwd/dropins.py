@@ -8,16 +8,20 @@ dropout_p=0.0 does.
 import functools
 import inspect
 
+import torch
+from torch.compiler import is_compiling
+
 from sagebwd import options
 from sagebwd.functional import attention
-from sagebwd.keywords import absent, check_keywords
+from sagebwd.keywords import Words, absent, check_keywords
 
 _TENSORS = frozenset(("q", "k", "v"))
 
 
-def _drop_in(like=None, **otherwise):
-    """Makes errors about keywords name this function. It takes its own keywords, and those of
-    `attention` (or of the drop-in `like`), except those for which `otherwise` says what to use."""
+def _drop_in(like=None, names=None, texts=None, **otherwise):
+    """Makes errors speak of this function's arguments: `names` and `texts` are those of `Words`. It
+    takes its own keywords, and those of `attention` (or of the drop-in `like`), except those for
+    which `otherwise` says what to use."""
 
     def decorate(function):
         further = like.known if like else frozenset(inspect.signature(attention).parameters)
@@ -25,11 +29,18 @@ def _drop_in(like=None, **otherwise):
                if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}  # fmt: skip
         said = {**(like.otherwise if like else {}), **otherwise}
         known = further - _TENSORS | own
+        words = Words(names or {}, texts or {})
 
         @functools.wraps(function)
         def wrapper(*given, **keywords):
             check_keywords(function.__name__, keywords, known, said)
-            return function(*given, **keywords)
+            if is_compiling():  # which raises errors of its own, around ours
+                return function(*given, **keywords)
+            try:
+                return function(*given, **keywords)
+            except (TypeError, ValueError) as error:
+                words.put_into(error)
+                raise
 
         wrapper.known, wrapper.otherwise = known, said
         return wrapper
@@ -37,12 +48,14 @@ def _drop_in(like=None, **otherwise):
     return decorate
 
 
-def _refuse(**given):
-    """SpecError for arguments whose values are not neutral."""
+def _refuse(causal="causal", **given):
+    """SpecError for arguments whose values are not neutral. `causal` is what the function calls
+    that option."""
     for name, (value, neutral) in given.items():
-        if not any(value is n or (not hasattr(value, "dim") and value == n) for n in neutral):
-            shown = "a tensor" if hasattr(value, "dim") else repr(value)
-            raise options.SpecError(f"{name}={shown}: {absent(name)}")
+        is_tensor = isinstance(value, torch.Tensor)
+        if not any(value is n or (not is_tensor and value == n) for n in neutral):
+            shown = "a tensor" if is_tensor else repr(value)
+            raise options.SpecError(f"{name}={shown}: {absent(name, causal)}")
 
 
 def window_bounds(window_size, given=()):
@@ -57,6 +70,14 @@ def window_bounds(window_size, given=()):
         ) from None
     if left is None and right is None:
         return {}
+    for bound in (left, right):
+        try:
+            bound is None or options.whole_number("window_size", bound, least=0)
+        except options.SpecError:
+            raise options.SpecError(
+                f"window_size={window_size!r}: pass (left, right), each a whole number of at least "
+                "0, or -1 for no limit"
+            ) from None
     for name in ("window_left", "window_right"):
         if name in given:
             raise options.SpecError(
@@ -77,6 +98,11 @@ def _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, *
 
 
 _FLASH = {
+    "texts": {
+        "(batch, head, token, channel), or layout='bshd'": "(batch, tokens, heads, head_dim)",
+        "need cu_seqlens_q= and cu_seqlens_k=": "are for flash_attn_varlen_func",
+        "(is layout= right?)": "(tensors are (batch, tokens, heads, head_dim))",
+    },
     "layout": "tokens come before heads, as in flash-attention; sagebwd.attention takes layouts",
     "return_lse": "pass return_attn_probs=True",
 }
@@ -139,7 +165,7 @@ def flash_attn_varlen_func(
 
 
 @_drop_in(
-    flash_attn_varlen_func,
+    flash_attn_varlen_func, names=dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "cu_seqlens"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "pass cu_seqlens, of both"),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "pass max_seqlen, of both"),
 )
@@ -174,6 +200,14 @@ def _unpacked(name, packed, dims, count):
 
 
 @_drop_in(
+    names={"softmax_scale": "sm_scale"},
+    texts={
+        ", or layout='bshd'": ", or tensor_layout='NHD' for (batch, token, head, channel)",
+        "(is layout= right?)": "(is tensor_layout= right?)",
+        "causal=True is ambiguous": "is_causal=True is ambiguous",
+        "pass causal='top-left'": "call sagebwd.attention with causal='top-left'",
+        "both, causal='top-left'": "both, or call sagebwd.attention with causal='top-left'",
+    },
     layout="pass tensor_layout='HND' or 'NHD'",
     causal="pass is_causal; sagebwd.attention takes the corner of a mask as well",
     softmax_scale="pass sm_scale",
@@ -198,6 +232,8 @@ def sageattn(
 
 
 @_drop_in(
+    names={"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"},
+    texts=dict.fromkeys((" (is layout= right?)", ", or layout='bshd'"), ""),
     causal="pass is_causal; sagebwd.attention takes the corner of a mask as well",
     softmax_scale="pass scale",
 )
@@ -211,7 +247,7 @@ def scaled_dot_product_attention(
     `sagebwd.attention`. Raises what `sagebwd.attention` raises, and SpecError for attn_mask, for
     dropout_p, and for fewer key heads than query heads without `enable_gqa`.
     """
-    _refuse(attn_mask=(attn_mask, (None,)), dropout_p=(dropout_p, (0.0, None)))
+    _refuse("is_causal", attn_mask=(attn_mask, (None,)), dropout_p=(dropout_p, (0.0, None)))
     options.yes_or_no("is_causal", is_causal)
     options.yes_or_no("enable_gqa", enable_gqa)
     heads, heads_kv = (_heads(t, more.get("layout")) for t in (query, key))

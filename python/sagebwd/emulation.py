@@ -5,6 +5,8 @@ error of one product at a time, machines without a GPU. The numerics are in nume
 """
 
 import contextlib
+import functools
+import sys
 
 from sagebwd._needs import need
 
@@ -116,6 +118,24 @@ class _Gradients(torch.autograd.Function):
     backward = staticmethod(options.refuse_double_backward)
 
 
+def _not_compiled(function):
+    """Has torch.compile leave the function out of its graphs. Importing torch._dynamo to say so
+    would take longer than most of what is done here, so the first call after its import does."""
+
+    @functools.wraps(function)
+    def front(*given, **named):
+        dynamo = sys.modules.get("torch._dynamo")
+        return (dynamo.disable(function) if dynamo else function)(*given, **named)
+
+    front._torchdynamo_disable = True  # as torch._dynamo.disable marks functions
+    front._torchdynamo_disable_msg = (
+        "sagebwd.emulation is not compiled: compile without fullgraph=True, which leaves it out of "
+        "the graph, or use sagebwd.attention on a GPU"
+    )
+    return front
+
+
+@_not_compiled
 @also_named(plan="precision")
 @options.takes(but=_NOT_HERE)
 def emulated_attention(
@@ -190,6 +210,7 @@ def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
     return out.transpose(1, 2) if layout == "bhsd" else out, lse
 
 
+@_not_compiled
 def emulated_forward(q, k, v, *, layout="bhsd", k_mean=None, **given):
     """(out, lse) as from `sagebwd.attention_forward`, with the options of `emulated_attention`."""
     rules = emulation_rules(q, k, v, layout=layout, **given)
@@ -199,6 +220,7 @@ def emulated_forward(q, k, v, *, layout="bhsd", k_mean=None, **given):
     return swapped(layout, out)[0], lse
 
 
+@_not_compiled
 def emulated_backward(
     dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", k_mean=None, **given,
 ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import re
 
 # What other attention functions call our options, for error messages.
 _FOREIGN_NAMES = {
@@ -9,7 +10,7 @@ _FOREIGN_NAMES = {
     "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
     "plan": "precision", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_kv": "cu_seqlens_k",
     "seqused_kv": "seqused_k", "s_aux": "sink_logits", "sinks": "sink_logits",
-    "learnable_sink": "sink_logits",
+    "learnable_sink": "sink_logits", "lse": "return_lse",
 }  # fmt: skip
 _ELSEWHERE = "torch.nn.attention.flex_attention has it"
 _CACHE = (
@@ -23,6 +24,8 @@ _ABSENT = {
     f"seqused_k= for padding; {_ELSEWHERE}",
     "attn_bias": f"biases are not supported: {_ELSEWHERE}",
     "window_size": "pass its two numbers as window_left= and window_right=",
+    "sliding_window": "pass window_left=sliding_window - 1, because a sliding_window counts the "
+    "query's own key as well",
     "softcap": f"soft-capping is not supported: {_ELSEWHERE}",
     "alibi_slopes": f"ALiBi is not supported: {_ELSEWHERE}",
     **dict.fromkeys(("k_cache", "v_cache", "cache_seqlens", "block_table", "page_table"), _CACHE),
@@ -58,9 +61,34 @@ def also_named(**names):
     return decorate
 
 
-def absent(name):
-    """What to do instead of using this option, which does not exist."""
-    return _ABSENT[name]
+def absent(name, causal="causal"):
+    """What to do instead of using this option, which does not exist. `causal` is what the function
+    calls that option."""
+    return _ABSENT[name].replace("causal=", f"{causal}=")
+
+
+class Words:
+    """What a function that calls `attention` calls its arguments, for errors of `attention`.
+
+    Args:
+        names: of keywords and tensors of `attention`, by what the function calls them.
+        texts: parts of messages, and what to say in place of each.
+    """
+
+    def __init__(self, names, texts):
+        self.names, self.texts = names, texts
+        self._known = re.compile(rf"(?<![\w'./])({'|'.join(names)})(?![\w/])") if names else None
+
+    def put_into(self, error):
+        """Makes the error speak of the function's arguments."""
+        if len(error.args) != 1 or not isinstance(error.args[0], str):
+            return
+        message = error.args[0]
+        for text, other in self.texts.items():
+            message = message.replace(text, other)
+        if self._known:
+            message = self._known.sub(lambda found: self.names[found[0]], message)
+        error.args = (message,)
 
 
 def check_keywords(function, given, known, otherwise):
@@ -75,7 +103,8 @@ def check_keywords(function, given, known, otherwise):
 def refuse_keyword(function, name, known):
     """Raises the TypeError that names what to use instead, or similar keywords."""
     if name in _ABSENT:
-        hint = _ABSENT[name]
+        only_is_causal = "is_causal" in known and "causal" not in known
+        hint = absent(name, "is_causal" if only_is_causal else "causal")
     elif _FOREIGN_NAMES.get(name) in known:
         hint = f"did you mean {_FOREIGN_NAMES[name]!r}?"
     else:

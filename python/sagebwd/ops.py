@@ -116,6 +116,51 @@ def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
+# ---- torch.func.vmap -----------------------------------------------------------------------------
+
+
+def _mapped(operator, tensors):
+    """What vmap does with the operator, whose first arguments are `tensors` tensors or None.
+
+    A batch takes the mapped dimension in, if every tensor has it. Otherwise the operator is called
+    for each element: where others share q, k or v, a batch would need copies of them.
+    """
+
+    def rule(info, in_dims, *arguments):
+        count = info.batch_size
+        moved = [x if dim is None else _in_front(x, dim) for x, dim in zip(arguments, in_dims)]
+        is_packed = len(moved) > tensors + 3 and moved[tensors + 3] is not None
+        all_have_it = all(dim is not None or x is None
+                          for x, dim in zip(moved[:tensors], in_dims))  # fmt: skip
+        q, mapped = moved[0], in_dims[0] is not None
+        if count and (is_packed or not all_have_it or q.dim() != 5):
+            each = [operator(*(x if dim is None else x[i] for x, dim in zip(moved, in_dims)))
+                    for i in range(count)]  # fmt: skip
+            return tuple(map(torch.stack, zip(*each))), 0
+
+        def folded(x, dim):
+            if not isinstance(x, torch.Tensor):
+                return x
+            return (x.expand(count, *x.shape) if dim is None else x).flatten(0, 1)
+
+        results = operator(*map(folded, moved, in_dims))
+        return tuple(x.unflatten(0, (count, q.shape[int(mapped)])) for x in results), 0
+
+    return rule
+
+
+def _in_front(x, dim):
+    """The tensor with the mapped dimension first, and channels side by side."""
+    x = x.movedim(dim, 0)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+if hasattr(torch.library, "register_vmap"):  # from 2.5 on: before, vmap warns and calls it by turns
+    for _name, _tensors in (("forward", 3), ("backward", 7)):
+        torch.library.register_vmap(f"sagebwd::{_name}", _mapped(
+            getattr(torch.ops.sagebwd, _name).default, _tensors), lib=_library)  # fmt: skip
+
+
 # ---- gradients -----------------------------------------------------------------------------------
 
 

@@ -10,11 +10,12 @@ import functools
 import inspect
 import math
 import numbers
+import re
 import textwrap
 
 from sagebwd import _core
 from sagebwd.checks import a_kind, check_callback, whole_number, word, yes_or_no  # noqa: F401
-from sagebwd.keywords import refuse_keyword
+from sagebwd.keywords import check_keywords, refuse_keyword
 
 SpecError = _core.SpecError
 
@@ -38,7 +39,7 @@ def _option(default, text, least=1, values=None):
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_WINDOWS = "a whole number of at least 0, or None for no bound (elsewhere -1)"
+_WINDOWS = "a whole number of at least 0, or None for no bound (C++ and the command line take -1)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,12 +149,13 @@ _KINDS = {
 
 # ---- keywords ------------------------------------------------------------------------------------
 
-def takes(kind=Options, but=(), shortcut=None):
+def takes(kind=Options, but=(), shortcut=None, otherwise=None):
     """Puts the fields of `kind` among the keywords of a function, which gets them as `chosen`.
 
     The function's signature lists them, and so does its docstring in place of `{options}`. `but`
     names fields to leave out. An unknown keyword raises a TypeError that names similar ones.
     `shortcut` is called first, with the same arguments; a result other than None is returned.
+    `otherwise` says of some unknown keywords what to pass instead.
     """
 
     def decorate(function):
@@ -169,9 +171,8 @@ def takes(kind=Options, but=(), shortcut=None):
                 if result is not None:
                     return result
             chosen = {name: keywords.pop(name, default) for name, default in standard.items()}
-            for name in keywords:
-                if name not in known:
-                    refuse_keyword(function.__name__, name, known)
+            if not known.issuperset(keywords):
+                check_keywords(function.__name__, keywords, known, otherwise or {})
             return function(*arguments, chosen=chosen, **keywords)
 
         listed = [
@@ -349,7 +350,8 @@ def check_softmax_scale(scale, head_dim):
 
 
 def plan_of(precision):
-    """The INT8 products that `precision` means: the name of a precision, or names of products.
+    """The INT8 products that `precision` means: the name of a precision, or names of products, in a
+    collection or, as the command line has them, in a string ('s,pv', or 'none').
 
     Names: 'six-of-seven' (all except dP; SageBwd, arXiv 2603.02170, section 3), and with 16-bit
     operands in further products 'dv16' (dV), 'qk16' (S) and 'gradients16' (dV, dQ and dK). The
@@ -357,8 +359,8 @@ def plan_of(precision):
     Raises SpecError.
     """
     if isinstance(precision, str):
-        if (words := precision.replace(",", " ").split()) and set(words) <= set(PRODUCTS):
-            raise SpecError(f"precision={precision!r}: pass products as a tuple, {tuple(words)!r}")
+        if precision == "none" or precision in PRODUCTS or "," in precision or "+" in precision:
+            return plan_of(() if precision == "none" else re.split("[,+]", precision))
         return frozenset(_core.plan_of(word("precision", precision, "a word, such as 'qk16'")))
     try:
         plan = None if isinstance(precision, collections.abc.Mapping) else frozenset(precision)

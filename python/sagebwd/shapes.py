@@ -39,12 +39,16 @@ def check_value_channels(q, v):
         _core.check_value_dim(int(v[3]), _core.Spec(head_dim=int(q[3])))
 
 
-def check_rank(name, shape):
+def check_rank(name, shape, packed=False):
+    """SpecError unless there are four dimensions. `packed`: whether the caller takes packed
+    sequences, which this tensor might hold."""
     if len(shape) != 4:
         raise options.SpecError(
             f"{name} has rank {len(shape)} (shape {shape}); it must have rank 4: (batch, head, "
             "token, channel), or layout='bshd'"
-        )
+            + (". Packed sequences, (tokens, heads, head_dim), need cu_seqlens_q= and "
+               "cu_seqlens_k=" if packed and len(shape) == 3 else "")
+        )  # fmt: skip
 
 
 def check_equal(of_q, of_k, of_v, have, must):

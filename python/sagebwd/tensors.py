@@ -36,7 +36,7 @@ def problem_of(q, k, v, layout, devices=None):
     """`problem_of_shapes` of tensors that belong together, else SpecError. `devices`: kinds that
     kernels run on; None for the emulation, which takes any and any width of v."""
     for name, t in (("q", q), ("k", k), ("v", v)):
-        check_rank(name, _shape(t))
+        check_rank(name, _shape(t), packed=True)
         _check_dense(name, t)
         if t.dtype not in DTYPES:
             raise options.SpecError(

@@ -12,7 +12,16 @@ from sagebwd.values import Arrays
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
 
 
-@options.takes(but=("deterministic", "dq_sums"))
+#: Sizes and the like, which are those of the tensors or of `inputs`.
+_OTHERWISE = {
+    **{name: f"the tensors say it; for inputs= pass inputs=dict(name=..., {name}=...)"
+       for name in ("batch", "heads", "heads_kv", "seq_q", "seq_kv", "head_dim", "sigma",
+                    "key_offset", "seed")},
+    "seq_len": "the tensors say it; for inputs= pass inputs=dict(name=..., seq_q=...)",
+}  # fmt: skip
+
+
+@options.takes(but=("deterministic", "dq_sums"), otherwise=_OTHERWISE)
 def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
     chosen,
@@ -33,7 +42,7 @@ def trace(
             the same quantisers), or None for the device of the tensors.
         {options}
             Here also any collection of INT8 products, of sagebwd.PRODUCTS: ('dp',) alone shows
-            what that product costs.
+            what that product costs. As on the command line, 's,pv' and 'none' work, too.
 
     Returns a dict of tensor name -> {'cosine', 'rel_l2'}, with NaN if a computation gives NaN. On a
     GPU, if kernels exist for the precision, the key 'kernels' holds the same for O, dQ, dK and dV

@@ -16,8 +16,8 @@ TuneError = _core.TuneError
 #: The kernels that have tiles. Each is tuned separately.
 KERNELS = ("forward", "backward_dq", "backward_dkv")
 
-_NO_GPU = ("Tuning times kernels: call it on a machine with such a GPU, and copy its records with "
-           "export_records and import_records")  # fmt: skip
+_NO_GPU = ("Tuning times kernels: call it on a machine with the kind of GPU to tune for, and copy "
+           "its records with export_records and import_records")  # fmt: skip
 
 _WORKER = os.path.join(os.path.dirname(__file__), "tune_worker.py")
 # Without an executable (embedded interpreters) or a file (zipped packages) the command line is

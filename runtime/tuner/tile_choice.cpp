@@ -111,7 +111,7 @@ TileConfig KernelChoice::by(TuneMode mode) {
       mode == TuneMode::tune ? tuned_or_awaited() : around_.records.find(key_);
   if (!record && mode == TuneMode::frozen)
     throw TuneError("SAGEBWD_TUNE=frozen, and there is no tuning record of " + describe() +
-                    ". Where such a GPU is, run: " + tune_command() +
+                    ". On a machine with this kind of GPU, run: " + tune_command() +
                     "; 'sagebwd tune --export' and '--import' move records between machines");
   if (!record)
     return fallback;

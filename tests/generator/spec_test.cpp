@@ -119,7 +119,8 @@ TEST(Spec, WhatIsNotBuiltIsRefused) {
     return [s] { resolved(s); };
   };
   EXPECT_NO_THROW(with_sinks(row, 0)());
-  expect_refusal(with_sinks(row, 2), {"sink_keys = 2", "'row'", "1 takes the first key apart"});
+  expect_refusal(with_sinks(row, 2),
+                 {"sink_keys = 2", "'row'", "1 computes the first key separately"});
   expect_refusal(with_sinks(row, -2), {"sink_keys = -2", "leave it out"});
   expect_refusal(with_sinks(block, 1), {"sink_keys = 1", "'block'", "pass 0"});
 }
@@ -133,11 +134,12 @@ TEST(Spec, SumsOfDqInFp16AreOfOneKernelForAllGradientsIn16Bits) {
   }
   AttentionSpec s = test::with_fp16_sums();
   s.deterministic = true;
-  expect_refusal([&] { resolved(s); }, {"dq_sums = fp16", "under 'deterministic'",
-                                        "it takes deterministic off", "leave it out for fp32"});
-  s = test::with_fp16_sums(), s.head_dim = 256;
   expect_refusal([&] { resolved(s); },
-                 {"dq_sums = fp16", "head dimension 256", "128 at most", "leave it out for fp32"});
+                 {"dq_sums = fp16", "under 'deterministic'",
+                  "it needs a spec without 'deterministic'", "leave dq_sums out for fp32"});
+  s = test::with_fp16_sums(), s.head_dim = 256;
+  expect_refusal([&] { resolved(s); }, {"dq_sums = fp16", "head dimension 256", "at most 128",
+                                        "leave dq_sums out for fp32"});
   s = test::with_fp16_sums();
   for (Precision precision : {Precision::six_of_seven, Precision::qk16, Precision::dv16}) {
     s.precision = precision;

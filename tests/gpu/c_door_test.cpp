@@ -182,6 +182,9 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
   const int32_t first[] = {0, 100};
   forward({"packing.first_keys is given", "not packed"},
           [&](auto& a) { a.packing.first_keys = first; });
+  forward({"q and out share memory"}, [](auto& a) { a.out = a.q; });
+  forward({"lse and the workspace share memory"},
+          [&](auto& a) { a.lse = static_cast<float*>(workspace); });
   forward({"packing.apart is given"}, [](auto& a) { a.packing.apart = 1; });
   forward({"packing.apart = 2 is not supported"}, [](auto& a) { a.packing.apart = 2; });
   const std::string size = std::to_string(sizeof(sagebwd_forward_args));
@@ -211,6 +214,8 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
   };
   backward({"dout: ", "null"}, [](auto& a) { a.dout.data = nullptr; });
   backward({"dk: ", "token stride is 70"}, [](auto& a) { a.dk.stride_s = 70; });
+  backward({"dk and dv share memory", "writes dk"}, [](auto& a) { a.dv = a.dk; });
+  backward({"dout and dq share memory"}, [](auto& a) { a.dq = a.dout; });
   backward({"packing.lengths_q is given"}, [&](auto& a) { a.packing.lengths_q = first; });
   backward({"packing.apart = -1 is not supported"}, [](auto& a) { a.packing.apart = -1; });
   backward({"args->struct_size = 8 "}, [](auto& a) { a.struct_size = 8; });

@@ -363,6 +363,14 @@ def test_operators_can_be_saved_by_selective_checkpointing():
 def test_warmup_refuses_what_no_kernel_takes():
     with pytest.raises(sagebwd.SpecError, match=r"torch.float32"):
         sagebwd.warmup(dtype=torch.float32)
+    for name, hint in {"sliding_window": r"pass window_left=sliding_window - 1",
+                       "lse": r"did you mean 'return_lse'\?"}.items():  # fmt: skip
+        with pytest.raises(TypeError, match=hint):
+            sagebwd.attention(None, None, None, **{name: True})
+    packed = torch.zeros(24, 4, 64, dtype=torch.bfloat16)
+    with pytest.raises(sagebwd.SpecError, match=r"q has rank 3 .*Packed sequences, \(tokens, heads, "
+                       r"head_dim\), need cu_seqlens_q= and cu_seqlens_k="):  # fmt: skip
+        sagebwd.attention(packed, packed, packed)
     with pytest.raises(TypeError, match="did you mean"):
         sagebwd.warmup(headdim=64)
 

@@ -324,9 +324,12 @@ def test_every_option_is_a_keyword_of_the_function():
     assert inspect.signature(sagebwd.bench).parameters.keys() - given.keys() == {"progress"}
 
 
-def test_a_switch_says_what_it_does():
+def test_help_speaks_of_options_and_not_of_keywords():
     shown = " ".join(command.parser().format_help().split())
-    assert "--no-smooth-k do not subtract" in shown and "--no-rotate do not apply" in shown
+    assert "--no-smooth-k without subtracting the mean of the keys" in shown
+    assert "--window-left N sliding window: keys before its own that a query sees; -1" in shown
+    for word in ("None", "True", "False", "precision=", "deterministic=", "'top-left'"):
+        assert word not in shown
 
 
 def test_the_program_lists_the_same_options():
@@ -342,5 +345,7 @@ def test_the_program_lists_the_same_options():
     assert theirs == ours
     assert set(attentions.BACKENDS) <= set(options.replace(",", " ").split())
     flat = " ".join(options.split())
+    for name, text in command._HELP.items():  # the help of fields in generator/spec.h
+        assert f"-{name.replace('_', '-')} " in flat and text in flat
     for name, usual in (("heads", 16), ("seq-len", 8192), ("batch", 1)):
         assert f"(default {usual})" in flat.partition(f"--{name} N ")[2].partition("--")[0]

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import shlex
 import sys
 from pathlib import Path
 
@@ -54,8 +55,13 @@ def test_record_is_complete_after_every_figure_and_in_its_place_at_the_end(tmp_p
 def test_command_names_no_folder(monkeypatch):
     from sagebwd.experiments.environment import command
 
-    monkeypatch.setattr(sys, "argv", ["/a/b/speed.py", "--out=/c/d/e.json", "x/y", "row:a=1,b"])
-    assert command().split()[1:] == ["speed.py", "--out=e.json", "y", "row:a=1,b"]
+    given = ["--out=/c/d/e.json", "x/y", "row:a=1,b", "/a/my file"]
+    monkeypatch.setattr(sys, "argv", ["/a/b/speed.py", *given])
+    said = ["--out=e.json", "y", "row:a=1,b", "my file"]
+    for typed, program in ((["-X", "dev", "/a/b/speed.py"], ["speed.py"]),
+                           (["-m", "sagebwd.x.speed"], ["-m", "sagebwd.x.speed"])):  # fmt: skip
+        monkeypatch.setattr(sys, "orig_argv", ["python", *typed, *given])
+        assert shlex.split(command())[1:] == [*program, *said]
 
 
 def test_a_named_commit_is_the_records(monkeypatch):

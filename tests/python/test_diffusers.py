@@ -145,7 +145,7 @@ def test_options_and_refusals():
     finally:
         door.use()
     for given, match in (
-        ({"attn_mask": torch.ones(8, 8)}, "attn_mask=a tensor"),
+        ({"attn_mask": torch.ones(8, 8)}, "attn_mask: the backend 'sagebwd' has no masks except"),
         ({"dropout_p": 0.1}, "dropout_p=0.1"),
         ({"_parallel_config": object()}, "_parallel_config.*'native'"),
     ):

@@ -22,8 +22,7 @@ from sagebwd import direct  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors"),
-    pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:Named tensors",
-                               "ignore:.*torch.jit"),
+    pytest.mark.filterwarnings("ignore:Named tensors", "ignore:.*torch.jit"),
 ]  # fmt: skip
 
 NAMES = ("q", "k", "v", "dout")
@@ -95,6 +94,7 @@ def test_zeros_without_memory(known, name):
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
+@pytest.mark.skipif(not hasattr(torch.Tensor, "rename"), reason="this PyTorch has no names")
 def test_names_are_refused_as_operators_refuse_them(known, name):
     inputs, dout = with_one(known, name, lambda t: t.rename("a", "b", "c", "d"))
     with pytest.raises(RuntimeError, match="[Nn]amed tensors"):
@@ -123,6 +123,14 @@ def test_functional_wrappers(known, name):
     assert torch.equal(torch._from_functional_tensor(out), expected[0])
 
 
+#: Before PyTorch 2.5 operators have no rules for vmap, which warns and calls them by turns.
+HAS_RULES = hasattr(torch.library, "register_vmap")
+OF_VMAP = pytest.mark.filterwarnings(
+    f"{'error' if HAS_RULES else 'ignore'}:There is a performance drop"
+)
+
+
+@OF_VMAP
 def test_vmap_and_grad_of_torch_func(known):
     inputs, dout, expected = known
     inputs = [t.detach() for t in inputs]
@@ -173,6 +181,61 @@ def test_the_emulation_refuses_torch_func(known):
             transformed(*arguments)
 
 
+@OF_VMAP
+@pytest.mark.skipif(not HAS_RULES, reason="needs PyTorch 2.5")
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("places", [(0, 0, 0), (1, 2, 4), (0, None, None)], ids=str)
+def test_vmap_of_the_operators(kernels_on_the_cpu, layout, places):  # noqa: F811
+    """One call if all tensors have the mapped dimension, and else one for each element; every
+    result is that of the element's own call."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (2, 4, 24, 64) if layout == "bhsd" else (2, 24, 4, 64)
+    each = [[torch.randn(shape, generator=generator).bfloat16() for _ in range(3)] for _ in "abc"]
+    given = [each[0][i] if place is None else torch.stack([one[i] for one in each], place)
+             for i, place in enumerate(places)]  # fmt: skip
+    used = torch.tensor([[24, 9], [24, 24], [1, 7]]).int()
+    mean = torch.randn(3, 2, 4, 64, generator=generator)
+
+    def attend(q, k, v, used, mean):
+        more = dict(causal="top-left", seqused_q=used, seqused_k=used, k_mean=mean)
+        return sagebwd.attention(q, k, v, layout=layout, return_lse=True, **more)
+
+    def launches():
+        return sum(kernels.launches for kernels in kernels_on_the_cpu.values())
+
+    before = launches()
+    found = torch.func.vmap(attend, (*places, 0, 0))(*given, used, mean)
+    assert launches() - before == (3 if None in places else 1)
+    for i in range(3):
+        own = [one if place is None else one.select(place, i).contiguous()
+               for one, place in zip(given, places)]  # fmt: skip
+        for x, y in zip(found, attend(*own, used[i], mean[i])):
+            assert torch.equal(x[i], y)
+
+
+@OF_VMAP
+@pytest.mark.skipif(not HAS_RULES, reason="needs PyTorch 2.5")
+def test_vmap_of_packed_sequences_of_vmap_and_of_nothing(known):
+    inputs = [t.detach() for t in known[0]]
+    firsts = torch.tensor([0, 10, 24]).int()
+
+    def packed(q, k, v):
+        return sagebwd.attention(q, k, v, cu_seqlens_q=firsts, cu_seqlens_k=firsts)
+
+    q, k, v = (t.transpose(1, 2) for t in inputs)
+    found = torch.func.vmap(packed)(q, k, v)
+    for i in range(2):
+        assert torch.equal(found[i], packed(q[i], k[i], v[i]))
+    many = [torch.stack([torch.stack([t, 2 * t]), torch.stack([3 * t, 4 * t])]) for t in inputs]
+    found = torch.func.vmap(torch.func.vmap(sagebwd.attention))(*many)
+    for i in range(2):
+        for j in range(2):
+            assert torch.equal(found[i, j], sagebwd.attention(*(t[i, j] for t in many)))
+    with pytest.raises(sagebwd.SpecError, match=r"q has rank 3 \(shape \(4, 24, 64\)\)"):
+        torch.func.vmap(sagebwd.attention)(*inputs)
+
+
+@OF_VMAP
 def test_the_older_vmap(known):
     """is_grads_batched, and jacobian(vectorize=True), which use it."""
     inputs, dout, expected = known

@@ -13,7 +13,11 @@ import sagebwd
 
 
 def run(*arguments, **variables):
-    command = [sys.executable, "-m", "sagebwd.doctor", *arguments]
+    return run_as(["sagebwd.doctor"], *arguments, **variables)
+
+
+def run_as(module, *arguments, **variables):
+    command = [sys.executable, "-m", *module, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
 
 
@@ -72,9 +76,14 @@ def test_the_package_itself_is_no_command_and_says_which_there_are():
     named = re.findall(r"python -m (\S+)", said("--help").stdout)
     experiments = Path(sagebwd.__file__).parent / "experiments"
     commands = {file.stem for file in experiments.glob("*.py") if "__main__" in file.read_text()}
-    assert named == ["sagebwd", "sagebwd.doctor", "sagebwd.experiments.COMMAND"]
+    assert named == ["sagebwd", "sagebwd", "sagebwd.experiments.COMMAND"]
     assert all(command in said("build").stderr for command in commands)
 
 
-def test_wrong_use():
-    assert run("--jsn").returncode == 2
+@pytest.mark.parametrize("module", [["sagebwd.doctor"], ["sagebwd", "doctor"]], ids=str)
+def test_both_ways_to_start_it(module, tmp_path):
+    assert json.loads(run_as(module, "--json").stdout) == sagebwd.doctor()
+    (tmp_path / "file").write_text("")
+    assert run_as(module, SAGEBWD_CACHE_DIR=str(tmp_path / "file")).returncode == 1
+    wrong = run_as(module, "--jsn")
+    assert wrong.returncode == 2 and f"usage: python -m {' '.join(module)} [" in wrong.stderr

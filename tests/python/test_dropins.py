@@ -1,6 +1,7 @@
 """Functions by the names that users of other attentions know, against PyTorch's in FP64."""
 
 import inspect
+import re
 
 import pytest
 
@@ -168,6 +169,9 @@ def test_what_is_not_honoured_is_refused_by_its_name():
     for name, value in {"dropout_p": 0.1, "softcap": 30.0, "alibi_slopes": torch.ones(4)}.items():
         refused(f"{name}=.*not supported", dropins.flash_attn_func, q, k, v, **{name: value})
     refused(r"window_size=5: pass \(left, right\)", dropins.flash_attn_func, q, k, v, window_size=5)
+    for pair in ((-2, 0), (0.5, 0), (0, "3"), (1 << 62, 0)):
+        refused(rf"^window_size={re.escape(repr(pair))}: pass \(left, right\), each a whole number",
+                dropins.flash_attn_func, q, k, v, window_size=pair)  # fmt: skip
     refused("causal='yes'", dropins.flash_attn_func, q, k, v, causal="yes")
     refused("attn_mask=a tensor.*flex", dropins.scaled_dot_product_attention, q, k, v, mask)
     refused("dropout_p=0.5", dropins.scaled_dot_product_attention, q, k, v, None, 0.5)
@@ -184,7 +188,41 @@ def test_what_is_not_honoured_is_refused_by_its_name():
             dropins.flash_attn_varlen_kvpacked_func, q[0], k[0], None, None)  # fmt: skip
     refused("unexpected keyword argument 'qk_quant_gran'", dropins.sageattn, q, k, v,
             qk_quant_gran="per_warp", error=TypeError)  # fmt: skip
-    refused("q is a list", dropins.scaled_dot_product_attention, [q], [k], [v], error=TypeError)
+    refused("query is a list", dropins.scaled_dot_product_attention, [q], [k], [v],
+            error=TypeError)  # fmt: skip
+
+
+def test_errors_speak_of_the_functions_own_arguments():
+    q, k = randn(1, 16, 4, 64).detach(), randn(1, 8, 4, 64).detach()
+    two = [torch.tensor([0, 16]).int(), torch.tensor([0, 8]).int()]
+
+    def says(said, function, *given, error=sagebwd.SpecError, **more):
+        with pytest.raises(error) as raised:
+            getattr(dropins, function)(*given, **more)
+        for part in said:
+            assert part in str(raised.value)
+        for word in ("layout='bshd'", " softmax_scale", "(is layout=", "pass causal", "use causal"):
+            assert word not in str(raised.value)
+
+    corner = ["is_causal=True is ambiguous", "call sagebwd.attention with causal='top-left'"]
+    says(corner, "sageattn", q, k, k, tensor_layout="NHD", is_causal=True)
+    says([*corner, "pass one as both, or call"], "sageattn", q[0], k[0], k[0], is_causal=True,
+         cu_seqlens_q=two[0], cu_seqlens_k=two[1])  # fmt: skip
+    says(["sm_scale='x': pass a number"], "sageattn", q, q, q, sm_scale="x")
+    says(["(is tensor_layout= right?)"], "sageattn", q, q[:, :3], q[:, :3])
+    says(["or tensor_layout='NHD' for (batch, token"], "sageattn", q[0], q[0], q[0])
+    says(["use is_causal=, window_left="], "sageattn", q, q, q, attn_mask=None, error=TypeError)
+    says(["scale='x': pass a number"], "scaled_dot_product_attention", q, q, q, scale="x")
+    says(["query has 3 heads", "key and value have 4"], "scaled_dot_product_attention",
+         q[:, :3], q[:, :4], q[:, :4], enable_gqa=True)  # fmt: skip
+    says(["use is_causal=, window_left="], "scaled_dot_product_attention", q, q, q, attn_mask=q)
+    says(["query is torch.float32"], "scaled_dot_product_attention", q.float(), q, q)
+    says(["(batch, tokens, heads, head_dim). Packed sequences, (tokens, heads, head_dim), are for "
+          "flash_attn_varlen_func"], "flash_attn_func", q[0], q[0], q[0])  # fmt: skip
+    says(["(tensors are (batch, tokens, heads, head_dim))"], "flash_attn_func", q, q[:, :, :3],
+         q[:, :, :3])  # fmt: skip
+    says(["cu_seqlens is (2,) torch.int64"], "flash_attn_varlen_qkvpacked_func",
+         torch.stack([q[0]] * 3, 1), two[0].long())  # fmt: skip
 
 
 @pytest.mark.parametrize(

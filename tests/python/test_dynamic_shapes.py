@@ -48,8 +48,12 @@ def test_one_graph_serves_any_number_of_packed_sequences(call, used):
             where |= {f"seqused_{of}": torch.tensor(each, dtype=torch.int32) // 2
                       for of, each in zip("qk", lengths)}  # fmt: skip
         check(call, compiled, inputs, dout, where, tuple(map(max, lengths)))
+        if lengths is LENGTHS[0]:
+            first = counter.frame_count
+    # Some PyTorch starts once more where a float, as flash-attention's dropout_p, is compared.
+    assert first == 1 or (call is flash and first == 2)
     # PyTorch compiles a size of 1 separately, which seqused has where there is one sequence.
-    assert counter.frame_count == 1 + used
+    assert counter.frame_count == first + used
 
 
 def make(m, n, batch=2, layout="bhsd"):

@@ -1,5 +1,7 @@
 """The PyTorch emulation against the C++ reference and against FP64."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -389,3 +391,28 @@ def test_smoothed_queries_lose_their_mean_and_nothing_else(granularity, plan):
     plain, smoothed = errors(False), errors(True)
     assert all(x < y for x, y in zip(smoothed, plain))
     assert smoothed[2] < 0.85 * plain[2]  # dK sums over the queries' mean
+
+
+def test_compiled_models_leave_it_out_of_their_graphs():
+    from torch._dynamo.testing import CompileCounter
+
+    x = torch.randn(1, 24, 2, 64).bfloat16()
+    layer = torch.nn.Linear(64, 64).bfloat16()
+
+    def model(x):
+        q = layer(x)
+        out = sagebwd.emulation.emulated_attention(q, q, q, precision=("s",), layout="bshd")
+        return out.float().relu().sum()
+
+    results = []
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    for function in (model, torch.compile(model, backend=counter)):
+        loss = function(x)
+        (gradient,) = torch.autograd.grad(loss, [layer.weight])
+        results.append((loss, gradient))
+    assert all(torch.equal(*pair) for pair in zip(*results))
+    assert counter.frame_count == 2  # before it, and behind it
+    if "reason" in inspect.signature(torch.compiler.disable).parameters:
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph=True"):
+            torch.compile(model, fullgraph=True, backend="eager")(x)

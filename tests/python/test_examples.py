@@ -42,8 +42,8 @@ def lora(monkeypatch, capsys):
 def test_texts_that_lora_cannot_learn_from(lora, tmp_path):
     text = tmp_path / "a.txt"
     text.write_bytes(b"abcdefgh" * 1280)
-    assert "No such file or directory: '/nope'" in lora("--base", "/nope", "--text", "/nope")
-    assert "No such file or directory: '/nope'" in lora(
+    assert "/nope: No such file or directory" in lora("--base", "/nope", "--text", "/nope")
+    assert "/nope: No such file or directory" in lora(
         "--base", "/nope", "--text", text, "--length", 64
     )
     assert "10240 tokens; pass a text of at least 81920" in lora("--base", text, "--text", text)

@@ -207,7 +207,10 @@ def test_without_a_gpu(command, module, words, parts):
      (["--out", "/proc/x"], "nothing can be written into /proc"),
      (["--text", "/dev/null"], "no text in /dev/null"),
      (["--text", ""], "Is a directory"),
-     (["--tokens", "1024"], "holds no sequence of 1024"),
+     (["--tokens", "1024"], "a sequence of 1024 tokens takes 1025 bytes, and the part of the text "
+      "that is held out has 400: give more text"),
+     (["--dim", "64", "--head-dim", "33"], "head_dim 33: it must be even"),
+     (["--text", "absent"], "absent: No such file or directory"),
      (["--text", "absent"], "absent"), (["--held-out-fraction", "1.5"], "must be less than 1"),
      (["--attention", "emulated:granularity=tensor"], "tensor")],
 )  # fmt: skip
@@ -220,11 +223,40 @@ def test_wrong_use_of_train(command, words, part):
     "words, part",
     [(["--head-dim", "16"], "head dimension 16"), (["--sequences", "0"], "sequences 0"),
      (["--save", "absent/tensors.pt"], "--save absent"),
-     (["--checkpoint", "a.txt"], "is no checkpoint"), (["--layer", "8"], "no layer 8")],
+     (["--layer", "8"], "no layer 8")],
 )  # fmt: skip
 def test_wrong_use_of_capture(command, words, part):
     code, line = command("capture", "--tokens", "32", *words)
     assert code == 2 and part in line
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [([], "a.txt is no checkpoint"), (["--dim", "64"], "--dim: the checkpoint decides that"),
+     (["--tokens", "1024"], "--tokens: the"), (["--no-qk-norm"], "--qk-norm: the"),
+     (["--lr", "1", "--steps", "5"], "--lr, --steps: the checkpoint decides that")],
+)  # fmt: skip
+def test_options_that_a_checkpoint_decides(command, words, part):
+    """Whether or not they are the defaults."""
+    code, line = command("capture", "--checkpoint", "a.txt", *words)
+    assert code == 2 and part in line
+
+
+@pytest.mark.usefixtures("tiny_tensors")  # which puts PyTorch back to what it was
+def test_a_checkpoint_decides_how_long_sequences_are(command, tmp_path_factory):
+    """Of its 32 tokens the text has enough, and not of the 1024 that are the default."""
+    pytest.importorskip("torch", reason="needs PyTorch")
+    from sagebwd.experiments import capture, train
+
+    folder = tmp_path_factory.mktemp("trained")
+    size = "--tokens 32 --batch 1 --dim 64 --layers 1 --hidden 64 --steps 1 --device cpu"
+    given = ["--text", "a.txt", "--out", str(folder)]
+    save = ["--save", str(folder / "a.pt"), "--attention", "emulated:precision=dv16"]
+    assert train.main([*given, *size.split(), *save]) == 0
+    assert capture.main([*given, "--checkpoint", str(folder / "a.pt"), "--device", "cpu"]) == 0
+    record = json.loads((folder / "capture.json").read_text())
+    assert record["config"]["tokens"] == record["shape"]["tokens"] == 32
+    assert record["attention"] == "emulated:precision=dv16"
 
 
 def test_a_checkpoint_of_another_kind(command, tmp_path_factory):
@@ -240,7 +272,7 @@ def test_a_checkpoint_of_another_kind(command, tmp_path_factory):
                   {"config": config, "attention": "sdpa", "model": {}},
                   {"config": config, "attention": "sdpa", "model": [5]}):  # fmt: skip
         torch.save(saved, path)
-        code, line = command("capture", "--tokens", "32", "--checkpoint", str(path))
+        code, line = command("capture", "--checkpoint", str(path))
         assert code == 2 and "is no checkpoint of these commands" in line, saved
 
 

@@ -53,18 +53,27 @@ def attention(line):
 @pytest.mark.parametrize(
     "line",
     ["sdpa", "sagebwd", "sagebwd:granularity=block,no-smooth-k,precision=qk16",
-     "emulated:group-q=32,group-kv=128,smooth-q,no-rotate,plan=s+pv+dv+dp+dq+dk",
-     "emulated:plan=none", "sagebwd:smooth-q"],
+     "emulated:group-q=32,group-kv=128,smooth-q,no-rotate,precision=s+pv+dv+dp+dq+dk",
+     "emulated:precision=none", "emulated:precision=dv16", "sagebwd:smooth-q"],
 )  # fmt: skip
 def test_attention_choice_prints_what_it_parses(line):
     assert attention(line).label() == line
+
+
+@pytest.mark.parametrize("value, meant", [("dv16", "dv16"), ("none", "none"), ("dp+s", "s+dp"),
+                                          ("dv+s+pv+dk+dq", "")])  # fmt: skip
+def test_precision_of_the_emulation_by_its_older_name(value, meant):
+    choice = attention(f"emulated:rotate,plan={value}")
+    assert choice == attention(f"emulated:precision={value}")
+    assert choice.label() == (f"emulated:precision={meant}" if meant else "emulated")
 
 
 @pytest.mark.parametrize(
     "line, named",
     [("flash", "known: sdpa"), ("sdpa:no-smooth-k", "no option 'smooth_k'"),
      ("sagebwd:plan=s", "no option 'plan'"),
-     ("emulated:plan=s+xy", "unknown products xy"), ("sagebwd:speed=11", "unknown attention opt")],
+     ("emulated:plan=s+xy", "unknown products xy"), ("emulated:precision=dv17", "dv17"),
+     ("sagebwd:speed=11", "unknown attention opt")],
 )  # fmt: skip
 def test_attention_choice_refuses(line, named):
     with pytest.raises(ValueError, match=named):
@@ -104,7 +113,7 @@ def test_held_out_text_is_never_trained_on(text):
 
 
 def test_too_little_text_is_refused(text):
-    with pytest.raises(ValueError, match="holds no sequence"):
+    with pytest.raises(ValueError, match="that is held out has"):
         text.validation(4, len(text.held_out))
 
 
@@ -247,7 +256,7 @@ def test_train_command_refuses_bad_options(text_file, tmp_path, capsys):
 
 def test_planned_runs_parse_and_check():
     run = PlannedRun.parse("emulated:plan=none,steps=5,seed=2")
-    assert (run.choice.label(), run.steps, run.seed) == ("emulated:plan=none", 5, 2)
+    assert (run.choice.label(), run.steps, run.seed) == ("emulated:precision=none", 5, 2)
     assert PlannedRun.parse(run.label()) == run
     config = run.config(TINY_CONFIG)
     assert (config.run_steps, config.steps, config.seed) == (5, 12, 2)

@@ -54,6 +54,20 @@ def test_each_product_costs_what_depends_on_it(inputs):
             assert table[name]["rel_l2"] < plain[name]["rel_l2"] + 1e-4, (product, name)
 
 
+def test_precision_in_words_of_the_command_line(inputs):
+    for word, products in (("none", ()), ("s,pv", ("s", "pv")), ("dp", ("dp",)),
+                           ("s,pv,dv,dq,dk", "six-of-seven")):  # fmt: skip
+        assert sagebwd.trace(*inputs, precision=word) == sagebwd.trace(*inputs, precision=products)
+
+
+@pytest.mark.parametrize("name", ["seq_len", "seq_q", "heads", "head_dim", "seed"])
+def test_sizes_are_said_elsewhere(name):
+    there = "seq_q" if name == "seq_len" else name
+    with pytest.raises(TypeError, match=rf"trace\(\) takes no {name}: the tensors say it; for "
+                       rf"inputs= pass inputs=dict\(name=..., {there}=...\)"):  # fmt: skip
+        sagebwd.trace(inputs="gaussian", **{name: 64})
+
+
 def test_16_bits_cost_nothing_in_their_products(inputs):
     most, dv16, gradients16 = (
         sagebwd.trace(*inputs, precision=p) for p in ("six-of-seven", "dv16", "gradients16")
@@ -132,8 +146,7 @@ def test_mixed_types_are_not_guessed(inputs):
     [
         (dict(precision="int4"), "int4"),
         (dict(precision=("s", "o")), "unknown products o"),
-        (dict(precision="s,pv"), r"precision='s,pv': pass products as a tuple, \('s', 'pv'\)"),
-        (dict(precision="s"), r"pass products as a tuple, \('s',\)"),
+        (dict(precision="s,o"), "unknown products o"),
         (dict(precision={"s": False}), r"precision=\{'s': False\}: pass one of .* or a tuple"),
         (dict(dtype="fp8"), "fp8"),
         (dict(granularity="tensor"), "tensor"),

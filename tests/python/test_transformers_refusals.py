@@ -149,3 +149,38 @@ def test_masks_of_other_sizes_or_kinds():
     for other in (bias, torch.ones(1, 2, 16, 16).bool(), torch.ones(1, 16)):
         with pytest.raises(SpecError, match="attention_mask has shape .*sdpa"):
             attend(mask=other)
+
+
+def test_errors_speak_of_what_models_are_given():
+    firsts = torch.tensor([0, 6, 16])
+    for given, said in [
+        ({"scaling": "x"}, "^scaling='x': pass a number"),
+        ({"sliding_window": 0}, "^sliding_window=0: pass a whole number of at least 1"),
+        ({"s_aux": torch.zeros(5)}, "^s_aux "),
+    ]:
+        with pytest.raises(SpecError, match=said):
+            attend(**given)
+    q = torch.zeros(1, 2, 16, 64, dtype=torch.float64)
+    with pytest.raises(SpecError, match=r"^query is torch.float64"):
+        door.attend(torch.nn.Linear(1, 1), q, q, q, None)
+    door.use(smooth_q=True)
+    try:
+        with pytest.raises(SpecError, match="smooth_q is not supported for packed"):
+            attend(cu_seq_lens_q=firsts, cu_seq_lens_k=firsts)
+    finally:
+        door.use()
+
+
+def test_use_takes_options_by_name():
+    for given, meant in (("dv16", "dv16"), ({"precision": "dv16"}, "gradients16")):
+        with pytest.raises(TypeError, match=rf"pass them as in use\(precision='{meant}'\)"):
+            door.use(given)
+
+
+@pytest.mark.parametrize("padding", [None, [16, 9], [16, 16]])
+def test_meta_tensors(padding):
+    """They have shapes and no values: a mask of padding is taken for one."""
+    model = model_of(llama, "sagebwd", "cpu").to("meta")
+    mask = None if padding is None else padding_of(padding, 16, "meta")
+    found = model(tokens(2, 16, device="cpu").to("meta"), attention_mask=mask).logits
+    assert found.is_meta and found.shape == (2, 16, 100)

@@ -21,6 +21,7 @@ using test::ScopedVariable;
 namespace {
 
 constexpr uint64_t kSomewhere = 1 << 20; // the fake driver's kernels look at nothing
+constexpr uint64_t kApart = 1 << 18;     // between what is read and what is written
 
 AttentionSpec spec() {
   AttentionSpec s;
@@ -31,10 +32,11 @@ AttentionSpec spec() {
 ForwardArgs arguments(uint64_t address = kSomewhere) {
   ForwardArgs args;
   args.problem = {1, 2, 1, 300, 200};
-  args.q = args.k = args.v = args.out = {reinterpret_cast<void*>(address), 1 << 16, 1 << 15, 64};
-  args.lse = reinterpret_cast<float*>(address);
+  args.q = args.k = args.v = {reinterpret_cast<void*>(address), 1 << 16, 1 << 15, 64};
+  args.out = {reinterpret_cast<void*>(address + kApart), 1 << 16, 1 << 15, 64};
+  args.lse = reinterpret_cast<float*>(address + 2 * kApart);
   args.softmax_scale = 0.125f;
-  args.workspace = reinterpret_cast<void*>(address);
+  args.workspace = reinterpret_cast<void*>(address + 3 * kApart);
   args.workspace_bytes = 1 << 24;
   return args;
 }
@@ -88,6 +90,30 @@ void refuse() {
     args.k_mean = reinterpret_cast<const float*>(at);
     Attention(unsmoothed).forward(args);
   });
+  say("shared by q", [&] {
+    ForwardArgs args = arguments();
+    args.out = args.q;
+    Attention(spec()).forward(args);
+  });
+  say("shared by lse", [&] {
+    ForwardArgs args = arguments();
+    args.lse = static_cast<float*>(args.workspace) + 600;
+    Attention(spec()).forward(args);
+  });
+  say("shared by dk", [&] {
+    BackwardArgs args;
+    const ForwardArgs of = arguments();
+    args.problem = of.problem;
+    args.q = args.k = args.v = of.q, args.out = args.dout = of.out, args.lse = of.lse;
+    args.dq = args.dk = args.dv = of.q;
+    uint64_t at = 8 * kSomewhere;
+    for (Tensor* gradient : {&args.dq, &args.dk, &args.dv})
+      gradient->data = reinterpret_cast<void*>(at += kApart);
+    args.dv.data = static_cast<char*>(args.dk.data) + 64 * 199 * 2; // dk's last token
+    args.softmax_scale = 1;
+    args.workspace = of.workspace, args.workspace_bytes = of.workspace_bytes;
+    Attention(spec()).backward(args);
+  });
 }
 
 /// A prepared pass at two places, each beside a call that says all of it.
@@ -97,7 +123,10 @@ void launch() {
   attention.warmup(false, arguments().problem);
   for (uint64_t at : {kSomewhere, 5 * kSomewhere}) {
     say("whole", [&] { attention.forward(arguments(at)); });
-    say("prepared", [&] { pass.run(std::vector<uint64_t>{at, at, at, at, at, 0}, at, nullptr); });
+    say("prepared", [&] {
+      pass.run(std::vector<uint64_t>{at, at, at, at + kApart, at + 2 * kApart, 0}, at + 3 * kApart,
+               nullptr);
+    });
   }
 }
 
@@ -123,16 +152,26 @@ TEST_F(AttentionArguments, AreRefused) {
        {"scale: done",
         "scale: SpecError: softmax_scale = 9e-21 is not supported: it must be "
         "finite, and 0 or at least 1e-20 in magnitude",
-        "value: SpecError: value_dim = 32 with head_dim = 64", "pad v with zero channels",
-        "value_dim = 36 ", "value_dim = 136 ", "pad q and k with zero channels",
-        "softmax_scale = 9.80909e-45", "softmax_scale = -9e-21 ", "softmax_scale = inf",
-        "softmax_scale = ", "stride: SpecError: k: the token stride is 68", "bytes: done",
+        "value: SpecError: value_dim = 32 with head_dim = 64",
+        "pad v with zero channels",
+        "value_dim = 36 ",
+        "value_dim = 136 ",
+        "pad q and k with zero channels",
+        "softmax_scale = 9.80909e-45",
+        "softmax_scale = -9e-21 ",
+        "softmax_scale = inf",
+        "softmax_scale = ",
+        "stride: SpecError: k: the token stride is 68",
+        "bytes: done",
         "fewer: SpecError: this pass takes 6 tensors, given are 5",
-        "null: SpecError: v: the address is null; hand in device memory",
+        "null: SpecError: v: the address is null; pass device memory",
         "shifted: SpecError: out: the address is not a multiple of 16",
-        "rows: SpecError: lse: the address is null; hand in (batch, heads, query) floats",
+        "rows: SpecError: lse: the address is null; pass (batch, heads, query) floats",
         "workspace: SpecError: the workspace must be device memory aligned to 256",
-        "mean: SpecError: k_mean is given and smooth_k is off"})
+        "mean: SpecError: k_mean is given and smooth_k is off",
+        "shared by q: SpecError: q and out share memory, and the pass writes out",
+        "shared by lse: SpecError: lse and the workspace share memory",
+        "shared by dk: SpecError: dk and dv share memory, and the pass writes dk"})
     EXPECT_NE(output.find(part), std::string::npos) << part << " is not in:\n" << output;
   size_t accepted = 0;
   for (size_t at = 0; (at = output.find("scale: done", at)) != std::string::npos; ++at)

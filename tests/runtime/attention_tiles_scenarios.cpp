@@ -66,22 +66,18 @@ void use_records() {
 }
 
 /// Arguments that the fake driver's kernels do not look at.
-class Arguments {
-public:
-  Arguments(const Attention& attention, const Problem& problem) : memory_(1 << 20) {
-    char* const aligned =
-        memory_.data() + (256 - reinterpret_cast<uintptr_t>(memory_.data()) % 256);
+struct Arguments {
+  Arguments(const Attention& attention, const Problem& problem) {
+    const auto place = [](uint64_t number) { return reinterpret_cast<void*>(number << 40); };
     forward.problem = problem;
-    forward.q = forward.k = forward.v = forward.out = {aligned, 64, 64, 64};
-    forward.lse = reinterpret_cast<float*>(aligned);
+    forward.q = forward.k = forward.v = {place(1), 64, 64, 64};
+    forward.out = {place(2), 64, 64, 64};
+    forward.lse = static_cast<float*>(place(3));
     forward.softmax_scale = 1;
-    forward.workspace = aligned;
+    forward.workspace = place(4);
     forward.workspace_bytes = attention.forward_workspace_bytes(problem);
   }
   ForwardArgs forward;
-
-private:
-  std::vector<char> memory_;
 };
 
 /// Calls of many sizes while records come and go.

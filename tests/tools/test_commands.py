@@ -3,9 +3,13 @@
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import BINARY, ROOT
 
 TENSORS = {"delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"}
 ONE_OP = ["--arch", "sm_90a", "--head-dim", 128, "--dtype", "bf16", "--causal", "none"]
@@ -237,6 +241,32 @@ SMALL = ["--heads", 2, "--seq-len", 256, "--head-dim", 64]
 def test_trace_is_reproducible_and_seeded(sagebwd):
     assert trace(sagebwd, *SMALL) == trace(sagebwd, *SMALL)
     assert trace(sagebwd, *SMALL) != trace(sagebwd, *SMALL, "--seed", 1)
+
+
+def test_an_interrupt_is_said():
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs ignore it
+    process = subprocess.Popen([BINARY, "trace", "--seq-len", "16384"], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    signal.signal(signal.SIGINT, before)
+    limit = time.monotonic() + 60
+    caught = 0
+    while not caught >> (signal.SIGINT - 1) & 1 and time.monotonic() < limit:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+    process.send_signal(signal.SIGINT)  # it would take minutes
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT  # which shells show as 130
+    assert (out, said) == ("", "\nsagebwd trace: interrupted\n")
+
+
+def test_emit_without_an_architecture_is_for_the_gpu_that_is_there(sagebwd):
+    usual = sagebwd("emit", "--list", "--head-dim", 64)
+    assert usual.code == 0
+    gpus = [gpu.get("arch") for gpu in sagebwd("doctor", "--json").json["gpus"]]
+    arch = (gpus or ["sm_80"])[0]
+    assert usual.out == sagebwd("emit", "--list", "--head-dim", 64, "--arch", arch).out
+    assert "(default: native, or sm_80 where there is no GPU)" in " ".join(
+        sagebwd("emit", "--help").out.split())  # fmt: skip
 
 
 def test_trace_refuses_what_memory_does_not_hold(sagebwd):

@@ -77,6 +77,18 @@ def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sa
     assert not tried or "name a folder of packs in SAGEBWD_CACHE_PACKS" in tried.err
 
 
+def test_doctor_names_packs_that_are_left_out_for_their_names(shared, sagebwd, tmp_path):
+    shutil.copy(shared / "forward.pack", shared / "d128")
+    (shared / "notes.txt").write_text("no pack")
+    here = {"SAGEBWD_CACHE_PACKS": str(shared), **empty(tmp_path)}
+    result = sagebwd("doctor", "--json", **here)
+    said = [item for item in result.json["missing"] if "d128" in item["what"]]
+    assert result.code == 0 and len(said) == 1 and "notes" not in result.out
+    assert said[0]["remedy"] == f"its owner renames it to '{shared}/d128.pack'"
+    here["SAGEBWD_CACHE_PACKS"] += "/forward.pack"  # by its name nothing else is looked at
+    assert "d128" not in sagebwd("doctor", "--json", **here).out
+
+
 @pytest.fixture
 def as_nobody(cache, tmp_path):
     """Runs a copy of the command line as another user, with a folder of one pack."""

@@ -26,6 +26,23 @@ _SIZES = {"batch": "sequences", "heads": "query heads", "heads_kv": "key/value h
           "seq_len": "queries", "seq_kv": "keys; 0: as many as queries"}  # fmt: skip
 
 
+#: What the options of an operation mean, as the other commands say it: Python's docstrings have
+#: Python's words.
+_HELP = {
+    "head_dim": "head dimension: a multiple of 8, 32 to 256",
+    "dtype": "type of q, k, v and their gradients: bf16, fp16",
+    "causal": "which keys a query sees: none, top-left, bottom-right",
+    "granularity": "what shares a quantisation scale: row, block",
+    "group_q": "queries per quantisation group; 0 means the granularity's default",
+    "group_kv": "keys per quantisation group; 0 means the granularity's default",
+    "sink_keys": "first keys computed separately in FP32; -1 means the granularity's default",
+    "smooth_k": "without subtracting the mean of the keys",
+    "smooth_q": "with subtracting the mean of every 256 queries",
+    "rotate": "without the Hadamard rotation of Q and K for S",
+    "dq_sums": "format in which one kernel for all gradients sums dQ: fp32, fp16",
+    "window_left": "sliding window: keys before its own that a query sees; -1 means all",
+    "window_right": "sliding window: keys after its own that a query sees; -1 means all",
+}
 #: What argparse says of wrong words, and how the other commands say it.
 _SAID = (
     (r"argument (--\S+): invalid \S+ value: (.*)", r"\1 is \2; it takes a whole number"),
@@ -94,15 +111,16 @@ def _flag(name: str) -> str:
 
 def _add_option(made: argparse.ArgumentParser, field: dataclasses.Field) -> None:
     """The option of a field of an operation, spelled as in the other commands."""
-    help = field.metadata["help"].replace("%", "%%")
+    help = _HELP[field.name]
     if field.type is bool:
-        help = f"do not {help}" if field.default else help
         flag = f"--no-{_flag(field.name)[2:]}" if field.default else _flag(field.name)
         made.add_argument(flag, dest=field.name, action="store_const", const=not field.default,
                           default=field.default, help=help)  # fmt: skip
     elif field.type is int:
         none = field.metadata["least"] - 1  # how the command line spells None
-        made.add_argument(_flag(field.name), metavar="N", default=field.default, help=help,
+        usual = none if field.default is None else field.default
+        made.add_argument(_flag(field.name), metavar="N", default=field.default,
+                          help=f"{help} (default {usual})",
                           type=lambda text: _number_or_none(text, none, field.default))  # fmt: skip
     else:
         default = field.default or "none"
@@ -184,7 +202,8 @@ def main(arguments: list[str] | None = None) -> int:
             result = bench(**_keywords(given), progress=shown)
         except (ValueError, OSError) as error:
             of_keywords = isinstance(error, options.SpecError)
-            made.error(in_options(str(error)) if of_keywords else str(error))
+            said = command.of_file(error) if isinstance(error, OSError) else str(error)
+            made.error(in_options(said) if of_keywords else said)
         except ImportError as error:
             raise command.Failure(str(error)) from error
         finally:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import ClassVar
 
 from sagebwd import Spec
-from sagebwd.options import PRODUCTS, Mask, Options, plan_of
+from sagebwd.options import PRODUCTS, Mask, Options, plan_of, precision_of
 
 from .command import Failure, torch
 
@@ -32,8 +32,8 @@ class AttentionChoice(Options):
     plan: frozenset = plan_of("six-of-seven")
     #: What parse() takes, by example.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
-                            "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
-                            "plan=s+pv+dv+dq+dk")  # fmt: skip
+                            "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16; "
+                            "of emulated also precision=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
@@ -57,10 +57,10 @@ class AttentionChoice(Options):
         """``NAME[:OPTION,...]``; an option is ``key=value``, or ``no-rotate``, ``smooth-q``.
 
         The emulation takes any INT8 products: ``emulated:precision=s+pv+dv+dp+dq+dk``, or
-        ``precision=none``. They are called ``plan`` in labels and records, which is taken, too.
+        ``precision=none``. Older records call them ``plan``, which is taken, too.
         """
         name, _, options = text.partition(":")
-        if name == "emulated":
+        if name == "emulated":  # whose products are a field of their own
             options = re.sub(r"(^|,)precision=", r"\1plan=", options)
         return cls(name=name, **dict(map(cls._parse_option, filter(None, options.split(",")))))
 
@@ -77,7 +77,7 @@ class AttentionChoice(Options):
         if kind == "int" and value.isdigit():
             return name, int(value)
         if kind == "frozenset":
-            return name, plan_of(() if value == "none" else value.split("+"))
+            return name, plan_of(value)
         if kind == "str":
             return name, value
         raise ValueError(f"unknown attention option {option!r}; known: {cls.known}")
@@ -88,7 +88,8 @@ class AttentionChoice(Options):
         for name, value in self.changed(type(self)).items():
             key = name.replace("_", "-")
             if isinstance(value, frozenset):
-                value = "+".join(p for p in PRODUCTS if p in value) or "none"
+                products = "+".join(p for p in PRODUCTS if p in value) or "none"
+                key, value = "precision", precision_of(value) or products
             switch = {True: key, False: f"no-{key}"}
             options.append(switch[value] if isinstance(value, bool) else f"{key}={value}")
         return ":".join(filter(None, (self.name, ",".join(options))))
@@ -105,7 +106,7 @@ class AttentionChoice(Options):
 def check_runs_on(choice: AttentionChoice, device: torch.device) -> None:
     """Failure where this attention cannot run there: to be known before anything is written."""
     if choice.name == "sagebwd" and device.type != "cuda":
-        raise Failure(f"attention {choice.label()!r} needs a CUDA GPU (python -m sagebwd.doctor "
+        raise Failure(f"attention {choice.label()!r} needs a CUDA GPU (python -m sagebwd doctor "
                       f"says what is missing): on {device.type} there are sdpa and emulated")
 
 

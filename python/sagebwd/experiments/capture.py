@@ -20,8 +20,7 @@ from sagebwd import Spec
 from . import command
 from .attentions import AttentionChoice, check_runs_on
 from .command import torch
-from .config import TrainConfig, add_training_arguments, config_of_record
-from .data import Text
+from .config import TrainConfig, add_training_arguments, check_left_to_checkpoint, config_of_record
 from .environment import brief, replacing, write_json
 from .train import autocast, build_model, origin, prepared, recorded_train
 
@@ -140,14 +139,14 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work(options) -> int:
         with command.wrong_use(parser):
+            model = config = None
             choice = AttentionChoice.parse(options.attention or "sdpa")
-            config, text = prepared(options, [choice])
-            model = None
             if options.checkpoint:
+                check_left_to_checkpoint(parser, arguments)
+                check_runs_on(choice, command.check_device(options.device))
                 given = (options.checkpoint, options.device, options.attention)
                 model, config, choice = load_checkpoint(*given)
-                check_runs_on(choice, torch.device(options.device))
-                text = Text.read(options.text, config.held_out_fraction)
+            config, text = prepared(options, [choice], config)
             layers = options.layer or list(range(config.model.layers))
             if unknown := [layer for layer in layers if not 0 <= layer < config.model.layers]:
                 count = config.model.layers

@@ -58,6 +58,9 @@ def run(
     except _EXPLAINED as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # such as a disk that is full
+        print(f"{name}: {of_file(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         after_progress = "\n" if sys.stderr.isatty() else ""
         print(f"{after_progress}{name}: interrupted", file=sys.stderr)
@@ -70,8 +73,17 @@ def wrong_use(parser: argparse.ArgumentParser):
     impossible."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        parser.error(of_file(error))
+    except ValueError as error:
         parser.error(str(error))
+
+
+def of_file(error: OSError) -> str:
+    """Which file, and what is wrong with it."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}"
 
 
 def check_outputs(options: argparse.Namespace) -> None:
@@ -109,5 +121,5 @@ def check_device(name: str) -> torch.device:
         raise ValueError(f"--device {name}: pass cuda, cuda:N or cpu") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise Failure(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA GPUs "
-                      "(python -m sagebwd.doctor says why); --device cpu runs sdpa and emulated")
+                      "(python -m sagebwd doctor says why); --device cpu runs sdpa and emulated")
     return device

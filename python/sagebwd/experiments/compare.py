@@ -24,7 +24,7 @@ from .plot import plot_if_possible
 from .train import prepared, read_rows, recorded_train, validation_curve
 
 #: SDPA first, as the reference; then ours, two negative controls, and SDPA under another seed.
-DEFAULT_RUNS = ("sdpa", "sagebwd", "sagebwd:no-smooth-k", "emulated:plan=s+pv+dv+dp+dq+dk",
+DEFAULT_RUNS = ("sdpa", "sagebwd", "sagebwd:no-smooth-k", "emulated:precision=s+pv+dv+dp+dq+dk",
                 "sdpa:seed=1")  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,9 +41,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_least(self, 1, "dim", "layers", "head_dim", "hidden")
-        if self.dim % self.head_dim or self.head_dim % 2:
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim}: it must be even")
+        if self.dim % self.head_dim:
             raise ValueError(
-                f"dim {self.dim} must be a multiple of head_dim {self.head_dim}, and that even"
+                f"dim {self.dim}: it must be a multiple of head_dim, which is {self.head_dim}"
             )
 
 
@@ -117,6 +120,19 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
             "metavar": "N" if type(default) is int else "X", "type": type(default)}
         parser.add_argument("--" + name.replace("_", "-"), default=default,
                             help=f"{_HELP[name]} (default: {shown})", **how)
+
+
+def check_left_to_checkpoint(parser: argparse.ArgumentParser, arguments: list[str] | None) -> None:
+    """ValueError if an option is given that the checkpoint decides: those of the model and of its
+    training."""
+    probe = copy.deepcopy(parser)
+    for action in probe._actions:
+        action.default = argparse.SUPPRESS
+    decided = [name for name in vars(probe.parse_args(arguments)) if name in _HELP]
+    if decided:
+        flags = ", ".join("--" + name.replace("_", "-") for name in decided)
+        raise ValueError(f"{flags}: the checkpoint decides that. Leave it out; or leave out "
+                         "--checkpoint, to train a model first")
 
 
 def config_of(arguments: argparse.Namespace) -> TrainConfig:

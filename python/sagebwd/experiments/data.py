@@ -30,29 +30,32 @@ class Text:
         return Text(every[:split], every[split:], files)
 
     def check(self, tokens: int) -> None:
-        """ValueError where a part holds no sequence of that length."""
-        for part in (self.train, self.held_out):
-            _starts(part, tokens)
+        """ValueError if a part is too short for a sequence of that length."""
+        self._starts("to train on", tokens)
+        self._starts("held out", tokens)
+
+    def _starts(self, used: str, tokens: int) -> int:
+        """In how many places of a part sequences can start."""
+        part = self.held_out if used == "held out" else self.train
+        if len(part) <= tokens:
+            raise ValueError(
+                f"a sequence of {tokens} tokens takes {tokens + 1} bytes, and the part of the text "
+                f"that is {used} has {len(part)}: give more text, fewer --tokens, or another "
+                "--held-out-fraction"
+            )
+        return len(part) - tokens
 
     def batch(self, seed: int, step: int, batch: int, tokens: int) -> torch.Tensor:
         """(batch, tokens + 1) bytes: the inputs and, one further, the targets of this step."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        starts = torch.randint(_starts(self.train, tokens), (batch,), generator=generator)
+        starts = torch.randint(self._starts("to train on", tokens), (batch,), generator=generator)
         return _windows(self.train, starts, tokens)
 
     def validation(self, sequences: int, tokens: int) -> torch.Tensor:
         """`sequences` windows, evenly spread over the held-out part."""
-        last = _starts(self.held_out, tokens) - 1
+        last = self._starts("held out", tokens) - 1
         starts = torch.linspace(0, last, sequences, dtype=torch.float64).long()
         return _windows(self.held_out, starts, tokens)
-
-
-def _starts(text: torch.Tensor, tokens: int) -> int:
-    starts = len(text) - tokens
-    if starts < 1:
-        raise ValueError(f"a part of {len(text)} bytes holds no sequence of {tokens} + 1: give "
-                         "more text, a larger held-out fraction or shorter sequences")
-    return starts
 
 
 def _windows(text: torch.Tensor, starts: torch.Tensor, tokens: int) -> torch.Tensor:

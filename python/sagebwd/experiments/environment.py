@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import traceback
@@ -39,9 +40,13 @@ def environment() -> dict:
 
 
 def command() -> str:
-    """The command line, every path cut to its last part."""
-    words = [Path(sys.executable).name, *sys.argv]
-    return " ".join(re.sub(r"[^\s=:,]*/", "", word.rstrip("/")) for word in words)
+    """The command line, to run once more in the folder of the files that it names: every path is
+    cut to its last part."""
+    given = sys.argv[1:]
+    before = sys.orig_argv[1 : len(sys.orig_argv) - len(given)]  # what Python itself is given
+    program = before if "-m" in before else sys.argv[:1]
+    words = [Path(sys.executable).name, *program, *given]
+    return shlex.join(re.sub(r"[^\s=:,]*/", "", word.rstrip("/")) for word in words)
 
 
 def gpu() -> dict:

@@ -231,9 +231,12 @@ def recorded_train(
     return run, record
 
 
-def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Text]:
-    """What the options mean, once it is sure that it can be run here: nothing is written yet."""
-    config = config_of(options)
+def prepared(
+    options, choices: list[AttentionChoice], config: TrainConfig | None = None,
+) -> tuple[TrainConfig, Text]:  # fmt: skip
+    """What the options mean, once it is sure that it can be run here: nothing is written yet. A
+    `config` takes the place of what they say of the model and its training."""
+    config = config or config_of(options)
     text = Text.read(options.text, config.held_out_fraction)
     text.check(config.tokens)
     command.check_outputs(options)

@@ -42,7 +42,8 @@ class Pattern:
     """
 
     def __init__(self, shape, shift, device, rows, used=None, padded=True):
-        self.shape, self._shift, self._device, self._rows = shape, shift, device, rows
+        self.shape, self._shift, self._rows = shape, shift, rows
+        self._device = torch.device(device)
         self._used, self._padded = used, padded
         self._told, self._checked = {}, {}
 
@@ -110,10 +111,10 @@ class Pattern:
         elif most < n:
             used = torch.full(self.shape[:1], most, device=self._device)
         same = self._is_plain(causal, window, used)
-        if used is not None and not torch.compiler.is_compiling():
+        if used is not None and not self._is_unknown():
             same, short = torch.stack([same, (used < n).any()]).tolist()
             used = used if short else None
-        elif not torch.compiler.is_compiling():
+        elif not self._is_unknown():
             same = bool(same)
         if used is None and from_the_end and n - m != shift:
             same = self._no(same)
@@ -128,8 +129,13 @@ class Pattern:
         self._require(same, _UNKNOWN, causal, window)
         return told
 
+    def _is_unknown(self):
+        """Whether nobody can ask now what a mask holds: a graph is compiled, or the tensors are
+        meta tensors, which hold nothing."""
+        return torch.compiler.is_compiling() or self._device.type == "meta"
+
     def _no(self, same):
-        return torch.zeros_like(same) if torch.compiler.is_compiling() else False
+        return torch.zeros_like(same) if self._is_unknown() else False
 
     def _packed_by(self, position_ids, causal, window):
         """Keywords of packed sequences, all rows of the batch one after the other, or None."""
@@ -190,7 +196,7 @@ class Pattern:
                               tuple(self.shape))  # fmt: skip
         if torch.compiler.is_compiling():  # nobody can wait for the GPU inside a graph
             torch._assert_async(same, said)
-        elif not same:
+        elif not self._is_unknown() and not same:
             raise SpecError(said)
 
 
@@ -205,7 +211,8 @@ def visible_of(mask, keys):
     if mask.is_floating_point():
         visible = mask == 0
         said = visible | (mask <= torch.finfo(mask.dtype).min)
-        if not torch.compiler.is_compiling() and not bool(said.all()):
+        unknown = torch.compiler.is_compiling() or mask.is_meta
+        if not unknown and not bool(said.all()):
             return None
         return visible[..., :keys]
     return mask if mask.dtype == torch.bool else None

@@ -1,7 +1,7 @@
 """Options of `sagebwd.attention` that a framework's models are given once, beside the calls."""
 
 from sagebwd.keywords import check_keywords
-from sagebwd.options import Options, defaults, spec_of_text, text_of
+from sagebwd.options import PRECISIONS, Options, defaults, spec_of_text, text_of
 
 _OPTIONS = frozenset(defaults(Options))
 _OF_MODELS = dict.fromkeys(("causal", "window_left", "window_right"), "each model says it")
@@ -20,11 +20,19 @@ class Chosen:
     def __init__(self):
         self.options = {}
 
-    def use(self, **options):
+    def use(self, *given, **options):
         """Options of `sagebwd.attention` for all models from here on; none: its defaults.
+
+        They are keywords, such as use(precision="gradients16").
 
         Raises TypeError for what is no option, or is the model's to say; SpecError for a value that
         no kernel takes.
         """
+        if given:
+            meant = given[0] if given[0] in PRECISIONS else "gradients16"
+            raise TypeError(
+                f"use() takes options by their names, and {given[0]!r} has none: pass them as in "
+                f"use(precision={meant!r})"
+            )
         check("use", options, otherwise=_OF_MODELS)
         self.options = options

@@ -41,6 +41,11 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
             "_parallel_config: sagebwd computes on one GPU; parallelise the model otherwise, or "
             "take diffusers' backend 'native'"
         )
+    if attn_mask is not None:
+        raise SpecError(
+            f"attn_mask: the backend '{NAME}' has no masks except sliding windows (window_size in "
+            "attention_kwargs): leave the mask out, or take diffusers' backend 'native'"
+        )
     return scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, layout="bshd",
         **window_bounds(window_size), **_chosen.options)  # fmt: skip

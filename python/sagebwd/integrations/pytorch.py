@@ -21,6 +21,7 @@ from torch.utils import checkpoint
 from sagebwd import options
 from sagebwd.dropins import scaled_dot_product_attention
 from sagebwd.integrations import _operators, _options
+from sagebwd.keywords import Words
 
 NAME = "sagebwd"
 
@@ -47,6 +48,14 @@ _OTHERWISE = {
     "layout": "PyTorch's function has (batch, heads, tokens, head_dim) tensors",
     "return_lse": "PyTorch's function returns out alone; call sagebwd.attention for lse",
 }
+
+
+#: PyTorch's function takes none of our options: the context is given them.
+_words = Words({}, {
+    "use is_causal=, window_left=, window_right=, or seqused_k= for padding":
+        "use is_causal= in the call, or in sagebwd.sdpa() window_left= and window_right=, and "
+        "seqused_k= for padding",
+})  # fmt: skip
 
 
 class sdpa(TorchFunctionMode):
@@ -98,6 +107,7 @@ class sdpa(TorchFunctionMode):
                 raise options.SpecError(_OF_A_MODULE)
             return scaled_dot_product_attention(*args, **kwargs, **self.options)
         except options.SpecError as error:
+            _words.put_into(error)
             if self.fallback is None:
                 raise
             self.fallbacks[str(error)] += 1

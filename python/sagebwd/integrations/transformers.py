@@ -22,7 +22,7 @@ need("transformers", "sagebwd.integrations.transformers")
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
-from sagebwd import SpecError, attention  # noqa: E402
+from sagebwd import SpecError, attention, options  # noqa: E402
 from sagebwd.integrations._masks import (  # noqa: E402
     Pattern,
     Unwritten,
@@ -31,11 +31,16 @@ from sagebwd.integrations._masks import (  # noqa: E402
     visible_of,
 )
 from sagebwd.integrations._options import Chosen  # noqa: E402
-from sagebwd.keywords import absent  # noqa: E402
+from sagebwd.keywords import Words, absent  # noqa: E402
 
 NAME = "sagebwd"
 _chosen = Chosen()
 use = _chosen.use
+
+#: What models call arguments of `sagebwd.attention`.
+_words = Words({"q": "query", "k": "key", "v": "value", "softmax_scale": "scaling",
+                "sink_logits": "s_aux", "cu_seqlens_q": "cu_seq_lens_q",
+                "cu_seqlens_k": "cu_seq_lens_k"}, {})  # fmt: skip
 
 #: What models hand on to attention that does not change it: where tokens lie, which is in q and k
 #: already, what caches and losses want, and the longest lengths, which are read on the GPU.
@@ -75,6 +80,8 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     if query.dtype == torch.float32:
         dtype = _dtype_of(module, query.device.type)
         query, key, value = (t.to(dtype) for t in (query, key, value))
+    if sliding_window is not None:
+        options.whole_number("sliding_window", sliding_window)
     causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     given = {**_chosen.options, "softmax_scale": scaling, "sink_logits": s_aux}
     if deterministic:
@@ -96,10 +103,25 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
         given |= pattern.told(causal, sliding_window, more.get("position_ids"))
     else:
         given["causal"] = _causal_without_mask(causal, query.shape[2], key.shape[2])
-    if "cu_seqlens_q" in given:  # rows of the batch one after the other
-        out = attention(*(t.flatten(0, 1) for t in (q, k, v)), **given)
-        return out.unflatten(0, q.shape[:2]), None
-    return attention(q, k, v, layout="bshd", **given), None
+    return _computed(q, k, v, given), None
+
+
+def _computed(q, k, v, given):
+    """Attention of (batch, tokens, heads, head_dim) tensors, with errors in words of models."""
+    if torch.compiler.is_compiling():  # which raises errors of its own, around ours
+        return _attention(q, k, v, given)
+    try:
+        return _attention(q, k, v, given)
+    except (TypeError, ValueError) as error:
+        _words.put_into(error)
+        raise
+
+
+def _attention(q, k, v, given):
+    if "cu_seqlens_q" not in given:
+        return attention(q, k, v, layout="bshd", **given)
+    out = attention(*(t.flatten(0, 1) for t in (q, k, v)), **given)
+    return out.unflatten(0, q.shape[:2])  # rows of the batch were one after the other
 
 
 def _dtype_of(module, device_type):
@@ -151,8 +173,8 @@ def _pattern(attention_mask, queries, keys):
     if pattern is None or tuple(pattern.shape[1:]) != (queries, keys):
         raise SpecError(
             f"attention_mask has shape {tuple(attention_mask.shape)} for {queries} queries and "
-            f"{keys} keys: {absent('attn_mask')}. Pass the (batch, tokens) mask of padding, or use "
-            "attn_implementation='sdpa'"
+            f"{keys} keys, and masks of other shapes are not supported: pass the (batch, tokens) "
+            "mask of padding, or use attn_implementation='sdpa'"
         )
     return pattern
 
