@@ -23,7 +23,7 @@
 #include "tile/mean_gradients.cuh"
 #include "tile/mean_scores.cuh"
 #include "tile/quantizer.cuh"
-#include "tile/query_walk.cuh"
+#include "tile/tiles.cuh"
 #include "tile/transposed_scores.cuh"
 
 static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken over one tile");
@@ -78,14 +78,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return;
   const KeyHead at = key_head(p);
   const int first_key = block_of_keys() * BLOCK_KV;
-  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
+  const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const auto query_rows = [&](const QueryTile& tile) {
     return p.q + at.first_query(p.q_stride_b, p.q_stride_s) + tile.head * p.q_stride_h +
-           tile.in_head * TILE_Q * p.q_stride_s;
+           tile.first_query() * p.q_stride_s;
   };
   const auto load_rows = [&](const QueryTile& tile, u32 stage) {
     if (walk.has(tile)) {
-      const int valid = at.seq_q() - tile.in_head * TILE_Q;
+      const int valid = at.seq_q() - tile.first_query();
       load_score_rows<TILE_Q>(stage + SharedLayout::QUERIES, p.q8 + tile.elements(),
                               query_rows(tile), p.q_stride_s, valid, p.channels);
       load_floats<SharedLayout::ROWS_BYTES / 4, THREADS>(stage + SharedLayout::ROWS,
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(),
                              p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
                                  tile.head * p.dout_stride_h +
-                                 tile.in_head * TILE_Q * p.dout_stride_s,
+                                 tile.first_query() * p.dout_stride_s,
                              p.dout_stride_s, valid, p.value_channels);
     }
     cp_async_commit();
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       if constexpr (DK16)
         load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(of_dk, query_rows(tile) + first_channel(),
                                                   p.q_stride_s * 2,
-                                                  at.seq_q() - tile.in_head * TILE_Q, p.channels);
+                                                  at.seq_q() - tile.first_query(), p.channels);
       else
         load_image<TILE_Q * SUM_CHANNELS>(of_dk, p.qt8 + transposed);
       if constexpr (!DV16)
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       constexpr int VECTORS = CHANNEL_PARTS == 1 ? CHANNEL_VECTORS : 1; // that lie together
       constexpr int FLOATS = VECTORS * SUM_CHANNELS;
       const u32 units = units_of(shared, slot);
-      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
+      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
                            (CHANNEL_VECTORS * HEAD_DIM) +
                        first_channel();
 #pragma unroll
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return walk.next({tile.head, CHOOSES_REGISTERS ? anew(tile.in_head) : tile.in_head, tile.flat});
   };
   const auto work_on_tile = [&] {
-    const int first_query = tile.in_head * TILE_Q;
+    const int first_query = tile.first_query();
     const u32 rows = stage + SharedLayout::ROWS, dout = stage + SharedLayout::DOUT;
     const auto minus_delta = [&](int j) { return minus_delta_of(stage, j); };
 
@@ -228,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored;
     // but dQ sums over keys, and key 0 is not among them where it is apart.
     const bool has_key_apart = WITH_DQ && warp_key < SINK_KEYS;
-    if ((CAUSAL || WITH_DQ) &&
+    if ((HAS_MASK || WITH_DQ) &&
         (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)) ||
          has_key_apart))
       mask(
@@ -336,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     next_stage = last_stage;
   };
 
-  if (walk.seen()) {
+  if (walk.any()) {
     wait_for_tiles();
     keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
     values.load(shared + SharedLayout::VALUES, warp_id() * 16);
@@ -374,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   cp_async_wait<0>();
 
   if constexpr (CHANNEL_UNITS) {
-    if (walk.seen()) { // else there are no units
+    if (walk.any()) { // else there are no units
       const u32 units = units_of(shared, slot);
       leave_units(dk, dv, units);
     }

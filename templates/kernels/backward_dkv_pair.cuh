@@ -67,16 +67,16 @@ public:
 
   __device__ __forceinline__ void run(int first_key) {
     copy_.keys(shared_ + L::KEYS, shared_ + L::VALUES, first_key, shared_ + L::KEYS_CAME);
-    const QueryWalk walk(at_, tokens_from(first_key, BLOCK_KV));
+    const QueryTiles walk(at_, tokens_from(first_key, BLOCK_KV));
     QueryTile tile = walk.start(at_);
     if (!walk.has(tile))
       return;
     int pair = 0, run = 0;
     bool begins_unit = true;
-    fill_tiles(pair, tile, second_of_pair(walk, tile));
+    fill_tiles(pair, tile, walk.second_of_pair(tile));
 #pragma unroll 1
     while (walk.has(tile)) {
-      const QueryTile second = second_of_pair(walk, tile), next = walk.next(second);
+      const QueryTile second = walk.second_of_pair(tile), next = walk.next(second);
       const int piece = pair * PIECES_A_PAIR;
       if (begins_unit)
         announce_unit(piece, tile, run % UNIT_SLOTS);
@@ -90,7 +90,7 @@ public:
       run += begins_unit ? 1 : 0;
       ++pair;
       if (walk.has(next))
-        fill_tiles(pair, next, second_of_pair(walk, next));
+        fill_tiles(pair, next, walk.second_of_pair(next));
       announce(piece + 3), fill(piece + 3, p_.qt8, second);
       tile = next;
     }
@@ -124,7 +124,7 @@ private:
   __device__ __forceinline__ void announce_unit(int piece, const QueryTile& tile, int slot) {
     announce(piece, 2 * UNIT_BYTES);
     const u32 full = pieces().full(PieceRing::Place(piece));
-    const s64 unit = (at_.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
+    const s64 unit = (at_.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
                      (CHANNEL_VECTORS * HEAD_DIM);
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
@@ -161,18 +161,14 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   Block blocks[2]; // in which products take turns
   auto& scores = blocks[0].x;
   auto& values = blocks[1].x;
-  const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
-  };
-  RunWalk<UNIT_SLOTS> walk(tiles());
+  QueryRuns<UNIT_SLOTS> walk(at);
   int pair = 0;
 
   /// P and dS in 8 bits to where both warpgroups read them.
   const auto hand_over_scores = [&] {
-    const int own = walk.count + half;
     float x[COLUMNS8][4], ds[COLUMNS8][4], largest[2], largest_ds[2] = {0, 0};
     u32 fragments[KeptScores::FRAGMENTS][4];
-    tile.take_scores(x, scores, (own + walk.shift) * TILE_Q, own >= walk.end);
+    tile.take_scores(x, scores, walk.first_query(half), walk.comes_again(half));
     largest_probabilities(x, largest);
     quad_max_nan(largest);
     const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
@@ -239,27 +235,27 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       }
     }
     ++pair;
-    walk.count = minimum(walk.count + 2, walk.end);
+    walk.advance_pair();
   };
 
-  const Range seen = tiles();
+  const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + L::KEYS_CAME, 0);
-  if (seen.begin < seen.end) {
+  if (any) {
     own_tile.wait_until_full(TileRing::Place(0));
     tile.start_scores(scores);
     tile.start_values(values);
     for (;;) {
       do {
         work_on_pair();
-      } while (walk.count < walk.end);
+      } while (walk.is_in_run());
       finish<0>(scores);
       finish<0>(values);
-      if (!walk.next_run(at, tiles()))
+      if (!walk.next_run(at))
         break;
       pieces.wait_until_full(PieceRing::Place(pair * PIECES_A_PAIR)); // with it the units came
       change_units(dk, dv, units_of(shared, walk.last_slot(), half),
-                   units_of(shared, walk.slot, half));
+                   units_of(shared, walk.slot(), half));
     }
     leave_units(dk, dv, units_of(shared, walk.last_slot(), half));
   }

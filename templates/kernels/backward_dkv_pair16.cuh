@@ -62,7 +62,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
                                         int first_key) {
   const PairCopies copy{p, at};
   copy.keys(shared + L::KEYS, shared + L::VALUES, first_key, shared + L::KEYS_CAME);
-  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
+  const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const auto fill_tiles = [&](int pair, const QueryTile& first, const QueryTile& second) {
     const PairRing::Place place(pair);
 #pragma unroll
@@ -75,10 +75,10 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
   if (!walk.has(tile))
     return;
   int pair = 0;
-  fill_tiles(pair, tile, second_of_pair(walk, tile));
+  fill_tiles(pair, tile, walk.second_of_pair(tile));
 #pragma unroll 1
   while (walk.has(tile)) {
-    const QueryTile second = second_of_pair(walk, tile), next = walk.next(second);
+    const QueryTile second = walk.second_of_pair(tile), next = walk.next(second);
     const PairRing::Place place(pair);
 #pragma unroll
     for (int of = 0; of < 2; ++of) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
     }
     ++pair;
     if (walk.has(next))
-      fill_tiles(pair, next, second_of_pair(walk, next));
+      fill_tiles(pair, next, walk.second_of_pair(next));
     tile = next;
   }
   // Behind the last pair consumers start the products of one more, whose results nobody reads.
@@ -113,10 +113,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   Sums dk, dv;
   Scores::Sum scores[COLUMNS8][4];
   int values[COLUMNS8][4]; // the bits of dP
-  const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
-  };
-  RunWalk<1> walk(tiles());
+  QueryRuns<1> walk(at);
   int pair = 0;
 
   const auto hand_over = [&](const u32(&rows16)[TILE_Q / 16][4]) {
@@ -140,10 +137,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   };
   const auto work_on_pair = [&] {
     finish<0>(scores);
-    const int own = walk.count + half;
     float x[COLUMNS8][4], ds[COLUMNS8][4], none[2];
     u32 rows16[TILE_Q / 16][4];
-    tile.take_scores(x, scores, (own + walk.shift) * TILE_Q, own >= walk.end);
+    tile.take_scores(x, scores, walk.first_query(half), walk.comes_again(half));
     pack_fragments<TILE_Q / 16>(rows16, x);
     wait_for_phase(taken(half), OF_DS, "products with dS");
     hand_over(rows16);
@@ -169,19 +165,19 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     }
     tile.start_values(values);
     ++pair;
-    walk.count = minimum(walk.count + 2, walk.end);
+    walk.advance_pair();
   };
 
-  const Range seen = tiles();
+  const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + L::KEYS_CAME, 0);
-  if (seen.begin < seen.end) {
+  if (any) {
     tile_ring(shared, half).wait_until_full(PairRing::Place(0));
     tile.start_scores(scores);
     tile.start_values(values);
     do {
       work_on_pair();
-    } while (walk.count < walk.end || walk.next_run(at, tiles()));
+    } while (walk.is_in_run() || walk.next_run(at));
     finish<0>(scores);
     finish<0>(values);
   }

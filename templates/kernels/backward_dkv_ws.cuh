@@ -15,8 +15,8 @@
 #include "tile/column_start.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
-#include "tile/query_walk.cuh"
 #include "tile/ring.cuh"
+#include "tile/tiles.cuh"
 #include "tile/transposed_scores.cuh"
 
 static_assert(!QK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q);
@@ -83,7 +83,7 @@ __device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
 __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
-  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
+  const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const u32 came = shared + SharedLayout::KEYS_CAME;
   const int keys = minimum(BLOCK_KV, at.padded_kv() - first_key);
   const int values = PACKED ? keys : BLOCK_KV; // behind all of a tensor's there come zeros
@@ -102,7 +102,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
   for (QueryTile tile = walk.start(at); walk.has(tile); tile = walk.next(tile), ++count) {
     const RingPlace place(count);
     const u32 stage = stage_of(shared, place), full = ring.full(place);
-    const bool begins_unit = CHANNEL_UNITS && (count == 0 || walk.begins_run(tile));
+    const bool begins_unit = CHANNEL_UNITS && walk.begins_run(tile);
     constexpr int UNIT_VECTORS = (DK16 ? 0 : CHANNEL_VECTORS) + (DV16 ? 0 : CHANNEL_VECTORS);
     ring.begin_filling(place,
                        SharedLayout::STARTS + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0));
@@ -113,12 +113,12 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
                 full);
     else
       copy_caller_rows(stage + SharedLayout::DOUT, p.dout_map, p.dout_rows + tile.elements(),
-                       tile.in_head * TILE_Q, tile.head, at.batch, full);
+                       tile.first_query(), tile.head, at.batch, full);
     if (begins_unit) {
       const u32 units = units_of(shared, slot);
       slot = slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
       constexpr int BYTES = CHANNEL_VECTORS * VECTOR_BYTES;
-      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
+      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
                        (CHANNEL_VECTORS * HEAD_DIM);
       if constexpr (!DK16)
         bulk_copy(units + UNITS_OF_Q, p.qt8_scale + unit, BYTES, full);
@@ -129,7 +129,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
       bulk_copy(stage + SharedLayout::DV_DOUT, p.dot8 + tile.elements(), TILE_Q * HEAD_DIM, full);
     if constexpr (DK16)
       copy_caller_rows(stage + SharedLayout::DK_QUERIES, p.q_map, p.query_rows + tile.elements(),
-                       tile.in_head * TILE_Q, tile.head, at.batch, full);
+                       tile.first_query(), tile.head, at.batch, full);
     else
       bulk_copy(stage + SharedLayout::DK_QUERIES, p.qt8 + tile.elements(), TILE_Q * HEAD_DIM, full);
   }
@@ -141,7 +141,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
 /// is full: also that behind the last tile.
 __device__ __forceinline__ void write_starts(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
-  const int tiles = QueryWalk(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
+  const int tiles = QueryTiles(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
 #pragma unroll 1
   for (int count = 0; count <= tiles; ++count) {
@@ -195,12 +195,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   const auto warp_key = [] {
     return block_of_keys_anew() * BLOCK_KV + read_thread_anew() / 32 * 16;
   };
-  const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
-  };
-  RunWalk<UNIT_SLOTS> walk(tiles());
+  QueryRuns<UNIT_SLOTS> walk(at);
   const auto work_on_tile = [&] {
-    const RingPlace place(walk.count), next_place(walk.count + 1);
+    const RingPlace place(walk.count()), next_place(walk.count() + 1);
     const u32 stage = stage_of(shared, place);
     finish<0>(scores);
     if constexpr (DP_BEGINS == DpBegins::beside_p)
@@ -208,8 +205,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     float x[COLUMNS8][4];
     probabilities(x, scores, stage + SharedLayout::ROWS, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
-    if constexpr (CAUSAL) {
-      const int first_query = (walk.count + walk.shift) * TILE_Q, own = warp_key();
+    if constexpr (HAS_MASK) {
+      const int first_query = walk.first_query(), own = warp_key();
       if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(own, 16)))
         mask(
             x,
@@ -283,27 +280,27 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     }
     if constexpr (PRODUCTS == 0)
       ring.release(place);
-    ++walk.count;
+    walk.advance();
   };
 
-  const Range seen = tiles();
+  const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + SharedLayout::KEYS_CAME, 0);
-  if (seen.begin < seen.end) {
+  if (any) {
     start_scores(RingPlace(0));
     if constexpr (DP_BEGINS == DpBegins::with_next_scores)
       start_values(RingPlace(0));
     for (;;) {
       do {
         work_on_tile();
-      } while (walk.count < walk.end);
+      } while (walk.is_in_run());
       finish<0>(scores);
       if constexpr (DP_BEGINS == DpBegins::with_next_scores)
         finish<0>(value_products);
-      if (!walk.next_run(key_head_anew(p), tiles()))
+      if (!walk.next_run(key_head_anew(p)))
         break;
       if constexpr (CHANNEL_UNITS) {
-        const u32 units = units_of(shared, walk.slot), last = units_of(shared, walk.last_slot());
+        const u32 units = units_of(shared, walk.slot()), last = units_of(shared, walk.last_slot());
         const u32 ratios = shared + SharedLayout::RATIOS + read_thread_anew() / 32 * VECTOR_BYTES;
         change_units_of_warp(dk, dv, ratios, last, units);
       }

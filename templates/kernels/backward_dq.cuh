@@ -53,7 +53,11 @@ static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole block");
 
-using KeyGroups = GroupWalk<GROUP>;
+/// Whether a group needs a mask: known while compiling, or not.
+template <bool VALUE> struct Always { static constexpr bool value = VALUE; };
+struct Sometimes {
+  bool value;
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
@@ -129,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return destination;
   };
 
-  KeyGroups walk(at, tokens_from(first_query, BLOCK_Q));
+  KeyTilesMaskedFirst<GROUP> walk(at, tokens_from(first_query, BLOCK_Q));
 
   load_score_rows<BLOCK_Q>(shared + SharedLayout::QUERIES,
                            p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
@@ -169,13 +173,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     take_rows();
     __syncthreads();
   }
-  if (walk.left > 0) {
-    const int valid = at.seq_kv() - walk.group * GROUP;
-    load_keys(walk.group * KEY_TILES, 0, valid);
+  if (walk.left() > 0) {
+    const int valid = at.seq_kv() - walk.number() * GROUP;
+    load_keys(walk.number() * KEY_TILES, 0, valid);
     if constexpr (STAGES == 2)
-      load_values(walk.group * KEY_TILES, 0, valid);
+      load_values(walk.number() * KEY_TILES, 0, valid);
     if constexpr (PREFETCHES_SUMMED)
-      load_summed(walk.group, 0, valid);
+      load_summed(walk.number(), 0, valid);
   }
   cp_async_commit();
   if constexpr (!HOLDS_ROWS) {
@@ -185,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   Sums dq;
   if constexpr (SINK_KEYS != 0)
     begin_with_sink(p, dq, at, query,
-                    unit_of(at, walk.group / GROUPS_A_UNIT) + CHANNEL_INVERSE * HEAD_DIM);
+                    unit_of(at, walk.number() / GROUPS_A_UNIT) + CHANNEL_INVERSE * HEAD_DIM);
 
   // Under `block` the warps put their maxima side by side; after a barrier each takes the largest.
   const auto put_maxima = [&](u32 maxima, float(&ds)[2], float& p_max) {
@@ -212,12 +216,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   };
 
   const auto take_group = [&](auto masked) {
-    const int group = walk.group, next_group = walk.next(), turn = walk.turn();
-    const bool more = walk.left > 1;
+    const int group = walk.number(), next_group = walk.next(), count = walk.count();
+    const bool more = walk.left() > 1;
     const auto stage_of = [&](int tile) {
-      return STAGES == 1 ? 0 : KEY_TILES == 2 ? tile : turn & 1;
+      return STAGES == 1 ? 0 : KEY_TILES == 2 ? tile : count & 1;
     };
-    const int summed_stage = PREFETCHES_SUMMED ? turn & 1 : 0;
+    const int summed_stage = PREFETCHES_SUMMED ? count & 1 : 0;
     // Behind a group without a mask come full ones alone.
     const auto valid_in = [&](int tile) {
       return masked.value ? at.seq_kv() - tile * TOKENS_PER_TILE : TOKENS_PER_TILE;
@@ -294,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       finish_rows<0>(dq);
     } else {
       if constexpr (BLOCK_SCALES) {
-        const u32 maxima = shared + SharedLayout::MAXIMA + (turn & 1) * WARPS * 8;
+        const u32 maxima = shared + SharedLayout::MAXIMA + (count & 1) * WARPS * 8;
         put_maxima(maxima, largest_ds, largest_p);
         __syncthreads();
         take_maxima(maxima, group, largest_ds, largest_p);
@@ -310,11 +314,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       TokenProducts<true, GROUP / 32> ds_k;
       ds_k.issue(ds8, summed + token_lane());
       if constexpr (HAS_UNITS) {
-        if (walk.begins_unit(GROUPS_A_UNIT) && turn > 0) {
+        if (walk.begins_run<GROUPS_A_UNIT>() && count > 0) {
           const u32 from = load_scales(stage_of(KEY_TILES - 1), walk.previous(), group);
           dq.change_units(from, from + SUM_CHANNELS * 4);
         }
-      } else if (turn % GROUPS_UNTIL_SETTLED == GROUPS_UNTIL_SETTLED - 1) {
+      } else if (count % GROUPS_UNTIL_SETTLED == GROUPS_UNTIL_SETTLED - 1) {
         dq.settle();
       }
       ds_k.template add_to<0>(dq, low.value * group_scale, high.value * group_scale);
@@ -325,10 +329,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (mask_apart.value) {
       while (walk.needs_mask())
         take_group(Always<true>{});
-      while (walk.left > 0)
+      while (walk.left() > 0)
         take_group(Always<false>{});
     } else {
-      while (walk.left > 0)
+      while (walk.left() > 0)
         take_group(Sometimes{walk.needs_mask()});
     }
   };
@@ -336,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   cp_async_wait<0>();
 
   if constexpr (HAS_UNITS)
-    dq.multiply_columns(load_scales(0, walk.previous(), walk.group));
+    dq.multiply_columns(load_scales(0, walk.previous(), walk.number()));
   else if constexpr (BLOCK_SCALES)
     dq.settle();
   finish_dq(p, dq.x);

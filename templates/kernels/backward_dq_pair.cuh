@@ -27,7 +27,7 @@
 static_assert(!QK16 && BLOCK_Q == 64 && GROUP_KV == 128);
 
 constexpr int STEP_KEYS = 128, HALF_KEYS = TILE_ROWS;
-constexpr int STEPS_A_UNIT = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
+constexpr int STEPS_A_RUN = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
 constexpr int VECTOR_BYTES = SUM_CHANNELS * 4;
 /// Of one warpgroup's channels: scales, then inverses. What dQ is in, and what comes next.
 constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * VECTOR_BYTES : 0;
@@ -75,12 +75,10 @@ struct Rings {
 };
 using OnlyPlace = PlaceInRing<1>;
 
-/// The steps whose keys any query of the block sees.
-__device__ __forceinline__ Range steps_of(const Sequence& at, int first_query) {
-  return tiles_of<STEP_KEYS>(keys_of(at, tokens_from(first_query, BLOCK_Q)));
-}
-__device__ __forceinline__ u32 unit_place(u32 shared, int half, int unit, int vector) {
-  return shared + L::UNITS + (unit % UNIT_SLOTS * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
+using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>; ///< a step takes one tile
+
+__device__ __forceinline__ u32 unit_place(u32 shared, int half, int slot, int vector) {
+  return shared + L::UNITS + (slot * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
 }
 
 /// One thread copies everything.
@@ -96,54 +94,53 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     copy_caller_rows(shared + L::DOUT, p.dout_map, p.dout_rows + first, first_query, at.head,
                      at.batch, came);
 
-  const Range steps = steps_of(at, first_query);
+  Steps step(at, tokens_from(first_query, BLOCK_Q));
   const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
   const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
                             : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
   // Behind the last step S of one more is begun, which nobody reads.
-  const auto fill_keys = [&](int step) {
-    const RingPlace place(step - steps.begin);
+  const auto fill_keys = [&](const Steps& step) {
+    const RingPlace place(step.count());
     for (int half = 0; half < 2; ++half) {
       const Ring<4> ring = Rings(shared, half).keys;
-      ring.begin_filling(place, step < steps.end ? L::HALF_KEYS_BYTES + L::HALF_SCALES_BYTES : 0);
-      if (step == steps.end)
+      ring.begin_filling(place, step.more() ? L::HALF_KEYS_BYTES + L::HALF_SCALES_BYTES : 0);
+      if (!step.more())
         continue;
       const int in_shared = place.stage * 2 + half;
       bulk_copy(shared + L::KEYS + in_shared * L::HALF_KEYS_BYTES,
-                keys + static_cast<s64>(step * 2 + half) * L::HALF_KEYS_BYTES, L::HALF_KEYS_BYTES,
+                keys + static_cast<s64>(step.number * 2 + half) * L::HALF_KEYS_BYTES, L::HALF_KEYS_BYTES,
                 ring.full(place));
       bulk_copy(shared + L::KEY_SCALES + in_shared * L::HALF_SCALES_BYTES,
-                key_scales + step * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES, ring.full(place));
+                key_scales + step.number * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES, ring.full(place));
     }
   };
-  if (steps.end > 0)
-    fill_keys(steps.begin);
+  if (step.any())
+    fill_keys(step);
 #pragma unroll 1
-  for (int step = steps.begin; step < steps.end; ++step) {
-    const OnlyPlace place(step - steps.begin);
+  for (; step.more(); step = step.next()) {
+    const OnlyPlace place(step.count());
     for (int half = 0; half < 2; ++half) {
       const Ring<4, 1> ring = Rings(shared, half).values;
       ring.begin_filling(place, L::HALF_VALUES_BYTES);
-      const int key = step * STEP_KEYS + half * HALF_KEYS;
+      const int key = step.first_key() + half * HALF_KEYS;
       copy_caller_rows(shared + L::VALUES + half * L::HALF_VALUES_BYTES, p.v_map,
                        p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch,
                        ring.full(place));
     }
-    fill_keys(step + 1);
+    fill_keys(step.next());
     const Ring<PAIR_WARPS, 1> ring = Rings(shared, 0).summed;
     const u32 full = ring.full(place);
-    const bool has_unit = HAS_UNITS && (step % STEPS_A_UNIT == 0 || step == steps.begin);
+    const bool has_unit = HAS_UNITS && step.begins_run();
     ring.begin_filling(place, 2 * L::HALF_SUMMED_BYTES + (has_unit ? 2 * UNIT_BYTES : 0));
-    bulk_copy(shared + L::SUMMED, summed + static_cast<s64>(step) * (2 * L::HALF_SUMMED_BYTES),
+    bulk_copy(shared + L::SUMMED, summed + static_cast<s64>(step.number) * (2 * L::HALF_SUMMED_BYTES),
               2 * L::HALF_SUMMED_BYTES, full);
     if (has_unit) {
-      const int unit = step / STEPS_A_UNIT;
-      const float* vectors = p.kt8_scale + (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) *
+      const float* vectors = p.kt8_scale + (at.first_key_unit<CHANNEL_TOKENS_KV>() + step.run()) *
                                                (CHANNEL_VECTORS * HEAD_DIM);
       for (int half = 0; half < 2; ++half)
         for (int vector = 0; vector < CHANNEL_VECTORS; ++vector)
-          bulk_copy(unit_place(shared, half, unit, vector),
+          bulk_copy(unit_place(shared, half, step.slot<UNIT_SLOTS>(), vector),
                     vectors + vector * HEAD_DIM + half * SUM_CHANNELS, VECTOR_BYTES, full);
     }
   }
@@ -177,8 +174,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   // The producer's copies come whether there are keys or not: none may come after the block's end.
   wait_for_phase(shared + L::ROWS_CAME, 0);
 
-  const Range steps = steps_of(at, first_query);
-  const Range unmasked = unmasked_tiles_of<STEP_KEYS>(at, tokens_from(first_query, BLOCK_Q));
+  Steps step(at, tokens_from(first_query, BLOCK_Q));
+  const Range unmasked = Steps::unmasked(at, tokens_from(first_query, BLOCK_Q));
   const TilesPlace keys = TilesPlace(shared + L::KEYS).at(half, L::HALF_KEYS_BYTES);
   const TilesPlace key_values = TilesPlace(shared + L::VALUES).at(half, L::HALF_VALUES_BYTES);
   // This warpgroup's channels of the keys that dS meets, in each half's.
@@ -190,20 +187,20 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   float x[COLUMNS8][4];    // P
   int products[SUM_CHANNELS / 8][4];
 
-  const auto begin_scores = [&](int step) {
-    const RingPlace place(step - steps.begin);
+  const auto begin_scores = [&](const Steps& step) {
+    const RingPlace place(step.count());
     rings.keys.wait_until_full(place);
     issue_scores(scores, queries, keys.at(place.stage, 2 * L::HALF_KEYS_BYTES));
   };
-  const auto take_scores = [&](int step) {
-    const RingPlace place(step - steps.begin);
+  const auto take_scores = [&] {
+    const RingPlace place(step.count());
     // A lane's scales of 128 keys are those of their four 32.
     probabilities(x, scores, row,
                   read_float2(shared + L::KEY_SCALES +
                               (place.stage * 2 + half) * L::HALF_SCALES_BYTES +
                               (lane_id() & 3) * 16 + half * 8));
-    if (step < unmasked.begin || step >= unmasked.end)
-      hide(x, HiddenKeys(at, query[0], step * STEP_KEYS + half * HALF_KEYS, SINK_KEYS));
+    if (!step.is_in(unmasked))
+      hide(x, HiddenKeys(at, query[0], step.first_key() + half * HALF_KEYS, SINK_KEYS));
   };
   const auto gradients_of = [&](int of_half) {
     return shared + L::SCORE_GRADIENTS + of_half * L::HALF_GRADIENTS_BYTES;
@@ -213,35 +210,33 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
            (first_token_of_warp(threadIdx.x) + lane_id() / 4) * 4;
   };
   const auto meet_other = [] { named_barrier_sync<32 * PAIR_WARPS>(MEETING); };
-  const auto change_units = [&](int step) {
-    if (HAS_UNITS && step % STEPS_A_UNIT == 0 && step > steps.begin) {
-      const int unit = step / STEPS_A_UNIT;
+  const auto change_units = [&] {
+    if (HAS_UNITS && step.changes_run())
       dq.change_units_of_warp(shared + L::RATIOS + warp_id() * VECTOR_BYTES,
-                              unit_place(shared, half, unit - 1, CHANNEL_SCALE),
-                              unit_place(shared, half, unit, CHANNEL_INVERSE));
-    }
+                              unit_place(shared, half, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
+                              unit_place(shared, half, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
   };
 
-  if (steps.end > 0) {
+  if (step.any()) {
     if constexpr (DQ16 && SINK_KEYS == 0) { // else zeros are written while S is under way: C7515
 #pragma unroll
       for (int j = 0; j < SUM_CHANNELS / 8; ++j)
         hold(dq.x[j]);
     }
-    begin_scores(steps.begin);
+    begin_scores(step);
 #pragma unroll 1
-    for (int step = steps.begin; step < steps.end; ++step) {
-      const OnlyPlace place(step - steps.begin);
+    for (; step.more(); step = step.next()) {
+      const OnlyPlace place(step.count());
       finish<0>(scores);
       if constexpr (DQ16) { // sums of the last step's products are its results
         finish_rows<0>(dq);
-        if (step > steps.begin)
-          rings.summed.release(OnlyPlace(step - 1 - steps.begin));
+        if (step.count() > 0)
+          rings.summed.release(OnlyPlace(step.count() - 1));
       }
       rings.values.wait_until_full(place);
       issue_value_panels<1>(values, dout, key_values, &delta);
-      take_scores(step);
-      rings.keys.release(RingPlace(step - steps.begin));
+      take_scores();
+      rings.keys.release(RingPlace(step.count()));
       float ds[COLUMNS8][4], largest[2] = {0, 0};
       take_values<0>(ds, values, start);
       rings.values.release(place);
@@ -278,9 +273,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
       meet_other();
       read_fragments(others, gradients_of(1 - half));
       begin_products(others, 1 - half, true);
-      begin_scores(step + 1);
+      begin_scores(step.next());
       if constexpr (!DQ16) {
-        change_units(step);
+        change_units();
         finish<1>(products);
         add_tokens(dq, products, product_scale[0], product_scale[1]);
         rings.summed.release(place);
@@ -290,7 +285,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     if constexpr (DQ16)
       finish_rows<0>(dq);
     if constexpr (HAS_UNITS)
-      dq.multiply_columns(unit_place(shared, half, (steps.end - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+      dq.multiply_columns(unit_place(shared, half, step.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }

@@ -30,10 +30,11 @@ constexpr int STEP_KEYS = DQ16 ? 2 * TOKENS_PER_TILE : GROUP_KV;
 constexpr int KEY_TILES = STEP_KEYS / TOKENS_PER_TILE;
 constexpr int STEP_COLUMNS8 = STEP_KEYS / 8;
 constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
-constexpr int STEPS_A_UNIT = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
+constexpr int STEPS_A_RUN = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
 constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
-/// Units whose scales are in shared memory: what dQ is in, and those whose first step has a stage.
-constexpr int UNIT_SLOTS = 1 + (STAGES + STEPS_A_UNIT - 1) / STEPS_A_UNIT;
+/// Runs whose scales are in shared memory: the one whose units dQ has, and those whose first step
+/// has a stage.
+constexpr int UNIT_SLOTS = 1 + (STAGES + STEPS_A_RUN - 1) / STEPS_A_RUN;
 constexpr int PANEL = PANEL_BYTES<VALUE_ROW_BYTES>;
 
 struct SharedLayout {
@@ -65,17 +66,12 @@ using KeyRing = Ring<BLOCK_Q / 16>;
 /// A number of products.
 template <int COUNT> struct Pending { static constexpr int value = COUNT; };
 
-/// The steps whose keys any query of the block sees. All warpgroups take them all: 128 queries or
-/// fewer see the same groups but for one.
-__device__ __forceinline__ Range steps_of(const Sequence& at, int first_query) {
-  return tiles_of<STEP_KEYS>(keys_of(at, tokens_from(first_query, BLOCK_Q)));
-}
-/// Whether a step's keys are the first of a unit of channel scales, or of all.
-__device__ __forceinline__ bool begins_unit(int step, Range steps) {
-  return HAS_UNITS && (step % STEPS_A_UNIT == 0 || step == steps.begin);
-}
-__device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
-  return shared + SharedLayout::UNITS + unit % UNIT_SLOTS * UNIT_BYTES + vector * HEAD_DIM * 4;
+/// A step takes one tile. All warpgroups take all tiles: 128 queries or fewer see the same ones, with
+/// one exception at most.
+using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>;
+
+__device__ __forceinline__ u32 unit_place(u32 shared, int slot, int vector) {
+  return shared + SharedLayout::UNITS + slot * UNIT_BYTES + vector * HEAD_DIM * 4;
 }
 
 /// One thread copies everything.
@@ -102,40 +98,42 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
   const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
                             : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
-  const Range steps = steps_of(at, first_query);
-  if (steps.end == 0)
+  Steps step(at, tokens_from(first_query, BLOCK_Q)), last = step;
+  if (!step.any())
     return;
 #pragma unroll 1
-  for (int step = steps.begin; step <= steps.end; ++step) {
+  for (bool has_keys = true; has_keys;) {
     using L = SharedLayout;
-    const RingPlace place(step - steps.begin);
+    const RingPlace place(step.count());
     const u32 full = ring.full(place);
-    const bool has_keys = step < steps.end;
-    const bool has_summed = step > steps.begin;
-    const bool has_unit = has_summed && begins_unit(step - 1, steps);
+    has_keys = step.more();
+    const bool has_summed = step.count() > 0; // the keys of the last step that dS meets
+    const bool has_unit = HAS_UNITS && has_summed && last.begins_run();
     ring.begin_filling(place,
                        (has_summed ? L::SUMMED_BYTES : 0) + (has_unit ? UNIT_BYTES : 0) +
                            (has_keys ? L::KEYS_BYTES + L::VALUES_BYTES + L::KEY_SCALES_BYTES : 0));
     if (has_summed)
       bulk_copy(shared + L::SUMMED + place.stage * L::SUMMED_BYTES,
-                summed + static_cast<s64>(step - 1) * L::SUMMED_BYTES, L::SUMMED_BYTES, full);
-    // UNIT_SLOTS units ago is over: this stage was released after the one behind it had begun.
+                summed + static_cast<s64>(last.number) * L::SUMMED_BYTES, L::SUMMED_BYTES, full);
+    // The run that had this slot is over: this stage was released after the run behind it had begun.
     if (has_unit)
-      bulk_copy(unit_place(shared, (step - 1) / STEPS_A_UNIT, 0),
-                unit_of(at, (step - 1) / STEPS_A_UNIT), UNIT_BYTES, full);
+      bulk_copy(unit_place(shared, last.slot<UNIT_SLOTS>(), 0), unit_of(at, last.run()), UNIT_BYTES,
+                full);
     if (has_keys) {
       bulk_copy(shared + L::KEYS + place.stage * L::KEYS_BYTES,
-                keys + static_cast<s64>(step) * L::KEYS_BYTES, L::KEYS_BYTES, full);
+                keys + static_cast<s64>(step.number) * L::KEYS_BYTES, L::KEYS_BYTES, full);
       bulk_copy(shared + L::KEY_SCALES + place.stage * L::KEY_SCALES_BYTES,
-                key_scales + step * STEP_KEYS / 128 * (128 / KEYS_A_SCALE), L::KEY_SCALES_BYTES,
+                key_scales + step.first_key() / 128 * (128 / KEYS_A_SCALE), L::KEY_SCALES_BYTES,
                 full);
       for (int tile = 0; tile < KEY_TILES; ++tile) {
-        const int key = step * STEP_KEYS + tile * TILE_ROWS;
+        const int key = step.first_key() + tile * TILE_ROWS;
         copy_caller_rows<KEY_TILES * PANEL>(
             shared + L::VALUES + place.stage * L::VALUES_BYTES + tile * PANEL, p.v_map,
             p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch, full);
       }
     }
+    last = step;
+    step = step.next();
   }
 }
 
@@ -176,9 +174,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
   };
 
-  const Range steps = steps_of(at, first_query);
-  const Range unmasked = unmasked_tiles_of<STEP_KEYS>(at, own());
-  const auto place_of = [&](int step) { return RingPlace(step - steps.begin); };
+  Steps step(at, tokens_from(first_query, BLOCK_Q));
+  const Range unmasked = Steps::unmasked(at, own());
   const TilesPlace keys = base + L::KEYS, key_values = base + L::VALUES, summed = base + L::SUMMED;
   Scores::Sum scores[STEP_COLUMNS8][4];
   int values[STEP_COLUMNS8][4]; // the bits of dP
@@ -186,42 +183,41 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   int products[HEAD_DIM / 8][4];
   float product_scale[2];
 
-  // What begins behind the last step is of nothing, and nobody reads it: products never begin under
-  // a condition.
-  const auto begin_scores = [&](int step) {
-    issue_scores<KEY_TILES>(scores, queries, keys.at(place_of(step).stage, L::KEYS_BYTES));
+  // Behind the last step products of a stage that is there are begun, and nobody reads them:
+  // products never begin under a condition.
+  const auto begin_scores = [&](const Steps& step) {
+    issue_scores<KEY_TILES>(scores, queries, keys.at(RingPlace(step.count()).stage, L::KEYS_BYTES));
   };
-  const auto begin_values = [&](int step) {
-    issue_value_panels<KEY_TILES>(values, dout,
-                                  key_values.at(place_of(step).stage, L::VALUES_BYTES), &delta);
+  const auto begin_values = [&] {
+    issue_value_panels<KEY_TILES>(
+        values, dout, key_values.at(RingPlace(step.count()).stage, L::VALUES_BYTES), &delta);
   };
-  const auto take_scores = [&](int step) {
-    const u32 key_scales = shared + L::KEY_SCALES + place_of(step).stage * L::KEY_SCALES_BYTES +
+  const auto take_scores = [&] {
+    const u32 key_scales = shared + L::KEY_SCALES +
+                           RingPlace(step.count()).stage * L::KEY_SCALES_BYTES +
                            (read_thread_anew() & 3) * 16;
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile)
       probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], row,
-                    read_float2(key_scales + (KEY_TILES == 2 ? tile : step & 1) * 8));
-    if (step < unmasked.begin || step >= unmasked.end) {
+                    read_float2(key_scales + (KEY_TILES == 2 ? tile : step.number & 1) * 8));
+    if (!step.is_in(unmasked)) {
       const int thread = read_thread_anew();
       const int first = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
       for (int tile = 0; tile < KEY_TILES; ++tile)
         hide(&x[tile * COLUMNS8],
-             HiddenKeys(at, first, step * STEP_KEYS + tile * TOKENS_PER_TILE, SINK_KEYS));
+             HiddenKeys(at, first, step.first_key() + tile * TOKENS_PER_TILE, SINK_KEYS));
     }
   };
-  const auto change_units = [&](int step) {
-    if (HAS_UNITS && step % STEPS_A_UNIT == 0 && step > steps.begin) {
-      const int unit = step / STEPS_A_UNIT;
+  const auto change_units = [&] {
+    if (HAS_UNITS && step.changes_run())
       dq.change_units_of_warp(shared + L::RATIOS + read_thread_anew() / 32 * (HEAD_DIM * 4),
-                              unit_place(shared, unit - 1, CHANNEL_SCALE),
-                              unit_place(shared, unit, CHANNEL_INVERSE));
-    }
+                              unit_place(shared, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
+                              unit_place(shared, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
   };
   float ds[STEP_COLUMNS8][4];
-  const auto begin_products = [&](float(&largest)[2], int step) {
-    const RingPlace next = place_of(step + 1); // where the keys come that dS meets
+  const auto begin_products = [&](float(&largest)[2]) {
+    const RingPlace next(step.next().count()); // the keys that dS meets come to this stage
     const TilesPlace tiles = summed.at(next.stage, L::SUMMED_BYTES);
     if constexpr (DQ16) {
       u32 ds16[STEP_KEYS / 16][4];
@@ -240,37 +236,37 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     }
   };
   /// Where at most `PENDING` groups of products that began later are under way.
-  const auto add_products = [&](auto pending, int step) {
+  const auto add_products = [&](auto pending) {
     if constexpr (DQ16) {
       finish_rows<pending.value>(dq);
     } else {
-      change_units(step);
+      change_units();
       finish<pending.value>(products);
       add_tokens(dq, products, product_scale[0], product_scale[1]);
     }
   };
 
-  if (steps.end > 0) {
+  if (step.any()) {
     ring.wait_until_full(RingPlace(0));
-    begin_scores(steps.begin);
+    begin_scores(step);
 #pragma unroll 1
-    for (int step = steps.begin; step < steps.end; ++step) {
+    for (; step.more(); step = step.next()) {
       finish<0>(scores);
-      begin_values(step);
-      take_scores(step);
+      begin_values();
+      take_scores();
       float largest[2] = {0, 0};
       take_values<0>(ds, values, start);
       // All of the stage has been read, the keys that dS meets by the last step's products.
-      ring.release(place_of(step));
+      ring.release(RingPlace(step.count()));
       score_gradients<!DQ16>(ds, x, largest);
-      begin_products(largest, step);
-      begin_scores(step + 1);
+      begin_products(largest);
+      begin_scores(step.next());
       // In 16 bits products have nothing to be added to: the next step waits for them and for S.
-      add_products(Pending < DQ16 ? 0 : 1 > (), step);
+      add_products(Pending < DQ16 ? 0 : 1 > ());
     }
     finish<0>(scores);
     if constexpr (HAS_UNITS)
-      dq.multiply_columns(unit_place(shared, (steps.end - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+      dq.multiply_columns(unit_place(shared, step.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }

@@ -6,7 +6,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/query_walk.cuh"
+#include "tile/tiles.cuh"
 
 /// For the unit of a query of the head, from that key on.
 __device__ __forceinline__ const float* mean_scores_of(const QueryHead& at, int query, int key) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ float2 mean_scores_of(const KeyHead& at, const QueryT
   if constexpr (!SMOOTH_Q)
     return {0, 0};
   const s64 unit = at.first_unit<CHANNEL_TOKENS_Q>(tile.head) +
-                   tile.in_head * TOKENS_PER_TILE / CHANNEL_TOKENS_Q;
+                   tile.first_query() / CHANNEL_TOKENS_Q;
   const float* of_unit = at.p.mean_scores + unit * at.padded_kv();
   return {__ldg(of_unit + key[0]), __ldg(of_unit + key[1])};
 }

@@ -3,9 +3,9 @@
 
 #include "ptx/math.cuh"
 #include "tile/dq_ends.cuh"
-#include "tile/group_walk.cuh"
 #include "tile/mean_columns.cuh"
 #include "tile/products.cuh"
+#include "tile/tiles.cuh"
 
 constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of 64 keys
 
