@@ -137,8 +137,7 @@ private:
   /// The next tile. Computed where it is needed: from a tile's start on it would take registers.
   __device__ __forceinline__ QueryTile next_tile() const {
     const QueryTile& tile = now.tile;
-    return walk.next(
-        {tile.head, CHOOSES_REGISTERS ? anew(tile.in_head) : tile.in_head, tile.flat});
+    return walk.next({tile.head, CHOOSES_REGISTERS ? anew(tile.in_head) : tile.in_head, tile.flat});
   }
   /// Where S and dP were not started with the tile before.
   __device__ __forceinline__ void start() const {

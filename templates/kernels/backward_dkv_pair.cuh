@@ -14,10 +14,10 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_pairs.cuh"
+#include "tile/roles.cuh"
 
 static_assert(!QK16 && !DV16 && !DK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q && BLOCK_KV == 64);
 
@@ -124,8 +124,8 @@ private:
   __device__ __forceinline__ void announce_unit(int piece, const QueryTile& tile, int slot) {
     announce(piece, 2 * UNIT_BYTES);
     const u32 full = pieces().full(PieceRing::Place(piece));
-    const s64 unit = (at_.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
-                     (CHANNEL_VECTORS * HEAD_DIM);
+    const s64 unit =
+        (at_.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) * (CHANNEL_VECTORS * HEAD_DIM);
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
 #pragma unroll 1
@@ -278,24 +278,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const KeyHead at = key_head(p);
   const int first_key = block_of_keys() * BLOCK_KV;
 
-  if (threadIdx.x == 0) {
-    for (int half = 0; half < 2; ++half) {
-      tile_ring(shared, half).init();
-      init_mbarrier(shared + L::READY + half * 8, 128);
-      init_mbarrier(shared + L::TAKEN + half * 8, 256);
-    }
-    PieceRing{shared + L::PIECE_BARRIERS}.init();
-    init_mbarrier(shared + L::KEYS_CAME, 1);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= PAIR_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == PAIR_WARPS * 32)
-      Producer(p, shared, at).run(first_key);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_key);
-  }
+  run_roles<PAIR_WARPS>(
+      [&] {
+        for (int half = 0; half < 2; ++half) {
+          tile_ring(shared, half).init();
+          init_mbarrier(shared + L::READY + half * 8, 128);
+          init_mbarrier(shared + L::TAKEN + half * 8, 256);
+        }
+        PieceRing{shared + L::PIECE_BARRIERS}.init();
+        init_mbarrier(shared + L::KEYS_CAME, 1);
+      },
+      Nothing(), [&] { Producer(p, shared, at).run(first_key); },
+      [&] { consume(p, shared, at, first_key); });
 }

@@ -14,10 +14,10 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/fused_products.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/query_pairs.cuh"
+#include "tile/roles.cuh"
 
 static_assert(!QK16 && DV16 && DK16 && !SCALED_DOUT && BLOCK_KV == 64);
 
@@ -200,24 +200,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const KeyHead at = key_head(p);
   const int first_key = block_of_keys() * BLOCK_KV;
 
-  if (threadIdx.x == 0) {
-    for (int of = 0; of < 2; ++of) {
-      tile_ring(shared, of).init();
-      query_ring(shared, of).init();
-      init_mbarrier(shared + L::READY + of * 8, 128);
-      init_mbarrier(shared + L::TAKEN + of * 8, 256);
-    }
-    init_mbarrier(shared + L::KEYS_CAME, 1);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= PAIR_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == PAIR_WARPS * 32)
-      produce(p, shared, at, first_key);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_key);
-  }
+  run_roles<PAIR_WARPS>(
+      [&] {
+        for (int of = 0; of < 2; ++of) {
+          tile_ring(shared, of).init();
+          query_ring(shared, of).init();
+          init_mbarrier(shared + L::READY + of * 8, 128);
+          init_mbarrier(shared + L::TAKEN + of * 8, 256);
+        }
+        init_mbarrier(shared + L::KEYS_CAME, 1);
+      },
+      Nothing(), [&] { produce(p, shared, at, first_key); },
+      [&] { consume(p, shared, at, first_key); });
 }

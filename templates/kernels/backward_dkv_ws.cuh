@@ -9,13 +9,12 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
-#include "ptx/warp_roles.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/column_start.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
 #include "tile/tiles.cuh"
 #include "tile/transposed_scores.cuh"
 
@@ -118,8 +117,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
       const u32 units = units_of(shared, slot);
       slot = slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
       constexpr int BYTES = CHANNEL_VECTORS * VECTOR_BYTES;
-      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
-                       (CHANNEL_VECTORS * HEAD_DIM);
+      const s64 unit =
+          (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) * (CHANNEL_VECTORS * HEAD_DIM);
       if constexpr (!DK16)
         bulk_copy(units + UNITS_OF_Q, p.qt8_scale + unit, BYTES, full);
       if constexpr (!DV16)
@@ -326,25 +325,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return;
   const int first_key = block_of_keys() * BLOCK_KV;
 
-  if (threadIdx.x == 0) {
-    QueryRing{shared + SharedLayout::BARRIERS}.init();
-    for (int stage = 0; stage < STAGES; ++stage)
-      init_mbarrier(shared + SharedLayout::STARTED + stage * 8, 32);
-    init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
-    publish_mbarriers();
-  }
-  OnesRows::write(shared + SharedLayout::ONES);
-  fence_async_proxy();
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= CONSUMING_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMING_WARPS * 32)
-      produce(p, shared, first_key);
-    else if (warp_id() == CONSUMING_WARPS + 1)
-      write_starts(p, shared, first_key);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, first_key);
-  }
+  run_roles<CONSUMING_WARPS>(
+      [&] {
+        QueryRing{shared + SharedLayout::BARRIERS}.init();
+        for (int stage = 0; stage < STAGES; ++stage)
+          init_mbarrier(shared + SharedLayout::STARTED + stage * 8, 32);
+        init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
+      },
+      [&] {
+        OnesRows::write(shared + SharedLayout::ONES);
+        fence_async_proxy();
+      },
+      [&] { produce(p, shared, first_key); }, [&] { consume(p, shared, first_key); },
+      [&] {
+        if (warp_id() == CONSUMING_WARPS + 1)
+          write_starts(p, shared, first_key);
+      });
 }

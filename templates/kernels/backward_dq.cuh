@@ -62,7 +62,8 @@ struct OwnRows {
   ScoreRow row[2];
   float minus_delta[2];
 
-  __device__ __forceinline__ OwnRows(const Params& p, const QueryHead& at, int first_query, int row_in_warp) {
+  __device__ __forceinline__ OwnRows(const Params& p, const QueryHead& at, int first_query,
+                                     int row_in_warp) {
     const int warp_query = first_query + warp_id() * 16;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -135,7 +136,9 @@ private:
     __device__ __forceinline__ int stage_of(int tile) const {
       return STAGES == 1 ? 0 : KEY_TILES == 2 ? tile : count & 1;
     }
-    __device__ __forceinline__ int summed_stage() const { return PREFETCHES_SUMMED ? count & 1 : 0; }
+    __device__ __forceinline__ int summed_stage() const {
+      return PREFETCHES_SUMMED ? count & 1 : 0;
+    }
   };
   /// 64 keys of it: the tile's number in the sequence, that of the tile to come, and their stage.
   struct KeyTile {
@@ -194,8 +197,8 @@ private:
         load.keys(tile.next, 0, tile.valid_in(tile.next));
       cp_async_commit();
     }
-    issue_values(dp, dout,
-                 shared + SharedLayout::VALUES + tile.stage * SharedLayout::VALUES_BYTES, start());
+    issue_values(dp, dout, shared + SharedLayout::VALUES + tile.stage * SharedLayout::VALUES_BYTES,
+                 start());
     if constexpr (STAGES == 2)
       finish<1>(sums);
   }
@@ -287,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     unit_of(at, walk.number() / GROUPS_A_UNIT) + CHANNEL_INVERSE * HEAD_DIM);
 
   const SharedMaxima shared_maxima = {p, at, block};
-  const GroupWork work = {p,    at, walk,          load,   own,        queries,
+  const GroupWork work = {p,    at, walk,          load,   own,         queries,
                           dout, dq, shared_maxima, shared, first_query, quad_lane};
   const auto take_groups = [&](auto mask_apart) {
     if constexpr (mask_apart.value) {

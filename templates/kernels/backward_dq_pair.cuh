@@ -17,12 +17,12 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/pair.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
 
 static_assert(!QK16 && BLOCK_Q == 64 && GROUP_KV == 128);
 
@@ -109,10 +109,11 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
         continue;
       const int in_shared = place.stage * 2 + half;
       bulk_copy(shared + L::KEYS + in_shared * L::HALF_KEYS_BYTES,
-                keys + static_cast<s64>(step.number * 2 + half) * L::HALF_KEYS_BYTES, L::HALF_KEYS_BYTES,
-                ring.full(place));
+                keys + static_cast<s64>(step.number * 2 + half) * L::HALF_KEYS_BYTES,
+                L::HALF_KEYS_BYTES, ring.full(place));
       bulk_copy(shared + L::KEY_SCALES + in_shared * L::HALF_SCALES_BYTES,
-                key_scales + step.number * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES, ring.full(place));
+                key_scales + step.number * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES,
+                ring.full(place));
     }
   };
   if (step.any())
@@ -133,7 +134,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     const u32 full = ring.full(place);
     const bool has_unit = HAS_UNITS && step.begins_run();
     ring.begin_filling(place, 2 * L::HALF_SUMMED_BYTES + (has_unit ? 2 * UNIT_BYTES : 0));
-    bulk_copy(shared + L::SUMMED, summed + static_cast<s64>(step.number) * (2 * L::HALF_SUMMED_BYTES),
+    bulk_copy(shared + L::SUMMED,
+              summed + static_cast<s64>(step.number) * (2 * L::HALF_SUMMED_BYTES),
               2 * L::HALF_SUMMED_BYTES, full);
     if (has_unit) {
       const float* vectors = p.kt8_scale + (at.first_key_unit<CHANNEL_TOKENS_KV>() + step.run()) *
@@ -212,9 +214,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const auto meet_other = [] { named_barrier_sync<32 * PAIR_WARPS>(MEETING); };
   const auto change_units = [&] {
     if (HAS_UNITS && step.changes_run())
-      dq.change_units_of_warp(shared + L::RATIOS + warp_id() * VECTOR_BYTES,
-                              unit_place(shared, half, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
-                              unit_place(shared, half, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
+      dq.change_units_of_warp(
+          shared + L::RATIOS + warp_id() * VECTOR_BYTES,
+          unit_place(shared, half, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
+          unit_place(shared, half, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
   };
 
   if (step.any()) {
@@ -225,7 +228,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     }
     begin_scores(step);
 #pragma unroll 1
-    for (; step.more(); step = step.next()) {
+    do {
       const OnlyPlace place(step.count());
       finish<0>(scores);
       if constexpr (DQ16) { // sums of the last step's products are its results
@@ -280,7 +283,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
         add_tokens(dq, products, product_scale[0], product_scale[1]);
         rings.summed.release(place);
       }
-    }
+      step = step.next();
+    } while (step.more());
     finish<0>(scores);
     if constexpr (DQ16)
       finish_rows<0>(dq);
@@ -299,25 +303,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
 
-  if (threadIdx.x == 0) {
-    for (int half = 0; half < 2; ++half) {
-      Rings(shared, half).keys.init();
-      Rings(shared, half).values.init();
-    }
-    Rings(shared, 0).summed.init();
-    init_mbarrier(shared + L::ROWS_CAME, 1);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  RowStart::write_ones(shared + L::ONES, threadIdx.x);
-  fence_async_proxy();
-  __syncthreads(); // nobody waits at a barrier that is none yet, or multiplies what is not written
-  if (warp_id() >= PAIR_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == PAIR_WARPS * 32)
-      produce(p, shared, at, first_query);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_query);
-  }
+  run_roles<PAIR_WARPS>(
+      [&] {
+        for (int half = 0; half < 2; ++half) {
+          Rings(shared, half).keys.init();
+          Rings(shared, half).values.init();
+        }
+        Rings(shared, 0).summed.init();
+        init_mbarrier(shared + L::ROWS_CAME, 1);
+      },
+      [&] {
+        RowStart::write_ones(shared + L::ONES, threadIdx.x);
+        fence_async_proxy();
+      },
+      [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });
 }

@@ -15,12 +15,11 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
-#include "ptx/warp_roles.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
 
 static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
 static_assert(DQ16 || !BLOCK_SCALES, "warpgroups share no scale");
@@ -66,8 +65,8 @@ using KeyRing = Ring<BLOCK_Q / 16>;
 /// A number of products.
 template <int COUNT> struct Pending { static constexpr int value = COUNT; };
 
-/// A step takes one tile. All warpgroups take all tiles: 128 queries or fewer see the same ones, with
-/// one exception at most.
+/// A step takes one tile. All warpgroups take all tiles: 128 queries or fewer see the same ones,
+/// with one exception at most.
 using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>;
 
 __device__ __forceinline__ u32 unit_place(u32 shared, int slot, int vector) {
@@ -115,7 +114,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     if (has_summed)
       bulk_copy(shared + L::SUMMED + place.stage * L::SUMMED_BYTES,
                 summed + static_cast<s64>(last.number) * L::SUMMED_BYTES, L::SUMMED_BYTES, full);
-    // The run that had this slot is over: this stage was released after the run behind it had begun.
+    // The run that had this slot is over: this stage was released after the run behind it had
+    // begun.
     if (has_unit)
       bulk_copy(unit_place(shared, last.slot<UNIT_SLOTS>(), 0), unit_of(at, last.run()), UNIT_BYTES,
                 full);
@@ -250,7 +250,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     ring.wait_until_full(RingPlace(0));
     begin_scores(step);
 #pragma unroll 1
-    for (; step.more(); step = step.next()) {
+    do {
       finish<0>(scores);
       begin_values();
       take_scores();
@@ -263,7 +263,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
       begin_scores(step.next());
       // In 16 bits products have nothing to be added to: the next step waits for them and for S.
       add_products(Pending < DQ16 ? 0 : 1 > ());
-    }
+      step = step.next();
+    } while (step.more());
     finish<0>(scores);
     if constexpr (HAS_UNITS)
       dq.multiply_columns(unit_place(shared, step.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
@@ -280,21 +281,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
 
-  if (threadIdx.x == 0) {
-    KeyRing{shared + SharedLayout::BARRIERS}.init();
-    init_mbarrier(shared + SharedLayout::ROWS_CAME, 1);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  RowStart::write_ones(shared + SharedLayout::ONES, threadIdx.x);
-  fence_async_proxy();
-  __syncthreads(); // nobody waits at a barrier that is none yet, or multiplies what is not written
-  if (warp_id() >= BLOCK_Q / 16) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == BLOCK_Q / 16 * 32)
-      produce(p, shared, at, first_query);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_query);
-  }
+  run_roles<BLOCK_Q / 16>(
+      [&] {
+        KeyRing{shared + SharedLayout::BARRIERS}.init();
+        init_mbarrier(shared + SharedLayout::ROWS_CAME, 1);
+      },
+      [&] {
+        RowStart::write_ones(shared + SharedLayout::ONES, threadIdx.x);
+        fence_async_proxy();
+      },
+      [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });
 }

@@ -32,14 +32,13 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
-#include "ptx/warp_roles.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/dq_sums16.cuh"
 #include "tile/fused_gradients.cuh"
 #include "tile/fused_products.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
 #include "tile/stage_tile.cuh"
 
 static_assert(WITH_DQ && !QK16 && DV16 && DQ16 && DK16 && !SCALED_DOUT && BLOCK_KV == 128);
@@ -298,24 +297,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return;
   const int first_key = block_of_keys() * BLOCK_KV;
 
-  if (threadIdx.x == 0) {
-    ring_of_rows(shared).init();
-    ring_of_dk(shared).init();
-    init_mbarrier(shared + SharedLayout::KEPT_CAME, 1);
-    init_mbarrier(shared + SharedLayout::DS_WRITTEN, CONSUMERS);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= CONSUMING_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMERS)
-      produce(p, shared, first_key);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    if (warp_id() < 4)
-      consume<0>(p, shared, first_key);
-    else
-      consume<1>(p, shared, first_key);
-  }
+  run_roles<CONSUMING_WARPS>(
+      [&] {
+        ring_of_rows(shared).init();
+        ring_of_dk(shared).init();
+        init_mbarrier(shared + SharedLayout::KEPT_CAME, 1);
+        init_mbarrier(shared + SharedLayout::DS_WRITTEN, CONSUMERS);
+      },
+      Nothing(), [&] { produce(p, shared, first_key); },
+      [&] {
+        if (warp_id() < 4)
+          consume<0>(p, shared, first_key);
+        else
+          consume<1>(p, shared, first_key);
+      });
 }

@@ -36,7 +36,8 @@ struct SharedLayout {
   static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
   static constexpr int CHANNEL_SCALES = VALUES + STAGES * VALUES_BYTES;
   static constexpr int CHANNEL_SCALES_BYTES = CHANNEL_VECTORS * HEAD_DIM * 4;
-  static constexpr int TOTAL = CHANNEL_SCALES + (BLOCK_SCALES ? 0 : UNIT_SLOTS * CHANNEL_SCALES_BYTES);
+  static constexpr int TOTAL =
+      CHANNEL_SCALES + (BLOCK_SCALES ? 0 : UNIT_SLOTS * CHANNEL_SCALES_BYTES);
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
@@ -145,8 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     finish<0>(sums);
     float largest[2], beta[2];
     float completed[COLUMNS8][4]; // of smoothed queries
-    auto& scores =
-        rows.complete(sums, completed, key_scale, mean_scores_of(at, first_query, tile.first_key()));
+    auto& scores = rows.complete(sums, completed, key_scale,
+                                 mean_scores_of(at, first_query, tile.first_key()));
     rows.take_maxima(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
     rows.take_scores(p8, scores, key_scale, largest, beta, hidden);

@@ -9,10 +9,10 @@
 
 #include "configuration.cuh"
 #include "ptx/bulk_copy.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/output.cuh"
 #include "tile/products.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
 #include "tile/softmax.cuh"
 #include "tile/tiles.cuh"
 #include "tile/turns.cuh"
@@ -73,12 +73,13 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     ring.begin_filling(place, SharedLayout::KEYS_BYTES + SharedLayout::VALUES_BYTES +
                                   SharedLayout::KEY_SCALES_BYTES + (has_unit ? UNIT_BYTES : 0));
     bulk_copy(shared + SharedLayout::KEYS + place.stage * SharedLayout::KEYS_BYTES,
-              keys + static_cast<s64>(tile.number) * SharedLayout::KEYS_BYTES, SharedLayout::KEYS_BYTES,
-              full);
+              keys + static_cast<s64>(tile.number) * SharedLayout::KEYS_BYTES,
+              SharedLayout::KEYS_BYTES, full);
     bulk_copy(shared + SharedLayout::KEY_SCALES + place.stage * SharedLayout::KEY_SCALES_BYTES,
               key_scales + tile.first_key() / 128 * (128 / KEYS_A_SCALE),
               SharedLayout::KEY_SCALES_BYTES, full);
-    // The run that had this slot is over: this stage was released after the run behind it had begun.
+    // The run that had this slot is over: this stage was released after the run behind it had
+    // begun.
     if (has_unit)
       bulk_copy(unit_place(shared, tile.slot<UNIT_SLOTS>(), 0),
                 channel_scales_of(p, at, tile.run()), UNIT_BYTES, full);
@@ -218,21 +219,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
 
-  if (threadIdx.x == 0) {
-    KeyRing{shared + SharedLayout::BARRIERS}.init();
-    init_mbarrier(shared + SharedLayout::QUERIES_CAME, 1);
-    publish_mbarriers();
-  }
-  MagicProduct::write(shared + SharedLayout::MAGICS);
-  fence_async_proxy();
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= BLOCK_Q / 16) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == BLOCK_Q / 16 * 32)
-      produce(p, shared, at, first_query);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_query);
-  }
+  run_roles<BLOCK_Q / 16>(
+      [&] {
+        KeyRing{shared + SharedLayout::BARRIERS}.init();
+        init_mbarrier(shared + SharedLayout::QUERIES_CAME, 1);
+      },
+      [&] {
+        MagicProduct::write(shared + SharedLayout::MAGICS);
+        fence_async_proxy();
+      },
+      [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });
 }

@@ -74,8 +74,7 @@ struct Loads {
                                                          p.q_rows + tile.rows());
       load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(),
                              p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
-                                 tile.head * p.dout_stride_h +
-                                 tile.first_query() * p.dout_stride_s,
+                                 tile.head * p.dout_stride_h + tile.first_query() * p.dout_stride_s,
                              p.dout_stride_s, valid, p.value_channels);
     }
     cp_async_commit();
@@ -87,8 +86,8 @@ struct Loads {
       const u64 transposed = tile.elements() + first_channel() * TILE_Q;
       if constexpr (DK16)
         load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(of_dk, query_rows(tile) + first_channel(),
-                                                  p.q_stride_s * 2,
-                                                  at.seq_q() - tile.first_query(), p.channels);
+                                                  p.q_stride_s * 2, at.seq_q() - tile.first_query(),
+                                                  p.channels);
       else
         load_image<TILE_Q * SUM_CHANNELS>(of_dk, p.qt8 + transposed);
       if constexpr (!DV16)
@@ -102,9 +101,9 @@ struct Loads {
       constexpr int VECTORS = CHANNEL_PARTS == 1 ? CHANNEL_VECTORS : 1; // that lie together
       constexpr int FLOATS = VECTORS * SUM_CHANNELS;
       const u32 units = units_of(shared, slot);
-      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
-                           (CHANNEL_VECTORS * HEAD_DIM) +
-                       first_channel();
+      const s64 unit =
+          (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) * (CHANNEL_VECTORS * HEAD_DIM) +
+          first_channel();
 #pragma unroll
       for (int vector = 0; vector < CHANNEL_VECTORS; vector += VECTORS) {
         const u32 to = units + vector * VECTOR_BYTES;

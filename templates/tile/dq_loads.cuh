@@ -42,8 +42,9 @@ static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 static_assert(!BLOCK_SCALES || BLOCK_Q == GROUP_Q, "one scale serves the whole block");
 
-/// Starts copies to shared memory: of 64 keys by the number of their tile, or of a group by its own.
-/// From there on `valid` tokens of the sequence are left. None of these ends a group of copies.
+/// Starts copies to shared memory: of 64 keys by the number of their tile, or of a group by its
+/// own. From there on `valid` tokens of the sequence are left. None of these ends a group of
+/// copies.
 class Loads {
 public:
   __device__ __forceinline__ Loads(const Params& p, const QueryHead& at, u32 shared)

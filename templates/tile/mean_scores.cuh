@@ -20,8 +20,8 @@ __device__ __forceinline__ float2 mean_scores_of(const KeyHead& at, const QueryT
                                                  const int (&key)[2]) {
   if constexpr (!SMOOTH_Q)
     return {0, 0};
-  const s64 unit = at.first_unit<CHANNEL_TOKENS_Q>(tile.head) +
-                   tile.first_query() / CHANNEL_TOKENS_Q;
+  const s64 unit =
+      at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.first_query() / CHANNEL_TOKENS_Q;
   const float* of_unit = at.p.mean_scores + unit * at.padded_kv();
   return {__ldg(of_unit + key[0]), __ldg(of_unit + key[1])};
 }

@@ -87,7 +87,8 @@ private:
 
 /// The same walk for a warpgroup that takes its tiles from a ring. The ring has the tiles of all
 /// the block's queries, `BLOCK()`; the warpgroup works on those that its own queries, `OWN()`, see.
-/// Its state is one number, and everything else is computed where it is needed: registers are short.
+/// Its state is one number, and everything else is computed where it is needed: registers are
+/// short.
 template <int SIZE, int RUN, typename Block, typename Own> class ConsumedKeyTiles {
 public:
   using Tile = KeyTiles<SIZE, RUN>;
@@ -148,7 +149,9 @@ public:
   __device__ __forceinline__ int count() const { return end_ - begin() - left_; }
   /// The number in its sequence of this tile, of the next one and of the one before.
   __device__ __forceinline__ int number() const { return number_; }
-  __device__ __forceinline__ int next() const { return number_ + 1 == end_ ? begin() : number_ + 1; }
+  __device__ __forceinline__ int next() const {
+    return number_ + 1 == end_ ? begin() : number_ + 1;
+  }
   __device__ __forceinline__ int previous() const {
     return number_ > begin() ? number_ - 1 : maximum(end_ - 1, begin());
   }

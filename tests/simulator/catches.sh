@@ -46,7 +46,7 @@ caught tile/products_wgmma.cuh 's/wgmma_fence();//' $wgmma 'wgmma without a fenc
 caught tile/products_wgmma.cuh 's/{ fence_async_proxy(); }/{}/' $wgmma 'fence.proxy.async'
 caught kernels/backward_dkv.cuh 's/ || (WITH_DQ && key\[r\] < SINK_KEYS)//' $unsmoothed \
   'numerics_test.cpp'
-caught kernels/backward_dkv.cuh 's/(CAUSAL || WITH_DQ)/CAUSAL/' $unsmoothed 'numerics_test.cpp'
+caught kernels/backward_dkv.cuh 's/(HAS_MASK || WITH_DQ)/HAS_MASK/' $unsmoothed 'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/__syncthreads(); .*/;/' $fused 'numerics_test.cpp'
 caught tile/unit_of_queries.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' $fused 'numerics_test.cpp'
 start=DpStart.IsOfMinusDeltaWhole/D64_fp16_Row
