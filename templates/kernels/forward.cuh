@@ -46,24 +46,21 @@ using Tiles = KeyTiles<GROUP_KV, GROUPS_A_RUN>;
 
 __device__ __forceinline__ int stage_of(const Tiles& tile) { return tile.count() % STAGES; }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
-  begin_in_stream_order();
-  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
-    return;
-  const int lane = lane_id();
+/// Starts copies to shared memory. keys() and values() each end a group of them.
+struct Loads {
+  const Params& p;
+  const QueryHead& at;
+  u32 shared;
+  const s64& head_keys; ///< where the head's keys begin in the padded copies
 
-  const int block = block_of_queries(), first_query = block * BLOCK_Q;
-  const QueryHead at = query_head(p);
-  s64 head_keys = at.padded_key();
-  asm("" : "+l"(head_keys)); // what is derived from it is not kept
-  const auto channel_scales = [&](int unit) {
-    return channel_scales_of(p, BLOCK_SCALES ? at : query_head_anew(p), unit);
-  };
-
-  const auto load_keys = [&](const Tiles& tile) {
+  __device__ __forceinline__ void own_rows(int first_query) const {
+    load_score_rows<BLOCK_Q>(shared + SharedLayout::QUERIES,
+                             p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
+                             p.q + at.first_query(p.q_stride_b, p.q_stride_s) +
+                                 at.head * p.q_stride_h + first_query * p.q_stride_s,
+                             p.q_stride_s, at.seq_q() - first_query, p.channels);
+  }
+  __device__ __forceinline__ void keys(const Tiles& tile) const {
     if (tile.more()) {
       const u32 to = shared + SharedLayout::KEYS + stage_of(tile) * SharedLayout::KEYS_BYTES;
       const int first = tile.first_key();
@@ -77,36 +74,69 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         load_image<SharedLayout::KEYS_BYTES>(to, p.k8, (head_keys + first) * HEAD_DIM);
     }
     cp_async_commit();
-  };
-  const auto load_values = [&](const Tiles& tile) {
+  }
+  __device__ __forceinline__ void values(const Tiles& tile) const {
     if (tile.more())
       load_image<SharedLayout::VALUES_BYTES>(shared + SharedLayout::VALUES +
                                                  stage_of(tile) * SharedLayout::VALUES_BYTES,
                                              p.vt8, (head_keys + tile.first_key()) * HEAD_DIM);
     cp_async_commit();
-  };
-  // The scales of a run's unit, and where they lie in shared memory.
-  const auto unit_place = [&](int slot, int vector) {
+  }
+  /// The scales of a run's channels, to a slot.
+  __device__ __forceinline__ void unit(int run, int slot) const {
+    load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(unit_place(slot, 0), channel_scales(run));
+  }
+  __device__ __forceinline__ u32 unit_place(int slot, int vector) const {
     return shared + SharedLayout::CHANNEL_SCALES + slot * SharedLayout::CHANNEL_SCALES_BYTES +
            vector * HEAD_DIM * 4;
-  };
-  const auto load_unit = [&](int run, int slot) {
-    load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(unit_place(slot, 0), channel_scales(run));
-  };
+  }
+  __device__ __forceinline__ const float* channel_scales(int unit) const {
+    return channel_scales_of(p, BLOCK_SCALES ? at : query_head_anew(p), unit);
+  }
+};
+
+/// O goes from the units of the run before to those of the run that `tile` begins, or its surplus
+/// is subtracted.
+__device__ __forceinline__ void change_run(Sums& o, const Tiles& tile, const Loads& load) {
+  if constexpr (BLOCK_SCALES) {
+    o.settle();
+  } else {
+    const int last = tile.slot_before<UNIT_SLOTS>();
+    const u32 ratios = load.unit_place(last, CHANNEL_INVERSE); // nobody needs these any more
+    form_ratios<THREADS>(ratios, load.unit_place(last, CHANNEL_SCALE),
+                         load.unit_place(tile.slot<UNIT_SLOTS>(), CHANNEL_INVERSE), threadIdx.x);
+    __syncthreads();
+    o.multiply_columns(ratios);
+    __syncthreads(); // the old unit's place is the next one's
+    if (tile.has_next_run())
+      load.unit(tile.next_run(), tile.slot_behind<UNIT_SLOTS>());
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  begin_in_stream_order();
+  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
+    return;
+  const int lane = lane_id();
+
+  const int block = block_of_queries(), first_query = block * BLOCK_Q;
+  const QueryHead at = query_head(p);
+  s64 head_keys = at.padded_key();
+  asm("" : "+l"(head_keys)); // what is derived from it is not kept
+  const Loads load = {p, at, shared, head_keys};
 
   Tiles tile(at, tokens_from(first_query, BLOCK_Q));
-  load_score_rows<BLOCK_Q>(shared + SharedLayout::QUERIES,
-                           p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
-                           p.q + at.first_query(p.q_stride_b, p.q_stride_s) +
-                               at.head * p.q_stride_h + first_query * p.q_stride_s,
-                           p.q_stride_s, at.seq_q() - first_query, p.channels);
-  load_keys(tile);
+  load.own_rows(first_query);
+  load.keys(tile);
   if constexpr (STAGES == 2)
-    load_values(tile);
+    load.values(tile);
   if constexpr (!BLOCK_SCALES) {
-    load_unit(tile.run(), tile.slot<UNIT_SLOTS>());
+    load.unit(tile.run(), tile.slot<UNIT_SLOTS>());
     if (tile.has_next_run())
-      load_unit(tile.next_run(), tile.slot_behind<UNIT_SLOTS>());
+      load.unit(tile.next_run(), tile.slot_behind<UNIT_SLOTS>());
     cp_async_commit();
   }
 
@@ -133,12 +163,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     read_key_scales(key_scale, p, head_keys + tile.first_key());
     float unit = 1;
     if constexpr (BLOCK_SCALES)
-      unit = __ldg(channel_scales(tile.number));
+      unit = __ldg(load.channel_scales(tile.number));
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
-      load_keys(tile.next());
-    load_values(STAGES == 2 ? tile.next() : tile);
+      load.keys(tile.next());
+    load.values(STAGES == 2 ? tile.next() : tile);
 
     Scores::Sum sums[COLUMNS8][4];
     issue_scores<KEY_TILES>(sums, queries,
@@ -154,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
-      load_keys(tile.next());
+      load.keys(tile.next());
     }
 #pragma unroll
     for (int part = 0; part < HEAD_DIM / PRODUCT_CHANNELS; ++part) {
@@ -169,21 +199,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const Range unmasked = Tiles::unmasked(at, tokens_from(first_query, BLOCK_Q));
   while (tile.more()) {
-    if (tile.changes_run()) {
-      if constexpr (BLOCK_SCALES) {
-        o.settle();
-      } else {
-        const int last = tile.slot_before<UNIT_SLOTS>();
-        const u32 ratios = unit_place(last, CHANNEL_INVERSE); // nobody needs these any more
-        form_ratios<THREADS>(ratios, unit_place(last, CHANNEL_SCALE),
-                             unit_place(tile.slot<UNIT_SLOTS>(), CHANNEL_INVERSE), threadIdx.x);
-        __syncthreads();
-        o.multiply_columns(ratios);
-        __syncthreads(); // the old unit's place is the next one's
-        if (tile.has_next_run())
-          load_unit(tile.next_run(), tile.slot_behind<UNIT_SLOTS>());
-      }
-    }
+    if (tile.changes_run())
+      change_run(o, tile, load);
     if (tile.is_in(unmasked)) {
       const int stop = tile.end_of_run_in(unmasked);
       do
@@ -199,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if constexpr (BLOCK_SCALES)
     o.settle();
   else
-    o.multiply_columns(unit_place(tile.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
+    o.multiply_columns(load.unit_place(tile.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
 
   store(p, rows, o);
 }
