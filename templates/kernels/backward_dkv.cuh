@@ -21,7 +21,7 @@
 #include "tile/dkv_loads.cuh"
 #include "tile/mean_gradients.cuh"
 #include "tile/mean_scores.cuh"
-#include "tile/quantizer.cuh"
+#include "tile/operand.cuh"
 
 static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken over one tile");
 
@@ -38,7 +38,7 @@ struct Products {
   const ScoreRows& keys;
   const ValueRows& values;
   Scores::Sum (&scores)[COLUMNS8][4];
-  float (&value_products)[COLUMNS8][4];
+  ValueSum (&value_products)[COLUMNS8][4];
 
   __device__ __forceinline__ void start_scores(u32 stage) const {
     issue_scores(scores, afresh(keys), stage + SharedLayout::QUERIES);
@@ -75,23 +75,6 @@ struct Position {
   u32 stage, next_stage;
   int slot;
 };
-
-/// P or dS of a tile as operand A of dV's or dK's product, in 8 bits or in 16.
-struct Operand {
-  u32 x8[TILE_Q / 32][4], x16[TILE_Q / 16][4];
-};
-/// The scales of its rows g and g + 8 in 8 bits.
-struct RowScales {
-  Scale low, high;
-};
-template <bool SIGNED>
-__device__ __forceinline__ RowScales quantize(Operand& operand, const float (&x)[COLUMNS8][4],
-                                              const float (&largest)[2]) {
-  constexpr int LEVELS = SIGNED ? SIGNED_LEVELS : UNSIGNED_LEVELS;
-  const RowScales scales = {fast_scale<LEVELS>(largest[0]), fast_scale<LEVELS>(largest[1])};
-  quantize_fragments<SIGNED, TILE_Q / 32>(operand.x8, x, scales.low.inverse, scales.high.inverse);
-  return scales;
-}
 
 /// What a warp does with each tile.
 struct TileWork {

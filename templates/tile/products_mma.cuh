@@ -225,6 +225,7 @@ struct Block {
   }
 };
 
+using ValueSum = float; ///< of dP
 /// Where S and dP are formed: in arrays of their own.
 __device__ __forceinline__ auto score_sums(Block&, Scores::Sum (&own)[8][4])
     -> Scores::Sum (&)[8][4] {

@@ -332,6 +332,8 @@ struct Block {
   }
 };
 
+/// Of dP: the bits of a float.
+using ValueSum = int;
 /// Where S and dP are formed: in a block if they fit, else in an array of their own.
 __device__ __forceinline__ auto score_sums(Block& block, int (&)[8][4]) -> int (&)[8][4] {
   return block.x;
