@@ -56,27 +56,6 @@ struct SharedMaxima {
   }
 };
 
-/// A thread's rows g and g + 8 of the warp's queries.
-struct OwnRows {
-  int query[2];
-  ScoreRow row[2];
-  float minus_delta[2];
-
-  __device__ __forceinline__ OwnRows(const Params& p, const QueryHead& at, int first_query,
-                                     int row_in_warp) {
-    const int warp_query = first_query + warp_id() * 16;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      query[r] = warp_query + row_in_warp + 8 * r;
-      const s64 first_row = at.padded_query();
-      row[r] = {QK16 ? p.softmax_scale * LOG2_E
-                     : read_row(p.q_rows, first_row, query[r], ROW_SCALE),
-                -read_row(p.q_rows, first_row, query[r], ROW_SHIFT)};
-      minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
-    }
-  }
-};
-
 /// What a warp does with each group of keys.
 struct GroupWork {
   const Params& p;
@@ -258,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   KeyTilesMaskedFirst<GROUP> walk(at, tokens_from(first_query, BLOCK_Q));
   load.own_rows(first_query);
   cp_async_commit();
-  const OwnRows own(p, at, first_query, row_in_warp);
+  const OwnRows own(p, at, first_query + warp_id() * 16 + row_in_warp);
 
   ScoreRows queries;
   ValueRows dout;

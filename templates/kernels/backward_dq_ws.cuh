@@ -60,10 +60,8 @@ struct SharedLayout {
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
+using L = SharedLayout;
 using KeyRing = Ring<BLOCK_Q / 16>;
-
-/// A number of products.
-template <int COUNT> struct Pending { static constexpr int value = COUNT; };
 
 /// A step takes one tile. All warpgroups take all tiles: 128 queries or fewer see the same ones,
 /// with one exception at most.
@@ -102,7 +100,6 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     return;
 #pragma unroll 1
   for (bool has_keys = true; has_keys;) {
-    using L = SharedLayout;
     const RingPlace place(step.count());
     const u32 full = ring.full(place);
     has_keys = step.more();
@@ -137,86 +134,77 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   }
 }
 
-__device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
-                                        int first_query) {
-  using L = SharedLayout;
-  const int warpgroup = common_to_warp(warp_id() / 4);
-  const KeyRing ring = {shared + L::BARRIERS};
-
-  ScoreRow row[2];
-  float minus_delta[2];
-  int query[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    // A block may be longer than what is padded; what its last rows read does not matter.
-    query[r] = minimum(first_query + warp_id() * 16 + lane_id() / 4 + 8 * r, at.padded_q() - 1);
-    row[r] = {read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE),
-              -read_row(p.q_rows, at.padded_query(), query[r], ROW_SHIFT)};
-    minus_delta[r] = read_row(p.q_rows, at.padded_query(), query[r], ROW_MINUS_DELTA);
-  }
-  const RowStart delta(minus_delta, shared + L::ONES);
-  const auto start = [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; }; // dP has -delta
-  Sums dq;
-  if constexpr (SINK_KEYS != 0)
-    begin_with_sink(p, dq, at, query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
-
+/// What a warpgroup does in each step. Arrays are of what is under way from one step to the next.
+struct StepWork {
   struct Rows {
     TilesPlace tile;
   };
-  const TilesPlace base(shared);
-  const Rows queries = {(base + L::QUERIES).at(warpgroup, 64 * SCORE_ROW_BYTES)};
-  const Rows dout = {(base + L::DOUT).at(warpgroup, 64 * VALUE_ROW_BYTES)};
-  // The producer's copies come whether there are keys or not: none may come after the block's end.
-  wait_for_phase(shared + L::ROWS_CAME, 0);
+  const Sequence& at;
+  const u32& shared;
+  const KeyRing& ring;
+  const Rows &queries, &dout;
+  const TilesPlace &keys, &key_values, &summed; ///< of the first stage
+  const OwnRows& own;
+  const RowStart& delta;
+  const Range& unmasked;
+  Steps& step;
+  Sums& dq;
+  Scores::Sum (&scores)[STEP_COLUMNS8][4];
+  int (&values)[STEP_COLUMNS8][4]; ///< the bits of dP
+  float (&x)[STEP_COLUMNS8][4];    ///< P
+  float (&ds)[STEP_COLUMNS8][4];
+  int (&products)[HEAD_DIM / 8][4];
+  float (&product_scale)[2];
 
-  // What follows from the warpgroup's place is computed where it is asked for: registers are short.
-  const auto own = [] {
+  /// The warpgroup's queries. Computed where they are needed: registers are short.
+  static __device__ __forceinline__ Range own_queries() {
     return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
-  };
-
-  Steps step(at, tokens_from(first_query, BLOCK_Q));
-  const Range unmasked = Steps::unmasked(at, own());
-  const TilesPlace keys = base + L::KEYS, key_values = base + L::VALUES, summed = base + L::SUMMED;
-  Scores::Sum scores[STEP_COLUMNS8][4];
-  int values[STEP_COLUMNS8][4]; // the bits of dP
-  float x[STEP_COLUMNS8][4];    // P
-  int products[HEAD_DIM / 8][4];
-  float product_scale[2];
-
-  // Behind the last step products of a stage that is there are begun, and nobody reads them:
-  // products never begin under a condition.
-  const auto begin_scores = [&](const Steps& step) {
+  }
+  // Behind the last step S of a stage that is there is begun, and nobody reads it: products never
+  // begin under a condition.
+  __device__ __forceinline__ void begin_scores(const Steps& step) const {
     issue_scores<KEY_TILES>(scores, queries, keys.at(RingPlace(step.count()).stage, L::KEYS_BYTES));
-  };
-  const auto begin_values = [&] {
+  }
+  __device__ __forceinline__ void run() const {
+    finish<0>(scores);
     issue_value_panels<KEY_TILES>(
         values, dout, key_values.at(RingPlace(step.count()).stage, L::VALUES_BYTES), &delta);
-  };
-  const auto take_scores = [&] {
+    take_scores();
+    float largest[2] = {0, 0};
+    // Sums of dP have -delta already.
+    take_values<0>(ds, values, [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; });
+    // All of the stage has been read, the keys that dS meets by the last step's products.
+    ring.release(RingPlace(step.count()));
+    score_gradients<!DQ16>(ds, x, largest);
+    begin_products(largest);
+    begin_scores(step.next());
+    // In 16 bits products have nothing to be added to: the next step waits for them and for S.
+    if constexpr (DQ16)
+      finish_rows<0>(dq);
+    else
+      add_products();
+    step = step.next();
+  }
+
+private:
+  __device__ __forceinline__ void take_scores() const {
     const u32 key_scales = shared + L::KEY_SCALES +
                            RingPlace(step.count()).stage * L::KEY_SCALES_BYTES +
                            (read_thread_anew() & 3) * 16;
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile)
-      probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], row,
+      probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], own.row,
                     read_float2(key_scales + (KEY_TILES == 2 ? tile : step.number & 1) * 8));
     if (!step.is_in(unmasked)) {
       const int thread = read_thread_anew();
-      const int first = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
+      const int first = own_queries().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
       for (int tile = 0; tile < KEY_TILES; ++tile)
         hide(&x[tile * COLUMNS8],
              HiddenKeys(at, first, step.first_key() + tile * TOKENS_PER_TILE, SINK_KEYS));
     }
-  };
-  const auto change_units = [&] {
-    if (HAS_UNITS && step.changes_run())
-      dq.change_units_of_warp(shared + L::RATIOS + read_thread_anew() / 32 * (HEAD_DIM * 4),
-                              unit_place(shared, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
-                              unit_place(shared, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
-  };
-  float ds[STEP_COLUMNS8][4];
-  const auto begin_products = [&](float(&largest)[2]) {
+  }
+  __device__ __forceinline__ void begin_products(float (&largest)[2]) const {
     const RingPlace next(step.next().count()); // the keys that dS meets come to this stage
     const TilesPlace tiles = summed.at(next.stage, L::SUMMED_BYTES);
     if constexpr (DQ16) {
@@ -231,39 +219,53 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
       product_scale[0] = low.value, product_scale[1] = high.value;
       u32 ds8[STEP_KEYS / 32][4];
       quantize_fragments<true, STEP_KEYS / 32>(ds8, ds, low.inverse, high.inverse);
-      ring.wait_until_full(next); // with the first of a unit its scales have come
+      ring.wait_until_full(next); // with the first of a run its scales have come
       issue_tokens<true>(products, ds8, tiles);
     }
-  };
-  /// Where at most `PENDING` groups of products that began later are under way.
-  const auto add_products = [&](auto pending) {
-    if constexpr (DQ16) {
-      finish_rows<pending.value>(dq);
-    } else {
-      change_units();
-      finish<pending.value>(products);
-      add_tokens(dq, products, product_scale[0], product_scale[1]);
-    }
-  };
+  }
+  /// While S of the next step is under way.
+  __device__ __forceinline__ void add_products() const {
+    if (HAS_UNITS && step.changes_run())
+      dq.change_units_of_warp(shared + L::RATIOS + read_thread_anew() / 32 * (HEAD_DIM * 4),
+                              unit_place(shared, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
+                              unit_place(shared, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
+    finish<1>(products);
+    add_tokens(dq, products, product_scale[0], product_scale[1]);
+  }
+};
 
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
+                                        int first_query) {
+  const int warpgroup = common_to_warp(warp_id() / 4);
+  const KeyRing ring = {shared + L::BARRIERS};
+  const OwnRows own(p, at, first_query + warp_id() * 16 + lane_id() / 4, at.padded_q() - 1);
+  const RowStart delta(own.minus_delta, shared + L::ONES);
+  Sums dq;
+  if constexpr (SINK_KEYS != 0)
+    begin_with_sink(p, dq, at, own.query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
+  const TilesPlace base(shared);
+  const StepWork::Rows queries = {(base + L::QUERIES).at(warpgroup, 64 * SCORE_ROW_BYTES)};
+  const StepWork::Rows dout = {(base + L::DOUT).at(warpgroup, 64 * VALUE_ROW_BYTES)};
+  // The producer's copies come whether there are keys or not: none may come after the block's end.
+  wait_for_phase(shared + L::ROWS_CAME, 0);
+
+  Steps step(at, tokens_from(first_query, BLOCK_Q));
+  Scores::Sum scores[STEP_COLUMNS8][4];
+  int values[STEP_COLUMNS8][4];
+  float x[STEP_COLUMNS8][4], ds[STEP_COLUMNS8][4];
+  int products[HEAD_DIM / 8][4];
+  float product_scale[2];
+  const TilesPlace keys = base + L::KEYS, key_values = base + L::VALUES, summed = base + L::SUMMED;
+  const Range unmasked = Steps::unmasked(at, StepWork::own_queries());
+  const StepWork work = {at,     shared, ring,  queries,  dout,         keys, key_values,
+                         summed, own,    delta, unmasked, step,         dq,   scores,
+                         values, x,      ds,    products, product_scale};
   if (step.any()) {
     ring.wait_until_full(RingPlace(0));
-    begin_scores(step);
+    work.begin_scores(step);
 #pragma unroll 1
     do {
-      finish<0>(scores);
-      begin_values();
-      take_scores();
-      float largest[2] = {0, 0};
-      take_values<0>(ds, values, start);
-      // All of the stage has been read, the keys that dS meets by the last step's products.
-      ring.release(RingPlace(step.count()));
-      score_gradients<!DQ16>(ds, x, largest);
-      begin_products(largest);
-      begin_scores(step.next());
-      // In 16 bits products have nothing to be added to: the next step waits for them and for S.
-      add_products(Pending < DQ16 ? 0 : 1 > ());
-      step = step.next();
+      work.run();
     } while (step.more());
     finish<0>(scores);
     if constexpr (HAS_UNITS)

@@ -14,6 +14,28 @@ struct ScoreRow {
   float scale, minus_lse;
 };
 
+/// A thread's rows g and g + 8 of its warp's queries.
+struct OwnRows {
+  int query[2];
+  ScoreRow row[2];
+  float minus_delta[2];
+
+  /// From the query of row g on. Queries behind `last` are that one: a block may be longer than
+  /// what is padded, and what its last rows read does not matter.
+  __device__ __forceinline__ OwnRows(const Params& p, const QueryHead& at, int query_of_g,
+                                     int last = 0x7fffffff) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      query[r] = minimum(query_of_g + 8 * r, last);
+      const s64 first_row = at.padded_query();
+      row[r] = {QK16 ? p.softmax_scale * LOG2_E
+                     : read_row(p.q_rows, first_row, query[r], ROW_SCALE),
+                -read_row(p.q_rows, first_row, query[r], ROW_SHIFT)};
+      minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
+    }
+  }
+};
+
 /// Scores of 64 keys become probabilities, rows g and g + 8 by their own lse. `key_scales` are
 /// those of the first and the second 32 keys, `mean_scores` what those of smoothed queries lack.
 __device__ __forceinline__ void probabilities(float (*x)[4], const Scores::Sum (*sums)[4],
