@@ -148,31 +148,143 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   }
 }
 
+/// What a warpgroup, of the half `half` of keys and of channels, does in each step. Arrays are of
+/// what is under way from one step to the next.
+struct StepWork {
+  struct Rows {
+    TilesPlace tile;
+  };
+  const Sequence& at;
+  const u32& shared;
+  const int& half;
+  const Rings& rings;
+  const Rows &queries, &dout;
+  const TilesPlace &keys, &key_values; ///< of this half
+  const TilesPlace& summed; ///< this warpgroup's channels of the keys that dS meets, of each half
+  const OwnRows& own;
+  const RowStart& delta;
+  const Range& unmasked;
+  Steps& step;
+  Sums& dq;
+  Scores::Sum (&scores)[COLUMNS8][4];
+  int (&values)[COLUMNS8][4]; ///< the bits of dP
+  float (&x)[COLUMNS8][4];    ///< P
+  int (&products)[SUM_CHANNELS / 8][4];
+
+  __device__ __forceinline__ void begin_scores(const Steps& step) const {
+    const RingPlace place(step.count());
+    rings.keys.wait_until_full(place);
+    issue_scores(scores, queries, keys.at(place.stage, 2 * L::HALF_KEYS_BYTES));
+  }
+  __device__ __forceinline__ void run() const {
+    const OnlyPlace place(step.count());
+    finish<0>(scores);
+    if constexpr (DQ16) { // sums of the last step's products are its results
+      finish_rows<0>(dq);
+      if (step.count() > 0)
+        rings.summed.release(OnlyPlace(step.count() - 1));
+    }
+    rings.values.wait_until_full(place);
+    issue_value_panels<1>(values, dout, key_values, &delta);
+    take_scores();
+    rings.keys.release(RingPlace(step.count()));
+    float ds[COLUMNS8][4], largest[2] = {0, 0};
+    // Sums of dP have -delta already.
+    take_values<0>(ds, values, [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; });
+    rings.values.release(place);
+    score_gradients<!DQ16>(ds, x, largest);
+
+    u32 fragments[FRAGMENTS][4], others[FRAGMENTS][4];
+    float product_scale[2];
+    take_fragments(fragments, product_scale, ds, largest);
+    write_fragments(gradients_of(half), fragments);
+    rings.summed.wait_until_full(place); // with the first of a run its scales have come
+    begin_products(fragments, half, false);
+    meet_other();
+    read_fragments(others, gradients_of(1 - half));
+    begin_products(others, 1 - half, true);
+    begin_scores(step.next());
+    if constexpr (!DQ16) {
+      change_units();
+      finish<1>(products);
+      add_tokens(dq, products, product_scale[0], product_scale[1]);
+      rings.summed.release(place);
+    }
+    step = step.next();
+  }
+
+private:
+  static __device__ __forceinline__ void meet_other() {
+    named_barrier_sync<32 * PAIR_WARPS>(MEETING);
+  }
+  __device__ __forceinline__ u32 gradients_of(int of_half) const {
+    return shared + L::SCORE_GRADIENTS + of_half * L::HALF_GRADIENTS_BYTES;
+  }
+  __device__ __forceinline__ u32 maxima_of(int of_half) const {
+    return shared + L::MAXIMA + of_half * (BLOCK_Q * 4) +
+           (first_token_of_warp(threadIdx.x) + lane_id() / 4) * 4;
+  }
+  __device__ __forceinline__ void take_scores() const {
+    const RingPlace place(step.count());
+    // A lane's scales of 128 keys are those of their four 32.
+    probabilities(x, scores, own.row,
+                  read_float2(shared + L::KEY_SCALES +
+                              (place.stage * 2 + half) * L::HALF_SCALES_BYTES +
+                              (lane_id() & 3) * 16 + half * 8));
+    if (!step.is_in(unmasked))
+      hide(x, HiddenKeys(at, own.query[0], step.first_key() + half * HALF_KEYS, SINK_KEYS));
+  }
+  /// dS as operands, in 8 bits by the maxima of both halves. Behind it the other warpgroup has
+  /// read what this one wrote in the step before.
+  __device__ __forceinline__ void take_fragments(u32 (&fragments)[FRAGMENTS][4],
+                                                 float (&product_scale)[2],
+                                                 const float (&ds)[COLUMNS8][4],
+                                                 float (&largest)[2]) const {
+    if constexpr (DQ16) {
+      pack_fragments<FRAGMENTS>(fragments, ds);
+      meet_other();
+    } else {
+      quad_max_nan(largest);
+      if ((lane_id() & 3) == 0)
+        write_float(maxima_of(half), largest[0]), write_float(maxima_of(half) + 32, largest[1]);
+      meet_other();
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        largest[r] = max_nan(largest[r], read_float(maxima_of(1 - half) + 32 * r));
+      const Scale low = fast_scale<SIGNED_LEVELS>(largest[0]);
+      const Scale high = fast_scale<SIGNED_LEVELS>(largest[1]);
+      product_scale[0] = low.value, product_scale[1] = high.value;
+      quantize_fragments<true, FRAGMENTS>(fragments, ds, low.inverse, high.inverse);
+    }
+  }
+  __device__ __forceinline__ void begin_products(const u32 (&a)[FRAGMENTS][4], int of_half,
+                                                 bool adds) const {
+    const TilesPlace tile = summed.at(of_half, L::HALF_SUMMED_BYTES);
+    if constexpr (DQ16)
+      issue_rows(dq, a, tile);
+    else
+      issue_tokens<true>(products, a, tile, 0, adds);
+  }
+  __device__ __forceinline__ void change_units() const {
+    if (HAS_UNITS && step.changes_run())
+      dq.change_units_of_warp(
+          shared + L::RATIOS + warp_id() * VECTOR_BYTES,
+          unit_place(shared, half, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
+          unit_place(shared, half, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
+  }
+};
+
 __device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
                                         int first_query) {
   const int half = common_to_warp(warp_id() / 4);
   const Rings rings(shared, half);
-
-  ScoreRow row[2];
-  float minus_delta[2];
-  int query[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    query[r] = first_query + first_token_of_warp(threadIdx.x) + lane_id() / 4 + 8 * r;
-    row[r] = {read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE),
-              -read_row(p.q_rows, at.padded_query(), query[r], ROW_SHIFT)};
-    minus_delta[r] = read_row(p.q_rows, at.padded_query(), query[r], ROW_MINUS_DELTA);
-  }
-  const RowStart delta(minus_delta, shared + L::ONES);
-  const auto start = [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; };
+  const OwnRows own(p, at, first_query + first_token_of_warp(threadIdx.x) + lane_id() / 4);
+  const RowStart delta(own.minus_delta, shared + L::ONES);
   Sums dq;
   if constexpr (SINK_KEYS != 0)
-    begin_with_sink(p, dq, at, query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
-
-  struct Rows {
-    TilesPlace tile;
-  };
-  const Rows queries = {TilesPlace(shared + L::QUERIES)}, dout = {TilesPlace(shared + L::DOUT)};
+    begin_with_sink(p, dq, at, own.query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
+  const StepWork::Rows queries = {TilesPlace(shared + L::QUERIES)};
+  const StepWork::Rows dout = {TilesPlace(shared + L::DOUT)};
   // The producer's copies come whether there are keys or not: none may come after the block's end.
   wait_for_phase(shared + L::ROWS_CAME, 0);
 
@@ -180,110 +292,26 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const Range unmasked = Steps::unmasked(at, tokens_from(first_query, BLOCK_Q));
   const TilesPlace keys = TilesPlace(shared + L::KEYS).at(half, L::HALF_KEYS_BYTES);
   const TilesPlace key_values = TilesPlace(shared + L::VALUES).at(half, L::HALF_VALUES_BYTES);
-  // This warpgroup's channels of the keys that dS meets, in each half's.
   const TilesPlace summed = TilesPlace(shared + L::SUMMED)
                                 .at(half, DQ16 ? SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>
                                                : SUM_CHANNELS * TOKEN_ROW_BYTES);
   Scores::Sum scores[COLUMNS8][4];
-  int values[COLUMNS8][4]; // the bits of dP
-  float x[COLUMNS8][4];    // P
+  int values[COLUMNS8][4];
+  float x[COLUMNS8][4];
   int products[SUM_CHANNELS / 8][4];
-
-  const auto begin_scores = [&](const Steps& step) {
-    const RingPlace place(step.count());
-    rings.keys.wait_until_full(place);
-    issue_scores(scores, queries, keys.at(place.stage, 2 * L::HALF_KEYS_BYTES));
-  };
-  const auto take_scores = [&] {
-    const RingPlace place(step.count());
-    // A lane's scales of 128 keys are those of their four 32.
-    probabilities(x, scores, row,
-                  read_float2(shared + L::KEY_SCALES +
-                              (place.stage * 2 + half) * L::HALF_SCALES_BYTES +
-                              (lane_id() & 3) * 16 + half * 8));
-    if (!step.is_in(unmasked))
-      hide(x, HiddenKeys(at, query[0], step.first_key() + half * HALF_KEYS, SINK_KEYS));
-  };
-  const auto gradients_of = [&](int of_half) {
-    return shared + L::SCORE_GRADIENTS + of_half * L::HALF_GRADIENTS_BYTES;
-  };
-  const auto maxima_of = [&](int of_half) {
-    return shared + L::MAXIMA + of_half * (BLOCK_Q * 4) +
-           (first_token_of_warp(threadIdx.x) + lane_id() / 4) * 4;
-  };
-  const auto meet_other = [] { named_barrier_sync<32 * PAIR_WARPS>(MEETING); };
-  const auto change_units = [&] {
-    if (HAS_UNITS && step.changes_run())
-      dq.change_units_of_warp(
-          shared + L::RATIOS + warp_id() * VECTOR_BYTES,
-          unit_place(shared, half, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
-          unit_place(shared, half, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
-  };
-
+  const StepWork work = {at,   shared,     half,   rings,  queries, dout,
+                         keys, key_values, summed, own,    delta,   unmasked,
+                         step, dq,         scores, values, x,       products};
   if (step.any()) {
     if constexpr (DQ16 && SINK_KEYS == 0) { // else zeros are written while S is under way: C7515
 #pragma unroll
       for (int j = 0; j < SUM_CHANNELS / 8; ++j)
         hold(dq.x[j]);
     }
-    begin_scores(step);
+    work.begin_scores(step);
 #pragma unroll 1
     do {
-      const OnlyPlace place(step.count());
-      finish<0>(scores);
-      if constexpr (DQ16) { // sums of the last step's products are its results
-        finish_rows<0>(dq);
-        if (step.count() > 0)
-          rings.summed.release(OnlyPlace(step.count() - 1));
-      }
-      rings.values.wait_until_full(place);
-      issue_value_panels<1>(values, dout, key_values, &delta);
-      take_scores();
-      rings.keys.release(RingPlace(step.count()));
-      float ds[COLUMNS8][4], largest[2] = {0, 0};
-      take_values<0>(ds, values, start);
-      rings.values.release(place);
-      score_gradients<!DQ16>(ds, x, largest);
-
-      u32 own[FRAGMENTS][4], others[FRAGMENTS][4];
-      float product_scale[2];
-      if constexpr (DQ16) {
-        pack_fragments<FRAGMENTS>(own, ds);
-        meet_other();
-      } else {
-        quad_max_nan(largest);
-        if ((lane_id() & 3) == 0)
-          write_float(maxima_of(half), largest[0]), write_float(maxima_of(half) + 32, largest[1]);
-        meet_other();
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          largest[r] = max_nan(largest[r], read_float(maxima_of(1 - half) + 32 * r));
-        const Scale low = fast_scale<SIGNED_LEVELS>(largest[0]);
-        const Scale high = fast_scale<SIGNED_LEVELS>(largest[1]);
-        product_scale[0] = low.value, product_scale[1] = high.value;
-        quantize_fragments<true, FRAGMENTS>(own, ds, low.inverse, high.inverse);
-      }
-      write_fragments(gradients_of(half), own);
-      rings.summed.wait_until_full(place); // with the first of a unit its scales have come
-      const auto begin_products = [&](const u32(&a)[FRAGMENTS][4], int of_half, bool adds) {
-        const TilesPlace tile = summed.at(of_half, L::HALF_SUMMED_BYTES);
-        if constexpr (DQ16)
-          issue_rows(dq, a, tile);
-        else
-          issue_tokens<true>(products, a, tile, 0, adds);
-      };
-      begin_products(own, half, false);
-      meet_other();
-      read_fragments(others, gradients_of(1 - half));
-      begin_products(others, 1 - half, true);
-      begin_scores(step.next());
-      if constexpr (!DQ16) {
-        change_units();
-        finish<1>(products);
-        add_tokens(dq, products, product_scale[0], product_scale[1]);
-        rings.summed.release(place);
-      }
-      step = step.next();
+      work.run();
     } while (step.more());
     finish<0>(scores);
     if constexpr (DQ16)
