@@ -144,78 +144,27 @@ private:
   PairCopies copy_;
 };
 
-__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
-                                        int first_key) {
-  const int half = common_to_warp(warp_id() / 4);
-  const TileRing own_tile = tile_ring(shared, half);
-  const PieceRing pieces = {shared + L::PIECE_BARRIERS};
-  const PairScores tile(p, at, shared + L::KEYS, shared + L::VALUES, tile_place(shared, half));
-  // This warpgroup's channels of the pieces.
-  const TilesPlace channels =
-      TilesPlace(shared + L::FIRST_PIECE).at(half, SUM_CHANNELS * TOKEN_ROW_BYTES);
-  const auto handed_by = [&](int of_half) {
-    return KeptScores{shared + L::HANDED + of_half * KeptScores::BYTES};
-  };
+/// What the warpgroup of one half of the channels does with each pair of tiles.
+struct PairWork {
+  const u32& shared;
+  const int& half;
+  const TileRing& own_tile;
+  const PieceRing& pieces;
+  const PairScores& tile;
+  const TilesPlace& channels; ///< this warpgroup's of the pieces
+  QueryRuns<UNIT_SLOTS>& walk;
+  int& pair; ///< how many came before
+  Sums &dk, &dv;
+  Block (&blocks)[2]; ///< in which products take turns; first S and dP of a pair
 
-  Sums dk, dv;
-  Block blocks[2]; // in which products take turns
-  auto& scores = blocks[0].x;
-  auto& values = blocks[1].x;
-  QueryRuns<UNIT_SLOTS> walk(at);
-  int pair = 0;
-
-  /// P and dS in 8 bits to where both warpgroups read them.
-  const auto hand_over_scores = [&] {
-    float x[COLUMNS8][4], ds[COLUMNS8][4], largest[2], largest_ds[2] = {0, 0};
-    u32 fragments[KeptScores::FRAGMENTS][4];
-    tile.take_scores(x, scores, walk.first_query(half), walk.comes_again(half));
-    largest_probabilities(x, largest);
-    quad_max_nan(largest);
-    const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
-    const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
-    quantize_fragments<false, KeptScores::FRAGMENTS>(fragments, x, p_low.inverse, p_high.inverse);
-    wait_for_phase(shared + L::TAKEN + half * 8, (pair & 1) ^ 1, "readers of P and dS");
-    handed_by(half).write(KeptScores::P, fragments, p_low.value, p_high.value);
-
-    tile.take_values<true, 0>(ds, values, x, largest_ds);
-    own_tile.release(TileRing::Place(pair));
-    quad_max_nan(largest_ds);
-    const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
-    const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-    quantize_fragments<true, KeptScores::FRAGMENTS>(fragments, ds, ds_low.inverse, ds_high.inverse);
-    handed_by(half).write(KeptScores::DS, fragments, ds_low.value, ds_high.value);
-    arrive(shared + L::READY + half * 8);
-  };
-
-  const auto work_on_pair = [&] {
-    finish<0>(scores);
-    finish<0>(values);
+  __device__ __forceinline__ void run() const {
+    finish<0>(blocks[0].x);
+    finish<0>(blocks[1].x);
     hand_over_scores();
-    // Piece k of a pair is dO of tile k / 2, or its Q; two products take its channels, 64 each.
     u32 a[2][KeptScores::FRAGMENTS][4]; // of two pieces in turn
     float2 scales[2];
-    const auto place_of = [&](int piece) { // formed anew: registers are short
-      return PieceRing::Place(anew(pair) * PIECES_A_PAIR + piece);
-    };
-    const auto issue = [&](int i) {
-      const int piece = i / 2, of = piece / 2, kind = piece % 2;
-      const PieceRing::Place place = place_of(piece);
-      if (i % 2 == 0) {
-        if (kind == 0)
-          wait_for_phase(shared + L::READY + of * 8, pair & 1, "P and dS of the other");
-        scales[kind] = handed_by(of).read(kind ? KeptScores::DS : KeptScores::P, a[kind]);
-        if (kind == 1)
-          arrive(shared + L::TAKEN + of * 8); // all of it is read
-        pieces.wait_until_full(place);
-      }
-      const TilesPlace from = channels.at(place.stage, L::PIECE_BYTES);
-      if (kind == 0)
-        blocks[i % 2].template issue<false>(a[0], from, i % 2);
-      else
-        blocks[i % 2].template issue<true>(a[1], from, i % 2);
-    };
-    issue(0);
-    issue(1);
+    issue(0, a, scales);
+    issue(1, a, scales);
 #pragma unroll
     for (int i = 0; i < 2 * PIECES_A_PAIR; ++i) {
       const int kind = i / 2 % 2;
@@ -226,31 +175,97 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       if (i % 2 == 1)
         pieces.release(place_of(i / 2));
       if (i + 2 < 2 * PIECES_A_PAIR) {
-        issue(i + 2);
+        issue(i + 2, a, scales);
       } else if (i % 2 == 0) {
         own_tile.wait_until_full(TileRing::Place(pair + 1));
-        tile.start_scores(scores);
+        tile.start_scores(blocks[0].x);
       } else {
-        tile.start_values(values);
+        tile.start_values(blocks[1].x);
       }
     }
     ++pair;
     walk.advance_pair();
-  };
+  }
+
+private:
+  __device__ __forceinline__ KeptScores handed_by(int of_half) const {
+    return {shared + L::HANDED + of_half * KeptScores::BYTES};
+  }
+  __device__ __forceinline__ PieceRing::Place place_of(int piece) const {
+    return PieceRing::Place(anew(pair) * PIECES_A_PAIR + piece); // formed anew: registers are short
+  }
+  /// P and dS in 8 bits to where both warpgroups read them.
+  __device__ __forceinline__ void hand_over_scores() const {
+    float x[COLUMNS8][4], ds[COLUMNS8][4], largest[2], largest_ds[2] = {0, 0};
+    u32 fragments[KeptScores::FRAGMENTS][4];
+    tile.take_scores(x, blocks[0].x, walk.first_query(half), walk.comes_again(half));
+    largest_probabilities(x, largest);
+    quad_max_nan(largest);
+    const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
+    const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
+    quantize_fragments<false, KeptScores::FRAGMENTS>(fragments, x, p_low.inverse, p_high.inverse);
+    wait_for_phase(shared + L::TAKEN + half * 8, (pair & 1) ^ 1, "readers of P and dS");
+    handed_by(half).write(KeptScores::P, fragments, p_low.value, p_high.value);
+
+    tile.take_values<true, 0>(ds, blocks[1].x, x, largest_ds);
+    own_tile.release(TileRing::Place(pair));
+    quad_max_nan(largest_ds);
+    const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
+    const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
+    quantize_fragments<true, KeptScores::FRAGMENTS>(fragments, ds, ds_low.inverse, ds_high.inverse);
+    handed_by(half).write(KeptScores::DS, fragments, ds_low.value, ds_high.value);
+    arrive(shared + L::READY + half * 8);
+  }
+  /// Begins product i of a pair. Piece k is dO of tile k / 2, or its Q; two products take its
+  /// channels, 64 each.
+  __device__ __forceinline__ void issue(int i, u32 (&a)[2][KeptScores::FRAGMENTS][4],
+                                        float2 (&scales)[2]) const {
+    const int piece = i / 2, of = piece / 2, kind = piece % 2;
+    const PieceRing::Place place = place_of(piece);
+    if (i % 2 == 0) {
+      if (kind == 0)
+        wait_for_phase(shared + L::READY + of * 8, pair & 1, "P and dS of the other");
+      scales[kind] = handed_by(of).read(kind ? KeptScores::DS : KeptScores::P, a[kind]);
+      if (kind == 1)
+        arrive(shared + L::TAKEN + of * 8); // all of it is read
+      pieces.wait_until_full(place);
+    }
+    const TilesPlace from = channels.at(place.stage, L::PIECE_BYTES);
+    if (kind == 0)
+      blocks[i % 2].template issue<false>(a[0], from, i % 2);
+    else
+      blocks[i % 2].template issue<true>(a[1], from, i % 2);
+  }
+};
+
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
+                                        int first_key) {
+  const int half = common_to_warp(warp_id() / 4);
+  const TileRing own_tile = tile_ring(shared, half);
+  const PieceRing pieces = {shared + L::PIECE_BARRIERS};
+  const PairScores tile(p, at, shared + L::KEYS, shared + L::VALUES, tile_place(shared, half));
+  const TilesPlace channels =
+      TilesPlace(shared + L::FIRST_PIECE).at(half, SUM_CHANNELS * TOKEN_ROW_BYTES);
+  Sums dk, dv;
+  Block blocks[2];
+  QueryRuns<UNIT_SLOTS> walk(at);
+  int pair = 0;
+  const PairWork work = {shared, half, own_tile, pieces, tile,  channels,
+                         walk,   pair, dk,       dv,     blocks};
 
   const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + L::KEYS_CAME, 0);
   if (any) {
     own_tile.wait_until_full(TileRing::Place(0));
-    tile.start_scores(scores);
-    tile.start_values(values);
+    tile.start_scores(blocks[0].x);
+    tile.start_values(blocks[1].x);
     for (;;) {
       do {
-        work_on_pair();
+        work.run();
       } while (walk.is_in_run());
-      finish<0>(scores);
-      finish<0>(values);
+      finish<0>(blocks[0].x);
+      finish<0>(blocks[1].x);
       if (!walk.next_run(at))
         break;
       pieces.wait_until_full(PieceRing::Place(pair * PIECES_A_PAIR)); // with it the units came
