@@ -1,17 +1,18 @@
 //===- kernels/backward_dkv.cuh - dK and dV -------------------------------------===//
 //
-// SageBwd, Algorithm 2, the half that sums over queries. One block takes BLOCK_KV keys of one
+// SageBwd, Algorithm 2, the half that sums over queries. A block takes BLOCK_KV keys of one
 // key/value head, 16 a warp, and walks over the queries of every head of its group, 64 at a time.
-// All products are transposed, so that P^T and dS^T are A operands as they leave the accumulators:
+// All products are transposed, so that accumulators of P^T and dS^T are A operands as they are:
 //   P^T  = exp(S^T - lse)    S^T = K Q^T
 //   dV  += P^T dO            unsigned x signed INT8, or 16 bits (DV16)
 //   dP^T = V dO^T - delta    16-bit
 //   dK  += dS^T Q            INT8, or 16 bits (DK16)
-// Scales of P and dS: exact maxima a key and 64 queries (`row`), or those of the whole block that
-// backward_dq has found (`block`). Sums of INT8 products are in units of their copy's channels,
-// which change every CHANNEL_TOKENS_Q queries and from head to head. Their order is fixed.
+// P and dS are quantised by the exact maximum of a key over 64 queries (`row`), or by that of a
+// group of queries and keys, which backward_dq has found (`block`). Sums of INT8 products have the
+// units of their copy's channel scales, which change with each run of tiles (tile/tiles.cuh). The
+// order of all sums is fixed.
 //
-// STAGES = 1: the two halves of a stage (rows for S and dP, the rest) are refilled in turn.
+// If STAGES = 1, the two halves of a stage (rows for S and dP, and the rest) are loaded in turn.
 //
 //===----------------------------------------------------------------------===//
 

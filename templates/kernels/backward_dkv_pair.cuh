@@ -1,15 +1,16 @@
 //===- kernels/backward_dkv_pair.cuh - dK, dV of wide heads by pairs of warpgroups, sm_90a --===//
 //
-// The arithmetic of kernels/backward_dkv.cuh, warp-specialised, with dK and dV in INT8. Two
-// warpgroups own the same 64 keys (tile/query_pairs.cuh): each forms P and dS of one tile of a
-// pair, and sums its channels of dK and dV over both. In a pair of tiles:
+// This kernel computes what kernels/backward_dkv.cuh computes, warp-specialised, with dK and dV in
+// INT8. Two warpgroups own the same 64 keys (tile/query_pairs.cuh): each forms P and dS of one tile
+// of a pair, and sums its channels of dK and dV over both tiles. For a pair of tiles a warpgroup
 //
-//   wait for S and dP; P and dS, in 8 bits, to where both read them; for each tile dV's products,
-//   then dK's, in two blocks of accumulators that take turns; at last S and dP of the next pair
+//   waits for S and dP; writes P and dS, in 8 bits, where both warpgroups read them; forms for each
+//   tile dV's products, then dK's, in two blocks of accumulators that take turns; begins S and dP
+//   of the next pair
 //
-// The transposed copies that products take come into a ring of three pieces. What a warpgroup hands
-// over is written once both have read the last of it (`taken`) and read once all of it is written
-// (`ready`).
+// The transposed copies that products take come into a ring of three pieces. A warpgroup writes P
+// and dS of a pair once both warpgroups have read those of the pair before (`taken`), and reads
+// them once all of them are written (`ready`).
 //
 //===----------------------------------------------------------------------===//
 

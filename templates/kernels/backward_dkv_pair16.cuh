@@ -1,15 +1,15 @@
 //===- kernels/backward_dkv_pair16.cuh - the same with dK and dV in 16 bits, sm_90a --===//
 //
-// As kernels/backward_dkv_pair.cuh, but that P and dS are of 16 bits and products are added to the
-// sums by the tensor cores. In a pair of tiles:
+// This kernel differs from kernels/backward_dkv_pair.cuh in that P and dS have 16 bits and the
+// tensor cores add products to the sums. For a pair of tiles a warpgroup
 //
-//   wait for S and dP; P to shared memory; begin dV's product of the own tile; dS; begin that of
-//   the other's; wait; dS to P's place; begin dK's products, S of the next pair; wait for dK; begin
-//   dP
+//   waits for S and dP; writes P to shared memory; begins dV's product of its own tile; forms dS;
+//   begins dV's product of the other tile; waits; writes dS where P was; begins dK's products and S
+//   of the next pair; waits for dK; begins dP
 //
-// What a warpgroup hands over is A of both warpgroups' products where it lies: written, P and dS in
-// turn, once all products with what was there are over (`taken`), and read once it is all written
-// (`ready`). A tile's dO serves dP and dV, and is free when dV is.
+// What a warpgroup writes, P and dS in turn, is operand A of both warpgroups' products. It is
+// written once all products with what was there before are over (`taken`), and read once all of it
+// is written (`ready`). A tile's dO serves dP and dV, and is free when dV's product is over.
 //
 //===----------------------------------------------------------------------===//
 
@@ -106,8 +106,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   const auto taken = [&](int of) { return shared + L::TAKEN + of * 8; };
   /// A tile's rows of 16 bits, from this warpgroup's channels on.
   const auto channels_of = [&](u32 rows) {
-    return Units::of_address(anew(rows) +
-                             half * (SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>));
+    return Address16::of_address(anew(rows) +
+                                 half * (SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>));
   };
 
   Sums dk, dv;
@@ -126,13 +126,13 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   const auto begin_dv = [&](int of) {
     wait_for_phase(ready(of), OF_P, "P of the other");
     tile_ring(shared, of).wait_until_full(PairRing::Place(pair)); // its dO
-    issue_from_rows(dv, Units::of_address(anew(handed_by(of))),
+    issue_from_rows(dv, Address16::of_address(anew(handed_by(of))),
                     channels_of(tile_place(shared, of) + PairTile::DOUT));
   };
   const auto begin_dk = [&](int of) {
     wait_for_phase(ready(of), OF_DS, "dS of the other");
     query_ring(shared, of).wait_until_full(PairRing::Place(pair));
-    issue_from_rows(dk, Units::of_address(anew(handed_by(of))),
+    issue_from_rows(dk, Address16::of_address(anew(handed_by(of))),
                     channels_of(query_place(shared, of)));
   };
   const auto work_on_pair = [&] {

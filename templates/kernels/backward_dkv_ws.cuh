@@ -1,10 +1,10 @@
 //===- kernels/backward_dkv_ws.cuh - dK and dV, warp-specialised, sm_90a ---------===//
 //
-// The arithmetic of kernels/backward_dkv.cuh by warps of different duties. One thread copies tiles
-// of queries into a ring of stages, and a warp beside it writes what dP of each starts from; each
-// warpgroup owns 64 keys and walks over them. Two blocks of accumulators take turns: while a
-// product is added to its sums the next one runs, and S of the next tile is under way before this
-// one's work ends.
+// This kernel computes what kernels/backward_dkv.cuh computes, by warps of different duties. One
+// thread copies tiles of queries into a ring of stages, and a warp beside it writes what dP of each
+// tile starts from; each warpgroup owns 64 keys and walks over the tiles. Two blocks of
+// accumulators take turns: while one product is added to its sums the next one runs, and S of the
+// next tile is under way before the work on this tile ends.
 //
 //===----------------------------------------------------------------------===//
 

@@ -1,16 +1,21 @@
 //===- kernels/backward_dq.cuh - dQ ---------------------------------------------===//
 //
-// SageBwd, Algorithm 2, the half that sums over keys. One block takes BLOCK_Q queries of one head,
-// 16 a warp, and walks over the keys a group at a time, within it 64 keys at a time:
+// SageBwd, Algorithm 2, the half that sums over keys. A block takes BLOCK_Q queries of one head, 16
+// a warp, and walks over the keys a group at a time, and within a group 64 keys at a time:
 //   P  = exp(S - lse)      S as in the forward pass
-//   dP = dO V^T - delta    16-bit; delta is where the accumulator starts
-//   dS = P dP              quantised: a scale a query and group (`row`), or one a block of
-//                          GROUP_Q x GROUP_KV (`block`), which backward_dkv then reads
+//   dP = dO V^T - delta    16-bit; the sum starts from -delta
+//   dS = P dP              quantised: a scale a query and group (`row`), or one for GROUP_Q x
+//   GROUP_KV
+//                          (`block`), which backward_dkv reads later
 //   dQ += dS K             INT8, or (DQ16) in 16 bits with the smoothed keys, 64 at a time
 //
-// With STAGES = 2 shared memory holds the next 64 keys and values while these are worked on. With
-// STAGES = 1 there is one copy, whose halves are refilled in turn: values while S is formed, the
-// next keys during dP.
+// If STAGES = 2, shared memory holds the next 64 keys and values beside these. If STAGES = 1, there
+// is one place for each of both: values are loaded while S is formed, the next keys while dP is
+// formed.
+//
+// Arrays of a tile belong to GroupWork::run(). If they belong to a member that run() calls, wgmma's
+// products are serialized for lack of registers (C7511; compiled: 179 registers become 200, and 17
+// % more instructions, at D64 under qk16).
 //
 //===----------------------------------------------------------------------===//
 

@@ -1,18 +1,21 @@
 //===- kernels/backward_dq_pair.cuh - dQ of wide heads by pairs of warpgroups, sm_90a --===//
 //
-// The arithmetic of kernels/backward_dq.cuh, warp-specialised as kernels/backward_dq_ws.cuh. Two
-// warpgroups own the same 64 queries (tile/pair.cuh): each forms S, P and dP of one half of a
-// step's 128 keys, and sums its channels of dQ over both halves. In a step:
+// This kernel computes what kernels/backward_dq.cuh computes, warp-specialised as
+// kernels/backward_dq_ws.cuh is. Two warpgroups own the same 64 queries (tile/pair.cuh): each forms
+// S, P and dP of one half of a step's 128 keys, and sums its channels of dQ over both halves. A
+// step:
 //
-//   wait for S; begin dP; P; wait for dP; dS; its 8 bits or 16, for both warpgroups; begin the
-//   products of its own half, and of the other's once that has come; begin the next S; add products
+//   wait for S; begin dP; form P; wait for dP; form dS, in 8 bits or 16, for both warpgroups; begin
+//   the products of the own half, and those of the other's once its dS is there; begin the next S;
+//   add products
 //
-// They meet twice a step: before dS is written, with its rows' maxima where it is in 8 bits, which
-// are of all 128 keys, and before it is read. What one has read behind a meeting the other writes
-// anew only behind the next one.
+// The warpgroups meet twice a step: before dS is written, and before the other's dS is read. If dS
+// is in 8 bits, its scale is that of all 128 keys, and at the first meeting the warpgroups exchange
+// the maxima of their rows. What one warpgroup has read behind a meeting, the other one writes
+// again only behind the next meeting.
 //
-// Keys for S, values, and the keys that dS meets are free at different times of a step: each has a
-// ring of its own, those of halves one for each warpgroup.
+// Keys for S, values, and the keys that dS meets are free at different times of a step. So each
+// has a ring of its own; keys and values have one for each warpgroup.
 //
 //===----------------------------------------------------------------------===//
 

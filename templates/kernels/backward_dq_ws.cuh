@@ -1,16 +1,16 @@
 //===- kernels/backward_dq_ws.cuh - dQ, warp-specialised, sm_90a -------------------===//
 //
-// The arithmetic of kernels/backward_dq.cuh by warps of different duties, for S in INT8 and a scale
-// of dS for each query and group of keys, or dS in 16 bits. One thread copies tiles in bulk into a
-// ring of stages; warpgroups of 64 queries each read them.
+// This kernel computes what kernels/backward_dq.cuh computes, by warps of different duties, if S is
+// in INT8 and dS has a scale for each query and group of keys or is in 16 bits. One thread copies
+// tiles in bulk into a ring of stages; warpgroups of 64 queries each read them.
 //
 // Beside dQ each warpgroup has accumulators of S, which P replaces, of dP, which dS replaces, and,
-// where dS is in INT8, of products that are added to dQ. A step waits for S, begins dP, forms P,
-// waits for dP, forms dS, begins the products and the next step's S, waits for the products and
-// adds them. Only a wait for everything crosses the loop's end (C7514).
+// if dS is in INT8, of products that are added to dQ. A step waits for S, begins dP, forms P, waits
+// for dP, forms dS, begins the products and S of the next step, waits for the products and adds
+// them. Only a wait for all products crosses the loop's end (C7514).
 //
-// What is read at one time comes in one step of the ring: the keys that dS meets a step later than
-// the keys and values that it is of. Hence a stage is free once dP is formed.
+// A stage holds what is read at one time: keys and values of its own step, and the keys that dS of
+// the step before meets. Hence a stage is free once dP is formed.
 //
 //===----------------------------------------------------------------------===//
 

@@ -199,18 +199,18 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   Probabilities probabilities;
   int count = 0;
   const auto stage = [&](int count) { return stage_of(shared, RingPlace(count)); };
-  const Units base = Units::of_address(shared);
-  const auto stage_units = [&](int count) {
+  const Address16 base = Address16::of_address(shared);
+  const auto stage_address = [&](int count) {
     return base + SharedLayout::FIRST_STAGE + RingPlace(count).stage * SharedLayout::STAGE_BYTES;
   };
   const auto start_scores = [&](int count) {
-    issue_scores(scores, keys, stage_units(count) + SharedLayout::QUERIES);
+    issue_scores(scores, keys, stage_address(count) + SharedLayout::QUERIES);
   };
   const auto start_values = [&](int count) {
-    issue_values(products, values, stage_units(count) + SharedLayout::DOUT);
+    issue_values(products, values, stage_address(count) + SharedLayout::DOUT);
   };
   const auto start_dv = [&] {
-    issue_from_registers(dv, probabilities.p16, stage_units(count) + SharedLayout::DOUT);
+    issue_from_registers(dv, probabilities.p16, stage_address(count) + SharedLayout::DOUT);
   };
   const auto take_scores = [&](int count) {
     const int first_query = StageTile{stage(count) + SharedLayout::TILE}.first_query();
@@ -223,7 +223,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   /// dS from P and dP, to shared memory; dQ and dK are started.
   const auto start_dq_and_dk = [&] {
     const int ds = SharedLayout::DS + (count & 1) * SharedLayout::DS_BYTES;
-    const Units ds_units = base + ds, queries = stage_units(count) + SharedLayout::QUERY_ROWS;
+    const Address16 ds_address = base + ds,
+                    queries = stage_address(count) + SharedLayout::QUERY_ROWS;
     u32 ds16[STEPS_Q][4];
     take_score_gradients(ds16, probabilities, scores, products, stage(count) + SharedLayout::ROWS);
     write_rows(shared + ds, ds16);
@@ -232,9 +233,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     meet(count);
     if constexpr (!EARLY_SCORES)
       start_scores(count + 1);
-    issue_dq(dq, ds_units, base + SharedLayout::KEY_ROWS, WARPGROUP);
+    issue_dq(dq, ds_address, base + SharedLayout::KEY_ROWS, WARPGROUP);
     if constexpr (HEAD_DIM == 128) // registers are short
-      issue_from_rows(dk, ds_units + WARPGROUP * (TILE_ROWS * DS_ROW_BYTES), queries);
+      issue_from_rows(dk, ds_address + WARPGROUP * (TILE_ROWS * DS_ROW_BYTES), queries);
     else
       issue_from_registers(dk, ds16, queries);
   };

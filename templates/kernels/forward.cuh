@@ -1,19 +1,20 @@
 //===- kernels/forward.cuh - O and lse ------------------------------------------===//
 //
-// SageBwd, Algorithm 1. One block takes BLOCK_Q queries of one head, 16 a warp, and walks over the
-// keys a quantisation group (GROUP_KV) at a time:
+// SageBwd, Algorithm 1. A block takes BLOCK_Q queries of one head, 16 a warp, and walks over the
+// keys, a quantisation group of GROUP_KV keys at a time:
 //   S = Q K^T            INT8 (16-bit under qk16), one scale a query and one for 8 keys
 //   P = exp(S - rowmax)  quantised with the constant scale 1/255: the row's maximum is 1
-//   O = O + beta P V     unsigned x signed INT8; O is in units of V's channel scales, which change
+//   O = O + beta P V     unsigned x signed INT8; O has the units of V's channel scales, which
+//   change
 //                        every CHANNEL_TOKENS_KV keys
-// A group's P is taken against its own maximum and beta brings it to the row's reference
-// (tile/softmax.cuh). With SINK_KEYS a row starts from key 0, whose P is 1 and V in FP32; in its
-// group it is hidden.
+// A group's P is relative to the maximum of the group; beta makes it relative to the reference of
+// its row (tile/softmax.cuh). With SINK_KEYS a row starts from key 0, whose P is 1 and whose V is
+// in FP32; the group of key 0 hides it.
 //
-// Masks and tails are apart: most groups run through a loop that knows of neither.
+// Most groups need no mask. They run through a loop of their own, which asks for none.
 //
-// With STAGES = 2 shared memory holds the next group's keys and values while this one's are worked
-// on. With STAGES = 1 there is one copy: K and V are refilled in turn.
+// If STAGES = 2, shared memory holds the keys and values of the next group beside those of this
+// one. If STAGES = 1, there is one place for each of both: K and V are loaded in turn.
 //
 //===----------------------------------------------------------------------===//
 

@@ -1,9 +1,10 @@
 //===- kernels/forward_ws.cuh - O and lse, warp-specialised, sm_90a --------------===//
 //
-// The arithmetic of kernels/forward.cuh, bit for bit, by warps of different duties. One warp copies
-// tiles of K and V in bulk into a ring of stages; warpgroups of 64 queries each read them. Before a
-// group's S a warpgroup waits until its neighbour's is formed: so they take turns at the tensor
-// cores, and one's softmax runs beside another's products.
+// This kernel computes what kernels/forward.cuh computes, bit for bit, by warps of different
+// duties. One thread copies tiles of K and V in bulk into a ring of stages; warpgroups of 64
+// queries each read them. Before a warpgroup starts S of a group it waits until its neighbour's S
+// is there. So warpgroups take turns at the tensor cores, and the softmax of one runs beside
+// products of another.
 //
 //===----------------------------------------------------------------------===//
 

@@ -1,7 +1,9 @@
 //===- tile/mean_scores.cuh - Where scores of smoothed queries are made whole -===//
 //
-// Under SMOOTH_Q they lack a number a key, the same for all queries of a unit: formed before by
-// kernels/mean_scores.cuh, in log2 units, and read where they are needed (tile/mean_columns.cuh).
+// Under SMOOTH_Q the copy of Q lacks the mean of its unit's queries. So each score lacks one
+// number, which is the same for all queries of a unit and depends on the key.
+// kernels/mean_scores.cuh has computed these numbers, in log2 units; this file says where they lie
+// (tile/mean_columns.cuh adds them).
 //
 //===----------------------------------------------------------------------===//
 #pragma once

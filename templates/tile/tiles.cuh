@@ -207,7 +207,7 @@ public:
     heads_end_ = (at.kv_head + 1) * at.heads;
     first_tile_ = queries.begin / TOKENS_PER_TILE;
     last_tile_ = ceil_div(queries.end, TOKENS_PER_TILE) - 1;
-    turn_ = at.p.padded_q / TOKENS_PER_TILE - (last_tile_ - first_tile_);
+    to_next_head_ = at.p.padded_q / TOKENS_PER_TILE - (last_tile_ - first_tile_);
   }
   /// Whether any query sees any of the keys.
   __device__ __forceinline__ bool any() const { return first_tile_ <= last_tile_; }
@@ -231,7 +231,7 @@ public:
     const bool same_head = tile.in_head < last_tile_;
     tile.head += same_head ? 0 : 1;
     tile.in_head = same_head ? tile.in_head + 1 : first_tile_;
-    tile.flat += same_head ? 1 : turn_;
+    tile.flat += same_head ? 1 : to_next_head_;
     return tile;
   }
   /// The first tile of the run behind that of `tile`, without its `flat`.
@@ -250,7 +250,8 @@ public:
 
 private:
   int heads_end_, first_tile_, last_tile_;
-  int turn_; ///< from the last tile of a head to the first of the next, among those of the copies
+  /// From the last tile of a head to the first one of the next, among the tiles of the copies.
+  int to_next_head_;
 };
 
 /// The same walk for a block of BLOCK_KV keys that takes its tiles from a ring, run by run. The
