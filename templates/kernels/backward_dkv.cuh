@@ -95,10 +95,11 @@ struct TileWork {
   u32 lane_of_tokens;
 
   __device__ __forceinline__ void run() const {
+    const int first_query = now.tile.first_query();
     if constexpr (!PIPELINED)
       start();
     float x[COLUMNS8][4];
-    take_scores(x);
+    take_scores(x, first_query);
     const BlockMaxima of_block(p, at, now.tile, warp_key);
     Operand of_p, of_ds;
     const RowScales p_scales = take_probabilities(of_p, x, of_block);
@@ -134,8 +135,7 @@ private:
       products.start_values(now.stage);
   }
   /// P, once S is there.
-  __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4]) const {
-    const int first_query = now.tile.first_query();
+  __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4], int first_query) const {
     finish<PIPELINED ? 0 : 1>(products.scores);
     probabilities(x, products.scores, now.stage + SharedLayout::ROWS, key_scale,
                   mean_scores_of(at, now.tile, key));

@@ -65,7 +65,7 @@ struct SharedMaxima {
 struct GroupWork {
   const Params& p;
   const QueryHead& at;
-  KeyTilesMaskedFirst<GROUP>& walk;
+  Groups& walk;
   const Loads& load;
   const OwnRows& own;
   const ScoreRows& queries;
@@ -85,7 +85,7 @@ struct GroupWork {
       wait_for_tiles();
       load_ahead(group, at_tile);
       if constexpr (BLOCK_SCALES && !DQ16)
-        group_scale = *unit_of(at, group.number / GROUPS_A_UNIT);
+        group_scale = *unit_of(at, Groups::run_of(group.number));
       Scores::Sum sums[COLUMNS8][4];
       const float2 key_scales = key_scales_of(at_tile);
       start_products(sums, ds[tile], at_tile);
@@ -217,7 +217,7 @@ private:
     TokenProducts<true, GROUP / 32> ds_k;
     ds_k.issue(ds8, summed + token_lane());
     if constexpr (HAS_UNITS) {
-      if (walk.begins_run<GROUPS_A_UNIT>() && group.count > 0) {
+      if (walk.begins_run() && group.count > 0) {
         const u32 from = load.scales(group.stage_of(KEY_TILES - 1), walk.previous(), group.number);
         dq.change_units(from, from + SUM_CHANNELS * 4);
       }
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const int block = block_of_queries(), first_query = block * BLOCK_Q;
   const QueryHead at = query_head(p);
   const Loads load(p, at, shared);
-  KeyTilesMaskedFirst<GROUP> walk(at, tokens_from(first_query, BLOCK_Q));
+  Groups walk(at, tokens_from(first_query, BLOCK_Q));
   load.own_rows(first_query);
   cp_async_commit();
   const OwnRows own(p, at, first_query + warp_id() * 16 + row_in_warp);
@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     __syncthreads();
   }
   if (walk.left() > 0) {
-    const int valid = at.seq_kv() - walk.number() * GROUP;
+    const int valid = at.seq_kv() - walk.first_key();
     load.keys(walk.number() * KEY_TILES, 0, valid);
     if constexpr (STAGES == 2)
       load.values(walk.number() * KEY_TILES, 0, valid);
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   Sums dq;
   if constexpr (SINK_KEYS != 0)
     begin_with_sink(p, dq, at, own.query,
-                    unit_of(at, walk.number() / GROUPS_A_UNIT) + CHANNEL_INVERSE * HEAD_DIM);
+                    unit_of(at, Groups::run_of(walk.number())) + CHANNEL_INVERSE * HEAD_DIM);
 
   const SharedMaxima shared_maxima = {p, at, block};
   const GroupWork work = {p,    at, walk,          load,   own,         queries,

@@ -13,10 +13,12 @@ constexpr int GROUP = DQ16 ? TOKENS_PER_TILE : GROUP_KV;
 constexpr int KEY_TILES = GROUP / TOKENS_PER_TILE;
 /// The keys that dS meets come a group at a time: with the group's only tile, or beside its first.
 constexpr bool PREFETCHES_SUMMED = STAGES == 2 && KEY_TILES == 1;
-constexpr int GROUPS_A_UNIT = CHANNEL_TOKENS_KV / GROUP; ///< whose channels share scales
-constexpr int GROUPS_UNTIL_SETTLED = 8;                  ///< where there are no units
+constexpr int GROUPS_A_RUN = CHANNEL_TOKENS_KV / GROUP; ///< whose channels share scales
+constexpr int GROUPS_UNTIL_SETTLED = 8;                 ///< where there are no units
 /// Whether rows of Q or dO are held in registers: then keys and values come to their place later.
 constexpr bool HOLDS_ROWS = SCORE_ROWS_IN_REGISTERS || VALUE_ROWS_IN_REGISTERS;
+
+using Groups = KeyTilesMaskedFirst<GROUP, GROUPS_A_RUN>;
 
 struct SharedLayout {
   static constexpr int QUERIES_BYTES = BLOCK_Q * SCORE_ROW_BYTES;
@@ -110,10 +112,10 @@ public:
     const u32 destination = shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES;
     const QueryHead here = query_head_anew(p);
     __syncthreads();
-    load_floats<SUM_CHANNELS, THREADS>(destination, unit_of(here, group / GROUPS_A_UNIT) +
+    load_floats<SUM_CHANNELS, THREADS>(destination, unit_of(here, Groups::run_of(group)) +
                                                         CHANNEL_SCALE * HEAD_DIM);
     load_floats<SUM_CHANNELS, THREADS>(destination + SUM_CHANNELS * 4,
-                                       unit_of(here, next / GROUPS_A_UNIT) +
+                                       unit_of(here, Groups::run_of(next)) +
                                            CHANNEL_INVERSE * HEAD_DIM);
     cp_async_commit();
     wait_for_tiles();

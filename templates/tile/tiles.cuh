@@ -125,8 +125,9 @@ private:
 
 /// A walk over tiles of SIZE keys in the order of dQ: first those that need a mask, which are the
 /// last ones and the first, then the others. So each of the two loops is one piece, and the tiles
-/// are those from one on, in ascending order, where behind the last one the first one comes.
-template <int SIZE> class KeyTilesMaskedFirst {
+/// are those from one on, in ascending order, where behind the last one the first one comes. A run
+/// has RUN tiles.
+template <int SIZE, int RUN> class KeyTilesMaskedFirst {
 public:
   __device__ __forceinline__ KeyTilesMaskedFirst(const Sequence& at, Range queries) {
     const Range all = tiles_of<SIZE>(keys_of(at, queries));
@@ -155,8 +156,11 @@ public:
   __device__ __forceinline__ int previous() const {
     return number_ > begin() ? number_ - 1 : maximum(end_ - 1, begin());
   }
-  /// Whether the tile begins a run of RUN tiles: the first one does, which the last one precedes.
-  template <int RUN> __device__ __forceinline__ bool begins_run() const {
+  __device__ __forceinline__ int first_key() const { return number_ * SIZE; }
+  /// The number of a tile's run in its sequence; where sums have units, that of their scales.
+  static __device__ __forceinline__ int run_of(int tile) { return tile / RUN; }
+  /// Whether the tile begins a run: the first one does, which the last one precedes.
+  __device__ __forceinline__ bool begins_run() const {
     return number_ % RUN == 0 || (WINDOW && number_ == begin_);
   }
 
