@@ -55,10 +55,12 @@ __device__ __forceinline__ int key_scale_place(int key) {
   return key / 128 * 16 + (key >> 1 & 3) * 4 + (key >> 5 & 3);
 }
 
-/// 1.5 * 2^23. A product's INT32 sum that starts from these bits is, read as FP32, MAGIC + sum
-/// exactly, for sums below 2^22: 255 * 127 * 128 and 127 * 127 * 256 are.
+/// 1.5 * 2^23. A product's INT32 sum that starts from these bits is, read as FP32, exactly
+/// MAGIC + sum, if sums are below 2^22.
 constexpr float MAGIC = 12582912.0f;
 constexpr int MAGIC_BITS = 0x4B400000;
+/// Whether this holds for sums of `count` products of integers up to `a` and `b`.
+constexpr bool exact_with_magic(int a, int b, int count) { return a * b * count < 1 << 22; }
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x >> 5; }

@@ -1,23 +1,24 @@
 //===- kernels/backward_dkv_pair.cuh - dK, dV of wide heads by pairs of warpgroups, sm_90a --===//
 //
-// The arithmetic of kernels/backward_dkv.cuh, warp-specialised, with dK and dV in INT8. Two
-// warpgroups own the same 64 keys (tile/query_pairs.cuh): each forms P and dS of one tile of a
-// pair, and sums its channels of dK and dV over both. In a pair of tiles:
+// This kernel computes what kernels/backward_dkv.cuh computes, warp-specialised, with dK and dV in
+// INT8. Two warpgroups own the same 64 keys (tile/query_pairs.cuh): each forms P and dS of one tile
+// of a pair, and sums its channels of dK and dV over both tiles. For a pair of tiles a warpgroup
 //
-//   wait for S and dP; P and dS, in 8 bits, to where both read them; for each tile dV's products,
-//   then dK's, in two blocks of accumulators that take turns; at last S and dP of the next pair
+//   waits for S and dP; writes P and dS, in 8 bits, where both warpgroups read them; forms for each
+//   tile dV's products, then dK's, in two blocks of accumulators that take turns; begins S and dP
+//   of the next pair
 //
-// The transposed copies that products take come into a ring of three pieces. What a warpgroup hands
-// over is written once both have read the last of it (`taken`) and read once all of it is written
-// (`ready`).
+// The transposed copies that products take come into a ring of three pieces. A warpgroup writes P
+// and dS of a pair once both warpgroups have read those of the pair before (`taken`), and reads
+// them once all of them are written (`ready`).
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_pairs.cuh"
+#include "tile/roles.cuh"
 
 static_assert(!QK16 && !DV16 && !DK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q && BLOCK_KV == 64);
 
@@ -67,16 +68,16 @@ public:
 
   __device__ __forceinline__ void run(int first_key) {
     copy_.keys(shared_ + L::KEYS, shared_ + L::VALUES, first_key, shared_ + L::KEYS_CAME);
-    const QueryWalk walk(at_, tokens_from(first_key, BLOCK_KV));
+    const QueryTiles walk(at_, tokens_from(first_key, BLOCK_KV));
     QueryTile tile = walk.start(at_);
     if (!walk.has(tile))
       return;
     int pair = 0, run = 0;
     bool begins_unit = true;
-    fill_tiles(pair, tile, second_of_pair(walk, tile));
+    fill_tiles(pair, tile, walk.second_of_pair(tile));
 #pragma unroll 1
     while (walk.has(tile)) {
-      const QueryTile second = second_of_pair(walk, tile), next = walk.next(second);
+      const QueryTile second = walk.second_of_pair(tile), next = walk.next(second);
       const int piece = pair * PIECES_A_PAIR;
       if (begins_unit)
         announce_unit(piece, tile, run % UNIT_SLOTS);
@@ -90,7 +91,7 @@ public:
       run += begins_unit ? 1 : 0;
       ++pair;
       if (walk.has(next))
-        fill_tiles(pair, next, second_of_pair(walk, next));
+        fill_tiles(pair, next, walk.second_of_pair(next));
       announce(piece + 3), fill(piece + 3, p_.qt8, second);
       tile = next;
     }
@@ -124,8 +125,8 @@ private:
   __device__ __forceinline__ void announce_unit(int piece, const QueryTile& tile, int slot) {
     announce(piece, 2 * UNIT_BYTES);
     const u32 full = pieces().full(PieceRing::Place(piece));
-    const s64 unit = (at_.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
-                     (CHANNEL_VECTORS * HEAD_DIM);
+    const s64 unit =
+        (at_.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) * (CHANNEL_VECTORS * HEAD_DIM);
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
 #pragma unroll 1
@@ -144,82 +145,27 @@ private:
   PairCopies copy_;
 };
 
-__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
-                                        int first_key) {
-  const int half = common_to_warp(warp_id() / 4);
-  const TileRing own_tile = tile_ring(shared, half);
-  const PieceRing pieces = {shared + L::PIECE_BARRIERS};
-  const PairScores tile(p, at, shared + L::KEYS, shared + L::VALUES, tile_place(shared, half));
-  // This warpgroup's channels of the pieces.
-  const TilesPlace channels =
-      TilesPlace(shared + L::FIRST_PIECE).at(half, SUM_CHANNELS * TOKEN_ROW_BYTES);
-  const auto handed_by = [&](int of_half) {
-    return KeptScores{shared + L::HANDED + of_half * KeptScores::BYTES};
-  };
+/// What the warpgroup of one half of the channels does with each pair of tiles.
+struct PairWork {
+  const u32& shared;
+  const int& half;
+  const TileRing& own_tile;
+  const PieceRing& pieces;
+  const PairScores& tile;
+  const TilesPlace& channels; ///< this warpgroup's of the pieces
+  QueryRuns<UNIT_SLOTS>& walk;
+  int& pair; ///< how many came before
+  Sums &dk, &dv;
+  Block (&blocks)[2]; ///< in which products take turns; first S and dP of a pair
 
-  Sums dk, dv;
-  Block blocks[2]; // in which products take turns
-  auto& scores = blocks[0].x;
-  auto& values = blocks[1].x;
-  const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
-  };
-  RunWalk<UNIT_SLOTS> walk(tiles());
-  int pair = 0;
-
-  /// P and dS in 8 bits to where both warpgroups read them.
-  const auto hand_over_scores = [&] {
-    const int own = walk.count + half;
-    float x[COLUMNS8][4], ds[COLUMNS8][4], largest[2], largest_ds[2] = {0, 0};
-    u32 fragments[KeptScores::FRAGMENTS][4];
-    tile.take_scores(x, scores, (own + walk.shift) * TILE_Q, own >= walk.end);
-    largest_probabilities(x, largest);
-    quad_max_nan(largest);
-    const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
-    const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
-    quantize_fragments<false, KeptScores::FRAGMENTS>(fragments, x, p_low.inverse, p_high.inverse);
-    wait_for_phase(shared + L::TAKEN + half * 8, (pair & 1) ^ 1, "readers of P and dS");
-    handed_by(half).write(KeptScores::P, fragments, p_low.value, p_high.value);
-
-    tile.take_values<true, 0>(ds, values, x, largest_ds);
-    own_tile.release(TileRing::Place(pair));
-    quad_max_nan(largest_ds);
-    const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
-    const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-    quantize_fragments<true, KeptScores::FRAGMENTS>(fragments, ds, ds_low.inverse, ds_high.inverse);
-    handed_by(half).write(KeptScores::DS, fragments, ds_low.value, ds_high.value);
-    arrive(shared + L::READY + half * 8);
-  };
-
-  const auto work_on_pair = [&] {
-    finish<0>(scores);
-    finish<0>(values);
+  __device__ __forceinline__ void run() const {
+    finish<0>(blocks[0].x);
+    finish<0>(blocks[1].x);
     hand_over_scores();
-    // Piece k of a pair is dO of tile k / 2, or its Q; two products take its channels, 64 each.
     u32 a[2][KeptScores::FRAGMENTS][4]; // of two pieces in turn
     float2 scales[2];
-    const auto place_of = [&](int piece) { // formed anew: registers are short
-      return PieceRing::Place(anew(pair) * PIECES_A_PAIR + piece);
-    };
-    const auto issue = [&](int i) {
-      const int piece = i / 2, of = piece / 2, kind = piece % 2;
-      const PieceRing::Place place = place_of(piece);
-      if (i % 2 == 0) {
-        if (kind == 0)
-          wait_for_phase(shared + L::READY + of * 8, pair & 1, "P and dS of the other");
-        scales[kind] = handed_by(of).read(kind ? KeptScores::DS : KeptScores::P, a[kind]);
-        if (kind == 1)
-          arrive(shared + L::TAKEN + of * 8); // all of it is read
-        pieces.wait_until_full(place);
-      }
-      const TilesPlace from = channels.at(place.stage, L::PIECE_BYTES);
-      if (kind == 0)
-        blocks[i % 2].template issue<false>(a[0], from, i % 2);
-      else
-        blocks[i % 2].template issue<true>(a[1], from, i % 2);
-    };
-    issue(0);
-    issue(1);
+    issue(0, a, scales);
+    issue(1, a, scales);
 #pragma unroll
     for (int i = 0; i < 2 * PIECES_A_PAIR; ++i) {
       const int kind = i / 2 % 2;
@@ -230,36 +176,102 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
       if (i % 2 == 1)
         pieces.release(place_of(i / 2));
       if (i + 2 < 2 * PIECES_A_PAIR) {
-        issue(i + 2);
+        issue(i + 2, a, scales);
       } else if (i % 2 == 0) {
         own_tile.wait_until_full(TileRing::Place(pair + 1));
-        tile.start_scores(scores);
+        tile.start_scores(blocks[0].x);
       } else {
-        tile.start_values(values);
+        tile.start_values(blocks[1].x);
       }
     }
     ++pair;
-    walk.count = minimum(walk.count + 2, walk.end);
-  };
+    walk.advance_pair();
+  }
 
-  const Range seen = tiles();
+private:
+  __device__ __forceinline__ KeptScores handed_by(int of_half) const {
+    return {shared + L::HANDED + of_half * KeptScores::BYTES};
+  }
+  __device__ __forceinline__ PieceRing::Place place_of(int piece) const {
+    return PieceRing::Place(anew(pair) * PIECES_A_PAIR + piece); // formed anew: registers are short
+  }
+  /// P and dS in 8 bits to where both warpgroups read them.
+  __device__ __forceinline__ void hand_over_scores() const {
+    float x[COLUMNS8][4], ds[COLUMNS8][4], largest[2], largest_ds[2] = {0, 0};
+    u32 fragments[KeptScores::FRAGMENTS][4];
+    tile.take_scores(x, blocks[0].x, walk.first_query(half), walk.comes_again(half));
+    largest_probabilities(x, largest);
+    quad_max_nan(largest);
+    const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
+    const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
+    quantize_fragments<false, KeptScores::FRAGMENTS>(fragments, x, p_low.inverse, p_high.inverse);
+    wait_for_phase(shared + L::TAKEN + half * 8, (pair & 1) ^ 1, "readers of P and dS");
+    handed_by(half).write(KeptScores::P, fragments, p_low.value, p_high.value);
+
+    tile.take_values<true, 0>(ds, blocks[1].x, x, largest_ds);
+    own_tile.release(TileRing::Place(pair));
+    quad_max_nan(largest_ds);
+    const Scale ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
+    const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
+    quantize_fragments<true, KeptScores::FRAGMENTS>(fragments, ds, ds_low.inverse, ds_high.inverse);
+    handed_by(half).write(KeptScores::DS, fragments, ds_low.value, ds_high.value);
+    arrive(shared + L::READY + half * 8);
+  }
+  /// Begins product i of a pair. Piece k is dO of tile k / 2, or its Q; two products take its
+  /// channels, 64 each.
+  __device__ __forceinline__ void issue(int i, u32 (&a)[2][KeptScores::FRAGMENTS][4],
+                                        float2 (&scales)[2]) const {
+    const int piece = i / 2, of = piece / 2, kind = piece % 2;
+    const PieceRing::Place place = place_of(piece);
+    if (i % 2 == 0) {
+      if (kind == 0)
+        wait_for_phase(shared + L::READY + of * 8, pair & 1, "P and dS of the other");
+      scales[kind] = handed_by(of).read(kind ? KeptScores::DS : KeptScores::P, a[kind]);
+      if (kind == 1)
+        arrive(shared + L::TAKEN + of * 8); // all of it is read
+      pieces.wait_until_full(place);
+    }
+    const TilesPlace from = channels.at(place.stage, L::PIECE_BYTES);
+    if (kind == 0)
+      blocks[i % 2].template issue<false>(a[0], from, i % 2);
+    else
+      blocks[i % 2].template issue<true>(a[1], from, i % 2);
+  }
+};
+
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
+                                        int first_key) {
+  const int half = common_to_warp(warp_id() / 4);
+  const TileRing own_tile = tile_ring(shared, half);
+  const PieceRing pieces = {shared + L::PIECE_BARRIERS};
+  const PairScores tile(p, at, shared + L::KEYS, shared + L::VALUES, tile_place(shared, half));
+  const TilesPlace channels =
+      TilesPlace(shared + L::FIRST_PIECE).at(half, SUM_CHANNELS * TOKEN_ROW_BYTES);
+  Sums dk, dv;
+  Block blocks[2];
+  QueryRuns<UNIT_SLOTS> walk(at);
+  int pair = 0;
+  const PairWork work = {shared, half, own_tile, pieces, tile,  channels,
+                         walk,   pair, dk,       dv,     blocks};
+
+  const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + L::KEYS_CAME, 0);
-  if (seen.begin < seen.end) {
+  if (any) {
     own_tile.wait_until_full(TileRing::Place(0));
-    tile.start_scores(scores);
-    tile.start_values(values);
+    tile.start_scores(blocks[0].x);
+    tile.start_values(blocks[1].x);
     for (;;) {
       do {
-        work_on_pair();
-      } while (walk.count < walk.end);
-      finish<0>(scores);
-      finish<0>(values);
-      if (!walk.next_run(at, tiles()))
+        work.run();
+      } while (walk.is_in_run());
+      finish<0>(blocks[0].x);
+      finish<0>(blocks[1].x);
+      if (!walk.next_run(at))
         break;
       pieces.wait_until_full(PieceRing::Place(pair * PIECES_A_PAIR)); // with it the units came
       change_units(dk, dv, units_of(shared, walk.last_slot(), half),
-                   units_of(shared, walk.slot, half));
+                   units_of(shared, walk.slot(), half));
     }
     leave_units(dk, dv, units_of(shared, walk.last_slot(), half));
   }
@@ -282,24 +294,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const KeyHead at = key_head(p);
   const int first_key = block_of_keys() * BLOCK_KV;
 
-  if (threadIdx.x == 0) {
-    for (int half = 0; half < 2; ++half) {
-      tile_ring(shared, half).init();
-      init_mbarrier(shared + L::READY + half * 8, 128);
-      init_mbarrier(shared + L::TAKEN + half * 8, 256);
-    }
-    PieceRing{shared + L::PIECE_BARRIERS}.init();
-    init_mbarrier(shared + L::KEYS_CAME, 1);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= PAIR_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == PAIR_WARPS * 32)
-      Producer(p, shared, at).run(first_key);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_key);
-  }
+  run_roles<PAIR_WARPS>(
+      [&] {
+        for (int half = 0; half < 2; ++half) {
+          tile_ring(shared, half).init();
+          init_mbarrier(shared + L::READY + half * 8, 128);
+          init_mbarrier(shared + L::TAKEN + half * 8, 256);
+        }
+        PieceRing{shared + L::PIECE_BARRIERS}.init();
+        init_mbarrier(shared + L::KEYS_CAME, 1);
+      },
+      Nothing(), [&] { Producer(p, shared, at).run(first_key); },
+      [&] { consume(p, shared, at, first_key); });
 }

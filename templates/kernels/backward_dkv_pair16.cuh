@@ -1,23 +1,23 @@
 //===- kernels/backward_dkv_pair16.cuh - the same with dK and dV in 16 bits, sm_90a --===//
 //
-// As kernels/backward_dkv_pair.cuh, but that P and dS are of 16 bits and products are added to the
-// sums by the tensor cores. In a pair of tiles:
+// This kernel differs from kernels/backward_dkv_pair.cuh in that P and dS have 16 bits and the
+// tensor cores add products to the sums. For a pair of tiles a warpgroup
 //
-//   wait for S and dP; P to shared memory; begin dV's product of the own tile; dS; begin that of
-//   the other's; wait; dS to P's place; begin dK's products, S of the next pair; wait for dK; begin
-//   dP
+//   waits for S and dP; writes P to shared memory; begins dV's product of its own tile; forms dS;
+//   begins dV's product of the other tile; waits; writes dS where P was; begins dK's products and S
+//   of the next pair; waits for dK; begins dP
 //
-// What a warpgroup hands over is A of both warpgroups' products where it lies: written, P and dS in
-// turn, once all products with what was there are over (`taken`), and read once it is all written
-// (`ready`). A tile's dO serves dP and dV, and is free when dV is.
+// What a warpgroup writes, P and dS in turn, is operand A of both warpgroups' products. It is
+// written once all products with what was there before are over (`taken`), and read once all of it
+// is written (`ready`). A tile's dO serves dP and dV, and is free when dV's product is over.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/fused_products.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/query_pairs.cuh"
+#include "tile/roles.cuh"
 
 static_assert(!QK16 && DV16 && DK16 && !SCALED_DOUT && BLOCK_KV == 64);
 
@@ -62,7 +62,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
                                         int first_key) {
   const PairCopies copy{p, at};
   copy.keys(shared + L::KEYS, shared + L::VALUES, first_key, shared + L::KEYS_CAME);
-  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
+  const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const auto fill_tiles = [&](int pair, const QueryTile& first, const QueryTile& second) {
     const PairRing::Place place(pair);
 #pragma unroll
@@ -75,10 +75,10 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
   if (!walk.has(tile))
     return;
   int pair = 0;
-  fill_tiles(pair, tile, second_of_pair(walk, tile));
+  fill_tiles(pair, tile, walk.second_of_pair(tile));
 #pragma unroll 1
   while (walk.has(tile)) {
-    const QueryTile second = second_of_pair(walk, tile), next = walk.next(second);
+    const QueryTile second = walk.second_of_pair(tile), next = walk.next(second);
     const PairRing::Place place(pair);
 #pragma unroll
     for (int of = 0; of < 2; ++of) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
     }
     ++pair;
     if (walk.has(next))
-      fill_tiles(pair, next, second_of_pair(walk, next));
+      fill_tiles(pair, next, walk.second_of_pair(next));
     tile = next;
   }
   // Behind the last pair consumers start the products of one more, whose results nobody reads.
@@ -106,17 +106,14 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   const auto taken = [&](int of) { return shared + L::TAKEN + of * 8; };
   /// A tile's rows of 16 bits, from this warpgroup's channels on.
   const auto channels_of = [&](u32 rows) {
-    return Units::of_address(anew(rows) +
-                             half * (SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>));
+    return Address16::of_address(anew(rows) +
+                                 half * (SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>));
   };
 
   Sums dk, dv;
   Scores::Sum scores[COLUMNS8][4];
   int values[COLUMNS8][4]; // the bits of dP
-  const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
-  };
-  RunWalk<1> walk(tiles());
+  QueryRuns<1> walk(at);
   int pair = 0;
 
   const auto hand_over = [&](const u32(&rows16)[TILE_Q / 16][4]) {
@@ -129,21 +126,20 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   const auto begin_dv = [&](int of) {
     wait_for_phase(ready(of), OF_P, "P of the other");
     tile_ring(shared, of).wait_until_full(PairRing::Place(pair)); // its dO
-    issue_from_rows(dv, Units::of_address(anew(handed_by(of))),
+    issue_from_rows(dv, Address16::of_address(anew(handed_by(of))),
                     channels_of(tile_place(shared, of) + PairTile::DOUT));
   };
   const auto begin_dk = [&](int of) {
     wait_for_phase(ready(of), OF_DS, "dS of the other");
     query_ring(shared, of).wait_until_full(PairRing::Place(pair));
-    issue_from_rows(dk, Units::of_address(anew(handed_by(of))),
+    issue_from_rows(dk, Address16::of_address(anew(handed_by(of))),
                     channels_of(query_place(shared, of)));
   };
   const auto work_on_pair = [&] {
     finish<0>(scores);
-    const int own = walk.count + half;
     float x[COLUMNS8][4], ds[COLUMNS8][4], none[2];
     u32 rows16[TILE_Q / 16][4];
-    tile.take_scores(x, scores, (own + walk.shift) * TILE_Q, own >= walk.end);
+    tile.take_scores(x, scores, walk.first_query(half), walk.comes_again(half));
     pack_fragments<TILE_Q / 16>(rows16, x);
     wait_for_phase(taken(half), OF_DS, "products with dS");
     hand_over(rows16);
@@ -169,19 +165,19 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     }
     tile.start_values(values);
     ++pair;
-    walk.count = minimum(walk.count + 2, walk.end);
+    walk.advance_pair();
   };
 
-  const Range seen = tiles();
+  const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + L::KEYS_CAME, 0);
-  if (seen.begin < seen.end) {
+  if (any) {
     tile_ring(shared, half).wait_until_full(PairRing::Place(0));
     tile.start_scores(scores);
     tile.start_values(values);
     do {
       work_on_pair();
-    } while (walk.count < walk.end || walk.next_run(at, tiles()));
+    } while (walk.is_in_run() || walk.next_run(at));
     finish<0>(scores);
     finish<0>(values);
   }
@@ -204,24 +200,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const KeyHead at = key_head(p);
   const int first_key = block_of_keys() * BLOCK_KV;
 
-  if (threadIdx.x == 0) {
-    for (int of = 0; of < 2; ++of) {
-      tile_ring(shared, of).init();
-      query_ring(shared, of).init();
-      init_mbarrier(shared + L::READY + of * 8, 128);
-      init_mbarrier(shared + L::TAKEN + of * 8, 256);
-    }
-    init_mbarrier(shared + L::KEYS_CAME, 1);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= PAIR_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == PAIR_WARPS * 32)
-      produce(p, shared, at, first_key);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_key);
-  }
+  run_roles<PAIR_WARPS>(
+      [&] {
+        for (int of = 0; of < 2; ++of) {
+          tile_ring(shared, of).init();
+          query_ring(shared, of).init();
+          init_mbarrier(shared + L::READY + of * 8, 128);
+          init_mbarrier(shared + L::TAKEN + of * 8, 256);
+        }
+        init_mbarrier(shared + L::KEYS_CAME, 1);
+      },
+      Nothing(), [&] { produce(p, shared, at, first_key); },
+      [&] { consume(p, shared, at, first_key); });
 }

@@ -1,23 +1,21 @@
 //===- kernels/backward_dkv_ws.cuh - dK and dV, warp-specialised, sm_90a ---------===//
 //
-// The arithmetic of kernels/backward_dkv.cuh by warps of different duties. One thread copies tiles
-// of queries into a ring of stages, and a warp beside it writes what dP of each starts from; each
-// warpgroup owns 64 keys and walks over them. Two blocks of accumulators take turns: while a
-// product is added to its sums the next one runs, and S of the next tile is under way before this
-// one's work ends.
+// This kernel computes what kernels/backward_dkv.cuh computes, by warps of different duties. One
+// thread copies tiles of queries into a ring of stages, and a warp beside it writes what dP of each
+// tile starts from; each warpgroup owns 64 keys and walks over the tiles. Two blocks of
+// accumulators take turns: while one product is added to its sums the next one runs, and S of the
+// next tile is under way before the work on this tile ends.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
-#include "ptx/warp_roles.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/column_start.cuh"
 #include "tile/key_gradients.cuh"
-#include "tile/quantizer.cuh"
-#include "tile/query_walk.cuh"
+#include "tile/operand.cuh"
 #include "tile/ring.cuh"
-#include "tile/transposed_scores.cuh"
+#include "tile/roles.cuh"
+#include "tile/tiles.cuh"
 
 static_assert(!QK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q);
 
@@ -83,7 +81,7 @@ __device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
 __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
-  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
+  const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const u32 came = shared + SharedLayout::KEYS_CAME;
   const int keys = minimum(BLOCK_KV, at.padded_kv() - first_key);
   const int values = PACKED ? keys : BLOCK_KV; // behind all of a tensor's there come zeros
@@ -102,7 +100,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
   for (QueryTile tile = walk.start(at); walk.has(tile); tile = walk.next(tile), ++count) {
     const RingPlace place(count);
     const u32 stage = stage_of(shared, place), full = ring.full(place);
-    const bool begins_unit = CHANNEL_UNITS && (count == 0 || walk.begins_run(tile));
+    const bool begins_unit = CHANNEL_UNITS && walk.begins_run(tile);
     constexpr int UNIT_VECTORS = (DK16 ? 0 : CHANNEL_VECTORS) + (DV16 ? 0 : CHANNEL_VECTORS);
     ring.begin_filling(place,
                        SharedLayout::STARTS + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0));
@@ -113,13 +111,13 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
                 full);
     else
       copy_caller_rows(stage + SharedLayout::DOUT, p.dout_map, p.dout_rows + tile.elements(),
-                       tile.in_head * TILE_Q, tile.head, at.batch, full);
+                       tile.first_query(), tile.head, at.batch, full);
     if (begins_unit) {
       const u32 units = units_of(shared, slot);
       slot = slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
       constexpr int BYTES = CHANNEL_VECTORS * VECTOR_BYTES;
-      const s64 unit = (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN) *
-                       (CHANNEL_VECTORS * HEAD_DIM);
+      const s64 unit =
+          (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) * (CHANNEL_VECTORS * HEAD_DIM);
       if constexpr (!DK16)
         bulk_copy(units + UNITS_OF_Q, p.qt8_scale + unit, BYTES, full);
       if constexpr (!DV16)
@@ -129,7 +127,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
       bulk_copy(stage + SharedLayout::DV_DOUT, p.dot8 + tile.elements(), TILE_Q * HEAD_DIM, full);
     if constexpr (DK16)
       copy_caller_rows(stage + SharedLayout::DK_QUERIES, p.q_map, p.query_rows + tile.elements(),
-                       tile.in_head * TILE_Q, tile.head, at.batch, full);
+                       tile.first_query(), tile.head, at.batch, full);
     else
       bulk_copy(stage + SharedLayout::DK_QUERIES, p.qt8 + tile.elements(), TILE_Q * HEAD_DIM, full);
   }
@@ -141,7 +139,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
 /// is full: also that behind the last tile.
 __device__ __forceinline__ void write_starts(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
-  const int tiles = QueryWalk(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
+  const int tiles = QueryTiles(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
   const QueryRing ring = {shared + SharedLayout::BARRIERS};
 #pragma unroll 1
   for (int count = 0; count <= tiles; ++count) {
@@ -154,62 +152,74 @@ __device__ __forceinline__ void write_starts(const Params& p, u32 shared, int fi
   }
 }
 
-__device__ __forceinline__ void consume(const Params& p, u32 shared, int first_key) {
-  const KeyHead at = key_head_anew(p);
-  const QueryRing ring = {shared + SharedLayout::BARRIERS};
-  // One scale serves both rows (KEYS_A_SCALE). A block may be longer than what is padded; what its
-  // last rows hold does not matter.
-  const float key_scale =
-      p.k8_scale[at.padded_key() / KEYS_A_SCALE +
-                 key_scale_place(
-                     minimum(first_key + warp_id() * 16 + lane_id() / 4, at.padded_kv() - 1))];
+/// The first key that the warp owns. Computed where it is needed: registers are short.
+__device__ __forceinline__ int warp_key() {
+  return block_of_keys_anew() * BLOCK_KV + read_thread_anew() / 32 * 16;
+}
+
+/// S and dP of a tile, from the stage where it is.
+struct Products {
   struct Rows {
     TilesPlace tile;
   };
-  const int warpgroup = common_to_warp(warp_id() / 4);
-  const TilesPlace base(shared);
-  const Rows keys = {(base + SharedLayout::KEYS).at(warpgroup, 64 * SCORE_ROW_BYTES)};
-  const Rows values = {(base + SharedLayout::VALUES).at(warpgroup, 64 * VALUE_ROW_BYTES)};
-  const auto operand = [&](int of_stage, const RingPlace& place) {
-    return (base + (SharedLayout::FIRST_STAGE + of_stage))
-        .at(place.stage, SharedLayout::STAGE_BYTES);
-  };
+  u32 shared;
+  Rows keys, values;
+  Scores::Sum (&scores)[COLUMNS8][4];
+  ValueSum (&value_products)[COLUMNS8][4];
 
-  Sums dk, dv;
-  Block blocks[2]; // in which products take turns
-  Scores::Sum no_scores[COLUMNS8][4];
-  float no_values[COLUMNS8][4];
-  auto& scores = score_sums(blocks[PRODUCTS % 2], no_scores);
-  auto& value_products = value_sums(blocks[(PRODUCTS + 1) % 2], no_values);
-  const auto start_scores = [&](const RingPlace& place) {
+  __device__ __forceinline__ void start_scores(const RingPlace& place) const {
     wait_for_phase(started(shared, place), place.parity, "what dP starts from");
     issue_scores(scores, keys, operand(SharedLayout::QUERIES, place));
-  };
-  const auto start_values = [&](const RingPlace& place) {
+  }
+  __device__ __forceinline__ void start_values(const RingPlace& place) const {
     issue_values(value_products, values, operand(SharedLayout::DOUT, place),
                  ColumnStart(shared + SharedLayout::ONES),
                  stage_of(shared, place) + SharedLayout::STARTS);
-  };
+  }
+  __device__ __forceinline__ TilesPlace operand(int of_stage, const RingPlace& place) const {
+    return (TilesPlace(shared) + (SharedLayout::FIRST_STAGE + of_stage))
+        .at(place.stage, SharedLayout::STAGE_BYTES);
+  }
+};
 
-  // What follows from the warp's place is computed where it is asked for: registers are short.
-  const auto warp_key = [] {
-    return block_of_keys_anew() * BLOCK_KV + read_thread_anew() / 32 * 16;
-  };
-  const auto tiles = [&] {
-    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
-  };
-  RunWalk<UNIT_SLOTS> walk(tiles());
-  const auto work_on_tile = [&] {
-    const RingPlace place(walk.count), next_place(walk.count + 1);
-    const u32 stage = stage_of(shared, place);
-    finish<0>(scores);
+/// What a warpgroup does with each tile.
+struct TileWork {
+  const Params& p;
+  const KeyHead& at;
+  QueryRing ring;
+  const Products& products;
+  QueryRuns<UNIT_SLOTS>& walk;
+  Sums &dk, &dv;
+  Block (&blocks)[2]; ///< in which products of dV and dK take turns
+  float key_scale;
+
+  __device__ __forceinline__ void run() const {
+    const RingPlace place(walk.count()), next_place(walk.count() + 1);
+    finish<0>(products.scores);
     if constexpr (DP_BEGINS == DpBegins::beside_p)
-      start_values(place);
-    float x[COLUMNS8][4];
-    probabilities(x, scores, stage + SharedLayout::ROWS, key_scale);
+      products.start_values(place);
+    float x[COLUMNS8][4], ds[COLUMNS8][4];
+    take_scores(x, place);
+    Operand of_p, of_ds;
+    const RowScales p_scales = take_probabilities(of_p, x, place);
+    const RowScales ds_scales = take_gradients(of_ds, ds, x);
+    // Products begin behind it: beside them it would take registers that there are not.
+    if constexpr (!DK16 && !DV16)
+      order_behind(of_p.x8[0][0], of_ds.x8, p.padded_q & 1);
+    if constexpr (DV16 && DP_BEGINS != DpBegins::behind_dv)
+      finish_rows<0>(dv);
+    add_products(of_p, of_ds, p_scales, ds_scales, place, next_place);
+    walk.advance();
+  }
+
+private:
+  __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4],
+                                              const RingPlace& place) const {
+    const u32 stage = stage_of(products.shared, place);
+    probabilities(x, products.scores, stage + SharedLayout::ROWS, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
-    if constexpr (CAUSAL) {
-      const int first_query = (walk.count + walk.shift) * TILE_Q, own = warp_key();
+    if constexpr (HAS_MASK) {
+      const int first_query = walk.first_query(), own = warp_key();
       if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(own, 16)))
         mask(
             x,
@@ -218,54 +228,58 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
             },
             0.0f);
     }
-
-    u32 p8[TILE_Q / 32][4], ds8[TILE_Q / 32][4], p16[TILE_Q / 16][4], ds16[TILE_Q / 16][4];
-    Scale p_low, p_high, ds_low, ds_high;
+  }
+  /// P as dV's operand; in 16 bits dV's product is started.
+  __device__ __forceinline__ RowScales take_probabilities(Operand& of_p,
+                                                          const float (&x)[COLUMNS8][4],
+                                                          const RingPlace& place) const {
     if constexpr (DV16) {
-      pack_fragments<TILE_Q / 16>(p16, x);
-      issue_rows<TILE_Q / 16>(dv, p16, operand(SharedLayout::DOUT, place));
+      pack_fragments<TILE_Q / 16>(of_p.x16, x);
+      issue_rows<TILE_Q / 16>(dv, of_p.x16, products.operand(SharedLayout::DOUT, place));
       if constexpr (DP_BEGINS == DpBegins::behind_dv) {
-        start_values(place);
+        products.start_values(place);
         finish_rows<1>(dv);
       }
+      return {};
     } else {
       float largest[2];
       largest_probabilities(x, largest);
       quad_max_nan(largest);
-      p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
-      p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
-      quantize_fragments<false, TILE_Q / 32>(p8, x, p_low.inverse, p_high.inverse);
+      return quantize<false>(of_p, x, largest);
     }
-    float ds[COLUMNS8][4], largest_ds[2] = {0, 0};
-    take_values<DV16 && DP_BEGINS != DpBegins::behind_dv ? 1 : 0>(ds, value_products);
-    score_gradients<!DK16>(ds, x, largest_ds);
+  }
+  /// dS, once dP is there, as dK's operand.
+  __device__ __forceinline__ RowScales take_gradients(Operand& of_ds, float (&ds)[COLUMNS8][4],
+                                                      const float (&x)[COLUMNS8][4]) const {
+    float largest[2] = {0, 0};
+    take_values<DV16 && DP_BEGINS != DpBegins::behind_dv ? 1 : 0>(ds, products.value_products);
+    score_gradients<!DK16>(ds, x, largest);
     if constexpr (DK16) {
-      pack_fragments<TILE_Q / 16>(ds16, ds);
+      pack_fragments<TILE_Q / 16>(of_ds.x16, ds);
+      return {};
     } else {
-      quad_max_nan(largest_ds);
-      ds_low = fast_scale<SIGNED_LEVELS>(largest_ds[0]);
-      ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
-      quantize_fragments<true, TILE_Q / 32>(ds8, ds, ds_low.inverse, ds_high.inverse);
-      // Products begin behind it: beside them it would take registers that there are not.
-      if constexpr (!DV16)
-        order_behind(p8[0][0], ds8, p.padded_q & 1);
+      quad_max_nan(largest);
+      return quantize<true>(of_ds, ds, largest);
     }
-
-    if constexpr (DV16 && DP_BEGINS != DpBegins::behind_dv)
-      finish_rows<0>(dv);
+  }
+  /// Two products are under way at a time: dV, dK, and of the next tile S, or S and dP.
+  __device__ __forceinline__ void add_products(const Operand& of_p, const Operand& of_ds,
+                                               const RowScales& p_scales,
+                                               const RowScales& ds_scales, const RingPlace& place,
+                                               const RingPlace& next_place) const {
     if constexpr (DK16)
-      issue_rows<TILE_Q / 16>(dk, ds16, operand(SharedLayout::DK_QUERIES, place));
-    // Two of these are under way at a time: dV, dK, and of the next tile S, or S and dP.
+      issue_rows<TILE_Q / 16>(dk, of_ds.x16, products.operand(SharedLayout::DK_QUERIES, place));
     const auto issue = [&](int i) {
       if (i < PRODUCTS_OF_DV)
-        blocks[i % 2].template issue<false>(p8, operand(SharedLayout::DV_DOUT, place), i);
+        blocks[i % 2].template issue<false>(of_p.x8, products.operand(SharedLayout::DV_DOUT, place),
+                                            i);
       else if (i < PRODUCTS)
-        blocks[i % 2].template issue<true>(ds8, operand(SharedLayout::DK_QUERIES, place),
-                                           i - PRODUCTS_OF_DV);
+        blocks[i % 2].template issue<true>(
+            of_ds.x8, products.operand(SharedLayout::DK_QUERIES, place), i - PRODUCTS_OF_DV);
       else if (i == PRODUCTS)
-        start_scores(next_place);
+        products.start_scores(next_place);
       else if constexpr (DP_BEGINS == DpBegins::with_next_scores)
-        start_values(next_place);
+        products.start_values(next_place);
     };
     issue(0);
     if constexpr (DK16)
@@ -274,36 +288,61 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i) {
       if (i < PRODUCTS_OF_DV)
-        blocks[i % 2].template add_to<false, 1>(dv, p_low.value, p_high.value, i);
+        blocks[i % 2].template add_to<false, 1>(dv, p_scales.low.value, p_scales.high.value, i);
       else
-        blocks[i % 2].template add_to<true, 1>(dk, ds_low.value, ds_high.value, i - PRODUCTS_OF_DV);
+        blocks[i % 2].template add_to<true, 1>(dk, ds_scales.low.value, ds_scales.high.value,
+                                               i - PRODUCTS_OF_DV);
       if (i == PRODUCTS - 1)
         ring.release(place);
       issue(i + 2);
     }
     if constexpr (PRODUCTS == 0)
       ring.release(place);
-    ++walk.count;
-  };
+  }
+};
 
-  const Range seen = tiles();
+__device__ __forceinline__ void consume(const Params& p, u32 shared, int first_key) {
+  const KeyHead at = key_head_anew(p);
+  // One scale serves both rows (KEYS_A_SCALE). A block may be longer than what is padded; what its
+  // last rows hold does not matter.
+  const float key_scale =
+      p.k8_scale[at.padded_key() / KEYS_A_SCALE +
+                 key_scale_place(
+                     minimum(first_key + warp_id() * 16 + lane_id() / 4, at.padded_kv() - 1))];
+  const int warpgroup = common_to_warp(warp_id() / 4);
+  const TilesPlace base(shared);
+
+  Sums dk, dv;
+  Block blocks[2];
+  Scores::Sum no_scores[COLUMNS8][4];
+  float no_values[COLUMNS8][4];
+  const Products products = {shared,
+                             {(base + SharedLayout::KEYS).at(warpgroup, 64 * SCORE_ROW_BYTES)},
+                             {(base + SharedLayout::VALUES).at(warpgroup, 64 * VALUE_ROW_BYTES)},
+                             score_sums(blocks[PRODUCTS % 2], no_scores),
+                             value_sums(blocks[(PRODUCTS + 1) % 2], no_values)};
+  QueryRuns<UNIT_SLOTS> walk(at);
+  const TileWork work = {
+      p, at, {shared + SharedLayout::BARRIERS}, products, walk, dk, dv, blocks, key_scale};
+
+  const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + SharedLayout::KEYS_CAME, 0);
-  if (seen.begin < seen.end) {
-    start_scores(RingPlace(0));
+  if (any) {
+    products.start_scores(RingPlace(0));
     if constexpr (DP_BEGINS == DpBegins::with_next_scores)
-      start_values(RingPlace(0));
+      products.start_values(RingPlace(0));
     for (;;) {
       do {
-        work_on_tile();
-      } while (walk.count < walk.end);
-      finish<0>(scores);
+        work.run();
+      } while (walk.is_in_run());
+      finish<0>(products.scores);
       if constexpr (DP_BEGINS == DpBegins::with_next_scores)
-        finish<0>(value_products);
-      if (!walk.next_run(key_head_anew(p), tiles()))
+        finish<0>(products.value_products);
+      if (!walk.next_run(key_head_anew(p)))
         break;
       if constexpr (CHANNEL_UNITS) {
-        const u32 units = units_of(shared, walk.slot), last = units_of(shared, walk.last_slot());
+        const u32 units = units_of(shared, walk.slot()), last = units_of(shared, walk.last_slot());
         const u32 ratios = shared + SharedLayout::RATIOS + read_thread_anew() / 32 * VECTOR_BYTES;
         change_units_of_warp(dk, dv, ratios, last, units);
       }
@@ -329,25 +368,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return;
   const int first_key = block_of_keys() * BLOCK_KV;
 
-  if (threadIdx.x == 0) {
-    QueryRing{shared + SharedLayout::BARRIERS}.init();
-    for (int stage = 0; stage < STAGES; ++stage)
-      init_mbarrier(shared + SharedLayout::STARTED + stage * 8, 32);
-    init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
-    publish_mbarriers();
-  }
-  OnesRows::write(shared + SharedLayout::ONES);
-  fence_async_proxy();
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= CONSUMING_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMING_WARPS * 32)
-      produce(p, shared, first_key);
-    else if (warp_id() == CONSUMING_WARPS + 1)
-      write_starts(p, shared, first_key);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, first_key);
-  }
+  run_roles<CONSUMING_WARPS>(
+      [&] {
+        QueryRing{shared + SharedLayout::BARRIERS}.init();
+        for (int stage = 0; stage < STAGES; ++stage)
+          init_mbarrier(shared + SharedLayout::STARTED + stage * 8, 32);
+        init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
+      },
+      [&] {
+        OnesRows::write(shared + SharedLayout::ONES);
+        fence_async_proxy();
+      },
+      [&] { produce(p, shared, first_key); }, [&] { consume(p, shared, first_key); },
+      [&] {
+        if (warp_id() == CONSUMING_WARPS + 1)
+          write_starts(p, shared, first_key);
+      });
 }

@@ -1,33 +1,36 @@
 //===- kernels/backward_dq_pair.cuh - dQ of wide heads by pairs of warpgroups, sm_90a --===//
 //
-// The arithmetic of kernels/backward_dq.cuh, warp-specialised as kernels/backward_dq_ws.cuh. Two
-// warpgroups own the same 64 queries (tile/pair.cuh): each forms S, P and dP of one half of a
-// step's 128 keys, and sums its channels of dQ over both halves. In a step:
+// This kernel computes what kernels/backward_dq.cuh computes, warp-specialised as
+// kernels/backward_dq_ws.cuh is. Two warpgroups own the same 64 queries (tile/pair.cuh): each forms
+// S, P and dP of one half of a step's 128 keys, and sums its channels of dQ over both halves. A
+// step:
 //
-//   wait for S; begin dP; P; wait for dP; dS; its 8 bits or 16, for both warpgroups; begin the
-//   products of its own half, and of the other's once that has come; begin the next S; add products
+//   wait for S; begin dP; form P; wait for dP; form dS, in 8 bits or 16, for both warpgroups; begin
+//   the products of the own half, and those of the other's once its dS is there; begin the next S;
+//   add products
 //
-// They meet twice a step: before dS is written, with its rows' maxima where it is in 8 bits, which
-// are of all 128 keys, and before it is read. What one has read behind a meeting the other writes
-// anew only behind the next one.
+// The warpgroups meet twice a step: before dS is written, and before the other's dS is read. If dS
+// is in 8 bits, its scale is that of all 128 keys, and at the first meeting the warpgroups exchange
+// the maxima of their rows. What one warpgroup has read behind a meeting, the other one writes
+// again only behind the next meeting.
 //
-// Keys for S, values, and the keys that dS meets are free at different times of a step: each has a
-// ring of its own, those of halves one for each warpgroup.
+// Keys for S, values, and the keys that dS meets are free at different times of a step. So each
+// has a ring of its own; keys and values have one for each warpgroup.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/pair.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
 
 static_assert(!QK16 && BLOCK_Q == 64 && GROUP_KV == 128);
 
 constexpr int STEP_KEYS = 128, HALF_KEYS = TILE_ROWS;
-constexpr int STEPS_A_UNIT = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
+constexpr int STEPS_A_RUN = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
 constexpr int VECTOR_BYTES = SUM_CHANNELS * 4;
 /// Of one warpgroup's channels: scales, then inverses. What dQ is in, and what comes next.
 constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * VECTOR_BYTES : 0;
@@ -75,12 +78,10 @@ struct Rings {
 };
 using OnlyPlace = PlaceInRing<1>;
 
-/// The steps whose keys any query of the block sees.
-__device__ __forceinline__ Range steps_of(const Sequence& at, int first_query) {
-  return tiles_of<STEP_KEYS>(keys_of(at, tokens_from(first_query, BLOCK_Q)));
-}
-__device__ __forceinline__ u32 unit_place(u32 shared, int half, int unit, int vector) {
-  return shared + L::UNITS + (unit % UNIT_SLOTS * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
+using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>; ///< a step takes one tile
+
+__device__ __forceinline__ u32 unit_place(u32 shared, int half, int slot, int vector) {
+  return shared + L::UNITS + (slot * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
 }
 
 /// One thread copies everything.
@@ -96,201 +97,230 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     copy_caller_rows(shared + L::DOUT, p.dout_map, p.dout_rows + first, first_query, at.head,
                      at.batch, came);
 
-  const Range steps = steps_of(at, first_query);
+  Steps step(at, tokens_from(first_query, BLOCK_Q));
   const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
   const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
                             : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
   // Behind the last step S of one more is begun, which nobody reads.
-  const auto fill_keys = [&](int step) {
-    const RingPlace place(step - steps.begin);
+  const auto fill_keys = [&](const Steps& step) {
+    const RingPlace place(step.count());
     for (int half = 0; half < 2; ++half) {
       const Ring<4> ring = Rings(shared, half).keys;
-      ring.begin_filling(place, step < steps.end ? L::HALF_KEYS_BYTES + L::HALF_SCALES_BYTES : 0);
-      if (step == steps.end)
+      ring.begin_filling(place, step.more() ? L::HALF_KEYS_BYTES + L::HALF_SCALES_BYTES : 0);
+      if (!step.more())
         continue;
       const int in_shared = place.stage * 2 + half;
       bulk_copy(shared + L::KEYS + in_shared * L::HALF_KEYS_BYTES,
-                keys + static_cast<s64>(step * 2 + half) * L::HALF_KEYS_BYTES, L::HALF_KEYS_BYTES,
-                ring.full(place));
+                keys + static_cast<s64>(step.number * 2 + half) * L::HALF_KEYS_BYTES,
+                L::HALF_KEYS_BYTES, ring.full(place));
       bulk_copy(shared + L::KEY_SCALES + in_shared * L::HALF_SCALES_BYTES,
-                key_scales + step * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES, ring.full(place));
+                key_scales + step.number * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES,
+                ring.full(place));
     }
   };
-  if (steps.end > 0)
-    fill_keys(steps.begin);
+  if (step.any())
+    fill_keys(step);
 #pragma unroll 1
-  for (int step = steps.begin; step < steps.end; ++step) {
-    const OnlyPlace place(step - steps.begin);
+  for (; step.more(); step = step.next()) {
+    const OnlyPlace place(step.count());
     for (int half = 0; half < 2; ++half) {
       const Ring<4, 1> ring = Rings(shared, half).values;
       ring.begin_filling(place, L::HALF_VALUES_BYTES);
-      const int key = step * STEP_KEYS + half * HALF_KEYS;
+      const int key = step.first_key() + half * HALF_KEYS;
       copy_caller_rows(shared + L::VALUES + half * L::HALF_VALUES_BYTES, p.v_map,
                        p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch,
                        ring.full(place));
     }
-    fill_keys(step + 1);
+    fill_keys(step.next());
     const Ring<PAIR_WARPS, 1> ring = Rings(shared, 0).summed;
     const u32 full = ring.full(place);
-    const bool has_unit = HAS_UNITS && (step % STEPS_A_UNIT == 0 || step == steps.begin);
+    const bool has_unit = HAS_UNITS && step.begins_run();
     ring.begin_filling(place, 2 * L::HALF_SUMMED_BYTES + (has_unit ? 2 * UNIT_BYTES : 0));
-    bulk_copy(shared + L::SUMMED, summed + static_cast<s64>(step) * (2 * L::HALF_SUMMED_BYTES),
+    bulk_copy(shared + L::SUMMED,
+              summed + static_cast<s64>(step.number) * (2 * L::HALF_SUMMED_BYTES),
               2 * L::HALF_SUMMED_BYTES, full);
     if (has_unit) {
-      const int unit = step / STEPS_A_UNIT;
-      const float* vectors = p.kt8_scale + (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) *
+      const float* vectors = p.kt8_scale + (at.first_key_unit<CHANNEL_TOKENS_KV>() + step.run()) *
                                                (CHANNEL_VECTORS * HEAD_DIM);
       for (int half = 0; half < 2; ++half)
         for (int vector = 0; vector < CHANNEL_VECTORS; ++vector)
-          bulk_copy(unit_place(shared, half, unit, vector),
+          bulk_copy(unit_place(shared, half, step.slot<UNIT_SLOTS>(), vector),
                     vectors + vector * HEAD_DIM + half * SUM_CHANNELS, VECTOR_BYTES, full);
     }
   }
 }
 
+/// What a warpgroup, of the half `half` of keys and of channels, does in each step. Arrays are of
+/// what is under way from one step to the next.
+struct StepWork {
+  struct Rows {
+    TilesPlace tile;
+  };
+  const Sequence& at;
+  const u32& shared;
+  const int& half;
+  const Rings& rings;
+  const Rows &queries, &dout;
+  const TilesPlace &keys, &key_values; ///< of this half
+  const TilesPlace& summed; ///< this warpgroup's channels of the keys that dS meets, of each half
+  const OwnRows& own;
+  const RowStart& delta;
+  const Range& unmasked;
+  Steps& step;
+  Sums& dq;
+  Scores::Sum (&scores)[COLUMNS8][4];
+  int (&values)[COLUMNS8][4]; ///< the bits of dP
+  float (&x)[COLUMNS8][4];    ///< P
+  int (&products)[SUM_CHANNELS / 8][4];
+
+  __device__ __forceinline__ void begin_scores(const Steps& step) const {
+    const RingPlace place(step.count());
+    rings.keys.wait_until_full(place);
+    issue_scores(scores, queries, keys.at(place.stage, 2 * L::HALF_KEYS_BYTES));
+  }
+  __device__ __forceinline__ void run() const {
+    const OnlyPlace place(step.count());
+    finish<0>(scores);
+    if constexpr (DQ16) { // sums of the last step's products are its results
+      finish_rows<0>(dq);
+      if (step.count() > 0)
+        rings.summed.release(OnlyPlace(step.count() - 1));
+    }
+    rings.values.wait_until_full(place);
+    issue_value_panels<1>(values, dout, key_values, &delta);
+    take_scores();
+    rings.keys.release(RingPlace(step.count()));
+    float ds[COLUMNS8][4], largest[2] = {0, 0};
+    // Sums of dP have -delta already.
+    take_values<0>(ds, values, [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; });
+    rings.values.release(place);
+    score_gradients<!DQ16>(ds, x, largest);
+
+    u32 fragments[FRAGMENTS][4], others[FRAGMENTS][4];
+    float product_scale[2];
+    take_fragments(fragments, product_scale, ds, largest);
+    write_fragments(gradients_of(half), fragments);
+    rings.summed.wait_until_full(place); // with the first of a run its scales have come
+    begin_products(fragments, half, false);
+    meet_other();
+    read_fragments(others, gradients_of(1 - half));
+    begin_products(others, 1 - half, true);
+    begin_scores(step.next());
+    if constexpr (!DQ16) {
+      change_units();
+      finish<1>(products);
+      add_tokens(dq, products, product_scale[0], product_scale[1]);
+      rings.summed.release(place);
+    }
+    step = step.next();
+  }
+
+private:
+  static __device__ __forceinline__ void meet_other() {
+    named_barrier_sync<32 * PAIR_WARPS>(MEETING);
+  }
+  __device__ __forceinline__ u32 gradients_of(int of_half) const {
+    return shared + L::SCORE_GRADIENTS + of_half * L::HALF_GRADIENTS_BYTES;
+  }
+  __device__ __forceinline__ u32 maxima_of(int of_half) const {
+    return shared + L::MAXIMA + of_half * (BLOCK_Q * 4) +
+           (first_token_of_warp(threadIdx.x) + lane_id() / 4) * 4;
+  }
+  __device__ __forceinline__ void take_scores() const {
+    const RingPlace place(step.count());
+    // A lane's scales of 128 keys are those of their four 32.
+    probabilities(x, scores, own.row,
+                  read_float2(shared + L::KEY_SCALES +
+                              (place.stage * 2 + half) * L::HALF_SCALES_BYTES +
+                              (lane_id() & 3) * 16 + half * 8));
+    if (!step.is_in(unmasked))
+      hide(x, HiddenKeys(at, own.query[0], step.first_key() + half * HALF_KEYS, SINK_KEYS));
+  }
+  /// dS as operands, in 8 bits by the maxima of both halves. Behind it the other warpgroup has
+  /// read what this one wrote in the step before.
+  __device__ __forceinline__ void take_fragments(u32 (&fragments)[FRAGMENTS][4],
+                                                 float (&product_scale)[2],
+                                                 const float (&ds)[COLUMNS8][4],
+                                                 float (&largest)[2]) const {
+    if constexpr (DQ16) {
+      pack_fragments<FRAGMENTS>(fragments, ds);
+      meet_other();
+    } else {
+      quad_max_nan(largest);
+      if ((lane_id() & 3) == 0)
+        write_float(maxima_of(half), largest[0]), write_float(maxima_of(half) + 32, largest[1]);
+      meet_other();
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        largest[r] = max_nan(largest[r], read_float(maxima_of(1 - half) + 32 * r));
+      const Scale low = fast_scale<SIGNED_LEVELS>(largest[0]);
+      const Scale high = fast_scale<SIGNED_LEVELS>(largest[1]);
+      product_scale[0] = low.value, product_scale[1] = high.value;
+      quantize_fragments<true, FRAGMENTS>(fragments, ds, low.inverse, high.inverse);
+    }
+  }
+  __device__ __forceinline__ void begin_products(const u32 (&a)[FRAGMENTS][4], int of_half,
+                                                 bool adds) const {
+    const TilesPlace tile = summed.at(of_half, L::HALF_SUMMED_BYTES);
+    if constexpr (DQ16)
+      issue_rows(dq, a, tile);
+    else
+      issue_tokens<true>(products, a, tile, 0, adds);
+  }
+  __device__ __forceinline__ void change_units() const {
+    if (HAS_UNITS && step.changes_run())
+      dq.change_units_of_warp(
+          shared + L::RATIOS + warp_id() * VECTOR_BYTES,
+          unit_place(shared, half, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
+          unit_place(shared, half, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
+  }
+};
+
 __device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
                                         int first_query) {
   const int half = common_to_warp(warp_id() / 4);
   const Rings rings(shared, half);
-
-  ScoreRow row[2];
-  float minus_delta[2];
-  int query[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    query[r] = first_query + first_token_of_warp(threadIdx.x) + lane_id() / 4 + 8 * r;
-    row[r] = {read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE),
-              -read_row(p.q_rows, at.padded_query(), query[r], ROW_SHIFT)};
-    minus_delta[r] = read_row(p.q_rows, at.padded_query(), query[r], ROW_MINUS_DELTA);
-  }
-  const RowStart delta(minus_delta, shared + L::ONES);
-  const auto start = [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; };
+  const OwnRows own(p, at, first_query + first_token_of_warp(threadIdx.x) + lane_id() / 4);
+  const RowStart delta(own.minus_delta, shared + L::ONES);
   Sums dq;
   if constexpr (SINK_KEYS != 0)
-    begin_with_sink(p, dq, at, query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
-
-  struct Rows {
-    TilesPlace tile;
-  };
-  const Rows queries = {TilesPlace(shared + L::QUERIES)}, dout = {TilesPlace(shared + L::DOUT)};
+    begin_with_sink(p, dq, at, own.query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
+  const StepWork::Rows queries = {TilesPlace(shared + L::QUERIES)};
+  const StepWork::Rows dout = {TilesPlace(shared + L::DOUT)};
   // The producer's copies come whether there are keys or not: none may come after the block's end.
   wait_for_phase(shared + L::ROWS_CAME, 0);
 
-  const Range steps = steps_of(at, first_query);
-  const Range unmasked = unmasked_tiles_of<STEP_KEYS>(at, tokens_from(first_query, BLOCK_Q));
+  Steps step(at, tokens_from(first_query, BLOCK_Q));
+  const Range unmasked = Steps::unmasked(at, tokens_from(first_query, BLOCK_Q));
   const TilesPlace keys = TilesPlace(shared + L::KEYS).at(half, L::HALF_KEYS_BYTES);
   const TilesPlace key_values = TilesPlace(shared + L::VALUES).at(half, L::HALF_VALUES_BYTES);
-  // This warpgroup's channels of the keys that dS meets, in each half's.
   const TilesPlace summed = TilesPlace(shared + L::SUMMED)
                                 .at(half, DQ16 ? SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>
                                                : SUM_CHANNELS * TOKEN_ROW_BYTES);
   Scores::Sum scores[COLUMNS8][4];
-  int values[COLUMNS8][4]; // the bits of dP
-  float x[COLUMNS8][4];    // P
+  int values[COLUMNS8][4];
+  float x[COLUMNS8][4];
   int products[SUM_CHANNELS / 8][4];
-
-  const auto begin_scores = [&](int step) {
-    const RingPlace place(step - steps.begin);
-    rings.keys.wait_until_full(place);
-    issue_scores(scores, queries, keys.at(place.stage, 2 * L::HALF_KEYS_BYTES));
-  };
-  const auto take_scores = [&](int step) {
-    const RingPlace place(step - steps.begin);
-    // A lane's scales of 128 keys are those of their four 32.
-    probabilities(x, scores, row,
-                  read_float2(shared + L::KEY_SCALES +
-                              (place.stage * 2 + half) * L::HALF_SCALES_BYTES +
-                              (lane_id() & 3) * 16 + half * 8));
-    if (step < unmasked.begin || step >= unmasked.end)
-      hide(x, HiddenKeys(at, query[0], step * STEP_KEYS + half * HALF_KEYS, SINK_KEYS));
-  };
-  const auto gradients_of = [&](int of_half) {
-    return shared + L::SCORE_GRADIENTS + of_half * L::HALF_GRADIENTS_BYTES;
-  };
-  const auto maxima_of = [&](int of_half) {
-    return shared + L::MAXIMA + of_half * (BLOCK_Q * 4) +
-           (first_token_of_warp(threadIdx.x) + lane_id() / 4) * 4;
-  };
-  const auto meet_other = [] { named_barrier_sync<32 * PAIR_WARPS>(MEETING); };
-  const auto change_units = [&](int step) {
-    if (HAS_UNITS && step % STEPS_A_UNIT == 0 && step > steps.begin) {
-      const int unit = step / STEPS_A_UNIT;
-      dq.change_units_of_warp(shared + L::RATIOS + warp_id() * VECTOR_BYTES,
-                              unit_place(shared, half, unit - 1, CHANNEL_SCALE),
-                              unit_place(shared, half, unit, CHANNEL_INVERSE));
-    }
-  };
-
-  if (steps.end > 0) {
+  const StepWork work = {at,   shared,     half,   rings,  queries, dout,
+                         keys, key_values, summed, own,    delta,   unmasked,
+                         step, dq,         scores, values, x,       products};
+  if (step.any()) {
     if constexpr (DQ16 && SINK_KEYS == 0) { // else zeros are written while S is under way: C7515
 #pragma unroll
       for (int j = 0; j < SUM_CHANNELS / 8; ++j)
         hold(dq.x[j]);
     }
-    begin_scores(steps.begin);
+    work.begin_scores(step);
 #pragma unroll 1
-    for (int step = steps.begin; step < steps.end; ++step) {
-      const OnlyPlace place(step - steps.begin);
-      finish<0>(scores);
-      if constexpr (DQ16) { // sums of the last step's products are its results
-        finish_rows<0>(dq);
-        if (step > steps.begin)
-          rings.summed.release(OnlyPlace(step - 1 - steps.begin));
-      }
-      rings.values.wait_until_full(place);
-      issue_value_panels<1>(values, dout, key_values, &delta);
-      take_scores(step);
-      rings.keys.release(RingPlace(step - steps.begin));
-      float ds[COLUMNS8][4], largest[2] = {0, 0};
-      take_values<0>(ds, values, start);
-      rings.values.release(place);
-      score_gradients<!DQ16>(ds, x, largest);
-
-      u32 own[FRAGMENTS][4], others[FRAGMENTS][4];
-      float product_scale[2];
-      if constexpr (DQ16) {
-        pack_fragments<FRAGMENTS>(own, ds);
-        meet_other();
-      } else {
-        quad_max_nan(largest);
-        if ((lane_id() & 3) == 0)
-          write_float(maxima_of(half), largest[0]), write_float(maxima_of(half) + 32, largest[1]);
-        meet_other();
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          largest[r] = max_nan(largest[r], read_float(maxima_of(1 - half) + 32 * r));
-        const Scale low = fast_scale<SIGNED_LEVELS>(largest[0]);
-        const Scale high = fast_scale<SIGNED_LEVELS>(largest[1]);
-        product_scale[0] = low.value, product_scale[1] = high.value;
-        quantize_fragments<true, FRAGMENTS>(own, ds, low.inverse, high.inverse);
-      }
-      write_fragments(gradients_of(half), own);
-      rings.summed.wait_until_full(place); // with the first of a unit its scales have come
-      const auto begin_products = [&](const u32(&a)[FRAGMENTS][4], int of_half, bool adds) {
-        const TilesPlace tile = summed.at(of_half, L::HALF_SUMMED_BYTES);
-        if constexpr (DQ16)
-          issue_rows(dq, a, tile);
-        else
-          issue_tokens<true>(products, a, tile, 0, adds);
-      };
-      begin_products(own, half, false);
-      meet_other();
-      read_fragments(others, gradients_of(1 - half));
-      begin_products(others, 1 - half, true);
-      begin_scores(step + 1);
-      if constexpr (!DQ16) {
-        change_units(step);
-        finish<1>(products);
-        add_tokens(dq, products, product_scale[0], product_scale[1]);
-        rings.summed.release(place);
-      }
-    }
+    do {
+      work.run();
+    } while (step.more());
     finish<0>(scores);
     if constexpr (DQ16)
       finish_rows<0>(dq);
     if constexpr (HAS_UNITS)
-      dq.multiply_columns(unit_place(shared, half, (steps.end - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+      dq.multiply_columns(unit_place(shared, half, step.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }
@@ -304,25 +334,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
 
-  if (threadIdx.x == 0) {
-    for (int half = 0; half < 2; ++half) {
-      Rings(shared, half).keys.init();
-      Rings(shared, half).values.init();
-    }
-    Rings(shared, 0).summed.init();
-    init_mbarrier(shared + L::ROWS_CAME, 1);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  RowStart::write_ones(shared + L::ONES, threadIdx.x);
-  fence_async_proxy();
-  __syncthreads(); // nobody waits at a barrier that is none yet, or multiplies what is not written
-  if (warp_id() >= PAIR_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == PAIR_WARPS * 32)
-      produce(p, shared, at, first_query);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_query);
-  }
+  run_roles<PAIR_WARPS>(
+      [&] {
+        for (int half = 0; half < 2; ++half) {
+          Rings(shared, half).keys.init();
+          Rings(shared, half).values.init();
+        }
+        Rings(shared, 0).summed.init();
+        init_mbarrier(shared + L::ROWS_CAME, 1);
+      },
+      [&] {
+        RowStart::write_ones(shared + L::ONES, threadIdx.x);
+        fence_async_proxy();
+      },
+      [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });
 }

@@ -1,26 +1,25 @@
 //===- kernels/backward_dq_ws.cuh - dQ, warp-specialised, sm_90a -------------------===//
 //
-// The arithmetic of kernels/backward_dq.cuh by warps of different duties, for S in INT8 and a scale
-// of dS for each query and group of keys, or dS in 16 bits. One thread copies tiles in bulk into a
-// ring of stages; warpgroups of 64 queries each read them.
+// This kernel computes what kernels/backward_dq.cuh computes, by warps of different duties, if S is
+// in INT8 and dS has a scale for each query and group of keys or is in 16 bits. One thread copies
+// tiles in bulk into a ring of stages; warpgroups of 64 queries each read them.
 //
 // Beside dQ each warpgroup has accumulators of S, which P replaces, of dP, which dS replaces, and,
-// where dS is in INT8, of products that are added to dQ. A step waits for S, begins dP, forms P,
-// waits for dP, forms dS, begins the products and the next step's S, waits for the products and
-// adds them. Only a wait for everything crosses the loop's end (C7514).
+// if dS is in INT8, of products that are added to dQ. A step waits for S, begins dP, forms P, waits
+// for dP, forms dS, begins the products and S of the next step, waits for the products and adds
+// them. Only a wait for all products crosses the loop's end (C7514).
 //
-// What is read at one time comes in one step of the ring: the keys that dS meets a step later than
-// the keys and values that it is of. Hence a stage is free once dP is formed.
+// A stage holds what is read at one time: keys and values of its own step, and the keys that dS of
+// the step before meets. Hence a stage is free once dP is formed.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
-#include "ptx/warp_roles.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
 
 static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
 static_assert(DQ16 || !BLOCK_SCALES, "warpgroups share no scale");
@@ -30,10 +29,11 @@ constexpr int STEP_KEYS = DQ16 ? 2 * TOKENS_PER_TILE : GROUP_KV;
 constexpr int KEY_TILES = STEP_KEYS / TOKENS_PER_TILE;
 constexpr int STEP_COLUMNS8 = STEP_KEYS / 8;
 constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
-constexpr int STEPS_A_UNIT = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
+constexpr int STEPS_A_RUN = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
 constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
-/// Units whose scales are in shared memory: what dQ is in, and those whose first step has a stage.
-constexpr int UNIT_SLOTS = 1 + (STAGES + STEPS_A_UNIT - 1) / STEPS_A_UNIT;
+/// Runs whose scales are in shared memory: the one whose units dQ has, and those whose first step
+/// has a stage.
+constexpr int UNIT_SLOTS = 1 + (STAGES + STEPS_A_RUN - 1) / STEPS_A_RUN;
 constexpr int PANEL = PANEL_BYTES<VALUE_ROW_BYTES>;
 
 struct SharedLayout {
@@ -60,22 +60,15 @@ struct SharedLayout {
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
+using L = SharedLayout;
 using KeyRing = Ring<BLOCK_Q / 16>;
 
-/// A number of products.
-template <int COUNT> struct Pending { static constexpr int value = COUNT; };
+/// A step takes one tile. All warpgroups take all tiles: 128 queries or fewer see the same ones,
+/// with one exception at most.
+using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>;
 
-/// The steps whose keys any query of the block sees. All warpgroups take them all: 128 queries or
-/// fewer see the same groups but for one.
-__device__ __forceinline__ Range steps_of(const Sequence& at, int first_query) {
-  return tiles_of<STEP_KEYS>(keys_of(at, tokens_from(first_query, BLOCK_Q)));
-}
-/// Whether a step's keys are the first of a unit of channel scales, or of all.
-__device__ __forceinline__ bool begins_unit(int step, Range steps) {
-  return HAS_UNITS && (step % STEPS_A_UNIT == 0 || step == steps.begin);
-}
-__device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
-  return shared + SharedLayout::UNITS + unit % UNIT_SLOTS * UNIT_BYTES + vector * HEAD_DIM * 4;
+__device__ __forceinline__ u32 unit_place(u32 shared, int slot, int vector) {
+  return shared + SharedLayout::UNITS + slot * UNIT_BYTES + vector * HEAD_DIM * 4;
 }
 
 /// One thread copies everything.
@@ -102,126 +95,117 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
   const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
                             : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
-  const Range steps = steps_of(at, first_query);
-  if (steps.end == 0)
+  Steps step(at, tokens_from(first_query, BLOCK_Q)), last = step;
+  if (!step.any())
     return;
 #pragma unroll 1
-  for (int step = steps.begin; step <= steps.end; ++step) {
-    using L = SharedLayout;
-    const RingPlace place(step - steps.begin);
+  for (bool has_keys = true; has_keys;) {
+    const RingPlace place(step.count());
     const u32 full = ring.full(place);
-    const bool has_keys = step < steps.end;
-    const bool has_summed = step > steps.begin;
-    const bool has_unit = has_summed && begins_unit(step - 1, steps);
+    has_keys = step.more();
+    const bool has_summed = step.count() > 0; // the keys of the last step that dS meets
+    const bool has_unit = HAS_UNITS && has_summed && last.begins_run();
     ring.begin_filling(place,
                        (has_summed ? L::SUMMED_BYTES : 0) + (has_unit ? UNIT_BYTES : 0) +
                            (has_keys ? L::KEYS_BYTES + L::VALUES_BYTES + L::KEY_SCALES_BYTES : 0));
     if (has_summed)
       bulk_copy(shared + L::SUMMED + place.stage * L::SUMMED_BYTES,
-                summed + static_cast<s64>(step - 1) * L::SUMMED_BYTES, L::SUMMED_BYTES, full);
-    // UNIT_SLOTS units ago is over: this stage was released after the one behind it had begun.
+                summed + static_cast<s64>(last.number) * L::SUMMED_BYTES, L::SUMMED_BYTES, full);
+    // The run that had this slot is over: this stage was released after the run behind it had
+    // begun.
     if (has_unit)
-      bulk_copy(unit_place(shared, (step - 1) / STEPS_A_UNIT, 0),
-                unit_of(at, (step - 1) / STEPS_A_UNIT), UNIT_BYTES, full);
+      bulk_copy(unit_place(shared, last.slot<UNIT_SLOTS>(), 0), unit_of(at, last.run()), UNIT_BYTES,
+                full);
     if (has_keys) {
       bulk_copy(shared + L::KEYS + place.stage * L::KEYS_BYTES,
-                keys + static_cast<s64>(step) * L::KEYS_BYTES, L::KEYS_BYTES, full);
+                keys + static_cast<s64>(step.number) * L::KEYS_BYTES, L::KEYS_BYTES, full);
       bulk_copy(shared + L::KEY_SCALES + place.stage * L::KEY_SCALES_BYTES,
-                key_scales + step * STEP_KEYS / 128 * (128 / KEYS_A_SCALE), L::KEY_SCALES_BYTES,
+                key_scales + step.first_key() / 128 * (128 / KEYS_A_SCALE), L::KEY_SCALES_BYTES,
                 full);
       for (int tile = 0; tile < KEY_TILES; ++tile) {
-        const int key = step * STEP_KEYS + tile * TILE_ROWS;
+        const int key = step.first_key() + tile * TILE_ROWS;
         copy_caller_rows<KEY_TILES * PANEL>(
             shared + L::VALUES + place.stage * L::VALUES_BYTES + tile * PANEL, p.v_map,
             p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch, full);
       }
     }
+    last = step;
+    step = step.next();
   }
 }
 
-__device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
-                                        int first_query) {
-  using L = SharedLayout;
-  const int warpgroup = common_to_warp(warp_id() / 4);
-  const KeyRing ring = {shared + L::BARRIERS};
-
-  ScoreRow row[2];
-  float minus_delta[2];
-  int query[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    // A block may be longer than what is padded; what its last rows read does not matter.
-    query[r] = minimum(first_query + warp_id() * 16 + lane_id() / 4 + 8 * r, at.padded_q() - 1);
-    row[r] = {read_row(p.q_rows, at.padded_query(), query[r], ROW_SCALE),
-              -read_row(p.q_rows, at.padded_query(), query[r], ROW_SHIFT)};
-    minus_delta[r] = read_row(p.q_rows, at.padded_query(), query[r], ROW_MINUS_DELTA);
-  }
-  const RowStart delta(minus_delta, shared + L::ONES);
-  const auto start = [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; }; // dP has -delta
-  Sums dq;
-  if constexpr (SINK_KEYS != 0)
-    begin_with_sink(p, dq, at, query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
-
+/// What a warpgroup does in each step. Arrays are of what is under way from one step to the next.
+struct StepWork {
   struct Rows {
     TilesPlace tile;
   };
-  const TilesPlace base(shared);
-  const Rows queries = {(base + L::QUERIES).at(warpgroup, 64 * SCORE_ROW_BYTES)};
-  const Rows dout = {(base + L::DOUT).at(warpgroup, 64 * VALUE_ROW_BYTES)};
-  // The producer's copies come whether there are keys or not: none may come after the block's end.
-  wait_for_phase(shared + L::ROWS_CAME, 0);
+  const Sequence& at;
+  const u32& shared;
+  const KeyRing& ring;
+  const Rows &queries, &dout;
+  const TilesPlace &keys, &key_values, &summed; ///< of the first stage
+  const OwnRows& own;
+  const RowStart& delta;
+  const Range& unmasked;
+  Steps& step;
+  Sums& dq;
+  Scores::Sum (&scores)[STEP_COLUMNS8][4];
+  int (&values)[STEP_COLUMNS8][4]; ///< the bits of dP
+  float (&x)[STEP_COLUMNS8][4];    ///< P
+  float (&ds)[STEP_COLUMNS8][4];
+  int (&products)[HEAD_DIM / 8][4];
+  float (&product_scale)[2];
 
-  // What follows from the warpgroup's place is computed where it is asked for: registers are short.
-  const auto own = [] {
+  /// The warpgroup's queries. Computed where they are needed: registers are short.
+  static __device__ __forceinline__ Range own_queries() {
     return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
-  };
+  }
+  // Behind the last step S of a stage that is there is begun, and nobody reads it: products never
+  // begin under a condition.
+  __device__ __forceinline__ void begin_scores(const Steps& step) const {
+    issue_scores<KEY_TILES>(scores, queries, keys.at(RingPlace(step.count()).stage, L::KEYS_BYTES));
+  }
+  __device__ __forceinline__ void run() const {
+    finish<0>(scores);
+    issue_value_panels<KEY_TILES>(
+        values, dout, key_values.at(RingPlace(step.count()).stage, L::VALUES_BYTES), &delta);
+    take_scores();
+    float largest[2] = {0, 0};
+    // Sums of dP have -delta already.
+    take_values<0>(ds, values, [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; });
+    // All of the stage has been read, the keys that dS meets by the last step's products.
+    ring.release(RingPlace(step.count()));
+    score_gradients<!DQ16>(ds, x, largest);
+    begin_products(largest);
+    begin_scores(step.next());
+    // In 16 bits products have nothing to be added to: the next step waits for them and for S.
+    if constexpr (DQ16)
+      finish_rows<0>(dq);
+    else
+      add_products();
+    step = step.next();
+  }
 
-  const Range steps = steps_of(at, first_query);
-  const Range unmasked = unmasked_tiles_of<STEP_KEYS>(at, own());
-  const auto place_of = [&](int step) { return RingPlace(step - steps.begin); };
-  const TilesPlace keys = base + L::KEYS, key_values = base + L::VALUES, summed = base + L::SUMMED;
-  Scores::Sum scores[STEP_COLUMNS8][4];
-  int values[STEP_COLUMNS8][4]; // the bits of dP
-  float x[STEP_COLUMNS8][4];    // P
-  int products[HEAD_DIM / 8][4];
-  float product_scale[2];
-
-  // What begins behind the last step is of nothing, and nobody reads it: products never begin under
-  // a condition.
-  const auto begin_scores = [&](int step) {
-    issue_scores<KEY_TILES>(scores, queries, keys.at(place_of(step).stage, L::KEYS_BYTES));
-  };
-  const auto begin_values = [&](int step) {
-    issue_value_panels<KEY_TILES>(values, dout,
-                                  key_values.at(place_of(step).stage, L::VALUES_BYTES), &delta);
-  };
-  const auto take_scores = [&](int step) {
-    const u32 key_scales = shared + L::KEY_SCALES + place_of(step).stage * L::KEY_SCALES_BYTES +
+private:
+  __device__ __forceinline__ void take_scores() const {
+    const u32 key_scales = shared + L::KEY_SCALES +
+                           RingPlace(step.count()).stage * L::KEY_SCALES_BYTES +
                            (read_thread_anew() & 3) * 16;
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile)
-      probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], row,
-                    read_float2(key_scales + (KEY_TILES == 2 ? tile : step & 1) * 8));
-    if (step < unmasked.begin || step >= unmasked.end) {
+      probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], own.row,
+                    read_float2(key_scales + (KEY_TILES == 2 ? tile : step.number & 1) * 8));
+    if (!step.is_in(unmasked)) {
       const int thread = read_thread_anew();
-      const int first = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
+      const int first = own_queries().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
       for (int tile = 0; tile < KEY_TILES; ++tile)
         hide(&x[tile * COLUMNS8],
-             HiddenKeys(at, first, step * STEP_KEYS + tile * TOKENS_PER_TILE, SINK_KEYS));
+             HiddenKeys(at, first, step.first_key() + tile * TOKENS_PER_TILE, SINK_KEYS));
     }
-  };
-  const auto change_units = [&](int step) {
-    if (HAS_UNITS && step % STEPS_A_UNIT == 0 && step > steps.begin) {
-      const int unit = step / STEPS_A_UNIT;
-      dq.change_units_of_warp(shared + L::RATIOS + read_thread_anew() / 32 * (HEAD_DIM * 4),
-                              unit_place(shared, unit - 1, CHANNEL_SCALE),
-                              unit_place(shared, unit, CHANNEL_INVERSE));
-    }
-  };
-  float ds[STEP_COLUMNS8][4];
-  const auto begin_products = [&](float(&largest)[2], int step) {
-    const RingPlace next = place_of(step + 1); // where the keys come that dS meets
+  }
+  __device__ __forceinline__ void begin_products(float (&largest)[2]) const {
+    const RingPlace next(step.next().count()); // the keys that dS meets come to this stage
     const TilesPlace tiles = summed.at(next.stage, L::SUMMED_BYTES);
     if constexpr (DQ16) {
       u32 ds16[STEP_KEYS / 16][4];
@@ -235,42 +219,57 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
       product_scale[0] = low.value, product_scale[1] = high.value;
       u32 ds8[STEP_KEYS / 32][4];
       quantize_fragments<true, STEP_KEYS / 32>(ds8, ds, low.inverse, high.inverse);
-      ring.wait_until_full(next); // with the first of a unit its scales have come
+      ring.wait_until_full(next); // with the first of a run its scales have come
       issue_tokens<true>(products, ds8, tiles);
     }
-  };
-  /// Where at most `PENDING` groups of products that began later are under way.
-  const auto add_products = [&](auto pending, int step) {
-    if constexpr (DQ16) {
-      finish_rows<pending.value>(dq);
-    } else {
-      change_units(step);
-      finish<pending.value>(products);
-      add_tokens(dq, products, product_scale[0], product_scale[1]);
-    }
-  };
+  }
+  /// While S of the next step is under way.
+  __device__ __forceinline__ void add_products() const {
+    if (HAS_UNITS && step.changes_run())
+      dq.change_units_of_warp(shared + L::RATIOS + read_thread_anew() / 32 * (HEAD_DIM * 4),
+                              unit_place(shared, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
+                              unit_place(shared, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
+    finish<1>(products);
+    add_tokens(dq, products, product_scale[0], product_scale[1]);
+  }
+};
 
-  if (steps.end > 0) {
+__device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
+                                        int first_query) {
+  const int warpgroup = common_to_warp(warp_id() / 4);
+  const KeyRing ring = {shared + L::BARRIERS};
+  const OwnRows own(p, at, first_query + warp_id() * 16 + lane_id() / 4, at.padded_q() - 1);
+  const RowStart delta(own.minus_delta, shared + L::ONES);
+  Sums dq;
+  if constexpr (SINK_KEYS != 0)
+    begin_with_sink(p, dq, at, own.query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
+  const TilesPlace base(shared);
+  const StepWork::Rows queries = {(base + L::QUERIES).at(warpgroup, 64 * SCORE_ROW_BYTES)};
+  const StepWork::Rows dout = {(base + L::DOUT).at(warpgroup, 64 * VALUE_ROW_BYTES)};
+  // The producer's copies come whether there are keys or not: none may come after the block's end.
+  wait_for_phase(shared + L::ROWS_CAME, 0);
+
+  Steps step(at, tokens_from(first_query, BLOCK_Q));
+  Scores::Sum scores[STEP_COLUMNS8][4];
+  int values[STEP_COLUMNS8][4];
+  float x[STEP_COLUMNS8][4], ds[STEP_COLUMNS8][4];
+  int products[HEAD_DIM / 8][4];
+  float product_scale[2];
+  const TilesPlace keys = base + L::KEYS, key_values = base + L::VALUES, summed = base + L::SUMMED;
+  const Range unmasked = Steps::unmasked(at, StepWork::own_queries());
+  const StepWork work = {at,     shared, ring,  queries,  dout,         keys, key_values,
+                         summed, own,    delta, unmasked, step,         dq,   scores,
+                         values, x,      ds,    products, product_scale};
+  if (step.any()) {
     ring.wait_until_full(RingPlace(0));
-    begin_scores(steps.begin);
+    work.begin_scores(step);
 #pragma unroll 1
-    for (int step = steps.begin; step < steps.end; ++step) {
-      finish<0>(scores);
-      begin_values(step);
-      take_scores(step);
-      float largest[2] = {0, 0};
-      take_values<0>(ds, values, start);
-      // All of the stage has been read, the keys that dS meets by the last step's products.
-      ring.release(place_of(step));
-      score_gradients<!DQ16>(ds, x, largest);
-      begin_products(largest, step);
-      begin_scores(step + 1);
-      // In 16 bits products have nothing to be added to: the next step waits for them and for S.
-      add_products(Pending < DQ16 ? 0 : 1 > (), step);
-    }
+    do {
+      work.run();
+    } while (step.more());
     finish<0>(scores);
     if constexpr (HAS_UNITS)
-      dq.multiply_columns(unit_place(shared, (steps.end - 1) / STEPS_A_UNIT, CHANNEL_SCALE));
+      dq.multiply_columns(unit_place(shared, step.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }
@@ -284,21 +283,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
 
-  if (threadIdx.x == 0) {
-    KeyRing{shared + SharedLayout::BARRIERS}.init();
-    init_mbarrier(shared + SharedLayout::ROWS_CAME, 1);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  RowStart::write_ones(shared + SharedLayout::ONES, threadIdx.x);
-  fence_async_proxy();
-  __syncthreads(); // nobody waits at a barrier that is none yet, or multiplies what is not written
-  if (warp_id() >= BLOCK_Q / 16) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == BLOCK_Q / 16 * 32)
-      produce(p, shared, at, first_query);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_query);
-  }
+  run_roles<BLOCK_Q / 16>(
+      [&] {
+        KeyRing{shared + SharedLayout::BARRIERS}.init();
+        init_mbarrier(shared + SharedLayout::ROWS_CAME, 1);
+      },
+      [&] {
+        RowStart::write_ones(shared + SharedLayout::ONES, threadIdx.x);
+        fence_async_proxy();
+      },
+      [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });
 }

@@ -32,15 +32,14 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-#include "ptx/stream_order.cuh"
-#include "ptx/warp_roles.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/dq_sums16.cuh"
 #include "tile/fused_gradients.cuh"
 #include "tile/fused_products.cuh"
 #include "tile/key_gradients.cuh"
-#include "tile/query_walk.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
+#include "tile/stage_tile.cuh"
 
 static_assert(WITH_DQ && !QK16 && DV16 && DQ16 && DK16 && !SCALED_DOUT && BLOCK_KV == 128);
 
@@ -63,11 +62,11 @@ struct SharedLayout {
   static constexpr int DOUT = QUERIES + TILE_Q * SCORE_ROW_BYTES;
   static constexpr int ROWS = DOUT + TILE_Q * VALUE_ROW_BYTES; ///< vectors per query
   static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
-  /// Which tile it is, of its head and of all: a walk would take consumers' registers. The first
-  /// comes with what S reads, the other with what dK does.
-  static constexpr int IN_HEAD = ROWS + ROWS_BYTES, FLAT = IN_HEAD + 4;
+  /// Which tile it is (StageTile): its number in its head comes with what S reads, that among all
+  /// with what dK reads.
+  static constexpr int TILE = ROWS + ROWS_BYTES;
   /// Of the queries' sums of dQ in FP16; they come with what dK reads.
-  static constexpr int FACTORS = IN_HEAD + 16, FACTORS_BYTES = DQ_SUM16 ? TILE_Q * 2 : 0;
+  static constexpr int FACTORS = TILE + 16, FACTORS_BYTES = DQ_SUM16 ? TILE_Q * 2 : 0;
   static constexpr int QUERY_ROWS = ROWS + ROW_VECTORS * TILE_Q * 4; ///< in 16 bits, for dK
   static constexpr int QUERY_ROWS_BYTES = TILE_Q * VALUE_ROW_BYTES;
   static constexpr int STAGE_BYTES = QUERY_ROWS + QUERY_ROWS_BYTES;
@@ -100,8 +99,8 @@ __device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
-  const QueryWalk walk(at, tokens_from(first_key, BLOCK_KV));
-  if (!walk.seen())
+  const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
+  if (!walk.any())
     return;
   const u32 came = shared + SharedLayout::KEPT_CAME;
   const s64 before = (at.padded_key() + first_key) * HEAD_DIM;
@@ -120,9 +119,9 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
     const RingPlace place(count);
     const u32 stage = stage_of(shared, place);
     const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
-    const int first_query = tile.in_head * TILE_Q;
+    const int first_query = tile.first_query();
     rows.wait_until_empty(place);
-    write_word(stage + SharedLayout::IN_HEAD, tile.in_head);
+    StageTile{stage + SharedLayout::TILE}.write_in_head(tile);
     arrive_expecting(rows.full(place), SharedLayout::ROWS + SharedLayout::ROWS_BYTES);
     bulk_copy(stage + SharedLayout::QUERIES, p.q8 + tile.elements(), TILE_Q * SCORE_ROW_BYTES,
               rows.full(place));
@@ -131,7 +130,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
     copy_caller_rows(stage + SharedLayout::DOUT, p.dout_map, p.dout_rows + tile.elements(),
                      first_query, tile.head, at.batch, rows.full(place));
     of_dk.wait_until_empty(place);
-    write_word(stage + SharedLayout::FLAT, tile.flat);
+    StageTile{stage + SharedLayout::TILE}.write_flat(tile);
     arrive_expecting(of_dk.full(place),
                      SharedLayout::QUERY_ROWS_BYTES + SharedLayout::FACTORS_BYTES);
     if constexpr (DQ_SUM16)
@@ -160,7 +159,7 @@ __device__ __forceinline__ void add_dq(DqSum* sums, u32 shared, u32 stage, const
   fence_async_proxy();
   __syncwarp();
   if (elected()) {
-    const u64 tile = read_word(stage + SharedLayout::FLAT);
+    const u64 tile = StageTile{stage + SharedLayout::TILE}.flat();
     bulk_add(sums + tile * (TILE_Q * HEAD_DIM) +
                  (warp % 4 * HEAD_DIM + warp / 4 * DQ_CHANNELS) * DQ_ROWS,
              own, SharedLayout::WARP_DQ_BYTES);
@@ -185,7 +184,7 @@ __device__ __forceinline__ auto block_of_dq(float (&)[N][4], float (&own)[M][4])
 template <int WARPGROUP>
 __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
-  const int tiles = QueryWalk(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
+  const int tiles = QueryTiles(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
   const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
   const float key_scale = p.k8_scale[at.padded_key() / KEYS_A_SCALE +
                                      key_scale_place(first_key_of_warp() + lane_id() / 4)];
@@ -200,21 +199,21 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   Probabilities probabilities;
   int count = 0;
   const auto stage = [&](int count) { return stage_of(shared, RingPlace(count)); };
-  const Units base = Units::of_address(shared);
-  const auto stage_units = [&](int count) {
+  const Address16 base = Address16::of_address(shared);
+  const auto stage_address = [&](int count) {
     return base + SharedLayout::FIRST_STAGE + RingPlace(count).stage * SharedLayout::STAGE_BYTES;
   };
   const auto start_scores = [&](int count) {
-    issue_scores(scores, keys, stage_units(count) + SharedLayout::QUERIES);
+    issue_scores(scores, keys, stage_address(count) + SharedLayout::QUERIES);
   };
   const auto start_values = [&](int count) {
-    issue_values(products, values, stage_units(count) + SharedLayout::DOUT);
+    issue_values(products, values, stage_address(count) + SharedLayout::DOUT);
   };
   const auto start_dv = [&] {
-    issue_from_registers(dv, probabilities.p16, stage_units(count) + SharedLayout::DOUT);
+    issue_from_registers(dv, probabilities.p16, stage_address(count) + SharedLayout::DOUT);
   };
   const auto take_scores = [&](int count) {
-    const int first_query = CAUSAL ? read_word(stage(count) + SharedLayout::IN_HEAD) * TILE_Q : 0;
+    const int first_query = StageTile{stage(count) + SharedLayout::TILE}.first_query();
     probabilities.take(scores, at, stage(count) + SharedLayout::ROWS, key_scale, first_query);
   };
   const auto meet = [&](int phase) {
@@ -224,7 +223,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   /// dS from P and dP, to shared memory; dQ and dK are started.
   const auto start_dq_and_dk = [&] {
     const int ds = SharedLayout::DS + (count & 1) * SharedLayout::DS_BYTES;
-    const Units ds_units = base + ds, queries = stage_units(count) + SharedLayout::QUERY_ROWS;
+    const Address16 ds_address = base + ds,
+                    queries = stage_address(count) + SharedLayout::QUERY_ROWS;
     u32 ds16[STEPS_Q][4];
     take_score_gradients(ds16, probabilities, scores, products, stage(count) + SharedLayout::ROWS);
     write_rows(shared + ds, ds16);
@@ -233,9 +233,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     meet(count);
     if constexpr (!EARLY_SCORES)
       start_scores(count + 1);
-    issue_dq(dq, ds_units, base + SharedLayout::KEY_ROWS, WARPGROUP);
+    issue_dq(dq, ds_address, base + SharedLayout::KEY_ROWS, WARPGROUP);
     if constexpr (HEAD_DIM == 128) // registers are short
-      issue_from_rows(dk, ds_units + WARPGROUP * (TILE_ROWS * DS_ROW_BYTES), queries);
+      issue_from_rows(dk, ds_address + WARPGROUP * (TILE_ROWS * DS_ROW_BYTES), queries);
     else
       issue_from_registers(dk, ds16, queries);
   };
@@ -298,24 +298,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return;
   const int first_key = block_of_keys() * BLOCK_KV;
 
-  if (threadIdx.x == 0) {
-    ring_of_rows(shared).init();
-    ring_of_dk(shared).init();
-    init_mbarrier(shared + SharedLayout::KEPT_CAME, 1);
-    init_mbarrier(shared + SharedLayout::DS_WRITTEN, CONSUMERS);
-    publish_mbarriers();
-  }
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= CONSUMING_WARPS) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == CONSUMERS)
-      produce(p, shared, first_key);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    if (warp_id() < 4)
-      consume<0>(p, shared, first_key);
-    else
-      consume<1>(p, shared, first_key);
-  }
+  run_roles<CONSUMING_WARPS>(
+      [&] {
+        ring_of_rows(shared).init();
+        ring_of_dk(shared).init();
+        init_mbarrier(shared + SharedLayout::KEPT_CAME, 1);
+        init_mbarrier(shared + SharedLayout::DS_WRITTEN, CONSUMERS);
+      },
+      Nothing(), [&] { produce(p, shared, first_key); },
+      [&] {
+        if (warp_id() < 4)
+          consume<0>(p, shared, first_key);
+        else
+          consume<1>(p, shared, first_key);
+      });
 }

@@ -1,19 +1,20 @@
 //===- kernels/forward.cuh - O and lse ------------------------------------------===//
 //
-// SageBwd, Algorithm 1. One block takes BLOCK_Q queries of one head, 16 a warp, and walks over the
-// keys a quantisation group (GROUP_KV) at a time:
+// SageBwd, Algorithm 1. A block takes BLOCK_Q queries of one head, 16 a warp, and walks over the
+// keys, a quantisation group of GROUP_KV keys at a time:
 //   S = Q K^T            INT8 (16-bit under qk16), one scale a query and one for 8 keys
 //   P = exp(S - rowmax)  quantised with the constant scale 1/255: the row's maximum is 1
-//   O = O + beta P V     unsigned x signed INT8; O is in units of V's channel scales, which change
+//   O = O + beta P V     unsigned x signed INT8; O has the units of V's channel scales, which
+//   change
 //                        every CHANNEL_TOKENS_KV keys
-// A group's P is taken against its own maximum and beta brings it to the row's reference
-// (tile/softmax.cuh). With SINK_KEYS a row starts from key 0, whose P is 1 and V in FP32; in its
-// group it is hidden.
+// A group's P is relative to the maximum of the group; beta makes it relative to the reference of
+// its row (tile/softmax.cuh). With SINK_KEYS a row starts from key 0, whose P is 1 and whose V is
+// in FP32; the group of key 0 hides it.
 //
-// Masks and tails are apart: most groups run through a loop that knows of neither.
+// Most groups need no mask. They run through a loop of their own, which asks for none.
 //
-// With STAGES = 2 shared memory holds the next group's keys and values while this one's are worked
-// on. With STAGES = 1 there is one copy: K and V are refilled in turn.
+// If STAGES = 2, shared memory holds the keys and values of the next group beside those of this
+// one. If STAGES = 1, there is one place for each of both: K and V are loaded in turn.
 //
 //===----------------------------------------------------------------------===//
 
@@ -23,9 +24,10 @@
 #include "tile/output.cuh"
 #include "tile/products.cuh"
 #include "tile/softmax.cuh"
-#include "tile/visible.cuh"
+#include "tile/tiles.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
+constexpr int UNIT_SLOTS = 2; ///< runs whose scales are in shared memory: this one, and the next
 
 struct SharedLayout {
   static constexpr int QUERIES = 0;
@@ -33,15 +35,84 @@ struct SharedLayout {
   static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
   static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
   static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
-  /// Of two units.
   static constexpr int CHANNEL_SCALES = VALUES + STAGES * VALUES_BYTES;
   static constexpr int CHANNEL_SCALES_BYTES = CHANNEL_VECTORS * HEAD_DIM * 4;
-  static constexpr int TOTAL = CHANNEL_SCALES + (BLOCK_SCALES ? 0 : 2 * CHANNEL_SCALES_BYTES);
+  static constexpr int TOTAL =
+      CHANNEL_SCALES + (BLOCK_SCALES ? 0 : UNIT_SLOTS * CHANNEL_SCALES_BYTES);
 };
 static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
               "the host launches with what is used here");
 
-using KeyWalk = Walk<GROUP_KV>;
+using Tiles = KeyTiles<GROUP_KV, GROUPS_A_RUN>;
+
+__device__ __forceinline__ int stage_of(const Tiles& tile) { return tile.count() % STAGES; }
+
+/// Starts copies to shared memory. keys() and values() each end a group of them.
+struct Loads {
+  const Params& p;
+  const QueryHead& at;
+  u32 shared;
+  const s64& head_keys; ///< where the head's keys begin in the padded copies
+
+  __device__ __forceinline__ void own_rows(int first_query) const {
+    load_score_rows<BLOCK_Q>(shared + SharedLayout::QUERIES,
+                             p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
+                             p.q + at.first_query(p.q_stride_b, p.q_stride_s) +
+                                 at.head * p.q_stride_h + first_query * p.q_stride_s,
+                             p.q_stride_s, at.seq_q() - first_query, p.channels);
+  }
+  __device__ __forceinline__ void keys(const Tiles& tile) const {
+    if (tile.more()) {
+      const u32 to = shared + SharedLayout::KEYS + stage_of(tile) * SharedLayout::KEYS_BYTES;
+      const int first = tile.first_key();
+      if constexpr (QK16)
+        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
+            to,
+            p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h +
+                first * p.k_stride_s,
+            p.k_stride_s * 2, at.seq_kv() - first, p.channels);
+      else
+        load_image<SharedLayout::KEYS_BYTES>(to, p.k8, (head_keys + first) * HEAD_DIM);
+    }
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void values(const Tiles& tile) const {
+    if (tile.more())
+      load_image<SharedLayout::VALUES_BYTES>(shared + SharedLayout::VALUES +
+                                                 stage_of(tile) * SharedLayout::VALUES_BYTES,
+                                             p.vt8, (head_keys + tile.first_key()) * HEAD_DIM);
+    cp_async_commit();
+  }
+  /// The scales of a run's channels, to a slot.
+  __device__ __forceinline__ void unit(int run, int slot) const {
+    load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(unit_place(slot, 0), channel_scales(run));
+  }
+  __device__ __forceinline__ u32 unit_place(int slot, int vector) const {
+    return shared + SharedLayout::CHANNEL_SCALES + slot * SharedLayout::CHANNEL_SCALES_BYTES +
+           vector * HEAD_DIM * 4;
+  }
+  __device__ __forceinline__ const float* channel_scales(int unit) const {
+    return channel_scales_of(p, BLOCK_SCALES ? at : query_head_anew(p), unit);
+  }
+};
+
+/// O goes from the units of the run before to those of the run that `tile` begins, or its surplus
+/// is subtracted.
+__device__ __forceinline__ void change_run(Sums& o, const Tiles& tile, const Loads& load) {
+  if constexpr (BLOCK_SCALES) {
+    o.settle();
+  } else {
+    const int last = tile.slot_before<UNIT_SLOTS>();
+    const u32 ratios = load.unit_place(last, CHANNEL_INVERSE); // nobody needs these any more
+    form_ratios<THREADS>(ratios, load.unit_place(last, CHANNEL_SCALE),
+                         load.unit_place(tile.slot<UNIT_SLOTS>(), CHANNEL_INVERSE), threadIdx.x);
+    __syncthreads();
+    o.multiply_columns(ratios);
+    __syncthreads(); // the old unit's place is the next one's
+    if (tile.has_next_run())
+      load.unit(tile.next_run(), tile.slot_behind<UNIT_SLOTS>());
+  }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
@@ -56,54 +127,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryHead at = query_head(p);
   s64 head_keys = at.padded_key();
   asm("" : "+l"(head_keys)); // what is derived from it is not kept
-  const auto channel_scales = [&](int unit) {
-    return channel_scales_of(p, BLOCK_SCALES ? at : query_head_anew(p), unit);
-  };
+  const Loads load = {p, at, shared, head_keys};
 
-  const auto load_keys = [&](const KeyWalk& walk) {
-    if (walk.more()) {
-      const u32 tile = shared + SharedLayout::KEYS + walk.stage() * SharedLayout::KEYS_BYTES;
-      const int first = walk.first();
-      if constexpr (QK16)
-        load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
-            tile,
-            p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h +
-                first * p.k_stride_s,
-            p.k_stride_s * 2, at.seq_kv() - first, p.channels);
-      else
-        load_image<SharedLayout::KEYS_BYTES>(tile, p.k8, (head_keys + first) * HEAD_DIM);
-    }
-    cp_async_commit();
-  };
-  const auto load_values = [&](const KeyWalk& walk) {
-    if (walk.more())
-      load_image<SharedLayout::VALUES_BYTES>(shared + SharedLayout::VALUES +
-                                                 walk.stage() * SharedLayout::VALUES_BYTES,
-                                             p.vt8, (head_keys + walk.first()) * HEAD_DIM);
-    cp_async_commit();
-  };
-  const auto unit_place = [&](int unit, int vector) {
-    return shared + SharedLayout::CHANNEL_SCALES + (unit & 1) * SharedLayout::CHANNEL_SCALES_BYTES +
-           vector * HEAD_DIM * 4;
-  };
-  const auto load_unit = [&](int unit) {
-    load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(unit_place(unit, 0), channel_scales(unit));
-  };
-
-  KeyWalk walk(keys_of(at, tokens_from(first_query, BLOCK_Q)));
-  const int first_visit = WINDOW ? walk.tile / VISIT_GROUPS : 0;
-  load_score_rows<BLOCK_Q>(shared + SharedLayout::QUERIES,
-                           p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
-                           p.q + at.first_query(p.q_stride_b, p.q_stride_s) +
-                               at.head * p.q_stride_h + first_query * p.q_stride_s,
-                           p.q_stride_s, at.seq_q() - first_query, p.channels);
-  load_keys(walk);
+  Tiles tile(at, tokens_from(first_query, BLOCK_Q));
+  load.own_rows(first_query);
+  load.keys(tile);
   if constexpr (STAGES == 2)
-    load_values(walk);
+    load.values(tile);
   if constexpr (!BLOCK_SCALES) {
-    load_unit(first_visit);
-    if (walk.end > (first_visit + 1) * VISIT_GROUPS)
-      load_unit(first_visit + 1);
+    load.unit(tile.run(), tile.slot<UNIT_SLOTS>());
+    if (tile.has_next_run())
+      load.unit(tile.next_run(), tile.slot_behind<UNIT_SLOTS>());
     cp_async_commit();
   }
 
@@ -125,17 +159,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
 
   const auto take_group = [&](const auto& hidden) {
-    const int stage = walk.stage();
+    const int stage = stage_of(tile);
     float key_scale[KEY_SCALES];
-    read_key_scales(key_scale, p, head_keys + walk.first());
+    read_key_scales(key_scale, p, head_keys + tile.first_key());
     float unit = 1;
     if constexpr (BLOCK_SCALES)
-      unit = __ldg(channel_scales(walk.tile));
+      unit = __ldg(load.channel_scales(tile.number));
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
-      load_keys(walk.next());
-    load_values(STAGES == 2 ? walk.next() : walk);
+      load.keys(tile.next());
+    load.values(STAGES == 2 ? tile.next() : tile);
 
     Scores::Sum sums[COLUMNS8][4];
     issue_scores<KEY_TILES>(sums, queries,
@@ -143,15 +177,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     finish<0>(sums);
     float largest[2], beta[2];
     float completed[COLUMNS8][4]; // of smoothed queries
-    auto& scores =
-        rows.complete(sums, completed, key_scale, mean_scores_of(at, first_query, walk.first()));
+    auto& scores = rows.complete(sums, completed, key_scale,
+                                 mean_scores_of(at, first_query, tile.first_key()));
     rows.take_maxima(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
     rows.take_scores(p8, scores, key_scale, largest, beta, hidden);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
-      load_keys(walk.next());
+      load.keys(tile.next());
     }
 #pragma unroll
     for (int part = 0; part < HEAD_DIM / PRODUCT_CHANNELS; ++part) {
@@ -161,42 +195,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 part);
       p_v.template add_to<0>(o, beta[0] * unit, beta[1] * unit, part);
     }
-    walk = walk.next();
+    tile = tile.next();
   };
 
-  const Range unmasked = unmasked_tiles_of<GROUP_KV>(at, tokens_from(first_query, BLOCK_Q));
-  while (walk.more()) {
-    const int visit = walk.tile / VISIT_GROUPS;
-    if (walk.tile % VISIT_GROUPS == 0 && (WINDOW ? walk.count : walk.tile) > 0) {
-      if constexpr (BLOCK_SCALES) {
-        o.settle();
-      } else {
-        const u32 ratios = unit_place(visit - 1, CHANNEL_INVERSE); // whose units are none any more
-        form_ratios<THREADS>(ratios, unit_place(visit - 1, CHANNEL_SCALE),
-                             unit_place(visit, CHANNEL_INVERSE), threadIdx.x);
-        __syncthreads();
-        o.multiply_columns(ratios);
-        __syncthreads(); // the old unit's place is the next one's
-        if ((visit + 1) * VISIT_GROUPS < walk.end)
-          load_unit(visit + 1);
-      }
-    }
-    if (walk.tile >= unmasked.begin && walk.tile < unmasked.end) {
-      const int stop = minimum(unmasked.end, (visit + 1) * VISIT_GROUPS);
+  const Range unmasked = Tiles::unmasked(at, tokens_from(first_query, BLOCK_Q));
+  while (tile.more()) {
+    if (tile.changes_run())
+      change_run(o, tile, load);
+    if (tile.is_in(unmasked)) {
+      const int stop = tile.end_of_run_in(unmasked);
       do
         take_group(NoneHidden());
-      while (walk.tile < stop);
+      while (tile.count() < stop);
     } else {
       const int thread = read_thread_anew();
       const int query = first_query + thread / 32 * 16 + (thread & 31) / 4;
-      take_group(HiddenKeys(at, query, walk.first(), SINK_KEYS));
+      take_group(HiddenKeys(at, query, tile.first_key(), SINK_KEYS));
     }
   }
   cp_async_wait<0>();
   if constexpr (BLOCK_SCALES)
     o.settle();
   else
-    o.multiply_columns(unit_place(maximum(0, walk.end - 1) / VISIT_GROUPS, CHANNEL_SCALE));
+    o.multiply_columns(load.unit_place(tile.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
 
   store(p, rows, o);
 }

@@ -1,29 +1,31 @@
 //===- kernels/forward_ws.cuh - O and lse, warp-specialised, sm_90a --------------===//
 //
-// The arithmetic of kernels/forward.cuh, bit for bit, by warps of different duties. One warp copies
-// tiles of K and V in bulk into a ring of stages; warpgroups of 64 queries each read them. Before a
-// group's S a warpgroup waits until its neighbour's is formed: so they take turns at the tensor
-// cores, and one's softmax runs beside another's products.
+// This kernel computes what kernels/forward.cuh computes, bit for bit, by warps of different
+// duties. One thread copies tiles of K and V in bulk into a ring of stages; warpgroups of 64
+// queries each read them. Before a warpgroup starts S of a group it waits until its neighbour's S
+// is there. So warpgroups take turns at the tensor cores, and the softmax of one runs beside
+// products of another.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "ptx/bulk_copy.cuh"
-#include "ptx/stream_order.cuh"
 #include "tile/output.cuh"
 #include "tile/products.cuh"
 #include "tile/ring.cuh"
+#include "tile/roles.cuh"
 #include "tile/softmax.cuh"
+#include "tile/tiles.cuh"
 #include "tile/turns.cuh"
-#include "tile/visible.cuh"
 
 static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
 constexpr int UNIT_BYTES = BLOCK_SCALES ? 0 : CHANNEL_VECTORS * HEAD_DIM * 4;
-/// Units whose scales are in shared memory: what O is in, and those whose first group has a stage.
-constexpr int UNIT_SLOTS = 1 + (STAGES + VISIT_GROUPS - 1) / VISIT_GROUPS;
+/// Runs whose scales are in shared memory: the one whose units O has, and those whose first group
+/// has a stage.
+constexpr int UNIT_SLOTS = 1 + (STAGES + GROUPS_A_RUN - 1) / GROUPS_A_RUN;
 
 struct SharedLayout {
   static constexpr int QUERIES = 0;
@@ -45,16 +47,10 @@ static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
 
 using KeyRing = Ring<BLOCK_Q / 16>;
 
-/// The groups that any query of the block sees. The ring brings them to all warpgroups.
-__device__ __forceinline__ Range groups_of(const Sequence& at, int first_query) {
-  return tiles_of<GROUP_KV>(keys_of(at, tokens_from(first_query, BLOCK_Q)));
-}
-/// Whether a group is the first of a unit of channel scales, or of all.
-__device__ __forceinline__ bool begins_unit(int group, int first_group) {
-  return !BLOCK_SCALES && (group % VISIT_GROUPS == 0 || group == first_group);
-}
-__device__ __forceinline__ u32 unit_place(u32 shared, int unit, int vector) {
-  return shared + SharedLayout::UNITS + unit % UNIT_SLOTS * UNIT_BYTES + vector * HEAD_DIM * 4;
+using Tiles = KeyTiles<GROUP_KV, GROUPS_A_RUN>;
+
+__device__ __forceinline__ u32 unit_place(u32 shared, int slot, int vector) {
+  return shared + SharedLayout::UNITS + slot * UNIT_BYTES + vector * HEAD_DIM * 4;
 }
 
 /// One thread copies everything.
@@ -70,26 +66,26 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
   const s8* values = p.vt8 + at.padded_key() * HEAD_DIM;
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
-  const Range groups = groups_of(at, first_query);
 #pragma unroll 1
-  for (int group = groups.begin; group < groups.end; ++group) {
-    const RingPlace place(group - groups.begin);
+  for (Tiles tile(at, tokens_from(first_query, BLOCK_Q)); tile.more(); tile = tile.next()) {
+    const RingPlace place(tile.count());
     const u32 full = ring.full(place);
+    const bool has_unit = !BLOCK_SCALES && tile.begins_run();
     ring.begin_filling(place, SharedLayout::KEYS_BYTES + SharedLayout::VALUES_BYTES +
-                                  SharedLayout::KEY_SCALES_BYTES +
-                                  (begins_unit(group, groups.begin) ? UNIT_BYTES : 0));
+                                  SharedLayout::KEY_SCALES_BYTES + (has_unit ? UNIT_BYTES : 0));
     bulk_copy(shared + SharedLayout::KEYS + place.stage * SharedLayout::KEYS_BYTES,
-              keys + static_cast<s64>(group) * SharedLayout::KEYS_BYTES, SharedLayout::KEYS_BYTES,
-              full);
+              keys + static_cast<s64>(tile.number) * SharedLayout::KEYS_BYTES,
+              SharedLayout::KEYS_BYTES, full);
     bulk_copy(shared + SharedLayout::KEY_SCALES + place.stage * SharedLayout::KEY_SCALES_BYTES,
-              key_scales + group * GROUP_KV / 128 * (128 / KEYS_A_SCALE),
+              key_scales + tile.first_key() / 128 * (128 / KEYS_A_SCALE),
               SharedLayout::KEY_SCALES_BYTES, full);
-    // UNIT_SLOTS units ago is over: this stage was released after the one behind it had begun.
-    if (begins_unit(group, groups.begin))
-      bulk_copy(unit_place(shared, group / VISIT_GROUPS, 0),
-                channel_scales_of(p, at, group / VISIT_GROUPS), UNIT_BYTES, full);
+    // The run that had this slot is over: this stage was released after the run behind it had
+    // begun.
+    if (has_unit)
+      bulk_copy(unit_place(shared, tile.slot<UNIT_SLOTS>(), 0),
+                channel_scales_of(p, at, tile.run()), UNIT_BYTES, full);
     bulk_copy(shared + SharedLayout::VALUES + place.stage * SharedLayout::VALUES_BYTES,
-              values + static_cast<s64>(group) * SharedLayout::VALUES_BYTES,
+              values + static_cast<s64>(tile.number) * SharedLayout::VALUES_BYTES,
               SharedLayout::VALUES_BYTES, full);
   }
 }
@@ -127,28 +123,26 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const Rows queries = {operand(SharedLayout::QUERIES, warpgroup, 64 * SCORE_ROW_BYTES)};
   wait_for_phase(shared + SharedLayout::QUERIES_CAME, 0);
 
-  // What follows from the block's and the warpgroup's place is computed where it is asked for:
-  // registers are short. So a group is known by its number `count` among those of the block.
+  // What follows from the block's and the warpgroup's place is computed where it is needed:
+  // registers are short.
   const auto own = [] {
     return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
   };
   const auto of_block = [] { return tokens_from(block_of_queries_anew() * BLOCK_Q, BLOCK_Q); };
-  int count = 0;
-  const auto group_now = [&] {
-    return WINDOW ? count + tiles_of<GROUP_KV>(keys_of(at, of_block())).begin : count;
-  };
+  ConsumedKeyTiles<GROUP_KV, GROUPS_A_RUN, decltype(of_block), decltype(own)> walk(at, of_block,
+                                                                                   own);
   const MagicProduct start(shared + SharedLayout::MAGICS);
   const Turns<WARPGROUPS, 1> turns;
   const auto take_group = [&](const auto& hidden) {
     float unit = 1;
     if constexpr (BLOCK_SCALES)
-      unit = __ldg(channel_scales_of(p, at, group_now()));
-    const RingPlace place(count);
+      unit = __ldg(channel_scales_of(p, at, walk.number()));
+    const RingPlace place(walk.count());
     ring.wait_until_full(place);
     float key_scale[KEY_SCALES];
     read_key_scales(
         key_scale, shared + SharedLayout::KEY_SCALES + place.stage * SharedLayout::KEY_SCALES_BYTES,
-        GROUP_KV == 128 ? 0 : group_now()); // whose parity counts where it has 64 keys
+        GROUP_KV == 128 ? 0 : walk.number()); // its parity counts if a group has 64 keys
 
     Scores::Sum sums[COLUMNS8][4];
     turns.take();
@@ -171,43 +165,44 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
         ring.release(place);
       p_v.add_finished_to(o, beta[0] * unit, beta[1] * unit, part);
     }
-    ++count;
+    walk.advance();
   };
 
   turns.begin();
-  for (int group; (group = group_now()) < ceil_div(anew(keys_of(at, own()).end), GROUP_KV);) {
-    const Range unmasked = unmasked_tiles_of<GROUP_KV>(at, own());
-    const int visit = group / VISIT_GROUPS;
-    if (group % VISIT_GROUPS == 0 && count > 0) {
+  for (;;) {
+    const Tiles tile = walk.tile();
+    if (!tile.more())
+      break;
+    const Range unmasked = walk.unmasked();
+    if (tile.changes_run()) {
       if constexpr (BLOCK_SCALES) {
         o.settle();
       } else {
-        ring.wait_until_full(RingPlace(count)); // the unit's scales have come with the group
+        ring.wait_until_full(RingPlace(walk.count())); // the run's scales come with the group
         o.change_units_of_warp(shared + SharedLayout::RATIOS +
                                    read_thread_anew() / 32 * (HEAD_DIM * 4),
-                               unit_place(shared, visit - 1, CHANNEL_SCALE),
-                               unit_place(shared, visit, CHANNEL_INVERSE));
+                               unit_place(shared, tile.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
+                               unit_place(shared, tile.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
       }
     }
-    if (group >= unmasked.begin && group < unmasked.end) {
-      const int stop = minimum(unmasked.end, (visit + 1) * VISIT_GROUPS) - (group - count);
+    if (tile.is_in(unmasked)) {
+      const int stop = tile.end_of_run_in(unmasked);
       do
         take_group(NoneHidden());
-      while (count < stop);
+      while (walk.count() < stop);
     } else {
       const int thread = read_thread_anew();
       const int query = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
-      take_group(HiddenKeys(at, query, group * GROUP_KV, SINK_KEYS));
+      take_group(HiddenKeys(at, query, tile.first_key(), SINK_KEYS));
     }
   }
   if constexpr (BLOCK_SCALES)
     o.settle();
   else
-    o.multiply_columns(
-        unit_place(shared, maximum(0, group_now() - 1) / VISIT_GROUPS, CHANNEL_SCALE));
-  // Groups that other warpgroups see are passed on.
-  for (; group_now() < ceil_div(keys_of(at, of_block()).end, GROUP_KV); ++count) {
-    const RingPlace place(count);
+    o.multiply_columns(unit_place(shared, walk.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
+  // Groups that only other warpgroups see are passed on.
+  for (; walk.is_in_ring(); walk.advance()) {
+    const RingPlace place(walk.count());
     ring.wait_until_full(place);
     turns.take();
     turns.pass();
@@ -225,21 +220,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
 
-  if (threadIdx.x == 0) {
-    KeyRing{shared + SharedLayout::BARRIERS}.init();
-    init_mbarrier(shared + SharedLayout::QUERIES_CAME, 1);
-    publish_mbarriers();
-  }
-  MagicProduct::write(shared + SharedLayout::MAGICS);
-  fence_async_proxy();
-  begin_in_stream_order();
-  __syncthreads();
-  if (warp_id() >= BLOCK_Q / 16) {
-    give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == BLOCK_Q / 16 * 32)
-      produce(p, shared, at, first_query);
-  } else {
-    take_registers<CONSUMER_REGISTERS>();
-    consume(p, shared, at, first_query);
-  }
+  run_roles<BLOCK_Q / 16>(
+      [&] {
+        KeyRing{shared + SharedLayout::BARRIERS}.init();
+        init_mbarrier(shared + SharedLayout::QUERIES_CAME, 1);
+      },
+      [&] {
+        MagicProduct::write(shared + SharedLayout::MAGICS);
+        fence_async_proxy();
+      },
+      [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });
 }

@@ -29,15 +29,6 @@ template <> __device__ __forceinline__ u32 pack<fp16>(float low, float high) {
   return pair;
 }
 
-#if __CUDA_ARCH__ >= 900
-/// The products of both halves.
-__device__ __forceinline__ u32 multiply_bf16_pairs(u32 a, u32 b) {
-  u32 pair;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-  return pair;
-}
-#endif
-
 /// Of each half the larger of a and |b|; NaN where either is NaN.
 template <typename T> __device__ __forceinline__ u32 max_magnitudes(u32 a, u32 b);
 template <> __device__ __forceinline__ u32 max_magnitudes<bf16>(u32 a, u32 b) {

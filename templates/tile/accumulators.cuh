@@ -55,9 +55,9 @@ __device__ __forceinline__ float read_row(const float* q_rows, s64 first_row, in
                 sigma_slot(query % TOKENS_PER_TILE)];
 }
 
-/// Column by column `from` times `to`, SUM_CHANNELS floats each in shared memory: what brings sums
-/// from units to others whose inverses are `to`. Each of THREADS_HERE threads calls it, by its
-/// number.
+/// ratios[c] = from[c] * to[c], for SUM_CHANNELS channels, all in shared memory: the factor that
+/// converts a sum of channel c from the old unit, `from`, to the new one, whose inverse is `to`.
+/// Each of THREADS_HERE threads calls this with its number.
 template <int THREADS_HERE>
 __device__ __forceinline__ void form_ratios(u32 ratios, u32 from, u32 to, int thread) {
 #pragma unroll

@@ -1,7 +1,7 @@
 //===- tile/block_maxima.cuh - Under `block`, what a group of queries and keys shares --===//
 #pragma once
 
-#include "tile/query_walk.cuh"
+#include "tile/tiles.cuh"
 #include "tile/transposed_scores.cuh"
 
 /// Largest P and dS of a group of queries and one of keys, which backward_dq has found, and the
@@ -15,7 +15,7 @@ struct BlockMaxima {
   __device__ __forceinline__ BlockMaxima(const Params& p, const KeyHead& at, const QueryTile& tile,
                                          int warp_key) {
     if constexpr (BLOCK_SCALES) {
-      const int first_query = tile.in_head * TILE_Q;
+      const int first_query = tile.first_query();
       const s64 queries = tile.flat / (GROUP_Q / TILE_Q);
       const s64 pair = queries * at.key_groups<GROUP_KV>() + warp_key / GROUP_KV;
       // A block in which no query sees a key was not visited.

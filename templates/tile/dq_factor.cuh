@@ -8,8 +8,8 @@
 // comes to 2^16, however many blocks add; the largest number is 65504. SLACK is for what B leaves
 // out: P's sum from scores in 8 bits, roundings of dS, K and B itself.
 //
-// Lengths |x| are kept in units of 16, and of B the exponents are added: it may be what FP32 has no
-// number for. From a NaN or Inf comes a factor of NaN, so that dQ shows it.
+// Lengths |x| are stored divided by 16. B is kept as an exponent, because B itself may exceed
+// FP32's range. If an input is NaN or Inf, the factor is NaN, so that dQ shows it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -27,6 +27,7 @@ constexpr float LENGTH_UNIT = 16;
 /// what it should hold, a bound from its largest magnitude.
 __device__ __forceinline__ float length_of(float squares, float largest) {
   constexpr float ROOT = HEAD_DIM == 64 ? 8 : HEAD_DIM == 128 ? 12 : 16;
+  static_assert(ROOT * ROOT >= HEAD_DIM, "no bound for the length of a vector of this width");
   const bool sound = squares > 1e-30f && squares < 1e38f;
   return sound ? exp2_approx(0.5f * log2_approx(squares)) * (1 / LENGTH_UNIT)
                : largest * (ROOT / LENGTH_UNIT);

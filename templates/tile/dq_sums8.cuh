@@ -88,6 +88,7 @@ template <int KEYS>
 __device__ __forceinline__ void add_to_dq8(float* sums, u32 tile, u32 keys, u32 maxima,
                                            u32 channels) {
   const DqShare own;
+  static_assert(exact_with_magic(SIGNED_LEVELS, SIGNED_LEVELS, KEYS));
   u32 a[KEYS / 32][4];
   const u32 rows = tile + a_lane_offset<KEYS>() + row_offset<KEYS>(own.first_row);
 #pragma unroll

@@ -15,16 +15,20 @@
 constexpr int DS_ROW_BYTES = TOKENS_PER_TILE * 2;
 constexpr int DS_STEP = 16 * DS_ROW_BYTES; ///< of 16 keys
 
-/// An address in shared memory for products, in units of 16 bytes.
-struct Units {
+/// An address in shared memory, divided by 16, as descriptors of products have it.
+struct Address16 {
   u32 units;
-  __device__ __forceinline__ explicit Units(u32 units) : units(units) {}
-  static __device__ __forceinline__ Units of_address(u32 address) { return Units(address >> 4); }
-  __device__ __forceinline__ Units operator+(int bytes) const { return Units(units + bytes / 16); }
+  __device__ __forceinline__ explicit Address16(u32 units) : units(units) {}
+  static __device__ __forceinline__ Address16 of_address(u32 address) {
+    return Address16(address >> 4);
+  }
+  __device__ __forceinline__ Address16 operator+(int bytes) const {
+    return Address16(units + bytes / 16);
+  }
 };
 
 /// A tile of tokens by channels as the caller's tensors have it, B with its channels contiguous.
-__device__ __forceinline__ u64 channels_descriptor(Units tile) {
+__device__ __forceinline__ u64 channels_descriptor(Address16 tile) {
   return descriptor_in_units < 128,
          SUM_CHANNELS == 64 ? 16 : PANEL_BYTES < VALUE_ROW_BYTES >> (tile.units);
 }
@@ -44,12 +48,13 @@ template <int ROW_BYTES, bool IN_REGISTERS> struct KeptRows {
 template <int ROW_BYTES> struct KeptRows<ROW_BYTES, false> {
   u64 descriptor;
   __device__ __forceinline__ void load(u32 tile) {
-    descriptor = descriptor_in_units<PITCH<ROW_BYTES>>(Units::of_address(tile).units);
+    descriptor = descriptor_in_units<PITCH<ROW_BYTES>>(Address16::of_address(tile).units);
   }
 };
 template <bool IN_REGISTERS>
-__device__ __forceinline__ void
-issue_scores(Scores::Sum (*s)[4], const KeptRows<SCORE_ROW_BYTES, IN_REGISTERS>& rows, Units tile) {
+__device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4],
+                                             const KeptRows<SCORE_ROW_BYTES, IN_REGISTERS>& rows,
+                                             Address16 tile) {
   const u64 b = descriptor_in_units<PITCH<SCORE_ROW_BYTES>>(tile.units);
   wgmma_fence();
 #pragma unroll
@@ -64,7 +69,7 @@ issue_scores(Scores::Sum (*s)[4], const KeptRows<SCORE_ROW_BYTES, IN_REGISTERS>&
 }
 template <bool IN_REGISTERS>
 __device__ __forceinline__ void
-issue_values(float (*s)[4], const KeptRows<VALUE_ROW_BYTES, IN_REGISTERS>& rows, Units tile) {
+issue_values(float (*s)[4], const KeptRows<VALUE_ROW_BYTES, IN_REGISTERS>& rows, Address16 tile) {
   const u64 b = descriptor_in_units<PITCH<VALUE_ROW_BYTES>>(tile.units);
   wgmma_fence();
 #pragma unroll
@@ -79,7 +84,8 @@ issue_values(float (*s)[4], const KeptRows<VALUE_ROW_BYTES, IN_REGISTERS>& rows,
 }
 
 /// sums += A (64 queries' columns in registers) x a tile.
-__device__ __forceinline__ void issue_from_registers(Sums& sums, const u32 (&a)[4][4], Units tile) {
+__device__ __forceinline__ void issue_from_registers(Sums& sums, const u32 (&a)[4][4],
+                                                     Address16 tile) {
   const u64 b = channels_descriptor(tile);
   wgmma_fence();
 #pragma unroll
@@ -92,7 +98,7 @@ __device__ __forceinline__ void issue_from_registers(Sums& sums, const u32 (&a)[
   wgmma_commit();
 }
 /// The same with A from the warpgroup's rows of dS^T.
-__device__ __forceinline__ void issue_from_rows(Sums& sums, Units own_ds, Units tile) {
+__device__ __forceinline__ void issue_from_rows(Sums& sums, Address16 own_ds, Address16 tile) {
   const u64 a = descriptor_in_units<DS_ROW_BYTES>(own_ds.units), b = channels_descriptor(tile);
   wgmma_fence();
 #pragma unroll
@@ -106,7 +112,8 @@ __device__ __forceinline__ void issue_from_rows(Sums& sums, Units own_ds, Units 
 /// sum is formed twice.
 constexpr int DQ_CHANNELS = HEAD_DIM / 2;
 template <int CHANNELS = DQ_CHANNELS>
-__device__ __forceinline__ void issue_dq(float (*x)[4], Units ds, Units key_rows, int half) {
+__device__ __forceinline__ void issue_dq(float (*x)[4], Address16 ds, Address16 key_rows,
+                                         int half) {
   // Half of the channels is one panel of two, or half of the rows of the only one.
   constexpr int HALF_BYTES = HEAD_DIM == 128 ? PANEL_BYTES<VALUE_ROW_BYTES> : CHANNELS * 2;
   const u64 a = descriptor_in_units<DS_ROW_BYTES>(ds.units);

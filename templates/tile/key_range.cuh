@@ -37,6 +37,7 @@ __device__ __forceinline__ void write_maxima(float* to, const float (&x)[8], OfR
   for (int i = 0; i < 8; ++i)
     of_rows[threadIdx.x / OCTETS][threadIdx.x % OCTETS * 8 + i] = x[i];
   __syncthreads();
+  static_assert(THREADS >= HEAD_DIM, "each thread takes one channel");
   if (threadIdx.x < HEAD_DIM) {
     float largest = of_rows[0][threadIdx.x];
 #pragma unroll

@@ -19,7 +19,7 @@ struct MeanGradients {
   static __device__ __forceinline__ const float* mean_of(const KeyHead& at, const QueryTile& tile) {
     if constexpr (!NEEDED)
       return nullptr;
-    const s64 unit = at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.in_head / TILES_A_RUN;
+    const s64 unit = at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run();
     return at.p.q_mean + unit * HEAD_DIM + first_channel();
   }
   template <int COLUMNS8> __device__ __forceinline__ void take(const float (&ds)[COLUMNS8][4]) {

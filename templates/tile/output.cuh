@@ -4,9 +4,9 @@
 #include "ptx/math.cuh"
 #include "tile/softmax.cuh"
 
-/// Groups between two visits to all of O: those of one unit of channel scales. Under `block`, where
-/// units are one number that beta takes in, so many that O's surplus stays small.
-constexpr int VISIT_GROUPS = BLOCK_SCALES ? 8 : CHANNEL_TOKENS_KV / GROUP_KV;
+/// Groups of a run: those whose channels share scales, a unit. Under `block`, where a unit is one
+/// number by which beta is multiplied, as many as leave O's surplus small.
+constexpr int GROUPS_A_RUN = BLOCK_SCALES ? 8 : CHANNEL_TOKENS_KV / GROUP_KV;
 
 /// Of V's transposed copy, of a unit of the head's keys.
 __device__ __forceinline__ const float* channel_scales_of(const Params& p, const QueryHead& at,

@@ -21,6 +21,7 @@ constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
 /// one FFMA makes an exponent of them: value(sum) * scale - (ZERO * scale + subtrahend). The
 /// addend's rounding is the same for all scores that share a scale, and less than one level of S.
 struct IntegerScores {
+  static_assert(QK16 || exact_with_magic(127, 127, HEAD_DIM));
   using Sum = int;
   static constexpr float ZERO = MAGIC;                  ///< value() of a score of 0
   static constexpr int LOWEST = MAGIC_BITS - (1 << 22); ///< below every score, with a value()
@@ -143,6 +144,8 @@ constexpr int PRODUCT_CHANNELS = SUM_CHANNELS;
 /// lie the 64-token tiles of the group one after the other. Sums are formed 16 columns at a time,
 /// when they are added. With fewer than all CHANNELS, those from CHANNELS * part on.
 template <bool SIGNED, int STEPS, int CHANNELS = SUM_CHANNELS> class TokenProducts {
+  static_assert(exact_with_magic(SIGNED ? 127 : 255, 127, STEPS * 32));
+
 public:
   __device__ __forceinline__ void issue(const u32 (&a)[STEPS][4], u32 tiles, int part = 0) {
     address_ = tiles + part * (CHANNELS * TOKEN_ROW_BYTES);
@@ -225,6 +228,7 @@ struct Block {
   }
 };
 
+using ValueSum = float; ///< of dP
 /// Where S and dP are formed: in arrays of their own.
 __device__ __forceinline__ auto score_sums(Block&, Scores::Sum (&own)[8][4])
     -> Scores::Sum (&)[8][4] {

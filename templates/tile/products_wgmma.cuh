@@ -21,6 +21,7 @@ constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
 /// As in products_mma.cuh. Where scores start from 0 and other tiles' from MAGIC, they are taken
 /// for what those are, so that all give the same bits; else they take a conversion each.
 struct IntegerScores {
+  static_assert(!MAGIC_SCORES || exact_with_magic(127, 127, HEAD_DIM));
   using Sum = int;
   static constexpr float ZERO = MAGIC_SCORES ? MAGIC : 0;
   static constexpr int LOWEST = (SCORES_FROM_MAGIC ? MAGIC_BITS : 0) - (1 << 22);
@@ -332,6 +333,8 @@ struct Block {
   }
 };
 
+/// Of dP: the bits of a float.
+using ValueSum = int;
 /// Where S and dP are formed: in a block if they fit, else in an array of their own.
 __device__ __forceinline__ auto score_sums(Block& block, int (&)[8][4]) -> int (&)[8][4] {
   return block.x;

@@ -3,15 +3,37 @@
 
 #include "ptx/math.cuh"
 #include "tile/dq_ends.cuh"
-#include "tile/group_walk.cuh"
 #include "tile/mean_columns.cuh"
 #include "tile/products.cuh"
+#include "tile/tiles.cuh"
 
 constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of 64 keys
 
 /// What makes exponents of a row's scores; lse in log2 units.
 struct ScoreRow {
   float scale, minus_lse;
+};
+
+/// A thread's rows g and g + 8 of its warp's queries.
+struct OwnRows {
+  int query[2];
+  ScoreRow row[2];
+  float minus_delta[2];
+
+  /// From the query of row g on. Queries behind `last` are that one: a block may be longer than
+  /// what is padded, and what its last rows read does not matter.
+  __device__ __forceinline__ OwnRows(const Params& p, const QueryHead& at, int query_of_g,
+                                     int last = 0x7fffffff) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      query[r] = minimum(query_of_g + 8 * r, last);
+      const s64 first_row = at.padded_query();
+      row[r] = {QK16 ? p.softmax_scale * LOG2_E
+                     : read_row(p.q_rows, first_row, query[r], ROW_SCALE),
+                -read_row(p.q_rows, first_row, query[r], ROW_SHIFT)};
+      minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
+    }
+  }
 };
 
 /// Scores of 64 keys become probabilities, rows g and g + 8 by their own lse. `key_scales` are

@@ -9,8 +9,8 @@
 
 #include "tile/caller_rows.cuh"
 #include "tile/pair.cuh"
-#include "tile/query_walk.cuh"
 #include "tile/ring.cuh"
+#include "tile/tiles.cuh"
 #include "tile/transposed_scores.cuh"
 
 /// What a warpgroup's tile of queries takes in shared memory, from its place on.
@@ -34,7 +34,7 @@ struct PairCopies {
   /// A tile of queries from a tensor of the caller, or an image.
   __device__ __forceinline__ void rows(u32 to, const TensorMap& map, const Element* images,
                                        const QueryTile& tile, u32 barrier) const {
-    copy_caller_rows(to, map, images + tile.elements(), tile.in_head * TILE_Q, tile.head, at.batch,
+    copy_caller_rows(to, map, images + tile.elements(), tile.first_query(), tile.head, at.batch,
                      barrier);
   }
   /// The block's own.
@@ -54,10 +54,6 @@ struct PairCopies {
       rows(to + PairTile::DOUT, p.dout_map, p.dout_rows, tile, barrier);
   }
 };
-__device__ __forceinline__ QueryTile second_of_pair(const QueryWalk& walk, const QueryTile& tile) {
-  const QueryTile next = walk.next(tile);
-  return walk.has(next) && !walk.begins_run(next) ? next : tile;
-}
 
 /// The keys that a warp owns, by their first.
 __device__ __forceinline__ int keys_of_warp() {
@@ -92,7 +88,7 @@ public:
     probabilities(x, scores, tile_ + PairTile::ROWS, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
     const bool masked =
-        CAUSAL && needs_mask(at_, tokens_from(first_query, TILE_Q), tokens_from(own, 16));
+        HAS_MASK && needs_mask(at_, tokens_from(first_query, TILE_Q), tokens_from(own, 16));
     if (!comes_again && !masked)
       return;
     Range seen[2]; // columns of rows g and g + 8, from this lane's first one
@@ -107,7 +103,7 @@ public:
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = 8 * j + (i & 1);
-        if (column < seen[i >> 1].begin || (WINDOW && column >= seen[i >> 1].end))
+        if (is_outside(column, seen[i >> 1]))
           x[j][i] = 0;
       }
     }

@@ -18,6 +18,9 @@ constexpr float HADAMARD_NORM = HADAMARD_SIZE == 16    ? 0.25f
                                 : HADAMARD_SIZE == 64  ? 0.125f
                                 : HADAMARD_SIZE == 128 ? 0.0883883476f
                                                        : 0.0625f;
+static_assert(HADAMARD_NORM * HADAMARD_NORM * HADAMARD_SIZE > 0.999f &&
+                  HADAMARD_NORM * HADAMARD_NORM * HADAMARD_SIZE < 1.001f,
+              "1 / sqrt(HADAMARD_SIZE) of this width is not in the table");
 static_assert(HADAMARD_SIZE >= 8 * LANES_A_TOKEN, "the lanes of a token are of one block");
 
 /// A step of the transform between values of one thread.

@@ -1,16 +1,19 @@
-//===- tile/visible.cuh - Which keys a query sees, and walks over them ------===//
+//===- tile/visible.cuh - Which keys a query sees ---------------------------===//
 //
-// All that a kernel knows of the mask. A list of blocks would change what is here: a block of
-// queries or keys meets the tokens of a Range, a loop over them is a Walk (backward_dkv steps over
-// its range by itself: kernels/README.md), and only where needs_mask() are single scores asked for.
+// This file alone knows the mask. It gives the range of tokens that a block of queries or keys
+// meets; tile/tiles.cuh walks over it. Only where needs_mask() is true do kernels ask about single
+// scores.
 //
-// CAUSAL: queries do not see all keys behind their own. WINDOW: nor all before it.
+// CAUSAL: a query does not see the keys behind its own. WINDOW: it does not see all keys before it
+// either.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 #include "tile/place.cuh"
 
+/// Whether a query may not see some key of its sequence.
+constexpr bool HAS_MASK = CAUSAL;
 static_assert(!WINDOW || (CAUSAL && SINK_KEYS == 0), "a window has two edges, and no key apart");
 
 /// Tokens begin .. end - 1, or tiles.
@@ -47,8 +50,8 @@ __device__ __forceinline__ int block_of_queries_anew() {
   return CAUSAL ? gridDim.x - 1 - block : block;
 }
 
-/// From the first key that any of these queries sees to the last one. Where a window has passed all
-/// keys there is the last key, hidden, so that walks stand at a tile that exists.
+/// From the first key that any of these queries sees to the last one. If a window lies behind the
+/// last key, the range is that one key, hidden: a walk never starts at a tile that does not exist.
 __device__ __forceinline__ Range keys_of(const Sequence& at, Range queries) {
   const int end =
       CAUSAL ? maximum(0, minimum(at.seq_kv(), queries.end + at.causal_offset())) : at.seq_kv();
@@ -74,6 +77,11 @@ __device__ __forceinline__ Range unmasked_tiles_of(const Sequence& at, Range que
 __device__ __forceinline__ Range queries_of(const Sequence& at, Range keys) {
   return {CAUSAL ? maximum(0, keys.begin - at.causal_offset()) : 0,
           WINDOW ? maximum(0, minimum(at.seq_q(), keys.end - at.window_offset())) : at.seq_q()};
+}
+/// Whether a query lies outside of queries_of() some keys. Queries behind the last one count as
+/// inside: their P is 0 in any case.
+__device__ __forceinline__ bool is_outside(int query, Range queries) {
+  return query < queries.begin || (WINDOW && query >= queries.end);
 }
 /// Whether any of these queries sees any of these keys.
 __device__ __forceinline__ bool meet(const Sequence& at, Range queries, Range keys) {
@@ -137,23 +145,4 @@ public:
 private:
   static __device__ __forceinline__ int lane_column() { return 2 * (lane_id() & 3); }
   int begin_[2], end_[2]; ///< visible columns, from this lane's first
-};
-
-/// A loop over the tiles of SIZE tokens that hold a range. `count` counts them, so that copies and
-/// products agree on the stage.
-template <int SIZE> struct Walk {
-  int tile, end, count = 0;
-
-  __device__ __forceinline__ explicit Walk(Range tokens)
-      : tile(tiles_of<SIZE>(tokens).begin), end(tiles_of<SIZE>(tokens).end) {}
-
-  __device__ __forceinline__ bool more() const { return tile < end; }
-  __device__ __forceinline__ int first() const { return tile * SIZE; }
-  __device__ __forceinline__ int stage() const { return count % STAGES; }
-  __device__ __forceinline__ Walk next() const {
-    Walk walk = *this;
-    ++walk.tile;
-    ++walk.count;
-    return walk;
-  }
 };

@@ -64,8 +64,12 @@ std::vector<std::string> templates_in_text(const std::string& text) {
 /// A statement of the entry itself, under no condition.
 TEST(Emit, EveryKernelWaitsForTheOneBefore) {
   for (const KernelSpec& kernel : sample()) {
-    const std::string text = emit(kernel).text,
-                      entry = text.substr(text.find("extern \"C\" __global__"));
+    const std::string text = emit(kernel).text;
+    std::string entry = text.substr(text.find("extern \"C\" __global__"));
+    if (const size_t roles = text.find("//===- tile/roles.cuh"); roles != std::string::npos) {
+      EXPECT_EQ(occurrences(entry, "  run_roles<"), 1) << emit(kernel).name;
+      entry += text.substr(roles, text.find("\n//===- ", roles) - roles);
+    }
     EXPECT_EQ(occurrences(entry, ";\n  begin_in_stream_order();\n") +
                   occurrences(entry, "}\n  begin_in_stream_order();\n") +
                   occurrences(entry, "{\n  begin_in_stream_order();\n"),

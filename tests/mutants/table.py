@@ -35,10 +35,10 @@ MUTANTS = [
     ("templates/tile/ring.cuh", "init_mbarrier(barriers + (DEPTH + stage) * 8, "
      "32 * CONSUMING_WARPS);", "init_mbarrier(barriers + (DEPTH + stage) * 8, CONSUMING_WARPS);"),
     ("templates/tile/turns.cuh", "next == WARPGROUPS ? 0 : next", "next == WARPGROUPS ? 1 : next"),
-    ("templates/kernels/forward_ws.cuh", "channel_scales_of(p, at, group / VISIT_GROUPS)",
-     "channel_scales_of(p, at, group)"),
-    ("templates/kernels/forward_ws.cuh", "  fence_async_proxy();\n  begin_in_stream_order();",
-     "  begin_in_stream_order();"),
+    ("templates/kernels/forward_ws.cuh", "channel_scales_of(p, at, tile.run())",
+     "channel_scales_of(p, at, tile.number)"),
+    ("templates/kernels/forward_ws.cuh", "SharedLayout::MAGICS);\n        "
+     "fence_async_proxy();", "SharedLayout::MAGICS);"),
     ("templates/kernels/forward_ws.cuh", "      if (part == PARTS - 1)\n        "
      "ring.release(place);", "      if (part == 0)\n        ring.release(place);"),
     # Smoothed queries.

@@ -46,7 +46,7 @@ caught tile/products_wgmma.cuh 's/wgmma_fence();//' $wgmma 'wgmma without a fenc
 caught tile/products_wgmma.cuh 's/{ fence_async_proxy(); }/{}/' $wgmma 'fence.proxy.async'
 caught kernels/backward_dkv.cuh 's/ || (WITH_DQ && key\[r\] < SINK_KEYS)//' $unsmoothed \
   'numerics_test.cpp'
-caught kernels/backward_dkv.cuh 's/(CAUSAL || WITH_DQ)/CAUSAL/' $unsmoothed 'numerics_test.cpp'
+caught kernels/backward_dkv.cuh 's/(HAS_MASK || WITH_DQ)/HAS_MASK/' $unsmoothed 'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/__syncthreads(); .*/;/' $fused 'numerics_test.cpp'
 caught tile/unit_of_queries.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' $fused 'numerics_test.cpp'
 start=DpStart.IsOfMinusDeltaWhole/D64_fp16_Row
@@ -55,7 +55,9 @@ caught tile/dq_factor.cuh 's/15 - above/18 - above/' $sums 'dq_sums_test.cpp'
 caught tile/dq_sums16.cuh 's/row % 2 ? low.y : low.x/low.x/' $rows 'dq_sums_test.cpp'
 caught tile/column_start.cuh 's/pack<bf16>(high, middle)/pack<bf16>(high, 0)/' $start 'dp_start_test.cpp'
 caught tile/column_start.cuh 's/pack<bf16>(x - high - middle, 0)/0/' $start 'dp_start_test.cpp'
-caught kernels/backward_dkv_ws.cuh 's/wait_for_phase(started(shared, place)/wait_for_phase(ring.full(place)/' \
+ring='QueryRing{shared + SharedLayout::BARRIERS}'
+caught kernels/backward_dkv_ws.cuh \
+  "s/wait_for_phase(started(shared, place)/wait_for_phase($ring.full(place)/" \
   Sanitizer.ForwardAndBackward/D64_bf16_Row_TopLeft 'sanitizer_test.cpp'
 seed=3
 caught kernels/forward.cuh 's/__syncthreads(); .. the old unit.*//' \

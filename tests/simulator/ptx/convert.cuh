@@ -17,11 +17,6 @@ template <> inline u32 pack<fp16>(float low, float high) {
   return simulator::fp16_of_float(low) | simulator::fp16_of_float(high) << 16;
 }
 
-inline u32 multiply_bf16_pairs(u32 a, u32 b) {
-  const float2 x = unpack<bf16>(a), y = unpack<bf16>(b);
-  return pack<bf16>(x.x * y.x, x.y * y.y);
-}
-
 template <typename T> u32 max_magnitudes(u32 a, u32 b) {
   const float2 x = unpack<T>(a), y = unpack<T>(b & 0x7fff7fffu);
   const auto larger = [](float x, float y) { return x != x || x > y ? x : y; };
