@@ -129,7 +129,7 @@ std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
 namespace {
 
 /// Whether a kernel of any family has the operand.
-bool has(KernelKind kind, Operand operand) {
+bool takes(KernelKind kind, Operand operand) {
   const auto among = [&](const KernelDefinition& definition) {
     return std::any_of(definition.fields.begin(), definition.fields.end(),
                        [&](const Field& field) { return field.operand == operand; });
@@ -144,9 +144,9 @@ bool has(KernelKind kind, Operand operand) {
 /// Whether no kernel has the buffer from that one on which writes the result.
 bool is_done_before(Operand buffer, Operand result, const std::vector<KernelKind>& order) {
   const auto writer =
-      std::find_if(order.begin(), order.end(), [&](KernelKind kind) { return has(kind, result); });
+      std::find_if(order.begin(), order.end(), [&](KernelKind kind) { return takes(kind, result); });
   return writer != order.end() &&
-         std::none_of(writer, order.end(), [&](KernelKind kind) { return has(kind, buffer); });
+         std::none_of(writer, order.end(), [&](KernelKind kind) { return takes(kind, buffer); });
 }
 
 } // namespace
