@@ -142,7 +142,8 @@ bool has(KernelKind kind, Operand operand) {
                             });
 }
 
-/// Whether neither the first kernel that has the result nor any later kernel has the buffer.
+/// Whether no kernel needs the buffer any more when the pass begins to write the result: neither
+/// the first kernel that has the result as an operand nor any later one has the buffer.
 bool is_done_before(Operand buffer, Operand result, const std::vector<KernelKind>& order) {
   const auto writer =
       std::find_if(order.begin(), order.end(), [&](KernelKind kind) { return has(kind, result); });

@@ -37,7 +37,7 @@ bool contains(const std::vector<int>& values, int value) {
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-/// Why a family builds no kernel of a spec; empty if it may.
+/// Why a family builds no kernel of a spec at all; empty if nothing prevents that.
 std::string objection_of_family(const AttentionSpec& s, Family family) {
   return s.smooth_q && family != Family::mma
              ? "smooth_q is built by the family '" + value_text(Family::mma) + "' alone"

@@ -7,7 +7,7 @@ namespace attention {
 
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
-  // Only the kernels of a fused backward depend on these two fields, and restore them.
+  // Only the kernels of a fused backward depend on these two fields; their narrow() restores them.
   s.deterministic = plain.deterministic;
   s.dq_sums = plain.dq_sums;
   if (scores16(s)) // only Q and K for INT8 scores are rotated

@@ -53,8 +53,8 @@ inline std::string too_wide(const AttentionSpec& s) {
 
 /// The registers of a thread for products that are not scaled yet. wgmma forms the products of a
 /// whole group, for 128 channels at most, before they are scaled; mma.sync forms 16 columns at a
-/// time. In the sums that this is added to, an 8-bit A operand has a quarter of the registers that
-/// its columns have as accumulators.
+/// time. Callers add the registers of the 8-bit A operand, which are a quarter of those of the same
+/// columns as accumulators.
 inline int product_registers(const AttentionSpec& s, Family family) {
   return family == Family::wgmma ? std::min(width(s), kWidestFused) / 2 : 8;
 }

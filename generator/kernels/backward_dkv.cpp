@@ -49,8 +49,8 @@ const Tiling kBackwardDkv = {
 };
 
 // Shared memory holds K and V; stages of Q and dO for S and dP, of Q and dO for dK and dV, of the
-// queries' vectors, and of the values that dP starts from (ColumnStart); the ones that those values
-// are multiplied by; the scales and ratios of units; and barriers.
+// queries' vectors, and of the values that dP starts from (ColumnStart); rows of ones, by which
+// these values are multiplied (OnesRows); the scales and ratios of units; and barriers.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
   const int for_gradients = (int8.dk ? width(s) : value_row(s)) + (int8.dv ? width(s) : 0);
@@ -187,8 +187,8 @@ void narrow_fused(AttentionSpec& s) {
   s.dq_sums = given.dq_sums;
 }
 
-/// The kernel round_dq does not depend on the format of dQ's products: the sums in memory have no
-/// channel scales.
+/// The kernel round_dq does not depend on the precision: the sums of dQ in memory have no channel
+/// scales.
 void narrow_round_dq(AttentionSpec& s) {
   const DqSums given = s.dq_sums;
   narrow(s);

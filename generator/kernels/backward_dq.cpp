@@ -98,8 +98,8 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
 }
 
 /// Shared memory holds Q and dO; stages of keys, of their scales, of values, and of the keys that
-/// dS is multiplied by; the scales of those keys' units; the ones that dP's start is multiplied by
-/// (RowStart); and the barriers of the ring and of Q and dO.
+/// dS is multiplied by; the scales of those keys' units; a row of ones, for the product that dP
+/// starts from (RowStart); and the barriers of the ring and of Q and dO.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const bool dq8 = which_int8(s.precision).dq;
   const int step = dq8 ? s.group_kv : 2 * kTokensPerTile;
@@ -135,9 +135,10 @@ Tiling tiling_ws() {
 }
 const Tiling kBackwardDqWs = tiling_ws();
 
-/// Shared memory holds the ones that dP's start is multiplied by (RowStart); Q and dO; stages of
-/// keys and of their scales; values; the keys that dS is multiplied by; dS of both halves; and
-/// barriers. For dQ in INT8 it also holds the maxima of dS, and scales and ratios of units.
+/// Shared memory holds a row of ones, for the product that dP starts from (RowStart); Q and dO;
+/// stages of keys and of their scales; values; the keys that dS is multiplied by; dS of both
+/// halves; and barriers. For dQ in INT8 it also holds the maxima of dS, and the scales and ratios
+/// of units.
 int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
   const bool dq8 = which_int8(s.precision).dq;
   constexpr int step = 2 * kTokensPerTile, vectors = static_cast<int>(kChannelVectors);
