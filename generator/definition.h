@@ -2,9 +2,9 @@
 //
 // generator/kernels/ has one KernelDefinition for every kernel without tiles, and one for every
 // family of every kernel with tiles. The generator, the launch, the workspace and the tuner read
-// these definitions, and have no code for single kernels. A new kernel needs a KernelKind, a
-// definition and a template. A new family of a kernel needs a Family, a definition and a template;
-// its fields, threads and grid may differ from those of the kernel's other families.
+// these definitions instead of naming kernels. A new kernel needs a KernelKind, a definition and a
+// template. A new family of a kernel needs a Family, a definition and a template; its fields,
+// threads and grid may differ from those of the kernel's other families.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -96,7 +96,7 @@ const Tiling& tiling_of(KernelKind, std::optional<Family> = std::nullopt);
 /// The families that build a kernel with tiles. Empty for a kernel without tiles.
 std::vector<Family> families_of(KernelKind);
 
-// In generator/kernels/:
+// These functions are in generator/kernels/.
 std::vector<KernelDefinition> key_mean_kernels();
 std::vector<KernelDefinition> quantize_kernels();
 std::vector<KernelDefinition> mean_scores_kernels();

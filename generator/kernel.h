@@ -75,9 +75,9 @@ template <typename Visitor> void visit_fields(const KernelSpec& k, Visitor&& vis
   visit_fields(k.tile, visit);
 }
 
-/// A C identifier, e.g. "sagebwd_forward_d128_causal_top_left_64x128_wgmma_64x128_w4_s2_b3". Two
-/// kernels with the same name and architecture are the same kernel. The name has the head dimension
-/// and every field of the spec that differs from its default.
+/// A C identifier, e.g. "sagebwd_forward_d128_causal_top_left_wgmma_64x128_w4_s2_b3". Two kernels
+/// with the same name and architecture are the same kernel. The name has the head dimension, every
+/// field of the spec that differs from its default, and the tile.
 std::string kernel_name(const KernelSpec&);
 
 /// The fields of a kernel's spec as text, for cache keys. The architecture is not among them.

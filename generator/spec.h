@@ -231,7 +231,8 @@ inline AttentionSpec without_numerics(const AttentionSpec& s) {
   return {.head_dim = s.head_dim, .dtype = s.dtype, .packed = s.packed};
 }
 
-/// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
+/// One line, e.g. "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k rotate
+/// deterministic numerics=5".
 std::string to_string(const AttentionSpec&);
 /// The inverse of to_string(). If a line has "numerics=", it must be a line that was printed, and a
 /// switch that the line does not name, such as rotate, is off. If a line does not have "numerics=",
