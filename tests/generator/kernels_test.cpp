@@ -1,5 +1,4 @@
 //===- kernels_test.cpp - Which kernels an operation needs -----------------===//
-
 #include "generator/choice.h"
 #include "generator/definition.h"
 #include "generator/emit.h"
