@@ -1,4 +1,4 @@
-//===- choice.cpp - The tiles of kernels that nobody named one for ---------===//
+//===- choice.cpp - Default tiles, and tiles for a tuner -------------------===//
 
 #include "generator/choice.h"
 #include "generator/definition.h"
@@ -12,27 +12,28 @@ bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
 bool wide(const AttentionSpec& s) { return width(s) > 64; }
 bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
 
-/// The family of a kernel's default tile: of those that build it, the one that its GPU is fastest
-/// with.
+/// The family of a kernel's default tile: of the families that build the kernel, the fastest on the
+/// architecture.
 Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
   if (arch.name != "sm_90a")
     return Family::mma;
   if (builds(kind, s, Family::pair))
     return Family::pair;
-  // Measured on an H200: under a mask three small blocks an SM of wgmma's forward are faster than
-  // one large one up to 4096 tokens. Without a mask they are faster by 9 % at 64 channels up to
-  // 1024 tokens, and slower by 2 and 7 % at 2048 and 8192.
+  // The forward of the family wgmma has three small blocks per SM, that of ws one large block.
+  // Measured on an H200: with a mask the small blocks are faster up to 4096 tokens. Without a mask,
+  // at 64 channels, they are faster by 9 % up to 1024 tokens, and slower by 2 % at 2048 tokens and
+  // by 7 % at 8192 tokens.
   const bool small_blocks = kind == KernelKind::forward && !widest(s) && bounded_behind(s);
   if (builds(kind, s, Family::ws) && !small_blocks)
     return Family::ws;
-  // A fused backward is not built from wgmma: where ws has none, wgmma's split one is preferred to
-  // a fused one of mma.sync.
+  // The family wgmma has no fused backward. If ws does not build a fused backward either, the split
+  // backward of wgmma is preferred to the fused backward of mma.
   const KernelKind split = kind == KernelKind::backward ? KernelKind::backward_dq : kind;
   return builds(split, s, Family::wgmma) ? Family::wgmma : Family::mma;
 }
 
-/// What a kernel is fastest with where it fits. Without warps it takes 4 where two blocks share an
-/// SM, else 8.
+/// The fastest settings of a kernel, if they fit. For families that are not warp-specialised
+/// `warps` is 0, and default_tile() takes 4 warps if several blocks fit on an SM, else 8.
 struct Wish {
   int stages, blocks_per_sm, warps = 0;
 };
@@ -41,12 +42,14 @@ Wish wish_of_forward(const AttentionSpec& s, Family family) {
   if (family == Family::ws)
     return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
   const bool third = family == Family::wgmma && !(wide(s) && scores16(s));
-  // With one stage the third block spills at 128 channels. At 64, under a mask, a second stage and
-  // a fourth block bring 5 to 9 % (tuned on an H200, 2048 and 8192 tokens).
+  // At 128 channels three blocks per SM spill with one stage. At 64 channels with a mask, a second
+  // stage and a fourth block make the kernel 5 to 9 % faster (tuned on an H200, at 2048 and 8192
+  // tokens).
   const bool masked = bounded_behind(s) && !scores16(s);
   const bool staged = third && s.group_kv == 128 && (wide(s) || masked);
-  // Four blocks leave 128 registers a thread. Packed sequences spill there, as do windows over a
-  // part of the channels, and kernels that compute no first key in FP32 (compiled).
+  // Four blocks leave 128 registers per thread. With so few, kernels for packed sequences spill, as
+  // do kernels with a window for a part of the channels, and kernels that do not compute the first
+  // key separately (compiled).
   const bool fourth = staged && !wide(s) && !s.packed &&
                       (bounded_before(s) ? s.head_dim == width(s) : s.sink_keys > 0);
   return {staged ? 2 : 1, fourth ? 4 : third ? 3 : 2};
@@ -58,8 +61,8 @@ Wish wish_of_dq(const AttentionSpec& s, Family family) {
   if (family == Family::ws)
     return {wide(s) ? 2 : 4, 1, 8};
   const bool third = family == Family::wgmma && !wide(s) && !scores16(s);
-  // Two stages of 16-bit keys beside values leave no room for a second block at 128 channels. With
-  // three blocks and a mask the second stage's addresses spill.
+  // At 128 channels two stages of 16-bit keys and of values leave no shared memory for a second
+  // block. With three blocks and a mask, the addresses of a second stage spill.
   const bool second = third ? !bounded_behind(s) : !(wide(s) && scores16(s));
   return {second ? 2 : 1, third ? 3 : 2};
 }
@@ -70,7 +73,7 @@ Wish wish_of_dkv(const AttentionSpec& s, Family family) {
   if (family == Family::ws)
     return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
   const bool wgmma = family == Family::wgmma;
-  // With 16-bit scores two stages spill or leave no room for a second block.
+  // With 16-bit scores, two stages spill or leave no shared memory for a second block.
   return {scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
           wgmma && !wide(s) && which_int8(s.precision).dk ? 3 : 2};
 }
@@ -86,7 +89,8 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
                                             : wish_of_fused(s, family);
 }
 
-/// Why no tile fits, and what does: for `least`, which asks for the least memory.
+/// Raises the error that no tile fits. The message says what does fit, and why `least`, the tile
+/// that needs the least memory, does not.
 [[noreturn]] void fail_for(const TileConfig& least, KernelKind kind, const AttentionSpec& s,
                            const Arch& arch) {
   const Tiling& tiling = tiling_of(kind, least.family);
@@ -105,18 +109,19 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
                        ", another GPU, or precision six-of-seven"));
 }
 
-/// Tokens that take the same steps of a walk.
+/// The number of tokens that walk together, over the same tiles.
 int tokens_a_walk(KernelKind kind, const TileConfig& t) {
   const Tiling& tiling = tiling_of(kind, t.family);
   return tiling.warpgroups_walk_alone ? 64 : tiling.blocks_own_keys ? t.block_kv : t.block_q;
 }
 
-/// Whether the walks of two tiles form sums in the same order. A mask makes a walk that of the
-/// tokens it is for: where it begins and ends, in which order masked groups come, and which units
-/// of channels sums pass through. Edges of `top_left` lie between tokens of the same number, so
-/// that those of 64 and of 128 fall into the same groups of 128, and into the same units.
+/// Whether two tiles form sums in the same order. With a mask, the order depends on the tokens that
+/// walk together: they decide where a walk begins and ends, in which order masked groups come, and
+/// which units of channels the sums pass through. The edge of `top_left` lies at the query's own
+/// index, so that the edges for 64 and for 128 tokens fall into the same groups of 128 tokens, and
+/// into the same units.
 bool same_steps(KernelKind kind, const AttentionSpec& s, const TileConfig& a, const TileConfig& b) {
-  constexpr int kBoth = 128; // what is copied and scaled together is a multiple of it
+  constexpr int kBoth = 128; // groups and units of both tiles are multiples of so many tokens
   const int of_a = tokens_a_walk(kind, a), of_b = tokens_a_walk(kind, b);
   if (of_a == of_b || !(bounded_behind(s) || bounded_before(s)))
     return true;
@@ -127,7 +132,7 @@ bool same_steps(KernelKind kind, const AttentionSpec& s, const TileConfig& a, co
   return diagonal && in_groups && kBoth % of_a == 0 && kBoth % of_b == 0;
 }
 
-/// Why a tile's results may differ from another's by the order of sums; empty where they may not.
+/// Why the results of a tile may differ from those of the default tile; empty if they cannot.
 std::string objection_to_order(KernelKind kind, const AttentionSpec& s, const TileConfig& tile,
                                const TileConfig& by_default) {
   const std::string must = ": under 'deterministic' results must not change by a bit";
@@ -163,10 +168,11 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   const Wish wish = wish_of(kind, s, family);
   if (warp_specialised(family))
     return tile(wish.warps, wish.stages, wish.blocks_per_sm);
-  // Small blocks, several to an SM, hide each other's waits: tuned on an H200 they beat larger
-  // blocks. As many as the registers allow without spills, and a second stage where both then fit.
-  // Where shared memory allows only one of them, a larger block brings as many warps.
-  const int large = family == Family::wgmma && !wide(s) ? 2 : 1; // blocks an SM
+  // If an SM has several small blocks, one works while another waits. Tuned on an H200, small
+  // blocks are faster than large ones. So there are as many blocks as registers allow without
+  // spills, and a second stage if shared memory has room for it. If shared memory has room for only
+  // one small block, one large block gives the SM as many warps as two small blocks.
+  const int large = family == Family::wgmma && !wide(s) ? 2 : 1; // large blocks per SM
   const TileConfig several[] = {tile(4, wish.stages, wish.blocks_per_sm),
                                 tile(4, 1, wish.blocks_per_sm), tile(8, wish.stages, large),
                                 tile(8, 1, large)};
@@ -191,10 +197,12 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
   const auto tile = [&](int warps, int stages, int blocks) {
     return tile_with(kind, s, family, warps, stages, blocks);
   };
-  // In INT8 a block takes 128 keys. On an H200, ms beside the split one's: at 64 channels 21.8 and
-  // 22.0 with two stages, 22.3 with one; at 128 18.2 and 20.8, 18.5 with two. It spills beside dV
-  // in 16 bits; at 64 channels on sm_80 and sm_90a and beside S in 16 bits; at 128 on Blackwells
-  // and sm_87, and beside S in 16 bits on sm_90a.
+  // If dQ is INT8, a block takes 128 keys. Times on an H200, fused and split:
+  // - 64 channels: fused 21.8 ms with two stages and 22.3 ms with one; split 22.0 ms.
+  // - 128 channels: fused 18.2 ms with one stage and 18.5 ms with two; split 20.8 ms.
+  // The fused kernel spills if dV is in 16 bits. At 64 channels it spills on sm_80 and sm_90a, and
+  // if S is in 16 bits. At 128 channels it spills on Blackwell and sm_87, and on sm_90a if S is in
+  // 16 bits.
   const Int8Products int8 = which_int8(s.precision);
   const bool blackwell = arch.major >= 10;
   const bool spills = wide(s)
@@ -202,12 +210,14 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
                           : !int8.s || arch.name == "sm_80" || arch.name == "sm_90a";
   if (int8.dq && (!int8.dv || spills))
     return std::nullopt;
-  // In 16 bits two small blocks an SM hide each other's waits: 18.8 and 18.5 ms at 64 and 128
-  // channels; one large 19.7 and 19.5; a second stage 20.3 and 24.1; the split one 22.2 and 21.5.
-  // At 128 channels Blackwells spill small ones.
+  // If dQ is in 16 bits, two small blocks per SM are fastest, as one works while the other waits.
+  // Times on an H200 at 64 and 128 channels: two small blocks 18.8 and 18.5 ms, one large block
+  // 19.7 and 19.5 ms, a second stage 20.3 and 24.1 ms, split 22.2 and 21.5 ms. On Blackwell small
+  // blocks spill at 128 channels.
   if (family == Family::ws) {
-    // Warp-specialised the split one is the faster at 64 channels: 16.7 ms for 17.4, the forward
-    // included. It has no sums in FP16, and is wgmma's where dS has one scale a block.
+    // At 64 channels the split backward of ws is faster than the fused one: 16.7 ms and 17.4 ms,
+    // both with the forward. But a split backward cannot sum dQ in FP16, and if a group has one
+    // scale, the split backward is built by wgmma and not by ws.
     if (!wide(s) && !sums_dq_in_fp16(s) && !grouping_of(s.granularity).one_scale)
       return std::nullopt;
     const Wish wish = wish_of_fused(s, family);
@@ -241,7 +251,7 @@ bool has_default_tile(const KernelSpec& k) {
   try {
     return k.tile == default_tile(k.kind, k.attention, k.arch);
   } catch (const SpecError&) {
-    return false; // there is none: only a record can have chosen this one
+    return false; // the kernel has no default tile: a tuning record chose this tile
   }
 }
 

@@ -1,7 +1,7 @@
-//===- choice.h - The tiles of kernels that nobody named one for -----------===//
+//===- choice.h - Default tiles, and tiles for a tuner ---------------------===//
 //
-// What is fastest where it was measured, as far as it can be built. A tuner looks for better ones
-// among tiles_worth_trying().
+// A kernel for which nobody chose a tile has its default tile: the fastest tile that can be built,
+// according to measurements. A tuner compares the default tile with tiles_worth_trying().
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -12,30 +12,32 @@
 
 namespace sagebwd {
 
-// Specs are resolved here, or a kernel's own.
+// Every AttentionSpec here is resolved, or is the spec of a KernelSpec.
 
-/// A kernel's default tile; default-made for a kernel without tiles. Raises SpecError where none
+/// A kernel's default tile. A kernel without tiles has TileConfig(). Raises SpecError if no tile
 /// fits.
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
 /// The default tile of one family.
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&, Family);
-/// The tile of KernelKind::backward where one kernel forms all gradients by default: the spec
-/// allows it, the family has it, and it is faster. Of the GPU's own family, or of the one named.
+/// The tile of KernelKind::backward if by default one kernel forms all gradients; nothing if the
+/// backward is split. One kernel forms all gradients if the spec allows that, the family has such a
+/// kernel, and such a kernel is faster. The first function takes the GPU's preferred family.
 std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&);
 std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&, Family);
-/// The default tiles of one family, for all kernels that have tiles; of a kernel that it does not
-/// build, those of the GPU's own. KernelKind::backward is among them where it is the default.
+/// The default tiles of one family for all kernels that have tiles. If the family does not build a
+/// kernel, the kernel has a tile of the GPU's preferred family. The result has a tile for
+/// KernelKind::backward if default_fused_tile() has one.
 Tiles default_tiles(const ResolvedSpec&, const Arch&, Family);
 bool has_default_tile(const KernelSpec&);
 
-/// Tiles for a tuner to compare: the default first, then every other that fits, has other code and
-/// may take its place. Empty for kernels without a tile; raises SpecError where not even a default
-/// fits.
+/// Tiles for a tuner to compare: first the default tile, then every other tile that fits, has
+/// different code and may replace the default tile. Empty for kernels without tiles. Raises
+/// SpecError if no tile fits at all.
 std::vector<TileConfig> tiles_worth_trying(KernelKind, const ResolvedSpec&, const Arch&);
-/// Why a tile must not take the default's place, or empty: it cannot be built, or it would change
-/// bits of a `deterministic` operation. Integer products sum exactly, so that every tile gives the
-/// same bits. Sums of 16-bit products follow the order of the matrix instruction, which is the same
-/// within a family.
+/// Why a tile must not replace the default tile; empty if it may. A tile that cannot be built must
+/// not, nor a tile that would change bits of a `deterministic` operation. Sums of integer products
+/// are exact, so that every tile gives the same bits. Sums of 16-bit products depend on the order
+/// in which the matrix instruction adds, which is the same for all tiles of a family.
 std::string objection_to_trying(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- configuration.h - The constants a template is specialised by --------===//
+//===- configuration.h - A template's constants, as CUDA source ------------===//
 #pragma once
 
 #include <string>

@@ -1,9 +1,10 @@
-//===- definition.h - All that the host knows of each kernel ---------------===//
+//===- definition.h - What the host knows about each kernel ----------------===//
 //
-// One entry a kernel, and where it has tiles one for each family of them, in generator/kernels/:
-// the generator, the launch, the workspace's users and the tuner ask it and never the kernel's
-// name. A new kernel is a KernelKind, an entry and a template; a new family of one is a Family, an
-// entry and a template, whose fields, threads and grid may be its own.
+// generator/kernels/ has one KernelDefinition for every kernel without tiles, and one for every
+// family of every kernel with tiles. The generator, the launch, the workspace and the tuner read
+// these definitions instead of naming kernels. A new kernel needs a KernelKind, a definition and a
+// template. A new family of a kernel needs a Family, a definition and a template; its fields,
+// threads and grid may differ from those of the kernel's other families.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -15,64 +16,68 @@
 
 namespace sagebwd {
 
-/// A tensor that a tiled kernel writes, as a tuner compares it between tiles.
+/// A tensor that a kernel with tiles writes. A tuner compares its values between tiles.
 struct Output {
   Operand operand;
-  int64_t values; ///< contiguous elements, or floats
+  int64_t values; ///< how many elements or floats, contiguous in memory
   enum Type { elements, floats } type;
-  bool whole = true; ///< every value is written; not so the maxima of tiles that nobody sees
+  bool whole = true; ///< every value is written; false for maxima, which hidden tiles do not have
 };
 
-/// What a kernel with tiles adds. The specs are resolved.
+/// The part of a definition that only kernels with tiles have. Every AttentionSpec is resolved.
 struct Tiling {
   Pass pass;
-  bool blocks_own_keys;               ///< and walk over queries; else the other way round
-  std::vector<int> warps = {4, 8};    ///< that multiply, in a block
-  int tokens_a_warp = 16;             ///< queries or keys of a block; 8 where two own the same 16
-  bool warpgroups_walk_alone = false; ///< each over what its own 64 tokens see, not the block's
+  bool blocks_own_keys;               ///< and walk over queries; if false, the other way round
+  std::vector<int> warps = {4, 8};    ///< warps of a block that multiply: the possible numbers
+  int tokens_a_warp = 16;             ///< owned tokens per warp; 8 if two warps own the same 16
+  bool warpgroups_walk_alone = false; ///< each walks over what its 64 tokens see, not the block's
   std::vector<int> stages = {1, 2};
   int (*shared_bytes)(const AttentionSpec&, const TileConfig&);
-  /// Beyond what holds for all of them, why a tile cannot be built; empty where it can.
+  /// Why this kernel cannot be built with a tile; empty if it can. objection() of space.h checks
+  /// what holds for all kernels.
   std::string (*objection)(const AttentionSpec&, const TileConfig&);
-  /// Values of FP32 or INT32 a thread holds at one time: a warp's 16 rows by n columns are n / 2.
+  /// The greatest number of FP32 or INT32 accumulators that a thread holds at one time. 16 rows by
+  /// n columns of a warp are n / 2 of each thread.
   int (*accumulators)(const AttentionSpec&, Family);
-  /// Whether it sums 16-bit products, whose bits depend on the order of the matrix instruction.
+  /// Whether the kernel sums 16-bit products. The bits of such sums depend on the order in which
+  /// the matrix instruction adds.
   bool (*sums_16_bit_products)(const AttentionSpec&);
   std::vector<Output> (*outputs)(const AttentionSpec&, const Problem&);
 };
 
-/// Of which backward a kernel is: dQ in a kernel of its own, or all gradients in one.
+/// The backward that a kernel belongs to. A split backward has one kernel for dQ and one for dK and
+/// dV; a fused backward has one kernel for all gradients. `either`: every other kernel.
 enum class Backward { either, split, fused };
 
 struct KernelDefinition {
   KernelKind kind;
   Backward of = Backward::either;
-  Family family = {};   ///< of its tiles
-  bool differs_by_pass; ///< the passes that launch it have kernels of their own
+  Family family = {};   ///< of the kernel's tiles
+  bool differs_by_pass; ///< forward and backward have different kernels of this kind
   bool (*needed)(Pass, const AttentionSpec&);
-  /// The spec as the kernel sees it: what it does not depend on is the default, so that specs share
-  /// kernels.
+  /// Sets every field that the kernel does not depend on to its default, so that several specs
+  /// share one kernel.
   void (*narrow)(AttentionSpec&);
-  std::vector<Field> fields;             ///< of its Params struct, in order
-  std::string_view root_template;        ///< under templates/; its includes bring the rest
-  std::string_view root_template16 = {}; ///< another where no sum is of INT8 products
+  std::vector<Field> fields;             ///< of the kernel's Params struct, in order
+  std::string_view root_template;        ///< a path under templates/; it includes all other files
+  std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
   void (*configure)(Configuration&, const KernelSpec&);
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);
-  bool (*idle)(const KernelSpec&, const OperandValues&) = nullptr; ///< none: never
-  const Tiling* tiling = nullptr;                                  ///< none: a kernel without tiles
+  bool (*idle)(const KernelSpec&, const OperandValues&) = nullptr; ///< see is_idle(); null: never
+  const Tiling* tiling = nullptr;                                  ///< null: a kernel without tiles
 };
 
-/// Channels of its results that one warp sums. Of wide heads the gradients of all channels are
-/// more than registers hold: so many blocks as it takes share them out, each with S and dP of its
-/// own, or a pair of warpgroups.
+/// The number of channels of a result that one warp sums. Registers cannot hold the gradients of
+/// all channels of a wide head (more than kWidestFused). So several blocks, or a pair of
+/// warpgroups, divide the channels among themselves. Each of the blocks forms S and dP by itself.
 inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   const bool in_parts = kind == KernelKind::backward_dq || kind == KernelKind::backward_dkv;
   return in_parts && width(s) > kWidestFused ? kWidestFused : width(s);
 }
 
 inline bool is_part(const KernelSpec& k) { return k.channels == Channels::part; }
-/// Neighbours in the grid that share a head's channels out.
+/// The number of blocks, neighbours in the grid, that divide a head's channels among themselves.
 inline int channel_parts(const KernelSpec& k) {
   const bool in_pairs = k.tile.family == Family::pair;
   return in_pairs ? 1 : width(k.attention) / sum_channels(k.kind, k.attention);
@@ -81,16 +86,17 @@ inline int channel_parts(const KernelSpec& k) {
 /// The template that a kernel is expanded from.
 std::string_view root_template_of(const KernelSpec&);
 
-/// With a family, its own; without, one of them: for what they share, which is the pass, what is
-/// needed when, what a kernel depends on, whose tokens blocks own, and the outputs.
+/// The definition for this family. Without a family: the definition for any one of them, of which
+/// callers may read only what all families share. All share `of`, `differs_by_pass`, `needed` and
+/// `narrow`, and of the tiling `pass`, `blocks_own_keys`, `sums_16_bit_products` and `outputs`.
 const KernelDefinition& definition_of(KernelKind, std::optional<Family> = std::nullopt);
 const KernelDefinition& definition_of(const KernelSpec&);
-/// The tiling of a kernel that has tiles. Raises SpecError for another.
+/// The tiling of a kernel with tiles. Raises SpecError for a kernel without tiles.
 const Tiling& tiling_of(KernelKind, std::optional<Family> = std::nullopt);
-/// The families that build a kernel; none for one without tiles.
+/// The families that build a kernel with tiles. Empty for a kernel without tiles.
 std::vector<Family> families_of(KernelKind);
 
-// In generator/kernels/:
+// These functions are in generator/kernels/.
 std::vector<KernelDefinition> key_mean_kernels();
 std::vector<KernelDefinition> quantize_kernels();
 std::vector<KernelDefinition> mean_scores_kernels();

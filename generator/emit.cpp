@@ -1,7 +1,8 @@
 //===- emit.cpp - KernelSpec to CUDA source ---------------------------------===//
 //
-// Generated source is one template with what it includes, its configuration among it, unchanged but
-// for the kernel's name. Nothing here depends on anything but the spec and the templates.
+// Generated source is one template with all files that it includes. One of these files is the
+// configuration, which this file writes. In the template's text only the kernel's name is replaced.
+// The source depends on the spec and the templates alone.
 //
 //===----------------------------------------------------------------------===//
 
@@ -14,7 +15,7 @@ namespace sagebwd {
 
 namespace {
 
-/// How what the templates include as configuration.cuh starts.
+/// The first lines of the file that templates include as configuration.cuh.
 const std::string kConfiguration =
     "//===- configuration.cuh - What this kernel is specialised by --------------===//\n"
     "#include \"base.cuh\"\n\n";

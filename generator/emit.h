@@ -9,16 +9,16 @@
 
 namespace sagebwd {
 
-/// The generated source and what its launch needs.
+/// The generated source of a kernel, and what a compile and a launch of the kernel need.
 struct KernelSource {
   std::string name;     ///< of the extern "C" entry point
-  std::string text;     ///< complete, header-free CUDA C++; NVRTC and nvcc take it unchanged
+  std::string text;     ///< complete CUDA C++ without headers; NVRTC and nvcc compile it unchanged
   int threads = 0;      ///< per block
   int shared_bytes = 0; ///< dynamic shared memory per block
-  std::vector<std::string> options; ///< of the compiler, beyond those of every kernel
+  std::vector<std::string> options; ///< compiler options of this kernel alone
 };
-/// From the embedded templates, or others. The same spec gives the same bytes on every machine.
-/// Raises SpecError.
+/// Generates a kernel's source from the embedded templates; emit_from() takes other templates. The
+/// same spec gives the same bytes on every machine. Raises SpecError.
 KernelSource emit(const KernelSpec&);
 KernelSource emit_from(const TemplateSource&, const KernelSpec&);
 

@@ -1,9 +1,9 @@
-//===- fields.h - One list of a struct's fields, and what is read off it ---===//
+//===- fields.h - One list of a struct's fields, and loops over the list ---===//
 //
 // A struct of settings lists its fields once, in a function
 //   template <typename Self, typename Visitor> void visit_fields(Self&, Visitor&&)
-// that calls the visitor with each field's Label and the member. Its text and its parser, cache
-// keys, hashes, options of the command line and attributes in Python are loops over that list.
+// that calls the visitor with each field's Label and the member. The struct's printer and parser,
+// cache keys, hashes, options of the command line and attributes in Python loop over that list.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -26,19 +26,20 @@ public:
   using std::invalid_argument::invalid_argument;
 };
 
-/// What a field is called.
+/// The names of a field.
 struct Label {
   std::string_view name; ///< in cache keys, JSON and Python; with hyphens, an option
-  std::string_view mark; ///< what stands before its value in the struct's one line of text
-  std::string_view help; ///< what it decides, for a listing
-  /// A word's first value, and the number `unset`, is not told: texts and keys without the field
-  /// stay what they are.
+  std::string_view mark; ///< text before the field's value in the struct's line (line_of())
+  std::string_view help; ///< what the field decides, for lists of options
+  /// If `quiet`, texts and cache keys leave the field out while it has its default, so that texts
+  /// and keys from before the field existed stay valid. The default is `unset` for a number, false
+  /// for a bool, and the first word for an enumeration.
   bool quiet = false;
   int unset = 0;
 };
 
-/// The words of an enumeration, each next to its value. Specialised by every enumeration that is a
-/// field: `what` names it in errors, `all` lists it.
+/// The words of an enumeration. Every enumeration that is a field specialises this template: `what`
+/// names the enumeration in errors, `all` lists its values and their words.
 template <typename T> struct Words;
 
 template <typename T>
@@ -53,7 +54,7 @@ template <Worded T> std::string_view to_string(T value) {
   return "?";
 }
 
-/// "bf16, fp16".
+/// All words of an enumeration, e.g. "bf16, fp16".
 template <Worded T> std::string known_words(std::string_view between = ", ") {
   std::string known;
   for (const auto& [value, word] : Words<T>::all)
@@ -79,7 +80,7 @@ template <typename T> std::string value_text(const T& value) {
     return std::to_string(value);
 }
 
-/// Its inverse, for the field of that name. Raises SpecError.
+/// The inverse of value_text(). `name` is the field's name in errors. Raises SpecError.
 template <typename T> T parse_value(std::string_view name, std::string_view text) {
   if constexpr (std::is_same_v<T, bool>) {
     const bool yes = text == "yes" || text == "true";
@@ -99,25 +100,26 @@ template <typename T> T parse_value(std::string_view name, std::string_view text
   }
 }
 
-/// The struct's defaults, for who wants its labels.
+/// The struct's defaults, for callers that visit fields only for their labels.
 template <typename Struct> const Struct& usual() {
   static const Struct defaults{};
   return defaults;
 }
 
-/// What a quiet field is where texts and keys leave it out.
+/// The value of a quiet field that a text or key leaves out.
 template <typename T> T untold_value(const Label& label) {
   if constexpr (std::is_same_v<T, int>)
     return label.unset;
   else
     return T{};
 }
+/// Whether texts and keys leave the field out.
 template <typename T> bool untold(const Label& label, const T& value) {
   return label.quiet && value == untold_value<T>(label);
 }
 
-/// Gives the field of that name the value that a text says. Raises SpecError for a text that says
-/// none; false where there is no such field.
+/// Parses `text` into the field of that name. Raises SpecError if the text is no value of the
+/// field. Returns false if the struct has no such field.
 template <typename Struct>
 bool set_field(Struct& fields, std::string_view name, std::string_view text) {
   bool found = false;
@@ -130,7 +132,7 @@ bool set_field(Struct& fields, std::string_view name, std::string_view text) {
   return found;
 }
 
-/// Calls the visitor with the fields of `given` whose values are not those of `usual`.
+/// Calls the visitor with each field of `given` whose value differs from that of `usual`.
 template <typename Struct, typename Visitor>
 void visit_differences(const Struct& given, const Struct& usual, Visitor&& visit) {
   visit_fields(given, [&]<typename T>(const Label& label, const T& value) {
@@ -144,8 +146,8 @@ void visit_differences(const Struct& given, const Struct& usual, Visitor&& visit
   });
 }
 
-/// One line: each field's mark and value in order; of a bool the mark where it is true, of what is
-/// untold() nothing.
+/// The struct as one line of text: each field's mark and value, in order. A bool adds its mark if
+/// true and nothing if false. A field that is untold() adds nothing.
 template <typename Struct> std::string line_of(const Struct& fields) {
   std::string line;
   visit_fields(fields, [&](const Label& label, const auto& value) {
@@ -157,7 +159,7 @@ template <typename Struct> std::string line_of(const Struct& fields) {
   return line;
 }
 
-/// Reads what line_of() wrote, and nothing else; false where the text is no such line.
+/// Parses a line that line_of() wrote. Returns false for every other text.
 template <typename Struct> bool parse_line(std::string_view text, Struct& fields) {
   bool sound = true;
   const auto skip = [&](std::string_view part) {

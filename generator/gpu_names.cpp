@@ -1,4 +1,4 @@
-//===- gpu_names.cpp - Which architecture people mean -----------------------===//
+//===- gpu_names.cpp - Architectures of GPUs by name ------------------------===//
 
 #include "generator/gpu_names.h"
 
@@ -36,7 +36,7 @@ bool fits(std::string_view given, std::string_view name) {
 } // namespace
 
 std::string_view arch_meant_by(std::string_view name) {
-  std::string words, letters, digits; // of the name; words: with '-' where some sign is
+  std::string words, letters, digits; // of the name; `words` has '-' for every other sign
   for (char c : name) {
     const bool small = c >= 'a' && c <= 'z';
     const char capital = small ? static_cast<char>(c - 'a' + 'A') : c;
@@ -46,7 +46,7 @@ std::string_view arch_meant_by(std::string_view name) {
       letters += capital;
     words += is_digit(c) || (capital >= 'A' && capital <= 'Z') ? capital : '-';
   }
-  if (words.ends_with("A")) // of "90a"
+  if (words.ends_with("A")) // the name ends as "90a" does
     letters.pop_back();
   for (const std::string_view known : {"", "SM", "COMPUTE", "CC"})
     if (letters == known)
@@ -60,7 +60,7 @@ std::string_view arch_meant_by(std::string_view name) {
     if (words.starts_with(maker))
       words.erase(0, maker.size());
   for (const GpuName& gpu : kGpuNames) {
-    std::string given; // as many letters and digits as the name has; "-SXM5-80GB" may follow
+    std::string given; // as many letters and digits as gpu.name has; "-SXM5-80GB" may follow
     size_t end = 0;
     for (; end < words.size() && given.size() < gpu.name.size(); ++end)
       if (words[end] != '-')

@@ -11,8 +11,8 @@ namespace {
 
 using OfFamilies = std::array<const KernelDefinition*, std::size(Words<Family>::all)>;
 
-/// The definitions of a kernel; one without tiles stands in every family's place. A launch looks
-/// them up.
+/// The definitions of a kernel, by family. The definition of a kernel without tiles is there for
+/// every family. Every launch looks up a definition, so the table is built only once.
 const OfFamilies& definitions_of(KernelKind kind) {
   static const std::vector<KernelDefinition> all = [] {
     std::vector<KernelDefinition> all;
@@ -52,8 +52,8 @@ Channels channels_of(const AttentionSpec& spec) {
   return fills_width(spec) ? Channels::all : Channels::part;
 }
 
-/// What a kernel's name leaves out: it always has the head dimension, and both sizes of groups
-/// where one is not the granularity's own.
+/// The values that a kernel's name leaves out. A name always has the head dimension. If group_kv is
+/// not the granularity's default, the name has group_q too.
 AttentionSpec usual_spec(const KernelDefinition& definition, const AttentionSpec& spec) {
   AttentionSpec usual;
   usual.granularity = spec.granularity;

@@ -19,12 +19,13 @@ template <> struct Words<Pass> {
                                                               {Pass::backward, "backward"}};
 };
 
-/// The kernels of one operation, in launch order within each pass. What each is, its definition
-/// says (generator/definition.h).
+/// The kinds of kernels, which generator/definition.h describes. launch_order() of generator/plan.h
+/// says in which order a pass launches its kernels: in the order of this list, except that
+/// backward_dkv comes before backward_dq if the granularity is not `block`.
 enum class KernelKind {
-  key_mean,     ///< sums of K over chunks of keys, of which its mean is made
-  quantize,     ///< INT8 copies of Q, K, V and dO, and what is needed of each query
-  mean_scores,  ///< scores of the means that smoothing takes off Q
+  key_mean,     ///< sums of K over chunks of keys, for the mean of the keys
+  quantize,     ///< INT8 copies of Q, K, V and dO, and the vectors of each query
+  mean_scores,  ///< scores of the means that smoothing subtracts from Q
   forward,      ///< O and lse
   backward_dq,  ///< dQ
   backward_dkv, ///< dK and dV
@@ -40,8 +41,8 @@ template <> struct Words<KernelKind> {
       {KernelKind::backward, "backward"},       {KernelKind::round_dq, "round_dq"}};
 };
 
-/// Which of the channels that a kernel computes with the caller's tensors have: `part`, so many as
-/// each call says.
+/// Which of the channels that a kernel computes with exist in the caller's tensors. `part`: as many
+/// as each call says; the kernel takes the others for zeros.
 enum class Channels { all, part };
 template <> struct Words<Channels> {
   static constexpr std::string_view what = "channels";
@@ -53,47 +54,48 @@ template <> struct Words<Channels> {
 struct KernelSpec {
   KernelKind kind;
   Pass pass;
-  /// Resolved; what the kernel does not depend on is the default, and its head dimension a width.
+  /// A resolved spec, in which each field that the kernel does not depend on has its default. The
+  /// head dimension is one of kWidths.
   AttentionSpec attention;
   Arch arch;
-  TileConfig tile; ///< default-made for kernels without tiles
+  TileConfig tile; ///< TileConfig() for kernels without tiles
   Channels channels = Channels::all;
 
   bool operator==(const KernelSpec&) const = default;
 };
-/// Calls the visitor with the fields of what it computes.
+/// Calls the visitor with the fields that decide what the kernel computes.
 template <typename Visitor> void visit_numerics(const KernelSpec& k, Visitor&& visit) {
   visit_fields(k.attention, visit);
   visit(Label{"channels", " channels=", "which of its channels tensors have", /*quiet=*/true},
         k.channels);
 }
-/// And with the tile's.
+/// Calls the visitor with the same fields, and with the fields of the tile.
 template <typename Visitor> void visit_fields(const KernelSpec& k, Visitor&& visit) {
   visit_numerics(k, visit);
   visit_fields(k.tile, visit);
 }
 
-/// A C identifier; kernels of one name and architecture are the same, e.g.
-/// "sagebwd_forward_d128_causal_top_left_64x128_wgmma_64x128_w4_s2_b3". Of the spec it names the
-/// head dimension and what is not the default.
+/// A C identifier, e.g. "sagebwd_forward_d128_causal_top_left_wgmma_64x128_w4_s2_b3". Two kernels
+/// with the same name and architecture are the same kernel. The name has the head dimension, every
+/// field of the spec that differs from its default, and the tile.
 std::string kernel_name(const KernelSpec&);
 
-/// The fields of a spec, one by one, as text, without the architecture: what a cache key shows of
-/// it. Kernels of equal fields have equal sources.
+/// The fields of a kernel's spec as text, for cache keys. The architecture is not among them.
+/// Kernels with equal fields have equal sources.
 std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec&);
 
-/// Kernels that have tiles to choose among, of a split backward: those of a pass, or all.
+/// The kernels of the forward and of a split backward that have tiles: those of one pass, or all.
 const std::vector<KernelKind>& tiled_kernels(Pass);
 const std::vector<KernelKind>& tiled_kernels();
-/// The one of that name; raises SpecError, which names them.
+/// The kernel of that name among tiled_kernels(). Raises SpecError, which lists them.
 KernelKind parse_tiled_kernel(std::string_view name);
 
-/// Tiles by kernel.
+/// A tile for each of some kernels.
 using Tiles = std::map<KernelKind, TileConfig>;
 
-/// One kernel of a resolved spec: what it does not depend on becomes the default.
+/// One kernel of a resolved spec. Each field that the kernel does not depend on gets its default.
 KernelSpec kernel_of(KernelKind, Pass, const AttentionSpec&, const Arch&, const TileConfig&);
-/// The same of a kernel that has tiles, which belongs to one pass.
+/// The same for a kernel with tiles, whose definition says the pass.
 KernelSpec tiled_kernel(KernelKind, const ResolvedSpec&, const Arch&, const TileConfig&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- nearest.cpp - What a misspelt word most likely means ----------------===//
+//===- nearest.cpp - The known word that is nearest to a misspelt one ------===//
 
 #include "generator/nearest.h"
 
@@ -8,8 +8,8 @@
 namespace sagebwd {
 namespace {
 
-/// How many letters have to be replaced, added or removed (Levenshtein). Swapping two counts as
-/// two.
+/// The number of letters that have to be replaced, added or removed (Levenshtein distance). Two
+/// swapped letters count as two.
 size_t edits_between(std::string_view from, std::string_view to) {
   std::vector<size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -1,4 +1,4 @@
-//===- nearest.h - What a misspelt word most likely means ------------------===//
+//===- nearest.h - The known word that is nearest to a misspelt one --------===//
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace sagebwd {
 
-/// The known word that is nearest to a given one; empty if none is near.
+/// The known word that is nearest to the given word. Empty if no known word is near.
 std::string nearest(std::string_view given, const std::vector<std::string>& known);
 
 } // namespace sagebwd

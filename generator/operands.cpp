@@ -1,4 +1,4 @@
-//===- operands.cpp - What kernels are handed ------------------------------===//
+//===- operands.cpp - The parameters of kernels ----------------------------===//
 
 #include "generator/operands.h"
 

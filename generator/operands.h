@@ -1,7 +1,8 @@
-//===- operands.h - What kernels are handed --------------------------------===//
+//===- operands.h - The parameters of kernels ------------------------------===//
 //
 // A kernel's parameters are a list of operands. The emitter writes the kernel's `Params` struct
-// from that list and the runtime packs its bytes from the same list, so the two cannot disagree.
+// from that list, and the runtime packs the struct's bytes from the same list, so the two cannot
+// disagree.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -16,9 +17,10 @@
 namespace sagebwd {
 
 // clang-format off
-/// Tensors of the caller: name, C type in generated code, whose tokens, which passes take it, and
-/// whether it may be missing. These are of (batch, head, token, channel), 16 bits a channel; the
-/// strides of the first three follow each, in elements.
+/// Tensors of the caller: name, C type in generated code, whose tokens the tensor has, which passes
+/// read or write the tensor, and whether it may be missing. The tensors of this list are (batch,
+/// head, token, channel), with 16 bits per channel. Three strides in elements, for batch, head and
+/// token, belong to each.
 #define SAGEBWD_STRIDED_TENSORS(X)                                                                 \
   X(q, "const Element*", queries, both, required)                                                  \
   X(k, "const Element*", keys, both, required)                                                     \
@@ -28,40 +30,42 @@ namespace sagebwd {
   X(dq, "Element*", queries, backward, required)                                                   \
   X(dk, "Element*", keys, backward, required)                                                      \
   X(dv, "Element*", keys, backward, required)
-/// And these of (batch, head, token), contiguous floats.
+/// Tensors of the caller that are (batch, head, token), contiguous floats.
 #define SAGEBWD_ROW_TENSORS(X)                                                                     \
   X(lse, "float*", queries, both, required)                                                        \
   X(dlse, "const float*", queries, backward, optional)
-/// And of (batch, head, channel), contiguous floats: what is taken off each head's keys in place of
-/// the mean computed from them.
+/// Tensors of the caller that are (batch, head, channel), contiguous floats. given_k_mean is
+/// subtracted from each head's keys instead of their computed mean.
 #define SAGEBWD_MEAN_TENSORS(X) X(given_k_mean, "const float*", keys, both, optional)
-/// And where packed sequences lie: the first token of each, with one more behind the last, and how
-/// many of its tokens count (null: all). One int32 a sequence.
+/// Tensors of the caller that say where packed sequences lie, with one int32 per sequence. first_*:
+/// the index of each sequence's first token, and one more entry, the end of the last sequence.
+/// lengths_*: how many of each sequence's tokens are used (null: all).
 #define SAGEBWD_PACKING_TENSORS(X)                                                                 \
   X(first_queries, "const int*", queries, both, optional)                                          \
   X(first_keys, "const int*", keys, both, optional)                                                \
   X(lengths_q, "const int*", queries, both, optional)                                              \
   X(lengths_kv, "const int*", keys, both, optional)
-/// The same tensors for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
+/// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
-/// What every kernel is handed, beside where sequences lie. Of packed ones: how many there are,
-/// whether they lie a batch stride apart, and whether the mask's diagonal ends at their last tokens.
+/// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three
+/// are for packed sequences: how many there are, whether each is a batch stride behind the one
+/// before it, and whether the mask's diagonal ends at their last tokens.
 #define SAGEBWD_SIZES(X)                                                                           \
   X(channels, "int") X(value_channels, "int")                                                      \
   X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
-  X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int") X(window_offset, "int")            \
-  X(softmax_scale, "float") X(sequences, "int") X(apart, "int")                  \
+  X(padded_q, "int") X(padded_kv, "int") X(causal_offset, "int") X(window_offset, "int")           \
+  X(softmax_scale, "float") X(sequences, "int") X(apart, "int")                                    \
   X(diagonal_at_ends, "int")
-/// Everything a kernel can be handed. The layouts of the workspace are those of
-/// templates/kernels/quantize.cuh.
+/// All operands. templates/base.cuh and templates/kernels/quantize.cuh describe the layouts of the
+/// workspace.
 #define SAGEBWD_OPERANDS(X)                                                                        \
   SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_MEAN_TENSORS(X)                        \
   SAGEBWD_PACKING_TENSORS(X)                                                                       \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*") X(q_mean, "float*") X(mean_scores, "float*")          \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
-  X(vt8, "s8*") X(vt8_scale, "float*") X(kt8, "s8*") X(kt8_scale, "float*")                         \
-  X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                       \
+  X(vt8, "s8*") X(vt8_scale, "float*") X(kt8, "s8*") X(kt8_scale, "float*")                        \
+  X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                      \
   X(dout_rows, "Element*") X(k_rows, "Element*") X(v_rows, "Element*") X(query_rows, "Element*")   \
   X(sink_partial, "float*")                                                                        \
   X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*")                             \
@@ -86,28 +90,28 @@ std::string_view type_of(Operand);
 
 enum class Tokens { queries, keys };
 
-/// A tensor of the caller: its line of the lists above.
+/// A tensor of the caller, as one line of the lists above describes it.
 struct CallerTensor {
   Operand operand;
   Tokens tokens;
-  bool in_forward; ///< both passes take it; else the backward alone
+  bool in_forward; ///< both passes have the tensor; if false, only the backward has
   bool optional;
   bool written; ///< by a kernel
   enum Of {
-    elements, ///< 16 bits a channel of each token, with strides
-    rows,     ///< a float a token
-    means,    ///< a float a channel of each head
-    packing,  ///< an int32 a packed sequence
+    elements, ///< 16 bits per channel of each token, with strides
+    rows,     ///< one float per token
+    means,    ///< one float per channel of each head
+    packing,  ///< one int32 per packed sequence
   } of;
   bool strided() const { return of == elements; }
 };
-/// In the order of the operands, of which they are the first.
+/// All tensors of the caller, in the order of enum Operand, which begins with them.
 const std::vector<CallerTensor>& caller_tensors();
 inline const CallerTensor& caller_tensor(Operand operand) {
   return caller_tensors()[static_cast<size_t>(operand)];
 }
 
-/// How a value of a C type lies in a struct. A TensorMap is CUDA's opaque 128 bytes.
+/// The size and alignment of a C type in a struct. A TensorMap is CUDA's opaque 128 bytes.
 struct Extent {
   size_t bytes, alignment;
 };
@@ -118,19 +122,19 @@ struct Field {
   std::string_view name;
   Operand operand;
 };
-/// Fields that bear their operands' names, and behind them the sizes. A tensor of the caller brings
-/// its strides along.
+/// Fields with the names of these operands, each tensor followed by its strides, and behind them
+/// the sizes and the packing tensors.
 std::vector<Field> fields_named(std::initializer_list<Operand>);
 
-/// The operand of a tensor's batch stride, which those of its head and token strides follow;
-/// Operand::count for what has none.
+/// The operand of a tensor's batch stride. The next two operands are the head and token strides.
+/// Operand::count for an operand without strides.
 Operand strides_of(Operand tensor);
 
 /// The tensor that a TensorMap describes.
 Operand tensor_of(Operand map);
 
-/// One value per operand of a call: integers and pointers as 64 bits, floats as their bits, a
-/// TensorMap as the host's address of it.
+/// One value of 64 bits for each operand of a call: an integer, an address, the bits of a float, or
+/// the host address of a TensorMap.
 using OperandValues = std::array<uint64_t, static_cast<size_t>(Operand::count)>;
 inline void set(OperandValues& values, Operand operand, uint64_t value) {
   values[static_cast<size_t>(operand)] = value;
@@ -142,9 +146,10 @@ void set(OperandValues& values, Operand operand, float value);
 /// A tensor's address and its strides in elements: batch, head, token.
 void set_tensor(OperandValues&, Operand tensor, uint64_t address, const int64_t (&strides)[3]);
 
-/// The bytes of a kernel's `Params` struct, laid out by C's rules; `params` holds them all.
+/// Writes a kernel's `Params` struct to `params`, laid out by C's rules, and returns its size in
+/// bytes. `params` must have room for kMaxParamsBytes.
 size_t pack_params(const std::vector<Field>&, const OperandValues&, std::byte* params);
-/// What CUDA lets a kernel have.
+/// The most bytes of parameters that CUDA allows a kernel.
 inline constexpr size_t kMaxParamsBytes = 4096;
 
 } // namespace sagebwd

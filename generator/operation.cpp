@@ -12,12 +12,12 @@
 namespace sagebwd {
 namespace {
 
-/// The tile of the backward that is one kernel, or nothing where it is split.
+/// The tile of a fused backward, or nothing if the backward is split.
 std::optional<TileConfig> tile_of_fused(const ResolvedSpec& spec, const Arch& arch,
                                         const Tiles& given) {
   if (const auto fused = given.find(KernelKind::backward); fused != given.end())
     return fused->second;
-  for (KernelKind kind : tiled_kernels(Pass::backward)) // of a split one
+  for (KernelKind kind : tiled_kernels(Pass::backward)) // the kernels of a split backward
     if (given.contains(kind))
       return std::nullopt;
   return default_fused_tile(spec, arch);
@@ -59,7 +59,7 @@ TileConfig Operation::tile_of(KernelKind kind) const {
 
 std::vector<KernelSpec> Operation::kernels(Pass pass) const {
   AttentionSpec seen = built_;
-  if (pass == Pass::forward) { // nothing there depends on how dQ is summed
+  if (pass == Pass::forward) { // no kernel of the forward depends on how dQ is summed
     seen.deterministic = true;
     seen.dq_sums = DqSums::fp32;
   }

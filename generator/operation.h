@@ -7,31 +7,36 @@
 
 namespace sagebwd {
 
-/// Kernels without those whose name has come before: some serve both passes.
+/// The kernels, each name once. Some kernels serve both passes, so a list of all kernels of both
+/// passes can name a kernel twice.
 std::vector<KernelSpec> each_once(const std::vector<KernelSpec>&);
 
-/// What an operation launches on an architecture, with the tiles that are given and the default
-/// ones else. Whether its backward is one kernel is decided once, when this is made.
+/// The kernels that an operation launches on an architecture, with the given tiles, and with
+/// default tiles for all other kernels. The constructor decides whether one kernel forms all
+/// gradients.
 class Operation {
 public:
-  /// Raises SpecError where the tiles, or the architecture's default, have no kernel with the sums
-  /// of dQ that the spec asks for. A tile of KernelKind::backward asks for a fused backward;
-  /// without it, one of backward_dq or backward_dkv asks for a split one.
+  /// A given tile of KernelKind::backward makes the backward fused. If there is none, a given tile
+  /// of backward_dq or backward_dkv makes the backward split. If none of the three is given,
+  /// default_fused_tile() decides. Raises SpecError if the resulting backward cannot sum dQ in the
+  /// format that the spec asks for.
   Operation(const ResolvedSpec&, const Arch&, const Tiles& given = {});
 
-  /// As it was asked for.
+  /// The spec that the caller asked for.
   const ResolvedSpec& spec() const { return spec_; }
-  /// As its kernels have it: a split backward is deterministic, whoever asks.
+  /// The spec that the kernels are built for. A split backward is always deterministic, so that
+  /// `deterministic` is then set, even if spec() does not ask for that.
   const ResolvedSpec& built() const { return built_; }
   const Arch& arch() const { return arch_; }
   /// Whether one kernel forms all gradients.
   bool fused() const { return fused_tile_.has_value(); }
 
-  /// The kernels of a pass, in launch order. Raises SpecError where no tile of one fits.
+  /// The kernels of a pass, in launch order. Raises SpecError if no tile fits one of them.
   std::vector<KernelSpec> kernels(Pass) const;
-  /// Those of the forward and, if wanted, of the backward, each once.
+  /// The kernels of the forward and, if `backward`, of the backward, each once.
   std::vector<KernelSpec> distinct_kernels(bool backward = true) const;
-  /// The kernels it launches that have tiles to choose among: not a fused backward's.
+  /// The kernels whose tiles a tuner may choose. A fused backward is not among them: it always has
+  /// its default tile, or the given one.
   const std::vector<KernelKind>& tunable_kernels() const;
 
 private:

@@ -20,7 +20,7 @@ void require(bool condition, const std::string& what) {
     throw SpecError(what);
 }
 
-/// More than any device holds, and sums of a few such sizes stay below 2^64.
+/// No device has so much memory, and the sum of a few such sizes is below 2^64.
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
 
 void require_addressable(bool condition) {
@@ -28,7 +28,7 @@ void require_addressable(bool condition) {
                      "heads or shorter sequences");
 }
 
-/// The product of positive factors.
+/// The product of positive factors. Raises SpecError above kMaxBytes.
 int64_t bytes_of(std::initializer_list<int64_t> factors) {
   int64_t product = 1;
   for (int64_t factor : factors) {
@@ -53,7 +53,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   const auto add = [&](Operand operand, std::initializer_list<int64_t> factors) {
     buffers.push_back({operand, bytes_of(factors)});
   };
-  // A copy for a product that sums over tokens: two vectors of scales a unit.
+  // A transposed copy, for a product that sums over tokens. Each unit has two vectors of scales.
   const auto add_transposed = [&](Operand copy, Operand scales, int64_t heads, int64_t tokens,
                                   int64_t units) {
     add(copy, {heads, tokens, d});
@@ -93,7 +93,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::dq_sum, {heads_q, tokens_q, d, dq_in_fp16 ? 2 : 4});
   if (scales_dout(s) || s.packed)
     add(O::dout_rows, {heads_q, tokens_q, d, 2});
-  if (s.packed) // in place of what bulk copies have of the caller's tensors
+  if (s.packed) // bulk copies read these rows, and not the caller's tensors
     add(O::v_rows, {heads_k, tokens_k, d, 2});
   if (s.packed && !int8.dk)
     add(O::query_rows, {heads_q, tokens_q, d, 2});
@@ -118,8 +118,9 @@ std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
     if (const KernelDefinition& definition = definition_of(kind);
         definition.of != other && definition.needed(pass, *spec))
       order.push_back(kind);
-  // dK and dV come before dQ, in whose memory copies for them lie meanwhile. Under `block` they
-  // need maxima that dQ's kernel finds.
+  // backward_dkv comes before backward_dq, because copies that backward_dkv reads can lie in dQ's
+  // memory until then. If a group has one scale, backward_dkv needs maxima that backward_dq finds,
+  // and comes after it.
   const auto dq = std::find(order.begin(), order.end(), KernelKind::backward_dq);
   if (dq != order.end() && !grouping_of(spec->granularity).one_scale)
     std::iter_swap(dq, std::find(order.begin(), order.end(), KernelKind::backward_dkv));
@@ -128,7 +129,7 @@ std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
 
 namespace {
 
-/// Whether a kernel of any family has the operand.
+/// Whether the kernel has the operand in any family.
 bool takes(KernelKind kind, Operand operand) {
   const auto among = [&](const KernelDefinition& definition) {
     return std::any_of(definition.fields.begin(), definition.fields.end(),
@@ -141,7 +142,8 @@ bool takes(KernelKind kind, Operand operand) {
                             });
 }
 
-/// Whether no kernel has the buffer from that one on which writes the result.
+/// Whether no kernel needs the buffer any more when the pass begins to write the result: neither
+/// the first kernel that has the result as an operand nor any later one has the buffer.
 bool is_done_before(Operand buffer, Operand result, const std::vector<KernelKind>& order) {
   const auto writer =
       std::find_if(order.begin(), order.end(), [&](KernelKind kind) { return takes(kind, result); });
@@ -207,7 +209,9 @@ void put_sizes(const ResolvedSpec& spec, const Problem& p, OperandValues& values
   put(O::seq_kv, p.seq_kv);
   put(O::padded_q, padded_tokens(Tokens::queries, *spec, p));
   put(O::padded_kv, padded_tokens(Tokens::keys, *spec, p));
-  // Packed sequences' edges move with their lengths, which stay on the device.
+  // The edges of a packed sequence depend on its lengths, which only the device knows, so that
+  // kernels shift the edges. The edges here are for as many queries as keys, more than any sequence
+  // has.
   const int64_t most = p.seq_q + p.seq_kv;
   const MaskEdges edges =
       spec->packed ? mask_edges(*spec, most, most) : mask_edges(*spec, p.seq_q, p.seq_kv);
@@ -236,7 +240,7 @@ TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
                     {channels, size(tokens_of(tokens, p)), size(heads_of(tokens, p)),
                      size(sequences_apart(k.attention, p))},
                     {}};
-  for (int i = 0; i < 3; ++i) { // batch, head, token; of what there is one of, any will do
+  for (int i = 0; i < 3; ++i) { // batch, head, token; if the size is 1, any stride will do
     const auto stride = static_cast<Operand>(static_cast<int>(strides_of(tensor)) + i);
     shape.strides[2 - i] = shape.sizes[3 - i] > 1 ? get(values, stride) * 2 : row_bytes;
   }
@@ -249,13 +253,14 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   const auto named = [](std::string_view name, int64_t value) {
     return std::string(name) + " = " + std::to_string(value);
   };
-  // The grid's y extent, and token counts as 32-bit integers with room for padding.
+  // kMaxGrid is the greatest extent of a grid in y. Token counts must be 32-bit integers after
+  // padding.
   constexpr int64_t kMaxGrid = 65535, kMaxTokens = (int64_t{1} << 31) - 1024;
   constexpr int64_t kMostSequences = int64_t{1} << 24;
   require(p.batch >= 1 && p.batch <= kMostSequences,
           named(spec->packed ? "packed sequences" : "batch", p.batch) +
               " is not supported: 1 to 2^24");
-  // Of a wide head several blocks are neighbours in y.
+  // Several blocks divide the channels of a wide head; they are neighbours in the grid's y.
   const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
   require(p.heads >= 1 && p.heads <= kMaxGrid / parts,
           named("heads", p.heads) + " is not supported: 1 to " + std::to_string(kMaxGrid / parts));

@@ -9,8 +9,8 @@
 
 namespace sagebwd {
 
-/// The sizes of one call. All lengths in tokens: of packed sequences, of which there are `batch`,
-/// those of all together.
+/// The sizes of one call. Lengths are in tokens. Of packed sequences `batch` is their number, and
+/// the lengths are the sums over all of them.
 struct Problem {
   int64_t batch = 1;
   int64_t heads = 1;
@@ -28,7 +28,7 @@ constexpr void visit_fields(Self& p, Visitor&& visit) {
   visit(Label{"seq_kv", " N", "keys, 0: as many as queries"}, p.seq_kv);
 }
 
-/// Heads and tokens of queries, or of keys.
+/// The heads and tokens of queries, or of keys.
 inline int64_t heads_of(Tokens of, const Problem& p) {
   return of == Tokens::queries ? p.heads : p.heads_kv;
 }
@@ -36,20 +36,23 @@ inline int64_t tokens_of(Tokens of, const Problem& p) {
   return of == Tokens::queries ? p.seq_q : p.seq_kv;
 }
 
-/// The sequence padded to whole tiles of every configuration.
+/// Copies are padded to a multiple of so many tokens, so that they consist of whole groups and of
+/// whole tiles.
 inline constexpr int64_t kPadding = 128;
-/// In one tile of a transposed copy: what dK's and dV's kernel walks over at a time.
+/// Tokens in one tile of a transposed copy. backward_dkv walks over so many queries at a time.
 inline constexpr int kTokensPerTile = 64;
-/// Floats that the kernels read for each query, and for each channel of a unit: ROW_VECTORS and
-/// CHANNEL_VECTORS of templates/base.cuh.
+/// Floats that the kernels read for each query, and for each channel of a unit. They are
+/// ROW_VECTORS and CHANNEL_VECTORS of templates/base.cuh.
 inline constexpr int64_t kRowVectors = 4, kChannelVectors = 2;
-/// Keys that share a scale of K for S in the copies' layout, under any granularity.
+/// The layout of the copies has one scale of K for S for so many keys, under every granularity.
 inline constexpr int64_t kKeysAScale = 8;
-/// The key-mean pass sums chunks of so many keys, or of more where the chunks would be too many.
+/// The kernel key_mean sums chunks of kMeanChunk keys. If there would be more than kMostMeanChunks
+/// chunks, the chunks are longer.
 inline constexpr int64_t kMeanChunk = 256, kMostMeanChunks = 16;
 
 inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-/// Chunks that the key-mean pass divides a sequence in: mean_chunks() of templates/tile/.
+/// The number of chunks into which the kernel key_mean divides a sequence of so many keys, as
+/// mean_chunks() of templates/tile/key_mean.cuh computes it.
 inline constexpr int64_t mean_chunks(int64_t keys) {
   const int64_t share = ceil_div(ceil_div(keys, kMostMeanChunks), 64) * 64;
   return ceil_div(keys, share > kMeanChunk ? share : kMeanChunk);
@@ -59,32 +62,34 @@ inline unsigned blocks_of(int64_t n, int64_t per_block = 1) {
 }
 inline constexpr int64_t padded(int64_t tokens) { return ceil_div(tokens, kPadding) * kPadding; }
 
-/// What sequences lie apart in a tensor: those of a batch, while packed ones are one.
+/// The extent of the batch dimension: `batch`, or 1 for packed sequences.
 inline int64_t sequences_apart(const AttentionSpec& s, const Problem& p) {
   return s.packed ? 1 : p.batch;
 }
-/// Sequences that the grid of one launch has room for; a larger batch is launched part by part, and
-/// each part's workspace is the same.
+/// The most sequences that the grid of one launch has room for. A larger batch is divided among
+/// several launches, which use the same workspace one after the other.
 inline constexpr int64_t kMostInALaunch = 65535;
 inline Problem first_launch(const AttentionSpec& s, Problem p) {
   if (!s.packed)
     p.batch = std::min(p.batch, kMostInALaunch);
   return p;
 }
-/// Tiles of so many tokens that a head has, or places for those of packed sequences, whose lengths
-/// the host does not know (templates/tile/packed.cuh).
+/// The number of tiles of `size` tokens that a head has. The host does not know the lengths of
+/// packed sequences: for them it is the number of places for tiles, of which some stay empty
+/// (templates/tile/packed.cuh).
 inline int64_t places(Tokens of, int64_t size, const AttentionSpec& s, const Problem& p) {
   const int64_t tokens = tokens_of(of, p);
   return s.packed ? tokens / size + p.batch : ceil_div(tokens, size);
 }
-/// A head's tokens in padded copies.
+/// The tokens of a head in padded copies.
 inline int64_t padded_tokens(Tokens of, const AttentionSpec& s, const Problem& p) {
   return places(of, kPadding, s, p) * kPadding;
 }
-/// Units of so many of them, and chunks of keys that the key-mean pass sums.
+/// The number of units of `size` tokens that a head's padded copies have.
 inline int64_t units(Tokens of, int64_t size, const AttentionSpec& s, const Problem& p) {
   return s.packed ? places(of, size, s, p) : ceil_div(padded_tokens(of, s, p), size);
 }
+/// The number of chunks of a head's keys that the kernel key_mean sums.
 inline int64_t mean_chunks(const AttentionSpec& s, const Problem& p) {
   return s.packed ? places(Tokens::keys, kMeanChunk, s, p) : mean_chunks(p.seq_kv);
 }
@@ -92,54 +97,56 @@ inline int64_t mean_chunks(const AttentionSpec& s, const Problem& p) {
 /// The kernels of a pass in the order in which they are launched.
 std::vector<KernelKind> launch_order(Pass, const ResolvedSpec&);
 
-/// A result of the caller without gaps, which the pass writes as a whole. Until it does, the
-/// result's memory can hold buffers of the workspace.
+/// A result of the caller that has no gaps in memory and that the pass overwrites completely.
+/// Before the pass writes the result, buffers of the workspace can lie in the result's memory.
 struct Loan {
   Operand result;
   size_t bytes;
 };
-/// Where a buffer of the workspace lies: `offset` bytes into the workspace or into a result.
+/// The place of a buffer: `offset` bytes into the workspace or into a result of the caller.
 struct Placement {
   Operand buffer;
-  Operand in; ///< the result; Operand::count: the workspace
+  Operand in; ///< the result, or Operand::count for the workspace
   uint64_t offset;
 };
 struct Workspace {
-  size_t bytes = 0; ///< of device memory that the pass needs beside the caller's tensors
+  size_t bytes = 0; ///< device memory that the pass needs in addition to the caller's tensors
   std::vector<Placement> placements;
 };
-/// Raises SpecError as check() does, and beyond 2^62 bytes.
+/// Lays out the workspace of a pass, and puts into the loans the buffers that fit there. Raises
+/// SpecError if check() does, or if the workspace would have more than 2^62 bytes.
 Workspace lay_out(Pass, const ResolvedSpec&, const Problem&, const std::vector<Loan>& = {});
-/// Bytes of a workspace that borrows nothing.
+/// The size in bytes of a workspace without loans.
 size_t workspace_bytes(Pass, const ResolvedSpec&, const Problem&);
-/// Sets the addresses of a workspace's buffers, of those in results from the results' addresses.
+/// Sets the addresses of a workspace's buffers. `address` is the workspace's; the values must
+/// already have the addresses of results that hold buffers.
 void place(const Workspace&, uint64_t address, OperandValues&);
-/// Sets the sizes; the caller's tensors stay as they are.
+/// Sets the operands that are sizes. The caller's tensors are not changed.
 void put_sizes(const ResolvedSpec&, const Problem&, OperandValues&);
-/// All of it, for a workspace that borrows nothing.
+/// Sets the addresses of all buffers, and the sizes, for a workspace without loans.
 void place_workspace(Pass, const ResolvedSpec&, const Problem&, uint64_t workspace, OperandValues&);
 
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-/// Blocks of a kernel for a problem that check() lets pass.
+/// The blocks that a kernel is launched with, for a problem that check() accepts.
 Grid grid_of(const KernelSpec&, const Problem&);
-/// Whether a call with these operands needs no launch of a kernel of its pass.
+/// Whether a call with these operands may leave out the launch of this kernel.
 bool is_idle(const KernelSpec&, const OperandValues&);
 
-/// A tensor of 16-bit elements as a TensorMap has it: channels, tokens, heads, sequences, and the
-/// bytes from one of the last three to the next.
+/// A tensor of 16-bit elements, as a TensorMap describes it.
 struct TensorShape {
   uint64_t address;
-  uint64_t sizes[4];
-  uint64_t strides[3];
+  uint64_t sizes[4];   ///< channels, tokens, heads, sequences
+  uint64_t strides[3]; ///< bytes from one token, head and sequence to the next
 };
 TensorShape shape_of(Operand map, const KernelSpec&, const Problem&, const OperandValues&);
 
 /// The fields of a kernel's `Params` struct, in order.
 const std::vector<Field>& fields_of(const KernelSpec&);
 
-/// Raises SpecError for problems no kernel can run: sizes below one, heads that do not divide.
+/// Raises SpecError for a problem that no kernel can run, for example with sizes below 1, or with
+/// heads that are not a multiple of the key and value heads.
 void check(const ResolvedSpec&, const Problem&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- ptxas.cpp - What ptxas is told, by kernel ----------------------------===//
+//===- ptxas.cpp - Options of ptxas for each kernel -------------------------===//
 
 #include "generator/ptxas.h"
 #include "generator/definition.h"
@@ -19,7 +19,7 @@ bool windowed(Spec k) { return bounded_before(k.attention); }
 bool has_scores16(Spec k) { return !which_int8(k.attention.precision).s; }
 bool consumer_blackwell(Spec k) { return k.arch.major == 12; }
 bool datacentre_blackwell(Spec k) { return k.arch.major == 10 || k.arch.major == 11; }
-/// Partial widths, windows and packed sequences take registers for what they have to know.
+/// Partial widths, windows and packed sequences need additional registers.
 bool asks_for_more(Spec k) { return part(k) || windowed(k) || packed(k); }
 
 constexpr std::string_view kLevel1 = "-O1";
@@ -37,8 +37,8 @@ std::vector<PtxasRow> rows() {
   const std::vector<Family> mma = {Family::mma}, wgmma = {Family::wgmma},
                             specialised = {Family::ws, Family::pair};
   return {
-      // With mma.sync, from level 2 on, ptxas forms all products of a tile before it adds any of
-      // them. At level 1 it keeps the template's order (kernels/README.md).
+      // With mma.sync, from -O2 on, ptxas forms all products of a tile before it adds any of them.
+      // At -O1 ptxas keeps the template's order (templates/kernels/README.md).
       {"forward-narrow", forward, mma, narrow, kLevel1, "the template's order is faster"},
       {"forward-widest", forward, mma, is_widest, kLevel1, "spills from level 2 on"},
       {"forward-more", forward, mma, asks_for_more, kLevel1, kLaidOut},
@@ -84,8 +84,9 @@ std::vector<PtxasRow> rows() {
       {"wgmma-packed-qk16", gradients, wgmma, [](Spec k) { return packed(k) && has_scores16(k); },
        kFewest, "spills otherwise"},
 
-      // Three warpgroups have no register for where a window begins or a packed sequence ends, as
-      // ptxas usually counts, and two have none at 128 channels.
+      // With three warpgroups ptxas, at its default settings, has no register left for the place
+      // where a window begins or a packed sequence ends. At 128 channels this holds for two
+      // warpgroups too.
       {"dkv-ws-three",
        {Kind::backward_dkv},
        specialised,
@@ -99,8 +100,9 @@ std::vector<PtxasRow> rows() {
        kLevel1,
        "two warpgroups at 128 channels spill otherwise"},
 
-      // A thread's 64 channels of a token take all registers, and so do 16 of a part of a width
-      // with as many blocks as the narrowest has, and 32 of packed sequences.
+      // A thread that has 64 channels of a token needs all registers. The same holds for 16
+      // channels of a partial width, with as many blocks per SM as the narrowest width has, and for
+      // 32 channels of packed sequences.
       {"quantize-widest", {Kind::quantize}, {}, is_widest, kLevel1, kLaidOut},
       {"quantize-part",
        {Kind::quantize},

@@ -9,23 +9,24 @@
 namespace sagebwd {
 namespace {
 
-/// An SM holds what one block may use at most, and this much that the system takes of every block.
+/// Bytes of shared memory that the system reserves for each block. An SM has the most that one
+/// block may use, and so many bytes more.
 constexpr int kReservedBytes = 1024;
-constexpr int kMostRegisters = 255; ///< of one thread
-/// Registers are given to warps in units of this many a thread.
+constexpr int kMostRegisters = 255; ///< registers of one thread
+/// Warps get registers in units of so many per thread.
 constexpr int kRegisterUnit = 8;
-/// Registers that no thread goes without: addresses, the row's scales, the loop.
+/// Registers that every thread needs besides accumulators: addresses, the row's scales, the loop.
 constexpr int kOtherRegisters = 16;
 
-constexpr int kMostBlocks = 8; ///< on an SM that a tile may ask for
+constexpr int kMostBlocks = 8; ///< the most blocks per SM that a tile may have
 
 int registers_for(const TileConfig& t, const Arch& arch) {
   const int share = arch.registers_per_sm / (32 * t.warps * t.blocks_per_sm);
   return std::min(share / kRegisterUnit * kRegisterUnit, kMostRegisters);
 }
 
-/// Whether `blocks_per_sm` blocks can live on one SM. Its limit of threads (1536 or more) is met by
-/// whatever meets that of registers.
+/// Whether `blocks_per_sm` blocks can live on one SM. A tile that meets the SM's limit of registers
+/// also meets its limit of threads (1536 or more).
 bool lives(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const Arch& arch) {
   return shares_memory(kind, s, t, arch) &&
          registers_for(t, arch) >=
@@ -36,7 +37,7 @@ bool contains(const std::vector<int>& values, int value) {
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-/// Why a family builds no kernel of a spec, or empty.
+/// Why a family builds no kernel of a spec at all; empty if nothing prevents that.
 std::string objection_of_family(const AttentionSpec& s, Family family) {
   return s.smooth_q && family != Family::mma
              ? "smooth_q is built by the family '" + value_text(Family::mma) + "' alone"
@@ -135,7 +136,8 @@ std::vector<TileConfig> tiles_that_fit(KernelKind kind, const AttentionSpec& s, 
   for (Family family : families_of(kind))
     for (int warps : tiling_of(kind, family).warps)
       for (int stages : tiling_of(kind, family).stages)
-        for (int blocks = kMostBlocks; blocks >= 1; --blocks) { // of equal ones, the most that fit
+        // The largest number comes first: of tiles with the same code, callers keep the first.
+        for (int blocks = kMostBlocks; blocks >= 1; --blocks) {
           const TileConfig tile = tile_with(kind, s, family, warps, stages, blocks);
           if (objection(kind, s, tile, arch).empty() && lives(kind, s, tile, arch))
             tiles.push_back(tile);
@@ -144,7 +146,7 @@ std::vector<TileConfig> tiles_that_fit(KernelKind kind, const AttentionSpec& s, 
 }
 
 bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
-  // Residency reaches a kernel's code only as the registers it may use.
+  // `blocks_per_sm` changes the code of a kernel only by the number of registers it may use.
   TileConfig other = b;
   other.blocks_per_sm = a.blocks_per_sm;
   return a == other && registers_for(a, arch) == registers_for(b, arch);

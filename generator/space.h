@@ -1,7 +1,7 @@
 //===- space.h - The tiles that can be built -------------------------------===//
 //
-// What a kernel's tiles may be on an architecture, by formulas alone: nothing is compiled. Which of
-// them a kernel has by default, choice.h says.
+// Formulas decide which tiles a kernel can have on an architecture; nothing is compiled for that.
+// choice.h chooses the default tile among them.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -13,28 +13,29 @@
 
 namespace sagebwd {
 
-// Specs are resolved here, or a kernel's own.
+// Every AttentionSpec here is resolved, or is the spec of a KernelSpec.
 
-/// Bytes behind all else, in which a block of packed sequences notes which sequence it works on.
+/// Bytes at the end of shared memory, in which a block stores which packed sequence it works on.
 inline constexpr int kPlaceBytes = 32;
-/// Dynamic shared memory of a kernel with this tile.
+/// The bytes of dynamic shared memory of a kernel with this tile.
 int shared_bytes(KernelKind, const AttentionSpec&, const TileConfig&);
-/// Whether an SM has the shared memory of the tile's `blocks_per_sm` blocks.
+/// Whether an SM has enough shared memory for `blocks_per_sm` blocks of the tile.
 bool shares_memory(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
-/// Why a kernel's tile cannot be built, or empty.
+/// Why a kernel cannot be built with a tile; empty if it can.
 std::string objection(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
-/// Raises SpecError where a kernel's tile cannot be built, and says why.
+/// Raises SpecError with the objection if a kernel cannot be built with its tile.
 void check_tile(const KernelSpec&);
 
-/// Whether a family builds a kernel, on an architecture that has the family.
+/// Whether a family builds a kernel of this spec, on an architecture that has the family.
 bool builds(KernelKind, const AttentionSpec&, Family);
-/// A tile of blocks with so many warps that multiply; it may be one that cannot be built.
+/// The tile with these numbers of multiplying warps, stages and blocks. objection() says whether it
+/// can be built.
 TileConfig tile_with(KernelKind, const AttentionSpec&, Family, int warps, int stages,
                      int blocks_per_sm);
-/// Every tile that can be built and whose threads, registers and shared memory let `blocks_per_sm`
-/// blocks live on one SM, of every family there is, in a fixed order.
+/// Every tile, of every family, that can be built and whose threads, registers and shared memory
+/// let `blocks_per_sm` blocks live on one SM. The order is fixed.
 std::vector<TileConfig> tiles_that_fit(KernelKind, const AttentionSpec&, const Arch&);
-/// Whether two tiles differ only in how many blocks of the same code live on an SM.
+/// Whether two tiles give the same machine code. Such tiles can differ in `blocks_per_sm` only.
 bool same_code(const TileConfig&, const TileConfig&, const Arch&);
 
 } // namespace sagebwd

@@ -12,11 +12,11 @@
 namespace sagebwd {
 namespace {
 
-/// The largest shared memory of one block, by the CUDA C++ Programming Guide's table of technical
-/// specifications per compute capability.
+/// The largest shared memory of one block in bytes, from the table of technical specifications per
+/// compute capability in the CUDA C++ Programming Guide.
 constexpr int kB163 = 163 * 1024, kB99 = 99 * 1024, kB227 = 227 * 1024;
 
-/// "64, 128 and 256", or with another word before the last.
+/// The numbers as text, with `between` before the last, e.g. "64, 128 and 256".
 std::string listed(const auto& numbers, const char* between) {
   std::string text;
   for (const int& number : numbers)
@@ -27,12 +27,12 @@ std::string listed(const auto& numbers, const char* between) {
   return text;
 }
 
-/// What stands before a field's value in a word of a line.
+/// The text before a field's value in a word of a line.
 std::string_view mark_of(const Label& label) {
   return label.mark.substr(label.mark.starts_with(' ') ? 1 : 0);
 }
 
-/// Whether a word of a line says what a field is, which then has that value.
+/// Whether a word of a line is a value of this field. If so, `value` becomes that value.
 template <typename T> bool says(std::string_view word, const Label& label, T& value) {
   const std::string_view mark = mark_of(label);
   if constexpr (std::is_same_v<T, bool>) {
@@ -60,7 +60,7 @@ template <typename T> bool says(std::string_view word, const Label& label, T& va
   }
 }
 
-/// What is wrong with a word that says nothing, and what it most likely means.
+/// The error for a word that is no value of any field, with the word that was most likely meant.
 std::string problem_of_word(std::string_view word) {
   const size_t equals = std::min(word.find('='), word.size());
   const std::string name(word.substr(0, equals));
@@ -101,8 +101,9 @@ std::string problem_of_word(std::string_view word) {
          (meant.empty() ? "" : " (did you mean '" + meant + "'?)");
 }
 
-/// Reads words of a line in any order, each once; what is left out stays as it is. Returns what is
-/// wrong, or nothing. The version of the numerics ends whole lines, so that it is no such word.
+/// Reads the words of a line in any order, each at most once. Fields that the line leaves out keep
+/// their values. Returns what is wrong, or an empty text. The version of the numerics is no such
+/// word, because only a whole line has it, at its end.
 std::string parse_words(std::string_view text, AttentionSpec& spec) {
   if (text.empty())
     return "it is empty";
@@ -121,10 +122,10 @@ std::string parse_words(std::string_view text, AttentionSpec& spec) {
         }
       });
     };
-    const size_t cross = word.find('x'); // of "64x128", which is two fields
+    const size_t cross = word.find('x'); // "64x128" is two fields
     const bool two = cross != std::string_view::npos && !word.starts_with("x") &&
                      word.find_first_not_of("0123456789x") == std::string_view::npos;
-    // A number alone could be meant for any of them.
+    // A number without a mark could be meant for several fields.
     const bool number = word.find_first_not_of("0123456789") == std::string_view::npos;
     if (two)
       read(word.substr(0, cross));
@@ -133,7 +134,7 @@ std::string parse_words(std::string_view text, AttentionSpec& spec) {
     if (twice)
       return "'" + std::string(word) + "' sets what another word sets as well";
     if (word.empty())
-      return "a single space stands between two words, and none at the ends";
+      return "a single space separates two words, and there is none at the ends";
     if (fields != (two ? 2 : 1))
       return problem_of_word(word);
   }
@@ -227,7 +228,8 @@ ResolvedSpec resolved(AttentionSpec spec) {
     spec.group_q = grouping.queries;
   if (spec.group_kv == 0)
     spec.group_kv = grouping.keys.back();
-  // What few queries see is not worth a place of its own.
+  // With a window only few queries see the first key, so that it is not worth a computation of its
+  // own.
   const int most_sink_keys = bounded_before(spec) ? 0 : grouping.most_sink_keys;
   if (spec.sink_keys == -1)
     spec.sink_keys = most_sink_keys;
@@ -252,7 +254,7 @@ ResolvedSpec resolved(AttentionSpec spec) {
       throw SpecError(std::string(name) + " = " + std::to_string(side) +
                       " is not supported: it is how many keys a query sees on that side of its "
                       "own, 0 or more; leave it out, or pass -1, for all of them");
-  if (spec.causal != Causal::none) // hides them all
+  if (spec.causal != Causal::none) // a causal mask hides all keys on the right
     spec.window_right = kNoWindow;
   if (sums_dq_in_fp16(spec) && (spec.deterministic || width(spec) > kWidestFused ||
                                 spec.precision != Precision::gradients16)) {
@@ -285,8 +287,8 @@ ResolvedSpec resolved(AttentionSpec spec) {
 }
 
 MaskEdges mask_edges(const AttentionSpec& s, int64_t queries, int64_t keys) {
-  // Of no causal mask a window's diagonal is as in flash-attention: the last query's meets the last
-  // key.
+  // A window without a causal mask has its diagonal as in flash-attention: at the last query the
+  // diagonal is the last key.
   const int64_t diagonal = s.causal == Causal::top_left ? 0 : keys - queries;
   const bool right = s.window_right != kNoWindow;
   return {s.window_left != kNoWindow ? std::max(diagonal - s.window_left, -queries) : -queries,

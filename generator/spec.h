@@ -1,7 +1,7 @@
 //===- spec.h - What an attention operation computes, and for which GPU ---===//
 //
-// An AttentionSpec fixes the numerics of the operation, an Arch the instruction set. Everything
-// here is a plain value: parsed, printed, validated and compared.
+// An AttentionSpec fixes the numerics of an attention operation, and an Arch fixes the instruction
+// set. Both are plain values, which can be parsed, printed, checked and compared.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -16,15 +16,17 @@
 namespace sagebwd {
 
 enum class DType { bf16, fp16 };
-/// `top_left`: key j is visible to query i iff j <= i; `bottom_right`: iff j <= i + N - M.
+/// Which keys a query sees. `top_left`: query i sees key j if j <= i. `bottom_right`: query i sees
+/// key j if j <= i + N - M, for M queries and N keys.
 enum class Causal { none, top_left, bottom_right };
-/// Along what a quantisation scale may vary: `row`, one per token or channel of a group; `block`,
-/// one per group (SageBwd, arXiv 2603.02170, section 3). What else that decides: grouping_of().
+/// What shares a quantisation scale. `row`: each token or channel of a group has its own scale.
+/// `block`: a group has one scale (SageBwd, arXiv 2603.02170, section 3). grouping_of() has
+/// everything else that depends on the granularity.
 enum class Granularity { row, block };
-/// Which of the seven products are INT8 and which have 16-bit operands; which_int8() spells it out.
+/// Which of the seven products are INT8 and which have 16-bit operands. which_int8() lists them.
 enum class Precision { six_of_seven, qk16, dv16, gradients16 };
-/// In what a fused backward adds up dQ in memory. `fp16`: each query's by a power of two that no
-/// finite input overflows (templates/tile/dq_sums16.cuh).
+/// The format in which a fused backward sums dQ in memory. `fp16`: each query's sums are multiplied
+/// by a power of two, chosen so that no finite input overflows (templates/tile/dq_sums16.cuh).
 enum class DqSums { fp32, fp16 };
 
 template <> struct Words<DType> {
@@ -58,8 +60,8 @@ template <> struct Words<DqSums> {
                                                                 {DqSums::fp16, "fp16"}};
 };
 
-/// The products that a precision computes in INT8; dP = dO V^T never is. S counts twice among the
-/// seven: the backward forms it again.
+/// The products that a precision computes in INT8. dP = dO V^T is always a 16-bit product. S counts
+/// twice among the seven products, because the backward forms it again.
 struct Int8Products {
   bool s, pv, dv, dq, dk;
   int count() const { return 2 * s + pv + dv + dq + dk; }
@@ -73,38 +75,42 @@ constexpr Int8Products which_int8(Precision precision) {
           .dk = all || precision == Precision::dv16};
 }
 
-/// What a granularity decides: who would compare it with a word asks this.
+/// What a granularity decides. Code reads this struct, and does not compare a granularity with one
+/// of its words.
 struct Grouping {
-  bool one_scale;        ///< for all of a group, so that P and dS have one a tile
-  int queries;           ///< in a group
-  std::vector<int> keys; ///< that a group may have; the last is the default
-  int channel_tokens;    ///< that share a channel's scale in transposed copies; 0: those of a group
-  int keys_a_scale;      ///< that share a scale of K for S; 0: those of a group
-  int most_sink_keys;    ///< that can be taken apart, which is the default
+  bool one_scale;        ///< a group has one scale, so that P and dS have one per tile
+  int queries;           ///< queries in a group
+  std::vector<int> keys; ///< possible numbers of keys in a group; the last is the default
+  int channel_tokens;    ///< tokens per scale of a channel in transposed copies; 0: a group's
+  int keys_a_scale;      ///< keys per scale of K for S; 0: a group's
+  int most_sink_keys;    ///< most keys that can be computed separately; also the default
 };
 const Grouping& grouping_of(Granularity);
 
-/// The version of what is computed, bit for bit of every integer. 3: scales of `row` that several
-/// tokens share, and the first key apart; 4: rows of dO that are zeros beside small ones; 5:
-/// signs ahead of the rotation, and channels that are small beside their head count as zeros, not
-/// below 2^-60. It is in every spec's text, so that caches, packs and papers can tell.
+/// The version of the numerics. It changes whenever a bit of any computed integer changes. Every
+/// spec's text has it, so that caches, packs and papers say which version they are of.
+/// - 3: under `row` several tokens share a scale, and the first key is computed separately.
+/// - 4: rows of dO that are zeros are divided by the same power of two as small rows of their unit.
+/// - 5: channels are multiplied by signs before the rotation. A channel counts as zeros if it is
+///   small relative to its head; up to version 4, if it was below 2^-60.
 inline constexpr int kNumerics = 5;
 
-/// Channels that kernels compute with: the least that has all of a head.
+/// Numbers of channels that kernels compute with. A kernel has the least of them that is not less
+/// than the head dimension.
 inline constexpr int kWidths[] = {64, 128, 256};
-/// Head dimensions: from one to the other in such steps, 16 bytes of a token.
+/// Supported head dimensions. A step of 8 channels is 16 bytes of a token.
 inline constexpr int kLeastHeadDim = 32, kMostHeadDim = 256, kHeadDimStep = 8;
-/// Up to which one block can sum the gradients of all channels.
+/// The largest width for which one block can sum the gradients of all channels.
 inline constexpr int kWidestFused = 128;
 std::string_view help_of_head_dim();
-/// Those whose kernels every GPU has, forward and backward.
+/// Head dimensions for which every GPU has kernels of the forward and of the backward.
 inline constexpr int kUsualHeadDims[] = {64, 128};
 
-/// A window's side that hides nothing.
+/// The value of a window's side that hides no keys.
 inline constexpr int kNoWindow = -1;
 
-/// The numerics of one attention operation. Group sizes of 0 mean "the default of this
-/// granularity"; `resolved()` fills them in.
+/// The numerics of one attention operation. A group size of 0 means the granularity's default,
+/// which resolved() fills in.
 struct AttentionSpec {
   int head_dim = 128;
   DType dtype = DType::bf16;
@@ -116,12 +122,12 @@ struct AttentionSpec {
   bool deterministic = true;
   int group_q = 0;    ///< queries that share a quantisation group
   int group_kv = 0;   ///< keys that share a quantisation group
-  int sink_keys = -1; ///< first keys that are computed apart, in FP32; -1: the granularity's own
+  int sink_keys = -1; ///< first keys computed separately in FP32; -1: the granularity's default
   DqSums dq_sums = DqSums::fp32;
-  int window_left = kNoWindow;  ///< keys that a query sees before its own at most
-  int window_right = kNoWindow; ///< and behind it
+  int window_left = kNoWindow;  ///< the most keys that a query sees before its own
+  int window_right = kNoWindow; ///< the most keys that a query sees behind its own
   bool packed = false;   ///< sequences of several lengths lie one behind the other in a tensor
-  bool smooth_q = false; ///< units of queries are quantised without their mean
+  bool smooth_q = false; ///< the mean of each unit of queries is subtracted before quantisation
   int numerics = kNumerics;
 
   bool operator==(const AttentionSpec&) const = default;
@@ -165,29 +171,31 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"numerics", " numerics=", "version of the numerics"}, s.numerics);
 }
 
-/// Channels of its heads as kernels have them: zeros behind those of the caller's tensors.
+/// The number of channels that kernels compute with. Behind the channels of the caller's tensors
+/// kernels have zeros.
 constexpr int width(const AttentionSpec& s) {
   for (int width : kWidths)
     if (s.head_dim <= width)
       return width;
   return kMostHeadDim;
 }
-/// Whether the caller's tensors have all of them.
+/// Whether the caller's tensors have width() channels.
 constexpr bool fills_width(const AttentionSpec& s) { return s.head_dim == width(s); }
 
-/// Whether queries do not see all keys behind them, and all before them.
+/// Whether the mask hides keys behind a query; bounded_before(): before a query.
 constexpr bool bounded_behind(const AttentionSpec& s) {
   return s.causal != Causal::none || s.window_left != kNoWindow || s.window_right != kNoWindow;
 }
 constexpr bool bounded_before(const AttentionSpec& s) { return s.window_left != kNoWindow; }
 
-/// Lets every query see every key: what a kernel that does not look at the mask depends on.
+/// Removes the mask, for kernels that do not depend on it.
 inline void drop_mask(AttentionSpec& s) {
   const AttentionSpec plain;
   s.causal = plain.causal, s.window_left = plain.window_left, s.window_right = plain.window_right;
 }
-/// Leaves of the mask what kernels are built for: where its edges lie is an argument, and where
-/// there is one before a query there is one behind it.
+/// Reduces the mask to what kernels are specialised by, which is whether it hides keys behind and
+/// before a query. The positions of the mask's edges are arguments of a launch. A kernel that
+/// hides keys before a query also hides keys behind the query.
 inline void narrow_mask(AttentionSpec& s) {
   if (bounded_behind(s))
     s.causal = Causal::top_left;
@@ -196,15 +204,16 @@ inline void narrow_mask(AttentionSpec& s) {
   s.window_right = kNoWindow;
 }
 
-/// Which keys a query sees, counted from its own index: `first` to `last`, of those there are.
-/// Edges that lie beyond all keys are where no index overflows.
+/// The mask as numbers: query i sees the keys i + first to i + last, as far as these exist. If an
+/// edge lies beyond all keys, its number is limited so that no index overflows.
 struct MaskEdges {
   int64_t first, last;
 };
 MaskEdges mask_edges(const AttentionSpec&, int64_t queries, int64_t keys);
 
-/// Constants of the spec for templates/tile/visible.cuh, wherever it is included, and for
-/// templates/tile/place.cuh, which is in every kernel: their names and values.
+/// Calls the visitor with the names and values of the constants that a template needs: visit_mask()
+/// for templates/tile/visible.cuh, visit_places() for templates/tile/place.cuh, which every kernel
+/// includes.
 template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
   visit("CAUSAL", bounded_behind(s));
   visit("WINDOW", bounded_before(s));
@@ -214,19 +223,21 @@ template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& 
   visit("PACKED", s.packed);
 }
 
-/// Whether dQ is summed in FP16 with a factor a query.
+/// Whether dQ is summed in FP16, with one factor per query.
 inline bool sums_dq_in_fp16(const AttentionSpec& s) { return s.dq_sums == DqSums::fp16; }
 
-/// What is left for kernels that look at no option of the numerics: what tensors are.
+/// The fields that describe tensors, for kernels that depend on no other field.
 inline AttentionSpec without_numerics(const AttentionSpec& s) {
   return {.head_dim = s.head_dim, .dtype = s.dtype, .packed = s.packed};
 }
 
-/// One line, e.g. "d128 bf16 causal=none row 64x64 six-of-seven smooth_k rotate deterministic".
+/// One line, e.g. "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k rotate
+/// deterministic numerics=5".
 std::string to_string(const AttentionSpec&);
-/// Its inverse. A line with "numerics=" is one that was printed, and exact: a switch that it does
-/// not name, such as rotate, is off. A line without it has some words in any order, and everything
-/// that it leaves out has its default. Raises SpecError, which names the wrong word.
+/// The inverse of to_string(). If a line has "numerics=", it must be a line that was printed, and a
+/// switch that the line does not name, such as rotate, is off. If a line does not have "numerics=",
+/// it may have some words in any order, and everything that the line leaves out has its default.
+/// Raises SpecError, which names the wrong word.
 AttentionSpec parse_spec(std::string_view);
 
 /// One GPU architecture that kernels are compiled for.
@@ -235,7 +246,7 @@ struct Arch {
   int major;             ///< compute capability
   int minor;
   int max_shared_bytes; ///< the most shared memory one block may use
-  int first_cuda;       ///< the first CUDA version whose driver and NVRTC know it, e.g. 12080
+  int first_cuda;       ///< the first CUDA version that supports the architecture, e.g. 12080
   int registers_per_sm = 65536;
 
   bool operator==(const Arch& other) const { return name == other.name; }
@@ -245,8 +256,8 @@ const std::vector<Arch>& all_archs();
 const Arch& find_arch(std::string_view name);          ///< raises SpecError
 const Arch& arch_for_capability(int major, int minor); ///< raises SpecError
 
-/// A spec with every field checked and every group size filled in. Only resolved() makes one, so
-/// that whoever is handed one need not ask.
+/// A spec with every field checked and every group size filled in. Only resolved() can make a
+/// ResolvedSpec, so that functions with such an argument need no checks.
 class ResolvedSpec {
 public:
   const AttentionSpec& operator*() const { return spec_; }
@@ -260,22 +271,23 @@ private:
   AttentionSpec spec_;
 };
 
-/// Fills in what the granularity decides and checks every field; raises SpecError. The same on
-/// every architecture, so that one call has the same numerics everywhere.
+/// Fills in what the granularity decides, and checks every field. Raises SpecError. The result does
+/// not depend on the architecture, so that a call has the same numerics on every GPU.
 ResolvedSpec resolved(AttentionSpec);
 
-/// Whether rows of dO are brought to one magnitude by powers of two before dV is formed in INT8
-/// (the kernels then read that copy of dO).
+/// Whether the rows of dO are divided by powers of two, so that they have similar magnitudes,
+/// before dV is formed in INT8. The kernels then read a copy of dO with the divided rows.
 inline bool scales_dout(const AttentionSpec& s) {
   return !grouping_of(s.granularity).one_scale && which_int8(s.precision).dv;
 }
-/// Whether one kernel may form all three gradients: it sums dQ in whatever order blocks come. Under
-/// one scale a group those of dS are dQ's kernel's to find, and wide heads leave it no registers.
+/// Whether one kernel may form all three gradients. Such a kernel sums dQ in the order in which its
+/// blocks run, which is not deterministic. If a group has one scale, only backward_dq finds the
+/// scales of dS. For heads wider than kWidestFused registers do not suffice.
 inline bool may_fuse_backward(const AttentionSpec& s) {
   return !s.deterministic && width(s) <= kWidestFused &&
          !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq);
 }
-/// Tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
+/// The tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
 int channel_tokens_q(const AttentionSpec&);
 int channel_tokens_kv(const AttentionSpec&);
 

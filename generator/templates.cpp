@@ -1,4 +1,4 @@
-//===- templates.cpp - Putting templates together ---------------------------===//
+//===- templates.cpp - Templates of device code, and their expansion --------===//
 
 #include "generator/templates.h"
 

@@ -1,4 +1,4 @@
-//===- templates.h - The device code that kernels are put together from ----===//
+//===- templates.h - Templates of device code, and their expansion ---------===//
 #pragma once
 
 #include <functional>
@@ -8,15 +8,18 @@
 
 namespace sagebwd {
 
-/// Every file under templates/, by its path there ("kernels/forward.cuh"). Written at build time.
+/// The text of every file under templates/, by its path there ("kernels/forward.cuh"). The build
+/// generates the function.
 const std::map<std::string_view, std::string_view>& embedded_templates();
 
 /// The text of the template at a path under templates/.
 using TemplateSource = std::function<std::string(std::string_view path)>;
-/// The ones embedded in the library. Raises SpecError for a path that is none.
+/// The text of a template that is embedded in the library. Raises SpecError if there is none at the
+/// path.
 std::string embedded_template(std::string_view path);
 
-/// A template after all that it includes and they include, each once: one text without includes.
+/// One text without includes: all files that a template includes, directly or through others, each
+/// once, and then the template itself.
 std::string expanded(std::string_view path, const TemplateSource&);
 
 } // namespace sagebwd

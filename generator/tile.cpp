@@ -1,4 +1,4 @@
-//===- tile.cpp - How fast an attention kernel runs ------------------------===//
+//===- tile.cpp - The tile of an attention kernel --------------------------===//
 
 #include "generator/tile.h"
 

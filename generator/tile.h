@@ -1,4 +1,4 @@
-//===- tile.h - How fast an attention kernel runs --------------------------===//
+//===- tile.h - The tile of an attention kernel ----------------------------===//
 #pragma once
 
 #include "generator/fields.h"
@@ -8,9 +8,11 @@
 
 namespace sagebwd {
 
-/// What a kernel is built from: warp-level mma.sync (sm_80 and later), warpgroup-level wgmma
-/// (sm_90a), the latter warp-specialised, where one warp copies and the others multiply, or that
-/// with pairs of warpgroups that own the same tokens, for gradients of wide heads.
+/// The matrix instruction of a kernel, and how its warps divide the work.
+/// - mma: warps multiply with mma.sync, on sm_80 and later.
+/// - wgmma: warpgroups multiply with wgmma, on sm_90a.
+/// - ws: wgmma, warp-specialised. One thread copies, and warpgroups of other threads multiply.
+/// - pair: as ws, with pairs of warpgroups that own the same tokens, for gradients of wide heads.
 enum class Family { mma, wgmma, ws, pair };
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";
@@ -22,15 +24,16 @@ constexpr bool warp_specialised(Family family) {
   return family == Family::ws || family == Family::pair;
 }
 
-/// How fast an attention kernel runs; never what it computes, but for FP32 summation order.
-/// `block_q` x `block_kv` is the tile one thread block works on at a time.
+/// The tile and the resources of one thread block. They decide how fast a kernel runs. Of the
+/// results they can change only the order of FP32 sums, and where these are rounded. `block_q` x
+/// `block_kv` is the tile that a thread block works on at a time.
 struct TileConfig {
   Family family = Family::mma;
   int block_q = 0;
   int block_kv = 0;
   int warps = 0;
-  int stages = 0;        ///< copies of each streamed tile kept in shared memory
-  int blocks_per_sm = 1; ///< residency the register allocation must allow
+  int stages = 0;        ///< how many tiles of each streamed tensor shared memory has room for
+  int blocks_per_sm = 1; ///< how many blocks must be able to live on one SM, by their registers
 
   bool operator==(const TileConfig&) const = default;
 };
@@ -47,9 +50,9 @@ constexpr void visit_fields(Self& t, Visitor&& visit) {
         t.blocks_per_sm);
 }
 
-/// "mma 128x64 w8 s2 b1".
+/// For example "mma 128x64 w8 s2 b1".
 std::string to_string(const TileConfig&);
-/// Its inverse; raises SpecError.
+/// The inverse of to_string(). Raises SpecError.
 TileConfig parse_tile(std::string_view);
 
 } // namespace sagebwd

@@ -7,9 +7,10 @@ namespace attention {
 
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
-  s.deterministic = plain.deterministic; // every kernel is
-  s.dq_sums = plain.dq_sums;             // but for a fused backward's
-  if (scores16(s))                       // nothing is rotated but Q and K for INT8 scores
+  // Only the kernels of a fused backward depend on these two fields; their narrow() restores them.
+  s.deterministic = plain.deterministic;
+  s.dq_sums = plain.dq_sums;
+  if (scores16(s)) // only Q and K for INT8 scores are rotated
     s.rotate = plain.rotate;
   narrow_mask(s);
 }
@@ -54,13 +55,13 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("STAGES", k.tile.stages);
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
   const bool magic = k.kind == KernelKind::forward;
-  c.add("MAGIC_SCORES", magic); // what they are taken for, by all tiles alike
+  c.add("MAGIC_SCORES", magic); // all tiles compute with MAGIC + score, for equal bits
   c.add("SCORES_FROM_MAGIC", magic && k.tile.family == Family::ws);
   c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
 }
 
 void configure_registers(Configuration& c, const KernelSpec& k) {
-  const bool three = k.tile.warps == 12; // warpgroups that multiply
+  const bool three = k.tile.warps == 12; // three warpgroups multiply
   c.add("CONSUMER_REGISTERS", three ? 160 : 240);
   c.add("PRODUCER_REGISTERS", three ? 32 : 24);
 }
@@ -78,7 +79,7 @@ std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
 
 namespace {
 
-/// A operands stay in registers where they leave room for the accumulators.
+/// Whether A operands can stay in registers and leave room for the accumulators.
 bool leaves_room(const KernelSpec& k) {
   return !wide(k.attention) && k.tile.blocks_per_sm * k.tile.warps <= 8;
 }
@@ -95,7 +96,8 @@ void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_i
 } // namespace attention
 
 std::vector<KernelDefinition> attention_kernels() {
-  // What copies tiles is not built for wgmma yet.
+  // The fused and the warp-specialised kernels exist for one family each; the other three are built
+  // for mma and wgmma.
   std::vector<KernelDefinition> kernels = {
       attention::backward(Family::mma), attention::round_dq(),         attention::forward_ws(),
       attention::backward_dq_ws(),      attention::backward_dkv_ws(),  attention::backward_ws(),

@@ -1,7 +1,8 @@
 //===- attention.h - What the attention kernels' definitions share ----------===//
 //
-// Each block owns queries (with dK and dV: keys), 16 to a warp, and walks over keys (queries). The
-// same templates serve mma.sync and wgmma.
+// A block of forward or backward_dq owns queries, 16 per warp, and walks over keys. A block of
+// backward_dkv or backward owns keys and walks over queries. One template of a kernel serves the
+// families mma and wgmma; the families ws and pair have templates of their own.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -18,53 +19,61 @@ inline bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s
 inline bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
 inline bool wide(const AttentionSpec& s) { return width(s) > 64; }
 
-/// Bytes of a token of Q or K for S, and of a token of V or dO.
+/// Bytes of one token of Q or K for S, and of one token of V or dO.
 inline int score_row(const AttentionSpec& s) { return scores16(s) ? 2 * width(s) : width(s); }
 inline int value_row(const AttentionSpec& s) { return 2 * width(s); }
-/// Channels of a gradient that a block sums.
+/// The number of channels of a gradient that a block sums.
 inline int gradient_channels(const AttentionSpec& s) {
   return sum_channels(KernelKind::backward_dq, s);
 }
 
-/// Shared memory of a ring's units of keys: scales of what sums are in and of the units whose first
-/// `step` keys have a stage, and for each warp ratios of one to the next.
+/// Bytes of shared memory for the scales of units of keys, in a warp-specialised kernel with `step`
+/// keys per stage. There is room for the unit that the sums are in, and for every unit whose first
+/// keys can lie in a stage. Each warp also has the ratios of one unit's scales to those of the
+/// next.
 inline int unit_bytes_ws(const AttentionSpec& s, const TileConfig& t, int step) {
   const int slots = 1 + static_cast<int>(ceil_div(t.stages, channel_tokens_kv(s) / step));
   return (slots * static_cast<int>(kChannelVectors) + t.warps) * width(s) * 4;
 }
 
-/// Shared memory for what scores of ws' forward start from (tile/magic_product.cuh).
+/// Bytes of shared memory for the matrices whose product the scores start from, in the forward of
+/// the family ws (templates/tile/magic_product.cuh).
 constexpr int kMagicProductBytes = 4096;
 
-/// Why a pair of warpgroups is not built for a spec and tile; empty where it is.
+/// Why the family pair is not built for a spec and tile; empty if it is.
 std::string objection_to_pair(const AttentionSpec&, const TileConfig&);
 
-/// Why a kernel whose blocks sum gradients of all channels has none for such heads.
+/// The objection of a kernel whose blocks sum the gradients of all channels, for heads that are
+/// wider than kWidestFused.
 inline std::string too_wide(const AttentionSpec& s) {
   return "its blocks sum gradients of all channels, " + std::to_string(kWidestFused) +
          " at most; of " + std::to_string(s.head_dim) +
          " families mma, wgmma and, of most specs, pair share them out";
 }
 
-/// An 8-bit A operand takes a quarter of its columns' registers. wgmma keeps the products of a
-/// whole group apart until they are scaled, of 128 channels at most; mma.sync forms 16 columns at a
-/// time.
+/// The registers of a thread for products that are not scaled yet. wgmma forms the products of a
+/// whole group, for 128 channels at most, before they are scaled; mma.sync forms 16 columns at a
+/// time. Callers add the registers of the 8-bit A operand, which are a quarter of those of the same
+/// columns as accumulators.
 inline int product_registers(const AttentionSpec& s, Family family) {
   return family == Family::wgmma ? std::min(width(s), kWidestFused) / 2 : 8;
 }
 
-/// The spec less what no attention kernel depends on.
+/// Sets the fields that no attention kernel depends on to their defaults.
 void narrow(AttentionSpec&);
 bool in_backward(Pass, const AttentionSpec&);
 Grid grid(const KernelSpec&, const Problem&);
 int threads(const KernelSpec&);
-/// Beside the warps that multiply, a warpgroup of which one thread copies.
+/// The threads of a warp-specialised block: the warps that multiply, and one more warpgroup, of
+/// which one thread copies.
 int threads_ws(const KernelSpec&);
 
-/// What all of them are specialised by: the spec, and the tile.
+/// Add the constants that all attention kernels have. The first function adds those of the spec,
+/// the second one those of the spec and of the tile.
 void configure_spec(Configuration&, const AttentionSpec&);
 void configure_common(Configuration&, const KernelSpec&);
-/// Registers that the warps of a warp-specialised block share out.
+/// Adds how many registers the threads of a warp-specialised block have: those that multiply, and
+/// those that copy.
 void configure_registers(Configuration&, const KernelSpec&);
 void configure_operands(Configuration&, const KernelSpec&, bool score_rows_in_registers,
                         int value_unroll);

@@ -1,7 +1,7 @@
 //===- backward_dkv.cpp - dK and dV, alone or with dQ ---------------------===//
 //
-// Both are kernels/backward_dkv.cuh. The fused one adds dQ's part of each tile to sums in memory,
-// which round_dq rounds.
+// backward_dkv and, for the family mma, backward have one template, kernels/backward_dkv.cuh. The
+// kernel backward adds each tile's part of dQ to sums in memory, which the kernel round_dq rounds.
 //
 //===----------------------------------------------------------------------===//
 
@@ -12,7 +12,8 @@
 namespace sagebwd::attention {
 namespace {
 
-// K, V; stages of Q and dO for S and dP, for dK and dV, and of vectors; scales of units
+// Shared memory holds K and V; stages of Q and dO for S and dP, of Q and dO for dK and dV, and of
+// the queries' vectors; and the scales of three units.
 int shared_bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
   const int for_gradients = gradient_channels(s) * ((int8.dk ? 1 : 2) + int8.dv);
@@ -24,7 +25,8 @@ int shared_bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
              (score_row(s) + value_row(s) + for_gradients + row_vectors * 4) +
          (units ? 3 * vectors * gradient_channels(s) * 4 : 0);
 }
-// dK and dV; a tile's P and dP, then dS, P in 8 bits and products
+// A thread holds dK and dV, and beside them first a tile's P and dP, then dS, P in 8 bits and
+// products.
 int accumulators_of_dkv(const AttentionSpec& s, Family family) {
   const int tile = kTokensPerTile / 2;
   return gradient_channels(s) + std::max(2 * tile, tile + tile / 4 + product_registers(s, family));
@@ -46,8 +48,9 @@ const Tiling kBackwardDkv = {
     .outputs = outputs_of_dkv,
 };
 
-// K and V; a ring of Q and dO for S and dP, for dK and dV, of vectors and of what dP starts from,
-// and what this meets (ColumnStart); scales of units; barriers
+// Shared memory holds K and V; stages of Q and dO for S and dP, of Q and dO for dK and dV, of the
+// queries' vectors, and of the values that dP starts from (ColumnStart); rows of ones, by which
+// these values are multiplied (OnesRows); the scales and ratios of units; and barriers.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
   const int for_gradients = (int8.dk ? width(s) : value_row(s)) + (int8.dv ? width(s) : 0);
@@ -79,12 +82,14 @@ Tiling tiling_ws() {
 }
 const Tiling kBackwardDkvWs = tiling_ws();
 
-/// P and dS of 64 keys by a tile of queries in 8 bits, and four scales a thread (KeptScores).
+/// The bytes of P and dS in 8 bits, for 64 keys and a tile of queries, and of four scales per
+/// thread (KeptScores).
 constexpr int kept_scores_bytes() { return 2 * 64 * kTokensPerTile + 128 * 16; }
 
-// K and V; each warpgroup's Q and dO for S and dP, and vectors. In INT8 three pieces for dK and dV;
-// of each what it hands over: P and dS, and four scales a thread; scales of two units. In 16 bits Q
-// of both tiles; P or dS. Barriers
+// Shared memory holds K and V; each warpgroup's Q and dO for S and dP, and the queries' vectors;
+// and barriers. For dK and dV in INT8 it also holds three transposed tiles, the KeptScores that
+// each warpgroup writes for the other, and the scales of two units. For dK and dV in 16 bits it
+// also holds Q of both tiles, and each warpgroup's P or dS.
 int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
   constexpr int tile = kTokensPerTile, row_vectors = static_cast<int>(kRowVectors);
   const int row = width(s) + value_row(s);
@@ -113,8 +118,9 @@ Tiling tiling_pair() {
 }
 const Tiling kBackwardDkvPair = tiling_pair();
 
-// The keys and a tile's dS for dQ, in 16 bits or in 8; then also two sets of maxima, the inverses
-// of each warp, and scales of channels (Dq8Layout), in whole tiles' alignment
+// For dQ shared memory holds K and a tile's dS, in 16 or in 8 bits. With 8 bits it also holds two
+// sets of maxima, each warp's inverse scales, and scales of channels (Dq8Layout), in a multiple of
+// 1024 bytes.
 int shared_bytes_of_dq(const AttentionSpec& s, const TileConfig& t) {
   const int values = t.block_kv * (width(s) + kTokensPerTile);
   if (!which_int8(s.precision).dq)
@@ -147,7 +153,7 @@ const Tiling kBackward = {
                            std::to_string(s.group_kv) + " keys of one"
                      : std::string();
         },
-    .accumulators = accumulators_of_dkv, // dQ's are fewer than dS's and P's, and come after them
+    .accumulators = accumulators_of_dkv, // dQ comes after P and dS, and needs fewer than they do
     .sums_16_bit_products = sums_16_bit_products,
     .outputs = outputs_of_dkv,
 };
@@ -157,35 +163,38 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   c.add("WITH_DQ", k.kind == KernelKind::backward);
   const AttentionSpec& s = k.attention;
   const int steps = width(s) / 16;
-  // There a few more registers than there are would be needed to unroll dP's product.
+  // If `halved`, dP's product is unrolled by half: unrolled fully, it needs a few more than the 255
+  // registers that a thread can have.
   const bool masked = k.arch.major == 12 && bounded_behind(s) && !blockwise(s) &&
                       s.precision == Precision::six_of_seven;
   const bool halved = width(s) > kWidestFused ? k.arch.major >= 9
                                               : k.arch.major >= 10 && wide(s) &&
                                                     (s.sink_keys == 0 || masked || s.packed);
   configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
-  // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
-  // but for consumer Blackwell's schedule, and beside dQ on any Blackwell or with 16-bit scores.
+  // LEAN_COPIES leaves registers free, which ptxas needs for wgmma's accumulators. With mma.sync
+  // ptxas makes worse code from lean copies, except on consumer Blackwell and, in the fused kernel,
+  // on every Blackwell and with 16-bit scores.
   const bool with_dq = k.kind == KernelKind::backward;
   const bool lean = k.arch.major == 12 || (with_dq && (k.arch.major >= 10 || scores16(s)));
-  const bool spills_else = k.arch.major == 11 && scores16(s); // 8 bytes under a mask
+  const bool spills_else = k.arch.major == 11 && scores16(s); // 8 bytes with a mask
   c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) ? lean : spills_else));
 }
 
 void narrow_fused(AttentionSpec& s) {
   const AttentionSpec given = s;
   narrow(s);
-  s.deterministic = given.deterministic; // which it is not
+  s.deterministic = given.deterministic; // a fused backward is not deterministic
   s.dq_sums = given.dq_sums;
 }
 
-/// What dQ was summed from it does not know: the sums are in no channel's units.
+/// The kernel round_dq does not depend on the precision: the sums of dQ in memory have no channel
+/// scales.
 void narrow_round_dq(AttentionSpec& s) {
   const DqSums given = s.dq_sums;
   narrow(s);
   s.precision = Precision::gradients16;
   s.smooth_q = AttentionSpec().smooth_q, s.rotate = AttentionSpec().rotate;
-  if (given == DqSums::fp16) // which no 'deterministic' has
+  if (given == DqSums::fp16) // a spec with FP16 sums is not deterministic
     s.dq_sums = given, s.deterministic = false;
 }
 

@@ -7,15 +7,17 @@
 namespace sagebwd::attention {
 namespace {
 
-/// Of what tells precisions apart dQ knows S, its own product and which dO it reads.
+/// The kernel depends on the formats of S and of dQ's product, and on which dO it reads. Under
+/// `block` that is always the caller's dO, so that dv16 and six_of_seven share a kernel.
 void narrow_dq(AttentionSpec& s) {
   narrow(s);
   if (blockwise(s) && s.precision == Precision::dv16)
     s.precision = Precision::six_of_seven;
 }
 
-/// Whether registers hold the rows of Q and dO throughout, and shared memory only until keys come:
-/// where 128 queries of 16 bits leave no room for keys in 99 KB. Elsewhere registers are short.
+/// Whether registers hold the rows of Q and dO in the whole loop, and shared memory holds these
+/// rows only before the first keys. This is needed if 128 queries of 16 bits leave no room for keys
+/// in 99 KB of shared memory. All other kernels have no registers for the rows.
 bool dq_holds_rows(const AttentionSpec& s, Family family) {
   return family == Family::mma && blockwise(s) && scores16(s);
 }
@@ -23,8 +25,8 @@ bool dq_holds_rows(const AttentionSpec& s, Family family) {
 const Tiling kBackwardDq = {
     .pass = Pass::backward,
     .blocks_own_keys = false,
-    // Q and dO, while registers do not hold them; stages of 64 keys, values and scales; the group's
-    // keys that dS meets; block maxima
+    // Shared memory holds Q and dO, unless registers hold them; stages of 64 keys, of their values
+    // and of their scales; the group's keys that dS is multiplied by; and block maxima.
     .shared_bytes =
         [](const AttentionSpec& s, const TileConfig& t) {
           const bool dq8 = which_int8(s.precision).dq;
@@ -39,7 +41,8 @@ const Tiling kBackwardDq = {
           return dq_holds_rows(s, t.family) ? std::max(rows, keys) : rows + keys;
         },
     .objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
-      // ptxas spills 244 to 372 bytes under every mask and option, with levels 0 to 10 and -O1.
+      // ptxas spills 244 to 372 bytes with every mask, with every register usage level (0 to 10)
+      // and with -O1.
       if (t.family == Family::mma && blockwise(s) && scores16(s) && width(s) > kWidestFused)
         return "above " + std::to_string(kWidestFused) + " channels " + value_text(s.precision) +
                " under '" + value_text(s.granularity) +
@@ -50,7 +53,8 @@ const Tiling kBackwardDq = {
                std::to_string(s.group_q) + " queries";
       return "";
     },
-    // dQ; the group's dS and a tile's scores, then dS in 8 bits and the products
+    // A thread holds dQ, and beside it first the group's dS and a tile's scores, then dS in 8 bits
+    // and the products.
     .accumulators =
         [](const AttentionSpec& s, Family family) {
           const int group = s.group_kv / 2;
@@ -69,7 +73,8 @@ const Tiling kBackwardDq = {
     },
 };
 
-/// Wide heads of 16-bit queries that do not fill the width leave the fewest registers.
+/// Kernels with 16-bit queries for wide heads that do not fill the width have the fewest registers
+/// left.
 bool has_fewest_registers(const KernelSpec& k) {
   return is_part(k) && width(k.attention) > kWidestFused && scores16(k.attention);
 }
@@ -80,19 +85,21 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
   c.add("VALUE_UNROLL", width(k.attention) / 16);
   c.add("SCORE_ROWS_IN_REGISTERS", held);
   c.add("VALUE_ROWS_IN_REGISTERS", held);
-  // Of two loops with wgmma ptxas serialises the products (C7511), and at 128 channels it keeps
-  // more addresses than there are registers.
+  // MASK_APART makes a loop of its own for groups that need a mask. If there are two loops, ptxas
+  // serialises wgmma's products (note C7511), and at 128 channels it keeps more addresses than
+  // there are registers.
   c.add("MASK_APART", k.tile.family == Family::mma && !wide(k.attention));
   c.add("LEAN_COPIES", has_fewest_registers(k));
-  // A register, which four warps at 128 channels and 16-bit queries have not.
+  // HOLDS_COPIER keeps the place of copied rows in a register. No register is free for that with
+  // four warps at 128 channels, nor with 16-bit queries.
   c.add("HOLDS_COPIER", k.tile.family == Family::mma && !blockwise(k.attention) &&
                             k.attention.precision != Precision::qk16 &&
                             (!wide(k.attention) || k.tile.warps == 8));
 }
 
-/// Q and dO; stages of keys, their scales, values and keys that dS meets; scales of units of
-/// these keys' channels; what dP's start is multiplied by; barriers: the ring's, and that of Q and
-/// dO.
+/// Shared memory holds Q and dO; stages of keys, of their scales, of values, and of the keys that
+/// dS is multiplied by; the scales of those keys' units; a row of ones, for the product that dP
+/// starts from (RowStart); and the barriers of the ring and of Q and dO.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const bool dq8 = which_int8(s.precision).dq;
   const int step = dq8 ? s.group_kv : 2 * kTokensPerTile;
@@ -120,7 +127,7 @@ Tiling tiling_ws() {
       return "a ring has 2 or 4 stages";
     return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
   };
-  // dQ, scores and a block for dP and then products
+  // A thread holds dQ, scores, and a block of accumulators for dP and later for products.
   tiling.accumulators = [](const AttentionSpec& s, Family) {
     return width(s) / 2 + std::max(s.group_kv, width(s)) / 2 + s.group_kv / 2;
   };
@@ -128,9 +135,10 @@ Tiling tiling_ws() {
 }
 const Tiling kBackwardDqWs = tiling_ws();
 
-/// What dP's start is multiplied by; Q and dO; stages of keys and their scales, values, keys that
-/// dS meets; dS of both halves; in INT8 its maxima, and scales of channels as unit_bytes_ws() has
-/// them; barriers.
+/// Shared memory holds a row of ones, for the product that dP starts from (RowStart); Q and dO;
+/// stages of keys and of their scales; values; the keys that dS is multiplied by; dS of both
+/// halves; and barriers. For dQ in INT8 it also holds the maxima of dS, and the scales and ratios
+/// of units.
 int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
   const bool dq8 = which_int8(s.precision).dq;
   constexpr int step = 2 * kTokensPerTile, vectors = static_cast<int>(kChannelVectors);

@@ -5,9 +5,9 @@
 namespace sagebwd::attention {
 namespace {
 
-/// K in 8 and in 16 bits, and V; two buffers of dS and one of a tile's dQ; stages of Q in 8 and in
-/// 16 bits, dO and vectors; barriers: of two rings, that of the keys, and where warpgroups
-/// meet.
+/// Shared memory holds K in 8 and in 16 bits, and V; two buffers for dS and one for a tile's dQ;
+/// stages of Q in 8 and in 16 bits, of dO and of the queries' vectors; and the barriers of two
+/// rings, of the keys, and of the exchange of dS between warpgroups.
 int shared_bytes(const AttentionSpec& s, const TileConfig& t) {
   constexpr int row_vectors = static_cast<int>(kRowVectors);
   const int stage = kTokensPerTile * (width(s) + 2 * value_row(s) + row_vectors * 4);

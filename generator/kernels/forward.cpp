@@ -7,7 +7,8 @@
 namespace sagebwd::attention {
 namespace {
 
-/// The forward knows S in INT8 and S in 16 bits; the other products are the backward's.
+/// Of a precision the forward depends on the format of S alone: PV is always INT8, and all other
+/// products are the backward's.
 void narrow_forward(AttentionSpec& s) {
   narrow(s);
   if (!scores16(s))
@@ -17,7 +18,8 @@ void narrow_forward(AttentionSpec& s) {
 const Tiling kForward = {
     .pass = Pass::forward,
     .blocks_own_keys = false,
-    // Q; stages of K and transposed V; two units' scales of V's channels
+    // Shared memory holds Q; stages of K and of transposed V; and scales of V's channels for two
+    // units.
     .shared_bytes =
         [](const AttentionSpec& s, const TileConfig& t) {
           return t.block_q * score_row(s) +
@@ -25,7 +27,7 @@ const Tiling kForward = {
                  (blockwise(s) ? 0 : 2 * int{kChannelVectors} * width(s) * 4);
         },
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
-    // O; the group's scores, then its P in 8 bits and the products
+    // A thread holds O, and beside it first the group's scores, then P in 8 bits and the products.
     .accumulators =
         [](const AttentionSpec& s, Family family) {
           const int group = s.group_kv / 2;
@@ -40,18 +42,19 @@ const Tiling kForward = {
 
 void configure_forward(Configuration& c, const KernelSpec& k) {
   configure_common(c, k);
-  // At 128 channels ptxas' schedules for Blackwells leave no registers for them; reading them again
-  // is one in seventeen reads of shared memory. At 256 nobody has them.
+  // The rows of Q stay in registers if there is room. At 128 channels the schedules of ptxas for
+  // Blackwell leave no room; the rows are then read again, which is one in seventeen reads of
+  // shared memory. At 256 channels no GPU has room.
   const bool in_registers =
       !wide(k.attention) || (width(k.attention) <= kWidestFused && k.arch.major < 10);
   configure_operands(c, k, in_registers, width(k.attention) / 16);
-  // ptxas needs the registers for wgmma's accumulators; with mma.sync it makes worse use of them,
-  // but for the forward at 128 channels.
+  // LEAN_COPIES leaves registers free, which ptxas needs for wgmma's accumulators. With mma.sync
+  // ptxas makes worse code from lean copies, except above 64 channels.
   c.add("LEAN_COPIES", k.tile.family != Family::mma || wide(k.attention));
 }
 
-/// Tiles of a ring, scales of its keys and of units' channels, what S starts from, and barriers:
-/// the ring's, and that of Q.
+/// Shared memory holds Q; stages of K, of V and of scales of keys; the scales and ratios of units;
+/// the matrices that S starts from (MagicProduct); and the barriers of the ring and of Q.
 int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
   const int keys = s.group_kv * width(s), key_scales = static_cast<int>(kPadding / kKeysAScale) * 4;
   return t.block_q * width(s) + t.stages * (2 * keys + key_scales) +

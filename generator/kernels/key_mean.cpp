@@ -7,19 +7,20 @@ namespace {
 
 using O = Operand;
 
-/// The mean serves the INT8 copies of K: for S, and transposed for dQ. Sums of dQ in FP16 need to
-/// know how large keys and values are.
+/// The mean is subtracted in the copies of K, for S and, transposed, for dQ. FP16 sums of dQ need
+/// the ranges of keys and values, which this kernel finds.
 bool needed(Pass pass, const AttentionSpec& s) {
   const bool backward = pass == Pass::backward;
   return (s.smooth_k && (which_int8(s.precision).s || backward)) ||
          (backward && sums_dq_in_fp16(s));
 }
 
-/// The same in both passes and under every option, but where the range is asked for too.
+/// The kernel is the same in both passes and under every option, except that it also finds ranges
+/// if dQ is summed in FP16.
 void narrow(AttentionSpec& s) {
   const AttentionSpec given = s;
   s = without_numerics(s);
-  if (sums_dq_in_fp16(given)) // and what alone has it
+  if (sums_dq_in_fp16(given)) // with the other fields that FP16 sums need
     s.dq_sums = given.dq_sums, s.precision = given.precision, s.deterministic = false;
 }
 

@@ -1,4 +1,4 @@
-//===- mean_scores.cpp - What scores of smoothed queries lack ---------------===//
+//===- mean_scores.cpp - Scores of the queries' means -----------------------===//
 
 #include "generator/definition.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 using O = Operand;
 
-/// The same under every mask and precision.
+/// The kernel is the same under every mask and precision.
 void narrow(AttentionSpec& s) {
   const AttentionSpec given = s;
   s = without_numerics(s);

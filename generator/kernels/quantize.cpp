@@ -1,7 +1,7 @@
 //===- quantize.cpp - INT8 copies of Q, K, V and dO ------------------------===//
 //
-// One launch a pass, whose blocks take queries, keys or values: what copies there are, the
-// precision says.
+// A pass launches this kernel once. Some of its blocks quantise queries and dO, others keys, others
+// values. The precision decides which copies there are.
 //
 //===----------------------------------------------------------------------===//
 
@@ -15,27 +15,27 @@ using O = Operand;
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
   drop_mask(s);
-  s.deterministic |= !may_fuse_backward(s); // a fused one's sums start from the zeros written here
-  s.group_kv = grouping_of(s.granularity).keys.back(); // with several, no scale is a group's
-  if (!which_int8(s.precision).s) // nothing is rotated but Q and K for INT8 scores
+  s.deterministic |= !may_fuse_backward(s); // a fused backward adds dQ to zeros written here
+  s.group_kv = grouping_of(s.granularity).keys.back(); // if sizes vary, no scale depends on them
+  if (!which_int8(s.precision).s)                      // only Q and K for INT8 scores are rotated
     s.rotate = plain.rotate;
 }
 
-/// Tokens of one block: those that share scales of channels.
+/// The tokens of one block, which share the scales of channels.
 int query_tokens(const KernelSpec& k) { return channel_tokens_q(k.attention); }
 int key_tokens(const KernelSpec& k) { return channel_tokens_kv(k.attention); }
 
-/// Bulk copies bring images of packed sequences' rows.
+/// Whether the kernel copies rows of packed sequences into tiles, which bulk copies then read.
 bool copies_rows(const KernelSpec& k) {
   return k.pass == Pass::backward && k.attention.packed && k.arch.major == 9;
 }
-/// Tensors whose blocks own keys: K where it has a copy, and V where it has one.
+/// The number of tensors of keys that have copies: K and V, or one of the two.
 int key_roles(const KernelSpec& k) {
   return k.pass == Pass::backward ? 1 + copies_rows(k) : 1 + which_int8(k.attention.precision).s;
 }
 
-/// As many as leave each thread the registers that it needs: with another block some would spill a
-/// few bytes, on Blackwell under every precision.
+/// The most blocks per SM that leave each thread enough registers. With one block more, some
+/// kernels would spill a few bytes; on Blackwell this holds for every precision.
 int blocks_per_sm(const KernelSpec& k) {
   const Int8Products int8 = which_int8(k.attention.precision);
   const bool wide = width(k.attention) > 64, backward = k.pass == Pass::backward;
@@ -94,7 +94,7 @@ std::vector<KernelDefinition> quantize_kernels() {
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
-        // A head's units of keys are divided among the heads of queries that see them.
+        // The units of a key/value head are divided among the query heads that share it.
         const AttentionSpec& s = k.attention;
         const int64_t of_keys = units(Tokens::keys, key_tokens(k), s, p);
         return {blocks_of(units(Tokens::queries, query_tokens(k), s, p)) +

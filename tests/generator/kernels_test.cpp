@@ -1,5 +1,4 @@
 //===- kernels_test.cpp - Which kernels an operation needs -----------------===//
-
 #include "generator/choice.h"
 #include "generator/definition.h"
 #include "generator/emit.h"
@@ -26,7 +25,7 @@ Kinds kinds_for(Pass pass, Precision precision, bool smooth_k) {
   return kinds_of(Operation(resolved(s), find_arch("sm_80")).kernels(pass));
 }
 
-TEST(Kernels, OfAForwardPass) {
+TEST(Kernels, OfTheForwardHaveKeyMeanOnlyForSmoothedInt8Scores) {
   EXPECT_EQ(kinds_for(Pass::forward, Precision::six_of_seven, true),
             (Kinds{key_mean, quantize, forward}));
   EXPECT_EQ(kinds_for(Pass::forward, Precision::six_of_seven, false), (Kinds{quantize, forward}));
@@ -34,7 +33,7 @@ TEST(Kernels, OfAForwardPass) {
     EXPECT_EQ(kinds_for(Pass::forward, Precision::qk16, smooth_k), (Kinds{quantize, forward}));
 }
 
-TEST(Kernels, OfABackwardPass) {
+TEST(Kernels, OfTheBackwardAreTheSameUnderEveryPrecision) {
   const Kinds rest = {quantize, backward_dkv, backward_dq};
   Kinds smooth = {key_mean};
   smooth.insert(smooth.end(), rest.begin(), rest.end());
@@ -68,7 +67,7 @@ TEST(Kernels, OfSmoothedQueriesAreOfMmaWithOneMoreInEachPass) {
     EXPECT_EQ(tile.family, Family::mma);
 }
 
-TEST(Kernels, OfAFusedBackwardPass) {
+TEST(Kernels, OfTheBackwardAreFusedOrSplitByTheFamilyOrAGivenTile) {
   AttentionSpec s;
   s.precision = Precision::gradients16, s.deterministic = false;
   const Kinds split = {key_mean, quantize, backward_dkv, backward_dq},
@@ -110,7 +109,7 @@ TEST(Kernels, OfASplitBackwardNeedNoSumsOfDq) {
             workspace_bytes(Pass::backward, Operation(spec, ada).built(), p));
 }
 
-TEST(Kernels, ThatSumDqInFp16) {
+TEST(Kernels, ThatSumDqInFp16SayThatInTheirNamesAndKeys) {
   AttentionSpec s = test::with_fp16_sums();
   const Arch& hopper = find_arch("sm_90a");
   const auto kernels = Operation(resolved(s), hopper).kernels(Pass::backward);

@@ -281,7 +281,7 @@ TEST(Spec, WrongWordsAreNamedWithTheNearestKnownOnes) {
       {"xyzzyxyzzy", "'xyzzyxyzzy' is no word of a spec. A spec is"},
       {"64", "'64' is no word of a spec"},
       {"rotate no-rotate", "'no-rotate' sets what another word sets as well"},
-      {"d64  bf16", "a single space stands between two words"},
+      {"d64  bf16", "a single space separates two words"},
       {"", "it is empty"},
       {"d128 numerics=5", "Leave numerics= out to name only some"},
   };

@@ -15,7 +15,7 @@ namespace {
 
 class Build : public OnGpu {};
 
-TEST_F(Build, KernelsOfEveryCase) {
+TEST_F(Build, CompilesTheKernelsOfEveryCase) {
   const driver::DeviceInfo info = driver::device_info(0);
   const Arch& arch = arch_for_capability(info.major, info.minor);
   std::vector<KernelSpec> kernels;

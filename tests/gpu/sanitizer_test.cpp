@@ -16,7 +16,7 @@ namespace {
 
 class Sanitizer : public CaseTest {};
 
-TEST_P(Sanitizer, ForwardAndBackward) {
+TEST_P(Sanitizer, ForwardAndBackwardGiveFiniteResults) {
   const AttentionSpec& spec = attention->spec();
   // Places of units' scales are filled anew: those of keys from the fourth unit on, those of
   // queries from the sixth run of tiles, which begins with each head.

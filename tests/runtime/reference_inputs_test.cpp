@@ -155,7 +155,7 @@ TEST(NamedInputs, OutlierChannels) {
   expect_small_gradients(in, 1.5);
 }
 
-TEST(NamedInputs, HeavyChannels) {
+TEST(NamedInputs, FourHeavyChannelsHaveLargeQueriesAndKeys) {
   const Inputs in = make(Distribution::heavy_channels);
   int heavy = 0;
   for (int c = 0; c < kChannels; ++c) {
@@ -192,7 +192,7 @@ TEST(NamedInputs, TheLastKeyAsASink) {
   EXPECT_NEAR(moments_of(in.dout).deviation, 1, 0.02);
 }
 
-TEST(NamedInputs, LargeFirstKey) {
+TEST(NamedInputs, TheFirstKeyOfEachHeadIsThirtyTimesAsLarge) {
   const std::vector<double> keys = sizes_of_rows(make(Distribution::large_first_key).k);
   for (size_t first : {0, 512}) {
     EXPECT_NEAR(keys[first], 30, 9);
@@ -262,7 +262,7 @@ TEST(NamedInputs, QkNormSharesFeaturesWithinAGroupOfHeads) {
   EXPECT_LT(std::abs(correlation(gram(in.q, 1), gram(in.v, 1))), 0.025);
 }
 
-TEST(NamedInputs, MassiveTokens) {
+TEST(NamedInputs, FourMassiveTokensHaveLargeKeysValuesAndGradients) {
   const Inputs in = make(Distribution::massive_tokens);
   const std::vector<double> values = sizes_of_rows(in.v), gradients = sizes_of_rows(in.dout);
   std::vector<int64_t> massive;
@@ -277,7 +277,7 @@ TEST(NamedInputs, MassiveTokens) {
   EXPECT_EQ(massive, (std::vector<int64_t>{12, 192, 320, 462}));
 }
 
-TEST(NamedInputs, Padded) {
+TEST(NamedInputs, PaddedTokensAreZerosAndThePromptHasNoGradients) {
   const Inputs in = make(Distribution::padded);
   const std::vector<double> values = sizes_of_rows(in.v), gradients = sizes_of_rows(in.dout);
   for (int64_t i = 0; i < 512; ++i) {

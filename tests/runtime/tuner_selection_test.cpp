@@ -36,7 +36,7 @@ TEST(Bucket, IsFullFromTwoBlocksAnSm) {
   EXPECT_EQ(bucket(forward, {65535, 65535, 1, 1 << 30, 1}), "q65536 kv512 full"); // no overflow
 }
 
-TEST(Median, AndItsDeviation) {
+TEST(Median, IsTheMiddleAndItsDeviationIgnoresAnOutlier) {
   EXPECT_EQ(median_of({}), 0);
   EXPECT_EQ(median_of({3, 1, 2}), 2);
   EXPECT_EQ(median_of({4, 1, 2, 3}), 2.5);
