@@ -1,4 +1,4 @@
-//===- sagebwd.cpp - The operation for C ------------------------------------===//
+//===- sagebwd.cpp - The operation for C ----------------------------------===//
 //
 // This file decides nothing. It turns every exception into a status and a message.
 //

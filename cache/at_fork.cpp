@@ -1,4 +1,4 @@
-//===- at_fork.cpp - What a forked child finds ------------------------------===//
+//===- at_fork.cpp - What a forked child finds ----------------------------===//
 
 #include "cache/at_fork.h"
 

@@ -1,4 +1,4 @@
-//===- at_fork.h - What a forked child finds --------------------------------===//
+//===- at_fork.h - What a forked child finds ------------------------------===//
 //
 // Of a process that forks only the thread that does lives on: a mutex that another one held would
 // be locked for ever, and what another one was about to do is never done.

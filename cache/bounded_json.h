@@ -1,4 +1,4 @@
-//===- bounded_json.h - JSON from files that anybody may have written ------===//
+//===- bounded_json.h - JSON from files that anybody may have written -----===//
 //
 // Included by .cpp files only.
 //

@@ -1,4 +1,4 @@
-//===- directory.cpp - Whole files in a private directory ------------------===//
+//===- directory.cpp - Whole files in a private directory -----------------===//
 
 #include "cache/directory.h"
 #include "cache/layout.h"

@@ -1,4 +1,4 @@
-//===- directory.h - Whole files in a private directory --------------------===//
+//===- directory.h - Whole files in a private directory -------------------===//
 //
 // Every call opens and checks the directory again: it may be removed, replaced or opened to others
 // at any time.

@@ -1,4 +1,4 @@
-//===- entry.cpp - One compiled kernel as a file ---------------------------===//
+//===- entry.cpp - One compiled kernel as a file --------------------------===//
 //
 // A Seal, the length of the JSON (4 bytes, little endian), the JSON, and the cubin to the end.
 //

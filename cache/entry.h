@@ -1,4 +1,4 @@
-//===- entry.h - One compiled kernel, as it is kept ------------------------===//
+//===- entry.h - One compiled kernel, as it is kept -----------------------===//
 #pragma once
 
 #include "cache/key.h"

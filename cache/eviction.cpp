@@ -1,4 +1,4 @@
-//===- eviction.cpp - Keeping a directory within its limit -----------------===//
+//===- eviction.cpp - Keeping a directory within its limit ----------------===//
 
 #include "cache/eviction.h"
 #include "cache/directory.h"

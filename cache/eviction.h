@@ -1,4 +1,4 @@
-//===- eviction.h - Keeping a directory within its limit -------------------===//
+//===- eviction.h - Keeping a directory within its limit ------------------===//
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-//===- explain.cpp - Why a kernel is not in the cache ----------------------===//
+//===- explain.cpp - Why a kernel is not in the cache ---------------------===//
 
 #include "cache/explain.h"
 

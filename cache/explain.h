@@ -1,4 +1,4 @@
-//===- explain.h - Why a kernel is not in the cache ------------------------===//
+//===- explain.h - Why a kernel is not in the cache -----------------------===//
 #pragma once
 
 #include "cache/inventory.h"

@@ -1,4 +1,4 @@
-//===- inventory.cpp - All that is kept, read and checked ------------------===//
+//===- inventory.cpp - All that is kept, read and checked -----------------===//
 
 #include "cache/inventory.h"
 #include "cache/bounded_json.h"

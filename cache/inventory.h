@@ -1,4 +1,4 @@
-//===- inventory.h - All that is kept, read and checked --------------------===//
+//===- inventory.h - All that is kept, read and checked -------------------===//
 //
 // For listings: looking at something neither stamps its use nor removes it where it is bad.
 //

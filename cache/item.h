@@ -1,4 +1,4 @@
-//===- item.h - A kernel or a tuning record, whichever it is ---------------===//
+//===- item.h - A kernel or a tuning record, whichever it is --------------===//
 #pragma once
 
 #include "cache/key.h"

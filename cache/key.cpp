@@ -1,4 +1,4 @@
-//===- key.cpp - The name of a cached thing --------------------------------===//
+//===- key.cpp - The name of a cached thing -------------------------------===//
 
 #include "cache/key.h"
 #include "cache/untrusted.h"

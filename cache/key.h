@@ -1,4 +1,4 @@
-//===- key.h - The name of a cached thing ----------------------------------===//
+//===- key.h - The name of a cached thing ---------------------------------===//
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-//===- layout.h - Which file is what ---------------------------------------===//
+//===- layout.h - Which file is what --------------------------------------===//
 //
 // A cache directory holds kernels and tuning records under their keys' digests, files that are
 // being written, and two that carry nothing but locks. No other place spells their names.

@@ -1,4 +1,4 @@
-//===- lock.cpp - One byte of a file for each key --------------------------===//
+//===- lock.cpp - One byte of a file for each key -------------------------===//
 
 #include "cache/lock.h"
 #include "cache/directory.h"

@@ -1,4 +1,4 @@
-//===- lock.h - One byte of a file for each key ----------------------------===//
+//===- lock.h - One byte of a file for each key ---------------------------===//
 //
 // Open-file-description locks on single bytes of one file: they exclude threads as well as
 // processes, vanish with whoever held them, and leave no files behind. A lock is an optimisation,

@@ -1,4 +1,4 @@
-//===- pack.cpp - Many entries in one read-only file -----------------------===//
+//===- pack.cpp - Many entries in one read-only file ----------------------===//
 //
 // A Seal over Index and rows, the manifest (JSON), then the items in the rows' order, without gaps,
 // to the file's end. So there is one layout for given items. Opening reads no more than the rows;

@@ -1,4 +1,4 @@
-//===- pack.h - Many entries in one read-only file -------------------------===//
+//===- pack.h - Many entries in one read-only file ------------------------===//
 //
 // What a machine with NVRTC builds for machines that may not compile: compiled kernels and tuning
 // records, one index, one manifest. The same contents give the same bytes, in whatever order they

@@ -1,4 +1,4 @@
-//===- posix.h - Descriptors and single-byte locks -------------------------===//
+//===- posix.h - Descriptors and single-byte locks ------------------------===//
 #pragma once
 
 #include <cerrno>

@@ -1,4 +1,4 @@
-//===- record.cpp - What tuning one kernel found, as JSON ------------------===//
+//===- record.cpp - What tuning one kernel found, as JSON -----------------===//
 
 #include "cache/record.h"
 #include "cache/bounded_json.h"

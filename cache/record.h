@@ -1,4 +1,4 @@
-//===- record.h - What tuning one kernel found -----------------------------===//
+//===- record.h - What tuning one kernel found ----------------------------===//
 //
 // JSON, for people as much as for the library: what was tuned, on what, every timing.
 //

@@ -1,4 +1,4 @@
-//===- store.cpp - The layers of the cache on disk -------------------------===//
+//===- store.cpp - The layers of the cache on disk ------------------------===//
 
 #include "cache/store.h"
 #include "cache/directory.h"

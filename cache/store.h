@@ -1,4 +1,4 @@
-//===- store.h - The layers of the cache on disk ---------------------------===//
+//===- store.h - The layers of the cache on disk --------------------------===//
 //
 // The user's directory, then read-only packs, each named by itself or in a shared folder. A bad
 // kernel is unlinked, counted and treated as a miss; a directory that cannot be used costs one

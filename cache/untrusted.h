@@ -1,4 +1,4 @@
-//===- untrusted.h - Bytes that anybody may have written -------------------===//
+//===- untrusted.h - Bytes that anybody may have written ------------------===//
 //
 // How the readers of entries, records and packs say what is wrong, and how binary files begin.
 // Included by .cpp files only.

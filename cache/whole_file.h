@@ -1,4 +1,4 @@
-//===- whole_file.h - Files that are read and appear whole or not at all ---===//
+//===- whole_file.h - Files that are read and appear whole or not at all --===//
 //
 // One reader and one writer, for caches, packs and what the commands read and write. A file is
 // written under a temporary name, synced and renamed. Its writer holds a lock on it meanwhile, so

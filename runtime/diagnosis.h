@@ -1,4 +1,4 @@
-//===- diagnosis.h - What this machine has, and what is missing for what ---===//
+//===- diagnosis.h - What this machine has, and what is missing for what --===//
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-//===- diagnosis_cache.cpp - What the cache's places hold, and can take -----===//
+//===- diagnosis_cache.cpp - What the cache's places hold, and can take ---===//
 
 #include "runtime/diagnosis_cache.h"
 #include "cache/directory.h"

@@ -1,4 +1,4 @@
-//===- diagnosis_cache.h - What the cache's places hold, and can take -------===//
+//===- diagnosis_cache.h - What the cache's places hold, and can take -----===//
 #pragma once
 
 #include "cache/store.h"

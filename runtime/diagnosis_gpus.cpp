@@ -1,4 +1,4 @@
-//===- diagnosis_gpus.cpp - The GPUs of this machine, and what they need ---===//
+//===- diagnosis_gpus.cpp - The GPUs of this machine, and what they need --===//
 
 #include "runtime/diagnosis_gpus.h"
 

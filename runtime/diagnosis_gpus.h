@@ -1,4 +1,4 @@
-//===- diagnosis_gpus.h - The GPUs of this machine, and what they need -----===//
+//===- diagnosis_gpus.h - The GPUs of this machine, and what they need ----===//
 #pragma once
 
 #include "generator/spec.h"

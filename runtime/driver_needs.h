@@ -1,4 +1,4 @@
-//===- driver_needs.h - Which drivers load what is kept --------------------===//
+//===- driver_needs.h - Which drivers load what is kept -------------------===//
 #pragma once
 
 #include "cache/inventory.h"

@@ -1,4 +1,4 @@
-//===- on_gpu.cpp - The kernels, on host data ------------------------------===//
+//===- on_gpu.cpp - The kernels, on host data -----------------------------===//
 #include "runtime/on_gpu.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-//===- on_gpu.h - The kernels, on host data --------------------------------===//
+//===- on_gpu.h - The kernels, on host data -------------------------------===//
 //
 // What the command line and the GPU tests run kernels with. Device memory starts as 0xff bytes,
 // which is NaN in bf16, fp16 and FP32 and never what a kernel stores (its NaNs are 0x7fff and

@@ -1,4 +1,4 @@
-//===- overlap.cpp - Whether tensors of a call share memory ----------------===//
+//===- overlap.cpp - Whether tensors of a call share memory ---------------===//
 
 #include "runtime/overlap.h"
 #include "generator/fields.h"

@@ -1,4 +1,4 @@
-//===- overlap.h - Whether tensors of a call share memory ------------------===//
+//===- overlap.h - Whether tensors of a call share memory -----------------===//
 #pragma once
 
 #include <cstdint>

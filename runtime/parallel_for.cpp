@@ -1,4 +1,4 @@
-//===- parallel_for.cpp - Work on several threads, and its interruption ----===//
+//===- parallel_for.cpp - Work on several threads, and its interruption ---===//
 
 #include "runtime/parallel_for.h"
 #include "cache/at_fork.h"

@@ -1,4 +1,4 @@
-//===- parallel_for.h - Work on several threads, and its interruption ------===//
+//===- parallel_for.h - Work on several threads, and its interruption -----===//
 #pragma once
 
 #include <atomic>

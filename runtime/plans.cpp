@@ -1,4 +1,4 @@
-//===- plans.cpp - Precision plans side by side on the GPU at hand ---------===//
+//===- plans.cpp - Precision plans side by side on the GPU at hand --------===//
 #include "runtime/plans.h"
 
 #include "runtime/on_gpu.h"

@@ -1,4 +1,4 @@
-//===- plans.h - Precision plans side by side on the GPU at hand -----------===//
+//===- plans.h - Precision plans side by side on the GPU at hand ----------===//
 #pragma once
 
 #include "generator/plan.h"

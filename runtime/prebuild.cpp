@@ -1,4 +1,4 @@
-//===- prebuild.cpp - One pack of every kernel that operations need --------===//
+//===- prebuild.cpp - One pack of every kernel that operations need -------===//
 
 #include "runtime/prebuild.h"
 #include "generator/choice.h"

@@ -1,4 +1,4 @@
-//===- prebuild.h - One pack of every kernel that operations need ----------===//
+//===- prebuild.h - One pack of every kernel that operations need ---------===//
 //
 // For machines that may not compile. The pack's bytes depend on what is in it, not on the order in
 // which it was asked for or made, nor on how often making it was interrupted.

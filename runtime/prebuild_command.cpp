@@ -1,4 +1,4 @@
-//===- prebuild_command.cpp - How to get a kernel into a pack --------------===//
+//===- prebuild_command.cpp - How to get a kernel into a pack -------------===//
 
 #include "runtime/prebuild_command.h"
 #include "generator/choice.h"

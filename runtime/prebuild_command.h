@@ -1,4 +1,4 @@
-//===- prebuild_command.h - How to get a kernel into a pack ----------------===//
+//===- prebuild_command.h - How to get a kernel into a pack ---------------===//
 #pragma once
 
 #include "generator/kernel.h"

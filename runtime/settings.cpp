@@ -1,4 +1,4 @@
-//===- settings.cpp - What the environment says, read once -----------------===//
+//===- settings.cpp - What the environment says, read once ----------------===//
 
 #include "runtime/settings.h"
 #include "cache/at_fork.h"

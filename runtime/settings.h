@@ -1,4 +1,4 @@
-//===- settings.h - What the environment says, read once -------------------===//
+//===- settings.h - What the environment says, read once ------------------===//
 #pragma once
 
 #include "cache/store.h"

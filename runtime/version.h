@@ -1,4 +1,4 @@
-//===- version.h - Which version of the library this is --------------------===//
+//===- version.h - Which version of the library this is -------------------===//
 #pragma once
 
 namespace sagebwd {

@@ -1,4 +1,4 @@
-//===- work_folder.cpp - What an interrupted prebuild leaves to the next ---===//
+//===- work_folder.cpp - What an interrupted prebuild leaves to the next --===//
 
 #include "runtime/work_folder.h"
 

@@ -1,4 +1,4 @@
-//===- work_folder.h - What an interrupted prebuild leaves to the next -----===//
+//===- work_folder.h - What an interrupted prebuild leaves to the next ----===//
 //
 // Internal to prebuild().
 //

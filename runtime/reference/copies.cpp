@@ -1,4 +1,4 @@
-//===- copies.cpp - The INT8 copies that pre-passes write ------------------===//
+//===- copies.cpp - The INT8 copies that pre-passes write -----------------===//
 #include "runtime/reference/copies.h"
 #include "runtime/reference/quantizer.h"
 

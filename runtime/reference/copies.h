@@ -1,4 +1,4 @@
-//===- copies.h - The INT8 copies that pre-passes write --------------------===//
+//===- copies.h - The INT8 copies that pre-passes write -------------------===//
 #pragma once
 
 #include "runtime/reference/head.h"

@@ -1,4 +1,4 @@
-//===- emulation.cpp - Attention as the kernels compute it -----------------===//
+//===- emulation.cpp - Attention as the kernels compute it ----------------===//
 //
 // Every quantiser bit for bit, integer products exact, everything else FP32. What the kernels
 // leave open, and so may differ in the last bits: the order of FP32 sums, exp2 and log2 (here

@@ -1,4 +1,4 @@
-//===- gemm.cpp - Small matrix products on the CPU -------------------------===//
+//===- gemm.cpp - Small matrix products on the CPU ------------------------===//
 //
 // Both operands are packed, then blocks of C are kept in registers. Vectors run over the columns
 // of C, so their width does not change the order of any sum; nor are products and sums fused.

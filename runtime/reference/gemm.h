@@ -1,4 +1,4 @@
-//===- gemm.h - Small matrix products on the CPU ---------------------------===//
+//===- gemm.h - Small matrix products on the CPU --------------------------===//
 //
 // The order of summation depends on the sizes alone, never on the machine, so results are the
 // same bits everywhere. Products of 8-bit integers run in FP32, where they are exact.

@@ -1,4 +1,4 @@
-//===- head.h - One head of an attention operation on the CPU --------------===//
+//===- head.h - One head of an attention operation on the CPU -------------===//
 //
 // Exact and emulated attention both go over a head panel by panel of consecutive queries, forward
 // and backward at once: a panel needs nothing of the others, but for the sums dK and dV.

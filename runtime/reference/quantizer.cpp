@@ -1,4 +1,4 @@
-//===- quantizer.cpp - psi and the Hadamard rotation -----------------------===//
+//===- quantizer.cpp - psi and the Hadamard rotation ----------------------===//
 #include "runtime/reference/quantizer.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-//===- rounding.cpp - bf16 and fp16 as float values ------------------------===//
+//===- rounding.cpp - bf16 and fp16 as float values -----------------------===//
 #include "runtime/reference/reference.h"
 
 #include <bit>

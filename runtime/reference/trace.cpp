@@ -1,4 +1,4 @@
-//===- trace.cpp - Errors against exact attention --------------------------===//
+//===- trace.cpp - Errors against exact attention -------------------------===//
 #include "runtime/compile_width.h"
 #include "runtime/parallel_for.h"
 #include "runtime/reference/head.h"

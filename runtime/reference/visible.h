@@ -1,4 +1,4 @@
-//===- visible.h - Which keys a query sees ----------------------------------===//
+//===- visible.h - Which keys a query sees --------------------------------===//
 //
 // All that the reference knows of the mask, as templates/tile/visible.cuh is for the kernels.
 //
