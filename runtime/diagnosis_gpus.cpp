@@ -11,7 +11,7 @@
 namespace sagebwd {
 namespace {
 
-/// Kernels of an older version are not built: NVRTC 11 is not taken.
+/// The first supported CUDA version: NVRTC 11 is refused, so no kernel is older.
 constexpr int kFirstCuda = 12;
 
 } // namespace

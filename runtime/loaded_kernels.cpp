@@ -11,7 +11,7 @@
 namespace sagebwd {
 namespace {
 
-/// It needs no handling of forks: the driver refuses to work in a forked child.
+/// No AtFork entry is needed: in a forked child the driver refuses to work.
 std::mutex mutex;
 /// The key is the device. The map is never destroyed, because threads may still launch while the
 /// process ends.

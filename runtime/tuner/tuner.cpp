@@ -264,8 +264,9 @@ std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurrou
 std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& around) {
   const ResolvedSpec spec = resolved(request.spec);
   if (spec->packed)
-    throw SpecError("packed sequences have no tuning of their own: tune the spec without 'packed'; calls "
-                    "on packed sequences take its records, of their mean lengths");
+    throw SpecError(
+        "packed sequences are not tuned themselves: tune the spec without 'packed'; calls "
+        "on packed sequences take its records, of their mean lengths");
   check(spec, request.problem);
   const std::vector<KernelKind> launched = Operation(spec, around.gpu.arch).tunable_kernels();
   std::vector<KernelKind> kinds;
