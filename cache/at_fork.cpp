@@ -9,10 +9,10 @@
 
 namespace sagebwd {
 
-/// The list of AtFork objects. It is never destroyed, because threads may fork while the process
+/// The list of AtFork objects, which is never destroyed, because threads may fork while the process
 /// ends.
 struct AtForkList {
-  /// Locked by NoFork. It is recursive by `maker` and `depth`: std::recursive_mutex would not work,
+  /// Locked by NoFork, and recursive by `maker` and `depth`. A std::recursive_mutex would not work,
   /// because it stores its owner's thread number, which is another number in a child.
   std::mutex making;
   std::atomic<std::thread::id> maker{};

@@ -1,4 +1,4 @@
-//===- bounded_json.h - Read JSON from files that anybody may have written -===//
+//===- bounded_json.h - Read JSON from untrusted files --------------------===//
 //
 // Only .cpp files include this header.
 //
@@ -58,6 +58,7 @@ inline std::string utf8(const std::string& text) {
 }
 
 //===--- Structs, in both directions --------------------------------------===//
+//
 // A struct that is stored or sent lists its members once, in a function
 //   template <Either<Struct> Self, typename Visit> void visit_members(Self&, Visit&& visit)
 // which calls visit(name, member) for each member. Writing and reading both use this list.

@@ -189,7 +189,7 @@ FileRead read_file(const std::string& path, const std::string& name, bool use) {
                    errno ? "it cannot be read: " + error_text(errno) : "it is truncated");
   const time_t age = ::time(nullptr) - info.st_mtime;
   if (use && (age < 0 || age > kStampSeconds))
-    // This fails on a read-only file system, where nothing is evicted.
+    // Stamping fails on a read-only file system, where nothing is evicted.
     ::futimens(file.get(), nullptr);
   read.status = FileRead::ok;
   return read;

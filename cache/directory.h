@@ -29,7 +29,7 @@ struct FileRead {
     ok,
     absent,     ///< there is no such file, or the directory must not be used
     unreadable, ///< it cannot be read now, for example because too many files are open
-    /// It is a link, a directory, a file that others own or may write, or similar.
+    /// The name is that of a link, a directory, a file that others own or may write, or similar.
     refused,
   } status = absent;
   std::string bytes;

@@ -13,7 +13,8 @@
 
 namespace sagebwd {
 
-/// The members of an entry that are in the JSON, besides the key and the length of the cubin.
+/// The members of an entry that are in the JSON, in addition to the key and the length of the
+/// cubin.
 template <Either<CacheEntry> Self, typename Visit> void visit_members(Self& entry, Visit&& visit) {
   visit("kernel", entry.kernel_name);
   visit("arch", entry.arch);

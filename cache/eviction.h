@@ -18,8 +18,8 @@ struct KeptFile {
   /// The clock has jumped and the stamp lies in the future: it counts as now.
   bool in_future = false;
 };
-/// The compiled kernels in a directory, least recently used first. It is empty if the directory
-/// does not exist or must not be used.
+/// The compiled kernels in a directory, least recently used first; empty if the directory does not
+/// exist or must not be used.
 std::vector<KeptFile> kept_files(const std::string& directory);
 
 struct PruneResult {

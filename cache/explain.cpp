@@ -102,7 +102,7 @@ Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
         explanation.problem = item.problem;
         explanation.item = item;
         if (item.in_pack)
-          return explanation; // a bad pack is an error, so later packs are not searched
+          return explanation; // a bad pack is an error, so later packs are not read
         continue;
       }
       explanation.item = item;

@@ -34,7 +34,7 @@ struct Explanation {
   std::vector<FieldDifference> following;
 };
 
-/// Searches a key among the kept items in the order of the layers: first the directory's items,
+/// Looks for a key among the kept items in the order of the layers: first the directory's items,
 /// then each pack's. If `compiler` is given, only its entries count (SAGEBWD_RECOMPILE=1).
 ///
 /// The nearest entry is the one with the fewest differing fields; of several, one of the same kind

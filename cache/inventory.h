@@ -27,8 +27,8 @@ struct KeptName {
   std::string digest; ///< the digest of its key, if the file is what its name says
   std::shared_ptr<const Pack> pack; ///< null for a file of the directory
 };
-/// The kernels and tuning records, sorted by digest, including links and folders with such a name.
-/// It is empty if the directory does not exist or must not be used.
+/// The kernels and tuning records, sorted by digest, including links and folders with such a name;
+/// empty if the directory does not exist or must not be used.
 std::vector<KeptName> kept_names(const std::string& directory);
 std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>&);
 

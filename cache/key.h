@@ -17,9 +17,9 @@ struct CacheKey {
   /// The value of a field, or empty.
   std::string operator[](const std::string& label) const;
 };
-/// The key of fields. The digest is SHA-256 over labels and values in the order of labels, each
-/// preceded by its length. For a long value (a source) pass its digest as the value, so that a key
-/// can be checked from the fields in an entry.
+/// Makes the key of fields. The digest is SHA-256 over labels and values in the order of labels,
+/// each preceded by its length. For a long value (a source) pass its digest as the value, so that a
+/// key can be checked from the fields in an entry.
 CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields);
 /// The SHA-256 of a text, in hexadecimal digits.
 std::string sha256_hex(const std::string& text);

@@ -59,8 +59,8 @@ inline LockStatus lock_byte(int fd, short type, off_t byte) {
   return errno == EAGAIN || errno == EACCES ? LockStatus::busy : LockStatus::unavailable;
 }
 
-/// The result that a write lock would have. It makes no attempt to lock, which other processes
-/// could notice.
+/// The result that a write lock would have, without an attempt to lock, which other processes could
+/// notice.
 inline LockStatus probe_byte(int fd, off_t byte) {
   struct flock lock = lock_of_byte(F_WRLCK, byte);
   if (::fcntl(fd, F_OFD_GETLK, &lock) != 0)

@@ -1,7 +1,7 @@
 //===- record.h - The result of tuning one kernel -------------------------===//
 //
-// A record is JSON, for people as well as for the library. It says what was tuned on which GPU, and
-// has every timing.
+// A record is JSON, for people as well as for the library. Its members say what was tuned on which
+// GPU, and has every timing.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -97,7 +97,7 @@ public:
   const StoreOptions& options() const { return options_; }
   /// Why the directory is not used, or empty.
   const std::string& disabled_reason() const { return disabled_reason_; }
-  /// The packs in the order of the search. Raises PackError.
+  /// The packs in the order in which load() reads them. Raises PackError.
   const std::vector<std::shared_ptr<const Pack>>& packs();
   const CacheCounters& counters() const { return counters_; }
   CacheCounters& counters() { return counters_; }

@@ -26,8 +26,8 @@ namespace sagebwd {
 /// If 0 < |softmax_scale| is smaller, the steps of quantised scores are subnormal in FP32.
 inline constexpr double kLeastSoftmaxScale = 1e-20;
 
-/// A device tensor of shape (batch, head, token, channel) with 16-bit elements. Strides are in
-/// elements and multiples of 8; channels are contiguous; the address is a multiple of 16 bytes.
+/// A device tensor with the shape (batch, head, token, channel) with 16-bit elements. Strides are
+/// in elements and multiples of 8; channels are contiguous; the address is a multiple of 16 bytes.
 struct Tensor {
   void* data = nullptr;
   int64_t stride_b = 0;
@@ -64,20 +64,20 @@ struct ForwardArgs {
   /// (B, H, M) contiguous, FP32: the natural logarithm of the sum of exp(scaled score) over the
   /// keys.
   float* lse = nullptr;
-  /// It must be finite, and 0 or at least kLeastSoftmaxScale in magnitude; it may be negative,
-  /// except under `qk16`.
+  /// The factor of the scores. It must be finite, and 0 or at least kLeastSoftmaxScale in
+  /// magnitude; it may be negative, except under `qk16`.
   float softmax_scale = std::numeric_limits<float>::quiet_NaN();
   void* workspace = nullptr; ///< device memory, aligned to 256 bytes
   size_t workspace_bytes = 0;
   void* stream = nullptr; ///< a CUstream
   Packing packing;        ///< all null unless the spec is packed
-  /// Dv, the number of channels of v, out and their gradients; 0 means D. It may be less than D
-  /// only if D is not a width of kernels (kWidths): for example 128 for the 192 channels of latent
-  /// attention.
+  /// Dv, the number of channels of v, out and their gradients; 0 means D. A value below D is
+  /// allowed only if D is not a width of kernels (kWidths): for example 128 for the 192 channels of
+  /// latent attention.
   int value_dim = 0;
   /// The vector that smooth_k subtracts from the keys in place of their mean: FP32, contiguous, (B,
-  /// Hk, D), or (sequences, Hk, D) for packed sequences; null: the mean. It must be finite and
-  /// should be near the mean. It changes only how results are rounded.
+  /// Hk, D), or (sequences, Hk, D) for packed sequences; null: the mean. The vector must be finite
+  /// and should be near the mean; which vector is given changes only how results are rounded.
   const float* k_mean = nullptr;
 };
 
@@ -144,8 +144,8 @@ void visit_tensors(Self& a, Visitor&& visit) {
 
 class PreparedPass;
 
-/// One attention operation on one device. It is thread-safe. Kernels are compiled or loaded on
-/// first use, or by warmup().
+/// A thread-safe object for one attention operation on one device. Kernels are compiled or loaded
+/// on first use, or by warmup().
 ///
 /// Results must not share memory with each other, with the workspace or with tensors that the pass
 /// reads; forward() and backward() raise SpecError if they detect this.
@@ -169,8 +169,8 @@ public:
   void warmup(bool backward = true, const std::optional<Problem>& problem = std::nullopt);
   /// Builds the kernels of both passes at the same time, for a forward that is followed by a
   /// backward of the same size, so that the second pass does not wait for a compiler again. While
-  /// the stream is being captured, it builds nothing. It raises no error of a build: the pass that
-  /// needs the kernel raises it.
+  /// the stream is being captured, build_ahead() builds nothing. If a build fails, build_ahead()
+  /// raises nothing: the pass that needs the kernel raises the error.
   void build_ahead(const Problem&, void* stream);
   /// The tile that calls of this size use. Raises SpecError if such calls do not launch the kernel,
   /// and TuneError if SAGEBWD_TUNE=frozen and there is no record.
@@ -195,8 +195,8 @@ private:
 };
 
 /// A pass over tensors of one size with one set of strides. Everything that does not depend on
-/// addresses has been checked and computed. It is immutable: any number of threads may run it at
-/// the same time.
+/// addresses has been checked and computed. A PreparedPass is immutable: any number of threads may
+/// run it at the same time.
 class PreparedPass {
 public:
   const AttentionSpec& spec() const;

@@ -16,8 +16,8 @@ namespace {
 /// largest kernels (backward_dkv of head dimension 128) for all architectures: a process peaks at
 /// 141 MB with one thread, 164 MB with two, 227 MB with four and 351 MB with eight. NVRTC itself
 /// thus takes about 110 MB, and each thread about 30 MB. A prebuild of 448 kernels, which holds all
-/// of them at its end, peaks at 277 MiB with two threads. This constant is larger: it leaves memory
-/// to other processes and to compilers that need more.
+/// of them at its end, peaks at 277 MiB with two threads. The constant is larger than these
+/// numbers, to leave memory to other processes and to compilers that need more.
 constexpr uint64_t kBytesForEach = uint64_t{192} << 20;
 
 /// The number after a label in lines of "label number"; without a label, the file's first word.

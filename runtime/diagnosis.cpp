@@ -36,7 +36,7 @@ json::Object verdict(const char* name, const std::string& error) {
   return object;
 }
 
-/// A remark about an architecture besides whether it compiles.
+/// A remark about an architecture, for the report.
 std::string note_for(const Arch& arch) {
   return arch.name == "sm_103" ? "emulates s8 mma: each becomes several instructions" : "";
 }

@@ -29,8 +29,8 @@ struct Diagnosis {
 };
 
 /// Looks for the compiler (not under SAGEBWD_OFFLINE=1), the driver, GPUs, the cache and packs in
-/// the same way as building and running do. To test the cache directory, it writes a file and
-/// removes it. If something is missing, it is reported, and no error is raised.
+/// the same way as building and running do. To test the cache directory, diagnose() writes a file
+/// and removes it. If something is missing, it is reported, and no error is raised.
 Diagnosis diagnose(const CallersParts& = {});
 
 } // namespace sagebwd

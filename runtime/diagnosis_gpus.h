@@ -22,7 +22,7 @@ template <typename Look> std::string error_of(Look&& look) {
   return "";
 }
 
-/// What NVRTC can compile, or why it cannot be opened.
+/// The abilities of NVRTC, or why it cannot be opened.
 struct CompilerState {
   std::string path, identity, error;
   int version_major = 0;
@@ -40,7 +40,8 @@ struct GpuState {
 };
 std::vector<GpuState> look_for_gpus();
 
-/// Everything that the GPUs need and this machine lacks, except kept kernels.
+/// Everything that this machine lacks for compiling kernels for its GPUs and running them; kept
+/// kernels are ignored.
 std::vector<Missing> missing_for_gpus(const std::vector<GpuState>&, const CompilerState&);
 
 /// Whether attention can run on a GPU: the driver can load kernels that NVRTC compiles for it, or a

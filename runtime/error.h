@@ -12,25 +12,25 @@
 namespace sagebwd {
 
 /// A library that is loaded at run time (libcuda, libnvrtc) is missing, too old, or cannot be used
-/// in a forked process. The message says where it was searched and what to do.
+/// in a forked process. The message says which places were searched and what to do.
 class LibraryError : public std::runtime_error {
 public:
   using std::runtime_error::runtime_error;
 };
 
 /// SAGEBWD_OFFLINE=1 forbids compiling, and a kernel is in no layer of the cache. The message says
-/// where it was searched and which command builds it.
+/// which places were searched, and which command builds the kernel.
 class OfflineError : public std::runtime_error {
 public:
   OfflineError(std::string missing, const std::string& command)
       : std::runtime_error(missing + ". Where NVRTC is, run: " + command +
                            "; then name the file in SAGEBWD_CACHE_PACKS"),
         missing(std::move(missing)) {}
-  std::string missing; ///< which kernel is missing and where it was searched, without the command
+  std::string missing; ///< the missing kernel and the searched places, without the command
 };
 
-/// NVRTC refused a kernel or compiled it with spills. This is a defect of this library, so the
-/// message contains everything that a report needs.
+/// NVRTC refused a kernel or compiled it with spills. Such an error is a defect of this library, so
+/// the message contains everything that a report needs.
 class CompileError : public std::runtime_error {
 public:
   CompileError(const std::string& what, std::string log, std::string numbered_source)

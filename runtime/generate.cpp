@@ -1,4 +1,4 @@
-//===- generate.cpp - Generate a kernel's source, with the user's templates if set -===//
+//===- generate.cpp - Generate a kernel's source --------------------------===//
 
 #include "runtime/generate.h"
 #include "generator/emit.h"

@@ -1,4 +1,4 @@
-//===- generate.h - Generate a kernel's source, with the user's templates if set -===//
+//===- generate.h - Generate a kernel's source ----------------------------===//
 #pragma once
 
 #include "generator/emit.h"

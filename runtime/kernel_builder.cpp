@@ -1,4 +1,4 @@
-//===- kernel_builder.cpp - Find a kernel in memory, on disk or in packs, or compile it -===//
+//===- kernel_builder.cpp - Find a kernel, or compile it ------------------===//
 
 #include "runtime/kernel_builder.h"
 #include "cache/inventory.h"

@@ -1,7 +1,8 @@
-//===- kernel_builder.h - Find a kernel in memory, on disk or in packs, or compile it -===//
+//===- kernel_builder.h - Find a kernel, or compile it --------------------===//
 //
-// This class decides the order in which a kernel is searched. Callers supply the functions that
-// generate a source and that compile it.
+// A KernelBuilder looks for a kernel in memory, in the directory and in packs, in this order, and
+// compiles it if it is in none of them. Callers supply the functions that generate a source and
+// that compile it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -44,8 +45,8 @@ public:
     bool offline = false; ///< raise OfflineError for a kernel that is in no layer
     /// Kept entries for which this returns false are compiled again; null accepts every entry.
     CacheStore::Accept accept = nullptr;
-    /// Raises if this process cannot compile. It is called before a wait for another process, so
-    /// that the error comes at once and not after a minute.
+    /// Raises if this process cannot compile. Called before a wait for another process, so that the
+    /// error comes at once and not after a minute.
     std::function<void()> check_compiler = nullptr;
     /// If compiling takes longer, one line on standard error says so, once.
     std::chrono::milliseconds announce_after = std::chrono::hours{24 * 365};

@@ -44,7 +44,7 @@ void print_counters() {
     std::fprintf(stderr, "sagebwd: %s\n", to_string(user_store().counters()).c_str());
 }
 
-/// It is never destroyed, because threads may still build while the process ends.
+/// The builder is never destroyed, because threads may still build while the process ends.
 KernelBuilder& builder() {
   static constinit Single<KernelBuilder> builder;
   return builder.get([] {

@@ -1,7 +1,7 @@
 //===- kernels.h - Turn a KernelSpec into machine code --------------------===//
 //
-// This is the only way to a cubin. A kernel is searched in memory, then in the user's directory,
-// then in packs; if it is in none of them, it is compiled.
+// The functions of this header are the only way to a cubin. They look for a kernel in memory, then
+// in the user's directory, then in packs; if a kernel is in none of them, they compile it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -1,4 +1,4 @@
-//===- log.cpp - A log line for each kernel that this process builds or finds -===//
+//===- log.cpp - A log line for each kernel built or found ----------------===//
 
 #include "runtime/log.h"
 

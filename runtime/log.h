@@ -1,4 +1,4 @@
-//===- log.h - A log line for each kernel that this process builds or finds -===//
+//===- log.h - A log line for each kernel built or found ------------------===//
 //
 // The log has one line per kernel. SAGEBWD_LOG sends lines to standard error or to a file; front
 // ends with a log of their own read them with take_log_lines().

@@ -97,7 +97,7 @@ struct RunOptions {
   /// The numbers of queries and keys of each packed sequence; the inputs' batch of 1 holds the
   /// sequences one behind the other.
   std::vector<std::pair<int, int>> lengths = {};
-  /// Of these lengths, the tokens that count; empty: all.
+  /// The tokens that count in each of `lengths`; empty: all.
   std::vector<std::pair<int, int>> used = {};
   bool apart = false; ///< the sequences are those of a batch, of one length each
   int value_dim = 0;  ///< channels of v, out, dout and dv; 0: as many as q has

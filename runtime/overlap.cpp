@@ -60,8 +60,8 @@ bool reaches(int64_t first, int64_t stride, int64_t least, int64_t most, int64_t
   return false;
 }
 
-/// Whether a row of `one` and a row of `other` overlap, if the areas begin `distance` bytes apart
-/// and have the same `strides`: 1 yes, 0 no, -1 if there are too many rows to compare.
+/// Whether a row of `one` and a row of `other` overlap, if `one` begins `distance` bytes behind
+/// `other` and both have the same `strides`: 1 yes, 0 no, -1 if there are too many rows to compare.
 int meet_on_grid(const MemoryArea& one, const MemoryArea& other, const int64_t (&strides)[3],
                  int64_t distance) {
   // Along the longest dimension the nearest row is calculated; along the others all rows are tried.

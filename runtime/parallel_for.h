@@ -46,7 +46,7 @@ bool is_interrupted(const std::atomic<bool>* flag);
 /// not destroy objects in use. Work that begins later raises Interrupted.
 void end_work();
 /// Calls end_work() when the process exits, before handlers run that were registered before this
-/// call. It may be called several times.
+/// call. Repeated calls are allowed.
 void end_work_at_exit();
 /// Whether a thread other than this one has ended the work.
 bool is_left_behind();

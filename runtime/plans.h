@@ -27,14 +27,13 @@ struct PlanRequest {
   /// Called before each step with its description, the number of finished steps and the total.
   std::function<void(const std::string& what, int done, int total)> progress;
 };
-/// The most queries and keys of the problem on which errors are measured. It has one head. It is
-/// small because the FP64 reference runs on the CPU.
+/// The most queries and keys of the problem on which errors are measured. That problem has one
+/// head, and is small because the FP64 reference runs on the CPU.
 inline constexpr int64_t kErrorTokens = 2048;
 Problem problem_of_errors(const Problem&);
 
-/// Runs every precision on standard normal inputs. The precisions are timed in turns, so that
-/// changes of the GPU's clock affect all of them. Raises SpecError, LibraryError, CompileError or
-/// DriverError.
+/// Runs every precision on standard normal inputs. The precisions are timed in turns, so that all
+/// run under the same conditions. Raises SpecError, LibraryError, CompileError or DriverError.
 std::vector<PlanFigures> compare_plans(const PlanRequest&);
 
 } // namespace sagebwd

@@ -60,7 +60,7 @@ struct PrebuildResult {
 
 /// Compiles the kernels in parallel, writes the pack and removes the work folder. Each kernel is
 /// kept at once in the folder "OUTPUT.partial", where the next run finds it if this run is killed.
-/// It compiles also under SAGEBWD_OFFLINE=1, because compiling is its purpose.
+/// prebuild() compiles also under SAGEBWD_OFFLINE=1, because compiling is its purpose.
 ///
 /// Raises PackError if the output cannot be written or another process is writing it; LibraryError
 /// if there is no NVRTC for all architectures; CompileError if kernels do not compile, with the

@@ -253,7 +253,7 @@ StoreOptions Settings::store_options() const {
 }
 
 const Settings& settings() {
-  // It is never destroyed, because threads may still read it while the process ends.
+  // The object is never destroyed, because threads may still read settings while the process ends.
   static constinit Single<const Settings> settings;
   return settings.get([] { return new Settings(Settings::from_environment()); });
 }

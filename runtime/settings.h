@@ -41,7 +41,7 @@ bool is_appendable(const std::string& path);
 /// with 0.
 struct Settings {
   std::string cache_directory;          ///< absolute; empty if no variable names one
-  std::vector<std::string> packs;       ///< absolute, in the order of the search
+  std::vector<std::string> packs;       ///< absolute, in the order in which packs are read
   std::vector<uint32_t> trusted_owners; ///< users whose packs may be read
   uint64_t byte_limit = StoreOptions().byte_limit;
   bool offline = false, recompile = false, allow_spills = false, stats = false;
@@ -50,9 +50,9 @@ struct Settings {
   /// nowhere, except one line on standard error if compiling takes long.
   std::string log;
   static constexpr char kStandardError[] = "1", kNoLog[] = "0";
-  std::string nvrtc; ///< absolute; empty: searched
+  std::string nvrtc; ///< absolute; empty: NVRTC is looked for
   TuneMode tune = TuneMode::use;
-  std::string tune_worker;  ///< absolute; empty: searched
+  std::string tune_worker;  ///< absolute; empty: a worker is looked for
   std::string template_dir; ///< absolute; empty: embedded templates
   /// The rank of this process in its group, if a launcher started it: torchrun, Open MPI, Slurm or
   /// another MPI. Rank 0 tunes; the other ranks read its records.

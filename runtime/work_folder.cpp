@@ -1,4 +1,4 @@
-//===- work_folder.cpp - The folder that an interrupted prebuild leaves behind -===//
+//===- work_folder.cpp - The folder of an interrupted prebuild ------------===//
 
 #include "runtime/work_folder.h"
 
@@ -76,7 +76,8 @@ WorkFolder::WorkFolder(const std::string& output) : path_(layout::work_folder_of
       continue;
     if (!lock)
       fail(file + ": " + error_text(errno));
-    // If the file system has no locks, two prebuilds may both do the work, which is the only harm.
+    // If the file system has no locks, two prebuilds may both do the work, which does no other
+    // harm.
     if (lock_byte(lock.get(), F_WRLCK, 0) == LockStatus::busy)
       fail("another process is building it right now; wait for it, or name another file");
     if (!is_at(lock.get(), file))

@@ -1,4 +1,4 @@
-//===- work_folder.h - The folder that an interrupted prebuild leaves behind -===//
+//===- work_folder.h - The folder of an interrupted prebuild --------------===//
 //
 // Only prebuild() uses this class.
 //

@@ -46,8 +46,8 @@ int attribute(Device device, int which) {
   return value;
 }
 
-/// The primary context of a device. It is retained on first use and never released: frameworks use
-/// the same context.
+/// The primary context of a device, which is retained on first use and never released. Frameworks
+/// use the same context.
 Context primary_context(int ordinal) {
   static std::mutex mutex;
   static std::vector<Context>& contexts = *new std::vector<Context>(library().devices, nullptr);

@@ -1,4 +1,4 @@
-//===- in_use.cpp - Count the threads inside NVRTC, for processes that fork -===//
+//===- in_use.cpp - Count the threads inside NVRTC ------------------------===//
 
 #include "runtime/nvrtc/in_use.h"
 #include "cache/at_fork.h"
@@ -29,9 +29,9 @@ struct Users {
                  }};
 };
 
-/// It is never destroyed, because threads may compile while the process ends. It is made when the
-/// program is loaded: a function-local static would not exist in a child that is forked during the
-/// first call of the function.
+/// The object is never destroyed, because threads may compile while the process ends. The object is
+/// made when the program is loaded: a function-local static would not exist in a child that is
+/// forked during the first call of the function.
 Users& users = *new Users;
 
 } // namespace

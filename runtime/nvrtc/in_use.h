@@ -1,4 +1,4 @@
-//===- in_use.h - Count the threads inside NVRTC, for processes that fork -===//
+//===- in_use.h - Count the threads inside NVRTC --------------------------===//
 //
 // NVRTC holds a mutex of its own for most of a compilation. If a process forks meanwhile, the mutex
 // is locked for ever in the child, and every compilation in the child would wait for it. So the

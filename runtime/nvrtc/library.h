@@ -6,23 +6,23 @@
 
 namespace sagebwd::nvrtc {
 
-/// A place where the library is searched.
+/// A place in which libnvrtc may be.
 struct Candidate {
   enum Kind {
     loaded, ///< only if the process has loaded it already; `name` is a soname
     file,   ///< `name` is a file
-    search, ///< searched by the dynamic linker; `name` is a soname
+    search, ///< the dynamic linker looks for it; `name` is a soname
   };
   Kind kind;
   std::string name;
-  std::string origin; ///< why this place is searched, for messages
+  std::string origin; ///< why libnvrtc may be in this place, for messages
 };
 
 /// Every place, in the order of the search. If a file or folder is given (SAGEBWD_NVRTC), it is the
 /// only place.
 std::vector<Candidate> candidates(const std::string& given);
-/// Names a library file. It is searched after a libnvrtc that is loaded already, and before all
-/// other places. An empty name removes it. Thread-safe.
+/// Suggests a library file. This place comes after a libnvrtc that is loaded already, and before
+/// all other places. An empty name removes the suggestion. Thread-safe.
 void suggest(const std::string& file, const std::string& origin);
 
 struct OpenLibrary {

@@ -21,7 +21,7 @@ struct Compilation {
 };
 
 /// The lines of a compiler log that no shipped kernel may have: spills, and warnings and advisories
-/// (C75xx) of ptxas except C7519. It is empty for a sound kernel.
+/// (C75xx) of ptxas except C7519. A sound kernel has none.
 std::vector<std::string> compile_warnings(const std::string& log);
 
 /// The log without the routine report of ptxas (registers, stack, its compile time).

@@ -16,8 +16,8 @@ namespace {
 
 using Handler = void (*)(int);
 
-/// The library calls this function instead of signal(). It changes nothing and returns the present
-/// handler.
+/// The library calls this function instead of signal(). The function changes nothing and returns
+/// the present handler.
 Handler present_handler(int number, Handler) {
   struct sigaction action {};
   return ::sigaction(number, nullptr, &action) == 0 ? action.sa_handler : SIG_ERR;

@@ -21,7 +21,7 @@ struct Copy {
 /// Quantises a tensor; each group of `sharing` consecutive tokens has one scale.
 Copy copy_by_tokens(const float* x, int64_t tokens, int64_t channels, int64_t sharing);
 
-/// Quantises the keys of S. 8 of every 32 keys have one scale: the keys that one lane of a quad
+/// Quantises the keys of S. Eight of every 32 keys have one scale: the keys that one lane of a quad
 /// holds as columns of scores. For lane t these are the keys 2t, 2t+1, 2t+8, 2t+9, ..., 2t+25.
 Copy copy_by_key_octets(const float* x, int64_t keys, int64_t channels);
 

@@ -45,9 +45,8 @@ void pack(const T* from, int64_t vector_stride, int64_t depth_stride, int64_t co
   }
 }
 
-/// Computes a block of C from packed operands: sum[i][j] = sum over d of a[d][i] b[d][j]. It works
-/// in strips of columns whose sums fit into the registers of a machine with vectors of `bytes`
-/// bytes.
+/// Computes a block of C from packed operands: sum[i][j] = sum over d of a[d][i] b[d][j], in strips
+/// of columns whose sums fit into the registers of a machine with vectors of `bytes` bytes.
 template <int bytes, typename T>
 [[gnu::always_inline]] inline void multiply_block(int64_t depth, const T* a, const T* b,
                                                   T* result) {

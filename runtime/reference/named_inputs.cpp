@@ -265,7 +265,7 @@ void Draft::massive_tokens() {
   }
 }
 
-/// Some units of channels' scales are all zeros, beside units of small numbers.
+/// Some units of channels' scales are all zeros; the others have small numbers.
 void Draft::padded() {
   small_gradients(0);
   const auto keep = [&](const Rows& rows, int64_t first, int64_t end) {

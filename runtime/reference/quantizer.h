@@ -1,4 +1,4 @@
-//===- quantizer.h - The quantiser psi and the Hadamard rotation of the kernels -===//
+//===- quantizer.h - The quantiser psi and the Hadamard rotation ----------===//
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ Scale scale_of(float maximum, float levels, float smallest = kSmallest);
 enum class Sharing { row, column, whole };
 
 /// A quantised matrix: element (i, j) has the value levels(i, j) * row_scale[i] * column_scale[j].
-/// If the scale does not depend on the row, row_scale is 1; likewise for columns.
+/// If the scale does not depend on the row, row_scale is 1; if it does not depend on the column,
+/// column_scale is 1.
 struct Quantized {
   std::vector<float> levels; ///< rows x columns, integer values
   std::vector<float> row_scale, column_scale;

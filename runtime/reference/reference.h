@@ -1,4 +1,4 @@
-//===- reference.h - Attention on the CPU: exact, and as the kernels compute it -===//
+//===- reference.h - Attention on the CPU, exact and emulated -------------===//
 //
 // This header declares two computations of the same operation. The exact one is FP64 throughout.
 // The emulation has every quantiser bit for bit as in the kernels (psi of

@@ -36,7 +36,7 @@ CacheKey record_key(KernelKind, const ResolvedSpec&, const Gpu&, const Bucket&);
 /// has no such tile: the record was written by hand, or by a version with other tiles.
 TileConfig tile_of(const TuningRecord&, KernelKind, const ResolvedSpec&, const Arch&);
 
-/// Tuning records. They are searched in memory, then in a store's directory and packs. Thread-safe.
+/// Tuning records: those in memory first, then those in a store's directory and packs. Thread-safe.
 class Records {
 public:
   explicit Records(CacheStore& store) : store_(store) {}

@@ -85,8 +85,8 @@ std::optional<TuningRecord> KernelChoice::awaited() {
   }
 }
 
-/// The record for mode `tune`. If a kernel cannot be tuned, a training step must not fail, so this
-/// returns nothing.
+/// The record for mode `tune`. If a kernel cannot be tuned, the default tile runs, so that a
+/// training step does not fail.
 std::optional<TuningRecord> KernelChoice::tuned_or_awaited() {
   if (around_.records.is_given_up(key_)) // so that a failure is not repeated at every call
     return current_record(key_, around_);

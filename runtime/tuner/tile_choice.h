@@ -19,8 +19,8 @@ TileConfig chosen_tile(TuneMode, KernelKind, const TuneRequest&, const TuneSurro
 /// records. Only bucket() and generation() are thread-safe.
 class TileChoice {
 public:
-  /// If `own_tiles`, the caller has given the operation's tiles, and no records are searched.
-  /// Raises SpecError for an unknown word in SAGEBWD_TUNE.
+  /// If `own_tiles`, the caller has given the operation's tiles, and records are ignored. Raises
+  /// SpecError for an unknown word in SAGEBWD_TUNE.
   TileChoice(const Operation&, int device, int sm_count, bool own_tiles);
 
   static constexpr size_t kBuckets = 256;

@@ -155,7 +155,7 @@ void Trials::drop(int index, Heard heard, const Report& report, Milliseconds lim
 void Trials::vet_all() {
   std::vector<int> queue = alive();
   const int total = static_cast<int>(queue.size());
-  // This is the limit of the default tile; its duration sets the limit of the others.
+  // The first limit is that of the default tile; its duration sets the limit of the others.
   Milliseconds limit = limits_.open;
   for (int done = 0; done < total;) {
     const int index = queue[done];

@@ -34,7 +34,7 @@ struct TrialLimits {
   std::chrono::milliseconds vet{5000};
   /// For one timed launch, in addition to 20 times the duration of a vetting launch.
   std::chrono::milliseconds launch{5000};
-  /// For all rounds together; it decides the number of rounds.
+  /// For all rounds together. The number of rounds follows from this limit.
   std::chrono::milliseconds timing{15000};
   /// The maximum; the minimum is kFewestRounds.
   int rounds = 15;

@@ -65,7 +65,7 @@ public:
         key_(record_key(kind, spec, around.gpu,
                         bucket_of(kind, request.problem, around.gpu.sm_count))) {}
 
-  /// Whether there is a candidate besides the default, or the request names the default.
+  /// Whether there is a candidate other than the default, or the request names the default.
   bool has_candidates() const {
     return tiles_.size() > 1 || request_.only.empty() || only_default_;
   }
@@ -164,7 +164,7 @@ void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates
   });
 }
 
-/// This is checked before anything is compiled.
+/// The check comes before anything is compiled.
 void KernelTuning::check_memory() const {
   const double needed =
       bench_bytes(kind_, Operation(spec_, around_.gpu.arch).built(), request_.problem);

@@ -1,6 +1,6 @@
 //===- bench.h - The interface by which a tuner's worker runs a candidate -===//
 //
-// Bench has two kinds of implementations: kernels on a GPU (gpu_bench.h), and the stand-ins of the
+// Bench has two kinds of implementations: kernels on a GPU (gpu_bench.h), and replacements in the
 // tests.
 //
 //===----------------------------------------------------------------------===//
@@ -60,8 +60,8 @@ public:
 
 /// The largest Vetting::rel_l2 of tiles whose outputs may differ from the default's. There are two
 /// causes: another order of FP32 sums; and values of P and dS so close to the edge between two of
-/// their 8-bit levels that families round some to the neighbouring level. It is a fifth of the
-/// error that the levels cause: 0.0146 of O at sigma 1 (errors.json). The largest difference
+/// their 8-bit levels that families round some to the neighbouring level. The limit is a fifth of
+/// the error that the levels cause: 0.0146 of O at sigma 1 (errors.json). The largest difference
 /// between families is not recorded.
 inline constexpr double kLargestRelL2 = 3e-3;
 

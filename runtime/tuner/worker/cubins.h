@@ -6,8 +6,8 @@
 namespace sagebwd::tuner {
 
 /// A file without a name (memfd) that holds the machine code of kernels; workers inherit its
-/// descriptor. It takes no space on a disk, nobody else can write to it, and nothing of it remains
-/// if a process is killed.
+/// descriptor. The file takes no space on a disk, nobody else can write to it, and nothing of it
+/// remains if a process is killed.
 class Cubins {
 public:
   /// Raises std::runtime_error if the file cannot be made.

@@ -76,7 +76,7 @@ bool has_poison(const Written& written, const std::string& bytes) {
   return false;
 }
 
-/// |x - default|| / ||default||; infinite if one value is not finite and the other differs.
+/// ||x - default|| / ||default||; infinite if one value is not finite and the other differs.
 double rel_l2(const Written& written, const std::string& bytes, DType dtype) {
   double error = 0, norm = 0;
   const size_t size = written.value_bytes();
