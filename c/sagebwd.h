@@ -76,7 +76,7 @@ sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,
                                        const sagebwd_problem* problem, size_t* forward,
                                        size_t* backward);
 
-/** A device tensor of shape (batch, head, token, channel) with 16-bit elements. Strides are in
+/** A device tensor of 16-bit elements, of shape (batch, head, token, channel). Strides are in
  * elements and multiples of 8; channels are contiguous; the address is a multiple of 16 bytes. */
 typedef struct sagebwd_tensor {
   void* data;

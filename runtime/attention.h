@@ -23,11 +23,13 @@
 
 namespace sagebwd {
 
-/// If 0 < |softmax_scale| is smaller, the steps of quantised scores are subnormal in FP32.
+/// If |softmax_scale| is smaller than this and not 0, steps of quantised scores are subnormal in
+/// FP32.
 inline constexpr double kLeastSoftmaxScale = 1e-20;
 
-/// A device tensor with the shape (batch, head, token, channel) with 16-bit elements. Strides are
-/// in elements and multiples of 8; channels are contiguous; the address is a multiple of 16 bytes.
+/// A device tensor of 16-bit elements with the shape (batch, head, token, channel). Strides are in
+/// elements and multiples of 8 (the stride of a dimension of size 1 is ignored); channels are
+/// contiguous; the address is a multiple of 16 bytes.
 struct Tensor {
   void* data = nullptr;
   int64_t stride_b = 0;

@@ -306,7 +306,7 @@ private:
              out.dq.data(), d, true);
       }
     }
-    // The row sums of dS are dlse, and smoothed keys lack their mean.
+    // Rows of dS sum to dlse: with smoothed keys, dQ lacks dlse times their mean.
     const bool lacks_mean = spec_.smooth_k && head_.dlse;
     for (int64_t i = 0; i < rows * d; ++i) {
       out.dq[i] *= head_.softmax_scale;
