@@ -1,4 +1,4 @@
-//===- sagebwd.cpp - The operation for C ------------------------------------===//
+//===- sagebwd.cpp - The operation for C ----------------------------------===//
 //
 // This file decides nothing. It turns every exception into a status and a message.
 //
@@ -70,7 +70,8 @@ template <typename T> T& given(T* pointer, const char* name) {
 /// A larger size means that the caller did not set it.
 constexpr size_t kMostBytes = 4096;
 
-/// The struct of this version. Members that a later version appends must be zeros.
+/// The struct of this version. If the caller's struct is longer (a later version), the further
+/// members must be zeros.
 template <typename Args> Args arguments(const Args* pointer) {
   const size_t size = given(pointer, "args").struct_size;
   const char* bytes = reinterpret_cast<const char*>(pointer);

@@ -1,4 +1,4 @@
-//===- at_fork.cpp - What a forked child finds ------------------------------===//
+//===- at_fork.cpp - Make fork() safe for mutexes and singletons ----------===//
 
 #include "cache/at_fork.h"
 
@@ -9,13 +9,15 @@
 
 namespace sagebwd {
 
-/// Never destroyed: threads may fork while the process ends.
+/// The list of AtFork objects, which is never destroyed, because threads may fork while the process
+/// ends.
 struct AtForkList {
-  std::mutex making; ///< of NoFork, recursive by `maker` and `depth`: std::recursive_mutex knows
-                     ///< its owner by a number that is another one in a child
+  /// Locked by NoFork, and recursive by `maker` and `depth`. A std::recursive_mutex would not work,
+  /// because it stores its owner's thread number, which is another number in a child.
+  std::mutex making;
   std::atomic<std::thread::id> maker{};
   int depth = 0;
-  std::mutex mutex; ///< taken after `making`; of what follows
+  std::mutex mutex; ///< locked after `making`; guards the members below
   std::vector<AtFork*> entries;
 
   static AtForkList& instance() {
@@ -56,7 +58,7 @@ struct AtForkList {
   }
 };
 
-/// When the program is loaded: none can be forked while it is made.
+/// The list is made when the program is loaded, so that no fork can happen while it is made.
 [[maybe_unused]] static AtForkList& made_when_loaded = AtForkList::instance();
 
 NoFork::NoFork() { AtForkList::instance().hold_forks(); }

@@ -1,7 +1,8 @@
-//===- at_fork.h - What a forked child finds --------------------------------===//
+//===- at_fork.h - Make fork() safe for mutexes and singletons ------------===//
 //
-// Of a process that forks only the thread that does lives on: a mutex that another one held would
-// be locked for ever, and what another one was about to do is never done.
+// After fork() only the forking thread exists in the child. If another thread held a mutex, the
+// mutex would stay locked for ever, and work that another thread had begun would never be finished.
+// The classes of this file prevent both.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -12,8 +13,9 @@
 
 namespace sagebwd {
 
-/// What a thread that forks does for as long as this lives: before, and after in each process.
-/// Those made first come first.
+/// Steps that fork() runs in the forking thread while this object lives: one before the fork, one
+/// in the parent and one in the child afterwards. The steps of objects that were made first run
+/// first.
 class AtFork {
 public:
   using Step = std::function<void()>;
@@ -27,8 +29,8 @@ private:
   Step before_, in_parent_, in_child_;
 };
 
-/// A mutex that no forked child finds locked: fork() waits until it is free. For what is held for a
-/// moment; while one is held no other is taken or made.
+/// A mutex that is never locked in a forked child: fork() waits until it is free. A thread must
+/// hold it only briefly, and must not lock or make another ForkSafeMutex meanwhile.
 class ForkSafeMutex {
 public:
   void lock() { mutex_.lock(); }
@@ -39,8 +41,8 @@ private:
   AtFork at_fork_{[this] { lock(); }, [this] { unlock(); }, [this] { unlock(); }};
 };
 
-/// While one lives no other thread forks. A thread may have several; it holds no ForkSafeMutex when
-/// it makes the first.
+/// While an object lives, no other thread can fork. A thread may have several objects; when it
+/// makes the first, it must not hold a ForkSafeMutex.
 class NoFork {
 public:
   NoFork();
@@ -49,9 +51,9 @@ public:
   NoFork& operator=(const NoFork&) = delete;
 };
 
-/// What a process has one of: made by the first to ask, never destroyed, as threads may use it
-/// while the process ends. Not a function's static: a child forked while that is made finds it in
-/// the making for ever.
+/// An object of which a process has one. The first caller makes the object, which is never
+/// destroyed, because threads may use it while the process ends. A function-local static would not
+/// do: if a process forks while the static is being made, the child waits for it for ever.
 template <class T> class Single {
 public:
   template <class Make> T& get(const Make& make) {

@@ -1,6 +1,6 @@
-//===- bounded_json.h - JSON from files that anybody may have written ------===//
+//===- bounded_json.h - Read JSON from untrusted files --------------------===//
 //
-// Included by .cpp files only.
+// Only .cpp files include this header.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -21,8 +21,8 @@
 
 namespace sagebwd {
 
-/// The deepest nesting of arrays and objects that a recursive parser would follow. Brackets within
-/// strings do not count: one that closed there would hide another that opens.
+/// The deepest nesting of arrays and objects in a text, which a recursive parser would follow.
+/// Brackets in strings are ignored: otherwise a closing bracket in a string could hide the depth.
 inline int json_depth(llvm::StringRef text) {
   int depth = 0, deepest = 0;
   bool in_string = false;
@@ -31,7 +31,7 @@ inline int json_depth(llvm::StringRef text) {
     if (c == '"')
       in_string = !in_string;
     else if (in_string)
-      i += c == '\\'; // and what it escapes
+      i += c == '\\'; // skip an escaped character
     else if (c == '[' || c == '{')
       deepest = std::max(deepest, ++depth);
     else
@@ -40,7 +40,8 @@ inline int json_depth(llvm::StringRef text) {
   return deepest;
 }
 
-/// Nothing where the text is no JSON, or nested deeper than LLVM's recursive parser may follow.
+/// Parses a text. Returns nothing if it is not JSON or is nested deeper than `deepest`: LLVM's
+/// parser is recursive.
 inline std::optional<llvm::json::Value> parse_bounded_json(llvm::StringRef text, int deepest = 64) {
   if (json_depth(text) > deepest)
     return std::nullopt;
@@ -51,32 +52,33 @@ inline std::optional<llvm::json::Value> parse_bounded_json(llvm::StringRef text,
   return std::nullopt;
 }
 
-/// JSON strings must be UTF-8, and a driver may name a GPU in any bytes.
+/// Replaces bytes that are not UTF-8, which JSON requires; a driver may give a GPU any name.
 inline std::string utf8(const std::string& text) {
   return llvm::json::isUTF8(text) ? text : llvm::json::fixUTF8(text);
 }
 
 //===--- Structs, in both directions --------------------------------------===//
 //
-// A struct that is kept or sent lists its members once, in a function
+// A struct that is stored or sent lists its members once, in a function
 //   template <Either<Struct> Self, typename Visit> void visit_members(Self&, Visit&& visit)
-// that calls visit(name, member) for each: it is written and read by that list.
+// which calls visit(name, member) for each member. Writing and reading both use this list.
 
-/// T or const T.
+/// Matches T and const T.
 template <typename Self, typename T>
 concept Either = std::is_same_v<std::remove_const_t<Self>, T>;
 
-/// The fields of a key: an object of strings.
+/// The fields of a key. In JSON they are an object of strings.
 using Fields = decltype(CacheKey::fields);
 template <typename T> inline constexpr bool kIsList = false;
 template <typename T> inline constexpr bool kIsList<std::vector<T>> = true;
 
 template <typename T> llvm::json::Object object_of(const T&);
 template <typename T> bool read_object(const llvm::json::Object*, T&, size_t others);
-/// How many more members an object may have.
+/// As `others`: an object may have any number of further members.
 inline constexpr size_t kAnyNumber = SIZE_MAX;
 
-/// JSON has no infinities, for which the largest number stands, and no NaN, for which 0 does.
+/// Converts a value to JSON. JSON has no infinities, which become the largest number, and no NaN,
+/// which becomes 0.
 template <typename T> llvm::json::Value as_json(const T& value) {
   if constexpr (std::is_same_v<T, std::string>) {
     return utf8(value);
@@ -86,7 +88,8 @@ template <typename T> llvm::json::Value as_json(const T& value) {
     return static_cast<int64_t>(value);
   } else if constexpr (std::is_floating_point_v<T>) {
     constexpr T kLargest = std::numeric_limits<T>::max();
-    return std::isnan(value) ? T(0) : std::clamp(value, -kLargest, kLargest) + T(0); // no -0
+    // + 0 removes -0.
+    return std::isnan(value) ? T(0) : std::clamp(value, -kLargest, kLargest) + T(0);
   } else if constexpr (std::is_same_v<T, Fields>) {
     llvm::json::Object object;
     for (const auto& [label, text] : value)
@@ -102,7 +105,7 @@ template <typename T> llvm::json::Value as_json(const T& value) {
   }
 }
 
-/// False where there is no value, or one of another kind, or a number that does not fit.
+/// Reads a value. Returns false if there is no value, its kind is wrong, or a number does not fit.
 template <typename T> bool read_json(const llvm::json::Value* json, T& value) {
   if (!json)
     return false;
@@ -146,7 +149,7 @@ template <typename T> llvm::json::Object object_of(const T& members) {
   return object;
 }
 
-/// False, too, where there is no object.
+/// Reads an object. Returns false also if there is no object.
 template <typename T>
 bool read_object(const llvm::json::Object* object, T& members, size_t others) {
   bool sound = object != nullptr;

@@ -1,4 +1,4 @@
-//===- directory.cpp - Whole files in a private directory ------------------===//
+//===- directory.cpp - Whole files in a private directory -----------------===//
 
 #include "cache/directory.h"
 #include "cache/layout.h"
@@ -19,11 +19,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A file's mtime is its last use: its atime depends on mount options. Stamps younger than this are
-/// left as they are: a hit need not write.
+/// A file's mtime is used as the time of its last use, because atime depends on mount options.
+/// Stamps younger than this many seconds are not renewed, so that most hits do not write.
 constexpr time_t kStampSeconds = 600;
 
-/// Whether a directory is the system's, or somebody's home: root may write everywhere.
+/// Whether a directory belongs to the system or is a home folder. Root may write everywhere, so the
+/// mode does not protect them.
 bool is_of_the_system(const std::string& path) {
   static constexpr std::string_view roots[] = {
       "/bin",   "/boot",      "/dev",     "/etc",    "/home", "/lib",  "/lib32",
@@ -39,7 +40,7 @@ bool is_of_the_system(const std::string& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
   if (error)
-    return false; // it is not there yet
+    return false; // the directory does not exist yet
   const char* home = std::getenv("HOME");
   if (real == "/" || among(roots, real) || (home && *home && fs::equivalent(real, home, error)))
     return true;
@@ -48,7 +49,7 @@ bool is_of_the_system(const std::string& path) {
   return !in_use && among(whole, top) && !fs::is_empty(real, error);
 }
 
-/// What a shell reads as the path.
+/// The path in a form that a shell reads as one word.
 std::string shell_quoted(const std::string& path) {
   std::string quoted = "'";
   for (char c : path)
@@ -56,7 +57,8 @@ std::string shell_quoted(const std::string& path) {
   return quoted + "'";
 }
 
-/// Instead of a directory that must not be used: below it where others cannot rename it there.
+/// A directory to use instead of one that must not be used: below it, if others cannot rename
+/// folders there.
 std::string advised_instead(const struct stat& info, const std::string& path) {
   const char* home = std::getenv("HOME");
   const fs::path place = (info.st_mode & S_ISVTX) || !home || !*home
@@ -65,12 +67,13 @@ std::string advised_instead(const struct stat& info, const std::string& path) {
   return "name a directory of your own instead, such as " + shell_quoted(place);
 }
 
-/// For those who meant to share a cache.
+/// Advice for users who want to share a cache.
 constexpr const char* kToShare =
     "; to share kernels, name a folder of packs in SAGEBWD_CACHE_PACKS ('sagebwd prebuild' or "
     "'sagebwd cache export' writes packs)";
 
-/// Of an open directory, so that what is checked is what is used.
+/// Why an open directory must not be used. The check uses the descriptor, so that the directory
+/// that is checked is the one that is used.
 std::string reason_to_refuse(int fd, const std::string& path) {
   struct stat info;
   if (::fstat(fd, &info) != 0)
@@ -83,7 +86,7 @@ std::string reason_to_refuse(int fd, const std::string& path) {
                ? path + " is a directory of the system, or a home; " + advised_instead(info, path)
                : "";
   const bool not_ours_alone = (info.st_mode & (S_ISVTX | S_ISGID)) || is_of_the_system(path);
-  bool foreign = false, writable = false; // what is in it
+  bool foreign = false, writable = false; // the files in the directory
   for (const std::string& name : names_of(path)) {
     foreign |= layout::kind_of(name) == layout::Kind::foreign;
     struct stat item;
@@ -91,12 +94,13 @@ std::string reason_to_refuse(int fd, const std::string& path) {
                 (item.st_mode & (S_IWGRP | S_IWOTH));
   }
   const std::string what = path + " may be written by other users; ";
-  if (foreign || not_ours_alone) // whose mode is not ours to change
+  if (foreign || not_ours_alone) // this process must not change the mode of such a directory
     return what + advised_instead(info, path) + kToShare;
   return what + "run: chmod " + (writable ? "-R " : "") + "go-w " + shell_quoted(path) + kToShare;
 }
 
-/// Closed where it is not there or must not be used; `why` says the latter.
+/// Opens a directory. Closed if it does not exist or must not be used; `why` gets the reason of the
+/// latter.
 Descriptor open_ours(const std::string& path, std::string* why = nullptr) {
   Descriptor directory = open_directory(path);
   std::string reason;
@@ -109,9 +113,9 @@ Descriptor open_ours(const std::string& path, std::string* why = nullptr) {
   return reason.empty() ? std::move(directory) : Descriptor();
 }
 
-/// Why a file is not to be trusted, or empty.
+/// Why a file must not be trusted, or empty.
 std::string objection_to(const struct stat& info, const std::string& path) {
-  // No cubin comes near it; a sparse file of terabytes must not end the process.
+  // No cubin is nearly as long. The limit keeps a sparse file of terabytes from ending the process.
   constexpr off_t kLongestFile = off_t(256) << 20;
   if (S_ISDIR(info.st_mode))
     return "it is a directory";
@@ -146,7 +150,7 @@ std::vector<std::string> names_in(const std::string& path) {
 
 std::chrono::system_clock::time_point last_use_of(const struct stat& info) {
   using Clock = std::chrono::system_clock;
-  // Some file systems know stamps beyond the year 2262, where 64 bits of nanoseconds end.
+  // Some file systems have stamps after the year 2262, at which 64 bits of nanoseconds end.
   constexpr time_t kLastSecond = INT64_MAX / std::nano::den - 1;
   return Clock::time_point(std::chrono::duration_cast<Clock::duration>(
       std::chrono::seconds(std::clamp(info.st_mtim.tv_sec, -kLastSecond, kLastSecond)) +
@@ -163,7 +167,7 @@ FileRead read_file(const std::string& path, const std::string& name, bool use) {
   const Descriptor directory = open_ours(path);
   if (!directory)
     return read;
-  // O_NONBLOCK: opening a FIFO must not wait for its writer.
+  // With O_NONBLOCK, opening a FIFO does not wait for its writer.
   Descriptor file(
       ::openat(directory.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info;
@@ -185,7 +189,8 @@ FileRead read_file(const std::string& path, const std::string& name, bool use) {
                    errno ? "it cannot be read: " + error_text(errno) : "it is truncated");
   const time_t age = ::time(nullptr) - info.st_mtime;
   if (use && (age < 0 || age > kStampSeconds))
-    ::futimens(file.get(), nullptr); // fails on a read-only file system, where nothing is evicted
+    // Stamping fails on a read-only file system, where nothing is evicted.
+    ::futimens(file.get(), nullptr);
   read.status = FileRead::ok;
   return read;
 }
@@ -203,7 +208,8 @@ bool remove_file(const std::string& path, const std::string& name) {
     return true;
   if (errno != EISDIR && errno != EPERM)
     return false;
-  // rmdir takes an empty directory only. What a full one holds is not ours to delete.
+  // rmdir removes only an empty directory. A directory with files is moved aside, because its files
+  // must not be deleted.
   const std::string aside = unique_name(name + ".aside-");
   return ::unlinkat(directory.get(), name.c_str(), AT_REMOVEDIR) == 0 ||
          ::renameat(directory.get(), name.c_str(), directory.get(), aside.c_str()) == 0;

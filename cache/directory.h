@@ -1,7 +1,7 @@
-//===- directory.h - Whole files in a private directory --------------------===//
+//===- directory.h - Whole files in a private directory -------------------===//
 //
-// Every call opens and checks the directory again: it may be removed, replaced or opened to others
-// at any time.
+// Every call opens and checks the directory again, because the directory may be removed, replaced
+// or made writable for others at any time.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -14,49 +14,54 @@
 
 namespace sagebwd {
 
-/// Why a directory must not be used (it is none, another user owns it, others may write it), or
-/// empty. A directory that does not exist yet is fine.
+/// Why a directory must not be used (it is not a directory, another user owns it, or others may
+/// write to it), or empty. A directory that does not exist yet may be used.
 std::string reason_to_refuse(const std::string& directory);
 
-/// Why nothing can be removed from a directory, or empty.
+/// Why files cannot be removed from a directory, or empty.
 std::string reason_not_writable(const std::string& directory);
 
-/// What is in a directory; nothing where it is not there or refused.
+/// The names in a directory; empty if the directory does not exist or must not be used.
 std::vector<std::string> names_in(const std::string& directory);
 
 struct FileRead {
   enum Status {
     ok,
-    absent,     ///< nothing there, or the directory is refused
-    unreadable, ///< now: too many files are open, say
-    refused,    ///< a link, a directory, a file that others own or may write, or the like is there
+    absent,     ///< there is no such file, or the directory must not be used
+    unreadable, ///< it cannot be read now, for example because too many files are open
+    /// The name is that of a link, a directory, a file that others own or may write, or similar.
+    refused,
   } status = absent;
   std::string bytes;
-  std::string why;                                ///< of what is unreadable or refused
-  uint64_t size = 0;                              ///< of whatever is there
-  std::chrono::system_clock::time_point last_use; ///< our own stamp, not the file system's atime
+  std::string why;   ///< why it is unreadable or refused
+  uint64_t size = 0; ///< of the file, in bytes
+  /// The stamp of the last use, not the file system's atime.
+  std::chrono::system_clock::time_point last_use;
 };
-/// Removes nothing. A `use` stamps the file; looking at it does not.
+/// Reads a file, and removes nothing. If `use`, the time of the last use is renewed.
 FileRead read_file(const std::string& directory, const std::string& name, bool use);
 
-/// A file's last use by its stat, where the clock can tell it.
+/// The time of a file's last use, limited to the range of the clock.
 std::chrono::system_clock::time_point last_use_of(const struct stat& info);
 
-/// Whether a name is there, whatever it is.
+/// Whether a name exists, for a file of any kind.
 bool file_exists(const std::string& directory, const std::string& name);
 
-/// Says whether this call removed it. A directory that holds something is moved aside instead.
+/// Removes a file; returns whether this call removed it. A directory that is not empty is moved
+/// aside instead.
 bool remove_file(const std::string& directory, const std::string& name);
 
-/// Creates the directory (0700, and its parents) if needed. Returns why it cannot be used, or
-/// empty.
+/// Creates the directory (with mode 0700) and its parents if needed. Returns why it cannot be used,
+/// or empty.
 std::string make_private_directory(const std::string& directory);
 
-/// Makes the directory if needed and publishes a whole file in it. Returns why it failed, or empty.
+/// Creates the directory if needed and publishes a whole file in it. Returns why this failed, or
+/// empty.
 std::string publish_file(const std::string& directory, const std::string& name,
                          const std::string& bytes);
 
-/// What writers that were killed left behind: how many files, or, with `remove`, were removed.
+/// Counts the files of writers that were killed; if `remove`, removes them and counts the removed
+/// files.
 uint64_t leftovers(const std::string& directory, bool remove);
 
 } // namespace sagebwd

@@ -1,6 +1,7 @@
-//===- entry.cpp - One compiled kernel as a file ---------------------------===//
+//===- entry.cpp - One compiled kernel as a file --------------------------===//
 //
-// A Seal, the length of the JSON (4 bytes, little endian), the JSON, and the cubin to the end.
+// The format of the file: a Seal, the length of the JSON (4 bytes, little endian), the JSON, then
+// the cubin up to the end.
 //
 //===----------------------------------------------------------------------===//
 
@@ -12,7 +13,8 @@
 
 namespace sagebwd {
 
-/// What of an entry is JSON, beside its key and its cubin's length.
+/// The members of an entry that are in the JSON, in addition to the key and the length of the
+/// cubin.
 template <Either<CacheEntry> Self, typename Visit> void visit_members(Self& entry, Visit&& visit) {
   visit("kernel", entry.kernel_name);
   visit("arch", entry.arch);
@@ -29,7 +31,7 @@ constexpr Magic kEntryMagic = {'S', 'A', 'G', 'E', 'B', 'W', 'D', 'K'};
 constexpr uint32_t kEntryFormat = 2;
 constexpr size_t kJsonOffset = sizeof(Seal) + sizeof(ulittle32_t);
 
-/// The key is as the file says it.
+/// Reads an entry; its key is the one that the file contains.
 StoredEntry read(llvm::StringRef bytes) {
   require(bytes.size() >= kJsonOffset, "it is shorter than an entry's header");
   const auto seal = read_as<Seal>(bytes);
@@ -39,7 +41,7 @@ StoredEntry read(llvm::StringRef bytes) {
   require(seal.checksum == sha256(body), "its checksum does not match: it is truncated or corrupt");
   const size_t json_bytes = read_as<ulittle32_t>(body);
   require(json_bytes <= rest.size(), "its JSON is longer than the file");
-  // From here on the bytes are what someone meant to write.
+  // The checksum is right, so from here on the bytes are those that were written.
   const std::optional<llvm::json::Value> json = parse_bounded_json(rest.take_front(json_bytes));
   require(json && json->getAsObject(), "its JSON does not parse");
   const llvm::json::Object& object = *json->getAsObject();
@@ -62,7 +64,7 @@ StoredEntry read(llvm::StringRef bytes) {
 } // namespace
 
 std::string serialize(const CacheKey& key, const CacheEntry& entry) {
-  // An object prints its members sorted by name: the same entry, the same bytes.
+  // Objects print their members sorted by name, so that equal entries have equal bytes.
   llvm::json::Object object = object_of(entry);
   object["digest"] = key.digest;
   object["fields"] = as_json(key.fields);
@@ -75,7 +77,8 @@ std::string serialize(const CacheKey& key, const CacheEntry& entry) {
 std::optional<CacheEntry> deserialize(const std::string& bytes, const CacheKey& key,
                                       std::string* why) {
   return if_sound(why, [&] {
-    StoredEntry stored = read(bytes); // found under the key's name: its digest says enough
+    // The file has the key's name, so comparing digests suffices.
+    StoredEntry stored = read(bytes);
     require(stored.key.digest == key.digest, "it is the entry of another key");
     return std::move(stored.entry);
   });

@@ -1,4 +1,4 @@
-//===- eviction.cpp - Keeping a directory within its limit -----------------===//
+//===- eviction.cpp - Keep a directory within its limit -------------------===//
 
 #include "cache/eviction.h"
 #include "cache/directory.h"
@@ -22,7 +22,7 @@ std::vector<KeptFile> kept_files(const std::string& directory) {
       files.push_back(
           {layout::digest_in(name), static_cast<uint64_t>(info.st_size), last_use_of(info)});
   }
-  // By the stamps as they are, so that those in the future keep their order among themselves.
+  // Sort by the unchanged stamps, so that stamps in the future keep their order.
   std::sort(files.begin(), files.end(), [](const KeptFile& a, const KeptFile& b) {
     return std::tie(a.last_use, a.digest) < std::tie(b.last_use, b.digest);
   });
@@ -45,7 +45,8 @@ PruneResult prune(const std::string& directory, std::optional<uint64_t> byte_lim
   const Clock::time_point now = Clock::now();
   for (const KeptFile& file : files) {
     const std::string name = layout::file_name(layout::Kind::kernel, file.digest);
-    // Else what was used before the clock was set back would outlive all that is used after.
+    // Otherwise files that were used before the clock was set back would outlive all files that are
+    // used afterwards.
     if (file.in_future && !dry_run)
       ::utimensat(AT_FDCWD, (directory + "/" + name).c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
     const auto unused = std::chrono::duration_cast<std::chrono::seconds>(now - file.last_use);
@@ -61,9 +62,9 @@ PruneResult prune(const std::string& directory, std::optional<uint64_t> byte_lim
       ++result.evicted;
       result.evicted_bytes += file.bytes;
     } else if (file_exists(directory, name)) {
-      ++result.stuck; // on a read-only file system, say
+      ++result.stuck; // for example on a read-only file system
       continue;
-    } // else another process was faster
+    } // else another process has removed it
     --result.kept;
     result.kept_bytes -= file.bytes;
   }

@@ -1,4 +1,4 @@
-//===- explain.cpp - Why a kernel is not in the cache ----------------------===//
+//===- explain.cpp - Explain why a kernel is not in the cache -------------===//
 
 #include "cache/explain.h"
 
@@ -12,7 +12,8 @@ namespace sagebwd {
 
 namespace {
 
-/// Fields of a later rank have defaults by those of the earlier ones, or follow from them.
+/// Ranks of fields. A field of a later rank has a default that depends on fields of earlier ranks,
+/// or follows from them.
 enum Rank : size_t { kSpec, kGroups, kTile, kDerived, kRanks };
 
 Rank rank_of(const std::string& label) {
@@ -23,7 +24,7 @@ Rank rank_of(const std::string& label) {
     return kTile;
   if (label == "options" || label == "source")
     return kDerived;
-  return kSpec; // schema, arch and whatever a later version adds included
+  return kSpec; // also schema, arch, and fields that a later version adds
 }
 
 std::vector<FieldDifference> differences(const CacheKey& wanted, const CacheKey& kept) {
@@ -39,7 +40,8 @@ std::vector<FieldDifference> differences(const CacheKey& wanted, const CacheKey&
   return differing;
 }
 
-/// Smaller is nearer. The earlier ranks weigh more: what they differ in brings the rest along.
+/// The distance of an item from the wanted key; smaller is nearer. Differences of earlier ranks
+/// weigh more, because they cause differences of later ranks.
 auto distance_of(const CacheKey& wanted, const KeptItem& item) {
   std::array<size_t, kRanks> fields{};
   bool other_kind = false;
@@ -51,7 +53,8 @@ auto distance_of(const CacheKey& wanted, const KeptItem& item) {
                     item.name, item.arch, item.digest);
 }
 
-/// What of the differing fields made the difference, and what may follow from it.
+/// Sorts the differing fields into those that made the difference and those that may follow from
+/// them.
 void sort_out(std::vector<FieldDifference> fields, Explanation& explanation) {
   size_t first = kRanks;
   std::set<std::string> labels;
@@ -61,8 +64,9 @@ void sort_out(std::vector<FieldDifference> fields, Explanation& explanation) {
   }
   auto follows = [&](const std::string& label) {
     return rank_of(label) > first ||
-           (label == "source" && labels.count("options")) || // the source is then another matter
-           (label == "rotate" && labels.count("precision")); // qk16 has nothing to rotate
+           // Other options also change the source.
+           (label == "source" && labels.count("options")) ||
+           (label == "rotate" && labels.count("precision")); // under qk16 nothing is rotated
   };
   for (FieldDifference& field : fields)
     (follows(field.label) ? explanation.following : explanation.differences)
@@ -98,7 +102,7 @@ Explanation explain(const CacheKey& wanted, const std::vector<KeptItem>& kept,
         explanation.problem = item.problem;
         explanation.item = item;
         if (item.in_pack)
-          return explanation; // an error: later packs are not asked
+          return explanation; // a bad pack is an error, so later packs are not read
         continue;
       }
       explanation.item = item;

@@ -1,4 +1,4 @@
-//===- inventory.cpp - All that is kept, read and checked ------------------===//
+//===- inventory.cpp - Read and check everything that is kept -------------===//
 
 #include "cache/inventory.h"
 #include "cache/bounded_json.h"

@@ -1,6 +1,7 @@
-//===- inventory.h - All that is kept, read and checked --------------------===//
+//===- inventory.h - Read and check everything that is kept ---------------===//
 //
-// For listings: looking at something neither stamps its use nor removes it where it is bad.
+// Listings use these functions: they neither renew the time of a file's last use nor remove a bad
+// file.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -19,36 +20,39 @@
 
 namespace sagebwd {
 
-/// A file of a directory or an item of a pack, by its name alone.
+/// The name of a file in a directory or of an item in a pack.
 struct KeptName {
-  std::string place;                ///< the directory, or the pack's path
-  std::string file;                 ///< in the directory; empty for a pack's item
-  std::string digest;               ///< of its key, if it is what it should be
-  std::shared_ptr<const Pack> pack; ///< null for the directory's
+  std::string place;  ///< the path of the directory or of the pack
+  std::string file;   ///< the file's name in the directory; empty for an item of a pack
+  std::string digest; ///< the digest of its key, if the file is what its name says
+  std::shared_ptr<const Pack> pack; ///< null for a file of the directory
 };
-/// Kernels and tuning records, sorted by digest; whatever lies under such a name, a link or a
-/// folder too. Nothing for a directory that is not there or is refused.
+/// The kernels and tuning records, sorted by digest, including links and folders with such a name;
+/// empty if the directory does not exist or must not be used.
 std::vector<KeptName> kept_names(const std::string& directory);
 std::vector<KeptName> kept_names(const std::shared_ptr<const Pack>&);
 
-/// An item, and what of it is sound.
+/// The contents of an item, as far as they are sound.
 struct KeptItem : Item, KeptName {
   bool in_pack = false;
   uint64_t bytes = 0;
-  std::optional<std::chrono::system_clock::time_point> last_use; ///< of a file in the directory
-  std::string problem;                                           ///< why it is bad, or empty
+  /// Only for a file of the directory.
+  std::optional<std::chrono::system_clock::time_point> last_use;
+  std::string problem; ///< why it is bad, or empty
 };
-/// Nothing where it is no longer there. `bytes`, if given, gets those of a sound item.
+/// Reads an item. Returns nothing if it no longer exists. If `bytes` is given, it gets the bytes of
+/// a sound item.
 std::optional<KeptItem> read_kept(const KeptName&, std::string* bytes = nullptr);
 
-/// What a pack's manifest says of it.
+/// The contents of a pack by its manifest.
 struct PackSummary {
   size_t kernels = 0, records = 0;
   std::vector<std::string> archs;
-  int lowest_driver = 0; ///< of the driver that loads all of it
-  std::map<std::pair<std::string, int>, size_t> kernels_by_driver; ///< by arch and lowest driver
+  int lowest_driver = 0; ///< the oldest driver that can load all kernels
+  /// Numbers of kernels by architecture and lowest driver.
+  std::map<std::pair<std::string, int>, size_t> kernels_by_driver;
 };
-/// Raises PackError for a manifest that cannot be read.
+/// Raises PackError if the manifest cannot be read.
 PackSummary summarize(const Pack&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- item.cpp - A kernel or a tuning record, whichever it is -------------===//
+//===- item.cpp - A kernel or a tuning record -----------------------------===//
 
 #include "cache/item.h"
 #include "cache/entry.h"

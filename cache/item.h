@@ -1,4 +1,4 @@
-//===- item.h - A kernel or a tuning record, whichever it is ---------------===//
+//===- item.h - A kernel or a tuning record -------------------------------===//
 #pragma once
 
 #include "cache/key.h"
@@ -7,21 +7,22 @@
 
 namespace sagebwd {
 
-/// What its bytes say of it.
+/// The description of an item that its bytes contain.
 struct Item {
-  bool kernel = true; ///< or a tuning record
-  bool newer = false; ///< a record that a newer version wrote: not bad, and not ours to read
+  bool kernel = true; ///< false: a tuning record
+  /// A record of a newer version: it is not bad, but this version cannot read it.
+  bool newer = false;
   CacheKey key;
-  std::string name; ///< of the kernel, or what was tuned on what
+  std::string name; ///< the kernel's name, or what was tuned on which GPU
   std::string arch;
   std::string compiler;
-  std::string tile;      ///< of a tuning record
-  int lowest_driver = 0; ///< of a kernel, e.g. 12080
+  std::string tile;      ///< only of a tuning record
+  int lowest_driver = 0; ///< only of a kernel, e.g. 12080
 };
 
-/// Whether bytes that are sound are a kernel's.
+/// Whether sound bytes are those of a kernel.
 inline bool is_kernel(const std::string& bytes) { return bytes.empty() || bytes.front() != '{'; }
-/// Fills in an item of this kind. Why the bytes are none, or empty.
+/// Fills in an item from bytes of its kind. Returns why the bytes are not valid, or empty.
 std::string inspect_item(const std::string& bytes, Item&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- key.cpp - The name of a cached thing --------------------------------===//
+//===- key.cpp - The key of a cached kernel or record ---------------------===//
 
 #include "cache/key.h"
 #include "cache/untrusted.h"
@@ -16,7 +16,7 @@ std::string CacheKey::operator[](const std::string& label) const {
 
 CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields) {
   std::sort(fields.begin(), fields.end());
-  // A length before each string keeps ("ab", "c") and ("a", "bc") apart.
+  // The length before each string distinguishes ("ab", "c") from ("a", "bc").
   std::string bytes;
   for (const auto& [label, value] : fields)
     for (const std::string& text : {label, value})

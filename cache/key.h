@@ -1,4 +1,4 @@
-//===- key.h - The name of a cached thing ----------------------------------===//
+//===- key.h - The key of a cached kernel or record -----------------------===//
 #pragma once
 
 #include <string>
@@ -7,22 +7,23 @@
 
 namespace sagebwd {
 
-/// The labelled fields that name one compiled kernel or one tuning record. Never a path or the
-/// environment: what is cached moves between machines.
+/// The labelled fields that identify one compiled kernel or one tuning record. They never contain a
+/// path or the environment, because cached files move between machines.
 struct CacheKey {
-  std::vector<std::pair<std::string, std::string>> fields; ///< label, value; sorted by label
-  std::string digest;                                      ///< SHA-256 of the fields, hex
+  /// Pairs of label and value, sorted by label.
+  std::vector<std::pair<std::string, std::string>> fields;
+  std::string digest; ///< the SHA-256 of the fields, in hexadecimal digits
 
   /// The value of a field, or empty.
   std::string operator[](const std::string& label) const;
 };
-/// SHA-256 over the labels and values in the labels' order, each preceded by its length. Long
-/// values (a source) are handed in as their digest, so that a key can be checked from what an entry
-/// shows of it.
+/// Makes the key of fields. The digest is SHA-256 over labels and values in the order of labels,
+/// each preceded by its length. For a long value (a source) pass its digest as the value, so that a
+/// key can be checked from the fields in an entry.
 CacheKey make_key(std::vector<std::pair<std::string, std::string>> fields);
-/// SHA-256 of a text alone, hex.
+/// The SHA-256 of a text, in hexadecimal digits.
 std::string sha256_hex(const std::string& text);
-/// 64 lower-case hexadecimal digits.
+/// Whether a text is 64 lower-case hexadecimal digits.
 bool is_digest(const std::string&);
 
 } // namespace sagebwd

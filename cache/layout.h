@@ -1,7 +1,8 @@
-//===- layout.h - Which file is what ---------------------------------------===//
+//===- layout.h - The names of files in the cache -------------------------===//
 //
-// A cache directory holds kernels and tuning records under their keys' digests, files that are
-// being written, and two that carry nothing but locks. No other place spells their names.
+// A cache directory contains kernels and tuning records, named by their keys' digests; files that
+// are being written; and two files that are used only for locks. Only this header spells their
+// names.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -12,17 +13,19 @@
 
 namespace sagebwd::layout {
 
-inline constexpr const char* kTemporary = ".tmp-"; ///< begins the name of a file being written
-inline constexpr const char* kLocks = "locks";     ///< a byte for each key that is being made
-inline constexpr const char* kUsers = "users";     ///< likewise, for each that is in use
-inline constexpr const char* kWorkLock = "prebuild.lock"; ///< makes a folder a prebuild's
+/// The start of the name of a file that is being written.
+inline constexpr const char* kTemporary = ".tmp-";
+inline constexpr const char* kLocks = "locks"; ///< has a byte for each key that is being made
+inline constexpr const char* kUsers = "users"; ///< has a byte for each key that is in use
+/// Marks a folder as that of a prebuild.
+inline constexpr const char* kWorkLock = "prebuild.lock";
 
 enum class Kind { kernel, record, temporary, lock, foreign };
 
 inline std::string file_name(Kind kind, const std::string& digest) {
   return digest + (kind == Kind::kernel ? ".kernel" : ".tuning");
 }
-/// Of a kernel's or a record's file.
+/// The digest in the name of a kernel's or record's file.
 inline std::string digest_in(const std::string& name) { return name.substr(0, name.find('.')); }
 
 inline Kind kind_of(const std::string& name) {
@@ -37,9 +40,10 @@ inline Kind kind_of(const std::string& name) {
   return Kind::foreign;
 }
 
-/// What begins the temporary names of a file that lies in no cache directory, beside it.
+/// The start of temporary names of a file that is not in a cache directory; the temporary file is
+/// in the same folder.
 inline std::string temporary_of(const std::string& name) { return "." + name + kTemporary; }
-/// Where a prebuild keeps its kernels until the pack is written.
+/// The folder in which a prebuild keeps its kernels until the pack is written.
 inline std::string work_folder_of(const std::string& pack) { return pack + ".partial"; }
 
 } // namespace sagebwd::layout

@@ -1,4 +1,4 @@
-//===- lock.cpp - One byte of a file for each key --------------------------===//
+//===- lock.cpp - Locks on one byte of a file for each key ----------------===//
 
 #include "cache/lock.h"
 #include "cache/directory.h"
@@ -13,19 +13,20 @@ namespace sagebwd {
 
 namespace {
 
-/// Two keys on one byte would only wait for each other.
+/// The byte of a key. If two keys have the same byte, they only wait for each other.
 off_t byte_of(const std::string& digest) {
   return static_cast<off_t>(std::stoull(digest.substr(0, 15), nullptr, 16));
 }
 
-/// A file of zero length: bytes beyond the end of a file can be locked.
+/// Opens a file of zero length: bytes beyond the end of a file can be locked.
 Descriptor open_lock_file(const std::string& directory, const char* name) {
   return Descriptor(::open((directory + "/" + name).c_str(),
                            O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
 }
 
-/// Who holds a lock on a byte, as far as this machine knows: fcntl names no process for locks of
-/// descriptions, but /proc lists them with each descriptor, of this user's processes.
+/// The process that holds a lock on a byte, as far as this machine can tell. fcntl names no process
+/// for locks of open file descriptions, but /proc lists them for the descriptors of this user's
+/// processes.
 std::string holder_of(int fd, off_t byte) {
   struct stat info;
   if (::fstat(fd, &info) != 0)
@@ -34,7 +35,8 @@ std::string holder_of(int fd, off_t byte) {
                     range = " " + std::to_string(byte) + " ";
   for (const std::string& process : names_of("/proc")) {
     const std::string folder = "/proc/" + process;
-    for (const std::string& file : names_of(folder + "/fdinfo")) { // none of another user's
+    // Empty for processes of other users.
+    for (const std::string& file : names_of(folder + "/fdinfo")) {
       std::ifstream lines(folder + "/fdinfo/" + file);
       for (std::string line; std::getline(lines, line);)
         if (line.rfind("lock:", 0) == 0 && line.find("WRITE") != std::string::npos &&
@@ -61,7 +63,7 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
   byte_ = byte_of(digest);
   const auto start = std::chrono::steady_clock::now(), deadline = start + limit;
   bool said = !on_wait;
-  // A millisecond at first, as most of what is waited for takes tens of them.
+  // The first pause is 1 ms, because most waits take some tens of milliseconds.
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
     switch (lock_byte(file.get(), F_WRLCK, byte_)) {
     case LockStatus::taken:
@@ -89,7 +91,7 @@ KeyLock::KeyLock(const std::string& directory, const std::string& digest,
 }
 
 KeyLock::~KeyLock() {
-  if (file_) // a child that was forked meanwhile has the descriptor too
+  if (file_) // a child that was forked meanwhile has the descriptor, too
     lock_byte(file_.get(), F_UNLCK, byte_);
 }
 
@@ -97,9 +99,9 @@ void UseMarks::mark(const std::string& directory, const std::string& digest) {
   std::lock_guard lock(mutex_);
   if (!file_)
     file_ = open_lock_file(directory, layout::kUsers);
+  // If this fails, the entry may be evicted, and is then compiled again.
   if (file_)
-    lock_byte(file_.get(), F_RDLCK,
-              byte_of(digest)); // without it the entry may be evicted and comes anew
+    lock_byte(file_.get(), F_RDLCK, byte_of(digest));
 }
 
 bool UseMarks::used(const std::string& directory, const std::string& digest) {

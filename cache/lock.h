@@ -1,8 +1,9 @@
-//===- lock.h - One byte of a file for each key ----------------------------===//
+//===- lock.h - Locks on one byte of a file for each key ------------------===//
 //
-// Open-file-description locks on single bytes of one file: they exclude threads as well as
-// processes, vanish with whoever held them, and leave no files behind. A lock is an optimisation,
-// never correctness: where the file system has none, or nobody lets go in time, work goes on.
+// The locks are open-file-description locks on single bytes of one file. They exclude threads as
+// well as processes, vanish with the process that holds them, and leave no files behind. A lock
+// only saves work and is not needed for correctness: if the file system has no locks, or a lock is
+// not released in time, work goes on without it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -16,15 +17,16 @@
 
 namespace sagebwd {
 
-/// Exclusive use of one key while it lives.
+/// Exclusive use of one key while the object lives.
 class KeyLock {
 public:
-  /// Told once, when the wait has taken two seconds: who has the key ("process 4711 (python3)", or
-  /// "another process" where this machine cannot tell), and how much longer it may take.
+  /// Called once, when the wait has lasted two seconds, with the holder of the key ("process 4711
+  /// (python3)", or "another process" if this machine cannot tell) and the longest time that is
+  /// left.
   using OnWait = std::function<void(const std::string& holder, std::chrono::milliseconds left)>;
 
-  /// Waits until the key is free, `limit` has passed, or `enough()`, asked between attempts, says
-  /// that there is nothing to wait for.
+  /// Waits until the key is free, until `limit` has passed, or until `enough()`, which is called
+  /// between attempts, returns true because there is nothing left to wait for.
   KeyLock(const std::string& directory, const std::string& digest, std::chrono::milliseconds limit,
           const std::function<bool()>& enough, const OnWait& on_wait = nullptr);
   ~KeyLock();
@@ -32,22 +34,22 @@ public:
   KeyLock& operator=(const KeyLock&) = delete;
 
   bool held() const { return static_cast<bool>(file_); }
-  bool waited() const { return waited_; }       ///< someone else held it at first
-  bool timed_out() const { return timed_out_; } ///< and still does
+  bool waited() const { return waited_; }       ///< another thread or process held it at first
+  bool timed_out() const { return timed_out_; } ///< and still holds it
 
 private:
   static constexpr std::chrono::milliseconds kLongestPause{20}, kSilence{2000};
 
-  Descriptor file_; ///< only while it is held
+  Descriptor file_; ///< open only while the lock is held
   off_t byte_ = 0;
   bool waited_ = false, timed_out_ = false;
 };
 
-/// Says of keys that this process uses them, for as long as it lives. Thread-safe.
+/// Marks keys as used by this process, while the object lives. Thread-safe.
 class UseMarks {
 public:
   void mark(const std::string& directory, const std::string& digest);
-  /// Whether any process, this one included, uses a key.
+  /// Whether any process, including this one, uses a key.
   static bool used(const std::string& directory, const std::string& digest);
 
 private:

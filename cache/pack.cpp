@@ -1,8 +1,8 @@
-//===- pack.cpp - Many entries in one read-only file -----------------------===//
+//===- pack.cpp - Many entries in one read-only file ----------------------===//
 //
-// A Seal over Index and rows, the manifest (JSON), then the items in the rows' order, without gaps,
-// to the file's end. So there is one layout for given items. Opening reads no more than the rows;
-// an item has its own checksum.
+// The format of the file: a Seal over index and rows; the manifest (JSON); the items in the order
+// of the rows, without gaps, to the end of the file. So given items have exactly one layout.
+// Opening reads only up to the rows; each item has its own checksum.
 //
 //===----------------------------------------------------------------------===//
 
@@ -31,11 +31,11 @@ constexpr Magic kPackMagic = {'S', 'A', 'G', 'E', 'B', 'W', 'D', 'P'};
 constexpr uint32_t kPackFormat = 1;
 
 struct Index {
-  ulittle32_t count; ///< of items
+  ulittle32_t count; ///< the number of items
   ulittle64_t manifest_bytes;
   Sha256Digest manifest_checksum;
 };
-/// Where an item is. Rows are sorted by digest.
+/// The place of an item. Rows are sorted by digest.
 struct Row {
   Sha256Digest digest;
   ulittle64_t offset, bytes;
@@ -43,7 +43,7 @@ struct Row {
 constexpr size_t kRowsAt = sizeof(Seal) + sizeof(Index);
 static_assert(kRowsAt == 88 && sizeof(Row) == 48);
 
-/// Bounds what a hostile file can make us allocate: far beyond any pack.
+/// Limits for what a hostile file can make this process allocate. All are far above any real pack.
 constexpr uint64_t kMostItems = 1 << 18, kLongestManifest = uint64_t{512} << 20,
                    kLongestItem = uint64_t{256} << 20;
 
@@ -52,15 +52,16 @@ constexpr const char* kAgain = "; copy it again, or build it again with 'sagebwd
 
 //===--- Reading ----------------------------------------------------------===//
 
-/// Whether a number is what all accounts have that have none in this user namespace.
+/// Whether a user number stands for all accounts without a number in this user namespace.
 bool is_unmapped(uid_t user) {
   uint64_t inside = 0, outside = 0, count = 0, overflow = 65534;
   std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
   std::ifstream("/proc/sys/kernel/overflowuid") >> overflow;
-  return user == overflow && count != 0 && count < UINT32_MAX; // that is the whole system's
+  // A full map is that of the whole system.
+  return user == overflow && count != 0 && count < UINT32_MAX;
 }
 
-/// Why what somebody else may have put at a path must not be used, or empty.
+/// Why a file or folder that another user may have made must not be used, or empty.
 std::string reason_not_to_trust(const struct stat& info, const std::string& path,
                                 const std::vector<uint32_t>& trusted) {
   const std::string quoted = "'" + path + "'", owner = std::to_string(info.st_uid);
@@ -84,7 +85,7 @@ std::string reason_not_to_trust(const struct stat& info, const std::string& path
   return "";
 }
 
-/// For what somebody made under a umask such as 077.
+/// Advice for files that were made under a umask such as 077.
 std::string to_let_read(const std::string& path, const char* mode) {
   return std::string("; let its owner run: chmod ") + mode + " '" + path +
          "' (and a+x its folders, if they are closed)";
@@ -149,7 +150,7 @@ void Pack::File::read_index() {
     if (row.offset != end || row.bytes > kLongestItem ||
         (!digests.empty() && digest <= digests.back()))
       fail("its index is wrong: " + truncated);
-    end += row.bytes; // cannot overflow: at most kMostItems of kLongestItem
+    end += row.bytes; // cannot overflow: at most kMostItems * kLongestItem
     digests.push_back(std::move(digest));
   }
   if (end != bytes)
@@ -161,8 +162,8 @@ std::shared_ptr<const Pack> Pack::open(const std::string& path,
                                        const std::vector<uint32_t>& trusted) {
   auto file = std::make_unique<File>();
   file->path = path;
-  // O_NONBLOCK: opening a FIFO must not wait for its writer. A link is fine: what it leads to is
-  // what is checked.
+  // With O_NONBLOCK, opening a FIFO does not wait for its writer. A link may be opened, because the
+  // checks look at the file that it leads to.
   file->descriptor = Descriptor(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat info;
   if (!file->descriptor || ::fstat(file->descriptor.get(), &info) != 0) {
@@ -206,7 +207,7 @@ std::vector<std::string> packs_at(const std::string& path, const std::vector<uin
   const Descriptor folder = open_directory(path);
   struct stat info;
   if (!folder && (errno != EACCES || ::stat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)))
-    return {path}; // Pack::open says what is wrong with it
+    return {path}; // Pack::open reports what is wrong
   const auto fail = [&](const std::string& why) { throw PackError(path + ": " + why); };
   if (!folder)
     fail("the folder of packs cannot be read: " + error_text(EACCES) + to_let_read(path, "a+rx"));
@@ -214,8 +215,8 @@ std::vector<std::string> packs_at(const std::string& path, const std::vector<uin
   if (std::string why = reason_not_to_trust(info, path, trusted); !why.empty())
     fail(why);
   std::vector<std::string> packs;
-  bool kernels = false; // as in a cache directory
-  std::string unnamed;  // a pack, which is not read for its name
+  bool kernels = false; // kernels as in a cache directory
+  std::string unnamed;  // a pack that is not read because of its name
   for (const std::string& name : names_of(path)) {
     kernels |= layout::kind_of(name) == layout::Kind::kernel;
     if (name.ends_with(kPackSuffix) && !name.starts_with("."))
@@ -259,17 +260,17 @@ std::string Pack::manifest() const {
 
 namespace {
 
-/// sm_90a before sm_100.
+/// Compares architectures by number: sm_90a comes before sm_100.
 struct ByNumber {
   bool operator()(const std::string& a, const std::string& b) const {
     return llvm::StringRef(a).compare_numeric(b) < 0;
   }
 };
 
-/// What a pack is about to hold. Depends on what the items are, not on their order or number of
-/// copies.
+/// The contents of a pack that is about to be written. They depend only on the items, not on their
+/// order or number of copies.
 struct PackContents {
-  std::map<std::string, const std::string*> items; ///< by digest; they outlive this
+  std::map<std::string, const std::string*> items; ///< by digest; the caller keeps the bytes
   std::string manifest;
 };
 
@@ -288,8 +289,8 @@ llvm::json::Object describe(const Item& item, size_t bytes) {
   return object;
 }
 
-/// Why one of the items is neither a sound entry nor a sound record, or two differ under one
-/// digest; or empty.
+/// Collects items. Returns why one of them is neither a sound entry nor a sound record, or that two
+/// differ under one digest; or empty.
 std::string gather(const std::vector<std::string>& items, PackContents& contents) {
   std::map<std::string, llvm::json::Object> descriptions;
   std::set<std::string, ByNumber> archs;
@@ -319,7 +320,7 @@ std::string gather(const std::vector<std::string>& items, PackContents& contents
   return "";
 }
 
-/// All that comes before the items.
+/// Everything in the file before the items.
 std::string head_of(const PackContents& contents) {
   const auto count = static_cast<uint32_t>(contents.items.size());
   const size_t manifest_bytes = contents.manifest.size();

@@ -1,4 +1,4 @@
-//===- posix.h - Descriptors and single-byte locks -------------------------===//
+//===- posix.h - Descriptors and single-byte locks ------------------------===//
 #pragma once
 
 #include <cerrno>
@@ -26,7 +26,7 @@ public:
   explicit operator bool() const { return fd_ >= 0; }
   int get() const { return fd_; }
   int release() { return std::exchange(fd_, -1); }
-  /// File systems may report a failed write only here.
+  /// Closes the file; some file systems report a failed write only now.
   bool close() { return ::close(std::exchange(fd_, -1)) == 0; }
 
 private:
@@ -39,8 +39,8 @@ inline Descriptor open_directory(const std::string& path) {
 
 inline std::string error_text(int error) { return std::strerror(error); }
 
-/// A lock on one byte, of the open file description: it excludes threads and processes alike and
-/// goes with the last descriptor.
+/// The result for a lock on one byte. Locks belong to the open file description: they exclude
+/// threads and processes alike, and end with the last descriptor.
 enum class LockStatus { taken, busy, unavailable };
 
 inline struct flock lock_of_byte(short type, off_t byte) {
@@ -59,7 +59,8 @@ inline LockStatus lock_byte(int fd, short type, off_t byte) {
   return errno == EAGAIN || errno == EACCES ? LockStatus::busy : LockStatus::unavailable;
 }
 
-/// What a write lock on it would meet; without trying, which others would see.
+/// The result that a write lock would have, without an attempt to lock, which other processes could
+/// notice.
 inline LockStatus probe_byte(int fd, off_t byte) {
   struct flock lock = lock_of_byte(F_WRLCK, byte);
   if (::fcntl(fd, F_OFD_GETLK, &lock) != 0)

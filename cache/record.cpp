@@ -1,4 +1,4 @@
-//===- record.cpp - What tuning one kernel found, as JSON ------------------===//
+//===- record.cpp - What tuning one kernel found, as JSON -----------------===//
 
 #include "cache/record.h"
 #include "cache/bounded_json.h"
@@ -35,11 +35,12 @@ using llvm::json::Value;
 
 constexpr llvm::StringLiteral kSchemaName("sagebwd tuning ");
 constexpr int kSchemaNumber = 1;
-constexpr int kDeepest = 8; ///< a timing of a candidate of a record of a file takes 6
-/// Far beyond any record; parsing takes some fifty times as much memory.
+/// The deepest part, a timing of a candidate of a record in a file, has a depth of 6.
+constexpr int kDeepest = 8;
+/// Limits far above any record; parsing needs about fifty times as much memory.
 constexpr size_t kLongestRecord = size_t{4} << 20, kLongestFile = size_t{64} << 20;
 
-/// Objects print their members sorted by name.
+/// The record as JSON with a checksum. Objects print their members sorted by name.
 Object with_checksum(const TuningRecord& record) {
   Object object = object_of(record);
   object["schema"] = kTuningSchema;
@@ -47,7 +48,7 @@ Object with_checksum(const TuningRecord& record) {
   return object;
 }
 
-/// For people.
+/// Indents the JSON, so that people can read it.
 std::string print(Object object) { return llvm::formatv("{0:2}\n", Value(std::move(object))); }
 
 /// The number in "sagebwd tuning 1", or nothing.
@@ -75,7 +76,7 @@ TuningRecord record_of(const Object* object) {
   TuningRecord record;
   std::string checksum;
   require(read_json(object->get("checksum"), checksum) &&
-              read_object(object, record, /*others=*/2), // that one and the schema
+              read_object(object, record, /*others=*/2), // the checksum and the schema
           "a member is missing, or of another kind");
   const std::string digest = record.key.digest;
   record.key = make_key(std::move(record.key.fields));
@@ -125,7 +126,7 @@ std::optional<std::vector<TuningRecord>> parse_records(const std::string& bytes,
     const Object file = parse(bytes, kLongestFile);
     require_our_schema(file);
     const Array* array = file.getArray("records");
-    if (!array) // one record, as the cache keeps it
+    if (!array) // a single record, as the cache stores it
       return std::vector{record_of(&file)};
     std::vector<TuningRecord> records;
     for (const Value& item : *array)

@@ -1,6 +1,7 @@
-//===- record.h - What tuning one kernel found -----------------------------===//
+//===- record.h - The result of tuning one kernel -------------------------===//
 //
-// JSON, for people as much as for the library: what was tuned, on what, every timing.
+// A record is JSON, for people as well as for the library. Its members say what was tuned on which
+// GPU, and has every timing.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -13,12 +14,12 @@
 
 namespace sagebwd {
 
-/// One tile that was tried.
+/// A tile that was tried.
 struct TriedTile {
   std::string tile;       ///< as to_string(TileConfig) prints it
   std::string outcome;    ///< "timed", or why it dropped out: "crashed", "hung", "wrong", ...
-  std::string detail;     ///< of the outcome, for people
-  std::vector<double> ms; ///< every timing, in the order taken
+  std::string detail;     ///< details of the outcome, for people
+  std::vector<double> ms; ///< every timing in milliseconds, in the order of measurement
   double median_ms = 0, mad_ms = 0;
 
   bool operator==(const TriedTile&) const = default;
@@ -26,29 +27,30 @@ struct TriedTile {
 
 /// The tile that won for one kernel, shape bucket and GPU.
 struct TuningRecord {
-  /// schema, the kernel's numerics, arch, GPU name, SM count, driver, shape bucket, digest of the
-  /// generated source of the default tile.
+  /// Its fields: schema, the kernel's numerics, arch, GPU name, SM count, driver, shape bucket, and
+  /// the digest of the default tile's generated source.
   CacheKey key;
-  std::string tile;         ///< the winner
-  std::string default_tile; ///< what it competed with
+  std::string tile;         ///< the tile that won
+  std::string default_tile; ///< the tile against which the others competed
   std::string compiler;     ///< e.g. "nvrtc 13.0 build 36424714"
   std::vector<TriedTile> candidates;
 };
 
-/// Of a record's file and its key. A file whose number is higher was written by a newer version.
+/// The schema of a record's file and key. A file with a higher number was written by a newer
+/// version.
 inline constexpr const char* kTuningSchema = "sagebwd tuning 1";
 
 /// Indented JSON with a checksum; the same record gives the same bytes.
 std::string serialize(const TuningRecord&);
-/// Nothing where the bytes are not a record whose digest is that of its fields and whose checksum
-/// is that of its contents; `why` says.
+/// Reads a record. Returns nothing unless its digest is that of its fields and its checksum is that
+/// of its contents; `why` gets the reason.
 std::optional<TuningRecord> parse_record(const std::string& bytes, std::string* why = nullptr);
-/// A record of a later schema: it is not ours to read, nor to remove.
+/// Whether bytes are a record of a later schema, which this version must neither read nor remove.
 bool is_newer_record(const std::string& bytes);
 
-/// What machines of one kind hand on to each other.
+/// A file of records, for other machines of the same kind.
 std::string serialize_records(const std::vector<TuningRecord>&);
-/// All records of such a file or, also, a single one; nothing where any of them is bad.
+/// Reads a file of records or a single record. Returns nothing if any record is bad.
 std::optional<std::vector<TuningRecord>> parse_records(const std::string& bytes,
                                                        std::string* why = nullptr);
 

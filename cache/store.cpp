@@ -1,4 +1,4 @@
-//===- store.cpp - The layers of the cache on disk -------------------------===//
+//===- store.cpp - The layers of the cache on disk ------------------------===//
 
 #include "cache/store.h"
 #include "cache/directory.h"
@@ -86,7 +86,7 @@ std::optional<CacheEntry> CacheStore::find_in_directory(const CacheKey& key, con
       return entry;
     }
   }
-  if (options_.heal) // the next publish takes its place
+  if (options_.heal) // the next publish replaces it
     counters_.heals += remove_file(directory(), kernel_file(key));
   return std::nullopt;
 }
@@ -153,10 +153,12 @@ void CacheStore::stay_within_limit(uint64_t published_bytes) {
   }
   const uint64_t limit = options_.byte_limit;
   PruneResult result = prune(directory(), std::nullopt);
-  if (limit > 0 && result.kept_bytes > limit) // a tenth of room, not to prune at every publish
+  // Free a tenth of the limit, so that not every publish has to prune.
+  if (limit > 0 && result.kept_bytes > limit)
     result = prune(directory(), limit - limit / 10);
   counters_.evictions += result.evicted;
-  // Others publish too, unseen: so many processes together fill the room that is left.
+  // Other processes publish, too, and this process does not see it. The remaining room is enough
+  // for this many processes together.
   constexpr uint64_t kPublishers = 64;
   unwatched_bytes_ =
       limit == 0 ? UINT64_MAX : (limit - std::min(limit, result.kept_bytes)) / kPublishers;
@@ -166,7 +168,8 @@ KeyLock CacheStore::lock(const CacheKey& key, const KeyLock::OnWait& on_wait) {
   if (!disabled_reason_.empty())
     return KeyLock("", key.digest, options_.lock_limit, [] { return true; });
   const auto exists = [&] { return file_exists(directory(), kernel_file(key)); };
-  // What is there already was of no use to the caller: another compiler's entry, say.
+  // If an entry was there before, the caller could not use it (for example, it is of another
+  // compiler).
   const auto enough = [&, before = exists()] {
     if (options_.check_interrupt)
       options_.check_interrupt();

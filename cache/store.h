@@ -1,8 +1,8 @@
-//===- store.h - The layers of the cache on disk ---------------------------===//
+//===- store.h - The layers of the cache on disk --------------------------===//
 //
-// The user's directory, then read-only packs, each named by itself or in a shared folder. A bad
-// kernel is unlinked, counted and treated as a miss; a directory that cannot be used costs one
-// warning, never a call.
+// The layers are the user's directory, then read-only packs, which are named singly or by a shared
+// folder. A bad kernel is removed, counted and treated as a miss. If the directory cannot be used,
+// this causes one warning and never an error.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -23,68 +23,73 @@
 namespace sagebwd {
 
 struct CacheCounters {
-  std::atomic<uint64_t> memory_hits{0}; ///< this process had it already
-  std::atomic<uint64_t> hits{0};        ///< from the directory
+  std::atomic<uint64_t> memory_hits{0}; ///< kernels that this process had in memory
+  std::atomic<uint64_t> hits{0};        ///< kernels found in the directory
   std::atomic<uint64_t> pack_hits{0};
-  std::atomic<uint64_t> misses{0};   ///< in the directory and all packs
-  std::atomic<uint64_t> waits{0};    ///< for another process that was compiling it
-  std::atomic<uint64_t> timeouts{0}; ///< of such waits: it was compiled all the same
-  std::atomic<uint64_t> heals{0};    ///< bad files removed
+  std::atomic<uint64_t> misses{0}; ///< kernels in neither the directory nor a pack
+  std::atomic<uint64_t> waits{0};  ///< waits for another process that was compiling the kernel
+  /// Waits that ended by the time limit; the kernel was then compiled here, too.
+  std::atomic<uint64_t> timeouts{0};
+  std::atomic<uint64_t> heals{0}; ///< bad files that were removed
   std::atomic<uint64_t> evictions{0};
   std::atomic<uint64_t> publish_failures{0};
   std::atomic<uint64_t> compiles{0};
-  std::atomic<uint64_t> compile_us{0}; ///< summed over threads
+  std::atomic<uint64_t> compile_us{0}; ///< microseconds, summed over threads
 };
-/// Name and value of each, in one order everywhere.
+/// The name and value of each counter, always in the same order.
 std::vector<std::pair<const char*, uint64_t>> listed(const CacheCounters&);
 
-/// "memory_hits=12 hits=13 ...".
+/// The counters as text, e.g. "memory_hits=12 hits=13 ...".
 std::string to_string(const CacheCounters&);
 
 struct StoreOptions {
-  std::string directory;                     ///< empty: none
-  std::vector<std::string> packs = {};       ///< files, and folders of such
-  std::vector<uint32_t> trusted_owners = {}; ///< of packs, beside this user and root
-  uint64_t byte_limit = uint64_t{1} << 30;   ///< of the directory's entries; 0: none
+  std::string directory;                     ///< empty: no directory
+  std::vector<std::string> packs = {};       ///< files, and folders of packs
+  std::vector<uint32_t> trusted_owners = {}; ///< of packs, in addition to this user and root
+  uint64_t byte_limit = uint64_t{1} << 30;   ///< for the directory's kernels; 0: no limit
   std::chrono::milliseconds lock_limit{60000};
-  /// Called many times a second while another process is waited for; what it raises ends the wait.
+  /// Called many times a second during a wait for another process. An error that it raises ends the
+  /// wait.
   std::function<void()> check_interrupt = nullptr;
-  /// Whether bad kernels are removed. Not by who cannot make them again; tuning records never are.
+  /// Whether bad kernels are removed; false if this process cannot build them again. Tuning records
+  /// are never removed.
   bool heal = true;
-  /// What follows where the directory cannot be written, for the one warning of it.
+  /// The end of the warning that the directory cannot be written.
   std::string if_not_kept = "Every process compiles them again; set SAGEBWD_CACHE_DIR to a "
                             "directory of your own to keep them.";
 };
 
 class CacheStore {
 public:
-  /// Nothing is created before the first publish, no pack opened before the first miss in the
-  /// directory. A directory that another user owns or that others may write is refused: a cubin is
-  /// code.
+  /// Nothing is created before the first publish, and no pack is opened before the first miss in
+  /// the directory. A directory that another user owns or that others may write is refused, because
+  /// a cubin is code.
   explicit CacheStore(StoreOptions options);
-  /// With the other options as they are by default.
+  /// A store with the default options in a directory.
   explicit CacheStore(std::string directory)
       : CacheStore(StoreOptions{.directory = std::move(directory)}) {}
 
-  /// What a caller may have against a sound entry; empty: nothing.
+  /// Returns whether the caller can use a sound entry; null accepts every entry.
   using Accept = std::function<bool(const CacheEntry&)>;
-  /// Raises PackError for a named pack that cannot be used. `place`, where given, takes the
-  /// directory or pack that has the entry.
+  /// Finds an entry in the directory or a pack. `place`, if given, gets the path where it was
+  /// found. Raises PackError if a named pack cannot be used.
   std::optional<CacheEntry> load(const CacheKey&, const Accept& = nullptr,
                                  std::string* place = nullptr);
-  /// The same in the directory alone, once the right to compile is had: another may have published
-  /// since. Counts no second miss.
+  /// Finds an entry in the directory alone, after lock(): another process may have published it
+  /// since. A miss is not counted again.
   std::optional<CacheEntry> load_again(const CacheKey&, const Accept& = nullptr);
-  /// False where it could not be kept; the caller goes on with the bytes it has. Evicts the least
-  /// recently used entries beyond the byte limit.
+  /// Keeps an entry in the directory and evicts the least recently used entries above the byte
+  /// limit. Returns false if it could not be kept; the caller then goes on with its own bytes.
   bool publish(const CacheKey&, const CacheEntry&);
-  /// The right to compile a key; see KeyLock. Ends early once another has published an entry.
+  /// The exclusive right to compile a key; see KeyLock. The wait ends early if another process
+  /// publishes an entry.
   KeyLock lock(const CacheKey&, const KeyLock::OnWait& = nullptr);
 
-  /// Why a kernel that lies in the directory is not used, or empty.
+  /// Why a kernel in the directory is not used, or empty.
   std::string objection(const CacheKey&) const;
 
-  /// A record that is bad or that others may write costs one warning and stays where it is.
+  /// Finds a tuning record. A record that is bad or that others may write causes one warning, and
+  /// stays.
   std::optional<TuningRecord> load_record(const CacheKey&);
   bool publish_record(const TuningRecord&);
 
@@ -92,7 +97,7 @@ public:
   const StoreOptions& options() const { return options_; }
   /// Why the directory is not used, or empty.
   const std::string& disabled_reason() const { return disabled_reason_; }
-  /// In the order in which they are asked. Raises PackError.
+  /// The packs in the order in which load() reads them. Raises PackError.
   const std::vector<std::shared_ptr<const Pack>>& packs();
   const CacheCounters& counters() const { return counters_; }
   CacheCounters& counters() { return counters_; }
@@ -107,10 +112,11 @@ private:
   std::string disabled_reason_;
   CacheCounters counters_;
   UseMarks used_;
-  ForkSafeMutex mutex_; ///< of what follows
+  ForkSafeMutex mutex_; ///< guards the members below
   std::vector<std::shared_ptr<const Pack>> packs_;
   bool packs_open_ = false;
-  uint64_t unwatched_bytes_ = 0; ///< to publish before the directory is looked over again
+  /// The bytes that may be published before the directory's size is computed again.
+  uint64_t unwatched_bytes_ = 0;
   std::atomic<bool> warned_{false}, record_warned_{false};
 };
 

@@ -1,7 +1,7 @@
-//===- untrusted.h - Bytes that anybody may have written -------------------===//
+//===- untrusted.h - Read bytes that anybody may have written -------------===//
 //
-// How the readers of entries, records and packs say what is wrong, and how binary files begin.
-// Included by .cpp files only.
+// The readers of entries, records and packs use these functions to say what is wrong; and the
+// header has the start of binary files. Only .cpp files include it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -18,7 +18,8 @@
 
 namespace sagebwd {
 
-/// Why bytes are not what they should be: how the parts of a reader end. No caller sees it.
+/// Thrown inside a reader with the reason why the bytes are not valid. Callers of a reader never
+/// see it.
 struct Unsound {
   std::string why;
 };
@@ -28,7 +29,7 @@ inline void require(bool sound, const char* why) {
     throw Unsound{why};
 }
 
-/// What `read` gives, or nothing where it ends as Unsound; `why` gets the reason, or becomes empty.
+/// The result of `read`, or nothing if it throws Unsound. `why` gets the reason, or becomes empty.
 template <typename Read> auto if_sound(std::string* why, Read&& read) {
   std::optional<decltype(read())> result;
   std::string problem;
@@ -43,8 +44,8 @@ template <typename Read> auto if_sound(std::string* why, Read&& read) {
 }
 
 //===--- Binary files ------------------------------------------------------===//
-//
-// They are written and read as structs of bytes, without padding: llvm::support has the integers.
+// Binary files are written and read as structs of bytes without padding; the integers are those of
+// llvm::support.
 
 using llvm::support::ulittle32_t;
 using llvm::support::ulittle64_t;
@@ -56,18 +57,18 @@ inline Sha256Digest sha256(llvm::StringRef bytes) {
   return llvm::SHA256::hash(llvm::arrayRefFromStringRef(bytes));
 }
 
-/// What a file begins with.
+/// The start of a file.
 struct Seal {
   Magic magic;
   ulittle32_t version;
-  Sha256Digest checksum; ///< of what comes next
+  Sha256Digest checksum; ///< of the part behind the seal
 };
 static_assert(sizeof(Seal) == 44);
 
 template <typename T> std::string bytes_of(const T& value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
 }
-/// There must be as many bytes.
+/// Reads a struct; the caller has checked that there are enough bytes.
 template <typename T> T read_as(llvm::StringRef bytes) {
   T value;
   std::memcpy(&value, bytes.data(), sizeof(value));

@@ -1,4 +1,4 @@
-//===- whole_file.cpp - Files that are read and appear whole or not at all -===//
+//===- whole_file.cpp - Read and write whole files ------------------------===//
 
 #include "cache/whole_file.h"
 #include "cache/layout.h"
@@ -21,8 +21,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// While this lives, a write of this thread beyond RLIMIT_FSIZE fails with EFBIG: the signal's
-/// default would end the process, and what the process does with it is not ours to change.
+/// While the object lives, a write of this thread beyond RLIMIT_FSIZE fails with EFBIG. By default
+/// the signal SIGXFSZ would end the process, and this library must not change the process's
+/// handler.
 class WithoutSizeSignal {
 public:
   WithoutSizeSignal() {
@@ -35,7 +36,7 @@ public:
   }
   ~WithoutSizeSignal() {
     const timespec at_once = {};
-    if (!was_pending_) // else it is the host's own
+    if (!was_pending_) // otherwise the signal was not caused here
       sigtimedwait(&signal_, nullptr, &at_once);
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
@@ -47,18 +48,18 @@ private:
   bool was_pending_;
 };
 
-/// 0, or the errno of what failed.
+/// Writes all parts. Returns 0 or an errno.
 int write_all(int file, const std::vector<const std::string*>& parts) {
   llvm::raw_fd_ostream stream(file, /*shouldClose=*/false, /*unbuffered=*/true);
   for (const std::string* part : parts)
     stream << *part;
   const int error = stream.error().value();
-  stream.clear_error(); // else its destructor would end the process
+  stream.clear_error(); // otherwise the destructor would end the process
   return error;
 }
 
-/// 0, or the errno of what failed. File systems that cannot sync (some of networks and of user
-/// space) say so, and have the file all the same.
+/// Syncs a file. Returns 0 or an errno. Some network and user-space file systems cannot sync and
+/// say so; this is not an error.
 int synced(int file) {
   if (::fsync(file) == 0 || errno == EINVAL || errno == ENOSYS || errno == ENOTSUP)
     return 0;
@@ -71,16 +72,16 @@ fs::path folder_of(const fs::path& file) {
 
 bool is_leftover(int file) {
   constexpr time_t kMinute = 60, kDay = 24 * 3600;
-  struct stat info; // from before the lock is looked at
+  struct stat info; // read before the lock is tested
   if (::fstat(file, &info) != 0)
     return false;
-  const time_t age = std::abs(::time(nullptr) - info.st_mtime); // a clock may have jumped
+  const time_t age = std::abs(::time(nullptr) - info.st_mtime); // the clock may have jumped
   const LockStatus lock = probe_byte(file, 0);
   if (lock == LockStatus::busy)
     return false;
   if (lock == LockStatus::taken)
     return info.st_size > 0 || age > kMinute;
-  return age > kDay; // who takes so long is gone
+  return age > kDay; // no writer takes a day
 }
 
 } // namespace
@@ -133,7 +134,7 @@ std::vector<std::string> names_of(const std::string& folder) {
 std::string unique_name(const std::string& prefix) {
   uint64_t random = 0;
   if (::getrandom(&random, sizeof(random), 0) != sizeof(random))
-    random = reinterpret_cast<uintptr_t>(&random); // O_EXCL decides in any case
+    random = reinterpret_cast<uintptr_t>(&random); // the name may repeat, which O_EXCL detects
   return prefix + std::to_string(::getpid()) + "-" + llvm::utohexstr(random, /*LowerCase=*/true);
 }
 
@@ -170,7 +171,7 @@ std::string reason_not_to_write(const std::string& path) {
     return "the path begins with '" + std::string(path.c_str()) + "' and holds a NUL; name a file";
   if (target.filename().empty() || target.filename() == "." || target.filename() == "..")
     return "'" + path + "' is no file's name; name a file";
-  // A rename would replace a device, or a link, by a file.
+  // A rename would replace a device or a link by a file.
   if (const auto status = fs::symlink_status(target, ignored);
       exists(status) && !is_regular_file(status))
     return path + " is there and is no regular file; name another file";
@@ -199,7 +200,8 @@ std::string write_output(const std::string& path, const std::vector<const std::s
 uint64_t leftovers(int folder, const std::string& path, const std::string& prefix, bool remove) {
   uint64_t count = 0;
   for (const std::string& name : names_of(path)) {
-    if (!is_unique_name(name, prefix)) // another's, whatever it begins with
+    // Skip a file of another program that begins with the prefix.
+    if (!is_unique_name(name, prefix))
       continue;
     Descriptor file(::openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     count +=

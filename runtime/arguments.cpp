@@ -1,4 +1,4 @@
-//===- arguments.cpp - What a call's arguments must be ----------------------===//
+//===- arguments.cpp - Checks of a call's arguments -----------------------===//
 
 #include "runtime/arguments.h"
 
@@ -11,7 +11,7 @@ namespace sagebwd {
 
 namespace {
 
-/// The copies move 16 bytes at a time.
+/// The kernels copy 16 bytes at a time.
 constexpr int64_t kAlignBytes = 16;
 
 [[noreturn]] void refuse_layout(Operand tensor, const std::string& what) {

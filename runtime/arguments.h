@@ -1,6 +1,7 @@
-//===- arguments.h - What a call's arguments must be ------------------------===//
+//===- arguments.h - Checks of a call's arguments -------------------------===//
 //
-// Each raises SpecError with what was given and what is supported.
+// These functions check the arguments of a call. Each raises SpecError; the message says what was
+// given and what is supported.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -12,9 +13,9 @@ namespace sagebwd {
 inline constexpr uint64_t kWorkspaceAlignment = 256;
 inline constexpr int64_t kElementBytes = 2; ///< of q, k, v and their gradients
 
-/// Sets a tensor's strides. Those of dimensions of size 1 do not matter and are not looked at.
+/// Sets a tensor's strides. Strides of dimensions of size 1 have no effect and are ignored.
 void put_strides(OperandValues&, const CallerTensor&, const Tensor&, const Problem&);
-/// What a tensor takes in memory where nothing else lies among its elements; 0 for another.
+/// The bytes of a tensor whose elements fill their memory without gaps; 0 if there are gaps.
 size_t bytes_without_gaps(const CallerTensor&, const Tensor&, const Problem&, int64_t channels);
 void check_address(const CallerTensor&, uint64_t address, Pass, const AttentionSpec&);
 void check_scale(float softmax_scale, const AttentionSpec&);

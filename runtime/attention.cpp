@@ -1,4 +1,4 @@
-//===- attention.cpp - The operation ----------------------------------------===//
+//===- attention.cpp - The operation --------------------------------------===//
 
 #include "runtime/attention.h"
 #include "generator/operation.h"
@@ -22,7 +22,8 @@ namespace {
 void put_strides(OperandValues&, const CallerTensor&, const void*, const Problem&) {}
 size_t bytes_without_gaps(const CallerTensor&, const void*, const Problem&, int64_t) { return 0; }
 
-/// The problem as the caller's tensors have it: of packed sequences they are one, or a batch.
+/// The problem in the shape of the caller's tensors: for packed sequences, one sequence of all
+/// tokens or a padded batch.
 Problem as_tensors(const AttentionSpec& spec, const Packing& packing, Problem p) {
   if (!spec.packed)
     return p;
@@ -38,12 +39,12 @@ Problem as_tensors(const AttentionSpec& spec, const Packing& packing, Problem p)
   return p;
 }
 
-/// Whether a spec's calls have a tensor: where sequences lie is asked for packed ones alone.
+/// Whether calls of a spec have a tensor: only packed specs have the arrays of Packing.
 bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
   return spec.packed || tensor.of != CallerTensor::packing;
 }
 
-/// What says where packed sequences lie would be passed over.
+/// Refuses a member of Packing that the spec would silently ignore.
 [[noreturn]] void refuse_packing(std::string_view what) {
   throw SpecError("packing." + std::string(what) +
                   " is given, and the spec is of sequences that are not packed: pass none, or take "
@@ -73,9 +74,9 @@ struct Attention::State {
   int device = 0;
   TileChoice tiles;
   std::mutex mutex;
-  /// What ran before, by bucket; never freed, for another thread may be running it.
+  /// The kernels that ran before, by bucket. Never freed: another thread may be running them.
   struct Launches {
-    uint64_t generation; ///< of the records it was chosen by
+    uint64_t generation; ///< of the tuning records by which the kernels were chosen
     std::vector<LoadedKernel> kernels;
   };
   std::vector<std::unique_ptr<const Launches>> all_launches;
@@ -88,7 +89,7 @@ struct Attention::State {
         device(ordinal), tiles(operation, ordinal, info.sm_count, explicit_tiles.has_value()) {}
 
   const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
-  /// Nothing where kernels would have to be loaded, and may not be.
+  /// Returns nothing if kernels are not loaded yet and `may_load` is false.
   std::optional<std::vector<LoadedKernel>> load(const std::vector<KernelSpec>&, bool may_load);
   std::vector<LoadedKernel> load_chosen(Pass, const Problem&);
   std::vector<LoadedKernel> load_while_capturing(Pass, const Problem&);
@@ -110,8 +111,7 @@ Attention::State::load(const std::vector<KernelSpec>& specs, bool may_load) {
   return result;
 }
 
-/// A tuned tile that cannot be had here (a record from elsewhere, offline or with another NVRTC)
-/// must not cost the operation.
+/// If a tuned tile is not available here (for example offline), the default tile runs instead.
 std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem& problem) {
   const std::vector<KernelSpec> chosen = tiles.kernels(pass, problem);
   std::string why;
@@ -135,7 +135,8 @@ std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem
   return *load(operation.kernels(pass), /*may_load=*/true);
 }
 
-/// Into a graph goes what is loaded: nothing is compiled, loaded or tuned while it is captured.
+/// A graph gets kernels that are already loaded: during a capture nothing is compiled, loaded or
+/// tuned.
 std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
                                                                  const Problem& problem) {
   if (auto chosen = load(tiles.kernels(pass, problem, /*may_tune=*/false), /*may_load=*/false))
@@ -156,7 +157,8 @@ std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
                     900); // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 }
 
-/// The kernels of a pass, chosen, built and loaded on first use. The device's context is current.
+/// The kernels of a pass: chosen, built and loaded on first use. The device's context must be
+/// current.
 const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Problem& problem,
                                                            driver::Stream stream) {
   auto& slot = launches[static_cast<int>(pass)][tiles.bucket(pass, problem)];
@@ -175,7 +177,7 @@ const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Prob
   if (capturing) {
     fresh->kernels = load_while_capturing(pass, problem);
   } else {
-    // Records may change meanwhile, by what is tuned here too: then they are asked again.
+    // If the records change meanwhile (this call's own tuning changes them, too), choose again.
     for (int attempt = 0; attempt < 3; ++attempt) {
       fresh->generation = tiles.generation();
       fresh->kernels = load_chosen(pass, problem);
@@ -185,7 +187,7 @@ const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Prob
   }
   all_launches.push_back(std::move(fresh));
   const Launches* result = all_launches.back().get();
-  if (!capturing) // what a capture makes do with is no lasting choice
+  if (!capturing) // the choice during a capture may be a fallback, so it is not kept
     slot.store(result, std::memory_order_release);
   return result->kernels;
 }
@@ -203,7 +205,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   const int head_dim = state_->operation.spec()->head_dim;
   const int value_dim = a.value_dim ? a.value_dim : head_dim;
   check_value_dim(value_dim, state_->operation.spec());
-  // Not all of packed results is written, and those of a batch in several launches not at once.
+  // No loans of packed results, which have unwritten parts, nor of results of several launches.
   const bool lends = !state_->operation.spec()->packed && problem_.batch <= kMostInALaunch;
   std::vector<Loan> loans;
   visit_tensors(a, [&](Operand operand, const auto& given) {
@@ -247,14 +249,14 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
     if (left < problem_.batch)
       pass_over(part, values);
     part.batch = std::min(part.batch, left);
-    // The first waits for whatever the caller has launched, and for the part before.
+    // The first kernel waits for the caller's earlier launches and for the part before.
     for (bool overlaps = false; const LoadedKernel& kernel : kernels)
       if (!is_idle(kernel.spec, values))
         launch(kernel, part, values, on, std::exchange(overlaps, true));
   }
 }
 
-/// On to the sequences behind those of `part`.
+/// Advances the addresses to the sequences behind `part`.
 void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
   for (const CallerTensor* tensor : tensors_) {
     const uint64_t address = get(values, tensor->operand);
@@ -264,7 +266,7 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
         tensor->strided()
             ? get(values, strides_of(tensor->operand)) * kElementBytes
             : static_cast<uint64_t>(heads_of(tensor->tokens, part) * floats) * sizeof(float);
-    if (address != 0) // as that of dlse may be
+    if (address != 0) // an optional tensor such as dlse may be null
       set(values, tensor->operand, address + static_cast<uint64_t>(part.batch) * bytes);
   }
 }
@@ -280,7 +282,7 @@ MemoryArea area_of(const CallerTensor& of, const Tensor& tensor, const Problem& 
            tensor.stride_s * kElementBytes},
           channels * kElementBytes};
 }
-/// Means and packings, which are short, are looked at no further.
+/// Means and packings are short: only their address is compared.
 MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, int) {
   MemoryArea area{name_of(of.operand), false, address_of(rows)};
   if (of.of == CallerTensor::rows)
@@ -288,7 +290,7 @@ MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, i
   return area;
 }
 
-/// SpecError where the pass would write what it reads, or two results to one place.
+/// Raises SpecError if the pass writes to memory that it reads, or twice to the same memory.
 template <typename Args> void check_memory(const PreparedPass& prepared, Pass pass, const Args& a) {
   const AttentionSpec& spec = prepared.spec();
   const Problem tensors = as_tensors(spec, a.packing, a.problem);
@@ -326,7 +328,7 @@ template <typename Args> void run(const PreparedPass& prepared, Pass pass, const
 } // namespace
 
 Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles) {
-  resolved(spec); // what is wrong with the spec is said without a driver, too
+  resolved(spec); // raises errors of the spec on machines without a driver, too
   state_ = std::make_shared<State>(spec, device, driver::device_info(device), tiles);
 }
 

@@ -1,8 +1,13 @@
-//===- attention.h - The operation -----------------------------------------===//
+//===- attention.h - The attention operation ------------------------------===//
 //
-// INT8 attention, forward and backward (SageBwd, arXiv 2603.02170, Algorithms 1 and 2), on the
-// caller's stream and device. Nothing here synchronises or allocates device memory: the caller asks
-// how large a workspace is needed, and provides it.
+// This header declares INT8 attention, forward and backward (SageBwd, arXiv 2603.02170, Algorithms
+// 1 and 2). An Attention is one operation on one device; its passes run on the caller's stream. No
+// function here synchronises or allocates device memory: the caller asks how large the workspace
+// must be, and provides it.
+//
+// Shapes: B sequences, H query heads, Hk key heads, M queries, N keys, D channels of q and k, Dv
+// channels of v. q, k, v, out and their gradients have 16-bit elements of the spec's dtype (bf16 or
+// fp16); lse and its gradient are FP32.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -18,10 +23,13 @@
 
 namespace sagebwd {
 
-/// With a smaller scale, except 0, the steps of quantised scores are not normal numbers in FP32.
+/// If |softmax_scale| is smaller than this and not 0, steps of quantised scores are subnormal in
+/// FP32.
 inline constexpr double kLeastSoftmaxScale = 1e-20;
 
-/// A device tensor of (batch, head, token, channel) with contiguous channels. Strides in elements.
+/// A device tensor of 16-bit elements with the shape (batch, head, token, channel). Strides are in
+/// elements and multiples of 8 (the stride of a dimension of size 1 is ignored); channels are
+/// contiguous; the address is a multiple of 16 bytes.
 struct Tensor {
   void* data = nullptr;
   int64_t stride_b = 0;
@@ -29,49 +37,64 @@ struct Tensor {
   int64_t stride_s = 0;
 };
 
-/// Where packed sequences lie (AttentionSpec::packed): device memory, read when the kernels run, so
-/// that a captured graph takes other lengths. Tensors are those of one sequence of all tokens: the
-/// batch stride is not looked at, and rows are (H, tokens).
+/// Where packed sequences lie, for specs with AttentionSpec::packed. All arrays are int32 in device
+/// memory. The kernels read them when they run, so a captured graph can be replayed with other
+/// lengths. Problem::batch is the number of sequences, and seq_q and seq_kv are the tokens of all
+/// sequences together. Tensors have the shape of one sequence of all tokens: the batch stride is
+/// ignored, and lse is (H, tokens).
 struct Packing {
-  const int32_t* first_queries = nullptr; ///< (sequences + 1): each one's first token, and the end
-  const int32_t* first_keys = nullptr;    ///< likewise
-  const int32_t* lengths_q = nullptr;     ///< (sequences): tokens that count, null for all
-  const int32_t* lengths_kv = nullptr;    ///< what lies behind them is neither read nor written
-  /// Tensors are those of a batch of sequences that are padded to one length each, as the first
-  /// tokens must say; rows are (B, H, tokens / B).
+  /// (sequences + 1): the first query token of each sequence, then the end of the last sequence.
+  const int32_t* first_queries = nullptr;
+  /// (sequences + 1): the same for keys.
+  const int32_t* first_keys = nullptr;
+  /// (sequences): the number of queries that count in each sequence; null: all of them. Queries
+  /// behind the length are neither read nor written.
+  const int32_t* lengths_q = nullptr;
+  /// (sequences): the same for keys.
+  const int32_t* lengths_kv = nullptr;
+  /// If true, tensors have the shape of a batch whose sequences are padded to tokens / B tokens
+  /// each. The first tokens must then be multiples of that length, and lse is (B, H, tokens / B).
   bool apart = false;
 };
 
 struct ForwardArgs {
   Problem problem;
-  Tensor q, k, v;       ///< (B, H, M, D), (B, Hk, N, D), (B, Hk, N, Dv); bf16 or fp16
-  Tensor out;           ///< (B, H, M, Dv), same type
-  float* lse = nullptr; ///< (B, H, M) contiguous: natural log of the scaled scores' sum
-  /// A finite number of either sign, at least kLeastSoftmaxScale in magnitude, or 0. Under `qk16`
-  /// it must not be negative.
+  /// (B, H, M, D), (B, Hk, N, D) and (B, Hk, N, Dv), bf16 or fp16.
+  Tensor q, k, v;
+  /// (B, H, M, Dv), the same dtype.
+  Tensor out;
+  /// (B, H, M) contiguous, FP32: the natural logarithm of the sum of exp(scaled score) over the
+  /// keys.
+  float* lse = nullptr;
+  /// The factor of the scores. It must be finite, and 0 or at least kLeastSoftmaxScale in
+  /// magnitude; it may be negative, except under `qk16`.
   float softmax_scale = std::numeric_limits<float>::quiet_NaN();
-  void* workspace = nullptr; ///< forward_workspace_bytes(), 256-byte aligned
+  void* workspace = nullptr; ///< device memory, aligned to 256 bytes
   size_t workspace_bytes = 0;
-  void* stream = nullptr; ///< CUstream
-  Packing packing;        ///< of a packed spec
-  /// Dv, the channels of v, of out and of their gradients; 0 means D. It may be less than D if D is
-  /// no width of kernels (kWidths), such as 128 for the 192 channels of latent attention.
+  void* stream = nullptr; ///< a CUstream
+  Packing packing;        ///< all null unless the spec is packed
+  /// Dv, the number of channels of v, out and their gradients; 0 means D. A value below D is
+  /// allowed only if D is not a width of kernels (kWidths): for example 128 for the 192 channels of
+  /// latent attention.
   int value_dim = 0;
-  /// (B, Hk, D) contiguous, for packed sequences (sequences, Hk, D), or null: what smooth_k
-  /// subtracts from the keys in place of their mean. It must be finite, and should be near the
-  /// mean; it only changes roundings.
+  /// The vector that smooth_k subtracts from the keys in place of their mean: FP32, contiguous, (B,
+  /// Hk, D), or (sequences, Hk, D) for packed sequences; null: the mean. The vector must be finite
+  /// and should be near the mean; which vector is given changes only how results are rounded.
   const float* k_mean = nullptr;
 };
 
-/// smooth_k changes dq, and the backward corrects for this using out and lse. The correction is
-/// right in two cases. Either out and lse were computed from exactly these keys; dlse may then be
-/// given. Or these keys are a part of those that out and lse belong to, all parts have the same
-/// k_mean, and there is no dlse: each part's dq is then incomplete, and their sum is right.
+/// Shapes and dtypes are those of ForwardArgs; dout is like out, and dq, dk and dv are like q, k
+/// and v.
+///
+/// smooth_k changes dq, and the backward corrects this with out and lse. The correction is right in
+/// two cases. First, out and lse were computed from exactly these keys; dlse may then be given.
+/// Second, these keys are a part of the keys of out and lse, all parts use the same k_mean, and
+/// dlse is null: the dq of each part is then incomplete, and the sum of all parts' dq is right.
 struct BackwardArgs {
   Problem problem;
   Tensor q, k, v, out, dout;
   const float* lse = nullptr;
-  const float* dlse = nullptr; ///< (B, H, M) gradient of lse, or null
+  const float* dlse = nullptr; ///< (B, H, M) contiguous, FP32: the gradient of lse; null: 0
   Tensor dq, dk, dv;
   float softmax_scale = std::numeric_limits<float>::quiet_NaN();
   void* workspace = nullptr;
@@ -79,10 +102,10 @@ struct BackwardArgs {
   void* stream = nullptr;
   Packing packing;
   int value_dim = 0;
-  const float* k_mean = nullptr; ///< as the forward's
+  const float* k_mean = nullptr; ///< the same as in the forward pass
 };
 
-/// Raises SpecError for channels of V that no kernel of this spec takes.
+/// Raises SpecError if no kernel of this spec supports `value_dim` channels of V.
 void check_value_dim(int value_dim, const AttentionSpec& spec);
 
 template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&& visit) {
@@ -92,7 +115,7 @@ template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&&
   visit(Operand::lengths_kv, a.lengths_kv);
 }
 
-/// Calls the visitor with every tensor and its operand.
+/// Calls the visitor with the operand and the tensor, for every tensor.
 template <typename Self, typename Visitor>
 requires std::is_same_v<std::remove_const_t<Self>, ForwardArgs>
 void visit_tensors(Self& a, Visitor&& visit) {
@@ -123,46 +146,47 @@ void visit_tensors(Self& a, Visitor&& visit) {
 
 class PreparedPass;
 
-/// Results share no memory with each other, with the workspace, or with what is read; forward() and
-/// backward() raise SpecError where they see that they do.
+/// A thread-safe object for one attention operation on one device. Kernels are compiled or loaded
+/// on first use, or by warmup().
 ///
-/// One operation on one device. Thread-safe; kernels are compiled or loaded on first use, or by
-/// warmup().
+/// Results must not share memory with each other, with the workspace or with tensors that the pass
+/// reads; forward() and backward() raise SpecError if they detect this.
 ///
-/// Which tiles they have is SAGEBWD_TUNE's to say (runtime/settings.h): by default those of tuning
-/// records where there are any, which are of a split backward alone. A call whose size falls into a
-/// bucket seen before looks nothing up.
+/// SAGEBWD_TUNE (runtime/settings.h) decides which tiles the kernels have. By default a kernel has
+/// the tile of its tuning record if a record exists; kernels of a fused backward have no records.
+/// If a call's size falls into a bucket that an earlier call used, no record is looked up.
 class Attention {
 public:
-  /// Resolves the spec; raises SpecError (also for an unknown SAGEBWD_TUNE), LibraryError or
-  /// DriverError. `tiles` replaces the default and tuned ones.
+  /// Resolves the spec. `tiles` replaces default and tuned tiles. Raises SpecError (also for an
+  /// unknown word in SAGEBWD_TUNE), LibraryError or DriverError.
   explicit Attention(const AttentionSpec&, int device = 0,
                      const std::optional<Tiles>& tiles = std::nullopt);
   ~Attention();
 
-  const AttentionSpec& spec() const; ///< resolved
+  const AttentionSpec& spec() const; ///< the resolved spec
   const Arch& arch() const;
-  /// Compiles and loads every kernel with its default tile, or with the tile that calls of a
-  /// problem's size run with (under SAGEBWD_TUNE=tune this tunes). After it, such calls can be
-  /// captured into a CUDA graph.
+  /// Compiles and loads every kernel: without a problem, each with its default tile; with a
+  /// problem, each with the tile that calls of this size use (under SAGEBWD_TUNE=tune this tunes).
+  /// Afterwards such calls can be captured into a CUDA graph.
   void warmup(bool backward = true, const std::optional<Problem>& problem = std::nullopt);
-  /// Builds the kernels of both passes side by side, for a forward that a backward of the same size
-  /// will follow: the second pass's are then not waited for again. Builds nothing while the stream
-  /// is being captured, and leaves every error to the pass that meets it.
+  /// Builds the kernels of both passes at the same time, for a forward that is followed by a
+  /// backward of the same size, so that the second pass does not wait for a compiler again. While
+  /// the stream is being captured, build_ahead() builds nothing. If a build fails, build_ahead()
+  /// raises nothing: the pass that needs the kernel raises the error.
   void build_ahead(const Problem&, void* stream);
-  /// The tile that calls of this size run with. Raises SpecError for a kernel that they do not
-  /// launch, TuneError: SAGEBWD_TUNE=frozen, no record.
+  /// The tile that calls of this size use. Raises SpecError if such calls do not launch the kernel,
+  /// and TuneError if SAGEBWD_TUNE=frozen and there is no record.
   TileConfig tile(KernelKind, const Problem&);
 
   size_t forward_workspace_bytes(const Problem&) const;
   size_t backward_workspace_bytes(const Problem&) const;
-  /// Raise SpecError for arguments no kernel can run (it says which and why), DriverError for
-  /// failed launches, and DriverError with a hint where a kernel would have to be compiled while
-  /// the stream is being captured.
+  /// Both raise SpecError if no kernel supports the arguments (the message says which argument and
+  /// why) and DriverError if a launch fails. If a kernel is not loaded while the stream is being
+  /// captured, they raise DriverError with a hint.
   void forward(const ForwardArgs&);
   void backward(const BackwardArgs&);
-  /// For many calls that differ in addresses alone. Of the arguments, addresses, workspace and
-  /// stream are not looked at.
+  /// Prepares a pass for many calls that differ only in addresses. The addresses, the workspace and
+  /// the stream of the arguments are ignored.
   PreparedPass prepare(const ForwardArgs&) const;
   PreparedPass prepare(const BackwardArgs&) const;
 
@@ -172,14 +196,15 @@ private:
   std::shared_ptr<State> state_;
 };
 
-/// A pass over tensors of one size and one set of strides: what does not depend on addresses is
-/// checked and worked out. Immutable; any number of threads may run it at a time.
+/// A pass over tensors of one size with one set of strides. Everything that does not depend on
+/// addresses has been checked and computed. A PreparedPass is immutable: any number of threads may
+/// run it at the same time.
 class PreparedPass {
 public:
   const AttentionSpec& spec() const;
   size_t workspace_bytes() const { return workspace_.bytes; }
-  /// `addresses` are those of the pass's tensors in the order of visit_tensors(). Raises what
-  /// Attention::forward() and backward() raise.
+  /// `addresses` has the addresses of the pass's tensors in the order of visit_tensors(). Raises
+  /// the same errors as Attention::forward() and backward().
   void run(std::span<const uint64_t> addresses, uint64_t workspace, void* stream) const;
 
 private:

@@ -1,4 +1,4 @@
-//===- compile_kernel.cpp - From a kernel's source to its cache entry -------===//
+//===- compile_kernel.cpp - From a kernel's source to its cache entry -----===//
 
 #include "runtime/compile_kernel.h"
 #include "runtime/nvrtc/nvrtc.h"
@@ -10,15 +10,15 @@ namespace sagebwd {
 
 namespace {
 
-/// Bytes of spill stores and loads a thread may have. Kernels are laid out to have none with the
-/// NVRTC this is tested with; another version's ptxas may need a few, which costs too little to
-/// refuse the kernel for. Every listing shows them.
+/// The most bytes of spill stores and loads of a thread that are accepted. Kernels are laid out to
+/// have none with the NVRTC that the tests use. Another version's ptxas may need a few, which cost
+/// too little to refuse the kernel. Every listing shows them.
 constexpr int kTolerableSpillBytes = 128;
 
 } // namespace
 
 KernelBuilder::Compiled compile_with_nvrtc(const KernelSource& source, const KernelSpec& spec) {
-  // What waits take more registers for may spill.
+  // Bounded waits (SAGEBWD_DEBUG_WAITS) take more registers and may cause spills.
   return compile_kernel(source, spec, settings().allow_spills || settings().debug_waits);
 }
 

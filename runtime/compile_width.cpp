@@ -1,4 +1,4 @@
-//===- compile_width.cpp - How many kernels to compile at a time -----------===//
+//===- compile_width.cpp - How many kernels to compile at a time ----------===//
 
 #include "runtime/compile_width.h"
 
@@ -12,15 +12,16 @@ namespace sagebwd {
 
 namespace {
 
-/// Measured with NVRTC 13.0 and the largest kernels, backward_dkv of head dimension 128, for all
-/// architectures: a process peaks at 141 MB with one thread, 164 with two, 227 with four and 351
-/// with eight. So a further thread takes about 30 MB; the first brings NVRTC itself, about 110 MB.
-/// A prebuild of 448 kernels, which holds all of them at its end, peaks at 277 MiB with two. What
-/// is asked for here leaves most of the memory to others and to compilers that take more.
+/// The memory that one compiling thread is assumed to need. Measured with NVRTC 13.0 and the
+/// largest kernels (backward_dkv of head dimension 128) for all architectures: a process peaks at
+/// 141 MB with one thread, 164 MB with two, 227 MB with four and 351 MB with eight. NVRTC itself
+/// thus takes about 110 MB, and each thread about 30 MB. A prebuild of 448 kernels, which holds all
+/// of them at its end, peaks at 277 MiB with two threads. The constant is larger than these
+/// numbers, to leave memory to other processes and to compilers that need more.
 constexpr uint64_t kBytesForEach = uint64_t{192} << 20;
 
-/// The number after a label in lines of "label number", or the file's first word. Nothing where it
-/// is no number ("max").
+/// The number after a label in lines of "label number"; without a label, the file's first word.
+/// Returns nothing if that is not a number (for example "max").
 std::optional<uint64_t> number_in(const std::string& path, const std::string& label = "") {
   std::ifstream file(path);
   std::string word;
@@ -35,7 +36,7 @@ void lower(std::optional<uint64_t>& least, std::optional<uint64_t> value) {
     least = value;
 }
 
-/// The names of a version's files.
+/// The names of the files of a control-group version.
 struct GroupFiles {
   const char *limit, *usage, *reclaimable;
 };
@@ -43,7 +44,8 @@ constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
                                "total_inactive_file"};
 constexpr GroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
 
-/// What a group leaves of its limit. Cached file contents count as usage but give way.
+/// The bytes that a control group leaves of its limit. Cached file contents count as usage, but the
+/// kernel frees them on demand.
 std::optional<uint64_t> left_in(const std::string& group, const GroupFiles& files) {
   const std::optional<uint64_t> limit = number_in(group + "/" + files.limit);
   const std::optional<uint64_t> usage = number_in(group + "/" + files.usage);
@@ -54,8 +56,8 @@ std::optional<uint64_t> left_in(const std::string& group, const GroupFiles& file
   return *limit - std::min(held, *limit);
 }
 
-/// The least that a group and those above it leave. In a container the path may be the host's, and
-/// only the root of the mount is there.
+/// The least that a group and the groups above it leave. In a container the path may be the host's
+/// path, and only the root of the mount may exist.
 std::optional<uint64_t> left_in_groups(const std::string& mount, std::string path,
                                        const GroupFiles& files) {
   std::optional<uint64_t> least;
@@ -69,7 +71,7 @@ std::optional<uint64_t> left_in_groups(const std::string& mount, std::string pat
 } // namespace
 
 size_t usable_cores() {
-  // Up to the kernel's largest machine; glibc's cpu_set_t ends at 1024.
+  // 8 sets hold as many cores as the kernel supports; one cpu_set_t of glibc ends at 1024.
   cpu_set_t sets[8];
   if (::sched_getaffinity(0, sizeof(sets), sets) == 0)
     return static_cast<size_t>(CPU_COUNT_S(sizeof(sets), sets));
@@ -81,7 +83,7 @@ std::optional<uint64_t> available_memory(const std::string& root) {
   if (auto kilobytes = number_in(root + "/proc/meminfo", "MemAvailable:"))
     least = *kilobytes << 10;
 
-  // Lines of "number:controllers:path"; version 2 has no controllers.
+  // Lines have the form "number:controllers:path"; in version 2 the controllers are empty.
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     std::istringstream fields(line);

@@ -1,4 +1,4 @@
-//===- compile_width.h - How many kernels to compile at a time -------------===//
+//===- compile_width.h - How many kernels to compile at a time ------------===//
 #pragma once
 
 #include <cstddef>
@@ -8,18 +8,19 @@
 
 namespace sagebwd {
 
-/// The cores that this process may use. At least one.
+/// The number of cores that this process may use; at least 1.
 size_t usable_cores();
 
-/// Threads that may compile side by side here and now: one for each core this process may use, but
-/// no more than the memory has room for. At least one.
+/// The number of threads that may compile at the same time in this process: one for each usable
+/// core, but no more than the memory has room for; at least 1.
 size_t compile_width();
-/// The same for a machine of so many cores and bytes; no limit where the bytes are not known.
+/// The same for a machine with so many cores and bytes; without a number of bytes, memory does not
+/// limit the result.
 size_t compile_width(size_t cores, std::optional<uint64_t> memory_bytes);
 
-/// Bytes that this process may still take without swapping or being killed: what the kernel calls
-/// available, and no more than what its control groups (v1 or v2) leave it. Nothing where neither
-/// is known. `root` is where /proc and /sys are.
+/// The bytes that this process may still allocate without swapping or being killed: the memory that
+/// the kernel calls available, limited by the process's control groups (v1 or v2). Returns nothing
+/// if neither can be read. `root` is the folder that contains /proc and /sys.
 std::optional<uint64_t> available_memory(const std::string& root = "");
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- diagnosis.cpp - What this machine has, and what is missing for what -===//
+//===- diagnosis.cpp - The report of the doctor about this machine --------===//
 
 #include "runtime/diagnosis.h"
 
@@ -28,7 +28,7 @@ namespace {
 
 namespace json = llvm::json;
 
-/// {name: true}, or false and the error.
+/// An object with {name: true}, or with false and the error.
 json::Object verdict(const char* name, const std::string& error) {
   json::Object object{{name, error.empty()}};
   if (!error.empty())
@@ -36,7 +36,7 @@ json::Object verdict(const char* name, const std::string& error) {
   return object;
 }
 
-/// What is worth knowing about an architecture, beyond whether it compiles.
+/// A remark about an architecture, for the report.
 std::string note_for(const Arch& arch) {
   return arch.name == "sm_103" ? "emulates s8 mma: each becomes several instructions" : "";
 }
@@ -94,14 +94,14 @@ private:
   bool asked_nvrtc_ = false;
   std::vector<GpuState> gpus_;
   DirectoryState directory_;
-  DriverNeeds directory_needs_; ///< of its kernels; read where it matters
-  DriverNeeds kept_;            ///< of the packs' as well
+  DriverNeeds directory_needs_; ///< of the directory's kernels; computed only if it matters
+  DriverNeeds kept_;            ///< of the directory's and the packs' kernels
   std::vector<PackState> packs_;
-  std::set<std::string> held_; ///< architectures that kernels are kept for; looked up offline
+  std::set<std::string> held_; ///< architectures of kept kernels; computed only offline
   std::vector<Missing> missing_;
 };
 
-/// What is set and leads nowhere, or has a name that nobody reads.
+/// Reports variables whose paths lead nowhere, and variables that nothing reads.
 void Doctor::look_at_paths() {
   const auto check = [&](const char* name, const std::string& path, bool sound, const char* none) {
     if (!path.empty() && !sound)
@@ -143,7 +143,7 @@ void Doctor::collect_missing() {
            "repair it, or take it out of SAGEBWD_CACHE_PACKS");
   for (const std::string& path : settings_.packs) {
     if (llvm::any_of(packs_, [&](const PackState& pack) { return pack.path == path; }))
-      continue; // it is a file, or its error says so
+      continue; // the path is a file, or its error has been reported
     for (const std::string& file : packs_left_out_at(path))
       miss("a name that ends in .pack: '" + file +
                "' is a pack, and of folders only files *.pack "
@@ -162,7 +162,7 @@ void Doctor::collect_missing() {
   missing_.insert(missing_.end(), caller_.missing.begin(), caller_.missing.end());
 }
 
-/// Where nothing is compiled, they are all there will be.
+/// If nothing can be compiled, the kept kernels are all that can run.
 void Doctor::collect_kernels_held() {
   for (const auto& [need, count] : kept_)
     held_.insert(need.first);
@@ -180,7 +180,8 @@ void Doctor::collect_kernels_held() {
 }
 
 void Doctor::collect_kernels_too_new() {
-  std::vector<std::string> archs; // of this machine's GPUs: other kernels are for others
+  // Of this machine's GPUs; kernels for other GPUs do not matter here.
+  std::vector<std::string> archs;
   for (const GpuState& gpu : gpus_)
     archs.push_back(gpu.arch);
   if (archs.empty())

@@ -1,4 +1,4 @@
-//===- diagnosis.h - What this machine has, and what is missing for what ---===//
+//===- diagnosis.h - The report of the doctor about this machine ----------===//
 #pragma once
 
 #include <string>
@@ -7,29 +7,30 @@
 
 namespace sagebwd {
 
-/// Something this machine lacks.
+/// Something that this machine lacks, what needs it, and how to get it.
 struct Missing {
   std::string what, needed_for, remedy;
 };
 
-/// What a caller knows besides: name and value of its own parts, and what it misses.
+/// The part of a caller, such as Python: names and values for the report, and what the caller
+/// misses.
 struct CallersParts {
   std::vector<std::pair<std::string, std::string>> parts;
   std::vector<Missing> missing;
 };
 
 struct Diagnosis {
-  std::string json; ///< one object, indented
-  std::string text; ///< the same for people
-  /// Whether whatever is set here can be used: the variables, by name and value, the cache
-  /// directory, the packs and all in them; and whether attention can run where there is a GPU. What
-  /// is merely not there, such as a GPU, is no defect.
+  std::string json; ///< one indented JSON object
+  std::string text; ///< the same as text for people
+  /// Whether everything that is set here can be used: variables, cache directory and packs with all
+  /// their items; and, if there is a GPU, whether attention can run. Something that is merely
+  /// absent, such as a GPU, does not make this false.
   bool sound = true;
 };
 
-/// Looks for the compiler (not under SAGEBWD_OFFLINE=1), the driver, GPUs, the cache and packs, as
-/// building and running would; tries the cache directory by a file, which is gone afterwards.
-/// Raises nothing for what is missing.
+/// Looks for the compiler (not under SAGEBWD_OFFLINE=1), the driver, GPUs, the cache and packs in
+/// the same way as building and running do. To test the cache directory, diagnose() writes a file
+/// and removes it. If something is missing, it is reported, and no error is raised.
 Diagnosis diagnose(const CallersParts& = {});
 
 } // namespace sagebwd

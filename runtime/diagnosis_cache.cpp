@@ -1,4 +1,4 @@
-//===- diagnosis_cache.cpp - What the cache's places hold, and can take -----===//
+//===- diagnosis_cache.cpp - Examine the cache directory and packs --------===//
 
 #include "runtime/diagnosis_cache.h"
 #include "cache/directory.h"
@@ -11,16 +11,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Why a kernel would not be kept in a directory, or empty. Leaves no trace.
+/// Why a kernel cannot be kept in a directory, or empty. The files and folders of the test are
+/// removed.
 std::string reason_not_kept(const std::string& directory) {
   std::error_code ignored;
   std::vector<fs::path> made;
   for (fs::path path = directory; path.has_relative_path() && !fs::exists(path, ignored);
        path = path.parent_path())
     made.push_back(path);
-  // Named like any temporary file, so that a sweep takes what a killed doctor leaves.
+  // The name is that of a temporary file, so that a sweep removes the file of a killed doctor.
   const std::string probe = ".tmp-" + std::to_string(::getpid()) + "-d";
-  // Of a kernel's size: a full disk takes an empty file.
+  // The file has the size of a kernel, because a full disk accepts an empty file.
   const std::string why = publish_file(directory, probe, std::string(64 << 10, '\0'));
   remove_file(directory, probe);
   for (const fs::path& path : made)

@@ -1,4 +1,4 @@
-//===- diagnosis_cache.h - What the cache's places hold, and can take -------===//
+//===- diagnosis_cache.h - Examine the cache directory and packs ----------===//
 #pragma once
 
 #include "cache/store.h"
@@ -9,23 +9,23 @@
 
 namespace sagebwd {
 
-/// The user's directory.
+/// The state of the user's cache directory.
 struct DirectoryState {
   StoreOptions options;
-  std::string error; ///< why kernels are not kept there, or empty
+  std::string error; ///< why kernels cannot be kept there, or empty
   size_t files = 0;
   uint64_t bytes = 0;
 };
-/// Tries the directory by a file, which is gone afterwards.
+/// Tests a directory by writing a file and removing it.
 DirectoryState look_at_directory(StoreOptions);
 
-/// A pack that SAGEBWD_CACHE_PACKS names, or a folder of packs that cannot be used.
+/// The state of a pack that SAGEBWD_CACHE_PACKS names, or of a folder of packs that cannot be used.
 struct PackState {
   std::string path, error;
   PackSummary summary;
 };
-/// Reads all of each pack of a file or a folder: a corrupt kernel would fail only where somebody
-/// wants it.
+/// Reads each pack of a file or a folder completely: a corrupt kernel would otherwise show only
+/// when somebody needs it.
 std::vector<PackState> look_at_packs(const std::string& path,
                                      const std::vector<uint32_t>& trusted_owners);
 

@@ -1,4 +1,4 @@
-//===- diagnosis_gpus.cpp - The GPUs of this machine, and what they need ---===//
+//===- diagnosis_gpus.cpp - The GPUs of this machine, and what they need --===//
 
 #include "runtime/diagnosis_gpus.h"
 
@@ -11,7 +11,7 @@
 namespace sagebwd {
 namespace {
 
-/// Kernels of an older version are not built: NVRTC 11 is not taken.
+/// The first supported CUDA version: NVRTC 11 is refused, so no kernel is older.
 constexpr int kFirstCuda = 12;
 
 } // namespace

@@ -1,4 +1,4 @@
-//===- diagnosis_gpus.h - The GPUs of this machine, and what they need -----===//
+//===- diagnosis_gpus.h - The GPUs of this machine, and what they need ----===//
 #pragma once
 
 #include "generator/spec.h"
@@ -12,7 +12,7 @@
 
 namespace sagebwd {
 
-/// What looking raises, or nothing.
+/// The message of the error that `look` raises, or empty.
 template <typename Look> std::string error_of(Look&& look) {
   try {
     look();
@@ -22,29 +22,30 @@ template <typename Look> std::string error_of(Look&& look) {
   return "";
 }
 
-/// What NVRTC can do, or why it cannot be opened.
+/// The abilities of NVRTC, or why it cannot be opened.
 struct CompilerState {
   std::string path, identity, error;
   int version_major = 0;
   std::vector<std::string> archs;
 
-  /// Why not for an architecture, or nothing.
+  /// Why NVRTC cannot compile for an architecture, or empty.
   std::string why_not(const Arch& arch) const;
 };
 CompilerState look_for_compiler();
 
-/// A GPU, and the architecture its kernels are built for.
+/// A GPU and the architecture for which its kernels are built, or why it is not supported.
 struct GpuState {
   driver::DeviceInfo info;
   std::string arch, error;
 };
 std::vector<GpuState> look_for_gpus();
 
-/// What the GPUs lack for which there is no kernel yet.
+/// Everything that this machine lacks for compiling kernels for its GPUs and running them; kept
+/// kernels are ignored.
 std::vector<Missing> missing_for_gpus(const std::vector<GpuState>&, const CompilerState&);
 
-/// Whether some attention runs on a GPU: its driver loads what NVRTC compiles for it, or one of the
-/// kernels that are kept.
+/// Whether attention can run on a GPU: the driver can load kernels that NVRTC compiles for it, or a
+/// kernel that is kept for it.
 bool runs(const GpuState&, const CompilerState&, const DriverNeeds& kept);
 
 } // namespace sagebwd

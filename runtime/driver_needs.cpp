@@ -1,4 +1,4 @@
-//===- driver_needs.cpp - Which drivers load what is kept ------------------===//
+//===- driver_needs.cpp - The driver versions that kept kernels need ------===//
 
 #include "runtime/driver_needs.h"
 #include "runtime/driver/driver.h"

@@ -1,6 +1,7 @@
-//===- error.h - What can go wrong at run time -----------------------------===//
+//===- error.h - Errors at run time ---------------------------------------===//
 //
-// Spec and argument errors are SpecError (generator/spec.h); these are the others.
+// This header declares the errors of the runtime. Errors in specs and arguments are SpecError
+// (generator/spec.h).
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -10,26 +11,26 @@
 
 namespace sagebwd {
 
-/// A library that has to be loaded at run time (libcuda, libnvrtc) is missing, too old, or not
-/// to be used in a forked process. The message says where it was looked for and what to do.
+/// A library that is loaded at run time (libcuda, libnvrtc) is missing, too old, or cannot be used
+/// in a forked process. The message says which places were searched and what to do.
 class LibraryError : public std::runtime_error {
 public:
   using std::runtime_error::runtime_error;
 };
 
 /// SAGEBWD_OFFLINE=1 forbids compiling, and a kernel is in no layer of the cache. The message says
-/// where was looked and which command builds it.
+/// which places were searched, and which command builds the kernel.
 class OfflineError : public std::runtime_error {
 public:
   OfflineError(std::string missing, const std::string& command)
       : std::runtime_error(missing + ". Where NVRTC is, run: " + command +
                            "; then name the file in SAGEBWD_CACHE_PACKS"),
         missing(std::move(missing)) {}
-  std::string missing; ///< what is not where, without the command
+  std::string missing; ///< the missing kernel and the searched places, without the command
 };
 
-/// NVRTC refused a kernel, or compiled it with spills. A defect of this library, so the message
-/// carries all that a report needs.
+/// NVRTC refused a kernel or compiled it with spills. Such an error is a defect of this library, so
+/// the message contains everything that a report needs.
 class CompileError : public std::runtime_error {
 public:
   CompileError(const std::string& what, std::string log, std::string numbered_source)
@@ -39,7 +40,8 @@ public:
   std::string numbered_source; ///< the generated source with line numbers
 };
 
-/// A CUDA driver call failed: its name, the driver's error name and text.
+/// A CUDA driver call failed. The message has the name of the call and the driver's error name and
+/// text.
 class DriverError : public std::runtime_error {
 public:
   DriverError(const std::string& what, int code) : std::runtime_error(what), code(code) {}

@@ -1,4 +1,4 @@
-//===- generate.cpp - Sources from the templates that the user names --------===//
+//===- generate.cpp - Generate a kernel's source --------------------------===//
 
 #include "runtime/generate.h"
 #include "generator/emit.h"
@@ -27,7 +27,7 @@ KernelSource with_bounded_waits(KernelSource source) {
   source.text = "#define SAGEBWD_BOUNDED_WAITS \"" + source.name +
                 "\"\n#define SAGEBWD_ARRIVALS_OFFSET " + std::to_string(source.shared_bytes) +
                 "\n" + source.text;
-  constexpr int kArrivalsBytes = 16 * 4; // ptx/bounded_wait.cuh
+  constexpr int kArrivalsBytes = 16 * 4; // the size of the array in ptx/bounded_wait.cuh
   source.shared_bytes += kArrivalsBytes;
   return source;
 }

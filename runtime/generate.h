@@ -1,4 +1,4 @@
-//===- generate.h - Sources from the templates that the user names ----------===//
+//===- generate.h - Generate a kernel's source ----------------------------===//
 #pragma once
 
 #include "generator/emit.h"
@@ -9,14 +9,14 @@
 
 namespace sagebwd {
 
-/// The templates in a folder, which SAGEBWD_TEMPLATE_DIR names for their development.
+/// The templates in a folder; SAGEBWD_TEMPLATE_DIR names one while templates are developed.
 TemplateSource templates_in(std::string folder);
 
-/// The same kernel, whose waits at barriers in shared memory have a bound (ptx/mbarrier.cuh).
+/// The same kernel with a time limit on each wait at a barrier in shared memory (ptx/mbarrier.cuh).
 KernelSource with_bounded_waits(KernelSource);
 
-/// emit(), from SAGEBWD_TEMPLATE_DIR where it is set and not empty, else as embedded; with bounded
-/// waits under SAGEBWD_DEBUG_WAITS=1.
+/// Generates with emit(), from the folder SAGEBWD_TEMPLATE_DIR if the variable is set and not
+/// empty, else from the embedded templates. Under SAGEBWD_DEBUG_WAITS=1 waits have a time limit.
 KernelSource generate(const KernelSpec&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- kernel_builder.cpp - Memory, disk, packs, compile -------------------===//
+//===- kernel_builder.cpp - Find a kernel, or compile it ------------------===//
 
 #include "runtime/kernel_builder.h"
 #include "cache/inventory.h"
@@ -25,7 +25,7 @@ namespace sagebwd {
 size_t KernelSpecHash::operator()(const KernelSpec& spec) const {
   size_t hash = std::hash<std::string_view>()(spec.arch.name);
   const auto add = [&](auto value) {
-    hash = hash * 1000003 + static_cast<size_t>(value); // collisions only cost a comparison
+    hash = hash * 1000003 + static_cast<size_t>(value); // a collision only costs a comparison
   };
   add(spec.kind);
   add(spec.pass);
@@ -39,7 +39,8 @@ KernelBuilder::Policy KernelBuilder::Policy::of(const Settings& settings) {
   policy.check_compiler = nvrtc::raise_if_unusable;
   if (!policy.offline)
     policy.accept = [recompile = settings.recompile](const CacheEntry& entry) {
-      // A neighbour with a newer driver may have compiled it. Where nothing is run, any will do.
+      // A neighbour with a newer driver may have compiled the entry. If no driver is open, nothing
+      // is launched, and every entry is accepted.
       const int driver = driver::opened_driver_version();
       return (driver == 0 || entry.lowest_driver <= driver) &&
              (!recompile || entry.compiler == Nvrtc::instance().identity());
@@ -56,7 +57,7 @@ KernelBuilder::Built KernelBuilder::find_in_memory(const KernelSpec& spec) const
       return nullptr;
     kernel = found->second;
   }
-  return kernel.get(); // waits, or raises, where another thread is building it
+  return kernel.get(); // waits if another thread is building it; raises that thread's error
 }
 
 void KernelBuilder::forget_unfinished() {
@@ -124,7 +125,7 @@ namespace {
 
 void KernelBuilder::say_waiting(const std::string& what, const std::string& holder,
                                 std::chrono::milliseconds left) {
-  if (!said_waiting_.exchange(true)) // it need not be the only one
+  if (!said_waiting_.exchange(true)) // say it once: other processes may hold further locks
     std::fprintf(stderr,
                  "sagebwd: waiting for %s, which is compiling %s; after another %.0f s it is "
                  "compiled here as well\n",
@@ -149,7 +150,8 @@ void KernelBuilder::say_compiling(const std::string& arch) {
 CacheEntry KernelBuilder::compile(const KernelSource& source, const KernelSpec& spec,
                                   const CacheKey& key) {
   const auto start = Clock::now();
-  // What other threads compile meanwhile, or one did a moment ago, is the same wait.
+  // If other threads compile at the same time, or another thread finished less than a pause ago,
+  // the user sees one continuous wait.
   constexpr std::chrono::seconds kPause{1};
   const Clock::duration began = start.time_since_epoch();
   if (compiling_++ == 0 && began - Clock::duration{compiled_at_} > kPause)
@@ -187,7 +189,8 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
     });
     store_.counters().waits += lock.waited();
     store_.counters().timeouts += lock.timed_out();
-    entry = store_.load_again(key, policy_.accept); // of whoever had the lock until now
+    // The process that held the lock may have built the kernel.
+    entry = store_.load_again(key, policy_.accept);
     kernel.cached = entry.has_value();
     if (!entry)
       entry = compile(source, spec, key);
@@ -201,7 +204,8 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
 
 namespace {
 
-/// By what takes longest to compile: what is long must not begin last, while other cores idle.
+/// Kernels that take longest to compile come first: a long compile that began last would leave the
+/// other cores idle.
 int place_in_queue(const KernelSpec& spec) {
   switch (spec.kind) {
   case KernelKind::backward:

@@ -1,6 +1,8 @@
-//===- kernel_builder.h - Memory, disk, packs, compile ---------------------===//
+//===- kernel_builder.h - Find a kernel, or compile it --------------------===//
 //
-// The order in which a kernel is looked for, apart from who emits and who compiles it.
+// A KernelBuilder looks for a kernel in memory, in the directory and in packs, in this order, and
+// compiles it if it is in none of them. Callers supply the functions that generate a source and
+// that compile it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -24,14 +26,15 @@ struct KernelSpecHash {
   size_t operator()(const KernelSpec&) const;
 };
 
-/// Thread-safe. Threads and processes that ask for one spec compile it once; different specs
-/// compile at the same time. A failure is reported to every thread that waits for it, and not
-/// remembered.
+/// Thread-safe. If threads or processes ask for the same spec, it is compiled once; different specs
+/// compile at the same time. A failure is reported to every thread that waits for it, and is not
+/// remembered: the next call tries again.
 class KernelBuilder {
 public:
   using Built = std::shared_ptr<const BuiltKernel>;
   using Emit = std::function<KernelSource(const KernelSpec&)>;
-  /// Whether a result may be kept is for the compiler to say: what is on disk is always sound.
+  /// The compiler decides whether a result may be kept in the cache: kernels on disk always run
+  /// without spills.
   struct Compiled {
     CacheEntry entry;
     bool keep = true;
@@ -39,15 +42,16 @@ public:
   using Compile = std::function<Compiled(const KernelSource&, const KernelSpec&)>;
 
   struct Policy {
-    bool offline = false; ///< a kernel that is in no layer is an OfflineError
-    /// Kept entries for which this is false are compiled anew; without it all count.
+    bool offline = false; ///< raise OfflineError for a kernel that is in no layer
+    /// Kept entries for which this returns false are compiled again; null accepts every entry.
     CacheStore::Accept accept = nullptr;
-    /// Raises where this process cannot compile: before another is waited for, not after a minute.
+    /// Raises if this process cannot compile. Called before a wait for another process, so that the
+    /// error comes at once and not after a minute.
     std::function<void()> check_compiler = nullptr;
-    /// Compiling that lasts longer says so, once, on standard error.
+    /// If compiling takes longer, one line on standard error says so, once.
     std::chrono::milliseconds announce_after = std::chrono::hours{24 * 365};
-    /// By `offline` and `recompile`: only entries of the NVRTC at hand count. Its check is of
-    /// forks.
+    /// The policy of the settings `offline` and `recompile` (under `recompile` only entries of this
+    /// process's NVRTC are accepted). Its check_compiler refuses forked processes.
     static Policy of(const Settings&);
   };
 
@@ -58,20 +62,22 @@ public:
       : KernelBuilder(store, std::move(emit), std::move(compile), Policy()) {}
 
   Built build(const KernelSpec&);
-  /// On as many threads as compile_width() says, those first that take longest. Raises the error
-  /// of the first, in the order in which they are begun, of those that failed.
+  /// Builds on compile_width() threads, kernels that compile longest first. If kernels fail, raises
+  /// the error of the one that began first.
   std::vector<Built> build_all(const std::vector<KernelSpec>&);
 
 private:
   Built find_in_memory(const KernelSpec&) const;
-  /// In a forked child: what another thread of its parent builds never comes.
+  /// In a forked child, forgets kernels that another thread of the parent was building: they would
+  /// never be finished.
   void forget_unfinished();
-  /// Every layer below memory.
+  /// Searches every layer below memory, then compiles.
   BuiltKernel make(const KernelSpec&);
   CacheEntry compile(const KernelSource&, const KernelSpec&, const CacheKey&);
-  /// One line to standard error, for the first kernel that another process keeps waiting.
+  /// Prints one line to standard error for the first kernel for which another process makes this
+  /// process wait.
   void say_waiting(const std::string& what, const std::string& holder, std::chrono::milliseconds);
-  /// One line to standard error, once this process has been compiling for some seconds.
+  /// Prints one line to standard error once this process has been compiling for some seconds.
   void say_compiling(const std::string& arch);
 
   CacheStore& store_;
@@ -80,9 +86,9 @@ private:
   Policy policy_;
   using Clock = std::chrono::steady_clock;
   std::atomic<bool> said_waiting_{false}, said_compiling_{false};
-  std::atomic<int> compiling_{0}; ///< kernels at this moment
+  std::atomic<int> compiling_{0}; ///< kernels that are being compiled at this moment
   std::atomic<Clock::rep> compiling_since_{0}, compiled_at_{0};
-  mutable ForkSafeMutex mutex_; ///< of what follows
+  mutable ForkSafeMutex mutex_; ///< guards the members below
   std::unordered_map<KernelSpec, std::shared_future<Built>, KernelSpecHash> kernels_;
   AtFork forget_{nullptr, nullptr, [this] { forget_unfinished(); }};
 };

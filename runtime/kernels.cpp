@@ -1,4 +1,4 @@
-//===- kernels.cpp - From a KernelSpec to machine code ---------------------===//
+//===- kernels.cpp - Turn a KernelSpec into machine code ------------------===//
 
 #include "runtime/kernels.h"
 #include "cache/at_fork.h"
@@ -22,7 +22,8 @@ namespace sagebwd {
 
 namespace {
 
-/// Of the key and of what an entry promises. Raise it when either changes its meaning.
+/// The version of the key's format and of the promises of an entry. Raise the number if either
+/// changes its meaning.
 constexpr const char* kSchema = "sagebwd kernel 2";
 
 std::string joined_options(const KernelSource& source) {
@@ -36,13 +37,14 @@ std::string joined_options(const KernelSource& source) {
 
 pid_t counting_process = 0;
 
-/// One line of what the cache did, for SAGEBWD_STATS=1. A forked child has its parent's counters.
+/// Prints one line of cache counters, for SAGEBWD_STATS=1. A forked child has a copy of its
+/// parent's counters and prints nothing.
 void print_counters() {
   if (::getpid() == counting_process)
     std::fprintf(stderr, "sagebwd: %s\n", to_string(user_store().counters()).c_str());
 }
 
-/// Never destroyed: threads may still build while the process ends.
+/// The builder is never destroyed, because threads may still build while the process ends.
 KernelBuilder& builder() {
   static constinit Single<KernelBuilder> builder;
   return builder.get([] {
@@ -87,7 +89,7 @@ std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<Kern
 
 OfflineError of_operation(const OfflineError& error, const std::vector<KernelSpec>& kernels,
                           const ResolvedSpec& spec) {
-  // A kernel's own spec is narrower than the operation's.
+  // The spec of a single kernel is narrower than the operation's, so the operation's spec is named.
   const bool tuned = !std::all_of(kernels.begin(), kernels.end(), has_default_tile);
   return OfflineError(error.missing, prebuild_command(spec, kernels.front().arch, tuned));
 }

@@ -1,6 +1,7 @@
-//===- kernels.h - From a KernelSpec to machine code -----------------------===//
+//===- kernels.h - Turn a KernelSpec into machine code --------------------===//
 //
-// Memory, then the user's directory, then a compile: the only way to a cubin.
+// The functions of this header are the only way to a cubin. They look for a kernel in memory, then
+// in the user's directory, then in packs; if a kernel is in none of them, they compile it.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -16,34 +17,37 @@
 
 namespace sagebwd {
 
-/// A kernel ready to load.
+/// A kernel that is ready to be loaded.
 struct BuiltKernel {
   KernelSpec spec;
   CacheEntry entry;
   int threads = 0;
-  int shared_bytes = 0; ///< dynamic
-  bool cached = false;  ///< this process did not compile it
+  int shared_bytes = 0; ///< dynamic shared memory
+  bool cached = false;  ///< true if this process did not compile it
 };
 
-/// The process's store, in the directory its environment names.
+/// The process's store, in the directory that the environment names.
 CacheStore& user_store();
 
-/// The key under which a kernel is kept.
+/// The key under which a kernel is kept in the cache.
 CacheKey key_of(const KernelSource&, const KernelSpec&);
 
-/// Makes what the generator keeps in statics of its functions, which takes milliseconds. A child
-/// that is forked while another thread makes one waits for it for ever.
+/// Builds the tables that the generator keeps in function-local statics, which takes milliseconds.
+/// If a process forks while a thread builds one, the child waits for that table for ever; so they
+/// are built early.
 void make_tables();
 
-/// Raises CompileError, LibraryError (no NVRTC where one is needed, or a fork within it),
-/// OfflineError, PackError or SpecError.
+/// Raises CompileError, LibraryError (a kernel must be compiled and there is no NVRTC, or the
+/// process forked inside NVRTC), OfflineError, PackError or SpecError.
 std::shared_ptr<const BuiltKernel> build(const KernelSpec&);
-/// The same for several, compiled in parallel; results in the given order.
+/// The same for several kernels, compiled in parallel; results are in the given order.
 std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<KernelSpec>&);
-/// The same for kernels of one operation: an OfflineError names the command that builds all of it.
+/// The same for the kernels of one operation: an OfflineError then names the command that builds
+/// the whole operation.
 std::vector<std::shared_ptr<const BuiltKernel>> build_operation(const std::vector<KernelSpec>&,
                                                                 const ResolvedSpec&);
-/// What build_operation() raises for an error about one of the operation's kernels.
+/// Changes an OfflineError about one of an operation's kernels into the error that
+/// build_operation() raises.
 OfflineError of_operation(const OfflineError&, const std::vector<KernelSpec>&, const ResolvedSpec&);
 
 } // namespace sagebwd

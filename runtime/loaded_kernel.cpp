@@ -1,4 +1,4 @@
-//===- loaded_kernel.cpp - A kernel on a device ------------------------------===//
+//===- loaded_kernel.cpp - A kernel that is loaded on a device ------------===//
 
 #include "runtime/loaded_kernel.h"
 
@@ -18,7 +18,7 @@ bool is_map(const Field& field) { return tensor_of(field.operand) != Operand::co
 void pack_with_maps(const KernelSpec& spec, const Problem& problem, OperandValues values,
                     std::byte* params) {
   constexpr uint32_t kBox[] = {kTokensPerTile, kTokensPerTile}; // channels, tokens
-  std::array<TensorMap, 4> maps; // at least as many as any kernel has
+  std::array<TensorMap, 4> maps;                                // no kernel has more
   size_t count = 0;
   for (const Field& field : fields_of(spec))
     if (is_map(field)) {
@@ -54,7 +54,7 @@ void launch(const LoadedKernel& kernel, const Problem& problem, const OperandVal
   else
     pack_params(fields, values, params);
   const Grid grid = grid_of(kernel.spec, problem);
-  // Drivers before 12.3 cannot capture such launches into a graph.
+  // Drivers before CUDA 12.3 cannot capture launches that may overlap into a graph.
   static const bool may_overlap = driver::driver_version() >= 12030;
   driver::launch(kernel.function, grid.x, grid.y, grid.z, kernel.threads, kernel.shared_bytes,
                  stream, params, overlaps && may_overlap && kernel.spec.arch.major >= 9);

@@ -1,4 +1,4 @@
-//===- loaded_kernel.h - A kernel on a device -------------------------------===//
+//===- loaded_kernel.h - A kernel that is loaded on a device --------------===//
 #pragma once
 
 #include "generator/plan.h"
@@ -8,21 +8,21 @@
 
 namespace sagebwd {
 
-/// A kernel in a device's primary context.
+/// A kernel that is loaded in a device's primary context.
 struct LoadedKernel {
   KernelSpec spec;
   driver::Function function = nullptr;
   unsigned threads = 0;
-  unsigned shared_bytes = 0; ///< dynamic
+  unsigned shared_bytes = 0; ///< dynamic shared memory
 };
 
-/// Into the current context, for the life of the process: unloading would have to wait for the
-/// device. Raises DriverError.
+/// Loads a kernel into the current context for the life of the process; unloading would have to
+/// wait for the device. Raises DriverError.
 LoadedKernel load_kernel(const KernelSpec&, const std::string& name, const std::string& cubin,
                          int threads, int shared_bytes);
 
-/// On the current context's device; one that `overlaps` may begin while the kernel of the library
-/// that was launched before it ends. Raises DriverError.
+/// Launches on the device of the current context. If `overlaps`, the kernel may begin before the
+/// kernel that this library launched before it has ended. Raises DriverError.
 void launch(const LoadedKernel&, const Problem&, const OperandValues&, driver::Stream,
             bool overlaps = false);
 

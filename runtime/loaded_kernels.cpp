@@ -1,4 +1,4 @@
-//===- loaded_kernels.cpp - The process's kernels on its devices ------------===//
+//===- loaded_kernels.cpp - All loaded kernels of the process -------------===//
 
 #include "runtime/loaded_kernels.h"
 
@@ -11,9 +11,10 @@
 namespace sagebwd {
 namespace {
 
-/// Of a process that forks the child has no use of it: the driver refuses to go on there.
+/// No AtFork entry is needed: in a forked child the driver refuses to work.
 std::mutex mutex;
-/// By device. Never destroyed: threads may still launch while the process ends.
+/// The key is the device. The map is never destroyed, because threads may still launch while the
+/// process ends.
 std::map<int, std::unordered_map<KernelSpec, LoadedKernel, KernelSpecHash>>& loaded =
     *new std::map<int, std::unordered_map<KernelSpec, LoadedKernel, KernelSpecHash>>;
 

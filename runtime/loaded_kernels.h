@@ -1,4 +1,4 @@
-//===- loaded_kernels.h - The process's kernels on its devices --------------===//
+//===- loaded_kernels.h - All loaded kernels of the process ---------------===//
 #pragma once
 
 #include "runtime/kernels.h"
@@ -8,12 +8,12 @@
 
 namespace sagebwd {
 
-/// One that load_once() has loaded on a device.
+/// The kernel if load_once() has loaded it on the device, else nothing.
 std::optional<LoadedKernel> find_loaded(const KernelSpec&, int device);
 
-/// The kernel on a device whose context is current. Whatever operations ask for it, it is loaded
-/// once: those that differ in the size of their window, say, have the same kernels. Thread-safe.
-/// Raises DriverError.
+/// Loads a kernel on a device whose context is current, or returns the loaded one. Operations share
+/// loaded kernels: for example, operations that differ only in the size of their window have the
+/// same kernels. Thread-safe. Raises DriverError.
 LoadedKernel load_once(const BuiltKernel&, int device);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- log.cpp - Which kernels this process has got, and from where ---------===//
+//===- log.cpp - A log line for each kernel built or found ----------------===//
 
 #include "runtime/log.h"
 
@@ -19,7 +19,7 @@ namespace sagebwd {
 
 namespace {
 
-/// What nobody takes must not grow for ever.
+/// The most lines that are kept, so that lines which no front end reads do not fill the memory.
 constexpr size_t kMostLines = 1000;
 
 struct Kept {
@@ -33,7 +33,7 @@ Kept& kept() {
 
 std::atomic<bool> keeps{false}, has_lines{false};
 
-/// Whole lines, also where several processes write to one file.
+/// Appends a whole line, also if several processes write to the same file.
 void write_line(const std::string& path, const std::string& line) {
   const int file = path == Settings::kStandardError
                        ? STDERR_FILENO

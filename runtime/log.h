@@ -1,7 +1,7 @@
-//===- log.h - Which kernels this process has got, and from where -----------===//
+//===- log.h - A log line for each kernel built or found ------------------===//
 //
-// One line per kernel: to standard error or a file, as SAGEBWD_LOG says, and to a front end that
-// has a log of its own.
+// The log has one line per kernel. SAGEBWD_LOG sends lines to standard error or to a file; front
+// ends with a log of their own read them with take_log_lines().
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -13,16 +13,17 @@ namespace sagebwd {
 
 struct LogLine {
   std::string text; ///< without "sagebwd: "
-  bool compiled;    ///< else the kernel was found
+  bool compiled;    ///< true: compiled here; false: found in a layer of the cache
 };
 
-/// A kernel that was compiled here (then `place` is empty), or found in a directory or pack.
+/// Logs a kernel that was found in the directory or pack `place`, or, if `place` is empty, compiled
+/// here.
 void log_kernel(const std::string& name, const std::string& arch, const std::string& place,
                 double seconds);
 
-/// From now on the latest lines are kept for take_log_lines().
+/// From this call on, the latest lines are kept for take_log_lines().
 void keep_log_lines();
-/// Whether there are any; costs next to nothing.
+/// Whether there are lines to take; this costs one atomic load.
 bool has_log_lines();
 std::vector<LogLine> take_log_lines();
 

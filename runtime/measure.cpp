@@ -1,4 +1,4 @@
-//===- measure.cpp - How fast a GPU does what the kernels are made of ------===//
+//===- measure.cpp - Measure the rates of instructions on a GPU -----------===//
 
 #include "runtime/measure.h"
 
@@ -14,10 +14,10 @@ namespace sagebwd {
 namespace {
 
 struct Rate {
-  const char* name; ///< as in templates/measure/rates.cuh, in its order
+  const char* name; ///< as in templates/measure/rates.cuh, in the same order
   const char* what;
   const char* unit;
-  double per_unit; ///< of a warp
+  double per_unit; ///< per unit of a warp
 };
 
 constexpr double kMmaOps8 = 2.0 * 16 * 8 * 32, kMmaOps16 = 2.0 * 16 * 8 * 16;
@@ -35,11 +35,11 @@ constexpr Rate kRates[] = {
     {"ldmatrix", "ldmatrix x4", "bytes", 512},
 };
 
-// As in templates/measure/rates.cuh.
+// These constants are the same as in templates/measure/rates.cuh.
 constexpr int kThreads = 512;
-constexpr int kUnits = 64; ///< a turn
+constexpr int kUnits = 64; ///< units of each turn
 constexpr int kTurns = 1024;
-constexpr int kRuns = 5; ///< after one that is not counted
+constexpr int kRuns = 5; ///< timed runs; a first run is not counted
 
 struct Params {
   driver::Pointer clocks, results;
@@ -60,7 +60,7 @@ private:
   driver::Pointer pointer_;
 };
 
-/// Two events on the default stream.
+/// Measures time with two events on the default stream.
 class Stopwatch {
 public:
   ~Stopwatch() {
@@ -80,7 +80,7 @@ private:
 
 std::string entry_of(const Rate& rate) { return std::string("sagebwd_measure_") + rate.name; }
 
-/// One block on each SM; the clocks are those of the median block.
+/// Runs one block on each SM. The clocks are those of the median block.
 MeasuredRate measured(const Rate& rate, driver::Function function, int sm_count) {
   Memory clocks(sizeof(uint64_t) * sm_count), results(sizeof(uint32_t) * sm_count * kThreads);
   Params params{clocks.pointer(), results.pointer(), kTurns};
@@ -101,7 +101,7 @@ MeasuredRate measured(const Rate& rate, driver::Function function, int sm_count)
     best_ms = run ? std::min(best_ms, ms) : ms;
     best_clocks = run ? std::min(best_clocks, of_block) : of_block;
   }
-  const double done = rate.per_unit * kUnits * kTurns * (kThreads / 32); // by an SM
+  const double done = rate.per_unit * kUnits * kTurns * (kThreads / 32); // done by one SM
   const double per_clock = done / best_clocks, tera = done * sm_count / best_ms / 1e9;
   return {rate.name, rate.what, rate.unit, per_clock, tera, tera * 1e3 / per_clock / sm_count};
 }

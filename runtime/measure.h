@@ -1,4 +1,4 @@
-//===- measure.h - How fast a GPU does what the kernels are made of --------===//
+//===- measure.h - Measure the rates of instructions on a GPU -------------===//
 #pragma once
 
 #include <string>
@@ -6,22 +6,24 @@
 
 namespace sagebwd {
 
-/// One rate of a GPU, counted in what `unit` names.
+/// One measured rate of a GPU, in units of `unit`.
 struct MeasuredRate {
   std::string name; ///< e.g. "mma_s8"
-  std::string what; ///< for people
-  std::string unit; ///< "operations" (two a multiply-add), "results" or "bytes"
-  double per_clock; ///< and SM, by the SM's own clock
-  double tera;      ///< 10^12 a second of the whole GPU, by the device's events
-  double clock_ghz; ///< that both together imply
+  std::string what; ///< a description for people
+  std::string unit; ///< "operations" (a multiply-add is two), "results" or "bytes"
+  double per_clock; ///< units per clock and SM, by the SM's own clock
+  double tera;      ///< 10^12 units per second on the whole GPU, timed with the device's events
+  double clock_ghz; ///< in GHz, the clock frequency that both rates imply
 };
 
-/// All rates in one source for NVRTC, an entry point each: "sagebwd_measure_" and its name.
+/// The source of all rates for NVRTC. Each rate has an entry point, "sagebwd_measure_" and its
+/// name.
 std::string measure_source();
 std::vector<std::string> measured_names();
 
-/// Compiles, runs each a few times on the device and takes the fastest. Raises LibraryError,
-/// CompileError, DriverError or SpecError (an architecture that is not built for).
+/// Compiles the source, runs each rate a few times on the device and keeps the fastest run. Raises
+/// LibraryError, CompileError, DriverError, or SpecError (for an architecture that is not
+/// supported).
 std::vector<MeasuredRate> measure_rates(int device);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- on_gpu.cpp - The kernels, on host data ------------------------------===//
+//===- on_gpu.cpp - Run the kernels on host data --------------------------===//
 #include "runtime/on_gpu.h"
 
 #include <algorithm>
@@ -8,10 +8,11 @@ namespace sagebwd {
 
 namespace {
 
-constexpr size_t kGuardBytes = 4096; ///< keeps the driver's alignment of 256 bytes
+constexpr size_t kGuardBytes = 4096; ///< a multiple of the driver's alignment of 256 bytes
 constexpr uint16_t kUnwritten = 0xffff;
 
-/// A packed spec's batch: sequences of one length, unless others are given.
+/// The options for a packed spec. If no lengths are given, the sequences have one length each and
+/// form a batch.
 RunOptions as_packed(const AttentionSpec& spec, const Problem& p, RunOptions options) {
   if (spec.packed && options.lengths.empty()) {
     options.apart = true;
@@ -21,7 +22,7 @@ RunOptions as_packed(const AttentionSpec& spec, const Problem& p, RunOptions opt
   return options;
 }
 
-/// As a call has it.
+/// The problem as a call of the operation expects it.
 Problem problem_of(Problem p, const RunOptions& options) {
   if (options.apart)
     p.seq_q *= p.batch, p.seq_kv *= p.batch;
@@ -161,7 +162,7 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   backward.workspace = backward_workspace->as();
   backward.workspace_bytes = backward_workspace->bytes();
   forward.stream = backward.stream = options.stream;
-  // The copies and fills ran on the null stream, which other streams do not wait for.
+  // The copies and fills ran on the null stream; other streams do not wait for it.
   driver::synchronize();
 }
 

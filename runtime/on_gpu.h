@@ -1,8 +1,9 @@
-//===- on_gpu.h - The kernels, on host data --------------------------------===//
+//===- on_gpu.h - Run the kernels on host data ----------------------------===//
 //
-// What the command line and the GPU tests run kernels with. Device memory starts as 0xff bytes,
-// which is NaN in bf16, fp16 and FP32 and never what a kernel stores (its NaNs are 0x7fff and
-// 0x7fffffff), and lies between guards: what is not written, or written beside, shows.
+// The command line and the GPU tests run kernels with these functions. Device memory starts as 0xff
+// bytes, which is NaN in bf16, fp16 and FP32 and never a value that a kernel stores (its NaNs are
+// 0x7fff and 0x7fffffff). The memory lies between guards. So elements that are not written, and
+// writes outside a tensor, are detected.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -18,18 +19,19 @@
 
 namespace sagebwd {
 
-/// Raises LibraryError with a remedy where there is no such GPU.
+/// Raises LibraryError with a remedy if there is no such GPU.
 void require_gpu(int device, const char* command);
 
 inline constexpr uint8_t kPoison = 0xff;
 
-/// What was not written, or written where nothing belongs; a sentence each.
+/// One sentence for each output that was not written, or that was written outside its tensor.
 using Faults = std::vector<std::string>;
 
 /// Device memory between two guards.
 class Buffer {
 public:
-  /// Without `start` it is neither filled nor guarded: what compute-sanitizer wants to see.
+  /// Without `start` the memory is neither filled nor guarded: compute-sanitizer then sees
+  /// uninitialised reads.
   explicit Buffer(size_t bytes, std::optional<uint8_t> start = kPoison);
   ~Buffer() { driver::release(memory_); }
   Buffer(const Buffer&) = delete;
@@ -39,7 +41,7 @@ public:
   template <typename T = void> T* as() const { return reinterpret_cast<T*>(pointer()); }
   size_t bytes() const { return bytes_; }
 
-  /// Copies as many bytes as there are.
+  /// Copies the values, whose bytes must be as many as the buffer's.
   template <typename T> void upload(const std::vector<T>& values) {
     if (values.size() * sizeof(T) != bytes_)
       throw std::logic_error("device memory is given another number of bytes than it has");
@@ -57,8 +59,8 @@ private:
   driver::Pointer memory_;
 };
 
-/// Where the elements of a (batch, head, token, channel) tensor lie. `padding` elements (a multiple
-/// of 8) follow each token.
+/// The place of the elements of a (batch, head, token, channel) tensor. `padding` elements (a
+/// multiple of 8) follow each token.
 struct Layout {
   bool bshd = false;
   int64_t padding = 0;
@@ -71,13 +73,14 @@ public:
                std::optional<uint8_t> start);
 
   const Tensor& view() const { return view_; }
-  /// From contiguous values; padding stays NaN.
+  /// Copies contiguous values; the padding stays NaN.
   void upload(const std::vector<float>& values);
-  /// To contiguous values. A fault where an element is not written, or anything else is.
+  /// Returns contiguous values. Adds a fault if an element is not written or the padding is
+  /// written.
   std::vector<float> download(const char* name, Faults&) const;
 
 private:
-  /// Calls with the place in memory and the index in contiguous order.
+  /// Calls `visit` with the place in memory and the index in contiguous order.
   template <typename Visit> void for_each(Visit) const;
 
   DType dtype_;
@@ -91,14 +94,17 @@ struct RunOptions {
   driver::Stream stream = nullptr;
   std::optional<uint8_t> workspace_start = kPoison;
   std::optional<uint8_t> start = kPoison; ///< of all other memory
-  /// Queries and keys of packed sequences, which the inputs' batch of 1 holds one behind the other.
+  /// The numbers of queries and keys of each packed sequence; the inputs' batch of 1 holds the
+  /// sequences one behind the other.
   std::vector<std::pair<int, int>> lengths = {};
-  std::vector<std::pair<int, int>> used = {}; ///< of these, those that count; none: all
-  bool apart = false;                         ///< they are a batch's, each of as many
-  int value_dim = 0;                          ///< channels of v, out, dout and dv; 0: as many
+  /// The tokens that count in each of `lengths`; empty: all.
+  std::vector<std::pair<int, int>> used = {};
+  bool apart = false; ///< the sequences are those of a batch, of one length each
+  int value_dim = 0;  ///< channels of v, out, dout and dv; 0: as many as q has
 };
 
-/// All memory of one forward and backward call on the current device; inputs are uploaded.
+/// The memory of one forward and one backward call on the current device. The constructor uploads
+/// the inputs.
 struct Operands {
   Operands(const Attention&, const reference::Inputs&, const RunOptions& = {});
 
@@ -107,7 +113,7 @@ struct Operands {
   size_t rows_bytes() const {
     return sizeof(float) * problem.batch * problem.heads * problem.seq_q;
   }
-  /// All outputs, with what is wrong with their memory and the workspaces'.
+  /// Downloads all outputs. Adds the faults in their memory and in the workspaces.
   reference::Outputs<float> download(Faults&) const;
 
   Problem problem;
@@ -120,10 +126,11 @@ struct Operands {
   DeviceTensor out = queries(value_channels), dq = queries(channels);
   DeviceTensor dk = keys(channels), dv = keys(value_channels);
   Buffer lse{rows_bytes(), options.start}, dlse{rows_bytes(), options.start};
-  Problem call; ///< the problem as a call has it
+  Problem call; ///< the problem as a call expects it
   Buffer forward_workspace;
-  std::optional<Buffer> backward_workspace; ///< no larger than these tensors need it
-  std::optional<Buffer> k_mean;             ///< where the inputs have one
+  /// No larger than these tensors need it.
+  std::optional<Buffer> backward_workspace;
+  std::optional<Buffer> k_mean; ///< if the inputs have one
   Buffer first_queries{packing_bytes(1)}, first_keys{packing_bytes(1)};
   Buffer lengths_q{packing_bytes(0)}, lengths_kv{packing_bytes(0)};
   ForwardArgs forward;
@@ -135,13 +142,13 @@ private:
   }
 };
 
-/// Copies the inputs to a device, runs forward and backward, copies o, lse, dq, dk and dv back.
-/// Without a place for the faults LibraryError is raised where there are any.
+/// Copies the inputs to a device, runs forward and backward, and copies o, lse, dq, dk and dv back.
+/// If `faults` is null, faults raise LibraryError.
 reference::Outputs<float> run_on_gpu(Attention&, int device, const reference::Inputs&,
                                      const RunOptions& = {}, Faults* = nullptr);
 
-/// What a run of these inputs should give: the emulated forward, and the emulated backward of the
-/// run's own out and lse.
+/// The expected outputs of a run: the emulated forward, and the emulated backward of the run's own
+/// out and lse.
 reference::Outputs<float> emulate_like(const AttentionSpec&, const reference::Inputs&,
                                        const reference::Outputs<float>& run);
 

@@ -1,4 +1,4 @@
-//===- overlap.cpp - Whether tensors of a call share memory ----------------===//
+//===- overlap.cpp - Whether tensors of a call share memory ---------------===//
 
 #include "runtime/overlap.h"
 #include "generator/fields.h"
@@ -10,10 +10,10 @@
 namespace sagebwd {
 namespace {
 
-/// More pairs of rows are not compared.
+/// The most pairs of rows that are compared.
 constexpr int64_t kMostSteps = 1 << 16;
 
-/// From the lowest byte on, to behind the highest.
+/// A range of bytes: `begin` is the lowest, `end` lies behind the highest.
 struct Range {
   int64_t begin, end;
 };
@@ -29,7 +29,7 @@ Range range_of(const MemoryArea& area) {
 
 int64_t rows_of(const MemoryArea& area) { return area.sizes[0] * area.sizes[1] * area.sizes[2]; }
 
-/// Whether rows fill the range, without gaps and each byte once.
+/// Whether rows fill the range without gaps, each byte once.
 bool is_dense(const MemoryArea& area) {
   int order[3] = {0, 1, 2};
   std::sort(order, order + 3,
@@ -60,11 +60,11 @@ bool reaches(int64_t first, int64_t stride, int64_t least, int64_t most, int64_t
   return false;
 }
 
-/// Whether rows of `one` and of `other` meet, which begin `distance` bytes apart, and lie on one
-/// grid of `strides`. -1 where there are too many.
+/// Whether a row of `one` and a row of `other` overlap, if `one` begins `distance` bytes behind
+/// `other` and both have the same `strides`: 1 yes, 0 no, -1 if there are too many rows to compare.
 int meet_on_grid(const MemoryArea& one, const MemoryArea& other, const int64_t (&strides)[3],
                  int64_t distance) {
-  // Along the longest dimension the nearest row is calculated, along the others all are tried.
+  // Along the longest dimension the nearest row is calculated; along the others all rows are tried.
   int order[3] = {0, 1, 2};
   std::sort(order, order + 3, [&](int a, int b) {
     return one.sizes[a] + other.sizes[a] < one.sizes[b] + other.sizes[b];
@@ -98,7 +98,7 @@ bool share_memory(const MemoryArea& one, const MemoryArea& other) {
   }
   if (one_grid)
     return meet_on_grid(one, other, strides, distance) == 1;
-  // Into an area without gaps every row falls that begins or ends within its range.
+  // A row overlaps an area without gaps exactly if it overlaps the area's range.
   const auto whole = [](const MemoryArea& area, const Range& range) {
     MemoryArea row{area.name, area.written, area.address + static_cast<uint64_t>(range.begin)};
     row.row_bytes = range.end - range.begin;

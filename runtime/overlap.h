@@ -1,4 +1,4 @@
-//===- overlap.h - Whether tensors of a call share memory ------------------===//
+//===- overlap.h - Whether tensors of a call share memory -----------------===//
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,21 @@
 
 namespace sagebwd {
 
-/// What a call reads or writes: rows of contiguous bytes. A null address is nothing.
+/// The memory of one tensor: rows of contiguous bytes. If the address is null, the area is empty.
 struct MemoryArea {
   std::string_view name;
   bool written = false;
   uint64_t address = 0;
-  int64_t sizes[3] = {1, 1, 1}; ///< how many rows, in three dimensions
+  int64_t sizes[3] = {1, 1, 1}; ///< the number of rows in each of three dimensions
   int64_t strides[3] = {};      ///< in bytes
   int64_t row_bytes = 0;
 };
 
-/// Whether two areas have a byte in common. Areas that lie in turns, such as slices of one tensor,
-/// have none. Where that would be slow to find out, false.
+/// Whether two areas have a byte in common. Interleaved areas, such as slices of one tensor, have
+/// none. If the exact comparison would take too long, the result is false.
 bool share_memory(const MemoryArea&, const MemoryArea&);
 
-/// Raises SpecError if an area that is written shares memory with another one.
+/// Raises SpecError if an area that is written shares memory with another area.
 void check_shared_memory(std::span<const MemoryArea>);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- parallel_for.cpp - Work on several threads, and its interruption ----===//
+//===- parallel_for.cpp - Work on several threads that can be interrupted -===//
 
 #include "runtime/parallel_for.h"
 #include "cache/at_fork.h"
@@ -18,18 +18,18 @@
 namespace sagebwd {
 namespace {
 
-/// Between two calls of a watch.
+/// The time between two calls of a watch.
 constexpr std::chrono::milliseconds kPause{50};
 
 thread_local std::function<void()>* current_watch = nullptr;
-/// Of the loop that this thread works for.
+/// The flag of the loop for which this thread works.
 thread_local const std::atomic<bool>* interrupted = nullptr;
 
-/// The process ends, by this thread.
+/// Set when the process ends; `ends_it` is the thread that ends it.
 std::atomic<bool> ending{false};
 std::atomic<std::thread::id> ends_it{};
 
-/// The loops under way, which the end of the process waits for.
+/// Counts the running loops, for which the end of the process waits.
 class UnderWay {
 public:
   static UnderWay& instance() {
@@ -51,7 +51,7 @@ public:
   }
 
 private:
-  /// An NVRTC that cannot be interrupted may compile one kernel for as long.
+  /// The longest wait. An NVRTC that cannot be interrupted may compile one kernel for this long.
   static constexpr std::chrono::seconds kPatience{10};
 
   std::mutex mutex_;
@@ -59,7 +59,7 @@ private:
   int count_ = 0;
   AtFork at_fork_{[this] { mutex_.lock(); }, [this] { mutex_.unlock(); },
                   [this] {
-                    count_ = 0; // those threads are not here
+                    count_ = 0; // the child does not have those threads
                     mutex_.unlock();
                   }};
 };
@@ -71,9 +71,10 @@ public:
       : count_(count), work_(work), done_(done) {}
 
   void run(size_t width) {
-    const bool attends = done_ || current_watch; // the calling thread does, and works not
+    // The calling thread then only watches, and does not work.
+    const bool attends = done_ || current_watch;
     std::vector<std::thread> helpers;
-    if (!interrupted) // else it is nested
+    if (!interrupted) // nested loops start no threads
       start(helpers, std::min(count_, width) - (attends ? 0 : 1));
     if (helpers.empty())
       return work_alone();
@@ -98,7 +99,8 @@ private:
           changed_.notify_one();
         });
       }
-    } catch (const std::system_error&) { // no more to be had: those there are do the work
+    } catch (const std::system_error&) {
+      // No more threads can be made: the existing threads do the work.
       --working_;
     }
   }
@@ -158,11 +160,11 @@ private:
   const size_t count_;
   const std::function<void(size_t)>&work_, &done_;
   std::atomic<size_t> next_{0};
-  std::atomic<bool> stop_{false};        ///< nothing more is begun
-  std::atomic<bool> interrupted_{false}; ///< and what has begun may end early
-  std::atomic<size_t> working_{0};       ///< helpers
-  std::exception_ptr cause_;             ///< of the interruption
-  std::mutex mutex_;                     ///< of what follows
+  std::atomic<bool> stop_{false};        ///< no further index begins
+  std::atomic<bool> interrupted_{false}; ///< indices that have begun may end early
+  std::atomic<size_t> working_{0};       ///< helper threads that still work
+  std::exception_ptr cause_;             ///< the reason for the interruption
+  std::mutex mutex_;                     ///< guards the members below
   std::condition_variable changed_;
   std::deque<size_t> news_;
   std::exception_ptr error_;

@@ -1,4 +1,4 @@
-//===- parallel_for.h - Work on several threads, and its interruption ------===//
+//===- parallel_for.h - Work on several threads that can be interrupted ---===//
 #pragma once
 
 #include <atomic>
@@ -8,16 +8,17 @@
 
 namespace sagebwd {
 
-/// Calls work(0) ... work(count - 1) on up to `width` threads, or on as many of them as can be had.
-/// After an error nothing more is begun; of several errors, the one of the first index is raised.
-/// `done`, where given, is called on the calling thread after each index that is done, in the order
-/// in which they are; what it raises ends the work likewise. Within `work`, a further parallel_for
-/// takes no threads of its own.
+/// Calls work(0) ... work(count - 1) on up to `width` threads; if threads cannot be made, on fewer.
+/// After an error no further index begins; of several errors, the error of the lowest index is
+/// raised. If `done` is given, the calling thread calls it after each finished index, in the order
+/// in which they finish; an error of `done` also ends the work. A parallel_for inside `work` starts
+/// no threads.
 void parallel_for(size_t count, size_t width, const std::function<void(size_t)>& work,
                   const std::function<void(size_t)>& done = nullptr);
 
-/// While it lives, what this thread waits for can be interrupted: `watch` is called several times a
-/// second, on this thread, and what it raises ends the work and is raised in its place.
+/// While the object lives, waits and loops of this thread can be interrupted: `watch` is called
+/// several times a second on this thread. If `watch` raises an error, the work ends, and that error
+/// is raised.
 class ScopedWatch {
 public:
   explicit ScopedWatch(std::function<void()> watch);
@@ -29,27 +30,28 @@ private:
   std::function<void()> watch_, *outer_;
 };
 
-/// Ends work whose result nobody waits for any more; parallel_for() raises the cause instead.
+/// Ends work whose result nobody needs any more. parallel_for() raises the cause of the
+/// interruption instead.
 class Interrupted : public std::runtime_error {
 public:
   Interrupted() : std::runtime_error("the work was interrupted") {}
 };
 
-/// Set once the parallel_for that this thread works for is interrupted; null where it works for
-/// none.
+/// A flag that is set when the parallel_for for which this thread works is interrupted; null if
+/// this thread works for none.
 const std::atomic<bool>* interrupt_flag();
-/// Whether that flag says so, or the process ends.
+/// Whether the flag is set or the process ends.
 bool is_interrupted(const std::atomic<bool>* flag);
-/// The process ends: work of other threads is interrupted and waited for, so that nothing is taken
-/// down around it. What begins later raises Interrupted.
+/// Interrupts the work of other threads and waits for its end, so that the end of the process does
+/// not destroy objects in use. Work that begins later raises Interrupted.
 void end_work();
-/// The same when the process exits, before what was set up before this call is taken down. It may
-/// be called again.
+/// Calls end_work() when the process exits, before handlers run that were registered before this
+/// call. Repeated calls are allowed.
 void end_work_at_exit();
-/// Whether another thread than this one has ended the work.
+/// Whether a thread other than this one has ended the work.
 bool is_left_behind();
-/// For loops that last: calls the watch where this thread has one, and raises Interrupted where it
-/// works for a parallel_for that has been interrupted, or the process ends.
+/// For long loops: calls this thread's watch if there is one, and raises Interrupted if this
+/// thread's parallel_for has been interrupted or the process ends.
 void check_interrupt();
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- plans.cpp - Precision plans side by side on the GPU at hand ---------===//
+//===- plans.cpp - Compare the precisions on this machine's GPU -----------===//
 #include "runtime/plans.h"
 
 #include "runtime/on_gpu.h"
@@ -13,7 +13,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// One precision's operation and memory, and its timings.
+/// The operation, memory and timings of one precision.
 struct Contender {
   Contender(const AttentionSpec& spec, int device, const reference::Inputs& in)
       : attention(spec, device),

@@ -1,4 +1,4 @@
-//===- plans.h - Precision plans side by side on the GPU at hand -----------===//
+//===- plans.h - Compare the precisions on this machine's GPU -------------===//
 #pragma once
 
 #include "generator/plan.h"
@@ -10,30 +10,30 @@
 
 namespace sagebwd {
 
-/// One precision: how fast it is on a problem, and how far from FP64 on a smaller one.
+/// The speed of one precision on a problem, and its errors against FP64 on a smaller problem.
 struct PlanFigures {
   Precision precision;
-  int int8_products;              ///< of the seven
-  double forward_ms, backward_ms; ///< medians, all passes included
+  int int8_products;              ///< of the seven matrix products
+  double forward_ms, backward_ms; ///< medians; all kernels of the pass
   reference::ErrorFigures o, dq, dk, dv;
 };
 
 struct PlanRequest {
-  AttentionSpec spec; ///< its precision does not matter
+  AttentionSpec spec; ///< its precision is ignored
   Problem problem;
   int device = 0;
   int rounds = 15;
   uint64_t seed = 0;
-  /// Called before each step with what is done now and how many steps are done, of how many.
+  /// Called before each step with its description, the number of finished steps and the total.
   std::function<void(const std::string& what, int done, int total)> progress;
 };
-/// What the errors are taken of: one head with at most so many queries and keys, since the FP64
-/// reference runs on the CPU.
+/// The most queries and keys of the problem on which errors are measured. That problem has one
+/// head, and is small because the FP64 reference runs on the CPU.
 inline constexpr int64_t kErrorTokens = 2048;
 Problem problem_of_errors(const Problem&);
 
-/// Runs every precision on standard normal inputs, timed in turns so that none has the GPU to
-/// itself. Raises SpecError, LibraryError, CompileError or DriverError.
+/// Runs every precision on standard normal inputs. The precisions are timed in turns, so that all
+/// run under the same conditions. Raises SpecError, LibraryError, CompileError or DriverError.
 std::vector<PlanFigures> compare_plans(const PlanRequest&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- prebuild.cpp - One pack of every kernel that operations need --------===//
+//===- prebuild.cpp - Build one pack with every kernel of operations ------===//
 
 #include "runtime/prebuild.h"
 #include "generator/choice.h"
@@ -23,7 +23,8 @@ namespace {
 
 //===--- What is wanted ----------------------------------------------------===//
 
-/// Equal for kernels that are equal, and an order that no list decides.
+/// A text that is equal for equal kernels; sorting by it gives an order that does not depend on the
+/// order of requests.
 std::string identity_of(const KernelSpec& kernel) {
   std::string text(kernel.arch.name);
   for (const auto& [label, value] : labelled(kernel))
@@ -31,8 +32,7 @@ std::string identity_of(const KernelSpec& kernel) {
   return text;
 }
 
-/// The kernel that a record is of, with the record's tile. Raises SpecError for a record that is of
-/// none.
+/// The kernel of a record, with the record's tile. Raises SpecError if the record has no kernel.
 KernelSpec kernel_of(const TuningRecord& record) {
   const CacheKey& key = record.key;
   AttentionSpec spec;
@@ -48,13 +48,14 @@ KernelSpec kernel_of(const TuningRecord& record) {
   return kernel;
 }
 
-/// What stays of a kernel when its tile does not matter.
+/// The identity of a kernel without its tile.
 std::string untiled(KernelSpec kernel) {
   kernel.tile = {};
   return identity_of(kernel);
 }
 
-/// Whether this version would look for the record: its key holds the source of the default tile.
+/// Whether this version would find the record: the record's key contains the source of the default
+/// tile.
 bool is_current(const TuningRecord& record, KernelSpec kernel) {
   kernel.tile = default_tile(kernel.kind, kernel.attention, kernel.arch);
   return record.key["source"] == sha256_hex(generate(kernel).text);
@@ -108,8 +109,8 @@ std::vector<KernelSpec> kernels_of(const std::vector<WantedOperation>& operation
 
 namespace {
 
-/// Raises LibraryError without an NVRTC that knows all architectures: better now than after
-/// minutes.
+/// Raises LibraryError if no NVRTC supports all architectures: this is better known at once than
+/// after minutes.
 std::string nvrtc_for(const std::vector<KernelSpec>& kernels) {
   Nvrtc& nvrtc = Nvrtc::instance();
   std::set<std::string_view> seen;
@@ -119,7 +120,8 @@ std::string nvrtc_for(const std::vector<KernelSpec>& kernels) {
   return nvrtc.identity();
 }
 
-/// A pack holds only what is sound, whatever this process may run for itself.
+/// Refuses kernels with spills even if this process allows them for itself: packs contain only
+/// sound kernels.
 KernelBuilder::Compile sound(const KernelBuilder::Compile& compile) {
   return [compile](const KernelSource& source, const KernelSpec& spec) {
     KernelBuilder::Compiled compiled = compile(source, spec);
@@ -174,7 +176,7 @@ PrebuildResult prebuild(const PrebuildRequest& request) {
   const auto build = [&](size_t i) {
     try {
       result.kernels[i] = builder.build(kernels[i]);
-    } catch (const CompileError& error) { // the others are wanted all the same
+    } catch (const CompileError& error) { // the other kernels are still needed
       std::lock_guard lock(failures_mutex);
       failures.emplace(i, error);
     }

@@ -1,7 +1,7 @@
-//===- prebuild.h - One pack of every kernel that operations need ----------===//
+//===- prebuild.h - Build one pack with every kernel of operations --------===//
 //
-// For machines that may not compile. The pack's bytes depend on what is in it, not on the order in
-// which it was asked for or made, nor on how often making it was interrupted.
+// Machines that must not compile read kernels from such a pack. The bytes of a pack depend only on
+// its contents, not on the order in which they were requested or built, nor on interruptions.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -16,52 +16,55 @@
 
 namespace sagebwd {
 
-/// What a pack is to serve.
+/// An operation whose kernels a pack must contain.
 struct WantedOperation {
-  AttentionSpec spec; ///< group sizes of 0: the architecture's default
+  /// If a group size is 0, the architecture's default is used.
+  AttentionSpec spec;
   Arch arch;
   bool forward = true, backward = true;
 };
 
-/// Every kernel of the operations with its default tile and with the tiles of those tuning records
-/// that are of them; each once, in a fixed order. Raises SpecError for an operation or a record's
-/// tile that cannot be built.
+/// Every kernel of the operations, with its default tile and with the tiles of its tuning records;
+/// each once, in a fixed order. Raises SpecError if an operation or a record's tile cannot be
+/// built.
 std::vector<KernelSpec> kernels_of(const std::vector<WantedOperation>&,
                                    const std::vector<TuningRecord>& = {});
-/// Those of the records that are of one of the operations' kernels, as this version generates them.
+/// The records that belong to a kernel of the operations, as this version generates it.
 std::vector<TuningRecord> records_of(const std::vector<WantedOperation>&,
                                      const std::vector<TuningRecord>&);
 
 struct PrebuildRequest {
-  std::string output; ///< the pack's file
+  std::string output; ///< the path of the pack
   std::vector<KernelSpec> kernels;
   std::vector<TuningRecord> records;
-  /// Called after each kernel, by the thread that called prebuild(). What it raises ends the work.
+  /// Called after each kernel by the thread that called prebuild(). An error that it raises ends
+  /// the work.
   std::function<void(const BuiltKernel&, size_t done, size_t total)> progress = nullptr;
 
-  /// Tests put others in their place.
+  /// Tests replace these two.
   KernelBuilder::Emit emit = generate;
   KernelBuilder::Compile compile = compile_with_nvrtc;
-  /// The name that `compile` gives itself in its entries; asked once. NVRTC's by default, which
-  /// also has to know every architecture.
+  /// The name with which `compile` identifies itself in entries; called once. Null: NVRTC's, which
+  /// then must support every architecture.
   std::function<std::string()> compiler = nullptr;
 };
 
 struct PrebuildResult {
-  /// Sorted as in kernels_of(). `cached` is one that an earlier, interrupted run had compiled.
+  /// In the order of kernels_of(). `cached` means that an earlier, interrupted run had compiled the
+  /// kernel.
   std::vector<std::shared_ptr<const BuiltKernel>> kernels;
   size_t records = 0;
   uint64_t pack_bytes = 0;
-  size_t threads = 0; ///< that compiled at the same time
+  size_t threads = 0; ///< threads that compiled at the same time
 };
 
-/// Compiles the kernels in parallel, each at once kept in the folder "OUTPUT.partial", where the
-/// next run finds it should this one be killed; writes the pack; removes the folder. Compiles also
-/// under SAGEBWD_OFFLINE=1: that is what it is for.
+/// Compiles the kernels in parallel, writes the pack and removes the work folder. Each kernel is
+/// kept at once in the folder "OUTPUT.partial", where the next run finds it if this run is killed.
+/// prebuild() compiles also under SAGEBWD_OFFLINE=1, because compiling is its purpose.
 ///
-/// Raises PackError for an output that cannot be written, or that another process is writing;
-/// LibraryError without an NVRTC for all architectures; CompileError where kernels do not compile,
-/// with the names of all of them: then there is no pack, and the others stay in the folder.
+/// Raises PackError if the output cannot be written or another process is writing it; LibraryError
+/// if there is no NVRTC for all architectures; CompileError if kernels do not compile, with the
+/// names of all of them: then no pack is written, and the other kernels stay in the folder.
 PrebuildResult prebuild(const PrebuildRequest&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- prebuild_command.cpp - How to get a kernel into a pack --------------===//
+//===- prebuild_command.cpp - The command that puts a kernel into a pack --===//
 
 #include "runtime/prebuild_command.h"
 #include "generator/choice.h"
@@ -14,7 +14,7 @@ std::string prebuild_command(const ResolvedSpec& spec, const Arch& arch, bool tu
   bool has_backward = true;
   try {
     Operation(spec, arch).kernels(Pass::backward);
-  } catch (const SpecError&) { // of wide heads it does not fit every GPU
+  } catch (const SpecError&) { // wide heads: a backward does not fit every GPU
     has_backward = false;
   }
   return text + (has_backward ? "" : " --pass forward") + (tuned ? " --records RECORDS" : "") +
@@ -23,9 +23,10 @@ std::string prebuild_command(const ResolvedSpec& spec, const Arch& arch, bool tu
 
 std::string prebuild_command(const KernelSpec& kernel) {
   AttentionSpec spec = kernel.attention;
-  if (kernel.channels == Channels::part) // any that does not fill the width
+  if (kernel.channels == Channels::part) // any width that is not full
     spec.head_dim -= kHeadDimStep;
-  // Not every kernel of a fused backward depends on this, which the operation must say.
+  // Not every kernel of a fused backward depends on `deterministic`, but the operation must name
+  // it.
   spec.deterministic &= definition_of(kernel.kind).of != Backward::fused;
   return prebuild_command(resolved(spec), kernel.arch, !has_default_tile(kernel));
 }

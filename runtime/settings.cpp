@@ -1,4 +1,4 @@
-//===- settings.cpp - What the environment says, read once -----------------===//
+//===- settings.cpp - The environment variables, read once ----------------===//
 
 #include "runtime/settings.h"
 #include "cache/at_fork.h"
@@ -23,7 +23,8 @@ std::string environment_variable(const char* name) {
 
 namespace {
 
-constexpr std::string_view kPrefix = "SAGEBWD_"; ///< of every variable of ours
+/// The beginning of every variable of this library.
+constexpr std::string_view kPrefix = "SAGEBWD_";
 
 constexpr std::pair<TuneMode, std::string_view> kModes[] = {{TuneMode::off, "off"},
                                                             {TuneMode::use, "use"},
@@ -49,8 +50,8 @@ uint64_t parse_limit(const std::string& text) {
   return number << shift;
 }
 
-/// A path as it is meant now: absolute, for the program may go to another folder, and with the home
-/// folder in the place of ~, for where it was quoted no shell has put it there.
+/// An absolute path, because the program may change its folder later. A leading ~ becomes the home
+/// folder, because a shell does not expand a ~ in quotes.
 std::string absolute_path(std::string path) {
   if (const std::string home = environment_variable("HOME");
       path.starts_with("~/") && !home.empty())
@@ -71,7 +72,7 @@ std::vector<std::string> parse_packs(std::string rest) {
   return packs;
 }
 
-/// Users by name or number.
+/// Parses users by name or number.
 std::vector<uint32_t> parse_owners(const std::string& text) {
   std::vector<uint32_t> owners;
   for (size_t begin = 0; begin < text.size();) {
@@ -96,7 +97,7 @@ std::vector<uint32_t> parse_owners(const std::string& text) {
 std::string cache_directory() {
   if (const std::string path = environment_variable("SAGEBWD_CACHE_DIR"); !path.empty())
     return absolute_path(path);
-  // The XDG base directory specification: a relative path is invalid and ignored.
+  // The XDG base directory specification says that a relative path is invalid and ignored.
   if (std::string path = environment_variable("XDG_CACHE_HOME"); !path.empty() && path[0] == '/')
     return path + "/sagebwd";
   if (std::string path = environment_variable("HOME"); !path.empty() && path[0] == '/')
@@ -104,7 +105,8 @@ std::string cache_directory() {
   return "";
 }
 
-/// Launchers' variables, whose other values are not ours to judge.
+/// The rank from launchers' variables. Values that are not numbers are ignored, because other
+/// programs define them.
 std::optional<int> rank_of_process() {
   for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"}) {
     const std::string value = environment_variable(name);
@@ -160,7 +162,7 @@ const std::vector<SettingVariable>& setting_variables() {
 }
 
 std::vector<std::string> unknown_variables() {
-  // Those of ./run, tests and benchmarks in a checkout.
+  // Variables of ./run, tests and benchmarks in a checkout.
   constexpr std::string_view kOthers[] = {
       "BIN",         "CACHE_SPEED_REPORT", "COMMIT", "FRESH_MIRROR", "LLVM_INCLUDEDIR",
       "LLVM_LIBDIR", "PYTHON_EXE",         "TREE",   "UPDATE_GOLDEN"};
@@ -179,7 +181,7 @@ std::vector<std::string> unknown_variables() {
 }
 
 std::string hint_for_variable(const std::string& unknown) {
-  std::vector<std::string> known; // without what all have in common
+  std::vector<std::string> known; // without the prefix that all have in common
   for (const SettingVariable& variable : setting_variables())
     known.emplace_back(variable.name + kPrefix.size());
   const std::string near = nearest(std::string_view(unknown).substr(kPrefix.size()), known);
@@ -197,7 +199,7 @@ bool is_appendable(const std::string& path) {
 }
 
 Settings Settings::from_environment(std::vector<std::string>* problems) {
-  // Sets a field by what a variable says, if it says anything.
+  // Sets a field if its variable is set.
   const auto read = [&](const char* name, auto& field, auto parse) {
     try {
       if (const std::string text = environment_variable(name); !text.empty())
@@ -224,7 +226,8 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
   read_switch("SAGEBWD_STATS", s.stats);
   read("SAGEBWD_LOG", s.log, [](const std::string& text) {
     const bool word = text == Settings::kStandardError || text == Settings::kNoLog;
-    if (!word && text.find_first_of("/.") == std::string::npos) // such as "true" and "debug"
+    // A word such as "true" or "debug" is not a path.
+    if (!word && text.find_first_of("/.") == std::string::npos)
       throw SpecError("SAGEBWD_LOG is '" + text +
                       "'; it takes 1 for standard error, 0 for no lines, or a file: write './" +
                       text + "' if that is one");
@@ -250,7 +253,7 @@ StoreOptions Settings::store_options() const {
 }
 
 const Settings& settings() {
-  // Never destroyed: threads may still read them while the process ends.
+  // The object is never destroyed, because threads may still read settings while the process ends.
   static constinit Single<const Settings> settings;
   return settings.get([] { return new Settings(Settings::from_environment()); });
 }

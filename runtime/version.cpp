@@ -1,4 +1,4 @@
-//===- version.cpp - Which version of the library this is -------------------===//
+//===- version.cpp - The version of the library ---------------------------===//
 #include "runtime/version.h"
 
 const char* sagebwd::version() { return SAGEBWD_VERSION; }

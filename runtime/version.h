@@ -1,9 +1,9 @@
-//===- version.h - Which version of the library this is --------------------===//
+//===- version.h - The version of the library -----------------------------===//
 #pragma once
 
 namespace sagebwd {
 
-/// That of project() in CMakeLists.txt, such as "1.2.3".
+/// The version of project() in CMakeLists.txt, such as "1.2.3".
 const char* version();
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- work_folder.cpp - What an interrupted prebuild leaves to the next ---===//
+//===- work_folder.cpp - The folder of an interrupted prebuild ------------===//
 
 #include "runtime/work_folder.h"
 
@@ -15,14 +15,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// The lock file of a folder that was removed meanwhile excludes nobody.
+/// Whether the open lock file is still the file at this path: the lock file of a folder that was
+/// removed meanwhile excludes nobody.
 bool is_at(int fd, const std::string& path) {
   struct stat opened, named;
   return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
          opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-/// Calls `visit` with each file of a folder and what it is by its name.
+/// Calls `visit` with each file of a folder and its kind, by its name.
 template <typename Visit> void visit_files(const std::string& folder, Visit visit) {
   std::error_code ignored;
   for (fs::directory_iterator item(folder, ignored), end; !ignored && item != end;
@@ -38,7 +39,7 @@ bool holds_kernels(const std::string& path) {
 
 constexpr const char* kRemedy = "; remove it, or name another file";
 
-/// Why what is there is not to be worked in, and emptied at the end; or empty.
+/// Why the existing folder must not be used, and emptied at the end; or empty.
 std::string reason_to_leave_alone(const std::string& path) {
   std::error_code ignored;
   if (fs::is_symlink(fs::symlink_status(path, ignored)))
@@ -71,11 +72,12 @@ WorkFolder::WorkFolder(const std::string& output) : path_(layout::work_folder_of
       fail("its work folder " + reason);
     Descriptor lock(
         ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
-    if (!lock && errno == ENOENT) // another removed the folder just now
+    if (!lock && errno == ENOENT) // another process removed the folder just now
       continue;
     if (!lock)
       fail(file + ": " + error_text(errno));
-    // Where the file system has no locks, two prebuilds do the work twice, and that is all.
+    // If the file system has no locks, two prebuilds may both do the work, which does no other
+    // harm.
     if (lock_byte(lock.get(), F_WRLCK, 0) == LockStatus::busy)
       fail("another process is building it right now; wait for it, or name another file");
     if (!is_at(lock.get(), file))
@@ -94,12 +96,12 @@ WorkFolder::~WorkFolder() {
 }
 
 void WorkFolder::remove() {
-  if (!is_at(lock_,
-             path_ + "/" + layout::kWorkLock)) // another has made the folder anew, or there is none
+  // Another process may have replaced the folder, or removed it.
+  if (!is_at(lock_, path_ + "/" + layout::kWorkLock))
     return;
   std::error_code ignored;
   visit_files(path_, [&](const fs::path& file, layout::Kind kind) {
-    const bool lock_of_folder = file.filename() == layout::kWorkLock; // goes last
+    const bool lock_of_folder = file.filename() == layout::kWorkLock; // removed last
     if (kind != layout::Kind::foreign && kind != layout::Kind::record && !lock_of_folder)
       fs::remove(file, ignored);
   });

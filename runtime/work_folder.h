@@ -1,6 +1,6 @@
-//===- work_folder.h - What an interrupted prebuild leaves to the next -----===//
+//===- work_folder.h - The folder of an interrupted prebuild --------------===//
 //
-// Internal to prebuild().
+// Only prebuild() uses this class.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -9,19 +9,19 @@
 
 namespace sagebwd {
 
-/// A cache directory of one prebuild, "OUTPUT.partial" beside the output: so it is where there is
-/// room and may be written. It is locked while this lives, and outlives this where there are
-/// kernels in it: remove() it when all is done.
+/// The cache directory of one prebuild: "OUTPUT.partial" beside the output, where there is room and
+/// this user may write. The folder is locked while the object lives. If the folder contains
+/// kernels, it stays afterwards; remove() removes it when the work is finished.
 class WorkFolder {
 public:
-  /// Raises PackError where the output cannot be written, or another process is writing it.
+  /// Raises PackError if the output cannot be written or another process is writing it.
   explicit WorkFolder(const std::string& output);
   ~WorkFolder();
   WorkFolder(const WorkFolder&) = delete;
   WorkFolder& operator=(const WorkFolder&) = delete;
 
   const std::string& path() const { return path_; }
-  /// Removes what a cache directory holds, and the folder if nothing else is in it.
+  /// Removes the files of a cache directory, and the folder if it is empty then.
   void remove();
 
 private:

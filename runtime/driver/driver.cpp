@@ -1,4 +1,4 @@
-//===- driver.cpp - The CUDA driver ------------------------------------------===//
+//===- driver.cpp - The CUDA driver ---------------------------------------===//
 
 #include "runtime/driver/driver.h"
 #include "runtime/driver/library.h"
@@ -20,7 +20,7 @@ constexpr int kMaxSharedMemoryPerBlockOptin = 97;
 constexpr int kMaxDynamicSharedSizeBytes = 8;
 // CUstream_flags
 constexpr unsigned kNonBlocking = 1;
-// CUresult: a cubin that this driver or GPU does not take
+// CUresult values: this driver or GPU does not support a cubin.
 constexpr Result kInvalidImage = 200;
 constexpr Result kNoBinaryForGpu = 209;
 constexpr Result kUnsupportedPtxVersion = 222;
@@ -46,7 +46,8 @@ int attribute(Device device, int which) {
   return value;
 }
 
-/// Retained on first use and kept: frameworks hold the same primary context.
+/// The primary context of a device, which is retained on first use and never released. Frameworks
+/// use the same context.
 Context primary_context(int ordinal) {
   static std::mutex mutex;
   static std::vector<Context>& contexts = *new std::vector<Context>(library().devices, nullptr);
@@ -71,7 +72,7 @@ int driver_version() {
 
 namespace {
 
-/// As nvidia-smi prints it.
+/// Formats a UUID as nvidia-smi prints it.
 std::string uuid_text(const unsigned char (&bytes)[16]) {
   std::string text = "GPU";
   for (int i = 0; i < 16; ++i) {
@@ -108,7 +109,7 @@ DeviceInfo device_info(int ordinal) {
 DeviceScope::DeviceScope(int ordinal) { library().cuCtxPushCurrent(primary_context(ordinal)); }
 
 DeviceScope::~DeviceScope() {
-  // A destructor cannot report; the constructor has called the driver already.
+  // A destructor cannot report errors. The constructor has called the driver, so it is open.
   Context popped = nullptr;
   if (table().cuCtxPopCurrent.address)
     table().cuCtxPopCurrent.address(&popped);

@@ -1,6 +1,7 @@
-//===- driver.h - The CUDA driver, opened when it is first needed ----------===//
+//===- driver.h - The CUDA driver, opened on first use --------------------===//
 //
-// The only file that declares the driver's types. Nothing here synchronises.
+// This is the only header that declares the driver's types. Only the functions at the end, which
+// the operation does not use, wait for the device.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -21,26 +22,27 @@ using Stream = struct StreamHandle*;
 using Event = struct EventHandle*;
 using Pointer = uint64_t;
 
-/// Why there is no usable driver or GPU, or empty where there is one. Never throws.
+/// Why there is no usable driver or GPU; empty if there is one. Never throws.
 const std::string& unavailable();
 
 int device_count();
-int driver_version(); ///< e.g. 13000
-/// "12.8" of 12080.
+int driver_version(); ///< e.g. 13000 for CUDA 13.0
+/// The version as text: "12.8" for 12080.
 std::string version_text(int cuda_version);
-/// The same, or 0 where this process has not opened a usable driver so far. Opens none.
+/// The driver's version, or 0 if this process has not opened a usable driver yet. Opens none.
 int opened_driver_version();
 struct DeviceInfo {
   std::string name;
-  std::string uuid; ///< "GPU-8dd7...", in any process; empty before CUDA 11.4
+  /// "GPU-8dd7...", the same in every process; empty with drivers before CUDA 11.4.
+  std::string uuid;
   int major = 0, minor = 0;
   int sm_count = 0;
-  int max_shared_bytes = 0; ///< per block, opted in
+  int max_shared_bytes = 0; ///< per block, the maximum after opting in
   size_t memory_bytes = 0;
 };
 DeviceInfo device_info(int ordinal);
 
-/// Makes a device's primary context current on this thread for a scope.
+/// Makes a device's primary context current on this thread while the object lives.
 class DeviceScope {
 public:
   explicit DeviceScope(int ordinal);
@@ -49,23 +51,24 @@ public:
   DeviceScope& operator=(const DeviceScope&) = delete;
 };
 
-Module load_module(const std::string& cubin); ///< into the current context
-size_t loaded_modules();                      ///< by this process so far; none is unloaded
+Module load_module(const std::string& cubin); ///< loads into the current context
+size_t loaded_modules(); ///< the number this process has loaded; none is ever unloaded
 Function get_function(Module, const std::string& name);
 void set_max_dynamic_shared(Function, int bytes);
-/// One launch on the caller's stream; `params` is the kernel's single by-value struct. One that
-/// `overlaps` may begin before the kernel in front of it has ended (compute capability 9.0 and
-/// later): its code waits for what it needs (templates/ptx/stream_order.cuh).
+/// Launches a kernel on the caller's stream; `params` is the kernel's single by-value struct. If
+/// `overlaps`, a kernel on compute capability 9.0 or later may begin before the kernel launched
+/// before it has ended: its code waits for the data that it needs (templates/ptx/stream_order.cuh).
 void launch(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned threads,
             unsigned shared_bytes, Stream, void* params, bool overlaps = false);
 bool is_capturing(Stream);
-/// Encodes a tensor of 16-bit elements for copies of boxes of the first two dimensions that become
-/// rows of 128 bytes, with the swizzle that wgmma reads; what lies outside is zeros. `map` has 128
-/// bytes at a multiple of 64; sizes innermost first; strides in bytes, of all but the innermost.
+/// Encodes a tensor of 16-bit elements, for copies of boxes of the first two dimensions. A box
+/// becomes rows of 128 bytes with the swizzle that wgmma reads; elements outside the tensor become
+/// zeros. `map` has 128 bytes and is aligned to 64 bytes. `sizes` begin with the innermost
+/// dimension; `strides` are in bytes and leave out the innermost dimension.
 void encode_tensor_map(void* map, uint64_t address, const uint64_t (&sizes)[4],
                        const uint64_t (&strides)[3], const uint32_t (&box)[2]);
 
-// For tools, tests and examples; the operation itself needs none of these.
+// Only tools, tests and examples use the functions below.
 Pointer allocate(size_t bytes);
 void release(Pointer);
 void copy_to_device(Pointer, const void*, size_t bytes);
@@ -75,7 +78,7 @@ void synchronize();
 Event create_event();
 void destroy_event(Event);
 void record(Event, Stream);
-float elapsed_ms(Event start, Event stop); ///< waits for `stop`
+float elapsed_ms(Event start, Event stop); ///< milliseconds; waits for `stop`
 Stream create_stream();
 void destroy_stream(Stream);
 void synchronize(Stream);

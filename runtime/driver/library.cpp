@@ -1,4 +1,4 @@
-//===- library.cpp - The table of driver functions ---------------------------===//
+//===- library.cpp - The table of driver functions ------------------------===//
 
 #include "runtime/driver/library.h"
 #include "runtime/driver/driver.h"
@@ -14,10 +14,11 @@ std::string version_text(int version) {
 
 namespace {
 
-/// The second is where WSL keeps it, outside the dynamic linker's path on some systems.
+/// WSL keeps libcuda in the second place, which is not in the dynamic linker's path on some
+/// systems.
 constexpr const char* kPlaces[] = {"libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"};
 
-/// cuGetProcAddress, in its two signatures: 11.3 and 12.0.
+/// Calls cuGetProcAddress, which has two signatures: of CUDA 11.3 and of 12.0.
 class Resolver {
 public:
   explicit Resolver(void* handle) : handle_(handle) {
@@ -35,7 +36,7 @@ public:
   }
 
 private:
-  /// The null stream is the legacy one, as in PyTorch.
+  /// The null stream is the legacy stream, as in PyTorch.
   static constexpr uint64_t kLegacyStream = 1; // CU_GET_PROC_ADDRESS_LEGACY_STREAM
 
   template <class Function> void load(Function& function, const char* symbol) {
@@ -73,7 +74,7 @@ Library::Library() {
     const std::string why = message ? message : place;
     const std::string absent =
         std::string(place) + ": cannot open shared object file: No such file";
-    if (!why.starts_with(absent)) // it is there, and not usable
+    if (!why.starts_with(absent)) // the file exists but is not usable
       tried += (tried.empty() ? "" : "; ") + why;
   }
   if (!handle) {
@@ -111,7 +112,7 @@ Library::Library() {
 int opened_driver_version() { return opened_version; }
 
 const Library& table() {
-  static const Library& library = *new Library; // outlives every thread
+  static const Library& library = *new Library; // never destroyed, so that it outlives every thread
   return library;
 }
 

@@ -1,7 +1,8 @@
-//===- library.h - The table of driver functions -----------------------------===//
+//===- library.h - The table of driver functions --------------------------===//
 //
-// Internal to runtime/driver. Each function is resolved once, at the version whose signature is
-// declared here (as cudaTypedefs.h names it); a missing one is an error only when it is called.
+// This header is internal to runtime/driver. Each function is looked up once, at the version whose
+// signature is declared here (as cudaTypedefs.h names it). If a function is missing, only calling
+// it is an error.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -13,7 +14,7 @@ namespace sagebwd::driver {
 using Result = int; // CUresult
 constexpr Result kSuccess = 0;
 
-/// CUlaunchAttribute and CUlaunchConfig.
+/// These structs mirror CUlaunchAttribute and CUlaunchConfig.
 struct LaunchAttribute {
   int id;
   alignas(8) int value[16];
@@ -25,7 +26,8 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
-// Name, the CUDA version that introduced this signature, the exported symbol, parameters.
+// Each line has a name, the CUDA version that introduced this signature, the exported symbol, and
+// the parameters.
 #define SAGEBWD_DRIVER_FUNCTIONS(X)                                                                \
   X(cuInit, 2000, "cuInit", unsigned)                                                              \
   X(cuDriverGetVersion, 2020, "cuDriverGetVersion", int*)                                          \
@@ -62,9 +64,9 @@ struct LaunchConfig {
   X(cuStreamDestroy, 4000, "cuStreamDestroy_v2", Stream)                                           \
   X(cuStreamSynchronize, 2000, "cuStreamSynchronize", Stream)
 
-/// Raises LibraryError: the driver has no such function.
+/// Raises LibraryError, because the driver has no such function.
 [[noreturn]] void raise_missing(const char* name, int since);
-/// Raises DriverError.
+/// Raises DriverError for the result of a call.
 [[noreturn]] void raise_failed(const char* name, Result);
 
 template <class... Args> struct FunctionOf {
@@ -72,13 +74,13 @@ template <class... Args> struct FunctionOf {
   int since;
   Result (*address)(Args...) = nullptr;
 
-  /// The driver's own answer.
+  /// Calls the function and returns the driver's result.
   Result call(Args... args) const {
     if (!address)
       raise_missing(name, since);
     return address(args...);
   }
-  /// Raises DriverError for any other answer than success.
+  /// Calls the function and raises DriverError unless the result is success.
   void operator()(Args... args) const {
     if (Result result = call(args...); result != kSuccess)
       raise_failed(name, result);
@@ -96,9 +98,9 @@ struct Library {
   Library();
 };
 
-/// The table as it is; for functions that must work without a GPU.
+/// The table, for functions that must work without a GPU.
 const Library& table();
-/// The table of a driver with at least one GPU; raises LibraryError.
+/// The table of a driver with at least one GPU; raises LibraryError if there is none.
 const Library& library();
 
 } // namespace sagebwd::driver

@@ -1,4 +1,4 @@
-//===- first_version.cpp - The oldest NVRTC for an architecture -------------===//
+//===- first_version.cpp - The oldest NVRTC for an architecture -----------===//
 
 #include "runtime/nvrtc/first_version.h"
 
@@ -9,7 +9,8 @@
 namespace sagebwd {
 
 int nvrtc::first_version(std::string_view arch) {
-  // 12.1, 12.2 and 12.3 know the architecture, and refuse wgmma of integers; 12.4 compiles all.
+  // NVRTC 12.1, 12.2 and 12.3 support the architecture but refuse wgmma of integers; 12.4 is the
+  // first to compile every kernel.
   constexpr int kIntegerWgmma = 12040;
   for (const Arch& known : all_archs())
     if (known.name == arch)

@@ -1,4 +1,4 @@
-//===- in_use.cpp - Which threads are within NVRTC, for those that fork -----===//
+//===- in_use.cpp - Count the threads inside NVRTC ------------------------===//
 
 #include "runtime/nvrtc/in_use.h"
 #include "cache/at_fork.h"
@@ -13,23 +13,25 @@ namespace sagebwd::nvrtc {
 
 namespace {
 
-/// fork() copies memory while other threads run on, so none may enter or leave meanwhile: the child
-/// might have NVRTC's mutex locked and the count of before.
+/// fork() copies memory while other threads run. During a fork no thread may enter or leave NVRTC:
+/// otherwise the child could have NVRTC's mutex locked and a count from before.
 struct Users {
   std::mutex mutex;
-  int count = 0;                   ///< of threads; `mutex` is its
-  std::atomic<pid_t> forked_by{0}; ///< the process that forked at a bad moment; 0: none did
+  int count = 0; ///< of threads inside NVRTC; guarded by `mutex`
+  /// The process that forked while a thread was inside NVRTC; 0: none.
+  std::atomic<pid_t> forked_by{0};
   AtFork at_fork{[this] { mutex.lock(); }, [this] { mutex.unlock(); },
                  [this] {
                    if (count > 0 && forked_by == 0)
                      forked_by = ::getppid();
-                   count = 0; // those threads are not here
+                   count = 0; // the child does not have those threads
                    mutex.unlock();
                  }};
 };
 
-/// Never destroyed: threads may compile while the process ends. Made when the program is loaded, as
-/// a child that is forked within the first call of a function would not find it made.
+/// The object is never destroyed, because threads may compile while the process ends. The object is
+/// made when the program is loaded: a function-local static would not exist in a child that is
+/// forked during the first call of the function.
 Users& users = *new Users;
 
 } // namespace

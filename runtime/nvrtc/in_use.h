@@ -1,14 +1,16 @@
-//===- in_use.h - Which threads are within NVRTC, for those that fork -------===//
+//===- in_use.h - Count the threads inside NVRTC --------------------------===//
 //
-// NVRTC holds a mutex of its own for most of a compilation. A child that is forked meanwhile has it
-// locked for ever, and every compilation there would wait for it.
+// NVRTC holds a mutex of its own for most of a compilation. If a process forks meanwhile, the mutex
+// is locked for ever in the child, and every compilation in the child would wait for it. So the
+// child must raise an error instead of compiling.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 namespace sagebwd::nvrtc {
 
-/// A thread is within NVRTC for as long as this lives. LibraryError as raise_if_unusable() says.
+/// A thread is inside NVRTC while this object lives. The constructor raises LibraryError as
+/// raise_if_unusable() does.
 class InUse {
 public:
   InUse();
@@ -17,8 +19,8 @@ public:
   InUse& operator=(const InUse&) = delete;
 };
 
-/// LibraryError in a process that was forked while a thread of its parent was within NVRTC, and in
-/// those that it forks.
+/// Raises LibraryError if this process, or one of its ancestors, was forked while a thread of its
+/// parent was inside NVRTC.
 void raise_if_unusable();
 
 } // namespace sagebwd::nvrtc

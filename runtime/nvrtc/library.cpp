@@ -1,4 +1,4 @@
-//===- library.cpp - Finding libnvrtc ---------------------------------------===//
+//===- library.cpp - Find libnvrtc ----------------------------------------===//
 
 #include "runtime/nvrtc/library.h"
 #include "cache/at_fork.h"
@@ -18,7 +18,8 @@ namespace sagebwd::nvrtc {
 
 namespace {
 
-/// Newest first. 12.8 is the first that knows every architecture of the list.
+/// The sonames, newest first. NVRTC 12.8 is the first version that supports every architecture of
+/// the library's list.
 constexpr const char* kSonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
 
 std::vector<std::string> glob_all(const std::string& pattern) {
@@ -53,12 +54,12 @@ public:
     for (const char* soname : kSonames)
       add(Candidate::file, path + "/" + soname, origin);
   }
-  /// A folder that holds Python packages.
+  /// Adds the places in a folder of Python packages.
   void site_packages(const std::string& path, const std::string& origin) {
     folder(path + "/nvidia/cu13/lib", origin);
     folder(path + "/nvidia/cuda_nvrtc/lib", origin);
   }
-  /// A Python installation or virtual environment.
+  /// Adds the places in a Python installation or virtual environment.
   void python_prefix(const std::string& prefix, const std::string& origin) {
     bool found = false;
     for (const char* pattern : {"/lib*/python3*/site-packages", "/lib*/python3*/dist-packages"})
@@ -80,8 +81,8 @@ private:
   std::vector<Candidate> list_;
 };
 
-/// CUDA 13's wheels carry no RUNPATH, so libnvrtc does not find its builtins unless they are in
-/// the process already.
+/// Loads the builtins of libnvrtc. CUDA 13's wheels have no RUNPATH, so libnvrtc finds its builtins
+/// only if the process has loaded them already.
 void open_builtins(const fs::path& folder) {
   for (const std::string& path : glob_all((folder / "libnvrtc-builtins.so.[0-9]*").string()))
     ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -114,7 +115,7 @@ void* open(const Candidate& candidate, std::string& why) {
   return handle;
 }
 
-/// What suggest() was told last.
+/// The arguments of the last call of suggest().
 struct Suggestion {
   ForkSafeMutex mutex;
   std::string file, origin;
@@ -152,7 +153,7 @@ std::vector<Candidate> candidates(const std::string& given) {
       places.add(Candidate::file, s.file, s.origin);
   }
 
-  // site-packages/sagebwd/_core.so has site-packages/nvidia as its neighbour.
+  // If this library is site-packages/sagebwd/_core.so, NVRTC is in site-packages/nvidia.
   if (fs::path folder = own_folder(); !folder.empty())
     places.site_packages(folder.parent_path().string(), "beside this library");
   if (fs::path prefix = executable_prefix(); !prefix.empty()) {

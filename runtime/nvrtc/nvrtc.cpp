@@ -1,4 +1,4 @@
-//===- nvrtc.cpp - The run-time compiler -------------------------------------===//
+//===- nvrtc.cpp - The run-time compiler ----------------------------------===//
 
 #include "runtime/nvrtc/nvrtc.h"
 #include "cache/at_fork.h"
@@ -25,7 +25,8 @@ constexpr Result kSuccess = 0;
 constexpr Result kCompilationFailed = 6; // NVRTC_ERROR_COMPILATION
 constexpr int kOldestMajor = 12;
 
-// The functions used of libnvrtc, all of them in 12.0 and later: name, parameters.
+// The functions of libnvrtc that are used. All are in version 12.0 and later. Each line has a name
+// and parameters.
 #define SAGEBWD_NVRTC_FUNCTIONS(X)                                                                 \
   X(nvrtcVersion, int*, int*)                                                                      \
   X(nvrtcGetNumSupportedArchs, int*)                                                               \
@@ -41,7 +42,7 @@ constexpr int kOldestMajor = 12;
   X(nvrtcGetProgramLogSize, Program, size_t*)                                                      \
   X(nvrtcGetProgramLog, Program, char*)
 
-/// The first line that says "error", for a message of one line.
+/// The first line of a log that says "error", for messages of one line.
 std::string first_error(const std::string& log) {
   size_t at = log.find("error");
   if (at == std::string::npos)
@@ -51,8 +52,9 @@ std::string first_error(const std::string& log) {
   return log.substr(begin, log.find('\n', at) - begin);
 }
 
-/// "36424714" of the PTX comment "// Compiler Build ID: CL-36424714". Some builds say "UNKNOWN"
-/// there: then "V13.2.86", of "// Cuda compilation tools, release 13.2, V13.2.86".
+/// The build number in a PTX comment: "36424714" in "// Compiler Build ID: CL-36424714". If a build
+/// says "UNKNOWN" there, the version in "// Cuda compilation tools, release 13.2, V13.2.86":
+/// "V13.2.86".
 std::string build_of(const std::string& ptx) {
   const auto number_after = [&](std::string_view label) -> std::string {
     const size_t at = ptx.find(label);
@@ -67,7 +69,7 @@ std::string build_of(const std::string& ptx) {
   return version.empty() ? "unknown" : "V" + version;
 }
 
-/// 90 of "sm_90a".
+/// The number of an architecture: 90 for "sm_90a".
 int number_of(std::string_view arch) {
   int number = 0;
   for (char c : arch)
@@ -104,16 +106,16 @@ struct Nvrtc::Library {
   SAGEBWD_NVRTC_FUNCTIONS(X)
 #undef X
   const char* (*nvrtcGetErrorString)(Result) = nullptr;
-  /// From 12.8 on; null before, where a compile cannot be ended early.
+  /// null before version 12.8: then a compilation cannot be ended early
   Result (*nvrtcSetFlowCallback)(Program, int (*)(void*, void*), void*) = nullptr;
 
-  std::string build; ///< empty until the first compile; build_mutex() is its
+  std::string build; ///< empty until the first compilation; guarded by build_mutex()
 
   Library();
   std::string name() const {
     return "NVRTC " + std::to_string(major) + "." + std::to_string(minor) + " (" + path + ")";
   }
-  /// Raises LibraryError: these calls fail only in a library that is broken.
+  /// Raises LibraryError for a failed call: these calls fail only if the library is broken.
   void check(Result, const char* function) const;
   void remember_build(const std::string& ptx);
   std::string text(Program, Result (*size)(Program, size_t*), Result (*get)(Program, char*)) const;
@@ -138,7 +140,7 @@ Nvrtc::Library::Library() {
       ::dlsym(library.handle, "nvrtcSetFlowCallback"));
   nvrtc::keep_signal_handlers(library.handle);
 
-  end_work_at_exit(); // before what the library has to be taken down at exit
+  end_work_at_exit(); // so that work ends before the library's own exit handlers run
   check(nvrtcVersion(&major, &minor), "nvrtcVersion");
   if (major < kOldestMajor)
     throw LibraryError(name() + " is too old: 12 and 13 are supported. Install it with `pip "
@@ -174,7 +176,7 @@ std::string Nvrtc::Library::text(Program program, Result (*size)(Program, size_t
 
 namespace {
 
-/// A program from creation to destruction.
+/// Creates a program and destroys it at the end of the scope.
 template <class Library> class ScopedProgram {
 public:
   ScopedProgram(const Library& library, std::string_view name, std::string_view source)
@@ -195,7 +197,7 @@ public:
       options.push_back(option.c_str());
     for (const std::string& option : more_options)
       options.push_back(option.c_str());
-    // From 13 on NVRTC may answer from the driver's cache, without the report of ptxas.
+    // From version 13 on, NVRTC may answer from the driver's cache, without the report of ptxas.
     if (library_.major >= 13)
       options.push_back("--no-cache");
     using Flag = std::atomic<bool>;
@@ -212,7 +214,7 @@ public:
   std::string cubin() const {
     return library_.text(program_, library_.nvrtcGetCUBINSize, library_.nvrtcGetCUBIN);
   }
-  /// NVRTC ends the texts with a zero.
+  /// The PTX without the zero byte with which NVRTC ends texts.
   std::string ptx() const {
     return library_.text(program_, library_.nvrtcGetPTXSize, library_.nvrtcGetPTX).c_str();
   }
@@ -222,7 +224,7 @@ public:
   }
 
 private:
-  const nvrtc::InUse in_use_; // first made, last destroyed
+  const nvrtc::InUse in_use_; // made first, destroyed last
   const Library& library_;
   Program program_ = nullptr;
 };
@@ -230,11 +232,11 @@ private:
 } // namespace
 
 Nvrtc& Nvrtc::instance() {
-  static constinit Single<Nvrtc> nvrtc; // a fork waits while it is opened
+  static constinit Single<Nvrtc> nvrtc; // a fork waits while the library is being opened
   return nvrtc.get([] { return new Nvrtc; });
 }
 
-/// Never freed: threads may still compile while the process ends.
+/// The library is never freed, because threads may still compile while the process ends.
 Nvrtc::Nvrtc() : library_(new Library) {}
 
 const std::string& Nvrtc::path() const { return library_->path; }
@@ -264,7 +266,7 @@ std::vector<std::string> Nvrtc::supported_archs() const {
 }
 
 const std::vector<std::string>& Nvrtc::options() {
-  // Every numeric mode is named: a default of NVRTC must not become part of the numerics.
+  // Every numeric mode is set explicitly, so that NVRTC's defaults are not a part of the numerics.
   static constinit Single<const std::vector<std::string>> options;
   return options.get([] {
     return new const std::vector<std::string>{
@@ -274,7 +276,7 @@ const std::vector<std::string>& Nvrtc::options() {
         "--prec-sqrt=true",
         "--fmad=true",
         "--ptxas-options=-v",
-        // Generic lambdas of device code would count as host functions.
+        // Otherwise NVRTC treats generic lambdas in device code as host functions.
         "--device-as-default-execution-space",
     };
   });
@@ -325,7 +327,7 @@ Compilation Nvrtc::compile(std::string_view name, std::string_view source, std::
     fail("it made no cubin; name a real architecture such as sm_90a");
 
   std::string ptx = program.ptx();
-  if (ptx.empty() && want_ptx) { // kept for virtual architectures only
+  if (ptx.empty() && want_ptx) { // NVRTC keeps PTX only for virtual architectures
     ScopedProgram again(*library_, name, source);
     if (again.compile("compute_" + std::string(arch.substr(arch.find('_') + 1))) != kSuccess)
       fail("its PTX cannot be had");

@@ -1,4 +1,4 @@
-//===- nvrtc.h - The run-time compiler, opened when it is first needed -----===//
+//===- nvrtc.h - The run-time compiler, opened on first use ---------------===//
 #pragma once
 
 #include "runtime/error.h"
@@ -9,54 +9,55 @@
 
 namespace sagebwd {
 
-/// One compilation's result.
+/// The result of one compilation.
 struct Compilation {
   std::string cubin;
-  std::string ptx; ///< filled where asked for
-  std::string log; ///< NVRTC's program log with ptxas' report
+  std::string ptx; ///< empty unless the caller wanted it
+  std::string log; ///< NVRTC's program log, which contains the report of ptxas
   int registers = 0;
-  int spill_bytes = 0; ///< stores and loads
+  int spill_bytes = 0; ///< bytes of spill stores and loads together
   int static_shared_bytes = 0;
   double compile_ms = 0;
 };
 
-/// What a compiler log says that no shipped kernel may have: spills, and ptxas' warnings and
-/// advisories (C75xx) but C7519. One line each; empty for a sound kernel.
+/// The lines of a compiler log that no shipped kernel may have: spills, and warnings and advisories
+/// (C75xx) of ptxas except C7519. A sound kernel has none.
 std::vector<std::string> compile_warnings(const std::string& log);
 
-/// The log without ptxas' routine report (registers, stack, its own compile time).
+/// The log without the routine report of ptxas (registers, stack, its compile time).
 std::string without_report(const std::string& log);
 
-/// A source as a person can match it with a log: each line after its number.
+/// The source with a number before each line, so that people can match it with a log.
 std::string number_lines(std::string_view source);
 
-/// libnvrtc, by dlopen (RTLD_LOCAL). Thread-safe.
+/// Calls libnvrtc, which dlopen() loads with RTLD_LOCAL. Thread-safe.
 class Nvrtc {
 public:
-  /// Opens it on the first call; LibraryError lists every place that was tried. Order:
-  /// SAGEBWD_NVRTC (then nothing else), a libnvrtc already in the process, nvrtc::suggest()'s, pip
-  /// wheels beside this library, beside the running executable, in VIRTUAL_ENV or CONDA_PREFIX,
-  /// CUDA_HOME / CUDA_PATH, the system.
+  /// Opens the library on the first call. Raises LibraryError, which lists every place that was
+  /// searched. The order: SAGEBWD_NVRTC (if it is set, nothing else is searched), a libnvrtc that
+  /// the process has loaded already, the file of nvrtc::suggest(), pip wheels beside this library,
+  /// beside the running executable, in VIRTUAL_ENV or in CONDA_PREFIX, CUDA_HOME or CUDA_PATH, the
+  /// system.
   static Nvrtc& instance();
 
-  const std::string& path() const; ///< of the library file
+  const std::string& path() const; ///< the path of the library file
   int version_major() const;
   int version_minor() const;
-  /// E.g. "nvrtc 13.0 build 36424714": the library really loaded, with its build number, which is
-  /// read once from an empty compile.
+  /// The library's version and build, e.g. "nvrtc 13.0 build 36424714". The build number is read
+  /// once, from an empty compilation.
   std::string identity();
   std::vector<std::string> supported_archs() const; ///< e.g. {"sm_75", ...}
 
-  /// The options every kernel of this library is compiled with, without the architecture.
+  /// The options with which every kernel is compiled, without the architecture.
   static const std::vector<std::string>& options();
 
-  /// Why it cannot compile for an architecture, with the version that can and how to get it; empty:
-  /// it can.
+  /// Why this NVRTC cannot compile for an architecture, with the first version that can and how to
+  /// get it; empty if it can.
   std::string why_not(std::string_view arch) const;
 
-  /// Compiles to a cubin for a real architecture ("sm_90a"). CompileError carries the log and the
-  /// numbered source. Spills and ptxas warnings are reported, not refused, here.
-  /// LibraryError where this NVRTC is too old for the architecture.
+  /// Compiles to a cubin for a real architecture ("sm_90a"). Spills and ptxas warnings are only
+  /// reported in the result. Raises CompileError with the log and the numbered source, or
+  /// LibraryError if this NVRTC is too old for the architecture.
   Compilation compile(std::string_view name, std::string_view source, std::string_view arch,
                       bool want_ptx = false, const std::vector<std::string>& more_options = {});
 

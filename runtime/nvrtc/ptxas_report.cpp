@@ -1,6 +1,6 @@
-//===- ptxas_report.cpp - What ptxas says about a kernel --------------------===//
+//===- ptxas_report.cpp - Read the report of ptxas about a kernel ---------===//
 //
-// A log looks so:
+// This file parses logs such as:
 //   ptxas info    : Compiling entry function 'k' for 'sm_80'
 //   ptxas info    : Function properties for k
 //   ptxas         .     40 bytes stack frame, 44 bytes spill stores, 44 bytes spill loads
@@ -24,7 +24,7 @@ bool contains(const std::string& line, const char* text) {
   return line.find(text) != std::string::npos;
 }
 
-/// The number right before `unit`, or nothing.
+/// The number directly before `unit`, or nothing.
 std::optional<int> number_before(const std::string& line, const std::string& unit) {
   size_t end = line.find(" " + unit);
   if (end == std::string::npos)
@@ -50,7 +50,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// C7519 only says which registers a kernel with setmaxnreg is compiled for.
+/// Whether a line is an advisory. C7519 is not one: it only says for which number of registers a
+/// kernel with setmaxnreg is compiled.
 bool is_advisory(const std::string& line) {
   return contains(line, "(C75") && !contains(line, "(C7519)");
 }

@@ -1,4 +1,4 @@
-//===- signals.cpp - NVRTC leaves the process's signal handlers alone -------===//
+//===- signals.cpp - Keep the process's signal handlers while NVRTC runs --===//
 
 #include "runtime/nvrtc/signals.h"
 
@@ -16,7 +16,8 @@ namespace {
 
 using Handler = void (*)(int);
 
-/// What the library calls in place of signal().
+/// The library calls this function instead of signal(). The function changes nothing and returns
+/// the present handler.
 Handler present_handler(int number, Handler) {
   struct sigaction action {};
   return ::sigaction(number, nullptr, &action) == 0 ? action.sa_handler : SIG_ERR;
@@ -47,8 +48,8 @@ struct Imports {
   }
 };
 
-/// The page of `slot` stays writable, as it is in every library that is bound lazily: what else
-/// lies on the page is not known here.
+/// Replaces the function in a slot. The page of `slot` stays writable, as in every library that is
+/// bound lazily, because other contents of the page may have to be writable.
 bool write(Handler (**slot)(int, Handler), Handler (*function)(int, Handler)) {
   const auto page_bytes = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   void* const page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slot) & -page_bytes);

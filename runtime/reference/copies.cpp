@@ -1,4 +1,4 @@
-//===- copies.cpp - The INT8 copies that pre-passes write ------------------===//
+//===- copies.cpp - The quantised copies that the pre-passes write --------===//
 #include "runtime/reference/copies.h"
 #include "runtime/reference/quantizer.h"
 
@@ -14,7 +14,7 @@ constexpr float kLeastBeside = 0x1p-60f;
 constexpr int64_t kSampledTokens = 256;
 constexpr int kMostExponent = 100;
 
-/// All of these tokens with one scale.
+/// Quantises all of these tokens with one scale.
 void quantize_together(Copy& copy, const float* x, const std::vector<int64_t>& tokens) {
   const int64_t d = copy.channels, count = static_cast<int64_t>(tokens.size());
   std::vector<float> gathered(count * d);
@@ -94,8 +94,8 @@ Copy copy_by_channels(const float* x, int64_t tokens, int64_t channels, int64_t 
 }
 
 std::vector<int> row_exponents(const float* x, int64_t rows, int64_t channels, int64_t unit) {
-  // Bits of a positive float are its logarithm, linear between powers of two; 13 bits of fraction
-  // leave room for a sum over a unit's rows in 32 bits.
+  // The bits of a positive float are its logarithm, linear between powers of two. With 13 bits of
+  // fraction a sum over a unit's rows fits into 32 bits.
   constexpr int kFraction = 13, kOctave = 1 << kFraction;
   const float magnitude = sampled_magnitude(x, rows, channels);
   const int of_head =
@@ -106,7 +106,7 @@ std::vector<int> row_exponents(const float* x, int64_t rows, int64_t channels, i
     std::vector<int> logarithms(end - first, 0);
     int sum = 0, count = 0;
     for (int64_t i = first; i < end; ++i) {
-      int32_t largest = 0; // magnitudes compare as integers, and no NaN hides
+      int32_t largest = 0; // magnitudes compare as integers, so a NaN is not lost
       for (int64_t c = 0; c < channels; ++c)
         largest = std::max(largest, std::bit_cast<int32_t>(x[i * channels + c]) & 0x7fffffff);
       const auto magnitude = std::bit_cast<float>(largest);
@@ -209,7 +209,7 @@ const float* HeadCopies::query_mean(int64_t query) const {
              : query_means_.data() + query / channel_tokens_q(spec_) * spec_.head_dim;
 }
 
-/// Rows are brought to one magnitude where dV has a scale for many of them.
+/// Brings rows of dO to one magnitude if one scale of dV serves many rows.
 void HeadCopies::scale_douts(const Head& head, bool int8_dv) {
   const int64_t m = head.queries, d = head.channels;
   exponents.assign(m, 0);

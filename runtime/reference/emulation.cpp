@@ -1,8 +1,8 @@
-//===- emulation.cpp - Attention as the kernels compute it -----------------===//
+//===- emulation.cpp - Compute attention as the kernels do ----------------===//
 //
-// Every quantiser bit for bit, integer products exact, everything else FP32. What the kernels
-// leave open, and so may differ in the last bits: the order of FP32 sums, exp2 and log2 (here
-// correctly rounded or nearly so) and the reciprocals of P's and dS's maxima.
+// Every quantiser is bit for bit that of the kernels, integer products are exact, and everything
+// else is FP32. The last bits may differ from a kernel's, because kernels leave open: the order of
+// FP32 sums, exp2 and log2 (here nearly exact), and the reciprocals of the maxima of P and dS.
 //
 //===----------------------------------------------------------------------===//
 #include "runtime/reference/copies.h"
@@ -21,7 +21,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.69314718f;
 constexpr float kLog2Levels = 7.99435344f; ///< log2(255)
-constexpr float kReferenceSlack = 16;      ///< log2 of how far a group's P may exceed 1
+constexpr float kReferenceSlack = 16; ///< log2 of the factor by which P may exceed 1 in a group
 
 float dot(const float* a, const float* b, int64_t count) {
   double sum = 0;
@@ -30,7 +30,7 @@ float dot(const float* a, const float* b, int64_t count) {
   return static_cast<float>(sum);
 }
 
-/// 2^(x * scale + addend) with one rounding of the exponent, as a fused multiply-add has.
+/// 2^(x * scale + addend); the exponent is rounded once, as by a fused multiply-add.
 float exp2_fused(float x, float scale, float addend) {
   return std::exp2(static_cast<float>(static_cast<double>(x) * scale + addend));
 }
@@ -67,7 +67,7 @@ public:
   }
 
 private:
-  /// Scales of operands whose product sums over channels, and over tokens.
+  /// How operands share scales, for products over channels and over tokens.
   Sharing over_channels() const { return block_ ? Sharing::whole : Sharing::row; }
   Sharing over_tokens() const { return block_ ? Sharing::whole : Sharing::column; }
   MatrixView<float> rows_of(const float* tensor) const { return {tensor, head_.channels}; }
@@ -77,27 +77,26 @@ private:
       x = rounded(x);
   }
 
-  /// Of the keys that a query sees, those in the products of matrices, and whether the first is
-  /// computed apart.
+  /// The keys that a query sees, without sinks; sees_sink(): whether it sees the first key.
   VisibleKeys others(int64_t query, int64_t count = 1) const {
     return head_.visible(query, count).within(sinks_, head_.keys - sinks_);
   }
   bool sees_sink(int64_t query) const { return !head_.visible(query).within(0, sinks_).empty(); }
 
-  /// scores_, short of the query's factor row_factor_; what smoothing takes from lse, shift_; and
-  /// the first key's scores, sink_score_.
+  /// Computes scores_, without the queries' factors row_factor_; shift_, which smoothing subtracts
+  /// from lse; and sink_score_, the scores of the first key.
   void scores(const Panel<float>& panel) {
     const int64_t n = head_.keys, d = head_.channels, rows = panel.rows;
     const float* q = head_.q + panel.first * d;
     const float scale_log2 = head_.softmax_scale * kLog2E;
     scores_.resize(rows * n);
-    row_factor_.assign(rows, std::abs(scale_log2)); // the sign is the scores'
+    row_factor_.assign(rows, std::abs(scale_log2)); // the scores have the sign
     shift_.assign(rows, 0);
     sink_score_.resize(rows);
     const float* sink_k = plan_.s ? copies_.smoothed_k.data() : head_.k;
     for (int64_t i = 0; i < rows; ++i) {
       const float score = dot(q + i * d, sink_k, d) * scale_log2;
-      sink_score_[i] = score + (score - score); // an infinite one must not pass for a softmax
+      sink_score_[i] = score + (score - score); // an infinity becomes NaN
     }
     if (!plan_.s) {
       gemm(rows, n, d, rows_of(q), rows_of(head_.k).transposed(), scores_.data(), n);
@@ -119,7 +118,7 @@ private:
     if (const float* mean = copies_.query_mean(panel.first))
       add_mean_scores(mean, rows);
   }
-  /// Of a mean that the panel's queries are quantised without: scores are whole then.
+  /// Adds the scores of the mean that the panel's queries lack; factors are then 1.
   void add_mean_scores(const float* mean, int64_t rows) {
     const int64_t n = head_.keys, d = head_.channels;
     for (int64_t j = sinks_; j < n; ++j) {
@@ -163,7 +162,7 @@ private:
         if (visible.empty())
           continue;
         const float* x = scores_.data() + i * n;
-        float largest = -kInfinity; // a NaN stays out of it and reaches the sum
+        float largest = -kInfinity; // a NaN is not a maximum, but reaches the sum
         for (int64_t j : visible)
           largest = std::max(largest, x[j]);
         largest *= row_factor_[i];
@@ -199,17 +198,17 @@ private:
     }
   }
 
-  /// With the constant scale 1/255: a row's own maximum is 1 there.
+  /// The level for the constant scale 1/255: a row's own maximum is 1.
   static float unsigned_level(float p255) {
     return std::isnan(p255) ? 0 : std::nearbyint(std::clamp(p255, 0.0f, kUnsignedLevels));
   }
 
-  /// The exponent e of a row of the panel: P and dP stand here as P 2^e and dP 2^-e.
+  /// The exponent e of a row: here P is stored as P 2^e, and dP as dP 2^-e.
   int exponent(const Panel<float>& out, int64_t row) const {
     return head_.dout ? copies_.exponents[out.first + row] : 0;
   }
 
-  /// P = exp(S - lse) from the scores and a raw lse, and the first key's apart.
+  /// Computes P = exp(S - lse) from scores and a raw lse; separately for the first key.
   void probabilities(Panel<float>& out, const float* lse) {
     const int64_t n = head_.keys;
     out.p.assign(out.rows * n, 0);
@@ -224,7 +223,7 @@ private:
     }
   }
 
-  /// delta, dP and dS = P (dP - delta), and the first key's dS apart.
+  /// Computes delta, dP and dS = P (dP - delta); separately for the first key.
   void score_gradients(Panel<float>& out) {
     const int64_t n = head_.keys, d = head_.channels, rows = out.rows;
     const float* dout = head_.dout + out.first * d;
@@ -257,7 +256,7 @@ private:
     }
   }
 
-  /// dV, dK and dQ, one group of keys at a time.
+  /// Computes dV, dK and dQ, one group of keys at a time.
   void products(Panel<float>& out) {
     const int64_t n = head_.keys, d = head_.channels, rows = out.rows, tile = spec_.group_kv;
     const float* q = head_.q + out.first * d;
@@ -266,7 +265,7 @@ private:
     std::vector<float> product(std::max(rows, tile) * d);
     add_sink(out);
 
-    // sum += X^T Y of the panel's columns from `first` on, in the quantised or the 16-bit way.
+    // sum += X^T Y for the panel's columns from `first` on, quantised or in 16 bits.
     const auto over_queries = [&](const std::vector<float>& x, int64_t first, int64_t columns,
                                   bool int8, float levels, const Copy& copy, const float* original,
                                   float* sum) {
@@ -307,7 +306,7 @@ private:
              out.dq.data(), d, true);
       }
     }
-    // The row sums of dS are dlse, and smoothed keys lack their mean.
+    // Rows of dS sum to dlse: with smoothed keys, dQ lacks dlse times their mean.
     const bool lacks_mean = spec_.smooth_k && head_.dlse;
     for (int64_t i = 0; i < rows * d; ++i) {
       out.dq[i] *= head_.softmax_scale;
@@ -318,7 +317,7 @@ private:
       round(out.dq);
   }
 
-  /// What dK lacks of the mean that the panel's queries are quantised without.
+  /// Adds the part of dK that comes from the mean which the panel's queries lack.
   void add_mean_gradients(const Panel<float>& out, int64_t first, int64_t columns) {
     const float* mean = plan_.dk ? copies_.query_mean(out.first) : nullptr;
     const int64_t n = head_.keys, d = head_.channels;
@@ -331,7 +330,7 @@ private:
     }
   }
 
-  /// The first key's part of dQ, dK and dV, in FP32.
+  /// Adds the first key's part of dQ, dK and dV in FP32.
   void add_sink(Panel<float>& out) {
     const int64_t d = head_.channels;
     const float* key = copies_.smoothed_k.data();
@@ -347,7 +346,7 @@ private:
     }
   }
 
-  /// P, dP and dS as whoever asks for them knows them: without exponents, with the first key.
+  /// Converts P, dP and dS for the caller: removes exponents, adds the first key.
   void show_matrices(Panel<float>& out) const {
     const int64_t n = head_.keys;
     for (int64_t i = 0; i < out.rows; ++i) {
@@ -380,10 +379,10 @@ private:
   AttentionSpec spec_;
   ProductPlan plan_;
   bool round_outputs_, block_;
-  int64_t sinks_; ///< first keys that are computed apart
+  int64_t sinks_; ///< first keys that are computed separately
   HeadCopies copies_;
   std::vector<float> scores_, row_factor_, shift_;             ///< of the current panel
-  std::vector<float> sink_score_, sink_p_, sink_dp_, sink_ds_; ///< the first key's there
+  std::vector<float> sink_score_, sink_p_, sink_dp_, sink_ds_; ///< of the first key
 };
 
 } // namespace

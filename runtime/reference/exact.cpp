@@ -1,4 +1,4 @@
-//===- exact.cpp - Attention in FP64 ---------------------------------------===//
+//===- exact.cpp - Attention in FP64 --------------------------------------===//
 #include "runtime/reference/gemm.h"
 #include "runtime/reference/head.h"
 

@@ -1,7 +1,8 @@
-//===- gemm.cpp - Small matrix products on the CPU -------------------------===//
+//===- gemm.cpp - Small matrix products on the CPU ------------------------===//
 //
-// Both operands are packed, then blocks of C are kept in registers. Vectors run over the columns
-// of C, so their width does not change the order of any sum; nor are products and sums fused.
+// Both operands are packed; then blocks of C are kept in registers. Vectors run over the columns of
+// C, so the order of a sum does not depend on the width of vectors. Products and sums are not
+// fused.
 //
 //===----------------------------------------------------------------------===//
 #include "runtime/reference/gemm.h"
@@ -9,7 +10,7 @@
 #include <algorithm>
 #include <vector>
 
-// A fused product and sum rounds once where other machines round twice.
+// A fused multiply-add rounds once; machines without it would round twice and get other bits.
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #else
@@ -19,12 +20,12 @@
 namespace sagebwd::reference {
 namespace {
 
-constexpr int64_t kDepth = 256; ///< of one packed slice: it stays in the first-level cache
-constexpr int kRows = 6;        ///< of C in registers; times one cache line of columns
+constexpr int64_t kDepth = 256; ///< of one packed slice, which stays in the first-level cache
+constexpr int kRows = 6;        ///< rows of C in registers, each with one cache line of columns
 template <typename T> constexpr int kColumns = 64 / sizeof(T);
 
 /// Packs `count` vectors of `depth` elements so that `width` of them lie side by side at each
-/// depth; missing ones are zero.
+/// depth. Missing vectors are zeros.
 template <typename T, int width>
 void pack(const T* from, int64_t vector_stride, int64_t depth_stride, int64_t count, int64_t depth,
           T* to) {
@@ -44,8 +45,8 @@ void pack(const T* from, int64_t vector_stride, int64_t depth_stride, int64_t co
   }
 }
 
-/// A block of C from packed operands: sum[i][j] = sum over d of a[d][i] b[d][j], in strips of
-/// columns whose sums fit into the registers of a machine with vectors of `bytes`.
+/// Computes a block of C from packed operands: sum[i][j] = sum over d of a[d][i] b[d][j], in strips
+/// of columns whose sums fit into the registers of a machine with vectors of `bytes` bytes.
 template <int bytes, typename T>
 [[gnu::always_inline]] inline void multiply_block(int64_t depth, const T* a, const T* b,
                                                   T* result) {
@@ -68,7 +69,7 @@ template <int bytes, typename T>
   }
 }
 
-// One binary for every x86-64: the loader picks the widest version that the CPU has.
+// One binary runs on every x86-64: the loader chooses the widest version that the CPU supports.
 #define SAGEBWD_BLOCK(attributes, bytes)                                                           \
   attributes void block(int64_t depth, const float* a, const float* b, float* result) {            \
     multiply_block<bytes>(depth, a, b, result);                                                    \

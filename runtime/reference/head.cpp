@@ -1,4 +1,4 @@
-//===- head.cpp - Heads of an attention operation on the CPU ---------------===//
+//===- head.cpp - Heads of an attention operation on the CPU --------------===//
 #include "runtime/reference/head.h"
 #include "runtime/compile_width.h"
 #include "runtime/parallel_for.h"

@@ -1,7 +1,8 @@
-//===- head.h - One head of an attention operation on the CPU --------------===//
+//===- head.h - One head of an attention operation on the CPU -------------===//
 //
-// Exact and emulated attention both go over a head panel by panel of consecutive queries, forward
-// and backward at once: a panel needs nothing of the others, but for the sums dK and dV.
+// Exact and emulated attention both compute a head panel by panel; a panel is some consecutive
+// queries, forward and backward. Panels are independent except for dK and dV, which are sums over
+// them.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -23,28 +24,30 @@ struct Head {
   float softmax_scale;
   Mask mask;
   const float *q, *k, *v;
-  const float* dout;              ///< null: forward only
-  const float* dlse;              ///< null: no gradient through lse
-  const float* given_o = nullptr; ///< what the backward starts from instead of its own forward
+  const float* dout; ///< null: only the forward
+  const float* dlse; ///< null: no gradient through lse
+  /// If set, the backward uses it instead of the own forward's result.
+  const float* given_o = nullptr;
   const float* given_lse = nullptr;
-  const float* k_mean = nullptr; ///< null: computed
+  const float* k_mean = nullptr; ///< null: the mean is computed
 
-  /// The keys that any of `count` queries from `query` on sees.
+  /// The keys that at least one of `count` queries from `query` on sees.
   VisibleKeys visible(int64_t query, int64_t count = 1) const {
     return keys_of(mask, queries, keys, query, count);
   }
 };
-/// Head `index` of B * H.
+/// Head `index` of the B * H heads.
 Head head_of(const Inputs&, const Mask&, int64_t index);
 
-/// What a panel of `rows` queries from `first` on gives; p, dp and ds are rows x keys.
+/// The results for `rows` queries from `first` on; p, dp and ds are rows x keys.
 template <typename T> struct Panel {
   int64_t first = 0, rows = 0;
   std::vector<T> o, lse, delta, dq, p, dp, ds;
 };
 
-/// A computation of one head. dk and dv are complete after the last panel. They are this head's
-/// alone, to be summed over the heads that share its keys, and dk lacks the softmax scale.
+/// The computation of one head. dk and dv are complete after the last panel. They are of this query
+/// head alone and must be summed over the heads that share its keys; dk has not been multiplied by
+/// the softmax scale.
 template <typename T> class HeadComputation {
 public:
   virtual ~HeadComputation() = default;
@@ -56,20 +59,20 @@ std::unique_ptr<HeadComputation<double>> exact_head(const Head&);
 std::unique_ptr<HeadComputation<float>> emulated_head(const Head&, const AttentionSpec&,
                                                       const ProductPlan&, bool round_outputs);
 
-/// Queries per panel of the exact computation, which takes any; the emulation takes one
-/// quantisation group.
+/// The queries per panel of the exact computation, which works with any number. The emulation needs
+/// one quantisation group.
 inline constexpr int64_t kExactPanel = 64;
 
-/// Runs every head of `in`, `panel_rows` queries at a time, and puts the outputs together.
+/// Runs every head of `in`, `panel_rows` queries at a time, and collects the outputs.
 template <typename T>
 Outputs<T> run_heads(const Inputs& in, bool keep_matrices, int64_t panel_rows,
                      const std::function<std::unique_ptr<HeadComputation<T>>(int64_t head)>& make);
 
-/// `scale` times the sum of each group of heads that share keys, in the order of the heads.
+/// `scale` times the sum of each group of heads that share keys, added in the order of the heads.
 template <typename T>
 std::vector<T> sum_over_groups(const Problem&, const std::vector<std::vector<T>>& of_head, T scale);
 
-/// Raises SpecError where the emulation cannot follow the spec on these inputs.
+/// Raises SpecError if the emulation does not support the spec on these inputs.
 void check(const Inputs&, const AttentionSpec& resolved);
 
 } // namespace sagebwd::reference

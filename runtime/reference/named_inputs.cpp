@@ -14,7 +14,7 @@
 namespace sagebwd::reference {
 namespace {
 
-/// What is drawn, each from a stream of its own. The first four are the tensors.
+/// The streams of random numbers; each kind of number has its own. The first four are the tensors.
 enum Stream : uint32_t {
   kQueries,
   kKeys,
@@ -31,13 +31,14 @@ enum Stream : uint32_t {
   kValuesOfLatents,
 };
 
-/// Of gradients that reach attention in training: small, and the loss is not a sum over tokens.
+/// The size of gradients that reach attention in training: small, because the loss is not a sum
+/// over tokens.
 constexpr double kGradientSize = 1e-4;
 
-/// What all channels of a key have in common, and of a query.
+/// The offsets that all channels of a key, and of a query, have in common.
 constexpr double kAlternation = 8, kCommonOffset = 4;
 
-/// Small numbers, far from the least: gradients of them have room.
+/// A small number, far enough above the smallest normal number that its gradients are normal.
 double tiny(DType dtype) { return dtype == DType::bf16 ? 1e-30 : 1e-3; }
 
 /// A tensor of (batch * heads, tokens, channels).
@@ -48,12 +49,12 @@ public:
 
   int64_t count() const { return static_cast<int64_t>(values_.size()) / channels_; }
   float* row(int64_t index) const { return values_.data() + index * channels_; }
-  /// Calls with each row, its head and its token.
+  /// Calls `visit` with each row, its head and its token.
   template <typename Visit> void each(const Visit& visit) const {
     for (int64_t i = 0; i < count(); ++i)
       visit(row(i), i / tokens_, i % tokens_);
   }
-  /// The rows of one token in every head.
+  /// Calls `visit` with the rows of one token in every head.
   template <typename Visit> void of_token(int64_t token, const Visit& visit) const {
     for (int64_t i = token; i < count(); i += tokens_)
       visit(row(i));
@@ -70,13 +71,13 @@ void scale(float* row, int channels, double factor) {
     row[c] = static_cast<float>(row[c] * factor);
 }
 
-/// Divides by the root mean square.
+/// Divides a row by its root mean square.
 void normalise(float* row, int channels) {
   const double squares = std::inner_product(row, row + channels, row, 0.0);
   scale(row, channels, std::sqrt(channels / squares));
 }
 
-/// Normal tensors, and what the distributions make of them.
+/// Tensors of normal numbers, which a distribution then changes.
 class Draft {
 public:
   Draft(const InputKind& kind, const Problem& problem, int head_dim, uint64_t seed)
@@ -99,7 +100,7 @@ private:
   std::vector<float> draw(int64_t count, Stream stream, double sigma = 1) const {
     return normal(count, sigma, seed_, stream);
   }
-  /// exp(sigma r) for each of `count`.
+  /// `count` values exp(sigma r) of normal numbers r.
   std::vector<float> log_normal(int64_t count, Stream stream, double sigma) const {
     std::vector<float> values = draw(count, stream, sigma);
     for (float& x : values)
@@ -128,7 +129,7 @@ private:
       v_{in_.v, problem_.seq_kv, channels_}, dout_{in_.dout, problem_.seq_q, channels_};
 };
 
-/// Rows of log-normal size.
+/// Gives rows of dO log-normal sizes.
 void Draft::small_gradients(double sigma_of_rows) {
   const std::vector<float> sizes = log_normal(dout_.count(), kGradientRows, sigma_of_rows);
   for (int64_t i = 0; i < dout_.count(); ++i)
@@ -172,8 +173,9 @@ void Draft::heavy_channels() {
   small_gradients(0);
 }
 
-/// Half of the mass of a query that sees all keys: their scores add up to N e^.5, the sink's is
-/// ln N + .5. It is along four channels in which queries agree and other keys are small.
+/// Gives a key half of the mass of a query that sees all keys: the exponentials of the other scores
+/// add up to N e^0.5, and the sink's score is ln N + 0.5. The sink lies along four channels in
+/// which all queries are similar and the other keys are small.
 void Draft::sink(int64_t key) {
   constexpr int kAlong = 4;
   constexpr double kOfQueries = 2, kSpread = 0.3;
@@ -188,7 +190,7 @@ void Draft::sink(int64_t key) {
               [&](float* row) { std::fill(row, row + kAlong, static_cast<float>(in_a_channel)); });
 }
 
-/// Scores of up to 8 that fall off with the distance, as rotary embeddings give.
+/// Scores up to 8 that fall off with the distance, as with rotary embeddings.
 void Draft::local() {
   constexpr int kWaves = 16;
   const double amplitude = std::sqrt(8 * std::sqrt(channels_) / kWaves);
@@ -204,8 +206,8 @@ void Draft::local() {
   small_gradients(1);
 }
 
-/// Tokens share latent features of low rank; channels differ in size and each head's keys have a
-/// mean. Then rows are normalised, and channels have gains.
+/// Tokens share latent features of low rank, channels differ in size, and each head's keys have a
+/// mean. Then rows are normalised, and channels get gains.
 void Draft::qk_norm(double gain) {
   constexpr int kRank = 16;
   const int64_t tokens = std::max(problem_.seq_q, problem_.seq_kv);
@@ -246,7 +248,7 @@ void Draft::qk_norm(double gain) {
   small_gradients(1);
 }
 
-/// A few tokens whose values and gradients are huge; other channels make them stand out in scores.
+/// Makes the values and gradients of a few tokens huge; other channels give them high scores.
 void Draft::massive_tokens() {
   const auto tokens = [](int64_t length) {
     return std::set<int64_t>{length / 40, 3 * length / 8, 5 * length / 8,
@@ -263,7 +265,7 @@ void Draft::massive_tokens() {
   }
 }
 
-/// Whole units of channels' scales are zeros, beside others of small numbers.
+/// Some units of channels' scales are all zeros; the others have small numbers.
 void Draft::padded() {
   small_gradients(0);
   const auto keep = [&](const Rows& rows, int64_t first, int64_t end) {
@@ -276,7 +278,7 @@ void Draft::padded() {
   keep(dout_, problem_.seq_q / 5, (problem_.seq_q * 3 + 4) / 5);
 }
 
-/// Every other key is the negative of its neighbours in what all channels have in common.
+/// Adds an offset to all channels of every key, with the opposite sign for every other key.
 void Draft::alternating_keys() {
   k_.each([&](float* row, int64_t, int64_t token) {
     for (int c = 0; c < channels_; ++c)
@@ -341,7 +343,7 @@ Inputs Draft::rounded(DType dtype) {
 
 const DistributionFacts& facts_of(Distribution distribution) {
   using enum Causal;
-  // In the order of the enumeration.
+  // The order is that of the enumeration.
   static constexpr DistributionFacts kFacts[] = {
       {"q and k have the standard deviation sigma, v and dO have 1 (untrained models)", 1, none},
       {"channels and rows of dO have log-normal sizes, and keys have an offset", 1, none},

@@ -1,10 +1,10 @@
 //===- named_inputs.h - Random inputs of named distributions --------------===//
 //
-// What quantisation costs depends on what is quantised. Beside Gaussian inputs these imitate what
-// trained models are known to hold: channels and tokens far larger than the others, a first key
-// that takes half of the mass, attention to near tokens, normalised queries and keys, gradients
-// whose size varies over the rows, padding, what all channels have in common. A name decides the
-// distribution; sizes and mask are given apart.
+// The error of quantisation depends on the inputs. Besides Gaussian inputs, these distributions
+// imitate trained models: channels and tokens far larger than the others, a first key that gets
+// half of the mass, attention to near tokens, normalised queries and keys, gradients whose size
+// varies over the rows, padding, offsets that all channels have in common. A name determines the
+// distribution; sizes and mask are separate arguments.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -32,24 +32,24 @@ enum class Distribution {
   tiny_values,
 };
 
-/// What a front end says of a distribution.
+/// Facts about a distribution that front ends show.
 struct DistributionFacts {
-  std::string_view text; ///< one line: what it is, and what it imitates
-  int least_channels;    ///< that have to be there
-  Causal mask;           ///< under which the project's error tables have it
+  std::string_view text; ///< one line: what the distribution is, and what it imitates
+  int least_channels;    ///< the least number of channels
+  Causal mask;           ///< the mask of the distribution in the project's error tables
 };
 const DistributionFacts& facts_of(Distribution);
 
-/// A distribution and its parameters, which `gaussian` alone has.
+/// A distribution and its parameters. Only `gaussian` has parameters.
 struct InputKind {
   Distribution distribution = Distribution::gaussian;
   double sigma = 1;      ///< standard deviation of q and k
   double key_offset = 0; ///< added to every key, with alternating sign over the channels
 };
 
-/// Rounded to `dtype`; the same arguments give the same numbers on every machine (Philox and
-/// Box-Muller in double). Raises SpecError for a parameter that the distribution does not have and
-/// for too few channels.
+/// Inputs rounded to `dtype`. The same arguments give the same numbers on every machine (Philox and
+/// Box-Muller in FP64). Raises SpecError if the distribution does not have a parameter, or if there
+/// are too few channels.
 Inputs named_inputs(const InputKind&, const Problem&, int head_dim, DType, uint64_t seed);
 
 } // namespace sagebwd::reference

@@ -1,4 +1,4 @@
-//===- quantizer.cpp - psi and the Hadamard rotation -----------------------===//
+//===- quantizer.cpp - The quantiser psi and the Hadamard rotation --------===//
 #include "runtime/reference/quantizer.h"
 
 #include <algorithm>
@@ -9,10 +9,11 @@
 namespace sagebwd::reference {
 namespace {
 
-/// Magnitudes compare as integers, and there a NaN is the largest: no maximum hides one.
+/// The bits of |x|. Magnitudes compare as integers, and a NaN is the largest, so a maximum never
+/// hides a NaN.
 int32_t magnitude_bits(float x) { return std::bit_cast<int32_t>(x) & 0x7fffffff; }
 
-/// Half to even, for |x| < 2^22, in a form that compilers vectorise.
+/// Rounds half to even, for |x| < 2^22, in a form that compilers vectorise.
 float round_half_even(float x) {
   constexpr float shifter = 0x1.8p23f;
   return (x + shifter) - shifter;
@@ -70,7 +71,8 @@ Quantized quantize(const float* x, int64_t rows, int64_t columns, int64_t stride
     float* to = result.levels.data() + i * columns;
     for (int64_t j = 0; j < columns; ++j) {
       const float n = inverse[by_row ? i : j];
-      // Groups without an inverse hold zeros: there x may be NaN or Inf, which has no level.
+      // The levels of a group without an inverse are zeros: x may be NaN or Inf, which have no
+      // level.
       to[j] = n == 0 ? 0 : level_of(from[j], n, lowest, levels);
     }
   }

@@ -1,7 +1,8 @@
-//===- random.cpp - The same random numbers on every machine --------------===//
+//===- random.cpp - Random numbers that are the same on every machine -----===//
 //
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), counted
-// by element, so that nothing depends on the order of generation.
+// The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+// 2011). The counter is the element's index, so a number does not depend on the order of
+// generation.
 //
 //===----------------------------------------------------------------------===//
 #include "runtime/reference/random.h"
@@ -28,14 +29,14 @@ std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, uint64_t seed) {
   return counter;
 }
 
-/// In (0, 1), with 52 bits.
+/// A number in (0, 1) with 52 random bits.
 double uniform(uint32_t high, uint32_t low) {
   return (static_cast<double>((uint64_t(high) << 32 | low) >> 12) + 0.5) * 0x1p-52;
 }
 
 } // namespace
 
-/// Each pair comes from one counter.
+/// Each pair of numbers comes from one counter.
 std::vector<float> normal(int64_t count, double sigma, uint64_t seed, uint32_t stream) {
   std::vector<float> values(count);
   for (int64_t i = 0; i < count; i += 2) {

@@ -1,4 +1,4 @@
-//===- random.h - Normal numbers by seed and place ------------------------===//
+//===- random.h - Normal numbers by seed and index ------------------------===//
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace sagebwd::reference {
 
-/// `count` numbers of N(0, sigma^2). A seed has 2^32 independent streams.
+/// `count` numbers with the distribution N(0, sigma^2). A seed has 2^32 independent streams.
 std::vector<float> normal(int64_t count, double sigma, uint64_t seed, uint32_t stream);
 
 } // namespace sagebwd::reference

@@ -1,8 +1,9 @@
-//===- reference.h - Attention on the CPU: exact, and as the kernels do it -===//
+//===- reference.h - Attention on the CPU, exact and emulated -------------===//
 //
-// Two computations of the same operation. Exact: FP64 throughout. Emulated: every quantiser bit
-// for bit as in the kernels (psi of templates/tile/quantizer.cuh), products of the integers exact,
-// everything else FP32. Every intermediate can be had. Multi-threaded over heads.
+// This header declares two computations of the same operation. The exact one is FP64 throughout.
+// The emulation has every quantiser bit for bit as in the kernels (psi of
+// templates/tile/quantizer.cuh), exact products of integers, and FP32 for everything else. Both can
+// return every intermediate matrix, and use one thread per head.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -16,7 +17,8 @@
 
 namespace sagebwd::reference {
 
-/// Which of the seven products are INT8 in the emulation; the kernels build two of these plans.
+/// Which of the seven products are INT8 in the emulation (S counts twice). The kernels support two
+/// of these plans.
 struct ProductPlan {
   bool s = true;   ///< S = tau Q K^T, in forward and backward (products 1 and 3)
   bool pv = true;  ///< O = P V
@@ -27,61 +29,63 @@ struct ProductPlan {
 };
 ProductPlan plan_of(Precision);
 
-/// Contiguous (B, H, M, D) and (B, Hk, N, D) inputs, already rounded to the spec's dtype.
+/// Contiguous (B, H, M, D) and (B, Hk, N, D) inputs, rounded to the spec's dtype by the caller.
 struct Inputs {
   Problem problem;
   int head_dim = 0;
-  std::vector<float> q, k, v, dout;   ///< dout may be empty: forward only
-  std::vector<float> dlse;            ///< (B, H, M), or empty
-  std::optional<float> softmax_scale; ///< none: 1/sqrt(head_dim)
-  std::vector<float> k_mean; ///< (B, Hk, D), what smooth_k takes off; empty: the keys' mean
+  std::vector<float> q, k, v, dout;   ///< dout may be empty: only the forward
+  std::vector<float> dlse;            ///< the gradient of lse, (B, H, M), or empty
+  std::optional<float> softmax_scale; ///< empty: 1 / sqrt(head_dim)
+  /// (B, Hk, D): the vector that smooth_k subtracts from the keys; empty: their mean.
+  std::vector<float> k_mean;
 };
 
-/// What a computation gives; matrices of (B, H, M, N) only where asked for.
+/// The results of a computation. The (B, H, M, N) matrices are empty unless the caller wanted them.
 template <typename T> struct Outputs {
   std::vector<T> o, lse, delta; ///< (B, H, M, D), (B, H, M), (B, H, M)
-  std::vector<T> dq, dk, dv;    ///< like q, k, v
-  std::vector<T> p, dp, ds;     ///< (B, H, M, N); ds without the softmax scale
+  std::vector<T> dq, dk, dv;    ///< the shapes of q, k and v
+  std::vector<T> p, dp, ds;     ///< (B, H, M, N); ds is without the softmax scale
 };
 
-/// FP64 throughout. `keep_matrices` fills p, dp and ds.
+/// Computes in FP64. `keep_matrices` fills p, dp and ds.
 Outputs<double> exact(const Inputs&, const Mask&, bool keep_matrices = false);
 
-/// As the kernels compute it. Where `given_o` and `given_lse` (raw domain) are set, the backward
-/// starts from them instead of from the emulated forward; both already in their output types.
-/// `round_outputs` rounds o, dq, dk, dv to the spec's dtype, as the kernels do; the backward then
-/// sees the rounded o.
+/// Computes as the kernels do. If `given_o` and `given_lse` (raw domain) are set, the backward uses
+/// them instead of the emulated forward; both must be rounded to their output dtypes.
+/// `round_outputs` rounds o, dq, dk and dv to the spec's dtype, as the kernels do; the backward
+/// then uses the rounded o.
 Outputs<float> emulate(const Inputs&, const AttentionSpec& resolved, const ProductPlan&,
                        bool keep_matrices = false, bool round_outputs = false,
                        const std::vector<float>* given_o = nullptr,
                        const std::vector<float>* given_lse = nullptr);
 
-/// cos(x, ref) and ||x - ref|| / ||ref||, in FP64; NaN where either holds one.
+/// The cosine of x and ref, and ||x - ref|| / ||ref||, in FP64; NaN if x or ref has a NaN.
 struct ErrorFigures {
   double cosine = 0, rel_l2 = 0;
 };
 template <typename T>
 ErrorFigures compare(const std::vector<T>& x, const std::vector<double>& reference);
 
-/// Round to nearest even, as float values.
+/// Rounds to nearest even; the result is a float.
 float round_to(DType, float);
-uint16_t encode(DType, float); ///< the 16 bits
+uint16_t encode(DType, float); ///< the 16 bits of the rounded value
 float decode(DType, uint16_t);
 
-/// q, k ~ N(0, sigma^2), v, dout ~ N(0, 1), rounded to `dtype`; the same seed gives the same
-/// numbers on every machine (Philox and Box-Muller in double).
+/// Inputs with q, k ~ N(0, sigma^2) and v, dout ~ N(0, 1), rounded to `dtype`. The same seed gives
+/// the same numbers on every machine (Philox and Box-Muller in FP64).
 Inputs random_inputs(const Problem&, int head_dim, DType, double sigma, uint64_t seed);
 
-/// Cosine and relative L2 of delta, P, dP, dS, O, dQ, dK, dV against exact(), as one table.
+/// The cosine and relative L2 error of delta, P, dP, dS, O, dQ, dK and dV against exact(), as a
+/// table.
 struct TraceRow {
   std::string tensor;
   ErrorFigures figures;
 };
 std::vector<TraceRow> trace(const Inputs&, const AttentionSpec&, const ProductPlan&);
-/// Raises SpecError where trace() would take hours, or it and its inputs more memory than there is:
-/// the system would end the process without a word.
+/// Raises SpecError if trace() would take hours, or if it and its inputs need more memory than the
+/// machine has: the system would then end the process without a message.
 void check_size(const Problem&, int head_dim);
-/// The same of inputs alone, for their memory.
+/// The same check for the memory of the inputs alone.
 void check_size_of_inputs(const Problem&, int head_dim);
 
 } // namespace sagebwd::reference

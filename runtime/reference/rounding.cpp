@@ -1,4 +1,4 @@
-//===- rounding.cpp - bf16 and fp16 as float values ------------------------===//
+//===- rounding.cpp - bf16 and fp16 as float values -----------------------===//
 #include "runtime/reference/reference.h"
 
 #include <bit>
@@ -10,7 +10,8 @@ namespace {
 uint16_t encode_bf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if (std::isnan(x))
-    return static_cast<uint16_t>(bits >> 16 | 0x40); // quiet, so that it cannot become an Inf
+    // Make the NaN quiet, so that it cannot become an Inf.
+    return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -21,7 +22,7 @@ uint16_t encode_fp16(float x) {
   const float magnitude = std::bit_cast<float>(bits);
   if (std::isnan(x))
     return static_cast<uint16_t>(sign | 0x7e00);
-  if (magnitude >= 65520.0f) // half way from the largest finite value to 2^16
+  if (magnitude >= 65520.0f) // halfway from the largest finite value to 2^16
     return static_cast<uint16_t>(sign | 0x7c00);
   if (magnitude < 0x1p-14f) // subnormal: FP32 addition rounds to multiples of 2^-24
     return static_cast<uint16_t>(

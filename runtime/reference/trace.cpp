@@ -1,4 +1,4 @@
-//===- trace.cpp - Errors against exact attention --------------------------===//
+//===- trace.cpp - The errors of the emulation against exact attention ----===//
 #include "runtime/compile_width.h"
 #include "runtime/parallel_for.h"
 #include "runtime/reference/head.h"
@@ -13,7 +13,7 @@
 namespace sagebwd::reference {
 namespace {
 
-/// What cosine and relative L2 need, summable over parts of a tensor.
+/// The sums for cosine and relative L2 error; sums of parts of a tensor can be added.
 struct ErrorSums {
   double x_x = 0, x_r = 0, r_r = 0, difference = 0;
 
@@ -36,7 +36,7 @@ struct ErrorSums {
     difference += other.difference;
   }
   ErrorFigures figures() const {
-    if (x_x == 0 && r_r == 0) // both all zero, such as dS of a single key
+    if (x_x == 0 && r_r == 0) // both are all zero, such as dS of a single key
       return {1, 0};
     const double cosine = x_x == 0 || r_r == 0 ? 0 : x_r / (std::sqrt(x_x) * std::sqrt(r_r));
     return {cosine, std::sqrt(difference) / std::sqrt(r_r)};
@@ -104,11 +104,11 @@ void check_size(const Problem& p, int head_dim) {
                     ", and this CPU reference takes up to " + short_text(kMostWork) +
                     " (minutes): shorten the sequences or take fewer heads");
   const double threads = std::min<double>(heads, usable_cores());
-  // A thread has a head's keys in FP64 and in copies of each kind, some copies of its queries, and
-  // some rows of eight matrices.
+  // Each thread has a head's keys in FP64 and in copies of each kind, some copies of its queries,
+  // and some rows of eight matrices.
   const double of_thread =
       of_keys * 100 + of_queries * 16 + static_cast<double>(p.seq_kv) * 128 * 64;
-  // dK and dV of every head, in FP32 and in FP64.
+  // These are dK and dV of every head in FP32 and in FP64, and the inputs.
   require_memory(bytes_of_inputs(p, head_dim) + heads * of_keys * 24 + threads * of_thread);
 }
 
@@ -121,7 +121,7 @@ std::vector<TraceRow> trace(const Inputs& in, const AttentionSpec& spec, const P
   const int64_t heads = p.batch * p.heads;
   std::vector<std::array<ErrorSums, kTensors.size()>> of_head(heads);
 
-  // Panel by panel in step, so that no M x N matrix is ever held whole.
+  // Both computations run panel by panel in step, so that no M x N matrix exists as a whole.
   std::vector<std::vector<double>> exact_dk(heads), exact_dv(heads);
   std::vector<std::vector<float>> dk(heads), dv(heads);
   parallel_for(heads, usable_cores(), [&](int64_t head) {

@@ -1,6 +1,7 @@
-//===- visible.h - Which keys a query sees ----------------------------------===//
+//===- visible.h - The keys that a query sees -----------------------------===//
 //
-// All that the reference knows of the mask, as templates/tile/visible.cuh is for the kernels.
+// Everything that the reference knows about the mask is in this file, as templates/tile/visible.cuh
+// is for the kernels.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -12,7 +13,8 @@
 
 namespace sagebwd::reference {
 
-/// Keys that some query sees, from the first on: what loops over them knows no more of the mask.
+/// A range of keys that a query sees, from the first on. Loops over keys use it, and know nothing
+/// else about the mask.
 class VisibleKeys {
 public:
   VisibleKeys(int64_t first, int64_t end) : first_(first), end_(std::max(first, end)) {}
@@ -26,7 +28,7 @@ public:
   Iterator begin() const { return {first_}; }
   Iterator end() const { return {end_}; }
   bool empty() const { return first_ == end_; }
-  /// Those among keys first .. first + count - 1.
+  /// The keys of this range among the keys first .. first + count - 1.
   VisibleKeys within(int64_t first, int64_t count) const {
     return {std::max(first_, first), std::min(end_, first + count)};
   }
@@ -35,7 +37,7 @@ private:
   int64_t first_, end_;
 };
 
-/// What of a spec hides keys from queries.
+/// The options of a spec that hide keys from queries.
 struct Mask {
   AttentionSpec spec;
 
@@ -43,7 +45,7 @@ struct Mask {
   Mask(const AttentionSpec& of) : spec(of) {}
 };
 
-/// The keys that any of `count` queries from `first` on sees.
+/// The keys that at least one of `count` queries from `first` on sees.
 inline VisibleKeys keys_of(const Mask& mask, int64_t queries, int64_t keys, int64_t first,
                            int64_t count = 1) {
   const MaskEdges edges = mask_edges(mask.spec, queries, keys);

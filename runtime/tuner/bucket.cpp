@@ -1,4 +1,4 @@
-//===- bucket.cpp - Problems that share a tuned tile -------------------------===//
+//===- bucket.cpp - Problems that share a tuned tile ----------------------===//
 
 #include "runtime/tuner/bucket.h"
 
@@ -21,7 +21,7 @@ uint8_t length_class(int64_t tokens) {
 
 Bucket bucket_of(KernelKind kind, const Problem& p, int sm_count) {
   const bool keys = tiling_of(kind).blocks_own_keys;
-  // In floating point: products of lengths no GPU holds must not overflow.
+  // In floating point, so that lengths which no GPU holds do not overflow.
   const double blocks = static_cast<double>(p.batch) *
                         static_cast<double>(keys ? p.heads_kv : p.heads) *
                         static_cast<double>(((keys ? p.seq_kv : p.seq_q) + 127) / 128);

@@ -1,4 +1,4 @@
-//===- records.cpp - Which tile won for what ---------------------------------===//
+//===- records.cpp - The tuning records: which tile won for which key -----===//
 
 #include "runtime/tuner/records.h"
 
@@ -18,7 +18,8 @@
 namespace sagebwd {
 namespace {
 
-/// A key's fields are JSON: a driver's name for a GPU may be anything.
+/// Replaces bytes that are not printable ASCII. A key's fields are JSON, and a driver may give a
+/// GPU any name.
 std::string printable(std::string text) {
   for (char& c : text)
     if (c < ' ' || c > '~')
@@ -26,8 +27,9 @@ std::string printable(std::string text) {
   return text;
 }
 
-/// Of a kernel's source. Operations that differ in the size of their window, say, have the same
-/// kernels: to generate one takes a millisecond or more.
+/// The SHA-256 of a kernel's source, which is remembered: generating a kernel takes a millisecond
+/// or more, and operations that differ only, say, in the size of their window have the same
+/// kernels.
 std::string source_digest(const KernelSpec& kernel) {
   struct Known {
     ForkSafeMutex mutex;
@@ -66,7 +68,7 @@ CacheKey record_key(KernelKind kind, const ResolvedSpec& spec, const Gpu& gpu,
     if (label.name != "deterministic" && !untold(label, value))
       fields.emplace_back(label.name, value_text(value));
   });
-  // Kernels do not depend on it, what may win does.
+  // The kernel does not depend on `deterministic`, but the tiles that may win do.
   fields.emplace_back("deterministic", spec->deterministic ? "yes" : "no");
   fields.emplace_back("schema", kTuningSchema);
   fields.emplace_back("arch", gpu.arch.name);
@@ -129,7 +131,7 @@ bool Records::is_given_up(const CacheKey& key) {
 }
 
 Records::Merged Records::merge(const std::vector<TuningRecord>& records, bool overwrite) {
-  for (const TuningRecord& record : records) // all or none
+  for (const TuningRecord& record : records) // all records or none are merged
     parse_tile(record.tile);
   Merged merged;
   size_t lost = 0;
@@ -176,7 +178,7 @@ std::vector<TuningRecord> Records::all(std::vector<std::string>* problems) {
       const std::optional<KeptItem> item = read_kept(name, &bytes);
       if (item && !item->problem.empty())
         report(path + ": " + item->problem);
-      else if (item) // not gone meanwhile
+      else if (item) // the file may have vanished meanwhile
         add(path, bytes);
     }
   for (const std::shared_ptr<const Pack>& pack : store_.packs())
@@ -185,7 +187,7 @@ std::vector<TuningRecord> Records::all(std::vector<std::string>* problems) {
         add(pack->path() + " (" + digest + ")", *bytes);
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [digest, record] : known_) // what no directory keeps
+    for (const auto& [digest, record] : known_) // records that no directory keeps
       if (seen.insert(digest).second)
         records.push_back(record);
   }

@@ -1,4 +1,4 @@
-//===- records.h - Which tile won for what ----------------------------------===//
+//===- records.h - The tuning records: which tile won for which key -------===//
 #pragma once
 
 #include "cache/store.h"
@@ -14,72 +14,78 @@
 
 namespace sagebwd {
 
-/// What a GPU's timings depend on, as a record's key holds it.
+/// The facts about a GPU on which timings depend; a record's key contains them.
 struct Gpu {
   std::string name; ///< e.g. "NVIDIA H200"
   int sm_count = 0;
-  Arch arch;          ///< that its kernels are compiled for
-  std::string driver; ///< CUDA version, e.g. "13.0"
+  Arch arch;          ///< the architecture for which kernels are compiled
+  std::string driver; ///< the driver's CUDA version, e.g. "13.0"
 
-  // Which one it is, and what fits there; no part of a key.
-  std::string uuid;          ///< empty: not known
-  uint64_t memory_bytes = 0; ///< 0: not known
+  // The members below are not a part of a key: which GPU it is, and its memory.
+  std::string uuid;          ///< empty: unknown
+  uint64_t memory_bytes = 0; ///< 0: unknown
 };
-/// Raises LibraryError, DriverError, or SpecError for a GPU that no kernel runs on.
+/// Raises LibraryError, DriverError, or SpecError if no kernel runs on the GPU.
 Gpu gpu_of(int device);
 
-/// Of an attention kernel; the spec must be resolved. Specs that share a kernel share its records.
+/// The key of an attention kernel's record; the spec must be resolved. Specs that share a kernel
+/// share its records.
 CacheKey record_key(KernelKind, const ResolvedSpec&, const Gpu&, const Bucket&);
 
-/// The tile of a record, checked against the kernel it is for. Raises SpecError: it was made by
-/// hand, or by a version with other tiles.
+/// The tile of a record, checked against the kernel of the record. Raises SpecError if the kernel
+/// has no such tile: the record was written by hand, or by a version with other tiles.
 TileConfig tile_of(const TuningRecord&, KernelKind, const ResolvedSpec&, const Arch&);
 
-/// Records in memory, then in a store's directory and packs. Thread-safe.
+/// Tuning records: those in memory first, then those in a store's directory and packs. Thread-safe.
 class Records {
 public:
   explicit Records(CacheStore& store) : store_(store) {}
 
-  /// What is found once is not looked for again.
+  /// Finds a record. Records that were found before come from memory.
   std::optional<TuningRecord> find(const CacheKey&);
-  /// What other processes keep meanwhile is seen here.
+  /// Finds a record on disk again, so that records which other processes have kept meanwhile are
+  /// found.
   std::optional<TuningRecord> reload(const CacheKey&);
-  /// False where it stays in this process, for there is no directory to keep it in.
+  /// Keeps a record. Returns false if there is no directory: the record then exists only in this
+  /// process.
   bool keep(const TuningRecord&);
 
-  /// What could not be tuned, for as long as this lives.
+  /// Remembers, while this object lives, that a key could not be tuned.
   void give_up(const CacheKey&);
   bool is_given_up(const CacheKey&);
 
   struct Merged {
     size_t added = 0, kept = 0, replaced = 0;
   };
-  /// Records of others: those there already stay, unless `overwrite`. Raises SpecError for a record
-  /// whose tile no kernel of this version has, TuneError where one cannot be kept; nothing is lost.
+  /// Adds records of other machines. Records that exist stay, unless `overwrite`. Raises SpecError
+  /// for a record whose tile no kernel of this version has, and TuneError if a record cannot be
+  /// kept; no existing record is lost.
   Merged merge(const std::vector<TuningRecord>&, bool overwrite);
 
-  /// All there are, directory first, each once, by digest. `problems` takes what could not be read;
-  /// without it, that raises TuneError.
+  /// All records, each once: those of the directory first, by digest. If a file cannot be read,
+  /// `problems` gets the reason; if `problems` is null, TuneError is raised.
   std::vector<TuningRecord> all(std::vector<std::string>* problems = nullptr);
 
-  /// The text of a file of these, for merge() elsewhere. Raises TuneError where there are none.
+  /// The text of a file with these records, for merge() elsewhere. Raises TuneError if there are
+  /// none.
   std::string exported(const std::vector<TuningRecord>&) const;
-  /// The directory, or "no directory (WHY)".
+  /// The path of the directory, or "no directory (WHY)".
   std::string place() const;
 
-  /// Rises whenever a record is kept: who remembers an answer asks again.
+  /// A number that rises whenever a record is kept. A caller that remembers results must ask again
+  /// if it has changed.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   CacheStore& store() { return store_; }
 
 private:
   CacheStore& store_;
   ForkSafeMutex mutex_;
-  std::unordered_map<std::string, TuningRecord> known_; ///< by digest
-  std::set<std::string> given_up_;                      ///< likewise
+  std::unordered_map<std::string, TuningRecord> known_; ///< the key is the digest
+  std::set<std::string> given_up_;                      ///< digests
   std::atomic<uint64_t> generation_{0};
 };
 
-/// The process's records, over user_store().
+/// The records of the process, in user_store().
 Records& user_records();
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- selection.cpp - Which of the timed tiles wins -------------------------===//
+//===- selection.cpp - Choose the winner among timed tiles ----------------===//
 
 #include "runtime/tuner/selection.h"
 

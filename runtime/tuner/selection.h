@@ -1,6 +1,6 @@
-//===- selection.h - Which of the timed tiles wins --------------------------===//
+//===- selection.h - Choose the winner among timed tiles ------------------===//
 //
-// Pure functions, so that what a tuning decides can be worked out again from its record.
+// These functions are pure, so that a tuning's decision can be computed again from its record.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -11,22 +11,22 @@
 
 namespace sagebwd {
 
-/// Of no values, 0.
+/// The median; 0 if there are no values.
 double median_of(std::vector<double> values);
-/// Median absolute deviation from the median.
+/// The median absolute deviation (MAD) from the median.
 double mad_of(const std::vector<double>& values);
 
 struct Timing {
   double median_ms = 0, mad_ms = 0;
 };
 
-/// What two timings must differ by to be told apart: the larger of 2 % of the slower and three MADs
-/// of the noisier.
+/// The difference in milliseconds above which two timings count as different: the larger of 2 % of
+/// the slower median and three times the larger MAD.
 double margin_ms(const Timing&, const Timing&);
 
-/// The index of the winner. The first is the default, which must be timed; nothing: dropped out.
-/// A challenger must beat the default by more than their margin. Of those not told apart from the
-/// fastest challenger, the earliest wins, so that two tunings agree.
+/// The index of the winner. Index 0 is the default, which must have a timing; a tile without a
+/// timing has dropped out. A challenger must beat the default by more than their margin. Among the
+/// challengers within the margin of the fastest, the first wins, so that two tunings agree.
 size_t winner_of(const std::vector<std::optional<Timing>>&);
 
 } // namespace sagebwd

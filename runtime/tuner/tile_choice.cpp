@@ -1,4 +1,4 @@
-//===- tile_choice.cpp - The tiles of one operation on one device ------------===//
+//===- tile_choice.cpp - Choose the tiles of an operation on a device -----===//
 
 #include "runtime/tuner/tile_choice.h"
 
@@ -21,7 +21,7 @@ constexpr std::chrono::seconds kRankGrace{20};
 
 void warn(const std::string& what) { std::fprintf(stderr, "sagebwd: warning: %s\n", what.c_str()); }
 
-/// Which tile one kernel runs with.
+/// Chooses the tile of one kernel.
 class KernelChoice {
 public:
   KernelChoice(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around)
@@ -60,8 +60,8 @@ std::string KernelChoice::tune_command() const {
          " --gpu " + std::to_string(request_.device);
 }
 
-/// Nothing where no record comes in time, or nobody is making one: rank 0 may never meet this
-/// problem, or keep its records elsewhere.
+/// Waits for a record of rank 0. Returns nothing if no record comes in time or nobody is tuning:
+/// rank 0 may never meet this problem, or may keep its records elsewhere.
 std::optional<TuningRecord> KernelChoice::awaited() {
   const CacheStore& store = around_.records.store();
   std::optional<TuningRecord> record = current_record(key_, around_);
@@ -69,7 +69,8 @@ std::optional<TuningRecord> KernelChoice::awaited() {
     return record;
   std::fprintf(stderr, "sagebwd: waiting for rank 0 to tune (SAGEBWD_TUNE=tune)\n");
   const auto start = std::chrono::steady_clock::now();
-  auto seen = start; // of somebody at work, who holds the lock under which a record is tuned
+  auto seen = start; // the last time at which a process was seen to hold the lock under which a
+                     // record is tuned
   for (;;) {
     check_interrupt();
     const auto now = std::chrono::steady_clock::now();
@@ -84,9 +85,10 @@ std::optional<TuningRecord> KernelChoice::awaited() {
   }
 }
 
-/// The record that mode `tune` runs with. A training step does not fail for what cannot be tuned.
+/// The record for mode `tune`. If a kernel cannot be tuned, the default tile runs, so that a
+/// training step does not fail.
 std::optional<TuningRecord> KernelChoice::tuned_or_awaited() {
-  if (around_.records.is_given_up(key_)) // not tried at every call
+  if (around_.records.is_given_up(key_)) // so that a failure is not repeated at every call
     return current_record(key_, around_);
   std::string why = "rank 0 left no record";
   if (around_.rank == 0) {
@@ -127,7 +129,8 @@ TileConfig KernelChoice::by(TuneMode mode) {
   }
 }
 
-/// The problem whose records serve a call: packed sequences have those of a batch of their mean.
+/// The problem whose records serve a call: packed sequences use the records of a batch of sequences
+/// of their mean length.
 Problem as_tuned(const AttentionSpec& spec, Problem p) {
   if (spec.packed) {
     p.seq_q = std::max<int64_t>(1, p.seq_q / p.batch);
@@ -156,7 +159,8 @@ size_t TileChoice::bucket(Pass pass, const Problem& given) const {
   if (fixed(pass))
     return 0;
   const Problem problem = as_tuned(*operation_.spec(), given);
-  size_t index = 0; // of two kernels at most, whether each fills the GPU; then 8 classes of lengths
+  // 1 bit for each of at most two kernels (whether it fills the GPU), then 8 classes of lengths.
+  size_t index = 0;
   for (KernelKind kind : tiled_kernels(pass))
     index = index * 2 + bucket_of(kind, problem, sm_count_).full;
   const Bucket lengths = bucket_of(tiled_kernels(pass).front(), problem, sm_count_);
@@ -194,7 +198,7 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tu
   };
   const TuneMode mode = mode_ == TuneMode::tune && !may_tune ? TuneMode::use : mode_;
   const TileConfig chosen = chosen_tile(mode, kind, request, *surroundings_);
-  // A packed sequence's block takes some more shared memory.
+  // The kernel of a packed spec needs a little more shared memory, so a tile may not fit.
   return objection(kind, operation_.spec(), chosen, operation_.arch()).empty() ? chosen
                                                                                : launched->tile;
 }

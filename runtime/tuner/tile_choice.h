@@ -1,4 +1,4 @@
-//===- tile_choice.h - The tiles of one operation on one device -------------===//
+//===- tile_choice.h - Choose the tiles of an operation on a device -------===//
 #pragma once
 
 #include "generator/operation.h"
@@ -9,35 +9,38 @@
 
 namespace sagebwd {
 
-/// Which tile a kernel runs with: by the mode the default's, a record's, or the one that tuning now
-/// finds. Under TuneMode::tune, ranks but 0 wait for a record of rank 0; where none comes, or
-/// tuning fails, the default is taken with one warning. Raises TuneError: frozen, and no record.
+/// The tile of a kernel: by the mode, the default tile, the tile of a record, or the tile that
+/// tuning now finds. Under TuneMode::tune, ranks other than 0 wait for a record of rank 0. If no
+/// record comes or tuning fails, the default tile is used, with one warning. Raises TuneError under
+/// TuneMode::frozen if there is no record.
 TileConfig chosen_tile(TuneMode, KernelKind, const TuneRequest&, const TuneSurroundings&);
 
-/// By the mode and the records, or always the operation's own. bucket() and generation() are
-/// thread-safe, the others are not.
+/// The tiles of one operation on one device: always the operation's own, or chosen by mode and
+/// records. Only bucket() and generation() are thread-safe.
 class TileChoice {
 public:
-  /// `own_tiles`: the operation's tiles were given, and no others are looked for. Raises SpecError
-  /// for an unknown SAGEBWD_TUNE.
+  /// If `own_tiles`, the caller has given the operation's tiles, and records are ignored. Raises
+  /// SpecError for an unknown word in SAGEBWD_TUNE.
   TileChoice(const Operation&, int device, int sm_count, bool own_tiles);
 
   static constexpr size_t kBuckets = 256;
-  /// Problems of one bucket have the same tiles. Allocates nothing, and reads no file.
+  /// The bucket of a problem; problems of one bucket have the same tiles. Allocates no memory and
+  /// reads no file.
   size_t bucket(Pass, const Problem&) const;
-  /// Rises when records change.
+  /// A number that rises when records change.
   uint64_t generation() const { return records_ ? records_->generation() : 0; }
 
-  /// The kernels of a pass with the tiles for a problem; where it may not tune, by the records
-  /// there are. Raises TuneError: frozen, and none.
+  /// The kernels of a pass with the tiles for a problem. If `may_tune` is false, only existing
+  /// records are used. Raises TuneError under TuneMode::frozen if there is no record.
   std::vector<KernelSpec> kernels(Pass, const Problem&, bool may_tune = true);
-  /// Whether the default may stand in for a tuned tile.
+  /// Whether the default tile may replace a tuned tile.
   bool may_fall_back() const { return mode_ != TuneMode::frozen; }
 
   TileConfig tile(KernelKind, const Problem&, bool may_tune = true);
 
 private:
-  /// Records are of the split backward's kernels.
+  /// Whether records play no role. A fused backward has no records: records are of the kernels of a
+  /// split backward and of the forward.
   bool fixed(Pass pass) const {
     return own_tiles_ || mode_ == TuneMode::off || (pass == Pass::backward && operation_.fused());
   }
@@ -46,7 +49,7 @@ private:
   int device_, sm_count_;
   bool own_tiles_;
   TuneMode mode_;
-  Records* records_ = nullptr; ///< where they may matter
+  Records* records_ = nullptr; ///< null if records play no role
   std::optional<TuneSurroundings> surroundings_;
 };
 

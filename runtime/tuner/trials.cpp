@@ -1,4 +1,4 @@
-//===- trials.cpp - Candidates against each other ----------------------------===//
+//===- trials.cpp - Compare candidate tiles in worker processes -----------===//
 
 #include "runtime/tuner/trials.h"
 
@@ -44,7 +44,7 @@ public:
 
   void run() {
     vet_all();
-    while (!time_all()) // one has dropped out: the others compete again
+    while (!time_all()) // if a candidate drops out, the others compete again
       for (TriedTile* tried : field_)
         tried->ms.clear();
     for (int index : alive()) {
@@ -66,12 +66,12 @@ private:
 
   void start();
   void vet_all();
-  /// False where a candidate has dropped out.
+  /// Times all candidates. Returns false if a candidate has dropped out.
   bool time_all();
   int rounds_for(const std::vector<int>& indices) const;
-  /// A candidate loses and costs its worker.
+  /// Drops a candidate; its worker is lost, too.
   void drop(int index, const std::string& outcome, const std::string& detail);
-  /// The same, by how the worker failed.
+  /// The same, with the outcome by how the worker failed.
   void drop(int index, Heard, const Report&, Milliseconds limit);
   void report(const char* stage, int index, int done, int total) const {
     if (progress_)
@@ -82,17 +82,19 @@ private:
   const bool exact_;
   Order open_;
   Cubins cubins_;
-  std::vector<TriedTile*> field_; ///< of those that take part; orders and reports count in it
+  /// The tiles that take part; orders and reports use indices into this.
+  std::vector<TriedTile*> field_;
   const TrialLimits& limits_;
   const TrialProgress& progress_;
   std::vector<double> vet_ms_;
 
   std::unique_ptr<WorkerProcess> worker_;
-  bool untouched_ = false; ///< the worker has run nothing but the default
+  bool untouched_ = false; ///< the worker has run only the default tile
 };
 
 void Trials::start() {
-  // A start may fail by bad luck once, for want of memory say; twice is a reason to give up.
+  // A start may fail once by chance, for example because memory is short; the second failure is an
+  // error.
   std::string why;
   for (int attempt = 0; attempt < 2; ++attempt) {
     worker_ = std::make_unique<WorkerProcess>(command_, cubins_.descriptor());
@@ -119,7 +121,7 @@ void Trials::start() {
       why = (heard == Heard::gone ? "it " : "it talked nonsense and ") + worker_->end();
     worker_.reset();
     if (heard == Heard::nothing)
-      break; // twice the limit is too long
+      break; // after a timeout, waiting again would take too long
   }
   throw TuneError("nothing can be tuned: the tuner's worker '" + llvm::join(command_, " ") +
                   "' does not start: " + why);
@@ -153,7 +155,8 @@ void Trials::drop(int index, Heard heard, const Report& report, Milliseconds lim
 void Trials::vet_all() {
   std::vector<int> queue = alive();
   const int total = static_cast<int>(queue.size());
-  Milliseconds limit = limits_.open; // of the default's, by which the others' is set
+  // The first limit is that of the default tile; its duration sets the limit of the others.
+  Milliseconds limit = limits_.open;
   for (int done = 0; done < total;) {
     const int index = queue[done];
     Order order;
@@ -168,12 +171,12 @@ void Trials::vet_all() {
     if (asked)
       heard = worker_->hear(answer, limit);
     else
-      heard = worker_->hear(answer, Milliseconds(0)); // what it said before it ended
+      heard = worker_->hear(answer, Milliseconds(0)); // sent before it ended
     ++done;
     const bool sound =
         heard == Heard::line && answer.kind == Report::vetted && answer.candidate == index;
-    // What an earlier candidate spoilt is not this one's fault: once more in a fresh worker. A hang
-    // is believed at once, for it takes long.
+    // If an earlier candidate of this worker may have caused the failure, the candidate is tried
+    // once more in a fresh worker. A hang is not tried again, because it takes long.
     const bool first_in_worker = untouched_;
     untouched_ = false;
     if (!first_in_worker && heard != Heard::nothing && !(sound && answer.vetting.wrong.empty())) {
@@ -203,7 +206,8 @@ void Trials::vet_all() {
 int Trials::rounds_for(const std::vector<int>& indices) const {
   double round_ms = 0;
   for (int index : indices)
-    round_ms += vet_ms_[index] + 0.2; // and the write over the L2 cache
+    // Milliseconds, including 0.2 for the write that evicts the L2 cache.
+    round_ms += vet_ms_[index] + 0.2;
   const double fit = static_cast<double>(limits_.timing.count()) / std::max(round_ms, 1e-3);
   const int most = std::max(limits_.rounds, kFewestRounds);
   return fit >= most ? most : std::max(kFewestRounds, static_cast<int>(fit));

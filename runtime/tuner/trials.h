@@ -1,4 +1,4 @@
-//===- trials.h - Candidates against each other -----------------------------===//
+//===- trials.h - Compare candidate tiles in worker processes -------------===//
 #pragma once
 
 #include "cache/record.h"
@@ -12,7 +12,7 @@
 
 namespace sagebwd {
 
-/// Tuning could not be done at all. Candidates that drop out are no error.
+/// Tuning failed as a whole. A candidate that drops out is not an error.
 class TuneError : public std::runtime_error {
 public:
   using std::runtime_error::runtime_error;
@@ -20,30 +20,37 @@ public:
 
 namespace tuner {
 
-/// A tile that compiled, and what became of it. `tried.outcome` stays empty until it drops out or
-/// is timed.
+/// A tile that compiled, and its result. `tried.outcome` stays empty until the tile drops out or is
+/// timed.
 struct Candidate {
   BenchKernel kernel;
   TriedTile tried;
 };
 
 struct TrialLimits {
-  std::chrono::milliseconds open{60000};   ///< a worker's start, buffers and the default's outputs
-  std::chrono::milliseconds vet{5000};     ///< one candidate's, or ten times the default's
-  std::chrono::milliseconds launch{5000};  ///< one timed launch, beside 20 times what vetting took
-  std::chrono::milliseconds timing{15000}; ///< of all rounds together: decides how many there are
-  int rounds = 15;                         ///< at most; at least kFewestRounds
+  /// For a worker's start, its buffers and the default tile's outputs.
+  std::chrono::milliseconds open{60000};
+  /// For vetting one candidate, or ten times the duration of the default tile if that is longer.
+  std::chrono::milliseconds vet{5000};
+  /// For one timed launch, in addition to 20 times the duration of a vetting launch.
+  std::chrono::milliseconds launch{5000};
+  /// For all rounds together. The number of rounds follows from this limit.
+  std::chrono::milliseconds timing{15000};
+  /// The maximum; the minimum is kFewestRounds.
+  int rounds = 15;
 };
 inline constexpr int kFewestRounds = 5;
 
-/// "vetting" or "timing", the tile that is done, and how many of how many steps are.
+/// Called with "vetting" or "timing", the tile that is done, and the numbers of finished and of all
+/// steps.
 using TrialProgress =
     std::function<void(const std::string& stage, const std::string& tile, int done, int total)>;
 
-/// Vets and times candidates in workers. The first is the default; it and those before `outcome`
-/// is set take part. One that crashes, hangs, faults, is wrong or makes its worker talk nonsense
-/// loses by itself: a fresh worker serves the rest. Sets outcome, timings, median and MAD of each.
-/// Raises TuneError where no worker starts or the default itself drops out.
+/// Vets and times candidates in worker processes. The first candidate is the default tile.
+/// Candidates whose outcome is empty take part. If a candidate crashes, hangs, faults, computes
+/// wrong results or breaks the protocol, it drops out, and a fresh worker continues with the
+/// others. Sets the outcome, timings, median and MAD of each candidate. Raises TuneError if no
+/// worker starts or if the default tile drops out.
 void run_trials(const std::vector<std::string>& worker, const BenchSetup&, std::vector<Candidate>&,
                 const TrialLimits&, const TrialProgress& = nullptr);
 

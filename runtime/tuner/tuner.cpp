@@ -1,4 +1,4 @@
-//===- tuner.cpp - Finding the best tile for this GPU ------------------------===//
+//===- tuner.cpp - Find the best tile for this GPU ------------------------===//
 
 #include "runtime/tuner/tuner.h"
 
@@ -24,14 +24,14 @@ namespace {
 
 using tuner::Candidate;
 
-/// The kernels of the operation up to one kind, in launch order, with default tiles.
+/// The kernels of an operation up to one kind, in launch order, with default tiles.
 std::vector<KernelSpec> operation_of(KernelKind kind, const ResolvedSpec& spec, const Arch& arch) {
   const Operation operation(spec, arch);
   std::vector<KernelSpec> kernels = operation.kernels(Pass::forward);
   if (tiling_of(kind).pass == Pass::backward)
     for (const KernelSpec& kernel : operation.kernels(Pass::backward))
       kernels.push_back(kernel);
-  while (kernels.back().kind != kind) // dQ's kernel does not need dK's and dV's
+  while (kernels.back().kind != kind) // dQ does not need dK and dV
     kernels.pop_back();
   return kernels;
 }
@@ -46,7 +46,7 @@ void drop_for_spills(TriedTile& tried, int bytes) {
   tried.detail = std::to_string(bytes) + " bytes";
 }
 
-/// By what the compiler says of it, in few words.
+/// Sets the outcome by the compiler's error, in few words.
 void drop(TriedTile& tried, const CompileError& error) {
   const auto report = nvrtc::parse_ptxas_report(error.log);
   if (report && report->spill_bytes > 0)
@@ -56,7 +56,7 @@ void drop(TriedTile& tried, const CompileError& error) {
   tried.detail = warnings.empty() ? error.what() : warnings.front();
 }
 
-/// Tuning one kernel.
+/// Tunes one kernel.
 class KernelTuning {
 public:
   KernelTuning(KernelKind kind, const ResolvedSpec& spec, const TuneRequest& request,
@@ -65,11 +65,11 @@ public:
         key_(record_key(kind, spec, around.gpu,
                         bucket_of(kind, request.problem, around.gpu.sm_count))) {}
 
-  /// Beside the default, or the default itself where it is named.
+  /// Whether there is a candidate other than the default, or the request names the default.
   bool has_candidates() const {
     return tiles_.size() > 1 || request_.only.empty() || only_default_;
   }
-  /// Raises SpecError where the problem does not fit on the GPU.
+  /// Raises SpecError if the problem does not fit into the GPU's memory.
   void check_memory() const;
   Tuned run();
 
@@ -89,7 +89,7 @@ private:
   ResolvedSpec spec_;
   const TuneRequest& request_;
   const TuneSurroundings& around_;
-  bool only_default_ = false; ///< what was asked for is the default alone
+  bool only_default_ = false; ///< the request names only the default tile
   std::vector<TileConfig> tiles_;
   CacheKey key_;
 };
@@ -117,12 +117,13 @@ std::optional<TuningRecord> KernelTuning::up_to_date() {
     return std::any_of(record->candidates.begin(), record->candidates.end(),
                        [&](const TriedTile& tried) { return tried.tile == to_string(tile); });
   };
-  if (record && !std::all_of(tiles_.begin(), tiles_.end(), competed)) // of a choice among fewer
+  // Ignore a record of a choice among fewer tiles.
+  if (record && !std::all_of(tiles_.begin(), tiles_.end(), competed))
     record.reset();
   return record;
 }
 
-/// One that cannot take part says why.
+/// Compiles a candidate. If the candidate cannot take part, its outcome says why.
 Candidate KernelTuning::compile(KernelSpec spec, const TileConfig& tile) {
   Candidate candidate;
   candidate.tried.tile = to_string(tile);
@@ -143,7 +144,7 @@ Candidate KernelTuning::compile(KernelSpec spec, const TileConfig& tile) {
   return candidate;
 }
 
-/// The operation with its default tiles, which must compile, and the candidates.
+/// Compiles the operation with its default tiles, which must succeed, and the candidates.
 void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates) {
   const std::vector<KernelSpec> operation = operation_of(kind_, spec_, around_.gpu.arch);
   const size_t others = operation.size();
@@ -163,7 +164,7 @@ void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates
   });
 }
 
-/// Before anything is compiled for it.
+/// The check comes before anything is compiled.
 void KernelTuning::check_memory() const {
   const double needed =
       bench_bytes(kind_, Operation(spec_, around_.gpu.arch).built(), request_.problem);
@@ -200,7 +201,8 @@ TuningRecord KernelTuning::measure() {
                     std::string(to_string(kind_)) +
                     " compiles; the first of them: " + candidates[1].tried.detail);
   {
-    // Two tunings on one GPU would time each other. The host's name: many share a directory.
+    // Two tunings on one GPU would disturb each other's timings, so they exclude each other. The
+    // digest includes the host's name, because many hosts may share a directory.
     char host[256] = "";
     ::gethostname(host, sizeof(host) - 1);
     const KeyLock gpu = lock(
@@ -226,7 +228,8 @@ TuningRecord KernelTuning::measure() {
   return record;
 }
 
-/// Waits as long as the request says for another process that tunes the same, or on the same GPU.
+/// Waits for another process that tunes the same key or on the same GPU, for as long as the request
+/// allows.
 KeyLock KernelTuning::lock(const std::string& digest, const std::function<bool()>& enough) const {
   const CacheStore& store = around_.records.store();
   return KeyLock(store.disabled_reason().empty() ? store.directory() : "", digest,
@@ -240,7 +243,8 @@ Tuned KernelTuning::run() {
   if (std::optional<TuningRecord> record = up_to_date())
     return {kind_, std::move(*record), /*fresh=*/false, /*kept=*/true};
   const KeyLock mine = lock(key_.digest, [&] { return up_to_date().has_value(); });
-  if (std::optional<TuningRecord> record = up_to_date()) // of whoever had the lock until now
+  // The process that held the lock may have kept a record.
+  if (std::optional<TuningRecord> record = up_to_date())
     return {kind_, std::move(*record), /*fresh=*/false, /*kept=*/true};
   TuningRecord record = measure();
   const bool kept = around_.records.keep(record);
@@ -260,8 +264,9 @@ std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurrou
 std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& around) {
   const ResolvedSpec spec = resolved(request.spec);
   if (spec->packed)
-    throw SpecError("packed sequences are not tuned apart: tune the spec without 'packed'; calls "
-                    "on packed sequences take its records, of their mean lengths");
+    throw SpecError(
+        "packed sequences are not tuned themselves: tune the spec without 'packed'; calls "
+        "on packed sequences take its records, of their mean lengths");
   check(spec, request.problem);
   const std::vector<KernelKind> launched = Operation(spec, around.gpu.arch).tunable_kernels();
   std::vector<KernelKind> kinds;
@@ -302,7 +307,8 @@ TuneSurroundings surroundings_of(int device) {
     try {
       return Nvrtc::instance().identity();
     } catch (const LibraryError&) {
-      return ""; // records that are there can be read; tuning will say what is missing
+      // Existing records can still be read; if tuning needs NVRTC, it raises the error.
+      return "";
     }
   };
   return {user_records(),

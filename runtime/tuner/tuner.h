@@ -1,7 +1,8 @@
-//===- tuner.h - Finding the best tile for this GPU -------------------------===//
+//===- tuner.h - Find the best tile for this GPU --------------------------===//
 //
-// Candidates by formulas, then by what the compiler says of them, then by timing in a process of
-// its own. The default wins unless another is faster beyond doubt, with the same results.
+// The tuner selects candidates by formulas, then by the compiler's report, and then times them in a
+// separate process. The default tile wins unless another tile is faster beyond the margin of
+// selection.h and gives the same results.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -20,60 +21,63 @@ namespace sagebwd {
 
 struct TuneProgress {
   KernelKind kernel;
-  std::string stage; ///< "compiling", "vetting", "timing"
+  std::string stage; ///< "compiling", "vetting" or "timing"
   std::string tile;
   int done = 0, total = 0; ///< steps of this stage
 };
 
 struct TuneRequest {
-  AttentionSpec spec; ///< need not be resolved: tune() and TileChoice do it, once
+  AttentionSpec spec; ///< may be unresolved: tune() and TileChoice resolve it once
   Problem problem;
   int device = 0;
-  /// Each is tuned by itself and has a record of its own. Those that the operation does not launch
-  /// (tunable_kernels()) are left out.
+  /// Each kernel is tuned separately and has a record of its own. Kernels that the operation does
+  /// not launch (tunable_kernels()) are skipped.
   std::vector<KernelKind> kernels = tiled_kernels();
-  /// Only these compete with the default; kernels that none of them suits are left out. Empty: all
-  /// that are worth trying.
+  /// If not empty, only these tiles compete with the default tile, and kernels which support none
+  /// of them are skipped. Empty: all tiles that are worth trying compete.
   std::vector<TileConfig> only;
-  bool force = false; ///< tune again what has a record
-  /// What runs candidates; see worker/command.h.
+  bool force = false; ///< tune again even if there is a record
+  /// The command that runs candidates; see worker/command.h.
   std::vector<std::string> worker;
   tuner::TrialLimits limits;
-  /// For another process that tunes the same.
+  /// How long to wait for another process that tunes the same key or on the same GPU.
   std::chrono::milliseconds wait_limit{300000};
-  /// On the calling thread; what it raises ends the tuning.
+  /// Called on the calling thread. If it raises, tuning ends.
   std::function<void(const TuneProgress&)> progress;
 };
 
-/// One kernel's outcome.
+/// The result for one kernel.
 struct Tuned {
   KernelKind kernel;
   TuningRecord record;
-  bool fresh = false; ///< tuned now; else the record was there
-  bool kept = true;   ///< on disk
+  bool fresh = false; ///< true: tuned now; false: the record existed
+  bool kept = true;   ///< the record is on disk
 };
 
-/// The tuner's surroundings, apart from the GPU of this process: what tests replace.
+/// Everything that the tuner uses from outside except the GPU itself: records, compiler, worker.
+/// Tests replace it.
 struct TuneSurroundings {
   Records& records;
   Gpu gpu;
   std::function<std::shared_ptr<const BuiltKernel>(const KernelSpec&)> build;
-  /// Whose records are up to date; empty: anyone's. Asked by tuning alone.
+  /// The identity of the compiler whose records are up to date; empty: every record is. Only tuning
+  /// calls it.
   std::function<std::string()> compiler;
-  int rank = 0;       ///< of this process in its group
-  std::string worker; ///< see worker_command()
+  int rank = 0;       ///< the rank of this process in its group
+  std::string worker; ///< the argument `named` of worker_command()
 };
 
-/// Tunes what has no record, or one of another compiler or of a choice among fewer tiles, and keeps
-/// what it finds. Raises SpecError (nothing to choose from, a problem that is impossible or too
-/// large for the GPU), LibraryError or TuneError; what the thread's watch raises ends it.
+/// Tunes the kernels without an up-to-date record, and keeps the results. A record is not up to
+/// date if it is of another compiler, or of a choice among fewer tiles. Raises SpecError (there is
+/// nothing to choose from, or the problem is impossible or too large for the GPU), LibraryError or
+/// TuneError. An error that this thread's watch (ScopedWatch) raises ends the tuning.
 std::vector<Tuned> tune(const TuneRequest&);
 std::vector<Tuned> tune(const TuneRequest&, const TuneSurroundings&);
 
 /// The surroundings that tune() uses.
 TuneSurroundings surroundings_of(int device);
 
-/// What is kept now, whoever kept it, unless it is of another compiler.
+/// The record that is kept now, by any process; nothing if the record is of another compiler.
 std::optional<TuningRecord> current_record(const CacheKey&, const TuneSurroundings&);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- command.cpp - Which program runs candidates ---------------------------===//
+//===- command.cpp - Find the program that runs candidates ----------------===//
 
 #include "runtime/tuner/worker/command.h"
 #include "cache/at_fork.h"
@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kProgram = "sagebwd";
 constexpr const char* kSubcommand = "tune-worker";
 
-/// What the process has set for all.
+/// The command that set_tune_worker() has set for the process.
 struct Worker {
   ForkSafeMutex mutex;
   std::vector<std::string> command;

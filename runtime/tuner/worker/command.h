@@ -1,4 +1,4 @@
-//===- command.h - Which program runs candidates ----------------------------===//
+//===- command.h - Find the program that runs candidates ------------------===//
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace sagebwd {
 
-/// The command of a worker: `given`, else `named` (the path of a sagebwd, as SAGEBWD_TUNE_WORKER
-/// gives it), else set_tune_worker()'s, else this executable where it is sagebwd, else a sagebwd
-/// beside it or in PATH. Raises TuneError.
+/// The command of a worker. The first that exists counts: `given`; `named` (the path of a sagebwd,
+/// from SAGEBWD_TUNE_WORKER); the command of set_tune_worker(); this executable if it is sagebwd; a
+/// sagebwd beside this executable or in PATH. Raises TuneError if there is none.
 std::vector<std::string> worker_command(const std::vector<std::string>& given,
                                         const std::string& named);
-/// For programs that bring a worker of their own, such as a Python interpreter.
+/// Sets the worker of programs that have their own, such as a Python interpreter.
 void set_tune_worker(std::vector<std::string> command);
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- cubins.cpp - Machine code on its way to the workers -------------------===//
+//===- cubins.cpp - Pass machine code to workers --------------------------===//
 
 #include "runtime/tuner/worker/cubins.h"
 
@@ -35,7 +35,7 @@ void Cubins::add(BenchKernel& kernel) {
 void read_cubin(int descriptor, BenchKernel& kernel) {
   struct stat file;
   if (::fstat(descriptor, &file) != 0 ||
-      kernel.cubin_bytes > static_cast<size_t>(file.st_size)) // before so much is allocated
+      kernel.cubin_bytes > static_cast<size_t>(file.st_size)) // before it is allocated
     throw std::runtime_error("the tuner did not hand over the machine code of " + kernel.name);
   kernel.cubin.resize(kernel.cubin_bytes);
   if (::pread(descriptor, kernel.cubin.data(), kernel.cubin_bytes,

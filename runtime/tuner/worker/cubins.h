@@ -1,22 +1,23 @@
-//===- cubins.h - Machine code on its way to the workers --------------------===//
+//===- cubins.h - Pass machine code to workers ----------------------------===//
 #pragma once
 
 #include "runtime/tuner/worker/bench.h"
 
 namespace sagebwd::tuner {
 
-/// A file without a name that holds kernels' machine code: nothing on a disk to fill, to trust or
-/// to leave behind, whoever is killed. Workers inherit it.
+/// A file without a name (memfd) that holds the machine code of kernels; workers inherit its
+/// descriptor. The file takes no space on a disk, nobody else can write to it, and nothing of it
+/// remains if a process is killed.
 class Cubins {
 public:
-  /// Raises std::runtime_error.
+  /// Raises std::runtime_error if the file cannot be made.
   Cubins();
   ~Cubins();
   Cubins(const Cubins&) = delete;
   Cubins& operator=(const Cubins&) = delete;
 
   int descriptor() const { return descriptor_; }
-  /// Says in the kernel where its machine code lies.
+  /// Appends the kernel's machine code and stores its place in the kernel.
   void add(BenchKernel&);
 
 private:
@@ -24,7 +25,7 @@ private:
   size_t bytes_ = 0;
 };
 
-/// The machine code of a kernel that says where it lies. Raises std::runtime_error.
+/// Reads the machine code of a kernel that has a place in the file. Raises std::runtime_error.
 void read_cubin(int descriptor, BenchKernel&);
 
 } // namespace sagebwd::tuner

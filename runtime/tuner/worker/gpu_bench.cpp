@@ -1,4 +1,4 @@
-//===- gpu_bench.cpp - Candidates on a GPU -----------------------------------===//
+//===- gpu_bench.cpp - Run candidates on a GPU ----------------------------===//
 
 #include "runtime/tuner/worker/gpu_bench.h"
 
@@ -18,11 +18,12 @@
 namespace sagebwd {
 namespace {
 
-/// More than twice the L2 cache of any GPU we know (126 MB).
+/// More than twice the largest known L2 cache of a GPU (126 MB).
 constexpr size_t kFlushBytes = size_t{256} << 20;
-/// NaN in bf16, fp16 and FP32, and none that a kernel stores: its NaNs are 0x7fff and 0x7fffffff.
+/// Bytes that are a NaN in bf16, fp16 and FP32, but not a NaN that kernels store (0x7fff and
+/// 0x7fffffff).
 constexpr uint8_t kPoison = 0xff;
-constexpr int kVettingRuns = 2; // a race shows by chance
+constexpr int kVettingRuns = 2; // runs of each candidate, because a race shows only by chance
 
 class DeviceBuffer {
 public:
@@ -39,7 +40,7 @@ private:
   driver::Pointer pointer_;
 };
 
-/// Device memory that a kernel writes, and what the default wrote there.
+/// Device memory that a kernel writes, and the bytes that the default tile wrote there.
 struct Written {
   Output output;
   driver::Pointer pointer;
@@ -75,7 +76,7 @@ bool has_poison(const Written& written, const std::string& bytes) {
   return false;
 }
 
-/// ||x - default|| / ||default||; infinite where one is not finite and the other differs.
+/// ||x - default|| / ||default||; infinite if one value is not finite and the other differs.
 double rel_l2(const Written& written, const std::string& bytes, DType dtype) {
   double error = 0, norm = 0;
   const size_t size = written.value_bytes();
@@ -93,8 +94,8 @@ double rel_l2(const Written& written, const std::string& bytes, DType dtype) {
   return norm > 0 ? std::sqrt(error / norm) : error > 0 ? INFINITY : 0;
 }
 
-/// 16-bit normal numbers, as many as fill any tensor by repetition. Their count has no factor in
-/// common with a tensor's sizes, so that no two tokens or heads are alike.
+/// Normal numbers of 16 bits; repeated, they fill any tensor. Their count has no factor in common
+/// with a tensor's sizes, so no two tokens or heads are equal.
 std::vector<uint16_t> normal_numbers(DType dtype) {
   constexpr int64_t kCount = (int64_t{1} << 21) - 9; // a prime
   const reference::Inputs in =
@@ -116,16 +117,17 @@ void upload_repeated(const DeviceBuffer& buffer, const std::vector<uint16_t>& nu
   }
 }
 
-/// What may be missing is: kernels take as long without it.
+/// Whether tuning passes a tensor. Optional tensors are left out: kernels take as long without
+/// them.
 bool is_used(const CallerTensor& tensor, bool backward) {
-  return (backward || tensor.in_forward) && !tensor.optional; // packed ones are not tuned apart
+  return (backward || tensor.in_forward) && !tensor.optional; // packed specs are not tuned
 }
 int token_bytes(const CallerTensor& tensor, const ResolvedSpec& spec) {
   return tensor.strided() ? 2 * spec->head_dim : 4;
 }
 
-/// Here. What the tuner's process sees first may be another here: the environment has changed
-/// since.
+/// The ordinal of the GPU in this process. Another GPU may have this number in the tuner's process
+/// if the environment has changed since.
 int ordinal_of(const BenchSetup& setup) {
   if (setup.gpu.empty())
     return setup.device;
@@ -141,13 +143,13 @@ int ordinal_of(const BenchSetup& setup) {
 
 double bench_bytes(KernelKind kind, const ResolvedSpec& spec, const Problem& p) {
   const bool backward = tiling_of(kind).pass == Pass::backward;
-  // In floating point: products of lengths no GPU holds must not overflow.
+  // In floating point, so that lengths which no GPU holds do not overflow.
   double bytes = kFlushBytes;
   for (const CallerTensor& tensor : caller_tensors())
     if (is_used(tensor, backward))
       bytes += static_cast<double>(p.batch) * static_cast<double>(heads_of(tensor.tokens, p)) *
                static_cast<double>(tokens_of(tensor.tokens, p)) * token_bytes(tensor, spec);
-  if (bytes > 1e18) // the workspace's size is beyond integers
+  if (bytes > 1e18) // such a workspace's size overflows integers
     return bytes;
   return bytes + static_cast<double>(workspace_bytes(Pass::forward, spec, p)) +
          (backward ? static_cast<double>(workspace_bytes(Pass::backward, spec, p)) : 0);
@@ -169,10 +171,10 @@ struct GpuBench::State {
   BenchSetup setup;
   driver::DeviceScope scope;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
-  OperandValues values[2] = {}; ///< of each pass
+  OperandValues values[2] = {}; ///< one for each pass
   driver::Pointer flush = 0;
   std::vector<Written> outputs;                ///< of the kernel whose tiles compete
-  std::map<std::string, LoadedKernel> kernels; ///< by machine code
+  std::map<std::string, LoadedKernel> kernels; ///< the key is the machine code
   driver::Event start = driver::create_event(), stop = driver::create_event();
 };
 
@@ -202,7 +204,7 @@ void GpuBench::State::allocate() {
   const std::vector<uint16_t> numbers = normal_numbers(setup.spec->dtype);
   OperandValues& forward_values = values[static_cast<int>(Pass::forward)];
 
-  size_t given = 0; // so many tensors of numbers
+  size_t given = 0; // the number of tensors that have been filled
   for (const CallerTensor& tensor : caller_tensors()) {
     if (!is_used(tensor, backward))
       continue;
@@ -261,7 +263,7 @@ const LoadedKernel& GpuBench::State::loaded(const BenchKernel& kernel) {
 }
 
 double GpuBench::State::run_timed(const LoadedKernel& kernel) {
-  // The write also covers the time the host takes to launch.
+  // The fill also takes longer than the host's launch calls, so that the launch is not timed.
   driver::fill(flush, 0, kFlushBytes);
   driver::record(start, nullptr);
   run(kernel);
@@ -329,7 +331,7 @@ int tune_worker_main() {
   GpuBench bench;
   const int code = tuner::run_worker(bench);
   std::fflush(nullptr);
-  // Not through destructors: after a fault every driver call fails, and the process ends anyway.
+  // Destructors do not run: after a fault every driver call fails, and the process ends anyway.
   ::_exit(code);
 }
 

@@ -1,4 +1,4 @@
-//===- gpu_bench.h - Candidates on a GPU ------------------------------------===//
+//===- gpu_bench.h - Run candidates on a GPU ------------------------------===//
 #pragma once
 
 #include "runtime/tuner/worker/bench.h"
@@ -7,16 +7,17 @@
 
 namespace sagebwd {
 
-/// Bytes of device memory that tuning a kernel of the operation takes. The spec must be resolved.
+/// The bytes of device memory that tuning a kernel of the operation needs. The spec must be
+/// resolved.
 double bench_bytes(KernelKind, const ResolvedSpec&, const Problem&);
 
-/// Kernels on scratch buffers of random normal inputs. Everything runs on the null stream, which
-/// nobody shares: the process is the tuner's worker.
+/// Runs kernels on scratch buffers of random normal inputs. Everything runs on the null stream; no
+/// other code uses it, because this process is the tuner's worker.
 class GpuBench : public Bench {
 public:
   GpuBench();
   ~GpuBench() override;
-  /// Raises LibraryError, DriverError (out of memory included) or SpecError.
+  /// Raises LibraryError, DriverError (also if memory is short) or SpecError.
   void open(const BenchSetup&) override;
   Vetting vet(const BenchKernel&) override;
   double time_ms(const BenchKernel&) override;
@@ -30,8 +31,8 @@ private:
 
 namespace sagebwd {
 
-/// What `sagebwd tune-worker` is: a worker with a GPU, whose tuner is at standard input. Says so
-/// and gives exit code 2 where a person started it.
+/// The main function of `sagebwd tune-worker`: a worker with a GPU, whose tuner is at standard
+/// input. If a person started the command, it prints a message and returns exit code 2.
 int tune_worker_main();
 
 } // namespace sagebwd

@@ -1,4 +1,4 @@
-//===- line.cpp - Lines over a socket ----------------------------------------===//
+//===- line.cpp - Send and receive lines over a socket --------------------===//
 
 #include "runtime/tuner/worker/line.h"
 
@@ -8,7 +8,7 @@
 namespace sagebwd::tuner {
 namespace {
 
-/// The longest is an operation's kernels and their specs: some kilobytes.
+/// The longest line has an operation's kernels and their specs: some kilobytes.
 constexpr size_t kLongestLine = size_t{1} << 20;
 
 } // namespace

@@ -1,4 +1,4 @@
-//===- process.cpp - A worker, seen from its tuner ---------------------------===//
+//===- process.cpp - A worker process as its tuner sees it ----------------===//
 
 #include "runtime/tuner/worker/process.h"
 #include "runtime/parallel_for.h"
@@ -24,11 +24,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Of standard error: enough for the last message of a driver or an interpreter.
+/// The bytes of standard error that are kept: enough for the last message of a driver or an
+/// interpreter.
 constexpr size_t kKeptErrors = 4096;
-/// A process that hangs in a GPU may take this long to be torn down; then it is left behind.
+/// The longest time for ending a process that hangs in a GPU call; after it, the process is left
+/// behind.
 constexpr auto kReapLimit = 20s;
-/// Time for a process that has closed its line to end by itself, so that its exit code is seen.
+/// The time that a process which has closed its socket gets to end by itself, so that its exit code
+/// can be read.
 constexpr auto kLeaveLimit = 2s;
 
 int checked(int result, const char* what) {
@@ -60,7 +63,8 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& command, int cubins
   ::posix_spawn_file_actions_adddup2(&actions, errors[1], STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, errors[1], STDERR_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, cubins, kCubins);
-  // The caller may block signals or ignore SIGCHLD's like; the worker starts as a shell would.
+  // The caller may block signals or ignore some of them; the worker starts with the default
+  // handlers and no blocked signals, as from a shell.
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
   sigset_t none, all;
@@ -68,7 +72,8 @@ WorkerProcess::WorkerProcess(const std::vector<std::string>& command, int cubins
   ::sigfillset(&all);
   ::posix_spawnattr_setsigmask(&attributes, &none);
   ::posix_spawnattr_setsigdefault(&attributes, &all);
-  // A group of its own: Ctrl-C reaches the tuner, whose end is the worker's.
+  // The worker gets a process group of its own: Ctrl-C reaches only the tuner, and the worker ends
+  // with the tuner.
   ::posix_spawnattr_setpgroup(&attributes, 0);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
                                               POSIX_SPAWN_SETPGROUP);
@@ -102,7 +107,7 @@ WorkerProcess::~WorkerProcess() {
 
 void WorkerProcess::read_errors() {
   char buffer[4096];
-  int reads = 64; // what floods it must not keep us here
+  int reads = 64; // a worker that writes without end must not block the tuner
   for (ssize_t count; reads-- > 0 && (count = ::read(errors_, buffer, sizeof(buffer))) > 0;) {
     error_text_.append(buffer, static_cast<size_t>(count));
     if (error_text_.size() > kKeptErrors)
@@ -153,7 +158,7 @@ bool WorkerProcess::reap(Milliseconds limit) {
   auto pause = 1ms;
   while (!reaped_) {
     const pid_t done = ::waitpid(pid_, &status_, WNOHANG);
-    if (done == pid_ || (done < 0 && errno == ECHILD)) // a caller that ignores SIGCHLD has it
+    if (done == pid_ || (done < 0 && errno == ECHILD)) // ECHILD: the caller ignores SIGCHLD
       reaped_ = true;
     else if (Clock::now() >= deadline)
       return false;
@@ -166,7 +171,7 @@ bool WorkerProcess::reap(Milliseconds limit) {
 }
 
 std::string WorkerProcess::end() {
-  // A last chance to end by itself only for what has closed the line already.
+  // Only a process that has closed the socket gets time to end by itself.
   char byte;
   const ssize_t peeked = ::recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   const bool closed = peeked == 0 || (peeked < 0 && errno != EAGAIN);
@@ -179,7 +184,7 @@ std::string WorkerProcess::end() {
   if (!reaped_)
     text = "does not end, even killed (process " + std::to_string(pid_) + ")";
   else if (WIFSIGNALED(status_) && WTERMSIG(status_) == SIGKILL)
-    text = "was ended"; // by the tuner, or by a system out of memory
+    text = "was ended"; // by the tuner, or by a system that is short of memory
   else if (WIFSIGNALED(status_))
     text = "was killed by signal " + std::to_string(WTERMSIG(status_)) + " (" +
            ::strsignal(WTERMSIG(status_)) + ")";

@@ -1,4 +1,4 @@
-//===- process.h - A worker, seen from its tuner ----------------------------===//
+//===- process.h - A worker process as its tuner sees it ------------------===//
 #pragma once
 
 #include "runtime/tuner/worker/line.h"
@@ -10,33 +10,34 @@
 
 namespace sagebwd::tuner {
 
-/// A child process that may crash, hang or say anything. Nothing here waits longer than it is told,
-/// nor raises a signal in this process; what the thread's watch raises ends a wait.
+/// A child process that may crash, hang or send anything. No function here waits longer than its
+/// limit or raises a signal in this process. An error that the thread's watch (ScopedWatch) raises
+/// ends a wait.
 class WorkerProcess {
 public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Hands over `cubins`, a descriptor. Raises std::runtime_error where the command cannot be
-  /// started.
+  /// Starts the command, which inherits the descriptor `cubins`. Raises std::runtime_error if the
+  /// command cannot be started.
   WorkerProcess(const std::vector<std::string>& command, int cubins);
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
-  /// False where the worker is gone or does not take it within the limit.
+  /// Returns false if the worker is gone or does not receive the order within the limit.
   bool send(const Order&, Milliseconds limit);
 
-  /// Garbage, too, where a line is no report.
+  /// Returns Heard::garbage also for a line that is not a report.
   Heard hear(Report&, Milliseconds limit);
 
-  /// Kills it where it still runs, and says how it ended: "was killed by signal 11 (Segmentation
-  /// fault)", "ended with exit code 3". What it wrote to standard error follows.
+  /// Kills the process if it still runs, and says how it ended, e.g. "was killed by signal 11
+  /// (Segmentation fault)" or "ended with exit code 3", followed by its standard error.
   std::string end();
 
 private:
   using Clock = std::chrono::steady_clock;
-  /// Waits until the line can be read or, where asked, written, or until the deadline; collects
-  /// standard error meanwhile.
+  /// Waits until the socket can be read or, if `to_write`, written, or until the deadline.
+  /// Meanwhile it collects standard error.
   bool wait(bool to_write);
   void read_errors();
   bool reap(Milliseconds limit);
@@ -45,7 +46,7 @@ private:
   int socket_ = -1, errors_ = -1;
   int status_ = 0;
   bool reaped_ = false;
-  Clock::time_point deadline_; ///< of the wait under way
+  Clock::time_point deadline_; ///< of the current wait
   LineSocket line_;
   std::string error_text_; ///< the end of standard error
 };

@@ -1,4 +1,4 @@
-//===- protocol.cpp - What a tuner and its worker say to each other ----------===//
+//===- protocol.cpp - Messages between a tuner and its worker -------------===//
 
 #include "runtime/tuner/worker/protocol.h"
 
@@ -26,7 +26,7 @@ template <> struct Words<tuner::Report::Kind> {
 
 static std::string_view to_string(const Arch& arch) { return arch.name; }
 
-// Raise SpecError for what says none.
+// These functions raise SpecError for a text that is not valid.
 template <Worded T> static void parse(const std::string& text, T& word) {
   word = parse_word<T>(text);
 }
@@ -91,7 +91,7 @@ template <Either<Vetting> Self, typename Visit> void visit_members(Self& vetting
 
 namespace tuner {
 
-// Found by the namespace of Order::Kind and Report::Kind.
+// Argument-dependent lookup finds these by the namespace of Order::Kind and Report::Kind.
 using sagebwd::as_json;
 using sagebwd::read_json;
 
@@ -109,7 +109,7 @@ template <Either<Order> Self, typename Visit> void visit_members(Self& order, Vi
 template <Either<Report> Self, typename Visit> void visit_members(Self& report, Visit&& visit) {
   visit("report", report.kind);
   visit("protocol", report.protocol);
-  if (report.kind == Report::hello) // all that another version's worker shares with ours
+  if (report.kind == Report::hello) // a worker of another version has only the members above
     return;
   visit("candidate", report.candidate);
   visit("vetting", report.vetting);
@@ -129,7 +129,7 @@ template <typename Message> std::optional<Message> parse(const std::string& line
   Message message;
   const bool sound = value && read_object(value->getAsObject(), message, kAnyNumber);
   return sound ? std::optional(std::move(message)) : std::nullopt;
-} catch (const SpecError&) { // a word or a text that says none
+} catch (const SpecError&) { // a word or text is not valid
   return std::nullopt;
 }
 

@@ -1,8 +1,9 @@
-//===- protocol.h - What a tuner and its worker say to each other -----------===//
+//===- protocol.h - Messages between a tuner and its worker ---------------===//
 //
-// One JSON object a line, in both directions over one socket: the worker's standard input. Machine
-// code goes by a file (cubins.h). The worker's standard output is free for whatever a library
-// prints. What does not parse is the other side's failure, never this side's.
+// Each message is one JSON object on one line. Both directions use one socket, which is the
+// worker's standard input. Machine code is passed in a file (cubins.h). The worker's standard
+// output is not used, because libraries may print there. A line that cannot be parsed is an error
+// of the sender.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -15,15 +16,16 @@
 
 namespace sagebwd::tuner {
 
-/// Raise it when either side would misunderstand the other.
+/// Raise this number if tuner and worker of two versions would misunderstand each other.
 inline constexpr int kProtocol = 3;
 
-/// From the tuner.
+/// A message from the tuner.
 struct Order {
   enum Kind {
-    open, ///< `setup`, `kernels`: the candidates; answered by opened or failed
-    vet,  ///< `candidate`; answered by vetted or failed
-    time, ///< `candidates`, `rounds`; answered by starting and timed for each launch, then done
+    open, ///< has `setup` and `kernels` (the candidates); the answer is opened or failed
+    vet,  ///< has `candidate`; the answer is vetted or failed
+    time, ///< has `candidates` and `rounds`; the answers are starting and timed for each launch,
+          ///< then done
   };
   Kind kind = open;
   BenchSetup setup;
@@ -33,16 +35,16 @@ struct Order {
   int rounds = 0;
 };
 
-/// From the worker.
+/// A message from the worker.
 struct Report {
   enum Kind {
-    hello,    ///< first of all; `protocol`
-    opened,   ///< ready
-    vetted,   ///< `candidate`, `vetting`
+    hello,    ///< the first message; has `protocol`
+    opened,   ///< the worker is ready
+    vetted,   ///< has `candidate` and `vetting`
     starting, ///< `candidate` is about to be launched
-    timed,    ///< `candidate`, `ms`
-    done,     ///< of a time order
-    failed,   ///< `detail`; the worker ends
+    timed,    ///< has `candidate` and `ms`
+    done,     ///< a time order is finished
+    failed,   ///< has `detail`; the worker ends
   };
   Kind kind = hello;
   int protocol = 0;
@@ -52,10 +54,10 @@ struct Report {
   std::string detail;
 };
 
-/// With the newline.
+/// The message as a line, with the newline.
 std::string line_of(const Order&);
 std::string line_of(const Report&);
-/// Nothing where a line is none of ours.
+/// The message of a line, or nothing if the line is not valid.
 std::optional<Order> parse_order(const std::string& line);
 std::optional<Report> parse_report(const std::string& line);
 

@@ -1,4 +1,4 @@
-//===- worker.cpp - The process that runs candidates -------------------------===//
+//===- worker.cpp - The process that runs candidates ----------------------===//
 
 #include "runtime/tuner/worker/worker.h"
 
@@ -14,7 +14,8 @@
 namespace sagebwd::tuner {
 namespace {
 
-/// Launches of each candidate before its timings count: the first is slow, clocks rise.
+/// The launches of each candidate that are not timed: the first launch is slow, and clock rates
+/// rise.
 constexpr int kWarmupRounds = 2;
 
 Report about(Report::Kind kind, int candidate) {
@@ -54,7 +55,7 @@ int run_worker(Bench& bench) {
     std::string text;
     while (line.hear(text) == Heard::line) {
       std::optional<Order> order = parse_order(text);
-      if (!order) // what no tuner of ours says
+      if (!order) // not an order of the protocol
         return 1;
       switch (order->kind) {
       case Order::open:
