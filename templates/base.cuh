@@ -37,7 +37,7 @@ constexpr int ROW_SCALE = 0; ///< value of one level of a score, softmax scale a
 /// which the query's row of dout_rows was divided.
 constexpr int ROW_SHIFT = 1;
 constexpr int ROW_MINUS_DELTA = 2; ///< backward: where dP starts from, times 2^-e
-/// Of key 0 where it is computed apart. Forward: its score in log2 units. Backward: its dS.
+/// Of key 0 where it is computed separately. Forward: its score in log2 units. Backward: its dS.
 constexpr int ROW_SINK = 3;
 constexpr int ROW_VECTORS = 4;
 /// Scales of a transposed copy: [head][unit of channel tokens][channel vector][slot]. A unit whose

@@ -140,7 +140,7 @@ private:
     probabilities(x, products.scores, now.stage + SharedLayout::ROWS, key_scale,
                   mean_scores_of(at, now.tile, key));
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored;
-    // but dQ sums over keys, and key 0 is not among them where it is apart.
+    // but dQ sums over keys, and key 0 is not among them where it is separate.
     const bool has_key_apart = WITH_DQ && warp_key < SINK_KEYS;
     if ((HAS_MASK || WITH_DQ) &&
         (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)) ||

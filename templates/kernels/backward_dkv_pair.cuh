@@ -193,7 +193,7 @@ private:
     return {shared + L::HANDED + of_half * KeptScores::BYTES};
   }
   __device__ __forceinline__ PieceRing::Place place_of(int piece) const {
-    return PieceRing::Place(anew(pair) * PIECES_A_PAIR + piece); // formed anew: registers are short
+    return PieceRing::Place(anew(pair) * PIECES_A_PAIR + piece); // not kept: registers are short
   }
   /// P and dS in 8 bits to where both warpgroups read them.
   __device__ __forceinline__ void hand_over_scores() const {

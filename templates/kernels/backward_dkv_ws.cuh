@@ -74,8 +74,8 @@ __device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
   return shared + SharedLayout::STARTED + place.stage * 8;
 }
 
-// Each duty reads its head anew: what all have in common takes registers, or memory, until the last
-// of them needs it.
+// Each duty reads its head again: what all have in common takes registers, or memory, until the
+// last of them needs it.
 
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {

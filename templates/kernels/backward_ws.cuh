@@ -25,7 +25,8 @@
 // - A warp's staged part of dQ is written again once the lane that started its copy has seen it
 //   read; __syncwarp() tells the others. Before a copy starts, each lane makes what it wrote known
 //   to copies, and __syncwarp() tells the lane that starts it.
-// - The two halves of a stage are handed back apart, for the rows of tile t + 2 are to come before
+// - The two halves of a stage are given back separately, for the rows of tile t + 2 are to come
+// before
 //   dK(t) has finished. Each warp does so for itself, after its products that read it have
 //   finished: one warp's wait says nothing of another's.
 //
@@ -94,7 +95,7 @@ __device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
   return shared + SharedLayout::FIRST_STAGE + place.stage * SharedLayout::STAGE_BYTES;
 }
 
-// Each duty reads its head and its walk anew (backward_dkv_ws.cuh).
+// Each duty reads its head and its walk again (backward_dkv_ws.cuh).
 
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {
@@ -180,7 +181,7 @@ __device__ __forceinline__ auto block_of_dq(float (&)[N][4], float (&own)[M][4])
 }
 
 /// What a warpgroup does, of which each has code of its own: descriptors that differ between them
-/// would be formed anew for each product.
+/// would be formed again for each product.
 template <int WARPGROUP>
 __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);

@@ -3,7 +3,7 @@
 // Under SMOOTH_Q each query is quantised without the mean of its unit, and its scores lack that
 // mean's: a number a key, the same for all of the unit. Here they are formed in FP32, for what is
 // gained is that the mean meets no quantiser. Keys are as S has them: without their own mean, and
-// zeros past the end and where key 0 is apart.
+// zeros past the end and where key 0 is separate.
 //
 //===----------------------------------------------------------------------===//
 

@@ -2,14 +2,15 @@
 //
 // One launch a pass: 8-bit copies, and what the attention kernels need of each query. A block takes
 // the tokens of one unit of one head:
-//   queries  q8, qt8, dot8, dout_rows, q_rows and, where key 0 is apart, its gradients' sums; where
+//   queries  q8, qt8, dot8, dout_rows, q_rows and, where key 0 is separate, its gradients' sums;
+//   where
 //            dQ is summed in memory, zeros to start from and, in FP16, its factors
 //   keys     k8, kt8 or k_rows and, the head's first, k_mean
 //   values   vt8; v_rows of packed sequences, as query_rows and dout_rows of their queries
 // The unit is read by tokens first (tile/token_share.cuh), for what each token gives and for the
 // channels' maxima; then by quads, out of the caches, for the transposed copies, which have one
 // scale a channel and unit (tile/transposed_copy.cuh). Tokens past the end are written as zeros, so
-// that the products need no bounds, and so is key 0 where it is apart.
+// that the products need no bounds, and so is key 0 where it is separate.
 //
 //===----------------------------------------------------------------------===//
 
@@ -17,7 +18,7 @@
 #include "ptx/stream_order.cuh"
 #include "tile/unit_of_queries.cuh"
 
-/// Takes the mean off, but for tokens that count as zeros.
+/// Subtracts the mean, except from tokens that count as zeros.
 __device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& k, int token) {
   if constexpr (SMOOTH_K) {
     if (k.has(token)) {

@@ -1,8 +1,8 @@
 //===- ptx/mbarrier.cuh - Barriers in shared memory that count arrivals and bytes --===//
 //
 // A phase of a barrier ends when it has had all its arrivals and all bytes that they announced.
-// Phases are told apart by their parity: the first is 0, and a wait for the phase before the first
-// returns at once. Barriers take 8 bytes each.
+// Phases are distinguished by their parity: the first is 0, and a wait for the phase before the
+// first returns at once. Barriers take 8 bytes each.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -3,8 +3,8 @@
 // Sums of products pass from one unit of tokens to the next, and their columns from units of one
 // channel's scale to those of another (Sums::change_units). That must neither overflow nor lose
 // them beside what integer products are too large by. So a channel's scales in a head are never
-// farther apart than 2^60 or so: what is smaller beside the head counts as zeros, and zeros have
-// the least scale.
+// farther from each other than 2^60 or so: what is smaller beside the head counts as zeros, and
+// zeros have the least scale.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

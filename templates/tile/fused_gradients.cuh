@@ -26,8 +26,8 @@ __device__ __forceinline__ void take_probabilities(float (&x)[COLUMNS8][4],
                                                    const KeyHead& at, u32 rows, float key_scale,
                                                    int first_query) {
   probabilities(x, sums, rows, key_scale);
-  // Queries past the end have a ROW_SHIFT of infinity; of keys past it, and of one that is apart,
-  // nothing is stored, but dQ sums over keys.
+  // Queries past the end have a ROW_SHIFT of infinity; of keys past it, and of one that is
+  // separate, nothing is stored, but dQ sums over keys.
   const int warp_key = first_key_of_warp();
   if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)) ||
       warp_key < SINK_KEYS)

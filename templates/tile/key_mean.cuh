@@ -3,7 +3,7 @@
 
 #include "configuration.cuh"
 
-/// Keys summed by one block: long sequences use the whole GPU, and whoever needs the mean adds up
+/// Keys summed by one block: long sequences use the whole GPU, and what needs the mean adds up
 /// few sums.
 __device__ __forceinline__ int mean_chunk(int keys) {
   const int share = (keys - 1) / MOST_MEAN_CHUNKS + 1;

@@ -15,7 +15,7 @@ __device__ __forceinline__ const float* channel_scales_of(const Params& p, const
          (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) * (CHANNEL_VECTORS * HEAD_DIM);
 }
 
-/// V_0 over the units of its channels, times P's 255: what O starts from where key 0 is apart.
+/// V_0 over the units of its channels, times P's 255: what O starts from where key 0 is separate.
 __device__ __forceinline__ void start_from_sink(Sums& o, const Params& p, const QueryHead& at) {
   const Element* value = p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h;
   const float* channel_scales = channel_scales_of(p, at, 0);

@@ -8,7 +8,7 @@
 // and so are blocks numbered: each looks up whose it is.
 //
 // Sequences of a batch that are padded to one length count as packed, each with the tokens that are
-// used; in the caller's tensors they lie apart.
+// used; in the caller's tensors they are separate.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

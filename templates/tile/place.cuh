@@ -141,7 +141,7 @@ __device__ __forceinline__ QueryHead query_head(const Params& p) {
   return query_head(p, blockIdx.y / CHANNEL_PARTS, blockIdx.z);
 }
 
-/// The same read anew, at a kernel's end: what only the end computes from it, and the beginning
+/// The same, read again at a kernel's end: what only the end computes from it, and the beginning
 /// did too, takes no registers in between.
 __device__ __forceinline__ QueryHead query_head_anew(const Params& p) {
   int head, batch;
@@ -175,7 +175,7 @@ __device__ __forceinline__ KeyHead key_head(const Params& p, int kv_head, int ba
 __device__ __forceinline__ KeyHead key_head(const Params& p) {
   return key_head(p, blockIdx.y / CHANNEL_PARTS, blockIdx.z);
 }
-/// Which block of keys this thread block takes; the same read anew (ptx/special.cuh).
+/// Which block of keys this thread block takes; the same, read again (ptx/special.cuh).
 __device__ __forceinline__ int block_of_keys() {
   return PACKED ? packed_place().block : blockIdx.x;
 }
@@ -188,7 +188,7 @@ template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p) 
     return enter_sequence<SIZE, false>(p, blockIdx.x);
   return true;
 }
-/// The same read anew, at a kernel's end.
+/// The same, read again at a kernel's end.
 __device__ __forceinline__ KeyHead key_head_anew(const Params& p) {
   int kv_head, batch;
   read_block_yz(kv_head, batch);

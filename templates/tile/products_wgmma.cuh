@@ -238,7 +238,7 @@ __device__ __forceinline__ void finish_values(float (&sums)[N][4], const Start& 
   }
 }
 
-/// Channels of products that are formed at a time: their accumulators are apart from the sums.
+/// Channels of products that are formed at a time: their accumulators are not those of the sums.
 constexpr int PRODUCT_CHANNELS = SUM_CHANNELS < 128 ? SUM_CHANNELS : 128;
 
 /// (Rows of 8-bit A, STEPS x 32 summed tokens) x transposed tiles, PRODUCT_CHANNELS columns of

@@ -82,7 +82,7 @@ public:
                                               const Scores::Sum (&scores)[COLUMNS8][4],
                                               int first_query, bool comes_again) const {
     const int own = keys_of_warp();
-    // One scale serves both rows (KEYS_A_SCALE); read anew, registers are short.
+    // One scale serves both rows (KEYS_A_SCALE); read again, because registers are short.
     const float key_scale =
         p_.k8_scale[at_.padded_key() / KEYS_A_SCALE + key_scale_place(own + lane_id() / 4)];
     probabilities(x, scores, tile_ + PairTile::ROWS, key_scale);

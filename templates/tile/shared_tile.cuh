@@ -12,7 +12,7 @@
 #include "tile/place.cuh"
 #include "tile/swizzle.cuh"
 
-/// threadIdx.x, read anew (ptx/special.cuh).
+/// threadIdx.x, read again (ptx/special.cuh).
 __device__ __forceinline__ int read_thread_anew() {
   const int thread = read_thread_index();
   __builtin_assume(thread >= 0 && thread < WARPS * 32);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void load_image(u32 destination, const void* source, 
   asm("" : "+l"(offset)); // else sums with `source` are kept over a whole loop,
   const char* from = static_cast<const char*>(source) + offset;
   u32 to = destination + own;
-  asm("" : "+l"(from), "+r"(to)); // or formed anew for each copy
+  asm("" : "+l"(from), "+r"(to)); // else they are formed again for each copy
 #pragma unroll
   for (int turn = 0; turn < TURNS; ++turn)
     cp_async_16(to + (turn * TURN_BYTES - MIDDLE), from + (turn * TURN_BYTES - MIDDLE));

@@ -72,7 +72,8 @@ __device__ __forceinline__ float block_max(float x) {
 }
 
 /// The largest magnitude of a head's sample in every thread; 1 where it has none. Called where a
-/// channel of a unit is zeros or very small, and apart, so that it takes no registers elsewhere.
+/// channel of a unit is zeros or very small, and not inlined, so that it takes no registers
+/// elsewhere.
 __device__ __noinline__ float magnitude_of(Source sample) {
   ShareMaxima maxima;
   walk_tokens(sample, SAMPLED_TOKENS, [&](int, const Share& share) { maxima.take(share); });

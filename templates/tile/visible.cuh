@@ -42,7 +42,7 @@ __device__ __forceinline__ bool enter_queries(const Params& p, const Store& with
   }
   return true;
 }
-/// The same read anew (ptx/special.cuh).
+/// The same, read again (ptx/special.cuh).
 __device__ __forceinline__ int block_of_queries_anew() {
   if constexpr (PACKED)
     return packed_place().block;
@@ -67,7 +67,8 @@ __device__ __forceinline__ Range keys_of_all(const Sequence& at, Range queries) 
 template <int SIZE> __device__ __forceinline__ Range tiles_of(Range tokens) {
   return {tokens.begin / SIZE, ceil_div(tokens.end, SIZE)};
 }
-/// The tiles of SIZE keys that need no mask for these queries. Key 0 is hidden where it is apart.
+/// The tiles of SIZE keys that need no mask for these queries. Key 0 is hidden where it is
+/// separate.
 template <int SIZE>
 __device__ __forceinline__ Range unmasked_tiles_of(const Sequence& at, Range queries) {
   const Range keys = keys_of_all(at, queries);

@@ -176,7 +176,7 @@ HARD = re.compile(
 #: Words of the project's own history, which users do not know.
 HISTORY = re.compile(r"\bnumerics 1\b|--plans?\b|\bcompare_plans\b|\bPlanFigures\b")
 #: Folders and files whose comments and docstrings are tested.
-COMMENTED = ("python", "tools", "c", "bench", "examples", "run")
+COMMENTED = ("generator", "runtime", "cache", "templates", "python", "tools", "c", "bench", "examples", "run")
 
 
 def prose(text):
@@ -240,7 +240,7 @@ def words_of(path):
 def sources():
     named = [ROOT / name for name in COMMENTED]
     files = [p for n in named for p in (sorted(n.rglob("*")) if n.is_dir() else [n])]
-    return [p for p in files if p.suffix in (".py", ".cpp", ".h", ".sh", "") and p.is_file()
+    return [p for p in files if p.suffix in (".py", ".cpp", ".cuh", ".h", ".sh", "") and p.is_file()
             and "__pycache__" not in p.parts]  # fmt: skip
 
 
