@@ -109,8 +109,8 @@ __device__ __forceinline__ void change_run(Sums& o, const Tiles& tile, const Loa
     __syncthreads();
     o.multiply_columns(ratios);
     __syncthreads(); // the old unit's place is the next one's
-    if (tile.has_next_run())
-      load.unit(tile.next_run(), tile.slot_behind<UNIT_SLOTS>());
+    if (const int next = tile.next_run(); tile.has_run(next))
+      load.unit(next, tile.slot_behind<UNIT_SLOTS>());
   }
 }
 
@@ -136,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     load.values(tile);
   if constexpr (!BLOCK_SCALES) {
     load.unit(tile.run(), tile.slot<UNIT_SLOTS>());
-    if (tile.has_next_run())
-      load.unit(tile.next_run(), tile.slot_behind<UNIT_SLOTS>());
+    if (const int next = tile.next_run(); tile.has_run(next))
+      load.unit(next, tile.slot_behind<UNIT_SLOTS>());
     cp_async_commit();
   }
 

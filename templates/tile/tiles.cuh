@@ -12,7 +12,7 @@
 //
 // A run is a sequence of tiles whose products are summed without a change: at the first tile of a
 // run all sums are brought to other units (scales of channels), or their surplus is subtracted. A
-// walk over a list of tiles would be a third kind, with the members of these.
+// walk over a list of tiles would have the members of these, and kernels would not change.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -52,8 +52,9 @@ template <int SIZE, int RUN> struct KeyTiles {
   }
   /// Whether it begins a run behind another one.
   __device__ __forceinline__ bool changes_run() const { return number % RUN == 0 && count() > 0; }
-  __device__ __forceinline__ bool has_next_run() const { return (run() + 1) * RUN < end; }
+  /// The run behind this one, and whether the walk has it.
   __device__ __forceinline__ int next_run() const { return run() + 1; }
+  __device__ __forceinline__ bool has_run(int next) const { return next * RUN < end; }
   /// Which of SLOTS places in shared memory has the scales of this run, of the one before it, of
   /// the one behind it, and of the walk's last one.
   template <int SLOTS> __device__ __forceinline__ int slot() const { return slot_of<SLOTS>(run()); }
