@@ -92,12 +92,10 @@ struct Params {
 // Its templates:
 //   base.cuh
 //   configuration.cuh
-//   ptx/stream_order.cuh
-//   ptx/bounded_wait.cuh
-//   ptx/warp_roles.cuh
 //   ptx/bulk_copy.cuh
 //   ptx/special.cuh
 //   tile/channels.cuh
+//   ptx/stream_order.cuh
 //   tile/packed.cuh
 //   tile/place.cuh
 //   ptx/cp_async.cuh
@@ -116,10 +114,14 @@ struct Params {
 //   tile/caller_rows.cuh
 //   tile/column_start.cuh
 //   tile/visible.cuh
-//   tile/query_walk.cuh
+//   tile/tiles.cuh
 //   tile/key_gradients.cuh
 //   tile/quantizer.cuh
-//   ptx/mbarrier.cuh
-//   tile/ring.cuh
 //   tile/transposed_scores.cuh
+//   tile/operand.cuh
+//   ptx/bounded_wait.cuh
+//   ptx/mbarrier.cuh
+//   ptx/warp_roles.cuh
+//   tile/ring.cuh
+//   tile/roles.cuh
 //   kernels/backward_dkv_ws.cuh

@@ -96,7 +96,7 @@ struct Params {
 //   tile/packed.cuh
 //   tile/place.cuh
 //   tile/visible.cuh
-//   tile/query_walk.cuh
+//   tile/tiles.cuh
 //   tile/mean_scores.cuh
 //   ptx/math.cuh
 //   tile/mean_columns.cuh
