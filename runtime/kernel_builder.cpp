@@ -208,12 +208,12 @@ namespace {
 /// other cores idle.
 int place_in_queue(const KernelSpec& spec) {
   switch (spec.kind) {
+  case KernelKind::quantize:
+    return spec.pass == Pass::backward ? 0 : 3;
   case KernelKind::backward:
   case KernelKind::backward_dq:
   case KernelKind::backward_dkv:
-    return 0;
-  case KernelKind::quantize:
-    return spec.pass == Pass::backward ? 1 : 3;
+    return 1;
   case KernelKind::forward:
     return 2;
   case KernelKind::key_mean:
@@ -221,7 +221,7 @@ int place_in_queue(const KernelSpec& spec) {
   case KernelKind::round_dq:
     return 4;
   }
-  return 0;
+  return 4;
 }
 
 } // namespace
