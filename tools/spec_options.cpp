@@ -74,9 +74,9 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
   if (!but.contains("spec"))
     table.word(
         "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
-        "the spec in one line, instead of the options below. A line with numerics=, as messages "
-        "print it, is exact: a switch that it does not name, such as rotate, is off. In a line "
-        "without numerics=, such as 'd64 no-rotate', all that is left out has its default");
+        "the spec in one line, instead of the options below. What a line such as 'd64 no-rotate' "
+        "leaves out has its default. Only lines that were printed have numerics=: they have all "
+        "words, and a switch that they do not name, such as rotate, is off");
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string name = option_name(label, usual), field(label.name);
     if (but.contains(field))

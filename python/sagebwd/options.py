@@ -121,9 +121,10 @@ class Options(Mask):
     )
     dq_sums: str = _option(
         "fp32",
-        "the format in which that kernel sums dQ in memory: 'fp32', or 'fp16', which takes half "
-        "the bytes; a factor per query keeps finite inputs from overflowing. 'fp16' needs "
-        "deterministic=False, precision='gradients16', at most 128 channels, and sm_90a.",
+        "the format in which one kernel for all gradients sums dQ in memory: 'fp32', or 'fp16', "
+        "which takes half the bytes; a factor per query keeps finite inputs from overflowing. "
+        "'fp16' needs deterministic=False, precision='gradients16', at most 128 channels, and "
+        "sm_90a.",
     )
 
 
@@ -277,9 +278,9 @@ class Spec(_core.Spec):
     """The checked options of one attention operation, from keywords or from a line of text.
 
     With keywords, such as Spec(head_dim=64, causal=True), options that are left out have their
-    defaults. Spec(line) reads what str() gives. A line with `numerics=` is exact: a switch that it
-    does not name, such as rotate, is off. In a line without it, such as 'd64 no-rotate', all that
-    is left out has its default.
+    defaults. Spec(line) reads such a line as 'd64 no-rotate': all that it leaves out has its
+    default. It also reads what str() gives. Only such printed lines have `numerics=`, and a switch
+    that they do not name, such as rotate, is off.
 
     Every option is an attribute, and repr() is an expression for the same Spec. The attribute
     `numerics` is the version of the numerics: operations of one version compute the same integers,

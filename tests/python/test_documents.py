@@ -7,7 +7,6 @@ import ast
 import contextlib
 import dataclasses
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -301,41 +300,6 @@ def test_blocks_are_found_as_pages_have_them():
     assert [(b.language, b.text, b.said, b.line) for b in found] == [
         ("sh", "ls\n", ("needs a GPU",), 4), ("setup", "x = 1\n", (), 8),
         ("python", "x\n", (), 11)]  # fmt: skip
-
-
-def record(name):
-    return json.loads((ROOT / "bench/results" / name).read_text())
-
-
-def speed(name, attention, peer, head_dim, causal, tokens):
-    """Relative to the peer, forward and backward, of bf16 tensors in PyTorch's layout."""
-    plain = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
-    shape = {"head_dim": head_dim, "causal": causal, "tokens": tokens}
-    rows = {r["attention"]: r["forward+backward"]["median_ms"] for r in record(name)["rows"]
-            if "error" not in r and all(r.get(k, v) == v for k, v in (plain | shape).items())
-            }  # fmt: skip
-    return rows[peer] / rows[attention]
-
-
-def test_claims_are_those_of_the_records():
-    grid = "speed-grid.json"
-    deterministic = [speed(grid, "sagebwd", "fa2, deterministic", d, causal, 8192)
-                     for d in (64, 128, 256) for causal in (False, True)]  # fmt: skip
-    losses = {name: run["final_val_loss"] for name, run in record("training.json")["runs"].items()}
-    claims = {
-        f"{min(deterministic):.1f} to {max(deterministic):.1f} times": {"README", "index",
-                                                                        "which-attention"},
-        f"{speed('speed.json', 'sagebwd', 'cudnn', 256, False, 8192):.2f} times":
-            {"README", "index"},
-        f"{speed(grid, 'sagebwd', 'cudnn', 256, False, 131072):.2f} times":
-            {"README", "index", "which-attention"},
-        f"{record('gpu-tests.json')['total_passed']:,} GPU tests": {"README", "benchmarks"},
-        f"{losses['sagebwd']:.4f}": {"README", "benchmarks"},
-        f"{losses['sdpa']:.4f}": {"README", "benchmarks"},
-    }  # fmt: skip
-    text = {page.stem: " ".join(page.read_text().split()) for page in PAGES}
-    for claim, pages in claims.items():
-        assert all(claim in text[page] for page in pages), f"{claim}: {pages}"
 
 
 def tables_of_arguments():

@@ -1,0 +1,60 @@
+"""Figures in the text of README.md and of the pages of docs/ are those of the records.
+
+bench/tables.py writes the tables; sentences are written by hand.
+"""
+
+import json
+
+from documents import PAGES, ROOT
+
+
+def record(name):
+    return json.loads((ROOT / "bench/results" / name).read_text())
+
+
+def speed(name, attention, peer, head_dim, causal, tokens):
+    """Relative to the peer, forward and backward, of bf16 tensors in PyTorch's layout."""
+    plain = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
+    shape = {"head_dim": head_dim, "causal": causal, "tokens": tokens}
+    rows = {r["attention"]: r["forward+backward"]["median_ms"] for r in record(name)["rows"]
+            if "error" not in r and all(r.get(k, v) == v for k, v in (plain | shape).items())
+            }  # fmt: skip
+    return rows[peer] / rows[attention]
+
+
+def test_claims_are_those_of_the_records():
+    grid = "speed-grid.json"
+    deterministic = [speed(grid, "sagebwd", "fa2, deterministic", d, causal, 8192)
+                     for d in (64, 128, 256) for causal in (False, True)]  # fmt: skip
+    losses = {name: run["final_val_loss"] for name, run in record("training.json")["runs"].items()}
+    ours = ("sagebwd", "sagebwd:precision=gradients16,no-deterministic")
+    long, causal = ([[speed(grid, name, "cudnn", 256, causal, 2**n) for n in range(first, 18)]
+                     for name in ours] for causal, first in ((False, 12), (True, 14)))  # fmt: skip
+    peaks = {(r["attention"], r["head_dim"]): r["peak_mib"] for r in record("speed.json")["rows"]
+             if r["tokens"] == 8192 and not r["causal"]}  # fmt: skip
+    memory = [peaks["sagebwd", d] / peaks["cudnn", d] for d in (64, 128, 256)]
+    tests = record("gpu-tests.json")
+    claims = {
+        f"{min(map(min, long)):.2f} to {max(map(max, long)):.2f} times": {"which-attention"},
+        f"{min(map(min, causal)):.2f} to {max(map(max, causal)):.2f} times": {"which-attention"},
+        f"{min(long[1]):.2f} to {max(long[1]):.2f} times": {"which-attention"},
+        f"{min(causal[1]):.2f} to {max(causal[1]):.2f} above": {"which-attention"},
+        f"causal, {speed('speed.json', 'sagebwd', 'cudnn', 256, True, 8192):.2f} and "
+        f"{speed(grid, 'sagebwd', 'cudnn', 256, True, 131072):.2f} times": {"README", "index"},
+        f"{peaks['sagebwd', 128]:.0f} MiB": {"README", "benchmarks"},
+        f"{min(memory):.2f} to {max(memory):.2f} times": {"benchmarks"},
+        f"{min(deterministic):.1f} to {max(deterministic):.1f} times": {"README", "index",
+                                                                        "which-attention"},
+        f"{speed('speed.json', 'sagebwd', 'cudnn', 256, False, 8192):.2f} times":
+            {"README", "index"},
+        f"{speed(grid, 'sagebwd', 'cudnn', 256, False, 131072):.2f} times":
+            {"README", "index", "which-attention"},
+        f"{tests['total_passed']:,} GPU tests": {"README", "benchmarks"},
+        f"GPU tests of commit {tests['environment']['commit'][:7]}": {"README"},
+        f"{losses['sdpa:seed=1']:.4f} with another seed": {"README"},
+        f"{losses['sagebwd']:.4f}": {"README", "benchmarks"},
+        f"{losses['sdpa']:.4f}": {"README", "benchmarks"},
+    }  # fmt: skip
+    text = {page.stem: " ".join(page.read_text().split()) for page in PAGES}
+    for claim, pages in claims.items():
+        assert all(claim in text[page] for page in pages), f"{claim}: {pages}"
