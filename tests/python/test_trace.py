@@ -159,6 +159,13 @@ def test_refused(inputs, change, message):
         sagebwd.trace(*inputs, **change)
     with pytest.raises(TypeError, match="did you mean 'granularity'"):
         sagebwd.trace(*inputs, granularty="row")
+    for name, message in {
+        "sink_logits": r"'sink_logits'; it is an argument of sagebwd.attention \(PyTorch\)$",
+        "s_aux": r"'s_aux'; sink_logits is an argument of sagebwd.attention \(PyTorch\)$",
+        "seqused_k": "packed sequences and lengths need PyTorch: it is an argument of sagebwd.att",
+    }.items():
+        with pytest.raises(TypeError, match=message):
+            sagebwd.trace(*inputs, **{name: None})
     with pytest.raises(sagebwd.SpecError, match="k has rank 3"):
         sagebwd.trace(inputs[0], inputs[1][0], *inputs[2:])
 
