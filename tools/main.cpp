@@ -79,6 +79,8 @@ ExitCode run_subcommand(Command& command, std::vector<std::string> arguments) {
     known.push_back(sub->name.substr(prefix.size()));
   }
   const bool option = name.rfind('-', 0) == 0;
+  if (option)
+    known = {"--help", command.name.empty() ? "--version" : "-h"};
   const bool clears = prefix + name == "cache clear"; // as other tools call it
   return wrong_use((option ? "unknown option '" : "unknown command '" + prefix) + name + "'" +
                        (clears ? "; 'sagebwd cache prune --all --yes' removes all that is kept"
