@@ -46,6 +46,7 @@ public:
   explicit Doctor(const CallersParts& caller) : caller_(caller) {}
 
   Diagnosis examine() {
+    leave_unknown_variables_to_others(); // the report names them
     settings_ = Settings::from_environment(&problems_);
     if (asked_nvrtc_ = problems_.empty() && !settings_.offline; asked_nvrtc_)
       compiler_ = look_for_compiler();

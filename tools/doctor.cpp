@@ -43,6 +43,7 @@ public:
     options.integer("gpu", gpu_, 0, 1023, "which GPU --measure runs on");
   }
 
+  bool warns_of_variables() const override { return measure_; } // the report names them
   ExitCode run() override {
     if (!measure_ && options.given("gpu"))
       throw UsageError("--gpu is for --measure: give both, or neither");

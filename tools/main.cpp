@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 #include "generator/spec.h"
 #include "runtime/error.h"
+#include "runtime/settings.h"
 #include "runtime/tuner/worker/gpu_bench.h"
 #include "runtime/version.h"
 #include "tools/command.h"
@@ -103,6 +104,8 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
     command.options.parse(arguments);
     command.arguments = std::move(arguments);
     say_when_interrupted(command.name);
+    if (command.warns_of_variables())
+      warn_of_unknown_variables("sagebwd " + command.name);
     return command.run();
   } catch (const std::invalid_argument& error) { // an option, a spec or a variable's value
     return wrong_use(error.what(), command);

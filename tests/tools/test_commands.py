@@ -148,16 +148,6 @@ def test_build_as_a_table(sagebwd, stocked, cache_dir):
     assert result.err == ""  # no progress bar where standard error is no terminal
 
 
-@pytest.mark.parametrize("command", ["build", "prebuild"])
-def test_what_compiles_warns_of_variables_that_nobody_reads(sagebwd, tmp_path, command):
-    words = {"build": ONE_OP, "prebuild": [*ONE_OP, "--out", tmp_path / "a.pack"]}[command]
-    nowhere = {"SAGEBWD_CACHE_DIR": str(tmp_path / "cache"), "SAGEBWD_NVRTC": str(tmp_path)}
-    result = sagebwd(command, *words, **nowhere, SAGEBWD_OFLINE="1")
-    warning = f"sagebwd {command}: warning: nothing reads SAGEBWD_OFLINE"
-    assert result.code == 1 and result.err.startswith(warning)
-    assert "warning" not in sagebwd(command, *words, **nowhere).err
-
-
 def test_build_without_nvrtc_fails_and_says_where_it_looked(sagebwd, tmp_path):
     missing = str(tmp_path / "none.so")
     result = sagebwd("build", SAGEBWD_NVRTC=missing, SAGEBWD_CACHE_DIR=str(tmp_path / "empty"))

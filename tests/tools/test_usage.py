@@ -46,6 +46,29 @@ def test_the_examples_of_emit_work(sagebwd, tmp_path, arch):
         assert result.code == 0, (example, result.err)
 
 
+COMPILED = ["--arch", "sm_90a", "--head-dim", 64]
+
+
+@pytest.mark.parametrize("words", [
+    ["build", *COMPILED], ["prebuild", *COMPILED, "--out", "OUT"], ["emit", "--list"],
+    ["trace", "--seq-len", 64, "--head-dim", 64], ["cache", "ls"], ["cache", "explain"], ["verify"],
+])  # fmt: skip
+def test_a_command_warns_once_of_variables_that_nobody_reads(sagebwd, tmp_path, words):
+    words = [tmp_path / "a.pack" if word == "OUT" else word for word in words]
+    here = {"SAGEBWD_CACHE_DIR": str(tmp_path / "cache"), "SAGEBWD_NVRTC": str(tmp_path)}
+    said = sagebwd(*words, **here, SAGEBWD_OFLINE="1", SAGEBWD_PYTHON_EXE="python3").err
+    command = " ".join(words[: 2 if words[0] == "cache" else 1])
+    hint = "did you mean SAGEBWD_OFFLINE? 'sagebwd doctor --help' lists the variables"
+    assert said.startswith(f"sagebwd {command}: warning: nothing reads SAGEBWD_OFLINE; {hint}\n")
+    assert said.count("warning") == 1
+    assert "warning" not in sagebwd(*words, **here).err
+
+
+def test_what_names_such_variables_itself_does_not_warn(sagebwd):
+    for words in (["doctor"], ["completion", "bash"]):
+        assert sagebwd(*words, SAGEBWD_OFLINE="1").err == ""
+
+
 def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
     result = sagebwd("cache", "ls", "--help")
     assert result.code == 0 and result.out.startswith("sagebwd cache ls - ")
