@@ -24,11 +24,14 @@ install(FILES ${generated}/sagebwdConfig.cmake ${generated}/sagebwdConfigVersion
 # Relative to where this file lies, so that the tree can be moved.
 file(RELATIVE_PATH prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 file(WRITE ${generated}/sagebwd.pc "prefix=\${pcfiledir}/${prefix}
+libdir=\${prefix}/${CMAKE_INSTALL_LIBDIR}
+includedir=\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}
+
 Name: sagebwd
 Description: Trainable INT8 attention for NVIDIA GPUs
 Version: ${PROJECT_VERSION}
-Cflags: -I\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}
-Libs: -L\${prefix}/${CMAKE_INSTALL_LIBDIR} -lsagebwd
+Cflags: -I\${includedir}
+Libs: -L\${libdir} -lsagebwd
 Libs.private: -lstdc++ -lm -ldl -pthread
 ")
 install(FILES ${generated}/sagebwd.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -6,7 +6,10 @@ if(NOT SAGEBWD_LLVM_LIBDIR OR NOT SAGEBWD_LLVM_INCLUDEDIR)
                llvm-config-16 llvm-config-15 llvm-config-14)
   if(NOT SAGEBWD_LLVM_CONFIG)
     message(FATAL_ERROR "LLVM's libSupport (14 to 19) was not found. Install llvm-dev, or set "
-            "SAGEBWD_LLVM_LIBDIR and SAGEBWD_LLVM_INCLUDEDIR.")
+            "SAGEBWD_LLVM_CONFIG to an llvm-config, or SAGEBWD_LLVM_LIBDIR and "
+            "SAGEBWD_LLVM_INCLUDEDIR to its folders:\n"
+            "  cmake -DSAGEBWD_LLVM_CONFIG=FILE\n"
+            "  pip install . --config-settings=cmake.define.SAGEBWD_LLVM_CONFIG=FILE")
   endif()
   foreach(folder libdir includedir)
     execute_process(COMMAND ${SAGEBWD_LLVM_CONFIG} --${folder} OUTPUT_VARIABLE llvm_${folder}

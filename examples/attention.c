@@ -3,7 +3,8 @@
  * Forward and backward on the GPU; O and dV are checked against sums in double on the CPU. C99. Of
  * the CUDA driver it looks up what it needs at run time, as the library does.
  *
- *   cc attention.c $(pkg-config --cflags --libs sagebwd) -ldl -lm
+ *   cc attention.c $(pkg-config --cflags --libs sagebwd) -ldl -lm \
+ *     -Wl,-rpath,$(pkg-config --variable=libdir sagebwd)
  *
  *===----------------------------------------------------------------------===*/
 #include <sagebwd.h>

@@ -24,11 +24,15 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import nn
 
 import sagebwd
 from sagebwd.experiments.environment import environment
+
+try:
+    from PIL import Image
+except ModuleNotFoundError:
+    raise SystemExit("diffusion.py draws with pillow: pip install pillow") from None
 
 SIZE, PATCH, WIDTH, HEADS, LAYERS, DIGITS = 32, 2, 384, 6, 8, 10
 TOKENS = (SIZE // PATCH) ** 2

@@ -46,6 +46,7 @@ public:
   explicit Doctor(const CallersParts& caller) : caller_(caller) {}
 
   Diagnosis examine() {
+    leave_unknown_variables_to_others(); // the report names them
     settings_ = Settings::from_environment(&problems_);
     if (asked_nvrtc_ = problems_.empty() && !settings_.offline; asked_nvrtc_)
       compiler_ = look_for_compiler();
@@ -65,7 +66,7 @@ public:
     diagnosis.sound =
         problems_.empty() && unknown_variables().empty() && directory_.error.empty() &&
         llvm::all_of(packs_, [](const PackState& pack) { return pack.error.empty(); }) &&
-        (gpus_.empty() || can_run());
+        (gpus_.empty() || can_run()) && (!settings_.offline || !kept_.empty());
     return diagnosis;
   }
 
@@ -130,8 +131,9 @@ void Doctor::collect_missing() {
   if (!compiler_.error.empty() && asked_nvrtc_)
     miss("NVRTC, CUDA's run-time compiler",
          "compiling kernels (build, and the first use of each kernel)",
-         settings_.nvrtc.empty() ? "pip install nvidia-cuda-nvrtc, or install a CUDA toolkit 12.8 "
-                                   "or newer, or set SAGEBWD_NVRTC to libnvrtc.so"
+         settings_.nvrtc.empty() ? "pip install nvidia-cuda-nvrtc (for drivers of CUDA 13) or "
+                                   "nvidia-cuda-nvrtc-cu12 (for CUDA 12), or install a CUDA "
+                                   "toolkit 12.8 or newer, or set SAGEBWD_NVRTC to libnvrtc.so"
                                  : "correct SAGEBWD_NVRTC, or unset it");
   llvm::append_range(missing_, missing_for_gpus(gpus_, compiler_));
   if (!directory_.error.empty())
@@ -176,7 +178,8 @@ void Doctor::collect_kernels_held() {
     if (!held_.count(arch))
       miss("kernels for " + arch + ": neither the directory nor a pack has one",
            "attention under SAGEBWD_OFFLINE=1",
-           "name a pack in SAGEBWD_CACHE_PACKS: 'sagebwd prebuild' writes them");
+           "name a pack in SAGEBWD_CACHE_PACKS ('sagebwd prebuild' writes them), or in "
+           "SAGEBWD_CACHE_DIR a directory that 'sagebwd build' filled");
 }
 
 void Doctor::collect_kernels_too_new() {

@@ -8,7 +8,9 @@
 #include "runtime/parallel_for.h"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <pwd.h>
@@ -188,6 +190,26 @@ std::string hint_for_variable(const std::string& unknown) {
   return near.empty() ? near : "; did you mean " + std::string(kPrefix) + near + "?";
 }
 
+namespace {
+std::atomic<bool> told_of_unknown{false};
+}
+
+void warn_of_unknown_variables(const std::string& speaker) {
+  if (told_of_unknown.exchange(true))
+    return;
+  for (std::string name : unknown_variables()) {
+    const std::string hint = hint_for_variable(name);
+    std::ranges::replace_if(
+        name, [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
+    std::fprintf(stderr,
+                 "%s: warning: nothing reads %s%s 'sagebwd doctor --help' lists the "
+                 "variables\n",
+                 speaker.c_str(), name.c_str(), hint.empty() ? ";" : hint.c_str());
+  }
+}
+
+void leave_unknown_variables_to_others() { told_of_unknown = true; }
+
 bool is_appendable(const std::string& path) {
   std::error_code none;
   if (std::filesystem::is_directory(path, none))
@@ -255,7 +277,11 @@ StoreOptions Settings::store_options() const {
 const Settings& settings() {
   // The object is never destroyed, because threads may still read settings while the process ends.
   static constinit Single<const Settings> settings;
-  return settings.get([] { return new Settings(Settings::from_environment()); });
+  return settings.get([] {
+    auto* read = new Settings(Settings::from_environment());
+    warn_of_unknown_variables("sagebwd");
+    return read;
+  });
 }
 
 } // namespace sagebwd

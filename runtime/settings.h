@@ -34,6 +34,11 @@ const std::vector<SettingVariable>& setting_variables();
 std::vector<std::string> unknown_variables();
 /// "; did you mean SAGEBWD_STATS?", or empty.
 std::string hint_for_variable(const std::string& unknown);
+/// Names them on standard error, each in a line that begins with `speaker`. Once per process: later
+/// calls do nothing. The first use of settings() calls it.
+void warn_of_unknown_variables(const std::string& speaker);
+/// Makes this process silent about them, because its caller names them.
+void leave_unknown_variables_to_others();
 /// Whether lines can be appended to a file, which may not exist yet.
 bool is_appendable(const std::string& path);
 

@@ -159,6 +159,19 @@ std::string& fifth(
     assert own_functions(text) == {"first", "fifth"}
 
 
+# ---- what `pytest` reads ------------------------------------------------------------------------
+
+
+def test_files_of_tests_have_one_name_each():
+    """pytest imports them by their base names, and ends where two are the same."""
+    config = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(r"^testpaths = \[(.*)\]$", config, re.MULTILINE)
+    folders = [ROOT / path for path in re.findall(r'"([^"]+)"', listed)]
+    names = [path.name for folder in folders for path in folder.rglob("test_*.py")]
+    assert len(names) > 50
+    assert not {name for name in names if names.count(name) > 1}
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [

@@ -105,6 +105,7 @@ public:
     options.text("plot", "FILE", text_, "write a picture of the times, by matplotlib");
   }
 
+  bool warns_of_variables() const override { return false; } // Python does
   ExitCode run() override {
     std::vector<std::string> words = {"", "-c", kProgram, built_package()};
     words.insert(words.end(), arguments.begin(), arguments.end());

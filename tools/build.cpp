@@ -76,7 +76,6 @@ public:
     const std::vector<OperationKernels> operations = operations_.operations(options, failures);
     if (dry_run_)
       return list(operations);
-    warn_of_variables(*this);
     require_packs();
     KernelBuilder builder(user_store(), generate, compile_with_nvrtc, policy());
     std::vector<Built> kernels;

@@ -2,7 +2,6 @@
 #include "tools/command.h"
 
 #include "runtime/kernels.h"
-#include "runtime/settings.h"
 
 #include "llvm/Support/FormatVariadic.h"
 
@@ -20,14 +19,6 @@ ExitCode Command::fail(const std::vector<std::string>& failures) const {
   for (const std::string& failure : failures)
     complain(name, failure);
   return failures.empty() ? kDone : kFailed;
-}
-
-void warn_of_variables(const Command& command) {
-  for (const std::string& name : unknown_variables()) {
-    const std::string hint = hint_for_variable(name);
-    complain(command.name, "warning: nothing reads " + name + (hint.empty() ? ";" : hint) +
-                               " 'sagebwd doctor --help' lists the variables");
-  }
 }
 
 void require_packs() { user_store().packs(); }

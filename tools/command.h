@@ -23,6 +23,8 @@ public:
   }
   virtual ~Command() = default;
   virtual ExitCode run() { return kWrongUse; }
+  /// Whether to warn before run() of unknown variables SAGEBWD_..., which are probably misspelt.
+  virtual bool warns_of_variables() const { return true; }
   /// Prints the facts as JSON, or the text; then fail(failures).
   ExitCode finish(llvm::json::Object facts, const std::function<void()>& print_text) const;
 
@@ -41,9 +43,6 @@ protected:
   std::vector<std::string> failures; ///< faults that did not end the command
 };
 
-/// Commands that compile call this first. It warns of unknown variables SAGEBWD_..., which are
-/// probably misspelt.
-void warn_of_variables(const Command&);
 /// Commands that use kernels call this first. It raises PackError for a pack that cannot be used,
 /// even if the directory has every kernel.
 void require_packs();

@@ -102,6 +102,7 @@ public:
     options.positional("bash|zsh|fish", shell_, "the shell");
   }
 
+  bool warns_of_variables() const override { return false; }
   ExitCode run() override {
     if (shell_ != "bash" && shell_ != "zsh" && shell_ != "fish")
       throw UsageError(shell_.empty()

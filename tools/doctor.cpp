@@ -28,10 +28,10 @@ public:
                 "directory and packs, and kernels that this driver is too old for. Under\n"
                 "SAGEBWD_OFFLINE=1 it says which kernels there are, and does not look for NVRTC.\n"
                 "A missing component (no GPU, no NVRTC) is reported and is not an error. The\n"
-                "exit code is 1 if there is a GPU and no attention can run, or if a directory,\n"
-                "a pack (every kernel is checked) or a variable that you set cannot be used. An\n"
-                "unknown variable SAGEBWD_... counts as one. Neither Python nor PyTorch is\n"
-                "needed.\n"
+                "exit code is 1 if there is a GPU and no attention can run, if there is no kernel\n"
+                "under SAGEBWD_OFFLINE=1, or if a directory, a pack (every kernel is checked) or\n"
+                "a variable that you set cannot be used. An unknown variable SAGEBWD_... counts\n"
+                "as one. Neither Python nor PyTorch is needed.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd doctor\n"
@@ -43,6 +43,7 @@ public:
     options.integer("gpu", gpu_, 0, 1023, "which GPU --measure runs on");
   }
 
+  bool warns_of_variables() const override { return measure_; } // the report names them
   ExitCode run() override {
     if (!measure_ && options.given("gpu"))
       throw UsageError("--gpu is for --measure: give both, or neither");

@@ -21,7 +21,7 @@ namespace {
 
 namespace json = llvm::json;
 
-/// Reads a tile. Spaces and rare fields may be left out: "128x128w8s1" has the family of `like` and
+/// Reads a tile. Spaces and rare fields may be left out: "128x128w8s2" has the family of `like` and
 /// one block per SM.
 TileConfig read_tile(std::string typed, const TileConfig& like) {
   if (std::isdigit(static_cast<unsigned char>(typed.front())))
@@ -47,9 +47,9 @@ public:
                 "examples:\n"
                 "  sagebwd emit --list\n"
                 "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
-                "  sagebwd emit --kernel forward --tile 128x128w8s1\n"
+                "  sagebwd emit --kernel forward --tile 128x128w8s2\n"
                 "  sagebwd emit --causal top-left -o generated/\n"
-                "  sagebwd emit --kernel backward --no-deterministic > backward.cu\n") {
+                "  sagebwd emit --kernel backward --no-deterministic --arch sm_80 > fused.cu\n") {
     options.text("kernel", "KIND", kernel_, "which kernel, as --list names them");
     options.offer(words_of<KernelKind>());
     options.text("pass", "PASS", pass_,
@@ -65,7 +65,7 @@ public:
     options.text(
         "tile", "TILE", tile_,
         "the tile to use instead of the default: queries x keys, warps and stages, such as "
-        "128x128w8s1; or in full, with the family and the blocks per SM, such as "
+        "128x128w8s2; or in full, with the family and the blocks per SM, such as "
         "'wgmma 64x128 w4 s2 b3'");
     options.text("output", "DIR", output_,
                  "(or -o DIR) write every kernel into this folder, one file each");
@@ -117,7 +117,8 @@ private:
     }
     if (chosen.empty())
       throw UsageError(
-          "--kernel is '" + kernel_ + "'; this operation has " + llvm::join(kinds, " ") +
+          "--kernel is '" + kernel_ + "'; this " + (pass_.empty() ? "operation" : pass_ + " pass") +
+          " has " + llvm::join(kinds, " ") +
           (is_of_backward() ? other_backward(spec, arch) : suggestion(kernel_, kinds)));
     if (!tile_.empty()) {
       for (KernelSpec& kernel : chosen) {

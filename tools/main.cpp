@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 #include "generator/spec.h"
 #include "runtime/error.h"
+#include "runtime/settings.h"
 #include "runtime/tuner/worker/gpu_bench.h"
 #include "runtime/version.h"
 #include "tools/command.h"
@@ -79,6 +80,8 @@ ExitCode run_subcommand(Command& command, std::vector<std::string> arguments) {
     known.push_back(sub->name.substr(prefix.size()));
   }
   const bool option = name.rfind('-', 0) == 0;
+  if (option)
+    known = {"--help", command.name.empty() ? "--version" : "-h"};
   const bool clears = prefix + name == "cache clear"; // as other tools call it
   return wrong_use((option ? "unknown option '" : "unknown command '" + prefix) + name + "'" +
                        (clears ? "; 'sagebwd cache prune --all --yes' removes all that is kept"
@@ -101,6 +104,8 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
     command.options.parse(arguments);
     command.arguments = std::move(arguments);
     say_when_interrupted(command.name);
+    if (command.warns_of_variables())
+      warn_of_unknown_variables("sagebwd " + command.name);
     return command.run();
   } catch (const std::invalid_argument& error) { // an option, a spec or a variable's value
     return wrong_use(error.what(), command);

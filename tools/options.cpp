@@ -25,6 +25,13 @@ std::string suggestion(const std::string& given, const std::vector<std::string>&
   return near.empty() ? near : "; did you mean '" + near + "'?";
 }
 
+namespace {
+/// An option's name without its dashes; empty for what has none. "-o" is the only short name.
+std::string bare_name(const std::string& typed) {
+  return typed.starts_with("--") ? typed.substr(2) : typed == "-o" ? "output" : "";
+}
+} // namespace
+
 UsageError wrong_value(const std::string& option, const std::string& given,
                        const std::string& wanted) {
   return UsageError("--" + option + " is '" + given + "'; it takes " + wanted);
@@ -105,6 +112,12 @@ void OptionTable::positional(const std::string& placeholder, std::string& value,
   positional_.push_back({"", placeholder, help, set});
 }
 
+std::vector<OptionTable::Option>::iterator OptionTable::option_named(const std::string& bare) {
+  return std::find_if(options_.begin(), options_.end(), [&](const Option& candidate) {
+    return candidate.name == bare || llvm::is_contained(candidate.other_names, bare);
+  });
+}
+
 void OptionTable::parse(const std::vector<std::string>& arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
@@ -116,11 +129,8 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
     const auto halves = llvm::StringRef(argument).split('=');
     const std::string name = halves.first.str();
     std::string value = halves.second.str();
-    // "-o" is the only short name.
-    std::string bare = name.rfind("--", 0) == 0 ? name.substr(2) : name == "-o" ? "output" : "";
-    auto option = std::find_if(options_.begin(), options_.end(), [&](const Option& candidate) {
-      return candidate.name == bare || llvm::is_contained(candidate.other_names, bare);
-    });
+    const std::string bare = bare_name(name);
+    const auto option = option_named(bare);
     if (bare.empty() || option == options_.end()) {
       std::vector<std::string> known;
       for (const Option& candidate : options_)
@@ -139,7 +149,10 @@ void OptionTable::parse(const std::vector<std::string>& arguments) {
       if (has_value)
         throw UsageError("--" + bare + " takes no value, '" + value + "' was given");
     } else if (!has_value) {
-      if (i + 1 == arguments.size())
+      // A name of an option is no value, unless it is given as --option=value.
+      if (i + 1 == arguments.size() ||
+          option_named(bare_name(llvm::StringRef(arguments[i + 1]).split('=').first.str())) !=
+              options_.end())
         throw UsageError("--" + bare + " needs a value: --" + bare + " " + option->placeholder);
       value = arguments[++i];
     }

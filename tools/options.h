@@ -78,6 +78,8 @@ private:
     std::vector<std::string> values = {}, other_names = {};
     std::string given_as = {}; ///< the name that was typed
   };
+  /// The option of a name without dashes, or the end of the options.
+  std::vector<Option>::iterator option_named(const std::string& bare);
   /// Raises UsageError for a text that is not a number, or is beyond the limits.
   static int64_t whole_number(const std::string& name, const std::string& given, int64_t low,
                               int64_t high);

@@ -85,7 +85,6 @@ public:
     if (out_.empty())
       throw UsageError("name the pack with --out FILE, or take --dry-run");
 
-    warn_of_variables(*this);
     leave_out_what_nvrtc_lacks(request.kernels);
     const auto start = std::chrono::steady_clock::now();
     std::optional<Progress> progress(std::in_place, "prebuilding", request.kernels.size());

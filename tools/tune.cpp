@@ -214,7 +214,6 @@ private:
     TuneRequest request = this->request();
     check(resolved(request.spec), request.problem); // wrong use is reported without a GPU, too
     require_gpu(device_, "this command");
-    warn_of_variables(*this);
     require_packs();
     const auto start = std::chrono::steady_clock::now();
     std::vector<Tuned> kernels;
@@ -273,7 +272,6 @@ private:
     request.rounds = rounds_;
     check(resolved(request.spec), request.problem);
     require_gpu(device_, "this command");
-    warn_of_variables(*this);
     require_packs();
     std::optional<Progress> bar;
     request.progress = [&](const std::string& what, int, int total) {

@@ -23,6 +23,8 @@ def main(arguments):
 
         return doctor(arguments[1:], prog="python -m sagebwd doctor")
     asked = arguments in (["--help"], ["-h"])
+    if arguments and not asked:
+        print(f"sagebwd: {arguments[0]!r} is no command of this module\n", file=sys.stderr)
     print(_COMMANDS, end="", file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 

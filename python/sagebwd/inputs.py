@@ -14,21 +14,26 @@ INPUTS = dict(_core.distributions)
 _OTHERWISE = {"seq_len": "pass seq_q, and seq_kv where there are more or fewer keys"}
 
 
-def _names_what_it_does_not_know(function):
-    """Its TypeError for an unknown keyword says which is near."""
-    known = frozenset(inspect.signature(function).parameters)
+def names_what_it_does_not_know(otherwise):
+    """The function's TypeError for an unknown keyword says which is near."""
 
-    @functools.wraps(function)
-    def call(*given, **named):
-        check_keywords(function.__name__, named, known, _OTHERWISE)
-        if not given and "name" not in named:
-            raise TypeError(f"{function.__name__}() needs a name: one of {', '.join(INPUTS)}")
-        return function(*given, **named)
+    def decorate(function):
+        parameters = inspect.signature(function).parameters
+        known = frozenset(parameters)
 
-    return call
+        @functools.wraps(function)
+        def call(*given, **named):
+            check_keywords(function.__name__, named, known, otherwise)
+            if not given and "name" in parameters and "name" not in named:
+                raise TypeError(f"{function.__name__}() needs a name: one of {', '.join(INPUTS)}")
+            return function(*given, **named)
+
+        return call
+
+    return decorate
 
 
-@_names_what_it_does_not_know
+@names_what_it_does_not_know(_OTHERWISE)
 def named_inputs(
     name, batch=1, heads=4, seq_q=4096, head_dim=128, *, heads_kv=None, seq_kv=None, dtype="bf16",
     sigma=1.0, key_offset=0.0, seed=0, device=None,

@@ -34,6 +34,15 @@ _ABSENT = {
     "layout": "tensors are (batch, heads, tokens, head_dim) here: transpose others",
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }
+#: Arguments that `sagebwd.attention` has alone.
+_OF_ATTENTION = {
+    "sink_logits": "it is an argument of sagebwd.attention (PyTorch)",
+    "k_mean": "it is an argument of sagebwd.attention (PyTorch)",
+    **dict.fromkeys(
+        ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
+        "packed sequences and lengths need PyTorch: it is an argument of sagebwd.attention",
+    ),
+}
 
 
 def also_named(**names):
@@ -105,6 +114,8 @@ def refuse_keyword(function, name, known):
     if name in _ABSENT:
         only_is_causal = "is_causal" in known and "causal" not in known
         hint = absent(name, "is_causal" if only_is_causal else "causal")
+    elif (here := _FOREIGN_NAMES.get(name, name)) in _OF_ATTENTION and here not in known:
+        hint = _OF_ATTENTION[here].replace("it is", "it is" if here == name else f"{here} is")
     elif _FOREIGN_NAMES.get(name) in known:
         hint = f"did you mean {_FOREIGN_NAMES[name]!r}?"
     else:

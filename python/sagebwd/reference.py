@@ -44,6 +44,7 @@ def _of_channels(results, channels):
 
 
 @also_named(seq_q="seq_len", seq_len_kv="seq_kv")
+@inputs.names_what_it_does_not_know({})
 def random_inputs(
     seq_len, *, head_dim=128, heads=1, heads_kv=None, batch=1, seq_kv=None, dtype="bf16",
     sigma=1.0, seed=0,

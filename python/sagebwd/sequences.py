@@ -50,14 +50,18 @@ def as_batch(*tensors):
 
 def with_mask(chosen, packing):
     """`options.with_mask` for calls with lengths on the device."""
-    if options.needs_as_many(chosen) and (
-        packing[0] is not packing[1] or packing[2] is not packing[3]
-    ):
-        raise options.SpecError(
-            "causal=True is ambiguous for cu_seqlens_q and cu_seqlens_k (or seqused_q and "
-            "seqused_k) that are two tensors: pass one as both, causal='top-left' (key j is "
-            "visible to query i iff j <= i), or 'bottom-right' as in flash-attention"
-        )
+    for first in (0, 2):
+        pair, names = packing[first : first + 2], NAMES[first : first + 2]
+        if options.needs_as_many(chosen) and pair[0] is not pair[1]:
+            given = [name for name, t in zip(names, pair) if t is not None]
+            what = (
+                f"for {' and '.join(given)} that are two tensors" if len(given) == 2
+                else f"with {given[0]} alone"
+            )  # fmt: skip
+            raise options.SpecError(
+                f"causal=True is ambiguous {what}: pass one as both, causal='top-left' (key j is "
+                "visible to query i iff j <= i), or 'bottom-right' as in flash-attention"
+            )
     return options.with_mask(chosen, 1, 1)
 
 

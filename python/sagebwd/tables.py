@@ -1,5 +1,7 @@
 """What `sagebwd.trace` gives: a dict that prints as a table, and becomes a data frame."""
 
+import difflib
+
 from sagebwd._needs import need
 
 
@@ -8,6 +10,12 @@ class TraceTable(dict):
 
     `print` shows it as a table.
     """
+
+    def __missing__(self, name):
+        near = {known.lower(): known for known in self}.get(str(name).lower()) or next(
+            iter(difflib.get_close_matches(str(name), self, n=1)), None)  # fmt: skip
+        raise KeyError(f"{name!r} is no row; " + (f"did you mean {near!r}? " if near else "")
+                       + f"There are {', '.join(self)}")  # fmt: skip
 
     def rows(self):
         """(computed by, tensor, cosine, rel_l2) of each, in one list."""

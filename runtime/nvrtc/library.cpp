@@ -190,15 +190,17 @@ OpenLibrary open_first(const std::vector<Candidate>& places) {
     }
     tried += "\n  " + candidate.name + " (" + candidate.origin + "): " + why;
   }
+  // The remedy is last, where the tail of a log has it.
   if (!places.empty() && places.front().origin == "SAGEBWD_NVRTC")
     throw LibraryError("SAGEBWD_NVRTC names no libnvrtc (CUDA's run-time compiler, 12 or 13), and "
-                       "a kernel has to be compiled; correct SAGEBWD_NVRTC, or unset it. Tried:" +
-                       tried);
+                       "a kernel has to be compiled. Tried:" +
+                       tried + "\nRemedy: correct SAGEBWD_NVRTC, or unset it.");
   throw LibraryError("libnvrtc (CUDA's run-time compiler, 12 or 13) was not found, and a kernel "
-                     "has to be compiled. Install it with `pip install nvidia-cuda-nvrtc` (CUDA "
-                     "13) or `pip install nvidia-cuda-nvrtc-cu12`, or set SAGEBWD_NVRTC to the "
-                     "library file. Tried:" +
-                     tried);
+                     "has to be compiled. Tried:" +
+                     tried +
+                     "\nRemedy: `pip install nvidia-cuda-nvrtc` (for drivers of CUDA 13) or `pip "
+                     "install nvidia-cuda-nvrtc-cu12` (for CUDA 12), or set SAGEBWD_NVRTC to the "
+                     "library file.");
 }
 
 } // namespace sagebwd::nvrtc

@@ -123,6 +123,15 @@ def test_each_kernel_is_logged_with_its_source(tmp_path):
     assert unwritable.count("SAGEBWD_LOG") == 1 and "No such file" in unwritable
 
 
+def test_variables_that_nobody_reads_are_named_once(tmp_path):
+    code = "import sagebwd\nsagebwd.cache_stats()\nsagebwd.cache_stats()"
+    said = python(code, tmp_path / "cache", SAGEBWD_OFLINE="1", SAGEBWD_TEST_X="1").stderr
+    assert said == ("sagebwd: warning: nothing reads SAGEBWD_OFLINE; did you mean SAGEBWD_OFFLINE? "
+                    "'sagebwd doctor --help' lists the variables\n")  # fmt: skip
+    assert python(code, tmp_path / "cache", SAGEBWD_OFFLINE="1").stderr == ""
+    assert python("import sagebwd; sagebwd.doctor()", tmp_path, SAGEBWD_OFLINE="1").stderr == ""
+
+
 def raised(code, cache, **environment):
     """The type and text of what the code raises."""
     wrapped = f"try: {code}\nexcept Exception as e: print(type(e).__qualname__, e, sep='\\n')"

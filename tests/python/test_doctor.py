@@ -78,6 +78,8 @@ def test_the_package_itself_is_no_command_and_says_which_there_are():
     commands = {file.stem for file in experiments.glob("*.py") if "__main__" in file.read_text()}
     assert named == ["sagebwd", "sagebwd", "sagebwd.experiments.COMMAND"]
     assert all(command in said("build").stderr for command in commands)
+    assert said("trace").stderr.startswith("sagebwd: 'trace' is no command of this module\n")
+    assert "is no command" not in said("--help").stdout + said("--help").stderr + said().stderr
 
 
 @pytest.mark.parametrize("module", [["sagebwd.doctor"], ["sagebwd", "doctor"]], ids=str)

@@ -50,6 +50,12 @@ def test_texts_that_lora_cannot_learn_from(lora, tmp_path):
     assert "needs --base" in lora("--text", text)
 
 
+def test_diffusion_says_that_it_needs_pillow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(SystemExit, match=r"^diffusion.py draws with pillow: pip install pillow$"):
+        loaded("diffusion")
+
+
 @pytest.fixture
 def deterministic(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

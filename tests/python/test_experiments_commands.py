@@ -67,6 +67,9 @@ def test_the_package_lists_its_commands():
     done = run("__main__", "--help", blocked=("torch", "matplotlib"))
     assert done.returncode == 0 and done.stderr == ""
     assert all(f"  {module} " in done.stdout for module in (*COMMANDS, "plot"))
+    wrong = run("__main__", "trian", blocked=("torch", "matplotlib"))
+    assert says(wrong, 2, "sagebwd.experiments: 'trian' is no command; did you mean 'train'?")
+    assert wrong.stdout == done.stdout
 
 
 def test_a_checkpoint_may_lie_in_the_folder_that_is_made(tmp_path, monkeypatch):

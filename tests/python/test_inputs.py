@@ -130,3 +130,5 @@ def test_unknown_keywords_name_those_that_are_near():
         sagebwd.named_inputs(seq_q=64)
     with pytest.raises(TypeError, match="'head_dims'; did you mean 'head_dim'"):
         sagebwd.trace(inputs=dict(name="sink", head_dims=64))
+    with pytest.raises(TypeError, match=r"random_inputs\(\) got.*'head_dm'; did you mean 'head_d"):
+        reference.random_inputs(64, head_dm=64)

@@ -120,17 +120,23 @@ def test_causal_true_is_clear_for_one_tensor_alone():
     same = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), where["cu_seqlens_q"])
     out = sagebwd.attention(*inputs, causal=True, **same)
     assert torch.equal(out, sagebwd.attention(*inputs, causal="top-left", **where))
-    ambiguous = pytest.raises(sagebwd.SpecError, match=r"ambiguous.*pass one as both")
-    with ambiguous:
+
+    def ambiguous(what):
+        return pytest.raises(sagebwd.SpecError, match=f"ambiguous {what}: pass one as both, causal")
+
+    with ambiguous("for cu_seqlens_q and cu_seqlens_k that are two tensors"):
         sagebwd.attention(*inputs, causal=True, **where)
     # The lengths that are used of them may differ as well.
     used = [torch.tensor(LENGTHS_Q, dtype=torch.int32) for _ in range(2)]
     lengths = {"seqused_q": used[0], "seqused_k": used[1]}
-    with ambiguous:
+    with ambiguous("for seqused_q and seqused_k that are two tensors"):
         sagebwd.attention(*inputs, causal=True, **same, **lengths)
     padded = [torch.zeros(len(LENGTHS_Q), 2, 32, 64, dtype=torch.bfloat16)] * 3
-    with ambiguous:
+    with ambiguous("for seqused_q and seqused_k that are two tensors"):
         sagebwd.attention(*padded, causal=True, **lengths)
+    for name, used_alone in lengths.items():
+        with ambiguous(f"with {name} alone"):
+            sagebwd.attention(*padded, causal=True, **{name: used_alone})
     lengths["seqused_k"] = used[0]
     assert torch.equal(sagebwd.attention(*inputs, causal=True, **same, **lengths), out)
 

@@ -60,6 +60,14 @@ def test_precision_in_words_of_the_command_line(inputs):
         assert sagebwd.trace(*inputs, precision=word) == sagebwd.trace(*inputs, precision=products)
 
 
+def test_an_unknown_row_names_those_there_are(inputs):
+    table = sagebwd.trace(*inputs)
+    for name, hint in (("dq", "did you mean 'dQ'"), ("DP", "did you mean 'dP'"), ("x", "no row; ")):
+        with pytest.raises(KeyError, match=rf"'{name}' is .*{hint}.*There are delta, P, .*dK, dV"):
+            table[name]
+    assert table.get("dq") is None and "dq" not in table
+
+
 @pytest.mark.parametrize("name", ["seq_len", "seq_q", "heads", "head_dim", "seed"])
 def test_sizes_are_said_elsewhere(name):
     there = "seq_q" if name == "seq_len" else name
@@ -159,6 +167,13 @@ def test_refused(inputs, change, message):
         sagebwd.trace(*inputs, **change)
     with pytest.raises(TypeError, match="did you mean 'granularity'"):
         sagebwd.trace(*inputs, granularty="row")
+    for name, message in {
+        "sink_logits": r"'sink_logits'; it is an argument of sagebwd.attention \(PyTorch\)$",
+        "s_aux": r"'s_aux'; sink_logits is an argument of sagebwd.attention \(PyTorch\)$",
+        "seqused_k": "packed sequences and lengths need PyTorch: it is an argument of sagebwd.att",
+    }.items():
+        with pytest.raises(TypeError, match=message):
+            sagebwd.trace(*inputs, **{name: None})
     with pytest.raises(sagebwd.SpecError, match="k has rank 3"):
         sagebwd.trace(inputs[0], inputs[1][0], *inputs[2:])
 

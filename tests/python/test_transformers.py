@@ -122,6 +122,8 @@ def test_what_it_does_not_honour_is_refused():
             door.attend(module, q, q, q, None, **given)
     with pytest.raises(TypeError, match=r"use.*'granularit'.*'granularity'"):
         door.use(granularit="block")
+    with pytest.raises(TypeError, match=r"'sink_logits'; it is an argument of sagebwd.attention"):
+        door.use(sink_logits=None)
     with pytest.raises(TypeError, match=r"use\(\) takes no causal: each model says it"):
         door.use(causal=True)
     for given in ({"precision": "nonsense"}, {"smooth_k": "no"}):

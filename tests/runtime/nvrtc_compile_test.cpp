@@ -144,6 +144,11 @@ TEST(NvrtcLibrary, AMissingLibraryListsEveryPlaceTried) {
          {"in this process", "/nowhere/nvidia/cu13/lib", "VIRTUAL_ENV", "the dynamic linker",
           "pip install nvidia-cuda-nvrtc", "SAGEBWD_NVRTC"})
       EXPECT_NE(what.find(part), std::string::npos) << part << " is not in: " << what;
+    // The tail of a log has the remedy.
+    const std::string last = what.substr(what.rfind('\n') + 1);
+    for (const char* part : {"`pip install nvidia-cuda-nvrtc` (for drivers of CUDA 13)",
+                             "`pip install nvidia-cuda-nvrtc-cu12`", "SAGEBWD_NVRTC"})
+      EXPECT_NE(last.find(part), std::string::npos) << part << " is not in: " << last;
   }
 }
 

@@ -116,7 +116,9 @@ def test_refusals():
         jax.eval_shape(doors.attention, q, k, v[..., :32])  # as traced, on any machine
     with pytest.raises(sagebwd.SpecError, match="where Q is not copied: negate Q"):
         doors.attention(q, k, v, softmax_scale=-1.0, precision="qk16")
-    with pytest.raises(TypeError, match="cu_seqlens_q"):
+    with pytest.raises(TypeError, match=r"sink_logits'; it is an argument of sagebwd.attention"):
+        doors.attention(q, k, v, sink_logits=jnp.zeros(4))
+    with pytest.raises(TypeError, match=r"cu_seqlens_q'; packed sequences .*need PyTorch"):
         doors.attention(q, k, v, cu_seqlens_q=jnp.zeros(2, jnp.int32))
     with pytest.raises(NotImplementedError, match="differentiated twice"):
         jax.grad(lambda q: jax.grad(weighted(doors.attention))(q, k, v).sum())(q)

@@ -15,15 +15,6 @@ TENSORS = {"delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"}
 ONE_OP = ["--arch", "sm_90a", "--head-dim", 128, "--dtype", "bf16", "--causal", "none"]
 
 
-def test_the_examples_of_emit_work(sagebwd, tmp_path):
-    examples = re.findall(r"^  sagebwd (emit .*?)(?:  #.*)?$", sagebwd("emit", "--help").out, re.M)
-    assert len(examples) >= 4
-    for example in examples:
-        words = shlex.split(example.split(" > ")[0].replace("generated/", str(tmp_path)))
-        result = sagebwd(*words)
-        assert result.code == 0, (example, result.err)
-
-
 def test_emit_takes_a_fused_kernel_by_its_tile(sagebwd):
     words = ["emit", "--arch", "sm_90a", "--head-dim", "64", "--kernel", "backward"]
     for more, name in [
@@ -155,16 +146,6 @@ def test_build_as_a_table(sagebwd, stocked, cache_dir):
     assert result.code == 0
     assert re.search(r"^\d+ kernels, \d+ from the cache", result.out, re.MULTILINE)
     assert result.err == ""  # no progress bar where standard error is no terminal
-
-
-@pytest.mark.parametrize("command", ["build", "prebuild"])
-def test_what_compiles_warns_of_variables_that_nobody_reads(sagebwd, tmp_path, command):
-    words = {"build": ONE_OP, "prebuild": [*ONE_OP, "--out", tmp_path / "a.pack"]}[command]
-    nowhere = {"SAGEBWD_CACHE_DIR": str(tmp_path / "cache"), "SAGEBWD_NVRTC": str(tmp_path)}
-    result = sagebwd(command, *words, **nowhere, SAGEBWD_OFLINE="1")
-    warning = f"sagebwd {command}: warning: nothing reads SAGEBWD_OFLINE"
-    assert result.code == 1 and result.err.startswith(warning)
-    assert "warning" not in sagebwd(command, *words, **nowhere).err
 
 
 def test_build_without_nvrtc_fails_and_says_where_it_looked(sagebwd, tmp_path):

@@ -1,6 +1,10 @@
 """What doctor says, and what it calls a fault."""
 
+import json
+import os
 import re
+import shutil
+import subprocess
 
 import pytest
 from cache_helpers import OPERATION, empty
@@ -118,12 +122,14 @@ def test_doctor_offline_looks_for_kernels_and_not_for_nvrtc(sagebwd, tmp_path):
     offline = {"SAGEBWD_OFFLINE": "1", "SAGEBWD_CACHE_DIR": str(tmp_path / "cache"),
                "SAGEBWD_NVRTC": str(tmp_path / "none.so")}  # fmt: skip
     result = sagebwd("doctor", "--json", **offline)
-    assert result.code == 0 and not result.json["can_compile"]
+    assert result.code == 1 and not result.json["can_compile"]  # nothing can run
     assert result.json["nvrtc"]["error"] == "not looked for: SAGEBWD_OFFLINE=1 forbids compiling"
     assert not any(arch["kept"] for arch in result.json["architectures"])
     what = [item["what"] for item in result.json["missing"]]
     assert not any("NVRTC" in text for text in what)
     assert "kernels for any GPU: neither the directory nor a pack has one" in what
+    [remedy] = [m["remedy"] for m in result.json["missing"] if m["what"].startswith("kernels for")]
+    assert "SAGEBWD_CACHE_PACKS" in remedy and "SAGEBWD_CACHE_DIR" in remedy
     text = sagebwd("doctor", **offline).out
     assert "\nkernels none\n" in text and "(no)" not in text and str(tmp_path / "none") not in text
 
@@ -228,6 +234,28 @@ def test_doctor_recommends_no_nvrtc_that_the_library_refuses(on_gpu, needs_nvrtc
         assert "cu11" not in str(report["missing"])
 
 
+def test_a_missing_nvrtc_names_the_packages_of_both_drivers(tmp_path):
+    program = tmp_path / "alone/bin/sagebwd"  # beside which there is no Python
+    program.parent.mkdir(parents=True)
+    shutil.copy(BINARY, program)
+    leading = ("SAGEBWD_", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_", "LD_LIBRARY_PATH")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(leading)} | empty(tmp_path)
+
+    def run(*words):
+        command = [program, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, env=kept, check=False)
+
+    report = json.loads(run("doctor", "--json").stdout)
+    if report["nvrtc"]["found"]:
+        pytest.skip("NVRTC is installed for all programs here")
+    [item] = [m for m in report["missing"] if m["what"].startswith("NVRTC")]
+    last = run("build", *OPERATION).stderr.splitlines()[-1]
+    for told in (item["remedy"], last):
+        assert "pip install nvidia-cuda-nvrtc" in told and "SAGEBWD_NVRTC" in told
+        packages = r"nvrtc`? \(for drivers of CUDA 13\).* nvidia-cuda-nvrtc-cu12`? \(for CUDA 12\)"
+        assert re.search(packages, told)
+
+
 def test_a_wrong_path_of_nvrtc_is_corrected_or_unset(sagebwd, tmp_path):
     wrong = {"SAGEBWD_NVRTC": "/nope", **empty(tmp_path)}
     report = sagebwd("doctor", "--json", **wrong).json
@@ -236,3 +264,4 @@ def test_a_wrong_path_of_nvrtc_is_corrected_or_unset(sagebwd, tmp_path):
     refused = sagebwd("build", *OPERATION, **wrong)
     assert refused.code == 1 and "correct SAGEBWD_NVRTC, or unset it" in refused.err
     assert "pip install" not in refused.err and "/nope (SAGEBWD_NVRTC): no such" in refused.err
+    assert refused.err.endswith("\nRemedy: correct SAGEBWD_NVRTC, or unset it.\n")

@@ -2,9 +2,9 @@
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from places import BINARY, ROOT
@@ -117,12 +117,20 @@ def test_a_c_program_is_told_what_is_missing(programs):
 def test_pkg_config_finds_the_shared_library(prefix, tmp_path):
     if shutil.which("pkg-config") is None:
         pytest.skip("needs pkg-config")
-    paths = {**os.environ, "PKG_CONFIG_PATH": str(next(prefix.rglob("pkgconfig")))}
-    flags = shlex.split(output("pkg-config", "--cflags", "--libs", "sagebwd", env=paths))
+    source = ROOT / "examples/attention.c"
+    words = re.search(r"^ \*   (cc .*?[^\\])$", source.read_text(), re.MULTILINE | re.DOTALL)[1]
+    command = words.replace("\\\n *", "").replace("attention.c", str(source))
+    settings = {**NO_GPU, "PKG_CONFIG_PATH": str(next(prefix.rglob("pkgconfig")))}
+    settings.pop("LD_LIBRARY_PATH", None)
+    output("sh", "-c", f"{command} -std=c99 -Wall -Werror -D_GNU_SOURCE -o attention",
+           cwd=tmp_path, env=settings)  # fmt: skip
     program = tmp_path / "attention"
-    output("cc", "-std=c99", "-Wall", "-Werror", "-D_GNU_SOURCE", ROOT / "examples/attention.c",
-           "-o", program, *flags, "-ldl", "-lm")  # fmt: skip
     assert "libsagebwd.so" in " ".join(needed(program))
+    result = subprocess.run([program], capture_output=True, text=True, check=False, env=settings)
+    assert result.returncode == 1  # for want of a GPU: the library was found
+    assert result.stderr.startswith("attention_c_example: sagebwd_create: ")
+    variable = output("pkg-config", "--variable=includedir", "sagebwd", env=settings).strip()
+    assert (Path(variable) / "sagebwd.h").is_file()
 
 
 def test_the_shared_library_shows_its_c_functions_alone(prefix):
@@ -214,3 +222,16 @@ def test_a_wrong_llvm_config_is_named(tmp_path):
         if wrong != folder_of_none:
             assert f"SAGEBWD_LLVM_CONFIG is '{wrong}', which is no llvm-config" in said
         shutil.rmtree(tmp_path / "build")
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+def test_without_llvm_every_setting_is_named():
+    nowhere = [f"-DCMAKE_FIND_USE_{where}=OFF" for where in (
+        "CMAKE_ENVIRONMENT_PATH", "SYSTEM_ENVIRONMENT_PATH", "CMAKE_SYSTEM_PATH")]  # fmt: skip
+    result = subprocess.run(["cmake", *nowhere, "-P", ROOT / "cmake/LLVMSupport.cmake"],
+                            capture_output=True, text=True, check=False)  # fmt: skip
+    assert result.returncode != 0 and "LLVM's libSupport (14 to 19) was not found" in result.stderr
+    for setting in ("CONFIG", "LIBDIR", "INCLUDEDIR"):
+        assert f"SAGEBWD_LLVM_{setting} " in " ".join(result.stderr.split())
+    settings = "--config-settings=cmake.define.SAGEBWD_LLVM_CONFIG=FILE"
+    assert f"  pip install . {settings}\n" in result.stderr

@@ -136,6 +136,7 @@ def test_help(checkout, arguments):
     assert result.returncode == 0
     for command in ("demo", "test", "build", "docs", "fresh"):
         assert f"\n  {command} " in result.stdout
+    assert "'fresh SYSTEM COMMAND...'" in result.stdout
     assert not checkout.calls()
 
 

@@ -58,3 +58,24 @@ def test_the_demo_shows_kernels_as_they_are_compiled(tmp_path):
     assert process.returncode == 0
     assert "60 kernels, 10 from the cache, 120 ms in all" in rest
     assert sum("sagebwd_forward_d64" in line for line in rest) == 8
+
+
+def test_a_long_command_in_a_fresh_root_has_a_log_of_its_own(tmp_path):
+    shutil.copytree(ROOT / "tools/run", tmp_path / "tools/run")
+    shutil.copy(ROOT / "run", tmp_path / "run")
+    (tmp_path / "build/logs").mkdir(parents=True)
+    (tmp_path / "sagebwd/build/logs").mkdir(parents=True)
+    script = """sed '/^jobs=/,$d' run >functions
+source ./functions
+root=$PWD logs=$PWD/build/logs tree=$PWD
+make_root() { :; }; clone() { :; }; own_git() { :; }; in_root() { eval "${3#*&& }"; }
+run_fresh debian:bookworm "$@" """
+    long = "echo " + 60 * "seven letters "
+    commands = ["./run none", f"{long} 1", f"{long} 2; false"]
+    ended = subprocess.run(["bash", "-c", script, "./run", *commands], cwd=tmp_path,
+                           capture_output=True, text=True, check=False)  # fmt: skip
+    assert "\n1 passed, 2 failed, 0 skipped" in ended.stdout, ended.stdout + ended.stderr
+    logs = {path.name: path.read_text() for path in (tmp_path / "build/logs").glob("fresh-*.log")}
+    assert set(logs) > {"fresh-clone.log", "fresh-runnone.log"} and len(logs) == 4
+    said = [text.split()[-1] for text in logs.values() if "seven letters" in text]
+    assert sorted(said) == ["1", "2"]

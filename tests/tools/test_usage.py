@@ -2,6 +2,7 @@
 
 import ctypes.util
 import re
+import shlex
 
 import pytest
 from places import ROOT
@@ -32,6 +33,40 @@ def test_each_command_has_help_with_an_example_and_json(sagebwd, command):
     assert "--json" in result.out
     assert sagebwd("help", command).out == result.out
     assert max(map(len, result.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_the_examples_of_emit_work(sagebwd, tmp_path, arch):
+    """On every GPU: an example without an architecture is for the one that is there."""
+    examples = re.findall(r"^  sagebwd (emit .*?)(?:  #.*)?$", sagebwd("emit", "--help").out, re.M)
+    assert len(examples) >= 4
+    for example in examples:
+        words = shlex.split(example.split(" > ")[0].replace("generated/", str(tmp_path)))
+        result = sagebwd(*words, *([] if "--arch" in words else ["--arch", arch]))
+        assert result.code == 0, (example, result.err)
+
+
+COMPILED = ["--arch", "sm_90a", "--head-dim", 64]
+
+
+@pytest.mark.parametrize("words", [
+    ["build", *COMPILED], ["prebuild", *COMPILED, "--out", "OUT"], ["emit", "--list"],
+    ["trace", "--seq-len", 64, "--head-dim", 64], ["cache", "ls"], ["cache", "explain"], ["verify"],
+])  # fmt: skip
+def test_a_command_warns_once_of_variables_that_nobody_reads(sagebwd, tmp_path, words):
+    words = [tmp_path / "a.pack" if word == "OUT" else word for word in words]
+    here = {"SAGEBWD_CACHE_DIR": str(tmp_path / "cache"), "SAGEBWD_NVRTC": str(tmp_path)}
+    said = sagebwd(*words, **here, SAGEBWD_OFLINE="1", SAGEBWD_PYTHON_EXE="python3").err
+    command = " ".join(words[: 2 if words[0] == "cache" else 1])
+    hint = "did you mean SAGEBWD_OFFLINE? 'sagebwd doctor --help' lists the variables"
+    assert said.startswith(f"sagebwd {command}: warning: nothing reads SAGEBWD_OFLINE; {hint}\n")
+    assert said.count("warning") == 1
+    assert "warning" not in sagebwd(*words, **here).err
+
+
+def test_what_names_such_variables_itself_does_not_warn(sagebwd):
+    for words in (["doctor"], ["completion", "bash"]):
+        assert sagebwd(*words, SAGEBWD_OFLINE="1").err == ""
 
 
 def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
@@ -87,6 +122,13 @@ def test_python_s_names_of_values_are_taken(sagebwd):
         (["trace", "--head-dims", "64"], "option '--head-dims'; did you mean '--head-dim'?"),
         (["trace", "64"], "unexpected argument '64'"),
         (["trace", "--seq-len"], "--seq-len needs a value"),
+        (["prebuild", "--arch", "sm_80", "--causal", "--out", "x.pack"], "--causal needs a value"),
+        (["emit", "--head-dim", "-o", "x"], "--head-dim needs a value"),
+        (["trace", "--seq-len", "--heads=2"], "--seq-len needs a value"),
+        (["--vresion"], "unknown option '--vresion'; did you mean '--version'?"),
+        (["cache", "--hlep"], "unknown option '--hlep'; did you mean '--help'?"),
+        (["emit", "--kernel", "forward", "--pass", "backward"],
+         "--kernel is 'forward'; this backward pass has "),
         (["trace", "--json=1"], "--json takes no value"),
         (["trace", "--seq-len", "0"], "--seq-len is '0'; it takes a whole number from 1 to"),
         (["trace", "--seq-len", "1e3"], "--seq-len is '1e3'; it takes a whole number"),

@@ -2,6 +2,14 @@
 # distribution, clones the last commit into it, and runs ./run demo and ./run test there, or the
 # COMMANDs. Exit code 3: no such root can be made here, and nothing was tried.
 
+# log_of COMMAND: the name of its log, with all of its letters if a file's name can have them.
+log_of() {
+  local letters
+  letters=$(tr -cd '[:alnum:]' <<<"$1")
+  [[ ${#letters} -le 100 ]] || letters=${letters:0:80}-$(cksum <<<"$1" | cut -d ' ' -f 1)
+  echo "fresh-$letters"
+}
+
 fresh_systems="debian:bookworm ubuntu:jammy ubuntu:noble"
 
 no_root_here() {
@@ -176,7 +184,7 @@ run_fresh() {
   step fresh-clone "Cloning $(own_git log -1 --format=%h) into it" clone
   own_git diff --quiet HEAD || echo "(it lacks what is not committed)"
   for command in "${commands[@]}"; do
-    log=fresh-$(tr -cd '[:alnum:]' <<<"$command")
+    log=$(log_of "$command")
     if try_step "$log" "$command in it" in_root bash -c "cd /sagebwd && $command"; then
       passed=$((passed + 1))
       grep -E '^[0-9]+ passed, ' "$logs/$log.log" | sed 's/^/  /' || true

@@ -5,6 +5,7 @@
 #include "generator/definition.h"
 #include "runtime/loaded_kernel.h"
 #include "runtime/reference/reference.h"
+#include "runtime/settings.h"
 #include "runtime/tuner/worker/worker.h"
 
 #include <algorithm>
@@ -328,6 +329,7 @@ int tune_worker_main() {
                          "'sagebwd tune'\n");
     return 2;
   }
+  leave_unknown_variables_to_others(); // the tuner's process has named them
   GpuBench bench;
   const int code = tuner::run_worker(bench);
   std::fflush(nullptr);
