@@ -1,5 +1,6 @@
 """Who may include whom. The layers are in README.md's development notes."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -182,3 +183,13 @@ def test_files_of_tests_have_one_name_each():
 )
 def test_include_pattern(line, found):
     assert INCLUDE.findall(line) == found
+
+
+def test_every_mutant_is_found_once():
+    """tests/mutants names faults by the texts that they replace."""
+    spec = importlib.util.spec_from_file_location("table", ROOT / "tests/mutants/table.py")
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    assert len(table.MUTANTS) > 40
+    for file, text, _ in table.MUTANTS:
+        assert (ROOT / file).read_text().count(text) == 1, f"{file}: {text}"
