@@ -120,6 +120,7 @@ def test_plot_of_no_curves(place):
     assert says(run("plot", "absent.csv", folder=place), 2, "absent.csv")
     (place / "long.txt").write_text("x" * 200_000)
     assert says(run("plot", "long.txt", folder=place), 2, "no file of comma-separated values")
+    (place / "long.txt").unlink()
 
 
 @pytest.mark.parametrize(

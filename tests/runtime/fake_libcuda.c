@@ -90,10 +90,9 @@ static int pushed; // the last context, which is 100 and its device
 int cuCtxPushCurrent_v2(void* context) {
   return SAY("push %d", pushed = (int)(uintptr_t)context), 0;
 }
-int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address,
-                           const uint64_t* sizes, const uint64_t* strides, const unsigned* box,
-                           const unsigned* steps, int interleave, int swizzle, int promotion,
-                           int fill) {
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const uint64_t* sizes,
+                           const uint64_t* strides, const unsigned* box, const unsigned* steps,
+                           int interleave, int swizzle, int promotion, int fill) {
   (void)type, (void)rank, (void)sizes, (void)strides, (void)box, (void)steps, (void)interleave;
   (void)swizzle, (void)promotion, (void)fill;
   return memcpy(map, &address, sizeof(address)), 0;
@@ -142,7 +141,12 @@ int cuLaunchKernelEx(const struct config* c, void* function, void** params, void
 int cuStreamIsCapturing(void* stream, int* status) {
   return *status = stream != NULL || getenv("FAKE_CAPTURING"), 0;
 }
-int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) { return *pointer = 4096, answer("cuMemAlloc"); }
+/* No two live at one address, and none is read or written. */
+int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
+  static uint64_t next = 4096;
+  *pointer = __atomic_fetch_add(&next, (bytes + 4095) / 4096 * 4096, __ATOMIC_RELAXED);
+  return answer("cuMemAlloc");
+}
 int cuMemFree_v2(uint64_t pointer) { return SAY("free %d", (int)pointer), 0; }
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { return 0; }
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
