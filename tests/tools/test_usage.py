@@ -78,8 +78,8 @@ def test_help_of_a_subcommand_comes_before_or_after_its_name(sagebwd):
 
 def test_help_of_a_whole_spec_says_what_a_word_left_out_means(sagebwd):
     shown = " ".join(sagebwd("build", "--help").out.split())
-    assert "a switch that it does not name, such as rotate, is off" in shown
-    assert "all that is left out has its default" in shown
+    assert "What a line such as 'd64 no-rotate' leaves out has its default" in shown
+    assert "a switch that they do not name, such as rotate, is off" in shown
     part = sagebwd("trace", "--spec", "d64 no-rotate", "--seq-len", "64", "--json").json["spec"]
     assert part == ("d64 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k "
                     "deterministic numerics=5")  # fmt: skip
