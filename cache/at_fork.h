@@ -51,7 +51,7 @@ public:
   NoFork& operator=(const NoFork&) = delete;
 };
 
-/// An object of which a process has one. The first caller makes the object, which is never
+/// The only object of its kind in a process. The first caller makes the object, which is never
 /// destroyed, because threads may use it while the process ends. A function-local static would not
 /// do: if a process forks while the static is being made, the child waits for it for ever.
 template <class T> class Single {

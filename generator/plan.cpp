@@ -145,8 +145,8 @@ bool takes(KernelKind kind, Operand operand) {
 /// Whether no kernel needs the buffer any more when the pass begins to write the result: neither
 /// the first kernel that has the result as an operand nor any later one has the buffer.
 bool is_done_before(Operand buffer, Operand result, const std::vector<KernelKind>& order) {
-  const auto writer =
-      std::find_if(order.begin(), order.end(), [&](KernelKind kind) { return takes(kind, result); });
+  const auto writer = std::find_if(order.begin(), order.end(),
+                                   [&](KernelKind kind) { return takes(kind, result); });
   return writer != order.end() &&
          std::none_of(writer, order.end(), [&](KernelKind kind) { return takes(kind, buffer); });
 }

@@ -94,7 +94,7 @@ def test_zeros_without_memory(known, name):
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
-@pytest.mark.skipif(not hasattr(torch.Tensor, "rename"), reason="this PyTorch has no names")
+@pytest.mark.skipif(not hasattr(torch.Tensor, "rename"), reason="PyTorch has no Tensor.rename")
 def test_names_are_refused_as_operators_refuse_them(known, name):
     inputs, dout = with_one(known, name, lambda t: t.rename("a", "b", "c", "d"))
     with pytest.raises(RuntimeError, match="[Nn]amed tensors"):
@@ -182,7 +182,7 @@ def test_the_emulation_refuses_torch_func(known):
 
 
 @OF_VMAP
-@pytest.mark.skipif(not HAS_RULES, reason="needs PyTorch 2.5")
+@pytest.mark.skipif(not HAS_RULES, reason="torch.library.register_vmap needs PyTorch 2.5")
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("places", [(0, 0, 0), (1, 2, 4), (0, None, None)], ids=str)
 def test_vmap_of_the_operators(kernels_on_the_cpu, layout, places):  # noqa: F811
@@ -214,7 +214,7 @@ def test_vmap_of_the_operators(kernels_on_the_cpu, layout, places):  # noqa: F81
 
 
 @OF_VMAP
-@pytest.mark.skipif(not HAS_RULES, reason="needs PyTorch 2.5")
+@pytest.mark.skipif(not HAS_RULES, reason="torch.library.register_vmap needs PyTorch 2.5")
 def test_vmap_of_packed_sequences_of_vmap_and_of_nothing(known):
     inputs = [t.detach() for t in known[0]]
     firsts = torch.tensor([0, 10, 24]).int()

@@ -31,7 +31,7 @@ def prefix(tmp_path_factory):
     """An installed tree that was moved afterwards."""
     for tool in ("cmake", "ninja", "cc", "c++", "readelf"):
         if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool}")
+            pytest.skip(f"{tool} is not installed, and this test builds with it")
     folder = tmp_path_factory.mktemp("install")
     output("cmake", "--install", BUILD, "--prefix", folder / "first")
     return (folder / "first").rename(folder / "tree")
@@ -209,7 +209,7 @@ def test_another_version_is_refused(prefix, tmp_path, asked):
 def test_a_wrong_llvm_config_is_named(tmp_path):
     for tool in ("cmake", "ninja", "c++"):
         if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool}")
+            pytest.skip(f"{tool} is not installed, and this test builds with it")
     folder_of_none = tmp_path / "none-config"
     folder_of_none.write_text(f"#!/bin/sh\necho {tmp_path}\n")  # an LLVM without its headers
     folder_of_none.chmod(0o755)
@@ -224,7 +224,7 @@ def test_a_wrong_llvm_config_is_named(tmp_path):
         shutil.rmtree(tmp_path / "build")
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
 def test_without_llvm_every_setting_is_named():
     nowhere = [f"-DCMAKE_FIND_USE_{where}=OFF" for where in (
         "CMAKE_ENVIRONMENT_PATH", "SYSTEM_ENVIRONMENT_PATH", "CMAKE_SYSTEM_PATH")]  # fmt: skip
