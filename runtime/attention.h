@@ -115,31 +115,23 @@ template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&&
   visit(Operand::lengths_kv, a.lengths_kv);
 }
 
-/// Calls the visitor with the operand and the tensor, for every tensor.
-template <typename Self, typename Visitor>
-requires std::is_same_v<std::remove_const_t<Self>, ForwardArgs>
-void visit_tensors(Self& a, Visitor&& visit) {
+/// Calls the visitor with the operand and the tensor, for every tensor of ForwardArgs or
+/// BackwardArgs.
+template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&& visit) {
+  constexpr bool backward = std::is_same_v<std::remove_const_t<Self>, BackwardArgs>;
   visit(Operand::q, a.q);
   visit(Operand::k, a.k);
   visit(Operand::v, a.v);
   visit(Operand::out, a.out);
+  if constexpr (backward) {
+    visit(Operand::dout, a.dout);
+    visit(Operand::dq, a.dq);
+    visit(Operand::dk, a.dk);
+    visit(Operand::dv, a.dv);
+  }
   visit(Operand::lse, a.lse);
-  visit(Operand::given_k_mean, a.k_mean);
-  visit_packing(a.packing, visit);
-}
-template <typename Self, typename Visitor>
-requires std::is_same_v<std::remove_const_t<Self>, BackwardArgs>
-void visit_tensors(Self& a, Visitor&& visit) {
-  visit(Operand::q, a.q);
-  visit(Operand::k, a.k);
-  visit(Operand::v, a.v);
-  visit(Operand::out, a.out);
-  visit(Operand::dout, a.dout);
-  visit(Operand::dq, a.dq);
-  visit(Operand::dk, a.dk);
-  visit(Operand::dv, a.dv);
-  visit(Operand::lse, a.lse);
-  visit(Operand::dlse, a.dlse);
+  if constexpr (backward)
+    visit(Operand::dlse, a.dlse);
   visit(Operand::given_k_mean, a.k_mean);
   visit_packing(a.packing, visit);
 }
