@@ -40,7 +40,7 @@ def test_one_graph_serves_any_number_of_packed_sequences(call, used):
         if used:
             where |= {f"seqused_{of}": torch.tensor(each, dtype=torch.int32) // 2
                       for of, each in zip("qk", lengths)}  # fmt: skip
-        assert_alike(compiled, call, inputs, dout, where, tuple(map(max, lengths)))
+        assert_alike(call, compiled, inputs, dout, where, tuple(map(max, lengths)))
         if lengths is LENGTHS[0]:
             first = counter.frame_count
     # Some PyTorch starts once more where a float, as flash-attention's dropout_p, is compared.
@@ -78,7 +78,7 @@ def test_sizes_marked_unbacked(options):
         for t in inputs:
             mark_unbacked(t, 0)
             mark_unbacked(t, 2 if layout == "bhsd" else 1)
-        assert_alike(compiled, call, inputs, dout)
+        assert_alike(call, compiled, inputs, dout)
     assert counter.frame_count == 1
 
 
