@@ -90,8 +90,11 @@ struct Params {
 };
 
 // Its templates:
+//   layouts/copies.cuh
 //   base.cuh
 //   configuration.cuh
+//   layouts/block_shape.cuh
+//   layouts/backward_dkv_ws.cuh
 //   ptx/bulk_copy.cuh
 //   ptx/special.cuh
 //   tile/channels.cuh
@@ -101,6 +104,7 @@ struct Params {
 //   ptx/cp_async.cuh
 //   ptx/convert.cuh
 //   ptx/math.cuh
+//   tile/block_shape.cuh
 //   tile/permutation.cuh
 //   ptx/shared_memory.cuh
 //   tile/swizzle.cuh

@@ -99,11 +99,15 @@ struct Params {
 };
 
 // Its templates:
+//   layouts/copies.cuh
 //   base.cuh
 //   configuration.cuh
 //   ptx/stream_order.cuh
+//   layouts/block_shape.cuh
+//   layouts/backward_dq.cuh
 //   ptx/math.cuh
 //   ptx/convert.cuh
+//   tile/block_shape.cuh
 //   tile/permutation.cuh
 //   ptx/cp_async.cuh
 //   ptx/shared_memory.cuh

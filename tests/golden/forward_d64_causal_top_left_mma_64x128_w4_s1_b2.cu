@@ -88,9 +88,13 @@ struct Params {
 };
 
 // Its templates:
+//   layouts/copies.cuh
 //   base.cuh
 //   configuration.cuh
+//   layouts/block_shape.cuh
+//   layouts/forward.cuh
 //   ptx/stream_order.cuh
+//   tile/block_shape.cuh
 //   ptx/special.cuh
 //   tile/channels.cuh
 //   tile/packed.cuh

@@ -50,6 +50,7 @@ struct Params {
 };
 
 // Its templates:
+//   layouts/copies.cuh
 //   base.cuh
 //   configuration.cuh
 //   ptx/convert.cuh

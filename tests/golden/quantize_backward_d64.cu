@@ -107,6 +107,7 @@ struct Params {
 };
 
 // Its templates:
+//   layouts/copies.cuh
 //   base.cuh
 //   configuration.cuh
 //   ptx/stream_order.cuh
