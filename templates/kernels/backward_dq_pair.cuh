@@ -44,10 +44,8 @@ struct Rings {
   Ring<4, 1> values;
   Ring<PAIR_WARPS, 1> summed;
   __device__ __forceinline__ Rings(u32 shared, int half)
-      : keys{shared + LAYOUT.key_barriers + half * Ring<4>::BYTES}, values{shared +
-                                                                           LAYOUT.value_barriers +
-                                                                           half *
-                                                                               Ring<4, 1>::BYTES},
+      : keys{shared + LAYOUT.key_barriers + half * ring_bytes(STAGES)},
+        values{shared + LAYOUT.value_barriers + half * ring_bytes(1)},
         summed{shared + LAYOUT.summed_barriers} {}
 };
 using OnlyPlace = PlaceInRing<1>;

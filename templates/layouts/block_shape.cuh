@@ -3,7 +3,9 @@
 // A layout says where the parts of a block's shared memory lie: layouts/forward.cuh is that of
 // kernels/forward.cuh. Layouts are plain C++. The kernel forms one from constants, the generator
 // from a spec and a tile, and a launch gets `total` bytes. Names with _bytes are sizes. The others
-// are offsets from the beginning of shared memory, or from what a comment says.
+// are offsets from the beginning of shared memory, or from what a comment says. Each layout has a
+// constructor, because NVRTC's compiler loses sight of an aggregate's members if an initialiser
+// calls a function.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
