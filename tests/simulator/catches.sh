@@ -55,7 +55,7 @@ caught tile/dq_factor.cuh 's/15 - above/18 - above/' $sums 'dq_sums_test.cpp'
 caught tile/dq_sums16.cuh 's/row % 2 ? low.y : low.x/low.x/' $rows 'dq_sums_test.cpp'
 caught tile/column_start.cuh 's/pack<bf16>(high, middle)/pack<bf16>(high, 0)/' $start 'dp_start_test.cpp'
 caught tile/column_start.cuh 's/pack<bf16>(x - high - middle, 0)/0/' $start 'dp_start_test.cpp'
-ring='QueryRing{shared + SharedLayout::BARRIERS}'
+ring='QueryRing{shared + LAYOUT.barriers}'
 caught kernels/backward_dkv_ws.cuh \
   "s/wait_for_phase(started(shared, place)/wait_for_phase($ring.full(place)/" \
   Sanitizer.ForwardAndBackwardGiveFiniteResults/D64_bf16_Row_TopLeft 'sanitizer_test.cpp'
