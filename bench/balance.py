@@ -31,15 +31,17 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import balance_model
 import instructions
-from balance_process import Process, talk
+from balance_process import Process
 from gpus import GPUS, Gpu, named
-from harness import Record, parse, parser, progress
+from harness import Record, parser, progress
 from needs_torch import torch
-from stretch import TEMPLATES, StretchError, balance_of, write
+from stretch import TEMPLATES, Balance, StretchError, balance_of, write
 
 from sagebwd.experiments.environment import brief
 
@@ -113,8 +115,8 @@ def check_rates(plain: dict, stretched: dict, factors: dict[str, int]) -> dict[s
     for name, times in found.items():
         factor = factors[MEASURED[name]]
         if abs(times / factor - 1) > RATE_ERROR:
-            raise RuntimeError(f"a stretched {name} takes {times:.2f} times as long as a plain one, "
-                               f"and {factor} times was meant: this GPU is not balanced")
+            raise RuntimeError(f"a stretched {name} takes {times:.2f} times as long as a plain "
+                               f"one, and {factor} times was meant: this GPU is not balanced")
     return {name: round(times, 3) for name, times in found.items()}
 
 
@@ -131,10 +133,7 @@ def row_of(gpu: Gpu, here: balance_model.Here, clocks_a_clock: float, cell: dict
     row = {"gpu": gpu.name, **{k: v for k, v in cell.items() if k != "label"}, "plan": plan}
     if "error" in result:
         return row | {"error": result["error"], "correct": False}
-    words = plan.split()
-    about = {"precision": next((w for w in words if w in balance_model.INT8), "six-of-seven"),
-             "deterministic": "no-deterministic" not in words,
-             "dp_half_sums": "dp_sums=fp16" in words}  # fmt: skip
+    about = built["about"]
     medians = {name: {kernel: timing["median_ms"] for kernel, timing in kernels.items()}
                for name, kernels in result["passes"].items()}  # fmt: skip
     found = balance_model.predicted(gpu, here, clocks_a_clock, cell, about, medians)
@@ -170,7 +169,7 @@ def line(row: dict) -> str:
 
 
 def model_of(gpu: Gpu, cells: list[dict], plans: list[str], options) -> tuple[list[dict], str]:
-    """The static model's bounds for a card's own kernels, and why there are none."""
+    """The static model's bounds for an architecture's own kernels, and why there are none."""
     if not options.model:
         return [], "not asked for"
     if options.nvdisasm is None or not options.nvdisasm.exists():
@@ -193,24 +192,41 @@ def job_of(gpu: Gpu, cells: list[dict], plans: list[str], options) -> dict:
     """What a process is asked for."""
     return {"arch": gpu.arch, "own_arch": OWN_ARCH, "sm_bytes": gpu.sm_kib * 1024, "cells": cells,
             "plans": plans, "tiles": tiles_of(options.tiles), "seed": options.seed,
-            "rounds": options.rounds, "warmup": options.warmup}
+            "rounds": options.rounds, "warmup": options.warmup, "asks_rates": True}
 
 
-def measure(gpu: Gpu, cells: list[dict], plans: list[str], options, record: Record) -> bool:
-    """One card: its rows go to the record. Whether all are right."""
+@dataclass
+class Subject:
+    """A card, the processes that stand for it, and the static model's bounds."""
+
+    gpu: Gpu
+    balance: Balance
+    plain: Process
+    slowed: Process
+    bounds: list[dict]
+    no_model: str = ""
+
+    def shown(self, what: str):
+        return lambda done, total: progress(done, total, f"{self.gpu.name}: {what}")
+
+
+def started(gpu: Gpu, cells: list[dict], plans: list[str], options, stack: ExitStack) -> Subject:
+    """A card whose kernels are being compiled. The stack ends the processes."""
     balance = balance_of(gpu)
-    print(f"\n{gpu.name}: {balance.words()}", flush=True)
+    print(f"{gpu.name}: {balance.words()}", flush=True)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    write(folder, balance.factors, options.templates)
     job = job_of(gpu, cells, plans, options)
+    plain, slowed = (stack.enter_context(Process(job, templates))
+                     for templates in (options.templates, folder))
+    return Subject(gpu, balance, plain, slowed, [])
 
-    def shown(what: str):
-        return lambda done, total: progress(done, total, f"{gpu.name}: {what}")
 
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), balance.factors, options.templates)
-        with (Process(job, options.templates) as plain, Process(job, Path(folder)) as slowed):
-            bounds, no_model = model_of(gpu, cells, plans, options)
-            found_plain = talk(plain, None, shown("plain kernels"))
-            found = talk(slowed, found_plain.results_by_cell(), shown("stretched kernels"))
+def measure(one: Subject, cells: list[dict], plans: list[str], record: Record) -> bool:
+    """One card, whose kernels are compiled: its rows go to the record. Whether all are right."""
+    gpu, balance = one.gpu, one.balance
+    found_plain = one.plain.run(None, one.shown("plain kernels"))
+    found = one.slowed.run(found_plain.results_by_cell(), one.shown("stretched kernels"))
     here = balance_model.Here(found.here["sms"], found.here["rates"]["mma_s8"]["clock_ghz"],
                               found.here["memory_gbs"])  # fmt: skip
     after = found.end["rates"]["mma_s8"]["clock_ghz"]
@@ -218,26 +234,60 @@ def measure(gpu: Gpu, cells: list[dict], plans: list[str], options, record: Reco
     record.add("gpus", {
         **{key: getattr(gpu, key) for key in ("name", "arch", "sms", "clock_ghz", "memory_gbs",
                                               "int8", "bits16", "bits16_half", "sm_kib")},
-        **balance.json(), "no_model": no_model,
+        **balance.json(), "no_model": one.no_model,
         "stretched_rates": check_rates(found_plain.here["rates"], found.here["rates"],
                                        balance.factors),
         "here": {**vars(here), "clock_ghz_after": after, "steady": steady},
     })  # fmt: skip
     if not steady:
-        print(f"balance: the clock went from {here.clock_ghz:.2f} to {after:.2f} GHz: measure again",
-              file=sys.stderr)  # fmt: skip
+        print(f"balance: the clock went from {here.clock_ghz:.2f} to {after:.2f} GHz while "
+              f"{gpu.name} was measured: measure again", file=sys.stderr)
     right = True
     for cell in cells:
         for plan in plans:
-            if not {word.lower() for word in options.only} <= words_of(cell, plan):
-                continue
-            built = found.built[cell["head_dim"], cell["causal"], plan]
-            row = row_of(gpu, here, balance.clocks_a_clock, cell, plan, built,
-                         found.results[cell["label"], plan], bounds)  # fmt: skip
+            row = row_of(gpu, here, balance.clocks_a_clock, cell, plan,
+                         found.built[cell["head_dim"], cell["causal"], plan],
+                         found.results[cell["label"], plan], one.bounds)  # fmt: skip
             record.add("rows", row)
             print(line(row), flush=True)
             right &= row["correct"]
     return right and steady
+
+
+def measure_all(cards: list[Gpu], cells: list[dict], plans: list[str], options,
+                record: Record) -> bool:  # fmt: skip
+    """All cards. They are compiled first, so that nothing else runs while one is measured."""
+    right, models = True, {}
+    with ExitStack() as stack:
+        subjects = [started(card, cells, plans, options, stack) for card in cards]
+        for one in subjects:
+            if one.gpu.arch not in models:
+                models[one.gpu.arch] = model_of(one.gpu, cells, plans, options)
+            one.bounds, one.no_model = models[one.gpu.arch]
+        for one in list(subjects):
+            try:
+                one.plain.compile(one.shown("compiling plain kernels"))
+                one.slowed.compile(one.shown("compiling stretched kernels"))
+            except RuntimeError as error:
+                subjects.remove(one)
+                failed(one.gpu, error, record)
+        right = len(subjects) == len(cards)
+        print(f"{'':64}" + "".join(f"{name + ': ms + around, TFLOPS, of bound, to fa2':>42}"
+                                   for name in balance_model.OPERATIONS)
+              + "  instrument/model")  # fmt: skip
+        for one in subjects:
+            try:
+                right &= measure(one, cells, plans, record)
+            except RuntimeError as error:
+                right = failed(one.gpu, error, record)
+    return right
+
+
+def failed(gpu: Gpu, error: Exception, record: Record) -> bool:
+    """Says and records why a card has no rows; gives False."""
+    print(f"balance: {gpu.name}: {error}", file=sys.stderr)
+    record.add("failures", {"gpu": gpu.name, "error": brief(error)})
+    return False
 
 
 def cards_of(names: list[str]) -> list[Gpu]:
@@ -302,16 +352,12 @@ def main(arguments: list[str] | None = None) -> int:
                     rounds=parsed.rounds, total_tokens=TOTAL_TOKENS, tiles=parsed.tiles,
                     heads_times_dim=HEADS_TIMES_DIM, seed=parsed.seed)  # fmt: skip
     os.environ["SAGEBWD_TEMPLATE_DIR"] = str(parsed.templates.resolve())  # also of `sagebwd build`
-    print(f"{'':64}" + "".join(f"{name + ': ms + around, TFLOPS, of bound, to fa2':>42}"
-                               for name in balance_model.OPERATIONS) + "  instrument/model")
-    right = True
-    for card in cards:
-        try:
-            right &= measure(card, cells, plans, parsed, record)
-        except (RuntimeError, StretchError, OSError) as error:
-            print(f"balance: {card.name}: {error}", file=sys.stderr)
-            record.add("failures", {"gpu": card.name, "error": brief(error)})
-            right = False
+    try:
+        right = measure_all(cards, cells, plans, parsed, record)
+    except (StretchError, OSError) as error:
+        print(f"balance: {error}", file=sys.stderr)
+        record.set(failures=[brief(error)])
+        right = False
     if parsed.json:
         print(json.dumps(record.content, indent=1))
     return record.finish(right)

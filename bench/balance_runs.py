@@ -28,7 +28,7 @@ TILED = ("forward", "backward_dq", "backward_dkv", "backward")
 OF_SPLIT = ("backward_dq", "backward_dkv")
 POISON = 0xFF  #: makes NaN of any two or four bytes
 #: Relative L2 of sums that were added in different orders, rounded to 16 bits. A sum that lacks a
-#: tile of 128 of 8192 keys is off by more than .1.
+#: tile of 128 of 8192 keys is off by more than 0.1.
 ANY_ORDER = 1e-3
 SAMPLE_HEADS = 2  #: of dQ, where its bits may differ
 GIB = 1 << 30
@@ -220,7 +220,9 @@ def compiled(job: dict) -> Iterator[tuple[str, dict, str, dict]]:
         try:
             spec = spec_of(cell, plan)
             tiles = tiles_of(spec, job["arch"], job["tiles"])
-            return {"tiles": tiles, "kernels": built(spec, tiles, job["own_arch"])}
+            about = {"precision": spec.precision, "deterministic": spec.deterministic,
+                     "dp_half_sums": getattr(spec, "dp_sums", "fp32") == "fp16"}
+            return {"about": about, "tiles": tiles, "kernels": built(spec, tiles, job["own_arch"])}
         except Exception as error:
             return {"error": brief(error)}
 
@@ -283,8 +285,8 @@ def work(job: dict, next_line: Callable[[], str]) -> None:
     plain = json.loads(line)
     _core.live_as_with(job["sm_bytes"])
     properties = torch.cuda.get_device_properties(0)
-    say(event="here", sms=properties.multi_processor_count, gpu=properties.name, rates=rates(),
-        memory_gbs=bandwidth_gbs())  # fmt: skip
+    say(event="here", sms=properties.multi_processor_count, gpu=properties.name,
+        rates=rates() if job["asks_rates"] else None, memory_gbs=bandwidth_gbs())
     for index, cell in enumerate(job["cells"], 1):
         plans = {plan: built_of[cell["head_dim"], cell["causal"], plan] for plan in job["plans"]}
         for result in run_cell(job, cell, plans, plain and plain.get(cell["label"], {})):
