@@ -118,7 +118,7 @@ class Operation:
 
     def timed(self, name: str, workspace: torch.Tensor) -> dict[str, float]:
         """Runs a pass: the milliseconds of its kernels, by kernel."""
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch.cuda.current_stream().cuda_stream if workspace.is_cuda else 0
         times: dict[str, float] = {}
         for kernel, ms in self.passes[name].timed(*self.addresses[name], workspace.data_ptr(),
                                                   stream):  # fmt: skip
