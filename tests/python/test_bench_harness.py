@@ -26,7 +26,8 @@ def read(path):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("script", ["all", "cases", "errors", "host_time", "speed"])
+@pytest.mark.parametrize("script", ["all", "balance", "cases", "errors", "host_time",
+                                    "speed"])
 def test_without_pytorch_a_script_says_so_in_one_line(script):
     code = ("import runpy, sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
             "sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[0], run_name='__main__')")
