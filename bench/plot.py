@@ -132,6 +132,51 @@ def plot_instructions(path: Path) -> Path:
     return saved(figure, path, dpi=110)
 
 
+def plot_balance(path: Path) -> Path:
+    """Predicted speed of forward + backward relative to FlashAttention-2, with one panel per head
+    dimension and mask. Lines are what has been published for the paper's kernels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    record = json.loads(path.read_text())
+    rows = [row for row in record["rows"] if row["correct"]]
+    panels = sorted({(r["head_dim"], r["causal"], r["tokens"]) for r in rows},
+                    key=lambda panel: (-panel[2], *panel))  # fmt: skip
+    columns = min(4, len(panels))
+    figure, axes = plt.subplots(-(-len(panels) // columns), columns, squeeze=False, sharey=True,
+                                figsize=(4 * columns, 4 * -(-len(panels) // columns)))
+    gpus, plans = (list(dict.fromkeys(row[key] for row in rows)) for key in ("gpu", "plan"))
+    width = 0.8 / len(plans)
+    for panel, (head_dim, causal, tokens) in zip(axes.flat, panels):
+        for index, plan in enumerate(plans):
+            found = {r["gpu"]: r["predicted"]["forward+backward"]["ratio_to_fa2"] for r in rows
+                     if (r["plan"], r["head_dim"], r["causal"], r["tokens"])
+                     == (plan, head_dim, causal, tokens)}  # fmt: skip
+            places = [i + (index - (len(plans) - 1) / 2) * width for i in range(len(gpus))]
+            panel.bar(places, [found.get(gpu, 0) for gpu in gpus], width, label=plan)
+        for row in rows:
+            if row["published"] and (row["head_dim"], row["causal"], row["tokens"]) == (
+                head_dim, causal, tokens):  # fmt: skip
+                place = gpus.index(row["gpu"])
+                panel.hlines(row["published"]["ratio_to_fa2"], place - 0.45, place + 0.45,
+                             color="black", linestyle="--")  # fmt: skip
+        panel.axhline(1, color="gray", linewidth=1)
+        panel.set_xticks(range(len(gpus)), gpus)
+        panel.set_title(f"D {head_dim}, {tokens} tokens{', causal' if causal else ''}")
+        panel.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("predicted speed, FlashAttention-2 = 1")
+    axes[0][0].legend(fontsize="small")
+    gpu = record["environment"]["gpu"] or "no GPU: a trial of the script"
+    figure.suptitle(f"{gpu}, slowed: forward + backward")
+    figure.tight_layout()
+    picture = path.with_suffix(".png")
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)
+    return picture
+
+
 def plot_wins() -> Path:
     """The picture of README.md, which the site draws as well."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs/_site"))
@@ -149,12 +194,13 @@ def main(arguments: list[str] | None = None) -> int:
     pictures = [(plot_grid if path.stem.startswith("speed-grid") else plot_speed)(path)
                 for path in sorted(folder.glob("speed*.json"))]
     pictures += [plot_instructions(path) for path in sorted(folder.glob("instructions*.json"))]
+    pictures += [plot_balance(path) for path in sorted(folder.glob("balance*.json"))]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
     if folder == RESULTS:
         pictures.append(plot_wins())
     if not pictures:
-        print(f"{folder} holds no speed*.json, no instructions*.json "
-              "and no *curves*.csv", file=sys.stderr)
+        print(f"{folder} holds no speed*.json, no instructions*.json, "
+              "no balance*.json and no *curves*.csv", file=sys.stderr)
         return 1
     for picture in pictures:
         print(picture)

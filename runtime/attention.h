@@ -16,10 +16,13 @@
 #include "runtime/error.h"
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 namespace sagebwd {
 
@@ -195,14 +198,25 @@ class PreparedPass {
 public:
   const AttentionSpec& spec() const;
   size_t workspace_bytes() const { return workspace_.bytes; }
+  int device() const;
   /// `addresses` has the addresses of the pass's tensors in the order of visit_tensors(). Raises
   /// the same errors as Attention::forward() and backward().
-  void run(std::span<const uint64_t> addresses, uint64_t workspace, void* stream) const;
+  void run(std::span<const uint64_t> addresses, uint64_t workspace, void* stream) const {
+    run_each(addresses, workspace, stream, {});
+  }
+  /// The same for measurements: no kernel begins before the one ahead of it has ended. Waits for
+  /// the last one, and returns the milliseconds of each launch.
+  std::vector<std::pair<KernelKind, double>> run_timed(std::span<const uint64_t> addresses,
+                                                       uint64_t workspace, void* stream) const;
 
 private:
   friend class Attention;
   template <typename Args> PreparedPass(std::shared_ptr<Attention::State>, Pass, const Args&);
   void pass_over(const Problem&, OperandValues&) const;
+  /// Called after each launch. The launches then do not overlap.
+  using After = std::function<void(KernelKind)>;
+  void run_each(std::span<const uint64_t> addresses, uint64_t workspace, void* stream,
+                const After&) const;
 
   std::shared_ptr<Attention::State> state_;
   Pass pass_;
