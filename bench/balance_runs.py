@@ -52,7 +52,7 @@ def tiles_of(spec: _core.Spec, arch: str, given: dict[str, str]) -> dict[str, st
     if any(kernel in given for kernel in OF_SPLIT):  # they make the backward split
         fixed = {kernel: given[kernel] for kernel in TILED if kernel in given}
     else:
-        fixed = {k: t for k, t in given.items() if k != "backward" or not spec.deterministic}
+        fixed = given
     kernels = _core.emit(spec, arch, True, fixed)
     return {kernel["kind"]: kernel["tile"] for kernel in kernels if kernel["kind"] in TILED}
 

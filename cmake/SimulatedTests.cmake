@@ -64,7 +64,7 @@ simulated_test(Copies "${copies}")
 # order than in those without a seed.
 simulated_cases(near_exact Gpu/Numerics.NearExactAndEmulated
   D64_bf16_Block D64_bf16_Row64 D64_fp16_Block_TopLeft D64_fp16_Qk16_TopLeft D64_fp16_Gradients16
-  Mma_D64_bf16_Dv16 Fused_D64_fp16_Qk16_Unsmoothed Fused_D64_bf16_Dv16_Row64_4Warps
+  Mma_D64_bf16_Dv16 Fused_D64_fp16_Qk16_Unsmoothed Ordered_D64_bf16_TopLeft
   FusedWs_D64_bf16 FusedWs_D64_bf16_Block_BottomRight Fp16Sums_D64_fp16_TopLeft_Unsmoothed
   Wgmma8Warps_D64_bf16_Row128 Wgmma_D64_fp16_Row SmoothQ_D64_bf16_Row_TopLeft
   SmoothQ_D64_bf16_Gradients16 Packed_D64_bf16_TopLeft)

@@ -89,6 +89,58 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
                                             : wish_of_fused(s, family);
 }
 
+/// Whether tensor cores bind the backward of mma.sync on the architecture, so that S and dP should
+/// be formed once. GeForce GPUs have a quarter of their INT8 rate for 16-bit products with FP32
+/// sums, and their professional siblings half of it; others have half of it and relatively slower
+/// elementwise instructions.
+bool tensor_cores_bind(const Arch& arch) {
+  return arch.name == "sm_86" || arch.name == "sm_89" || arch.major == 12;
+}
+
+/// Whether one kernel for all gradients is faster than two, if it fits.
+bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
+  const Int8Products int8 = which_int8(s.precision);
+  // Times on an H200 at the balance of an RTX 4090, both kernels and round_dq (8192 tokens, without
+  // a mask): at 64 channels split 48.0 ms, fused 43.7 ms; at 128 channels 45.2 and 38.2 ms. At its
+  // own balance, where the order of dQ costs 8 to 12 % of the fused kernel: 64 channels split
+  // 22.1 ms, fused 25.8 ms; 128 channels 20.8 and 21.5 ms, without order 19.0 ms.
+  if (int8.dq)
+    return tensor_cores_bind(arch) || (!s.deterministic && wide(s) && arch.major < 10 &&
+                                       arch.name != "sm_87" && (int8.s || arch.name != "sm_90a"));
+  // At 64 channels the split backward of ws is faster than the fused one: 16.7 ms and 17.4 ms, both
+  // with the forward. But a split backward cannot sum dQ in FP16, and if a group has one scale, the
+  // split backward is built by wgmma and not by ws.
+  return family != Family::ws || wide(s) || sums_dq_in_fp16(s) ||
+         grouping_of(s.granularity).one_scale;
+}
+
+/// The tile of the fused backward of a family, if it has one for the spec and the tile fits.
+std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, Family family) {
+  constexpr KernelKind kind = KernelKind::backward;
+  const std::vector<Family> families = families_of(kind);
+  if (std::find(families.begin(), families.end(), family) == families.end())
+    return std::nullopt;
+  const auto tile = [&](int warps, int stages, int blocks) {
+    return tile_with(kind, s, family, warps, stages, blocks);
+  };
+  if (family == Family::ws) {
+    const Wish wish = wish_of_fused(s, family);
+    const TileConfig one = tile(wish.warps, wish.stages, wish.blocks_per_sm);
+    return objection(kind, s, one, arch).empty() ? std::optional(one) : std::nullopt;
+  }
+  // If dQ is in 16 bits, two small blocks per SM are fastest, as one works while the other waits.
+  // Times on an H200 at 64 and 128 channels: two small blocks 18.8 and 18.5 ms, one large block
+  // 19.7 and 19.5 ms, a second stage 20.3 and 24.1 ms, split 22.2 and 21.5 ms. On Blackwell small
+  // blocks spill at 128 channels. If dQ is INT8, a block takes 128 keys.
+  std::vector<TileConfig> tiles = {tile(8, 1, 1)};
+  if (!which_int8(s.precision).dq && !(wide(s) && arch.major >= 10))
+    tiles.insert(tiles.begin(), tile(4, 1, 2));
+  for (const TileConfig& t : tiles)
+    if (objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))
+      return t;
+  return std::nullopt;
+}
+
 /// Raises the error that no tile fits. The message says what does fit, and why `least`, the tile
 /// that needs the least memory, does not.
 [[noreturn]] void fail_for(const TileConfig& least, KernelKind kind, const AttentionSpec& s,
@@ -189,52 +241,26 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
 
 std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch& arch,
                                              Family family) {
-  constexpr KernelKind kind = KernelKind::backward;
-  const std::vector<Family> families = families_of(kind);
-  if (!may_fuse_backward(s) ||
-      std::find(families.begin(), families.end(), family) == families.end())
-    return std::nullopt;
-  const auto tile = [&](int warps, int stages, int blocks) {
-    return tile_with(kind, s, family, warps, stages, blocks);
-  };
-  // If dQ is INT8, a block takes 128 keys. Times on an H200, fused and split:
-  // - 64 channels: fused 21.8 ms with two stages and 22.3 ms with one; split 22.0 ms.
-  // - 128 channels: fused 18.2 ms with one stage and 18.5 ms with two; split 20.8 ms.
-  // The fused kernel spills if dV is in 16 bits. At 64 channels it spills on sm_80 and sm_90a, and
-  // if S is in 16 bits. At 128 channels it spills on Blackwell and sm_87, and on sm_90a if S is in
-  // 16 bits.
-  const Int8Products int8 = which_int8(s.precision);
-  const bool blackwell = arch.major >= 10;
-  const bool spills = wide(s)
-                          ? blackwell || arch.name == "sm_87" || (!int8.s && arch.name == "sm_90a")
-                          : !int8.s || arch.name == "sm_80" || arch.name == "sm_90a";
-  if (int8.dq && (!int8.dv || spills))
-    return std::nullopt;
-  // If dQ is in 16 bits, two small blocks per SM are fastest, as one works while the other waits.
-  // Times on an H200 at 64 and 128 channels: two small blocks 18.8 and 18.5 ms, one large block
-  // 19.7 and 19.5 ms, a second stage 20.3 and 24.1 ms, split 22.2 and 21.5 ms. On Blackwell small
-  // blocks spill at 128 channels.
-  if (family == Family::ws) {
-    // At 64 channels the split backward of ws is faster than the fused one: 16.7 ms and 17.4 ms,
-    // both with the forward. But a split backward cannot sum dQ in FP16, and if a group has one
-    // scale, the split backward is built by wgmma and not by ws.
-    if (!wide(s) && !sums_dq_in_fp16(s) && !grouping_of(s.granularity).one_scale)
-      return std::nullopt;
-    const Wish wish = wish_of_fused(s, family);
-    const TileConfig one = tile(wish.warps, wish.stages, wish.blocks_per_sm);
-    return objection(kind, s, one, arch).empty() ? std::optional(one) : std::nullopt;
-  }
-  std::vector<TileConfig> tiles = {tile(8, int8.dq && !wide(s) ? 2 : 1, 1)};
-  if (!int8.dq && !(wide(s) && blackwell))
-    tiles.insert(tiles.begin(), tile(4, 1, 2));
-  for (const TileConfig& t : tiles)
-    if (objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))
-      return t;
-  return std::nullopt;
+  return may_fuse_backward(s) && fused_is_faster(s, arch, family) ? fused_tile(s, arch, family)
+                                                                  : std::nullopt;
 }
 
 std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch& arch) {
   return default_fused_tile(s, arch, preferred_family(KernelKind::backward, s, arch));
+}
+
+TileConfig fused_tile_or_fail(const AttentionSpec& s, const Arch& arch) {
+  std::vector<Family> families = families_of(KernelKind::backward);
+  std::stable_partition(families.begin(), families.end(), [&](Family family) {
+    return family == preferred_family(KernelKind::backward, s, arch);
+  });
+  for (Family family : families)
+    if (const auto tile = fused_tile(s, arch, family))
+      return *tile;
+  throw SpecError("gradient_kernels = " + value_text(Backward::fused) + ": no tile of " +
+                  std::string(to_string(KernelKind::backward)) + " fits " + to_string(s) + " on " +
+                  std::string(arch.name) +
+                  "; leave gradient_kernels out for the kernels that the " + "GPU has");
 }
 
 Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {

@@ -45,15 +45,11 @@ struct Tiling {
   std::vector<Output> (*outputs)(const AttentionSpec&, const Problem&);
 };
 
-/// The backward that a kernel belongs to. A split backward has one kernel for dQ and one for dK and
-/// dV; a fused backward has one kernel for all gradients. `either`: every other kernel.
-enum class Backward { either, split, fused };
-
 struct KernelDefinition {
   KernelKind kind;
-  Backward of = Backward::either;
-  Family family = {};   ///< of the kernel's tiles
-  bool differs_by_pass; ///< forward and backward have different kernels of this kind
+  Backward of = Backward::either; ///< the backward that it belongs to; `either`: to both
+  Family family = {};             ///< of the kernel's tiles
+  bool differs_by_pass;           ///< forward and backward have different kernels of this kind
   bool (*needed)(Pass, const AttentionSpec&);
   /// Sets every field that the kernel does not depend on to its default, so that several specs
   /// share one kernel.

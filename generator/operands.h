@@ -68,7 +68,7 @@ namespace sagebwd {
   X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                      \
   X(dout_rows, "Element*") X(k_rows, "Element*") X(v_rows, "Element*") X(query_rows, "Element*")   \
   X(sink_partial, "float*")                                                                        \
-  X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*")                             \
+  X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*") X(dq_turns, "u32*")          \
   X(key_range, "float*") X(dq_factor, "bf16*")                                                     \
   /* the caller's */                                                                               \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \

@@ -20,10 +20,21 @@ std::optional<TileConfig> tile_of_fused(const ResolvedSpec& spec, const Arch& ar
   for (KernelKind kind : tiled_kernels(Pass::backward)) // the kernels of a split backward
     if (given.contains(kind))
       return std::nullopt;
+  if (is_fused(spec))
+    return fused_tile_or_fail(spec, arch);
   return default_fused_tile(spec, arch);
 }
 
+void check_given(const ResolvedSpec& spec, bool fused) {
+  if (spec->gradient_kernels != Backward::either && is_fused(spec) != fused)
+    throw SpecError("gradient_kernels = " + value_text(spec->gradient_kernels) +
+                    " contradicts the tile that was given for " +
+                    std::string(to_string(fused ? KernelKind::backward : KernelKind::backward_dq)) +
+                    "; leave one of the two out");
+}
+
 ResolvedSpec built_from(const ResolvedSpec& spec, const Arch& arch, bool fused, bool any_given) {
+  check_given(spec, fused);
   if (sums_dq_in_fp16(spec) && !fused)
     throw SpecError("dq_sums = " + value_text(spec->dq_sums) + " is not supported on " +
                     std::string(arch.name) + (any_given ? " with these tiles" : "") +
@@ -32,6 +43,7 @@ ResolvedSpec built_from(const ResolvedSpec& spec, const Arch& arch, bool fused, 
                     "' of sm_90a has it, by default; leave it out for fp32, which all have");
   AttentionSpec built = spec;
   built.deterministic |= !fused;
+  built.gradient_kernels = fused ? Backward::fused : Backward::split;
   return resolved(built);
 }
 
@@ -62,6 +74,7 @@ std::vector<KernelSpec> Operation::kernels(Pass pass) const {
   if (pass == Pass::forward) { // no kernel of the forward depends on how dQ is summed
     seen.deterministic = true;
     seen.dq_sums = DqSums::fp32;
+    seen.gradient_kernels = Backward::either;
   }
   std::vector<KernelSpec> kernels;
   for (KernelKind kind : launch_order(pass, built_))

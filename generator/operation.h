@@ -18,14 +18,16 @@ class Operation {
 public:
   /// A given tile of KernelKind::backward makes the backward fused. If there is none, a given tile
   /// of backward_dq or backward_dkv makes the backward split. If none of the three is given,
-  /// default_fused_tile() decides. Raises SpecError if the resulting backward cannot sum dQ in the
-  /// format that the spec asks for.
+  /// the spec's gradient_kernels decide or, if they say `any`, default_fused_tile(). Raises
+  /// SpecError if given tiles contradict the spec, if no tile of a fused backward fits, or if the
+  /// resulting backward cannot sum dQ in the format that the spec asks for.
   Operation(const ResolvedSpec&, const Arch&, const Tiles& given = {});
 
   /// The spec that the caller asked for.
   const ResolvedSpec& spec() const { return spec_; }
   /// The spec that the kernels are built for. A split backward is always deterministic, so that
-  /// `deterministic` is then set, even if spec() does not ask for that.
+  /// `deterministic` is then set, even if spec() does not ask for that. gradient_kernels say which
+  /// backward it is.
   const ResolvedSpec& built() const { return built_; }
   const Arch& arch() const { return arch_; }
   /// Whether one kernel forms all gradients.

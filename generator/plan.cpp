@@ -93,8 +93,10 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add_transposed(O::kt8, O::kt8_scale, heads_k, tokens_k, units_k);
   else
     add(O::k_rows, {heads_k, tokens_k, d, 2});
-  if (may_fuse_backward(s))
+  if (is_fused(s))
     add(O::dq_sum, {heads_q, tokens_q, d, dq_in_fp16 ? 2 : 4});
+  if (orders_dq(s))
+    add(O::dq_turns, {1 + heads_q * (tokens_q / kPadding), 4});
   if (scales_dout(s) || s.packed)
     add(O::dout_rows, {heads_q, tokens_q, d, 2});
   if (s.packed) // bulk copies read these rows, and not the caller's tensors
@@ -116,7 +118,7 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 } // namespace
 
 std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
-  const Backward other = may_fuse_backward(*spec) ? Backward::split : Backward::fused;
+  const Backward other = is_fused(spec) ? Backward::split : Backward::fused;
   std::vector<KernelKind> order;
   for (const auto& [kind, name] : Words<KernelKind>::all)
     if (const KernelDefinition& definition = definition_of(kind);

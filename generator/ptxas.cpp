@@ -60,15 +60,19 @@ std::vector<PtxasRow> rows() {
        },
        kMany, "7.7 ms for 9.0 at 128 channels under a mask (H200)"},
 
+      {"fused-int8",
+       {Kind::backward},
+       mma,
+       [](Spec k) {
+         return which_int8(k.attention.precision).dq &&
+                (!narrow(k) || k.attention.smooth_q || has_scores16(k) || asks_for_more(k) ||
+                 k.arch.major >= 10);
+       },
+       kLevel1,
+       "spills from level 2 on, and is faster at level 3 where it does not"},
       {"dkv-wide", dkv, mma, [](Spec k) { return !narrow(k); }, kLevel1,
        "the template's order is faster and spills least"},
       {"dkv-more", dkv, mma, asks_for_more, kLevel1, "spills from level 2 on"},
-      {"fused-int8", dkv, mma,
-       [](Spec k) {
-         return k.kind == Kind::backward && which_int8(k.attention.precision).dq &&
-                k.arch.major >= 10;
-       },
-       kLevel1, "spills from level 2 on"},
       {"dkv-sm_103-block", dkv, mma,
        [](Spec k) {
          return k.arch.name == "sm_103" && grouping_of(k.attention.granularity).one_scale;

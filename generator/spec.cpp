@@ -268,6 +268,23 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     value_text(Precision::gradients16) + "' and a head dimension of at most " +
                     std::to_string(kWidestFused) + "; leave dq_sums out for fp32");
   }
+  if (sums_dq_in_fp16(spec) && spec.gradient_kernels == Backward::split)
+    throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
+                    "gradient_kernels = " + value_text(spec.gradient_kernels) +
+                    ", whose kernel of dQ keeps its sums in registers; leave one of the two out");
+  if (is_fused(spec) && !may_fuse_backward(spec))
+    throw SpecError(
+        "gradient_kernels = " + value_text(spec.gradient_kernels) + " is not supported " +
+        (width(spec) > kWidestFused
+             ? "for head dimension " + std::to_string(spec.head_dim) +
+                   ": the registers suffice for " + std::to_string(kWidestFused) + " at most"
+         : grouping.one_scale && which_int8(spec.precision).dq
+             ? "under '" + value_text(spec.granularity) + "' and precision '" +
+                   value_text(spec.precision) +
+                   "', where the kernel of dQ finds the scales that dK needs"
+             : "under 'deterministic' and precision '" + value_text(spec.precision) +
+                   "': it adds dQ up in a fixed order only if dQ and dV are INT8") +
+        "; leave it out for the kernels that the GPU has");
   if (spec.smooth_q && (spec.packed || !which_int8(spec.precision).s))
     throw SpecError("smooth_q is not supported " +
                     (spec.packed ? "for packed sequences: make a call for each sequence"

@@ -28,6 +28,9 @@ enum class Precision { six_of_seven, qk16, dv16, gradients16 };
 /// The format in which a fused backward sums dQ in memory. `fp16`: each query's sums are multiplied
 /// by a power of two, chosen so that no finite input overflows (templates/tile/dq_sums16.cuh).
 enum class DqSums { fp32, fp16 };
+/// Which kernels form the gradients. `split`: dQ has a kernel of its own. `fused`: one kernel forms
+/// dQ, dK and dV, so that S and dP are formed once. `either`: what is faster on the architecture.
+enum class Backward { either, split, fused };
 
 template <> struct Words<DType> {
   static constexpr std::string_view what = "dtype";
@@ -58,6 +61,12 @@ template <> struct Words<DqSums> {
   static constexpr std::string_view what = "format of dQ's sums";
   static constexpr std::pair<DqSums, std::string_view> all[] = {{DqSums::fp32, "fp32"},
                                                                 {DqSums::fp16, "fp16"}};
+};
+
+template <> struct Words<Backward> {
+  static constexpr std::string_view what = "gradient kernels";
+  static constexpr std::pair<Backward, std::string_view> all[] = {
+      {Backward::either, "any"}, {Backward::split, "split"}, {Backward::fused, "fused"}};
 };
 
 /// The products that a precision computes in INT8. dP = dO V^T is always a 16-bit product. S counts
@@ -124,6 +133,7 @@ struct AttentionSpec {
   int group_kv = 0;   ///< keys that share a quantisation group
   int sink_keys = -1; ///< first keys computed separately in FP32; -1: the granularity's default
   DqSums dq_sums = DqSums::fp32;
+  Backward gradient_kernels = Backward::either;
   int window_left = kNoWindow;  ///< the most keys that a query sees before its own
   int window_right = kNoWindow; ///< the most keys that a query sees behind its own
   bool packed = false;   ///< sequences of several lengths lie one behind the other in a tensor
@@ -158,6 +168,10 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"dq_sums", " dq_sums=", "format in which one kernel for all gradients sums dQ",
               /*quiet=*/true},
         s.dq_sums);
+  visit(Label{"gradient_kernels", " gradient_kernels=",
+              "which kernels form the gradients: one for all, or one for dQ and one for dK and dV",
+              /*quiet=*/true},
+        s.gradient_kernels);
   visit(Label{"window_left", " window_left=",
               "sliding window: keys before its own that a query sees; -1 means all",
               /*quiet=*/true, kNoWindow},
@@ -280,12 +294,23 @@ ResolvedSpec resolved(AttentionSpec);
 inline bool scales_dout(const AttentionSpec& s) {
   return !grouping_of(s.granularity).one_scale && which_int8(s.precision).dv;
 }
-/// Whether one kernel may form all three gradients. Such a kernel sums dQ in the order in which its
-/// blocks run, which is not deterministic. If a group has one scale, only backward_dq finds the
-/// scales of dS. For heads wider than kWidestFused registers do not suffice.
+/// Whether a fused backward can add up dQ in a fixed order, so that it is deterministic. The kernel
+/// for INT8 gradients can (templates/kernels/backward_fused.cuh).
+inline bool can_order_dq(const AttentionSpec& s) {
+  return which_int8(s.precision).dq && which_int8(s.precision).dv;
+}
+/// Whether one kernel may form all three gradients. If a group has one scale, only backward_dq
+/// finds the scales of dS. For heads wider than kWidestFused registers do not suffice.
 inline bool may_fuse_backward(const AttentionSpec& s) {
-  return !s.deterministic && width(s) <= kWidestFused &&
-         !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq);
+  return s.gradient_kernels != Backward::split && width(s) <= kWidestFused &&
+         !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq) &&
+         (!s.deterministic || can_order_dq(s));
+}
+/// Whether one kernel forms all three gradients, of a spec that says which (Operation::built()).
+inline bool is_fused(const AttentionSpec& s) { return s.gradient_kernels == Backward::fused; }
+/// Whether that kernel adds up dQ in a fixed order.
+inline bool orders_dq(const AttentionSpec& s) {
+  return is_fused(s) && s.deterministic && can_order_dq(s);
 }
 /// The tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
 int channel_tokens_q(const AttentionSpec&);

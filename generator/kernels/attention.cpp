@@ -7,9 +7,11 @@ namespace attention {
 
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
-  // Only the kernels of a fused backward depend on these two fields; their narrow() restores them.
+  // Only the kernels of a fused backward depend on the first two fields; their narrow() restores
+  // them. The third one decides which kernels there are.
   s.deterministic = plain.deterministic;
   s.dq_sums = plain.dq_sums;
+  s.gradient_kernels = plain.gradient_kernels;
   if (scores16(s)) // only Q and K for INT8 scores are rotated
     s.rotate = plain.rotate;
   narrow_mask(s);

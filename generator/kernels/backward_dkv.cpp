@@ -1,7 +1,8 @@
 //===- backward_dkv.cpp - dK and dV, alone or with dQ ---------------------===//
 //
-// backward_dkv and, for the family mma, backward have one template, kernels/backward_dkv.cuh. The
-// kernel backward adds each tile's part of dQ to sums in memory, which the kernel round_dq rounds.
+// The kernel backward adds each tile's part of dQ to sums in memory, which the kernel round_dq
+// rounds. For the family mma its template is kernels/backward_fused.cuh or, if gradients are in 16
+// bits, kernels/backward_dkv.cuh, as that of backward_dkv.
 //
 //===----------------------------------------------------------------------===//
 
@@ -11,6 +12,7 @@
 #include "templates/layouts/backward_dkv_pair.cuh"
 #include "templates/layouts/backward_dkv_pair16.cuh"
 #include "templates/layouts/backward_dkv_ws.cuh"
+#include "templates/layouts/backward_fused.cuh"
 
 #include <algorithm>
 
@@ -86,22 +88,31 @@ const Tiling kBackwardDkvPair = tiling_pair();
 const Tiling kBackward = {
     .pass = Pass::backward,
     .blocks_own_keys = true,
-    .shared_bytes = bytes_of_dkv<true>,
+    .shared_bytes =
+        [](const AttentionSpec& s, const TileConfig& t) {
+          return which_int8(s.precision).dq ? bytes_of<BackwardFusedLayout>(s, t)
+                                            : bytes_of_dkv<true>(s, t);
+        },
     .objection =
         [](const AttentionSpec& s, const TileConfig& t) {
           if (width(s) > kWidestFused)
             return too_wide(s);
           if (!may_fuse_backward(s))
-            return "dQ is summed in no order: it takes no 'deterministic', and under '" +
-                   value_text(Granularity::block) + "' precision '" +
-                   value_text(Precision::gradients16) + "'";
+            return "under '" + value_text(Granularity::block) + "' it takes precision '" +
+                   value_text(Precision::gradients16) +
+                   "', and in 16 bits it sums dQ in no order: "
+                   "no 'deterministic'";
           if (sums_dq_in_fp16(s))
             return "it adds up dQ in FP32: dq_sums '" + value_text(s.dq_sums) +
                    "' is built by the family '" + value_text(Family::ws) + "' alone";
-          return which_int8(s.precision).dq && t.block_kv != s.group_kv
-                     ? "dS has one scale for a query and its quantisation group: a block takes "
-                       "the " +
-                           std::to_string(s.group_kv) + " keys of one"
+          const Int8Products int8 = which_int8(s.precision);
+          if (!int8.dq)
+            return std::string();
+          if (!int8.dv)
+            return "precision '" + value_text(s.precision) + "' has a split backward alone";
+          return t.block_kv != 128 || s.group_kv != 128 || t.stages != 1
+                     ? "it has one stage, and takes the 128 keys of a quantisation group, which "
+                       "share a query's scale of dS"
                      : std::string();
         },
     .accumulators = accumulators_of_dkv, // dQ comes after P and dS, and needs fewer than they do
@@ -121,7 +132,12 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   const bool halved = width(s) > kWidestFused ? k.arch.major >= 9
                                               : k.arch.major >= 10 && wide(s) &&
                                                     (s.sink_keys == 0 || masked || s.packed);
-  configure_operands(c, k, /*score_rows_in_registers=*/false, halved ? steps / 2 : steps);
+  const bool fused_in_int8 =
+      k.kind == KernelKind::backward && k.tile.family == Family::mma && which_int8(s.precision).dq;
+  if (fused_in_int8)
+    c.add("IN_ORDER", s.deterministic);
+  configure_operands(c, k, /*score_rows_in_registers=*/fused_in_int8 && !scores16(s),
+                     halved && !fused_in_int8 ? steps / 2 : steps);
   // LEAN_COPIES leaves registers free, which ptxas needs for wgmma's accumulators. With mma.sync
   // ptxas makes worse code from lean copies, except on consumer Blackwell and, in the fused kernel,
   // on every Blackwell and with 16-bit scores.
@@ -134,7 +150,7 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
 void narrow_fused(AttentionSpec& s) {
   const AttentionSpec given = s;
   narrow(s);
-  s.deterministic = given.deterministic; // a fused backward is not deterministic
+  s.deterministic = given.deterministic; // whether dQ is added up in order
   s.dq_sums = given.dq_sums;
 }
 
@@ -169,10 +185,11 @@ KernelDefinition backward_dkv(Family family) {
       .needed = in_backward,
       .narrow = narrow,
       .fields = fields_named(
-          {O::q,      O::k,          O::v,         O::dout,         O::dk,          O::dv,
-           O::q8,     O::q_rows,     O::k8,        O::k8_scale,     O::qt8,         O::qt8_scale,
-           O::dot8,   O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max,  O::tile_ds_max,
-           O::k_rows, O::kt8,        O::kt8_scale, O::dq_sum,       O::mean_scores, O::q_mean}),
+          {O::q,       O::k,          O::v,         O::dout,         O::dk,          O::dv,
+           O::q8,      O::q_rows,     O::k8,        O::k8_scale,     O::qt8,         O::qt8_scale,
+           O::dot8,    O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max,  O::tile_ds_max,
+           O::k_rows,  O::kt8,        O::kt8_scale, O::dq_sum,       O::mean_scores, O::q_mean,
+           O::dq_turns}),
       .root_template = "kernels/backward_dkv.cuh",
       .configure = configure_dkv,
       .threads = threads,
@@ -211,6 +228,8 @@ KernelDefinition backward(Family family) {
   fused.kind = KernelKind::backward;
   fused.of = Backward::fused;
   fused.narrow = narrow_fused;
+  fused.root_template = "kernels/backward_fused.cuh";
+  fused.root_template16 = "kernels/backward_dkv.cuh";
   fused.tiling = &kBackward;
   return fused;
 }

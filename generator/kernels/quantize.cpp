@@ -15,7 +15,9 @@ using O = Operand;
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
   drop_mask(s);
-  s.deterministic |= !may_fuse_backward(s); // a fused backward adds dQ to zeros written here
+  // Zeros are written here to which a fused backward adds dQ, and counters that order it.
+  if (!is_fused(s))
+    s.deterministic = plain.deterministic, s.gradient_kernels = plain.gradient_kernels;
   s.group_kv = grouping_of(s.granularity).keys.back(); // if sizes vary, no scale depends on them
   if (!which_int8(s.precision).s)                      // only Q and K for INT8 scores are rotated
     s.rotate = plain.rotate;
@@ -63,7 +65,8 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("KT8", backward && int8.dq);
   c.add("K_ROWS", backward && !int8.dq);
   c.add("VT8", !backward);
-  c.add("DQ_SUM", backward && may_fuse_backward(s));
+  c.add("DQ_SUM", backward && is_fused(s));
+  c.add("DQ_TURNS", backward && orders_dq(s));
   c.add("DQ_SUM16", backward && sums_dq_in_fp16(s));
   c.add("V_ROWS", copies_rows(k));
   c.add("DOUT_ROWS", copies_rows(k));
@@ -83,13 +86,38 @@ std::vector<KernelDefinition> quantize_kernels() {
       .differs_by_pass = true,
       .needed = [](Pass, const AttentionSpec&) { return true; },
       .narrow = narrow,
-      .fields = fields_named(
-          {O::q,         O::k,          O::v,          O::out,       O::dout,      O::lse,
-           O::dlse,      O::k_partial,  O::k_mean,     O::q8,        O::q_rows,    O::k8,
-           O::k8_scale,  O::vt8,        O::vt8_scale,  O::kt8,       O::qt8,       O::kt8_scale,
-           O::qt8_scale, O::dot8,       O::dot8_scale, O::dout_rows, O::k_rows,    O::sink_partial,
-           O::v_rows,    O::query_rows, O::dq_sum,     O::key_range, O::dq_factor, O::given_k_mean,
-           O::q_mean}),
+      .fields = fields_named({O::q,
+                              O::k,
+                              O::v,
+                              O::out,
+                              O::dout,
+                              O::lse,
+                              O::dlse,
+                              O::k_partial,
+                              O::k_mean,
+                              O::q8,
+                              O::q_rows,
+                              O::k8,
+                              O::k8_scale,
+                              O::vt8,
+                              O::vt8_scale,
+                              O::kt8,
+                              O::qt8,
+                              O::kt8_scale,
+                              O::qt8_scale,
+                              O::dot8,
+                              O::dot8_scale,
+                              O::dout_rows,
+                              O::k_rows,
+                              O::sink_partial,
+                              O::v_rows,
+                              O::query_rows,
+                              O::dq_sum,
+                              O::dq_turns,
+                              O::key_range,
+                              O::dq_factor,
+                              O::given_k_mean,
+                              O::q_mean}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },

@@ -116,8 +116,8 @@ class Options(Mask):
     )
     deterministic: bool = _option(
         True,
-        "the same inputs give the same bits. With False, one kernel may compute all gradients, and "
-        "adds dQ up in any order.",
+        "the same inputs give the same bits. With False, one kernel for all gradients adds dQ up in "
+        "any order, which is faster, and other GPUs may take such a kernel.",
     )
     dq_sums: str = _option(
         "fp32",
@@ -125,6 +125,12 @@ class Options(Mask):
         "which takes half the bytes; a factor per query keeps finite inputs from overflowing. "
         "'fp16' needs deterministic=False, precision='gradients16', at most 128 channels, and "
         "sm_90a.",
+    )
+    gradient_kernels: str = _option(
+        "any",
+        "which kernels form the gradients: 'fused', one for all, forms S and dP once; 'split', one "
+        "for dQ and one for dK and dV; 'any' is what is faster on the GPU. 'fused' takes at most "
+        "128 channels and, under deterministic, precision 'six-of-seven' or 'qk16'.",
     )
 
 

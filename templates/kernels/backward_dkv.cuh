@@ -19,7 +19,9 @@
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/block_maxima.cuh"
+#include "tile/dkv_layout.cuh"
 #include "tile/dkv_loads.cuh"
+#include "tile/fused_dq.cuh"
 #include "tile/mean_gradients.cuh"
 #include "tile/mean_scores.cuh"
 #include "tile/operand.cuh"
@@ -84,7 +86,7 @@ struct TileWork {
   const QueryTiles& walk;
   const Loads& load;
   const Products& products;
-  FusedDq& dq;
+  const FusedDq& dq;
   Position& now;
   Sums &dk, &dv;
   MeanGradients& of_mean;
@@ -105,7 +107,7 @@ struct TileWork {
     const RowScales p_scales = take_probabilities(of_p, x, of_block);
     float ds[COLUMNS8][4]; // dP - delta at first
     const RowScales ds_scales = take_gradients(of_ds, ds, x, of_block);
-    dq.write(ds, of_ds.x16);
+    dq.write(of_ds.x16);
     if constexpr (WITH_DQ && STAGES == 2)
       __syncthreads(); // else the wait for what dK reads has one
     refill();
@@ -195,7 +197,6 @@ private:
       }
     }
     of_mean.take(ds);
-    dq.raise_scales(ds);
     if constexpr (DK16) {
       pack_fragments<TILE_Q / 16>(of_ds.x16, ds);
       return {};
@@ -290,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const Loads load = {p, at, walk, shared};
   load.kept(first_key);
-  FusedDq dq(shared + LAYOUT.dq);
+  const FusedDq dq(shared + LAYOUT.dq);
   dq.load(p, at, first_key);
   constexpr int LAST_STAGE = (STAGES - 1) * LAYOUT.stage_bytes;
   Position now = {walk.start(at), shared + LAYOUT.first_stage,

@@ -1,18 +1,16 @@
-//===- tile/dkv_loads.cuh - What kernels/backward_dkv.cuh has in shared memory ---===//
+//===- tile/dkv_loads.cuh - What kernels that own keys have in shared memory ---===//
 //
 // Keys and values of the block, stages of tiles of queries, and the scales of three runs; and the
-// copies that bring them there.
+// copies that bring them there. Of kernels/backward_dkv.cuh and kernels/backward_fused.cuh, which
+// have included their LAYOUT. What that says of a stage is behind `stage`.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "layouts/backward_dkv.cuh"
-#include "tile/fused_dq.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/products.cuh"
 #include "tile/transposed_scores.cuh"
 
-constexpr BackwardDkvLayout LAYOUT(SHAPE, WITH_DQ);
 constexpr int UNIT_SLOTS = LAYOUT.unit_slots;
 
 __device__ __forceinline__ u32 units_of(u32 shared, int slot) {

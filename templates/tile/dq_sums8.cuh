@@ -8,13 +8,10 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "layouts/fused_dq.cuh"
 #include "tile/dq_sums.cuh"
 #include "tile/fragments.cuh"
 #include "tile/magic_start.cuh"
 #include "tile/quantizer.cuh"
-
-constexpr FusedDqLayout DQ_LAYOUT(SHAPE, WITH_DQ);
 
 /// The first of the two queries, neighbours, whose maxima this lane ends up with.
 __device__ __forceinline__ int own_column() {
@@ -49,80 +46,114 @@ __device__ __forceinline__ void raise_maxima(u32 maxima, const float (&ds)[8][4]
     raise_float(maxima + (own_column() + k) * 4, m[k]);
 }
 
-/// This warp's dS^T in 8 bits, by the queries' scales, to `tile`: [query][slot of key].
-template <int KEYS>
-__device__ __forceinline__ void write_score_gradients8(u32 tile, u32 maxima, u32 inverses,
-                                                       const float (&ds)[8][4]) {
-  inverses += warp_id() * DQ_LAYOUT.set_bytes;
-  const float2 largest = read_float2(maxima + own_column() * 4);
-  const u32 place = inverses + sigma_slot(own_column()) * 4;
-  write_float(place, fast_scale<SIGNED_LEVELS>(largest.x).inverse);
-  write_float(place + 4, fast_scale<SIGNED_LEVELS>(largest.y).inverse);
-  __syncwarp();
-  const int lane = lane_id();
-#pragma unroll
-  for (int pair = 0; pair < 4; ++pair) {
-    const float4 by = read_columns(inverses, pair);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float(&x)[4] = ds[2 * pair + half];
-      const u32 keys_side_by_side =
-          pack_scaled<true>(x[0], x[2], x[1], x[3], half ? by.z : by.x, half ? by.w : by.y);
-      // Bytes of keys 2t, 2t + 8, 2t + 1, 2t + 9 of one query: the slots' order is 2t, 2t + 1, ..
-      const u32 word = __byte_perm(transpose_8x8(keys_side_by_side), 0, 0x3120);
-      write_word(tile + chunk_offset<KEYS>(8 * (2 * pair + half) + lane / 4, warp_id()) +
-                     (lane & 3) * 4,
-                 word);
-    }
+/// dQ of a block that owns keys, tile by tile: what a warp adds to its share of the sums.
+class DqInInt8 {
+public:
+  static constexpr int SUMS = DqShare::CHANNELS / 8; ///< n8 tiles of channels
+
+  __device__ __forceinline__ explicit DqInInt8(u32 shared)
+      : shared_(shared), maxima_(shared + LAYOUT.maxima) {}
+
+  /// Starts copying what stays for the whole walk. A barrier follows.
+  __device__ __forceinline__ void load(const Params& p, const KeyHead& at, int first_key) const {
+    load_image<BLOCK_KV * HEAD_DIM>(shared_ + LAYOUT.dq_keys,
+                                    p.kt8 + (at.padded_key() + first_key) * HEAD_DIM);
+    const s64 unit = at.first_key_unit<CHANNEL_TOKENS_KV>() + first_key / CHANNEL_TOKENS_KV;
+    load_floats<HEAD_DIM, THREADS>(shared_ + LAYOUT.channels,
+                                   p.kt8_scale + unit * (CHANNEL_VECTORS * HEAD_DIM) +
+                                       CHANNEL_SCALE * HEAD_DIM);
+    clear(maxima_);
   }
-}
-
-/// dQ's part of 64 queries and the block's keys, of which `keys` holds the transposed tiles.
-template <int KEYS>
-__device__ __forceinline__ void add_to_dq8(float* sums, u32 tile, u32 keys, u32 maxima,
-                                           u32 channels) {
-  const DqShare own;
-  static_assert(exact_with_magic(SIGNED_LEVELS, SIGNED_LEVELS, KEYS));
-  u32 a[KEYS / 32][4];
-  const u32 rows = tile + a_lane_offset<KEYS>() + row_offset<KEYS>(own.first_row);
+  /// dS^T of a tile is known. A barrier follows.
+  __device__ __forceinline__ void raise_scales(const float (&ds)[8][4]) const {
+    raise_maxima(maxima_, ds);
+  }
+  /// Before write(), when the maxima are whole.
+  __device__ __forceinline__ void begin_write() const {
+    clear(maxima_ ^ LAYOUT.set_bytes);
+    const float2 largest = read_float2(maxima_ + own_column() * 4);
+    const u32 place = inverses() + sigma_slot(own_column()) * 4;
+    write_float(place, fast_scale<SIGNED_LEVELS>(largest.x).inverse);
+    write_float(place + 4, fast_scale<SIGNED_LEVELS>(largest.y).inverse);
+    __syncwarp();
+  }
+  /// Columns 8j of this warp's dS^T in 8 bits, by the queries' scales: [query][slot of key]. Behind
+  /// the last a barrier follows.
+  __device__ __forceinline__ void write(const float (&ds)[4], int j) const {
+    const float2 by = read_float2(inverses() + j / 2 * 64 + j % 2 * 8 + (lane_id() & 3) * 16);
+    const u32 keys_side_by_side = pack_scaled<true>(ds[0], ds[2], ds[1], ds[3], by.x, by.y);
+    // Bytes of keys 2t, 2t + 8, 2t + 1, 2t + 9 of one query: the slots' order is 2t, 2t + 1, ..
+    const u32 word = __byte_perm(transpose_8x8(keys_side_by_side), 0, 0x3120);
+    write_word(shared_ + LAYOUT.ds + chunk_offset<BLOCK_KV>(8 * j + lane_id() / 4, warp_id()) +
+                   (lane_id() & 3) * 4,
+               word);
+  }
+  /// The warp's share of dS K, and the scales of its queries, whose next maxima then are others.
+  __device__ __forceinline__ void multiply(int (&products)[SUMS][4], float (&row)[2]) {
+    static_assert(exact_with_magic(SIGNED_LEVELS, SIGNED_LEVELS, BLOCK_KV));
+    const DqShare own;
+    const u32 rows =
+        shared_ + LAYOUT.ds + a_lane_offset<BLOCK_KV>() + row_offset<BLOCK_KV>(own.first_row);
+    const u32 columns = shared_ + LAYOUT.dq_keys + b_lane_offset<TOKEN_ROW_BYTES>() +
+                        own.first_channel * TOKEN_ROW_BYTES;
+    const MagicStart start;
 #pragma unroll
-  for (int step = 0; step < KEYS / 32; ++step)
-    load_fragment<KEYS>(a[step], rows, 0, step);
-  float row[2];
+    for (int step = 0; step < BLOCK_KV / 32; ++step) {
+      u32 a[4];
+      load_fragment<BLOCK_KV>(a, rows, 0, step);
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    row[r] =
-        fast_scale<SIGNED_LEVELS>(read_float(maxima + (own.first_row + lane_id() / 4 + 8 * r) * 4))
-            .value;
-
-  const u32 columns = keys + b_lane_offset<TOKEN_ROW_BYTES>() + own.first_channel * TOKEN_ROW_BYTES;
-  const MagicStart start;
+      for (int pair = 0; pair < SUMS / 2; ++pair) {
+        u32 b[4];
+        load_fragment<TOKEN_ROW_BYTES>(b, columns + step / 2 * (HEAD_DIM * TOKEN_ROW_BYTES),
+                                       pair * 16, step % 2);
 #pragma unroll
-  for (int pair = 0; pair < DqShare::CHANNELS / 16; ++pair) {
-    int products[2][4];
-#pragma unroll
-    for (int step = 0; step < KEYS / 32; ++step) {
-      u32 b[4];
-      load_fragment<TOKEN_ROW_BYTES>(b, columns + step / 2 * (HEAD_DIM * TOKEN_ROW_BYTES),
-                                     pair * 16, step % 2);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (step == 0)
-          mma_s8(products[half], a[step], b[2 * half], b[2 * half + 1], start.bits);
-        else
-          mma_s8(products[half], a[step], b[2 * half], b[2 * half + 1], products[half]);
+        for (int half = 0; half < 2; ++half) {
+          int(&sum)[4] = products[2 * pair + half];
+          if (step == 0)
+            mma_s8(sum, a, b[2 * half], b[2 * half + 1], start.bits);
+          else
+            mma_s8(sum, a, b[2 * half], b[2 * half + 1], sum);
+        }
       }
     }
-    const float4 unit = read_columns(channels + own.first_channel * 4, pair);
-    const float of_column[4] = {unit.x, unit.y, unit.z, unit.w};
-    float x[2][4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        x[half][i] = (__int_as_float(products[half][i]) - MAGIC) *
-                     (row[i >> 1] * of_column[2 * half + (i & 1)]);
-    }
-    add_to_memory(sums + own.first_row * HEAD_DIM, own.first_channel + pair * 16, x);
+    for (int r = 0; r < 2; ++r)
+      row[r] = fast_scale<SIGNED_LEVELS>(
+                   read_float(maxima_ + (own.first_row + lane_id() / 4 + 8 * r) * 4))
+                   .value;
+    maxima_ ^= LAYOUT.set_bytes;
   }
-}
+  /// Adds it to the sums of the tile's queries.
+  __device__ __forceinline__ void add_to(float* sums, const int (&products)[SUMS][4],
+                                         const float (&row)[2]) const {
+    const DqShare own;
+    const u32 channels = shared_ + LAYOUT.channels + own.first_channel * 4;
+#pragma unroll
+    for (int pair = 0; pair < SUMS / 2; ++pair) {
+      const float4 unit = read_columns(channels, pair);
+      const float of_column[4] = {unit.x, unit.y, unit.z, unit.w};
+      float x[2][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          x[half][i] = (__int_as_float(products[2 * pair + half][i]) - MAGIC) *
+                       (row[i >> 1] * of_column[2 * half + (i & 1)]);
+      }
+      add_to_memory(sums + own.first_row * HEAD_DIM, own.first_channel + pair * 16, x);
+    }
+  }
+
+private:
+  /// This warp's copy of the inverse scales.
+  __device__ __forceinline__ u32 inverses() const {
+    return shared_ + LAYOUT.inverses + warp_id() * LAYOUT.set_bytes;
+  }
+  static __device__ __forceinline__ void clear(u32 maxima) {
+    if (threadIdx.x < TOKENS_PER_TILE)
+      write_float(maxima + threadIdx.x * 4, 0);
+  }
+
+  u32 shared_;
+  u32 maxima_; ///< of dS, two sets in turn
+};

@@ -183,10 +183,13 @@ __device__ __forceinline__ int block_of_keys_anew() {
   return PACKED ? packed_place().block : read_block_x();
 }
 /// Whether the block has keys: it finds its sequence. What has none ends.
-template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p) {
+template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p, int place) {
   if constexpr (PACKED)
-    return enter_sequence<SIZE, false>(p, blockIdx.x);
+    return enter_sequence<SIZE, false>(p, place);
   return true;
+}
+template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p) {
+  return enter_keys<SIZE>(p, blockIdx.x);
 }
 /// The same, read again at a kernel's end.
 __device__ __forceinline__ KeyHead key_head_anew(const Params& p) {

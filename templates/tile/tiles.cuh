@@ -230,8 +230,12 @@ public:
   __device__ __forceinline__ bool has(const QueryTile& tile) const {
     return tile.head < heads_end_;
   }
+  /// Whether a tile is the walk's first one of its head or of a group of so many.
+  template <int TILES> __device__ __forceinline__ bool begins(const QueryTile& tile) const {
+    return tile.in_head % TILES == 0 || tile.in_head == first_tile_;
+  }
   __device__ __forceinline__ bool begins_run(const QueryTile& tile) const {
-    return tile.in_head % TILES_A_RUN == 0 || tile.in_head == first_tile_;
+    return begins<TILES_A_RUN>(tile);
   }
   __device__ __forceinline__ QueryTile next(QueryTile tile) const {
     const bool same_head = tile.in_head < last_tile_;

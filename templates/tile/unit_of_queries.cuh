@@ -344,6 +344,14 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
     for (int i = threadIdx.x * 4; i < unit.written * FLOATS; i += THREADS * 4)
       *reinterpret_cast<float4*>(sums + i) = {0, 0, 0, 0};
   }
+  if constexpr (DQ_TURNS) { // (tile/dq_order.cuh)
+    constexpr int TOKENS_A_TURN = 128;
+    u32* turns = p.dq_turns + 1 + (at.padded_query() + unit.first) / TOKENS_A_TURN;
+    if (threadIdx.x < unit.written / TOKENS_A_TURN)
+      turns[threadIdx.x] = 0;
+    if (unit.first == 0)
+      p.dq_turns[0] = 0;
+  }
   __syncthreads();
   float* rows = p.q_rows + (at.padded_query() + unit.first) * ROW_VECTORS;
   for (int i = threadIdx.x * 4; i < unit.written * ROW_VECTORS; i += THREADS * 4)

@@ -100,8 +100,9 @@ TEST(Kernels, OfASplitBackwardNeedNoSumsOfDq) {
   s.head_dim = 128;
   const ResolvedSpec spec = resolved(s);
   const Arch &ampere = find_arch("sm_80"), &ada = find_arch("sm_89"); // where it does not fit
-  EXPECT_EQ(Operation(spec, ampere).built(), spec);
-  s.deterministic = true;
+  s.gradient_kernels = Backward::fused;
+  EXPECT_EQ(Operation(spec, ampere).built(), resolved(s));
+  s.deterministic = true, s.gradient_kernels = Backward::split;
   EXPECT_EQ(Operation(spec, ada).built(), resolved(s));
   EXPECT_EQ(Operation(spec, ampere, {{backward_dq, {}}}).built(), resolved(s));
   const Problem p = {1, 2, 1, 256, 256};
@@ -160,6 +161,7 @@ TEST(Kernels, ThatSumDqInFp16AreOfTheFamilyWsAlone) {
 TEST(Kernels, ThatSumDqInFp16TakeHalfTheMemoryForSums) {
   const Problem p = {1, 2, 1, 4096, 4096};
   AttentionSpec s = test::with_fp16_sums();
+  s.gradient_kernels = Backward::fused;
   const size_t fp16 = workspace_bytes(Pass::backward, resolved(s), p);
   s.dq_sums = DqSums::fp32;
   const size_t fp32 = workspace_bytes(Pass::backward, resolved(s), p);
@@ -181,8 +183,7 @@ TEST(Kernels, AreTunedWhereTheyAreLaunched) {
 
 TEST(Kernels, AreFusedByDefaultWhereThatIsFaster) {
   using enum Precision;
-  const std::string small = "mma 64x64 w4 s1 b2", large = "mma 64x128 w8 s1 b1",
-                    staged = "mma 64x128 w8 s2 b1";
+  const std::string small = "mma 64x64 w4 s1 b2", large = "mma 64x128 w8 s1 b1";
   const std::map<std::pair<Precision, int>, std::map<std::string, std::string>> fused = {
       {{gradients16, 64},
        {{"sm_80", small},
@@ -194,22 +195,23 @@ TEST(Kernels, AreFusedByDefaultWhereThatIsFaster) {
       {{gradients16, 128}, // two do not fit in 164 KB, nor on Blackwells in the registers
        {{"sm_80", large}, {"sm_87", large}, {"sm_90a", small}, {"sm_100", large}}},
       {{six_of_seven, 64},
-       {{"sm_87", staged}, // on sm_80 and sm_90a it spills
-        {"sm_89", staged},
-        {"sm_100", staged},
-        {"sm_120", staged}}},
-      {{six_of_seven, 128}, {{"sm_80", large}, {"sm_90a", large}}},
-      {{qk16, 128}, {{"sm_80", large}}}}; // on sm_90a under a mask it spills
+       {{"sm_89", large}, {"sm_120", large}}}, // where tensor cores bind
+      {{six_of_seven, 128},
+       {{"sm_80", large}, {"sm_89", large}, {"sm_90a", large}, {"sm_120", large}}},
+      {{qk16, 64}, {{"sm_89", large}, {"sm_120", large}}},
+      {{qk16, 128}, {{"sm_80", large}}}}; // it has 99 KB too few elsewhere
   for (const auto& [precision, word] : Words<Precision>::all)
     for (int head_dim : {64, 128})
       for (const char* name : {"sm_80", "sm_87", "sm_89", "sm_90a", "sm_100", "sm_120"}) {
         AttentionSpec s;
         s.precision = precision, s.head_dim = head_dim;
         const Arch& arch = find_arch(name);
-        EXPECT_FALSE(default_tiles(resolved(s), arch, Family::mma).count(backward));
-        s.deterministic = false;
         const auto of_spec = fused.find({precision, head_dim});
         const bool expected = of_spec != fused.end() && of_spec->second.count(name);
+        const bool binds = arch.name == "sm_89" || arch.name == "sm_120";
+        EXPECT_EQ(default_tiles(resolved(s), arch, Family::mma).count(backward),
+                  expected && binds && precision != gradients16); // its order is free in 16 bits
+        s.deterministic = false;
         const Tiles tiles = default_tiles(resolved(s), arch, Family::mma);
         EXPECT_EQ(tiles.count(backward) ? to_string(tiles.at(backward)) : "",
                   expected ? of_spec->second.at(name) : "")
@@ -229,20 +231,62 @@ TEST(Kernels, AreFusedByDefaultWhereThatIsFaster) {
       }
 }
 
-TEST(Kernels, AreFusedOnlyWhereTheOrderOfSumsIsFree) {
+TEST(Kernels, AreFusedOrSplitAsTheSpecSays) {
+  AttentionSpec s;
+  const Arch& hopper = find_arch("sm_90a");
+  s.gradient_kernels = Backward::fused;
+  const Operation fused(resolved(s), hopper);
+  EXPECT_EQ(kinds_of(fused.kernels(Pass::backward)),
+            (Kinds{key_mean, quantize, backward, round_dq}));
+  EXPECT_EQ(fused.kernels(Pass::backward)[2].tile.family, Family::mma);
+  EXPECT_TRUE(orders_dq(fused.built()));
+  s.gradient_kernels = Backward::split;
+  const Arch& ada = find_arch("sm_89"); // fused by default
+  EXPECT_FALSE(Operation(resolved(s), ada).fused());
+  EXPECT_TRUE(Operation(resolved(AttentionSpec()), ada).fused());
+  // The forward's kernels, and those of a split backward, do not say it in their names.
+  for (Pass pass : kPasses)
+    for (const KernelSpec& k : Operation(resolved(s), hopper).kernels(pass))
+      EXPECT_EQ(k.attention.gradient_kernels, Backward::either) << kernel_name(k);
+  const Tiles tile = {{backward, parse_tile("mma 64x128 w8 s1 b1")}};
+  test::expect_refusal([&] { Operation(resolved(s), ada, tile); },
+                       {"gradient_kernels = split", "contradicts the tile", "backward"});
+  s = {};
+  s.gradient_kernels = Backward::fused, s.precision = Precision::qk16;
+  test::expect_refusal([&] { Operation(resolved(s), ada); },
+                       {"gradient_kernels = fused", "sm_89", "leave gradient_kernels out"});
+  for (auto [wrong, word] : {std::pair{AttentionSpec{.head_dim = 256}, "head dimension 256"},
+                             {AttentionSpec{.granularity = Granularity::block}, "under 'block'"},
+                             {AttentionSpec{.precision = Precision::gradients16}, "under 'deterministic'"},
+                             {AttentionSpec{.precision = Precision::dv16}, "precision 'dv16'"}}) {
+    wrong.gradient_kernels = Backward::fused;
+    test::expect_refusal([&] { resolved(wrong); },
+                         {"gradient_kernels = fused is not supported", word, "leave it out"});
+  }
+  s = test::with_fp16_sums();
+  s.gradient_kernels = Backward::split;
+  test::expect_refusal([&] { resolved(s); }, {"dq_sums = fp16", "gradient_kernels = split"});
+}
+
+TEST(Kernels, AreFusedOnlyForTheGroupsThatTheyCanHave) {
   const auto expect_refused = [](const AttentionSpec& s, const char* words) {
     const Tiles tiles = {{backward, parse_tile("mma 64x128 w8 s1 b1")}};
-    for (const KernelSpec& k :
-         Operation(resolved(s), find_arch("sm_80"), tiles).kernels(Pass::backward))
-      if (k.kind == backward)
-        test::expect_refusal([&] { emit(k); }, {words});
+    const auto emit_all = [&] {
+      for (const KernelSpec& k :
+           Operation(resolved(s), find_arch("sm_80"), tiles).kernels(Pass::backward))
+        emit(k);
+    };
+    test::expect_refusal(emit_all, {words});
   };
   AttentionSpec s;
-  expect_refused(s, "no 'deterministic'");
-  s.deterministic = false, s.group_kv = 64;
-  expect_refused(s, "a block takes the 64 keys of one");
-  s.granularity = Granularity::block;
-  expect_refused(s, "under 'block' precision 'gradients16'");
+  s.group_kv = 64;
+  expect_refused(s, "takes the 128 keys of a quantisation group");
+  s = {.granularity = Granularity::block};
+  expect_refused(s, "under 'block' and precision 'six-of-seven'");
+  s = {.precision = Precision::dv16};
+  expect_refused(s, "under 'deterministic' and precision 'dv16'");
+  s.deterministic = false;
+  expect_refused(s, "has a split backward alone");
 }
 
 TEST(Kernels, CarryPassArchitectureAndTheirTile) {

@@ -9,6 +9,7 @@
 #include "templates/layouts/backward_dq.cuh"
 #include "templates/layouts/backward_dq_pair.cuh"
 #include "templates/layouts/backward_dq_ws.cuh"
+#include "templates/layouts/backward_fused.cuh"
 #include "templates/layouts/backward_ws.cuh"
 #include "templates/layouts/forward.cuh"
 #include "templates/layouts/forward_ws.cuh"
@@ -46,6 +47,11 @@ TEST(Layouts, TakeWhatTheirPartsTake) {
   EXPECT_EQ(bytes_of(backward_dq, "pair 64x128 w8 s1 b1", 256),
             1024 + 16384 + 32768 + 32768 + 65536 + 32768 + 8192 + 4096 + 4096 + 512 + 128 + 32 +
                 32 + 16 + 8);
+  // V and K for dQ; Q and dO, as rows and transposed, and vectors of the queries; units of three
+  // runs; maxima and inverse scales of dS, scales of K; and a counter. GeForce has 101376.
+  EXPECT_EQ(bytes_of(backward, "mma 64x128 w8 s1 b1", 128),
+            32768 + 16384 + 8192 + 16384 + 8192 + 8192 + 1024 + 3 * 2048 + 2 * 256 + 8 * 256 +
+                512 + 16);
   // K, in 8 and in 16 bits, and V; dS twice and dQ; two stages of Q in 8 and in 16 bits, dO and
   // vectors of the queries; and barriers.
   EXPECT_EQ(bytes_of(backward, "ws 64x128 w8 s2 b1", 64, Precision::gradients16),
@@ -72,6 +78,8 @@ public:
                                  : dq();
     else if (kind == KernelKind::backward && t.family == Family::ws)
       fused_ws(BackwardWsLayout(shape_, sums_dq_in_fp16(s)));
+    else if (kind == KernelKind::backward && int8_.dq)
+      fused(BackwardFusedLayout(shape_));
     else if (t.family == Family::ws)
       dkv_ws(BackwardDkvWsLayout(shape_));
     else if (t.family == Family::pair)
@@ -175,14 +183,8 @@ private:
   void dkv(const BackwardDkvLayout& at) {
     parts_ = {{at.keys, t_.block_kv * score_}, {at.values, t_.block_kv * 2 * d_}};
     if (at.with_dq) {
-      const int element = int8_.dq ? 1 : 2;
-      parts_.push_back({at.dq, t_.block_kv * d_ * element});
-      parts_.push_back({at.dq + at.ds, t_.block_kv * 64 * element});
-      if (int8_.dq) {
-        parts_.push_back({at.dq + at.scales, 2 * 64 * 4});
-        parts_.push_back({at.dq + at.scales + at.inverses, t_.warps * 64 * 4, kVectors});
-        parts_.push_back({at.dq + at.scales + at.channels, d_ * 4, kVectors});
-      }
+      parts_.push_back({at.dq, t_.block_kv * d_ * 2});
+      parts_.push_back({at.dq + at.ds, t_.block_kv * 64 * 2});
     }
     for (int i = 0; i < t_.stages; ++i) {
       const int stage = at.first_stage + i * at.stage_bytes;
@@ -194,6 +196,29 @@ private:
     }
     parts_.push_back({at.units, 3 * unit_bytes(), kVectors});
     total_ = at.total;
+  }
+  /// dS lies where dO for dV was, and 8-bit keys where transposed tiles come.
+  void fused(const BackwardFusedLayout& at) {
+    const int keys = t_.block_kv * score_;
+    const bool behind = !int8_.s || 64 * d_ + std::max(t_.block_kv * 64, 64 * d_) < keys;
+    parts_ = {{at.values, t_.block_kv * 2 * d_},
+              {at.dq_keys, t_.block_kv * d_},
+              {at.queries, 64 * score_},
+              {at.dout, 64 * 2 * d_},
+              {at.dk_queries, 64 * d_},
+              {at.dv_dout, std::max(t_.block_kv * 64, 64 * d_)},
+              {behind ? at.keys : 0, behind ? keys : 0},
+              {at.rows, 4 * 64 * 4},
+              {at.units, 3 * unit_bytes(), kVectors},
+              {at.maxima, 2 * 64 * 4, kVectors},
+              {at.inverses, t_.warps * 64 * 4, kVectors},
+              {at.channels, d_ * 4, kVectors},
+              {at.order, 4, kVectors}};
+    total_ = at.total;
+    EXPECT_EQ(at.ds, at.dv_dout);
+    EXPECT_EQ(at.keys_leave, !behind);
+    if (!behind)
+      EXPECT_EQ(at.keys, at.dk_queries);
   }
   void dkv_ws(const BackwardDkvWsLayout& at) {
     parts_ = {{at.keys, t_.block_kv * d_}, {at.values, t_.block_kv * 2 * d_}};

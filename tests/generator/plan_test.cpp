@@ -174,6 +174,7 @@ TEST(Workspace, BorrowsFromAResultWhatNoKernelHasFromThenOn) {
   EXPECT_TRUE(borrowed(spec, O::dk, bytes_k).contains(O::k_partial));
   AttentionSpec fused;
   fused.deterministic = false, fused.precision = Precision::gradients16;
+  fused.gradient_kernels = Backward::fused;
   EXPECT_TRUE(borrowed(fused, O::dq, bytes_q).contains(O::k8));
   EXPECT_FALSE(borrowed(fused, O::dq, bytes_q).contains(O::dq_sum));
 }

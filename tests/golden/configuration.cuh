@@ -61,6 +61,7 @@ constexpr bool KT8 = true;
 constexpr bool K_ROWS = false;
 constexpr bool VT8 = false;
 constexpr bool DQ_SUM = false;
+constexpr bool DQ_TURNS = false;
 constexpr bool DQ_SUM16 = false;
 constexpr bool V_ROWS = false;
 constexpr bool DOUT_ROWS = false;
@@ -138,6 +139,7 @@ struct Params {
   float* sink_partial;
   float* dq_sum;
   float* q_mean;
+  u32* dq_turns;
   Element* out;
   s64 out_stride_b;
   s64 out_stride_h;

@@ -73,6 +73,12 @@ inline const std::vector<Case>& all_cases() {
         {"D64_fp16_Row_Unrotated", {64, fp16, none, row, six_of_seven, true, false}, {}},
         {"D128_bf16_Block_Plain", {128, bf16, none, block, six_of_seven, false, false}, {}},
     };
+    struct Windowed {
+      const char* name;
+      AttentionSpec spec;
+      int left, right;
+      bool mma = false;
+    };
     const std::vector<Case> widest = {
         {"D256_bf16_Row", {256, bf16, none, row}, {}},
         {"D256_fp16_Row_TopLeft", {256, fp16, top, row}, {}},
@@ -146,15 +152,38 @@ inline const std::vector<Case>& all_cases() {
         {{"Fused_D40_fp16", {40, fp16, none, row, gradients16}, {}}, "mma 64x64 w4 s1 b2"},
         {{"Fused_D64_fp16_Qk16_Unsmoothed", {64, fp16, none, row, qk16, false}, {}},
          "mma 64x128 w8 s1 b1"},
-        {{"Fused_D64_bf16_Dv16_Row64_4Warps",
-          {64, bf16, bottom, row, dv16, true, true, true, 64, 64},
-          {}},
-         "mma 64x64 w4 s2 b1"},
     };
     for (auto [c, tile] : fused) {
       c.spec.deterministic = false;
       c.tiles = mma_tiles(c.spec);
       (*c.tiles)[KernelKind::backward] = parse_tile(tile);
+      list.push_back(c);
+    }
+    // Fused and deterministic.
+    const Windowed ordered[] = {
+        {"Ordered_D64_bf16_TopLeft", {64, bf16, top, row}, -1, -1},
+        {"Ordered_D128_fp16", {128, fp16, none, row}, -1, -1},
+        {"Ordered_D128_bf16_BottomRight_NoSink",
+         {128, bf16, bottom, row, six_of_seven, true, true, true, 64, 128, 0},
+         -1,
+         -1},
+        {"Ordered_D88_bf16_TopLeft", {88, bf16, top, row}, -1, -1},
+        {"Ordered_D40_fp16_Unsmoothed", {40, fp16, none, row, six_of_seven, false}, -1, -1},
+        {"Ordered_D64_bf16_Qk16_BottomRight", {64, bf16, bottom, row, qk16}, -1, -1},
+        {"Ordered_Window_D64_bf16", {64, bf16, none, row}, 100, 30},
+        {"Ordered_Window_D128_fp16_TopLeft", {128, fp16, top, row}, 300, -1},
+        {"Ordered_Window_D64_fp16_BottomRight", {64, fp16, bottom, row}, 20, -1},
+    };
+    for (const Windowed& o : ordered) {
+      Case c{o.name, o.spec, {}};
+      c.spec.window_left = o.left, c.spec.window_right = o.right;
+      c.spec.gradient_kernels = Backward::fused;
+      list.push_back(c);
+    }
+    for (const char* name : {"SmoothQ", "Packed"}) {
+      Case c{std::string("Ordered_") + name + "_D128_bf16_TopLeft", {128, bf16, top, row}, {}};
+      c.spec.gradient_kernels = Backward::fused;
+      (name[0] == 'S' ? c.spec.smooth_q : c.spec.packed) = true;
       list.push_back(c);
     }
     // The default, which is fused where mma is a GPU's own family.
@@ -235,12 +264,6 @@ inline const std::vector<Case>& all_cases() {
       list.push_back(c);
     }
     // Windows: within a tile, over several, on one side, and of more than a unit's keys.
-    struct Windowed {
-      const char* name;
-      AttentionSpec spec;
-      int left, right;
-      bool mma;
-    };
     const Windowed windowed[] = {
         {"Window_D64_bf16", {64, bf16, none, row}, 100, 30, false},
         {"Window_D128_fp16_TopLeft", {128, fp16, top, row}, 70, -1, false},
