@@ -100,13 +100,11 @@ bool tensor_cores_bind(const Arch& arch) {
 /// Whether one kernel for all gradients is faster than two, if it fits.
 bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
   const Int8Products int8 = which_int8(s.precision);
-  // Times on an H200 at the balance of an RTX 4090, both kernels and round_dq (8192 tokens, without
-  // a mask): at 64 channels split 48.0 ms, fused 43.7 ms; at 128 channels 45.2 and 38.2 ms. At its
-  // own balance, where the order of dQ costs 8 to 12 % of the fused kernel: 64 channels split
-  // 22.1 ms, fused 25.8 ms; 128 channels 20.8 and 21.5 ms, without order 19.0 ms.
+  // Times on an H200 at the balance of an RTX 4090, dQ's order and round_dq included (8192 tokens,
+  // without a mask): at 64 channels split 48.0 ms, fused 43.7 ms; at 128 channels 45.2 and 38.2 ms.
+  // At its own balance: at 64 channels 22.1 and 25.8 ms, at 128 channels 20.8 and 21.5 ms.
   if (int8.dq)
-    return tensor_cores_bind(arch) || (!s.deterministic && wide(s) && arch.major < 10 &&
-                                       arch.name != "sm_87" && (int8.s || arch.name != "sm_90a"));
+    return tensor_cores_bind(arch);
   // At 64 channels the split backward of ws is faster than the fused one: 16.7 ms and 17.4 ms, both
   // with the forward. But a split backward cannot sum dQ in FP16, and if a group has one scale, the
   // split backward is built by wgmma and not by ws.

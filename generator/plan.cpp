@@ -95,7 +95,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::k_rows, {heads_k, tokens_k, d, 2});
   if (is_fused(s))
     add(O::dq_sum, {heads_q, tokens_q, d, dq_in_fp16 ? 2 : 4});
-  if (orders_dq(s))
+  if (is_fused(s) && orders_dq(s))
     add(O::dq_turns, {1 + heads_q * (tokens_q / kPadding), 4});
   if (scales_dout(s) || s.packed)
     add(O::dout_rows, {heads_q, tokens_q, d, 2});

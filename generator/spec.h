@@ -294,9 +294,9 @@ ResolvedSpec resolved(AttentionSpec);
 inline bool scales_dout(const AttentionSpec& s) {
   return !grouping_of(s.granularity).one_scale && which_int8(s.precision).dv;
 }
-/// Whether a fused backward can add up dQ in a fixed order, so that it is deterministic. The kernel
-/// for INT8 gradients can (templates/kernels/backward_fused.cuh).
-inline bool can_order_dq(const AttentionSpec& s) {
+/// Whether a fused backward adds up dQ in a fixed order, so that it is deterministic. The kernel
+/// for INT8 gradients does (templates/kernels/backward_fused.cuh).
+inline bool orders_dq(const AttentionSpec& s) {
   return which_int8(s.precision).dq && which_int8(s.precision).dv;
 }
 /// Whether one kernel may form all three gradients. If a group has one scale, only backward_dq
@@ -304,14 +304,10 @@ inline bool can_order_dq(const AttentionSpec& s) {
 inline bool may_fuse_backward(const AttentionSpec& s) {
   return s.gradient_kernels != Backward::split && width(s) <= kWidestFused &&
          !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq) &&
-         (!s.deterministic || can_order_dq(s));
+         (!s.deterministic || orders_dq(s));
 }
 /// Whether one kernel forms all three gradients, of a spec that says which (Operation::built()).
 inline bool is_fused(const AttentionSpec& s) { return s.gradient_kernels == Backward::fused; }
-/// Whether that kernel adds up dQ in a fixed order.
-inline bool orders_dq(const AttentionSpec& s) {
-  return is_fused(s) && s.deterministic && can_order_dq(s);
-}
 /// The tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
 int channel_tokens_q(const AttentionSpec&);
 int channel_tokens_kv(const AttentionSpec&);

@@ -134,15 +134,13 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
                                                     (s.sink_keys == 0 || masked || s.packed);
   const bool fused_in_int8 =
       k.kind == KernelKind::backward && k.tile.family == Family::mma && which_int8(s.precision).dq;
-  if (fused_in_int8)
-    c.add("IN_ORDER", s.deterministic);
   configure_operands(c, k, /*score_rows_in_registers=*/fused_in_int8 && !scores16(s),
                      halved && !fused_in_int8 ? steps / 2 : steps);
   // LEAN_COPIES leaves registers free, which ptxas needs for wgmma's accumulators. With mma.sync
-  // ptxas makes worse code from lean copies, except on consumer Blackwell and, in the fused kernel,
-  // on every Blackwell and with 16-bit scores.
+  // ptxas makes worse code from lean copies, except on consumer Blackwell and, in the fused kernel
+  // of 16-bit gradients, on every Blackwell.
   const bool with_dq = k.kind == KernelKind::backward;
-  const bool lean = k.arch.major == 12 || (with_dq && (k.arch.major >= 10 || scores16(s)));
+  const bool lean = !fused_in_int8 && (k.arch.major == 12 || (with_dq && k.arch.major >= 10));
   const bool spills_else = k.arch.major == 11 && scores16(s); // 8 bytes with a mask
   c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) ? lean : spills_else));
 }
@@ -150,7 +148,8 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
 void narrow_fused(AttentionSpec& s) {
   const AttentionSpec given = s;
   narrow(s);
-  s.deterministic = given.deterministic; // whether dQ is added up in order
+  if (!orders_dq(s)) // else it does so for everybody
+    s.deterministic = given.deterministic;
   s.dq_sums = given.dq_sums;
 }
 

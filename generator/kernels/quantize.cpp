@@ -17,7 +17,9 @@ void narrow(AttentionSpec& s) {
   drop_mask(s);
   // Zeros are written here to which a fused backward adds dQ, and counters that order it.
   if (!is_fused(s))
-    s.deterministic = plain.deterministic, s.gradient_kernels = plain.gradient_kernels;
+    s.gradient_kernels = plain.gradient_kernels;
+  if (!is_fused(s) || orders_dq(s))
+    s.deterministic = plain.deterministic;
   s.group_kv = grouping_of(s.granularity).keys.back(); // if sizes vary, no scale depends on them
   if (!which_int8(s.precision).s)                      // only Q and K for INT8 scores are rotated
     s.rotate = plain.rotate;
@@ -66,7 +68,7 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("K_ROWS", backward && !int8.dq);
   c.add("VT8", !backward);
   c.add("DQ_SUM", backward && is_fused(s));
-  c.add("DQ_TURNS", backward && orders_dq(s));
+  c.add("DQ_TURNS", backward && is_fused(s) && orders_dq(s));
   c.add("DQ_SUM16", backward && sums_dq_in_fp16(s));
   c.add("V_ROWS", copies_rows(k));
   c.add("DOUT_ROWS", copies_rows(k));

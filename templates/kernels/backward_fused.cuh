@@ -185,7 +185,7 @@ private:
   /// Once a pair of tiles, one thread asks whether it is the block's turn, waits until it is, and
   /// passes the turn on.
   __device__ __forceinline__ bool keeps_order() const {
-    return IN_ORDER && threadIdx.x == 0 && walk.begins<TILES_A_TURN>(tile);
+    return threadIdx.x == 0 && walk.begins<TILES_A_TURN>(tile);
   }
   __device__ __forceinline__ u32 read_turn() const { return keeps_order() ? order.read(tile) : 0; }
   __device__ __forceinline__ void wait_for_turn(u32 seen) const {
@@ -234,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const TileWork work = {p,    at, walk, load,    keys, values,   dq,       order,
                          tile, dk, dv,   of_mean, key,  warp_key, key_scale};
   if (walk.any()) {
-    if (IN_ORDER && threadIdx.x == 0)
+    if (threadIdx.x == 0)
       order.begin();
     wait_for_tiles();
     keys.load(shared + LAYOUT.keys, warp_id() * 16);
@@ -257,11 +257,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       load.units(walk.next_run(tile), slot_behind(slot));
     }
     leave_units(dk, dv, units_of(shared, slot)); // without a walk there are none
-    if constexpr (IN_ORDER) {
-      __syncthreads();
-      if (threadIdx.x == 0)
-        order.pass();
-    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+      order.pass();
   }
   cp_async_wait<0>();
 

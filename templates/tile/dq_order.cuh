@@ -1,6 +1,6 @@
 //===- tile/dq_order.cuh - In which order blocks add to dQ -------------------===//
 //
-// IN_ORDER: the blocks of one head add to the sums of a query in the order of their keys, so that
+// The blocks of one head add to the sums of a query in the order of their keys, so that
 // the sums have the same bits in every run. A counter for each pair of tiles of queries says how
 // many blocks have added to it; a block waits until as many have as there are before it.
 //
@@ -31,9 +31,6 @@ constexpr int HEADS_AT_ONCE = 32;
 
 /// All threads call this. It has a barrier.
 __device__ __forceinline__ KeyPlace take_place(const Params& p, u32 shared) {
-  if constexpr (!IN_ORDER)
-    return {static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y),
-            static_cast<int>(blockIdx.z)};
   if (threadIdx.x == 0)
     write_word(shared + LAYOUT.order, take_ticket(p.dq_turns));
   __syncthreads();
