@@ -48,7 +48,22 @@ std::vector<KernelSpec> each_once(const std::vector<KernelSpec>& kernels) {
 
 Operation::Operation(const ResolvedSpec& spec, const Arch& arch, const Tiles& given)
     : spec_(spec), arch_(arch), given_(given), fused_tile_(tile_of_fused(spec, arch, given)),
-      built_(built_from(spec, arch, fused(), !given.empty())) {}
+      built_(built_from(spec, arch, fused(), !given.empty())) {
+  if (sums_dp_in_fp16(spec) && arch.name == "sm_90a")
+    check_dp_sums();
+}
+
+void Operation::check_dp_sums() const {
+  for (KernelKind kind : launch_order(Pass::backward, built_))
+    if (definition_of(kind).tiling && tile_of(kind).family != Family::mma)
+      throw SpecError("dp_sums = " + value_text(spec_->dp_sums) + " is not supported on " +
+                      std::string(arch_.name) + (given_.empty() ? "" : " with these tiles") + ": " +
+                      std::string(to_string(kind)) + " is of the family '" +
+                      value_text(tile_of(kind).family) + "' there; the family '" +
+                      value_text(Family::mma) +
+                      "' has it, which all other GPUs have by default: give tiles of that family "
+                      "for the backward, or leave dp_sums out for fp32");
+}
 
 TileConfig Operation::tile_of(KernelKind kind) const {
   if (kind == KernelKind::backward)
@@ -59,9 +74,10 @@ TileConfig Operation::tile_of(KernelKind kind) const {
 
 std::vector<KernelSpec> Operation::kernels(Pass pass) const {
   AttentionSpec seen = built_;
-  if (pass == Pass::forward) { // no kernel of the forward depends on how dQ is summed
+  if (pass == Pass::forward) { // no kernel of the forward depends on how dQ and dP are summed
     seen.deterministic = true;
     seen.dq_sums = DqSums::fp32;
+    seen.dp_sums = DpSums::fp32;
   }
   std::vector<KernelSpec> kernels;
   for (KernelKind kind : launch_order(pass, built_))

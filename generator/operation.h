@@ -18,8 +18,8 @@ class Operation {
 public:
   /// A given tile of KernelKind::backward makes the backward fused. If there is none, a given tile
   /// of backward_dq or backward_dkv makes the backward split. If none of the three is given,
-  /// default_fused_tile() decides. Raises SpecError if the resulting backward cannot sum dQ in the
-  /// format that the spec asks for.
+  /// default_fused_tile() decides. Raises SpecError if the resulting backward cannot sum dQ or dP
+  /// in the format that the spec asks for.
   Operation(const ResolvedSpec&, const Arch&, const Tiles& given = {});
 
   /// The spec that the caller asked for.
@@ -41,6 +41,7 @@ public:
 
 private:
   TileConfig tile_of(KernelKind) const;
+  void check_dp_sums() const;
 
   ResolvedSpec spec_;
   Arch arch_;

@@ -16,7 +16,9 @@ namespace {
 // the queries' vectors; and the scales of three units.
 int shared_bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
-  const int for_gradients = gradient_channels(s) * ((int8.dk ? 1 : 2) + int8.dv);
+  // In 16 bits the rows of dO for dP are those for dV, unless dP is summed in FP16.
+  const int of_dv = int8.dv ? 1 : sums_dp_in_fp16(s) ? 2 : 0;
+  const int for_gradients = gradient_channels(s) * ((int8.dk ? 1 : 2) + of_dv);
   constexpr int row_vectors = static_cast<int>(kRowVectors);
   constexpr int vectors = 2 * static_cast<int>(kChannelVectors);
   const bool units = !blockwise(s) && (int8.dk || int8.dv);
@@ -180,9 +182,14 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) ? lean : spills_else));
 }
 
+void narrow_dkv(AttentionSpec& s) {
+  const DpSums given = s.dp_sums;
+  narrow(s);
+  s.dp_sums = given;
+}
 void narrow_fused(AttentionSpec& s) {
   const AttentionSpec given = s;
-  narrow(s);
+  narrow_dkv(s);
   s.deterministic = given.deterministic; // a fused backward is not deterministic
   s.dq_sums = given.dq_sums;
 }
@@ -209,18 +216,20 @@ void configure_round_dq(Configuration& c, const KernelSpec& k) {
 } // namespace
 
 KernelDefinition backward_dkv(Family family) {
+  const std::vector<Field> fields = fields_named(
+      {O::q,      O::k,          O::v,         O::dout,         O::dk,          O::dv,
+       O::q8,     O::q_rows,     O::k8,        O::k8_scale,     O::qt8,         O::qt8_scale,
+       O::dot8,   O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max,  O::tile_ds_max,
+       O::k_rows, O::kt8,        O::kt8_scale, O::dq_sum,       O::mean_scores, O::q_mean});
   return {
       .kind = KernelKind::backward_dkv,
       .of = Backward::split,
       .family = family,
       .differs_by_pass = false,
       .needed = in_backward,
-      .narrow = narrow,
-      .fields = fields_named(
-          {O::q,      O::k,          O::v,         O::dout,         O::dk,          O::dv,
-           O::q8,     O::q_rows,     O::k8,        O::k8_scale,     O::qt8,         O::qt8_scale,
-           O::dot8,   O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max,  O::tile_ds_max,
-           O::k_rows, O::kt8,        O::kt8_scale, O::dq_sum,       O::mean_scores, O::q_mean}),
+      .narrow = narrow_dkv,
+      .fields = fields,
+      .half_fields = fields_and(fields, {O::half_v, O::half_dout, O::dp_factor}),
       .root_template = "kernels/backward_dkv.cuh",
       .configure = configure_dkv,
       .threads = threads,
@@ -231,6 +240,7 @@ KernelDefinition backward_dkv(Family family) {
 
 KernelDefinition backward_dkv_ws() {
   KernelDefinition specialised = backward_dkv(Family::ws);
+  specialised.half_fields.clear();
   specialised.fields =
       fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::qt8, O::qt8_scale,
                     O::dot8, O::dot8_scale, O::dout_rows, O::q_map, O::v_map, O::dout_map,

@@ -27,11 +27,16 @@ int key_tokens(const KernelSpec& k) { return channel_tokens_kv(k.attention); }
 
 /// Whether the kernel copies rows of packed sequences into tiles, which bulk copies then read.
 bool copies_rows(const KernelSpec& k) {
-  return k.pass == Pass::backward && k.attention.packed && k.arch.major == 9;
+  return k.pass == Pass::backward && k.attention.packed && k.arch.major == 9 &&
+         !sums_dp_in_fp16(k.attention);
+}
+/// Whether the kernel copies V, so that blocks for values are needed.
+bool copies_values(const KernelSpec& k) {
+  return copies_rows(k) || (k.pass == Pass::backward && sums_dp_in_fp16(k.attention));
 }
 /// The number of tensors of keys that have copies: K and V, or one of the two.
 int key_roles(const KernelSpec& k) {
-  return k.pass == Pass::backward ? 1 + copies_rows(k) : 1 + which_int8(k.attention.precision).s;
+  return k.pass == Pass::backward ? 1 + copies_values(k) : 1 + which_int8(k.attention.precision).s;
 }
 
 /// The most blocks per SM that leave each thread enough registers. With one block more, some
@@ -65,7 +70,7 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("VT8", !backward);
   c.add("DQ_SUM", backward && may_fuse_backward(s));
   c.add("DQ_SUM16", backward && sums_dq_in_fp16(s));
-  c.add("V_ROWS", copies_rows(k));
+  c.add("V_ROWS", copies_values(k));
   c.add("DOUT_ROWS", copies_rows(k));
   c.add("QUERY_ROWS", copies_rows(k) && !int8.dk);
   c.add("QUERY_TOKENS", query_tokens(k));
@@ -73,6 +78,16 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
   c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
   c.add("BLOCKS_PER_SM", blocks_per_sm(k));
+}
+
+std::vector<Field> fields() {
+  return fields_named({O::q,          O::k,         O::v,         O::out,          O::dout,
+                       O::lse,        O::dlse,      O::k_partial, O::k_mean,       O::q8,
+                       O::q_rows,     O::k8,        O::k8_scale,  O::vt8,          O::vt8_scale,
+                       O::kt8,        O::qt8,       O::kt8_scale, O::qt8_scale,    O::dot8,
+                       O::dot8_scale, O::dout_rows, O::k_rows,    O::sink_partial, O::v_rows,
+                       O::query_rows, O::dq_sum,    O::key_range, O::dq_factor,    O::given_k_mean,
+                       O::q_mean});
 }
 
 } // namespace
@@ -83,13 +98,8 @@ std::vector<KernelDefinition> quantize_kernels() {
       .differs_by_pass = true,
       .needed = [](Pass, const AttentionSpec&) { return true; },
       .narrow = narrow,
-      .fields = fields_named(
-          {O::q,         O::k,          O::v,          O::out,       O::dout,      O::lse,
-           O::dlse,      O::k_partial,  O::k_mean,     O::q8,        O::q_rows,    O::k8,
-           O::k8_scale,  O::vt8,        O::vt8_scale,  O::kt8,       O::qt8,       O::kt8_scale,
-           O::qt8_scale, O::dot8,       O::dot8_scale, O::dout_rows, O::k_rows,    O::sink_partial,
-           O::v_rows,    O::query_rows, O::dq_sum,     O::key_range, O::dq_factor, O::given_k_mean,
-           O::q_mean}),
+      .fields = fields(),
+      .half_fields = fields_and(fields(), {O::value_range, O::half_v, O::half_dout, O::dp_factor}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },

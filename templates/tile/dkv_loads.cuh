@@ -11,6 +11,9 @@
 #include "tile/products.cuh"
 #include "tile/transposed_scores.cuh"
 
+/// DP16: in a stage the factors of dP's sums lie where key 0's dS would.
+constexpr int ROW_FACTOR = ROW_SINK;
+
 /// Runs whose scales are in shared memory: that of the units which sums had before, the one of
 /// their units now, and the next.
 constexpr int UNIT_SLOTS = 3;
@@ -25,9 +28,10 @@ struct SharedLayout {
   static constexpr int DOUT = QUERIES + TILE_Q * SCORE_ROW_BYTES;
   /// Q for dK: transposed, or rows of 16 bits.
   static constexpr int DK_QUERIES = DOUT + TILE_Q * VALUE_ROW_BYTES;
-  /// dO for dV, transposed; in 16 bits the rows for dP serve.
+  /// dO for dV, transposed; in 16 bits the rows for dP serve, or, DP16, rows of the caller's dO.
   static constexpr int DV_DOUT = DK_QUERIES + TILE_Q * (DK16 ? SUM_ROW_BYTES : SUM_CHANNELS);
-  static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : SUM_CHANNELS); ///< vectors per query
+  static constexpr int DV_DOUT_BYTES = DV16 ? (DP16 ? SUM_ROW_BYTES : 0) : SUM_CHANNELS;
+  static constexpr int ROWS = DV_DOUT + TILE_Q * DV_DOUT_BYTES; ///< vectors per query
   static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
   static constexpr int STAGE_BYTES = ROWS + ROW_VECTORS * TILE_Q * 4;
   static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
@@ -58,11 +62,15 @@ struct Loads {
                               p.k + at.first_key(p.k_stride_b, p.k_stride_s) +
                                   at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
                               p.k_stride_s, at.seq_kv() - first_key, p.channels);
-    load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::VALUES,
-        p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
-            first_key * p.v_stride_s,
-        p.v_stride_s * 2, at.seq_kv() - first_key, p.value_channels);
+    if constexpr (DP16)
+      load_image<BLOCK_KV * VALUE_ROW_BYTES>(shared + SharedLayout::VALUES,
+                                             half_v(p) + (at.padded_key() + first_key) * HEAD_DIM);
+    else
+      load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
+          shared + SharedLayout::VALUES,
+          p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
+              first_key * p.v_stride_s,
+          p.v_stride_s * 2, at.seq_kv() - first_key, p.value_channels);
   }
   /// Of a tile of queries what S and dP take.
   __device__ __forceinline__ void rows(const QueryTile& tile, u32 stage) const {
@@ -72,10 +80,17 @@ struct Loads {
                               query_rows(tile), p.q_stride_s, valid, p.channels);
       load_floats<SharedLayout::ROWS_BYTES / 4, THREADS>(stage + SharedLayout::ROWS,
                                                          p.q_rows + tile.rows());
-      load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(),
-                             p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
-                                 tile.head * p.dout_stride_h + tile.first_query() * p.dout_stride_s,
+      const Element* douts = p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
+                             tile.head * p.dout_stride_h + tile.first_query() * p.dout_stride_s;
+      load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, dout_copy(p) + tile.elements(), douts,
                              p.dout_stride_s, valid, p.value_channels);
+      if constexpr (DP16)
+        load_floats<TILE_Q, THREADS>(stage + SharedLayout::ROWS + ROW_FACTOR * TILE_Q * 4,
+                                     dp_factors(p) + tile.rows() / ROW_VECTORS);
+      if constexpr (DP16 && DV16)
+        load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(stage + SharedLayout::DV_DOUT,
+                                                  douts + first_channel(), p.dout_stride_s * 2,
+                                                  valid, p.value_channels);
     }
     cp_async_commit();
   }

@@ -55,6 +55,7 @@ public:
         value_tensor(p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h),
         keys8(p.k8 + at.padded_key() * HEAD_DIM), keys_t(p.kt8 + at.padded_key() * HEAD_DIM),
         rows16(p.k_rows + at.padded_key() * HEAD_DIM),
+        half_values(half_v(p) + at.padded_key() * HEAD_DIM),
         key_scales(p.k8_scale + at.padded_key() / KEYS_A_SCALE) {
     if constexpr (HOLDS_COPIER)
       copy_values.hold();
@@ -68,7 +69,7 @@ public:
                                  at.head * p.q_stride_h + first_query * p.q_stride_s,
                              p.q_stride_s, at.seq_q() - first_query, p.channels);
     load_dout_rows<BLOCK_Q>(shared + SharedLayout::DOUT,
-                            p.dout_rows + (at.padded_query() + first_query) * HEAD_DIM,
+                            dout_copy(p) + (at.padded_query() + first_query) * HEAD_DIM,
                             p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
                                 at.head * p.dout_stride_h + first_query * p.dout_stride_s,
                             p.dout_stride_s, at.seq_q() - first_query, p.value_channels);
@@ -88,10 +89,14 @@ public:
     }
   }
   __device__ __forceinline__ void values(int tile, int stage, int valid) const {
-    load_tile<TOKENS_PER_TILE, VALUE_ROW_BYTES, THREADS>(
-        shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES,
-        value_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.v_stride_s, p.v_stride_s * 2,
-        valid, p.value_channels, copy_values);
+    const u32 destination = shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES;
+    if constexpr (DP16)
+      load_image<SharedLayout::VALUES_BYTES>(
+          destination, half_values + static_cast<s64>(tile) * (TOKENS_PER_TILE * HEAD_DIM));
+    else
+      load_tile<TOKENS_PER_TILE, VALUE_ROW_BYTES, THREADS>(
+          destination, value_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.v_stride_s,
+          p.v_stride_s * 2, valid, p.value_channels, copy_values);
   }
   /// The keys that dS meets.
   __device__ __forceinline__ void summed(int group, int stage) const {
@@ -129,6 +134,7 @@ private:
   const Element *key_tensor, *value_tensor;
   const s8 *keys8, *keys_t;
   const Element* rows16;
+  const fp16* half_values;
   const float* key_scales;
   Copier<VALUE_ROW_BYTES, THREADS> copy_values;
 };
