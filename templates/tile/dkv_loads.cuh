@@ -80,17 +80,15 @@ struct Loads {
                               query_rows(tile), p.q_stride_s, valid, p.channels);
       load_floats<SharedLayout::ROWS_BYTES / 4, THREADS>(stage + SharedLayout::ROWS,
                                                          p.q_rows + tile.rows());
-      const Element* douts = p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
-                             tile.head * p.dout_stride_h + tile.first_query() * p.dout_stride_s;
-      load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, dout_copy(p) + tile.elements(), douts,
-                             p.dout_stride_s, valid, p.value_channels);
+      load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, dout_copy(p) + tile.elements(),
+                             rows_of_dout(tile), p.dout_stride_s, valid, p.value_channels);
       if constexpr (DP16)
         load_floats<TILE_Q, THREADS>(stage + SharedLayout::ROWS + ROW_FACTOR * TILE_Q * 4,
                                      dp_factors(p) + tile.rows() / ROW_VECTORS);
       if constexpr (DP16 && DV16)
         load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(stage + SharedLayout::DV_DOUT,
-                                                  douts + first_channel(), p.dout_stride_s * 2,
-                                                  valid, p.value_channels);
+                                                  rows_of_dout(tile) + first_channel(),
+                                                  p.dout_stride_s * 2, valid, p.value_channels);
     }
     cp_async_commit();
   }
@@ -132,6 +130,10 @@ struct Loads {
   }
 
 private:
+  __device__ __forceinline__ const Element* rows_of_dout(const QueryTile& tile) const {
+    return p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) + tile.head * p.dout_stride_h +
+           tile.first_query() * p.dout_stride_s;
+  }
   __device__ __forceinline__ const Element* query_rows(const QueryTile& tile) const {
     return p.q + at.first_query(p.q_stride_b, p.q_stride_s) + tile.head * p.q_stride_h +
            tile.first_query() * p.q_stride_s;

@@ -55,7 +55,7 @@ public:
         value_tensor(p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h),
         keys8(p.k8 + at.padded_key() * HEAD_DIM), keys_t(p.kt8 + at.padded_key() * HEAD_DIM),
         rows16(p.k_rows + at.padded_key() * HEAD_DIM),
-        half_values(half_v(p) + at.padded_key() * HEAD_DIM),
+        half_values(DP16 ? half_v(p) + at.padded_key() * HEAD_DIM : nullptr),
         key_scales(p.k8_scale + at.padded_key() / KEYS_A_SCALE) {
     if constexpr (HOLDS_COPIER)
       copy_values.hold();
