@@ -54,15 +54,21 @@ Operation::Operation(const ResolvedSpec& spec, const Arch& arch, const Tiles& gi
 }
 
 void Operation::check_dp_sums() const {
-  for (KernelKind kind : launch_order(Pass::backward, built_))
-    if (definition_of(kind).tiling && tile_of(kind).family != Family::mma)
+  AttentionSpec with_fp32 = spec_; // every family has tiles for it
+  with_fp32.dp_sums = DpSums::fp32;
+  for (KernelKind kind : launch_order(Pass::backward, built_)) {
+    const auto given = given_.find(kind);
+    const TileConfig tile = kind == KernelKind::backward ? *fused_tile_
+                            : given != given_.end()      ? given->second
+                                                         : default_tile(kind, with_fp32, arch_);
+    if (definition_of(kind).tiling && tile.family != Family::mma)
       throw SpecError("dp_sums = " + value_text(spec_->dp_sums) + " is not supported on " +
                       std::string(arch_.name) + (given_.empty() ? "" : " with these tiles") + ": " +
                       std::string(to_string(kind)) + " is of the family '" +
-                      value_text(tile_of(kind).family) + "' there; the family '" +
-                      value_text(Family::mma) +
+                      value_text(tile.family) + "' there; the family '" + value_text(Family::mma) +
                       "' has it, which all other GPUs have by default: give tiles of that family "
                       "for the backward, or leave dp_sums out for fp32");
+  }
 }
 
 TileConfig Operation::tile_of(KernelKind kind) const {

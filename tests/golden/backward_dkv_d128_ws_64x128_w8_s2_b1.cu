@@ -106,6 +106,7 @@ struct Params {
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
+//   tile/dp_sums.cuh
 //   ptx/wgmma.cuh
 //   tile/ones_rows.cuh
 //   tile/magic_product.cuh

@@ -117,6 +117,7 @@ struct Params {
 //   tile/visible.cuh
 //   tile/dq_ends.cuh
 //   tile/mean_columns.cuh
+//   tile/dp_sums.cuh
 //   ptx/mma.cuh
 //   ptx/ldmatrix.cuh
 //   tile/fragments.cuh

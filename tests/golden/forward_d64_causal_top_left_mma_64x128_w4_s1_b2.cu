@@ -107,6 +107,7 @@ struct Params {
 //   tile/swizzle.cuh
 //   tile/shared_tile.cuh
 //   tile/accumulators.cuh
+//   tile/dp_sums.cuh
 //   ptx/mma.cuh
 //   ptx/ldmatrix.cuh
 //   tile/fragments.cuh

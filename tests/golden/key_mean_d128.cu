@@ -63,4 +63,7 @@ struct Params {
 //   ptx/special.cuh
 //   tile/packed.cuh
 //   tile/place.cuh
+//   tile/dp_sums.cuh
+//   tile/half_operands.cuh
+//   tile/value_range.cuh
 //   kernels/key_mean.cuh

@@ -117,6 +117,8 @@ struct Params {
 //   tile/token_share.cuh
 //   tile/channel_scale.cuh
 //   tile/dq_factor.cuh
+//   tile/dp_sums.cuh
+//   tile/half_operands.cuh
 //   tile/key_mean.cuh
 //   ptx/special.cuh
 //   tile/packed.cuh
