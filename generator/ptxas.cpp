@@ -69,6 +69,15 @@ std::vector<PtxasRow> rows() {
                 k.arch.major >= 10;
        },
        kLevel1, "spills from level 2 on"},
+      {"fused-half-dp",
+       {Kind::backward},
+       mma,
+       [](Spec k) {
+         return narrow(k) && sums_dp_in_fp16(k.attention) && k.attention.smooth_q &&
+                which_int8(k.attention.precision).dq;
+       },
+       kLevel1,
+       "smoothed queries spill 20 bytes on sm_86 otherwise"},
       {"dkv-sm_103-block", dkv, mma,
        [](Spec k) {
          return k.arch.name == "sm_103" && grouping_of(k.attention.granularity).one_scale;

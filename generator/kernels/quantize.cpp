@@ -44,9 +44,10 @@ int key_roles(const KernelSpec& k) {
 int blocks_per_sm(const KernelSpec& k) {
   const Int8Products int8 = which_int8(k.attention.precision);
   const bool wide = width(k.attention) > 64, backward = k.pass == Pass::backward;
-  const bool unrotated = int8.s && !k.attention.rotate;
+  const bool unrotated = int8.s && !k.attention.rotate, half_dp = sums_dp_in_fp16(k.attention);
   const bool tight = backward && (k.arch.major >= 10 || (int8.s && int8.dk && !int8.dv) ||
-                                  (!wide && (unrotated || !int8.s || k.attention.packed)));
+                                  (!wide && (unrotated || !int8.s || k.attention.packed ||
+                                             (half_dp && k.attention.smooth_q))));
   return width(k.attention) > kWidestFused ? 1 : (wide ? 2 : 3) - tight;
 }
 

@@ -60,6 +60,7 @@ def emulate(
     smooth_q: bool = False,
     rotate: bool = True,
     precision: Precision | Iterable[Product] = "six-of-seven",
+    dp_sums: Literal["fp32", "fp16"] = "fp32",
     dlse: Array | None = None,
     softmax_scale: float | None = None,
     dtype: str | DType = "bf16",

@@ -129,20 +129,21 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
 /// V as it comes, key 0 with it; DP16: as dP's product has it.
 __device__ __forceinline__ void copy_values(const Params& p, const QueryHead& at, int index) {
   const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
-  const Source v = values_of(p, at, unit, 0);
-  const s64 copy = (at.padded_key() + unit.first) * HEAD_DIM;
-  const Power power = find_values(p, at);
-  walk_tokens(v, unit.written, [&](int token, const Share& share) {
-    if constexpr (DP16) {
+  if constexpr (DP16) {
+    const Source v = values_of(p, at, unit, 0);
+    const Power power = find_values(p, at);
+    walk_tokens(v, unit.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
 #pragma unroll
       for (int i = 0; i < SHARE; ++i)
         x[i] = v.has(token) ? (x[i] - value_centre()[channel_of(i)]) * power.value : 0;
-      write_elements(half_v(p) + copy, token, x);
-    } else {
-      write_share(p.v_rows + copy, token, share);
-    }
+      write_elements(half_v(p) + (at.padded_key() + unit.first) * HEAD_DIM, token, x);
+    });
+    return;
+  }
+  walk_tokens(values_of(p, at, unit, 0), unit.written, [&](int token, const Share& share) {
+    write_share(p.v_rows + (at.padded_key() + unit.first) * HEAD_DIM, token, share);
   });
 }
 

@@ -248,8 +248,15 @@ inline const std::vector<Case>& all_cases() {
       c.tiles = mma_tiles(c.spec);
       if (h.fused)
         (*c.tiles)[KernelKind::backward] = parse_tile(h.fused);
-      else
-        c.tiles->erase(KernelKind::backward);
+      list.push_back(c);
+    }
+    Case half_window{"HalfDp_Window_D128_bf16", {128, bf16, none, row}, {}};
+    half_window.spec.window_left = 70, half_window.spec.window_right = 20;
+    Case half_smooth_q{"HalfDp_SmoothQ_D64_fp16_TopLeft", {64, fp16, top, row}, {}};
+    half_smooth_q.spec.smooth_q = true;
+    for (Case c : {half_window, half_smooth_q}) {
+      c.spec.dp_sums = DpSums::fp16;
+      c.tiles = mma_tiles(c.spec);
       list.push_back(c);
     }
     // Queries less their unit's mean.

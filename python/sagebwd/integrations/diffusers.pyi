@@ -12,7 +12,7 @@ def use(
     *, granularity: Literal["row", "block"] = ..., group_q: int | None = ...,
     group_kv: int | None = ..., sink_keys: int | None = ..., smooth_k: bool = ...,
     smooth_q: bool = ..., rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
-    dq_sums: Literal["fp32", "fp16"] = ...,
+    dq_sums: Literal["fp32", "fp16"] = ..., dp_sums: Literal["fp32", "fp16"] = ...,
 ) -> None: ...
 
 

@@ -28,6 +28,7 @@ def attention(
     precision: Precision = "six-of-seven",
     deterministic: bool = True,
     dq_sums: Literal["fp32", "fp16"] = "fp32",
+    dp_sums: Literal["fp32", "fp16"] = "fp32",
     softmax_scale: float | None = None,
     layout: Layout = "bhsd",
     return_lse: Literal[False] = False,
@@ -52,6 +53,7 @@ def attention(
     precision: Precision = "six-of-seven",
     deterministic: bool = True,
     dq_sums: Literal["fp32", "fp16"] = "fp32",
+    dp_sums: Literal["fp32", "fp16"] = "fp32",
     softmax_scale: float | None = None,
     layout: Layout = "bhsd",
 ) -> tuple[Array, Array]: ...
@@ -74,6 +76,7 @@ def attention(
     precision: Precision = "six-of-seven",
     deterministic: bool = True,
     dq_sums: Literal["fp32", "fp16"] = "fp32",
+    dp_sums: Literal["fp32", "fp16"] = "fp32",
     softmax_scale: float | None = None,
     layout: Layout = "bhsd",
     return_lse: bool = False,
