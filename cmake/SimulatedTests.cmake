@@ -112,7 +112,8 @@ Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*;\
 Gpu/NonFinite.*/HalfDp_D64_bf16;Gpu/NonFinite.*/HalfDp_Fused_D64_bf16_TopLeft")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
 simulated_test(BitsOfHalfDp "Gpu/BitsOfHalfDp.*" SIMULATOR_SEED=7)
-simulated_test(HalfDp "Gpu/HalfDp*.*;Gpu/ValueDim.*/HalfDp*;Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp*")
+simulated_test(HalfDp "Gpu/HalfDp*.*;Gpu/ValueDim.*/HalfDp*;\
+Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp*")
 simulated_test(DpStart "Gpu/DpStart.*" SIMULATOR_SEED=6)
 simulated_test(Tiles "Gpu/AnyTile.*/D64_TopLeft")
 simulated_test(SharedKernels "OnGpu.WindowsOfAllSizesHaveOneSetOfKernels")

@@ -78,6 +78,15 @@ std::vector<PtxasRow> rows() {
        },
        kLevel1,
        "smoothed queries spill 20 bytes on sm_86 otherwise"},
+      {"dkv-half-dp",
+       {Kind::backward_dkv},
+       mma,
+       [](Spec k) {
+         return narrow(k) && sums_dp_in_fp16(k.attention) && has_scores16(k) &&
+                grouping_of(k.attention.granularity).one_scale && consumer_blackwell(k);
+       },
+       kLevel1,
+       "16 bytes spill otherwise"},
       {"dkv-sm_103-block", dkv, mma,
        [](Spec k) {
          return k.arch.name == "sm_103" && grouping_of(k.attention.granularity).one_scale;

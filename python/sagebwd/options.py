@@ -128,8 +128,8 @@ class Options(Mask):
     )
     dp_sums: str = _option(
         "fp32",
-        "the format in which tensor cores sum dP: 'fp32', or 'fp16', which GeForce GPUs do at twice "
-        "the rate. Powers of two keep finite inputs from overflowing, and the mean of v is "
+        "the format in which tensor cores sum dP: 'fp32', or 'fp16', which GeForce GPUs do at "
+        "twice the rate. Powers of two keep finite inputs from overflowing, and the mean of v is "
         "subtracted before. Only mma.sync kernels have 'fp16': those of all GPUs except sm_90.",
     )
 
