@@ -169,7 +169,7 @@ def clocks(gpu: Gpu, kernel: Kernel, body: Executed, scores: int) -> dict[str, f
     """The fewest clocks of one SM per score, for each pipe that it may have to wait for."""
     lanes = {pipe: 32 * count for pipe, count in body.by_pipe().items()}
     imads = 32 * body.total(lambda i: i.base == "IMAD")
-    tensor = body.total(lambda i: 2 * i.macs / gpu.tensor_rate(i.base) if i.macs else 0)
+    tensor = body.total(lambda i: 2 * i.macs / gpu.tensor_rate(i.name) if i.macs else 0)
     shared = body.total(lambda i: i.shared_read_bytes + i.shared_write_bytes)
     busy = {
         "issue": sum(lanes.values()) / gpu.issue_lanes,

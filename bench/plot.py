@@ -15,18 +15,27 @@ from sagebwd.experiments.plot import plot_curves
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
+def panels_of(rows: int, columns: int, figsize: tuple[float, float], **shared: bool):
+    """A figure, and its panels in rows and columns."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=figsize)
+    return figure, figure.subplots(rows, columns, squeeze=False, **shared)
+
+
+def saved(figure, path: Path, dpi: int) -> Path:
+    """The figure as a picture beside the record."""
+    picture = path.with_suffix(".png")
+    figure.savefig(picture, dpi=dpi)
+    return picture
+
+
 def plot_speed(path: Path) -> Path:
     """TFLOPS of forward + backward, with one panel per head dimension and mask."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     record = json.loads(path.read_text())
     rows = [row for row in record["rows"] if "error" not in row]
     panels = sorted({(row["head_dim"], row["causal"]) for row in rows})
-    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 4), sharey=True,
-                                squeeze=False)
+    figure, axes = panels_of(1, len(panels), figsize=(4 * len(panels), 4), sharey=True)
     for panel, (head_dim, causal) in zip(axes[0], panels):
         chosen = [r for r in rows if (r["head_dim"], r["causal"]) == (head_dim, causal)]
         labels = list(dict.fromkeys(row["attention"] for row in chosen))
@@ -45,28 +54,19 @@ def plot_speed(path: Path) -> Path:
     axes[0][0].legend(fontsize="small")
     figure.suptitle(record["environment"]["gpu"] or "no GPU: a trial of the script")
     figure.tight_layout()
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
-    return picture
+    return saved(figure, path, dpi=120)
 
 
 def plot_grid(path: Path) -> Path:
     """Speed relative to cuDNN, and time and memory per head, over lengths. One column per head
     dimension."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     record = json.loads(path.read_text())
     rows = [row for row in record["rows"] if "error" not in row and not row["heads_kv"]
             and (row["dtype"], row["layout"]) == ("bf16", "bhsd")
             and "deterministic" not in row["attention"].split(", ")]  # fmt: skip
     head_dims = sorted({row["head_dim"] for row in rows})
     labels = list(dict.fromkeys(row["attention"] for row in rows))
-    figure, axes = plt.subplots(3, len(head_dims), figsize=(5 * len(head_dims), 11), sharex=True,
-                                squeeze=False)
+    figure, axes = panels_of(3, len(head_dims), figsize=(5 * len(head_dims), 11), sharex=True)
 
     def of_a_head(row: dict, value: float) -> float:
         return value / (row["batch"] * row["heads"])
@@ -103,25 +103,17 @@ def plot_grid(path: Path) -> Path:
     gpu = record["environment"]["gpu"] or "no GPU: a trial of the script"
     figure.suptitle(f"{gpu}: forward + backward")
     figure.tight_layout(rect=(0, 0.05, 1, 1))
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=100)
-    plt.close(figure)
-    return picture
+    return saved(figure, path, dpi=100)
 
 
 def plot_instructions(path: Path) -> Path:
     """Instructions per score and thread, by pipe, with one panel per kernel and head dimension."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = [row for row in json.loads(path.read_text())["kernels"]
             if row["causal"] == "none" and row["precision"] == "six-of-seven"]  # fmt: skip
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     head_dims = sorted({row["head_dim"] for row in rows})
-    figure, axes = plt.subplots(len(head_dims), len(kernels), sharey=True, squeeze=False,
-                                figsize=(4 * len(kernels), 3 * len(head_dims)))
+    figure, axes = panels_of(len(head_dims), len(kernels), sharey=True,
+                             figsize=(4 * len(kernels), 3 * len(head_dims)))
     for line, head_dim in zip(axes, head_dims):
         for panel, kernel in zip(line, kernels):
             chosen = [r for r in rows if (r["head_dim"], r["kernel"]) == (head_dim, kernel)]
@@ -136,6 +128,48 @@ def plot_instructions(path: Path) -> Path:
             panel.grid(axis="y", alpha=0.3)
         line[0].set_ylabel("instructions a score")
     axes[0][0].legend(fontsize="small")
+    figure.tight_layout()
+    return saved(figure, path, dpi=110)
+
+
+def plot_balance(path: Path) -> Path:
+    """Predicted speed of forward + backward relative to FlashAttention-2, with one panel per head
+    dimension and mask. Lines are what has been published for the paper's kernels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    record = json.loads(path.read_text())
+    rows = [row for row in record["rows"] if row["correct"]]
+    panels = sorted({(r["head_dim"], r["causal"], r["tokens"]) for r in rows},
+                    key=lambda panel: (-panel[2], *panel))  # fmt: skip
+    columns = min(4, len(panels))
+    figure, axes = plt.subplots(-(-len(panels) // columns), columns, squeeze=False, sharey=True,
+                                figsize=(4 * columns, 4 * -(-len(panels) // columns)))
+    gpus, plans = (list(dict.fromkeys(row[key] for row in rows)) for key in ("gpu", "plan"))
+    width = 0.8 / len(plans)
+    for panel, (head_dim, causal, tokens) in zip(axes.flat, panels):
+        for index, plan in enumerate(plans):
+            found = {r["gpu"]: r["predicted"]["forward+backward"]["ratio_to_fa2"] for r in rows
+                     if (r["plan"], r["head_dim"], r["causal"], r["tokens"])
+                     == (plan, head_dim, causal, tokens)}  # fmt: skip
+            places = [i + (index - (len(plans) - 1) / 2) * width for i in range(len(gpus))]
+            panel.bar(places, [found.get(gpu, 0) for gpu in gpus], width, label=plan)
+        for row in rows:
+            if row["published"] and (row["head_dim"], row["causal"], row["tokens"]) == (
+                head_dim, causal, tokens):  # fmt: skip
+                place = gpus.index(row["gpu"])
+                panel.hlines(row["published"]["ratio_to_fa2"], place - 0.45, place + 0.45,
+                             color="black", linestyle="--")  # fmt: skip
+        panel.axhline(1, color="gray", linewidth=1)
+        panel.set_xticks(range(len(gpus)), gpus)
+        panel.set_title(f"D {head_dim}, {tokens} tokens{', causal' if causal else ''}")
+        panel.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("predicted speed, FlashAttention-2 = 1")
+    axes[0][0].legend(fontsize="small")
+    gpu = record["environment"]["gpu"] or "no GPU: a trial of the script"
+    figure.suptitle(f"{gpu}, slowed: forward + backward")
     figure.tight_layout()
     picture = path.with_suffix(".png")
     figure.savefig(picture, dpi=110)
@@ -160,12 +194,13 @@ def main(arguments: list[str] | None = None) -> int:
     pictures = [(plot_grid if path.stem.startswith("speed-grid") else plot_speed)(path)
                 for path in sorted(folder.glob("speed*.json"))]
     pictures += [plot_instructions(path) for path in sorted(folder.glob("instructions*.json"))]
+    pictures += [plot_balance(path) for path in sorted(folder.glob("balance*.json"))]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
     if folder == RESULTS:
         pictures.append(plot_wins())
     if not pictures:
-        print(f"{folder} holds no speed*.json, no instructions*.json "
-              "and no *curves*.csv", file=sys.stderr)
+        print(f"{folder} holds no speed*.json, no instructions*.json, "
+              "no balance*.json and no *curves*.csv", file=sys.stderr)
         return 1
     for picture in pictures:
         print(picture)

@@ -186,6 +186,29 @@ def generation(record: dict) -> list[str]:
     return lines
 
 
+#: Plans of the table of predictions, and how readers call them.
+PREDICTED = {
+    "six-of-seven": "",
+    "six-of-seven no-deterministic": ", `deterministic=False`",
+}
+
+
+def predicted(record: dict) -> list[str]:
+    """For each GPU that is not at hand, the speed of forward + backward at 8192 tokens relative to
+    FlashAttention-2."""
+    rows = {(r["gpu"], r["plan"], r["head_dim"], r["causal"], r["tokens"]): r
+            for r in record["rows"]}  # fmt: skip
+    shapes = {called: shape for called, shape in SHAPES.items() if shape[0] != 256}
+    lines = [f"| predicted | {' | '.join(shapes)} |", "|---" * (1 + len(shapes)) + "|"]
+    for gpu in dict.fromkeys(r["gpu"] for r in record["rows"]):
+        for plan, called in PREDICTED.items():
+            found = (sound(rows, gpu, plan, *shape)["predicted"]["forward+backward"]
+                     for shape in shapes.values())  # fmt: skip
+            cells = [f"{one['ratio_to_fa2']:.2f}x" for one in found]
+            lines.append(f"| {gpu}{called} | {' | '.join(cells)} |")
+    return lines
+
+
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED)},

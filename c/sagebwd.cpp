@@ -99,6 +99,27 @@ Packing packing_of(const sagebwd_packing& p) {
   return {p.first_queries, p.first_keys, p.lengths_q, p.lengths_kv, p.apart != 0};
 }
 
+/// What both passes have.
+template <typename Args, typename Given>
+Args common(const Given& a, float softmax_scale, void* workspace, size_t workspace_bytes,
+            void* stream) {
+  Args args;
+  args.problem = problem_of(a.problem);
+  args.q = tensor_of(a.q);
+  args.k = tensor_of(a.k);
+  args.v = tensor_of(a.v);
+  args.out = tensor_of(a.out);
+  args.lse = a.lse;
+  args.softmax_scale = softmax_scale;
+  args.workspace = workspace;
+  args.workspace_bytes = workspace_bytes;
+  args.stream = stream;
+  args.packing = packing_of(a.packing);
+  args.value_dim = a.value_dim;
+  args.k_mean = a.k_mean;
+  return args;
+}
+
 } // namespace
 
 const char* sagebwd_last_error() { return last_error.c_str(); }
@@ -143,20 +164,8 @@ sagebwd_status sagebwd_forward(sagebwd_operation* operation, const sagebwd_forwa
                                void* stream) {
   return guarded([&] {
     Attention& attention = given(operation, "operation").attention;
-    const sagebwd_forward_args a = arguments(args);
-    attention.forward({.problem = problem_of(a.problem),
-                       .q = tensor_of(a.q),
-                       .k = tensor_of(a.k),
-                       .v = tensor_of(a.v),
-                       .out = tensor_of(a.out),
-                       .lse = a.lse,
-                       .softmax_scale = softmax_scale,
-                       .workspace = workspace,
-                       .workspace_bytes = workspace_bytes,
-                       .stream = stream,
-                       .packing = packing_of(a.packing),
-                       .value_dim = a.value_dim,
-                       .k_mean = a.k_mean});
+    attention.forward(
+        common<ForwardArgs>(arguments(args), softmax_scale, workspace, workspace_bytes, stream));
   });
 }
 
@@ -166,23 +175,12 @@ sagebwd_status sagebwd_backward(sagebwd_operation* operation, const sagebwd_back
   return guarded([&] {
     Attention& attention = given(operation, "operation").attention;
     const sagebwd_backward_args a = arguments(args);
-    attention.backward({.problem = problem_of(a.problem),
-                        .q = tensor_of(a.q),
-                        .k = tensor_of(a.k),
-                        .v = tensor_of(a.v),
-                        .out = tensor_of(a.out),
-                        .dout = tensor_of(a.dout),
-                        .lse = a.lse,
-                        .dlse = a.dlse,
-                        .dq = tensor_of(a.dq),
-                        .dk = tensor_of(a.dk),
-                        .dv = tensor_of(a.dv),
-                        .softmax_scale = softmax_scale,
-                        .workspace = workspace,
-                        .workspace_bytes = workspace_bytes,
-                        .stream = stream,
-                        .packing = packing_of(a.packing),
-                        .value_dim = a.value_dim,
-                        .k_mean = a.k_mean});
+    auto backward = common<BackwardArgs>(a, softmax_scale, workspace, workspace_bytes, stream);
+    backward.dout = tensor_of(a.dout);
+    backward.dlse = a.dlse;
+    backward.dq = tensor_of(a.dq);
+    backward.dk = tensor_of(a.dk);
+    backward.dv = tensor_of(a.dv);
+    attention.backward(backward);
   });
 }

@@ -4,8 +4,9 @@
 
 file(GLOB_RECURSE public_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
      generator/*.h cache/*.h runtime/*.h)
-# These wrap LLVM, and nobody but .cpp files includes them.
-list(REMOVE_ITEM public_headers cache/untrusted.h cache/bounded_json.h)
+# These wrap LLVM, or include templates/layouts/, and nobody but .cpp files includes them.
+list(REMOVE_ITEM public_headers cache/untrusted.h cache/bounded_json.h
+     generator/kernels/attention.h)
 set(public_include ${CMAKE_CURRENT_BINARY_DIR}/include)
 set(write_public_headers ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)
 set(sources ${public_headers})

@@ -36,7 +36,8 @@ function(sanitized_objects name sources)
   file(GLOB cache_sources CONFIGURE_DEPENDS cache/*.cpp)
   add_library(${name} OBJECT ${cache_sources} ${sources} runtime/kernel_builder.cpp
               runtime/parallel_for.cpp)
-  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}
+                             PRIVATE ${PROJECT_SOURCE_DIR}/templates)
   target_compile_options(${name} PUBLIC ${warnings} -O0 -g1 -fPIC ${ARGN})
   target_precompile_headers(${name} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled.h)
   target_link_options(${name} PUBLIC ${ARGN})

@@ -19,6 +19,7 @@ foreach(suite generator templates cache runtime gpu)
   target_compile_definitions(${suite}_tests PRIVATE
                              SAGEBWD_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                              SAGEBWD_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  target_include_directories(${suite}_tests PRIVATE ${PROJECT_SOURCE_DIR}/templates) # layouts/
   target_link_libraries(${suite}_tests PRIVATE sagebwd_runtime LLVMSupportOnly GTest::gtest
                         GTest::gtest_main)
   target_compile_options(${suite}_tests PRIVATE -O0)

@@ -1,6 +1,7 @@
 //===- plan.cpp - Problems, workspace and launch geometry ------------------===//
 
 #include "generator/definition.h"
+#include "templates/layouts/copies.cuh"
 
 #include <algorithm>
 
@@ -8,6 +9,9 @@ namespace sagebwd {
 namespace {
 
 using O = Operand;
+
+static_assert(kTokensPerTile == TOKENS_PER_TILE && kRowVectors == ROW_VECTORS &&
+              kChannelVectors == CHANNEL_VECTORS && kKeysAScale == KEYS_A_SCALE);
 
 /// One buffer of the workspace.
 struct Buffer {

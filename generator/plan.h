@@ -42,7 +42,7 @@ inline constexpr int64_t kPadding = 128;
 /// Tokens in one tile of a transposed copy. backward_dkv walks over so many queries at a time.
 inline constexpr int kTokensPerTile = 64;
 /// Floats that the kernels read for each query, and for each channel of a unit. They are
-/// ROW_VECTORS and CHANNEL_VECTORS of templates/base.cuh.
+/// ROW_VECTORS and CHANNEL_VECTORS of templates/layouts/copies.cuh.
 inline constexpr int64_t kRowVectors = 4, kChannelVectors = 2;
 /// The layout of the copies has one scale of K for S for so many keys, under every granularity.
 inline constexpr int64_t kKeysAScale = 8;

@@ -94,9 +94,16 @@ void bind_kernels(py::module_& m) {
   });
   m.def("arch_for_capability",
         [](int major, int minor) { return arch_for_capability(major, minor).name; });
-  m.def("emit", [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
+  using Texts = std::map<std::string, std::string>;
+  const auto kernels = [](const ResolvedSpec& spec, const std::string& arch, bool backward,
+                          const Texts& tiles) {
+    return Operation(spec, find_arch(arch), python::tiles_of_text(tiles))
+        .distinct_kernels(backward);
+  };
+  const auto emit = [kernels](const ResolvedSpec& spec, const std::string& arch, bool backward,
+                              const Texts& tiles) {
     py::list sources;
-    for (const KernelSpec& kernel : Operation(spec, find_arch(arch)).distinct_kernels(backward)) {
+    for (const KernelSpec& kernel : kernels(spec, arch, backward, tiles)) {
       KernelSource source = generate(kernel);
       sources.append(py::dict("name"_a = source.name, "kind"_a = to_string(kernel.kind),
                               "pass"_a = to_string(kernel.pass), "tile"_a = to_string(kernel.tile),
@@ -104,11 +111,11 @@ void bind_kernels(py::module_& m) {
                               "shared_bytes"_a = source.shared_bytes));
     }
     return sources;
-  });
-  m.def("build", [](const ResolvedSpec& spec, const std::string& arch, bool backward) {
-    const auto built = python::interruptibly([&] {
-      return build_operation(Operation(spec, find_arch(arch)).distinct_kernels(backward), spec);
-    });
+  };
+  const auto build = [kernels](const ResolvedSpec& spec, const std::string& arch, bool backward,
+                               const Texts& tiles) {
+    const auto built = python::interruptibly(
+        [&] { return build_operation(kernels(spec, arch, backward, tiles), spec); });
     py::list figures;
     for (const auto& kernel : built)
       figures.append(py::dict(
@@ -117,7 +124,10 @@ void bind_kernels(py::module_& m) {
           "registers"_a = kernel->entry.registers, "spill_bytes"_a = kernel->entry.spill_bytes,
           "shared_bytes"_a = kernel->entry.shared_bytes));
     return figures;
-  });
+  };
+  // `tiles`: those that are not the default ones, by the names of their kernels.
+  m.def("emit", emit, "spec"_a, "arch"_a, "backward"_a, "tiles"_a = Texts());
+  m.def("build", build, "spec"_a, "arch"_a, "backward"_a, "tiles"_a = Texts());
 }
 
 /// What this machine has, each part with the reason where it has not.

@@ -9,6 +9,8 @@
 #include "python/module.h"
 #include "python/module_gil.h"
 #include "runtime/driver/driver.h"
+#include "runtime/loaded_kernels.h"
+#include "runtime/measure.h"
 
 #include <memory>
 #include <optional>
@@ -50,15 +52,23 @@ PreparedPass prepare(const Attention& attention, const Problem& problem,
   return attention.prepare(args);
 }
 
-/// Numbers: the tensors' addresses, those of the workspace and the stream.
-void run(const PreparedPass& pass, const py::args& given) {
-  std::array<uint64_t, 32> numbers; // more than any pass has; a test gives one all of its own
+// More than any pass has; a test gives one all of its own.
+using Numbers = std::array<uint64_t, 32>;
+
+/// How many numbers are given: the tensors' addresses, those of the workspace and the stream.
+size_t read_numbers(const py::args& given, Numbers& numbers) {
   const size_t count = given.size();
   if (count < 2 || count > numbers.size())
     throw py::type_error("a pass takes its tensors' addresses, the workspace's and the stream");
   for (size_t i = 0; i < count; ++i)
     numbers[i] =
         static_cast<uint64_t>(number_of(PyTuple_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i))));
+  return count;
+}
+
+void run(const PreparedPass& pass, const py::args& given) {
+  Numbers numbers;
+  const size_t count = read_numbers(given, numbers);
   {
     const Released released;
     pass.run(std::span(numbers).first(count - 2), numbers[count - 2],
@@ -67,7 +77,42 @@ void run(const PreparedPass& pass, const py::args& given) {
   log_to_python();
 }
 
+/// (kernel, ms) of each launch.
+std::vector<std::pair<std::string, double>> run_timed(const PreparedPass& pass,
+                                                      const py::args& given) {
+  Numbers numbers;
+  const size_t count = read_numbers(given, numbers);
+  const Released released;
+  std::vector<std::pair<std::string, double>> times;
+  for (const auto& [kernel, ms] :
+       pass.run_timed(std::span(numbers).first(count - 2), numbers[count - 2],
+                      reinterpret_cast<void*>(numbers[count - 1])))
+    times.emplace_back(to_string(kernel), ms);
+  return times;
+}
+
+py::list rates_of(int device) {
+  std::vector<MeasuredRate> rates;
+  {
+    const Released released;
+    rates = measure_rates(device);
+  }
+  using namespace pybind11::literals;
+  py::list found;
+  for (const MeasuredRate& rate : rates)
+    found.append(py::dict("name"_a = rate.name, "per_clock"_a = rate.per_clock,
+                          "tera"_a = rate.tera, "clock_ghz"_a = rate.clock_ghz));
+  return found;
+}
+
 } // namespace
+
+Tiles tiles_of_text(const std::map<std::string, std::string>& texts) {
+  Tiles tiles;
+  for (const auto& [kernel, tile] : texts)
+    tiles[parse_word<KernelKind>(kernel)] = parse_tile(tile);
+  return tiles;
+}
 
 void bind_attention(py::module_& m) {
   m.def("check_value_dim",
@@ -75,16 +120,23 @@ void bind_attention(py::module_& m) {
   using WithoutGil = py::call_guard<Released>;
 
   py::class_<Attention>(m, "Attention", "One operation on one device; thread-safe.")
-      .def(py::init([](const ResolvedSpec& spec, int device, const std::string& family) {
-             if (family.empty())
-               return std::make_unique<Attention>(*spec, device);
-             const auto wanted = parse_word<Family>(family); // before there need be a device
-             const auto info = driver::device_info(device);
-             const Arch& arch = arch_for_capability(info.major, info.minor);
-             return std::make_unique<Attention>(*spec, device, default_tiles(spec, arch, wanted));
-           }),
-           WithoutGil(), py::arg("spec"), py::arg("device"), py::arg("family") = "",
-           "With a family the kernels have its default tiles; else those of records, or the GPU's.")
+      .def(
+          py::init([](const ResolvedSpec& spec, int device, const std::string& family,
+                      const std::map<std::string, std::string>& tiles) {
+            if (!tiles.empty())
+              return std::make_unique<Attention>(*spec, device, tiles_of_text(tiles));
+            if (family.empty())
+              return std::make_unique<Attention>(*spec, device);
+            const auto wanted = parse_word<Family>(family); // before there need be a device
+            const auto info = driver::device_info(device);
+            const Arch& arch = arch_for_capability(info.major, info.minor);
+            return std::make_unique<Attention>(*spec, device, default_tiles(spec, arch, wanted));
+          }),
+          WithoutGil(), py::arg("spec"), py::arg("device"), py::arg("family") = "",
+          py::arg("tiles") = std::map<std::string, std::string>(),
+          "With tiles, such as {'forward': 'mma 64x128 w4 s1 b2'}, the kernels have these, and all "
+          "others the default ones. With a family they have its default tiles; else those of "
+          "records, or the GPU's.")
       .def_property_readonly("spec", [](const Attention& a) { return resolved(a.spec()); })
       .def_property_readonly("arch", [](const Attention& a) { return a.arch().name; })
       .def(
@@ -116,7 +168,14 @@ void bind_attention(py::module_& m) {
 
   py::class_<PreparedPass>(m, "PreparedPass", "A pass over tensors of one size; thread-safe.")
       .def_property_readonly("workspace_bytes", &PreparedPass::workspace_bytes)
-      .def("__call__", &run);
+      .def("__call__", &run)
+      .def("timed", &run_timed, "Runs the kernels one after the other: (kernel, ms) of each.");
+
+  // For measurements that stand for another GPU.
+  m.def("live_as_with", &live_as_with, WithoutGil(), py::arg("sm_bytes"));
+  m.def("padded_shared_bytes", &padded_shared_bytes, py::arg("bytes"), py::arg("of_other"),
+        py::arg("of_this"));
+  m.def("measure_rates", &rates_of, py::arg("device"));
 }
 
 } // namespace sagebwd::python

@@ -169,8 +169,7 @@ ffi::Error backward(const Where& where, const Call& call, const Buffer& dout, co
   });
 }
 
-// ---- what XLA calls
-// ------------------------------------------------------------------------------
+//===--- What XLA calls ---------------------------------------------------===//
 
 template <typename Binding> auto bind_call(Binding&& binding) {
   return std::move(binding)

@@ -77,25 +77,12 @@ py::dict dict_of(reference::Outputs<T>&& outputs, const reference::Inputs& in) {
                   "ds"_a = array_of(std::move(outputs.ds), shapes.matrix));
 }
 
-using Plan = reference::ProductPlan;
-constexpr std::pair<const char*, bool Plan::*> kProducts[] = {{"s", &Plan::s},   {"pv", &Plan::pv},
-                                                              {"dv", &Plan::dv}, {"dp", &Plan::dp},
-                                                              {"dq", &Plan::dq}, {"dk", &Plan::dk}};
-
 /// The package has checked the names.
-Plan product_plan(const std::vector<std::string>& names) {
-  Plan plan;
-  for (const auto& [name, product] : kProducts)
+reference::ProductPlan product_plan(const std::vector<std::string>& names) {
+  reference::ProductPlan plan;
+  for (const auto& [name, product] : reference::kProducts)
     plan.*product = std::find(names.begin(), names.end(), name) != names.end();
   return plan;
-}
-
-std::vector<std::string> names_of(const Plan& plan) {
-  std::vector<std::string> names;
-  for (const auto& [name, product] : kProducts)
-    if (plan.*product)
-      names.emplace_back(name);
-  return names;
 }
 
 Array round_to(const py::object& given, const std::string& dtype) {

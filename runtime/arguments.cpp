@@ -104,4 +104,17 @@ void check_workspace_bytes(size_t given, size_t needed) {
                     " are needed: ask for the pass's workspace bytes first");
 }
 
+void check_value_dim(int value_dim, const AttentionSpec& spec) {
+  const std::string given = "value_dim = " + std::to_string(value_dim) +
+                            " with head_dim = " + std::to_string(spec.head_dim) +
+                            " is not supported: ";
+  if (value_dim < kLeastHeadDim || value_dim > spec.head_dim || value_dim % kHeadDimStep != 0)
+    throw SpecError(given + "it is a multiple of " + std::to_string(kHeadDimStep) + " from " +
+                    std::to_string(kLeastHeadDim) + " to head_dim" +
+                    (value_dim > spec.head_dim ? "; pad q and k with zero channels" : ""));
+  if (value_dim != spec.head_dim && fills_width(spec))
+    throw SpecError(given + "kernels of 64, 128 and 256 channels take V with all of them; pad v "
+                            "with zero channels, and cut off out's");
+}
+
 } // namespace sagebwd

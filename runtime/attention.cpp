@@ -56,19 +56,6 @@ uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows);
 
 } // namespace
 
-void check_value_dim(int value_dim, const AttentionSpec& spec) {
-  const std::string given = "value_dim = " + std::to_string(value_dim) +
-                            " with head_dim = " + std::to_string(spec.head_dim) +
-                            " is not supported: ";
-  if (value_dim < kLeastHeadDim || value_dim > spec.head_dim || value_dim % kHeadDimStep != 0)
-    throw SpecError(given + "it is a multiple of " + std::to_string(kHeadDimStep) + " from " +
-                    std::to_string(kLeastHeadDim) + " to head_dim" +
-                    (value_dim > spec.head_dim ? "; pad q and k with zero channels" : ""));
-  if (value_dim != spec.head_dim && fills_width(spec))
-    throw SpecError(given + "kernels of 64, 128 and 256 channels take V with all of them; pad v "
-                            "with zero channels, and cut off out's");
-}
-
 struct Attention::State {
   Operation operation;
   int device = 0;
@@ -226,9 +213,10 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
 }
 
 const AttentionSpec& PreparedPass::spec() const { return state_->operation.spec(); }
+int PreparedPass::device() const { return state_->device; }
 
-void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
-                       void* stream) const {
+void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t workspace, void* stream,
+                            const After& after) const {
   if (addresses.size() != tensors_.size())
     throw SpecError("this pass takes " + std::to_string(tensors_.size()) + " tensors, given are " +
                     std::to_string(addresses.size()));
@@ -251,8 +239,11 @@ void PreparedPass::run(std::span<const uint64_t> addresses, uint64_t workspace,
     part.batch = std::min(part.batch, left);
     // The first kernel waits for the caller's earlier launches and for the part before.
     for (bool overlaps = false; const LoadedKernel& kernel : kernels)
-      if (!is_idle(kernel.spec, values))
-        launch(kernel, part, values, on, std::exchange(overlaps, true));
+      if (!is_idle(kernel.spec, values)) {
+        launch(kernel, part, values, on, std::exchange(overlaps, !after));
+        if (after)
+          after(kernel.spec.kind);
+      }
   }
 }
 

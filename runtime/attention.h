@@ -16,10 +16,13 @@
 #include "runtime/error.h"
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 namespace sagebwd {
 
@@ -115,31 +118,23 @@ template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&&
   visit(Operand::lengths_kv, a.lengths_kv);
 }
 
-/// Calls the visitor with the operand and the tensor, for every tensor.
-template <typename Self, typename Visitor>
-requires std::is_same_v<std::remove_const_t<Self>, ForwardArgs>
-void visit_tensors(Self& a, Visitor&& visit) {
+/// Calls the visitor with the operand and the tensor, for every tensor of ForwardArgs or
+/// BackwardArgs.
+template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&& visit) {
+  constexpr bool backward = std::is_same_v<std::remove_const_t<Self>, BackwardArgs>;
   visit(Operand::q, a.q);
   visit(Operand::k, a.k);
   visit(Operand::v, a.v);
   visit(Operand::out, a.out);
+  if constexpr (backward) {
+    visit(Operand::dout, a.dout);
+    visit(Operand::dq, a.dq);
+    visit(Operand::dk, a.dk);
+    visit(Operand::dv, a.dv);
+  }
   visit(Operand::lse, a.lse);
-  visit(Operand::given_k_mean, a.k_mean);
-  visit_packing(a.packing, visit);
-}
-template <typename Self, typename Visitor>
-requires std::is_same_v<std::remove_const_t<Self>, BackwardArgs>
-void visit_tensors(Self& a, Visitor&& visit) {
-  visit(Operand::q, a.q);
-  visit(Operand::k, a.k);
-  visit(Operand::v, a.v);
-  visit(Operand::out, a.out);
-  visit(Operand::dout, a.dout);
-  visit(Operand::dq, a.dq);
-  visit(Operand::dk, a.dk);
-  visit(Operand::dv, a.dv);
-  visit(Operand::lse, a.lse);
-  visit(Operand::dlse, a.dlse);
+  if constexpr (backward)
+    visit(Operand::dlse, a.dlse);
   visit(Operand::given_k_mean, a.k_mean);
   visit_packing(a.packing, visit);
 }
@@ -203,14 +198,25 @@ class PreparedPass {
 public:
   const AttentionSpec& spec() const;
   size_t workspace_bytes() const { return workspace_.bytes; }
+  int device() const;
   /// `addresses` has the addresses of the pass's tensors in the order of visit_tensors(). Raises
   /// the same errors as Attention::forward() and backward().
-  void run(std::span<const uint64_t> addresses, uint64_t workspace, void* stream) const;
+  void run(std::span<const uint64_t> addresses, uint64_t workspace, void* stream) const {
+    run_each(addresses, workspace, stream, {});
+  }
+  /// The same for measurements: no kernel begins before the one ahead of it has ended. Waits for
+  /// the last one, and returns the milliseconds of each launch.
+  std::vector<std::pair<KernelKind, double>> run_timed(std::span<const uint64_t> addresses,
+                                                       uint64_t workspace, void* stream) const;
 
 private:
   friend class Attention;
   template <typename Args> PreparedPass(std::shared_ptr<Attention::State>, Pass, const Args&);
   void pass_over(const Problem&, OperandValues&) const;
+  /// Called after each launch. The launches then do not overlap.
+  using After = std::function<void(KernelKind)>;
+  void run_each(std::span<const uint64_t> addresses, uint64_t workspace, void* stream,
+                const After&) const;
 
   std::shared_ptr<Attention::State> state_;
   Pass pass_;

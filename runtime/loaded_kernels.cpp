@@ -4,8 +4,11 @@
 
 #include "runtime/kernel_builder.h"
 
+#include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 
 namespace sagebwd {
@@ -17,6 +20,23 @@ std::mutex mutex;
 /// process ends.
 std::map<int, std::unordered_map<KernelSpec, LoadedKernel, KernelSpecHash>>& loaded =
     *new std::map<int, std::unordered_map<KernelSpec, LoadedKernel, KernelSpecHash>>;
+
+/// What the driver takes of an SM's shared memory for each block; blocks are given multiples of
+/// kSharedUnit.
+constexpr int kOfDriver = 1024, kSharedUnit = 128;
+std::atomic<int> other_sm_bytes{0}; ///< of live_as_with()
+
+int rounded_up(int bytes) { return (bytes + kSharedUnit - 1) / kSharedUnit * kSharedUnit; }
+
+/// The dynamic shared memory with which a kernel is loaded.
+int shared_bytes_of(const BuiltKernel& built, int device) {
+  const int other = other_sm_bytes;
+  if (other == 0 || built.shared_bytes == 0)
+    return built.shared_bytes;
+  // The largest block fills an SM.
+  return padded_shared_bytes(built.shared_bytes, other,
+                             driver::device_info(device).max_shared_bytes + kOfDriver);
+}
 
 } // namespace
 
@@ -35,9 +55,22 @@ LoadedKernel load_once(const BuiltKernel& built, int device) {
     found =
         of_device
             .emplace(built.spec, load_kernel(built.spec, built.entry.kernel_name, built.entry.cubin,
-                                             built.threads, built.shared_bytes))
+                                             built.threads, shared_bytes_of(built, device)))
             .first;
   return found->second;
+}
+
+void live_as_with(int sm_bytes) { other_sm_bytes = sm_bytes; }
+
+int padded_shared_bytes(int bytes, int of_other, int of_this) {
+  const int blocks = of_other / (rounded_up(bytes) + kOfDriver);
+  if (blocks == 0)
+    throw SpecError("a block of " + std::to_string(bytes) + " bytes of shared memory, and " +
+                    std::to_string(kOfDriver) + " of the driver, do not fit an SM with " +
+                    std::to_string(of_other));
+  const int least = of_this / (blocks + 1) + 1 - kOfDriver; // with less one more would fit
+  const int most = of_this / blocks - kOfDriver;
+  return std::max(bytes, std::min(rounded_up(least), most));
 }
 
 } // namespace sagebwd

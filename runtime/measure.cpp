@@ -46,45 +46,15 @@ struct Params {
   int turns;
 };
 
-class Memory {
-public:
-  explicit Memory(size_t bytes) : pointer_(driver::allocate(bytes)) {
-    driver::fill(pointer_, 1, bytes);
-  }
-  ~Memory() { driver::release(pointer_); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  driver::Pointer pointer() const { return pointer_; }
-
-private:
-  driver::Pointer pointer_;
-};
-
-/// Measures time with two events on the default stream.
-class Stopwatch {
-public:
-  ~Stopwatch() {
-    driver::destroy_event(start_);
-    driver::destroy_event(stop_);
-  }
-  template <typename Work> double milliseconds(const Work& work) {
-    driver::record(start_, nullptr);
-    work();
-    driver::record(stop_, nullptr);
-    return driver::elapsed_ms(start_, stop_);
-  }
-
-private:
-  driver::Event start_ = driver::create_event(), stop_ = driver::create_event();
-};
-
 std::string entry_of(const Rate& rate) { return std::string("sagebwd_measure_") + rate.name; }
 
 /// Runs one block on each SM. The clocks are those of the median block.
 MeasuredRate measured(const Rate& rate, driver::Function function, int sm_count) {
-  Memory clocks(sizeof(uint64_t) * sm_count), results(sizeof(uint32_t) * sm_count * kThreads);
+  driver::Memory clocks(sizeof(uint64_t) * sm_count);
+  driver::Memory results(sizeof(uint32_t) * sm_count * kThreads);
+  driver::fill(results.pointer(), 1, results.bytes());
   Params params{clocks.pointer(), results.pointer(), kTurns};
-  Stopwatch stopwatch;
+  driver::Stopwatch stopwatch;
   const auto launch = [&] {
     driver::launch(function, sm_count, 1, 1, kThreads, 0, nullptr, &params);
   };
@@ -92,7 +62,10 @@ MeasuredRate measured(const Rate& rate, driver::Function function, int sm_count)
   driver::synchronize();
   double best_ms = 0, best_clocks = 0;
   for (int run = 0; run < kRuns; ++run) {
-    const double ms = stopwatch.milliseconds(launch);
+    stopwatch.start();
+    launch();
+    stopwatch.stop();
+    const double ms = stopwatch.milliseconds();
     std::vector<uint64_t> of_blocks(sm_count);
     driver::copy_to_host(of_blocks.data(), clocks.pointer(), sizeof(uint64_t) * sm_count);
     const auto middle = of_blocks.begin() + sm_count / 2;

@@ -45,10 +45,9 @@ void require_gpu(int device, const char* command) {
 }
 
 Buffer::Buffer(size_t bytes, std::optional<uint8_t> start)
-    : bytes_(bytes), guard_(start ? kGuardBytes : 0),
-      memory_(driver::allocate(bytes + 2 * guard_)) {
+    : bytes_(bytes), guard_(start ? kGuardBytes : 0), memory_(bytes + 2 * guard_) {
   if (start)
-    driver::fill(memory_, kPoison, bytes + 2 * guard_);
+    driver::fill(memory_.pointer(), kPoison, memory_.bytes());
   if (start && *start != kPoison)
     driver::fill(pointer(), *start, bytes);
 }
@@ -56,7 +55,7 @@ Buffer::Buffer(size_t bytes, std::optional<uint8_t> start)
 void Buffer::check_guards(const char* name, Faults& faults) const {
   std::vector<uint8_t> guard(guard_);
   for (const auto& [where, place] :
-       {std::pair{"before ", memory_}, std::pair{"after ", pointer() + bytes_}}) {
+       {std::pair{"before ", memory_.pointer()}, std::pair{"after ", pointer() + bytes_}}) {
     if (guard_)
       driver::copy_to_host(guard.data(), place, guard_);
     if (std::any_of(guard.begin(), guard.end(), [](uint8_t byte) { return byte != kPoison; }))

@@ -33,11 +33,8 @@ public:
   /// Without `start` the memory is neither filled nor guarded: compute-sanitizer then sees
   /// uninitialised reads.
   explicit Buffer(size_t bytes, std::optional<uint8_t> start = kPoison);
-  ~Buffer() { driver::release(memory_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
 
-  driver::Pointer pointer() const { return memory_ + guard_; }
+  driver::Pointer pointer() const { return memory_.pointer() + guard_; }
   template <typename T = void> T* as() const { return reinterpret_cast<T*>(pointer()); }
   size_t bytes() const { return bytes_; }
 
@@ -56,7 +53,7 @@ public:
 
 private:
   size_t bytes_, guard_;
-  driver::Pointer memory_;
+  driver::Memory memory_;
 };
 
 /// The place of the elements of a (batch, head, token, channel) tensor. `padding` elements (a

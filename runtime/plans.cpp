@@ -2,16 +2,12 @@
 #include "runtime/plans.h"
 
 #include "runtime/on_gpu.h"
+#include "runtime/tuner/selection.h"
 
 #include <algorithm>
 
 namespace sagebwd {
 namespace {
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 /// The operation, memory and timings of one precision.
 struct Contender {
@@ -21,21 +17,19 @@ struct Contender {
                  {.layout = {}, .workspace_start = std::nullopt, .start = std::nullopt}) {}
 
   void run() {
-    const driver::Event events[] = {driver::create_event(), driver::create_event(),
-                                    driver::create_event()};
-    driver::record(events[0], nullptr);
+    forward_watch.start();
     attention.forward(operands.forward);
-    driver::record(events[1], nullptr);
+    forward_watch.stop();
+    backward_watch.start();
     attention.backward(operands.backward);
-    driver::record(events[2], nullptr);
-    forward_ms.push_back(driver::elapsed_ms(events[0], events[1]));
-    backward_ms.push_back(driver::elapsed_ms(events[1], events[2]));
-    for (driver::Event event : events)
-      driver::destroy_event(event);
+    backward_watch.stop();
+    forward_ms.push_back(forward_watch.milliseconds());
+    backward_ms.push_back(backward_watch.milliseconds());
   }
 
   Attention attention;
   Operands operands;
+  driver::Stopwatch forward_watch, backward_watch;
   std::vector<double> forward_ms, backward_ms;
 };
 
@@ -102,8 +96,8 @@ std::vector<PlanFigures> compare_plans(const PlanRequest& request) {
       contender->run();
   }
   for (size_t i = 0; i < figures.size(); ++i) {
-    figures[i].forward_ms = median(contenders[i]->forward_ms);
-    figures[i].backward_ms = median(contenders[i]->backward_ms);
+    figures[i].forward_ms = median_of(contenders[i]->forward_ms);
+    figures[i].backward_ms = median_of(contenders[i]->backward_ms);
   }
   return figures;
 }

@@ -28,11 +28,6 @@ namespace {
 /// The beginning of every variable of this library.
 constexpr std::string_view kPrefix = "SAGEBWD_";
 
-constexpr std::pair<TuneMode, std::string_view> kModes[] = {{TuneMode::off, "off"},
-                                                            {TuneMode::use, "use"},
-                                                            {TuneMode::tune, "tune"},
-                                                            {TuneMode::frozen, "frozen"}};
-
 bool parse_switch(const char* name, const std::string& text) {
   if (text == "0" || text == "1")
     return text == "1";
@@ -107,6 +102,15 @@ std::string cache_directory() {
   return "";
 }
 
+TuneMode parse_tune_mode(const std::string& text) {
+  for (const auto& [mode, word] : Words<TuneMode>::all)
+    if (word == text)
+      return mode;
+  throw SpecError("SAGEBWD_TUNE is '" + text +
+                  "': supported are off (default tiles), use (tuned tiles where there is a "
+                  "record), tune (tune what has none) and frozen (a missing record is an error)");
+}
+
 /// The rank from launchers' variables. Values that are not numbers are ignored, because other
 /// programs define them.
 std::optional<int> rank_of_process() {
@@ -122,17 +126,6 @@ std::optional<int> rank_of_process() {
 }
 
 } // namespace
-
-std::string_view to_string(TuneMode mode) { return kModes[static_cast<size_t>(mode)].second; }
-
-TuneMode parse_tune_mode(std::string_view text) {
-  for (const auto& [mode, name] : kModes)
-    if (name == text)
-      return mode;
-  throw SpecError("SAGEBWD_TUNE is '" + std::string(text) +
-                  "': supported are off (default tiles), use (tuned tiles where there is a "
-                  "record), tune (tune what has none) and frozen (a missing record is an error)");
-}
 
 const std::vector<SettingVariable>& setting_variables() {
   static const std::vector<SettingVariable> variables = {

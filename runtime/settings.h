@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cache/store.h"
+#include "generator/fields.h"
 
 #include <cstdint>
 #include <optional>
@@ -17,9 +18,13 @@ enum class TuneMode {
   tune,   ///< tune on first use if there is no record
   frozen, ///< a missing record is an error
 };
-std::string_view to_string(TuneMode);
-/// Raises SpecError for an unknown word; the message lists the known words.
-TuneMode parse_tune_mode(std::string_view);
+template <> struct Words<TuneMode> {
+  static constexpr const char* what = "mode of tuning";
+  static constexpr std::pair<TuneMode, std::string_view> all[] = {{TuneMode::off, "off"},
+                                                                  {TuneMode::use, "use"},
+                                                                  {TuneMode::tune, "tune"},
+                                                                  {TuneMode::frozen, "frozen"}};
+};
 
 /// The value of a variable; empty if it is not set.
 std::string environment_variable(const char* name);

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Folder -> the folders whose headers its files may include.
 ALLOWED = {
     "templates": {"templates"},
-    "generator": {"generator"},
+    "generator": {"generator", "templates"},  # of templates/ layouts/ alone
     "cache": {"cache"},
     "runtime": {"generator", "cache", "runtime"},
     "tools": {"generator", "cache", "runtime", "tools"},
@@ -22,8 +22,9 @@ SUFFIXES = {".h", ".c", ".cpp", ".cuh", ".cu"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # Headers of third parties that no header of ours may mention: LLVM's, CUDA's.
 FOREIGN = re.compile(r"^(llvm|llvm-c|clang|mlir)/|^(cuda|nvrtc|mma|cublas|cooperative_groups)")
-# Internal headers that wrap LLVM for .cpp files. Nothing public includes them.
-LLVM_WRAPPERS = {"cache/untrusted.h", "cache/bounded_json.h"}
+# Headers for .cpp files, which are not installed: some wrap LLVM, one has layouts of shared memory.
+# Nothing public includes them.
+INTERNAL = {"cache/untrusted.h", "cache/bounded_json.h", "generator/kernels/attention.h"}
 
 
 def sources(folder):
@@ -44,7 +45,7 @@ def folder_of(included):
 def public_headers():
     folders = ("generator", "cache", "runtime")
     headers = [h for folder in folders for h in sources(folder) if h.suffix == ".h"]
-    return [h for h in headers if h.relative_to(ROOT).as_posix() not in LLVM_WRAPPERS]
+    return [h for h in headers if h.relative_to(ROOT).as_posix() not in INTERNAL]
 
 
 def test_sources_of_the_python_module_share_its_casters():
@@ -62,6 +63,23 @@ def test_the_generator_reads_neither_files_nor_the_environment():
     wrong = [f"{path.relative_to(ROOT)} includes <{included}>" for path in sources("generator")
              for included in includes(path) if included in outside]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_generator_includes_only_layouts_of_the_templates():
+    """In layouts/ both read the same text; the rest of templates/ is device code."""
+    included = {name for path in sources("generator") for name in includes(path)}
+    inside = {name for name in included if (ROOT / "templates" / name).is_file()}
+    of_templates = inside | {name for name in included if folder_of(name) == "templates"}
+    assert len(of_templates) > 5
+    assert not {name for name in of_templates if not name.startswith("templates/layouts/")}
+
+
+def test_layouts_are_plain_cpp():
+    device = re.compile(r"\b(__\w+|asm|threadIdx|blockIdx|[us]\d+)\b")
+    for path in sources("templates/layouts"):
+        text = path.read_text()
+        assert not device.findall(text), path
+        assert all(included.startswith("layouts/") for included in includes(path)), path
 
 
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
@@ -99,7 +117,8 @@ def test_public_headers_mention_neither_llvm_nor_cuda():
     wrong = []
     for path in public_headers():
         for included in includes(path):
-            if FOREIGN.search(included) or included in LLVM_WRAPPERS:
+            of_templates = folder_of(included) == "templates"
+            if FOREIGN.search(included) or included in INTERNAL or of_templates:
                 wrong.append(f"{path.relative_to(ROOT)} includes {included}")
     assert not wrong, "\n".join(wrong)
 

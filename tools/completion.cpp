@@ -5,6 +5,8 @@
 //===----------------------------------------------------------------------===//
 #include "tools/command.h"
 
+#include "llvm/ADT/StringExtras.h"
+
 #include <algorithm>
 #include <map>
 
@@ -34,13 +36,6 @@ void collect(const Command& command, std::vector<CommandWords>& all) {
     collect(*sub, all);
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string line;
-  for (const std::string& word : words)
-    line += (line.empty() ? "" : " ") + word;
-  return line;
-}
-
 /// zsh reads the script for bash by its bashcompinit.
 std::string for_bash(const std::vector<CommandWords>& all) {
   std::string script = "_sagebwd() {\n"
@@ -52,9 +47,9 @@ std::string for_bash(const std::vector<CommandWords>& all) {
                        "  case $before in\n";
   for (auto words = all.rbegin(); words != all.rend(); ++words) { // the longest names first
     script += "    '" + words->before + "'" + (words->before == "sagebwd" ? "" : "*") + ") next='" +
-              joined(words->next) + "'\n      case $behind in\n";
+              llvm::join(words->next, " ") + "'\n      case $behind in\n";
     for (const auto& [option, values] : words->values) // without values: names of files
-      script += "        --" + option + ") next='" + joined(values) + "' ;;\n";
+      script += "        --" + option + ") next='" + llvm::join(values, " ") + "' ;;\n";
     script += "      esac ;;\n";
   }
   return script + "  esac\n"
@@ -79,7 +74,7 @@ std::string for_fish(const std::vector<CommandWords>& all) {
     }
     std::map<std::string, std::string> taken; // the values of each option
     for (const auto& [option, values] : words.values)
-      taken[option] = values.empty() ? " -r -F" : " -x -a '" + joined(values) + "'";
+      taken[option] = values.empty() ? " -r -F" : " -x -a '" + llvm::join(values, " ") + "'";
     for (const std::string& word : words.next)
       script +=
           "complete -c sagebwd -n '" + condition + "' " +

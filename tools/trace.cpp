@@ -9,9 +9,8 @@
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/SmallVector.h"
-#include "llvm/ADT/StringRef.h"
+#include "llvm/ADT/StringExtras.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 
@@ -21,15 +20,6 @@ namespace {
 
 namespace json = llvm::json;
 using reference::ProductPlan;
-
-/// The products that --precision may name, in the order of the forward and backward pass.
-struct Product {
-  const char* name;
-  bool ProductPlan::*int8;
-};
-constexpr Product kProducts[] = {{"s", &ProductPlan::s},   {"pv", &ProductPlan::pv},
-                                 {"dv", &ProductPlan::dv}, {"dp", &ProductPlan::dp},
-                                 {"dq", &ProductPlan::dq}, {"dk", &ProductPlan::dk}};
 
 /// What --precision says if it lists products; nothing if it names a precision.
 std::optional<ProductPlan> parse_products(const std::string& given) {
@@ -41,9 +31,9 @@ std::optional<ProductPlan> parse_products(const std::string& given) {
   llvm::SmallVector<llvm::StringRef> names;
   llvm::StringRef(given).split(names, ',');
   for (const llvm::StringRef name : names) {
-    auto product = std::find_if(std::begin(kProducts), std::end(kProducts),
-                                [&](const Product& known) { return name == known.name; });
-    if (product == std::end(kProducts))
+    const auto product =
+        llvm::find_if(reference::kProducts, [&](const auto& known) { return name == known.first; });
+    if (product == std::end(reference::kProducts))
       throw UsageError("--precision names '" + name.str() + "'; it takes " +
                        known_words<Precision>(" or ") +
                        ", or INT8 products: s (S = Q K^T in both passes), pv, dv, dp, dq and dk, "
@@ -51,16 +41,13 @@ std::optional<ProductPlan> parse_products(const std::string& given) {
                        (llvm::is_contained(words_of<Precision>(), name)
                             ? "; a precision stands alone, and a list has products only"
                             : suggestion(given, words_of<Precision>())));
-    plan.*product->int8 = true;
+    plan.*product->second = true;
   }
   return plan;
 }
 
 std::string to_string(const ProductPlan& plan) {
-  std::string text;
-  for (const Product& product : kProducts)
-    if (plan.*product.int8)
-      text += (text.empty() ? "" : ",") + std::string(product.name);
+  const std::string text = llvm::join(names_of(plan), ",");
   return text.empty() ? "none" : text;
 }
 

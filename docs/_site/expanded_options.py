@@ -4,6 +4,7 @@ Parameters and types are those of the type stubs (python/stubs). `{options}` in 
 the package puts there. Arguments are in groups if the docstring lists groups.
 """
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -50,7 +51,8 @@ class ExpandedOptions(griffe.Extension):
         text = with_raises_as_list(function.docstring.value)
         if taken:
             # griffe has taken the docstring's indentation away, which options.py counts on.
-            lines = options.described(taken).replace("\n" + " " * 4, "\n")
+            of_help = {field.name: field for field in dataclasses.fields(options.Operation)}
+            lines = options.described(of_help[t.name] for t in taken).replace("\n" + " " * 4, "\n")
             text = text.replace("{options}", lines)
         function.docstring.value = with_groups(text)
 

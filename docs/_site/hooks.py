@@ -24,6 +24,7 @@ import repository  # noqa: E402
 REPOSITORY = {
     "STRUCTURE.md": "inside/structure.md",
     "templates/kernels/README.md": "inside/kernels.md",
+    "templates/kernels/MEASURED.md": "inside/measured.md",
     "tests/simulator/README.md": "inside/simulator.md",
     "bench/README.md": "inside/records.md",
     "CHANGELOG.md": "inside/changes.md",

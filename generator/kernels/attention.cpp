@@ -62,6 +62,22 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
 }
 
+BlockShape shape_of(const AttentionSpec& s, const TileConfig& t) {
+  const Int8Products int8 = which_int8(s.precision);
+  return {.head_dim = width(s),
+          .sum_channels = gradient_channels(s),
+          .block_q = t.block_q,
+          .block_kv = t.block_kv,
+          .stages = t.stages,
+          .group_kv = s.group_kv,
+          .channel_tokens_kv = channel_tokens_kv(s),
+          .qk16 = !int8.s,
+          .dv16 = !int8.dv,
+          .dq16 = !int8.dq,
+          .dk16 = !int8.dk,
+          .block_scales = blockwise(s)};
+}
+
 void configure_registers(Configuration& c, const KernelSpec& k) {
   const bool three = k.tile.warps == 12; // three warpgroups multiply
   c.add("CONSUMER_REGISTERS", three ? 160 : 240);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "generator/definition.h"
+#include "templates/layouts/block_shape.cuh"
 
 #include <algorithm>
 
@@ -19,26 +20,17 @@ inline bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s
 inline bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
 inline bool wide(const AttentionSpec& s) { return width(s) > 64; }
 
-/// Bytes of one token of Q or K for S, and of one token of V or dO.
-inline int score_row(const AttentionSpec& s) { return scores16(s) ? 2 * width(s) : width(s); }
-inline int value_row(const AttentionSpec& s) { return 2 * width(s); }
 /// The number of channels of a gradient that a block sums.
 inline int gradient_channels(const AttentionSpec& s) {
   return sum_channels(KernelKind::backward_dq, s);
 }
 
-/// Bytes of shared memory for the scales of units of keys, in a warp-specialised kernel with `step`
-/// keys per stage. There is room for the unit that the sums are in, and for every unit whose first
-/// keys can lie in a stage. Each warp also has the ratios of one unit's scales to those of the
-/// next.
-inline int unit_bytes_ws(const AttentionSpec& s, const TileConfig& t, int step) {
-  const int slots = 1 + static_cast<int>(ceil_div(t.stages, channel_tokens_kv(s) / step));
-  return (slots * static_cast<int>(kChannelVectors) + t.warps) * width(s) * 4;
+/// What a kernel's layout in shared memory depends on, and the bytes of one that depends on nothing
+/// else.
+BlockShape shape_of(const AttentionSpec&, const TileConfig&);
+template <typename Layout> int bytes_of(const AttentionSpec& s, const TileConfig& t) {
+  return Layout(shape_of(s, t)).total;
 }
-
-/// Bytes of shared memory for the matrices whose product the scores start from, in the forward of
-/// the family ws (templates/tile/magic_product.cuh).
-constexpr int kMagicProductBytes = 4096;
 
 /// Why the family pair is not built for a spec and tile; empty if it is.
 std::string objection_to_pair(const AttentionSpec&, const TileConfig&);

@@ -7,25 +7,18 @@
 
 #include "generator/kernels/attention.h"
 
+#include "templates/layouts/backward_dkv.cuh"
+#include "templates/layouts/backward_dkv_pair.cuh"
+#include "templates/layouts/backward_dkv_pair16.cuh"
+#include "templates/layouts/backward_dkv_ws.cuh"
+
 #include <algorithm>
 
 namespace sagebwd::attention {
 namespace {
 
-// Shared memory holds K and V; stages of Q and dO for S and dP, of Q and dO for dK and dV, and of
-// the queries' vectors; and the scales of three units.
-int shared_bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
-  const Int8Products int8 = which_int8(s.precision);
-  // In 16 bits the rows of dO for dP are those for dV, unless dP is summed in FP16.
-  const int of_dv = int8.dv ? 1 : sums_dp_in_fp16(s) ? 2 : 0;
-  const int for_gradients = gradient_channels(s) * ((int8.dk ? 1 : 2) + of_dv);
-  constexpr int row_vectors = static_cast<int>(kRowVectors);
-  constexpr int vectors = 2 * static_cast<int>(kChannelVectors);
-  const bool units = !blockwise(s) && (int8.dk || int8.dv);
-  return t.block_kv * (score_row(s) + value_row(s)) +
-         t.stages * kTokensPerTile *
-             (score_row(s) + value_row(s) + for_gradients + row_vectors * 4) +
-         (units ? 3 * vectors * gradient_channels(s) * 4 : 0);
+template <bool WITH_DQ> int bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
+  return BackwardDkvLayout(shape_of(s, t), WITH_DQ, sums_dp_in_fp16(s)).total;
 }
 // A thread holds dK and dV, and beside them first a tile's P and dP, then dS, P in 8 bits and
 // products.
@@ -43,33 +36,18 @@ std::vector<Output> outputs_of_dkv(const AttentionSpec& s, const Problem& p) {
 const Tiling kBackwardDkv = {
     .pass = Pass::backward,
     .blocks_own_keys = true,
-    .shared_bytes = shared_bytes_of_dkv,
+    .shared_bytes = bytes_of_dkv<false>,
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
     .accumulators = accumulators_of_dkv,
     .sums_16_bit_products = sums_16_bit_products,
     .outputs = outputs_of_dkv,
 };
 
-// Shared memory holds K and V; stages of Q and dO for S and dP, of Q and dO for dK and dV, of the
-// queries' vectors, and of the values that dP starts from (ColumnStart); rows of ones, by which
-// these values are multiplied (OnesRows); the scales and ratios of units; and barriers.
-int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
-  const Int8Products int8 = which_int8(s.precision);
-  const int for_gradients = (int8.dk ? width(s) : value_row(s)) + (int8.dv ? width(s) : 0);
-  const int row = width(s) + value_row(s), vectors = 2 * static_cast<int>(kChannelVectors);
-  const int units = int8.dk || int8.dv ? ((t.stages + 1) * vectors + t.warps) * width(s) * 4 : 0;
-  const int start = 16, ones = 2048;
-  return t.block_kv * row +
-         t.stages * kTokensPerTile *
-             (row + for_gradients + static_cast<int>(kRowVectors) * 4 + start) +
-         ones + units + 3 * t.stages * 8 + 8;
-}
-
 Tiling tiling_ws() {
   Tiling tiling = kBackwardDkv;
   tiling.warps = {8, 12};
   tiling.stages = {2, 4};
-  tiling.shared_bytes = shared_bytes_ws;
+  tiling.shared_bytes = bytes_of<BackwardDkvWsLayout>;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     if (scores16(s) || blockwise(s))
       return "it is built for 8-bit scores under '" + value_text(Granularity::row) +
@@ -84,24 +62,9 @@ Tiling tiling_ws() {
 }
 const Tiling kBackwardDkvWs = tiling_ws();
 
-/// The bytes of P and dS in 8 bits, for 64 keys and a tile of queries, and of four scales per
-/// thread (KeptScores).
-constexpr int kept_scores_bytes() { return 2 * 64 * kTokensPerTile + 128 * 16; }
-
-// Shared memory holds K and V; each warpgroup's Q and dO for S and dP, and the queries' vectors;
-// and barriers. For dK and dV in INT8 it also holds three transposed tiles, the KeptScores that
-// each warpgroup writes for the other, and the scales of two units. For dK and dV in 16 bits it
-// also holds Q of both tiles, and each warpgroup's P or dS.
-int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
-  constexpr int tile = kTokensPerTile, row_vectors = static_cast<int>(kRowVectors);
-  const int row = width(s) + value_row(s);
-  const int units = 2 * 2 * static_cast<int>(kChannelVectors) * width(s) * 4;
-  const int for_scores = t.block_kv * row + 2 * tile * (row + row_vectors * 4);
-  return for_scores +
-         (which_int8(s.precision).dk
-              ? 3 * tile * width(s) + 2 * kept_scores_bytes() + units + 5 * 16
-              : 2 * tile * value_row(s) + 2 * t.block_kv * tile * 2 + 4 * 16) +
-         5 * 8;
+int bytes_of_pair(const AttentionSpec& s, const TileConfig& t) {
+  return which_int8(s.precision).dk ? bytes_of<BackwardDkvPairLayout>(s, t)
+                                    : bytes_of<BackwardDkvPair16Layout>(s, t);
 }
 
 Tiling tiling_pair() {
@@ -109,7 +72,7 @@ Tiling tiling_pair() {
   tiling.warps = {8};
   tiling.tokens_a_warp = 8;
   tiling.stages = {1};
-  tiling.shared_bytes = shared_bytes_pair;
+  tiling.shared_bytes = bytes_of_pair;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     const Int8Products int8 = which_int8(s.precision);
     if (int8.dk != int8.dv)
@@ -120,24 +83,10 @@ Tiling tiling_pair() {
 }
 const Tiling kBackwardDkvPair = tiling_pair();
 
-// For dQ shared memory holds K and a tile's dS, in 16 or in 8 bits. With 8 bits it also holds two
-// sets of maxima, each warp's inverse scales, and scales of channels (Dq8Layout), in a multiple of
-// 1024 bytes.
-int shared_bytes_of_dq(const AttentionSpec& s, const TileConfig& t) {
-  const int values = t.block_kv * (width(s) + kTokensPerTile);
-  if (!which_int8(s.precision).dq)
-    return 2 * values;
-  const int scales = ((2 + t.warps) * kTokensPerTile + width(s)) * 4;
-  return values + (scales + 1023) / 1024 * 1024;
-}
-
 const Tiling kBackward = {
     .pass = Pass::backward,
     .blocks_own_keys = true,
-    .shared_bytes =
-        [](const AttentionSpec& s, const TileConfig& t) {
-          return shared_bytes_of_dkv(s, t) + shared_bytes_of_dq(s, t);
-        },
+    .shared_bytes = bytes_of_dkv<true>,
     .objection =
         [](const AttentionSpec& s, const TileConfig& t) {
           if (width(s) > kWidestFused)
@@ -209,6 +158,7 @@ void configure_round_dq(Configuration& c, const KernelSpec& k) {
   configure_spec(c, k.attention);
   c.add("DQ_SUM16", sums_dq_in_fp16(k.attention));
   c.add("BLOCK_Q", kTokensPerTile);
+  c.add("BLOCK_KV", 0); // it has no keys
   c.add("STAGES", 1);
   c.add("LEAN_COPIES", false);
 }

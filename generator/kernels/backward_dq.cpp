@@ -2,6 +2,10 @@
 
 #include "generator/kernels/attention.h"
 
+#include "templates/layouts/backward_dq.cuh"
+#include "templates/layouts/backward_dq_pair.cuh"
+#include "templates/layouts/backward_dq_ws.cuh"
+
 #include <algorithm>
 
 namespace sagebwd::attention {
@@ -27,20 +31,9 @@ bool dq_holds_rows(const AttentionSpec& s, Family family) {
 const Tiling kBackwardDq = {
     .pass = Pass::backward,
     .blocks_own_keys = false,
-    // Shared memory holds Q and dO, unless registers hold them; stages of 64 keys, of their values
-    // and of their scales; the group's keys that dS is multiplied by; and block maxima.
     .shared_bytes =
         [](const AttentionSpec& s, const TileConfig& t) {
-          const bool dq8 = which_int8(s.precision).dq;
-          const int group = dq8 ? s.group_kv : kTokensPerTile;
-          const int rows = t.block_q * (score_row(s) + value_row(s));
-          const int keys =
-              t.stages * kTokensPerTile * (score_row(s) + value_row(s)) +
-              (t.stages == 2 && group == kTokensPerTile ? 2 : 1) * group * gradient_channels(s) *
-                  (dq8 ? 1 : 2) +
-              (scores16(s) ? 0 : t.stages * static_cast<int>(kPadding / kKeysAScale) * 4) +
-              (dq8 && blockwise(s) ? 2 * t.warps * 8 : 0);
-          return dq_holds_rows(s, t.family) ? std::max(rows, keys) : rows + keys;
+          return BackwardDqLayout(shape_of(s, t), dq_holds_rows(s, t.family)).total;
         },
     .objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
       // ptxas spills 244 to 372 bytes with every mask, with every register usage level (0 to 10)
@@ -99,23 +92,11 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
                             (!wide(k.attention) || k.tile.warps == 8));
 }
 
-/// Shared memory holds Q and dO; stages of keys, of their scales, of values, and of the keys that
-/// dS is multiplied by; the scales of those keys' units; a row of ones, for the product that dP
-/// starts from (RowStart); and the barriers of the ring and of Q and dO.
-int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
-  const bool dq8 = which_int8(s.precision).dq;
-  const int step = dq8 ? s.group_kv : 2 * kTokensPerTile;
-  const int stage = step * (width(s) + value_row(s) + (dq8 ? width(s) : value_row(s))) +
-                    static_cast<int>(kPadding / kKeysAScale) * 4;
-  return t.block_q * (width(s) + value_row(s)) + t.stages * stage +
-         (dq8 ? unit_bytes_ws(s, t, step) : 0) + 1024 + 2 * t.stages * 8 + 8;
-}
-
 Tiling tiling_ws() {
   Tiling tiling = kBackwardDq;
   tiling.warps = {8};
   tiling.stages = {2, 4};
-  tiling.shared_bytes = shared_bytes_ws;
+  tiling.shared_bytes = bytes_of<BackwardDqWsLayout>;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
@@ -137,26 +118,11 @@ Tiling tiling_ws() {
 }
 const Tiling kBackwardDqWs = tiling_ws();
 
-/// Shared memory holds a row of ones, for the product that dP starts from (RowStart); Q and dO;
-/// stages of keys and of their scales; values; the keys that dS is multiplied by; dS of both
-/// halves; and barriers. For dQ in INT8 it also holds the maxima of dS, and the scales and ratios
-/// of units.
-int shared_bytes_pair(const AttentionSpec& s, const TileConfig& t) {
-  const bool dq8 = which_int8(s.precision).dq;
-  constexpr int step = 2 * kTokensPerTile, vectors = static_cast<int>(kChannelVectors);
-  const int units = (2 * vectors + t.warps / 2) * width(s) * 4;
-  return 1024 + t.block_q * (width(s) + value_row(s)) +
-         t.stages * (step * width(s) + 2 * static_cast<int>(kPadding / kKeysAScale) * 4) +
-         step * (value_row(s) + (dq8 ? width(s) : value_row(s))) +
-         step * kTokensPerTile * (dq8 ? 1 : 2) + (dq8 ? units + 2 * t.block_q * 4 : 0) +
-         2 * 2 * t.stages * 8 + 2 * 16 + 16 + 8;
-}
-
 Tiling tiling_pair() {
   Tiling tiling = kBackwardDq;
   tiling.warps = {8};
   tiling.tokens_a_warp = 8;
-  tiling.shared_bytes = shared_bytes_pair;
+  tiling.shared_bytes = bytes_of<BackwardDqPairLayout>;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     if (s.group_kv != 2 * kTokensPerTile)
       return "its warpgroups share out groups of 128 keys; the family wgmma has smaller ones";

@@ -2,18 +2,13 @@
 
 #include "generator/kernels/attention.h"
 
+#include "templates/layouts/backward_ws.cuh"
+
 namespace sagebwd::attention {
 namespace {
 
-/// Shared memory holds K in 8 and in 16 bits, and V; two buffers for dS and one for a tile's dQ;
-/// stages of Q in 8 and in 16 bits, of dO and of the queries' vectors; and the barriers of two
-/// rings, of the keys, and of the exchange of dS between warpgroups.
 int shared_bytes(const AttentionSpec& s, const TileConfig& t) {
-  constexpr int row_vectors = static_cast<int>(kRowVectors);
-  const int stage = kTokensPerTile * (width(s) + 2 * value_row(s) + row_vectors * 4);
-  return t.block_kv * (width(s) + 2 * value_row(s)) + 2 * t.block_kv * kTokensPerTile * 2 +
-         kTokensPerTile * width(s) * (sums_dq_in_fp16(s) ? 2 : 4) + t.stages * stage +
-         4 * t.stages * 8 + 16;
+  return BackwardWsLayout(shape_of(s, t), sums_dq_in_fp16(s)).total;
 }
 
 std::string objection(const AttentionSpec& s, const TileConfig& t) {

@@ -2,6 +2,9 @@
 
 #include "generator/kernels/attention.h"
 
+#include "templates/layouts/forward.cuh"
+#include "templates/layouts/forward_ws.cuh"
+
 #include <algorithm>
 
 namespace sagebwd::attention {
@@ -18,14 +21,7 @@ void narrow_forward(AttentionSpec& s) {
 const Tiling kForward = {
     .pass = Pass::forward,
     .blocks_own_keys = false,
-    // Shared memory holds Q; stages of K and of transposed V; and scales of V's channels for two
-    // units.
-    .shared_bytes =
-        [](const AttentionSpec& s, const TileConfig& t) {
-          return t.block_q * score_row(s) +
-                 t.stages * (s.group_kv * score_row(s) + width(s) * s.group_kv) +
-                 (blockwise(s) ? 0 : 2 * int{kChannelVectors} * width(s) * 4);
-        },
+    .shared_bytes = bytes_of<ForwardLayout>,
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
     // A thread holds O, and beside it first the group's scores, then P in 8 bits and the products.
     .accumulators =
@@ -53,21 +49,12 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
   c.add("LEAN_COPIES", k.tile.family != Family::mma || wide(k.attention));
 }
 
-/// Shared memory holds Q; stages of K, of V and of scales of keys; the scales and ratios of units;
-/// the matrices that S starts from (MagicProduct); and the barriers of the ring and of Q.
-int shared_bytes_ws(const AttentionSpec& s, const TileConfig& t) {
-  const int keys = s.group_kv * width(s), key_scales = static_cast<int>(kPadding / kKeysAScale) * 4;
-  return t.block_q * width(s) + t.stages * (2 * keys + key_scales) +
-         (blockwise(s) ? 0 : unit_bytes_ws(s, t, s.group_kv)) + kMagicProductBytes +
-         2 * t.stages * 8 + 8;
-}
-
 Tiling tiling_ws() {
   Tiling tiling = kForward;
   tiling.warps = {8, 12};
   tiling.warpgroups_walk_alone = true;
   tiling.stages = {2, 4};
-  tiling.shared_bytes = shared_bytes_ws;
+  tiling.shared_bytes = bytes_of<ForwardWsLayout>;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +

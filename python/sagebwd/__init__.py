@@ -62,25 +62,7 @@ from sagebwd.tuning import (
 try:
     import torch as _torch  # noqa: F401
 except (ImportError, OSError):  # not installed, or broken
-    from sagebwd._without_torch import (
-        attention,
-        attention_backward,
-        attention_forward,
-        bench,
-        flash_attn_func,
-        flash_attn_kvpacked_func,
-        flash_attn_qkvpacked_func,
-        flash_attn_varlen_func,
-        flash_attn_varlen_kvpacked_func,
-        flash_attn_varlen_qkvpacked_func,
-        flash_attn_with_kvcache,
-        merge,
-        sageattn,
-        scaled_dot_product_attention,
-        sdpa,
-        warmup,
-        with_sink,
-    )
+    from sagebwd._without_torch import *  # noqa: F403
 else:
     from sagebwd.benchmark.api import bench
     from sagebwd.combining import merge, with_sink

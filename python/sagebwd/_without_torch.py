@@ -21,16 +21,12 @@ def _refusal(name):
     return refuse
 
 
-(
-    attention, attention_backward, attention_forward, bench, flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func, flash_attn_varlen_func, flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache, merge, sageattn,
-    scaled_dot_product_attention, sdpa, warmup, with_sink,
-) = map(_refusal, (
+_NAMES = (
     "attention", "attention_backward", "attention_forward", "bench", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache", "merge", "sageattn", "scaled_dot_product_attention",
     "sdpa", "warmup", "with_sink",
-))  # fmt: skip
+)  # fmt: skip
+globals().update({name: _refusal(name) for name in _NAMES})
+__all__ = [*_NAMES]

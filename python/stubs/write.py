@@ -1,16 +1,12 @@
-"""Type stubs of the package's public functions, beside their modules.
-
-    python python/stubs/write.py             # writes them
-    python python/stubs/write.py --check     # says whether they are what the sources give
+"""Writes the type stubs of the package's public functions: write.py FOLDER, the built package.
 
 Names, kinds and defaults of parameters are those of the sources, with the options that
-`options.takes` adds; types come from the tables in types_of.py, by name. Needs neither PyTorch nor
-a GPU.
+`options.takes` adds; types come from the tables in types_of.py, by name. The sources are read, not
+run, so this needs nothing but Python.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import json
@@ -19,8 +15,6 @@ import sys
 from pathlib import Path
 
 from types_of import FLAGS, HEADS, OF_FUNCTION, PARAMETERS, RETURNS, STUBS
-
-from sagebwd import options
 
 PACKAGE = Path(__file__).resolve().parent.parent / "sagebwd"
 
@@ -57,6 +51,22 @@ def _literal(node, constants):
     return ast.literal_eval(constants[node.id] if isinstance(node, ast.Name) else node)
 
 
+@dataclasses.dataclass(frozen=True)
+class Option:
+    name: str
+    type: str
+    default: object
+
+
+def options_of(kind):
+    """The fields of a class of options.py, its bases' first."""
+    node = definitions("options")[0][kind]
+    inherited = [option for base in node.bases for option in options_of(base.id)]
+    return inherited + [
+        Option(item.target.id, item.annotation.id, ast.literal_eval(item.value.args[0]))
+        for item in node.body if isinstance(item, ast.AnnAssign)]  # fmt: skip
+
+
 def fields_taken(function, constants):
     """The options that `options.takes` puts among a function's keywords; None: it does not."""
     for decorator in function.decorator_list:
@@ -64,8 +74,7 @@ def fields_taken(function, constants):
             given = {k.arg: k.value for k in decorator.keywords}
             kind = decorator.args[0].attr if decorator.args else "Options"
             but = _literal(given["but"], constants) if "but" in given else ()
-            fields = dataclasses.fields(getattr(options, kind))
-            return [field for field in fields if field.name not in but]
+            return [option for option in options_of(kind) if option.name not in but]
     return None
 
 
@@ -170,10 +179,9 @@ def of_class(node):
 
 def spec_class():
     """`sagebwd.Spec`: an operation's options as keywords, and as attributes what they come to."""
-    fields = dataclasses.fields(options.Operation)
+    fields = options_of("Operation")
     listed = [Parameter(f.name, "keyword", _written(f.default), PARAMETERS[f.name]) for f in fields]
-    kinds = {"int": "int", "bool": "bool"}
-    lines = [f"    {f.name}: {kinds.get(f.type.__name__, 'str')}" for f in fields]
+    lines = [f"    {f.name}: {f.type if f.type in ('int', 'bool') else 'str'}" for f in fields]
     init = signature("__init__", [Parameter("self", "positional", None), *listed], "None")
     init = init.replace("    self,\n", "    self,\n    line: str | None = None,\n    /,\n", 1)
     return "\n".join(["class Spec:", *lines, "    numerics: int", *(
@@ -202,22 +210,13 @@ def stub_text(stub):
     return "# Written by python/stubs/write.py: change that.\n\n" + "\n".join(imports) + whole
 
 
-def main(arguments: list[str] | None = None) -> int:
-    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    given.add_argument("--check", action="store_true", help="write nothing; exit 1 if different")
-    given = given.parse_args(arguments)
-    differ = []
+def main(folder):
     for stub in STUBS:
-        path, text = PACKAGE / f"{stub}.pyi", stub_text(stub)
-        if not path.exists() or path.read_text() != text:
-            differ.append(path.name)
-            if not given.check:
-                path.write_text(text)
-    if given.check and differ:
-        print(f"{' and '.join(differ)} are not what the sources give: python python/stubs/write.py")
-        return 1
-    return 0
+        path = Path(folder) / f"{stub}.pyi"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # an earlier version's is a link to the sources
+        path.write_text(stub_text(stub))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1])

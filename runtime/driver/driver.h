@@ -83,4 +83,37 @@ Stream create_stream();
 void destroy_stream(Stream);
 void synchronize(Stream);
 
+/// Device memory.
+class Memory {
+public:
+  explicit Memory(size_t bytes) : bytes_(bytes), pointer_(allocate(bytes)) {}
+  ~Memory() { release(pointer_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  Pointer pointer() const { return pointer_; }
+  size_t bytes() const { return bytes_; }
+
+private:
+  size_t bytes_;
+  Pointer pointer_;
+};
+
+/// Measures time on the GPU, between two events on the null stream.
+class Stopwatch {
+public:
+  Stopwatch() = default;
+  ~Stopwatch() {
+    destroy_event(start_);
+    destroy_event(stop_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+  void start() { record(start_, nullptr); }
+  void stop() { record(stop_, nullptr); }
+  double milliseconds() const { return elapsed_ms(start_, stop_); } ///< waits for the second event
+
+private:
+  Event start_ = create_event(), stop_ = create_event();
+};
+
 } // namespace sagebwd::driver

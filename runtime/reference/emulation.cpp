@@ -41,15 +41,11 @@ class EmulatedHead final : public HeadComputation<float> {
 public:
   EmulatedHead(const Head& head, const AttentionSpec& spec, const ProductPlan& plan,
                bool round_outputs)
-      : head_(head), spec_(spec), plan_(plan), round_outputs_(round_outputs),
+      : HeadComputation(head), head_(head), spec_(spec), plan_(plan), round_outputs_(round_outputs),
         block_(grouping_of(spec.granularity).one_scale), sinks_(spec.sink_keys),
         copies_(head, spec, plan) {
-    if (!head.dout)
-      return;
-    if (sums_dp_in_fp16(spec) && !plan.dp)
+    if (head.dout && sums_dp_in_fp16(spec) && !plan.dp)
       centred_values_.emplace(head.v, head.keys, head.channels, width(spec));
-    dk.assign(head.keys * head.channels, 0);
-    dv.assign(head.keys * head.channels, 0);
   }
 
   Panel<float> panel(int64_t first, int64_t rows) override {
@@ -393,7 +389,7 @@ private:
   bool round_outputs_, block_;
   int64_t sinks_; ///< first keys that are computed separately
   HeadCopies copies_;
-  std::optional<CentredValues> centred_values_; ///< if dP is summed in FP16
+  std::optional<CentredValues> centred_values_;                ///< if dP is summed in FP16
   std::vector<float> scores_, row_factor_, shift_;             ///< of the current panel
   std::vector<float> sink_score_, sink_p_, sink_dp_, sink_ds_; ///< of the first key
 };
@@ -403,35 +399,6 @@ private:
 std::unique_ptr<HeadComputation<float>> emulated_head(const Head& head, const AttentionSpec& spec,
                                                       const ProductPlan& plan, bool round_outputs) {
   return std::make_unique<EmulatedHead>(head, spec, plan, round_outputs);
-}
-
-ProductPlan plan_of(Precision precision) {
-  const Int8Products int8 = which_int8(precision);
-  return {.s = int8.s, .pv = int8.pv, .dv = int8.dv, .dp = false, .dq = int8.dq, .dk = int8.dk};
-}
-
-Outputs<float> emulate(const Inputs& in, const AttentionSpec& spec, const ProductPlan& plan,
-                       bool keep_matrices, bool round_outputs, const std::vector<float>* given_o,
-                       const std::vector<float>* given_lse) {
-  check(in, spec);
-  const size_t rows = in.problem.batch * in.problem.heads * in.problem.seq_q;
-  if ((given_o && given_o->size() != rows * in.head_dim) ||
-      (given_lse && given_lse->size() != rows))
-    throw SpecError("given_o and given_lse must have the sizes of the forward's outputs, " +
-                    std::to_string(rows * in.head_dim) + " and " + std::to_string(rows));
-  auto out = run_heads<float>(in, keep_matrices, spec.group_q, [&](int64_t index) {
-    Head head = head_of(in, spec, index);
-    if (given_o)
-      head.given_o = given_o->data() + index * head.queries * head.channels;
-    if (given_lse)
-      head.given_lse = given_lse->data() + index * head.queries;
-    return emulated_head(head, spec, plan, round_outputs);
-  });
-  if (round_outputs)
-    for (auto* gradient : {&out.dk, &out.dv})
-      for (float& x : *gradient)
-        x = round_to(spec.dtype, x);
-  return out;
 }
 
 } // namespace sagebwd::reference

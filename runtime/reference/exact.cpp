@@ -14,14 +14,11 @@ constexpr double kEndless = std::numeric_limits<double>::infinity();
 class ExactHead final : public HeadComputation<double> {
 public:
   explicit ExactHead(const Head& head)
-      : head_(head), q_(head.q, head.q + head.queries * head.channels),
+      : HeadComputation(head), head_(head), q_(head.q, head.q + head.queries * head.channels),
         k_(head.k, head.k + head.keys * head.channels),
         v_(head.v, head.v + head.keys * head.channels) {
-    if (head.dout) {
+    if (head.dout)
       dout_.assign(head.dout, head.dout + head.queries * head.channels);
-      dk.assign(head.keys * head.channels, 0);
-      dv.assign(head.keys * head.channels, 0);
-    }
   }
 
   Panel<double> panel(int64_t first, int64_t rows) override {
@@ -96,12 +93,6 @@ private:
 
 std::unique_ptr<HeadComputation<double>> exact_head(const Head& head) {
   return std::make_unique<ExactHead>(head);
-}
-
-Outputs<double> exact(const Inputs& in, const Mask& mask, bool keep_matrices) {
-  check(in);
-  return run_heads<double>(in, keep_matrices, kExactPanel,
-                           [&](int64_t head) { return exact_head(head_of(in, mask, head)); });
 }
 
 } // namespace sagebwd::reference

@@ -50,6 +50,12 @@ template <typename T> struct Panel {
 /// the softmax scale.
 template <typename T> class HeadComputation {
 public:
+  explicit HeadComputation(const Head& head) {
+    if (!head.dout)
+      return;
+    dk.assign(head.keys * head.channels, 0);
+    dv.assign(head.keys * head.channels, 0);
+  }
   virtual ~HeadComputation() = default;
   virtual Panel<T> panel(int64_t first, int64_t rows) = 0;
   std::vector<T> dk, dv;

@@ -13,6 +13,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace sagebwd::reference {
@@ -28,6 +29,12 @@ struct ProductPlan {
   bool dk = true;  ///< dK = tau dS^T Q
 };
 ProductPlan plan_of(Precision);
+/// Their names, in the order of the forward and backward pass.
+inline constexpr std::pair<const char*, bool ProductPlan::*> kProducts[] = {
+    {"s", &ProductPlan::s},   {"pv", &ProductPlan::pv}, {"dv", &ProductPlan::dv},
+    {"dp", &ProductPlan::dp}, {"dq", &ProductPlan::dq}, {"dk", &ProductPlan::dk}};
+/// The names of the INT8 products.
+std::vector<std::string> names_of(const ProductPlan&);
 
 /// Contiguous (B, H, M, D) and (B, Hk, N, D) inputs, rounded to the spec's dtype by the caller.
 struct Inputs {

@@ -43,15 +43,15 @@ struct Products {
   ValueSum (&value_products)[COLUMNS8][4];
 
   __device__ __forceinline__ void start_scores(u32 stage) const {
-    issue_scores(scores, afresh(keys), stage + SharedLayout::QUERIES);
+    issue_scores(scores, afresh(keys), stage + LAYOUT.queries);
   }
   __device__ __forceinline__ void start_values(u32 stage) const {
-    issue_values(value_products, afresh(values), stage + SharedLayout::DOUT,
+    issue_values(value_products, afresh(values), stage + LAYOUT.dout,
                  [&](int j) { return minus_delta(stage, j); });
   }
   /// What columns 8j of dP start from.
   static __device__ __forceinline__ Quad minus_delta(u32 stage, int j) {
-    const u32 columns = stage + SharedLayout::ROWS + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 +
+    const u32 columns = stage + LAYOUT.rows + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 +
                         j % 2 * 8 + (lane_id() & 3) * 16;
     if constexpr (ASYNCHRONOUS) {
       const float2 x = read_float2(columns);
@@ -138,7 +138,7 @@ private:
   /// P, once S is there.
   __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4], int first_query) const {
     finish<PIPELINED ? 0 : 1>(products.scores);
-    probabilities(x, products.scores, now.stage + SharedLayout::ROWS, key_scale,
+    probabilities(x, products.scores, now.stage + LAYOUT.rows, key_scale,
                   mean_scores_of(at, now.tile, key));
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored;
     // but dQ sums over keys, and key 0 is not among them where it is separate.
@@ -162,8 +162,7 @@ private:
       pack_fragments<TILE_Q / 16>(of_p.x16, x);
       issue_rows<TILE_Q / 16>(
           dv, of_p.x16,
-          now.stage +
-              (DP16 ? SharedLayout::DV_DOUT : SharedLayout::DOUT + first_channel() * (TILE_Q * 2)));
+          now.stage + (DP16 ? LAYOUT.dv_dout : LAYOUT.dout + first_channel() * (TILE_Q * 2)));
       return {};
     } else {
       if constexpr (!BLOCK_SCALES) {
@@ -190,9 +189,9 @@ private:
         float(&of_part)[PART][4] = *reinterpret_cast<float(*)[PART][4]>(ds[part * PART]);
         const float(&p_of_part)[PART][4] =
             *reinterpret_cast<const float(*)[PART][4]>(x[part * PART]);
-        const u32 douts = stage + SharedLayout::DOUT + row_offset<VALUE_ROW_BYTES>(8 * PART * part);
+        const u32 douts = stage + LAYOUT.dout + row_offset<VALUE_ROW_BYTES>(8 * PART * part);
         if constexpr (DP16) {
-          const u32 columns = stage + SharedLayout::ROWS + 8 * PART * part * 4;
+          const u32 columns = stage + LAYOUT.rows + 8 * PART * part * 4;
           HalfSums<PART> half_dp;
           half_dp.form(products.values, douts);
           half_dp.take_columns(of_part, columns + ROW_FACTOR * TILE_Q * 4,
@@ -231,8 +230,8 @@ private:
   __device__ __forceinline__ void add_products(const Operand& of_p, const Operand& of_ds,
                                                const float (&p_unit)[2],
                                                const float (&ds_unit)[2]) const {
-    const u32 q_tile = now.stage + SharedLayout::DK_QUERIES;
-    const u32 dout_tile = now.stage + SharedLayout::DV_DOUT;
+    const u32 q_tile = now.stage + LAYOUT.dk_queries;
+    const u32 dout_tile = now.stage + LAYOUT.dv_dout;
     if constexpr (DK16)
       issue_rows<TILE_Q / 16>(dk, of_ds.x16, q_tile);
     const auto issue = [&](int i) {
@@ -291,8 +290,7 @@ __device__ __forceinline__ void change_run(Sums& dk, Sums& dv, const Loads& load
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   begin_in_stream_order();
   const int row_in_warp = lane_id() >> 2;
   if (!enter_keys<BLOCK_KV>(p))
@@ -302,11 +300,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const Loads load = {p, at, walk, shared};
   load.kept(first_key);
-  FusedDq dq(shared + SharedLayout::DQ);
+  FusedDq dq(shared + LAYOUT.dq);
   dq.load(p, at, first_key);
-  constexpr int LAST_STAGE = (STAGES - 1) * SharedLayout::STAGE_BYTES;
-  Position now = {walk.start(at), shared + SharedLayout::FIRST_STAGE,
-                  shared + SharedLayout::FIRST_STAGE + LAST_STAGE, 0};
+  constexpr int LAST_STAGE = (STAGES - 1) * LAYOUT.stage_bytes;
+  Position now = {walk.start(at), shared + LAYOUT.first_stage,
+                  shared + LAYOUT.first_stage + LAST_STAGE, 0};
   load.units(now.tile, now.slot);
   load.units(walk.next_run(now.tile), now.slot + 1);
   load.rows(now.tile, now.stage);
@@ -336,8 +334,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                          dv, of_mean, blocks, key,  warp_key, key_scale, lane_of_tokens};
   if (walk.any()) {
     wait_for_tiles();
-    keys.load(shared + SharedLayout::KEYS, warp_id() * 16);
-    values.load(shared + SharedLayout::VALUES, warp_id() * 16);
+    keys.load(shared + LAYOUT.keys, warp_id() * 16);
+    values.load(shared + LAYOUT.values, warp_id() * 16);
     if constexpr (PIPELINED) {
       products.start_scores(now.stage);
       products.start_values(now.stage);

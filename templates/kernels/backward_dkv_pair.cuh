@@ -15,6 +15,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "layouts/backward_dkv_pair.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_pairs.cuh"
@@ -22,42 +23,24 @@
 
 static_assert(!QK16 && !DV16 && !DK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q && BLOCK_KV == 64);
 
-constexpr int PIECES = 3;        ///< places of transposed tiles
 constexpr int PIECES_A_PAIR = 4; ///< dO of one tile, its Q, dO of the other, its Q
-constexpr int UNIT_SLOTS = 2;    ///< runs whose scales are there: those of sums, and the next
 constexpr int FIRST_KEY_BARRIER = 1;
 
-struct SharedLayout {
-  static constexpr int KEYS = 0;
-  static constexpr int VALUES = KEYS + PAIR_KEYS_BYTES;
-  static constexpr int TILES = VALUES + PAIR_VALUES_BYTES;
-  static constexpr int FIRST_PIECE = TILES + 2 * PairTile::BYTES;
-  static constexpr int PIECE_BYTES = TILE_Q * HEAD_DIM;
-  static constexpr int HANDED = FIRST_PIECE + PIECES * PIECE_BYTES;
-  static constexpr int UNITS = HANDED + 2 * KeptScores::BYTES;
-  static constexpr int TILE_BARRIERS = UNITS + 2 * UNIT_SLOTS * UNIT_BYTES;
-  static constexpr int PIECE_BARRIERS = TILE_BARRIERS + 2 * Ring<4, 1>::BYTES;
-  static constexpr int READY = PIECE_BARRIERS + Ring<PAIR_WARPS, PIECES>::BYTES;
-  static constexpr int TAKEN = READY + 2 * 8;
-  static constexpr int KEYS_CAME = TAKEN + 2 * 8;
-  static constexpr int TOTAL = KEYS_CAME + 8;
-};
-using L = SharedLayout;
-static_assert(SHARED_BYTES == 0 || L::TOTAL == SHARED_BYTES,
-              "the host launches with what is used here");
+constexpr BackwardDkvPairLayout LAYOUT(SHAPE);
+constexpr int PIECES = LAYOUT.pieces, UNIT_SLOTS = LAYOUT.unit_slots;
 
 /// Each warpgroup's tile.
 using TileRing = Ring<4, 1>;
 __device__ __forceinline__ TileRing tile_ring(u32 shared, int half) {
-  return {shared + L::TILE_BARRIERS + half * TileRing::BYTES};
+  return {shared + LAYOUT.tile_barriers + half * TileRing::BYTES};
 }
 __device__ __forceinline__ u32 tile_place(u32 shared, int half) {
-  return shared + L::TILES + half * PairTile::BYTES;
+  return shared + LAYOUT.tiles + half * LAYOUT.tile_bytes;
 }
 using PieceRing = Ring<PAIR_WARPS, PIECES>;
 /// A warpgroup's channels of the units of a run.
 __device__ __forceinline__ u32 units_of(u32 shared, int run, int half) {
-  return shared + L::UNITS + (run * 2 + half) * UNIT_BYTES;
+  return shared + LAYOUT.units + (run * 2 + half) * UNIT_BYTES;
 }
 
 /// One thread copies everything.
@@ -67,7 +50,8 @@ public:
       : p_(p), shared_(shared), at_(at), copy_{p, at} {}
 
   __device__ __forceinline__ void run(int first_key) {
-    copy_.keys(shared_ + L::KEYS, shared_ + L::VALUES, first_key, shared_ + L::KEYS_CAME);
+    copy_.keys(shared_ + LAYOUT.keys, shared_ + LAYOUT.values, first_key,
+               shared_ + LAYOUT.keys_came);
     const QueryTiles walk(at_, tokens_from(first_key, BLOCK_KV));
     QueryTile tile = walk.start(at_);
     if (!walk.has(tile))
@@ -107,18 +91,18 @@ private:
     for (int half = 0; half < 2; ++half) {
       const TileRing ring = tile_ring(shared_, half);
       const TileRing::Place place(pair);
-      ring.begin_filling(place, PairTile::BYTES);
+      ring.begin_filling(place, LAYOUT.tile_bytes);
       copy_.tile(tile_place(shared_, half), half ? second : first, ring.full(place));
     }
   }
-  __device__ __forceinline__ PieceRing pieces() const { return {shared_ + L::PIECE_BARRIERS}; }
+  __device__ __forceinline__ PieceRing pieces() const { return {shared_ + LAYOUT.piece_barriers}; }
   __device__ __forceinline__ void announce(int piece, int more_bytes = 0) {
-    pieces().begin_filling(PieceRing::Place(piece), L::PIECE_BYTES + more_bytes);
+    pieces().begin_filling(PieceRing::Place(piece), LAYOUT.piece_bytes + more_bytes);
   }
   __device__ __forceinline__ void fill(int piece, const s8* copy, const QueryTile& tile) {
     const PieceRing::Place place(piece);
-    bulk_copy(shared_ + L::FIRST_PIECE + place.stage * L::PIECE_BYTES, copy + tile.elements(),
-              L::PIECE_BYTES, pieces().full(place));
+    bulk_copy(shared_ + LAYOUT.first_piece + place.stage * LAYOUT.piece_bytes,
+              copy + tile.elements(), LAYOUT.piece_bytes, pieces().full(place));
   }
   /// With a run's first piece come its scales. Nobody needs what is in their slot any more: pieces
   /// of the run between have been released, and a run has four or more.
@@ -190,7 +174,7 @@ struct PairWork {
 
 private:
   __device__ __forceinline__ KeptScores handed_by(int of_half) const {
-    return {shared + L::HANDED + of_half * KeptScores::BYTES};
+    return {shared + LAYOUT.handed + of_half * KEPT_SCORES_BYTES};
   }
   __device__ __forceinline__ PieceRing::Place place_of(int piece) const {
     return PieceRing::Place(anew(pair) * PIECES_A_PAIR + piece); // not kept: registers are short
@@ -205,7 +189,7 @@ private:
     const Scale p_low = fast_scale<UNSIGNED_LEVELS>(largest[0]);
     const Scale p_high = fast_scale<UNSIGNED_LEVELS>(largest[1]);
     quantize_fragments<false, KeptScores::FRAGMENTS>(fragments, x, p_low.inverse, p_high.inverse);
-    wait_for_phase(shared + L::TAKEN + half * 8, (pair & 1) ^ 1, "readers of P and dS");
+    wait_for_phase(shared + LAYOUT.taken + half * 8, (pair & 1) ^ 1, "readers of P and dS");
     handed_by(half).write(KeptScores::P, fragments, p_low.value, p_high.value);
 
     tile.take_values<true, 0>(ds, blocks[1].x, x, largest_ds);
@@ -215,7 +199,7 @@ private:
     const Scale ds_high = fast_scale<SIGNED_LEVELS>(largest_ds[1]);
     quantize_fragments<true, KeptScores::FRAGMENTS>(fragments, ds, ds_low.inverse, ds_high.inverse);
     handed_by(half).write(KeptScores::DS, fragments, ds_low.value, ds_high.value);
-    arrive(shared + L::READY + half * 8);
+    arrive(shared + LAYOUT.ready + half * 8);
   }
   /// Begins product i of a pair. Piece k is dO of tile k / 2, or its Q; two products take its
   /// channels, 64 each.
@@ -225,13 +209,13 @@ private:
     const PieceRing::Place place = place_of(piece);
     if (i % 2 == 0) {
       if (kind == 0)
-        wait_for_phase(shared + L::READY + of * 8, pair & 1, "P and dS of the other");
+        wait_for_phase(shared + LAYOUT.ready + of * 8, pair & 1, "P and dS of the other");
       scales[kind] = handed_by(of).read(kind ? KeptScores::DS : KeptScores::P, a[kind]);
       if (kind == 1)
-        arrive(shared + L::TAKEN + of * 8); // all of it is read
+        arrive(shared + LAYOUT.taken + of * 8); // all of it is read
       pieces.wait_until_full(place);
     }
-    const TilesPlace from = channels.at(place.stage, L::PIECE_BYTES);
+    const TilesPlace from = channels.at(place.stage, LAYOUT.piece_bytes);
     if (kind == 0)
       blocks[i % 2].template issue<false>(a[0], from, i % 2);
     else
@@ -243,10 +227,11 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
                                         int first_key) {
   const int half = common_to_warp(warp_id() / 4);
   const TileRing own_tile = tile_ring(shared, half);
-  const PieceRing pieces = {shared + L::PIECE_BARRIERS};
-  const PairScores tile(p, at, shared + L::KEYS, shared + L::VALUES, tile_place(shared, half));
+  const PieceRing pieces = {shared + LAYOUT.piece_barriers};
+  const PairScores tile(p, at, shared + LAYOUT.keys, shared + LAYOUT.values,
+                        tile_place(shared, half));
   const TilesPlace channels =
-      TilesPlace(shared + L::FIRST_PIECE).at(half, SUM_CHANNELS * TOKEN_ROW_BYTES);
+      TilesPlace(shared + LAYOUT.first_piece).at(half, SUM_CHANNELS * TOKEN_ROW_BYTES);
   Sums dk, dv;
   Block blocks[2];
   QueryRuns<UNIT_SLOTS> walk(at);
@@ -256,7 +241,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
 
   const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
-  wait_for_phase(shared + L::KEYS_CAME, 0);
+  wait_for_phase(shared + LAYOUT.keys_came, 0);
   if (any) {
     own_tile.wait_until_full(TileRing::Place(0));
     tile.start_scores(blocks[0].x);
@@ -287,8 +272,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_keys<BLOCK_KV>(p))
     return;
   const KeyHead at = key_head(p);
@@ -298,11 +282,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       [&] {
         for (int half = 0; half < 2; ++half) {
           tile_ring(shared, half).init();
-          init_mbarrier(shared + L::READY + half * 8, 128);
-          init_mbarrier(shared + L::TAKEN + half * 8, 256);
+          init_mbarrier(shared + LAYOUT.ready + half * 8, 128);
+          init_mbarrier(shared + LAYOUT.taken + half * 8, 256);
         }
-        PieceRing{shared + L::PIECE_BARRIERS}.init();
-        init_mbarrier(shared + L::KEYS_CAME, 1);
+        PieceRing{shared + LAYOUT.piece_barriers}.init();
+        init_mbarrier(shared + LAYOUT.keys_came, 1);
       },
       Nothing(), [&] { Producer(p, shared, at).run(first_key); },
       [&] { consume(p, shared, at, first_key); });

@@ -14,6 +14,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "layouts/backward_dkv_pair16.cuh"
 #include "tile/fused_products.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/query_pairs.cuh"
@@ -23,51 +24,34 @@ static_assert(!QK16 && DV16 && DK16 && !SCALED_DOUT && BLOCK_KV == 64);
 
 constexpr int FIRST_KEY_BARRIER = 1;
 
-struct SharedLayout {
-  static constexpr int KEYS = 0;
-  static constexpr int VALUES = KEYS + PAIR_KEYS_BYTES;
-  static constexpr int TILES = VALUES + PAIR_VALUES_BYTES;
-  static constexpr int QUERIES = TILES + 2 * PairTile::BYTES; ///< of 16 bits, for dK
-  static constexpr int QUERIES_BYTES = TILE_Q * VALUE_ROW_BYTES;
-  static constexpr int HANDED = QUERIES + 2 * QUERIES_BYTES;
-  static constexpr int HANDED_BYTES = BLOCK_KV * DS_ROW_BYTES;
-  static constexpr int TILE_BARRIERS = HANDED + 2 * HANDED_BYTES;
-  static constexpr int QUERY_BARRIERS = TILE_BARRIERS + 2 * Ring<PAIR_WARPS, 1>::BYTES;
-  static constexpr int READY = QUERY_BARRIERS + 2 * Ring<PAIR_WARPS, 1>::BYTES;
-  static constexpr int TAKEN = READY + 2 * 8;
-  static constexpr int KEYS_CAME = TAKEN + 2 * 8;
-  static constexpr int TOTAL = KEYS_CAME + 8;
-};
-using L = SharedLayout;
-static_assert(SHARED_BYTES == 0 || L::TOTAL == SHARED_BYTES,
-              "the host launches with what is used here");
+constexpr BackwardDkvPair16Layout LAYOUT(SHAPE);
 
 /// Both warpgroups read each one's tile, and its queries in 16 bits.
 using PairRing = Ring<PAIR_WARPS, 1>;
 __device__ __forceinline__ PairRing tile_ring(u32 shared, int of) {
-  return {shared + L::TILE_BARRIERS + of * PairRing::BYTES};
+  return {shared + LAYOUT.tile_barriers + of * PairRing::BYTES};
 }
 __device__ __forceinline__ PairRing query_ring(u32 shared, int of) {
-  return {shared + L::QUERY_BARRIERS + of * PairRing::BYTES};
+  return {shared + LAYOUT.query_barriers + of * PairRing::BYTES};
 }
 __device__ __forceinline__ u32 tile_place(u32 shared, int of) {
-  return shared + L::TILES + of * PairTile::BYTES;
+  return shared + LAYOUT.tiles + of * LAYOUT.tile_bytes;
 }
 __device__ __forceinline__ u32 query_place(u32 shared, int of) {
-  return shared + L::QUERIES + of * L::QUERIES_BYTES;
+  return shared + LAYOUT.queries + of * LAYOUT.queries_bytes;
 }
 
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHead& at,
                                         int first_key) {
   const PairCopies copy{p, at};
-  copy.keys(shared + L::KEYS, shared + L::VALUES, first_key, shared + L::KEYS_CAME);
+  copy.keys(shared + LAYOUT.keys, shared + LAYOUT.values, first_key, shared + LAYOUT.keys_came);
   const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const auto fill_tiles = [&](int pair, const QueryTile& first, const QueryTile& second) {
     const PairRing::Place place(pair);
 #pragma unroll
     for (int of = 0; of < 2; ++of) {
-      tile_ring(shared, of).begin_filling(place, PairTile::BYTES);
+      tile_ring(shared, of).begin_filling(place, LAYOUT.tile_bytes);
       copy.tile(tile_place(shared, of), of ? second : first, tile_ring(shared, of).full(place));
     }
   };
@@ -84,7 +68,7 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
     for (int of = 0; of < 2; ++of) {
       const QueryTile& from = of ? second : tile;
       const PairRing ring = query_ring(shared, of);
-      ring.begin_filling(place, L::QUERIES_BYTES);
+      ring.begin_filling(place, LAYOUT.queries_bytes);
       copy.rows(query_place(shared, of), p.q_map, p.query_rows, from, ring.full(place));
     }
     ++pair;
@@ -100,10 +84,11 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
 __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
                                         int first_key) {
   const int half = common_to_warp(warp_id() / 4);
-  const PairScores tile(p, at, shared + L::KEYS, shared + L::VALUES, tile_place(shared, half));
-  const auto handed_by = [&](int of) { return shared + L::HANDED + of * L::HANDED_BYTES; };
-  const auto ready = [&](int of) { return shared + L::READY + of * 8; };
-  const auto taken = [&](int of) { return shared + L::TAKEN + of * 8; };
+  const PairScores tile(p, at, shared + LAYOUT.keys, shared + LAYOUT.values,
+                        tile_place(shared, half));
+  const auto handed_by = [&](int of) { return shared + LAYOUT.handed + of * LAYOUT.handed_bytes; };
+  const auto ready = [&](int of) { return shared + LAYOUT.ready + of * 8; };
+  const auto taken = [&](int of) { return shared + LAYOUT.taken + of * 8; };
   /// A tile's rows of 16 bits, from this warpgroup's channels on.
   const auto channels_of = [&](u32 rows) {
     return Address16::of_address(anew(rows) +
@@ -127,7 +112,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     wait_for_phase(ready(of), OF_P, "P of the other");
     tile_ring(shared, of).wait_until_full(PairRing::Place(pair)); // its dO
     issue_from_rows(dv, Address16::of_address(anew(handed_by(of))),
-                    channels_of(tile_place(shared, of) + PairTile::DOUT));
+                    channels_of(tile_place(shared, of) + LAYOUT.tile_dout));
   };
   const auto begin_dk = [&](int of) {
     wait_for_phase(ready(of), OF_DS, "dS of the other");
@@ -170,7 +155,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
 
   const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
-  wait_for_phase(shared + L::KEYS_CAME, 0);
+  wait_for_phase(shared + LAYOUT.keys_came, 0);
   if (any) {
     tile_ring(shared, half).wait_until_full(PairRing::Place(0));
     tile.start_scores(scores);
@@ -193,8 +178,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_keys<BLOCK_KV>(p))
     return;
   const KeyHead at = key_head(p);
@@ -205,10 +189,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (int of = 0; of < 2; ++of) {
           tile_ring(shared, of).init();
           query_ring(shared, of).init();
-          init_mbarrier(shared + L::READY + of * 8, 128);
-          init_mbarrier(shared + L::TAKEN + of * 8, 256);
+          init_mbarrier(shared + LAYOUT.ready + of * 8, 128);
+          init_mbarrier(shared + LAYOUT.taken + of * 8, 256);
         }
-        init_mbarrier(shared + L::KEYS_CAME, 1);
+        init_mbarrier(shared + LAYOUT.keys_came, 1);
       },
       Nothing(), [&] { produce(p, shared, at, first_key); },
       [&] { consume(p, shared, at, first_key); });

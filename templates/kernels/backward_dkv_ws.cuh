@@ -9,6 +9,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "layouts/backward_dkv_ws.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/column_start.cuh"
 #include "tile/key_gradients.cuh"
@@ -20,9 +21,6 @@
 static_assert(!QK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q);
 
 constexpr int CONSUMING_WARPS = BLOCK_KV / 16;
-/// Runs whose scales are in shared memory: those of the stages, which a run may fill one each, and
-/// of the tile before them, whose run's units are left when its stage is free already.
-constexpr int UNIT_SLOTS = STAGES + 1;
 
 /// When dP begins: with the next tile's S, or beside this tile's P. The latter hides it but begins
 /// P later. Measured on an H200: at 64 channels, where three warpgroups share the SM's units, it is
@@ -34,44 +32,20 @@ constexpr DpBegins DP_BEGINS = HEAD_DIM == 128          ? DpBegins::with_next_sc
                                                         : DpBegins::beside_p;
 constexpr int FIRST_KEY_BARRIER = 1;
 
-struct SharedLayout {
-  static constexpr int KEYS = 0;
-  static constexpr int VALUES = KEYS + BLOCK_KV * HEAD_DIM;
-  static constexpr int FIRST_STAGE = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
-  // Of a stage, from its start:
-  static constexpr int QUERIES = 0;
-  static constexpr int DOUT = QUERIES + TILE_Q * HEAD_DIM;
-  /// Q for dK: transposed, or rows of 16 bits.
-  static constexpr int DK_QUERIES = DOUT + TILE_Q * VALUE_ROW_BYTES;
-  /// dO for dV, transposed; in 16 bits the rows for dP serve.
-  static constexpr int DV_DOUT = DK_QUERIES + TILE_Q * (DK16 ? VALUE_ROW_BYTES : HEAD_DIM);
-  static constexpr int ROWS = DV_DOUT + TILE_Q * (DV16 ? 0 : HEAD_DIM); ///< vectors per query
-  static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
-  static constexpr int STARTS = ROWS + ROWS_BYTES; ///< of dP, from a vector of the rows
-  static constexpr int STAGE_BYTES = STARTS + ColumnStart::BYTES;
-  static constexpr int ONES = FIRST_STAGE + STAGES * STAGE_BYTES;
-  static constexpr int UNITS = ONES + OnesRows::BYTES;
-  static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES; ///< of units, for each warp
-  static constexpr int BARRIERS = RATIOS + (CHANNEL_UNITS ? CONSUMING_WARPS * VECTOR_BYTES : 0);
-  static constexpr int STARTED = BARRIERS + Ring<CONSUMING_WARPS>::BYTES; ///< a barrier a stage
-  static constexpr int KEYS_CAME = STARTED + STAGES * 8;
-  static constexpr int TOTAL = KEYS_CAME + 8;
-};
-static_assert(SharedLayout::STAGE_BYTES % 1024 == 0, "tiles lie at multiples of their swizzle");
-static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
-              "the host launches with what is used here");
+constexpr BackwardDkvWsLayout LAYOUT(SHAPE);
+constexpr int UNIT_SLOTS = LAYOUT.unit_slots;
 
 using QueryRing = Ring<CONSUMING_WARPS>;
 
 __device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
-  return shared + SharedLayout::FIRST_STAGE + place.stage * SharedLayout::STAGE_BYTES;
+  return shared + LAYOUT.first_stage + place.stage * LAYOUT.stage_bytes;
 }
 __device__ __forceinline__ u32 units_of(u32 shared, int run) {
-  return shared + SharedLayout::UNITS + run * UNIT_BYTES;
+  return shared + LAYOUT.units + run * UNIT_BYTES;
 }
 
 __device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
-  return shared + SharedLayout::STARTED + place.stage * 8;
+  return shared + LAYOUT.started + place.stage * 8;
 }
 
 // Each duty reads its head again: what all have in common takes registers, or memory, until the
@@ -80,18 +54,18 @@ __device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
-  const QueryRing ring = {shared + SharedLayout::BARRIERS};
+  const QueryRing ring = {shared + LAYOUT.barriers};
   const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
-  const u32 came = shared + SharedLayout::KEYS_CAME;
+  const u32 came = shared + LAYOUT.keys_came;
   const int keys = minimum(BLOCK_KV, at.padded_kv() - first_key);
   const int values = PACKED ? keys : BLOCK_KV; // behind all of a tensor's there come zeros
   arrive_expecting(came, keys * HEAD_DIM + values * VALUE_ROW_BYTES);
-  bulk_copy(shared + SharedLayout::KEYS, p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
-            keys * HEAD_DIM, came);
+  bulk_copy(shared + LAYOUT.keys, p.k8 + (at.padded_key() + first_key) * HEAD_DIM, keys * HEAD_DIM,
+            came);
 #pragma unroll
   for (int tile = 0; tile < BLOCK_KV; tile += TILE_ROWS)
     if (tile < values)
-      copy_caller_rows(shared + SharedLayout::VALUES + tile * VALUE_ROW_BYTES, p.v_map,
+      copy_caller_rows(shared + LAYOUT.values + tile * VALUE_ROW_BYTES, p.v_map,
                        p.v_rows + (at.padded_key() + first_key + tile) * HEAD_DIM, first_key + tile,
                        at.kv_head, at.batch, came);
 
@@ -102,15 +76,13 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
     const u32 stage = stage_of(shared, place), full = ring.full(place);
     const bool begins_unit = CHANNEL_UNITS && walk.begins_run(tile);
     constexpr int UNIT_VECTORS = (DK16 ? 0 : CHANNEL_VECTORS) + (DV16 ? 0 : CHANNEL_VECTORS);
-    ring.begin_filling(place,
-                       SharedLayout::STARTS + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0));
-    bulk_copy(stage + SharedLayout::QUERIES, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, full);
-    bulk_copy(stage + SharedLayout::ROWS, p.q_rows + tile.rows(), SharedLayout::ROWS_BYTES, full);
+    ring.begin_filling(place, LAYOUT.starts + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0));
+    bulk_copy(stage + LAYOUT.queries, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, full);
+    bulk_copy(stage + LAYOUT.rows, p.q_rows + tile.rows(), LAYOUT.rows_bytes, full);
     if constexpr (SCALED_DOUT)
-      bulk_copy(stage + SharedLayout::DOUT, p.dout_rows + tile.elements(), TILE_Q * VALUE_ROW_BYTES,
-                full);
+      bulk_copy(stage + LAYOUT.dout, p.dout_rows + tile.elements(), TILE_Q * VALUE_ROW_BYTES, full);
     else
-      copy_caller_rows(stage + SharedLayout::DOUT, p.dout_map, p.dout_rows + tile.elements(),
+      copy_caller_rows(stage + LAYOUT.dout, p.dout_map, p.dout_rows + tile.elements(),
                        tile.first_query(), tile.head, at.batch, full);
     if (begins_unit) {
       const u32 units = units_of(shared, slot);
@@ -124,12 +96,12 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
         bulk_copy(units + UNITS_OF_DOUT, p.dot8_scale + unit, BYTES, full);
     }
     if constexpr (!DV16)
-      bulk_copy(stage + SharedLayout::DV_DOUT, p.dot8 + tile.elements(), TILE_Q * HEAD_DIM, full);
+      bulk_copy(stage + LAYOUT.dv_dout, p.dot8 + tile.elements(), TILE_Q * HEAD_DIM, full);
     if constexpr (DK16)
-      copy_caller_rows(stage + SharedLayout::DK_QUERIES, p.q_map, p.query_rows + tile.elements(),
+      copy_caller_rows(stage + LAYOUT.dk_queries, p.q_map, p.query_rows + tile.elements(),
                        tile.first_query(), tile.head, at.batch, full);
     else
-      bulk_copy(stage + SharedLayout::DK_QUERIES, p.qt8 + tile.elements(), TILE_Q * HEAD_DIM, full);
+      bulk_copy(stage + LAYOUT.dk_queries, p.qt8 + tile.elements(), TILE_Q * HEAD_DIM, full);
   }
   // Behind the last tile consumers start the products of one more, whose results nobody reads.
   ring.begin_filling(RingPlace(count), 0);
@@ -140,14 +112,13 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
 __device__ __forceinline__ void write_starts(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
   const int tiles = QueryTiles(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
-  const QueryRing ring = {shared + SharedLayout::BARRIERS};
+  const QueryRing ring = {shared + LAYOUT.barriers};
 #pragma unroll 1
   for (int count = 0; count <= tiles; ++count) {
     const RingPlace place(count);
     const u32 stage = stage_of(shared, place);
     ring.wait_until_full(place);
-    ColumnStart::write(stage + SharedLayout::STARTS,
-                       stage + SharedLayout::ROWS + ROW_MINUS_DELTA * TILE_Q * 4);
+    ColumnStart::write(stage + LAYOUT.starts, stage + LAYOUT.rows + ROW_MINUS_DELTA * TILE_Q * 4);
     arrive(started(shared, place));
   }
 }
@@ -169,16 +140,15 @@ struct Products {
 
   __device__ __forceinline__ void start_scores(const RingPlace& place) const {
     wait_for_phase(started(shared, place), place.parity, "what dP starts from");
-    issue_scores(scores, keys, operand(SharedLayout::QUERIES, place));
+    issue_scores(scores, keys, operand(LAYOUT.queries, place));
   }
   __device__ __forceinline__ void start_values(const RingPlace& place) const {
-    issue_values(value_products, values, operand(SharedLayout::DOUT, place),
-                 ColumnStart(shared + SharedLayout::ONES),
-                 stage_of(shared, place) + SharedLayout::STARTS);
+    issue_values(value_products, values, operand(LAYOUT.dout, place),
+                 ColumnStart(shared + LAYOUT.ones), stage_of(shared, place) + LAYOUT.starts);
   }
   __device__ __forceinline__ TilesPlace operand(int of_stage, const RingPlace& place) const {
-    return (TilesPlace(shared) + (SharedLayout::FIRST_STAGE + of_stage))
-        .at(place.stage, SharedLayout::STAGE_BYTES);
+    return (TilesPlace(shared) + (LAYOUT.first_stage + of_stage))
+        .at(place.stage, LAYOUT.stage_bytes);
   }
 };
 
@@ -216,7 +186,7 @@ private:
   __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4],
                                               const RingPlace& place) const {
     const u32 stage = stage_of(products.shared, place);
-    probabilities(x, products.scores, stage + SharedLayout::ROWS, key_scale);
+    probabilities(x, products.scores, stage + LAYOUT.rows, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
     if constexpr (HAS_MASK) {
       const int first_query = walk.first_query(), own = warp_key();
@@ -235,7 +205,7 @@ private:
                                                           const RingPlace& place) const {
     if constexpr (DV16) {
       pack_fragments<TILE_Q / 16>(of_p.x16, x);
-      issue_rows<TILE_Q / 16>(dv, of_p.x16, products.operand(SharedLayout::DOUT, place));
+      issue_rows<TILE_Q / 16>(dv, of_p.x16, products.operand(LAYOUT.dout, place));
       if constexpr (DP_BEGINS == DpBegins::behind_dv) {
         products.start_values(place);
         finish_rows<1>(dv);
@@ -268,14 +238,13 @@ private:
                                                const RowScales& ds_scales, const RingPlace& place,
                                                const RingPlace& next_place) const {
     if constexpr (DK16)
-      issue_rows<TILE_Q / 16>(dk, of_ds.x16, products.operand(SharedLayout::DK_QUERIES, place));
+      issue_rows<TILE_Q / 16>(dk, of_ds.x16, products.operand(LAYOUT.dk_queries, place));
     const auto issue = [&](int i) {
       if (i < PRODUCTS_OF_DV)
-        blocks[i % 2].template issue<false>(of_p.x8, products.operand(SharedLayout::DV_DOUT, place),
-                                            i);
+        blocks[i % 2].template issue<false>(of_p.x8, products.operand(LAYOUT.dv_dout, place), i);
       else if (i < PRODUCTS)
-        blocks[i % 2].template issue<true>(
-            of_ds.x8, products.operand(SharedLayout::DK_QUERIES, place), i - PRODUCTS_OF_DV);
+        blocks[i % 2].template issue<true>(of_ds.x8, products.operand(LAYOUT.dk_queries, place),
+                                           i - PRODUCTS_OF_DV);
       else if (i == PRODUCTS)
         products.start_scores(next_place);
       else if constexpr (DP_BEGINS == DpBegins::with_next_scores)
@@ -317,17 +286,17 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   Scores::Sum no_scores[COLUMNS8][4];
   float no_values[COLUMNS8][4];
   const Products products = {shared,
-                             {(base + SharedLayout::KEYS).at(warpgroup, 64 * SCORE_ROW_BYTES)},
-                             {(base + SharedLayout::VALUES).at(warpgroup, 64 * VALUE_ROW_BYTES)},
+                             {(base + LAYOUT.keys).at(warpgroup, 64 * SCORE_ROW_BYTES)},
+                             {(base + LAYOUT.values).at(warpgroup, 64 * VALUE_ROW_BYTES)},
                              score_sums(blocks[PRODUCTS % 2], no_scores),
                              value_sums(blocks[(PRODUCTS + 1) % 2], no_values)};
   QueryRuns<UNIT_SLOTS> walk(at);
-  const TileWork work = {
-      p, at, {shared + SharedLayout::BARRIERS}, products, walk, dk, dv, blocks, key_scale};
+  const TileWork work = {p,      at,       {shared + LAYOUT.barriers}, products, walk, dk, dv,
+                         blocks, key_scale};
 
   const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
-  wait_for_phase(shared + SharedLayout::KEYS_CAME, 0);
+  wait_for_phase(shared + LAYOUT.keys_came, 0);
   if (any) {
     products.start_scores(RingPlace(0));
     if constexpr (DP_BEGINS == DpBegins::with_next_scores)
@@ -343,7 +312,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
         break;
       if constexpr (CHANNEL_UNITS) {
         const u32 units = units_of(shared, walk.slot()), last = units_of(shared, walk.last_slot());
-        const u32 ratios = shared + SharedLayout::RATIOS + read_thread_anew() / 32 * VECTOR_BYTES;
+        const u32 ratios = shared + LAYOUT.ratios + read_thread_anew() / 32 * VECTOR_BYTES;
         change_units_of_warp(dk, dv, ratios, last, units);
       }
     }
@@ -362,21 +331,20 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_keys<BLOCK_KV>(p))
     return;
   const int first_key = block_of_keys() * BLOCK_KV;
 
   run_roles<CONSUMING_WARPS>(
       [&] {
-        QueryRing{shared + SharedLayout::BARRIERS}.init();
+        QueryRing{shared + LAYOUT.barriers}.init();
         for (int stage = 0; stage < STAGES; ++stage)
-          init_mbarrier(shared + SharedLayout::STARTED + stage * 8, 32);
-        init_mbarrier(shared + SharedLayout::KEYS_CAME, 1);
+          init_mbarrier(shared + LAYOUT.started + stage * 8, 32);
+        init_mbarrier(shared + LAYOUT.keys_came, 1);
       },
       [&] {
-        OnesRows::write(shared + SharedLayout::ONES);
+        OnesRows::write(shared + LAYOUT.ones);
         fence_async_proxy();
       },
       [&] { produce(p, shared, first_key); }, [&] { consume(p, shared, first_key); },

@@ -104,8 +104,7 @@ struct GroupWork {
         finish_values<0>(ds[tile], start());
       score_gradients<!DQ16>(ds[tile], x, largest_ds);
     }
-    const u32 summed =
-        shared + SharedLayout::SUMMED + group.summed_stage() * SharedLayout::SUMMED_BYTES;
+    const u32 summed = shared + LAYOUT.summed + group.summed_stage() * LAYOUT.summed_bytes;
     if constexpr (DQ16) {
       u32 ds16[GROUP / 16][4];
       pack_fragments<GROUP / 16>(ds16, ds[0]);
@@ -169,8 +168,7 @@ private:
   __device__ __forceinline__ float2 key_scales_of(const KeyTile& tile) const {
     if constexpr (QK16)
       return {1, 1};
-    return read_float2(shared + SharedLayout::KEY_SCALES +
-                       tile.stage * SharedLayout::KEY_SCALES_BYTES + quad_lane * 16 +
+    return read_float2(shared + LAYOUT.key_scales + tile.stage * KEY_SCALES_BYTES + quad_lane * 16 +
                        (tile.number & 1) * 8);
   }
   /// S, which is there behind it, and the start of dP.
@@ -178,8 +176,7 @@ private:
                                                  float (&dp)[COLUMNS8][4],
                                                  HalfSums<COLUMNS8>& half_dp,
                                                  const KeyTile& tile) const {
-    issue_scores(sums, queries,
-                 shared + SharedLayout::KEYS + tile.stage * SharedLayout::KEYS_BYTES);
+    issue_scores(sums, queries, shared + LAYOUT.keys + tile.stage * LAYOUT.keys_bytes);
     if constexpr (STAGES == 1) {
       finish<0>(sums);
       wait_for_tiles();
@@ -187,7 +184,7 @@ private:
         load.keys(tile.next, 0, tile.valid_in(tile.next));
       cp_async_commit();
     }
-    const u32 values = shared + SharedLayout::VALUES + tile.stage * SharedLayout::VALUES_BYTES;
+    const u32 values = shared + LAYOUT.values + tile.stage * LAYOUT.values_bytes;
     if constexpr (DP16)
       half_dp.form(dout, values);
     else
@@ -210,7 +207,7 @@ private:
                                                float group_scale, u32 summed,
                                                const Group& group) const {
     if constexpr (BLOCK_SCALES) {
-      const u32 maxima = shared + SharedLayout::MAXIMA + (group.count & 1) * WARPS * 8;
+      const u32 maxima = shared + LAYOUT.maxima + (group.count & 1) * WARPS * 8;
       shared_maxima.put(maxima, largest_ds, largest_p);
       __syncthreads();
       shared_maxima.take(maxima, group.number, largest_ds, largest_p);
@@ -239,8 +236,7 @@ private:
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   begin_in_stream_order();
   if (!enter_queries<BLOCK_Q>(p, store_without_keys))
     return;
@@ -256,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   ScoreRows queries;
   ValueRows dout;
   const auto take_rows = [&] {
-    queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
-    dout.load(shared + SharedLayout::DOUT, warp_id() * 16);
+    queries.load(shared + LAYOUT.queries, warp_id() * 16);
+    dout.load(shared + LAYOUT.dout, warp_id() * 16);
   };
   if constexpr (HOLDS_ROWS) {
     wait_for_tiles();

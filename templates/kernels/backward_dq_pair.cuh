@@ -20,6 +20,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "layouts/backward_dq_pair.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/pair.cuh"
 #include "tile/quantizer.cuh"
@@ -31,40 +32,11 @@ static_assert(!QK16 && BLOCK_Q == 64 && GROUP_KV == 128);
 
 constexpr int STEP_KEYS = 128, HALF_KEYS = TILE_ROWS;
 constexpr int STEPS_A_RUN = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
-constexpr int VECTOR_BYTES = SUM_CHANNELS * 4;
-/// Of one warpgroup's channels: scales, then inverses. What dQ is in, and what comes next.
-constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * VECTOR_BYTES : 0;
-constexpr int UNIT_SLOTS = 2;
-/// Fragments of dS of one half.
-constexpr int FRAGMENTS = HALF_KEYS / (DQ16 ? 16 : 32);
 constexpr int MEETING = 1; ///< the named barrier
 
-struct SharedLayout {
-  static constexpr int ONES = 0;
-  static constexpr int QUERIES = ONES + RowStart::PLACE_BYTES;
-  static constexpr int DOUT = QUERIES + BLOCK_Q * HEAD_DIM;
-  static constexpr int KEYS = DOUT + BLOCK_Q * VALUE_ROW_BYTES; ///< of a stage one half, the other
-  static constexpr int HALF_KEYS_BYTES = HALF_KEYS * HEAD_DIM;
-  static constexpr int VALUES = KEYS + STAGES * 2 * HALF_KEYS_BYTES;
-  static constexpr int HALF_VALUES_BYTES = HALF_KEYS * VALUE_ROW_BYTES;
-  static constexpr int SUMMED = VALUES + 2 * HALF_VALUES_BYTES; ///< keys that dS meets
-  static constexpr int HALF_SUMMED_BYTES = HALF_KEYS * (DQ16 ? VALUE_ROW_BYTES : HEAD_DIM);
-  static constexpr int SCORE_GRADIENTS = SUMMED + 2 * HALF_SUMMED_BYTES;
-  static constexpr int HALF_GRADIENTS_BYTES = FRAGMENTS * FRAGMENT_BYTES;
-  static constexpr int UNITS = SCORE_GRADIENTS + 2 * HALF_GRADIENTS_BYTES;
-  static constexpr int RATIOS = UNITS + 2 * UNIT_SLOTS * UNIT_BYTES;
-  static constexpr int MAXIMA = RATIOS + (HAS_UNITS ? PAIR_WARPS * VECTOR_BYTES : 0);
-  static constexpr int KEY_SCALES = MAXIMA + (DQ16 ? 0 : 2 * BLOCK_Q * 4);
-  static constexpr int HALF_SCALES_BYTES = 128 / KEYS_A_SCALE * 4; ///< those of all 128 keys
-  static constexpr int KEY_BARRIERS = KEY_SCALES + STAGES * 2 * HALF_SCALES_BYTES;
-  static constexpr int VALUE_BARRIERS = KEY_BARRIERS + 2 * Ring<4>::BYTES;
-  static constexpr int SUMMED_BARRIERS = VALUE_BARRIERS + 2 * Ring<4, 1>::BYTES;
-  static constexpr int ROWS_CAME = SUMMED_BARRIERS + Ring<PAIR_WARPS, 1>::BYTES;
-  static constexpr int TOTAL = ROWS_CAME + 8;
-};
-using L = SharedLayout;
-static_assert(SHARED_BYTES == 0 || L::TOTAL == SHARED_BYTES,
-              "the host launches with what is used here");
+constexpr BackwardDqPairLayout LAYOUT(SHAPE);
+constexpr int VECTOR_BYTES = LAYOUT.vector_bytes, UNIT_BYTES = LAYOUT.unit_bytes;
+constexpr int UNIT_SLOTS = LAYOUT.unit_slots, FRAGMENTS = LAYOUT.fragments;
 
 /// The rings of one half's keys and values, and of all keys that dS meets.
 struct Rings {
@@ -72,29 +44,29 @@ struct Rings {
   Ring<4, 1> values;
   Ring<PAIR_WARPS, 1> summed;
   __device__ __forceinline__ Rings(u32 shared, int half)
-      : keys{shared + L::KEY_BARRIERS + half * Ring<4>::BYTES},
-        values{shared + L::VALUE_BARRIERS + half * Ring<4, 1>::BYTES}, summed{shared +
-                                                                              L::SUMMED_BARRIERS} {}
+      : keys{shared + LAYOUT.key_barriers + half * ring_bytes(STAGES)},
+        values{shared + LAYOUT.value_barriers + half * ring_bytes(1)},
+        summed{shared + LAYOUT.summed_barriers} {}
 };
 using OnlyPlace = PlaceInRing<1>;
 
 using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>; ///< a step takes one tile
 
 __device__ __forceinline__ u32 unit_place(u32 shared, int half, int slot, int vector) {
-  return shared + L::UNITS + (slot * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
+  return shared + LAYOUT.units + (slot * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
 }
 
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const QueryHead& at,
                                         int first_query) {
-  const u32 came = shared + L::ROWS_CAME;
+  const u32 came = shared + LAYOUT.rows_came;
   arrive_expecting(came, BLOCK_Q * (HEAD_DIM + VALUE_ROW_BYTES));
   const s64 first = (at.padded_query() + first_query) * HEAD_DIM;
-  bulk_copy(shared + L::QUERIES, p.q8 + first, BLOCK_Q * HEAD_DIM, came);
+  bulk_copy(shared + LAYOUT.queries, p.q8 + first, BLOCK_Q * HEAD_DIM, came);
   if constexpr (SCALED_DOUT)
-    bulk_copy(shared + L::DOUT, p.dout_rows + first, BLOCK_Q * VALUE_ROW_BYTES, came);
+    bulk_copy(shared + LAYOUT.dout, p.dout_rows + first, BLOCK_Q * VALUE_ROW_BYTES, came);
   else
-    copy_caller_rows(shared + L::DOUT, p.dout_map, p.dout_rows + first, first_query, at.head,
+    copy_caller_rows(shared + LAYOUT.dout, p.dout_map, p.dout_rows + first, first_query, at.head,
                      at.batch, came);
 
   Steps step(at, tokens_from(first_query, BLOCK_Q));
@@ -107,15 +79,15 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     const RingPlace place(step.count());
     for (int half = 0; half < 2; ++half) {
       const Ring<4> ring = Rings(shared, half).keys;
-      ring.begin_filling(place, step.more() ? L::HALF_KEYS_BYTES + L::HALF_SCALES_BYTES : 0);
+      ring.begin_filling(place, step.more() ? LAYOUT.half_keys_bytes + KEY_SCALES_BYTES : 0);
       if (!step.more())
         continue;
       const int in_shared = place.stage * 2 + half;
-      bulk_copy(shared + L::KEYS + in_shared * L::HALF_KEYS_BYTES,
-                keys + static_cast<s64>(step.number * 2 + half) * L::HALF_KEYS_BYTES,
-                L::HALF_KEYS_BYTES, ring.full(place));
-      bulk_copy(shared + L::KEY_SCALES + in_shared * L::HALF_SCALES_BYTES,
-                key_scales + step.number * (128 / KEYS_A_SCALE), L::HALF_SCALES_BYTES,
+      bulk_copy(shared + LAYOUT.keys + in_shared * LAYOUT.half_keys_bytes,
+                keys + static_cast<s64>(step.number * 2 + half) * LAYOUT.half_keys_bytes,
+                LAYOUT.half_keys_bytes, ring.full(place));
+      bulk_copy(shared + LAYOUT.key_scales + in_shared * KEY_SCALES_BYTES,
+                key_scales + step.number * (128 / KEYS_A_SCALE), KEY_SCALES_BYTES,
                 ring.full(place));
     }
   };
@@ -126,9 +98,9 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     const OnlyPlace place(step.count());
     for (int half = 0; half < 2; ++half) {
       const Ring<4, 1> ring = Rings(shared, half).values;
-      ring.begin_filling(place, L::HALF_VALUES_BYTES);
+      ring.begin_filling(place, LAYOUT.half_values_bytes);
       const int key = step.first_key() + half * HALF_KEYS;
-      copy_caller_rows(shared + L::VALUES + half * L::HALF_VALUES_BYTES, p.v_map,
+      copy_caller_rows(shared + LAYOUT.values + half * LAYOUT.half_values_bytes, p.v_map,
                        p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch,
                        ring.full(place));
     }
@@ -136,10 +108,10 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     const Ring<PAIR_WARPS, 1> ring = Rings(shared, 0).summed;
     const u32 full = ring.full(place);
     const bool has_unit = HAS_UNITS && step.begins_run();
-    ring.begin_filling(place, 2 * L::HALF_SUMMED_BYTES + (has_unit ? 2 * UNIT_BYTES : 0));
-    bulk_copy(shared + L::SUMMED,
-              summed + static_cast<s64>(step.number) * (2 * L::HALF_SUMMED_BYTES),
-              2 * L::HALF_SUMMED_BYTES, full);
+    ring.begin_filling(place, 2 * LAYOUT.half_summed_bytes + (has_unit ? 2 * UNIT_BYTES : 0));
+    bulk_copy(shared + LAYOUT.summed,
+              summed + static_cast<s64>(step.number) * (2 * LAYOUT.half_summed_bytes),
+              2 * LAYOUT.half_summed_bytes, full);
     if (has_unit) {
       const float* vectors = p.kt8_scale + (at.first_key_unit<CHANNEL_TOKENS_KV>() + step.run()) *
                                                (CHANNEL_VECTORS * HEAD_DIM);
@@ -177,7 +149,7 @@ struct StepWork {
   __device__ __forceinline__ void begin_scores(const Steps& step) const {
     const RingPlace place(step.count());
     rings.keys.wait_until_full(place);
-    issue_scores(scores, queries, keys.at(place.stage, 2 * L::HALF_KEYS_BYTES));
+    issue_scores(scores, queries, keys.at(place.stage, 2 * LAYOUT.half_keys_bytes));
   }
   __device__ __forceinline__ void run() const {
     const OnlyPlace place(step.count());
@@ -221,19 +193,19 @@ private:
     named_barrier_sync<32 * PAIR_WARPS>(MEETING);
   }
   __device__ __forceinline__ u32 gradients_of(int of_half) const {
-    return shared + L::SCORE_GRADIENTS + of_half * L::HALF_GRADIENTS_BYTES;
+    return shared + LAYOUT.score_gradients + of_half * LAYOUT.half_gradients_bytes;
   }
   __device__ __forceinline__ u32 maxima_of(int of_half) const {
-    return shared + L::MAXIMA + of_half * (BLOCK_Q * 4) +
+    return shared + LAYOUT.maxima + of_half * (BLOCK_Q * 4) +
            (first_token_of_warp(threadIdx.x) + lane_id() / 4) * 4;
   }
   __device__ __forceinline__ void take_scores() const {
     const RingPlace place(step.count());
     // A lane's scales of 128 keys are those of their four 32.
     probabilities(x, scores, own.row,
-                  read_float2(shared + L::KEY_SCALES +
-                              (place.stage * 2 + half) * L::HALF_SCALES_BYTES +
-                              (lane_id() & 3) * 16 + half * 8));
+                  read_float2(shared + LAYOUT.key_scales +
+                              (place.stage * 2 + half) * KEY_SCALES_BYTES + (lane_id() & 3) * 16 +
+                              half * 8));
     if (!step.is_in(unmasked))
       hide(x, HiddenKeys(at, own.query[0], step.first_key() + half * HALF_KEYS, SINK_KEYS));
   }
@@ -262,7 +234,7 @@ private:
   }
   __device__ __forceinline__ void begin_products(const u32 (&a)[FRAGMENTS][4], int of_half,
                                                  bool adds) const {
-    const TilesPlace tile = summed.at(of_half, L::HALF_SUMMED_BYTES);
+    const TilesPlace tile = summed.at(of_half, LAYOUT.half_summed_bytes);
     if constexpr (DQ16)
       issue_rows(dq, a, tile);
     else
@@ -271,7 +243,7 @@ private:
   __device__ __forceinline__ void change_units() const {
     if (HAS_UNITS && step.changes_run())
       dq.change_units_of_warp(
-          shared + L::RATIOS + warp_id() * VECTOR_BYTES,
+          shared + LAYOUT.ratios + warp_id() * VECTOR_BYTES,
           unit_place(shared, half, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
           unit_place(shared, half, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
   }
@@ -282,20 +254,21 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const int half = common_to_warp(warp_id() / 4);
   const Rings rings(shared, half);
   const OwnRows own(p, at, first_query + first_token_of_warp(threadIdx.x) + lane_id() / 4);
-  const RowStart delta(own.minus_delta, shared + L::ONES);
+  const RowStart delta(own.minus_delta, shared + LAYOUT.ones);
   Sums dq;
   if constexpr (SINK_KEYS != 0)
     begin_with_sink(p, dq, at, own.query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
-  const StepWork::Rows queries = {TilesPlace(shared + L::QUERIES)};
-  const StepWork::Rows dout = {TilesPlace(shared + L::DOUT)};
+  const StepWork::Rows queries = {TilesPlace(shared + LAYOUT.queries)};
+  const StepWork::Rows dout = {TilesPlace(shared + LAYOUT.dout)};
   // The producer's copies come whether there are keys or not: none may come after the block's end.
-  wait_for_phase(shared + L::ROWS_CAME, 0);
+  wait_for_phase(shared + LAYOUT.rows_came, 0);
 
   Steps step(at, tokens_from(first_query, BLOCK_Q));
   const Range unmasked = Steps::unmasked(at, tokens_from(first_query, BLOCK_Q));
-  const TilesPlace keys = TilesPlace(shared + L::KEYS).at(half, L::HALF_KEYS_BYTES);
-  const TilesPlace key_values = TilesPlace(shared + L::VALUES).at(half, L::HALF_VALUES_BYTES);
-  const TilesPlace summed = TilesPlace(shared + L::SUMMED)
+  const TilesPlace keys = TilesPlace(shared + LAYOUT.keys).at(half, LAYOUT.half_keys_bytes);
+  const TilesPlace key_values =
+      TilesPlace(shared + LAYOUT.values).at(half, LAYOUT.half_values_bytes);
+  const TilesPlace summed = TilesPlace(shared + LAYOUT.summed)
                                 .at(half, DQ16 ? SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>
                                                : SUM_CHANNELS * TOKEN_ROW_BYTES);
   Scores::Sum scores[COLUMNS8][4];
@@ -327,8 +300,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_queries<BLOCK_Q>(p, store_without_keys))
     return;
   const QueryHead at = query_head(p);
@@ -341,10 +313,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
           Rings(shared, half).values.init();
         }
         Rings(shared, 0).summed.init();
-        init_mbarrier(shared + L::ROWS_CAME, 1);
+        init_mbarrier(shared + LAYOUT.rows_came, 1);
       },
       [&] {
-        RowStart::write_ones(shared + L::ONES, threadIdx.x);
+        RowStart::write_ones(shared + LAYOUT.ones, threadIdx.x);
         fence_async_proxy();
       },
       [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });

@@ -15,6 +15,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "layouts/backward_dq_ws.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/quantizer.cuh"
 #include "tile/query_gradients.cuh"
@@ -24,43 +25,14 @@
 static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
 static_assert(DQ16 || !BLOCK_SCALES, "warpgroups share no scale");
 
-/// Keys of a step. Those that share a scale of dS are known together; in 16 bits none do.
-constexpr int STEP_KEYS = DQ16 ? 2 * TOKENS_PER_TILE : GROUP_KV;
+constexpr BackwardDqWsLayout LAYOUT(SHAPE);
+constexpr int STEP_KEYS = LAYOUT.step_keys, STEPS_A_RUN = LAYOUT.steps_a_run;
 constexpr int KEY_TILES = STEP_KEYS / TOKENS_PER_TILE;
 constexpr int STEP_COLUMNS8 = STEP_KEYS / 8;
 constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
-constexpr int STEPS_A_RUN = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
-constexpr int UNIT_BYTES = HAS_UNITS ? CHANNEL_VECTORS * HEAD_DIM * 4 : 0;
-/// Runs whose scales are in shared memory: the one whose units dQ has, and those whose first step
-/// has a stage.
-constexpr int UNIT_SLOTS = 1 + (STAGES + STEPS_A_RUN - 1) / STEPS_A_RUN;
+constexpr int UNIT_BYTES = LAYOUT.unit_bytes, UNIT_SLOTS = LAYOUT.unit_slots;
 constexpr int PANEL = PANEL_BYTES<VALUE_ROW_BYTES>;
 
-struct SharedLayout {
-  /// Before all else: a product is taken to read all of a matrix, of which there is one row.
-  static constexpr int ONES = 0;
-  static constexpr int QUERIES = ONES + RowStart::PLACE_BYTES;
-  static constexpr int QUERIES_BYTES = BLOCK_Q * HEAD_DIM;
-  static constexpr int DOUT = QUERIES + QUERIES_BYTES;
-  static constexpr int DOUT_BYTES = BLOCK_Q * VALUE_ROW_BYTES;
-  static constexpr int KEYS = DOUT + DOUT_BYTES;
-  static constexpr int KEYS_BYTES = STEP_KEYS * HEAD_DIM;
-  static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
-  static constexpr int VALUES_BYTES = STEP_KEYS * VALUE_ROW_BYTES;
-  static constexpr int SUMMED = VALUES + STAGES * VALUES_BYTES; ///< keys that dS meets
-  static constexpr int SUMMED_BYTES = STEP_KEYS * (DQ16 ? VALUE_ROW_BYTES : HEAD_DIM);
-  static constexpr int KEY_SCALES = SUMMED + STAGES * SUMMED_BYTES;
-  static constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4;      ///< those of 128 keys
-  static constexpr int UNITS = KEY_SCALES + STAGES * KEY_SCALES_BYTES; ///< of channels
-  static constexpr int RATIOS = UNITS + UNIT_SLOTS * UNIT_BYTES;       ///< of units, for each warp
-  static constexpr int BARRIERS = RATIOS + (HAS_UNITS ? BLOCK_Q / 16 * HEAD_DIM * 4 : 0);
-  static constexpr int ROWS_CAME = BARRIERS + Ring<BLOCK_Q / 16>::BYTES;
-  static constexpr int TOTAL = ROWS_CAME + 8;
-};
-static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
-              "the host launches with what is used here");
-
-using L = SharedLayout;
 using KeyRing = Ring<BLOCK_Q / 16>;
 
 /// A step takes one tile. All warpgroups take all tiles: 128 queries or fewer see the same ones,
@@ -68,29 +40,28 @@ using KeyRing = Ring<BLOCK_Q / 16>;
 using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>;
 
 __device__ __forceinline__ u32 unit_place(u32 shared, int slot, int vector) {
-  return shared + SharedLayout::UNITS + slot * UNIT_BYTES + vector * HEAD_DIM * 4;
+  return shared + LAYOUT.units + slot * UNIT_BYTES + vector * HEAD_DIM * 4;
 }
 
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const QueryHead& at,
                                         int first_query) {
-  const u32 came = shared + SharedLayout::ROWS_CAME;
+  const u32 came = shared + LAYOUT.rows_came;
   const int queries = minimum(BLOCK_Q, at.padded_q() - first_query);
   arrive_expecting(came, queries * (HEAD_DIM + VALUE_ROW_BYTES));
-  bulk_copy(shared + SharedLayout::QUERIES, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
+  bulk_copy(shared + LAYOUT.queries, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
             queries * HEAD_DIM, came);
   if constexpr (SCALED_DOUT) {
-    bulk_copy(shared + SharedLayout::DOUT,
-              p.dout_rows + (at.padded_query() + first_query) * HEAD_DIM, queries * VALUE_ROW_BYTES,
-              came);
+    bulk_copy(shared + LAYOUT.dout, p.dout_rows + (at.padded_query() + first_query) * HEAD_DIM,
+              queries * VALUE_ROW_BYTES, came);
   } else {
     for (int row = 0; row < queries; row += TILE_ROWS)
-      copy_caller_rows(shared + SharedLayout::DOUT + row * VALUE_ROW_BYTES, p.dout_map,
+      copy_caller_rows(shared + LAYOUT.dout + row * VALUE_ROW_BYTES, p.dout_map,
                        p.dout_rows + (at.padded_query() + first_query + row) * HEAD_DIM,
                        first_query + row, at.head, at.batch, came);
   }
 
-  const KeyRing ring = {shared + SharedLayout::BARRIERS};
+  const KeyRing ring = {shared + LAYOUT.barriers};
   const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
   const char* summed = DQ16 ? reinterpret_cast<const char*>(p.k_rows + at.padded_key() * HEAD_DIM)
@@ -105,27 +76,27 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     has_keys = step.more();
     const bool has_summed = step.count() > 0; // the keys of the last step that dS meets
     const bool has_unit = HAS_UNITS && has_summed && last.begins_run();
-    ring.begin_filling(place,
-                       (has_summed ? L::SUMMED_BYTES : 0) + (has_unit ? UNIT_BYTES : 0) +
-                           (has_keys ? L::KEYS_BYTES + L::VALUES_BYTES + L::KEY_SCALES_BYTES : 0));
+    ring.begin_filling(
+        place, (has_summed ? LAYOUT.summed_bytes : 0) + (has_unit ? UNIT_BYTES : 0) +
+                   (has_keys ? LAYOUT.keys_bytes + LAYOUT.values_bytes + KEY_SCALES_BYTES : 0));
     if (has_summed)
-      bulk_copy(shared + L::SUMMED + place.stage * L::SUMMED_BYTES,
-                summed + static_cast<s64>(last.number) * L::SUMMED_BYTES, L::SUMMED_BYTES, full);
+      bulk_copy(shared + LAYOUT.summed + place.stage * LAYOUT.summed_bytes,
+                summed + static_cast<s64>(last.number) * LAYOUT.summed_bytes, LAYOUT.summed_bytes,
+                full);
     // The run that had this slot is over: this stage was released after the run behind it had
     // begun.
     if (has_unit)
       bulk_copy(unit_place(shared, last.slot<UNIT_SLOTS>(), 0), unit_of(at, last.run()), UNIT_BYTES,
                 full);
     if (has_keys) {
-      bulk_copy(shared + L::KEYS + place.stage * L::KEYS_BYTES,
-                keys + static_cast<s64>(step.number) * L::KEYS_BYTES, L::KEYS_BYTES, full);
-      bulk_copy(shared + L::KEY_SCALES + place.stage * L::KEY_SCALES_BYTES,
-                key_scales + step.first_key() / 128 * (128 / KEYS_A_SCALE), L::KEY_SCALES_BYTES,
-                full);
+      bulk_copy(shared + LAYOUT.keys + place.stage * LAYOUT.keys_bytes,
+                keys + static_cast<s64>(step.number) * LAYOUT.keys_bytes, LAYOUT.keys_bytes, full);
+      bulk_copy(shared + LAYOUT.key_scales + place.stage * KEY_SCALES_BYTES,
+                key_scales + step.first_key() / 128 * (128 / KEYS_A_SCALE), KEY_SCALES_BYTES, full);
       for (int tile = 0; tile < KEY_TILES; ++tile) {
         const int key = step.first_key() + tile * TILE_ROWS;
         copy_caller_rows<KEY_TILES * PANEL>(
-            shared + L::VALUES + place.stage * L::VALUES_BYTES + tile * PANEL, p.v_map,
+            shared + LAYOUT.values + place.stage * LAYOUT.values_bytes + tile * PANEL, p.v_map,
             p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch, full);
       }
     }
@@ -163,12 +134,13 @@ struct StepWork {
   // Behind the last step S of a stage that is there is begun, and nobody reads it: products never
   // begin under a condition.
   __device__ __forceinline__ void begin_scores(const Steps& step) const {
-    issue_scores<KEY_TILES>(scores, queries, keys.at(RingPlace(step.count()).stage, L::KEYS_BYTES));
+    issue_scores<KEY_TILES>(scores, queries,
+                            keys.at(RingPlace(step.count()).stage, LAYOUT.keys_bytes));
   }
   __device__ __forceinline__ void run() const {
     finish<0>(scores);
     issue_value_panels<KEY_TILES>(
-        values, dout, key_values.at(RingPlace(step.count()).stage, L::VALUES_BYTES), &delta);
+        values, dout, key_values.at(RingPlace(step.count()).stage, LAYOUT.values_bytes), &delta);
     take_scores();
     float largest[2] = {0, 0};
     // Sums of dP have -delta already.
@@ -188,8 +160,8 @@ struct StepWork {
 
 private:
   __device__ __forceinline__ void take_scores() const {
-    const u32 key_scales = shared + L::KEY_SCALES +
-                           RingPlace(step.count()).stage * L::KEY_SCALES_BYTES +
+    const u32 key_scales = shared + LAYOUT.key_scales +
+                           RingPlace(step.count()).stage * KEY_SCALES_BYTES +
                            (read_thread_anew() & 3) * 16;
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile)
@@ -206,7 +178,7 @@ private:
   }
   __device__ __forceinline__ void begin_products(float (&largest)[2]) const {
     const RingPlace next(step.next().count()); // the keys that dS meets come to this stage
-    const TilesPlace tiles = summed.at(next.stage, L::SUMMED_BYTES);
+    const TilesPlace tiles = summed.at(next.stage, LAYOUT.summed_bytes);
     if constexpr (DQ16) {
       u32 ds16[STEP_KEYS / 16][4];
       pack_fragments<STEP_KEYS / 16>(ds16, ds);
@@ -226,7 +198,7 @@ private:
   /// While S of the next step is under way.
   __device__ __forceinline__ void add_products() const {
     if (HAS_UNITS && step.changes_run())
-      dq.change_units_of_warp(shared + L::RATIOS + read_thread_anew() / 32 * (HEAD_DIM * 4),
+      dq.change_units_of_warp(shared + LAYOUT.ratios + read_thread_anew() / 32 * (HEAD_DIM * 4),
                               unit_place(shared, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
                               unit_place(shared, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
     finish<1>(products);
@@ -237,17 +209,17 @@ private:
 __device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
                                         int first_query) {
   const int warpgroup = common_to_warp(warp_id() / 4);
-  const KeyRing ring = {shared + L::BARRIERS};
+  const KeyRing ring = {shared + LAYOUT.barriers};
   const OwnRows own(p, at, first_query + warp_id() * 16 + lane_id() / 4, at.padded_q() - 1);
-  const RowStart delta(own.minus_delta, shared + L::ONES);
+  const RowStart delta(own.minus_delta, shared + LAYOUT.ones);
   Sums dq;
   if constexpr (SINK_KEYS != 0)
     begin_with_sink(p, dq, at, own.query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
   const TilesPlace base(shared);
-  const StepWork::Rows queries = {(base + L::QUERIES).at(warpgroup, 64 * SCORE_ROW_BYTES)};
-  const StepWork::Rows dout = {(base + L::DOUT).at(warpgroup, 64 * VALUE_ROW_BYTES)};
+  const StepWork::Rows queries = {(base + LAYOUT.queries).at(warpgroup, 64 * SCORE_ROW_BYTES)};
+  const StepWork::Rows dout = {(base + LAYOUT.dout).at(warpgroup, 64 * VALUE_ROW_BYTES)};
   // The producer's copies come whether there are keys or not: none may come after the block's end.
-  wait_for_phase(shared + L::ROWS_CAME, 0);
+  wait_for_phase(shared + LAYOUT.rows_came, 0);
 
   Steps step(at, tokens_from(first_query, BLOCK_Q));
   Scores::Sum scores[STEP_COLUMNS8][4];
@@ -255,7 +227,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   float x[STEP_COLUMNS8][4], ds[STEP_COLUMNS8][4];
   int products[HEAD_DIM / 8][4];
   float product_scale[2];
-  const TilesPlace keys = base + L::KEYS, key_values = base + L::VALUES, summed = base + L::SUMMED;
+  const TilesPlace keys = base + LAYOUT.keys, key_values = base + LAYOUT.values,
+                   summed = base + LAYOUT.summed;
   const Range unmasked = Steps::unmasked(at, StepWork::own_queries());
   const StepWork work = {at,     shared, ring,  queries,  dout,         keys, key_values,
                          summed, own,    delta, unmasked, step,         dq,   scores,
@@ -276,8 +249,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_queries<BLOCK_Q>(p, store_without_keys))
     return;
   const QueryHead at = query_head(p);
@@ -285,11 +257,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   run_roles<BLOCK_Q / 16>(
       [&] {
-        KeyRing{shared + SharedLayout::BARRIERS}.init();
-        init_mbarrier(shared + SharedLayout::ROWS_CAME, 1);
+        KeyRing{shared + LAYOUT.barriers}.init();
+        init_mbarrier(shared + LAYOUT.rows_came, 1);
       },
       [&] {
-        RowStart::write_ones(shared + SharedLayout::ONES, threadIdx.x);
+        RowStart::write_ones(shared + LAYOUT.ones, threadIdx.x);
         fence_async_proxy();
       },
       [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });

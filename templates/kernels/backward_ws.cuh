@@ -33,6 +33,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "layouts/backward_ws.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/dq_sums16.cuh"
 #include "tile/fused_gradients.cuh"
@@ -48,51 +49,15 @@ constexpr int CONSUMING_WARPS = BLOCK_KV / 16, CONSUMERS = 32 * CONSUMING_WARPS;
 /// K and V as A of S and dP stay in registers, where there are some left.
 constexpr bool KEPT_IN_REGISTERS = HEAD_DIM == 64;
 
-struct SharedLayout {
-  static constexpr int KEYS = 0; ///< in 8 bits, for S
-  static constexpr int VALUES = KEYS + BLOCK_KV * SCORE_ROW_BYTES;
-  static constexpr int KEY_ROWS = VALUES + BLOCK_KV * VALUE_ROW_BYTES; ///< in 16, for dQ
-  static constexpr int KEPT_BYTES = KEY_ROWS + BLOCK_KV * VALUE_ROW_BYTES;
-  static constexpr int DS = KEPT_BYTES;
-  static constexpr int DS_BYTES = BLOCK_KV * DS_ROW_BYTES;
-  static constexpr int DQ = DS + 2 * DS_BYTES; ///< a part a warp, on its way to memory
-  static constexpr int WARP_DQ_BYTES = DQ_ROWS * DQ_CHANNELS * sizeof(DqSum);
-  static constexpr int FIRST_STAGE = DQ + CONSUMING_WARPS * WARP_DQ_BYTES;
-  // Of a stage, from its start:
-  static constexpr int QUERIES = 0; ///< in 8 bits
-  static constexpr int DOUT = QUERIES + TILE_Q * SCORE_ROW_BYTES;
-  static constexpr int ROWS = DOUT + TILE_Q * VALUE_ROW_BYTES; ///< vectors per query
-  static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
-  /// Which tile it is (StageTile): its number in its head comes with what S reads, that among all
-  /// with what dK reads.
-  static constexpr int TILE = ROWS + ROWS_BYTES;
-  /// Of the queries' sums of dQ in FP16; they come with what dK reads.
-  static constexpr int FACTORS = TILE + 16, FACTORS_BYTES = DQ_SUM16 ? TILE_Q * 2 : 0;
-  static constexpr int QUERY_ROWS = ROWS + ROW_VECTORS * TILE_Q * 4; ///< in 16 bits, for dK
-  static constexpr int QUERY_ROWS_BYTES = TILE_Q * VALUE_ROW_BYTES;
-  static constexpr int STAGE_BYTES = QUERY_ROWS + QUERY_ROWS_BYTES;
-  /// Of the ring of what S, dP and dV read, then of that of what dK reads; that of the keys; and
-  /// where both warpgroups meet, each thread in code of its own, as synccheck wants no named one.
-  static constexpr int BARRIERS = FIRST_STAGE + STAGES * STAGE_BYTES;
-  static constexpr int KEPT_CAME = BARRIERS + 2 * Ring<CONSUMING_WARPS>::BYTES;
-  static constexpr int DS_WRITTEN = KEPT_CAME + 8;
-  static constexpr int TOTAL = DS_WRITTEN + 8;
-};
-static_assert(SharedLayout::STAGE_BYTES % 1024 == 0 && SharedLayout::QUERY_ROWS % 1024 == 0,
-              "tiles lie at multiples of their swizzle");
-static_assert(SharedLayout::FACTORS + SharedLayout::FACTORS_BYTES <= SharedLayout::QUERY_ROWS);
-static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
-              "the host launches with what is used here");
+constexpr BackwardWsLayout LAYOUT(SHAPE, DQ_SUM16);
 
 using QueryRing = Ring<CONSUMING_WARPS>;
-__device__ __forceinline__ QueryRing ring_of_rows(u32 shared) {
-  return {shared + SharedLayout::BARRIERS};
-}
+__device__ __forceinline__ QueryRing ring_of_rows(u32 shared) { return {shared + LAYOUT.barriers}; }
 __device__ __forceinline__ QueryRing ring_of_dk(u32 shared) {
-  return {shared + SharedLayout::BARRIERS + QueryRing::BYTES};
+  return {shared + LAYOUT.barriers + QueryRing::BYTES};
 }
 __device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
-  return shared + SharedLayout::FIRST_STAGE + place.stage * SharedLayout::STAGE_BYTES;
+  return shared + LAYOUT.first_stage + place.stage * LAYOUT.stage_bytes;
 }
 
 // Each duty reads its head and its walk again (backward_dkv_ws.cuh).
@@ -103,14 +68,14 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
   const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   if (!walk.any())
     return;
-  const u32 came = shared + SharedLayout::KEPT_CAME;
+  const u32 came = shared + LAYOUT.kept_came;
   const s64 before = (at.padded_key() + first_key) * HEAD_DIM;
-  arrive_expecting(came, SharedLayout::KEPT_BYTES);
-  bulk_copy(shared + SharedLayout::KEYS, p.k8 + before, BLOCK_KV * SCORE_ROW_BYTES, came);
-  bulk_copy(shared + SharedLayout::KEY_ROWS, p.k_rows + before, BLOCK_KV * VALUE_ROW_BYTES, came);
+  arrive_expecting(came, LAYOUT.kept_bytes);
+  bulk_copy(shared + LAYOUT.keys, p.k8 + before, BLOCK_KV * SCORE_ROW_BYTES, came);
+  bulk_copy(shared + LAYOUT.key_rows, p.k_rows + before, BLOCK_KV * VALUE_ROW_BYTES, came);
 #pragma unroll
   for (int key = 0; key < BLOCK_KV; key += TILE_ROWS)
-    copy_caller_rows(shared + SharedLayout::VALUES + row_offset<VALUE_ROW_BYTES>(key), p.v_map,
+    copy_caller_rows(shared + LAYOUT.values + row_offset<VALUE_ROW_BYTES>(key), p.v_map,
                      p.v_rows + before + key * HEAD_DIM, first_key + key, at.kv_head, at.batch,
                      came);
 
@@ -122,22 +87,20 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
     const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
     const int first_query = tile.first_query();
     rows.wait_until_empty(place);
-    StageTile{stage + SharedLayout::TILE}.write_in_head(tile);
-    arrive_expecting(rows.full(place), SharedLayout::ROWS + SharedLayout::ROWS_BYTES);
-    bulk_copy(stage + SharedLayout::QUERIES, p.q8 + tile.elements(), TILE_Q * SCORE_ROW_BYTES,
+    StageTile{stage + LAYOUT.tile}.write_in_head(tile);
+    arrive_expecting(rows.full(place), LAYOUT.rows + LAYOUT.rows_bytes);
+    bulk_copy(stage + LAYOUT.queries, p.q8 + tile.elements(), TILE_Q * SCORE_ROW_BYTES,
               rows.full(place));
-    bulk_copy(stage + SharedLayout::ROWS, p.q_rows + tile.rows(), SharedLayout::ROWS_BYTES,
-              rows.full(place));
-    copy_caller_rows(stage + SharedLayout::DOUT, p.dout_map, p.dout_rows + tile.elements(),
-                     first_query, tile.head, at.batch, rows.full(place));
+    bulk_copy(stage + LAYOUT.rows, p.q_rows + tile.rows(), LAYOUT.rows_bytes, rows.full(place));
+    copy_caller_rows(stage + LAYOUT.dout, p.dout_map, p.dout_rows + tile.elements(), first_query,
+                     tile.head, at.batch, rows.full(place));
     of_dk.wait_until_empty(place);
-    StageTile{stage + SharedLayout::TILE}.write_flat(tile);
-    arrive_expecting(of_dk.full(place),
-                     SharedLayout::QUERY_ROWS_BYTES + SharedLayout::FACTORS_BYTES);
+    StageTile{stage + LAYOUT.tile}.write_flat(tile);
+    arrive_expecting(of_dk.full(place), LAYOUT.query_rows_bytes + LAYOUT.factors_bytes);
     if constexpr (DQ_SUM16)
-      bulk_copy(stage + SharedLayout::FACTORS, p.dq_factor + static_cast<u64>(tile.flat) * TILE_Q,
-                SharedLayout::FACTORS_BYTES, of_dk.full(place));
-    copy_caller_rows(stage + SharedLayout::QUERY_ROWS, p.q_map, p.query_rows + tile.elements(),
+      bulk_copy(stage + LAYOUT.factors, p.dq_factor + static_cast<u64>(tile.flat) * TILE_Q,
+                LAYOUT.factors_bytes, of_dk.full(place));
+    copy_caller_rows(stage + LAYOUT.query_rows, p.q_map, p.query_rows + tile.elements(),
                      first_query, tile.head, at.batch, of_dk.full(place));
   }
 }
@@ -145,13 +108,12 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
 /// Adds a warp's part of dQ to the sums of its 16 queries of the stage's tile.
 __device__ __forceinline__ void add_dq(DqSum* sums, u32 shared, u32 stage, const float (*dq)[4]) {
   const int warp = read_thread_anew() / 32;
-  const u32 own = shared + SharedLayout::DQ + warp * SharedLayout::WARP_DQ_BYTES;
+  const u32 own = shared + LAYOUT.dq + warp * LAYOUT.warp_dq_bytes;
   if (elected())
     bulk_wait_read<0>();
   __syncwarp();
   if constexpr (DQ_SUM16) {
-    write_dq16<DQ_CHANNELS>(own, dq,
-                            read_factors(stage + SharedLayout::FACTORS + warp % 4 * DQ_ROWS * 2));
+    write_dq16<DQ_CHANNELS>(own, dq, read_factors(stage + LAYOUT.factors + warp % 4 * DQ_ROWS * 2));
   } else {
 #pragma unroll
     for (int j = 0; j < DQ_CHANNELS / 8; ++j)
@@ -160,10 +122,10 @@ __device__ __forceinline__ void add_dq(DqSum* sums, u32 shared, u32 stage, const
   fence_async_proxy();
   __syncwarp();
   if (elected()) {
-    const u64 tile = StageTile{stage + SharedLayout::TILE}.flat();
+    const u64 tile = StageTile{stage + LAYOUT.tile}.flat();
     bulk_add(sums + tile * (TILE_Q * HEAD_DIM) +
                  (warp % 4 * HEAD_DIM + warp / 4 * DQ_CHANNELS) * DQ_ROWS,
-             own, SharedLayout::WARP_DQ_BYTES);
+             own, LAYOUT.warp_dq_bytes);
     bulk_commit();
   }
 }
@@ -202,39 +164,38 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   const auto stage = [&](int count) { return stage_of(shared, RingPlace(count)); };
   const Address16 base = Address16::of_address(shared);
   const auto stage_address = [&](int count) {
-    return base + SharedLayout::FIRST_STAGE + RingPlace(count).stage * SharedLayout::STAGE_BYTES;
+    return base + LAYOUT.first_stage + RingPlace(count).stage * LAYOUT.stage_bytes;
   };
   const auto start_scores = [&](int count) {
-    issue_scores(scores, keys, stage_address(count) + SharedLayout::QUERIES);
+    issue_scores(scores, keys, stage_address(count) + LAYOUT.queries);
   };
   const auto start_values = [&](int count) {
-    issue_values(products, values, stage_address(count) + SharedLayout::DOUT);
+    issue_values(products, values, stage_address(count) + LAYOUT.dout);
   };
   const auto start_dv = [&] {
-    issue_from_registers(dv, probabilities.p16, stage_address(count) + SharedLayout::DOUT);
+    issue_from_registers(dv, probabilities.p16, stage_address(count) + LAYOUT.dout);
   };
   const auto take_scores = [&](int count) {
-    const int first_query = StageTile{stage(count) + SharedLayout::TILE}.first_query();
-    probabilities.take(scores, at, stage(count) + SharedLayout::ROWS, key_scale, first_query);
+    const int first_query = StageTile{stage(count) + LAYOUT.tile}.first_query();
+    probabilities.take(scores, at, stage(count) + LAYOUT.rows, key_scale, first_query);
   };
   const auto meet = [&](int phase) {
-    arrive(shared + SharedLayout::DS_WRITTEN);
-    wait_for_phase(shared + SharedLayout::DS_WRITTEN, phase & 1, "dS of the other");
+    arrive(shared + LAYOUT.ds_written);
+    wait_for_phase(shared + LAYOUT.ds_written, phase & 1, "dS of the other");
   };
   /// dS from P and dP, to shared memory; dQ and dK are started.
   const auto start_dq_and_dk = [&] {
-    const int ds = SharedLayout::DS + (count & 1) * SharedLayout::DS_BYTES;
-    const Address16 ds_address = base + ds,
-                    queries = stage_address(count) + SharedLayout::QUERY_ROWS;
+    const int ds = LAYOUT.ds + (count & 1) * LAYOUT.ds_bytes;
+    const Address16 ds_address = base + ds, queries = stage_address(count) + LAYOUT.query_rows;
     u32 ds16[STEPS_Q][4];
-    take_score_gradients(ds16, probabilities, scores, products, stage(count) + SharedLayout::ROWS);
+    take_score_gradients(ds16, probabilities, scores, products, stage(count) + LAYOUT.rows);
     write_rows(shared + ds, ds16);
     fence_async_proxy();
     of_dk.wait_until_full(RingPlace(count));
     meet(count);
     if constexpr (!EARLY_SCORES)
       start_scores(count + 1);
-    issue_dq(dq, ds_address, base + SharedLayout::KEY_ROWS, WARPGROUP);
+    issue_dq(dq, ds_address, base + LAYOUT.key_rows, WARPGROUP);
     if constexpr (HEAD_DIM == 128) // registers are short
       issue_from_rows(dk, ds_address + WARPGROUP * (TILE_ROWS * DS_ROW_BYTES), queries);
     else
@@ -242,9 +203,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   };
 
   if (tiles > 0) {
-    wait_for_phase(shared + SharedLayout::KEPT_CAME, 0);
-    keys.load(shared + SharedLayout::KEYS + WARPGROUP * (TILE_ROWS * SCORE_ROW_BYTES));
-    values.load(shared + SharedLayout::VALUES + WARPGROUP * (TILE_ROWS * VALUE_ROW_BYTES));
+    wait_for_phase(shared + LAYOUT.kept_came, 0);
+    keys.load(shared + LAYOUT.keys + WARPGROUP * (TILE_ROWS * SCORE_ROW_BYTES));
+    values.load(shared + LAYOUT.values + WARPGROUP * (TILE_ROWS * VALUE_ROW_BYTES));
     rows.wait_until_full(RingPlace(0));
     start_scores(0);
     finish<0>(scores);
@@ -293,8 +254,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_keys<BLOCK_KV>(p))
     return;
   const int first_key = block_of_keys() * BLOCK_KV;
@@ -303,8 +263,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       [&] {
         ring_of_rows(shared).init();
         ring_of_dk(shared).init();
-        init_mbarrier(shared + SharedLayout::KEPT_CAME, 1);
-        init_mbarrier(shared + SharedLayout::DS_WRITTEN, CONSUMERS);
+        init_mbarrier(shared + LAYOUT.kept_came, 1);
+        init_mbarrier(shared + LAYOUT.ds_written, CONSUMERS);
       },
       Nothing(), [&] { produce(p, shared, first_key); },
       [&] {

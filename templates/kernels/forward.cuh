@@ -19,6 +19,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
+#include "layouts/forward.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/mean_scores.cuh"
 #include "tile/output.cuh"
@@ -27,21 +28,8 @@
 #include "tile/tiles.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
-constexpr int UNIT_SLOTS = 2; ///< runs whose scales are in shared memory: this one, and the next
-
-struct SharedLayout {
-  static constexpr int QUERIES = 0;
-  static constexpr int KEYS = QUERIES + BLOCK_Q * SCORE_ROW_BYTES;
-  static constexpr int KEYS_BYTES = GROUP_KV * SCORE_ROW_BYTES;
-  static constexpr int VALUES = KEYS + STAGES * KEYS_BYTES;
-  static constexpr int VALUES_BYTES = HEAD_DIM * GROUP_KV;
-  static constexpr int CHANNEL_SCALES = VALUES + STAGES * VALUES_BYTES;
-  static constexpr int CHANNEL_SCALES_BYTES = CHANNEL_VECTORS * HEAD_DIM * 4;
-  static constexpr int TOTAL =
-      CHANNEL_SCALES + (BLOCK_SCALES ? 0 : UNIT_SLOTS * CHANNEL_SCALES_BYTES);
-};
-static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
-              "the host launches with what is used here");
+constexpr ForwardLayout LAYOUT(SHAPE);
+constexpr int UNIT_SLOTS = LAYOUT.unit_slots;
 
 using Tiles = KeyTiles<GROUP_KV, GROUPS_A_RUN>;
 
@@ -55,7 +43,7 @@ struct Loads {
   const s64& head_keys; ///< where the head's keys begin in the padded copies
 
   __device__ __forceinline__ void own_rows(int first_query) const {
-    load_score_rows<BLOCK_Q>(shared + SharedLayout::QUERIES,
+    load_score_rows<BLOCK_Q>(shared + LAYOUT.queries,
                              p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
                              p.q + at.first_query(p.q_stride_b, p.q_stride_s) +
                                  at.head * p.q_stride_h + first_query * p.q_stride_s,
@@ -63,7 +51,7 @@ struct Loads {
   }
   __device__ __forceinline__ void keys(const Tiles& tile) const {
     if (tile.more()) {
-      const u32 to = shared + SharedLayout::KEYS + stage_of(tile) * SharedLayout::KEYS_BYTES;
+      const u32 to = shared + LAYOUT.keys + stage_of(tile) * LAYOUT.keys_bytes;
       const int first = tile.first_key();
       if constexpr (QK16)
         load_tile<GROUP_KV, SCORE_ROW_BYTES, THREADS>(
@@ -72,15 +60,14 @@ struct Loads {
                 first * p.k_stride_s,
             p.k_stride_s * 2, at.seq_kv() - first, p.channels);
       else
-        load_image<SharedLayout::KEYS_BYTES>(to, p.k8, (head_keys + first) * HEAD_DIM);
+        load_image<LAYOUT.keys_bytes>(to, p.k8, (head_keys + first) * HEAD_DIM);
     }
     cp_async_commit();
   }
   __device__ __forceinline__ void values(const Tiles& tile) const {
     if (tile.more())
-      load_image<SharedLayout::VALUES_BYTES>(shared + SharedLayout::VALUES +
-                                                 stage_of(tile) * SharedLayout::VALUES_BYTES,
-                                             p.vt8, (head_keys + tile.first_key()) * HEAD_DIM);
+      load_image<LAYOUT.values_bytes>(shared + LAYOUT.values + stage_of(tile) * LAYOUT.values_bytes,
+                                      p.vt8, (head_keys + tile.first_key()) * HEAD_DIM);
     cp_async_commit();
   }
   /// The scales of a run's channels, to a slot.
@@ -88,7 +75,7 @@ struct Loads {
     load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(unit_place(slot, 0), channel_scales(run));
   }
   __device__ __forceinline__ u32 unit_place(int slot, int vector) const {
-    return shared + SharedLayout::CHANNEL_SCALES + slot * SharedLayout::CHANNEL_SCALES_BYTES +
+    return shared + LAYOUT.channel_scales + slot * LAYOUT.channel_scales_bytes +
            vector * HEAD_DIM * 4;
   }
   __device__ __forceinline__ const float* channel_scales(int unit) const {
@@ -116,8 +103,7 @@ __device__ __forceinline__ void change_run(Sums& o, const Tiles& tile, const Loa
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+  const u32 shared = shared_base<LAYOUT.total>();
   begin_in_stream_order();
   if (!enter_queries<BLOCK_Q>(p, store_without_keys))
     return;
@@ -156,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   ScoreRows queries;
   wait_for_tiles();
-  queries.load(shared + SharedLayout::QUERIES, warp_id() * 16);
+  queries.load(shared + LAYOUT.queries, warp_id() * 16);
 
   const auto take_group = [&](const auto& hidden) {
     const int stage = stage_of(tile);
@@ -172,8 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     load.values(STAGES == 2 ? tile.next() : tile);
 
     Scores::Sum sums[COLUMNS8][4];
-    issue_scores<KEY_TILES>(sums, queries,
-                            shared + SharedLayout::KEYS + stage * SharedLayout::KEYS_BYTES);
+    issue_scores<KEY_TILES>(sums, queries, shared + LAYOUT.keys + stage * LAYOUT.keys_bytes);
     finish<0>(sums);
     float largest[2], beta[2];
     float completed[COLUMNS8][4]; // of smoothed queries
@@ -190,9 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
     for (int part = 0; part < HEAD_DIM / PRODUCT_CHANNELS; ++part) {
       TokenProducts<false, GROUP_KV / 32> p_v;
-      p_v.issue(p8,
-                shared + SharedLayout::VALUES + stage * SharedLayout::VALUES_BYTES + token_lane(),
-                part);
+      p_v.issue(p8, shared + LAYOUT.values + stage * LAYOUT.values_bytes + token_lane(), part);
       p_v.template add_to<0>(o, beta[0] * unit, beta[1] * unit, part);
     }
     tile = tile.next();

@@ -5,16 +5,16 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "configuration.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
+#include "tile/block_shape.cuh"
 #include "tile/permutation.cuh"
 #include "tile/shared_tile.cuh"
 
-constexpr int VALUE_ROW_BYTES = HEAD_DIM * 2;    ///< a token of V or dO, 16-bit
-constexpr int SUM_ROW_BYTES = SUM_CHANNELS * 2;  ///< of these channels of V or dO
+constexpr int VALUE_ROW_BYTES = SHAPE.value_row; ///< a token of V or dO, 16-bit
+constexpr int SUM_ROW_BYTES = SHAPE.sum_row;     ///< of these channels of V or dO
 constexpr int TOKEN_ROW_BYTES = TOKENS_PER_TILE; ///< a channel of a transposed tile, 8-bit
-constexpr int SCORE_ROW_BYTES = QK16 ? HEAD_DIM * 2 : HEAD_DIM; ///< a token of Q or K for S
+constexpr int SCORE_ROW_BYTES = SHAPE.score_row; ///< a token of Q or K for S
 
 /// Four accumulators of one n8 tile, as a value.
 struct Quad {

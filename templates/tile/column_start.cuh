@@ -12,7 +12,6 @@
 #include "tile/products.cuh"
 
 struct ColumnStart {
-  static constexpr int BYTES = TOKENS_PER_TILE * 16; ///< of a tile's queries
   u64 ones;
 
   /// By a warp: B at `to` from the tile's vector, which lies in the order sigma. It then makes it

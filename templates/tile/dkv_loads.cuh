@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "layouts/backward_dkv.cuh"
 #include "tile/fused_dq.cuh"
 #include "tile/key_gradients.cuh"
 #include "tile/products.cuh"
@@ -14,35 +15,11 @@
 /// DP16: in a stage the factors of dP's sums lie where key 0's dS would.
 constexpr int ROW_FACTOR = ROW_SINK;
 
-/// Runs whose scales are in shared memory: that of the units which sums had before, the one of
-/// their units now, and the next.
-constexpr int UNIT_SLOTS = 3;
-
-struct SharedLayout {
-  static constexpr int KEYS = 0;
-  static constexpr int VALUES = KEYS + BLOCK_KV * SCORE_ROW_BYTES;
-  static constexpr int DQ = VALUES + BLOCK_KV * VALUE_ROW_BYTES;
-  static constexpr int FIRST_STAGE = DQ + FusedDq::BYTES;
-  // Of a stage, from its start:
-  static constexpr int QUERIES = 0;
-  static constexpr int DOUT = QUERIES + TILE_Q * SCORE_ROW_BYTES;
-  /// Q for dK: transposed, or rows of 16 bits.
-  static constexpr int DK_QUERIES = DOUT + TILE_Q * VALUE_ROW_BYTES;
-  /// dO for dV, transposed; in 16 bits the rows for dP serve, or, DP16, rows of the caller's dO.
-  static constexpr int DV_DOUT = DK_QUERIES + TILE_Q * (DK16 ? SUM_ROW_BYTES : SUM_CHANNELS);
-  static constexpr int DV_DOUT_BYTES = DV16 ? (DP16 ? SUM_ROW_BYTES : 0) : SUM_CHANNELS;
-  static constexpr int ROWS = DV_DOUT + TILE_Q * DV_DOUT_BYTES; ///< vectors per query
-  static constexpr int ROWS_BYTES = (ROW_MINUS_DELTA + 1) * TILE_Q * 4;
-  static constexpr int STAGE_BYTES = ROWS + ROW_VECTORS * TILE_Q * 4;
-  static constexpr int UNITS = FIRST_STAGE + STAGES * STAGE_BYTES;
-  static constexpr int TOTAL = UNITS + UNIT_SLOTS * UNIT_BYTES;
-};
-static_assert(SharedLayout::STAGE_BYTES % 1024 == 0, "tiles lie at multiples of their swizzle");
-static_assert(SHARED_BYTES == 0 || SharedLayout::TOTAL == SHARED_BYTES,
-              "the host launches with what is used here");
+constexpr BackwardDkvLayout LAYOUT(SHAPE, WITH_DQ, DP16);
+constexpr int UNIT_SLOTS = LAYOUT.unit_slots;
 
 __device__ __forceinline__ u32 units_of(u32 shared, int slot) {
-  return shared + SharedLayout::UNITS + slot * UNIT_BYTES;
+  return shared + LAYOUT.units + slot * UNIT_BYTES;
 }
 __device__ __forceinline__ int slot_behind(int slot) {
   return slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
@@ -57,17 +34,16 @@ struct Loads {
 
   /// K and V, which stay for the whole walk.
   __device__ __forceinline__ void kept(int first_key) const {
-    load_score_rows<BLOCK_KV>(shared + SharedLayout::KEYS,
-                              p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
+    load_score_rows<BLOCK_KV>(shared + LAYOUT.keys, p.k8 + (at.padded_key() + first_key) * HEAD_DIM,
                               p.k + at.first_key(p.k_stride_b, p.k_stride_s) +
                                   at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
                               p.k_stride_s, at.seq_kv() - first_key, p.channels);
     if constexpr (DP16)
-      load_image<BLOCK_KV * VALUE_ROW_BYTES>(shared + SharedLayout::VALUES,
+      load_image<BLOCK_KV * VALUE_ROW_BYTES>(shared + LAYOUT.values,
                                              half_v(p) + (at.padded_key() + first_key) * HEAD_DIM);
     else
       load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
-          shared + SharedLayout::VALUES,
+          shared + LAYOUT.values,
           p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
               first_key * p.v_stride_s,
           p.v_stride_s * 2, at.seq_kv() - first_key, p.value_channels);
@@ -76,17 +52,16 @@ struct Loads {
   __device__ __forceinline__ void rows(const QueryTile& tile, u32 stage) const {
     if (walk.has(tile)) {
       const int valid = at.seq_q() - tile.first_query();
-      load_score_rows<TILE_Q>(stage + SharedLayout::QUERIES, p.q8 + tile.elements(),
-                              query_rows(tile), p.q_stride_s, valid, p.channels);
-      load_floats<SharedLayout::ROWS_BYTES / 4, THREADS>(stage + SharedLayout::ROWS,
-                                                         p.q_rows + tile.rows());
-      load_dout_rows<TILE_Q>(stage + SharedLayout::DOUT, dout_copy(p) + tile.elements(),
+      load_score_rows<TILE_Q>(stage + LAYOUT.queries, p.q8 + tile.elements(), query_rows(tile),
+                              p.q_stride_s, valid, p.channels);
+      load_floats<LAYOUT.rows_bytes / 4, THREADS>(stage + LAYOUT.rows, p.q_rows + tile.rows());
+      load_dout_rows<TILE_Q>(stage + LAYOUT.dout, dout_copy(p) + tile.elements(),
                              rows_of_dout(tile), p.dout_stride_s, valid, p.value_channels);
       if constexpr (DP16)
-        load_floats<TILE_Q, THREADS>(stage + SharedLayout::ROWS + ROW_FACTOR * TILE_Q * 4,
+        load_floats<TILE_Q, THREADS>(stage + LAYOUT.rows + ROW_FACTOR * TILE_Q * 4,
                                      dp_factors(p) + tile.rows() / ROW_VECTORS);
       if constexpr (DP16 && DV16)
-        load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(stage + SharedLayout::DV_DOUT,
+        load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(stage + LAYOUT.dv_dout,
                                                   rows_of_dout(tile) + first_channel(),
                                                   p.dout_stride_s * 2, valid, p.value_channels);
     }
@@ -95,7 +70,7 @@ struct Loads {
   /// What dK and dV take beside it.
   __device__ __forceinline__ void for_gradients(const QueryTile& tile, u32 stage) const {
     if (walk.has(tile)) {
-      const u32 of_dk = stage + SharedLayout::DK_QUERIES;
+      const u32 of_dk = stage + LAYOUT.dk_queries;
       const u64 transposed = tile.elements() + first_channel() * TILE_Q;
       if constexpr (DK16)
         load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(of_dk, query_rows(tile) + first_channel(),
@@ -104,7 +79,7 @@ struct Loads {
       else
         load_image<TILE_Q * SUM_CHANNELS>(of_dk, p.qt8 + transposed);
       if constexpr (!DV16)
-        load_image<TILE_Q * SUM_CHANNELS>(stage + SharedLayout::DV_DOUT, p.dot8 + transposed);
+        load_image<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout, p.dot8 + transposed);
     }
     cp_async_commit();
   }

@@ -5,7 +5,7 @@
 #include "tile/visible.cuh"
 
 /// Whether channels of K^T have units (tile/accumulators.cuh).
-constexpr bool HAS_UNITS = !DQ16 && !BLOCK_SCALES;
+constexpr bool HAS_UNITS = SHAPE.dq_has_units;
 
 /// dQ begins with key 0's share, in the units that sums are in: its dS times its row of K, which is
 /// smoothed where the INT8 copy is.

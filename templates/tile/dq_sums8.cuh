@@ -8,19 +8,13 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "layouts/fused_dq.cuh"
 #include "tile/dq_sums.cuh"
 #include "tile/fragments.cuh"
 #include "tile/magic_start.cuh"
 #include "tile/quantizer.cuh"
 
-/// What of it lies in shared memory, from `base` on: two sets of maxima in turn, each warp's copy
-/// of the inverse scales, and the keys' scales of channels.
-struct Dq8Layout {
-  static constexpr int SET_BYTES = TOKENS_PER_TILE * 4;
-  static constexpr int INVERSES = 2 * SET_BYTES;
-  static constexpr int CHANNELS = INVERSES + WARPS * SET_BYTES;
-  static constexpr int BYTES = (CHANNELS + HEAD_DIM * 4 + 1023) / 1024 * 1024;
-};
+constexpr FusedDqLayout DQ_LAYOUT(SHAPE, WITH_DQ);
 
 /// The first of the two queries, neighbours, whose maxima this lane ends up with.
 __device__ __forceinline__ int own_column() {
@@ -59,7 +53,7 @@ __device__ __forceinline__ void raise_maxima(u32 maxima, const float (&ds)[8][4]
 template <int KEYS>
 __device__ __forceinline__ void write_score_gradients8(u32 tile, u32 maxima, u32 inverses,
                                                        const float (&ds)[8][4]) {
-  inverses += warp_id() * Dq8Layout::SET_BYTES;
+  inverses += warp_id() * DQ_LAYOUT.set_bytes;
   const float2 largest = read_float2(maxima + own_column() * 4);
   const u32 place = inverses + sigma_slot(own_column()) * 4;
   write_float(place, fast_scale<SIGNED_LEVELS>(largest.x).inverse);

@@ -10,17 +10,11 @@
 #include "tile/place.cuh"
 
 class FusedDq {
-  static constexpr bool INT8 = WITH_DQ && !DQ16, IN_16_BITS = WITH_DQ && DQ16;
-  // In shared memory: the keys, rows in 16 bits or transposed in 8; a tile's dS; scales.
-  static constexpr int ELEMENT = WITH_DQ ? (INT8 ? 1 : 2) : 0;
-  static constexpr int DS = BLOCK_KV * HEAD_DIM * ELEMENT;
-  static constexpr int SCALES = DS + BLOCK_KV * TOKENS_PER_TILE * ELEMENT;
+  static constexpr bool INT8 = DQ_LAYOUT.int8_dq, IN_16_BITS = WITH_DQ && DQ16;
 
 public:
-  static constexpr int BYTES = SCALES + (INT8 ? Dq8Layout::BYTES : 0);
-
   __device__ __forceinline__ explicit FusedDq(u32 base)
-      : keys_(base), ds_(base + DS), scales_(base + SCALES), maxima_(scales_) {}
+      : keys_(base), ds_(base + DQ_LAYOUT.ds), scales_(base + DQ_LAYOUT.scales), maxima_(scales_) {}
 
   /// Starts copying what stays for the whole walk.
   __device__ __forceinline__ void load(const Params& p, const KeyHead& at, int first_key) const {
@@ -30,7 +24,7 @@ public:
     if constexpr (INT8) {
       load_image<BLOCK_KV * HEAD_DIM>(keys_, p.kt8 + before);
       const s64 unit = at.first_key_unit<CHANNEL_TOKENS_KV>() + first_key / CHANNEL_TOKENS_KV;
-      load_floats<HEAD_DIM, THREADS>(scales_ + Dq8Layout::CHANNELS,
+      load_floats<HEAD_DIM, THREADS>(scales_ + DQ_LAYOUT.channels,
                                      p.kt8_scale + unit * (CHANNEL_VECTORS * HEAD_DIM) +
                                          CHANNEL_SCALE * HEAD_DIM);
       clear(maxima_);
@@ -47,7 +41,7 @@ public:
       write_score_gradients(ds_, ds16);
     if constexpr (INT8) {
       __syncthreads(); // the maxima are whole, and the other set is read no more
-      write_score_gradients8<BLOCK_KV>(ds_, maxima_, scales_ + Dq8Layout::INVERSES, ds);
+      write_score_gradients8<BLOCK_KV>(ds_, maxima_, scales_ + DQ_LAYOUT.inverses, ds);
       clear(other_maxima());
     }
   }
@@ -56,13 +50,13 @@ public:
     if constexpr (IN_16_BITS)
       add_to_dq<BLOCK_KV>(sums, ds_, keys_);
     if constexpr (INT8) {
-      add_to_dq8<BLOCK_KV>(sums, ds_, keys_, maxima_, scales_ + Dq8Layout::CHANNELS);
+      add_to_dq8<BLOCK_KV>(sums, ds_, keys_, maxima_, scales_ + DQ_LAYOUT.channels);
       maxima_ = other_maxima();
     }
   }
 
 private:
-  __device__ __forceinline__ u32 other_maxima() const { return maxima_ ^ Dq8Layout::SET_BYTES; }
+  __device__ __forceinline__ u32 other_maxima() const { return maxima_ ^ DQ_LAYOUT.set_bytes; }
   static __device__ __forceinline__ void clear(u32 maxima) {
     if (threadIdx.x < TOKENS_PER_TILE)
       write_float(maxima + threadIdx.x * 4, 0);

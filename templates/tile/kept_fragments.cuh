@@ -6,9 +6,9 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "layouts/block_shape.cuh"
 #include "ptx/shared_memory.cuh"
 
-constexpr int FRAGMENT_BYTES = 128 * 16;
 template <int COUNT>
 __device__ __forceinline__ void write_fragments(u32 place, const u32 (&a)[COUNT][4]) {
 #pragma unroll
@@ -25,8 +25,6 @@ template <int COUNT> __device__ __forceinline__ void read_fragments(u32 (&a)[COU
 struct KeptScores {
   enum Kind { P, DS };
   static constexpr int FRAGMENTS = 2;
-  static constexpr int SCALES = 2 * FRAGMENTS * FRAGMENT_BYTES;
-  static constexpr int BYTES = SCALES + 2 * 128 * 8;
   u32 place;
 
   __device__ __forceinline__ void write(Kind kind, const u32 (&a)[FRAGMENTS][4], float low,
@@ -42,6 +40,6 @@ struct KeptScores {
 
 private:
   __device__ __forceinline__ u32 scales_of(Kind kind) const {
-    return place + SCALES + kind * (128 * 8) + threadIdx.x % 128 * 8;
+    return place + KEPT_SCALES + kind * (128 * 8) + threadIdx.x % 128 * 8;
   }
 };

@@ -10,9 +10,9 @@ constexpr int PRODUCTS_OF_DV = DV16 ? 0 : SUM_CHANNELS / 64;
 constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : SUM_CHANNELS / 64);
 
 /// Of a run's units in shared memory: Q's scales, which dK is in, then dO's.
-constexpr int VECTOR_BYTES = SUM_CHANNELS * 4;
+constexpr int VECTOR_BYTES = SHAPE.vector_bytes;
 constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
-constexpr int UNIT_BYTES = CHANNEL_UNITS ? 2 * CHANNEL_VECTORS * VECTOR_BYTES : 0;
+constexpr int UNIT_BYTES = SHAPE.dkv_unit_bytes;
 
 /// From the units at `last` to those at `next`.
 __device__ __forceinline__ void change_units(Sums& dk, Sums& dv, u32 last, u32 next) {

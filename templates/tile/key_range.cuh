@@ -13,6 +13,7 @@
 
 constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
 constexpr int ROWS_AT_ONCE = THREADS / OCTETS;
+static_assert(THREADS % HEAD_DIM == 0, "a channel without a thread would be left out");
 using OfRows = float[ROWS_AT_ONCE][HEAD_DIM]; ///< what rows of threads hand each other
 
 /// The largest values of 8 channels of K, and of -K.
@@ -37,7 +38,6 @@ __device__ __forceinline__ void write_maxima(float* to, const float (&x)[8], OfR
   for (int i = 0; i < 8; ++i)
     of_rows[threadIdx.x / OCTETS][threadIdx.x % OCTETS * 8 + i] = x[i];
   __syncthreads();
-  static_assert(THREADS >= HEAD_DIM, "each thread takes one channel");
   if (threadIdx.x < HEAD_DIM) {
     float largest = of_rows[0][threadIdx.x];
 #pragma unroll

@@ -11,10 +11,9 @@
 #include "tile/ones_rows.cuh"
 
 struct MagicProduct {
-  static constexpr int COLUMNS_BYTES = 128 * 16; ///< as many as the widest product has
   /// The columns, then the ones, which are their second half of k as well: memcheck takes a first
   /// half that is read again for more than is there.
-  static constexpr int BYTES = SCORES_FROM_MAGIC ? COLUMNS_BYTES + OnesRows::BYTES : 0;
+  static constexpr int COLUMNS_BYTES = MAGIC_COLUMNS_BYTES;
   u64 ones, columns;
 
   /// By all threads of a block, before fence_async_proxy() and a barrier.

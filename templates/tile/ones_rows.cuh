@@ -7,6 +7,7 @@
 #pragma once
 
 #include "configuration.cuh"
+#include "layouts/block_shape.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
@@ -15,7 +16,7 @@
 /// for the second half of k. The rows are alike, but all are there: of a stride of 0 bytes memcheck
 /// knows nothing, and takes what lies behind one row for read.
 struct OnesRows {
-  static constexpr int CHUNKS_BYTES = 64 * 16, BYTES = 2 * CHUNKS_BYTES;
+  static constexpr int BYTES = ONES_ROWS_BYTES, CHUNKS_BYTES = BYTES / 2;
   /// By all threads of a block, before fence_async_proxy() and a barrier.
   static __device__ __forceinline__ void write(u32 to) {
     for (int word = threadIdx.x; word < BYTES / 4; word += THREADS)

@@ -6,6 +6,14 @@
 #include "tile/dp_sums.cuh"
 #include "tile/family.cuh"
 
+/// Where the block's shared memory begins, of which its layout takes BYTES. The host launches with
+/// as many, by the same layout of what the spec and the tile say.
+template <int BYTES> __device__ __forceinline__ u32 shared_base() {
+  static_assert(SHARED_BYTES == 0 || BYTES == SHARED_BYTES, "the host has another layout");
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  return static_cast<u32>(__cvta_generic_to_shared(shared_memory));
+}
+
 /// Starts copying rows of Q or K for S: the 8-bit copy, or under qk16 the tensor itself.
 template <int ROWS>
 __device__ __forceinline__ void load_score_rows(u32 tile, const s8* copy, const Element* tensor,

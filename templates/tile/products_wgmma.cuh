@@ -164,9 +164,8 @@ __device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile
 /// bf16, whose sum is the FP32 value, times a matrix whose first three rows are ones.
 struct RowStart {
   u32 a[4];
-  u64 ones;                                ///< descriptor of that matrix
-  static constexpr int ONES_BYTES = 512;   ///< all chunks of 16 bytes of the matrix are alike
-  static constexpr int PLACE_BYTES = 1024; ///< for what comes behind to lie as tiles do
+  u64 ones;                              ///< descriptor of that matrix
+  static constexpr int ONES_BYTES = 512; ///< all chunks of 16 bytes of the matrix are alike
   /// By ONES_BYTES / 4 threads or more, before fence_async_proxy().
   static __device__ __forceinline__ void write_ones(u32 address, int thread) {
     if (thread < ONES_BYTES / 4)

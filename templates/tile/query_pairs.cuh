@@ -7,24 +7,17 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "layouts/query_pairs.cuh"
 #include "tile/caller_rows.cuh"
 #include "tile/pair.cuh"
 #include "tile/ring.cuh"
 #include "tile/tiles.cuh"
 #include "tile/transposed_scores.cuh"
 
-/// What a warpgroup's tile of queries takes in shared memory, from its place on.
-struct PairTile {
-  static constexpr int QUERIES = 0;
-  static constexpr int DOUT = QUERIES + TILE_Q * HEAD_DIM;
-  static constexpr int ROWS = DOUT + TILE_Q * VALUE_ROW_BYTES; ///< vectors per query
-  static constexpr int ROWS_BYTES = ROW_VECTORS * TILE_Q * 4;
-  static constexpr int BYTES = ROWS + ROWS_BYTES;
-};
-static_assert(PairTile::BYTES % 1024 == 0, "tiles lie at multiples of their swizzle");
+constexpr QueryPairsLayout PAIRS(SHAPE);
 /// The keys and values of a block.
-constexpr int PAIR_KEYS_BYTES = BLOCK_KV * HEAD_DIM;
-constexpr int PAIR_VALUES_BYTES = BLOCK_KV * VALUE_ROW_BYTES;
+constexpr int PAIR_KEYS_BYTES = PAIRS.values - PAIRS.keys;
+constexpr int PAIR_VALUES_BYTES = PAIRS.tiles - PAIRS.values;
 
 /// What one thread does for both warpgroups, whatever else it copies.
 struct PairCopies {
@@ -45,13 +38,13 @@ struct PairCopies {
                      first_key, at.kv_head, at.batch, barrier);
   }
   __device__ __forceinline__ void tile(u32 to, const QueryTile& tile, u32 barrier) const {
-    bulk_copy(to + PairTile::QUERIES, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, barrier);
-    bulk_copy(to + PairTile::ROWS, p.q_rows + tile.rows(), PairTile::ROWS_BYTES, barrier);
+    bulk_copy(to + PAIRS.tile_queries, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, barrier);
+    bulk_copy(to + PAIRS.tile_rows, p.q_rows + tile.rows(), PAIRS.tile_rows_bytes, barrier);
     if constexpr (SCALED_DOUT)
-      bulk_copy(to + PairTile::DOUT, p.dout_rows + tile.elements(), TILE_Q * VALUE_ROW_BYTES,
+      bulk_copy(to + PAIRS.tile_dout, p.dout_rows + tile.elements(), TILE_Q * VALUE_ROW_BYTES,
                 barrier);
     else
-      rows(to + PairTile::DOUT, p.dout_map, p.dout_rows, tile, barrier);
+      rows(to + PAIRS.tile_dout, p.dout_map, p.dout_rows, tile, barrier);
   }
 };
 
@@ -70,11 +63,11 @@ public:
   /// Places are formed where they are asked for: all descriptors would be kept over the loop else.
   template <typename Sum>
   __device__ __forceinline__ void start_scores(Sum (&scores)[COLUMNS8][4]) const {
-    issue_scores(scores, keys_.formed_anew(), TilesPlace(anew(tile_) + PairTile::QUERIES));
+    issue_scores(scores, keys_.formed_anew(), TilesPlace(anew(tile_) + PAIRS.tile_queries));
   }
   template <typename Sum>
   __device__ __forceinline__ void start_values(Sum (&values)[COLUMNS8][4]) const {
-    issue_values(values, values_.formed_anew(), TilesPlace(anew(tile_) + PairTile::DOUT),
+    issue_values(values, values_.formed_anew(), TilesPlace(anew(tile_) + PAIRS.tile_dout),
                  minus_delta());
   }
   /// P of the finished scores; of a tile that comes again zeros.
@@ -85,7 +78,7 @@ public:
     // One scale serves both rows (KEYS_A_SCALE); read again, because registers are short.
     const float key_scale =
         p_.k8_scale[at_.padded_key() / KEYS_A_SCALE + key_scale_place(own + lane_id() / 4)];
-    probabilities(x, scores, tile_ + PairTile::ROWS, key_scale);
+    probabilities(x, scores, tile_ + PAIRS.tile_rows, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
     const bool masked =
         HAS_MASK && needs_mask(at_, tokens_from(first_query, TILE_Q), tokens_from(own, 16));
@@ -129,7 +122,7 @@ private:
   };
   /// What dP starts from, of columns 8j.
   __device__ __forceinline__ auto minus_delta() const {
-    return [rows = tile_ + PairTile::ROWS](int j) {
+    return [rows = tile_ + PAIRS.tile_rows](int j) {
       const float2 x = read_float2(rows + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 + j % 2 * 8 +
                                    (lane_id() & 3) * 16);
       return Quad{x.x, x.y, x.x, x.y};

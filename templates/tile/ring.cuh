@@ -8,6 +8,7 @@
 #pragma once
 
 #include "configuration.cuh"
+#include "layouts/block_shape.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp_roles.cuh"
 
@@ -23,7 +24,7 @@ using RingPlace = PlaceInRing<STAGES>;
 /// The barriers of a ring in shared memory.
 template <int CONSUMING_WARPS, int DEPTH = STAGES> struct Ring {
   using Place = PlaceInRing<DEPTH>;
-  static constexpr int BYTES = 2 * DEPTH * 8;
+  static constexpr int BYTES = ring_bytes(DEPTH);
   u32 barriers;
 
   __device__ __forceinline__ u32 full(const Place& at) const { return barriers + at.stage * 8; }

@@ -17,6 +17,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "tile/block_shape.cuh"
 #include "tile/visible.cuh"
 
 //===- Keys --------------------------------------------------------------------===//
@@ -176,7 +177,7 @@ private:
 //===- Queries -----------------------------------------------------------------===//
 
 /// Whether sums are in units that differ from channel to channel, and from run to run.
-constexpr bool CHANNEL_UNITS = !BLOCK_SCALES && !(DV16 && DK16);
+constexpr bool CHANNEL_UNITS = SHAPE.dkv_has_units;
 /// The most tiles of a run: sums change their units behind it, or the mean that smoothing subtracts
 /// from queries changes, or else their surplus is subtracted.
 constexpr int TILES_A_RUN = CHANNEL_UNITS || SMOOTH_Q ? CHANNEL_TOKENS_Q / TOKENS_PER_TILE : 8;

@@ -26,6 +26,9 @@ struct Shared {
   float query_mean[SMOOTH_Q ? HEAD_DIM : 1];         ///< what is taken off the unit's queries
 };
 __shared__ Shared shared;
+// Of the block's results each of its first HEAD_DIM threads takes one channel, here and in what
+// includes this file.
+static_assert(THREADS % HEAD_DIM == 0, "a channel without a thread would be left out");
 
 __device__ __forceinline__ float& row_value(int vector, int slot) {
   return shared.rows[(slot / TOKENS_PER_TILE * ROW_VECTORS + vector) * TOKENS_PER_TILE +

@@ -115,12 +115,17 @@ TEST(Neighbours, AnotherFormatUnderAnEntrysNameIsAMiss) {
   }
 }
 
-TEST(Neighbours, ARecordOfANewerVersionIsNeitherReadNorRemoved) {
+class APublishedRecord : public testing::Test {
+protected:
+  void SetUp() override { ASSERT_TRUE(store.publish_record(record)); }
+
   TempDirectory temp;
-  CacheStore store(options_in(temp.path()));
+  CacheStore store{options_in(temp.path())};
   const TuningRecord record = test::some_record(1);
-  ASSERT_TRUE(store.publish_record(record));
   const std::string file = temp / (record.key.digest + ".tuning");
+};
+
+TEST_F(APublishedRecord, OfANewerVersionIsNeitherReadNorRemoved) {
   std::string text = test::read_text(file);
   const std::string schema = "\"schema\": \"sagebwd tuning 1\",\n  \"tile\"";
   ASSERT_NE(text.find(schema), std::string::npos) << text;
@@ -138,12 +143,7 @@ TEST(Neighbours, ARecordOfANewerVersionIsNeitherReadNorRemoved) {
   EXPECT_TRUE(store.load_record(record.key));
 }
 
-TEST(Neighbours, ARecordThatOthersMayWriteStaysAndIsReported) {
-  TempDirectory temp;
-  CacheStore store(options_in(temp.path()));
-  const TuningRecord record = test::some_record(1);
-  ASSERT_TRUE(store.publish_record(record));
-  const std::string file = temp / (record.key.digest + ".tuning");
+TEST_F(APublishedRecord, ThatOthersMayWriteStaysAndIsReported) {
   ASSERT_EQ(::chmod(file.c_str(), 0660), 0);
   testing::internal::CaptureStderr();
   for (int i = 0; i < 2; ++i)

@@ -1,7 +1,7 @@
 //===- emit_test.cpp - Generated sources, and the golden ones ---------------===//
 //
-// tests/golden/ holds what the generator itself writes of a few sources: the configuration, the
-// parameters and which templates stand around them. SAGEBWD_UPDATE_GOLDEN=1 rewrites them.
+// tests/golden/kernels.txt says of a few sources what the generator itself writes: constants,
+// parameters and which templates stand around them. SAGEBWD_UPDATE_GOLDEN=1 rewrites it.
 //
 //===----------------------------------------------------------------------===//
 
@@ -14,7 +14,9 @@
 #include "tests/cache/temp_directory.h"
 #include "tests/generator/specs.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <iomanip>
 #include <map>
 #include <set>
 #include <sstream>
@@ -214,16 +216,65 @@ void expect_golden(const std::string& name, const std::string& text) {
                    "review `git diff tests/golden` and remove what is no longer written.";
 }
 
+/// What a source has of each name: a value, or a mark.
+using Column = std::vector<std::pair<std::string, std::string>>;
+
+/// A row for each name and a column for each source; "-" where it has none of that name.
+std::string table_of(const std::vector<Column>& columns) {
+  std::vector<std::string> names;
+  for (const Column& column : columns) {
+    auto place = names.begin(); // a new name stands behind the one before it
+    for (const auto& [name, cell] : column) {
+      auto found = std::find(names.begin(), names.end(), name);
+      if (found == names.end())
+        found = names.insert(place, name);
+      place = found + 1;
+    }
+  }
+  std::ostringstream text;
+  for (const std::string& name : names) {
+    text << std::left << std::setw(40) << name;
+    for (const Column& column : columns) {
+      const auto found = std::find_if(column.begin(), column.end(),
+                                      [&](const auto& cell) { return cell.first == name; });
+      text << ' ' << std::right << std::setw(6) << (found == column.end() ? "-" : found->second);
+    }
+    text << '\n';
+  }
+  return text.str();
+}
+
 TEST(Golden, SourcesAreUnchanged) {
+  std::string names;
+  std::set<std::string> heads; // what stands below the names
+  std::vector<Column> constants, parameters, templates;
   for (const Golden& golden : kGolden) {
     const KernelSource source =
         emit(test::kernel_of(golden.kind, golden.pass, golden.spec, golden.arch));
-    std::string text = source.text.substr(0, source.text.find("//===-")) +
-                       configuration_of(source.text) + "\n// Its templates:\n";
+    const size_t first = source.text.find('\n') + 1;
+    names += source.text.substr(0, first);
+    heads.insert(source.text.substr(first, source.text.find("\n//===-") - first));
+    Column of_constants, of_parameters, of_templates;
+    std::istringstream lines(configuration_of(source.text));
+    for (std::string line; std::getline(lines, line);)
+      if (const size_t value = line.find(" = "); line.starts_with("  "))
+        of_parameters.emplace_back(line.substr(2), "x");
+      else if (value != line.npos)
+        of_constants.emplace_back(line.substr(0, value),
+                                  line.substr(value + 3, line.size() - value - 4));
+      else if (!line.empty() && line[0] != '/' && line != "struct Params {" && line != "};")
+        of_constants.emplace_back(line, "x");
     for (const std::string& path : templates_in_text(source.text))
-      text += "//   " + path + "\n";
-    expect_golden(source.name.substr(std::string("sagebwd_").size()) + ".cu", text);
+      of_templates.emplace_back(path, "x");
+    constants.push_back(of_constants);
+    parameters.push_back(of_parameters);
+    templates.push_back(of_templates);
   }
+  ASSERT_EQ(heads.size(), 1u);
+  expect_golden("kernels.txt", "The sources of these kernels, a column for each.\n\n" + names +
+                                   *heads.begin() + "\nconstants\n\n" + table_of(constants) +
+                                   "\nparameters\n\n" + table_of(parameters) + "\ntemplates\n\n" +
+                                   table_of(templates));
 }
 
 /// With it an editor and nvcc open every template as it is: each constant and each parameter of any

@@ -363,10 +363,12 @@ protected:
     if (IsSkipped())
       return;
     const driver::DeviceInfo info = driver::device_info(0);
-    if (!runs_on(GetParam(), arch_for_capability(info.major, info.minor)))
+    const Arch& arch = arch_for_capability(info.major, info.minor);
+    if (!runs_on(GetParam(), arch))
       GTEST_SKIP() << "wgmma needs sm_90a";
-    attention.emplace(GetParam().spec, 0, GetParam().tiles);
+    start(arch);
   }
+  virtual void start(const Arch&) { attention.emplace(GetParam().spec, 0, GetParam().tiles); }
   std::optional<Attention> attention;
 };
 

@@ -61,16 +61,9 @@ struct Part {
   }
 };
 
-class Packed : public OnGpu, public testing::WithParamInterface<Case> {
+class Packed : public CaseTest {
 protected:
-  void SetUp() override {
-    OnGpu::SetUp();
-    if (IsSkipped())
-      return;
-    const driver::DeviceInfo info = driver::device_info(0);
-    const Arch& arch = arch_for_capability(info.major, info.minor);
-    if (!runs_on(GetParam(), arch))
-      GTEST_SKIP() << "wgmma needs sm_90a";
+  void start(const Arch& arch) override {
     AttentionSpec spec = GetParam().spec;
     spec.packed = true;
     attention.emplace(spec, 0, GetParam().tiles);
@@ -116,7 +109,7 @@ protected:
     expect_identical(got, expected);
   }
 
-  std::optional<Attention> attention, alone;
+  std::optional<Attention> alone; ///< of the same tiles, for one sequence
 };
 
 TEST_P(Packed, EachSequenceIsAsIfAlone) {

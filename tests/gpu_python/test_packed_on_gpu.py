@@ -1,6 +1,7 @@
 """Packed sequences through PyTorch: operators, graphs whose lengths change, compiled layers."""
 
 import pytest
+from alike import assert_alike, compiled
 from inputs import torch
 from packed_inputs import alone, assert_equal, firsts, packed, spans_of
 from test_torch import CHECKS
@@ -61,15 +62,10 @@ def test_compiled_it_is_the_same(backend, dynamic):
     def layer(q, k, v, where):
         return sagebwd.attention(q * 2, k, v, causal="top-left", **where) * 0.5
 
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=dynamic)
+    fast = compiled(layer, backend=backend, dynamic=dynamic)
     for count in (7, 6):
         inputs, dout, where = packed(LENGTHS_Q[:count], LENGTHS_K[:count], device="cuda")
-        got, expected = compiled(*inputs, where), layer(*inputs, where)
-        assert torch.equal(got, expected)
-        for a, b in zip(torch.autograd.grad(got, inputs, dout),
-                        torch.autograd.grad(expected, inputs, dout)):  # fmt: skip
-            assert torch.equal(a, b)
+        assert_alike(fast, layer, inputs, dout, where)
 
 
 @pytest.mark.parametrize("flash", [False, True])
@@ -81,18 +77,12 @@ def test_one_compilation_serves_any_number_of_sequences(flash):
             return sagebwd.flash_attn_varlen_func(q * 2, k, v, *where.values(), *longest)
         return sagebwd.attention(q * 2, k, v, **where)
 
-    torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True)
+    fast = compiled(layer, backend=counter, dynamic=True)
     for count in (7, 6, 5, 2, 1):
         lengths = LENGTHS_Q[:count], LENGTHS_K[:count]
         inputs, dout, where = packed(*lengths, device="cuda")
-        given = where, tuple(map(max, lengths))
-        got, expected = compiled(*inputs, *given), layer(*inputs, *given)
-        assert torch.equal(got, expected)
-        for a, b in zip(torch.autograd.grad(got, inputs, dout),
-                        torch.autograd.grad(expected, inputs, dout)):  # fmt: skip
-            assert torch.equal(a, b)
+        assert_alike(fast, layer, inputs, dout, where, tuple(map(max, lengths)))
     assert counter.frame_count == 1
 
 

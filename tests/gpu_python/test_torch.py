@@ -1,6 +1,7 @@
 """The operators in PyTorch: dispatch, autograd, compile, checkpoints, streams, graphs."""
 
 import pytest
+from alike import assert_alike, compiled, forwards_of_selective_checkpoints
 from inputs import NAMES, equal, gradients, leaves, make, relative, torch
 
 import sagebwd
@@ -37,14 +38,9 @@ def test_compile_fullgraph(backend, dynamic):
     def layer(q, k, v):
         return sagebwd.attention(q * 2, k, v, causal=True) * 0.5
 
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=dynamic)
+    fast = compiled(layer, backend=backend, dynamic=dynamic)
     for m in (128, 200):
-        inputs, dout = leaves(m)
-        expected, got = layer(*inputs), compiled(*inputs)
-        assert torch.equal(got, expected)
-        assert equal(torch.autograd.grad(got, inputs, dout),
-                     torch.autograd.grad(expected, inputs, dout))  # fmt: skip
+        assert_alike(layer, fast, *leaves(m))
 
 
 def test_compile_keeps_transposed_views():
@@ -90,37 +86,10 @@ def test_activation_checkpointing(reentrant):
 
 
 def test_selective_checkpointing_does_not_run_the_forward_again():
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.checkpoint import (
-        CheckpointPolicy,
-        checkpoint,
-        create_selective_checkpoint_contexts,
-    )
-
-    forward = torch.ops.sagebwd.forward.default
-    calls = []
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            calls.append(function)
-            return function(*args, **(kwargs or {}))
-
-    def policy(context, function, *args, **kwargs):
-        save = function is forward
-        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
-
     inputs, dout = leaves(128)
     expected = gradients(inputs, dout)
-    with Count():
-        out = checkpoint(
-            sagebwd.attention,
-            *inputs,
-            use_reentrant=False,
-            context_fn=lambda: create_selective_checkpoint_contexts(policy),
-        )
-        out.backward(dout)
+    assert forwards_of_selective_checkpoints(inputs, dout, save=True) == 1
     assert equal([t.grad for t in inputs], expected)
-    assert calls.count(forward) == 1
 
 
 def test_gradients_of_any_strides():

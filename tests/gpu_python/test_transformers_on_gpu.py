@@ -6,20 +6,14 @@ from inputs import torch
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 import transformers_checks  # noqa: E402
+from transformers_cases import configurations  # noqa: E402
 
 import sagebwd.integrations.transformers  # noqa: E402, F401
 
 SMALL = {"vocab_size": 100, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
          "max_position_embeddings": 1024}  # fmt: skip
-CONFIGS = {
-    "llama": lambda: transformers.LlamaConfig(**SMALL),
-    "qwen3": lambda: transformers.Qwen3Config(**SMALL),
-    "gpt_oss": lambda: transformers.GptOssConfig(
-        **SMALL, sliding_window=128, num_local_experts=2, num_experts_per_tok=2,
-        layer_types=["sliding_attention", "full_attention"],
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-}  # fmt: skip
+CONFIGS = configurations(SMALL, window=128, experts=2)
 
 
 def run(name, implementation, ids, padding):

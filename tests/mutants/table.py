@@ -37,8 +37,8 @@ MUTANTS = [
     ("templates/tile/turns.cuh", "next == WARPGROUPS ? 0 : next", "next == WARPGROUPS ? 1 : next"),
     ("templates/kernels/forward_ws.cuh", "channel_scales_of(p, at, tile.run())",
      "channel_scales_of(p, at, tile.number)"),
-    ("templates/kernels/forward_ws.cuh", "SharedLayout::MAGICS);\n        "
-     "fence_async_proxy();", "SharedLayout::MAGICS);"),
+    ("templates/kernels/forward_ws.cuh", "LAYOUT.magics);\n        "
+     "fence_async_proxy();", "LAYOUT.magics);"),
     ("templates/kernels/forward_ws.cuh", "      if (part == PARTS - 1)\n        "
      "ring.release(place);", "      if (part == 0)\n        ring.release(place);"),
     # Smoothed queries.
@@ -66,8 +66,8 @@ MUTANTS = [
     ("generator/kernels/attention.cpp", "    s.rotate = plain.rotate;\n  narrow_mask(s);",
      "    s.rotate = plain.rotate;\n  drop_mask(s);"),
     ("generator/kernels/attention.cpp", 'c.add("DK16", !int8.dk);', 'c.add("DK16", !int8.dv);'),
-    ("generator/kernels/backward_dq.cpp", "const int units = (2 * vectors + t.warps / 2)",
-     "const int units = (vectors + t.warps / 2)"),
+    ("templates/layouts/backward_dq_pair.cuh", "units + 2 * unit_slots * unit_bytes",
+     "units + unit_slots * unit_bytes"),
     ("generator/kernels/quantize.cpp", 'c.add("SHIFTED", s.smooth_k && int8.s);',
      'c.add("SHIFTED", s.smooth_k);'),
     ("generator/kernels/quantize.cpp", "units(Tokens::queries, query_tokens(k), s, p)",

@@ -6,6 +6,7 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from alike import assert_alike  # noqa: E402
 from packed_inputs import packed  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from torch._dynamo.decorators import mark_unbacked  # noqa: E402
@@ -29,14 +30,6 @@ def flash(q, k, v, where, longest):
         q * 2, k, v, *where.values(), *longest, causal=True, return_attn_probs=True)[0]  # fmt: skip
 
 
-def check(call, compiled, inputs, dout, *more):
-    expected, found = call(*inputs, *more), compiled(*inputs, *more)
-    assert torch.equal(found, expected)
-    for x, y in zip(torch.autograd.grad(found, inputs, dout),
-                    torch.autograd.grad(expected, inputs, dout)):  # fmt: skip
-        assert torch.equal(x, y)
-
-
 @pytest.mark.parametrize(("call", "used"), [(attend, False), (attend, True), (flash, False)])
 def test_one_graph_serves_any_number_of_packed_sequences(call, used):
     torch._dynamo.reset()
@@ -47,7 +40,7 @@ def test_one_graph_serves_any_number_of_packed_sequences(call, used):
         if used:
             where |= {f"seqused_{of}": torch.tensor(each, dtype=torch.int32) // 2
                       for of, each in zip("qk", lengths)}  # fmt: skip
-        check(call, compiled, inputs, dout, where, tuple(map(max, lengths)))
+        assert_alike(call, compiled, inputs, dout, where, tuple(map(max, lengths)))
         if lengths is LENGTHS[0]:
             first = counter.frame_count
     # Some PyTorch starts once more where a float, as flash-attention's dropout_p, is compared.
@@ -85,7 +78,7 @@ def test_sizes_marked_unbacked(options):
         for t in inputs:
             mark_unbacked(t, 0)
             mark_unbacked(t, 2 if layout == "bhsd" else 1)
-        check(call, compiled, inputs, dout)
+        assert_alike(call, compiled, inputs, dout)
     assert counter.frame_count == 1
 
 

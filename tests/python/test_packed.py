@@ -9,6 +9,7 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from alike import assert_alike, compiled  # noqa: E402
 from packed_inputs import LENGTHS_Q, alone, assert_equal, firsts, packed, spans_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
@@ -89,13 +90,7 @@ def test_compiled_it_is_the_same():
     def layer(q, k, v, where):
         return sagebwd.attention(q * 2, k, v, causal="top-left", **where) * 0.5
 
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    got, expected = compiled(*inputs, where), layer(*inputs, where)
-    assert torch.equal(got, expected)
-    for a, b in zip(torch.autograd.grad(got, inputs, dout),
-                    torch.autograd.grad(expected, inputs, dout)):  # fmt: skip
-        assert torch.equal(a, b)
+    assert_alike(compiled(layer), layer, inputs, dout, where)
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -6,6 +6,7 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from alike import assert_alike, compiled  # noqa: E402
 from packed_inputs import firsts, packed, spans_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_combining import HEADS, HEADS_KV, exact, relative  # noqa: E402
@@ -303,10 +304,4 @@ def test_compiled_it_is_the_same():
                  for part in (slice(0, 64), slice(64, 96))]  # fmt: skip
         return sagebwd.merge(parts)[0]
 
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    got, expected = compiled(*leaves), layer(*leaves)
-    assert torch.equal(got, expected)
-    for a, b in zip(torch.autograd.grad(got, leaves, dout),
-                    torch.autograd.grad(expected, leaves, dout)):  # fmt: skip
-        assert torch.equal(a, b)
+    assert_alike(compiled(layer), layer, leaves, dout)

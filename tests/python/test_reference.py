@@ -1,12 +1,8 @@
 """The CPU reference through NumPy."""
 
-import signal
-import subprocess
-import sys
-import time
-
 import numpy as np
 import pytest
+from signals import interrupted
 
 import sagebwd
 from sagebwd import reference
@@ -163,12 +159,7 @@ def test_a_signal_ends_it(call):
         f"try: {call}\n"
         "except KeyboardInterrupt: print(os.times().user - start)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)  # fmt: skip
-    assert process.stdout.readline() == "at work\n"
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=600)
+    _, out, err = interrupted(code)
     # Of all threads and of their own code, so that neither a busy machine counts nor the seconds
     # in which it finds a GiB of pages; uninterrupted it is ten and more.
     assert float(out) < 4, err

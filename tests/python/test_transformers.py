@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from transformers_cases import configurations  # noqa: E402
 
 import sagebwd.integrations.transformers as door  # noqa: E402
 from sagebwd import SpecError  # noqa: E402
@@ -15,14 +16,7 @@ pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 TINY = {"vocab_size": 100, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
         "max_position_embeddings": 256}  # fmt: skip
-CONFIGS = {
-    "llama": lambda: transformers.LlamaConfig(**TINY),
-    "qwen3": lambda: transformers.Qwen3Config(**TINY),
-    "gpt_oss": lambda: transformers.GptOssConfig(
-        **TINY, sliding_window=8, num_local_experts=2, num_experts_per_tok=1,
-        layer_types=["sliding_attention", "full_attention"], rope_parameters={
-            "rope_type": "default", "rope_theta": 10000.0}),
-}  # fmt: skip
+CONFIGS = configurations(TINY, window=8, experts=1)
 
 
 def model_of(name, implementation):

@@ -16,6 +16,19 @@ SIZES = {"vocab_size": 100, "hidden_size": 128, "intermediate_size": 128, "num_h
          "max_position_embeddings": 1024}  # fmt: skip
 
 
+def configurations(sizes, window, experts):
+    """By name: a plain model, one that normalises q and k, and one with sinks, and with windows in
+    its first of two layers, whose tokens take so many of two experts."""
+    return {
+        "llama": lambda: transformers.LlamaConfig(**sizes),
+        "qwen3": lambda: transformers.Qwen3Config(**sizes),
+        "gpt_oss": lambda: transformers.GptOssConfig(
+            **sizes, sliding_window=window, num_local_experts=2, num_experts_per_tok=experts,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    }  # fmt: skip
+
+
 def llama():
     return transformers.AutoModelForCausalLM, transformers.LlamaConfig(**SIZES)
 

@@ -81,13 +81,21 @@ Outcome build_in(
   return outcome;
 }
 
-/// A child that is in the middle of a compile, stopped, with the key's lock in its hands.
-pid_t start_stuck_holder(const std::string& directory, const CompileLog& log) {
-  const pid_t holder = start(
-      [&] { return build_in(directory, kLong, log, [] { ::raise(SIGSTOP); }).right ? 0 : 1; });
-  EXPECT_TRUE(test::wait_until_stopped(holder));
-  return holder;
-}
+/// A child is in the middle of a compile, stopped, with the key's lock in its hands.
+class StuckHolder : public testing::Test {
+protected:
+  void SetUp() override { ASSERT_TRUE(test::wait_until_stopped(holder)); }
+  void kill_holder() {
+    ::kill(holder, SIGKILL);
+    EXPECT_EQ(finish(holder), -1);
+  }
+
+  TempDirectory temp;
+  CompileLog log{temp / "compiles"};
+  const pid_t holder = start([this] {
+    return build_in(temp / "cache", kLong, log, [] { ::raise(SIGSTOP); }).right ? 0 : 1;
+  });
+};
 
 TEST(SingleFlight, SixtyFourColdProcessesCompileOnce) {
   std::minstd_rand random(1);
@@ -143,10 +151,7 @@ TEST(SingleFlight, AnUnacceptedEntryIsReplacedOnce) {
   EXPECT_EQ(log.count(), 2) << "one of each compiler";
 }
 
-TEST(SingleFlight, AStoppedHolderIsWaitedForUpToTheLimit) {
-  TempDirectory temp;
-  CompileLog log(temp / "compiles");
-  const pid_t holder = start_stuck_holder(temp / "cache", log);
+TEST_F(StuckHolder, AStoppedHolderIsWaitedForUpToTheLimit) {
   constexpr milliseconds kLimit{300};
   std::vector<pid_t> waiters;
   for (int i = 0; i < 8; ++i)
@@ -169,24 +174,17 @@ TEST(SingleFlight, AStoppedHolderIsWaitedForUpToTheLimit) {
   EXPECT_EQ(finish(holder), 0) << "the holder goes on with what it has";
 }
 
-TEST(SingleFlight, ALoneWaiterTimesOutAndCounts) {
-  TempDirectory temp;
-  CompileLog log(temp / "compiles");
-  const pid_t holder = start_stuck_holder(temp / "cache", log);
+TEST_F(StuckHolder, ALoneWaiterTimesOutAndCounts) {
   const Outcome outcome = build_in(temp / "cache", milliseconds(200), log);
   EXPECT_TRUE(outcome.right);
   EXPECT_EQ(outcome.waits, 1u);
   EXPECT_EQ(outcome.timeouts, 1u);
   EXPECT_EQ(outcome.compiles, 1u);
   EXPECT_GE(outcome.spent, milliseconds(200));
-  ::kill(holder, SIGKILL);
-  EXPECT_EQ(finish(holder), -1);
+  kill_holder();
 }
 
-TEST(SingleFlight, AWaitOfTwoSecondsSaysForWhomAndHowLong) {
-  TempDirectory temp;
-  CompileLog log(temp / "compiles");
-  const pid_t holder = start_stuck_holder(temp / "cache", log);
+TEST_F(StuckHolder, AWaitOfTwoSecondsSaysForWhomAndHowLong) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(build_in(temp / "cache", milliseconds(1900), log).timeouts, 1u);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
@@ -199,14 +197,10 @@ TEST(SingleFlight, AWaitOfTwoSecondsSaysForWhomAndHowLong) {
                           "it is compiled here as well\n$")
                   .match(said))
       << said;
-  ::kill(holder, SIGKILL);
-  EXPECT_EQ(finish(holder), -1);
+  kill_holder();
 }
 
-TEST(SingleFlight, AnInterruptEndsTheWaitForAnotherProcess) {
-  TempDirectory temp;
-  CompileLog log(temp / "compiles");
-  const pid_t holder = start_stuck_holder(temp / "cache", log);
+TEST_F(StuckHolder, AnInterruptEndsTheWaitForAnotherProcess) {
   StoreOptions options = options_for(temp / "cache", kLong);
   options.check_interrupt = check_interrupt; // as Settings::store_options() has it
   CacheStore store(options);
@@ -222,14 +216,10 @@ TEST(SingleFlight, AnInterruptEndsTheWaitForAnotherProcess) {
   EXPECT_THROW(builder.build_all({spec_number(1), spec_number(2)}), std::invalid_argument);
   EXPECT_LT(Clock::now() - begin, kMoment);
   EXPECT_EQ(store.counters().timeouts, 0u);
-  ::kill(holder, SIGKILL);
-  finish(holder);
+  kill_holder();
 }
 
-TEST(SingleFlight, WhenTheHolderIsKilledTheNextGoesOnAtOnce) {
-  TempDirectory temp;
-  CompileLog log(temp / "compiles");
-  const pid_t holder = start_stuck_holder(temp / "cache", log);
+TEST_F(StuckHolder, WhenTheHolderIsKilledTheNextGoesOnAtOnce) {
   const pid_t waiter = start([&] {
     const Outcome outcome = build_in(
         temp / "cache", kLong, log, [] {}, [&] { test::write_text(temp / "waits", "1"); });
@@ -238,8 +228,7 @@ TEST(SingleFlight, WhenTheHolderIsKilledTheNextGoesOnAtOnce) {
   });
   while (test::read_text(temp / "waits").empty())
     std::this_thread::sleep_for(milliseconds(1));
-  ::kill(holder, SIGKILL);
-  EXPECT_EQ(finish(holder), -1);
+  kill_holder();
   EXPECT_EQ(finish(waiter), 0);
   EXPECT_EQ(log.count(), 2);
 }

@@ -59,7 +59,7 @@ caught tile/half_operands.cuh 's/VALUE_EXPONENT = 9/VALUE_EXPONENT = 20/' $bound
 caught tile/unit_of_queries.cuh 's/power.inverse \* factor/power.inverse/' $bound 'dp_sums_test.cpp'
 caught tile/column_start.cuh 's/pack<bf16>(high, middle)/pack<bf16>(high, 0)/' $start 'dp_start_test.cpp'
 caught tile/column_start.cuh 's/pack<bf16>(x - high - middle, 0)/0/' $start 'dp_start_test.cpp'
-ring='QueryRing{shared + SharedLayout::BARRIERS}'
+ring='QueryRing{shared + LAYOUT.barriers}'
 caught kernels/backward_dkv_ws.cuh \
   "s/wait_for_phase(started(shared, place)/wait_for_phase($ring.full(place)/" \
   Sanitizer.ForwardAndBackwardGiveFiniteResults/D64_bf16_Row_TopLeft 'sanitizer_test.cpp'

@@ -58,6 +58,8 @@ def main(wheel, folder):
     found, cosine = env.run("python", "-c", REFERENCE).split()
     first_use = time.monotonic() - start
     require(found == version, f"the package says it is {found}")
+    stubs = list((env.bin.parent / "lib").rglob("sagebwd/integrations/*.pyi"))
+    require(stubs, "type stubs are missing")
     require(float(cosine) > 0.99, f"dQ's cosine similarity with FP64 is {cosine}")
 
     require(env.run("sagebwd", "--version").split()[-1] == version, "the command's version differs")

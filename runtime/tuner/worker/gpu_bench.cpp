@@ -26,21 +26,6 @@ constexpr size_t kFlushBytes = size_t{256} << 20;
 constexpr uint8_t kPoison = 0xff;
 constexpr int kVettingRuns = 2; // runs of each candidate, because a race shows only by chance
 
-class DeviceBuffer {
-public:
-  explicit DeviceBuffer(size_t bytes)
-      : bytes_(bytes), pointer_(driver::allocate(std::max<size_t>(bytes, 256))) {}
-  ~DeviceBuffer() { driver::release(pointer_); }
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-  driver::Pointer pointer() const { return pointer_; }
-  size_t bytes() const { return bytes_; }
-
-private:
-  size_t bytes_;
-  driver::Pointer pointer_;
-};
-
 /// Device memory that a kernel writes, and the bytes that the default tile wrote there.
 struct Written {
   Output output;
@@ -107,7 +92,7 @@ std::vector<uint16_t> normal_numbers(DType dtype) {
   return bits;
 }
 
-void upload_repeated(const DeviceBuffer& buffer, const std::vector<uint16_t>& numbers,
+void upload_repeated(const driver::Memory& buffer, const std::vector<uint16_t>& numbers,
                      size_t first) {
   size_t at = 0;
   while (at < buffer.bytes()) {
@@ -159,7 +144,7 @@ double bench_bytes(KernelKind kind, const ResolvedSpec& spec, const Problem& p) 
 struct GpuBench::State {
   explicit State(const BenchSetup& given) : setup(given), scope(ordinal_of(given)) {}
 
-  const DeviceBuffer& make(size_t bytes);
+  const driver::Memory& make(size_t bytes);
   void allocate();
   void find_outputs();
   void run_operation();
@@ -171,17 +156,17 @@ struct GpuBench::State {
 
   BenchSetup setup;
   driver::DeviceScope scope;
-  std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+  std::vector<std::unique_ptr<driver::Memory>> buffers;
   OperandValues values[2] = {}; ///< one for each pass
   driver::Pointer flush = 0;
   std::vector<Written> outputs;                ///< of the kernel whose tiles compete
   std::map<std::string, LoadedKernel> kernels; ///< the key is the machine code
-  driver::Event start = driver::create_event(), stop = driver::create_event();
+  driver::Stopwatch stopwatch;
 };
 
-const DeviceBuffer& GpuBench::State::make(size_t bytes) {
+const driver::Memory& GpuBench::State::make(size_t bytes) {
   try {
-    buffers.push_back(std::make_unique<DeviceBuffer>(bytes));
+    buffers.push_back(std::make_unique<driver::Memory>(std::max<size_t>(bytes, 256)));
   } catch (const DriverError& error) {
     constexpr int kOutOfMemory = 2; // CUDA_ERROR_OUT_OF_MEMORY
     if (error.code != kOutOfMemory)
@@ -210,7 +195,7 @@ void GpuBench::State::allocate() {
     if (!is_used(tensor, backward))
       continue;
     const int64_t heads = heads_of(tensor.tokens, p), tokens = tokens_of(tensor.tokens, p);
-    const DeviceBuffer& buffer =
+    const driver::Memory& buffer =
         make(static_cast<size_t>(p.batch * heads * tokens * token_bytes(tensor, setup.spec)));
     if (!tensor.written)
       upload_repeated(buffer, numbers, ++given * numbers.size() / 7);
@@ -225,7 +210,7 @@ void GpuBench::State::allocate() {
   for (Pass pass : {Pass::forward, Pass::backward}) {
     if (pass == Pass::backward && !backward)
       break;
-    const DeviceBuffer& workspace = make(workspace_bytes(pass, setup.spec, p));
+    const driver::Memory& workspace = make(workspace_bytes(pass, setup.spec, p));
     driver::fill(workspace.pointer(), kPoison, workspace.bytes());
     place_workspace(pass, setup.spec, p, workspace.pointer(), values[static_cast<int>(pass)]);
   }
@@ -266,10 +251,10 @@ const LoadedKernel& GpuBench::State::loaded(const BenchKernel& kernel) {
 double GpuBench::State::run_timed(const LoadedKernel& kernel) {
   // The fill also takes longer than the host's launch calls, so that the launch is not timed.
   driver::fill(flush, 0, kFlushBytes);
-  driver::record(start, nullptr);
+  stopwatch.start();
   run(kernel);
-  driver::record(stop, nullptr);
-  return driver::elapsed_ms(start, stop);
+  stopwatch.stop();
+  return stopwatch.milliseconds();
 }
 
 GpuBench::GpuBench() = default;

@@ -1,0 +1,172 @@
+"""What times on an H100 with stretched tensor instructions say of another GPU: arithmetic alone.
+
+A pass has attention kernels, which tensor cores or other pipes limit, and kernels around them
+(quantisation, means, rounding), which memory limits. Attention takes as many clocks of an SM on the
+card as here, divided by the clocks that stand for one of its clocks; the card has another clock and
+another number of SMs. The kernels around it take longer as the card's memory is slower than what
+copying reaches here. Nothing is added for what the model leaves out: a card that lowers its clock
+under load, its smaller L1 and larger L2 caches, and attention kernels that wait for memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpus import Gpu
+
+#: The products of each attention kernel.
+PRODUCTS = {
+    "forward": ("S", "PV"),
+    "backward_dq": ("S", "dP", "dQ"),
+    "backward_dkv": ("S", "dV", "dP", "dK"),
+    "backward": ("S", "dV", "dP", "dK", "dQ"),
+}
+#: Those that are INT8 under each precision (which_int8() in generator/spec.h).
+INT8 = {
+    "six-of-seven": {"S", "PV", "dV", "dQ", "dK"},
+    "qk16": {"PV", "dV", "dQ", "dK"},
+    "dv16": {"S", "PV", "dQ", "dK"},
+    "gradients16": {"S", "PV"},
+}
+#: How many times 4 D operations per score each pass counts, as in bench/speed.py.
+OPERATIONS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
+#: FlashAttention-2's share of its tensor bound: 91 to 95 % on an RTX 4090, in the paper of SageBwd.
+FA2_SHARE = 0.93
+
+
+@dataclass(frozen=True)
+class Peer:
+    """TFLOPS of FlashAttention-2, and where they are from."""
+
+    forward: float
+    backward: float
+    source: str
+
+
+#: NVIDIA's tables of September 2026, D128, 8192 tokens, by `deterministic`. FlashAttention-2 is far
+#: from its bound on an A100.
+A100_PEER = {
+    True: Peer(213, 95, "published at D128 and 8192 tokens, deterministic"),
+    False: Peer(213, 178, "published at D128 and 8192 tokens"),
+}
+#: Measured on an RTX 4090 by the SageBwd paper: forward + backward at 8192 tokens, TOPS by head
+#: dimension, of its Triton kernels and of FlashAttention-2.
+PAPER = {64: {"paper": 260.0, "fa2": 151.0}, 128: {"paper": 201.0, "fa2": 150.0}}
+
+
+def operations(cell: dict, which: str) -> float:
+    """What TFLOPS count for a pass of a cell (head_dim, tokens, batch, heads, causal)."""
+    seen = cell["batch"] * cell["heads"] * cell["tokens"] ** 2 * (0.5 if cell["causal"] else 1.0)
+    return 4 * seen * cell["head_dim"] * OPERATIONS[which]
+
+
+def peer_of(gpu: Gpu, deterministic: bool) -> Peer:
+    """FlashAttention-2 on a GPU."""
+    if gpu.name == "A100":
+        return A100_PEER[deterministic]
+    tflops = FA2_SHARE * gpu.flash_attention_2
+    return Peer(tflops, tflops, f"{100 * FA2_SHARE:.0f} % of its tensor bound")
+
+
+def tensor_clocks(gpu: Gpu, kernels, precision: str, dp_half_sums: bool = False) -> float:
+    """The fewest clocks of an SM for one score and one channel of the products of some kernels."""
+    def rate(product: str) -> int:
+        if product in INT8[precision]:
+            return gpu.int8
+        return gpu.bits16_half if product == "dP" and dp_half_sums else gpu.bits16
+
+    return sum(2 / (rate(product) * gpu.mma_share)
+               for kernel in kernels for product in PRODUCTS[kernel])  # fmt: skip
+
+
+def bound_ms(gpu: Gpu, cell: dict, kernels, precision: str, dp_half_sums: bool = False) -> float:
+    """The time in which tensor cores at their highest rate do the products of some kernels."""
+    scores_channels = operations(cell, "forward") / 4
+    clocks = scores_channels * tensor_clocks(gpu, kernels, precision, dp_half_sums)
+    return clocks / gpu.sms / gpu.clock_ghz / 1e6
+
+
+@dataclass(frozen=True)
+class Here:
+    """The GPU that measures, as it was while it did."""
+
+    sms: int
+    clock_ghz: float
+    memory_gbs: float  #: read and written by a copy
+
+
+def attention_factor(here: Here, gpu: Gpu, clocks_a_clock: float) -> float:
+    """The card's time of an attention kernel divided by the time here."""
+    return (here.sms * here.clock_ghz) / (gpu.sms * gpu.clock_ghz) / clocks_a_clock
+
+
+def around_factor(here: Here, gpu: Gpu) -> float:
+    """The same for kernels that memory limits. A card with much memory for few SMs is not taken to
+    do the arithmetic of such kernels faster than its SMs can."""
+    return max(here.memory_gbs / gpu.memory_gbs,
+               here.sms * here.clock_ghz / (gpu.sms * gpu.clock_ghz))  # fmt: skip
+
+
+def predicted(gpu: Gpu, here: Here, clocks_a_clock: float, cell: dict, plan: dict,
+              kernels: dict[str, dict[str, float]]) -> dict:  # fmt: skip
+    """The card's times and TFLOPS.
+
+    `kernels` has the milliseconds of each kernel of each pass, measured here. `plan` has the words
+    precision, deterministic and dp_half_sums.
+    """
+    of_attention, of_others = attention_factor(here, gpu, clocks_a_clock), around_factor(here, gpu)
+    found, sums = {}, dict.fromkeys(("attention_ms", "around_ms", "bound_ms"), 0.0)
+    for name, times in kernels.items():
+        attention = [kernel for kernel in times if kernel in PRODUCTS]
+        one = {
+            "attention_ms": of_attention * sum(times[kernel] for kernel in attention),
+            "around_ms": of_others * sum(ms for kernel, ms in times.items()
+                                         if kernel not in PRODUCTS),
+            "bound_ms": bound_ms(gpu, cell, attention, plan["precision"], plan["dp_half_sums"]),
+        }  # fmt: skip
+        sums = {key: value + one[key] for key, value in sums.items()}
+        found[name] = one
+    found["forward+backward"] = sums
+    peer = peer_of(gpu, plan["deterministic"])
+    fa2 = {"forward": operations(cell, "forward") / peer.forward / 1e9,
+           "backward": operations(cell, "backward") / peer.backward / 1e9}  # fmt: skip
+    fa2["forward+backward"] = sum(fa2.values())
+    for name, one in found.items():
+        total = one["attention_ms"] + one["around_ms"]
+        one |= {
+            "ms": total,
+            "tflops": operations(cell, name) / total / 1e9,
+            "share_of_tensor_bound": one["bound_ms"] / one["attention_ms"],
+            "fa2_ms": fa2[name],
+            "ratio_to_fa2": fa2[name] / total,
+        }
+    return {name: {key: float(f"{value:.5g}") for key, value in one.items()}
+            for name, one in found.items()}  # fmt: skip
+
+
+def paper_of(gpu: Gpu, cell: dict) -> dict | None:
+    """The published figures next to a cell, if there are any: TOPS of forward + backward."""
+    if gpu.name != "RTX 4090" or cell["tokens"] != 8192 or cell["causal"]:
+        return None
+    figures = PAPER.get(cell["head_dim"])
+    return figures and figures | {"ratio_to_fa2": round(figures["paper"] / figures["fa2"], 2)}
+
+
+def compared(found: dict, cell: dict, plan: dict, bounds: list[dict], gpu: Gpu,
+             fused: bool) -> dict | None:
+    """For each pass: ms by the static model (bench/instructions.py), and how many times as long the
+    attention kernels took by the instrument. None where the model has no such kernels."""
+    causal = "top-left" if cell["causal"] else "none"
+    model = {}
+    for name, called in (("forward", "forward"), ("backward", "fused" if fused else "backward")):
+        row = next((row for row in bounds if (row["gpu"], row["pass"], row["head_dim"],
+                    row["causal"], row["precision"]) == (gpu.name, called, cell["head_dim"], causal,
+                                                         plan["precision"])), None)  # fmt: skip
+        if row is None:
+            return None
+        # The model counts D operations a score with a mask as without one.
+        ms = operations(cell, name) / row["tflops"] / 1e9
+        ratio = round(found[name]["attention_ms"] / ms, 3)
+        model[name] = {"ms": float(f"{ms:.5g}"), "bound_by": row["bound_by"],
+                       "instrument_to_model": ratio}  # fmt: skip
+    return model

@@ -1,0 +1,305 @@
+"""What bench/balance.py starts: it runs kernels with the templates of its environment, on one GPU.
+
+A process has one set of templates, so plain and stretched kernels run in two of these. Both build
+the same kernels, with the tiles of another architecture, and run them on the same random inputs.
+The job comes as JSON in the first line of standard input, and results go to standard output, one
+JSON object a line. Before it uses the GPU, a process waits for a second line: for stretched kernels
+it has the results of the plain ones, and only kernels with the same results are timed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+from needs_torch import torch
+
+from sagebwd import _core
+from sagebwd.benchmark.measuring import normal
+from sagebwd.benchmark.timing import FLUSH_BYTES, Timing, clock_of, in_turn
+from sagebwd.experiments.environment import brief
+from sagebwd.shapes import contiguous_strides
+
+#: Kernels that have tiles.
+TILED = ("forward", "backward_dq", "backward_dkv", "backward")
+OF_SPLIT = ("backward_dq", "backward_dkv")
+POISON = 0xFF  #: makes NaN of any two or four bytes
+#: Relative L2 of sums that were added in different orders, rounded to 16 bits. A sum that lacks a
+#: tile of 128 of 8192 keys is off by more than 0.1.
+ANY_ORDER = 1e-3
+SAMPLE_HEADS = 2  #: of dQ, where its bits may differ
+GIB = 1 << 30
+
+
+# ---- which kernels -------------------------------------------------------------------------------
+
+
+def spec_of(cell: dict, plan: str) -> _core.Spec:
+    """The spec of a plan: words of a spec's line, such as "gradients16 no-deterministic"."""
+    causal = "top-left" if cell["causal"] else "none"
+    return _core.Spec(f"d{cell['head_dim']} bf16 causal={causal} {plan}")
+
+
+def tiles_of(spec: _core.Spec, arch: str, given: dict[str, str]) -> dict[str, str]:
+    """The tiles of a call on another architecture: its default ones, or `given` instead.
+
+    Raises SpecError for a tile that cannot be built there, for example as its blocks have less
+    shared memory.
+    """
+    if any(kernel in given for kernel in OF_SPLIT):  # they make the backward split
+        fixed = {kernel: given[kernel] for kernel in TILED if kernel in given}
+    else:
+        fixed = {k: t for k, t in given.items() if k != "backward" or not spec.deterministic}
+    kernels = _core.emit(spec, arch, True, fixed)
+    return {kernel["kind"]: kernel["tile"] for kernel in kernels if kernel["kind"] in TILED}
+
+
+def built(spec: _core.Spec, tiles: dict[str, str], arch: str) -> dict[str, dict]:
+    """Compiles a plan's kernels for this GPU: registers, spills, tile and so on by kernel."""
+    sources = {source["name"]: source for source in _core.emit(spec, arch, True, tiles)}
+    kernels = {}
+    for one in _core.build(spec, arch, True, tiles):
+        source = sources[one["name"]]
+        if source["kind"] in TILED:
+            kernels[source["kind"]] = {
+                "tile": source["tile"], "threads": source["threads"],
+                "registers": one["registers"], "spill_bytes": one["spill_bytes"],
+                "shared_bytes": source["shared_bytes"],
+            }  # fmt: skip
+    return kernels
+
+
+# ---- one operation on the GPU --------------------------------------------------------------------
+
+
+def filled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with NaN in every element."""
+    tensor.view(torch.uint8).fill_(POISON)
+    return tensor
+
+
+class Tensors:
+    """Inputs and outputs of a cell, which all plans share, and addresses for its passes."""
+
+    def __init__(self, cell: dict, seed: int, device: str) -> None:
+        generator = torch.Generator(device).manual_seed(seed)
+        self.problem = (cell["batch"], cell["heads"], cell["heads"], cell["tokens"], cell["tokens"])
+        self.q, self.k, self.v, self.dout = (
+            normal(cell["heads"], cell["tokens"], cell["batch"], cell["head_dim"], "bf16", "bhsd",
+                   generator) for _ in range(4))  # fmt: skip
+        self.out, self.dq, self.dk, self.dv = (torch.empty_like(self.q) for _ in range(4))
+        self.lse = torch.empty(self.q.shape[:3], dtype=torch.float32, device=device)
+
+    def outputs(self) -> dict[str, torch.Tensor]:
+        return {"O": self.out, "lse": self.lse, "dQ": self.dq, "dK": self.dk, "dV": self.dv}
+
+
+class Operation:
+    """Both passes of a plan over the tensors of a cell."""
+
+    def __init__(self, spec: _core.Spec, tiles: dict[str, str], tensors: Tensors) -> None:
+        x = tensors
+        kernels = _core.Attention(spec, 0, tiles=tiles)
+        strides = contiguous_strides(tuple(x.q.shape), "bhsd")
+        scale = x.q.shape[3] ** -0.5
+        self.passes = {"forward": kernels.prepare_forward(x.problem, [strides] * 4, scale),
+                       "backward": kernels.prepare_backward(x.problem, [strides] * 8, scale)}
+        given = {"forward": (x.q, x.k, x.v, x.out, x.lse),
+                 "backward": (x.q, x.k, x.v, x.out, x.dout, x.dq, x.dk, x.dv, x.lse)}
+        more = {"forward": (0,), "backward": (0, 0)}  # k_mean; dlse and k_mean
+        self.addresses = {name: (*(t.data_ptr() for t in given[name]), *more[name])
+                          for name in given}  # fmt: skip
+
+    def workspace_bytes(self) -> int:
+        return max(one.workspace_bytes for one in self.passes.values())
+
+    def timed(self, name: str, workspace: torch.Tensor) -> dict[str, float]:
+        """Runs a pass: the milliseconds of its kernels, by kernel."""
+        stream = torch.cuda.current_stream().cuda_stream if workspace.is_cuda else 0
+        times: dict[str, float] = {}
+        for kernel, ms in self.passes[name].timed(*self.addresses[name], workspace.data_ptr(),
+                                                  stream):  # fmt: skip
+            times[kernel] = times.get(kernel, 0.0) + ms
+        return times
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """A number of 64 bits of all bits of a tensor: a sum of its elements with random odd weights,
+    so that a change of one element always changes it."""
+    bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32).flatten()
+    generator = torch.Generator(bits.device).manual_seed(1)
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for part in bits.split(1 << 24):
+        weights = torch.randint(-(2**62), 2**62, part.shape, generator=generator,
+                                device=bits.device)  # fmt: skip
+        total += (part.to(torch.int64) * (2 * weights + 1)).sum()
+    return f"{total.item() & (2**64 - 1):016x}"
+
+
+def results_of(tensors: Tensors, any_order: bool) -> dict:
+    """What can be compared between processes. With `any_order` that of dQ is a sample."""
+    found = {}
+    for name, tensor in tensors.outputs().items():
+        if bool(tensor.isnan().any()):
+            raise RuntimeError(f"{name} has NaN, or elements that no kernel has written")
+        if name == "dQ" and any_order:
+            found[name] = tensor[-1, -SAMPLE_HEADS:, ::64].float().flatten().tolist()
+        else:
+            found[name] = fingerprint(tensor)
+    return found
+
+
+def difference(found: dict, plain: dict) -> str:
+    """In what the results of stretched kernels differ from those of plain ones; empty if in
+    nothing."""
+    for name, one in found.items():
+        other = plain.get(name)
+        if isinstance(one, str) or isinstance(other, str) or other is None:
+            if one != other:
+                return f"{name} is not that of the plain kernels, bit for bit"
+            continue
+        x, reference = (torch.tensor(values, dtype=torch.float64) for values in (one, other))
+        error = float((x - reference).norm() / reference.norm())
+        if not error <= ANY_ORDER:
+            return f"{name} differs from that of the plain kernels by {error:.2g} (relative L2)"
+    return ""
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
+
+def say(**what) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def bandwidth_gbs() -> float:
+    """10^9 bytes per second that a copy of 1 GiB reads and writes."""
+    source = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    clock = clock_of("cuda")
+    times = [clock(lambda: target.copy_(source)) for _ in range(9)]
+    return 2 * GIB / median(times[2:]) / 1e6
+
+
+def rates() -> dict[str, dict]:
+    return {rate.pop("name"): rate for rate in _core.measure_rates(0)}
+
+
+def timed(operations: dict[str, Operation], workspace: torch.Tensor, rounds: int, warmup: int):
+    """{plan: {pass: {kernel: Timing}}} of passes that take turns."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def one(candidate: tuple) -> dict[str, float]:
+        operation, name = candidate
+        torch.cuda.synchronize()
+        flush.fill_(1)
+        return operation.timed(name, workspace)
+
+    candidates = {(plan, name): (operation, name)
+                  for plan, operation in operations.items() for name in operation.passes}
+    found: dict[str, dict] = {plan: {} for plan in operations}
+    for (plan, name), samples in in_turn(candidates, one, rounds, warmup).items():
+        found[plan][name] = {kernel: Timing.of([sample[kernel] for sample in samples])
+                             for kernel in samples[0]}  # fmt: skip
+    return found
+
+
+def compiled(job: dict) -> Iterator[tuple[str, dict, str, dict]]:
+    """(key, cell, plan, what is built or why not) for every plan of every cell; those that only
+    differ in lengths are compiled once."""
+    asked = {(cell["head_dim"], cell["causal"], plan): (cell, plan)
+             for cell in job["cells"] for plan in job["plans"]}  # fmt: skip
+
+    def one(cell: dict, plan: str) -> dict:
+        try:
+            spec = spec_of(cell, plan)
+            tiles = tiles_of(spec, job["arch"], job["tiles"])
+            about = {"precision": spec.precision, "deterministic": spec.deterministic,
+                     "dp_half_sums": getattr(spec, "dp_sums", "fp32") == "fp16"}
+            return {"about": about, "tiles": tiles, "kernels": built(spec, tiles, job["own_arch"])}
+        except Exception as error:
+            return {"error": brief(error)}
+
+    with ThreadPoolExecutor(4) as pool:
+        for (key, (cell, plan)), found in zip(
+            asked.items(), pool.map(lambda pair: one(*pair), asked.values())
+        ):
+            yield key, cell, plan, found
+
+
+def run_cell(job: dict, cell: dict, plans: dict[str, dict], plain: dict | None) -> Iterator[dict]:
+    """A result for each plan of a cell: of plain kernels what can be compared, of others times."""
+    tensors = Tensors(cell, job["seed"], "cuda")
+    operations, results, workspace = {}, {}, None
+    for plan, found in plans.items():
+        results[plan] = {"cell": cell["label"], "plan": plan}
+        try:
+            if "error" in found:
+                raise RuntimeError(found["error"])
+            spec = spec_of(cell, plan)
+            operation = Operation(spec, found["tiles"], tensors)
+            if workspace is None or workspace.numel() < operation.workspace_bytes():
+                workspace = torch.empty(operation.workspace_bytes(), dtype=torch.uint8,
+                                        device="cuda")  # fmt: skip
+            for tensor in (workspace, *tensors.outputs().values()):
+                filled(tensor)
+            for name in operation.passes:
+                operation.timed(name, workspace)
+            torch.cuda.synchronize()
+            any_order = "backward" in found["tiles"] and not spec.deterministic
+            compared = results_of(tensors, any_order)
+            if plain is None:
+                results[plan]["results"] = compared
+            elif why := difference(compared, plain.get(plan, {})):
+                raise RuntimeError(why)
+            else:
+                operations[plan] = operation
+        except Exception as error:
+            results[plan]["error"] = brief(error)
+    if plain is not None and operations:
+        for plan, times in timed(operations, workspace, job["rounds"], job["warmup"]).items():
+            results[plan]["passes"] = {
+                name: {kernel: timing.json() for kernel, timing in kernels.items()}
+                for name, kernels in times.items()}  # fmt: skip
+    yield from results.values()
+
+
+def work(job: dict, next_line: Callable[[], str]) -> None:
+    """One process. Everything that it finds goes to standard output."""
+    built_of = {}
+    total = len({(c["head_dim"], c["causal"]) for c in job["cells"]}) * len(job["plans"])
+    for index, (key, _, plan, found) in enumerate(compiled(job), 1):
+        built_of[key] = found
+        say(event="compiled", done=index, total=total, plan=plan,
+            head_dim=key[0], causal=key[1], **found)  # fmt: skip
+    say(event="ready")
+    line = next_line()
+    if not line:
+        return  # the other process has failed
+    plain = json.loads(line)
+    _core.live_as_with(job["sm_bytes"])
+    properties = torch.cuda.get_device_properties(0)
+    say(event="here", sms=properties.multi_processor_count, gpu=properties.name,
+        rates=rates() if job["asks_rates"] else None, memory_gbs=bandwidth_gbs())
+    for index, cell in enumerate(job["cells"], 1):
+        plans = {plan: built_of[cell["head_dim"], cell["causal"], plan] for plan in job["plans"]}
+        for result in run_cell(job, cell, plans, plain and plain.get(cell["label"], {})):
+            say(event="result", **result)
+        torch.cuda.empty_cache()
+        say(event="measured", done=index, total=len(job["cells"]), cell=cell["label"])
+    say(event="end", rates=rates() if plain is not None else None)
+
+
+def main() -> int:
+    work(json.loads(sys.stdin.readline()), sys.stdin.readline)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Calls that have to come to the same, for tests here and on a GPU."""
+
+import torch
+
+import sagebwd
+
+
+def assert_alike(first, second, inputs, dout, *more):
+    """Both functions of `inputs` and `more` give the same bits, and so do their gradients."""
+    got, expected = first(*inputs, *more), second(*inputs, *more)
+    assert torch.equal(got, expected)
+    for a, b in zip(torch.autograd.grad(got, inputs, dout),
+                    torch.autograd.grad(expected, inputs, dout)):  # fmt: skip
+        assert torch.equal(a, b)
+
+
+def compiled(layer, **options):
+    torch._dynamo.reset()
+    return torch.compile(layer, fullgraph=True, **{"backend": "aot_eager", **options})
+
+
+def forwards_of_selective_checkpoints(inputs, dout, save):
+    """Leaves gradients of a checkpointed call in `inputs`; how often the forward operator ran if
+    the checkpoint does, or does not, save its results."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+    )
+
+    forward = torch.ops.sagebwd.forward.default
+    calls = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            calls.append(function)
+            return function(*args, **(kwargs or {}))
+
+    def policy(context, function, *args, **kwargs):
+        keep = save and function is forward
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    with Count():
+        out = checkpoint(
+            sagebwd.attention,
+            *inputs,
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(policy),
+        )
+        out.backward(dout)
+    return calls.count(forward)

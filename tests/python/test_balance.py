@@ -1,0 +1,257 @@
+"""bench/balance.py, without a GPU: results that are compared, and whole runs with stand-ins."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+sys.path.insert(0, str(BENCH))
+
+import balance  # noqa: E402
+import balance_process  # noqa: E402
+import balance_runs  # noqa: E402
+import plot  # noqa: E402
+import stretch  # noqa: E402
+import tables  # noqa: E402
+from gpus import GPUS, named  # noqa: E402
+
+GEFORCE = named("RTX 4090")
+CELL = balance.cell_of(64, 8192, False)
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_sees_every_bit():
+    x = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    seen = {balance_runs.fingerprint(x)}
+    for at in (0, 17, 959):
+        for bit in (0, 9, 15):
+            other = x.clone()
+            other.view(torch.int16).view(-1)[at] ^= 1 << bit if bit < 15 else -32768
+            seen.add(balance_runs.fingerprint(other))
+    seen.add(balance_runs.fingerprint(x.flip(0)))
+    assert len(seen) == 11 and balance_runs.fingerprint(x.clone()) in seen
+
+
+class Outputs(balance_runs.Tensors):
+    def __init__(self, tokens=256):
+        generator = torch.Generator().manual_seed(0)
+        self.out, self.dq, self.dk, self.dv = (
+            torch.randn(1, 2, tokens, 64, generator=generator).to(torch.bfloat16)
+            for _ in range(4))  # fmt: skip
+        self.lse = torch.randn(1, 2, tokens, generator=generator)
+
+
+def test_results_are_those_of_the_plain_kernels():
+    plain = balance_runs.results_of(Outputs(), any_order=False)
+    assert balance_runs.difference(balance_runs.results_of(Outputs(), False), plain) == ""
+    other = Outputs()
+    other.dk[0, 1, 200, 3] += 0.5
+    assert balance_runs.difference(balance_runs.results_of(other, False), plain).startswith("dK is")
+    assert balance_runs.difference(plain, {}) != ""
+
+
+def test_sums_in_any_order_may_differ_a_little():
+    plain, near, far = Outputs(), Outputs(), Outputs()
+    near.dq[0, 0, 64, 0] *= 1 + 2**-7
+    far.dq[0, 0, 64] = 0
+    of_plain, of_near, of_far = (balance_runs.results_of(x, True) for x in (plain, near, far))
+    assert of_near["dQ"] != of_plain["dQ"]
+    assert balance_runs.difference(of_near, of_plain) == ""
+    assert "dQ differs from that of the plain kernels by 0." in balance_runs.difference(
+        of_far, of_plain)  # fmt: skip
+    assert "dQ is not" in balance_runs.difference(balance_runs.results_of(plain, False), of_plain)
+
+
+def test_what_no_kernel_has_written_is_seen():
+    outputs = Outputs()
+    balance_runs.filled(outputs.dv[:, :, 255:])
+    with pytest.raises(RuntimeError, match="dV has NaN, or elements that no kernel has written"):
+        balance_runs.results_of(outputs, False)
+    assert bool(balance_runs.filled(torch.zeros(3)).isnan().all())
+
+
+def test_rates_that_are_not_the_planned_ones_are_an_error():
+    plain = {name: {"per_clock": 6000.0} for name in balance.MEASURED}
+    slowed = {"mma_s8": {"per_clock": 2000.0}, "mma_u8": {"per_clock": 2010.0},
+              "mma_bf16": {"per_clock": 1000.0}}
+    factors = {"int8": 3, "bits16": 6, "bits16_half": 3}
+    assert balance.check_rates(plain, slowed, factors) == {"mma_s8": 3.0, "mma_u8": 2.985,
+                                                           "mma_bf16": 6.0}
+    slowed["mma_bf16"]["per_clock"] = 2000.0
+    with pytest.raises(RuntimeError, match="mma_bf16 takes 3.00 times .* and 6 times was meant"):
+        balance.check_rates(plain, slowed, factors)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--gpu", "RTX 2080"], "no GPU 'RTX 2080' is known: there are A100, RTX 3090"),
+    (["--gpu", "B200"], "an H100 can only be slowed. It stands for A100"),
+    (["--only", "d32"], "--only d32: there are any-order, causal, d128"),
+    (["--only", "d64", "d128"], "no cell has all these words"),
+    (["--tiles", "backward_dx=mma 64x64 w4 s1 b1"], "expected KERNEL=TILE with a kernel of"),
+    (["--quick"], "only a record of everything goes to balance.json: with --quick"),
+    (["--gpu", "L4"], "with --gpu name another file with --out"),
+])  # fmt: skip
+def test_wrong_use_is_said(capsys, words, message):
+    with pytest.raises(SystemExit) as left:
+        balance.main(words)
+    assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_only_hopper_can_be_slowed(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as left:
+        balance.main([])
+    assert left.value.code == 2 and "no CUDA GPU here" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 4090")
+    with pytest.raises(SystemExit) as left:
+        balance.main([])
+    assert left.value.code == 2 and "RTX 4090 is no H100 or H200" in capsys.readouterr().err
+
+
+def test_words_select_cells_and_plans():
+    cells, plans = balance.selected(balance.CELLS, list(balance.PLANS), [])
+    assert (len(cells), len(plans)) == (8, 4)
+    cells, plans = balance.selected(balance.CELLS, list(balance.PLANS),
+                                    ["D128", "n1024", "gradients16", "any-order"])
+    assert [cell["label"] for cell in cells] == ["d128 n1024 full", "d128 n1024 causal"]
+    assert plans == ["gradients16 no-deterministic"]
+    assert all(c["batch"] * c["tokens"] * c["heads"] * c["head_dim"] == 32768 * 2048
+               for c in balance.CELLS)  # fmt: skip
+
+
+# ---- a run, with processes that only say numbers -------------------------------------------------
+
+
+STAND_IN = '''
+import json, os, sys
+job = json.loads(sys.stdin.readline())
+stretched = os.environ["SAGEBWD_TEMPLATE_DIR"] != {templates!r}
+def say(**what): print(json.dumps(what), flush=True)
+print("a line of a library")
+kernel = dict(tile="mma 64x128 w4 s1 b2", threads=128, registers=155, spill_bytes=0,
+              shared_bytes=21504)
+for cell in job["cells"]:
+    for plan in job["plans"]:
+        say(event="compiled", done=1, total=1, plan=plan, head_dim=cell["head_dim"],
+            causal=cell["causal"],
+            about=dict(precision=plan.split()[0], deterministic="no-" not in plan,
+                       dp_half_sums=False),
+            kernels=dict(forward=kernel, backward_dq=kernel, backward_dkv=kernel))
+say(event="ready")
+plain = json.loads(sys.stdin.readline())
+assert (plain is not None) == stretched
+{dies}
+rates = dict(mma_s8=6000, mma_u8=6000, mma_bf16=3000)
+multiples = dict(mma_s8=3, mma_u8=3, mma_bf16=6)
+rates = dict((name, dict(per_clock=rate / (multiples[name] if stretched else 1), clock_ghz=2.0))
+             for name, rate in rates.items())
+say(event="here", sms=100, gpu="H100", rates=rates, memory_gbs=2520.0)
+def timing(ms): return dict(median_ms=ms, mad_ms=0.0, samples=1)
+for cell in job["cells"]:
+    for plan in job["plans"]:
+        one = dict(cell=cell["label"], plan=plan)
+        if not stretched:
+            say(event="result", results=dict(O="0"), **one)
+        elif plan == "gradients16" or plain[cell["label"]][plan] != dict(O="0"):
+            say(event="result", error="RuntimeError: dQ is not that of the plain kernels", **one)
+        else:
+            say(event="result", passes=dict(
+                forward=dict(quantize=timing(0.4), forward=timing(10.0)),
+                backward=dict(quantize=timing(0.4), backward_dkv=timing(30.0),
+                              backward_dq=timing(20.0))), **one)
+say(event="end", rates=rates)
+'''
+
+
+@pytest.fixture
+def hopper(tmp_path, monkeypatch):
+    """A machine with an H100 on which processes say what STAND_IN says."""
+    def with_script(dies=""):
+        script = tmp_path / "stand_in.py"
+        script.write_text(STAND_IN.format(templates=str(stretch.TEMPLATES), dies=dies))
+        monkeypatch.setattr(balance_process, "SCRIPT", script)
+        return tmp_path / "balance.json"
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(balance, "Record", lambda path, **more: _record(path, more, monkeypatch))
+    monkeypatch.setenv("SAGEBWD_TEMPLATE_DIR", "")
+    return with_script
+
+
+def _record(path, more, monkeypatch):
+    from harness import Record
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # for the record's head
+    return Record(path, **more)
+
+
+def test_a_whole_run_and_its_table_and_picture(hopper, capsys, tmp_path):
+    out = hopper()
+    assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model", "--plans",
+                         "six-of-seven", "six-of-seven no-deterministic"]) == 0  # fmt: skip
+    record = json.loads(out.read_text())
+    assert record["status"] == "finished" and record["passed"]
+    (gpu,) = record["gpus"]
+    assert gpu["factors"] == {"int8": 3, "bits16": 6, "bits16_half": 3}
+    assert gpu["stretched_rates"] == {"mma_s8": 3.0, "mma_u8": 3.0, "mma_bf16": 6.0}
+    assert gpu["here"] == {"sms": 100, "clock_ghz": 2.0, "memory_gbs": 2520.0,
+                           "clock_ghz_after": 2.0, "steady": True}
+    assert len(record["rows"]) == 8 * 2
+    row = record["rows"][0]
+    assert (row["head_dim"], row["tokens"], row["plan"]) == (64, 8192, "six-of-seven")
+    assert row["predicted"]["forward"]["attention_ms"] == 5.5115  # as done by hand above
+    assert row["published"]["paper"] == 260 and row["kernels"]["forward"]["blocks_of_sm"] == 3
+    assert "RTX 4090      D64  N8192" in capsys.readouterr().out
+    lines = tables.predicted(record)
+    assert lines[0] == "| predicted | D64 | D64 causal | D128 | D128 causal |"
+    # 3.5 x 2199.02 / (0.93 x 165.15) = 50.11 ms; ours 5.5115 + 27.557 + 2 x 1.0.
+    # A causal mask halves what FlashAttention-2 needs, and the stand-in says the same times.
+    assert lines[2] == "| RTX 4090 | 1.43x | 0.71x | 1.43x | 0.71x |"
+    assert lines[3] == "| RTX 4090, `deterministic=False` | 1.43x | 0.71x | 1.43x | 0.71x |"
+    assert len(lines) == 4
+    pytest.importorskip("matplotlib")
+    assert plot.plot_balance(out).read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_results_fail_the_record_and_have_no_times(hopper, capsys):
+    out = hopper()
+    assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model"]) == 1
+    record = json.loads(out.read_text())
+    wrong = [row for row in record["rows"] if not row["correct"]]
+    assert not record["passed"] and {row["plan"] for row in wrong} == {"gradients16"}
+    assert all("predicted" not in row and "dQ is not" in row["error"] for row in wrong)
+    record["rows"] = [row for row in record["rows"] if row["plan"] != "six-of-seven"]
+    for row in wrong:
+        row["plan"] = "six-of-seven"
+    with pytest.raises(SystemExit, match="dQ is not that of the plain kernels"):
+        tables.predicted(record)
+
+
+def test_a_process_that_dies_says_why(hopper, capsys):
+    out = hopper("sys.exit('out of memory')")
+    assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model", "--quick"]) == 1
+    assert "ended with 1: out of memory" in capsys.readouterr().err
+    assert json.loads(out.read_text())["failures"][0]["gpu"] == "RTX 4090"
+
+
+def test_why_there_is_no_static_model_is_recorded(tmp_path):
+    options = balance.argparse.Namespace(model=True, nvdisasm=tmp_path, program=tmp_path / "none")
+    assert balance.model_of(GEFORCE, [CELL], ["dv16"], options) == (
+        [], "no none: build it (./run build), or name it with --tool")  # fmt: skip
+    options.nvdisasm = None
+    assert balance.model_of(GEFORCE, [CELL], ["dv16"], options)[1].startswith("no nvdisasm")
+    options.model = False
+    assert balance.model_of(GEFORCE, [CELL], ["dv16"], options) == ([], "not asked for")
+    assert GPUS[0] is named("a100")
