@@ -28,6 +28,7 @@ CHOICES = {
     "rotate": (True, False),
     "group_kv": (64, 128),
     "family": ("", "mma"),  # '' means the GPU's own family
+    "dp_sums": ("fp32", "fp16"),
     PLAN: (*itertools.product(PRECISIONS, (True, False), ("fp32",)),
            ("gradients16", False, "fp16")),
     # window: 'left' has a bound on the left, and perhaps one on the right; 'right' has only that.
@@ -53,6 +54,8 @@ def is_built(spec: dict) -> bool:
         return False
     if (spec["family"] and spec["precision"] == "qk16" and spec["granularity"] == "block"
             and spec["head_dim"] > 128):  # there are not enough registers  # fmt: skip
+        return False
+    if spec["dp_sums"] == "fp16" and spec["family"] != "mma":  # sm_90a's own kernels have none
         return False
     # Only a kernel of sm_90a sums dQ in FP16, up to 128 channels.
     return spec["dq_sums"] == "fp32" or (

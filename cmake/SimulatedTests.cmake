@@ -67,7 +67,7 @@ simulated_cases(near_exact Gpu/Numerics.NearExactAndEmulated
   Mma_D64_bf16_Dv16 Fused_D64_fp16_Qk16_Unsmoothed Ordered_D64_bf16_TopLeft
   FusedWs_D64_bf16 FusedWs_D64_bf16_Block_BottomRight Fp16Sums_D64_fp16_TopLeft_Unsmoothed
   Wgmma8Warps_D64_bf16_Row128 Wgmma_D64_fp16_Row SmoothQ_D64_bf16_Row_TopLeft
-  SmoothQ_D64_bf16_Gradients16 Packed_D64_bf16_TopLeft)
+  SmoothQ_D64_bf16_Gradients16 Packed_D64_bf16_TopLeft HalfDp_D64_bf16)
 simulated_test(Numerics "${near_exact}" SIMULATOR_SEED=4)
 # Cases whose kernels have every value of every constant (lengths_test.cpp).
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources}/lengths.txt)
@@ -80,7 +80,8 @@ endforeach()
 simulated_cases(blind_rows Gpu/BlindRows.*
   D128_fp16_Row_BottomRight D128_bf16_Block_Qk16_BottomRight Mma_D128_fp16_Qk16_BottomRight
   Fused_D64_bf16_BottomRight_4Warps FusedWs_D64_bf16_Block_BottomRight
-  Fp16Sums_D128_bf16_BottomRight_NoSink D256_bf16_Row_BottomRight_NoSink)
+  Fp16Sums_D128_bf16_BottomRight_NoSink HalfDp_D128_bf16_BottomRight_NoSink
+  D256_bf16_Row_BottomRight_NoSink)
 simulated_test(BlindRows "${blind_rows}" SIMULATOR_SEED=2)
 simulated_test(GroupedQueries "Gpu/SomeNumerics.GroupedQueries/D128_bf16_Row")
 # The pre-passes take the gradient of lse into rows: each family and copy, and the mean put back.
@@ -107,8 +108,12 @@ simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64_fp16_
 Gpu/Zeros.*/Mma_D128_bf16_Block;Gpu/Zeros.*/SmoothQ_D64*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*Unsmoothed*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
-Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*")
+Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*;\
+Gpu/NonFinite.*/HalfDp_D64_bf16;Gpu/NonFinite.*/HalfDp_Fused_D64_bf16_TopLeft")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
+simulated_test(BitsOfHalfDp "Gpu/BitsOfHalfDp.*" SIMULATOR_SEED=7)
+simulated_test(HalfDp "Gpu/HalfDp*.*;Gpu/ValueDim.*/HalfDp*;\
+Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp*")
 simulated_test(DpStart "Gpu/DpStart.*" SIMULATOR_SEED=6)
 simulated_test(Tiles "Gpu/AnyTile.*/D64_TopLeft")
 simulated_test(SharedKernels "OnGpu.WindowsOfAllSizesHaveOneSetOfKernels")

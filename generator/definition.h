@@ -55,6 +55,7 @@ struct KernelDefinition {
   /// share one kernel.
   void (*narrow)(AttentionSpec&);
   std::vector<Field> fields;             ///< of the kernel's Params struct, in order
+  std::vector<Field> half_fields = {};   ///< used instead if dP is summed in FP16; empty: `fields`
   std::string_view root_template;        ///< a path under templates/; it includes all other files
   std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
   void (*configure)(Configuration&, const KernelSpec&);

@@ -20,9 +20,9 @@ const std::string kConfiguration =
     "//===- configuration.cuh - What this kernel is specialised by --------------===//\n"
     "#include \"base.cuh\"\n\n";
 
-std::string params_struct(const KernelDefinition& definition) {
+std::string params_struct(const KernelSpec& k) {
   std::string text = "struct Params {\n";
-  for (const Field& field : definition.fields)
+  for (const Field& field : fields_of(k))
     text += "  " + std::string(type_of(field.operand)) + " " + std::string(field.name) + ";\n";
   return text + "};\n";
 }
@@ -59,10 +59,12 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
                 "#pragma nv_diag_suppress 177 // not every kernel uses every constant\n\n" +
                 expanded(root_template_of(k), [&](std::string_view path) {
                   if (path == "configuration.cuh")
-                    return kConfiguration + c.text() + "\n" + params_struct(definition);
+                    return kConfiguration + c.text() + "\n" + params_struct(k);
                   if (path == "tile/family.cuh")
                     return std::string("#include \"tile/products_") +
                            (k.tile.family == Family::mma ? "mma" : "wgmma") + ".cuh\"\n";
+                  if (path == "tile/dp_sums.cuh" && sums_dp_in_fp16(k.attention))
+                    return templates("tile/dp_sums16.cuh");
                   return templates(path);
                 });
   const std::string placeholder = "KERNEL(";

@@ -102,6 +102,12 @@ std::vector<Field> fields_named(std::initializer_list<Operand> operands) {
   return fields;
 }
 
+std::vector<Field> fields_and(std::vector<Field> fields, std::initializer_list<Operand> more) {
+  for (Operand operand : more)
+    fields.push_back({name_of(operand), operand});
+  return fields;
+}
+
 void set(OperandValues& values, Operand operand, float value) {
   set(values, operand, uint64_t{std::bit_cast<uint32_t>(value)});
 }

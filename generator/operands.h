@@ -70,6 +70,7 @@ namespace sagebwd {
   X(sink_partial, "float*")                                                                        \
   X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*") X(dq_turns, "u32*")          \
   X(key_range, "float*") X(dq_factor, "bf16*")                                                     \
+  X(value_range, "float*") X(half_v, "fp16*") X(half_dout, "fp16*") X(dp_factor, "float*")         \
   /* the caller's */                                                                               \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \
   SAGEBWD_SIZES(X)
@@ -125,6 +126,8 @@ struct Field {
 /// Fields with the names of these operands, each tensor followed by its strides, and behind them
 /// the sizes and the packing tensors.
 std::vector<Field> fields_named(std::initializer_list<Operand>);
+/// These fields, and behind them fields with the names of these operands, which have no strides.
+std::vector<Field> fields_and(std::vector<Field>, std::initializer_list<Operand>);
 
 /// The operand of a tensor's batch stride. The next two operands are the head and token strides.
 /// Operand::count for an operand without strides.

@@ -60,7 +60,28 @@ std::vector<KernelSpec> each_once(const std::vector<KernelSpec>& kernels) {
 
 Operation::Operation(const ResolvedSpec& spec, const Arch& arch, const Tiles& given)
     : spec_(spec), arch_(arch), given_(given), fused_tile_(tile_of_fused(spec, arch, given)),
-      built_(built_from(spec, arch, fused(), !given.empty())) {}
+      built_(built_from(spec, arch, fused(), !given.empty())) {
+  if (sums_dp_in_fp16(spec) && arch.name == "sm_90a")
+    check_dp_sums();
+}
+
+void Operation::check_dp_sums() const {
+  AttentionSpec with_fp32 = spec_; // every family has tiles for it
+  with_fp32.dp_sums = DpSums::fp32;
+  for (KernelKind kind : launch_order(Pass::backward, built_)) {
+    const auto given = given_.find(kind);
+    const TileConfig tile = kind == KernelKind::backward ? *fused_tile_
+                            : given != given_.end()      ? given->second
+                                                         : default_tile(kind, with_fp32, arch_);
+    if (definition_of(kind).tiling && tile.family != Family::mma)
+      throw SpecError("dp_sums = " + value_text(spec_->dp_sums) + " is not supported on " +
+                      std::string(arch_.name) + (given_.empty() ? "" : " with these tiles") + ": " +
+                      std::string(to_string(kind)) + " is of the family '" +
+                      value_text(tile.family) + "' there; the family '" + value_text(Family::mma) +
+                      "' has it, which all other GPUs have by default: give tiles of that family "
+                      "for the backward, or leave dp_sums out for fp32");
+  }
+}
 
 TileConfig Operation::tile_of(KernelKind kind) const {
   if (kind == KernelKind::backward)
@@ -71,9 +92,10 @@ TileConfig Operation::tile_of(KernelKind kind) const {
 
 std::vector<KernelSpec> Operation::kernels(Pass pass) const {
   AttentionSpec seen = built_;
-  if (pass == Pass::forward) { // no kernel of the forward depends on how dQ is summed
+  if (pass == Pass::forward) { // no kernel of the forward depends on how dQ and dP are summed
     seen.deterministic = true;
     seen.dq_sums = DqSums::fp32;
+    seen.dp_sums = DpSums::fp32;
     seen.gradient_kernels = Backward::either;
   }
   std::vector<KernelSpec> kernels;

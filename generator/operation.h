@@ -20,7 +20,7 @@ public:
   /// of backward_dq or backward_dkv makes the backward split. If none of the three is given,
   /// the spec's gradient_kernels decide or, if they say `any`, default_fused_tile(). Raises
   /// SpecError if given tiles contradict the spec, if no tile of a fused backward fits, or if the
-  /// resulting backward cannot sum dQ in the format that the spec asks for.
+  /// resulting backward cannot sum dQ or dP in the format that the spec asks for.
   Operation(const ResolvedSpec&, const Arch&, const Tiles& given = {});
 
   /// The spec that the caller asked for.
@@ -43,6 +43,7 @@ public:
 
 private:
   TileConfig tile_of(KernelKind) const;
+  void check_dp_sums() const;
 
   ResolvedSpec spec_;
   Arch arch_;

@@ -53,6 +53,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   const bool backward = pass == Pass::backward;
   const Int8Products int8 = which_int8(s.precision);
   const bool dq_in_fp16 = backward && sums_dq_in_fp16(s);
+  const bool dp_in_fp16 = backward && sums_dp_in_fp16(s);
   std::vector<Buffer> buffers;
   const auto add = [&](Operand operand, std::initializer_list<int64_t> factors) {
     buffers.push_back({operand, bytes_of(factors)});
@@ -63,13 +64,19 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(copy, {heads, tokens, d});
     add(scales, {heads, units, kChannelVectors, d, 4});
   };
-  if ((s.smooth_k && (int8.s || backward)) || dq_in_fp16) {
+  if ((s.smooth_k && (int8.s || backward)) || dq_in_fp16 || dp_in_fp16) {
     add(O::k_partial, {heads_k, mean_chunks(s, p), d, 4});
     add(O::k_mean, {p.batch, p.heads_kv, d, 4});
   }
   if (dq_in_fp16) {
     add(O::key_range, {heads_k, mean_chunks(s, p), 2 * d + 1, 4});
     add(O::dq_factor, {heads_q, tokens_q, 2});
+  }
+  if (dp_in_fp16) {
+    add(O::value_range, {heads_k, mean_chunks(s, p), 3 * d, 4});
+    add(O::half_v, {heads_k, tokens_k, d, 2});
+    add(O::half_dout, {heads_q, tokens_q, d, 2});
+    add(O::dp_factor, {heads_q, tokens_q, 4});
   }
   if (s.smooth_q) {
     add(O::q_mean, {heads_q, units_q, d, 4});
@@ -97,11 +104,12 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::dq_sum, {heads_q, tokens_q, d, dq_in_fp16 ? 2 : 4});
   if (is_fused(s) && orders_dq(s))
     add(O::dq_turns, {1 + heads_q * (tokens_q / kPadding), 4});
-  if (scales_dout(s) || s.packed)
+  const bool for_bulk_copies = s.packed && !dp_in_fp16; // of the caller's rows
+  if ((scales_dout(s) && !dp_in_fp16) || for_bulk_copies)
     add(O::dout_rows, {heads_q, tokens_q, d, 2});
-  if (s.packed) // bulk copies read these rows, and not the caller's tensors
+  if (for_bulk_copies)
     add(O::v_rows, {heads_k, tokens_k, d, 2});
-  if (s.packed && !int8.dk)
+  if (for_bulk_copies && !int8.dk)
     add(O::query_rows, {heads_q, tokens_q, d, 2});
   if (s.sink_keys > 0)
     add(O::sink_partial, {heads_q, units_q, 2, d, 4});
@@ -135,11 +143,15 @@ std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
 
 namespace {
 
+bool has_field(const std::vector<Field>& fields, Operand operand) {
+  return std::any_of(fields.begin(), fields.end(),
+                     [&](const Field& field) { return field.operand == operand; });
+}
+
 /// Whether the kernel has the operand in any family.
 bool takes(KernelKind kind, Operand operand) {
   const auto among = [&](const KernelDefinition& definition) {
-    return std::any_of(definition.fields.begin(), definition.fields.end(),
-                       [&](const Field& field) { return field.operand == operand; });
+    return has_field(definition.fields, operand) || has_field(definition.half_fields, operand);
   };
   const std::vector<Family> families = families_of(kind);
   return families.empty() ? among(definition_of(kind))
@@ -253,7 +265,11 @@ TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
   return shape;
 }
 
-const std::vector<Field>& fields_of(const KernelSpec& k) { return definition_of(k).fields; }
+const std::vector<Field>& fields_of(const KernelSpec& k) {
+  const KernelDefinition& definition = definition_of(k);
+  return sums_dp_in_fp16(k.attention) && !definition.half_fields.empty() ? definition.half_fields
+                                                                         : definition.fields;
+}
 
 void check(const ResolvedSpec& spec, const Problem& p) {
   const auto named = [](std::string_view name, int64_t value) {

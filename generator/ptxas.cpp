@@ -73,6 +73,23 @@ std::vector<PtxasRow> rows() {
       {"dkv-wide", dkv, mma, [](Spec k) { return !narrow(k); }, kLevel1,
        "the template's order is faster and spills least"},
       {"dkv-more", dkv, mma, asks_for_more, kLevel1, "spills from level 2 on"},
+      {"fused-half-dp",
+       {Kind::backward},
+       mma,
+       [](Spec k) {
+         return sums_dp_in_fp16(k.attention) && which_int8(k.attention.precision).dq;
+       },
+       kFewest,
+       "up to 16 bytes spill under a mask otherwise"},
+      {"dkv-half-dp",
+       {Kind::backward_dkv},
+       mma,
+       [](Spec k) {
+         return narrow(k) && sums_dp_in_fp16(k.attention) && has_scores16(k) &&
+                grouping_of(k.attention.granularity).one_scale && consumer_blackwell(k);
+       },
+       kLevel1,
+       "16 bytes spill otherwise"},
       {"dkv-sm_103-block", dkv, mma,
        [](Spec k) {
          return k.arch.name == "sm_103" && grouping_of(k.attention.granularity).one_scale;

@@ -86,6 +86,9 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
     return "1 to " + std::to_string(kMostBlocks) + " blocks per SM are supported";
   if (std::string why = objection_of_family(s, t.family); !why.empty())
     return why;
+  if (sums_dp_in_fp16(s) && tiling.pass == Pass::backward && t.family != Family::mma)
+    return "dp_sums '" + value_text(s.dp_sums) + "' is built by the family '" +
+           value_text(Family::mma) + "' alone";
   if (std::string why = tiling.objection(s, t); !why.empty())
     return why;
   if (const int bytes = shared_bytes(kind, s, t); bytes > arch.max_shared_bytes)

@@ -268,6 +268,11 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     value_text(Precision::gradients16) + "' and a head dimension of at most " +
                     std::to_string(kWidestFused) + "; leave dq_sums out for fp32");
   }
+  if (sums_dp_in_fp16(spec) && sums_dq_in_fp16(spec))
+    throw SpecError("dp_sums = " + value_text(spec.dp_sums) +
+                    " is not supported with dq_sums = " + value_text(spec.dq_sums) +
+                    ", which only the family 'ws' of sm_90a has, while dp_sums has the family "
+                    "'mma': leave one of the two out for fp32");
   if (sums_dq_in_fp16(spec) && spec.gradient_kernels == Backward::split)
     throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
                     "gradient_kernels = " + value_text(spec.gradient_kernels) +

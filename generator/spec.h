@@ -31,6 +31,9 @@ enum class DqSums { fp32, fp16 };
 /// Which kernels form the gradients. `split`: dQ has a kernel of its own. `fused`: one kernel forms
 /// dQ, dK and dV, so that S and dP are formed once. `either`: what is faster on the architecture.
 enum class Backward { either, split, fused };
+/// The format in which tensor cores sum dP = dO V^T. `fp16`: V less its mean, and dO, become FP16
+/// times powers of two, chosen so that no finite input overflows (templates/tile/dp_sums16.cuh).
+enum class DpSums { fp32, fp16 };
 
 template <> struct Words<DType> {
   static constexpr std::string_view what = "dtype";
@@ -61,6 +64,11 @@ template <> struct Words<DqSums> {
   static constexpr std::string_view what = "format of dQ's sums";
   static constexpr std::pair<DqSums, std::string_view> all[] = {{DqSums::fp32, "fp32"},
                                                                 {DqSums::fp16, "fp16"}};
+};
+template <> struct Words<DpSums> {
+  static constexpr std::string_view what = "format of dP's sums";
+  static constexpr std::pair<DpSums, std::string_view> all[] = {{DpSums::fp32, "fp32"},
+                                                                {DpSums::fp16, "fp16"}};
 };
 
 template <> struct Words<Backward> {
@@ -138,6 +146,7 @@ struct AttentionSpec {
   int window_right = kNoWindow; ///< the most keys that a query sees behind its own
   bool packed = false;   ///< sequences of several lengths lie one behind the other in a tensor
   bool smooth_q = false; ///< the mean of each unit of queries is subtracted before quantisation
+  DpSums dp_sums = DpSums::fp32;
   int numerics = kNumerics;
 
   bool operator==(const AttentionSpec&) const = default;
@@ -168,6 +177,8 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"dq_sums", " dq_sums=", "format in which one kernel for all gradients sums dQ",
               /*quiet=*/true},
         s.dq_sums);
+  visit(Label{"dp_sums", " dp_sums=", "format in which tensor cores sum dP", /*quiet=*/true},
+        s.dp_sums);
   visit(Label{"gradient_kernels", " gradient_kernels=",
               "which kernels form the gradients: one for all, or one for dQ and one for dK and dV",
               /*quiet=*/true},
@@ -239,6 +250,8 @@ template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& 
 
 /// Whether dQ is summed in FP16, with one factor per query.
 inline bool sums_dq_in_fp16(const AttentionSpec& s) { return s.dq_sums == DqSums::fp16; }
+/// Whether dP is summed in FP16, from copies of V and dO.
+inline bool sums_dp_in_fp16(const AttentionSpec& s) { return s.dp_sums == DpSums::fp16; }
 
 /// The fields that describe tensors, for kernels that depend on no other field.
 inline AttentionSpec without_numerics(const AttentionSpec& s) {

@@ -7,10 +7,11 @@ namespace attention {
 
 void narrow(AttentionSpec& s) {
   const AttentionSpec plain;
-  // Only the kernels of a fused backward depend on the first two fields; their narrow() restores
-  // them. The third one decides which kernels there are.
+  // Only the kernels of a fused backward depend on the first two fields, and only those that form
+  // dP on the third; their narrow() restores them. The fourth one decides which kernels there are.
   s.deterministic = plain.deterministic;
   s.dq_sums = plain.dq_sums;
+  s.dp_sums = plain.dp_sums;
   s.gradient_kernels = plain.gradient_kernels;
   if (scores16(s)) // only Q and K for INT8 scores are rotated
     s.rotate = plain.rotate;

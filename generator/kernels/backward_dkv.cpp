@@ -20,7 +20,7 @@ namespace sagebwd::attention {
 namespace {
 
 template <bool WITH_DQ> int bytes_of_dkv(const AttentionSpec& s, const TileConfig& t) {
-  return BackwardDkvLayout(shape_of(s, t), WITH_DQ).total;
+  return BackwardDkvLayout(shape_of(s, t), WITH_DQ, sums_dp_in_fp16(s)).total;
 }
 // A thread holds dK and dV, and beside them first a tile's P and dP, then dS, P in 8 bits and
 // products.
@@ -134,8 +134,11 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
                                                     (s.sink_keys == 0 || masked || s.packed);
   const bool fused_in_int8 =
       k.kind == KernelKind::backward && k.tile.family == Family::mma && which_int8(s.precision).dq;
-  configure_operands(c, k, /*score_rows_in_registers=*/fused_in_int8 && !scores16(s),
-                     halved && !fused_in_int8 ? steps / 2 : steps);
+  // On sm_86 and sm_89 the fused kernel spills 20 bytes if FP16 sums of dP are unrolled fully.
+  const int unroll = fused_in_int8 ? (sums_dp_in_fp16(s) && wide(s) ? steps / 4 : steps)
+                     : halved      ? steps / 2
+                                   : steps;
+  configure_operands(c, k, /*score_rows_in_registers=*/fused_in_int8 && !scores16(s), unroll);
   // LEAN_COPIES leaves registers free, which ptxas needs for wgmma's accumulators. With mma.sync
   // ptxas makes worse code from lean copies, except on consumer Blackwell and, in the fused kernel
   // of 16-bit gradients, on every Blackwell.
@@ -145,9 +148,14 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) ? lean : spills_else));
 }
 
+void narrow_dkv(AttentionSpec& s) {
+  const DpSums given = s.dp_sums;
+  narrow(s);
+  s.dp_sums = given;
+}
 void narrow_fused(AttentionSpec& s) {
   const AttentionSpec given = s;
-  narrow(s);
+  narrow_dkv(s);
   if (!orders_dq(s)) // else it does so for everybody
     s.deterministic = given.deterministic;
   s.dq_sums = given.dq_sums;
@@ -176,19 +184,20 @@ void configure_round_dq(Configuration& c, const KernelSpec& k) {
 } // namespace
 
 KernelDefinition backward_dkv(Family family) {
+  const std::vector<Field> fields = fields_named(
+      {O::q,      O::k,          O::v,         O::dout,         O::dk,          O::dv,
+       O::q8,     O::q_rows,     O::k8,        O::k8_scale,     O::qt8,         O::qt8_scale,
+       O::dot8,   O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max,  O::tile_ds_max,
+       O::k_rows, O::kt8,        O::kt8_scale, O::dq_sum,       O::mean_scores, O::q_mean});
   return {
       .kind = KernelKind::backward_dkv,
       .of = Backward::split,
       .family = family,
       .differs_by_pass = false,
       .needed = in_backward,
-      .narrow = narrow,
-      .fields = fields_named(
-          {O::q,       O::k,          O::v,         O::dout,         O::dk,          O::dv,
-           O::q8,      O::q_rows,     O::k8,        O::k8_scale,     O::qt8,         O::qt8_scale,
-           O::dot8,    O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max,  O::tile_ds_max,
-           O::k_rows,  O::kt8,        O::kt8_scale, O::dq_sum,       O::mean_scores, O::q_mean,
-           O::dq_turns}),
+      .narrow = narrow_dkv,
+      .fields = fields,
+      .half_fields = fields_and(fields, {O::half_v, O::half_dout, O::dp_factor}),
       .root_template = "kernels/backward_dkv.cuh",
       .configure = configure_dkv,
       .threads = threads,
@@ -199,6 +208,7 @@ KernelDefinition backward_dkv(Family family) {
 
 KernelDefinition backward_dkv_ws() {
   KernelDefinition specialised = backward_dkv(Family::ws);
+  specialised.half_fields.clear();
   specialised.fields =
       fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::qt8, O::qt8_scale,
                     O::dot8, O::dot8_scale, O::dout_rows, O::q_map, O::v_map, O::dout_map,
@@ -227,6 +237,8 @@ KernelDefinition backward(Family family) {
   fused.kind = KernelKind::backward;
   fused.of = Backward::fused;
   fused.narrow = narrow_fused;
+  fused.fields = fields_and(fused.fields, {O::dq_turns});
+  fused.half_fields = fields_and(fused.half_fields, {O::dq_turns});
   fused.root_template = "kernels/backward_fused.cuh";
   fused.root_template16 = "kernels/backward_dkv.cuh";
   fused.tiling = &kBackward;

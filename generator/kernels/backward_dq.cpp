@@ -14,7 +14,9 @@ namespace {
 /// The kernel depends on the formats of S and of dQ's product, and on which dO it reads. Under
 /// `block` that is always the caller's dO, so that dv16 and six_of_seven share a kernel.
 void narrow_dq(AttentionSpec& s) {
+  const DpSums given = s.dp_sums;
   narrow(s);
+  s.dp_sums = given;
   if (blockwise(s) && s.precision == Precision::dv16)
     s.precision = Precision::six_of_seven;
 }
@@ -138,6 +140,10 @@ void configure_dq_ws(Configuration& c, const KernelSpec& k) {
 } // namespace
 
 KernelDefinition backward_dq(Family family) {
+  const std::vector<Field> fields =
+      fields_named({O::q, O::k, O::v, O::dout, O::dq, O::dlse, O::k_mean, O::q8, O::q_rows, O::k8,
+                    O::k8_scale, O::kt8, O::kt8_scale, O::dout_rows, O::k_rows, O::tile_p_max,
+                    O::tile_ds_max, O::mean_scores});
   return {
       .kind = KernelKind::backward_dq,
       .of = Backward::split,
@@ -145,9 +151,8 @@ KernelDefinition backward_dq(Family family) {
       .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow_dq,
-      .fields = fields_named({O::q, O::k, O::v, O::dout, O::dq, O::dlse, O::k_mean, O::q8,
-                              O::q_rows, O::k8, O::k8_scale, O::kt8, O::kt8_scale, O::dout_rows,
-                              O::k_rows, O::tile_p_max, O::tile_ds_max, O::mean_scores}),
+      .fields = fields,
+      .half_fields = fields_and(fields, {O::half_v, O::half_dout, O::dp_factor}),
       .root_template = "kernels/backward_dq.cuh",
       .configure = configure_dq,
       .threads = threads,
@@ -158,6 +163,7 @@ KernelDefinition backward_dq(Family family) {
 
 KernelDefinition backward_dq_ws() {
   KernelDefinition specialised = backward_dq(Family::ws);
+  specialised.half_fields.clear();
   specialised.fields =
       fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q8, O::q_rows, O::k8, O::k8_scale, O::kt8,
                     O::kt8_scale, O::dout_rows, O::k_rows, O::v_rows, O::v_map, O::dout_map});

@@ -40,6 +40,7 @@ const Tiling& tiling() {
 KernelDefinition backward_ws() {
   KernelDefinition specialised = backward(Family::ws);
   static const auto configure_fused = specialised.configure;
+  specialised.half_fields.clear();
   specialised.fields = fields_named({O::dk, O::dv, O::q8, O::q_rows, O::k8, O::k8_scale, O::k_rows,
                                      O::sink_partial, O::dq_sum, O::dq_factor, O::q_map, O::v_map,
                                      O::dout_map, O::v_rows, O::dout_rows, O::query_rows});

@@ -8,18 +8,20 @@ namespace {
 using O = Operand;
 
 /// The mean is subtracted in the copies of K, for S and, transposed, for dQ. FP16 sums of dQ need
-/// the ranges of keys and values, which this kernel finds.
+/// the ranges of keys and values, which this kernel finds, and FP16 sums of dP those of values and
+/// their mean.
 bool needed(Pass pass, const AttentionSpec& s) {
   const bool backward = pass == Pass::backward;
   return (s.smooth_k && (which_int8(s.precision).s || backward)) ||
-         (backward && sums_dq_in_fp16(s));
+         (backward && (sums_dq_in_fp16(s) || sums_dp_in_fp16(s)));
 }
 
 /// The kernel is the same in both passes and under every option, except that it also finds ranges
-/// if dQ is summed in FP16.
+/// if dQ or dP is summed in FP16.
 void narrow(AttentionSpec& s) {
   const AttentionSpec given = s;
   s = without_numerics(s);
+  s.dp_sums = given.dp_sums;
   if (sums_dq_in_fp16(given)) // with the other fields that FP16 sums need
     s.dq_sums = given.dq_sums, s.precision = given.precision, s.deterministic = false;
 }
@@ -39,6 +41,7 @@ std::vector<KernelDefinition> key_mean_kernels() {
       .needed = needed,
       .narrow = narrow,
       .fields = fields_named({O::k, O::v, O::k_partial, O::key_range}),
+      .half_fields = fields_named({O::k, O::v, O::k_partial, O::key_range, O::value_range}),
       .root_template = "kernels/key_mean.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },
@@ -48,7 +51,8 @@ std::vector<KernelDefinition> key_mean_kernels() {
       },
       .idle =
           [](const KernelSpec& k, const OperandValues& values) {
-            return get(values, O::given_k_mean) != 0 && !sums_dq_in_fp16(k.attention);
+            return get(values, O::given_k_mean) != 0 && !sums_dq_in_fp16(k.attention) &&
+                   !sums_dp_in_fp16(k.attention);
           },
   }};
 }

@@ -31,11 +31,16 @@ int key_tokens(const KernelSpec& k) { return channel_tokens_kv(k.attention); }
 
 /// Whether the kernel copies rows of packed sequences into tiles, which bulk copies then read.
 bool copies_rows(const KernelSpec& k) {
-  return k.pass == Pass::backward && k.attention.packed && k.arch.major == 9;
+  return k.pass == Pass::backward && k.attention.packed && k.arch.major == 9 &&
+         !sums_dp_in_fp16(k.attention);
+}
+/// Whether the kernel copies V, so that blocks for values are needed.
+bool copies_values(const KernelSpec& k) {
+  return copies_rows(k) || (k.pass == Pass::backward && sums_dp_in_fp16(k.attention));
 }
 /// The number of tensors of keys that have copies: K and V, or one of the two.
 int key_roles(const KernelSpec& k) {
-  return k.pass == Pass::backward ? 1 + copies_rows(k) : 1 + which_int8(k.attention.precision).s;
+  return k.pass == Pass::backward ? 1 + copies_values(k) : 1 + which_int8(k.attention.precision).s;
 }
 
 /// The most blocks per SM that leave each thread enough registers. With one block more, some
@@ -43,9 +48,10 @@ int key_roles(const KernelSpec& k) {
 int blocks_per_sm(const KernelSpec& k) {
   const Int8Products int8 = which_int8(k.attention.precision);
   const bool wide = width(k.attention) > 64, backward = k.pass == Pass::backward;
-  const bool unrotated = int8.s && !k.attention.rotate;
+  const bool unrotated = int8.s && !k.attention.rotate, half_dp = sums_dp_in_fp16(k.attention);
   const bool tight = backward && (k.arch.major >= 10 || (int8.s && int8.dk && !int8.dv) ||
-                                  (!wide && (unrotated || !int8.s || k.attention.packed)));
+                                  (!wide && (unrotated || !int8.s || k.attention.packed ||
+                                             (half_dp && k.attention.smooth_q))));
   return width(k.attention) > kWidestFused ? 1 : (wide ? 2 : 3) - tight;
 }
 
@@ -70,7 +76,7 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("DQ_SUM", backward && is_fused(s));
   c.add("DQ_TURNS", backward && is_fused(s) && orders_dq(s));
   c.add("DQ_SUM16", backward && sums_dq_in_fp16(s));
-  c.add("V_ROWS", copies_rows(k));
+  c.add("V_ROWS", copies_values(k));
   c.add("DOUT_ROWS", copies_rows(k));
   c.add("QUERY_ROWS", copies_rows(k) && !int8.dk);
   c.add("QUERY_TOKENS", query_tokens(k));
@@ -78,6 +84,41 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
   c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
   c.add("BLOCKS_PER_SM", blocks_per_sm(k));
+}
+
+std::vector<Field> fields() {
+  return fields_named({O::q,
+                       O::k,
+                       O::v,
+                       O::out,
+                       O::dout,
+                       O::lse,
+                       O::dlse,
+                       O::k_partial,
+                       O::k_mean,
+                       O::q8,
+                       O::q_rows,
+                       O::k8,
+                       O::k8_scale,
+                       O::vt8,
+                       O::vt8_scale,
+                       O::kt8,
+                       O::qt8,
+                       O::kt8_scale,
+                       O::qt8_scale,
+                       O::dot8,
+                       O::dot8_scale,
+                       O::dout_rows,
+                       O::k_rows,
+                       O::sink_partial,
+                       O::v_rows,
+                       O::query_rows,
+                       O::dq_sum,
+                       O::dq_turns,
+                       O::key_range,
+                       O::dq_factor,
+                       O::given_k_mean,
+                       O::q_mean});
 }
 
 } // namespace
@@ -88,38 +129,8 @@ std::vector<KernelDefinition> quantize_kernels() {
       .differs_by_pass = true,
       .needed = [](Pass, const AttentionSpec&) { return true; },
       .narrow = narrow,
-      .fields = fields_named({O::q,
-                              O::k,
-                              O::v,
-                              O::out,
-                              O::dout,
-                              O::lse,
-                              O::dlse,
-                              O::k_partial,
-                              O::k_mean,
-                              O::q8,
-                              O::q_rows,
-                              O::k8,
-                              O::k8_scale,
-                              O::vt8,
-                              O::vt8_scale,
-                              O::kt8,
-                              O::qt8,
-                              O::kt8_scale,
-                              O::qt8_scale,
-                              O::dot8,
-                              O::dot8_scale,
-                              O::dout_rows,
-                              O::k_rows,
-                              O::sink_partial,
-                              O::v_rows,
-                              O::query_rows,
-                              O::dq_sum,
-                              O::dq_turns,
-                              O::key_range,
-                              O::dq_factor,
-                              O::given_k_mean,
-                              O::q_mean}),
+      .fields = fields(),
+      .half_fields = fields_and(fields(), {O::value_range, O::half_v, O::half_dout, O::dp_factor}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from sagebwd.half_sums import half_dp
 from sagebwd.options import Mask, width_of
 from sagebwd.quantizers import (
     CHANNEL_TOKENS,
@@ -45,6 +46,7 @@ class Rules:
     sink_keys: int  #: 1: the first key is computed separately
     plan: frozenset  #: the INT8 products, of options.PRODUCTS
     dtype: torch.dtype  #: of inputs, outputs and 16-bit operands
+    dp_sums: str  #: the format of dP's sums
     math: torch.dtype  #: of everything between, float32 as in the kernels or float64
 
     @property
@@ -235,8 +237,13 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None):
         scaled = dout * power_of_two(-exponents)
     up, down = power_of_two(exponents), power_of_two(-exponents)
     p = scores.exp2(-(lse - exponents))
-    dp = _dp(scaled.to(low).float(), scores.v, rules)
-    ds = p * (dp - delta * down)
+    if rules.dp_sums == "fp16":
+        dp, of_centre = half_dp(dout, scores.v, exponents, width_of(q.shape[-1]))
+        dp = dp.to(rules.math)
+    else:
+        dp, of_centre = _dp(scaled.to(low).float(), scores.v, rules), torch.zeros_like(delta)
+    ds = p * (dp - (delta - of_centre) * down)
+    dp = dp + of_centre * down
     if scores.visible is not None:
         ds = ds.masked_fill(~scores.visible, 0)
 

@@ -126,6 +126,12 @@ class Options(Mask):
         "'fp16' needs deterministic=False, precision='gradients16', at most 128 channels, and "
         "sm_90a.",
     )
+    dp_sums: str = _option(
+        "fp32",
+        "the format in which tensor cores sum dP: 'fp32', or 'fp16', which GeForce GPUs do at "
+        "twice the rate. Powers of two keep finite inputs from overflowing, and the mean of v is "
+        "subtracted before. Only mma.sync kernels have 'fp16': those of all GPUs except sm_90.",
+    )
     gradient_kernels: str = _option(
         "any",
         "which kernels form the gradients: 'fused', one for all, forms S and dP once; 'split', one "
@@ -317,6 +323,9 @@ def emulated_spec(options, q, k, **more):
     q and k are (B, H, M, D) and (B, Hk, N, D).
     """
     plan = plan_of(options["precision"])
+    if "dp" in plan and options["dp_sums"] == "fp16":
+        raise SpecError("dp_sums='fp16' sums 16-bit products, and precision lists 'dp' among the "
+                        "INT8 products: leave one of the two out")
     options = {**options, "precision": precision_of(plan) or "six-of-seven"}
     return Spec(**with_mask(options, q.shape[2], k.shape[2]), **more), plan
 

@@ -38,7 +38,7 @@ def use(
     *, granularity: Literal["row", "block"] = ..., group_q: int | None = ...,
     group_kv: int | None = ..., sink_keys: int | None = ..., smooth_k: bool = ...,
     smooth_q: bool = ..., rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
-    dq_sums: Literal["fp32", "fp16"] = ...,
+    dq_sums: Literal["fp32", "fp16"] = ..., dp_sums: Literal["fp32", "fp16"] = ...,
     gradient_kernels: Literal["any", "split", "fused"] = ...,
 ) -> None: ...
 """
@@ -131,8 +131,9 @@ PARAMETERS = {
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed"), "int"),
     **dict.fromkeys(("sigma", "key_offset"), "float"),
     "causal": "Causal", "granularity": 'Literal["row", "block"]', "precision": "Precision",
-    "dq_sums": 'Literal["fp32", "fp16"]',
-    "gradient_kernels": 'Literal["any", "split", "fused"]', "dtype": "str | DType", "path": "Path",
+    **dict.fromkeys(("dq_sums", "dp_sums"), 'Literal["fp32", "fp16"]'),
+    "gradient_kernels": 'Literal["any", "split", "fused"]',
+    "dtype": "str | DType", "path": "Path",
     "device": "Device | str | int | None", "arch": "str | None",
     "sizes": "tuple[int, int, int, int, int] | None", "parts": "Iterable[tuple[Tensor, Tensor]]",
     "kernels": "str | Iterable[str]", "tiles": "str | Iterable[str]",

@@ -7,12 +7,14 @@
 //===----------------------------------------------------------------------===//
 #include "runtime/reference/copies.h"
 #include "runtime/reference/gemm.h"
+#include "runtime/reference/half_sums.h"
 #include "runtime/reference/head.h"
 #include "runtime/reference/quantizer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 namespace sagebwd::reference {
 namespace {
@@ -41,7 +43,10 @@ public:
                bool round_outputs)
       : HeadComputation(head), head_(head), spec_(spec), plan_(plan), round_outputs_(round_outputs),
         block_(grouping_of(spec.granularity).one_scale), sinks_(spec.sink_keys),
-        copies_(head, spec, plan) {}
+        copies_(head, spec, plan) {
+    if (head.dout && sums_dp_in_fp16(spec) && !plan.dp)
+      centred_values_.emplace(head.v, head.keys, head.channels, width(spec));
+  }
 
   Panel<float> panel(int64_t first, int64_t rows) override {
     Panel<float> out;
@@ -228,7 +233,12 @@ private:
     for (int64_t i = 0; i < rows; ++i)
       out.delta[i] = dot(dout + i * d, o + i * d, d) - dlse(out.first + i);
     out.dp.resize(rows * n);
-    if (plan_.dp) {
+    std::vector<float> of_centre(rows, 0.0f); // what dP lacks
+    if (centred_values_) {
+      for (int64_t i = 0; i < rows; ++i)
+        of_centre[i] = dot(dout + i * d, centred_values_->centre.data(), d);
+      centred_values_->multiply(dout, rows, &copies_.exponents[out.first], out.dp.data());
+    } else if (plan_.dp) {
       const Copy douts = copy_by_tokens(scaled, rows, d, block_ ? spec_.group_q : 1);
       gemm(rows, n, d, rows_of(douts.levels.data()),
            rows_of(copies_.v_rows.levels.data()).transposed(), out.dp.data(), n);
@@ -242,9 +252,12 @@ private:
     sink_dp_.resize(rows);
     sink_ds_.assign(rows, 0);
     for (int64_t i = 0; i < rows; ++i) {
-      const float delta = std::ldexp(out.delta[i], -exponent(out, i));
+      const int e = exponent(out, i);
+      const float delta = std::ldexp(out.delta[i] - of_centre[i], -e);
       for (int64_t j : others(out.first + i))
         out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - delta);
+      for (int64_t j = 0; j < n && centred_values_; ++j) // for show_matrices()
+        out.dp[i * n + j] += std::ldexp(of_centre[i], -e);
       sink_dp_[i] = dot(dout + i * d, head_.v, d);
       if (sees_sink(out.first + i))
         sink_ds_[i] = sink_p_[i] * (sink_dp_[i] - out.delta[i]);
@@ -376,6 +389,7 @@ private:
   bool round_outputs_, block_;
   int64_t sinks_; ///< first keys that are computed separately
   HeadCopies copies_;
+  std::optional<CentredValues> centred_values_;                ///< if dP is summed in FP16
   std::vector<float> scores_, row_factor_, shift_;             ///< of the current panel
   std::vector<float> sink_score_, sink_p_, sink_dp_, sink_ds_; ///< of the first key
 };

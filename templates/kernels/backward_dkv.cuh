@@ -5,7 +5,7 @@
 // All products are transposed, so that accumulators of P^T and dS^T are A operands as they are:
 //   P^T  = exp(S^T - lse)    S^T = K Q^T
 //   dV  += P^T dO            unsigned x signed INT8, or 16 bits (DV16)
-//   dP^T = V dO^T - delta    16-bit
+//   dP^T = V dO^T - delta    16-bit; sums in FP32 or in FP16 (DP16)
 //   dK  += dS^T Q            INT8, or 16 bits (DK16)
 // P and dS are quantised by the exact maximum of a key over 64 queries (`row`), or by that of a
 // group of queries and keys, which backward_dq has found (`block`). Sums of INT8 products have the
@@ -33,6 +33,7 @@ static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken ove
 constexpr bool CHOOSES_REGISTERS = !ASYNCHRONOUS && !QK16;
 /// dP is formed in so many parts, one after the other: mma.sync's registers are few.
 constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : SUM_CHANNELS / 64;
+constexpr bool STARTS_VALUES = VALUE_PARTS == 1 && !DP16; ///< before P is formed
 
 /// S and dP of the next tile are started before this one's work ends.
 constexpr bool PIPELINED = ASYNCHRONOUS && STAGES == 2;
@@ -133,7 +134,7 @@ private:
       load.rows(next_tile(), now.next_stage);
     load.for_gradients(STAGES == 2 ? next_tile() : now.tile, now.next_stage);
     products.start_scores(now.stage);
-    if constexpr (VALUE_PARTS == 1)
+    if constexpr (STARTS_VALUES)
       products.start_values(now.stage);
   }
   /// P, once S is there.
@@ -161,8 +162,9 @@ private:
     float largest[2] = {of_block.p, of_block.p};
     if constexpr (DV16) {
       pack_fragments<TILE_Q / 16>(of_p.x16, x);
-      issue_rows<TILE_Q / 16>(dv, of_p.x16,
-                              now.stage + LAYOUT.dout + first_channel() * (TILE_Q * 2));
+      issue_rows<TILE_Q / 16>(
+          dv, of_p.x16,
+          now.stage + (DP16 ? LAYOUT.dv_dout : LAYOUT.dout + first_channel() * (TILE_Q * 2)));
       return {};
     } else {
       if constexpr (!BLOCK_SCALES) {
@@ -178,7 +180,7 @@ private:
                                                       const BlockMaxima& of_block) const {
     float largest[2] = {of_block.ds, of_block.ds};
     const u32 stage = now.stage;
-    if constexpr (VALUE_PARTS == 1) {
+    if constexpr (STARTS_VALUES) {
       take_values<DV16 ? 1 : 0>(ds, products.value_products,
                                 [&](int j) { return Products::minus_delta(stage, j); });
       score_gradients<!BLOCK_SCALES && !DK16>(ds, x, largest);
@@ -189,10 +191,18 @@ private:
         float(&of_part)[PART][4] = *reinterpret_cast<float(*)[PART][4]>(ds[part * PART]);
         const float(&p_of_part)[PART][4] =
             *reinterpret_cast<const float(*)[PART][4]>(x[part * PART]);
-        issue_values<8 * PART>(
-            of_part, products.values,
-            stage + LAYOUT.dout + row_offset<VALUE_ROW_BYTES>(8 * PART * part),
-            [&](int j) { return Products::minus_delta(stage, part * PART + j); });
+        const u32 douts = stage + LAYOUT.dout + row_offset<VALUE_ROW_BYTES>(8 * PART * part);
+        if constexpr (DP16) {
+          const u32 columns = stage + LAYOUT.rows + 8 * PART * part * 4;
+          HalfSums<PART> half_dp;
+          half_dp.form(products.values, douts);
+          half_dp.take_columns(of_part, columns + ROW_FACTOR * TILE_Q * 4,
+                               columns + ROW_MINUS_DELTA * TILE_Q * 4);
+        } else {
+          issue_values<8 * PART>(of_part, products.values, douts, [&](int j) {
+            return Products::minus_delta(stage, part * PART + j);
+          });
+        }
         score_gradients<!BLOCK_SCALES && !DK16>(of_part, p_of_part, largest);
       }
     }

@@ -3,7 +3,7 @@
 // SageBwd, Algorithm 2, the half that sums over keys. A block takes BLOCK_Q queries of one head, 16
 // a warp, and walks over the keys a group at a time, and within a group 64 keys at a time:
 //   P  = exp(S - lse)      S as in the forward pass
-//   dP = dO V^T - delta    16-bit; the sum starts from -delta
+//   dP = dO V^T - delta    16-bit; the sum starts from -delta, unless it is in FP16 (DP16)
 //   dS = P dP              quantised: a scale a query and group (`row`), or one for GROUP_Q x
 //   GROUP_KV
 //                          (`block`), which backward_dkv reads later
@@ -74,6 +74,7 @@ struct GroupWork {
   const SharedMaxima& shared_maxima;
   u32 shared;
   int first_query, quad_lane;
+  const float (&dp_factor)[2]; ///< DP16: of the thread's rows
 
   template <typename Masked> __device__ __forceinline__ void run(Masked masked) const {
     const Group group = {walk.number(), walk.next(), walk.count(), walk.left() > 1};
@@ -88,7 +89,8 @@ struct GroupWork {
         group_scale = *unit_of(at, Groups::run_of(group.number));
       Scores::Sum sums[COLUMNS8][4];
       const float2 key_scales = key_scales_of(at_tile);
-      start_products(sums, ds[tile], at_tile);
+      HalfSums<COLUMNS8> half_dp;
+      start_products(sums, ds[tile], half_dp, at_tile);
       float x[COLUMNS8][4];
       probabilities(x, sums, own.row, key_scales,
                     mean_scores_of(at, first_query, at_tile.number * TOKENS_PER_TILE));
@@ -96,7 +98,10 @@ struct GroupWork {
         hide(x, HiddenKeys(at, own.query[0], at_tile.number * TOKENS_PER_TILE, SINK_KEYS));
       if constexpr (BLOCK_SCALES && !DQ16)
         raise(largest_p, x);
-      finish_values<0>(ds[tile], start());
+      if constexpr (DP16)
+        half_dp.take_rows(ds[tile], dp_factor, own.minus_delta);
+      else
+        finish_values<0>(ds[tile], start());
       score_gradients<!DQ16>(ds[tile], x, largest_ds);
     }
     const u32 summed = shared + LAYOUT.summed + group.summed_stage() * LAYOUT.summed_bytes;
@@ -169,6 +174,7 @@ private:
   /// S, which is there behind it, and the start of dP.
   __device__ __forceinline__ void start_products(Scores::Sum (&sums)[COLUMNS8][4],
                                                  float (&dp)[COLUMNS8][4],
+                                                 HalfSums<COLUMNS8>& half_dp,
                                                  const KeyTile& tile) const {
     issue_scores(sums, queries, shared + LAYOUT.keys + tile.stage * LAYOUT.keys_bytes);
     if constexpr (STAGES == 1) {
@@ -178,7 +184,11 @@ private:
         load.keys(tile.next, 0, tile.valid_in(tile.next));
       cp_async_commit();
     }
-    issue_values(dp, dout, shared + LAYOUT.values + tile.stage * LAYOUT.values_bytes, start());
+    const u32 values = shared + LAYOUT.values + tile.stage * LAYOUT.values_bytes;
+    if constexpr (DP16)
+      half_dp.form(dout, values);
+    else
+      issue_values(dp, dout, values, start());
     if constexpr (STAGES == 2)
       finish<1>(sums);
   }
@@ -268,9 +278,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     begin_with_sink(p, dq, at, own.query,
                     unit_of(at, Groups::run_of(walk.number())) + CHANNEL_INVERSE * HEAD_DIM);
 
+  float dp_factor[2] = {};
+  if constexpr (DP16) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      dp_factor[r] = read_vector(dp_factors(p), at.padded_query(), own.query[r]);
+  }
   const SharedMaxima shared_maxima = {p, at, block};
-  const GroupWork work = {p,    at, walk,          load,   own,         queries,
-                          dout, dq, shared_maxima, shared, first_query, quad_lane};
+  const GroupWork work = {p,           at,        walk,     load,          own,
+                          queries,     dout,      dq,       shared_maxima, shared,
+                          first_query, quad_lane, dp_factor};
   const auto take_groups = [&](auto mask_apart) {
     if constexpr (mask_apart.value) {
       while (walk.needs_mask())

@@ -7,7 +7,7 @@
 //
 // This kernel is for GPUs whose tensor cores bind it. So each product is issued before elementwise
 // work that does not need it:
-//   dP^T          before exp2(S) and the quantisation of P
+//   dP^T          before exp2(S) and the quantisation of P; its sums are in FP32 or FP16 (DP16)
 //   dV += P^T dO  between the columns of dS = P (dP - delta)
 //   dK += dS^T Q  between the columns of dS that are quantised for dQ
 // Fragments of 8-bit keys stay in registers, and dS for dQ lies where dO for dV was.
@@ -88,6 +88,37 @@ __device__ __forceinline__ void add_products(Sums& sums, const u32 (&a)[TILE_Q /
   sums.surplus[1] = __fmaf_rn(MAGIC, scales.high.value, sums.surplus[1]);
 }
 
+/// dP - delta of a tile: its product, and then eight columns of it at a time. `rows` are the
+/// queries' vectors.
+template <bool IN_FP16> struct ValueGradients {
+  float x[COLUMNS8][4];
+
+  __device__ __forceinline__ void issue(const ValueRows& values, u32 tile, u32 rows) {
+    issue_values(x, values, tile, [&](int j) {
+      const u32 columns =
+          rows + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 + j % 2 * 8 + (lane_id() & 3) * 16;
+      // Accumulators are neighbours: ptxas would move copies of others there.
+      const float2 low = read_float2_again(columns), high = read_float2_again(columns);
+      return Quad{low.x, low.y, high.x, high.y};
+    });
+  }
+  __device__ __forceinline__ void take(float (&dp)[4], int j, u32) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      dp[i] = x[j][i];
+  }
+};
+template <> struct ValueGradients<true> {
+  HalfSums<COLUMNS8> sums;
+
+  __device__ __forceinline__ void issue(const ValueRows& values, u32 tile, u32) {
+    sums.form(values, tile);
+  }
+  __device__ __forceinline__ void take(float (&dp)[4], int j, u32 rows) const {
+    sums.take_columns(dp, j, rows + ROW_FACTOR * TILE_Q * 4, rows + ROW_MINUS_DELTA * TILE_Q * 4);
+  }
+};
+
 /// What a warp does with each tile.
 struct TileWork {
   const Params& p;
@@ -108,8 +139,9 @@ struct TileWork {
   __device__ __forceinline__ void run() const {
     constexpr int COLUMNS = COLUMNS8 / PAIRS; ///< of dS, beside each product
     const u32 shared = load.shared;
-    float dp[COLUMNS8][4], x[COLUMNS8][4]; // dP - delta; P, then dS
-    take_scores(x, dp);
+    ValueGradients<DP16> of_values;
+    float x[COLUMNS8][4]; // P, then dS
+    take_scores(x, of_values);
     float largest[2] = {0, 0};
     largest_probabilities(x, largest);
     quad_max_nan(largest);
@@ -122,9 +154,11 @@ struct TileWork {
     add_products<false>(dv, of_p.x8, shared + LAYOUT.dv_dout, p_scales, [&](int pair) {
 #pragma unroll
       for (int j = pair * COLUMNS; j < (pair + 1) * COLUMNS; ++j) {
+        float dp[4];
+        of_values.take(dp, j, shared + LAYOUT.rows);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          x[j][i] *= dp[j][i];
+          x[j][i] *= dp[i];
           largest[i >> 1] = max_magnitude(largest[i >> 1], x[j][i]);
         }
       }
@@ -157,10 +191,10 @@ struct TileWork {
 private:
   /// P, and dP - delta, which is issued before.
   __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4],
-                                              float (&dp)[COLUMNS8][4]) const {
+                                              ValueGradients<DP16>& of_values) const {
     Scores::Sum scores[COLUMNS8][4];
     issue_scores(scores, keys, load.shared + LAYOUT.queries);
-    issue_values(dp, values, load.shared + LAYOUT.dout, [&](int j) { return minus_delta(j); });
+    of_values.issue(values, load.shared + LAYOUT.dout, load.shared + LAYOUT.rows);
     probabilities(x, scores, load.shared + LAYOUT.rows, key_scale, mean_scores_of(at, tile, key));
     // Queries past the end have a ROW_SHIFT of infinity. But dQ sums over keys, and key 0 is not
     // among them where it is separate.
@@ -173,14 +207,6 @@ private:
             return hidden(at, first_query + column, key[r]) || key[r] < SINK_KEYS;
           },
           0.0f);
-  }
-  /// What columns 8j of dP start from.
-  __device__ __forceinline__ Quad minus_delta(int j) const {
-    const u32 columns = load.shared + LAYOUT.rows + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 +
-                        j % 2 * 8 + (lane_id() & 3) * 16;
-    // Accumulators are neighbours: ptxas would move copies of others there.
-    const float2 low = read_float2_again(columns), high = read_float2_again(columns);
-    return Quad{low.x, low.y, high.x, high.y};
   }
   /// Once a pair of tiles, one thread asks whether it is the block's turn, waits until it is, and
   /// passes the turn on.

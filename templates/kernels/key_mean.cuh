@@ -1,7 +1,8 @@
 //===- kernels/key_mean.cuh - Sums over chunks of keys -----------------------===//
 //
 // For the mean of the keys, which smoothing takes off: the quantising kernel adds the chunks up,
-// always in the same order. Reads K once. KEY_RANGE: and V, for key_range (tile/key_range.cuh).
+// always in the same order. Reads K once. KEY_RANGE: and V, for key_range (tile/key_range.cuh), as
+// does DP16 (tile/value_range.cuh).
 //
 //===----------------------------------------------------------------------===//
 
@@ -12,6 +13,7 @@
 #include "tile/key_mean.cuh"
 #include "tile/key_range.cuh"
 #include "tile/place.cuh"
+#include "tile/value_range.cuh"
 
 /// Block (chunk, kv head, batch): k_partial[batch][head][chunk][channel] = sum over its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
@@ -66,4 +68,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
                     p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
                         first_key * p.v_stride_s + octet * 8,
                     p.v_stride_s, keys_here, p.value_channels, sums);
+  if constexpr (DP16)
+    write_value_range(value_range(p) + chunk * VALUE_RANGE_FLOATS,
+                      p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
+                          first_key * p.v_stride_s + octet * 8,
+                      p.v_stride_s, keys_here, p.value_channels, sums);
 }

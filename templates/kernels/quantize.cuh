@@ -6,7 +6,9 @@
 //   where
 //            dQ is summed in memory, zeros to start from and, in FP16, its factors
 //   keys     k8, kt8 or k_rows and, the head's first, k_mean
-//   values   vt8; v_rows of packed sequences, as query_rows and dout_rows of their queries
+//   values   vt8; half_v where dP is summed in FP16, for which queries have half_dout and
+//   dp_factor;
+//            v_rows of packed sequences, as query_rows and dout_rows of their queries
 // The unit is read by tokens first (tile/token_share.cuh), for what each token gives and for the
 // channels' maxima; then by quads, out of the caches, for the transposed copies, which have one
 // scale a channel and unit (tile/transposed_copy.cuh). Tokens past the end are written as zeros, so
@@ -124,9 +126,22 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
                    [](float(&)[4][8], int, int) {});
 }
 
-/// V as it comes, key 0 with it.
+/// V as it comes, key 0 with it; DP16: as dP's product has it.
 __device__ __forceinline__ void copy_values(const Params& p, const QueryHead& at, int index) {
   const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
+  if constexpr (DP16) {
+    const Source v = values_of(p, at, unit, 0);
+    const Power power = find_values(p, at);
+    walk_tokens(v, unit.written, [&](int token, const Share& share) {
+      float x[SHARE];
+      share.unpack_to(x);
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i)
+        x[i] = v.has(token) ? (x[i] - value_centre()[channel_of(i)]) * power.value : 0;
+      write_elements(half_v(p) + (at.padded_key() + unit.first) * HEAD_DIM, token, x);
+    });
+    return;
+  }
   walk_tokens(values_of(p, at, unit, 0), unit.written, [&](int token, const Share& share) {
     write_share(p.v_rows + (at.padded_key() + unit.first) * HEAD_DIM, token, share);
   });

@@ -4,7 +4,10 @@
 #include "layouts/fused_dq.cuh"
 
 struct BackwardDkvLayout : FusedDqLayout {
-  using FusedDqLayout::FusedDqLayout;
+  bool dp16; ///< dP is summed in FP16
+  constexpr BackwardDkvLayout(const BlockShape& s, bool with_dq, bool dp16)
+      : FusedDqLayout(s, with_dq), dp16(dp16) {}
+
   int keys = 0;
   int values = keys + block_kv * score_row;
   int dq = values + block_kv * value_row; ///< FusedDqLayout
@@ -14,9 +17,10 @@ struct BackwardDkvLayout : FusedDqLayout {
   int dout = queries + TOKENS_PER_TILE * score_row;
   /// Q for dK: transposed, or rows of 16 bits.
   int dk_queries = dout + TOKENS_PER_TILE * value_row;
-  /// dO for dV, transposed; in 16 bits the rows for dP serve.
+  /// dO for dV, transposed; in 16 bits the rows for dP serve, or dp16, rows of the caller's dO.
   int dv_dout = dk_queries + TOKENS_PER_TILE * (dk16 ? sum_row : sum_channels);
-  int rows = dv_dout + TOKENS_PER_TILE * (dv16 ? 0 : sum_channels); ///< vectors per query
+  int dv_dout_row = dv16 ? (dp16 ? sum_row : 0) : sum_channels;
+  int rows = dv_dout + TOKENS_PER_TILE * dv_dout_row; ///< vectors per query
   int rows_bytes = (ROW_MINUS_DELTA + 1) * TOKENS_PER_TILE * 4;
   int stage_bytes = rows + ROW_VECTORS * TOKENS_PER_TILE * 4;
   // Of shared memory again:

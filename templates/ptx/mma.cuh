@@ -55,3 +55,12 @@ __device__ __forceinline__ void mma_16<fp16>(float (&d)[4], const u32 (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
         "f"(c[2]), "f"(c[3]));
 }
+
+/// FP16, and sums in FP16 too: d[0] has columns 2t and 2t + 1 of row g, d[1] of row g + 8.
+__device__ __forceinline__ void mma_16_half_sums(u32 (&d)[2], const u32 (&a)[4], u32 b0, u32 b1,
+                                                 const u32 (&c)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, "
+      "{%2, %3, %4, %5}, {%6, %7}, {%8, %9};"
+      : "=r"(d[0]), "=r"(d[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]));
+}

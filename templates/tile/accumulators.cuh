@@ -55,6 +55,12 @@ __device__ __forceinline__ float read_row(const float* q_rows, s64 first_row, in
                 sigma_slot(query % TOKENS_PER_TILE)];
 }
 
+/// A query's value of a vector that has one for each.
+__device__ __forceinline__ float read_vector(const float* vector, s64 first_row, int query) {
+  const s64 tile = (first_row + query) / TOKENS_PER_TILE;
+  return vector[tile * TOKENS_PER_TILE + sigma_slot(query % TOKENS_PER_TILE)];
+}
+
 /// ratios[c] = from[c] * to[c], for SUM_CHANNELS channels, all in shared memory: the factor that
 /// converts a sum of channel c from the old unit, `from`, to the new one, whose inverse is `to`.
 /// Each of THREADS_HERE threads calls this with its number.

@@ -3,5 +3,6 @@
 
 #include "layouts/backward_dkv.cuh"
 #include "tile/block_shape.cuh"
+#include "tile/dp_sums.cuh"
 
-constexpr BackwardDkvLayout LAYOUT(SHAPE, WITH_DQ);
+constexpr BackwardDkvLayout LAYOUT(SHAPE, WITH_DQ, DP16);

@@ -11,6 +11,9 @@
 #include "tile/products.cuh"
 #include "tile/transposed_scores.cuh"
 
+/// DP16: in a stage the factors of dP's sums lie where key 0's dS would.
+constexpr int ROW_FACTOR = ROW_SINK;
+
 constexpr int UNIT_SLOTS = LAYOUT.unit_slots;
 
 __device__ __forceinline__ u32 units_of(u32 shared, int slot) {
@@ -33,11 +36,15 @@ struct Loads {
                               p.k + at.first_key(p.k_stride_b, p.k_stride_s) +
                                   at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
                               p.k_stride_s, at.seq_kv() - first_key, p.channels);
-    load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
-        shared + LAYOUT.values,
-        p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
-            first_key * p.v_stride_s,
-        p.v_stride_s * 2, at.seq_kv() - first_key, p.value_channels);
+    if constexpr (DP16)
+      load_image<BLOCK_KV * VALUE_ROW_BYTES>(shared + LAYOUT.values,
+                                             half_v(p) + (at.padded_key() + first_key) * HEAD_DIM);
+    else
+      load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
+          shared + LAYOUT.values,
+          p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
+              first_key * p.v_stride_s,
+          p.v_stride_s * 2, at.seq_kv() - first_key, p.value_channels);
   }
   /// Of a tile of queries what S and dP take.
   __device__ __forceinline__ void rows(const QueryTile& tile, u32 stage) const {
@@ -46,10 +53,15 @@ struct Loads {
       load_score_rows<TILE_Q>(stage + LAYOUT.queries, p.q8 + tile.elements(), query_rows(tile),
                               p.q_stride_s, valid, p.channels);
       load_floats<LAYOUT.rows_bytes / 4, THREADS>(stage + LAYOUT.rows, p.q_rows + tile.rows());
-      load_dout_rows<TILE_Q>(stage + LAYOUT.dout, p.dout_rows + tile.elements(),
-                             p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
-                                 tile.head * p.dout_stride_h + tile.first_query() * p.dout_stride_s,
-                             p.dout_stride_s, valid, p.value_channels);
+      load_dout_rows<TILE_Q>(stage + LAYOUT.dout, dout_copy(p) + tile.elements(),
+                             rows_of_dout(tile), p.dout_stride_s, valid, p.value_channels);
+      if constexpr (DP16)
+        load_floats<TILE_Q, THREADS>(stage + LAYOUT.rows + ROW_FACTOR * TILE_Q * 4,
+                                     dp_factors(p) + tile.rows() / ROW_VECTORS);
+      if constexpr (DP16 && DV16)
+        load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(stage + LAYOUT.dv_dout,
+                                                  rows_of_dout(tile) + first_channel(),
+                                                  p.dout_stride_s * 2, valid, p.value_channels);
     }
     cp_async_commit();
   }
@@ -91,6 +103,10 @@ struct Loads {
   }
 
 private:
+  __device__ __forceinline__ const Element* rows_of_dout(const QueryTile& tile) const {
+    return p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) + tile.head * p.dout_stride_h +
+           tile.first_query() * p.dout_stride_s;
+  }
   __device__ __forceinline__ const Element* query_rows(const QueryTile& tile) const {
     return p.q + at.first_query(p.q_stride_b, p.q_stride_s) + tile.head * p.q_stride_h +
            tile.first_query() * p.q_stride_s;

@@ -32,6 +32,7 @@ public:
         value_tensor(p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h),
         keys8(p.k8 + at.padded_key() * HEAD_DIM), keys_t(p.kt8 + at.padded_key() * HEAD_DIM),
         rows16(p.k_rows + at.padded_key() * HEAD_DIM),
+        half_values(DP16 ? half_v(p) + at.padded_key() * HEAD_DIM : nullptr),
         key_scales(p.k8_scale + at.padded_key() / KEYS_A_SCALE) {
     if constexpr (HOLDS_COPIER)
       copy_values.hold();
@@ -45,7 +46,7 @@ public:
                                  at.head * p.q_stride_h + first_query * p.q_stride_s,
                              p.q_stride_s, at.seq_q() - first_query, p.channels);
     load_dout_rows<BLOCK_Q>(shared + LAYOUT.dout,
-                            p.dout_rows + (at.padded_query() + first_query) * HEAD_DIM,
+                            dout_copy(p) + (at.padded_query() + first_query) * HEAD_DIM,
                             p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
                                 at.head * p.dout_stride_h + first_query * p.dout_stride_s,
                             p.dout_stride_s, at.seq_q() - first_query, p.value_channels);
@@ -65,10 +66,14 @@ public:
     }
   }
   __device__ __forceinline__ void values(int tile, int stage, int valid) const {
-    load_tile<TOKENS_PER_TILE, VALUE_ROW_BYTES, THREADS>(
-        shared + LAYOUT.values + stage * LAYOUT.values_bytes,
-        value_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.v_stride_s, p.v_stride_s * 2,
-        valid, p.value_channels, copy_values);
+    const u32 destination = shared + LAYOUT.values + stage * LAYOUT.values_bytes;
+    if constexpr (DP16)
+      load_image<LAYOUT.values_bytes>(destination, half_values + static_cast<s64>(tile) *
+                                                                     (TOKENS_PER_TILE * HEAD_DIM));
+    else
+      load_tile<TOKENS_PER_TILE, VALUE_ROW_BYTES, THREADS>(
+          destination, value_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.v_stride_s,
+          p.v_stride_s * 2, valid, p.value_channels, copy_values);
   }
   /// The keys that dS meets.
   __device__ __forceinline__ void summed(int group, int stage) const {
@@ -106,6 +111,7 @@ private:
   const Element *key_tensor, *value_tensor;
   const s8 *keys8, *keys_t;
   const Element* rows16;
+  const fp16* half_values;
   const float* key_scales;
   Copier<VALUE_ROW_BYTES, THREADS> copy_values;
 };

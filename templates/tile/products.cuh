@@ -3,6 +3,7 @@
 
 #include "ptx/cp_async.cuh"
 #include "tile/accumulators.cuh"
+#include "tile/dp_sums.cuh"
 #include "tile/family.cuh"
 
 /// Where the block's shared memory begins, of which its layout takes BYTES. The host launches with
@@ -23,11 +24,11 @@ __device__ __forceinline__ void load_score_rows(u32 tile, const s8* copy, const 
     load_image<ROWS * SCORE_ROW_BYTES>(tile, copy);
 }
 
-/// Starts copying rows of dO: the copy whose rows have one magnitude, or the tensor itself.
+/// Starts copying rows of dO for dP: the copy of other magnitudes, or the tensor itself.
 template <int ROWS>
-__device__ __forceinline__ void load_dout_rows(u32 tile, const Element* copy, const Element* tensor,
+__device__ __forceinline__ void load_dout_rows(u32 tile, const void* copy, const Element* tensor,
                                                s64 stride, int valid_rows, int channels) {
-  if constexpr (SCALED_DOUT)
+  if constexpr (SCALED_DOUT || DP16)
     load_image<ROWS * VALUE_ROW_BYTES>(tile, copy);
   else
     load_tile<ROWS, VALUE_ROW_BYTES, THREADS>(tile, tensor, stride * 2, valid_rows, channels);

@@ -130,6 +130,63 @@ __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u3
   }
 }
 
+/// DP16: dP in FP16, of 8 N rows of a tile (tile/dp_sums16.cuh).
+template <int N> struct HalfSums {
+  u32 x[N][2];
+
+  template <typename Rows> __device__ __forceinline__ void form(const Rows& rows, u32 tile) {
+    const u32 address = tile + b_lane_offset<VALUE_ROW_BYTES>();
+#pragma unroll VALUE_UNROLL
+    for (int step = 0; step < VALUE_STEPS; ++step) {
+      u32 a[4];
+      rows.get(a, step);
+#pragma unroll
+      for (int pair = 0; pair < N / 2; ++pair) {
+        u32 b[4];
+        load_fragment<VALUE_ROW_BYTES>(b, address, pair * 16, step);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          u32(&sum)[2] = x[2 * pair + half];
+          if (step == 0)
+            mma_16_half_sums(sum, a, b[2 * half], b[2 * half + 1], {0, 0});
+          else
+            mma_16_half_sums(sum, a, b[2 * half], b[2 * half + 1], sum);
+        }
+      }
+    }
+  }
+  /// dP - delta, by what rows g and g + 8 are multiplied and what is added then.
+  __device__ __forceinline__ void take_rows(float (&dp)[N][4], const float (&factor)[2],
+                                            const float (&addend)[2]) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float2 sums = unpack<fp16>(x[j][r]);
+        dp[j][2 * r] = __fmaf_rn(sums.x, factor[r], addend[r]);
+        dp[j][2 * r + 1] = __fmaf_rn(sums.y, factor[r], addend[r]);
+      }
+    }
+  }
+  /// The same of columns, whose factors and addends lie in shared memory in the order sigma.
+  __device__ __forceinline__ void take_columns(float (&dp)[N][4], u32 factors, u32 addends) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+      take_columns(dp[j], j, factors, addends);
+  }
+  __device__ __forceinline__ void take_columns(float (&dp)[4], int j, u32 factors,
+                                               u32 addends) const {
+    const u32 columns = j / 2 * 64 + j % 2 * 8 + (lane_id() & 3) * 16;
+    const float2 factor = read_float2(factors + columns), addend = read_float2(addends + columns);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 sums = unpack<fp16>(x[j][r]);
+      dp[2 * r] = __fmaf_rn(sums.x, factor.x, addend.x);
+      dp[2 * r + 1] = __fmaf_rn(sums.y, factor.y, addend.y);
+    }
+  }
+};
+
 template <int PENDING, typename Sum, int N> __device__ __forceinline__ void finish(Sum (&)[N][4]) {}
 template <int PENDING, int N, typename Start>
 __device__ __forceinline__ void finish_values(float (&)[N][4], const Start&) {}

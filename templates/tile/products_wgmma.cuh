@@ -217,6 +217,13 @@ __device__ __forceinline__ void issue_value_panels(int (*s)[4], const Rows& rows
   wgmma_commit();
 }
 
+/// The family mma alone sums dP in FP16.
+template <int N> struct HalfSums {
+  template <typename Rows> __device__ __forceinline__ void form(const Rows&, u32) {}
+  template <typename X> __device__ __forceinline__ void take_rows(float (&)[N][4], X&, X&) const {}
+  __device__ __forceinline__ void take_columns(float (&)[N][4], u32, u32) const {}
+};
+
 template <int PENDING, typename Sum, int N>
 __device__ __forceinline__ void finish(Sum (&sums)[N][4]) {
   wgmma_wait<PENDING>();

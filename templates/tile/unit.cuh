@@ -8,6 +8,7 @@
 #include "configuration.cuh"
 #include "tile/channel_scale.cuh"
 #include "tile/dq_factor.cuh"
+#include "tile/half_operands.cuh"
 #include "tile/key_mean.cuh"
 #include "tile/place.cuh"
 #include "tile/rotation.cuh"
@@ -193,6 +194,42 @@ __device__ __forceinline__ KeyRange find_key_range(const Params& p, const QueryH
   return {block_max(longest_value), block_max(largest_key)};
 }
 
+/// What is taken off a head's values where dP is summed in FP16.
+__device__ __forceinline__ float* value_centre() {
+  __shared__ __align__(16) float centre[HEAD_DIM];
+  return centre;
+}
+/// Finds it, and by what they are multiplied then, in every thread.
+__device__ __forceinline__ Power find_values(const Params& p, const QueryHead& at) {
+  if constexpr (!DP16)
+    return {};
+  constexpr int PARTS = THREADS / HEAD_DIM;
+  const int channel = threadIdx.x % HEAD_DIM;
+  const int chunks = at.has_no_keys() ? 0 : mean_chunks(at.seq_kv());
+  const float* ranges =
+      value_range(p) + at.first_chunk<MEAN_CHUNK>(chunks) * VALUE_RANGE_FLOATS + channel;
+  float sum = 0, highest = -INFINITY_F, lowest = -INFINITY_F;
+  for (int chunk = threadIdx.x / HEAD_DIM; chunk < chunks; chunk += PARTS) {
+    const float* range = ranges + chunk * VALUE_RANGE_FLOATS;
+    sum += range[0];
+    highest = max_nan(highest, range[HIGHEST_VALUES]);
+    lowest = max_nan(lowest, range[LOWEST_VALUES]);
+  }
+  __syncthreads();
+  shared.of_warp[threadIdx.x] = sum;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part)
+    total += shared.of_warp[part * HEAD_DIM + channel];
+  const float mean = __fdiv_rn(total, static_cast<float>(maximum(1, at.seq_kv())));
+  const float centre = fabsf(mean) < INFINITY_F ? mean : 0;
+  if (threadIdx.x < HEAD_DIM)
+    value_centre()[channel] = centre;
+  const float largest = max_nan(max_nan(0, highest - centre), lowest + centre);
+  return power_below(VALUE_EXPONENT, block_max(largest));
+}
+
 /// The length of a token of which the quad's lanes have their shares, in units.
 __device__ __forceinline__ float length_of_token(const float (&x)[SHARE]) {
   float squares = 0;
@@ -236,12 +273,13 @@ __device__ __forceinline__ void write_share(Element* copy, int token, const Shar
         share.chunks[j];
 }
 /// Writes a token in 16 bits.
-__device__ __forceinline__ void write_elements(Element* copy, int token, const float (&x)[SHARE]) {
+template <typename T>
+__device__ __forceinline__ void write_elements(T* copy, int token, const float (&x)[SHARE]) {
 #pragma unroll
   for (int i = 0; i < SHARE; i += 8)
     *reinterpret_cast<uint4*>(copy + chunk_offset<HEAD_DIM * 2>(token, channel_of(i) / 8) / 2) =
-        make_uint4(pack<Element>(x[i], x[i + 1]), pack<Element>(x[i + 2], x[i + 3]),
-                   pack<Element>(x[i + 4], x[i + 5]), pack<Element>(x[i + 6], x[i + 7]));
+        make_uint4(pack<T>(x[i], x[i + 1]), pack<T>(x[i + 2], x[i + 3]),
+                   pack<T>(x[i + 4], x[i + 5]), pack<T>(x[i + 6], x[i + 7]));
 }
 
 __device__ __forceinline__ void keep_maxima(float (&largest)[SHARE], const float (&x)[SHARE]) {

@@ -161,12 +161,12 @@ __device__ __forceinline__ float magnitude_of_douts(int mean) {
   return __int_as_float((127 + maximum(0, exponent - ROOM)) << 23);
 }
 
-/// dout_rows, delta and dS of key 0. rows[ROW_MINUS_DELTA] holds dlse at first. Minus delta =
-/// rowsum(dO * O), plus the gradient that flows through lse, is where dP starts from. `mean` is
-/// mean_logarithm().
+/// dout_rows or, DP16, half_dout and dp_factor; delta and dS of key 0. rows[ROW_MINUS_DELTA] holds
+/// dlse at first. Minus delta = rowsum(dO * O), plus the gradient that flows through lse, is where
+/// dP starts from. `mean` is mean_logarithm().
 __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, const Source& out,
                                            const Unit& unit, s64 head_row, const KeyRange& keys,
-                                           int mean, float (&largest)[SHARE]) {
+                                           const Power& values, int mean, float (&largest)[SHARE]) {
   walk_tokens(dout, unit.written, [&](int token, const Share& share) {
     Share outs;
     outs.load(out, token);
@@ -189,11 +189,25 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
         sum += x[8 * j + c] * o[c];
     }
     sum = quad_sum(sum);
+    float of_centre = 0; // of dP, where V lacks its mean
+    if constexpr (DP16) {
+      of_centre = dot(share, value_centre());
+      const Power power = power_below(DOUT_EXPONENT, quad_max_nan(largest_magnitude(x)));
+      float half[SHARE];
+#pragma unroll
+      for (int i = 0; i < SHARE; ++i)
+        half[i] = x[i] * power.value;
+      write_elements(half_dout(p) + (head_row + unit.first) * HEAD_DIM, token, half);
+      if (lane_id() % LANES_A_TOKEN == 0)
+        dp_factors(p)[head_row + unit.first + sigma_slot(token)] =
+            power.inverse * factor * values.inverse;
+    }
     if constexpr (SCALED_DOUT) {
 #pragma unroll
       for (int i = 0; i < SHARE; ++i)
         x[i] *= factor;
-      write_elements(p.dout_rows + (head_row + unit.first) * HEAD_DIM, token, x);
+      if constexpr (!DP16)
+        write_elements(p.dout_rows + (head_row + unit.first) * HEAD_DIM, token, x);
     } else if constexpr (DOUT_ROWS) {
       write_share(p.dout_rows + (head_row + unit.first) * HEAD_DIM, token, share);
     }
@@ -203,7 +217,7 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
     if (lane_id() % LANES_A_TOKEN == 0) {
       const int slot = sigma_slot(token);
       const float minus_delta = row_value(ROW_MINUS_DELTA, slot) - sum;
-      row_value(ROW_MINUS_DELTA, slot) = minus_delta * factor;
+      row_value(ROW_MINUS_DELTA, slot) = (DP16 ? minus_delta + of_centre : minus_delta) * factor;
       row_value(ROW_SHIFT, slot) -= exponent;
       row_value(ROW_SINK, slot) = SINK_KEYS ? shared.first_p[slot] * (score + minus_delta) : 0;
       shared.factor[slot] = factor;
@@ -258,7 +272,8 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
   float largest[SHARE] = {};
   const KeyRange keys = find_key_range(p, at);
   const int mean = SCALED_DOUT ? mean_logarithm(dout, douts_of(p, at), unit) : 0;
-  take_douts(p, dout, out, unit, head_row, keys, mean, largest);
+  const Power values = find_values(p, at);
+  take_douts(p, dout, out, unit, head_row, keys, values, mean, largest);
   if constexpr (DOT8)
     find_channel_scales(largest, no_sample(), SCALED_DOUT ? magnitude_of_douts(mean) : 1.0f,
                         p.dot8_scale, flat_unit, shared.inverse_dout);

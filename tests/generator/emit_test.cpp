@@ -195,6 +195,7 @@ const Golden kGolden[] = {
     {backward_dq, Pass::backward, "sm_120", {128, DType::fp16, Causal::none, Granularity::block}},
     {quantize, Pass::backward, "sm_80", {64}},
     {key_mean, Pass::forward, "sm_80", {128}},
+    {backward_dkv, Pass::backward, "sm_80", test::with_half_dp()},
 };
 
 /// A file of tests/golden that is `text`, or is to be written anew.

@@ -171,6 +171,60 @@ TEST(Kernels, ThatSumDqInFp16TakeHalfTheMemoryForSums) {
   EXPECT_GE(fp16, fp32 - 2 * values + factors + ranges);
 }
 
+TEST(Kernels, ThatSumDpInFp16SayThatInTheirNamesAndKeys) {
+  for (bool fused : {false, true}) {
+    AttentionSpec s = test::with_half_dp();
+    s.gradient_kernels = fused ? Backward::fused : Backward::split;
+    const Arch& ampere = find_arch("sm_80");
+    const auto kernels = Operation(resolved(s), ampere).kernels(Pass::backward);
+    EXPECT_EQ(kinds_of(kernels), fused ? (Kinds{key_mean, quantize, backward, round_dq})
+                                       : (Kinds{key_mean, quantize, backward_dkv, backward_dq}));
+    AttentionSpec fp32 = s;
+    fp32.dp_sums = DpSums::fp32;
+    const auto others = Operation(resolved(fp32), ampere).kernels(Pass::backward);
+    for (size_t i = 0; i < kernels.size(); ++i) {
+      const std::string name = kernel_name(kernels[i]);
+      if (kernels[i].kind == round_dq) {
+        EXPECT_EQ(kernels[i], others[i]);
+        continue;
+      }
+      EXPECT_NE(name.find("_dp_sums_fp16"), std::string::npos) << name;
+      EXPECT_EQ(kernel_name(others[i]).find("dp_sums"), std::string::npos);
+      EXPECT_NE(emit(kernels[i]).text.find("constexpr bool DP16 = true;"), std::string::npos);
+      EXPECT_NE(emit(others[i]).text.find("constexpr bool DP16 = false;"), std::string::npos);
+      EXPECT_EQ(resolved(kernels[i].attention), resolved(resolved(kernels[i].attention)));
+    }
+    EXPECT_EQ(Operation(resolved(s), ampere).kernels(Pass::forward),
+              Operation(resolved(fp32), ampere).kernels(Pass::forward));
+    s.smooth_k = false; // the mean of the values is needed all the same
+    EXPECT_EQ(kinds_of(Operation(resolved(s), ampere).kernels(Pass::backward)), kinds_of(kernels));
+  }
+}
+
+TEST(Kernels, ThatSumDpInFp16AreOfTheFamilyMmaAlone) {
+  const ResolvedSpec s = resolved(test::with_half_dp());
+  for (const char* arch : {"sm_80", "sm_86", "sm_89", "sm_100", "sm_120"})
+    EXPECT_NO_THROW(Operation(s, find_arch(arch)).kernels(Pass::backward)) << arch;
+  const Arch& hopper = find_arch("sm_90a");
+  test::expect_refusal([&] { Operation(s, hopper); },
+                       {"dp_sums = fp16 is not supported on sm_90a: backward_dkv", "family 'ws'",
+                        "the family 'mma' has it", "leave dp_sums out for fp32"});
+  AttentionSpec of_wgmma = s;
+  of_wgmma.precision = Precision::qk16;
+  test::expect_refusal([&] { Operation(resolved(of_wgmma), hopper); },
+                       {"dp_sums = fp16 is not supported on sm_90a", "family 'wgmma'"});
+  Tiles tiles;
+  for (KernelKind kind : tiled_kernels(Pass::backward))
+    tiles[kind] = default_tile(kind, s, find_arch("sm_80"));
+  EXPECT_NO_THROW(Operation(s, hopper, tiles).kernels(Pass::backward));
+  tiles[backward_dq] = parse_tile("wgmma 64x128 w4 s1 b2");
+  test::expect_refusal([&] { Operation(s, hopper, tiles); },
+                       {"dp_sums = fp16", "sm_90a with these tiles: backward_dq", "family 'wgmma'",
+                        "give tiles of that family"});
+  test::expect_refusal([&] { emit(tiled_kernel(backward_dq, s, hopper, tiles[backward_dq])); },
+                       {"dp_sums 'fp16' is built by the family 'mma' alone"});
+}
+
 TEST(Kernels, AreTunedWhereTheyAreLaunched) {
   AttentionSpec s;
   s.precision = Precision::gradients16, s.deterministic = false;

@@ -86,7 +86,7 @@ public:
       int8_.dk ? dkv_pair(BackwardDkvPairLayout(shape_))
                : dkv_pair16(BackwardDkvPair16Layout(shape_));
     else
-      dkv(BackwardDkvLayout(shape_, kind == KernelKind::backward));
+      dkv(BackwardDkvLayout(shape_, kind == KernelKind::backward, sums_dp_in_fp16(s)));
   }
 
   int total() const { return total_; }
@@ -191,7 +191,8 @@ private:
       parts_.push_back({stage + at.queries, 64 * score_});
       parts_.push_back({stage + at.dout, 64 * 2 * d_});
       parts_.push_back({stage + at.dk_queries, 64 * part_ * (int8_.dk ? 1 : 2)});
-      parts_.push_back({stage + at.dv_dout, int8_.dv ? 64 * part_ : 0});
+      // In 16 bits the rows for dP serve, unless these are in FP16.
+      parts_.push_back({stage + at.dv_dout, int8_.dv ? 64 * part_ : at.dp16 ? 64 * 2 * part_ : 0});
       parts_.push_back({stage + at.rows, 4 * 64 * 4});
     }
     parts_.push_back({at.units, 3 * unit_bytes(), kVectors});
@@ -331,6 +332,11 @@ TEST(Layouts, HaveRoomForEveryPart) {
       specs.push_back(spec);
     }
   specs.push_back(test::with_fp16_sums());
+  for (const auto& [precision, word] : Words<Precision>::all)
+    for (bool deterministic : {true, false}) {
+      specs.push_back(test::with_half_dp());
+      specs.back().precision = precision, specs.back().deterministic = deterministic;
+    }
   std::map<std::string, int> tiles;
   for (const AttentionSpec& spec : specs)
     for (KernelKind kind : {forward, backward_dq, backward_dkv, backward})

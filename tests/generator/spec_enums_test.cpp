@@ -26,7 +26,8 @@ TEST(Spec, AValueThatIsNoneOfItsEnumIsRefused) {
        {refused([](AttentionSpec& s) { s.dtype = static_cast<DType>(9); }),
         refused([](AttentionSpec& s) { s.causal = static_cast<Causal>(9); }),
         refused([](AttentionSpec& s) { s.precision = static_cast<Precision>(9); }),
-        refused([](AttentionSpec& s) { s.dq_sums = static_cast<DqSums>(9); })})
+        refused([](AttentionSpec& s) { s.dq_sums = static_cast<DqSums>(9); }),
+        refused([](AttentionSpec& s) { s.dp_sums = static_cast<DpSums>(9); })})
     EXPECT_NE(what.find("= 9 is not supported"), std::string::npos) << what;
 }
 

@@ -206,6 +206,30 @@ TEST(Spec, SumsOfDqAreToldWhereTheyAreNotFp32) {
       {"cannot read spec"});
 }
 
+TEST(Spec, SumsOfDpAreToldWhereTheyAreNotFp32) {
+  const AttentionSpec s = *resolved(test::with_half_dp());
+  EXPECT_EQ(to_string(s), "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k "
+                          "rotate deterministic dp_sums=fp16 numerics=5");
+  EXPECT_EQ(parse_spec(to_string(s)), s);
+  EXPECT_EQ(parse_spec("dp_sums=fp16"), test::with_half_dp());
+  EXPECT_EQ(to_string(*resolved(AttentionSpec())).find("dp_sums"), std::string::npos);
+}
+
+TEST(Spec, SumsOfDpInFp16GoWithEverythingElseThanSumsOfDqInFp16) {
+  for (const auto& [precision, word] : Words<Precision>::all)
+    for (Granularity granularity : {Granularity::row, Granularity::block})
+      for (int head_dim : {32, 64, 72, 256}) {
+        AttentionSpec s = test::with_half_dp(head_dim);
+        s.precision = precision, s.granularity = granularity;
+        s.packed = granularity == Granularity::row;
+        EXPECT_TRUE(sums_dp_in_fp16(resolved(s)));
+      }
+  AttentionSpec s = test::with_fp16_sums();
+  s.dp_sums = DpSums::fp16;
+  expect_refusal([&] { resolved(s); }, {"dp_sums = fp16", "with dq_sums = fp16", "family 'ws'",
+                                        "family 'mma'", "leave one of the two out"});
+}
+
 TEST(Spec, OtherVersionsOfTheNumericsAreRefused) {
   for (int version : {0, kNumerics - 1, kNumerics + 1}) {
     AttentionSpec s;

@@ -48,6 +48,13 @@ inline AttentionSpec with_fp16_sums() {
   return s;
 }
 
+/// dP summed in FP16.
+inline AttentionSpec with_half_dp(int head_dim = 128) {
+  AttentionSpec s;
+  s.head_dim = head_dim, s.dp_sums = DpSums::fp16;
+  return s;
+}
+
 /// Whether a block has too little shared memory for the gradients of 256 channels, and for 16-bit
 /// scores of them.
 inline bool is_small(const Arch& arch) { return arch.max_shared_bytes < 128 * 1024; }

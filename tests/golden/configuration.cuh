@@ -139,7 +139,6 @@ struct Params {
   float* sink_partial;
   float* dq_sum;
   float* q_mean;
-  u32* dq_turns;
   Element* out;
   s64 out_stride_b;
   s64 out_stride_h;
@@ -150,6 +149,7 @@ struct Params {
   float* vt8_scale;
   Element* v_rows;
   Element* query_rows;
+  u32* dq_turns;
   float* key_range;
   bf16* dq_factor;
   const float* given_k_mean;

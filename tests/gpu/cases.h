@@ -246,6 +246,48 @@ inline const std::vector<Case>& all_cases() {
       c.tiles = {{KernelKind::backward_dkv, parse_tile("ws 64x192 w12 s4 b1")}};
       list.push_back(c);
     }
+    // Sums of dP in FP16.
+    struct HalfDp {
+      const char* name;
+      AttentionSpec spec;
+      const char* fused; ///< the tile of one kernel for all gradients, or null
+    };
+    const HalfDp half_dp[] = {
+        {"HalfDp_D64_bf16", {64, bf16, none, row}, nullptr},
+        {"HalfDp_D128_fp16_TopLeft", {128, fp16, top, row}, nullptr},
+        {"HalfDp_D128_bf16_BottomRight_NoSink",
+         {128, bf16, bottom, row, six_of_seven, true, true, true, 64, 64, 0},
+         nullptr},
+        {"HalfDp_D64_fp16_Block_TopLeft", {64, fp16, top, block}, nullptr},
+        {"HalfDp_D128_bf16_Qk16_Unsmoothed", {128, bf16, none, row, qk16, false}, nullptr},
+        {"HalfDp_D72_bf16_Dv16_TopLeft", {72, bf16, top, row, dv16}, nullptr},
+        {"HalfDp_D128_fp16_Gradients16", {128, fp16, none, row, gradients16}, nullptr},
+        {"HalfDp_D256_bf16_TopLeft", {256, bf16, top, row}, nullptr},
+        {"HalfDp_D160_bf16_Gradients16", {160, bf16, none, row, gradients16}, nullptr},
+        {"HalfDp_Fused_D64_bf16_TopLeft", {64, bf16, top, row}, "mma 64x128 w8 s1 b1"},
+        {"HalfDp_Fused_D128_fp16", {128, fp16, none, row}, "mma 64x128 w8 s1 b1"},
+        {"HalfDp_Fused_D40_bf16_Gradients16",
+         {40, bf16, bottom, row, gradients16},
+         "mma 64x64 w4 s2 b1"},
+    };
+    for (const HalfDp& h : half_dp) {
+      Case c{h.name, h.spec, {}};
+      c.spec.dp_sums = DpSums::fp16;
+      c.spec.deterministic = !h.fused;
+      c.tiles = mma_tiles(c.spec);
+      if (h.fused)
+        (*c.tiles)[KernelKind::backward] = parse_tile(h.fused);
+      list.push_back(c);
+    }
+    Case half_window{"HalfDp_Window_D128_bf16", {128, bf16, none, row}, {}};
+    half_window.spec.window_left = 70, half_window.spec.window_right = 20;
+    Case half_smooth_q{"HalfDp_SmoothQ_D64_fp16_TopLeft", {64, fp16, top, row}, {}};
+    half_smooth_q.spec.smooth_q = true;
+    for (Case c : {half_window, half_smooth_q}) {
+      c.spec.dp_sums = DpSums::fp16;
+      c.tiles = mma_tiles(c.spec);
+      list.push_back(c);
+    }
     // Queries less their unit's mean.
     const Case smoothed[] = {
         {"SmoothQ_D64_bf16_Row_TopLeft", {64, bf16, top, row}, {}},

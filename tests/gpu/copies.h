@@ -240,6 +240,81 @@ private:
     return q;
   }
 
+  /// The last two copies of keys: what is taken off a head's values, in the kernels' order, from
+  /// sums of chunks that are found right; and the values less that, in FP16.
+  struct HalfValues {
+    std::vector<float> centre;
+    float inverse; ///< of the power of two
+  };
+  /// A power of two that brings `largest` below 2^exponent.
+  static int power_below(int exponent, float largest) {
+    int above = -126;
+    if (largest >= 0x1p-126f)
+      std::frexp(largest, &above);
+    return std::clamp(exponent - above, -126, 126);
+  }
+  HalfValues half_values_of(int64_t head) const {
+    const int64_t n = p_.seq_kv, chunks = mean_chunks(n), parts = 256 / d_;
+    const int64_t share = std::max<int64_t>(256, ceil_div(ceil_div(n, 16), 64) * 64);
+    HalfValues values{std::vector<float>(d_), 0};
+    float largest = 0;
+    for (int64_t c = 0; c < d_; ++c) {
+      const auto range = [&](int64_t chunk, int vector) {
+        return *at<float>(Operand::value_range, ((head * chunks + chunk) * 3 + vector) * d_ + c);
+      };
+      std::vector<float> of_part(parts, 0.0f);
+      float highest = -INFINITY, lowest = -INFINITY;
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        double sum = 0, size = 0;
+        for (int64_t i = chunk * share; i < std::min(n, (chunk + 1) * share); ++i) {
+          const float x = in_.v[(head * n + i) * d_ + c];
+          sum += x;
+          size += std::fabs(x);
+          highest = std::max(highest, x), lowest = std::max(lowest, -x);
+        }
+        near(range(chunk, 0), sum, 1e-6 * size, "sum of values", c);
+        of_part[chunk % parts] += range(chunk, 0);
+      }
+      float sum = 0;
+      for (float part : of_part)
+        sum += part;
+      values.centre[c] = sum / static_cast<float>(n);
+      largest = std::max({largest, highest - values.centre[c], lowest + values.centre[c]});
+    }
+    const int power = power_below(9, largest);
+    values.inverse = std::ldexp(1.0f, -power);
+    const uint16_t* got = at<uint16_t>(Operand::half_v, head * padded(n) * d_);
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < padded(n) * d_; ++i) {
+      const float x = i < n * d_ ? in_.v[head * n * d_ + i] - values.centre[i % d_] : 0;
+      wrong += got[place(2 * d_, i / d_, 2 * (i % d_)) / 2] !=
+               reference::encode(DType::fp16, std::ldexp(x, power));
+    }
+    EXPECT_EQ(wrong, 0) << "half_v of head " << head;
+    return values;
+  }
+  /// dO in FP16, and the factors of its rows, which are dP's and 2^-exponent.
+  void check_half_douts(const Matrix& dout, const std::vector<int>& exponents, float of_values,
+                        int64_t head) const {
+    const int64_t tokens = static_cast<int64_t>(dout.size()) / d_;
+    const uint16_t* got = at<uint16_t>(Operand::half_dout, head * tokens * d_);
+    int64_t wrong = 0, wrong_factors = 0;
+    for (int64_t i = 0; i < tokens; ++i) {
+      float largest = 0;
+      for (int64_t c = 0; c < d_; ++c)
+        largest = std::max(largest, std::fabs(dout[i * d_ + c]));
+      const int power = power_below(-4, largest);
+      for (int64_t c = 0; c < d_; ++c)
+        wrong += got[place(2 * d_, i, 2 * c) / 2] !=
+                 reference::encode(DType::fp16, std::ldexp(dout[i * d_ + c], power));
+      const float factor = std::ldexp(1.0f, -power) * std::ldexp(1.0f, -exponents[i]) * of_values;
+      wrong_factors +=
+          !same(*at<float>(Operand::dp_factor, head * tokens + i / 64 * 64 + slot(i % 64)), factor);
+    }
+    EXPECT_EQ(wrong, 0) << "half_dout of head " << head;
+    EXPECT_EQ(wrong_factors, 0) << "dp_factor of head " << head;
+  }
+
   void check_queries(int64_t head) const {
     const int64_t m = p_.seq_q, tokens = padded(m), unit = channel_tokens_q(s_);
     const int64_t key_head = head / (p_.heads / p_.heads_kv); // of all batches' alike
@@ -266,6 +341,12 @@ private:
     const std::vector<int> exponents = backward_ && scales_dout(s_)
                                            ? exponents_of(dout, tokens, d_, unit, m)
                                            : std::vector<int>(tokens, 0);
+    std::vector<float> centre(d_, 0.0f);
+    if (half_dp_) {
+      const HalfValues values = half_values_of(key_head);
+      centre = values.centre;
+      check_half_douts(dout, exponents, values.inverse, head);
+    }
     for (int64_t i = 0; i < tokens; ++i) {
       const auto row = [&](int vector) {
         return *at<float>(Operand::q_rows,
@@ -304,8 +385,10 @@ private:
       const double dlse = i < m && !run_.in.dlse.empty() ? run_.in.dlse[head * m + i] : 0;
       const double minus_delta = dlse - product;
       const double delta_error = kSum * (delta_size + std::fabs(dlse));
-      near(row(2), std::ldexp(minus_delta, -exponent), std::ldexp(delta_error, -exponent), "delta",
-           i);
+      double centre_size = 0;
+      const double start = minus_delta + dot(dout, centre, centre_size);
+      near(row(2), std::ldexp(start, -exponent),
+           std::ldexp(delta_error + kSum * centre_size, -exponent), "delta", i);
       if (s_.sink_keys) {
         const double probability = std::exp2(score - log2_lse);
         const double ds = probability * (dot(dout, first_value, value_size) + minus_delta);
@@ -337,7 +420,7 @@ private:
         near(sums[0], dk[i], dk_size[i] + 1e-30, "sum of dK of key 0", c);
         near(sums[d_], dv[i], dv_size[i] + 1e-30, "sum of dV of key 0", c);
       }
-    if (scales_dout(s_)) {
+    if (scales_dout(s_) && !half_dp_) {
       const uint16_t* got = at<uint16_t>(Operand::dout_rows, head * tokens * d_);
       int64_t wrong = 0;
       for (int64_t i = 0; i < tokens * d_; ++i)
@@ -358,7 +441,7 @@ private:
   Problem p_;
   int64_t d_;
   Int8Products int8_;
-  bool block_, backward_;
+  bool block_, backward_, half_dp_ = backward_ && sums_dp_in_fp16(s_);
   OperandValues places_{};
 };
 

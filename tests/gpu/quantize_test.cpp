@@ -57,6 +57,10 @@ std::vector<AttentionSpec> specs_of(const Copies& copies) {
     s.smooth_q = true;
     all.push_back(s);
   }
+  for (size_t i = 0; i < 2; ++i) {
+    all.push_back(all[i]);
+    all.back().dp_sums = DpSums::fp16;
+  }
   return all;
 }
 
@@ -90,7 +94,8 @@ void run_pre_pass(PrePassRun& run, const Arch& arch) {
     set(values, Operand::lse, lse.pointer());
     set(values, Operand::dlse, dlse.pointer());
   }
-  std::vector<KernelSpec> kernels = Operation(run.spec, arch).kernels(run.pass);
+  const Tiles tiles = sums_dp_in_fp16(run.spec) ? mma_tiles(run.spec) : Tiles();
+  std::vector<KernelSpec> kernels = Operation(run.spec, arch, tiles).kernels(run.pass);
   std::erase_if(kernels, [](const KernelSpec& k) { return definition_of(k).tiling != nullptr; });
   for (const auto& built : build_all(kernels))
     launch(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin, built->threads,

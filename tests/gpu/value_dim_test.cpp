@@ -43,10 +43,10 @@ TEST_P(ValueDim, IsAsIfTheOthersWereZeros) {
 
 INSTANTIATE_TEST_SUITE_P(
     Gpu, ValueDim,
-    testing::ValuesIn(cases_named({"D40_bf16_Row_TopLeft", "D72_fp16_Dv16_Unsmoothed",
-                                   "D112_bf16_Gradients16_TopLeft", "D160_bf16_Row",
-                                   "Mma_D80_bf16_Row_TopLeft", "FusedWs_D72_fp16_TopLeft",
-                                   "Wgmma_D112_bf16_Row_TopLeft", "Window_D80_bf16_TopLeft"})),
+    testing::ValuesIn(cases_named(
+        {"D40_bf16_Row_TopLeft", "D72_fp16_Dv16_Unsmoothed", "HalfDp_D72_bf16_Dv16_TopLeft",
+         "D112_bf16_Gradients16_TopLeft", "D160_bf16_Row", "Mma_D80_bf16_Row_TopLeft",
+         "FusedWs_D72_fp16_TopLeft", "Wgmma_D112_bf16_Row_TopLeft", "Window_D80_bf16_TopLeft"})),
     case_name);
 
 } // namespace

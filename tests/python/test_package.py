@@ -194,6 +194,17 @@ def test_sums_of_dq_in_fp16():
         sagebwd.Spec(**fused, dq_sums="fp8")
 
 
+def test_sums_of_dp_in_fp16():
+    spec = sagebwd.Spec(dp_sums="fp16")
+    assert spec.dp_sums == "fp16" and " dp_sums=fp16 " in str(spec)
+    assert pickle.loads(pickle.dumps(spec)) == spec != sagebwd.Spec()
+    assert "dp_sums" not in str(sagebwd.Spec())
+    with pytest.raises(sagebwd.SpecError, match=r"dp_sums = fp16 .* with dq_sums = fp16"):
+        sagebwd.Spec(precision="gradients16", deterministic=False, dq_sums="fp16", dp_sums="fp16")
+    with pytest.raises(sagebwd.SpecError, match=r"unknown format of dP's sums 'fp8'.*fp32, fp16"):
+        sagebwd.Spec(dp_sums="fp8")
+
+
 def test_nobody_else_looks_inside_the_mask():
     """prebuild() has several values of an option, wherever it stands; messages name them, and
     dropins translate other functions' masks."""

@@ -283,7 +283,7 @@ TEST(KernelBuilder, BuildAllReportsAFailure) {
 
 TEST(KernelSpecHash, EveryFieldSeparatesSpecs) {
   KernelSpec base = spec_number(64);
-  std::vector<KernelSpec> others(17, base);
+  std::vector<KernelSpec> others(18, base);
   others[0].kind = KernelKind::backward_dq;
   others[1].pass = Pass::backward;
   others[2].arch = find_arch("sm_80");
@@ -301,6 +301,7 @@ TEST(KernelSpecHash, EveryFieldSeparatesSpecs) {
   others[14].tile.warps = 8;
   others[15].tile.stages = 2;
   others[16].attention.dq_sums = DqSums::fp16;
+  others[17].attention.dp_sums = DpSums::fp16;
   for (const KernelSpec& other : others) {
     EXPECT_FALSE(other == base);
     EXPECT_NE(KernelSpecHash()(other), KernelSpecHash()(base));

@@ -53,6 +53,10 @@ start=DpStart.IsOfMinusDeltaWhole/D64_fp16_Row
 sums=DqSums.ReachTheirBound/Fp16Sums_D64_bf16 rows=DqSums.OfUnlikeTokens/Fp16Sums_D64_bf16
 caught tile/dq_factor.cuh 's/15 - above/18 - above/' $sums 'dq_sums_test.cpp'
 caught tile/dq_sums16.cuh 's/row % 2 ? low.y : low.x/low.x/' $rows 'dq_sums_test.cpp'
+half=BitsOfHalfDp.AreTheEmulations/D64_fp16 bound=HalfDp.OfUnlikeTokens/HalfDp_D64_bf16
+caught tile/products_mma.cuh 's/factor\[r\], addend/factor[0], addend/' $half 'dp_sums_test.cpp'
+caught tile/half_operands.cuh 's/VALUE_EXPONENT = 9/VALUE_EXPONENT = 20/' $bound 'dp_sums_test.cpp'
+caught tile/unit_of_queries.cuh 's/power.inverse \* factor/power.inverse/' $bound 'dp_sums_test.cpp'
 caught tile/column_start.cuh 's/pack<bf16>(high, middle)/pack<bf16>(high, 0)/' $start 'dp_start_test.cpp'
 caught tile/column_start.cuh 's/pack<bf16>(x - high - middle, 0)/0/' $start 'dp_start_test.cpp'
 ring='QueryRing{shared + LAYOUT.barriers}'

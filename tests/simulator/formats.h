@@ -31,5 +31,17 @@ inline unsigned fp16_of_float(float x) {
   const unsigned bits = __builtin_bit_cast(unsigned, size);
   return sign | ((bits - (112 << 23) + 0xfff + (bits >> 13 & 1)) >> 13);
 }
+/// The same without rounding to FP32 first: of what lies between two numbers of FP32 the one whose
+/// last bit is set is on the same side of every number of FP16, and of every half.
+inline unsigned fp16_of_double(double x) {
+  float near = static_cast<float>(x);
+  const double error = x - static_cast<double>(near);
+  if (error != 0 && error == error && __builtin_fabsf(near) < 65520) {
+    const unsigned bits = __builtin_bit_cast(unsigned, near);
+    const bool beyond = (error < 0) != (near < 0); // `near` is larger in magnitude than x
+    near = __builtin_bit_cast(float, (beyond && bits << 1 ? bits - 1 : bits) | 1);
+  }
+  return fp16_of_float(near);
+}
 
 } // namespace simulator

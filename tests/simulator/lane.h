@@ -12,8 +12,9 @@ struct Index {
   unsigned x, y, z;
 };
 
-/// A's elements; those of B are s8 beside both 8-bit ones.
-enum class Element { s8, u8, bf16, fp16 };
+/// A's elements; those of B are s8 beside both 8-bit ones. Sums are in INT32 or FP32, and of
+/// fp16_half_sums in FP16, two in a word.
+enum class Element { s8, u8, bf16, fp16, fp16_half_sums };
 
 /// One lane's part of an mma.sync: 16 x 8, 32 bytes deep.
 struct WarpProduct {

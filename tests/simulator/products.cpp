@@ -87,6 +87,25 @@ struct Operands {
       std::memcpy(&b[lane / 4][lane % 4 * 4 + i * 16], &word[i], 4);
   }
 
+  /// The same with sums in FP16. The PTX ISA leaves open how they are rounded. Here the exact sum
+  /// of the 16 products and of c is rounded once, to nearest even.
+  template <class D, class C> void multiply_to_halves(const D& d, const C& c) const {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i) {
+        const uint8_t *row = a[lane / 4 + i / 2 * 8], *column = b[lane % 4 * 2 + i % 2];
+        uint16_t sum_bits, x, y;
+        std::memcpy(&sum_bits, static_cast<const char*>(c(lane)) + 2 * i, 2);
+        double sum = 0;
+        for (int k = 0; k < kDepth; k += 2) {
+          std::memcpy(&x, row + k, 2);
+          std::memcpy(&y, column + k, 2);
+          sum += static_cast<double>(float_of_fp16(x)) * float_of_fp16(y);
+        }
+        sum_bits = static_cast<uint16_t>(fp16_of_double(sum + float_of_fp16(sum_bits)));
+        std::memcpy(static_cast<char*>(d(lane)) + 2 * i, &sum_bits, 2);
+      }
+  }
+
   /// d(lane) and c(lane) give a lane's sums; c may give nullptr, for zeros.
   template <class D, class C> void multiply(Element element, const D& d, const C& c) const {
     constexpr size_t kPair = 2 * sizeof(int32_t);
@@ -155,9 +174,12 @@ void multiply(const WarpProduct* const* lanes) {
     operands.take_a(lane, reinterpret_cast<const unsigned(&)[4]>(*lanes[lane]->a));
     operands.take_b(lane, lanes[lane]->b);
   }
-  operands.multiply(
-      lanes[0]->element, [&](int lane) { return lanes[lane]->d; },
-      [&](int lane) { return lanes[lane]->c; });
+  const auto d = [&](int lane) { return lanes[lane]->d; };
+  const auto c = [&](int lane) { return lanes[lane]->c; };
+  if (lanes[0]->element == Element::fp16_half_sums)
+    operands.multiply_to_halves(d, c);
+  else
+    operands.multiply(lanes[0]->element, d, c);
 }
 
 void multiply(const GroupProduct* lanes, int warp, const char* shared, unsigned shared_bytes) {

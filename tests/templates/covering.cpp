@@ -79,6 +79,21 @@ std::vector<Pair> covering_pairs() {
     spec.deterministic = turn < 4;
     pairs.push_back({spec, &find_arch(kArchs[turn * 3 / 2])});
   }
+  // Sums of dP in FP16, of every precision and form on some architecture, split and fused.
+  for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn) {
+    const Arch& arch = find_arch(kArchs[turn % std::size(kArchs)]);
+    AttentionSpec spec;
+    spec.dp_sums = DpSums::fp16;
+    spec.head_dim = turn % 5 == 4 ? 56 : turn % 2 ? 64 : 128;
+    spec.precision = std::begin(Words<Precision>::all)[turn % 4].first;
+    spec.granularity = turn % 3 == 1 ? Granularity::block : Granularity::row;
+    spec.causal = turn / 2 % 2 ? Causal::top_left : Causal::none;
+    spec.packed = turn % 3 == 2;
+    spec.dtype = turn % 7 < 3 ? DType::fp16 : DType::bf16;
+    spec.deterministic = turn % 4 < 2;
+    if (arch.name != "sm_90a") // whose own families have none
+      pairs.push_back({spec, &arch});
+  }
   // Wide heads, wherever their gradients fit.
   for (const char* name : kArchs)
     for (Causal causal : {Causal::none, Causal::top_left}) {

@@ -48,8 +48,8 @@ Products implied_scores(const KernelSpec& k) {
   const int count = walked(k) / width(k) * (k.attention.head_dim / 16);
   Products n;
   add(n, which_int8(k.attention.precision).s, &Products::s8, count);
-  if (k.kind != KernelKind::forward)
-    n.float16 += count;
+  if (k.kind != KernelKind::forward) // sums in FP16 are none of the wanted type
+    (sums_dp_in_fp16(k.attention) ? n.other : n.float16) += count;
   return n;
 }
 
@@ -153,6 +153,8 @@ protected:
 
     Products whole = found.per_pass;
     whole.float16 -= start.float16;
+    if (sums_dp_in_fp16(k.attention))
+      whole.float16 += whole.other;
     EXPECT_EQ(whole_products(whole, k), products_of(k));
   }
   /// `row` at 64 channels and `block` at 128, of both families.
@@ -213,6 +215,20 @@ TEST_F(ProductsTest, OfTheWgmmaFamilyUnderQk16FourAreInt8) {
 TEST_F(ProductsTest, OfTheBackwardUnderDv16DvHas16Bits) { check_backward(Precision::dv16); }
 TEST_F(ProductsTest, OfTheBackwardUnderGradients16SAloneIsInt8) {
   check_backward(Precision::gradients16);
+}
+
+TEST_F(ProductsTest, OfTheBackwardWithFp16SumsOfDpNoOtherChanges) {
+  std::vector<KernelSpec> kernels;
+  for (int head_dim : {64, 128})
+    for (Precision precision : {Precision::six_of_seven, Precision::gradients16}) {
+      AttentionSpec spec;
+      spec.head_dim = head_dim, spec.precision = precision, spec.dp_sums = DpSums::fp16;
+      for (const KernelSpec& kernel :
+           Operation(resolved(spec), find_arch("sm_89")).kernels(Pass::backward))
+        if (kernel.kind >= KernelKind::forward)
+          kernels.push_back(kernel);
+    }
+  check_all(kernels);
 }
 
 // Two stages, larger blocks, and loops that are unrolled in part (sm_100, `block`, 128 channels).

@@ -32,8 +32,8 @@ class AttentionChoice(Options):
     plan: frozenset = plan_of("six-of-seven")
     #: What parse() takes, by example.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
-                            "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16; "
-                            "of emulated also precision=s+pv+dv+dq+dk")  # fmt: skip
+                            "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
+                            "dp-sums=fp16; of emulated also precision=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
@@ -45,7 +45,7 @@ class AttentionChoice(Options):
                                  f"{given}); its options: {', '.join(own) or 'none'}")
         Spec(granularity=self.granularity, precision=self.precision,
              deterministic=self.deterministic, dq_sums=self.dq_sums,
-             smooth_q=self.smooth_q)  # fmt: skip  # refuses unknown ones
+             dp_sums=self.dp_sums, smooth_q=self.smooth_q)  # fmt: skip  # refuses unknown ones
 
     def changed(self, kind: type) -> dict:
         """The options among the fields of `kind` that have not their defaults."""
