@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -53,8 +54,9 @@ PLANS = ("six-of-seven", "six-of-seven no-deterministic", "gradients16",
 CARDS = tuple(gpu for gpu in GPUS if gpu.arch not in ("sm_90a", "sm_100"))
 DEFAULT_GPUS = ("RTX 4090", "L40S", "A100")
 OWN_ARCH = "sm_90a"
-#: How far the measured cost of a stretched instruction may be from the planned one.
-RATE_ERROR = 0.05
+#: How far measured costs of stretched instructions may be from the planned ratio to one another,
+#: and how much more than planned all may cost.
+RATE_ERROR, MOST_COST = 0.05, 1.25
 #: The names of `_core.measure_rates` and the rates of gpus.Gpu that they are of.
 MEASURED = {"mma_s8": "int8", "mma_u8": "int8", "mma_bf16": "bits16"}
 #: Clocks before and after the measurement may differ by so much.
@@ -108,16 +110,25 @@ def tiles_of(given: list[str]) -> dict[str, str]:
 # ---- figures -------------------------------------------------------------------------------------
 
 
-def check_rates(plain: dict, stretched: dict, factors: dict[str, int]) -> dict[str, float]:
-    """Measured clocks of a stretched instruction over those of a plain one, by name; RuntimeError
-    where they are not the factor."""
-    found = {name: plain[name]["per_clock"] / stretched[name]["per_clock"] for name in MEASURED}
-    for name, times in found.items():
-        factor = factors[MEASURED[name]]
-        if abs(times / factor - 1) > RATE_ERROR:
-            raise RuntimeError(f"a stretched {name} takes {times:.2f} times as long as a plain "
-                               f"one, and {factor} times was meant: this GPU is not balanced")
-    return {name: round(times, 3) for name, times in found.items()}
+def measured_rates(plain: dict, stretched: dict) -> dict[str, float]:
+    """Measured clocks of a stretched instruction over those of a plain one, by name."""
+    return {name: round(plain[name]["per_clock"] / stretched[name]["per_clock"], 3)
+            for name in MEASURED}  # fmt: skip
+
+
+def measured_balance(planned: Balance, times: dict[str, float]) -> Balance:
+    """The balance that measured multiples have: an instruction that hands sums on to the next one
+    costs a little more than its share of the pipe. RuntimeError if multiples are not in the planned
+    ratio to one another, or not near them."""
+    costs = {name: times[name] / planned.factors[rate] for name, rate in MEASURED.items()}
+    low, high = min(costs.values()), max(costs.values())
+    if high / low - 1 > RATE_ERROR or low < 1 - RATE_ERROR or high > MOST_COST:
+        listed = ", ".join(f"{name} {times[name]:.2f} for {planned.factors[rate]}"
+                           for name, rate in MEASURED.items())  # fmt: skip
+        raise RuntimeError(f"stretched instructions take {listed} times as long as plain ones: "
+                           "this GPU is not balanced")
+    return Balance(planned.factors, planned.clocks_a_clock * math.sqrt(low * high),
+                   planned.tensor_error + math.sqrt(high / low) - 1)
 
 
 def blocks_of(kernel: dict, gpu: Gpu) -> int:
@@ -229,14 +240,15 @@ def measure(one: Subject, cells: list[dict], plans: list[str], record: Record) -
     found = one.slowed.run(found_plain.results_by_cell(), one.shown("stretched kernels"))
     here = balance_model.Here(found.here["sms"], found.here["rates"]["mma_s8"]["clock_ghz"],
                               found.here["memory_gbs"])  # fmt: skip
+    times = measured_rates(found_plain.here["rates"], found.here["rates"])
+    balance = measured_balance(balance, times)
     after = found.end["rates"]["mma_s8"]["clock_ghz"]
     steady = abs(after / here.clock_ghz - 1) <= CLOCK_ERROR
     record.add("gpus", {
         **{key: getattr(gpu, key) for key in ("name", "arch", "sms", "clock_ghz", "memory_gbs",
                                               "int8", "bits16", "bits16_half", "sm_kib")},
         **balance.json(), "no_model": one.no_model,
-        "stretched_rates": check_rates(found_plain.here["rates"], found.here["rates"],
-                                       balance.factors),
+        "stretched_rates": times,
         "here": {**vars(here), "clock_ghz_after": after, "steady": steady},
     })  # fmt: skip
     if not steady:

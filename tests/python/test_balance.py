@@ -76,16 +76,22 @@ def test_what_no_kernel_has_written_is_seen():
     assert bool(balance_runs.filled(torch.zeros(3)).isnan().all())
 
 
-def test_rates_that_are_not_the_planned_ones_are_an_error():
+def test_the_measured_balance_counts():
     plain = {name: {"per_clock": 6000.0} for name in balance.MEASURED}
     slowed = {"mma_s8": {"per_clock": 2000.0}, "mma_u8": {"per_clock": 2010.0},
               "mma_bf16": {"per_clock": 1000.0}}
-    factors = {"int8": 3, "bits16": 6, "bits16_half": 3}
-    assert balance.check_rates(plain, slowed, factors) == {"mma_s8": 3.0, "mma_u8": 2.985,
-                                                           "mma_bf16": 6.0}
-    slowed["mma_bf16"]["per_clock"] = 2000.0
-    with pytest.raises(RuntimeError, match="mma_bf16 takes 3.00 times .* and 6 times was meant"):
-        balance.check_rates(plain, slowed, factors)
+    planned = stretch.Balance({"int8": 3, "bits16": 6, "bits16_half": 3}, 1.125, 0.0)
+    times = balance.measured_rates(plain, slowed)
+    assert times == {"mma_s8": 3.0, "mma_u8": 2.985, "mma_bf16": 6.0}
+    found = balance.measured_balance(planned, times)
+    assert found.clocks_a_clock == pytest.approx(1.125, rel=0.003)
+    dearer = balance.measured_balance(planned, {name: 1.08 * t for name, t in times.items()})
+    assert dearer.clocks_a_clock == pytest.approx(1.08 * found.clocks_a_clock)
+    assert dearer.factors == planned.factors
+    for wrong in ({**times, "mma_bf16": 3.0}, {name: 1.4 * t for name, t in times.items()},
+                  {name: 0.9 * t for name, t in times.items()}):  # fmt: skip
+        with pytest.raises(RuntimeError, match="mma_bf16 .* for 6.* this GPU is not balanced"):
+            balance.measured_balance(planned, wrong)
 
 
 # ---- the command ---------------------------------------------------------------------------------
