@@ -3,12 +3,13 @@
     python bench/stretch.py OUT --gpu "RTX 4090"          # a copy of templates/
     SAGEBWD_TEMPLATE_DIR=OUT python ...                   # on an H100 or H200, family mma
 
-Ahead of each mma.sync stand others on zeros, which hand the sums on. Results stay the same bit for
-bit (for finite operands), the tensor cores take a whole multiple of the time, and all other pipes
-keep their rates. A multiple of 3 for INT8 and of 6 for 16 bits gives an H100, where either
-instruction takes 6 clocks of a scheduler, the ratio that they have on a GeForce card, where they
-take 16 and 32 clocks: 18 and 36 clocks then stand for those. So 9 clocks of the H100 stand for 8 of
-the card. Instructions of other pipes, which take as many clocks on both, are 1/8 too cheap.
+Ahead of each mma.sync stand idle ones, on zeros and on registers of their own. Results stay the same
+bit for bit, the tensor cores take a whole multiple of the time, and all other pipes keep their
+rates. A multiple of 3 for INT8 and of 6 for 16 bits gives an H100, where either instruction takes 6
+clocks of a scheduler, the ratio that they have on a GeForce card, where they take 16 and 32 clocks:
+18 and 36 clocks then stand for those. So 9 clocks of the H100 stand for 8 of the card. Instructions
+of other pipes, which take as many clocks on both, are 1/8 too cheap. Idle products hand no sums on:
+a product that waited for several others would take several times its latency, which no card does.
 bench/balance.py measures with such kernels.
 """
 
@@ -145,33 +146,48 @@ def forms_of(text: str) -> list[Form]:
     return found
 
 
+#: Idle products add to so many pairs of registers in turn, which each thread has for all of a kernel.
+IDLE = 3
+_EACH = range(IDLE)
+_BEGIN = f"""asm volatile(".reg .b32 idle_a<{IDLE}>; .reg .b32 idle_b<{IDLE}>;" """ + " ".join(
+    f"""
+      "mov.u32 idle_{x}{i}, %nctaid.y; and.b32 idle_{x}{i}, idle_{x}{i}, 0x80000000;" """
+    for i in _EACH for x in "ab") + ");\n"  # fmt: skip
+#: What ptxas takes for a use of them. They are zeros.
+_USE = """asm volatile("{ .reg .b32 x; .reg .pred p; mov.u32 x, 0;" """ + " ".join(
+    f"""
+      "or.b32 x, x, idle_a{i}; or.b32 x, x, idle_b{i};" """ for i in _EACH) + """
+      "setp.eq.u32 p, x, 1; @p trap; }");\n"""
+#: Where they begin and are used: a file, a text in it, and what comes behind that text.
+HOOKS = (
+    ("ptx/stream_order.cuh", "void begin_in_stream_order() {\n", _BEGIN),
+    ("ptx/cp_async.cuh", "void cp_async_wait() {\n", _USE),
+    ("measure/rates.cuh", "void run(const MeasureParams& p) {\n", _BEGIN),
+    ("measure/rates.cuh", "p.results[thread] = chains.result();\n", _USE),
+)
+
+
 def _wrapped(form: Form, factor: int) -> str:
     """The function under its own name: `factor` instructions in place of one."""
     once = f"{form.name}_once" + ("<T>" if form.template else "")
-    (of, d, size), (of_a, a, size_a), *bs, (_, c, _) = form.parameters
-    b = "".join(f"{name}, " for _, name, _ in bs)
+    names = ", ".join(name for _, name, _ in form.parameters)
+    idle = "".join(f"""
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {{idle_a{i % IDLE}, "
+      "idle_b{i % IDLE}}}, {{%0, %0, %0, %0}}, {{%0, %0}}, {{idle_a{i % IDLE}, idle_b{i % IDLE}}};"
+      ::"r"(0));""" for i in range(factor - 1))
     head = f"__device__ __forceinline__ void {form.name}({form.declared()})"
     return f"""
 {form.template}
-{head} {{
-  {of_a} zero[{size_a}] = {{}};
-  {of} handed_on[{size}];
-#pragma unroll
-  for (int i = 0; i < {size}; ++i)
-    handed_on[i] = {c}[i];
-#pragma unroll
-  for (int i = 1; i < {factor}; ++i)
-    {once}(handed_on, zero, {b}handed_on);
-  {once}({d}, {a}, {b}handed_on);
+{head} {{{idle}
+  {once}({names});
 }}
 """
 
 
 def stretched(text: str, factors: dict[str, int], forms: dict[str, str] = FORMS) -> str:
-    """ptx/mma.cuh with every instruction as often as the factor of its rate says.
+    """ptx/mma.cuh with as many instructions for each as the factor of its rate says.
 
-    The zeros stand for A. B is the real one, so that the added instructions wait for its loads, as
-    the real instruction does. StretchError where the text and the table `forms` do not agree.
+    StretchError where the text and the table `forms` do not agree.
     """
     declared = forms_of(text)
     names = {form.name for form in declared}
@@ -200,6 +216,11 @@ def write(out: Path, factors: dict[str, int], templates: Path = TEMPLATES) -> Pa
     text = stretched((templates / MMA).read_text(), factors)
     shutil.copytree(templates, out, dirs_exist_ok=True)
     (out / MMA).write_text(text)
+    for name, place, added in HOOKS:
+        text = (out / name).read_text()
+        if text.count(place) != 1:
+            raise StretchError(f"{name} has not one '{place.strip()}': another version of it?")
+        (out / name).write_text(text.replace(place, place + added))
     return out
 
 
