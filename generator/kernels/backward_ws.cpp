@@ -45,6 +45,7 @@ KernelDefinition backward_ws() {
                                      O::sink_partial, O::dq_sum, O::dq_factor, O::q_map, O::v_map,
                                      O::dout_map, O::v_rows, O::dout_rows, O::query_rows});
   specialised.root_template = "kernels/backward_ws.cuh";
+  specialised.root_template16 = {};
   specialised.configure = [](Configuration& c, const KernelSpec& k) {
     configure_fused(c, k);
     c.add("DQ_SUM16", sums_dq_in_fp16(k.attention));

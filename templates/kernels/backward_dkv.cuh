@@ -19,7 +19,6 @@
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/block_maxima.cuh"
-#include "tile/dkv_layout.cuh"
 #include "tile/dkv_loads.cuh"
 #include "tile/fused_dq.cuh"
 #include "tile/mean_gradients.cuh"

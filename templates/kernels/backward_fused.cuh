@@ -15,10 +15,6 @@
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
-
-// What follows is of this layout.
-#include "tile/fused_layout.cuh"
-
 #include "ptx/stream_order.cuh"
 #include "tile/dkv_loads.cuh"
 #include "tile/dq_order.cuh"

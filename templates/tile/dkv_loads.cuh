@@ -1,13 +1,13 @@
 //===- tile/dkv_loads.cuh - What kernels that own keys have in shared memory ---===//
 //
 // Keys and values of the block, stages of tiles of queries, and the scales of three runs; and the
-// copies that bring them there. Of kernels/backward_dkv.cuh and kernels/backward_fused.cuh, which
-// have included their LAYOUT. What that says of a stage is behind `stage`.
+// copies that bring them there. What LAYOUT says of a stage lies behind `stage`.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 #include "tile/key_gradients.cuh"
+#include "tile/key_layout.cuh"
 #include "tile/products.cuh"
 #include "tile/transposed_scores.cuh"
 

@@ -10,6 +10,7 @@
 
 #include "tile/dq_sums.cuh"
 #include "tile/fragments.cuh"
+#include "tile/key_layout.cuh"
 #include "tile/magic_start.cuh"
 #include "tile/quantizer.cuh"
 

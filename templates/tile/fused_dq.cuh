@@ -7,6 +7,7 @@
 #pragma once
 
 #include "tile/dq_sums.cuh"
+#include "tile/key_layout.cuh"
 #include "tile/place.cuh"
 
 class FusedDq {

@@ -223,6 +223,7 @@ TEST_F(ProductsTest, OfTheBackwardWithFp16SumsOfDpNoOtherChanges) {
     for (Precision precision : {Precision::six_of_seven, Precision::gradients16}) {
       AttentionSpec spec;
       spec.head_dim = head_dim, spec.precision = precision, spec.dp_sums = DpSums::fp16;
+      spec.gradient_kernels = Backward::split;
       for (const KernelSpec& kernel :
            Operation(resolved(spec), find_arch("sm_89")).kernels(Pass::backward))
         if (kernel.kind >= KernelKind::forward)

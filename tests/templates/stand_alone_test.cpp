@@ -24,7 +24,8 @@ using namespace sagebwd;
 
 namespace {
 
-/// Folders with the configuration and the family of each warp-specialised kernel, by its template.
+/// Folders with the configuration and the family of kernels that differ from the example: of each
+/// that is warp-specialised, and of that which forms all gradients in INT8. By its template.
 class Configurations {
 public:
   Configurations() {
@@ -38,6 +39,12 @@ public:
     write(spec);
     spec.precision = Precision::gradients16;
     write(spec);
+    spec = {};
+    spec.head_dim = 64, spec.gradient_kernels = Backward::fused; // which is of mma.sync
+    for (const KernelSpec& k :
+         Operation(resolved(spec), find_arch("sm_80")).kernels(Pass::backward))
+      if (k.kind == KernelKind::backward)
+        write(k);
   }
   ~Configurations() { std::filesystem::remove_all(root_); }
 
@@ -52,6 +59,8 @@ public:
       kernel = "kernels/backward_dkv_pair.cuh";
     if (path == "tile/pair.cuh")
       kernel = "kernels/backward_dq_pair.cuh";
+    if (path.starts_with("tile/dq_sums8") || path.starts_with("tile/dq_order"))
+      kernel = "kernels/backward_fused.cuh";
     const auto found = folders_.find(kernel);
     return found == folders_.end() ? "" : found->second;
   }
@@ -81,7 +90,8 @@ private:
                 "#pragma once\n#include \"base.cuh\"\n#define KERNEL example\n");
     std::ofstream(folder / "configuration.cuh") << base;
     std::ofstream(folder / "tile/family.cuh")
-        << "#pragma once\n#include \"tile/products_wgmma.cuh\"\n";
+        << "#pragma once\n#include \"tile/products_"
+        << (k.tile.family == Family::mma ? "mma" : "wgmma") << ".cuh\"\n";
     folders_[path] = folder.string();
     bases_.push_back(base);
   }
@@ -126,7 +136,7 @@ TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
     found_sound.add(path);
     kernels += path.starts_with("kernels/");
   }
-  EXPECT_EQ(kernels, 14);
+  EXPECT_EQ(kernels, 15);
   if (found_sound.is_listed())
     return expect_alone("base.cuh", "");
   for (const auto& [path, text] : embedded_templates())
