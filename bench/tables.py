@@ -213,7 +213,8 @@ def predicted(record: dict) -> list[str]:
 TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED)},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
-                           "speed-grid.json lengths": lengths, "errors.json": errors},
+                           "speed-grid.json lengths": lengths, "errors.json": errors,
+                           "balance.json": predicted},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation},
 }  # fmt: skip
