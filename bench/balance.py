@@ -48,8 +48,8 @@ from sagebwd.experiments.environment import brief
 
 TOTAL_TOKENS, HEADS_TIMES_DIM = 32768, 2048
 #: Words of specs.
-PLANS = ("six-of-seven", "six-of-seven no-deterministic", "gradients16",
-         "gradients16 no-deterministic")  # fmt: skip
+PLANS = ("six-of-seven", "six-of-seven gradient_kernels=split", "six-of-seven dp_sums=fp16",
+         "six-of-seven dp_sums=fp16 gradient_kernels=split")  # fmt: skip
 #: Those whose mma.sync is slower than an H100's, so that it can stand for them.
 CARDS = tuple(gpu for gpu in GPUS if gpu.arch not in ("sm_90a", "sm_100"))
 DEFAULT_GPUS = ("RTX 4090", "L40S", "A100")

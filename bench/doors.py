@@ -86,7 +86,7 @@ def with_emulated_gradients(forward_of: type) -> type:
 def _emulated(options: dict) -> dict:
     """Options as the emulation takes them."""
     options = {**options, "plan": options["precision"]}
-    for name in ("precision", "deterministic", "dq_sums"):
+    for name in ("precision", "deterministic", "dq_sums", "gradient_kernels"):
         del options[name]
     return options
 

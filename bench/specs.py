@@ -29,6 +29,7 @@ CHOICES = {
     "group_kv": (64, 128),
     "family": ("", "mma"),  # '' means the GPU's own family
     "dp_sums": ("fp32", "fp16"),
+    "gradient_kernels": ("any", "fused"),
     PLAN: (*itertools.product(PRECISIONS, (True, False), ("fp32",)),
            ("gradients16", False, "fp16")),
     # window: 'left' has a bound on the left, and perhaps one on the right; 'right' has only that.
@@ -54,6 +55,10 @@ def is_built(spec: dict) -> bool:
         return False
     if (spec["family"] and spec["precision"] == "qk16" and spec["granularity"] == "block"
             and spec["head_dim"] > 128):  # there are not enough registers  # fmt: skip
+        return False
+    if spec["gradient_kernels"] == "fused" and (
+            spec["head_dim"] > 128 or spec["granularity"] == "block" or spec["group_kv"] != 128
+            or spec["precision"] not in ("six-of-seven", "qk16") or spec["family"] != "mma"):
         return False
     if spec["dp_sums"] == "fp16" and spec["family"] != "mma":  # sm_90a's own kernels have none
         return False

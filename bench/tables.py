@@ -189,7 +189,7 @@ def generation(record: dict) -> list[str]:
 #: Plans of the table of predictions, and how readers call them.
 PREDICTED = {
     "six-of-seven": "",
-    "six-of-seven no-deterministic": ", `deterministic=False`",
+    "six-of-seven dp_sums=fp16": ", `dp_sums='fp16'`",
 }
 
 

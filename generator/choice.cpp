@@ -100,11 +100,13 @@ bool tensor_cores_bind(const Arch& arch) {
 /// Whether one kernel for all gradients is faster than two, if it fits.
 bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
   const Int8Products int8 = which_int8(s.precision);
-  // Times on an H200 at the balance of an RTX 4090, dQ's order and round_dq included (8192 tokens,
-  // without a mask): at 64 channels split 48.0 ms, fused 43.7 ms; at 128 channels 45.2 and 38.2 ms.
-  // At its own balance: at 64 channels 22.1 and 25.8 ms, at 128 channels 20.8 and 21.5 ms.
+  // Predicted for an RTX 4090 (bench/results/balance.json, 8192 tokens without a mask, with the
+  // pre-pass): at 64 channels split 32.2 ms, fused 26.6 ms; at 128 channels 32.8 and 27.9 ms. On an
+  // H200 itself: at 64 channels 22.1 and 25.8 ms, at 128 channels 20.8 and 21.5 ms.
+  // At 128 channels with a window it spills on consumer Blackwell, up to 40 bytes.
+  const bool spills = arch.major == 12 && wide(s) && bounded_before(s) && !sums_dp_in_fp16(s);
   if (int8.dq)
-    return tensor_cores_bind(arch);
+    return tensor_cores_bind(arch) && !spills;
   // At 64 channels the split backward of ws is faster than the fused one: 16.7 ms and 17.4 ms, both
   // with the forward. But a split backward cannot sum dQ in FP16, and if a group has one scale, the
   // split backward is built by wgmma and not by ws.
@@ -266,7 +268,8 @@ Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {
   for (KernelKind kind : tiled_kernels())
     tiles[kind] = default_tile(
         kind, spec, arch, builds(kind, spec, family) ? family : preferred_family(kind, spec, arch));
-  if (const auto fused = default_fused_tile(spec, arch, family))
+  const auto asked_for = is_fused(spec) ? fused_tile(spec, arch, family) : std::nullopt;
+  if (const auto fused = asked_for ? asked_for : default_fused_tile(spec, arch, family))
     tiles[KernelKind::backward] = *fused;
   return tiles;
 }

@@ -76,9 +76,7 @@ std::vector<PtxasRow> rows() {
       {"fused-half-dp",
        {Kind::backward},
        mma,
-       [](Spec k) {
-         return sums_dp_in_fp16(k.attention) && which_int8(k.attention.precision).dq;
-       },
+       [](Spec k) { return sums_dp_in_fp16(k.attention) && which_int8(k.attention.precision).dq; },
        kFewest,
        "up to 16 bytes spill under a mask otherwise"},
       {"dkv-half-dp",
@@ -137,6 +135,12 @@ std::vector<PtxasRow> rows() {
        [](Spec k) { return !narrow(k) && packed(k); },
        kLevel1,
        kLaidOut},
+      {"quantize-smooth-q",
+       {Kind::quantize},
+       {},
+       [](Spec k) { return narrow(k) && k.attention.smooth_q && datacentre_blackwell(k); },
+       kLevel1,
+       "spills 4 bytes on sm_100 otherwise"},
       {"mean-scores",
        {Kind::mean_scores},
        {},

@@ -27,7 +27,7 @@ from sagebwd.tensors import check_k_mean  # noqa: E402
 __all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
 
 # `precision` takes more here, and PyTorch's operations have no order to fix and no sums in memory.
-_NOT_HERE = ("precision", "deterministic", "dq_sums")
+_NOT_HERE = ("precision", "deterministic", "dq_sums", "gradient_kernels")
 
 #: Elements of one (queries x keys) matrix that are computed at once; about ten exist at a time.
 CHUNK_ELEMENTS = 1 << 24

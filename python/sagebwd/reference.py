@@ -79,7 +79,7 @@ def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, 
     return _of_channels(results, v.shape[3])
 
 
-@options.takes(but=("deterministic", "dq_sums"))
+@options.takes(but=("deterministic", "dq_sums", "gradient_kernels"))
 def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
     round_outputs=False, out=None, lse=None, chosen,

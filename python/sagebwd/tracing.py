@@ -21,7 +21,7 @@ _OTHERWISE = {
 }  # fmt: skip
 
 
-@options.takes(but=("deterministic", "dq_sums"), otherwise=_OTHERWISE)
+@options.takes(but=("deterministic", "dq_sums", "gradient_kernels"), otherwise=_OTHERWISE)
 def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
     chosen,

@@ -23,7 +23,7 @@ def test_signature():
         "(q, k, v, *, causal=False, window_left=None, window_right=None, granularity='row', "
         "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, smooth_q=False, rotate=True, "
         "precision='six-of-seven', deterministic=True, dq_sums='fp32', dp_sums='fp32', "
-        "softmax_scale=None, layout='bhsd', return_lse=False, sink_logits=None, k_mean=None, "
+        "gradient_kernels='any', softmax_scale=None, layout='bhsd', return_lse=False, sink_logits=None, k_mean=None, "
         "cu_seqlens_q=None, "
         "cu_seqlens_k=None, seqused_q=None, seqused_k=None)"
     )

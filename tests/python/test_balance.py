@@ -206,7 +206,7 @@ def _record(path, more, monkeypatch):
 def test_a_whole_run_and_its_table_and_picture(hopper, capsys, tmp_path):
     out = hopper()
     assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model", "--plans",
-                         "six-of-seven", "six-of-seven no-deterministic"]) == 0  # fmt: skip
+                         "six-of-seven", "six-of-seven dp_sums=fp16"]) == 0  # fmt: skip
     record = json.loads(out.read_text())
     assert record["status"] == "finished" and record["passed"]
     (gpu,) = record["gpus"]
@@ -225,7 +225,7 @@ def test_a_whole_run_and_its_table_and_picture(hopper, capsys, tmp_path):
     # 3.5 x 2199.02 / (0.93 x 165.15) = 50.11 ms; ours 5.5115 + 27.557 + 2 x 1.0.
     # A causal mask halves what FlashAttention-2 needs, and the stand-in says the same times.
     assert lines[2] == "| RTX 4090 | 1.43x | 0.71x | 1.43x | 0.71x |"
-    assert lines[3] == "| RTX 4090, `deterministic=False` | 1.43x | 0.71x | 1.43x | 0.71x |"
+    assert lines[3] == "| RTX 4090, `dp_sums='fp16'` | 1.43x | 0.71x | 1.43x | 0.71x |"
     assert len(lines) == 4
     pytest.importorskip("matplotlib")
     assert plot.plot_balance(out).read_bytes().startswith(b"\x89PNG")
@@ -233,7 +233,8 @@ def test_a_whole_run_and_its_table_and_picture(hopper, capsys, tmp_path):
 
 def test_wrong_results_fail_the_record_and_have_no_times(hopper, capsys):
     out = hopper()
-    assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model"]) == 1
+    assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model", "--plans",
+                         "six-of-seven", "gradients16"]) == 1  # fmt: skip
     record = json.loads(out.read_text())
     wrong = [row for row in record["rows"] if not row["correct"]]
     assert not record["passed"] and {row["plan"] for row in wrong} == {"gradients16"}

@@ -41,6 +41,7 @@ _HELP = {
     "rotate": "without the Hadamard rotation of Q and K for S",
     "dq_sums": "format in which one kernel for all gradients sums dQ: fp32, fp16",
     "dp_sums": "format in which tensor cores sum dP: fp32, fp16",
+    "gradient_kernels": "which kernels form the gradients: any, split, fused",
     "window_left": "sliding window: keys before its own that a query sees; -1 means all",
     "window_right": "sliding window: keys after its own that a query sees; -1 means all",
 }

@@ -18,9 +18,10 @@ from .command import Failure, torch
 Attend = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 #: FP32 matrices of queries x keys that the emulation holds at once.
 LIVE_MATRICES = 10
-_NOT_CHOSEN = {"precision", "deterministic", "dq_sums"} | {field.name for field in fields(Mask)}
+_KERNELS = ("precision", "deterministic", "dq_sums", "gradient_kernels")
+_NOT_CHOSEN = {*_KERNELS} | {field.name for field in fields(Mask)}
 _COMMON = tuple(field.name for field in fields(Options) if field.name not in _NOT_CHOSEN)
-OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, "precision", "deterministic", "dq_sums"),
+OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, *_KERNELS),
               "emulated": (*_COMMON, "plan")}  # fmt: skip
 
 
@@ -33,7 +34,7 @@ class AttentionChoice(Options):
     #: What parse() takes, by example.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
                             "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
-                            "dp-sums=fp16; of emulated also precision=s+pv+dv+dq+dk")  # fmt: skip
+                            "dp-sums=fp16, gradient-kernels=split; of emulated also precision=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
@@ -45,7 +46,8 @@ class AttentionChoice(Options):
                                  f"{given}); its options: {', '.join(own) or 'none'}")
         Spec(granularity=self.granularity, precision=self.precision,
              deterministic=self.deterministic, dq_sums=self.dq_sums,
-             dp_sums=self.dp_sums, smooth_q=self.smooth_q)  # fmt: skip  # refuses unknown ones
+             dp_sums=self.dp_sums, gradient_kernels=self.gradient_kernels,
+             smooth_q=self.smooth_q)  # fmt: skip  # refuses unknown ones
 
     def changed(self, kind: type) -> dict:
         """The options among the fields of `kind` that have not their defaults."""
