@@ -19,7 +19,7 @@ HEAD_DIMS = {40: range(32, 64, 8), 64: (64,), 80: range(72, 128, 8), 128: (128,)
              160: range(136, 256, 8), 256: (256,)}  # fmt: skip
 #: Options that are chosen together, because few combinations of them are built.
 FORM = ("granularity", "window", "packed", "sink_keys", "smooth_q")
-PLAN = ("precision", "deterministic", "dq_sums")
+PLAN = ("precision", "deterministic", "dq_sums", "gradient_kernels")
 CHOICES = {
     "head_dim": tuple(HEAD_DIMS),
     "dtype": ("bf16", "fp16"),
@@ -29,9 +29,9 @@ CHOICES = {
     "group_kv": (64, 128),
     "family": ("", "mma"),  # '' means the GPU's own family
     "dp_sums": ("fp32", "fp16"),
-    "gradient_kernels": ("any", "fused"),
-    PLAN: (*itertools.product(PRECISIONS, (True, False), ("fp32",)),
-           ("gradients16", False, "fp16")),
+    PLAN: (*itertools.product(PRECISIONS, (True, False), ("fp32",), ("any",)),
+           ("gradients16", False, "fp16", "any"), ("six-of-seven", True, "fp32", "fused"),
+           ("qk16", False, "fp32", "fused")),
     # window: 'left' has a bound on the left, and perhaps one on the right; 'right' has only that.
     FORM: (
         ("row", "", False, 0, False), ("row", "", False, 1, False), ("row", "", False, 1, True),
@@ -58,7 +58,7 @@ def is_built(spec: dict) -> bool:
         return False
     if spec["gradient_kernels"] == "fused" and (
             spec["head_dim"] > 128 or spec["granularity"] == "block" or spec["group_kv"] != 128
-            or spec["precision"] not in ("six-of-seven", "qk16") or spec["family"] != "mma"):
+            or spec["family"] != "mma"):  # others have no such kernel  # fmt: skip
         return False
     if spec["dp_sums"] == "fp16" and spec["family"] != "mma":  # sm_90a's own kernels have none
         return False

@@ -179,8 +179,7 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
         s.dq_sums);
   visit(Label{"dp_sums", " dp_sums=", "format in which tensor cores sum dP", /*quiet=*/true},
         s.dp_sums);
-  visit(Label{"gradient_kernels", " gradient_kernels=",
-              "which kernels form the gradients: one for all, or one for dQ and one for dK and dV",
+  visit(Label{"gradient_kernels", " gradient_kernels=", "which kernels form the gradients",
               /*quiet=*/true},
         s.gradient_kernels);
   visit(Label{"window_left", " window_left=",

@@ -100,7 +100,7 @@ def test_the_measured_balance_counts():
 @pytest.mark.parametrize("words, message", [
     (["--gpu", "RTX 2080"], "no GPU 'RTX 2080' is known: there are A100, RTX 3090"),
     (["--gpu", "B200"], "an H100 can only be slowed. It stands for A100"),
-    (["--only", "d32"], "--only d32: there are any-order, causal, d128"),
+    (["--only", "d32"], "--only d32: there are causal, d128, d64, deterministic"),
     (["--only", "d64", "d128"], "no cell has all these words"),
     (["--tiles", "backward_dx=mma 64x64 w4 s1 b1"], "expected KERNEL=TILE with a kernel of"),
     (["--quick"], "only a record of everything goes to balance.json: with --quick"),
@@ -129,9 +129,9 @@ def test_words_select_cells_and_plans():
     cells, plans = balance.selected(balance.CELLS, list(balance.PLANS), [])
     assert (len(cells), len(plans)) == (8, 4)
     cells, plans = balance.selected(balance.CELLS, list(balance.PLANS),
-                                    ["D128", "n1024", "gradients16", "any-order"])
+                                    ["D128", "n1024", "dp_sums=fp16", "gradient_kernels=split"])
     assert [cell["label"] for cell in cells] == ["d128 n1024 full", "d128 n1024 causal"]
-    assert plans == ["gradients16 no-deterministic"]
+    assert plans == ["six-of-seven dp_sums=fp16 gradient_kernels=split"]
     assert all(c["batch"] * c["tokens"] * c["heads"] * c["head_dim"] == 32768 * 2048
                for c in balance.CELLS)  # fmt: skip
 
