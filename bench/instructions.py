@@ -110,10 +110,10 @@ def kept_kernels(folder: Path) -> Iterator[Kernel]:
 
 
 def compiled(tool: Path, arch: str, words: list[str]) -> list[Kernel]:
-    """Compiles the default kernels of an architecture, for split backwards and for those that are
-    fused without `deterministic`."""
+    """Compiles the default kernels of an architecture, those that it has without `deterministic`,
+    and those of split backwards."""
     with tempfile.TemporaryDirectory() as cache:
-        for more in [], ["--no-deterministic"]:
+        for more in [], ["--no-deterministic"], ["--gradient-kernels", "split"]:
             done = run([tool, "build", "--arch", arch, *words, *more, "--json"],
                        SAGEBWD_CACHE_DIR=cache, SAGEBWD_CACHE_PACKS="", SAGEBWD_TUNE="off")
             if done.status != 0:

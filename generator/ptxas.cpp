@@ -122,6 +122,12 @@ std::vector<PtxasRow> rows() {
       // A thread that has 64 channels of a token needs all registers. The same holds for 16
       // channels of a partial width, with as many blocks per SM as the narrowest width has, and for
       // 32 channels of packed sequences.
+      {"quantize-widest-half-dp",
+       {Kind::quantize},
+       {},
+       [](Spec k) { return is_widest(k) && sums_dp_in_fp16(k.attention) && k.attention.smooth_q; },
+       kFewest,
+       "spills 132 bytes at level 1"},
       {"quantize-widest", {Kind::quantize}, {}, is_widest, kLevel1, kLaidOut},
       {"quantize-part",
        {Kind::quantize},

@@ -49,7 +49,7 @@ public:
                 "  sagebwd emit --kernel forward --arch sm_80 --head-dim 64 > forward.cu\n"
                 "  sagebwd emit --kernel forward --tile 128x128w8s2\n"
                 "  sagebwd emit --causal top-left -o generated/\n"
-                "  sagebwd emit --kernel backward --no-deterministic --arch sm_80 > fused.cu\n") {
+                "  sagebwd emit --kernel backward --gradient-kernels fused > fused.cu\n") {
     options.text("kernel", "KIND", kernel_, "which kernel, as --list names them");
     options.offer(words_of<KernelKind>());
     options.text("pass", "PASS", pass_,
@@ -170,7 +170,7 @@ private:
   Tiles backward_tiles(const ResolvedSpec& spec, const Arch& arch) const {
     if (!names_fused())
       return {{*kind_named(), default_tile(*kind_named(), spec, arch)}};
-    if (spec->deterministic)
+    if (spec->deterministic && !orders_dq(spec))
       return {};
     return {{KernelKind::backward, read_tile(tile_, {Family::mma, 0, 0, 0, 0, 1})}};
   }
@@ -178,17 +178,15 @@ private:
   /// Says how to select the backward that is not the default.
   std::string other_backward(const ResolvedSpec& spec, const Arch& arch) const {
     if (!names_fused())
-      return "; its backward is fused: a --tile makes it split, or leave out --no-deterministic";
-    if (spec->deterministic)
-      return "; a fused backward takes --no-deterministic";
-    std::string why; // the last tile is one that all precisions can have
-    for (const char* tile : {"mma 64x64 w4 s1 b1", "mma 64x128 w8 s1 b1"}) {
-      why = objection(KernelKind::backward, spec, parse_tile(tile), arch);
-      if (why.empty())
-        return "; its backward is split: a --tile makes it fused, such as '" + std::string(tile) +
-               "'";
+      return "; its backward is fused: --gradient-kernels split, or a --tile, makes it split";
+    AttentionSpec fused = spec;
+    fused.gradient_kernels = Backward::fused;
+    try {
+      fused_tile_or_fail(resolved(fused), arch);
+    } catch (const SpecError& error) {
+      return std::string("; its backward is split and cannot be fused: ") + error.what();
     }
-    return "; its backward is split and cannot be fused: " + why;
+    return "; its backward is split: --gradient-kernels fused makes it fused";
   }
 
   ExitCode print_list(const std::vector<KernelSpec>& kernels) const {

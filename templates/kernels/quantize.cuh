@@ -152,6 +152,10 @@ __device__ __forceinline__ void copy_values(const Params& p, const QueryHead& at
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
+  if constexpr (DQ_TURNS) { // the ticket; packed sequences may have no queries
+    if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
+      p.dq_turns[0] = 0;
+  }
   const QueryHead at = query_head(p);
   const int query_units = at.query_units<QUERY_TOKENS>(), key_units = at.key_units<KEY_TOKENS>();
   int index = BACKWARD ? blockIdx.x : gridDim.x - 1 - blockIdx.x;

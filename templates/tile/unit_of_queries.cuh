@@ -364,8 +364,6 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
     u32* turns = p.dq_turns + 1 + (at.padded_query() + unit.first) / TOKENS_A_TURN;
     if (threadIdx.x < unit.written / TOKENS_A_TURN)
       turns[threadIdx.x] = 0;
-    if (unit.first == 0)
-      p.dq_turns[0] = 0;
   }
   __syncthreads();
   float* rows = p.q_rows + (at.padded_query() + unit.first) * ROW_VECTORS;

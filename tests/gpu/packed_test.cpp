@@ -202,6 +202,22 @@ TEST_P(Packed, SequencesOfABatchAreAsIfCutToWhatIsUsed) {
   }
 }
 
+TEST_P(Packed, GradientsOfKeysAreZeroWhereNoSequenceHasQueries) {
+  const Problem batch{3, kPackedHeads, kPackedHeadsKv, 100, 90};
+  const auto in =
+      reference::random_inputs(batch, attention->spec().head_dim, attention->spec().dtype, 1, 12);
+  Faults faults;
+  const auto got = run_on_gpu(*attention, 0, in,
+                              {.layout = {.bshd = true},
+                               .lengths = Lengths(3, {100, 90}),
+                               .used = Lengths{{0, 90}, {0, 90}, {0, 90}},
+                               .apart = true},
+                              &faults);
+  EXPECT_FALSE(faults.empty()); // outputs of queries are not written
+  for (const auto* x : {&got.dk, &got.dv})
+    EXPECT_TRUE(std::all_of(x->begin(), x->end(), [](float value) { return value == 0; }));
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, Packed,
                          testing::ValuesIn(cases_named({"D128_bf16_Row",
                                                         "D128_fp16_Row_BottomRight",
@@ -216,6 +232,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, Packed,
                                                         "Mma_D64_fp16_Row_TopLeft",
                                                         "Mma_D64_bf16_Dv16",
                                                         "Fused_D64_bf16",
+                                                        "Ordered_D64_bf16_TopLeft",
                                                         "FusedWs_D64_bf16",
                                                         "FusedWs_D128_fp16_TopLeft",
                                                         "Fp16Sums_D64_bf16",

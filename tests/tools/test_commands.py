@@ -18,13 +18,13 @@ ONE_OP = ["--arch", "sm_90a", "--head-dim", 128, "--dtype", "bf16", "--causal", 
 def test_emit_takes_a_fused_kernel_by_its_tile(sagebwd):
     words = ["emit", "--arch", "sm_90a", "--head-dim", "64", "--kernel", "backward"]
     for more, name in [
-        (["--tile", "mma 64x128 w8 s1 b1"], "backward_d64_no_deterministic_mma_64x128_w8_s1_b1"),
+        (["--tile", "mma 64x128 w8 s1 b1"], "backward_d64_mma_64x128_w8_s1_b1"),
         (["--precision", "gradients16", "--tile", "ws 64x128w8s4"], "_ws_64x128_w8_s4_b1"),
     ]:  # fmt: skip
         result = sagebwd(*words, "--no-deterministic", *more)
         assert result.code == 0 and name in result.out, result.err
     result = sagebwd(*words)
-    assert result.code == 2 and "--no-deterministic" in result.err
+    assert result.code == 2 and "--gradient-kernels fused" in result.err
 
 
 @pytest.mark.parametrize("words, name", [
@@ -37,9 +37,9 @@ def test_emit_prints_the_default_backward_or_that_of_a_tile(sagebwd, words, name
 
 
 @pytest.mark.parametrize("words, advice", [
-    ("--kernel backward --arch sm_90a", "a --tile makes it fused, such as 'mma 64x128 w8 s1 b1'"),
-    ("--kernel backward --arch sm_89", "is split and cannot be fused: it needs"),
-    ("--kernel backward_dq --arch sm_80", "is fused: a --tile makes it split"),
+    ("--kernel backward --arch sm_90a", "is split: --gradient-kernels fused makes it fused"),
+    ("--kernel backward --arch sm_89 --precision dv16", "is split and cannot be fused: "),
+    ("--kernel backward_dq --arch sm_89", "is fused: --gradient-kernels split, or a --tile,"),
 ])
 def test_emit_says_how_to_have_the_other_backward(sagebwd, words, advice):
     result = sagebwd("emit", "--no-deterministic", *shlex.split(words))
@@ -69,7 +69,7 @@ def test_emit_prints_source_without_headers(sagebwd):
 
 def test_emit_says_with_which_options_the_source_is_compiled(sagebwd):
     def emitted(*words):
-        return sagebwd("emit", "--arch", "sm_89", "--json", *words).json
+        return sagebwd("emit", "--arch", "sm_80", "--json", *words).json
 
     wide = emitted("--kernel", "backward_dkv")
     assert (wide["options"], wide["ptxas_row"]) == (["--ptxas-options=-O1"], "dkv-wide")
