@@ -1,8 +1,10 @@
 """Calls that have to come to the same, for tests here and on a GPU."""
 
-import torch
+import pytest
 
-import sagebwd
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import sagebwd  # noqa: E402
 
 
 def assert_alike(first, second, inputs, dout, *more):
