@@ -144,7 +144,8 @@ TEST(Emit, DeclaresTheParametersThatThePlanPacks) {
 }
 
 TEST(Emit, TilesThatDoNotSuitAreRefused) {
-  KernelSpec kernel = test::kernel_of(backward_dq, Pass::backward, {.gradient_kernels = Backward::split}, "sm_86");
+  KernelSpec kernel =
+      test::kernel_of(backward_dq, Pass::backward, {.gradient_kernels = Backward::split}, "sm_86");
   kernel.tile = parse_tile("mma 128x128 w8 s2 b1");
   test::expect_refusal([&] { emit(kernel); }, {"'mma 128x128 w8 s2 b1'", "backward_dq", "sm_86",
                                                "bytes of shared memory"});

@@ -248,8 +248,7 @@ TEST(Kernels, AreFusedByDefaultWhereThatIsFaster) {
         {"sm_120", small}}},
       {{gradients16, 128}, // two do not fit in 164 KB, nor on Blackwells in the registers
        {{"sm_80", large}, {"sm_87", large}, {"sm_90a", small}, {"sm_100", large}}},
-      {{six_of_seven, 64},
-       {{"sm_89", large}, {"sm_120", large}}}, // where tensor cores bind
+      {{six_of_seven, 64}, {{"sm_89", large}, {"sm_120", large}}}, // where tensor cores bind
       {{six_of_seven, 128}, {{"sm_89", large}, {"sm_120", large}}},
       {{qk16, 64}, {{"sm_89", large}, {"sm_120", large}}}}; // at 128 99 KB are too few
   for (const auto& [precision, word] : Words<Precision>::all)
@@ -307,10 +306,11 @@ TEST(Kernels, AreFusedOrSplitAsTheSpecSays) {
   s.gradient_kernels = Backward::fused, s.precision = Precision::qk16;
   test::expect_refusal([&] { Operation(resolved(s), ada); },
                        {"gradient_kernels = fused", "sm_89", "leave gradient_kernels out"});
-  for (auto [wrong, word] : {std::pair{AttentionSpec{.head_dim = 256}, "head dimension 256"},
-                             {AttentionSpec{.granularity = Granularity::block}, "under 'block'"},
-                             {AttentionSpec{.precision = Precision::gradients16}, "under 'deterministic'"},
-                             {AttentionSpec{.precision = Precision::dv16}, "precision 'dv16'"}}) {
+  for (auto [wrong, word] :
+       {std::pair{AttentionSpec{.head_dim = 256}, "head dimension 256"},
+        {AttentionSpec{.granularity = Granularity::block}, "under 'block'"},
+        {AttentionSpec{.precision = Precision::gradients16}, "under 'deterministic'"},
+        {AttentionSpec{.precision = Precision::dv16}, "precision 'dv16'"}}) {
     wrong.gradient_kernels = Backward::fused;
     test::expect_refusal([&] { resolved(wrong); },
                          {"gradient_kernels = fused is not supported", word, "leave it out"});

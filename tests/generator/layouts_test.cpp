@@ -49,9 +49,9 @@ TEST(Layouts, TakeWhatTheirPartsTake) {
                 32 + 16 + 8);
   // V and K for dQ; Q and dO, as rows and transposed, and vectors of the queries; units of three
   // runs; maxima and inverse scales of dS, scales of K; and a counter. GeForce has 101376.
-  EXPECT_EQ(bytes_of(backward, "mma 64x128 w8 s1 b1", 128),
-            32768 + 16384 + 8192 + 16384 + 8192 + 8192 + 1024 + 3 * 2048 + 2 * 256 + 8 * 256 +
-                512 + 16);
+  EXPECT_EQ(bytes_of(backward, "mma 64x128 w8 s1 b1", 128), 32768 + 16384 + 8192 + 16384 + 8192 +
+                                                                8192 + 1024 + 3 * 2048 + 2 * 256 +
+                                                                8 * 256 + 512 + 16);
   // K, in 8 and in 16 bits, and V; dS twice and dQ; two stages of Q in 8 and in 16 bits, dO and
   // vectors of the queries; and barriers.
   EXPECT_EQ(bytes_of(backward, "ws 64x128 w8 s2 b1", 64, Precision::gradients16),
