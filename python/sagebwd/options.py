@@ -116,8 +116,8 @@ class Options(Mask):
     )
     deterministic: bool = _option(
         True,
-        "the same inputs give the same bits. With False, one kernel for all gradients adds dQ up in "
-        "any order, which is faster, and other GPUs may take such a kernel.",
+        "the same inputs give the same bits. With False, one kernel may compute all gradients under "
+        "precision='gradients16', and adds dQ up in any order.",
     )
     dq_sums: str = _option(
         "fp32",

@@ -54,9 +54,9 @@ protected:
   }
 };
 
-/// Tensor cores round a sum of 16 products once, as the emulation does, but of products that are
-/// much smaller than others in it they drop the last bits. On an H200 that changes the rounding of
-/// few sums of FP16 values, and of none of bf16 values.
+/// The emulation rounds a sum of 16 products once. On an H200 all sums of bf16 values had its bits,
+/// and few sums of FP16 values had others. The reason was not found; tensor cores may drop the last
+/// bits of products that are much smaller than others in a sum.
 void expect_bits(const std::vector<float>& got, const std::vector<float>& emulated, DType dtype) {
   if (dtype == DType::bf16)
     EXPECT_EQ(got, emulated);
