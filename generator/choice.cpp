@@ -152,13 +152,15 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
     throw SpecError(none + why);
   throw SpecError(
       none + "for '" + to_string(least) + "', " + objection(kind, s, least, arch) + "; take " +
-      (widest(s) ? "a GPU with more of it (A100, H100 and B200 have)" +
-                       std::string(tiling.pass == Pass::backward
-                                       ? ", or the forward pass alone (--pass forward; in "
-                                         "a list pass: forward; in Python backward=False)"
-                                       : "")
-                 : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
-                       ", another GPU, or precision six-of-seven"));
+      (widest(s)
+           ? "precision six-of-seven or gradients16 under 'row', a GPU with more of it (A100, "
+             "H100 and B200 have)" +
+                 std::string(tiling.pass == Pass::backward
+                                 ? ", or the forward pass alone (--pass forward; in "
+                                   "a list pass: forward; in Python backward=False)"
+                                 : "")
+           : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
+                 ", another GPU, or precision six-of-seven"));
 }
 
 /// The number of tokens that walk together, over the same tiles.
@@ -231,8 +233,10 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   for (const TileConfig& t : several)
     if (objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))
       return t;
-  const TileConfig alone[] = {tile(4, 2, wish.blocks_per_sm), tile(4, 1, wish.blocks_per_sm)};
-  for (const TileConfig& t : alone) // one block has the SM to itself
+  // One block has the SM to itself. In 99 KB parts of a wide head's tiles take turns.
+  const TileConfig alone[] = {tile(4, 2, wish.blocks_per_sm), tile(4, 1, wish.blocks_per_sm),
+                              tile(4, 0, 1)};
+  for (const TileConfig& t : alone)
     if (objection(kind, s, t, arch).empty())
       return t;
   const bool only_memory = tiling_of(kind, family).objection(s, several[1]).empty();
@@ -272,6 +276,24 @@ Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {
   if (const auto fused = asked_for ? asked_for : default_fused_tile(spec, arch, family))
     tiles[KernelKind::backward] = *fused;
   return tiles;
+}
+
+std::string origin_of_default_tiles(const Arch& arch) {
+  if (arch.name == "sm_90a")
+    return "measured";
+  return tensor_cores_bind(arch) ? "predicted" : "not measured";
+}
+
+std::string origin_in_words(const Arch& arch) {
+  const std::string origin = origin_of_default_tiles(arch);
+  const std::string tiles = "default tiles of " + std::string(arch.name) + " are ";
+  if (origin == "measured")
+    return tiles + "measured on an H200";
+  return tiles +
+         (origin == "predicted"
+              ? "predicted, by an H200 with tensor cores slowed to those of GeForce"
+              : "not measured: they are what is fastest for mma.sync on an H200") +
+         "; 'sagebwd tune' finds the fastest on a GPU";
 }
 
 bool has_default_tile(const KernelSpec& k) {

@@ -31,6 +31,11 @@ TileConfig fused_tile_or_fail(const AttentionSpec&, const Arch&);
 /// KernelKind::backward if default_fused_tile() has one.
 Tiles default_tiles(const ResolvedSpec&, const Arch&, Family);
 bool has_default_tile(const KernelSpec&);
+/// How default tiles of an architecture were found: "measured", "predicted" by a model of the GPU,
+/// or "not measured".
+std::string origin_of_default_tiles(const Arch&);
+/// A sentence about it for people.
+std::string origin_in_words(const Arch&);
 
 /// Tiles for a tuner to compare: first the default tile, then every other tile that fits, has
 /// different code and may replace the default tile. Empty for kernels without tiles. Raises

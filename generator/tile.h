@@ -32,7 +32,9 @@ struct TileConfig {
   int block_q = 0;
   int block_kv = 0;
   int warps = 0;
-  int stages = 0;        ///< how many tiles of each streamed tensor shared memory has room for
+  /// How many tiles of each streamed tensor shared memory has room for. With 0 parts of a tile take
+  /// turns.
+  int stages = 0;
   int blocks_per_sm = 1; ///< how many blocks must be able to live on one SM, by their registers
 
   bool operator==(const TileConfig&) const = default;

@@ -86,9 +86,9 @@ std::vector<std::array<std::string, 3>> tiles_in_use(const ResolvedSpec& given,
   return result;
 }
 
-/// A dict a precision, in their order.
-py::list compare_plans(const ResolvedSpec& spec, const Problem& problem, int device, int rounds,
-                       const py::object& progress) {
+/// A dict for each plan, in their order, and a line for each precision that is left out.
+py::tuple compare_plans(const ResolvedSpec& spec, const Problem& problem, int device, int rounds,
+                        const py::object& progress) {
   PlanRequest request;
   request.spec = *spec;
   request.problem = problem;
@@ -101,13 +101,16 @@ py::list compare_plans(const ResolvedSpec& spec, const Problem& problem, int dev
     };
   using namespace pybind11::literals;
   py::list rows;
-  for (const PlanFigures& plan : interruptibly([&] { return sagebwd::compare_plans(request); }))
+  std::vector<std::string> left_out;
+  for (const PlanFigures& plan :
+       interruptibly([&] { return sagebwd::compare_plans(request, left_out); }))
     rows.append(py::dict("precision"_a = std::string(to_string(plan.precision)),
+                         "gradient_kernels"_a = value_text(plan.gradient_kernels),
                          "int8_products"_a = plan.int8_products, "forward_ms"_a = plan.forward_ms,
                          "backward_ms"_a = plan.backward_ms,
                          "errors"_a = py::dict("O"_a = plan.o.rel_l2, "dQ"_a = plan.dq.rel_l2,
                                                "dK"_a = plan.dk.rel_l2, "dV"_a = plan.dv.rel_l2)));
-  return rows;
+  return py::make_tuple(rows, left_out);
 }
 
 } // namespace

@@ -13,10 +13,19 @@ namespace sagebwd {
 /// The speed of one precision on a problem, and its errors against FP64 on a smaller problem.
 struct PlanFigures {
   Precision precision;
+  Backward gradient_kernels;      ///< split or fused
   int int8_products;              ///< of the seven matrix products
   double forward_ms, backward_ms; ///< medians; all kernels of the pass
   reference::ErrorFigures o, dq, dk, dv;
 };
+
+/// What can be compared on an architecture: every precision with the backward that it has by
+/// default there and, if the spec leaves it open, with the other one. `left_out` gets a line for
+/// each precision that cannot be built. Raises SpecError if none can.
+std::vector<AttentionSpec> plans_on(const Arch&, const AttentionSpec&,
+                                    std::vector<std::string>& left_out);
+/// For example "six-of-seven, fused".
+std::string name_of(const PlanFigures&);
 
 struct PlanRequest {
   AttentionSpec spec; ///< its precision is ignored
@@ -32,8 +41,9 @@ struct PlanRequest {
 inline constexpr int64_t kErrorTokens = 2048;
 Problem problem_of_errors(const Problem&);
 
-/// Runs every precision on standard normal inputs. The precisions are timed in turns, so that all
-/// run under the same conditions. Raises SpecError, LibraryError, CompileError or DriverError.
-std::vector<PlanFigures> compare_plans(const PlanRequest&);
+/// Runs what plans_on() lists on standard normal inputs. All are timed in turns, so that all run
+/// under the same conditions. `left_out` gets what plans_on() leaves out. Raises SpecError,
+/// LibraryError, CompileError or DriverError.
+std::vector<PlanFigures> compare_plans(const PlanRequest&, std::vector<std::string>& left_out);
 
 } // namespace sagebwd

@@ -204,7 +204,13 @@ private:
             tiled ? json::Value(source.shared_bytes) : json::Value(nullptr), tiled ? "" : "-"},
            {"name", "name", source.name}});
     }
-    return finish(json::Object{{"kernels", table.json()}}, [&] { table.print(); });
+    const Arch& arch = kernels.front().arch;
+    return finish(
+        json::Object{{"kernels", table.json()}, {"default_tiles", origin_of_default_tiles(arch)}},
+        [&] {
+          table.print();
+          printf("%s\n", origin_in_words(arch).c_str());
+        });
   }
 
   ExitCode write_files(const std::vector<KernelSpec>& kernels) const {

@@ -1,6 +1,7 @@
 //===- tune.cpp - Find the fastest tiles for this GPU ----------------------===//
 #include "cache/bounded_json.h"
 #include "cache/whole_file.h"
+#include "generator/choice.h"
 #include "generator/operation.h"
 #include "runtime/on_gpu.h"
 #include "runtime/tuner/records.h"
@@ -136,9 +137,10 @@ public:
                 "process of its own. A tile replaces the default only if it is clearly faster\n"
                 "and gives the same bits (with --no-deterministic it may give others). The\n"
                 "winner is kept as a tuning record, which calls of such sizes use from then on.\n"
-                "If --no-deterministic makes the backward one kernel, only the forward is tuned.\n"
+                "Where one kernel forms all gradients, only the forward is tuned.\n"
                 "SAGEBWD_TUNE=off|use|tune|frozen says whether records are used (default: use).\n"
-                "With --compare-precisions it compares speed and error of the precisions instead.\n"
+                "With --compare-precisions it compares the speed and errors of the precisions\n"
+                "instead, each with one kernel for all gradients and with two where both exist.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd tune --head-dim 128 --seq-len 8192\n"
@@ -257,8 +259,8 @@ private:
                   [&] {
                     print_tables(kernels, seconds, lost == 0);
                     if (!left_out.empty())
-                      printf("%s left out: without 'deterministic' the backward is one kernel "
-                             "here, which has its default tile\n",
+                      printf("%s left out: the backward is one kernel here, which has its default "
+                             "tile; --compare-precisions compares it with a split backward\n",
                              llvm::join(left_out, ", ").c_str());
                     plot_.say();
                   });
@@ -279,17 +281,21 @@ private:
         bar.emplace("comparing", static_cast<size_t>(total));
       bar->advance(what);
     };
-    const std::vector<PlanFigures> plans = compare_plans(request);
+    std::vector<std::string> left_out;
+    const std::vector<PlanFigures> plans = compare_plans(request, left_out);
     bar.reset();
     const Table table = table_of(plans);
     plot_.write("sagebwd tune --compare-precisions, " + to_string(request.spec), charts_of(plans));
     return finish(json::Object{{"problem", json_of(request.problem)},
                                {"spec", to_string(request.spec)},
                                {"gpu", driver::device_info(device_).name},
-                               {"precisions", table.json()}},
+                               {"precisions", table.json()},
+                               {"left_out", json::Array(left_out)}},
                   [&] {
                     table.print();
                     printf("%s\n", legend_of(plans, request.problem).c_str());
+                    for (const std::string& line : left_out)
+                      printf("left out: %s\n", line.c_str());
                     plot_.say();
                   });
   }
@@ -311,10 +317,19 @@ private:
                  {"", "speed-up", speedup > 0 ? format("%.3f", speedup) : "-"}});
       rows.push_back(row_of(record));
     }
-    return finish(json::Object{{"place", place}, {"records", std::move(rows)}}, [&] {
-      table.print();
-      printf("%s in %s\n", counted(records.size(), "tuning record").c_str(), place.c_str());
-    });
+    const std::vector<Arch> archs = has_gpu() ? parse_archs({"native"}) : all_archs();
+    json::Object origins;
+    for (const Arch& arch : archs)
+      origins[llvm::StringRef(arch.name)] = origin_of_default_tiles(arch);
+    return finish(
+        json::Object{
+            {"place", place}, {"records", std::move(rows)}, {"default_tiles", std::move(origins)}},
+        [&] {
+          table.print();
+          printf("%s in %s\n", counted(records.size(), "tuning record").c_str(), place.c_str());
+          for (const Arch& arch : archs)
+            printf("%s\n", origin_in_words(arch).c_str());
+        });
   }
 
   ExitCode export_records() const {

@@ -14,6 +14,7 @@ Table table_of(const std::vector<PlanFigures>& plans) {
   Table table;
   for (const PlanFigures& plan : plans)
     table.add({{"precision", "precision", std::string(to_string(plan.precision))},
+               {"gradient_kernels", "gradients", value_text(plan.gradient_kernels)},
                {"int8_products", "INT8 of 7", plan.int8_products},
                number("forward_ms", "forward ms", 4, plan.forward_ms),
                number("backward_ms", "backward ms", 4, plan.backward_ms),
@@ -28,7 +29,7 @@ Table table_of(const std::vector<PlanFigures>& plans) {
 std::vector<BarChart> charts_of(const std::vector<PlanFigures>& plans) {
   BarChart times{"forward and backward, ms", {}}, errors{"largest error of O, dQ, dK, dV", {}};
   for (const PlanFigures& plan : plans) {
-    const std::string name(to_string(plan.precision));
+    const std::string name = name_of(plan);
     const double error = std::max({plan.o.rel_l2, plan.dq.rel_l2, plan.dk.rel_l2, plan.dv.rel_l2});
     times.bars.push_back({name, total_ms(plan), format("%.4f", total_ms(plan))});
     errors.bars.push_back({name, error, format("%.4f", error)});
@@ -38,7 +39,7 @@ std::vector<BarChart> charts_of(const std::vector<PlanFigures>& plans) {
 
 std::string legend_of(const std::vector<PlanFigures>& plans, const Problem& timed) {
   const Problem errors = problem_of_errors(timed);
-  return "speed of forward and backward against " + std::string(to_string(plans[0].precision)) +
+  return "speed of forward and backward against " + name_of(plans[0]) +
          "; errors are relative L2 against FP64, standard normal inputs, one head of " +
          std::to_string(errors.seq_q) + " queries and " + std::to_string(errors.seq_kv) + " keys";
 }

@@ -96,6 +96,21 @@ std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
   return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
 }
 
+std::string objection_to_turns(const AttentionSpec& s, const TileConfig& t) {
+  if (t.stages != 0)
+    return "";
+  const bool formats = s.precision == Precision::six_of_seven ||
+                       (s.precision == Precision::gradients16 && !sums_dp_in_fp16(s));
+  if (t.family == Family::mma && width(s) > kWidestFused && !blockwise(s) && formats)
+    return "";
+  return "with 0 stages parts of a tile take turns in shared memory, which is built by the family "
+         "'" +
+         value_text(Family::mma) + "' for more than " + std::to_string(kWidestFused) +
+         " channels, '" + value_text(Granularity::row) + "' and precision '" +
+         value_text(Precision::six_of_seven) + "', or '" + value_text(Precision::gradients16) +
+         "' with FP32 sums of dP";
+}
+
 namespace {
 
 /// Whether A operands can stay in registers and leave room for the accumulators.

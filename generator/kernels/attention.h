@@ -34,6 +34,8 @@ template <typename Layout> int bytes_of(const AttentionSpec& s, const TileConfig
 
 /// Why the family pair is not built for a spec and tile; empty if it is.
 std::string objection_to_pair(const AttentionSpec&, const TileConfig&);
+/// Why parts of a tile cannot take turns in shared memory, which is what 0 stages mean.
+std::string objection_to_turns(const AttentionSpec&, const TileConfig&);
 
 /// The objection of a kernel whose blocks sum the gradients of all channels, for heads that are
 /// wider than kWidestFused.

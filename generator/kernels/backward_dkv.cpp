@@ -38,8 +38,9 @@ std::vector<Output> outputs_of_dkv(const AttentionSpec& s, const Problem& p) {
 const Tiling kBackwardDkv = {
     .pass = Pass::backward,
     .blocks_own_keys = true,
+    .stages = {0, 1, 2},
     .shared_bytes = bytes_of_dkv<false>,
-    .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
+    .objection = objection_to_turns,
     .accumulators = accumulators_of_dkv,
     .sums_16_bit_products = sums_16_bit_products,
     .outputs = outputs_of_dkv,

@@ -31,6 +31,7 @@ bool dq_holds_rows(const AttentionSpec& s, Family family) {
 const Tiling kBackwardDq = {
     .pass = Pass::backward,
     .blocks_own_keys = false,
+    .stages = {0, 1, 2},
     .shared_bytes =
         [](const AttentionSpec& s, const TileConfig& t) {
           return BackwardDqLayout(shape_of(s, t), dq_holds_rows(s, t.family)).total;
@@ -46,7 +47,7 @@ const Tiling kBackwardDq = {
       if (blockwise(s) && t.block_q != s.group_q)
         return "under '" + value_text(s.granularity) + "' the tile must be the group of " +
                std::to_string(s.group_q) + " queries";
-      return "";
+      return objection_to_turns(s, t);
     },
     // A thread holds dQ, and beside it first the group's dS and a tile's scores, then dS in 8 bits
     // and the products.

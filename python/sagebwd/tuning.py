@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -109,6 +110,7 @@ class PrecisionFigures:
     """Speed and errors of one precision on this GPU."""
 
     precision: str  #: as `sagebwd.attention` takes it
+    gradient_kernels: str  #: 'fused' or 'split', as `sagebwd.attention` takes it
     int8_products: int  #: how many of the seven products are INT8
     forward_ms: float  #: median time, quantisation included
     backward_ms: float  #: median time, quantisation included
@@ -123,7 +125,9 @@ def compare_precisions(
 ):  # fmt: skip
     """Times every precision on this GPU, in turns, and measures its errors.
 
-    Returns a list of PrecisionFigures, 'six-of-seven' first. Inputs are standard normal. Errors are
+    Each runs with the gradient_kernels that it has by default here and, unless the option is given,
+    with the other ones if they exist. Returns a list of PrecisionFigures, that of the default of
+    'six-of-seven' first. A precision that this GPU cannot run is left out, with a warning. Inputs are standard normal. Errors are
     those of one head with at most 2048 queries and keys, against FP64 on the CPU. For the errors of
     other inputs use `sagebwd.trace`.
 
@@ -143,9 +147,10 @@ def compare_precisions(
     spec, device = options.Spec(**chosen), _device_number(device)
     local_arch(device, "compare_precisions() runs kernels: call it on a machine with a GPU")
     problem = _problem(batch, heads, heads_kv, seq_len, seq_kv)
-    return [PrecisionFigures(**figures)
-            for figures in
-            _core.compare_plans(spec, problem, device, rounds, progress)]  # fmt: skip
+    rows, left_out = _core.compare_plans(spec, problem, device, rounds, progress)
+    for line in left_out:
+        warnings.warn(f"sagebwd: left out {line}", stacklevel=2)
+    return [PrecisionFigures(**figures) for figures in rows]
 
 
 #: The names until version 0.1.

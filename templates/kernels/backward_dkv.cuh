@@ -12,7 +12,9 @@
 // units of their copy's channel scales, which change with each run of tiles (tile/tiles.cuh). The
 // order of all sums is fixed.
 //
-// If STAGES = 1, the two halves of a stage (rows for S and dP, and the rest) are loaded in turn.
+// If STAGES = 1, the two halves of a stage (rows for S and dP, and the rest) are loaded in turn. If
+// STAGES = 0, parts of a tile take turns in the same memory, and warps wait for each of them: wide
+// heads in 99 KB.
 //
 //===----------------------------------------------------------------------===//
 
@@ -30,9 +32,11 @@ static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken ove
 /// Whether the template says what is held in registers: the address of transposed tiles, not the
 /// next tile of the walk. With mma.sync ptxas chooses worse, but not beside 16-bit scores.
 constexpr bool CHOOSES_REGISTERS = !ASYNCHRONOUS && !QK16;
+constexpr int STEPS_OF_PART = VALUE_STEPS / DOUT_PARTS; ///< of dP, in a part of dO's channels
 /// dP is formed in so many parts, one after the other: mma.sync's registers are few.
-constexpr int VALUE_PARTS = ASYNCHRONOUS ? 1 : SUM_CHANNELS / 64;
-constexpr bool STARTS_VALUES = VALUE_PARTS == 1 && !DP16; ///< before P is formed
+constexpr int VALUE_PARTS = ASYNCHRONOUS || DOUT_PARTS > 1 ? 1 : SUM_CHANNELS / 64;
+/// Before P is formed.
+constexpr bool STARTS_VALUES = VALUE_PARTS == 1 && DOUT_PARTS == 1 && !DP16;
 
 /// S and dP of the next tile are started before this one's work ends.
 constexpr bool PIPELINED = ASYNCHRONOUS && STAGES == 2;
@@ -117,6 +121,10 @@ struct TileWork {
                               ds_scales.high.value * of_block.unit_q};
     add_products(of_p, of_ds, p_unit, ds_unit);
     dq.add_to(p.dq_sum + now.tile.elements());
+    if constexpr (STAGES == 0) {
+      __syncthreads(); // what dK and dV take has been read
+      load.rows(next_tile(), now.stage);
+    }
     advance();
   }
 
@@ -131,8 +139,13 @@ private:
     wait_for_tiles();
     if constexpr (STAGES == 2)
       load.rows(next_tile(), now.next_stage);
-    load.for_gradients(STAGES == 2 ? next_tile() : now.tile, now.next_stage);
+    if constexpr (STAGES != 0)
+      load.for_gradients(STAGES == 2 ? next_tile() : now.tile, now.next_stage);
     products.start_scores(now.stage);
+    if constexpr (STAGES == 0) {
+      __syncthreads(); // Q has been read
+      load.for_gradients(now.tile, now.stage);
+    }
     if constexpr (STARTS_VALUES)
       products.start_values(now.stage);
   }
@@ -194,12 +207,15 @@ private:
         if constexpr (DP16) {
           const u32 columns = stage + LAYOUT.rows + 8 * PART * part * 4;
           HalfSums<PART> half_dp;
-          half_dp.form(products.values, douts);
+          for_parts_of_dout([&](int first) {
+            half_dp.template form<STEPS_OF_PART>(products.values, douts, first);
+          });
           half_dp.take_columns(of_part, columns + ROW_FACTOR * TILE_Q * 4,
                                columns + ROW_MINUS_DELTA * TILE_Q * 4);
         } else {
-          issue_values<8 * PART>(of_part, products.values, douts, [&](int j) {
-            return Products::minus_delta(stage, part * PART + j);
+          const auto start = [&](int j) { return Products::minus_delta(stage, part * PART + j); };
+          for_parts_of_dout([&](int first) {
+            issue_values<8 * PART, STEPS_OF_PART>(of_part, products.values, douts, start, first);
           });
         }
         score_gradients<!BLOCK_SCALES && !DK16>(of_part, p_of_part, largest);
@@ -215,8 +231,24 @@ private:
       return quantize<true>(of_ds, ds, largest);
     }
   }
+  /// Calls form(first step) for each part of dO's channels, once it is there.
+  template <typename Form>
+  __device__ __forceinline__ void for_parts_of_dout(const Form& form) const {
+#pragma unroll
+    for (int part = 0; part < DOUT_PARTS; ++part) {
+      if (part > 0) {
+        __syncthreads(); // the part before has been read
+        load.part_of_dout(now.tile, now.stage, part);
+        cp_async_commit();
+        wait_for_tiles();
+      }
+      form(part * STEPS_OF_PART);
+    }
+  }
   /// What S and dP were read from is free: the next tile to come goes there.
   __device__ __forceinline__ void refill() const {
+    if constexpr (STAGES == 0)
+      wait_for_tiles();
     if constexpr (PIPELINED || STAGES == 1) {
       if constexpr (DV16)
         finish_rows<0>(dv);
@@ -302,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   load.kept(first_key);
   const FusedDq dq(shared + LAYOUT.dq);
   dq.load(p, at, first_key);
-  constexpr int LAST_STAGE = (STAGES - 1) * LAYOUT.stage_bytes;
+  constexpr int LAST_STAGE = STAGES == 2 ? LAYOUT.stage_bytes : 0;
   Position now = {walk.start(at), shared + LAYOUT.first_stage,
                   shared + LAYOUT.first_stage + LAST_STAGE, 0};
   load.units(now.tile, now.slot);

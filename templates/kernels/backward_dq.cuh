@@ -11,7 +11,8 @@
 //
 // If STAGES = 2, shared memory holds the next 64 keys and values beside these. If STAGES = 1, there
 // is one place for each of both: values are loaded while S is formed, the next keys while dP is
-// formed.
+// formed. If STAGES = 0, the keys that dS meets come to the place of the group's last keys: wide
+// heads in 99 KB.
 //
 // Arrays of a tile belong to GroupWork::run(). If they belong to a member that run() calls, wgmma's
 // products are serialized for lack of registers (C7511; compiled: 179 registers become 200, and 17
@@ -105,6 +106,8 @@ struct GroupWork {
       score_gradients<!DQ16>(ds[tile], x, largest_ds);
     }
     const u32 summed = shared + LAYOUT.summed + group.summed_stage() * LAYOUT.summed_bytes;
+    if constexpr (STAGES == 0)
+      wait_for_tiles();
     if constexpr (DQ16) {
       u32 ds16[GROUP / 16][4];
       pack_fragments<GROUP / 16>(ds16, ds[0]);
@@ -112,6 +115,12 @@ struct GroupWork {
       finish_rows<0>(dq);
     } else {
       add_products(ds, largest_ds, largest_p, group_scale, summed, group);
+    }
+    if constexpr (STAGES == 0) {
+      __syncthreads(); // the keys that dS met have been read
+      if (group.has_next)
+        load.keys(group.next * KEY_TILES, 0, at.seq_kv() - group.next * GROUP);
+      cp_async_commit();
     }
     walk.advance();
   }
@@ -122,7 +131,7 @@ private:
     int number, next, count;
     bool has_next;
     __device__ __forceinline__ int stage_of(int tile) const {
-      return STAGES == 1 ? 0 : KEY_TILES == 2 ? tile : count & 1;
+      return STAGES < 2 ? 0 : KEY_TILES == 2 ? tile : count & 1;
     }
     __device__ __forceinline__ int summed_stage() const {
       return PREFETCHES_SUMMED ? count & 1 : 0;
@@ -159,7 +168,7 @@ private:
     } else {
       load.values(tile.number, 0, tile.valid_in(tile.number));
     }
-    if constexpr (!PREFETCHES_SUMMED) {
+    if constexpr (!PREFETCHES_SUMMED && STAGES != 0) {
       if (tile.in_group == 0)
         load.summed(group.number, 0);
     }
@@ -177,10 +186,12 @@ private:
                                                  HalfSums<COLUMNS8>& half_dp,
                                                  const KeyTile& tile) const {
     issue_scores(sums, queries, shared + LAYOUT.keys + tile.stage * LAYOUT.keys_bytes);
-    if constexpr (STAGES == 1) {
+    if constexpr (STAGES < 2) {
       finish<0>(sums);
       wait_for_tiles();
-      if (tile.has_next)
+      if (STAGES == 0 && tile.in_group == KEY_TILES - 1)
+        load.summed(tile.number / KEY_TILES, 0);
+      else if (tile.has_next)
         load.keys(tile.next, 0, tile.valid_in(tile.next));
       cp_async_commit();
     }

@@ -15,16 +15,22 @@ struct BackwardDkvLayout : FusedDqLayout {
   // Of a stage, from its start:
   int queries = 0;
   int dout = queries + TOKENS_PER_TILE * score_row;
+  /// With 0 stages what dK and dV take comes to the place of Q when S has been formed, and dO comes
+  /// in halves of its channels, unless dV takes its rows.
+  bool parts_take_turns = stages == 0;
+  int dout_parts = parts_take_turns && !dv16 ? 2 : 1;
+  int rows_end = dout + TOKENS_PER_TILE * value_row / dout_parts;
   /// Q for dK: transposed, or rows of 16 bits.
-  int dk_queries = dout + TOKENS_PER_TILE * value_row;
+  int dk_queries = parts_take_turns ? queries : rows_end;
   /// dO for dV, transposed; in 16 bits the rows for dP serve, or dp16, rows of the caller's dO.
   int dv_dout = dk_queries + TOKENS_PER_TILE * (dk16 ? sum_row : sum_channels);
   int dv_dout_row = dv16 ? (dp16 ? sum_row : 0) : sum_channels;
-  int rows = dv_dout + TOKENS_PER_TILE * dv_dout_row; ///< vectors per query
+  int rows =
+      parts_take_turns ? rows_end : dv_dout + TOKENS_PER_TILE * dv_dout_row; ///< vectors per query
   int rows_bytes = (ROW_MINUS_DELTA + 1) * TOKENS_PER_TILE * 4;
   int stage_bytes = rows + ROW_VECTORS * TOKENS_PER_TILE * 4;
   // Of shared memory again:
-  int units = first_stage + stages * stage_bytes;
+  int units = first_stage + (stages == 2 ? 2 : 1) * stage_bytes;
   /// Runs whose scales are there: that of the units which sums had before, the one of their units
   /// now, and the next.
   int unit_slots = 3;

@@ -15,15 +15,21 @@ struct BackwardDqLayout : BlockShape {
   int rows_end = dout + block_q * value_row;
   int keys = holds_rows ? 0 : rows_end;
   int keys_bytes = TOKENS_PER_TILE * score_row;
-  int values = keys + stages * keys_bytes;
+  int places = stages == 2 ? 2 : 1;
+  int values = keys + places * keys_bytes;
   int values_bytes = TOKENS_PER_TILE * value_row;
-  int summed = values + stages * values_bytes; ///< keys that dS meets
+  int values_end = values + places * values_bytes;
+  /// Keys that dS meets. With 0 stages they come to the place of the group's last 8-bit keys when S
+  /// has been formed.
+  bool parts_take_turns = stages == 0;
+  int summed = parts_take_turns ? keys : values_end;
   int summed_bytes = group * (dq16 ? sum_row : sum_channels);
   /// The keys that dS meets come a group at a time: with the group's only tile, or beside its
   /// first.
   bool prefetches_summed = stages == 2 && group == TOKENS_PER_TILE;
-  int key_scales = summed + (prefetches_summed ? 2 : 1) * summed_bytes;
-  int maxima = key_scales + (qk16 ? 0 : stages * KEY_SCALES_BYTES);
+  int key_scales =
+      parts_take_turns ? values_end : summed + (prefetches_summed ? 2 : 1) * summed_bytes;
+  int maxima = key_scales + (qk16 ? 0 : places * KEY_SCALES_BYTES);
   int end = maxima + (block_scales && !dq16 ? 2 * block_q / 16 * 8 : 0);
   int total = end < rows_end ? rows_end : end;
 };

@@ -13,6 +13,7 @@ struct BackwardFusedLayout : BlockShape {
   int dq_keys = values + block_kv * value_row; ///< transposed, for dQ
   int queries = dq_keys + block_kv * head_dim;
   int dout = queries + TOKENS_PER_TILE * score_row;
+  int dout_parts = 1;
   int dk_queries = dout + TOKENS_PER_TILE * value_row;   ///< transposed, for dK
   int dv_dout = dk_queries + TOKENS_PER_TILE * head_dim; ///< transposed, for dV
   int ds = dv_dout;                                      ///< when dV has been formed: for dQ

@@ -15,6 +15,8 @@
 constexpr int ROW_FACTOR = ROW_SINK;
 
 constexpr int UNIT_SLOTS = LAYOUT.unit_slots;
+/// dO of a tile comes in so many parts of its channels, one after the other.
+constexpr int DOUT_PARTS = LAYOUT.dout_parts;
 
 __device__ __forceinline__ u32 units_of(u32 shared, int slot) {
   return shared + LAYOUT.units + slot * UNIT_BYTES;
@@ -53,8 +55,11 @@ struct Loads {
       load_score_rows<TILE_Q>(stage + LAYOUT.queries, p.q8 + tile.elements(), query_rows(tile),
                               p.q_stride_s, valid, p.channels);
       load_floats<LAYOUT.rows_bytes / 4, THREADS>(stage + LAYOUT.rows, p.q_rows + tile.rows());
-      load_dout_rows<TILE_Q>(stage + LAYOUT.dout, dout_copy(p) + tile.elements(),
-                             rows_of_dout(tile), p.dout_stride_s, valid, p.value_channels);
+      if constexpr (DOUT_PARTS == 1)
+        load_dout_rows<TILE_Q>(stage + LAYOUT.dout, dout_copy(p) + tile.elements(),
+                               rows_of_dout(tile), p.dout_stride_s, valid, p.value_channels);
+      else
+        part_of_dout(tile, stage, 0);
       if constexpr (DP16)
         load_floats<TILE_Q, THREADS>(stage + LAYOUT.rows + ROW_FACTOR * TILE_Q * 4,
                                      dp_factors(p) + tile.rows() / ROW_VECTORS);
@@ -64,6 +69,12 @@ struct Loads {
                                                   p.dout_stride_s * 2, valid, p.value_channels);
     }
     cp_async_commit();
+  }
+  /// A part of the channels of a tile's dO.
+  __device__ __forceinline__ void part_of_dout(const QueryTile& tile, u32 stage, int part) const {
+    static_assert(DOUT_PARTS == 1 || SCALED_DOUT || DP16, "a copy of dO is split, not the tensor");
+    constexpr int BYTES = TILE_Q * VALUE_ROW_BYTES / DOUT_PARTS;
+    load_image<BYTES>(stage + LAYOUT.dout, dout_copy(p) + tile.elements(), part * BYTES);
   }
   /// What dK and dV take beside it.
   __device__ __forceinline__ void for_gradients(const QueryTile& tile, u32 stage) const {

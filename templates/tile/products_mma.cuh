@@ -106,20 +106,20 @@ __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& ro
 }
 
 /// The same for dP, in 16 bits, with COLUMNS rows of the tile. The sum of columns 8j..8j+7 starts
-/// from start(j).
-template <int COLUMNS = TILE_ROWS, typename Rows, typename Start>
+/// from start(j). A tile may hold the channels of STEPS steps alone, from step `first` on.
+template <int COLUMNS = TILE_ROWS, int STEPS = VALUE_STEPS, typename Rows, typename Start>
 __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u32 tile,
-                                             const Start& start) {
+                                             const Start& start, int first = 0) {
   const u32 address = tile + b_lane_offset<VALUE_ROW_BYTES>();
 #pragma unroll VALUE_UNROLL
-  for (int step = 0; step < VALUE_STEPS; ++step) {
+  for (int step = 0; step < STEPS; ++step) {
     u32 a[4];
-    rows.get(a, step);
+    rows.get(a, first + step);
 #pragma unroll
     for (int pair = 0; pair < COLUMNS / 16; ++pair) {
       u32 b[4];
       load_fragment<VALUE_ROW_BYTES>(b, address, pair * 16, step);
-      if (step == 0) {
+      if (first + step == 0) {
         mma_16<Element>(s[2 * pair], a, b[0], b[1], start(2 * pair).x);
         mma_16<Element>(s[2 * pair + 1], a, b[2], b[3], start(2 * pair + 1).x);
       } else {
@@ -134,12 +134,13 @@ __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u3
 template <int N> struct HalfSums {
   u32 x[N][2];
 
-  template <typename Rows> __device__ __forceinline__ void form(const Rows& rows, u32 tile) {
+  template <int STEPS = VALUE_STEPS, typename Rows>
+  __device__ __forceinline__ void form(const Rows& rows, u32 tile, int first = 0) {
     const u32 address = tile + b_lane_offset<VALUE_ROW_BYTES>();
 #pragma unroll VALUE_UNROLL
-    for (int step = 0; step < VALUE_STEPS; ++step) {
+    for (int step = 0; step < STEPS; ++step) {
       u32 a[4];
-      rows.get(a, step);
+      rows.get(a, first + step);
 #pragma unroll
       for (int pair = 0; pair < N / 2; ++pair) {
         u32 b[4];
@@ -147,7 +148,7 @@ template <int N> struct HalfSums {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           u32(&sum)[2] = x[2 * pair + half];
-          if (step == 0)
+          if (first + step == 0)
             mma_16_half_sums(sum, a, b[2 * half], b[2 * half + 1], {0, 0});
           else
             mma_16_half_sums(sum, a, b[2 * half], b[2 * half + 1], sum);

@@ -133,10 +133,17 @@ private:
     const BackwardDqLayout at(shape_, held);
     const int group = int8_.dq ? s_.group_kv : 64, times = t_.stages == 2 && group == 64 ? 2 : 1;
     const List rows = {{at.queries, t_.block_q * score_}, {at.dout, t_.block_q * 2 * d_}};
-    parts_ = {{at.keys, t_.stages * 64 * score_},
-              {at.values, t_.stages * 64 * 2 * d_},
-              {at.summed, times * group * part_ * (int8_.dq ? 1 : 2)},
-              {at.key_scales, int8_.s ? t_.stages * 16 * 4 : 0, kVectors},
+    const int summed = times * group * part_ * (int8_.dq ? 1 : 2);
+    const int places = std::max(t_.stages, 1);
+    const bool turns = t_.stages == 0; // the summed keys lie where 8-bit keys were
+    if (turns) {
+      EXPECT_EQ(at.summed, at.keys);
+      EXPECT_LE(summed, 64 * score_);
+    }
+    parts_ = {{at.keys, places * 64 * score_},
+              {at.values, places * 64 * 2 * d_},
+              {at.summed, turns ? 0 : summed},
+              {at.key_scales, int8_.s ? places * 16 * 4 : 0, kVectors},
               {at.maxima, blocks_ && int8_.dq ? 2 * t_.warps * 8 : 0, kBarriers}};
     if (!held) // else keys come to their place
       parts_.insert(parts_.begin(), rows.begin(), rows.end());
@@ -186,13 +193,21 @@ private:
       parts_.push_back({at.dq, t_.block_kv * d_ * 2});
       parts_.push_back({at.dq + at.ds, t_.block_kv * 64 * 2});
     }
-    for (int i = 0; i < t_.stages; ++i) {
+    const int of_dk = 64 * part_ * (int8_.dk ? 1 : 2);
+    // In 16 bits the rows for dP serve, unless these are in FP16.
+    const int of_dv = int8_.dv ? 64 * part_ : at.dp16 ? 64 * 2 * part_ : 0;
+    const bool turns = t_.stages == 0; // both lie where Q was, and dO comes in halves
+    if (turns) {
+      EXPECT_EQ(at.dk_queries, at.queries);
+      EXPECT_EQ(at.dv_dout, at.queries + of_dk);
+      EXPECT_LE(of_dk + of_dv, 64 * score_);
+    }
+    for (int i = 0; i < std::max(t_.stages, 1); ++i) {
       const int stage = at.first_stage + i * at.stage_bytes;
       parts_.push_back({stage + at.queries, 64 * score_});
-      parts_.push_back({stage + at.dout, 64 * 2 * d_});
-      parts_.push_back({stage + at.dk_queries, 64 * part_ * (int8_.dk ? 1 : 2)});
-      // In 16 bits the rows for dP serve, unless these are in FP16.
-      parts_.push_back({stage + at.dv_dout, int8_.dv ? 64 * part_ : at.dp16 ? 64 * 2 * part_ : 0});
+      parts_.push_back({stage + at.dout, (turns && int8_.dv ? 32 : 64) * 2 * d_});
+      parts_.push_back({stage + at.dk_queries, turns ? 0 : of_dk});
+      parts_.push_back({stage + at.dv_dout, turns ? 0 : of_dv});
       parts_.push_back({stage + at.rows, 4 * 64 * 4});
     }
     parts_.push_back({at.units, 3 * unit_bytes(), kVectors});

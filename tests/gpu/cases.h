@@ -1,46 +1,14 @@
 //===- cases.h - The kernels that the GPU tests run ------------------------===//
 #pragma once
 
-#include "generator/choice.h"
-#include "generator/space.h"
-#include "tests/gpu/device.h"
+#include "tests/gpu/case.h"
 
 #include <algorithm>
-#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
 namespace sagebwd::test {
-
-/// A spec, and its tiles where they are not the architecture's default.
-struct Case {
-  std::string name;
-  AttentionSpec spec;
-  std::optional<Tiles> tiles;
-};
-
-/// Tiles of one family; those of mma are the defaults of sm_80, which sm_90a can run too.
-inline Tiles mma_tiles(const AttentionSpec& spec) {
-  Tiles tiles;
-  for (KernelKind kind : tiled_kernels())
-    tiles[kind] = default_tile(kind, resolved(spec), find_arch("sm_80"));
-  return tiles;
-}
-/// sm_90a's of one family, where another is its default.
-inline Tiles family_tiles(const AttentionSpec& spec, Family family) {
-  return default_tiles(resolved(spec), find_arch("sm_90a"), family);
-}
-/// Eight warps and two stages, where sm_90a's defaults have fewer.
-inline Tiles large_wgmma_tiles(const AttentionSpec& spec) {
-  const TileConfig queries{Family::wgmma, 128, spec.group_kv, 8, 2, 1};
-  return {{KernelKind::forward, queries},
-          {KernelKind::backward_dq, queries},
-          {KernelKind::backward_dkv, {Family::wgmma, 64, 128, 8, 2, 1}}};
-}
-inline bool runs_on(const Case& c, const Arch& arch) {
-  return !c.tiles || c.tiles->begin()->second.family == Family::mma || arch.name == "sm_90a";
-}
 
 /// Every value of every option, with every other at least once; both families.
 inline const std::vector<Case>& all_cases() {
@@ -354,6 +322,24 @@ inline const std::vector<Case>& all_cases() {
       c.spec.window_left = p.left, c.spec.window_right = p.right, c.spec.packed = true;
       if (p.mma)
         c.tiles = mma_tiles(c.spec);
+      list.push_back(c);
+    }
+    // Wide heads in 99 KB, where parts of a tile take turns in shared memory.
+    Case turns[] = {{"Turns_D256_bf16_BottomRight", {256, bf16, bottom, row}, {}},
+                    {"Turns_D256_fp16_Gradients16_TopLeft", {256, fp16, top, row, gradients16}, {}},
+                    {"Turns_D200_bf16_Row64",
+                     {200, bf16, none, row, six_of_seven, true, true, true, 64, 64},
+                     {}},
+                    {"Turns_HalfDp_D256_fp16_TopLeft", {256, fp16, top, row}, {}},
+                    {"Turns_SmoothQ_D160_bf16", {160, bf16, none, row}, {}},
+                    {"Turns_Window_D256_bf16", {256, bf16, none, row}, {}},
+                    {"Turns_Packed_D256_fp16_TopLeft", {256, fp16, top, row}, {}}};
+    turns[3].spec.dp_sums = DpSums::fp16;
+    turns[4].spec.smooth_q = true;
+    turns[5].spec.window_left = 90, turns[5].spec.window_right = 3;
+    turns[6].spec.packed = true;
+    for (Case& c : turns) {
+      c.tiles = mma_tiles(c.spec, "sm_86");
       list.push_back(c);
     }
     list.push_back({"Pair1Stage_D256_bf16_Row_TopLeft",

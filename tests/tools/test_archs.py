@@ -6,7 +6,8 @@ import subprocess
 import pytest
 from cache_helpers import empty
 
-D256 = ["--head-dim", "64,256", "--dtype", "bf16", "--causal", "none"]
+D256 = ["--head-dim", "64,256", "--dtype", "bf16", "--causal", "none",
+        "--precision", "dv16"]  # fmt: skip
 IMPOSSIBLE = "no tile of backward_dkv fits d256"
 
 
@@ -19,7 +20,8 @@ def listed(request, sagebwd, tmp_path):
     if request.param == "options":
         return sagebwd("prebuild", "--arch", "sm_80,sm_89", *D256, "--dry-run", "--json")
     path = tmp_path / "specs.yaml"
-    path.write_text("- {arch: [sm_80, sm_89], head_dim: [64, 256], dtype: bf16, causal: none}\n")
+    path.write_text("- {arch: [sm_80, sm_89], head_dim: [64, 256], dtype: bf16, causal: none, "
+                    "precision: dv16}\n")
     return sagebwd("prebuild", "--specs", path, "--dry-run", "--json")
 
 
@@ -48,7 +50,8 @@ def test_one_operation_that_is_impossible_is_wrong_use(sagebwd):
 
 def test_one_impossible_entry_of_a_list_stops_none_of_the_others(sagebwd, tmp_path):
     path = tmp_path / "specs.yaml"
-    path.write_text("- {arch: sm_89, head_dim: 256, dtype: bf16, causal: none, pass: backward}\n")
+    path.write_text("- {arch: sm_89, head_dim: 256, dtype: bf16, causal: none, precision: dv16, "
+                    "pass: backward}\n")
     alone = sagebwd("prebuild", "--specs", path, "--dry-run")
     assert alone.code == 2 and IMPOSSIBLE in alone.err and "in a list pass: forward;" in alone.err
     path.write_text(path.read_text() + "- {arch: sm_80, head_dim: 64, dtype: bf16, causal: none}\n")
@@ -92,7 +95,8 @@ def test_builds_take_the_same_options(sagebwd, tmp_path, command):
     assert forward and not any("backward" in name for name in forward)
     assert any("forward_d256" in name for name in forward)
     specs = tmp_path / "specs.yaml"
-    specs.write_text("{arch: sm_89, head_dim: 256, dtype: bf16, causal: none, pass: forward}\n")
+    specs.write_text("{arch: sm_89, head_dim: 256, dtype: bf16, causal: none, precision: dv16, "
+                     "pass: forward}\n")
     assert names_in(sagebwd(*one, "--specs", specs)) == forward
     both = sagebwd(*one, "--specs", specs, "--pass", "forward")
     assert both.code == 2 and "--specs and --pass contradict each other" in both.err

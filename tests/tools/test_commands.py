@@ -58,6 +58,15 @@ def test_emit_lists_forward_and_backward(sagebwd):
     assert re.search(r"^quantize .* - +\d+ +- ", sagebwd("emit", "--list").out, re.MULTILINE)
 
 
+@pytest.mark.parametrize("arch, origin", [("sm_90a", "measured"), ("sm_89", "predicted"),
+                                          ("sm_100", "not measured")])  # fmt: skip
+def test_emit_says_how_default_tiles_were_found(sagebwd, arch, origin):
+    assert sagebwd("emit", "--list", "--arch", arch, "--json").json["default_tiles"] == origin
+    told = sagebwd("emit", "--list", "--arch", arch).out.splitlines()[-1]
+    assert told.startswith(f"default tiles of {arch} are {origin}")
+    assert ("sagebwd tune" in told) == (origin != "measured")
+
+
 def test_emit_prints_source_without_headers(sagebwd):
     first = sagebwd("emit", "--kernel", "forward", "--arch", "sm_80", "--head-dim", 64)
     assert first.code == 0

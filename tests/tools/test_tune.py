@@ -67,7 +67,7 @@ def test_of_a_fused_backward_the_forward_alone_is_tuned(tune):
     assert only(result)["kernel"] == "forward"
     assert result.json["left_out"] == ["backward_dq", "backward_dkv"]
     text = tune(*small, "--tile", "mma 128x128 w8 s1 b1").out
-    assert "backward_dq, backward_dkv left out: without 'deterministic' the backward is one" in text
+    assert "backward_dq, backward_dkv left out: the backward is one kernel here" in text
     none = tune(*small, "--kernel", "backward_dq")
     assert none.code == 2 and "nothing to tune: the backward of d64" in none.err
     assert "left_out" not in tune(*SMALL, "--tile", FAST).out
@@ -90,6 +90,13 @@ def test_a_default_that_faults_is_a_failure(tune):
     assert result.code == 1
     assert "ILLEGAL_ADDRESS" in result.err
     assert tune("--list", "--json").json["records"] == []
+
+
+def test_the_list_says_how_default_tiles_were_found(tune):
+    found = tune("--list", "--json").json["default_tiles"]
+    assert found and set(found.values()) <= {"measured", "predicted", "not measured"}
+    for arch, origin in found.items():
+        assert f"default tiles of {arch} are {origin}" in tune("--list").out
 
 
 @pytest.mark.usefixtures("needs_nvrtc")
