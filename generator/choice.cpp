@@ -32,16 +32,16 @@ Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arc
   return builds(split, s, Family::wgmma) ? Family::wgmma : Family::mma;
 }
 
-/// The fastest settings of a kernel, if they fit. For families that are not warp-specialised
-/// `warps` is 0, and default_tile() takes 4 warps if several blocks fit on an SM, else 8.
+/// The fastest settings of a kernel, if they fit. For families without a copier `warps` is 0, and
+/// default_tile() takes 4 warps if several blocks fit on an SM, else 8.
 struct Wish {
   int stages, blocks_per_sm, warps = 0;
 };
 
 Wish wish_of_forward(const AttentionSpec& s, Family family) {
-  if (family == Family::ws)
+  if (family.roles() == Roles::copier)
     return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
-  const bool third = family == Family::wgmma && !(wide(s) && scores16(s));
+  const bool third = family.instruction() == Instruction::wgmma && !(wide(s) && scores16(s));
   // At 128 channels three blocks per SM spill with one stage. At 64 channels with a mask, a second
   // stage and a fourth block make the kernel 5 to 9 % faster (tuned on an H200, at 2048 and 8192
   // tokens).
@@ -56,11 +56,11 @@ Wish wish_of_forward(const AttentionSpec& s, Family family) {
 }
 
 Wish wish_of_dq(const AttentionSpec& s, Family family) {
-  if (family == Family::pair)
+  if (family.roles() == Roles::pairs)
     return {which_int8(s.precision).dq ? 2 : 1, 1, 8};
-  if (family == Family::ws)
+  if (family.roles() == Roles::copier)
     return {wide(s) ? 2 : 4, 1, 8};
-  const bool third = family == Family::wgmma && !wide(s) && !scores16(s);
+  const bool third = family.instruction() == Instruction::wgmma && !wide(s) && !scores16(s);
   // At 128 channels two stages of 16-bit keys and of values leave no shared memory for a second
   // block. With three blocks and a mask, the addresses of a second stage spill.
   const bool second = third ? !bounded_behind(s) : !(wide(s) && scores16(s));
@@ -68,18 +68,18 @@ Wish wish_of_dq(const AttentionSpec& s, Family family) {
 }
 
 Wish wish_of_dkv(const AttentionSpec& s, Family family) {
-  if (family == Family::pair)
+  if (family.roles() == Roles::pairs)
     return {1, 1, 8};
-  if (family == Family::ws)
+  if (family.roles() == Roles::copier)
     return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
-  const bool wgmma = family == Family::wgmma;
+  const bool wgmma = family.instruction() == Instruction::wgmma;
   // With 16-bit scores, two stages spill or leave no shared memory for a second block.
   return {scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
           wgmma && !wide(s) && which_int8(s.precision).dk ? 3 : 2};
 }
 
 Wish wish_of_fused(const AttentionSpec& s, Family family) {
-  return family == Family::ws ? Wish{wide(s) ? 2 : 4, 1, 8} : Wish{1, 1};
+  return family.roles() == Roles::copier ? Wish{wide(s) ? 2 : 4, 1, 8} : Wish{1, 1};
 }
 
 Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
@@ -110,7 +110,7 @@ bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
   // At 64 channels the split backward of ws is faster than the fused one: 16.7 ms and 17.4 ms, both
   // with the forward. But a split backward cannot sum dQ in FP16, and if a group has one scale, the
   // split backward is built by wgmma and not by ws.
-  return family != Family::ws || wide(s) || sums_dq_in_fp16(s) ||
+  return family.roles() != Roles::copier || wide(s) || sums_dq_in_fp16(s) ||
          grouping_of(s.granularity).one_scale;
 }
 
@@ -123,7 +123,7 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
   const auto tile = [&](int warps, int stages, int blocks) {
     return tile_with(kind, s, family, warps, stages, blocks);
   };
-  if (family == Family::ws) {
+  if (family.roles() == Roles::copier) {
     const Wish wish = wish_of_fused(s, family);
     const TileConfig one = tile(wish.warps, wish.stages, wish.blocks_per_sm);
     return objection(kind, s, one, arch).empty() ? std::optional(one) : std::nullopt;
@@ -192,7 +192,7 @@ std::string objection_to_order(KernelKind kind, const AttentionSpec& s, const Ti
   if (tile.family != by_default.family && tiling_of(kind).sums_16_bit_products(s))
     return family + " sums 16-bit products in another order than " + other +
            ", the default's family" + must;
-  if ((tile.family == Family::mma) != (by_default.family == Family::mma))
+  if (tile.family.instruction() != by_default.family.instruction())
     return family + " rounds sums of INT8 products at other places than " + other +
            ", the default's family" + must;
   if (!same_steps(kind, s, tile, by_default))
@@ -218,13 +218,14 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
     return tile_with(kind, s, family, warps, stages, blocks);
   };
   const Wish wish = wish_of(kind, s, family);
-  if (warp_specialised(family))
+  if (family.roles() != Roles::alike)
     return tile(wish.warps, wish.stages, wish.blocks_per_sm);
   // If an SM has several small blocks, one works while another waits. Tuned on an H200, small
   // blocks are faster than large ones. So there are as many blocks as registers allow without
   // spills, and a second stage if shared memory has room for it. If shared memory has room for only
   // one small block, one large block gives the SM as many warps as two small blocks.
-  const int large = family == Family::wgmma && !wide(s) ? 2 : 1; // large blocks per SM
+  const int large =
+      family.instruction() == Instruction::wgmma && !wide(s) ? 2 : 1; // large blocks per SM
   const TileConfig several[] = {tile(4, wish.stages, wish.blocks_per_sm),
                                 tile(4, 1, wish.blocks_per_sm), tile(8, wish.stages, large),
                                 tile(8, 1, large)};

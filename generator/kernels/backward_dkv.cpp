@@ -132,8 +132,9 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   const bool halved = width(s) > kWidestFused ? k.arch.major >= 9
                                               : k.arch.major >= 10 && wide(s) &&
                                                     (s.sink_keys == 0 || masked || s.packed);
-  const bool fused_in_int8 =
-      k.kind == KernelKind::backward && k.tile.family == Family::mma && which_int8(s.precision).dq;
+  const bool fused_in_int8 = k.kind == KernelKind::backward &&
+                             k.tile.family.instruction() == Instruction::mma &&
+                             which_int8(s.precision).dq;
   // On sm_86 and sm_89 the fused kernel spills 20 bytes if FP16 sums of dP are unrolled fully.
   const int unroll = fused_in_int8 ? (sums_dp_in_fp16(s) && wide(s) ? steps / 4 : steps)
                      : halved      ? steps / 2
@@ -145,7 +146,8 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   const bool with_dq = k.kind == KernelKind::backward;
   const bool lean = !fused_in_int8 && (k.arch.major == 12 || (with_dq && k.arch.major >= 10));
   const bool spills_else = k.arch.major == 11 && scores16(s); // 8 bytes with a mask
-  c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) ? lean : spills_else));
+  c.add("LEAN_COPIES",
+        k.tile.family.instruction() != Instruction::mma || (wide(s) ? lean : spills_else));
 }
 
 void narrow_dkv(AttentionSpec& s) {

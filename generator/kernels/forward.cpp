@@ -46,7 +46,7 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
   configure_operands(c, k, in_registers, width(k.attention) / 16);
   // LEAN_COPIES leaves registers free, which ptxas needs for wgmma's accumulators. With mma.sync
   // ptxas makes worse code from lean copies, except above 64 channels.
-  c.add("LEAN_COPIES", k.tile.family != Family::mma || wide(k.attention));
+  c.add("LEAN_COPIES", k.tile.family.instruction() != Instruction::mma || wide(k.attention));
 }
 
 Tiling tiling_ws() {
