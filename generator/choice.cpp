@@ -15,7 +15,7 @@ bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
 /// The family of a kernel's default tile: of the families that build the kernel, the fastest on the
 /// architecture.
 Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
-  if (arch.name != "sm_90a")
+  if (!arch.has_wgmma())
     return Family::mma;
   if (builds(kind, s, Family::pair))
     return Family::pair;
@@ -89,24 +89,18 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
                                             : wish_of_fused(s, family);
 }
 
-/// Whether tensor cores bind the backward of mma.sync on the architecture, so that S and dP should
-/// be formed once. GeForce GPUs have a quarter of their INT8 rate for 16-bit products with FP32
-/// sums, and their professional siblings half of it; others have half of it and relatively slower
-/// elementwise instructions.
-bool tensor_cores_bind(const Arch& arch) {
-  return arch.name == "sm_86" || arch.name == "sm_89" || arch.major == 12;
-}
-
 /// Whether one kernel for all gradients is faster than two, if it fits.
 bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
   const Int8Products int8 = which_int8(s.precision);
+  // Where tensor cores bind, S and dP should be formed once.
   // Predicted for an RTX 4090 (bench/results/balance.json, 8192 tokens without a mask, with the
   // pre-pass): at 64 channels split 32.2 ms, fused 26.6 ms; at 128 channels 32.8 and 27.9 ms. On an
   // H200 itself: at 64 channels 22.1 and 25.8 ms, at 128 channels 20.8 and 21.5 ms.
   // At 128 channels with a window it spills on consumer Blackwell, up to 40 bytes.
-  const bool spills = arch.major == 12 && wide(s) && bounded_before(s) && !sums_dp_in_fp16(s);
+  const bool spills =
+      arch.is_consumer_blackwell() && wide(s) && bounded_before(s) && !sums_dp_in_fp16(s);
   if (int8.dq)
-    return tensor_cores_bind(arch) && !spills;
+    return arch.is_bound_by_tensor_cores() && !spills;
   // At 64 channels the split backward of ws is faster than the fused one: 16.7 ms and 17.4 ms, both
   // with the forward. But a split backward cannot sum dQ in FP16, and if a group has one scale, the
   // split backward is built by wgmma and not by ws.
@@ -133,7 +127,7 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
   // 19.7 and 19.5 ms, a second stage 20.3 and 24.1 ms, split 22.2 and 21.5 ms. On Blackwell small
   // blocks spill at 128 channels. If dQ is INT8, a block takes 128 keys.
   std::vector<TileConfig> tiles = {tile(8, 1, 1)};
-  if (!which_int8(s.precision).dq && !(wide(s) && arch.major >= 10))
+  if (!which_int8(s.precision).dq && !(wide(s) && arch.is_blackwell()))
     tiles.insert(tiles.begin(), tile(4, 1, 2));
   for (const TileConfig& t : tiles)
     if (objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))

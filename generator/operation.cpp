@@ -61,7 +61,7 @@ std::vector<KernelSpec> each_once(const std::vector<KernelSpec>& kernels) {
 Operation::Operation(const ResolvedSpec& spec, const Arch& arch, const Tiles& given)
     : spec_(spec), arch_(arch), given_(given), fused_tile_(tile_of_fused(spec, arch, given)),
       built_(built_from(spec, arch, fused(), !given.empty())) {
-  if (sums_dp_in_fp16(spec) && arch.name == "sm_90a")
+  if (sums_dp_in_fp16(spec) && arch.has_wgmma())
     check_dp_sums();
 }
 

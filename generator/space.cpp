@@ -63,7 +63,7 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
   const Tiling& tiling = tiling_of(kind, t.family);
   const bool keys = tiling.blocks_own_keys;
   const int walked = keys ? kTokensPerTile : s.group_kv, rows = keys ? t.block_kv : t.block_q;
-  if (t.family.instruction() != Instruction::mma && arch.name != "sm_90a")
+  if (t.family.instruction() != Instruction::mma && !arch.has_wgmma())
     return "wgmma exists on sm_90a alone; elsewhere the family is mma";
   if (!contains(tiling.warps, t.warps) || rows != tiling.tokens_a_warp * t.warps) {
     const auto rows_of = [&](int warps) { return std::to_string(tiling.tokens_a_warp * warps); };
