@@ -15,7 +15,7 @@ bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
 /// The family of a kernel's default tile: of the families that build the kernel, the fastest on the
 /// architecture.
 Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
-  if (arch.name != "sm_90a")
+  if (!arch.has_wgmma())
     return Family::mma;
   if (builds(kind, s, Family::pair))
     return Family::pair;
@@ -32,16 +32,16 @@ Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arc
   return builds(split, s, Family::wgmma) ? Family::wgmma : Family::mma;
 }
 
-/// The fastest settings of a kernel, if they fit. For families that are not warp-specialised
-/// `warps` is 0, and default_tile() takes 4 warps if several blocks fit on an SM, else 8.
+/// The fastest settings of a kernel, if they fit. For families without a copier `warps` is 0, and
+/// default_tile() takes 4 warps if several blocks fit on an SM, else 8.
 struct Wish {
   int stages, blocks_per_sm, warps = 0;
 };
 
 Wish wish_of_forward(const AttentionSpec& s, Family family) {
-  if (family == Family::ws)
+  if (family.roles() == Roles::copier)
     return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
-  const bool third = family == Family::wgmma && !(wide(s) && scores16(s));
+  const bool third = family.instruction() == Instruction::wgmma && !(wide(s) && scores16(s));
   // At 128 channels three blocks per SM spill with one stage. At 64 channels with a mask, a second
   // stage and a fourth block make the kernel 5 to 9 % faster (tuned on an H200, at 2048 and 8192
   // tokens).
@@ -56,11 +56,11 @@ Wish wish_of_forward(const AttentionSpec& s, Family family) {
 }
 
 Wish wish_of_dq(const AttentionSpec& s, Family family) {
-  if (family == Family::pair)
+  if (family.roles() == Roles::pairs)
     return {which_int8(s.precision).dq ? 2 : 1, 1, 8};
-  if (family == Family::ws)
+  if (family.roles() == Roles::copier)
     return {wide(s) ? 2 : 4, 1, 8};
-  const bool third = family == Family::wgmma && !wide(s) && !scores16(s);
+  const bool third = family.instruction() == Instruction::wgmma && !wide(s) && !scores16(s);
   // At 128 channels two stages of 16-bit keys and of values leave no shared memory for a second
   // block. With three blocks and a mask, the addresses of a second stage spill.
   const bool second = third ? !bounded_behind(s) : !(wide(s) && scores16(s));
@@ -68,18 +68,18 @@ Wish wish_of_dq(const AttentionSpec& s, Family family) {
 }
 
 Wish wish_of_dkv(const AttentionSpec& s, Family family) {
-  if (family == Family::pair)
+  if (family.roles() == Roles::pairs)
     return {1, 1, 8};
-  if (family == Family::ws)
+  if (family.roles() == Roles::copier)
     return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
-  const bool wgmma = family == Family::wgmma;
+  const bool wgmma = family.instruction() == Instruction::wgmma;
   // With 16-bit scores, two stages spill or leave no shared memory for a second block.
   return {scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
           wgmma && !wide(s) && which_int8(s.precision).dk ? 3 : 2};
 }
 
 Wish wish_of_fused(const AttentionSpec& s, Family family) {
-  return family == Family::ws ? Wish{wide(s) ? 2 : 4, 1, 8} : Wish{1, 1};
+  return family.roles() == Roles::copier ? Wish{wide(s) ? 2 : 4, 1, 8} : Wish{1, 1};
 }
 
 Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
@@ -89,28 +89,22 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
                                             : wish_of_fused(s, family);
 }
 
-/// Whether tensor cores bind the backward of mma.sync on the architecture, so that S and dP should
-/// be formed once. GeForce GPUs have a quarter of their INT8 rate for 16-bit products with FP32
-/// sums, and their professional siblings half of it; others have half of it and relatively slower
-/// elementwise instructions.
-bool tensor_cores_bind(const Arch& arch) {
-  return arch.name == "sm_86" || arch.name == "sm_89" || arch.major == 12;
-}
-
 /// Whether one kernel for all gradients is faster than two, if it fits.
 bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
   const Int8Products int8 = which_int8(s.precision);
+  // Where tensor cores bind, S and dP should be formed once.
   // Predicted for an RTX 4090 (bench/results/balance.json, 8192 tokens without a mask, with the
   // pre-pass): at 64 channels split 32.2 ms, fused 26.6 ms; at 128 channels 32.8 and 27.9 ms. On an
   // H200 itself: at 64 channels 22.1 and 25.8 ms, at 128 channels 20.8 and 21.5 ms.
   // At 128 channels with a window it spills on consumer Blackwell, up to 40 bytes.
-  const bool spills = arch.major == 12 && wide(s) && bounded_before(s) && !sums_dp_in_fp16(s);
+  const bool spills =
+      arch.is_consumer_blackwell() && wide(s) && bounded_before(s) && !sums_dp_in_fp16(s);
   if (int8.dq)
-    return tensor_cores_bind(arch) && !spills;
+    return arch.is_bound_by_tensor_cores() && !spills;
   // At 64 channels the split backward of ws is faster than the fused one: 16.7 ms and 17.4 ms, both
   // with the forward. But a split backward cannot sum dQ in FP16, and if a group has one scale, the
   // split backward is built by wgmma and not by ws.
-  return family != Family::ws || wide(s) || sums_dq_in_fp16(s) ||
+  return family.roles() != Roles::copier || wide(s) || sums_dq_in_fp16(s) ||
          grouping_of(s.granularity).one_scale;
 }
 
@@ -123,7 +117,7 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
   const auto tile = [&](int warps, int stages, int blocks) {
     return tile_with(kind, s, family, warps, stages, blocks);
   };
-  if (family == Family::ws) {
+  if (family.roles() == Roles::copier) {
     const Wish wish = wish_of_fused(s, family);
     const TileConfig one = tile(wish.warps, wish.stages, wish.blocks_per_sm);
     return objection(kind, s, one, arch).empty() ? std::optional(one) : std::nullopt;
@@ -133,7 +127,7 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
   // 19.7 and 19.5 ms, a second stage 20.3 and 24.1 ms, split 22.2 and 21.5 ms. On Blackwell small
   // blocks spill at 128 channels. If dQ is INT8, a block takes 128 keys.
   std::vector<TileConfig> tiles = {tile(8, 1, 1)};
-  if (!which_int8(s.precision).dq && !(wide(s) && arch.major >= 10))
+  if (!which_int8(s.precision).dq && !(wide(s) && arch.is_blackwell()))
     tiles.insert(tiles.begin(), tile(4, 1, 2));
   for (const TileConfig& t : tiles)
     if (objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))
@@ -194,7 +188,7 @@ std::string objection_to_order(KernelKind kind, const AttentionSpec& s, const Ti
   if (tile.family != by_default.family && tiling_of(kind).sums_16_bit_products(s))
     return family + " sums 16-bit products in another order than " + other +
            ", the default's family" + must;
-  if ((tile.family == Family::mma) != (by_default.family == Family::mma))
+  if (tile.family.instruction() != by_default.family.instruction())
     return family + " rounds sums of INT8 products at other places than " + other +
            ", the default's family" + must;
   if (!same_steps(kind, s, tile, by_default))
@@ -220,13 +214,14 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
     return tile_with(kind, s, family, warps, stages, blocks);
   };
   const Wish wish = wish_of(kind, s, family);
-  if (warp_specialised(family))
+  if (family.roles() != Roles::alike)
     return tile(wish.warps, wish.stages, wish.blocks_per_sm);
   // If an SM has several small blocks, one works while another waits. Tuned on an H200, small
   // blocks are faster than large ones. So there are as many blocks as registers allow without
   // spills, and a second stage if shared memory has room for it. If shared memory has room for only
   // one small block, one large block gives the SM as many warps as two small blocks.
-  const int large = family == Family::wgmma && !wide(s) ? 2 : 1; // large blocks per SM
+  const int large =
+      family.instruction() == Instruction::wgmma && !wide(s) ? 2 : 1; // large blocks per SM
   const TileConfig several[] = {tile(4, wish.stages, wish.blocks_per_sm),
                                 tile(4, 1, wish.blocks_per_sm), tile(8, wish.stages, large),
                                 tile(8, 1, large)};

@@ -3,8 +3,8 @@
 // generator/kernels/ has one KernelDefinition for every kernel without tiles, and one for every
 // family of every kernel with tiles. The generator, the launch, the workspace and the tuner read
 // these definitions instead of naming kernels. A new kernel needs a KernelKind, a definition and a
-// template. A new family of a kernel needs a Family, a definition and a template; its fields,
-// threads and grid may differ from those of the kernel's other families.
+// template. A new family of a kernel needs a definition and a template; its fields, threads and
+// grid may differ from those of the kernel's other families.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -76,7 +76,7 @@ inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
 inline bool is_part(const KernelSpec& k) { return k.channels == Channels::part; }
 /// The number of blocks, neighbours in the grid, that divide a head's channels among themselves.
 inline int channel_parts(const KernelSpec& k) {
-  const bool in_pairs = k.tile.family == Family::pair;
+  const bool in_pairs = k.tile.family.roles() == Roles::pairs;
   return in_pairs ? 1 : width(k.attention) / sum_channels(k.kind, k.attention);
 }
 

@@ -62,7 +62,7 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
                     return kConfiguration + c.text() + "\n" + params_struct(k);
                   if (path == "tile/family.cuh")
                     return std::string("#include \"tile/products_") +
-                           (k.tile.family == Family::mma ? "mma" : "wgmma") + ".cuh\"\n";
+                           value_text(k.tile.family.instruction()) + ".cuh\"\n";
                   if (path == "tile/dp_sums.cuh" && sums_dp_in_fp16(k.attention))
                     return templates("tile/dp_sums16.cuh");
                   return templates(path);

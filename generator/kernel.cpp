@@ -9,24 +9,16 @@
 namespace sagebwd {
 namespace {
 
-using OfFamilies = std::array<const KernelDefinition*, std::size(Words<Family>::all)>;
+using Definitions = std::vector<KernelDefinition>;
 
-/// The definitions of a kernel, by family. The definition of a kernel without tiles is there for
-/// every family. Every launch looks up a definition, so the table is built only once.
-const OfFamilies& definitions_of(KernelKind kind) {
-  static const std::vector<KernelDefinition> all = [] {
-    std::vector<KernelDefinition> all;
+/// The definitions of a kernel: one, or one for each family that builds the kernel. Every launch
+/// looks up a definition, so the table is built only once.
+const Definitions& definitions_of(KernelKind kind) {
+  static const auto table = [] {
+    std::array<Definitions, std::size(Words<KernelKind>::all)> table;
     for (auto group : {key_mean_kernels, quantize_kernels, mean_scores_kernels, attention_kernels})
       for (KernelDefinition& definition : group())
-        all.push_back(std::move(definition));
-    return all;
-  }();
-  static const auto table = [] {
-    std::array<OfFamilies, std::size(Words<KernelKind>::all)> table{};
-    for (const KernelDefinition& definition : all)
-      for (const auto& [family, name] : Words<Family>::all)
-        if (!definition.tiling || definition.family == family)
-          table[static_cast<size_t>(definition.kind)][static_cast<size_t>(family)] = &definition;
+        table[static_cast<size_t>(definition.kind)].push_back(std::move(definition));
     return table;
   }();
   if (static_cast<size_t>(kind) >= table.size())
@@ -68,13 +60,11 @@ AttentionSpec usual_spec(const KernelDefinition& definition, const AttentionSpec
 } // namespace
 
 const KernelDefinition& definition_of(KernelKind kind, std::optional<Family> family) {
-  const OfFamilies& definitions = definitions_of(kind);
-  if (!family)
-    return **std::find_if(definitions.begin(), definitions.end(),
-                          [](auto* found) { return found; });
-  if (const KernelDefinition* definition = definitions[static_cast<size_t>(*family)])
-    return *definition;
-  throw SpecError(std::string(to_string(kind)) + " is not built from " + value_text(*family));
+  for (const KernelDefinition& definition : definitions_of(kind))
+    if (!family || !definition.tiling || definition.family == *family)
+      return definition;
+  throw SpecError(std::string(to_string(kind)) + " is not built by the family '" +
+                  value_text(*family) + "'");
 }
 
 const KernelDefinition& definition_of(const KernelSpec& k) {
@@ -97,9 +87,9 @@ const Tiling& tiling_of(KernelKind kind, std::optional<Family> family) {
 
 std::vector<Family> families_of(KernelKind kind) {
   std::vector<Family> families;
-  for (const KernelDefinition* definition : definitions_of(kind))
-    if (definition && definition->tiling)
-      families.push_back(definition->family);
+  for (const KernelDefinition& definition : definitions_of(kind))
+    if (definition.tiling)
+      families.push_back(definition.family);
   return families;
 }
 

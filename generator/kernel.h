@@ -1,6 +1,7 @@
 //===- kernel.h - One kernel of an attention operation ---------------------===//
 #pragma once
 
+#include "generator/arch.h"
 #include "generator/spec.h"
 #include "generator/tile.h"
 

@@ -61,7 +61,7 @@ std::vector<KernelSpec> each_once(const std::vector<KernelSpec>& kernels) {
 Operation::Operation(const ResolvedSpec& spec, const Arch& arch, const Tiles& given)
     : spec_(spec), arch_(arch), given_(given), fused_tile_(tile_of_fused(spec, arch, given)),
       built_(built_from(spec, arch, fused(), !given.empty())) {
-  if (sums_dp_in_fp16(spec) && arch.name == "sm_90a")
+  if (sums_dp_in_fp16(spec) && arch.has_wgmma())
     check_dp_sums();
 }
 
@@ -73,7 +73,7 @@ void Operation::check_dp_sums() const {
     const TileConfig tile = kind == KernelKind::backward ? *fused_tile_
                             : given != given_.end()      ? given->second
                                                          : default_tile(kind, with_fp32, arch_);
-    if (definition_of(kind).tiling && tile.family != Family::mma)
+    if (definition_of(kind).tiling && tile.family.instruction() != Instruction::mma)
       throw SpecError("dp_sums = " + value_text(spec_->dp_sums) + " is not supported on " +
                       std::string(arch_.name) + (given_.empty() ? "" : " with these tiles") + ": " +
                       std::string(to_string(kind)) + " is of the family '" +

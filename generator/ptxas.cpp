@@ -17,8 +17,8 @@ bool part(Spec k) { return k.channels == Channels::part; }
 bool packed(Spec k) { return k.attention.packed; }
 bool windowed(Spec k) { return bounded_before(k.attention); }
 bool has_scores16(Spec k) { return !which_int8(k.attention.precision).s; }
-bool consumer_blackwell(Spec k) { return k.arch.major == 12; }
-bool datacentre_blackwell(Spec k) { return k.arch.major == 10 || k.arch.major == 11; }
+bool consumer_blackwell(Spec k) { return k.arch.is_consumer_blackwell(); }
+bool other_blackwell(Spec k) { return k.arch.is_blackwell() && !consumer_blackwell(k); }
 /// Partial widths, windows and packed sequences need additional registers.
 bool asks_for_more(Spec k) { return part(k) || windowed(k) || packed(k); }
 
@@ -49,7 +49,7 @@ std::vector<PtxasRow> rows() {
 
       {"dq-widest", dq, mma, is_widest, kLevel1, "spills from level 2 on"},
       {"dq-more", dq, mma, asks_for_more, kLevel1, "spills from level 2 on"},
-      {"dq-narrow", dq, mma, [](Spec k) { return narrow(k) && datacentre_blackwell(k); }, kLevel1,
+      {"dq-narrow", dq, mma, [](Spec k) { return narrow(k) && other_blackwell(k); }, kLevel1,
        "spills from level 2 on"},
       {"dq-wide", dq, mma, [](Spec k) { return !narrow(k) && consumer_blackwell(k); }, kLevel1,
        kLaidOut},
@@ -66,7 +66,7 @@ std::vector<PtxasRow> rows() {
        [](Spec k) {
          return which_int8(k.attention.precision).dq &&
                 (!narrow(k) || k.attention.smooth_q || has_scores16(k) || asks_for_more(k) ||
-                 k.arch.major >= 10);
+                 k.arch.is_blackwell());
        },
        kLevel1,
        "spills from level 2 on, and is faster at level 3 where it does not"},
@@ -144,7 +144,7 @@ std::vector<PtxasRow> rows() {
       {"quantize-smooth-q",
        {Kind::quantize},
        {},
-       [](Spec k) { return narrow(k) && k.attention.smooth_q && datacentre_blackwell(k); },
+       [](Spec k) { return narrow(k) && k.attention.smooth_q && other_blackwell(k); },
        kLevel1,
        "spills 4 bytes on sm_100 otherwise"},
       {"mean-scores",

@@ -39,7 +39,7 @@ bool contains(const std::vector<int>& values, int value) {
 
 /// Why a family builds no kernel of a spec at all; empty if nothing prevents that.
 std::string objection_of_family(const AttentionSpec& s, Family family) {
-  return s.smooth_q && family != Family::mma
+  return s.smooth_q && family.instruction() != Instruction::mma
              ? "smooth_q is built by the family '" + value_text(Family::mma) + "' alone"
              : "";
 }
@@ -63,7 +63,7 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
   const Tiling& tiling = tiling_of(kind, t.family);
   const bool keys = tiling.blocks_own_keys;
   const int walked = keys ? kTokensPerTile : s.group_kv, rows = keys ? t.block_kv : t.block_q;
-  if (t.family != Family::mma && arch.name != "sm_90a")
+  if (t.family.instruction() != Instruction::mma && !arch.has_wgmma())
     return "wgmma exists on sm_90a alone; elsewhere the family is mma";
   if (!contains(tiling.warps, t.warps) || rows != tiling.tokens_a_warp * t.warps) {
     const auto rows_of = [&](int warps) { return std::to_string(tiling.tokens_a_warp * warps); };
@@ -86,7 +86,8 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
     return "1 to " + std::to_string(kMostBlocks) + " blocks per SM are supported";
   if (std::string why = objection_of_family(s, t.family); !why.empty())
     return why;
-  if (sums_dp_in_fp16(s) && tiling.pass == Pass::backward && t.family != Family::mma)
+  if (sums_dp_in_fp16(s) && tiling.pass == Pass::backward &&
+      t.family.instruction() != Instruction::mma)
     return "dp_sums '" + value_text(s.dp_sums) + "' is built by the family '" +
            value_text(Family::mma) + "' alone";
   if (std::string why = tiling.objection(s, t); !why.empty())
@@ -111,7 +112,7 @@ bool builds(KernelKind kind, const AttentionSpec& s, Family family) {
   if (std::find(families.begin(), families.end(), family) == families.end() ||
       !objection_of_family(s, family).empty())
     return false;
-  if (!warp_specialised(family))
+  if (family.roles() == Roles::alike)
     return true;
   const Tiling& tiling = tiling_of(kind, family);
   for (int warps : tiling.warps)

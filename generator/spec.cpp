@@ -2,7 +2,6 @@
 
 #include "generator/spec.h"
 
-#include "generator/gpu_names.h"
 #include "generator/nearest.h"
 
 #include <algorithm>
@@ -11,10 +10,6 @@
 
 namespace sagebwd {
 namespace {
-
-/// The largest shared memory of one block in bytes, from the table of technical specifications per
-/// compute capability in the CUDA C++ Programming Guide.
-constexpr int kB163 = 163 * 1024, kB99 = 99 * 1024, kB227 = 227 * 1024;
 
 /// The numbers as text, with `between` before the last, e.g. "64, 128 and 256".
 std::string listed(const auto& numbers, const char* between) {
@@ -326,44 +321,6 @@ int channel_tokens_q(const AttentionSpec& s) {
 int channel_tokens_kv(const AttentionSpec& s) {
   const int tokens = grouping_of(s.granularity).channel_tokens;
   return tokens ? tokens : s.group_kv;
-}
-
-const std::vector<Arch>& all_archs() {
-  static const std::vector<Arch> archs = {
-      {"sm_80", 8, 0, kB163, 11000},   {"sm_86", 8, 6, kB99, 11010},
-      {"sm_87", 8, 7, kB163, 11040},   {"sm_89", 8, 9, kB99, 11080},
-      {"sm_90a", 9, 0, kB227, 12000},  {"sm_100", 10, 0, kB227, 12080},
-      {"sm_103", 10, 3, kB227, 12090}, {"sm_110", 11, 0, kB227, 13000},
-      {"sm_120", 12, 0, kB99, 12080},  {"sm_121", 12, 1, kB99, 12090},
-  };
-  return archs;
-}
-
-const Arch& find_arch(std::string_view name) {
-  std::string known;
-  for (const Arch& arch : all_archs()) {
-    if (arch.name == name)
-      return arch;
-    known += (known.empty() ? "" : ", ") + std::string(arch.name);
-  }
-  std::string meant(arch_meant_by(name));
-  if (!meant.empty())
-    meant = "; did you mean '" + meant + "'?";
-  throw SpecError("unknown architecture '" + std::string(name) + "': supported are " + known +
-                  meant);
-}
-
-const Arch& arch_for_capability(int major, int minor) {
-  const Arch* best = nullptr;
-  for (const Arch& arch : all_archs())
-    // Machine code runs on later minor versions of its major version.
-    if (arch.major == major && arch.minor <= minor && (!best || arch.minor > best->minor))
-      best = &arch;
-  if (!best)
-    throw SpecError("compute capability " + std::to_string(major) + "." + std::to_string(minor) +
-                    " is not supported: the kernels need INT8 tensor cores with m16n8k32, from 8.0 "
-                    "(A100) to 12.1");
-  return *best;
 }
 
 } // namespace sagebwd

@@ -266,22 +266,6 @@ std::string to_string(const AttentionSpec&);
 /// Raises SpecError, which names the wrong word.
 AttentionSpec parse_spec(std::string_view);
 
-/// One GPU architecture that kernels are compiled for.
-struct Arch {
-  std::string_view name; ///< NVRTC's name, e.g. "sm_90a"
-  int major;             ///< compute capability
-  int minor;
-  int max_shared_bytes; ///< the most shared memory one block may use
-  int first_cuda;       ///< the first CUDA version that supports the architecture, e.g. 12080
-  int registers_per_sm = 65536;
-
-  bool operator==(const Arch& other) const { return name == other.name; }
-};
-
-const std::vector<Arch>& all_archs();
-const Arch& find_arch(std::string_view name);          ///< raises SpecError
-const Arch& arch_for_capability(int major, int minor); ///< raises SpecError
-
 /// A spec with every field checked and every group size filled in. Only resolved() can make a
 /// ResolvedSpec, so that functions with such an argument need no checks.
 class ResolvedSpec {

@@ -3,26 +3,63 @@
 
 #include "generator/fields.h"
 
+#include <compare>
 #include <string>
 #include <string_view>
 
 namespace sagebwd {
 
-/// The matrix instruction of a kernel, and how its warps divide the work.
-/// - mma: warps multiply with mma.sync, on sm_80 and later.
-/// - wgmma: warpgroups multiply with wgmma, on sm_90a.
-/// - ws: wgmma, warp-specialised. One thread copies, and warpgroups of other threads multiply.
-/// - pair: as ws, with pairs of warpgroups that own the same tokens, for gradients of wide heads.
-enum class Family { mma, wgmma, ws, pair };
+/// The matrix instruction that multiplies.
+enum class Instruction {
+  mma,   ///< mma.sync, of a warp, on sm_80 and later
+  wgmma, ///< wgmma, of a warpgroup, on sm_90a
+};
+template <> struct Words<Instruction> {
+  static constexpr std::string_view what = "matrix instruction";
+  static constexpr std::pair<Instruction, std::string_view> all[] = {{Instruction::mma, "mma"},
+                                                                     {Instruction::wgmma, "wgmma"}};
+};
+
+/// How the threads of a block divide the work.
+enum class Roles {
+  alike,  ///< every warp copies and multiplies
+  copier, ///< one thread copies, and warpgroups of other threads multiply
+  pairs,  ///< the same, and two warpgroups own the same tokens, for gradients of wide heads
+};
+
+/// How a kernel multiplies and how its threads divide the work. There are four such families; no
+/// kernel combines the two in another way.
+class Family {
+public:
+  static const Family mma, wgmma, ws, pair;
+
+  constexpr Family() = default; ///< mma
+  constexpr Instruction instruction() const { return instruction_; }
+  constexpr Roles roles() const { return roles_; }
+
+  auto operator<=>(const Family&) const = default;
+  /// A number that no other family has.
+  explicit constexpr operator size_t() const {
+    return static_cast<size_t>(instruction_) * 3 + static_cast<size_t>(roles_);
+  }
+
+private:
+  constexpr Family(Instruction instruction, Roles roles)
+      : instruction_(instruction), roles_(roles) {}
+
+  Instruction instruction_ = Instruction::mma;
+  Roles roles_ = Roles::alike;
+};
+inline constexpr Family Family::mma(Instruction::mma, Roles::alike);
+inline constexpr Family Family::wgmma(Instruction::wgmma, Roles::alike);
+inline constexpr Family Family::ws(Instruction::wgmma, Roles::copier);
+inline constexpr Family Family::pair(Instruction::wgmma, Roles::pairs);
+
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";
   static constexpr std::pair<Family, std::string_view> all[] = {
       {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}, {Family::pair, "pair"}};
 };
-
-constexpr bool warp_specialised(Family family) {
-  return family == Family::ws || family == Family::pair;
-}
 
 /// The tile and the resources of one thread block. They decide how fast a kernel runs. Of the
 /// results they can change only the order of FP32 sums, and where these are rounded. `block_q` x
@@ -43,7 +80,7 @@ struct TileConfig {
 template <typename Self, typename Visitor>
 requires std::is_same_v<std::remove_const_t<Self>, TileConfig>
 constexpr void visit_fields(Self& t, Visitor&& visit) {
-  visit(Label{"family", "", "matrix instructions"}, t.family);
+  visit(Label{"family", "", "matrix instruction, and who copies"}, t.family);
   visit(Label{"block_q", " ", "queries of a tile"}, t.block_q);
   visit(Label{"block_kv", "x", "keys of a tile"}, t.block_kv);
   visit(Label{"warps", " w", "warps of a thread block that multiply"}, t.warps);

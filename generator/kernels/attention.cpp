@@ -59,7 +59,7 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
   const bool magic = k.kind == KernelKind::forward;
   c.add("MAGIC_SCORES", magic); // all tiles compute with MAGIC + score, for equal bits
-  c.add("SCORES_FROM_MAGIC", magic && k.tile.family == Family::ws);
+  c.add("SCORES_FROM_MAGIC", magic && k.tile.family.roles() == Roles::copier);
   c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
 }
 
@@ -130,16 +130,22 @@ void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_i
 } // namespace attention
 
 std::vector<KernelDefinition> attention_kernels() {
-  // The fused and the warp-specialised kernels exist for one family each; the other three are built
-  // for mma and wgmma.
-  std::vector<KernelDefinition> kernels = {
-      attention::backward(Family::mma), attention::round_dq(),         attention::forward_ws(),
-      attention::backward_dq_ws(),      attention::backward_dkv_ws(),  attention::backward_ws(),
-      attention::backward_dq_pair(),    attention::backward_dkv_pair()};
-  for (Family family : {Family::mma, Family::wgmma})
-    for (auto kernel : {attention::forward, attention::backward_dq, attention::backward_dkv})
-      kernels.push_back(kernel(family));
-  return kernels;
+  using namespace attention;
+  // Of the families of a kernel, the first is the one that most GPUs have.
+  return {forward(Family::mma),
+          forward(Family::wgmma),
+          forward_ws(),
+          backward_dq(Family::mma),
+          backward_dq(Family::wgmma),
+          backward_dq_ws(),
+          backward_dq_pair(),
+          backward_dkv(Family::mma),
+          backward_dkv(Family::wgmma),
+          backward_dkv_ws(),
+          backward_dkv_pair(),
+          backward(Family::mma),
+          backward_ws(),
+          round_dq()};
 }
 
 } // namespace sagebwd

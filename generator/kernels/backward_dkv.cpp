@@ -128,13 +128,14 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   const int steps = width(s) / 16;
   // If `halved`, dP's product is unrolled by half: unrolled fully, it needs a few more than the 255
   // registers that a thread can have.
-  const bool masked = k.arch.major == 12 && bounded_behind(s) && !blockwise(s) &&
+  const bool masked = k.arch.is_consumer_blackwell() && bounded_behind(s) && !blockwise(s) &&
                       s.precision == Precision::six_of_seven;
-  const bool halved = width(s) > kWidestFused ? k.arch.major >= 9
-                                              : k.arch.major >= 10 && wide(s) &&
+  const bool halved = width(s) > kWidestFused ? k.arch.has_wgmma() || k.arch.is_blackwell()
+                                              : k.arch.is_blackwell() && wide(s) &&
                                                     (s.sink_keys == 0 || masked || s.packed);
-  const bool fused_in_int8 =
-      k.kind == KernelKind::backward && k.tile.family == Family::mma && which_int8(s.precision).dq;
+  const bool fused_in_int8 = k.kind == KernelKind::backward &&
+                             k.tile.family.instruction() == Instruction::mma &&
+                             which_int8(s.precision).dq;
   // On sm_86 and sm_89 the fused kernel spills 20 bytes if FP16 sums of dP are unrolled fully.
   const int unroll = fused_in_int8 ? (sums_dp_in_fp16(s) && wide(s) ? steps / 4 : steps)
                      : halved      ? steps / 2
@@ -144,9 +145,11 @@ void configure_dkv(Configuration& c, const KernelSpec& k) {
   // ptxas makes worse code from lean copies, except on consumer Blackwell and, in the fused kernel
   // of 16-bit gradients, on every Blackwell.
   const bool with_dq = k.kind == KernelKind::backward;
-  const bool lean = !fused_in_int8 && (k.arch.major == 12 || (with_dq && k.arch.major >= 10));
-  const bool spills_else = k.arch.major == 11 && scores16(s); // 8 bytes with a mask
-  c.add("LEAN_COPIES", k.tile.family != Family::mma || (wide(s) ? lean : spills_else));
+  const bool lean =
+      !fused_in_int8 && (k.arch.is_consumer_blackwell() || (with_dq && k.arch.is_blackwell()));
+  const bool spills_else = k.arch.is_thor() && scores16(s); // 8 bytes with a mask
+  c.add("LEAN_COPIES",
+        k.tile.family.instruction() != Instruction::mma || (wide(s) ? lean : spills_else));
 }
 
 void narrow_dkv(AttentionSpec& s) {

@@ -25,7 +25,7 @@ void narrow_dq(AttentionSpec& s) {
 /// rows only before the first keys. This is needed if 128 queries of 16 bits leave no room for keys
 /// in 99 KB of shared memory. All other kernels have no registers for the rows.
 bool dq_holds_rows(const AttentionSpec& s, Family family) {
-  return family == Family::mma && blockwise(s) && scores16(s);
+  return family.instruction() == Instruction::mma && blockwise(s) && scores16(s);
 }
 
 const Tiling kBackwardDq = {
@@ -39,7 +39,8 @@ const Tiling kBackwardDq = {
     .objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
       // ptxas spills 244 to 372 bytes with every mask, with every register usage level (0 to 10)
       // and with -O1.
-      if (t.family == Family::mma && blockwise(s) && scores16(s) && width(s) > kWidestFused)
+      if (t.family.instruction() == Instruction::mma && blockwise(s) && scores16(s) &&
+          width(s) > kWidestFused)
         return "above " + std::to_string(kWidestFused) + " channels " + value_text(s.precision) +
                " under '" + value_text(s.granularity) +
                "' needs more registers than mma.sync leaves; use granularity row, another "
@@ -84,12 +85,12 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
   // MASK_APART makes a loop of its own for groups that need a mask. If there are two loops, ptxas
   // serialises wgmma's products (note C7511), and at 128 channels it keeps more addresses than
   // there are registers.
-  c.add("MASK_APART", k.tile.family == Family::mma && !wide(k.attention));
+  c.add("MASK_APART", k.tile.family.instruction() == Instruction::mma && !wide(k.attention));
   c.add("LEAN_COPIES", has_fewest_registers(k));
   // HOLDS_COPIER keeps the place of copied rows in a register. No register is free for that with
   // four warps at 128 channels, nor with 16-bit queries.
-  c.add("HOLDS_COPIER", k.tile.family == Family::mma && !blockwise(k.attention) &&
-                            k.attention.precision != Precision::qk16 &&
+  c.add("HOLDS_COPIER", k.tile.family.instruction() == Instruction::mma &&
+                            !blockwise(k.attention) && k.attention.precision != Precision::qk16 &&
                             (!wide(k.attention) || k.tile.warps == 8));
 }
 

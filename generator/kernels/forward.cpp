@@ -42,11 +42,11 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
   // Blackwell leave no room; the rows are then read again, which is one in seventeen reads of
   // shared memory. At 256 channels no GPU has room.
   const bool in_registers =
-      !wide(k.attention) || (width(k.attention) <= kWidestFused && k.arch.major < 10);
+      !wide(k.attention) || (width(k.attention) <= kWidestFused && !k.arch.is_blackwell());
   configure_operands(c, k, in_registers, width(k.attention) / 16);
   // LEAN_COPIES leaves registers free, which ptxas needs for wgmma's accumulators. With mma.sync
   // ptxas makes worse code from lean copies, except above 64 channels.
-  c.add("LEAN_COPIES", k.tile.family != Family::mma || wide(k.attention));
+  c.add("LEAN_COPIES", k.tile.family.instruction() != Instruction::mma || wide(k.attention));
 }
 
 Tiling tiling_ws() {

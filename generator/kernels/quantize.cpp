@@ -31,7 +31,7 @@ int key_tokens(const KernelSpec& k) { return channel_tokens_kv(k.attention); }
 
 /// Whether the kernel copies rows of packed sequences into tiles, which bulk copies then read.
 bool copies_rows(const KernelSpec& k) {
-  return k.pass == Pass::backward && k.attention.packed && k.arch.major == 9 &&
+  return k.pass == Pass::backward && k.attention.packed && k.arch.has_wgmma() &&
          !sums_dp_in_fp16(k.attention);
 }
 /// Whether the kernel copies V, so that blocks for values are needed.
@@ -49,7 +49,7 @@ int blocks_per_sm(const KernelSpec& k) {
   const Int8Products int8 = which_int8(k.attention.precision);
   const bool wide = width(k.attention) > 64, backward = k.pass == Pass::backward;
   const bool unrotated = int8.s && !k.attention.rotate, half_dp = sums_dp_in_fp16(k.attention);
-  const bool tight = backward && (k.arch.major >= 10 || (int8.s && int8.dk && !int8.dv) ||
+  const bool tight = backward && (k.arch.is_blackwell() || (int8.s && int8.dk && !int8.dv) ||
                                   (!wide && (unrotated || !int8.s || k.attention.packed ||
                                              (half_dp && k.attention.smooth_q))));
   return width(k.attention) > kWidestFused ? 1 : (wide ? 2 : 3) - tight;

@@ -126,7 +126,7 @@ TEST(Emit, LaunchesAsManyThreadsAsTheSourceIsWrittenFor) {
               std::string::npos)
         << source.name;
     if (definition_of(kernel.kind).tiling) {
-      const int copying = warp_specialised(kernel.tile.family) ? 128 : 0;
+      const int copying = kernel.tile.family.roles() == Roles::alike ? 0 : 128;
       ASSERT_EQ(source.threads, kernel.tile.warps * 32 + copying) << source.name;
       ASSERT_GT(source.shared_bytes, 0) << "the kernel would not compare its own with it";
     }

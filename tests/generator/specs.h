@@ -15,6 +15,8 @@
 
 namespace sagebwd::test {
 
+inline constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
+
 /// Every spec with default groups and sinks, and `row` with both sizes of key groups and without a
 /// sink. Not resolved.
 inline std::vector<AttentionSpec> all_specs() {

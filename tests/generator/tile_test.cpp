@@ -27,6 +27,18 @@ TEST(Tile, IsReadBack) {
   EXPECT_EQ(tile, (TileConfig{Family::wgmma, 64, 128, 4, 1, 3}));
 }
 
+TEST(Tile, ItsFamilySaysHowItMultipliesAndWhoCopies) {
+  const auto expect = [](const char* family, Instruction instruction, Roles roles) {
+    const TileConfig tile = parse_tile(std::string(family) + " 128x128 w8 s2 b1");
+    EXPECT_EQ(tile.family.instruction(), instruction) << family;
+    EXPECT_EQ(tile.family.roles(), roles) << family;
+  };
+  expect("mma", Instruction::mma, Roles::alike);
+  expect("wgmma", Instruction::wgmma, Roles::alike);
+  expect("ws", Instruction::wgmma, Roles::copier);
+  expect("pair", Instruction::wgmma, Roles::pairs);
+}
+
 TEST(Tile, OtherTextIsRefusedWithAnExample) {
   for (const char* text : {"", "mma", "128x64 w8 s2 b1", "mma 128x64 w8 s2", "mma 128x64 w8 s2 b",
                            "mma 128x64 w8 s2 b1 ", "mma 128x64 w8 s2 b1x", "mma128x64 w8 s2 b1",
@@ -48,6 +60,8 @@ TEST(Tile, WhatCannotBeBuiltIsRefusedAndSaysWhy) {
   expect_refusal(
       checking(forward, "mma 96x128 w6 s1 b1"),
       {"'mma 96x128 w6 s1 b1'", who, "on sm_80", "64 queries with 4 warps or 128 with 8"});
+  expect_refusal(checking(forward, "pair 64x128 w8 s1 b1", "sm_90a"),
+                 {"forward is not built by the family 'pair'"});
   expect_refusal(checking(forward, "mma 128x128 w4 s1 b1"), {"64 queries with 4 warps"});
   expect_refusal(checking(backward_dkv, "mma 64x128 w4 s1 b1"), {"64 keys with 4 warps"});
   expect_refusal(checking(forward, "mma 64x64 w4 s1 b1"), {"walks over 128 keys"});

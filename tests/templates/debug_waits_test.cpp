@@ -35,7 +35,7 @@ TEST_F(DebugWaitsTest, NameWhatTheyAreFor) {
       for (Pass pass : {Pass::forward, Pass::backward})
         for (const KernelSpec& kernel : Operation(resolved(spec), arch).kernels(pass)) {
           const KernelSource plain = emit(kernel), source = with_bounded_waits(plain);
-          if (!warp_specialised(kernel.tile.family)) {
+          if (kernel.tile.family.roles() == Roles::alike) {
             EXPECT_EQ(source.text, plain.text) << plain.name;
             continue;
           }

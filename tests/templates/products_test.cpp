@@ -37,7 +37,9 @@ int walked(const KernelSpec& k) {
 
 /// Instructions per warp (mma) or warpgroup (wgmma) and pass over `walked` tokens. One gives
 /// `width` columns of results for all its rows and sums 32 bytes.
-bool of_warpgroups(const KernelSpec& k) { return k.tile.family != Family::mma; }
+bool of_warpgroups(const KernelSpec& k) {
+  return k.tile.family.instruction() == Instruction::wgmma;
+}
 int width(const KernelSpec& k) { return of_warpgroups(k) ? 64 : 8; }
 void add(Products& n, bool in_int8, int Products::*int8, int in_16_bits) {
   (in_int8 ? n.*int8 : n.float16) += in_int8 ? in_16_bits / 2 : in_16_bits;

@@ -75,7 +75,7 @@ private:
     for (Pass pass : {Pass::forward, Pass::backward})
       for (const KernelSpec& k :
            Operation(s, arch, default_tiles(s, arch, Family::ws)).kernels(pass))
-        if (warp_specialised(k.tile.family))
+        if (k.tile.family.roles() != Roles::alike)
           write(k);
   }
   void write(const KernelSpec& k) {
@@ -90,8 +90,8 @@ private:
                 "#pragma once\n#include \"base.cuh\"\n#define KERNEL example\n");
     std::ofstream(folder / "configuration.cuh") << base;
     std::ofstream(folder / "tile/family.cuh")
-        << "#pragma once\n#include \"tile/products_"
-        << (k.tile.family == Family::mma ? "mma" : "wgmma") << ".cuh\"\n";
+        << "#pragma once\n#include \"tile/products_" << value_text(k.tile.family.instruction())
+        << ".cuh\"\n";
     folders_[path] = folder.string();
     bases_.push_back(base);
   }
