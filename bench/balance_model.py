@@ -1,11 +1,13 @@
 """What times on an H100 with stretched tensor instructions say of another GPU: arithmetic alone.
 
 A pass has attention kernels, which tensor cores or other pipes limit, and kernels around them
-(quantisation, means, rounding), which memory limits. Attention takes as many clocks of an SM on the
-card as here, divided by the clocks that stand for one of its clocks; the card has another clock and
-another number of SMs. The kernels around it take longer as the card's memory is slower than what
-copying reaches here. Nothing is added for what the model leaves out: a card that lowers its clock
-under load, its smaller L1 and larger L2 caches, and attention kernels that wait for memory.
+(quantisation, means, rounding), which memory limits on most cards. Attention takes as many clocks of
+an SM on the card as here, divided by the clocks that stand for one of its clocks; the card has
+another clock and another number of SMs. A kernel around it takes the longer of two times: that of
+its bytes at the rate that copying reaches, and that of its clocks. Here the clocks are longer, as
+this GPU's memory is fast for its SMs. Nothing is added for what the model leaves out: a card that
+lowers its clock under load, its smaller L1 and larger L2 caches, and attention kernels that wait
+for memory.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ INT8 = {
     "dv16": {"S", "PV", "dQ", "dK"},
     "gradients16": {"S", "PV"},
 }
+#: The share of its memory's rate that a copy reaches: 4234 of 4800 GB/s on an H200.
+COPY_SHARE = 0.88
 #: How many times 4 D operations per score each pass counts, as in bench/speed.py.
 OPERATIONS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 #: FlashAttention-2's share of its tensor bound: 91 to 95 % on an RTX 4090, in the paper of SageBwd.
@@ -92,7 +96,7 @@ class Here:
 
     sms: int
     clock_ghz: float
-    memory_gbs: float  #: read and written by a copy
+    memory_gbs: float  #: read and written by a copy, for the record
 
 
 def attention_factor(here: Here, gpu: Gpu, clocks_a_clock: float) -> float:
@@ -100,11 +104,35 @@ def attention_factor(here: Here, gpu: Gpu, clocks_a_clock: float) -> float:
     return (here.sms * here.clock_ghz) / (gpu.sms * gpu.clock_ghz) / clocks_a_clock
 
 
-def around_factor(here: Here, gpu: Gpu) -> float:
-    """The same for kernels that memory limits. A card with much memory for few SMs is not taken to
-    do the arithmetic of such kernels faster than its SMs can."""
-    return max(here.memory_gbs / gpu.memory_gbs,
-               here.sms * here.clock_ghz / (gpu.sms * gpu.clock_ghz))  # fmt: skip
+def bytes_of(kernel: str, pass_name: str, cell: dict, plan: dict, fused: bool) -> float:
+    """The bytes that a kernel around attention reads from memory and writes to it, each once: all
+    products in INT8 except dP, under `row`, with as many key/value heads as query heads.
+
+    A tensor of 16 bits counts 2, a copy in INT8 counts 1; vectors of a query count as they are.
+    """
+    elements = cell["batch"] * cell["heads"] * cell["tokens"] * cell["head_dim"]
+    row = 4 * cell["batch"] * cell["heads"] * cell["tokens"]  # a number for each query
+    if kernel == "key_mean":  # K
+        return 2 * elements
+    if kernel == "round_dq":  # sums in FP32; dQ
+        return (4 + 2) * elements
+    assert kernel == "quantize", kernel
+    if pass_name == "forward":  # Q, K and V; their copies, and scales of queries
+        return (6 + 3) * elements + row
+    # Q, K, O and dO, the lse; copies of Q and K, transposed copies of Q, K and dO, rows of dO for
+    # dP, and 4 numbers for each query.
+    count = 8 + 2 + 3 + 2
+    if plan["dp_half_sums"]:
+        count += 2 + 2  # V, and its copy for dP
+    if fused:
+        count += 4  # zeros
+    return count * elements + (1 + 4) * row
+
+
+def around_ms(here: Here, gpu: Gpu, ms: float, moved: float) -> float:
+    """The card's time of a kernel that took so long here and moves so many bytes."""
+    return max(moved / (COPY_SHARE * gpu.memory_gbs * 1e6),
+               ms * here.sms * here.clock_ghz / (gpu.sms * gpu.clock_ghz))  # fmt: skip
 
 
 def predicted(gpu: Gpu, here: Here, clocks_a_clock: float, cell: dict, plan: dict,
@@ -114,14 +142,15 @@ def predicted(gpu: Gpu, here: Here, clocks_a_clock: float, cell: dict, plan: dic
     `kernels` has the milliseconds of each kernel of each pass, measured here. `plan` has the words
     precision, deterministic and dp_half_sums.
     """
-    of_attention, of_others = attention_factor(here, gpu, clocks_a_clock), around_factor(here, gpu)
+    of_attention = attention_factor(here, gpu, clocks_a_clock)
     found, sums = {}, dict.fromkeys(("attention_ms", "around_ms", "bound_ms"), 0.0)
     for name, times in kernels.items():
         attention = [kernel for kernel in times if kernel in PRODUCTS]
         one = {
             "attention_ms": of_attention * sum(times[kernel] for kernel in attention),
-            "around_ms": of_others * sum(ms for kernel, ms in times.items()
-                                         if kernel not in PRODUCTS),
+            "around_ms": sum(
+                around_ms(here, gpu, ms, bytes_of(kernel, name, cell, plan, "backward" in times))
+                for kernel, ms in times.items() if kernel not in PRODUCTS),
             "bound_ms": bound_ms(gpu, cell, attention, plan["precision"], plan["dp_half_sums"]),
         }  # fmt: skip
         sums = {key: value + one[key] for key, value in sums.items()}
