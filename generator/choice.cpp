@@ -274,9 +274,9 @@ Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {
 }
 
 std::string origin_of_default_tiles(const Arch& arch) {
-  if (arch.name == "sm_90a")
+  if (arch.has_wgmma())
     return "measured";
-  return tensor_cores_bind(arch) ? "predicted" : "not measured";
+  return arch.is_bound_by_tensor_cores() ? "predicted" : "not measured";
 }
 
 std::string origin_in_words(const Arch& arch) {
