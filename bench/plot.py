@@ -30,6 +30,16 @@ def saved(figure, path: Path, dpi: int) -> Path:
     return picture
 
 
+def grouped_bars(panel, groups: list, heights: dict[str, list[float]]) -> None:
+    """A bar of each label at every group: `heights` has one of each group by label."""
+    width = 0.8 / len(heights)
+    for index, label in enumerate(heights):
+        places = [i + (index - (len(heights) - 1) / 2) * width for i in range(len(groups))]
+        panel.bar(places, heights[label], width, label=label)
+    panel.set_xticks(range(len(groups)), [str(group) for group in groups])
+    panel.grid(axis="y", alpha=0.3)
+
+
 def plot_speed(path: Path) -> Path:
     """TFLOPS of forward + backward, with one panel per head dimension and mask."""
     record = json.loads(path.read_text())
@@ -40,16 +50,12 @@ def plot_speed(path: Path) -> Path:
         chosen = [r for r in rows if (r["head_dim"], r["causal"]) == (head_dim, causal)]
         labels = list(dict.fromkeys(row["attention"] for row in chosen))
         lengths = sorted({row["tokens"] for row in chosen})
-        width = 0.8 / len(labels)
-        for index, label in enumerate(labels):
-            heights = [sum(r["forward+backward"]["tflops"] for r in chosen
-                           if (r["attention"], r["tokens"]) == (label, n)) for n in lengths]
-            places = [i + (index - (len(labels) - 1) / 2) * width for i in range(len(lengths))]
-            panel.bar(places, heights, width, label=label)
-        panel.set_xticks(range(len(lengths)), [str(n) for n in lengths])
+        grouped_bars(panel, lengths, {
+            label: [sum(r["forward+backward"]["tflops"] for r in chosen
+                        if (r["attention"], r["tokens"]) == (label, n)) for n in lengths]
+            for label in labels})  # fmt: skip
         panel.set_title(f"D {head_dim}{', causal' if causal else ''}")
         panel.set_xlabel("tokens")
-        panel.grid(axis="y", alpha=0.3)
     axes[0][0].set_ylabel("TFLOPS, forward + backward")
     axes[0][0].legend(fontsize="small")
     figure.suptitle(record["environment"]["gpu"] or "no GPU: a trial of the script")
@@ -135,46 +141,35 @@ def plot_instructions(path: Path) -> Path:
 def plot_balance(path: Path) -> Path:
     """Predicted speed of forward + backward relative to FlashAttention-2, with one panel per head
     dimension and mask. Lines are what has been published for the paper's kernels."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     record = json.loads(path.read_text())
     rows = [row for row in record["rows"] if row["correct"]]
     panels = sorted({(r["head_dim"], r["causal"], r["tokens"]) for r in rows},
                     key=lambda panel: (-panel[2], *panel))  # fmt: skip
     columns = min(4, len(panels))
-    figure, axes = plt.subplots(-(-len(panels) // columns), columns, squeeze=False, sharey=True,
-                                figsize=(4 * columns, 4 * -(-len(panels) // columns)))
+    lines = -(-len(panels) // columns)
+    figure, axes = panels_of(lines, columns, figsize=(4 * columns, 4 * lines), sharey=True)
     gpus, plans = (list(dict.fromkeys(row[key] for row in rows)) for key in ("gpu", "plan"))
-    width = 0.8 / len(plans)
     for panel, (head_dim, causal, tokens) in zip(axes.flat, panels):
-        for index, plan in enumerate(plans):
-            found = {r["gpu"]: r["predicted"]["forward+backward"]["ratio_to_fa2"] for r in rows
-                     if (r["plan"], r["head_dim"], r["causal"], r["tokens"])
-                     == (plan, head_dim, causal, tokens)}  # fmt: skip
-            places = [i + (index - (len(plans) - 1) / 2) * width for i in range(len(gpus))]
-            panel.bar(places, [found.get(gpu, 0) for gpu in gpus], width, label=plan)
-        for row in rows:
-            if row["published"] and (row["head_dim"], row["causal"], row["tokens"]) == (
-                head_dim, causal, tokens):  # fmt: skip
+        chosen = [r for r in rows
+                  if (r["head_dim"], r["causal"], r["tokens"]) == (head_dim, causal, tokens)]
+        ratios = {(r["plan"], r["gpu"]): r["predicted"]["forward+backward"]["ratio_to_fa2"]
+                  for r in chosen}  # fmt: skip
+        grouped_bars(
+            panel, gpus, {plan: [ratios.get((plan, g), 0) for g in gpus] for plan in plans}
+        )
+        for row in chosen:
+            if row["published"]:
                 place = gpus.index(row["gpu"])
                 panel.hlines(row["published"]["ratio_to_fa2"], place - 0.45, place + 0.45,
                              color="black", linestyle="--")  # fmt: skip
         panel.axhline(1, color="gray", linewidth=1)
-        panel.set_xticks(range(len(gpus)), gpus)
         panel.set_title(f"D {head_dim}, {tokens} tokens{', causal' if causal else ''}")
-        panel.grid(axis="y", alpha=0.3)
     axes[0][0].set_ylabel("predicted speed, FlashAttention-2 = 1")
     axes[0][0].legend(fontsize="small")
     gpu = record["environment"]["gpu"] or "no GPU: a trial of the script"
     figure.suptitle(f"{gpu}, slowed: forward + backward")
     figure.tight_layout()
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=110)
-    plt.close(figure)
-    return picture
+    return saved(figure, path, dpi=110)
 
 
 def plot_wins() -> Path:

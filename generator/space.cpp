@@ -92,6 +92,8 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
            value_text(Family::mma) + "' alone";
   if (std::string why = tiling.objection(s, t); !why.empty())
     return why;
+  if (t.family.roles() != Roles::alike && t.blocks_per_sm != 1)
+    return "its block shares out all registers of an SM";
   if (const int bytes = shared_bytes(kind, s, t); bytes > arch.max_shared_bytes)
     return "it needs " + std::to_string(bytes) + " bytes of shared memory and " +
            std::string(arch.name) + " has " + std::to_string(arch.max_shared_bytes) + " per block";

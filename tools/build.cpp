@@ -136,12 +136,7 @@ private:
     std::vector<KernelSpec> kernels;
     for (const OperationKernels& operation : operations)
       kernels.insert(kernels.end(), operation.kernels.begin(), operation.kernels.end());
-    const Table table = tools::table_of(kernels);
-    return finish(json::Object{{"kernels", table.json()}, {"failures", json::Array(failures)}},
-                  [&] {
-                    table.print();
-                    puts(counted(kernels.size(), "kernel").c_str());
-                  });
+    return list_kernels(*this, kernels, failures);
   }
   KernelBuilder::Policy policy() const {
     KernelBuilder::Policy policy = KernelBuilder::Policy::of(settings());

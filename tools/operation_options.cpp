@@ -11,6 +11,8 @@
 
 namespace sagebwd::tools {
 
+namespace json = llvm::json;
+
 void OperationOptions::declare(OptionTable& options) {
   options.list("arch", "ARCH,..", archs_,
                "architectures, or native for those of this machine's GPUs, all, or major for the "
@@ -97,13 +99,18 @@ OperationOptions::operations(const OptionTable& options,
   return operations;
 }
 
-Table table_of(const std::vector<KernelSpec>& kernels) {
+ExitCode list_kernels(const Command& command, const std::vector<KernelSpec>& kernels,
+                      const std::vector<std::string>& failures) {
   Table table;
   for (const KernelSpec& kernel : kernels)
     table.add({{"name", "kernel", kernel_name(kernel)},
                {"arch", "arch", std::string(kernel.arch.name)},
                {"pass", "pass", std::string(to_string(kernel.pass))}});
-  return table;
+  return command.finish(
+      json::Object{{"kernels", table.json()}, {"failures", json::Array(failures)}}, [&] {
+        table.print();
+        puts(counted(kernels.size(), "kernel").c_str());
+      });
 }
 
 } // namespace sagebwd::tools

@@ -44,7 +44,8 @@ private:
   std::vector<std::string> archs_, passes_{"forward", "backward"};
 };
 
-/// A row for each, for --dry-run.
-Table table_of(const std::vector<KernelSpec>&);
+/// Ends a command that was given --dry-run: it prints a row for each kernel, and `failures`.
+ExitCode list_kernels(const Command&, const std::vector<KernelSpec>&,
+                      const std::vector<std::string>& failures);
 
 } // namespace sagebwd::tools

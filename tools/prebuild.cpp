@@ -81,7 +81,7 @@ public:
                        " tuning records is of the operations asked for; leave --records out, or "
                        "name what was tuned");
     if (dry_run_)
-      return list(request.kernels);
+      return list_kernels(*this, request.kernels, failures);
     if (out_.empty())
       throw UsageError("name the pack with --out FILE, or take --dry-run");
 
@@ -127,14 +127,6 @@ private:
     return records;
   }
 
-  ExitCode list(const std::vector<KernelSpec>& kernels) const {
-    const Table table = table_of(kernels);
-    return finish(json::Object{{"kernels", table.json()}, {"failures", json::Array(failures)}},
-                  [&] {
-                    table.print();
-                    puts(counted(kernels.size(), "kernel").c_str());
-                  });
-  }
   ExitCode report(const PrebuildResult&, size_t records_left_out, double seconds) const;
 
   OperationOptions operations_;

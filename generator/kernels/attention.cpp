@@ -29,8 +29,9 @@ Grid grid(const KernelSpec& k, const Problem& p) {
           blocks_of(sequences_apart(k.attention, p))};
 }
 
-int threads(const KernelSpec& k) { return k.tile.warps * 32; }
-int threads_ws(const KernelSpec& k) { return k.tile.warps * 32 + 128; }
+int threads(const KernelSpec& k) {
+  return k.tile.warps * 32 + (k.tile.family.roles() == Roles::alike ? 0 : 128);
+}
 
 void configure_spec(Configuration& c, const AttentionSpec& s) {
   visit_mask(s, [&](auto... constant) { c.add(constant...); });
@@ -79,12 +80,6 @@ BlockShape shape_of(const AttentionSpec& s, const TileConfig& t) {
           .block_scales = blockwise(s)};
 }
 
-void configure_registers(Configuration& c, const KernelSpec& k) {
-  const bool three = k.tile.warps == 12; // three warpgroups multiply
-  c.add("CONSUMER_REGISTERS", three ? 160 : 240);
-  c.add("PRODUCER_REGISTERS", three ? 32 : 24);
-}
-
 std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
   if (width(s) <= kWidestFused)
     return "a pair of warpgroups shares out channels of wide heads, more than " +
@@ -93,7 +88,7 @@ std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
   if (scores16(s) || blockwise(s))
     return "it is built for 8-bit scores under '" + value_text(Granularity::row) +
            "'; the family wgmma has the others";
-  return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+  return "";
 }
 
 std::string objection_to_turns(const AttentionSpec& s, const TileConfig& t) {

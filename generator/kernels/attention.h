@@ -57,18 +57,13 @@ inline int product_registers(const AttentionSpec& s, Family family) {
 void narrow(AttentionSpec&);
 bool in_backward(Pass, const AttentionSpec&);
 Grid grid(const KernelSpec&, const Problem&);
+/// Those of the warps that multiply and, for a copier, of one more warpgroup.
 int threads(const KernelSpec&);
-/// The threads of a warp-specialised block: the warps that multiply, and one more warpgroup, of
-/// which one thread copies.
-int threads_ws(const KernelSpec&);
 
 /// Add the constants that all attention kernels have. The first function adds those of the spec,
 /// the second one those of the spec and of the tile.
 void configure_spec(Configuration&, const AttentionSpec&);
 void configure_common(Configuration&, const KernelSpec&);
-/// Adds how many registers the threads of a warp-specialised block have: those that multiply, and
-/// those that copy.
-void configure_registers(Configuration&, const KernelSpec&);
 void configure_operands(Configuration&, const KernelSpec&, bool score_rows_in_registers,
                         int value_unroll);
 

@@ -59,7 +59,7 @@ Tiling tiling_ws() {
       return too_wide(s);
     if (wide(s) && t.warps == 12)
       return "registers do not suffice for three warpgroups at 128 channels";
-    return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+    return "";
   };
   return tiling;
 }
@@ -218,11 +218,6 @@ KernelDefinition backward_dkv_ws() {
                     O::dot8, O::dot8_scale, O::dout_rows, O::q_map, O::v_map, O::dout_map,
                     O::v_rows, O::query_rows, O::sink_partial});
   specialised.root_template = "kernels/backward_dkv_ws.cuh";
-  specialised.configure = [](Configuration& c, const KernelSpec& k) {
-    configure_dkv(c, k);
-    configure_registers(c, k);
-  };
-  specialised.threads = threads_ws;
   specialised.tiling = &kBackwardDkvWs;
   return specialised;
 }

@@ -108,9 +108,7 @@ Tiling tiling_ws() {
     if (blockwise(s) && which_int8(s.precision).dq)
       return "its warpgroups share no scale, which '" + value_text(s.granularity) +
              "' has for all queries of a block; the family wgmma does";
-    if (t.stages != 2 && t.stages != 4)
-      return "a ring has 2 or 4 stages";
-    return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+    return "";
   };
   // A thread holds dQ, scores, and a block of accumulators for dP and later for products.
   tiling.accumulators = [](const AttentionSpec& s, Family) {
@@ -133,11 +131,6 @@ Tiling tiling_pair() {
   return tiling;
 }
 const Tiling kBackwardDqPair = tiling_pair();
-
-void configure_dq_ws(Configuration& c, const KernelSpec& k) {
-  configure_dq(c, k);
-  configure_registers(c, k);
-}
 
 } // namespace
 
@@ -170,8 +163,6 @@ KernelDefinition backward_dq_ws() {
       fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q8, O::q_rows, O::k8, O::k8_scale, O::kt8,
                     O::kt8_scale, O::dout_rows, O::k_rows, O::v_rows, O::v_map, O::dout_map});
   specialised.root_template = "kernels/backward_dq_ws.cuh";
-  specialised.configure = configure_dq_ws;
-  specialised.threads = threads_ws;
   specialised.tiling = &kBackwardDqWs;
   return specialised;
 }

@@ -19,7 +19,7 @@ std::string objection(const AttentionSpec& s, const TileConfig& t) {
   if (s.precision != Precision::gradients16)
     return "it forms dP, dV, dK and dQ in 16 bits, as precision '" +
            value_text(Precision::gradients16) + "' has them";
-  return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+  return "";
 }
 
 Tiling make_tiling() {
@@ -49,9 +49,7 @@ KernelDefinition backward_ws() {
   specialised.configure = [](Configuration& c, const KernelSpec& k) {
     configure_fused(c, k);
     c.add("DQ_SUM16", sums_dq_in_fp16(k.attention));
-    configure_registers(c, k);
   };
-  specialised.threads = threads_ws;
   specialised.tiling = &tiling();
   return specialised;
 }

@@ -62,16 +62,11 @@ Tiling tiling_ws() {
     if (width(s) > kWidestFused && t.warps == 12)
       return "registers do not suffice for three warpgroups at " + std::to_string(width(s)) +
              " channels";
-    return t.blocks_per_sm == 1 ? "" : "its block shares out all registers of an SM";
+    return "";
   };
   return tiling;
 }
 const Tiling kForwardWs = tiling_ws();
-
-void configure_forward_ws(Configuration& c, const KernelSpec& k) {
-  configure_forward(c, k);
-  configure_registers(c, k);
-}
 
 } // namespace
 
@@ -95,8 +90,6 @@ KernelDefinition forward(Family family) {
 KernelDefinition forward_ws() {
   KernelDefinition specialised = forward(Family::ws);
   specialised.root_template = "kernels/forward_ws.cuh";
-  specialised.configure = configure_forward_ws;
-  specialised.threads = threads_ws;
   specialised.tiling = &kForwardWs;
   return specialised;
 }

@@ -51,3 +51,10 @@ def check_callback(name, value):
     """Raises SpecError for anything but a function or None."""
     if value is not None and not callable(value):
         raise SpecError(f"{name}={value!r}: pass a function, or None")
+
+def refuse_double_backward(ctx, *gradients):
+    """Stands for the backward of the backward, and always raises NotImplementedError."""
+    raise NotImplementedError(
+        "this attention cannot be differentiated twice: its backward has no gradient. For gradient "
+        "penalties and Hessians use another attention in that part of the model"
+    )

@@ -12,7 +12,7 @@ from sagebwd._needs import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd import options, sequences  # noqa: E402
+from sagebwd import checks, options, sequences  # noqa: E402
 from sagebwd.keywords import also_named  # noqa: E402
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 from sagebwd.ops import (  # noqa: E402
@@ -115,7 +115,7 @@ class _Gradients(torch.autograd.Function):
     def forward(ctx, *arguments):
         return tuple(backward(*arguments))
 
-    backward = staticmethod(options.refuse_double_backward)
+    backward = staticmethod(checks.refuse_double_backward)
 
 
 def _not_compiled(function):

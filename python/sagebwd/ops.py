@@ -16,7 +16,7 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from sagebwd import forms, options
+from sagebwd import checks, forms, options
 from sagebwd.sequences import check_packing, packing_and_mean
 from sagebwd.shapes import check_scale
 from sagebwd.tensors import DTYPES, check_backward, check_k_mean, problem_of
@@ -288,7 +288,7 @@ class _DifferentiatedOnce(_OneLevel):
     def forward(ctx, backward, *arguments):
         return backward(*arguments)
 
-    backward = staticmethod(options.refuse_double_backward)
+    backward = staticmethod(checks.refuse_double_backward)
 
 
 def _backward_autograd(keyset, *arguments):

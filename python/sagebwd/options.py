@@ -395,11 +395,3 @@ def plan_of(precision):
 def precision_of(plan):
     """The name of the precision with these INT8 products, or None."""
     return next((name for name in PRECISIONS if plan == plan_of(name)), None)
-
-
-def refuse_double_backward(ctx, *gradients):
-    """Stands for the backward of the backward, and always raises NotImplementedError."""
-    raise NotImplementedError(
-        "this attention cannot be differentiated twice: its backward has no gradient. For gradient "
-        "penalties and Hessians use another attention in that part of the model"
-    )

@@ -49,9 +49,7 @@ public:
   }
 
   Panel<float> panel(int64_t first, int64_t rows) override {
-    Panel<float> out;
-    out.first = first;
-    out.rows = rows;
+    Panel<float> out{first, rows};
     scores(out);
     forward(out);
     if (round_outputs_)
@@ -231,7 +229,7 @@ private:
     const float* o = head_.given_o ? head_.given_o + out.first * d : out.o.data();
     out.delta.resize(rows);
     for (int64_t i = 0; i < rows; ++i)
-      out.delta[i] = dot(dout + i * d, o + i * d, d) - dlse(out.first + i);
+      out.delta[i] = dot(dout + i * d, o + i * d, d) - head_.dlse_of(out.first + i);
     out.dp.resize(rows * n);
     std::vector<float> of_centre(rows, 0.0f); // what dP lacks
     if (centred_values_) {
@@ -319,7 +317,7 @@ private:
     for (int64_t i = 0; i < rows * d; ++i) {
       out.dq[i] *= head_.softmax_scale;
       if (lacks_mean && !head_.visible(out.first + i / d).empty())
-        out.dq[i] += head_.softmax_scale * dlse(out.first + i / d) * copies_.mean[i % d];
+        out.dq[i] += head_.softmax_scale * head_.dlse_of(out.first + i / d) * copies_.mean[i % d];
     }
     if (round_outputs_)
       round(out.dq);
@@ -372,8 +370,6 @@ private:
       }
     }
   }
-
-  float dlse(int64_t query) const { return head_.dlse ? head_.dlse[query] : 0; }
 
   std::vector<float> rounded_tile(const float* x, int64_t rows, int64_t columns) const {
     std::vector<float> result(rows * columns);

@@ -22,9 +22,7 @@ public:
   }
 
   Panel<double> panel(int64_t first, int64_t rows) override {
-    Panel<double> out;
-    out.first = first;
-    out.rows = rows;
+    Panel<double> out{first, rows};
     forward(out);
     if (head_.dout)
       backward(out);
@@ -72,8 +70,7 @@ private:
     for (int64_t i = 0; i < out.rows; ++i) {
       for (int64_t c = 0; c < d; ++c)
         out.delta[i] += dout.data[i * d + c] * out.o[i * d + c];
-      if (head_.dlse)
-        out.delta[i] -= head_.dlse[out.first + i];
+      out.delta[i] -= head_.dlse_of(out.first + i);
       for (int64_t j : head_.visible(out.first + i))
         out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
     }

@@ -35,6 +35,7 @@ struct Head {
   VisibleKeys visible(int64_t query, int64_t count = 1) const {
     return keys_of(mask, queries, keys, query, count);
   }
+  float dlse_of(int64_t query) const { return dlse ? dlse[query] : 0; }
 };
 /// Head `index` of the B * H heads.
 Head head_of(const Inputs&, const Mask&, int64_t index);

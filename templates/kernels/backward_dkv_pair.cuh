@@ -24,7 +24,6 @@
 static_assert(!QK16 && !DV16 && !DK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q && BLOCK_KV == 64);
 
 constexpr int PIECES_A_PAIR = 4; ///< dO of one tile, its Q, dO of the other, its Q
-constexpr int FIRST_KEY_BARRIER = 1;
 
 constexpr BackwardDkvPairLayout LAYOUT(SHAPE);
 constexpr int PIECES = LAYOUT.pieces, UNIT_SLOTS = LAYOUT.unit_slots;
@@ -261,13 +260,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     leave_units(dk, dv, units_of(shared, walk.last_slot(), half));
   }
 
-  const KeyGradients stored = store_key_gradients(p, at, keys_of_warp(), dk, dv);
-  if constexpr (SINK_KEYS > 0) {
-    if (first_key == 0) { // of each warpgroup its channels
-      named_barrier_sync<128>(FIRST_KEY_BARRIER + half);
-      write_first_key<128>(at, stored);
-    }
-  }
+  store_pair_gradients(p, at, first_key, half, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)

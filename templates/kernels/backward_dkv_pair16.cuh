@@ -16,13 +16,10 @@
 #include "configuration.cuh"
 #include "layouts/backward_dkv_pair16.cuh"
 #include "tile/fused_products.cuh"
-#include "tile/key_gradients.cuh"
 #include "tile/query_pairs.cuh"
 #include "tile/roles.cuh"
 
 static_assert(!QK16 && DV16 && DK16 && !SCALED_DOUT && BLOCK_KV == 64);
-
-constexpr int FIRST_KEY_BARRIER = 1;
 
 constexpr BackwardDkvPair16Layout LAYOUT(SHAPE);
 
@@ -167,13 +164,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
     finish<0>(values);
   }
 
-  const KeyGradients stored = store_key_gradients(p, at, keys_of_warp(), dk, dv);
-  if constexpr (SINK_KEYS > 0) {
-    if (first_key == 0) { // of each warpgroup its channels
-      named_barrier_sync<128>(FIRST_KEY_BARRIER + half);
-      write_first_key<128>(at, stored);
-    }
-  }
+  store_pair_gradients(p, at, first_key, half, dk, dv);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)

@@ -266,17 +266,21 @@ __device__ __forceinline__ void issue_tokens(int (*products)[4], const u32 (&a)[
   }
   wgmma_commit();
 }
-/// sums += those products, finished, times the row's scale: `low` (row g) or `high` (row g + 8).
+/// sums += products, finished, times the row's scale: `low` (row g) or `high` (row g + 8).
+template <int N>
+__device__ __forceinline__ void add_scaled(float (*sums)[4], const int (*products)[4], float low,
+                                           float high) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sums[j][i] = __fmaf_rn(static_cast<float>(products[j][i]), i < 2 ? low : high, sums[j][i]);
+  }
+}
+/// The same with the products of issue_tokens().
 __device__ __forceinline__ void add_tokens(Sums& sums, const int (*products)[4], float low,
                                            float high, int part = 0) {
-#pragma unroll
-  for (int j = 0; j < PRODUCT_CHANNELS / 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float& sum = sums.x[part * (PRODUCT_CHANNELS / 8) + j][i];
-      sum = __fmaf_rn(static_cast<float>(products[j][i]), i < 2 ? low : high, sum);
-    }
-  }
+  add_scaled<PRODUCT_CHANNELS / 8>(&sums.x[part * (PRODUCT_CHANNELS / 8)], products, low, high);
   sums.surplus[0] = sums.surplus[1] = 0; // for ptxas to see that there is none
 }
 
@@ -324,18 +328,10 @@ struct Block {
                       step > 0);
     wgmma_commit();
   }
-  /// sums += those products times the row's scale: `low` (row g) or `high` (row g + 8).
   template <bool SIGNED, int PENDING>
   __device__ __forceinline__ void add_to(Sums& sums, float low, float high, int part) {
     finish<PENDING>(x);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& sum = sums.x[8 * part + j][i];
-        sum = __fmaf_rn(static_cast<float>(x[j][i]), i < 2 ? low : high, sum);
-      }
-    }
+    add_scaled<8>(&sums.x[8 * part], x, low, high);
   }
 };
 
@@ -351,7 +347,18 @@ __device__ __forceinline__ auto score_sums(Block&, float (&own)[8][4]) -> float 
 __device__ __forceinline__ auto value_sums(Block& block, float (&)[8][4]) -> int (&)[8][4] {
   return block.x;
 }
-/// The finished sums of dP, from where they start.
+/// The finished sums of dP.
+template <int PENDING, int N>
+__device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N][4]) {
+  finish<PENDING>(sums);
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      values[j][i] = __int_as_float(sums[j][i]);
+  }
+}
+/// The same from where they start.
 template <int PENDING, int N, typename Start>
 __device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N][4],
                                             const Start& start) {
@@ -362,17 +369,6 @@ __device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       values[j][i] = __int_as_float(sums[j][i]) + quad.x[i];
-  }
-}
-
-template <int PENDING, int N>
-__device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N][4]) {
-  finish<PENDING>(sums);
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      values[j][i] = __int_as_float(sums[j][i]);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "layouts/query_pairs.cuh"
 #include "tile/caller_rows.cuh"
+#include "tile/key_gradients.cuh"
 #include "tile/pair.cuh"
 #include "tile/ring.cuh"
 #include "tile/tiles.cuh"
@@ -51,6 +52,21 @@ struct PairCopies {
 /// The keys that a warp owns, by their first.
 __device__ __forceinline__ int keys_of_warp() {
   return block_of_keys_anew() * BLOCK_KV + first_token_of_warp(read_thread_anew());
+}
+
+/// Stores a warpgroup's channels of the block's gradients. Its threads meet at a barrier of its own
+/// before the first key's are written again.
+__device__ __forceinline__ void store_pair_gradients(const Params& p, const KeyHead& at,
+                                                     int first_key, int half, const Sums& dk,
+                                                     const Sums& dv) {
+  constexpr int FIRST_KEY_BARRIER = 1;
+  const KeyGradients stored = store_key_gradients(p, at, keys_of_warp(), dk, dv);
+  if constexpr (SINK_KEYS > 0) {
+    if (first_key == 0) {
+      named_barrier_sync<128>(FIRST_KEY_BARRIER + half);
+      write_first_key<128>(at, stored);
+    }
+  }
 }
 
 /// A warpgroup's tile of each pair: its scores, P and dS.

@@ -12,7 +12,7 @@ import functools
 
 import numpy as np
 
-from sagebwd import _core, options
+from sagebwd import _core, checks, options
 from sagebwd._needs import need
 from sagebwd.shapes import (
     check_equal,
@@ -71,7 +71,7 @@ def _ffi(name, results, *operands, spec, layout, softmax_scale):
     def call(*operands):
         return ffi(*operands, spec=spec, layout=layout, softmax_scale=np.float32(softmax_scale))
 
-    call.defvjp(lambda *operands: (call(*operands), None), options.refuse_double_backward)
+    call.defvjp(lambda *operands: (call(*operands), None), checks.refuse_double_backward)
     return call(*operands)
 
 
