@@ -19,7 +19,8 @@ STUBS = {
         "_doctor": ["doctor"],
     },
     "arrays": {"arrays": ["attention_forward", "attention_backward"]},
-    "reference": {"reference": ["round_to", "random_inputs", "exact", "emulate"]},
+    "reference": {"reference": ["round_to", "random_inputs", "exact", "emulate"],
+                  "sla/reference": ["sparse_linear"]},
     "emulation": {"emulation": ["emulated_attention", "emulated_forward", "emulated_backward"]},
     "integrations/jax": {"integrations/jax": ["attention"]},
     "integrations/transformers": {},
@@ -138,6 +139,8 @@ PARAMETERS = {
     "sizes": "tuple[int, int, int, int, int] | None", "parts": "Iterable[tuple[Tensor, Tensor]]",
     "kernels": "str | Iterable[str]", "tiles": "str | Iterable[str]",
     "group": "ProcessGroup | None", "progress": "Callable[..., object] | None", "name": "str",
+    "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
+    "linear": 'Literal["complement", "all"]', "score": 'Literal["logits", "softmax"]',
     # What other libraries' functions take, and these refuse unless it asks for nothing.
     "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",
     "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
@@ -178,6 +181,11 @@ OF_FUNCTION = {
     ("reference", "round_to"): {"array": "NDArray[Any]"},
     ("reference", "exact"): _NUMPY,
     ("reference", "emulate"): {**_NUMPY, **_PLAN},
+    ("reference", "sparse_linear"): {
+        **dict.fromkeys(("q", "k", "v"), "NDArray[Any]"),
+        **dict.fromkeys(("dout", "beta", "block_mask", "query_map", "key_map"),
+                        "NDArray[Any] | None"),
+        "alpha": 'float | NDArray[Any] | Literal["estimated"]'},
     ("emulation", "emulated_attention"): {
         **_PLAN, "math_dtype": "DType"},
     ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
@@ -206,6 +214,7 @@ RETURNS = {
     "named_inputs": "Inputs | tuple[Tensor, Tensor, Tensor, Tensor]", "random_inputs": "Inputs",
     "round_to": "NDArray[np.float32]", "exact": "dict[str, NDArray[np.float64] | None]",
     "emulate": "dict[str, NDArray[np.float32] | None]",
+    "sparse_linear": "dict[str, NDArray[np.float64] | None]",
     ("arrays", "attention_forward"): "tuple[Any, Any]",
     ("arrays", "attention_backward"): "tuple[Any, Any, Any]",
     ("integrations/jax", "attention"): ("Array", "tuple[Array, Array]"),
