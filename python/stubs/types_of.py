@@ -5,6 +5,8 @@ STUBS = {
     "__init__": {
         "functional": ["attention", "attention_forward", "attention_backward", "warmup"],
         "combining": ["merge", "with_sink"],
+        "sla/functional": ["sparse_linear_attention", "block_linear_attention"],
+        "sla/router": ["pooled_block_scores", "top_blocks", "soft_top_blocks"],
         "dropins": ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func",
                     "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
                     "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "sageattn",
@@ -139,6 +141,9 @@ PARAMETERS = {
     "sizes": "tuple[int, int, int, int, int] | None", "parts": "Iterable[tuple[Tensor, Tensor]]",
     "kernels": "str | Iterable[str]", "tiles": "str | Iterable[str]",
     "group": "ProcessGroup | None", "progress": "Callable[..., object] | None", "name": "str",
+    **dict.fromkeys(("beta", "block_mask", "block_indices", "block_counts", "block_bits",
+                     "query_map", "key_map"), "Tensor | None"),
+    "scores": "Tensor", "feature_map": 'Literal["softmax"]', "return_branches": "bool",
     "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
     "linear": 'Literal["complement", "all"]', "score": 'Literal["logits", "softmax"]',
     # What other libraries' functions take, and these refuse unless it asks for nothing.
@@ -160,6 +165,11 @@ OF_FUNCTION = {
     ("__init__", "flash_attn_varlen_func"): {
         "causal": "bool", "cu_seqlens_q": "Tensor", "cu_seqlens_k": "Tensor"},
     ("__init__", "sageattn"): {"smooth_k": "bool"},
+    ("__init__", "sparse_linear_attention"): {
+        "alpha": 'float | Tensor | Literal["estimated"]',
+        "precision": 'Precision | Literal["exact"]'},
+    ("__init__", "top_blocks"): {"density": "float"},
+    ("__init__", "soft_top_blocks"): {"density": "float", "temperature": "float"},
     ("__init__", "with_sink"): {"sink_logits": "Tensor"},
     ("__init__", "trace"): {
         **dict.fromkeys(("q", "k", "v", "dout"), "Array | None"), **_PLAN,
@@ -202,6 +212,9 @@ RETURNS = {
     **{f"flash_attn_{name}packed_func": "Any"
        for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
     "attention_forward": _PAIR, "attention_backward": _TRIPLE, "warmup": "None",
+    "sparse_linear_attention": ("Tensor", "tuple[Tensor, Tensor, Tensor, Tensor]"),
+    **dict.fromkeys(("block_linear_attention", "pooled_block_scores", "top_blocks",
+                     "soft_top_blocks"), "Tensor"),
     "merge": _PAIR, "with_sink": _PAIR, "emulated_forward": _PAIR,
     "emulated_backward": "list[Tensor]",
     "archs": "list[str]", "emit": "list[KernelSource]", "build": "list[dict[str, Any]]",
@@ -219,4 +232,4 @@ RETURNS = {
     ("arrays", "attention_backward"): "tuple[Any, Any, Any]",
     ("integrations/jax", "attention"): ("Array", "tuple[Array, Array]"),
 }  # fmt: skip
-FLAGS = ("return_lse", "return_attn_probs")
+FLAGS = ("return_lse", "return_attn_probs", "return_branches")
