@@ -57,7 +57,7 @@ from torch import Tensor, device as Device, dtype as DType
 from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
-from sagebwd import arrays as arrays, emulation as emulation, reference as reference
+from sagebwd import arrays as arrays, emulation as emulation, nn as nn, reference as reference
 
 """ + TYPES + """
 Path = str | bytes | PathLike[str] | PathLike[bytes]

@@ -33,7 +33,7 @@ def listed_attention(q, k, v, mask, sizes, scale):
     return _ListedAttention.apply(q, k, v, mask, sizes, float(scale))
 
 
-class _Scores:
+class Scores:
     """Scores of some query blocks with all keys, as (n, n, group rows, keys), in parts."""
 
     def __init__(self, q, k, mask, sizes, scale):
@@ -89,7 +89,7 @@ class _ListedAttention(torch.autograd.Function):
         ctx.sizes, ctx.scale = sizes, scale
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         with alone(q.device):
-            scores = _Scores(q, k, mask, sizes, scale)
+            scores = Scores(q, k, mask, sizes, scale)
             lse = q.new_full(q.shape[:3], -math.inf, dtype=scores.acc)
             of_out, of_lse = grouped(out, k.shape[1]), grouped(lse, k.shape[1])
             for (b, h), rows, blocks in scores.parts() if k.shape[2] else ():
@@ -114,7 +114,7 @@ class _ListedAttention(torch.autograd.Function):
         wants_mask = ctx.needs_input_grad[3]
         heads_kv = k.shape[1]
         with alone(q.device):
-            scores = _Scores(q, k, mask, ctx.sizes, ctx.scale)
+            scores = Scores(q, k, mask, ctx.sizes, ctx.scale)
             acc, low = scores.acc, scores.low
             dout = torch.zeros_like(out) if dout is None else dout
             delta = (dout.to(acc) * out).sum(-1)

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,17 +30,21 @@ OTHERWISE = {
 }
 
 
-def known_keywords(function):
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def known_keywords(function: Function) -> Function:
     """Unknown keywords raise a TypeError that says what to pass."""
     known = frozenset(inspect.signature(function).parameters)
+    name = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def wrapper(*arguments, **keywords):
         if not known.issuperset(keywords):
-            check_keywords(function.__name__, keywords, known, OTHERWISE)
+            check_keywords(name, keywords, known, OTHERWISE)
         return function(*arguments, **keywords)
 
-    return wrapper
+    return wrapper  # type: ignore[return-value]
 
 
 def prepared(q, k, v, layout):

@@ -47,10 +47,10 @@ def alpha_rows(alpha, q, size):
 def with_ends(rows, mask, heads, size, queries, linear):
     """The rows with 0 where nothing is listed, and 1 where everything is and the linear branch
     therefore sees nothing."""
-    none = ~mask.any(-1)
+    none = ~(mask > 0).any(-1)
     rows = torch.where(rows_of(per_head(none, heads), size, queries), 0.0, rows)
     if linear == "complement":
-        rows = torch.where(rows_of(per_head(mask.all(-1), heads), size, queries), 1.0, rows)
+        rows = torch.where(rows_of(per_head((mask == 1).all(-1), heads), size, queries), 1.0, rows)
     return rows
 
 
