@@ -110,8 +110,8 @@ class SparseLinearAttention(_InFP32):
             scores of (batch, heads, query blocks, key blocks) for q and k, such as a `BlockRouter`
             with maps for each head.
         temperature: of soft lists, in stage 1. The paper has 0.1.
-        score: 'logits', or 'softmax' of these (Algorithm 2, line 8), of which few blocks of many
-            can hardly be told from the others.
+        score: 'logits', or 'softmax' of these (Algorithm 2, line 8), from which soft lists cannot
+            single out a few blocks of many.
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         feature_map, softmax_scale, smooth_k: as for `sagebwd.sparse_linear_attention`.
         granularity, group_kv, rotate, precision, deterministic: as for `block_sparse_attention`;
@@ -243,6 +243,14 @@ class SparseLinearAttention(_InFP32):
         blocks.one_of("routing", routing, ROUTINGS)
         with torch.set_grad_enabled(torch.is_grad_enabled() and routing != "hard"):
             scores = self.router(q, k)
+            wanted = (*q.shape[:2], *(blocks.count_of(t.shape[2], size)
+                                      for t, size in zip((q, k), self.block_size)))  # fmt: skip
+            if tuple(scores.shape) != wanted:
+                raise options.SpecError(
+                    f"the router gives scores of {tuple(scores.shape)}, and {wanted} is needed for "
+                    f"blocks of {self.block_size}: make it with this block_size, and with as many "
+                    "heads"
+                )
             if self.score == "softmax":
                 scores = scores.softmax(-1)
             if routing == "hard":

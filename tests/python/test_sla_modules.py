@@ -332,6 +332,8 @@ def test_wrong_use_is_refused():
     refused("did you mean 'density'", lambda: module(densty=0.1), TypeError)
     refused("learned=1: pass True or False", lambda: BlockRouter(64, learned=1))
     made_for, given = made(), tensors()
+    of_others = made(router=BlockRouter(CHANNELS, block_size=(4, 4)))
+    refused(r"scores of \(2, 4, 6, 5\), and \(2, 4, 3, 5\) is needed", lambda: of_others(*given))
     refused("20 tokens .* alpha='block' for seq_len=21",
             lambda: made_for(given[0][:, :, :20], *given[1:]))  # fmt: skip
     refused("4 and 4 heads of 4 channels; the module was made for 4 and 2",

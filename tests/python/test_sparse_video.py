@@ -277,6 +277,7 @@ def test_a_picture_is_drawn_of_a_record(command, tmp_path):
 def test_wrong_use_is_refused(command):
     for words, part in (
         (["--steps", "0", "--toy"], "steps 0: it must be at least 1"),
+        (["--temperature", "0", "--toy"], "temperature 0.0: pass a positive number"),
         (["--how", "int8"], "pass --how bf16"),
         (["--toy", "--densities", "0"], "densities (0.0,)"),
         (["--toy", "--device", "banana"], "--device banana: pass cuda"),

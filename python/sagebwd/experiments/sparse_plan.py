@@ -70,7 +70,7 @@ class SparseConfig:
     pretrain_steps: int = 6000
     pretrain_lr: float = 5e-4
     stage_one_steps: int = 100
-    stage_one_lr: float = 5e-3
+    stage_one_lr: float = 1e-2
     steps: int = 500
     lr: float = 1e-4
     evals: int = 4
@@ -199,6 +199,10 @@ def at(config: SparseConfig, **changed) -> SparseConfig:
         if getattr(config, name) < 1:
             raise ValueError(f"{name.replace('_', '-')} {getattr(config, name)}: it must be at "
                              "least 1")  # fmt: skip
+    for name in ("stage_one_lr", "temperature"):
+        if not 0 < getattr(config, name) < 1e3:
+            raise ValueError(f"{name.replace('_', '-')} {getattr(config, name)}: pass a positive "
+                             "number")  # fmt: skip
     if not config.densities or not all(0 < density <= 1 for density in config.densities):
         raise ValueError(f"densities {config.densities}: pass shares above 0 and at most 1")
     return config

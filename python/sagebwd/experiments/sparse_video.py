@@ -227,6 +227,7 @@ def config_of(options) -> SparseConfig:
     config = at(TOY if options.toy else SparseConfig(), steps=options.steps, seeds=options.seeds,
                 batch=options.batch, pretrain_steps=options.pretrain_steps,
                 stage_one_steps=options.stage_one_steps, how=options.how,
+                stage_one_lr=options.stage_one_lr, temperature=options.temperature,
                 densities=options.densities and tuple(options.densities))  # fmt: skip
     if config.how == "int8" and not hasattr(sagebwd, "block_sparse_attention"):
         raise ValueError("this build has no block_sparse_attention: pass --how bf16")
@@ -259,6 +260,10 @@ def main(arguments: list[str] | None = None) -> int:
         add(f"--{name}", type=int, metavar="N", help=f"{text} (default: {default})")
     add("--densities", type=float, nargs="+", metavar="X", help="shares of key blocks that are "
         "exact, the most important first (default: 0.05 0.03 0.1)")  # fmt: skip
+    for name, text in (("stage-one-lr", "of the router and alpha in stage 1"),
+                       ("temperature", "of soft lists")):  # fmt: skip
+        default = getattr(SparseConfig(), name.replace("-", "_"))
+        add(f"--{name}", type=float, metavar="X", help=f"{text} (default: {default:g})")
     add("--how", choices=("int8", "bf16"), help="the exact blocks: by INT8 kernels, or in bf16 by "
         "PyTorch, where (g) and (i) are (e) (default: int8)")  # fmt: skip
     add("--draw", type=Path, metavar="RECORD.json", help="only draw the picture of a record")
