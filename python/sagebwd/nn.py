@@ -114,8 +114,8 @@ class SparseLinearAttention(_InFP32):
             single out a few blocks of many.
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         feature_map, softmax_scale, smooth_k: as for `sagebwd.sparse_linear_attention`.
-        granularity, group_kv, rotate, precision, deterministic: as for `block_sparse_attention`;
-            precision='exact' takes PyTorch's own products, on any device.
+        granularity, group_kv, rotate, precision, deterministic, dp_sums: as for
+            `block_sparse_attention`; precision='exact' takes PyTorch's own products, on any device.
 
     Parameters, in FP32 whatever the model is cast to: router.query_map and router.key_map;
     alpha_logit of (heads, query blocks) or (heads, 1), whose sigmoid is alpha; or beta of (heads,).
@@ -136,7 +136,7 @@ class SparseLinearAttention(_InFP32):
         softmax_scale: float | None = None, layout: Literal["bhsd", "bshd"] = "bhsd",
         granularity: Literal["row", "block"] = "row", group_kv: int | None = None,
         smooth_k: bool = True, rotate: bool = True, precision: str = "six-of-seven",
-        deterministic: bool = True,
+        deterministic: bool = True, dp_sums: Literal["fp32", "fp16"] = "fp32",
     ) -> None:  # fmt: skip
         super().__init__()
         self.head_dim, self.heads = whole_number("head_dim", head_dim), whole_number("heads", heads)
@@ -157,7 +157,7 @@ class SparseLinearAttention(_InFP32):
         self.kernels = dict(
             granularity=granularity, group_kv=group_kv,
             smooth_k=options.yes_or_no("smooth_k", smooth_k), rotate=rotate, precision=precision,
-            deterministic=deterministic,
+            deterministic=deterministic, dp_sums=dp_sums,
         )  # fmt: skip
         self.seq_len = None if seq_len is None else whole_number("seq_len", seq_len)
         if alpha == "block" and seq_len is None:

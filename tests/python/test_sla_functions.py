@@ -207,7 +207,7 @@ def test_kernels_are_given_what_the_caller_gave(monkeypatch):
         assert torch.equal(x, y)
     assert seen == dict(block_size=BLOCKS, softmax_scale=0.7, granularity="row", group_kv=64,
                         smooth_k=True, rotate=False, precision="six-of-seven",
-                        deterministic=True)  # fmt: skip
+                        deterministic=True, dp_sums="fp32")  # fmt: skip
 
 
 def test_parts_merge_to_dense_attention_with_its_gradients():

@@ -237,7 +237,7 @@ def test_kernels_take_the_place_of_exact_attention(monkeypatch):
     assert torch.equal(module(*given), exact(*given))
     module.stage_one_loss(*given)  # soft lists need no kernels
     assert calls == [dict(granularity="row", group_kv=64, smooth_k=True, rotate=True,
-                          precision="qk16", deterministic=True)]  # fmt: skip
+                          precision="qk16", deterministic=True, dp_sums="fp32")]  # fmt: skip
 
     class Silent(SparseLinearAttention):
         def attend_blocks(self, q, k, v, lists, *rest):

@@ -123,7 +123,8 @@ def sparse_linear_attention(
     q, k, v, *, alpha, beta=None, block_mask=None, block_indices=None, block_counts=None,
     block_bits=None, block_size=(128, 64), linear="complement", feature_map="softmax",
     softmax_scale=None, layout="bhsd", granularity="row", group_kv=None, smooth_k=True,
-    rotate=True, precision="six-of-seven", deterministic=True, return_branches=False,
+    rotate=True, precision="six-of-seven", deterministic=True, dp_sums="fp32",
+    return_branches=False,
 ):  # fmt: skip
     """SLA2's attention: exact for the keys of listed blocks, linear for the others, mixed by alpha
     (arXiv 2602.12675, Algorithms 2 and 3).
@@ -158,7 +159,7 @@ def sparse_linear_attention(
         feature_map: 'softmax', over channels.
         softmax_scale: a number; None means 1/sqrt(head_dim). The linear branch has none.
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
-        granularity, group_kv, rotate, deterministic: as for `block_sparse_attention`.
+        granularity, group_kv, rotate, deterministic, dp_sums: as for `block_sparse_attention`.
         smooth_k: subtract the mean of all keys, in both branches. It changes out_linear, whose
             gradient contains that of the mean.
         precision: as for `block_sparse_attention`; or 'exact' for PyTorch's own products in the
@@ -186,7 +187,8 @@ def sparse_linear_attention(
     check_alpha(alpha, beta, q)
     lists = lists_of(q, k, sizes, block_mask, block_indices, block_counts, block_bits)
     kernels = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate,
-                   precision=precision, deterministic=deterministic)  # fmt: skip
+                   precision=precision, deterministic=deterministic,
+                   dp_sums=dp_sums)  # fmt: skip
     results = branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels)
     if not return_branches:
         return as_layout(layout, results[0])[0]
