@@ -4,6 +4,7 @@
     sagebwd.merge([(out, lse), ...])                  # results over parts of the keys
     sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
     with sagebwd.sdpa(): ...                          # torch.nn.functional's, in this block
+    sagebwd.sparse_linear_attention(q, k, v, alpha=0.9, block_mask=...)   # SLA2; sagebwd.nn
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
     sagebwd.trace(inputs="sink", causal=True)         # ... on inputs as trained models have them
@@ -80,20 +81,22 @@ else:
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
     from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.pytorch import sdpa
+    from sagebwd.sla.functional import block_linear_attention, sparse_linear_attention
+    from sagebwd.sla.router import pooled_block_scores, soft_top_blocks, top_blocks
 
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
     del when_imported
 
 
 def __getattr__(name):
-    if name == "emulation":  # imported on first use, because it needs PyTorch
-        return importlib.import_module("sagebwd.emulation")
+    if name in ("emulation", "nn"):  # imported on first use, because they need PyTorch
+        return importlib.import_module(f"sagebwd.{name}")
     raise AttributeError(f"module 'sagebwd' has no attribute {name!r}")
 
 
 def __dir__():
     """What users call; not the modules that it is made of."""
-    return sorted({*__all__, "emulation", *(n for n in globals() if n.startswith("__"))})
+    return sorted({*__all__, "emulation", "nn", *(n for n in globals() if n.startswith("__"))})
 
 
 _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
@@ -102,11 +105,12 @@ __all__ = [
     "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",
     "LibraryError", "OfflineError", "PackError", "PrecisionFigures", "Spec", "SpecError",
     "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention", "attention_backward",
-    "attention_forward", "bench", "build", "cache_stats",
+    "attention_forward", "bench", "block_linear_attention", "build", "cache_stats",
     "compare_precisions", "doctor", "emit", "export_records", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache", "import_records",
-    "merge", "named_inputs", "prebuild", "reference", "sageattn",
-    "scaled_dot_product_attention", "sdpa", "trace", "tune", "warmup", "with_sink",
+    "merge", "named_inputs", "pooled_block_scores", "prebuild", "reference", "sageattn",
+    "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
+    "top_blocks", "trace", "tune", "warmup", "with_sink",
 ]  # fmt: skip

@@ -22,11 +22,13 @@ def _refusal(name):
 
 
 _NAMES = (
-    "attention", "attention_backward", "attention_forward", "bench", "flash_attn_func",
+    "attention", "attention_backward", "attention_forward", "bench", "block_linear_attention",
+    "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache", "merge", "sageattn", "scaled_dot_product_attention",
-    "sdpa", "warmup", "with_sink",
+    "flash_attn_with_kvcache", "merge", "pooled_block_scores", "sageattn",
+    "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
+    "top_blocks", "warmup", "with_sink",
 )  # fmt: skip
 globals().update({name: _refusal(name) for name in _NAMES})
 __all__ = [*_NAMES]

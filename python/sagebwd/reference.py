@@ -8,9 +8,10 @@ Invalid arguments raise SpecError.
 
 from sagebwd import _core, inputs, options
 from sagebwd.keywords import also_named
+from sagebwd.sla.reference import sparse_linear
 from sagebwd.values import Arrays
 
-__all__ = ["emulate", "exact", "random_inputs", "round_to"]
+__all__ = ["emulate", "exact", "random_inputs", "round_to", "sparse_linear"]
 
 
 def round_to(array, dtype):

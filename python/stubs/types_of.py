@@ -5,6 +5,8 @@ STUBS = {
     "__init__": {
         "functional": ["attention", "attention_forward", "attention_backward", "warmup"],
         "combining": ["merge", "with_sink"],
+        "sla/functional": ["sparse_linear_attention", "block_linear_attention"],
+        "sla/router": ["pooled_block_scores", "top_blocks", "soft_top_blocks"],
         "dropins": ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func",
                     "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
                     "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "sageattn",
@@ -19,7 +21,8 @@ STUBS = {
         "_doctor": ["doctor"],
     },
     "arrays": {"arrays": ["attention_forward", "attention_backward"]},
-    "reference": {"reference": ["round_to", "random_inputs", "exact", "emulate"]},
+    "reference": {"reference": ["round_to", "random_inputs", "exact", "emulate"],
+                  "sla/reference": ["sparse_linear"]},
     "emulation": {"emulation": ["emulated_attention", "emulated_forward", "emulated_backward"]},
     "integrations/jax": {"integrations/jax": ["attention"]},
     "integrations/transformers": {},
@@ -54,7 +57,7 @@ from torch import Tensor, device as Device, dtype as DType
 from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
-from sagebwd import arrays as arrays, emulation as emulation, reference as reference
+from sagebwd import arrays as arrays, emulation as emulation, nn as nn, reference as reference
 
 """ + TYPES + """
 Path = str | bytes | PathLike[str] | PathLike[bytes]
@@ -138,6 +141,11 @@ PARAMETERS = {
     "sizes": "tuple[int, int, int, int, int] | None", "parts": "Iterable[tuple[Tensor, Tensor]]",
     "kernels": "str | Iterable[str]", "tiles": "str | Iterable[str]",
     "group": "ProcessGroup | None", "progress": "Callable[..., object] | None", "name": "str",
+    **dict.fromkeys(("beta", "block_mask", "block_indices", "block_counts", "block_bits",
+                     "query_map", "key_map"), "Tensor | None"),
+    "scores": "Tensor", "feature_map": 'Literal["softmax"]', "return_branches": "bool",
+    "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
+    "linear": 'Literal["complement", "all"]', "score": 'Literal["logits", "softmax"]',
     # What other libraries' functions take, and these refuse unless it asks for nothing.
     "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",
     "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
@@ -157,6 +165,11 @@ OF_FUNCTION = {
     ("__init__", "flash_attn_varlen_func"): {
         "causal": "bool", "cu_seqlens_q": "Tensor", "cu_seqlens_k": "Tensor"},
     ("__init__", "sageattn"): {"smooth_k": "bool"},
+    ("__init__", "sparse_linear_attention"): {
+        "alpha": 'float | Tensor | Literal["estimated"]',
+        "precision": 'Precision | Literal["exact"]'},
+    ("__init__", "top_blocks"): {"density": "float"},
+    ("__init__", "soft_top_blocks"): {"density": "float", "temperature": "float"},
     ("__init__", "with_sink"): {"sink_logits": "Tensor"},
     ("__init__", "trace"): {
         **dict.fromkeys(("q", "k", "v", "dout"), "Array | None"), **_PLAN,
@@ -178,6 +191,11 @@ OF_FUNCTION = {
     ("reference", "round_to"): {"array": "NDArray[Any]"},
     ("reference", "exact"): _NUMPY,
     ("reference", "emulate"): {**_NUMPY, **_PLAN},
+    ("reference", "sparse_linear"): {
+        **dict.fromkeys(("q", "k", "v"), "NDArray[Any]"),
+        **dict.fromkeys(("dout", "beta", "block_mask", "query_map", "key_map"),
+                        "NDArray[Any] | None"),
+        "alpha": 'float | NDArray[Any] | Literal["estimated"]'},
     ("emulation", "emulated_attention"): {
         **_PLAN, "math_dtype": "DType"},
     ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
@@ -194,6 +212,9 @@ RETURNS = {
     **{f"flash_attn_{name}packed_func": "Any"
        for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
     "attention_forward": _PAIR, "attention_backward": _TRIPLE, "warmup": "None",
+    "sparse_linear_attention": ("Tensor", "tuple[Tensor, Tensor, Tensor, Tensor]"),
+    **dict.fromkeys(("block_linear_attention", "pooled_block_scores", "top_blocks",
+                     "soft_top_blocks"), "Tensor"),
     "merge": _PAIR, "with_sink": _PAIR, "emulated_forward": _PAIR,
     "emulated_backward": "list[Tensor]",
     "archs": "list[str]", "emit": "list[KernelSource]", "build": "list[dict[str, Any]]",
@@ -206,8 +227,9 @@ RETURNS = {
     "named_inputs": "Inputs | tuple[Tensor, Tensor, Tensor, Tensor]", "random_inputs": "Inputs",
     "round_to": "NDArray[np.float32]", "exact": "dict[str, NDArray[np.float64] | None]",
     "emulate": "dict[str, NDArray[np.float32] | None]",
+    "sparse_linear": "dict[str, NDArray[np.float64] | None]",
     ("arrays", "attention_forward"): "tuple[Any, Any]",
     ("arrays", "attention_backward"): "tuple[Any, Any, Any]",
     ("integrations/jax", "attention"): ("Array", "tuple[Array, Array]"),
 }  # fmt: skip
-FLAGS = ("return_lse", "return_attn_probs")
+FLAGS = ("return_lse", "return_attn_probs", "return_branches")

@@ -72,7 +72,10 @@ def test_deterministic_training_needs_a_gpu(deterministic, monkeypatch, capsys):
 
 
 def test_deterministic_training_repeats_its_losses(
-    deterministic, kernels_on_the_cpu, capsys, tiny_tensors  # noqa: F811
+    deterministic,
+    kernels_on_the_cpu,
+    capsys,
+    tiny_tensors,  # noqa: F811
 ):
     options = Namespace(tokens=48, heads=2, head_dim=64, layers=1, steps=3, seed=0,
                         precision="gradients16")  # fmt: skip
@@ -86,3 +89,16 @@ def test_deterministic_training_repeats_its_losses(
     assert sum(kernels.launches for kernels in kernels_on_the_cpu.values()) == 2 * 3 * 2
     assert runs[1].partition("loss")[2] != runs[2].partition("loss")[2]  # ours computed
     assert not deterministic.torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_learned_router_of_the_example_learns(monkeypatch, capsys, tiny_tensors):
+    module = loaded("sparse_linear")
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module, "BLOCK", 8)
+    monkeypatch.setattr(sys, "argv", ["sparse_linear.py"])
+    module.main()
+    pooled, learned, norms = capsys.readouterr().out.splitlines()
+    assert norms.startswith("norms of dQ, dK and dV: ")
+    masses, errors = zip(*((float(line.split()[6]), float(line.split()[-1]))
+                           for line in (pooled, learned)))  # fmt: skip
+    assert masses[1] > masses[0] + 0.1 and errors[1] < 0.9 * errors[0]

@@ -9,6 +9,7 @@ COMMANDS = {
     "compare": "train it with several attentions and compare the curves",
     "capture": "capture what attention layers are handed and trace their errors",
     "plot": "draw the curves that compare wrote",
+    "sparse_video": "train a video model with SLA2, its parts and its variants",
 }
 
 asked = sys.argv[1:] in ([], ["-h"], ["--help"])
@@ -20,5 +21,5 @@ if not asked:
     print(f"sagebwd.experiments: {sys.argv[1]!r} is no command{hint}\n", file=sys.stderr)
 print("usage: python -m sagebwd.experiments.COMMAND [--help]\n\ncommands:")
 for name, does in COMMANDS.items():
-    print(f"  {name:8} {does}")
+    print(f"  {name:12} {does}")
 sys.exit(0 if asked else 2)

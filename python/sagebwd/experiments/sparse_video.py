@@ -1,0 +1,297 @@
+"""Trains a video model with SLA2, with its parts and with variants, and compares the losses.
+
+    python -m sagebwd.experiments.sparse_video --minutes 10 --out results
+
+A dense model is trained on videos of sprites. From its weights each arm goes on with its own
+attention, on the same batches. Runs that --out has already are not repeated. With --minutes it
+measures steps, cuts what takes too long, and says what was cut.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+from . import command
+from .command import Failure, torch
+from .environment import environment, replacing, write_json
+from .sparse_plan import ARMS, TOY, Costs, Plan, Run, SparseConfig, at, plan_of, verdict
+
+NAME = "sparse-video"
+
+
+class Record:
+    """What is known so far, in files that are rewritten after each run."""
+
+    def __init__(self, out: Path, config: SparseConfig) -> None:
+        self.out, self.path = out, out / f"{NAME}.json"
+        self.data = {"config": config.to_dict(), "environment": environment(), "dense": None,
+                     "costs": None, "plan": None, "stage_one": {}, "runs": {},
+                     "verdict": None}  # fmt: skip
+        try:
+            before = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return
+        if before.get("config") != self.data["config"]:
+            raise ValueError(f"{self.path} is of another configuration: name another --out")
+        self.data |= {name: before[name] for name in self.data if name != "environment"}
+
+    def write(self) -> None:
+        data = self.data
+        data["verdict"] = verdict(data["runs"], data["stage_one"], data["config"]["densities"])
+        write_json(self.path, data)
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["run", "arm", "density", "seed", "step", "validation_loss"])
+        for label, run in data["runs"].items():
+            for step, loss in run["curve"]:
+                writer.writerow([label, run["arm"], run["density"], run["seed"], step,
+                                 f"{loss:.6f}"])  # fmt: skip
+        with replacing(self.path.with_suffix(".csv")) as partial:
+            partial.write_text(text.getvalue())
+
+
+def saved(path: Path, make, device):
+    """What `torch.save` wrote there before, or `make()`, which is then written."""
+    if path.exists():
+        return torch.load(path, map_location=device, weights_only=True)
+    found = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        torch.save(found, partial)
+    return found
+
+
+def measured(place, model, density: float) -> Costs:
+    """Seconds of each kind of step, the fastest of a few."""
+
+    def timed(function, rounds: int = 3) -> float:
+        function()
+        found = []
+        for _ in range(rounds):
+            start = place.wait()
+            function()
+            found.append(place.wait() - start)
+        return min(found)
+
+    def of_arm(arm: str) -> float:
+        trained = place.model()
+        for i, layer in enumerate(trained.layers()):
+            layer.attend = place.attention(arm, density if arm != "a" else 0, i)
+        optimizer = torch.optim.AdamW(trained.parameters(), 0.0)
+        return timed(lambda: place.step(trained, optimizer, 1, 0))
+
+    def setup() -> None:
+        run = Run("d", density, 0)
+        place.held_out_report(place.arm_modules(run, model, None), model)
+
+    short, long = (timed(lambda n=n: place.stage_one(model, density, n), 1) for n in (1, 3))
+    return Costs(of_arm("a"), of_arm("e"), max(0.0, (long - short) / 2),
+                 timed(lambda: place.validation(model), 1), timed(setup, 1))  # fmt: skip
+
+
+def perform(config: SparseConfig, options, progress) -> Record:
+    from .sparse_train import Workplace
+
+    record = Record(options.out, config)
+    data, device = record.data, command.check_device(options.device)
+    place = Workplace(config, device, progress)
+    checkpoints = options.checkpoints or options.out / "checkpoints"
+
+    def left() -> float | None:
+        if not options.minutes:
+            return None
+        return 60 * options.minutes - (place.wait() - progress.started)
+
+    def dense():
+        model, data["dense"] = place.pretrain(options.minutes and 0.4 * left())
+        record.write()
+        return model.state_dict()
+
+    model = place.model()
+    model.load_state_dict(saved(checkpoints / "dense.pt", dense, device))
+    if data["plan"] is None:
+        costs = measured(place, model, config.densities[0]) if options.minutes else None
+        plan = plan_of(config, left(), costs)
+        data["costs"], data["plan"] = costs and vars(costs), plan.to_dict()
+        if data["dense"] and data["dense"]["cut"]:
+            data["plan"]["cut"].insert(0, data["dense"]["cut"])
+        record.write()
+    plan = Plan([run_of(label) for label in data["plan"]["runs"]], data["plan"]["steps"],
+                data["plan"]["stage_one_steps"], data["plan"]["cut"])  # fmt: skip
+    routers: dict[float, list] = {}
+    for run in plan.runs:
+        if run.label() in data["runs"]:
+            continue
+        arm, key = ARMS[run.arm], f"{run.density:g}"
+        if (
+            options.minutes
+            and data["costs"]
+            and left() < Costs(**data["costs"]).of(run, plan.steps, config.evals)
+        ):
+            data["plan"]["cut"].append(f"{run.label()} ({arm.text}): the time was over")
+            continue
+        if arm.router == "learned" and run.density not in routers:
+            routers[run.density] = saved(
+                checkpoints / f"routers-{key}.pt",
+                lambda run=run: place.stage_one(model, run.density, plan.stage_one_steps),
+                device,
+            )
+        modules = place.arm_modules(run, model, routers.get(run.density))
+        of_density = data["stage_one"].setdefault(key, {})
+        if arm.branches == "both" and run.arm not in of_density:
+            of_density[run.arm] = place.held_out_report(modules, model)
+        data["runs"][run.label()] = place.run(run, model, modules, plan.steps)
+        record.write()
+    record.write()
+    return record
+
+
+def run_of(label: str) -> Run:
+    """A `Run.label()` undone."""
+    arm, *density, seed = label.split(":")
+    return Run(arm, float(density[0]) if density else 0.0, int(seed))
+
+
+def table(record: dict) -> str:
+    """The last loss of each arm at each density, its spread, and what stage 1 found."""
+    lines = [f"{'arm':44} {'density':>8} {'seeds':>5} {'loss':>9} {'spread':>8} {'ms/step':>8}"
+             f" {'mass':>6} {'best':>6} {'error':>6}"]  # fmt: skip
+    found: dict[tuple, list] = {}
+    for run in record["runs"].values():
+        found.setdefault((run["density"], run["arm"]), []).append(run)
+    for (density, arm), runs in sorted(found.items()):
+        finals = [run["final"] for run in runs]
+        line = (f"{arm + ': ' + ARMS[arm].text:44} {density:8g} {len(runs):5} "
+                f"{sum(finals) / len(finals):9.5f} {max(finals) - min(finals):8.5f} "
+                f"{runs[0]['ms_per_step']:8.1f}")  # fmt: skip
+        layers = record["stage_one"].get(f"{density:g}", {}).get(arm)
+        for name in ("mass", "best_mass", "error") if layers else ():
+            line += f" {sum(layer[name] for layer in layers) / len(layers):6.3f}"
+        lines.append(line)
+    lines += [f"cut: {what}" for what in (record["plan"] or {}).get("cut", ())]
+    return "\n".join([*lines, f"verdict: {json.dumps(record['verdict'])}"])
+
+
+def draw(path: Path) -> Path:
+    """The picture of a record: curves at the first density, and last losses of all arms."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    record = json.loads(path.read_text())
+    first = record["config"]["densities"][0]
+    figure, (curves, finals) = plt.subplots(1, 2, figsize=(13, 5))
+    runs = record["runs"].values()
+    for index, arm in enumerate(ARMS):
+        of_arm = [r for r in runs if r["arm"] == arm and r["density"] in (0, first)]
+        style = dict(color=f"C{index % 10}", linestyle="-" if index < 10 else "--")
+        for number, run in enumerate(of_arm):
+            curves.plot(*zip(*run["curve"]), label=None if number else f"{arm}: {ARMS[arm].text}",
+                        **style)  # fmt: skip
+        for run in (r for r in runs if r["arm"] == arm):
+            place = [0, *record["config"]["densities"]].index(run["density"])
+            finals.plot(index + 0.2 * (place - 1), run["final"], marker="osD^v"[place],
+                        color=style["color"])  # fmt: skip
+    curves.set_xlabel("step")
+    curves.set_ylabel("validation loss")
+    curves.set_title(f"density {first:g}")
+    if record["runs"]:
+        curves.legend(fontsize=7)
+    finals.set_xticks(range(len(ARMS)), list(ARMS), rotation=60)
+    marks = ", ".join(f"{mark} {density:g}" for mark, density in zip(
+        ("square", "diamond", "triangle"), record["config"]["densities"]))  # fmt: skip
+    finals.set_title(f"last loss of each seed (circle: no density, {marks})", fontsize=9)
+    figure.tight_layout()
+    picture = path.with_suffix(".png")
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+    return picture
+
+
+def draw_if_possible(path: Path) -> None:
+    try:
+        print(f"wrote {draw(path)}", file=sys.stderr)
+    except ImportError:
+        print("no matplotlib here; elsewhere: python -m sagebwd.experiments.sparse_video --draw "
+              f"{path}", file=sys.stderr)  # fmt: skip
+
+
+def config_of(options) -> SparseConfig:
+    import sagebwd
+
+    config = at(TOY if options.toy else SparseConfig(), steps=options.steps, seeds=options.seeds,
+                batch=options.batch, pretrain_steps=options.pretrain_steps,
+                stage_one_steps=options.stage_one_steps, how=options.how,
+                stage_one_lr=options.stage_one_lr, temperature=options.temperature,
+                densities=options.densities and tuple(options.densities))  # fmt: skip
+    if config.how == "int8" and not hasattr(sagebwd, "block_sparse_attention"):
+        raise ValueError("this build has no block_sparse_attention: pass --how bf16")
+    if config.how == "int8" and options.device == "cpu":
+        raise ValueError("the INT8 kernels need a GPU: pass --how bf16, or --toy")
+    return config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = command.parser("sparse_video", __doc__)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("results"),
+        help=f"folder of {NAME}.json, .csv and .png; finished runs in it are not repeated "
+        "(default: results)")  # fmt: skip
+    add(
+        "--checkpoints",
+        type=Path,
+        metavar="FOLDER",
+        help="where the dense model and the routers are kept (default: OUT/checkpoints)",
+    )
+    cuda = torch is not None and torch.cuda.is_available()
+    add("--device", default="cuda" if cuda else "cpu",
+        help="cuda, cuda:N or cpu (default: cuda if there is a GPU)")  # fmt: skip
+    add("--minutes", type=float, metavar="X", help="cut what does not fit into this time")
+    add("--toy", action="store_true", help="a tiny model, to see that everything works")
+    for name, text in (("steps", "training steps of each arm"), ("seeds", "seeds of each arm"),
+                       ("batch", "videos per step"), ("pretrain-steps", "of the dense model"),
+                       ("stage-one-steps", "of the learned router")):  # fmt: skip
+        default = getattr(SparseConfig(), name.replace("-", "_"))
+        add(f"--{name}", type=int, metavar="N", help=f"{text} (default: {default})")
+    add("--densities", type=float, nargs="+", metavar="X", help="shares of key blocks that are "
+        "exact, the most important first (default: 0.05 0.03 0.1)")  # fmt: skip
+    for name, text in (("stage-one-lr", "of the router and alpha in stage 1"),
+                       ("temperature", "of soft lists")):  # fmt: skip
+        default = getattr(SparseConfig(), name.replace("-", "_"))
+        add(f"--{name}", type=float, metavar="X", help=f"{text} (default: {default:g})")
+    add("--how", choices=("int8", "bf16"), help="the exact blocks: by INT8 kernels, or in bf16 by "
+        "PyTorch, where (g) and (i) are (e) (default: int8)")  # fmt: skip
+    add("--draw", type=Path, metavar="RECORD.json", help="only draw the picture of a record")
+
+    def work(options) -> int:
+        with command.wrong_use(parser):
+            if options.draw:
+                try:
+                    print(draw(options.draw))
+                except ImportError as error:
+                    raise Failure(f"this needs matplotlib ({error}): pip install "
+                                  "matplotlib") from error  # fmt: skip
+                return 0
+        with command.wrong_use(parser):
+            command.check_outputs(options)
+            config = config_of(options)
+            command.check_device(options.device)
+            Record(options.out, config)
+        from .sparse_train import Progress
+
+        options.out.mkdir(parents=True, exist_ok=True)
+        record = perform(config, options, Progress(options.minutes))
+        print(table(record.data))
+        draw_if_possible(record.path)
+        return 0
+
+    return command.run(parser, arguments, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

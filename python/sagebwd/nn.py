@@ -1,0 +1,360 @@
+"""Modules for SLA2 (arXiv 2602.12675): attention of which some blocks are exact, the rest linear.
+
+attention = sagebwd.nn.SparseLinearAttention(64, heads=12, seq_len=32760, density=0.05).cuda()
+attention.calibrate_alpha(q, k, v)            # stage 1, on tensors of the dense model:
+attention.stage_one_loss(q, k, v).backward()  # ... a step that trains the router and alpha
+attention.freeze_router()                     # stage 2: train the model with
+out = attention(q, k, v)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from sagebwd._needs import need
+
+need("torch", "sagebwd.nn")
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from sagebwd import options  # noqa: E402
+from sagebwd.checks import whole_number  # noqa: E402
+from sagebwd.sla import blocks, functional, mixing, router, stage_one  # noqa: E402
+from sagebwd.sla.exact import listed_attention  # noqa: E402
+from sagebwd.sla.lists import Lists  # noqa: E402
+
+__all__ = ["BlockRouter", "SparseLinearAttention"]
+
+ALPHAS = ("block", "head", "estimated")
+ROUTINGS = ("hard", "soft", "straight-through")
+
+
+class _InFP32(nn.Module):
+    """Its parameters stay in FP32 (or FP64) where a model is cast to 16 bits."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *rest: Any, **more: Any) -> nn.Module:
+        def moved(t: Tensor) -> Tensor:
+            found = fn(t)
+            return t.to(found.device) if found.dtype in (torch.bfloat16, torch.float16) else found
+
+        return super()._apply(moved, *rest, **more)
+
+
+class BlockRouter(_InFP32):
+    """Scores of pairs of blocks: softmax_scale (pooled Q Wq^T)(pooled K Wk^T)^T (SLA2, arXiv
+    2602.12675, Eq. 16).
+
+    Args:
+        head_dim: channels of q and k.
+        heads: None for one pair of maps that all heads share; a number for a pair per head.
+        block_size: queries and keys of a block.
+        learned: with False there are no parameters, and pooled queries and keys are compared as
+            they are.
+        softmax_scale: None means 1/sqrt(head_dim).
+
+    Parameters, in FP32 and the identity at first: query_map and key_map of (head_dim, head_dim), or
+    (heads, head_dim, head_dim).
+    """
+
+    query_map: Tensor | None
+    key_map: Tensor | None
+
+    @functional.known_keywords
+    def __init__(
+        self, head_dim: int, *, heads: int | None = None, block_size: tuple[int, int] = (128, 64),
+        learned: bool = True, softmax_scale: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.head_dim = whole_number("head_dim", head_dim)
+        self.block_size = blocks.check_block_size(block_size, any_size=True)
+        self.softmax_scale = options.check_softmax_scale(softmax_scale, head_dim)
+        for name in ("query_map", "key_map"):
+            weight = torch.eye(head_dim)
+            if heads is not None:
+                weight = weight.repeat(whole_number("heads", heads), 1, 1)
+            learns = options.yes_or_no("learned", learned)
+            self.register_parameter(name, nn.Parameter(weight) if learns else None)
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        """Scores, in FP32, of (batch, heads, query blocks, key blocks), for q of (batch, heads,
+        queries, head_dim) and k of (batch, heads_kv, keys, head_dim)."""
+        return router.pooled_block_scores(
+            q, k, block_size=self.block_size, query_map=self.query_map, key_map=self.key_map,
+            softmax_scale=self.softmax_scale)  # fmt: skip
+
+    def extra_repr(self) -> str:
+        shape = "none" if self.query_map is None else tuple(self.query_map.shape)
+        return f"head_dim={self.head_dim}, block_size={self.block_size}, maps={shape}"
+
+
+class SparseLinearAttention(_InFP32):
+    """SLA2's attention with its router and its alpha (arXiv 2602.12675, Algorithms 1 to 3).
+
+    A block of queries attends to the keys of the `density` best key blocks exactly, with INT8
+    products, and to the others by linear attention. alpha mixes the two.
+
+    Args:
+        head_dim: channels of q, k and v.
+        heads, heads_kv: heads of q, and of k and v, which default to as many.
+        density: the share of the key blocks that is exact, above 0 and at most 1.
+        block_size: queries and keys of a block, 64 or 128 each; any with precision='exact'.
+        seq_len: queries of a call. alpha='block' needs it.
+        alpha: 'block', one number for each query block of a head, as in the paper; 'head', one for
+            each head; or 'estimated', computed for each query from the input, with one learned
+            number for each head (see `sagebwd.sparse_linear_attention`). The last two take any
+            length.
+        linear: which keys the linear branch sees: the 'complement' of the exact ones, or 'all'.
+        router: 'learned'; 'pooled', which has no parameters (as in SLA); or a module that gives
+            scores of (batch, heads, query blocks, key blocks) for q and k, such as a `BlockRouter`
+            with maps for each head.
+        temperature: of soft lists, in stage 1. The paper has 0.1.
+        score: 'logits', or 'softmax' of these (Algorithm 2, line 8), from which soft lists cannot
+            single out a few blocks of many.
+        layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
+        feature_map, softmax_scale, smooth_k: as for `sagebwd.sparse_linear_attention`.
+        granularity, group_kv, rotate, precision, deterministic, dp_sums: as for
+            `block_sparse_attention`; precision='exact' takes PyTorch's own products, on any device.
+
+    Parameters, in FP32 whatever the model is cast to: router.query_map and router.key_map;
+    alpha_logit of (heads, query blocks) or (heads, 1), whose sigmoid is alpha; or beta of (heads,).
+    """
+
+    alpha_logit: Tensor | None
+    beta: Tensor | None
+    router: nn.Module
+
+    @functional.known_keywords
+    def __init__(
+        self, head_dim: int, heads: int, *, heads_kv: int | None = None, density: float = 0.05,
+        block_size: tuple[int, int] = (128, 64), seq_len: int | None = None,
+        alpha: Literal["block", "head", "estimated"] = "block",
+        linear: Literal["complement", "all"] = "complement",
+        router: Literal["learned", "pooled"] | nn.Module = "learned", temperature: float = 0.1,
+        score: Literal["logits", "softmax"] = "logits", feature_map: Literal["softmax"] = "softmax",
+        softmax_scale: float | None = None, layout: Literal["bhsd", "bshd"] = "bhsd",
+        granularity: Literal["row", "block"] = "row", group_kv: int | None = None,
+        smooth_k: bool = True, rotate: bool = True, precision: str = "six-of-seven",
+        deterministic: bool = True, dp_sums: Literal["fp32", "fp16"] = "fp32",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.head_dim, self.heads = whole_number("head_dim", head_dim), whole_number("heads", heads)
+        self.heads_kv = self.heads if heads_kv is None else whole_number("heads_kv", heads_kv)
+        if self.heads % self.heads_kv:
+            raise options.SpecError(f"heads={heads} is no multiple of heads_kv={heads_kv}")
+        blocks.kept_of(density, 1)
+        self.density = float(density)
+        self.block_size = blocks.check_block_size(block_size, any_size=precision == "exact")
+        self.alpha = blocks.one_of("alpha", alpha, ALPHAS)
+        self.linear = blocks.one_of("linear", linear, blocks.LINEAR)
+        self.score = blocks.one_of("score", score, blocks.SCORES)
+        self.temperature = blocks.check_temperature(temperature)
+        functional.check_feature_map(feature_map)
+        options.check_layout(layout)
+        self.layout = layout
+        self.softmax_scale = options.check_softmax_scale(softmax_scale, head_dim)
+        self.kernels = dict(
+            granularity=granularity, group_kv=group_kv,
+            smooth_k=options.yes_or_no("smooth_k", smooth_k), rotate=rotate, precision=precision,
+            deterministic=deterministic, dp_sums=dp_sums,
+        )  # fmt: skip
+        self.seq_len = None if seq_len is None else whole_number("seq_len", seq_len)
+        if alpha == "block" and seq_len is None:
+            raise options.SpecError(
+                "alpha='block' has a number for each query block: pass seq_len=, the queries of a "
+                "call, or alpha='head' or 'estimated', which take any length"
+            )
+        if not isinstance(router, nn.Module):
+            blocks.one_of("router", router, ("learned", "pooled"))
+            router = BlockRouter(self.head_dim, block_size=self.block_size,
+                                 learned=router == "learned",
+                                 softmax_scale=self.softmax_scale)  # fmt: skip
+        self.router = router
+        logit = beta = None
+        if alpha == "estimated":
+            beta = nn.Parameter(torch.zeros(self.heads))
+        else:
+            count = blocks.count_of(seq_len, self.block_size[0]) if alpha == "block" else 1
+            logit = nn.Parameter(torch.zeros(self.heads, count))
+        self.register_parameter("alpha_logit", logit)
+        self.register_parameter("beta", beta)
+
+    def extra_repr(self) -> str:
+        return (f"head_dim={self.head_dim}, heads={self.heads}, density={self.density}, "
+                f"block_size={self.block_size}, alpha={self.alpha!r}, linear={self.linear!r}, "
+                f"precision={self.kernels['precision']!r}")  # fmt: skip
+
+    # ---- attention -------------------------------------------------------------------------------
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *,
+        routing: Literal["hard", "soft", "straight-through"] = "hard",
+    ) -> Tensor:  # fmt: skip
+        """Attention, like q.
+
+        Args:
+            q: (batch, heads, queries, head_dim) in layout='bhsd'; bfloat16 or float16 on a CUDA GPU
+                for kernels.
+            k, v: (batch, heads_kv, keys, head_dim), of the same dtype.
+            routing: 'hard' lists the best blocks, and nothing reaches the router. 'soft' lists all
+                blocks, with weights that the router is trained by; 'straight-through' computes the
+                former and has the gradients of the latter. These two take PyTorch's own products,
+                and time quadratic in the length.
+
+        Raises what `sagebwd.sparse_linear_attention` raises, and SpecError for tensors that the
+        module was not made for.
+        """
+        q, k, v = self._prepared(q, k, v)
+        out = self._attend(q, k, v, self._mask(q, k, routing), routing)[0]
+        return functional.as_layout(self.layout, out)[0]
+
+    def attend_blocks(
+        self, q: Tensor, k: Tensor, v: Tensor, lists: Lists, sizes: tuple[int, int], scale: float,
+        kernels: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """(out, lse) of the listed keys; another sparse attention takes its place in a subclass."""
+        return functional.sparse_branch(q, k, v, lists, sizes, scale, kernels)
+
+    def block_mask(self, q: Tensor, k: Tensor) -> Tensor:
+        """Which blocks a call of these tensors attends to exactly: bool of (batch, heads, query
+        blocks, key blocks)."""
+        q, k, _ = self._prepared(q, k, k)
+        return self._mask(q, k, "hard")
+
+    def _prepared(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        q, k, v = functional.prepared(q, k, v, self.layout)
+        given = q.shape[1], k.shape[1], q.shape[3]
+        made = self.heads, self.heads_kv, self.head_dim
+        if given != made:
+            raise options.SpecError(
+                f"q and k have {given[0]} and {given[1]} heads of {given[2]} channels; the module "
+                f"was made for {made[0]} and {made[1]} heads of {made[2]} (is layout= right?)"
+            )
+        if self.alpha == "block" and q.shape[2] != self.seq_len:
+            raise options.SpecError(
+                f"q has {q.shape[2]} tokens and the module has alpha='block' for seq_len="
+                f"{self.seq_len}: make it with another seq_len, or with alpha='head' or "
+                "'estimated', which take any length"
+            )
+        return [q, k, v]
+
+    def _mask(self, q: Tensor, k: Tensor, routing: str, temperature: float | None = None) -> Tensor:
+        blocks.one_of("routing", routing, ROUTINGS)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and routing != "hard"):
+            scores = self.router(q, k)
+            wanted = (*q.shape[:2], *(blocks.count_of(t.shape[2], size)
+                                      for t, size in zip((q, k), self.block_size)))  # fmt: skip
+            if tuple(scores.shape) != wanted:
+                raise options.SpecError(
+                    f"the router gives scores of {tuple(scores.shape)}, and {wanted} is needed for "
+                    f"blocks of {self.block_size}: make it with this block_size, and with as many "
+                    "heads"
+                )
+            if self.score == "softmax":
+                scores = scores.softmax(-1)
+            if routing == "hard":
+                return router.top_blocks(scores, self.density)
+            soft = router.soft_top_blocks(scores, self.density, temperature or self.temperature)
+            if routing == "soft":
+                return soft
+            hard = router.top_blocks(scores, self.density)
+            return hard.to(soft.dtype) + (soft - soft.detach())
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, routing: str
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        alpha = "estimated" if self.alpha_logit is None else self.alpha_logit.sigmoid()
+        lists = Lists(mask, None, dict(block_mask=mask))
+        sparse = self.attend_blocks if routing == "hard" else _with_weights
+        return functional.branches(q, k, v, alpha, self.beta, lists, self.block_size,
+                                   self.softmax_scale, self.linear, self.kernels,
+                                   sparse)  # fmt: skip
+
+    # ---- stage 1 ---------------------------------------------------------------------------------
+
+    def stage_one_loss(
+        self, q: Tensor, k: Tensor, v: Tensor, *, temperature: float | None = None
+    ) -> Tensor:
+        """The mean squared distance between full attention and soft SLA2, which trains the router
+        and alpha (arXiv 2602.12675, section 5, stage 1).
+
+        q, k and v, as for `forward`, are data: take them from the dense model at the timesteps that
+        it is trained for. They get no gradient. Scores exist for a few query blocks at a time.
+        `temperature` stands for that of the module: at 0.1 lists are nearly hard, and few of their
+        entries have a slope; at 1 they are another function than hard lists.
+
+        Returns a scalar in FP32.
+        """
+        if temperature is not None:
+            temperature = blocks.check_temperature(temperature)
+        q, k, v = (t.detach() for t in self._prepared(q, k, v))
+        full = stage_one.full_attention(q, k, v, self.softmax_scale)
+        out = self._attend(q, k, v, self._mask(q, k, "soft", temperature), "soft")[0]
+        return (out.to(mixing.wide(out.dtype)) - full).square().mean()
+
+    @torch.no_grad()
+    def calibrate_alpha(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Sets alpha to the best for these tensors, from 0.01 to 0.99: a good start for stage 1.
+
+        The lists are those of the router as it is. With alpha='estimated' beta becomes what makes
+        the estimate of each head right in the mean.
+        """
+        q, k, v = self._prepared(q, k, v)
+        mask = self._mask(q, k, "hard")
+        _, sparse, linear, lse = self._attend(q, k, v, mask, "hard")
+        if self.alpha_logit is None:
+            _, lse_full = stage_one.masses(q, k, self.block_size, self.softmax_scale)
+            best = stage_one.best_beta(q, k, lse, lse_full, mask, self.block_size,
+                                       self.softmax_scale)  # fmt: skip
+            assert self.beta is not None
+            self._set(self.beta, best)
+        else:
+            full = stage_one.full_attention(q, k, v, self.softmax_scale)
+            best = stage_one.best_alpha(full, sparse, linear, self.block_size[0],
+                                        self.alpha == "head").logit()  # fmt: skip
+            self._set(self.alpha_logit, best)
+
+    @staticmethod
+    def _set(parameter: Tensor, best: Tensor) -> None:
+        parameter.copy_(torch.where(best.isfinite(), best.to(parameter.dtype), parameter))
+
+    def freeze_router(self) -> SparseLinearAttention:
+        """Ends stage 1: the router is trained no further. Returns the module."""
+        self.router.requires_grad_(False)
+        return self
+
+    @torch.no_grad()
+    def report(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, float]:
+        """How near hard SLA2 is to full attention on these tensors, means over all heads.
+
+        Returns:
+            density: the share of the blocks that is exact.
+            mass, best_mass: the weight of the listed blocks in full attention, and of the best
+                lists of as many blocks.
+            error, error_sparse, error_linear: relative L2 distance to full attention, of the output
+                and of each branch.
+            alpha, exact_alpha: mean of alpha, and of the weight that it stands for.
+            alpha_distance: the root of the mean square of their difference, by query.
+            unlisted: the share of key blocks that no query block lists.
+            longest_column: how many query blocks list the most listed key block.
+        """
+        q, k, v = self._prepared(q, k, v)
+        mask = self._mask(q, k, "hard")
+        results = self._attend(q, k, v, mask, "hard")
+        if self.alpha_logit is None:
+            alpha = mixing.estimated_alpha(q, k, results[3], mask, self.beta, self.block_size,
+                                           self.softmax_scale)  # fmt: skip
+        else:
+            alpha = mixing.alpha_rows(self.alpha_logit.sigmoid(), q, self.block_size[0])
+        alpha = mixing.with_ends(alpha, mask, self.heads, self.block_size[0], q.shape[2],
+                                 self.linear)  # fmt: skip
+        return stage_one.report(q, k, v, mask, results, alpha, self.block_size, self.softmax_scale)
+
+
+def _with_weights(
+    q: Tensor, k: Tensor, v: Tensor, lists: Lists, sizes: tuple[int, int], scale: float,
+    kernels: dict[str, Any],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The sparse branch with masks of 0 to 1, which kernels do not take."""
+    return listed_attention(q, k, v, lists.mask, sizes, scale)

@@ -1,0 +1,271 @@
+"""`sagebwd.sparse_linear_attention` and `sagebwd.block_linear_attention`, on torch tensors."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+import sagebwd
+from sagebwd import ops, options
+from sagebwd.keywords import check_keywords
+from sagebwd.sla import blocks, mixing
+from sagebwd.sla.exact import listed_attention
+from sagebwd.sla.linear import linear_branch
+from sagebwd.sla.lists import lists_of
+from sagebwd.sla.parts import no_tokens
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FEATURE_MAPS = ("softmax",)
+
+#: What to pass in place of what others have.
+OTHERWISE = {
+    "causal": "the complement of the listed keys would need sums for each token of the blocks on "
+    "the diagonal. sagebwd.block_sparse_attention has causal=, without a linear branch",
+    "is_causal": "it has no causal form; sagebwd.block_sparse_attention has causal=",
+    "topk": "pass density=, the share of the key blocks that is exact, to sagebwd.top_blocks or to "
+    "the module",
+    **dict.fromkeys(("BLKQ", "BLKK", "BLOCK_SIZE"), "pass block_size=(queries, keys)"),
+}
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def known_keywords(function: Function) -> Function:
+    """Unknown keywords raise a TypeError that says what to pass."""
+    known = frozenset(inspect.signature(function).parameters)
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def wrapper(*arguments, **keywords):
+        if not known.issuperset(keywords):
+            check_keywords(name, keywords, known, OTHERWISE)
+        return function(*arguments, **keywords)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def prepared(q, k, v, layout):
+    """q, k and v of (batch, heads, tokens, channels), cast as autocast wants. SpecError and
+    TypeError for tensors that do not belong together."""
+    options.check_layout(layout)
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
+        if t.dtype not in _DTYPES:
+            raise options.SpecError(f"{name} is {t.dtype}: pass a floating type")
+        if t.dim() != 4:
+            raise options.SpecError(
+                f"{name} has rank {t.dim()} (shape {tuple(t.shape)}): pass (batch, heads, tokens, "
+                "head_dim), or layout='bshd'"
+            )
+    ops.refuse_tangents(q, k, v)
+    q, k, v = ops.as_autocast_wants(q.device.type, q, k, v)
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        raise options.SpecError(
+            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype} on {q.device}, {k.device} and "
+            f"{v.device}: pass one dtype on one device"
+        )
+    if layout == "bshd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    heads, heads_kv = q.shape[1], k.shape[1]
+    if not heads_kv or not heads or heads % heads_kv:
+        raise options.SpecError(
+            f"q has {heads} heads and k and v have {heads_kv}; the first must be a positive "
+            "multiple of the second (is layout= right?)"
+        )
+    if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise options.SpecError(f"q, k and v of {tuple(q.shape)}, {tuple(k.shape)} and "
+                                f"{tuple(v.shape)} do not belong together")  # fmt: skip
+    return q, k, v
+
+
+def check_feature_map(feature_map):
+    if feature_map not in FEATURE_MAPS:
+        raise options.SpecError(
+            f"feature_map={feature_map!r}: pass 'softmax', over channels, which is what SLA2 has; "
+            "the linear branch has no other"
+        )
+
+
+def sparse_branch(q, k, v, lists, sizes, scale, kernels):
+    """(out, lse) of the listed keys: the one place that calls the kernels.
+
+    `kernels`: keywords of `sagebwd.block_sparse_attention`; its precision 'exact' means PyTorch's
+    own products instead.
+    """
+    if kernels["precision"] == "exact":
+        out, lse = listed_attention(q, k, v, lists.mask, sizes, scale)
+        rows = lists.invalid_rows(q.shape[1], sizes[0], q.shape[2])
+        if rows is not None:
+            out, lse = out.masked_fill(rows, torch.nan), lse.masked_fill(rows[..., 0], torch.nan)
+        return out, lse
+    return sagebwd.block_sparse_attention(
+        q, k, v, **lists.given, block_size=sizes, softmax_scale=scale, return_lse=True, **kernels
+    )
+
+
+def linear_of(q, k, v, lists, sizes, linear, smooth_k):
+    mask = None if linear == "all" else lists.mask
+    out = linear_branch(q, k, v, mask, sizes, smooth_k)
+    rows = lists.invalid_rows(q.shape[1], sizes[0], q.shape[2])
+    return out if rows is None else out.masked_fill(rows, torch.nan)
+
+
+def as_layout(layout, *tensors):
+    return [t.transpose(1, 2) if layout == "bshd" else t for t in tensors]
+
+
+@known_keywords
+def sparse_linear_attention(
+    q, k, v, *, alpha, beta=None, block_mask=None, block_indices=None, block_counts=None,
+    block_bits=None, block_size=(128, 64), linear="complement", feature_map="softmax",
+    softmax_scale=None, layout="bhsd", granularity="row", group_kv=None, smooth_k=True,
+    rotate=True, precision="six-of-seven", deterministic=True, dp_sums="fp32",
+    return_branches=False,
+):  # fmt: skip
+    """SLA2's attention: exact for the keys of listed blocks, linear for the others, mixed by alpha
+    (arXiv 2602.12675, Algorithms 2 and 3).
+
+    out = alpha out_sparse + (1 - alpha) out_linear. out_sparse is `block_sparse_attention`, with
+    INT8 products forward and backward; out_linear is `block_linear_attention`. A query block that
+    lists nothing has out = out_linear. One that lists every block has out = out_sparse, as no key
+    is left for the linear branch. alpha gets no gradient from either.
+
+    Args:
+        q: (batch, heads, queries, head_dim). For kernels bfloat16 or float16 on a CUDA GPU; with
+            precision='exact' any floating type on any device. Under torch.autocast inputs are cast
+            to its dtype.
+        k, v: (batch, heads_kv, keys, head_dim), of the same dtype; heads must be a multiple of
+            heads_kv.
+        alpha: the share of the exact branch: a number from 0 to 1; a tensor of (heads,); of
+            (heads, query blocks); or of (batch or 1, heads or 1, queries). Tensors get gradients,
+            and are not checked to be from 0 to 1. Or 'estimated': sigmoid(lse - rest - beta) of
+            each query, where rest is the logarithm of what the keys of unlisted blocks would weigh
+            if all keys of a block were their mean. This is sagebwd's own, and needs no length.
+        beta: (heads,), learned, for alpha='estimated' only; None means 0.
+        block_mask: bool or uint8 of (batch or 1, heads or heads_kv or 1, query blocks, key blocks):
+            which blocks are listed. `top_blocks` gives one.
+        block_indices, block_counts: instead, int32 of (..., query blocks, width): numbers of key
+            blocks in any order, of which the first `block_counts`, int32 of (..., query blocks),
+            count. None means all. The rows of a query block that lists a block which does not
+            exist become NaN.
+        block_bits: instead, what `pack_blocks` gives.
+        block_size: queries and keys of a block: 64 or 128 each. Any with precision='exact'.
+        linear: which keys the linear branch sees: the 'complement' of the listed, or 'all', which
+            is cheaper (as in SLA's public code).
+        feature_map: 'softmax', over channels.
+        softmax_scale: a number; None means 1/sqrt(head_dim). The linear branch has none.
+        layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
+        granularity, group_kv, rotate, deterministic, dp_sums: as for `block_sparse_attention`.
+        smooth_k: subtract the mean of all keys, in both branches. It changes out_linear, whose
+            gradient contains that of the mean.
+        precision: as for `block_sparse_attention`; or 'exact' for PyTorch's own products in the
+            type of q, with sums in FP32 (FP64 for FP64), which takes much longer.
+        return_branches: also return out_sparse, out_linear and lse.
+
+    Returns:
+        out, like q; with `return_branches` (out, out_sparse, out_linear, lse), where lse is FP32 of
+        (batch, heads, queries), the log-sum-exp of the listed keys. All are differentiable once.
+
+    Raises:
+        SpecError (a ValueError): tensors or options that are not supported.
+        TypeError: a keyword is unknown, or an argument is not a tensor.
+        NotImplementedError: the backward is differentiated.
+        Further what `attention` raises.
+    """
+    q, k, v = prepared(q, k, v, layout)
+    exact = precision == "exact"
+    sizes = blocks.check_block_size(block_size, any_size=exact)
+    blocks.one_of("linear", linear, blocks.LINEAR)
+    check_feature_map(feature_map)
+    options.yes_or_no("return_branches", return_branches)
+    options.yes_or_no("smooth_k", smooth_k)
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    check_alpha(alpha, beta, q)
+    lists = lists_of(q, k, sizes, block_mask, block_indices, block_counts, block_bits)
+    kernels = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate,
+                   precision=precision, deterministic=deterministic,
+                   dp_sums=dp_sums)  # fmt: skip
+    results = branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels)
+    if not return_branches:
+        return as_layout(layout, results[0])[0]
+    return (*as_layout(layout, *results[:3]), results[3])
+
+
+def check_alpha(alpha, beta, q):
+    """SpecError and TypeError for an alpha of a wrong kind; shapes are looked at later."""
+    if isinstance(alpha, str):
+        blocks.one_of("alpha", alpha, ("estimated",))
+    elif not isinstance(alpha, torch.Tensor):
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+            raise TypeError(f"alpha is {options.a_kind(alpha)}; pass a number, a torch tensor or "
+                            "'estimated'")  # fmt: skip
+        blocks.check_alpha_number(alpha)
+    if beta is None:
+        return
+    if not isinstance(alpha, str):
+        raise options.SpecError("beta is given and alpha is not 'estimated': leave it out")
+    if not isinstance(beta, torch.Tensor):
+        raise TypeError(f"beta is {options.a_kind(beta)}; pass a torch tensor")
+    if tuple(beta.shape) != (q.shape[1],) or beta.device != q.device:
+        raise options.SpecError(f"beta has shape {tuple(beta.shape)} on {beta.device}: pass "
+                                f"({q.shape[1]},), one for each head, on {q.device}")  # fmt: skip
+
+
+def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=sparse_branch):
+    """(out, out_sparse, out_linear, lse) of checked arguments. `sparse` computes the sparse
+    branch."""
+    if 0 in (*q.shape[:3], k.shape[2]):
+        nothing = no_tokens(q, k, v)
+        lse = q.new_full(q.shape[:3], -torch.inf, dtype=mixing.wide(q.dtype))
+        return nothing, nothing, nothing, lse
+    out_sparse, lse = sparse(q, k, v, lists, sizes, scale, kernels)
+    out_linear = linear_of(q, k, v, lists, sizes, linear, kernels["smooth_k"])
+    if isinstance(alpha, str):
+        rows = mixing.estimated_alpha(q, k, lse, lists.mask, beta, sizes, scale)
+    else:
+        rows = mixing.alpha_rows(alpha, q, sizes[0])
+    rows = mixing.with_ends(rows, lists.mask, q.shape[1], sizes[0], q.shape[2], linear)
+    return mixing.mixed(out_sparse, out_linear, rows), out_sparse, out_linear, lse
+
+
+@known_keywords
+def block_linear_attention(
+    q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
+    block_size=(128, 64), feature_map="softmax", smooth_k=True, layout="bhsd",
+):  # fmt: skip
+    """Linear attention to the keys of blocks that are not listed: the linear branch of
+    `sparse_linear_attention` (SLA2, arXiv 2602.12675, Algorithms 2 and 3).
+
+    A key with G = phi(k) weighs F . G for a query with F = phi(q), and weights sum to 1 over the
+    blocks that the query's block does not list. phi is the softmax over channels. Nothing of size
+    queries x keys exists. 16-bit inputs have bf16 operands and sums in FP32.
+
+    Args:
+        q: (batch, heads, queries, head_dim), of any floating type, on any device.
+        k, v: (batch, heads_kv, keys, head_dim), of the same dtype; heads must be a multiple of
+            heads_kv. v may have another number of channels.
+        block_mask, block_indices, block_counts, block_bits: the blocks that are left out, as for
+            `sparse_linear_attention`.
+        block_size: queries and keys of a block, of any size.
+        feature_map: 'softmax', over channels.
+        smooth_k: subtract the mean of all keys before phi.
+        layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
+
+    Returns:
+        out, like q with v's channels, differentiable once. It is 0 for a query block that lists
+        every block.
+
+    Raises:
+        SpecError, TypeError; NotImplementedError if the backward is differentiated.
+    """
+    q, k, v = prepared(q, k, v, layout)
+    sizes = blocks.check_block_size(block_size, any_size=True)
+    check_feature_map(feature_map)
+    options.yes_or_no("smooth_k", smooth_k)
+    lists = lists_of(q, k, sizes, block_mask, block_indices, block_counts, block_bits)
+    out = linear_of(q, k, v, lists, sizes, "complement", smooth_k)
+    return as_layout(layout, out)[0]

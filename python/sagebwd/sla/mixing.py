@@ -1,0 +1,162 @@
+"""alpha: its forms, its estimate from the input, and the mixture of the two branches."""
+
+import math
+
+import torch
+
+from sagebwd import options
+from sagebwd.sla import blocks
+from sagebwd.sla.lists import per_head
+from sagebwd.sla.parts import (
+    alone,
+    grouped,
+    mask_by_group,
+    once,
+    parts_of,
+    rows_of,
+    summed_to,
+    wide,
+)
+from sagebwd.sla.router import pooled
+
+
+def alpha_rows(alpha, q, size):
+    """alpha of a call as (batch or 1, heads or 1, queries or 1), in FP32 or FP64."""
+    batch, heads, queries = q.shape[:3]
+    acc = wide(q.dtype)
+    if not isinstance(alpha, torch.Tensor):
+        return torch.full((1, 1, 1), float(alpha), dtype=acc, device=q.device)
+    count = blocks.count_of(queries, size)
+    shape = tuple(alpha.shape)
+    fits = (shape in ((), (heads,), (heads, count), (heads, 1))) or (
+        len(shape) == 3 and shape[0] in (1, batch) and shape[1] in (1, heads)
+        and shape[2] in (1, queries))  # fmt: skip
+    if not fits or not alpha.is_floating_point() or alpha.device != q.device:
+        raise options.SpecError(
+            f"alpha is {alpha.dtype} of {shape} on {alpha.device}: pass a number, or floating "
+            f"numbers of ({heads},), one for each head; of ({heads}, {count}), one for each query "
+            f"block of a head; or of ({batch} or 1, {heads} or 1, {queries}); on {q.device}"
+        )
+    alpha = alpha.to(acc)
+    if len(shape) == 2 and shape[1] != 1:
+        return rows_of(alpha, size, queries)[None]
+    return alpha.reshape((1,) * (3 - len(shape)) + shape) if len(shape) != 1 else (
+        alpha[None, :, None])  # fmt: skip
+
+
+def with_ends(rows, mask, heads, size, queries, linear):
+    """The rows with 0 where nothing is listed, and 1 where everything is and the linear branch
+    therefore sees nothing."""
+    none = ~(mask > 0).any(-1)
+    rows = torch.where(rows_of(per_head(none, heads), size, queries), 0.0, rows)
+    if linear == "complement":
+        rows = torch.where(rows_of(per_head((mask == 1).all(-1), heads), size, queries), 1.0, rows)
+    return rows
+
+
+def estimated_alpha(q, k, lse, mask, beta, sizes, scale):
+    """sigmoid(lse - rest - beta) of (batch, heads, queries).
+
+    rest is the logarithm of what the keys of blocks that are not listed weigh, if all keys of a
+    block are their mean. It is 1 / (keys of a block) of the work of all scores.
+    """
+    left = estimated_logit(q, k, lse, mask, sizes, scale)
+    return torch.sigmoid(left if beta is None else left - beta.to(left.dtype)[:, None])
+
+
+def estimated_logit(q, k, lse, mask, sizes, scale):
+    """lse - rest, as in `estimated_alpha`."""
+    of_k, counts = pooled(k, sizes[1])
+    weights = (1 - mask.to(of_k.dtype)) * counts[:, 0]
+    return lse - _LogSum.apply(q, of_k, weights, sizes[0], float(scale))
+
+
+class _LogSum(torch.autograd.Function):
+    """log sum_j weights_ij exp(scale q_n . k_j), of (batch, heads, queries), in parts."""
+
+    @staticmethod
+    def parts(q, k, weights, size, scale):
+        heads_kv, queries = k.shape[1], q.shape[2]
+        of_q = grouped(q, heads_kv)
+        weights = mask_by_group(weights, (q.shape[0], q.shape[1], heads_kv))
+        for b, h in parts_of(q.shape[0], heads_kv, 16 * of_q.shape[2] * queries * k.shape[2]):
+            x = of_q[b, h].to(k.dtype)
+            s = (x @ k[b, h].unsqueeze(2).mT).mul_(scale)
+            each = weights[b, h].repeat_interleave(size, -2)[..., :queries, :]
+            yield (b, h), x, s, each
+
+    @staticmethod
+    def forward(ctx, q, k, weights, size, scale):
+        out = torch.empty(q.shape[:3], dtype=k.dtype, device=q.device)
+        to = grouped(out, k.shape[1])
+        with alone(q.device):
+            for (b, h), _, s, each in _LogSum.parts(q, k, weights, size, scale):
+                to[b, h] = s.add_(each.log()).logsumexp(-1)
+        ctx.size, ctx.scale = size, scale
+        ctx.save_for_backward(q, k, weights, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, weights, out = ctx.saved_tensors
+        heads_kv, size = k.shape[1], ctx.size
+        dq, dk = torch.empty_like(q), torch.empty_like(k)
+        with alone(q.device):
+            dout = dout.masked_fill(out == -math.inf, 0)
+            sums = out.masked_fill(out == -math.inf, 0)
+            dw = torch.zeros_like(mask_by_group(weights, (q.shape[0], q.shape[1], heads_kv)),
+                                  memory_format=torch.contiguous_format)  # fmt: skip
+            dout, sums, to = (grouped(t, heads_kv) for t in (dout, sums, dq))
+            for (b, h), x, s, each in _LogSum.parts(q, k, weights, size, ctx.scale):
+                # Where the weight is 0, exp could overflow.
+                s = s.sub_(sums[b, h].unsqueeze(-1)).clamp_(max=60).exp_()
+                s.mul_(dout[b, h].unsqueeze(-1))
+                if ctx.needs_input_grad[2]:
+                    dw[b, h] = _of_blocks(s, size)
+                s.mul_(each)
+                to[b, h] = (s @ k[b, h].unsqueeze(2)).mul_(ctx.scale)
+                dk[b, h] = (s.mT @ x).sum(2).mul_(ctx.scale)
+            dw = summed_to(dw, weights.shape) if ctx.needs_input_grad[2] else None
+        return *once((dq, dk, dw), q, k), None, None
+
+
+def _of_blocks(x, size):
+    missing = -x.shape[-2] % size
+    if missing:
+        x = torch.nn.functional.pad(x, (0, 0, 0, missing))
+    return x.unflatten(-2, (-1, size)).sum(-2)
+
+
+def mixed(out_sparse, out_linear, alpha):
+    """alpha out_sparse + (1 - alpha) out_linear, in FP32 and rounded once. alpha: (batch or 1,
+    heads or 1, queries or 1)."""
+    return _Mixture.apply(out_sparse, out_linear, alpha)
+
+
+class _Mixture(torch.autograd.Function):
+    """Keeps no FP32 copies for the backward."""
+
+    @staticmethod
+    def forward(ctx, sparse, linear, alpha):
+        ctx.save_for_backward(sparse, linear, alpha)
+        out = torch.empty_like(sparse)
+        with alone(sparse.device):
+            for b in range(sparse.shape[0]):
+                of = alpha[b if alpha.shape[0] > 1 else 0].unsqueeze(-1)
+                out[b] = torch.lerp(linear[b].to(of.dtype), sparse[b].to(of.dtype), of)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        sparse, linear, alpha = ctx.saved_tensors
+        d_sparse, d_linear = torch.empty_like(sparse), torch.empty_like(linear)
+        d_alpha = torch.empty(sparse.shape[:3], dtype=alpha.dtype, device=alpha.device)
+        with alone(sparse.device):
+            for b in range(sparse.shape[0]):
+                of = alpha[b if alpha.shape[0] > 1 else 0].unsqueeze(-1)
+                do = dout[b].to(of.dtype)
+                first = do * of
+                d_sparse[b], d_linear[b] = first, do - first
+                d_alpha[b] = (do * (sparse[b].to(of.dtype) - linear[b])).sum(-1)
+            d_alpha = d_alpha.sum_to_size(alpha.shape)
+        return once((d_sparse, d_linear, d_alpha), sparse, linear, alpha)

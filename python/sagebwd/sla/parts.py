@@ -1,0 +1,125 @@
+"""What both branches share: types of products, parts that fit in memory, blocks of tokens."""
+
+import contextlib
+
+import torch
+import torch.nn.functional as F
+
+from sagebwd import options
+from sagebwd.emulation import full_precision
+
+#: Bytes that the matrices of one part of the heads may take, unless one head takes more.
+PART_BYTES = 1 << 28
+_WIDE_BMM = "dtype" in torch.ops.aten.bmm.overloads()
+
+
+def narrow(dtype):
+    """The type of operands: bf16 for 16-bit inputs, whose range sums over keys need, or their
+    own."""
+    return torch.bfloat16 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def wide(dtype):
+    """The type of sums, normalisers and parameters: FP32, or FP64 for inputs of FP64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def product(a, b):
+    """a @ b in the type of sums, of 4-D operands whose first two dimensions are equal."""
+    to = wide(a.dtype)
+    if a.dtype == to:
+        return a @ b
+    if a.is_cuda and _WIDE_BMM:
+        found = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=to)
+        return found.unflatten(0, a.shape[:2])
+    return a.to(to) @ b.to(to)
+
+
+def parts_of(batch, heads, bytes_of_one):
+    """Pairs of slices (of the batch, of the key heads), each with about PART_BYTES."""
+    at_once = max(1, PART_BYTES // max(1, bytes_of_one))
+    step_h = min(heads, at_once)
+    step_b = max(1, at_once // max(1, heads)) if step_h == heads else 1
+    for b in range(0, batch, step_b):
+        for h in range(0, heads, step_h):
+            yield slice(b, b + step_b), slice(h, h + step_h)
+
+
+def in_blocks(x, size):
+    """(..., tokens, channels) as (..., blocks, size, channels), with zeros behind the last."""
+    missing = -x.shape[-2] % size
+    if missing:
+        x = F.pad(x, (0, 0, 0, missing))
+    return x.unflatten(-2, (x.shape[-2] // size, size))
+
+
+def of_tokens(x, tokens):
+    """`in_blocks` undone."""
+    return x.flatten(-3, -2)[..., :tokens, :]
+
+
+def rows_of(per_block, size, tokens):
+    """(..., blocks) repeated for each token."""
+    return per_block[..., None].expand(*per_block.shape, size).flatten(-2)[..., :tokens]
+
+
+def grouped(x, heads_kv):
+    """(batch, heads, ...) as (batch, heads_kv, heads of a group, ...), a view."""
+    return x.unflatten(1, (heads_kv, -1))
+
+
+def mask_by_group(mask, shape):
+    """A mask of (batch or 1, heads or heads_kv or 1, ...) as (batch, heads_kv, group, ...), a
+    view. `shape`: batch, heads, heads_kv."""
+    batch, heads, heads_kv = shape
+    mask = mask.unflatten(1, (heads_kv, -1)) if mask.shape[1] == heads else mask.unsqueeze(2)
+    return mask.expand(batch, heads_kv, heads // heads_kv, *mask.shape[3:])
+
+
+def summed_to(x, mask_shape):
+    """The sum of (batch, heads_kv, group, ...) over what a mask of this shape shares."""
+    of_heads = mask_shape[1] == x.shape[1] * x.shape[2]
+    x = x.flatten(1, 2) if of_heads else x.sum(2)
+    return x.sum_to_size(mask_shape)
+
+
+def softmax_backward(p, dp):
+    return p * (dp - (p * dp).sum(-1, keepdim=True))
+
+
+def alone(device):
+    """No gradients, no autocast, and no TF32, which compiled code cannot switch."""
+    if torch.compiler.is_compiling():
+        return torch.autocast(device.type, enabled=False)
+    return _alone(device)
+
+
+@contextlib.contextmanager
+def _alone(device):
+    with torch.no_grad(), full_precision(device):
+        yield
+
+
+def no_tokens(q, k, v):
+    """The output where there is nothing to attend to, with gradients of zero."""
+    nothing = sum(t[..., :0].sum() for t in (q, k, v))
+    return q.new_zeros(*q.shape[:3], v.shape[3]) + nothing
+
+
+class _Refuses(torch.autograd.Function):
+    """Stands behind gradients that are differentiated."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    backward = staticmethod(options.refuse_double_backward)
+
+
+def once(gradients, *inputs):
+    """The gradients; with create_graph=True they have a node that refuses."""
+    if not torch.is_grad_enabled():
+        return gradients
+    there = [g for g in gradients if g is not None]
+    left = iter(_Refuses.apply(len(there), *there, *inputs))
+    return tuple(g if g is None else next(left) for g in gradients)

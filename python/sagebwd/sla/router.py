@@ -1,0 +1,167 @@
+"""Which blocks are listed: scores of pooled queries and keys, and the best of them."""
+
+import math
+
+import torch
+
+from sagebwd import options
+from sagebwd.sla import blocks
+from sagebwd.sla.parts import alone, wide
+
+
+def pooled(x, size):
+    """The mean of each block of (batch, heads, tokens, channels), in FP32; and their tokens."""
+    acc, tokens = wide(x.dtype), x.shape[2]
+    whole = tokens // size
+    sums = x[:, :, : whole * size].unflatten(2, (whole, size)).sum(3, dtype=acc)
+    if tokens % size:
+        rest = x[:, :, whole * size :].sum(2, keepdim=True, dtype=acc)
+        sums = torch.cat([sums, rest], 2)
+    counts = block_tokens(tokens, size, sums)
+    return sums / counts, counts
+
+
+def block_tokens(tokens, size, like):
+    """How many tokens each block has, (blocks, 1)."""
+    counts = like.new_full((blocks.count_of(tokens, size), 1), size)
+    if tokens % size:
+        counts[-1] = tokens % size
+    return counts
+
+
+def pooled_block_scores(
+    q, k, *, block_size=(128, 64), query_map=None, key_map=None, softmax_scale=None, layout="bhsd"
+):
+    """Scores of pairs of blocks, from the means of their queries and keys (SLA2, arXiv 2602.12675,
+    Eq. 16 and Algorithm 2, without the softmax of line 8).
+
+    Args:
+        q: (batch, heads, queries, head_dim), of any floating type, on any device.
+        k: (batch, heads_kv, keys, head_dim), where heads is a multiple of heads_kv. The mean of all
+            keys is subtracted, which changes no order within a row.
+        block_size: queries and keys of a block. The last blocks may be short: their mean is that of
+            their tokens.
+        query_map, key_map: (head_dim, head_dim), or (heads, head_dim, head_dim): what the learned
+            router multiplies the means by, as torch.nn.Linear does with its weight. None means the
+            identity.
+        softmax_scale: the factor of the products. None means 1/sqrt(head_dim).
+        layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
+
+    Returns:
+        FP32 (FP64 for q of FP64) of (batch, heads, query blocks, key blocks), differentiable in
+        everything.
+
+    Raises:
+        SpecError (a ValueError), TypeError.
+    """
+    options.check_layout(layout)
+    sizes = blocks.check_block_size(block_size, any_size=True)
+    for name, t in (("q", q), ("k", k)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
+    if layout == "bshd":
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    if q.dim() != 4 or k.dim() != 4 or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
+        raise options.SpecError(f"q of {tuple(q.shape)} and k of {tuple(k.shape)} do not belong "
+                                "together (is layout= right?)")  # fmt: skip
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    with torch.autocast(q.device.type, enabled=False):
+        of_q, _ = pooled(q, sizes[0])
+        of_k, counts = pooled(k, sizes[1])
+        of_k = of_k - (of_k * counts).sum(2, keepdim=True) / max(1, k.shape[2])
+        of_k = of_k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        of_q = _mapped("query_map", of_q, query_map)
+        of_k = _mapped("key_map", of_k, key_map)
+        return scale * (of_q @ of_k.mT)
+
+
+def _mapped(name, x, weight):
+    if weight is None:
+        return x
+    channels = x.shape[3]
+    if tuple(weight.shape) not in ((channels, channels), (x.shape[1], channels, channels)):
+        raise options.SpecError(
+            f"{name} has shape {tuple(weight.shape)}: pass ({channels}, {channels}), or "
+            f"({x.shape[1]}, {channels}, {channels}) for a map per head"
+        )
+    return x @ weight.to(x.dtype).mT
+
+
+def _check_scores(scores):
+    if not isinstance(scores, torch.Tensor):
+        raise TypeError(f"scores is {options.a_kind(scores)}; pass a torch tensor")
+    if not scores.is_floating_point() or scores.dim() < 1:
+        raise options.SpecError(f"scores is {scores.dtype} of {tuple(scores.shape)}: pass floating "
+                                "numbers of (..., key blocks)")  # fmt: skip
+
+
+def top_blocks(scores, density):
+    """The best blocks of each row: bool, like `scores`, True for the `density` highest.
+
+    Of n blocks max(1, floor(density n)) are True in each row. Of equal scores the earlier block is
+    taken, so that the same scores always give the same lists. NaN counts as the highest. It has no
+    gradient.
+
+    Args:
+        scores: (..., key blocks), as `pooled_block_scores` gives them.
+        density: the share of the key blocks, above 0 and at most 1. The paper has 0.1, 0.05, 0.03.
+
+    Raises SpecError and TypeError.
+    """
+    _check_scores(scores)
+    kept = blocks.kept_of(density, scores.shape[-1])
+    order = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :kept]
+    return torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(
+        -1, order, True)  # fmt: skip
+
+
+def soft_top_blocks(scores, density, temperature=0.1):
+    """`top_blocks` with values from 0 to 1 and a gradient (SLA2, arXiv 2602.12675, section 4.2).
+
+    sigmoid(scores / temperature + lambda), with the lambda of each row for which the row sums to as
+    many blocks as `top_blocks` lists. As the temperature falls it becomes `top_blocks`. The
+    gradient is exact: it contains that of lambda.
+
+    Args:
+        scores, density: as for `top_blocks`.
+        temperature: a positive number.
+
+    Returns values of the type of `scores`.
+
+    Raises SpecError and TypeError.
+    """
+    _check_scores(scores)
+    temperature = blocks.check_temperature(temperature)
+    kept = blocks.kept_of(density, scores.shape[-1])
+    if kept == scores.shape[-1]:
+        return torch.ones_like(scores) + 0 * scores
+    return _SoftTop.apply(scores, kept, temperature)
+
+
+class _SoftTop(torch.autograd.Function):
+    """Rows of sigmoids with a given sum, and their gradient by the implicit function theorem."""
+
+    @staticmethod
+    def forward(ctx, scores, kept, temperature):
+        with alone(scores.device):
+            x = scores.double() / temperature
+            odds = math.log(kept / (x.shape[-1] - kept))
+            # With these every sigmoid is at most, or at least, kept / blocks.
+            low, high = odds - x.amax(-1, keepdim=True), odds - x.amin(-1, keepdim=True)
+            for _ in range(56):
+                middle = (low + high) / 2
+                above = (x + middle).sigmoid_().sum(-1, keepdim=True) > kept
+                low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+            m = (x + (low + high) / 2).sigmoid_()
+        ctx.temperature = temperature
+        soft = m.to(scores.dtype)
+        ctx.save_for_backward(soft)
+        return soft
+
+    @staticmethod
+    def backward(ctx, dm):
+        (m,) = ctx.saved_tensors
+        slope = m * (1 - m)
+        total = slope.sum(-1, keepdim=True)
+        mean = (slope * dm).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
+        return slope / ctx.temperature * (dm - mean), None, None

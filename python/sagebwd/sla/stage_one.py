@@ -1,0 +1,93 @@
+"""Full attention beside SLA2's: the target of stage 1, the best alpha, and figures of a report."""
+
+import torch
+
+from sagebwd.sla import blocks, mixing
+from sagebwd.sla.exact import Scores
+from sagebwd.sla.lists import per_head
+from sagebwd.sla.parts import alone, in_blocks, wide
+from sagebwd.sla.router import block_tokens
+
+
+def full_attention(q, k, v, scale):
+    """Attention to all keys, by PyTorch, without a gradient."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    with torch.no_grad():  # not torch.nn.functional's name, which sagebwd.sdpa() replaces
+        return torch.ops.aten.scaled_dot_product_attention(q, k, v, None, 0.0, False, scale=scale)
+
+
+def best_alpha(full, sparse, linear, size, shared):
+    """The alpha of (heads, query blocks), or of (heads, 1), with the least squared distance between
+    the mixture and `full`, from 0.01 to 0.99; NaN where the branches are equal.
+
+    It is <full - linear, sparse - linear> / |sparse - linear|^2 over the rows that share it.
+    """
+    acc = wide(full.dtype)
+    between = sparse.to(acc) - linear
+    along = ((full.to(acc) - linear) * between).sum(-1, keepdim=True)
+    square = between.square().sum(-1, keepdim=True)
+    along, square = (in_blocks(t, size).sum((0, 3, 4)) for t in (along, square))
+    if shared:
+        along, square = (t.sum(-1, keepdim=True) for t in (along, square))
+    return (along / square).clamp(0.01, 0.99)
+
+
+def masses(q, k, sizes, scale):
+    """(the mean weight of each key block for the queries of a block, in full attention; lse_full)
+    of (batch, heads, query blocks, key blocks) and (batch, heads, queries)."""
+    with alone(q.device):
+        scores = Scores(q, k, None, sizes, scale)
+        counts = [blocks.count_of(t.shape[2], size) for t, size in zip((q, k), sizes)]
+        found = q.new_empty(*q.shape[:2], *counts, dtype=scores.acc)
+        lse = q.new_empty(q.shape[:3], dtype=scores.acc)
+        tokens = block_tokens(q.shape[2], sizes[0], found)
+        of_found, of_lse = (t.unflatten(1, (k.shape[1], -1)) for t in (found, lse))
+        for (b, h), rows, of_rows in scores.parts():
+            s, _ = scores.of((b, h), rows, of_rows)
+            of_lse[b, h, :, rows] = sums = s.logsumexp(-1)
+            p = s.sub_(sums.unsqueeze(-1)).exp_()
+            of_found[b, h, :, of_rows] = scores.summed(p) / tokens[of_rows]
+    return found, lse
+
+
+def report(q, k, v, mask, results, alpha, sizes, scale):
+    """The figures of `SparseLinearAttention.report`, as a dict of floats."""
+    out, sparse, linear, lse = results
+    full = full_attention(q, k, v, scale)
+    mass, lse_full = masses(q, k, sizes, scale)
+    listed = per_head(mask, q.shape[1]).expand_as(mass)
+    kept = int(listed[0, 0, 0].sum())
+    exact = (lse - lse_full).exp()
+    columns = listed.sum(2)
+
+    def error(x):
+        return float((x.to(exact.dtype) - full).norm() / full.to(exact.dtype).norm())
+
+    return {
+        "density": float(listed.to(exact.dtype).mean()),
+        "mass": float((mass * listed).sum(-1).mean()),
+        "best_mass": float(mass.topk(kept, -1).values.sum(-1).mean()),
+        "error": error(out),
+        "error_sparse": error(sparse),
+        "error_linear": error(linear),
+        "alpha": float(alpha.expand_as(exact).mean()),
+        "exact_alpha": float(exact.mean()),
+        "alpha_distance": float((alpha - exact).square().mean().sqrt()),
+        "unlisted": float((columns == 0).to(exact.dtype).mean()),
+        "longest_column": float(columns.max()),
+    }
+
+
+def rest_logit(lse, lse_full):
+    """lse - log(exp(lse_full) - exp(lse)): the logit of the weight of the listed keys."""
+    return lse - lse_full - torch.log(-torch.expm1((lse - lse_full).clamp(max=0)))
+
+
+def best_beta(q, k, lse, lse_full, mask, sizes, scale):
+    """The beta of each head with which the logit of an estimated alpha is exact in the mean."""
+    estimated = mixing.estimated_logit(q, k, lse, mask, sizes, scale)
+    gap = estimated - rest_logit(lse, lse_full)
+    known = gap.isfinite()
+    return gap.masked_fill(~known, 0).sum((0, 2)) / known.sum((0, 2))

@@ -1,0 +1,109 @@
+"""SLA2's parts in PyTorch on a GPU, against the same in FP64."""
+
+import pytest
+from inputs import torch
+
+import sagebwd
+from sagebwd.nn import SparseLinearAttention
+from sagebwd.sla.exact import listed_attention
+from sagebwd.sla.linear import linear_branch
+
+BLOCKS = (128, 64)
+
+
+def tensors(dtype, heads=4, heads_kv=2, queries=700, keys=900):
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(h, n):
+        return torch.randn(2, h, n, 64, generator=generator, device="cuda").to(dtype)
+
+    given = drawn(heads, queries), drawn(heads_kv, keys) + 0.5, drawn(heads_kv, keys)
+    return [t.requires_grad_() for t in given], drawn(heads, queries)
+
+
+def relative(x, expected):
+    return float((x.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("soft", [False, True])
+def test_branches_are_those_of_fp64(dtype, soft):
+    given, dout = tensors(dtype)
+    scores = sagebwd.pooled_block_scores(*given[:2]).detach()
+    mask = sagebwd.soft_top_blocks(scores, 0.3) if soft else sagebwd.top_blocks(scores, 0.3)
+    if soft:
+        mask.requires_grad_()
+    at_most = 1e-5 if dtype == torch.float32 else 0.008
+    for branch in (lambda q, k, v, m: listed_attention(q, k, v, m, BLOCKS, 0.125)[0],
+                   lambda q, k, v, m: linear_branch(q, k, v, m, BLOCKS)):  # fmt: skip
+        leaves = [*given, mask] if soft else given
+        out = branch(*given, mask)
+        gradients = torch.autograd.grad(out, leaves, dout)
+        exact = [t.detach().double().requires_grad_() for t in leaves]
+        expected = branch(*exact[:3], exact[3] if soft else mask)
+        wanted = torch.autograd.grad(expected, exact, dout.double())
+        for x, y in zip((out, *gradients), (expected, *wanted)):
+            assert relative(x.detach(), y.detach()) < at_most
+
+
+@pytest.mark.parametrize("alpha", ["block", "head", "estimated"])
+def test_the_module_trains_in_two_stages(alpha):
+    (q, k, v), dout = tensors(torch.bfloat16)
+    has_kernels = hasattr(sagebwd, "block_sparse_attention")
+    module = SparseLinearAttention(
+        64, 4, heads_kv=2, density=0.2, alpha=alpha, seq_len=700,
+        precision="six-of-seven" if has_kernels else "exact").cuda()  # fmt: skip
+    module.calibrate_alpha(q, k, v)
+    loss = module.stage_one_loss(q, k, v)
+    loss.backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in module.parameters())
+    assert module.report(q, k, v)["error"] < 1
+    module.freeze_router()
+    exact = SparseLinearAttention(64, 4, heads_kv=2, density=0.2, alpha=alpha, seq_len=700,
+                                  precision="exact").cuda().double()  # fmt: skip
+    exact.load_state_dict(module.state_dict())
+    leaves = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    expected = exact(*leaves)
+    out = module(q, k, v)
+    results = out, *torch.autograd.grad(out, (q, k, v), dout)
+    wanted = expected, *torch.autograd.grad(expected, leaves, dout.double())
+    for x, y in zip(results, wanted):
+        assert relative(x.detach(), y.detach()) < (0.03 if has_kernels else 0.01)
+
+
+def test_the_same_inputs_give_the_same_bits():
+    (q, k, v), dout = tensors(torch.bfloat16)
+    mask = sagebwd.top_blocks(sagebwd.pooled_block_scores(q, k).detach(), 0.3)
+    found = []
+    for _ in range(2):
+        out = sagebwd.block_linear_attention(q, k, v, block_mask=mask)
+        found.append((out, *torch.autograd.grad(out, (q, k, v), dout)))
+    assert all(torch.equal(x, y) for x, y in zip(*found))
+
+
+def test_a_graph_is_replayed_with_other_lists():
+    (q, k, v), _ = tensors(torch.bfloat16)
+    masks = [torch.rand(2, 4, 6, 15, device="cuda") < 0.5 for _ in range(2)]
+    mask = masks[0].clone()
+    with torch.no_grad():
+        sagebwd.block_linear_attention(q, k, v, block_mask=mask)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = sagebwd.block_linear_attention(q, k, v, block_mask=mask)
+        for other in masks:
+            mask.copy_(other)
+            graph.replay()
+            assert torch.equal(out, sagebwd.block_linear_attention(q, k, v, block_mask=other))
+
+
+def test_memory_is_linear_in_the_length():
+    """The linear branch of one head of 65536 tokens, forward and backward: 40 times V at most."""
+    q, k, v = (torch.randn(1, 1, 65536, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for _ in range(3))  # fmt: skip
+    mask = torch.rand(1, 1, 512, 1024, device="cuda") < 0.03
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    sagebwd.block_linear_attention(q, k, v, block_mask=mask).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 40 * v.numel() * v.element_size()

@@ -1,0 +1,343 @@
+"""sagebwd.nn: SLA2 as a module, its stage 1, and what it refuses."""
+
+import numpy as np
+import pytest
+
+import sagebwd
+from sagebwd.reference import sparse_linear
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from sagebwd.nn import BlockRouter, SparseLinearAttention  # noqa: E402
+from sagebwd.sla.exact import listed_attention  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("tiny_tensors")
+
+BLOCKS, QUERIES, KEYS, HEADS, HEADS_KV, CHANNELS = (8, 4), 21, 18, 4, 2, 4
+DENSITY = 0.45  # 2 of 5
+
+
+def drawn(*shape, seed=0):
+    generator = torch.Generator().manual_seed(sum(shape) + 1000 * seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def tensors(batch=2, queries=QUERIES, keys=KEYS):
+    return (drawn(batch, HEADS, queries, CHANNELS, seed=1), drawn(batch, HEADS_KV, keys, CHANNELS),
+            drawn(batch, HEADS_KV, keys, CHANNELS, seed=3))  # fmt: skip
+
+
+def made(**given):
+    options = dict(heads_kv=HEADS_KV, density=DENSITY, block_size=BLOCKS, precision="exact",
+                   seq_len=QUERIES) | given  # fmt: skip
+    module = SparseLinearAttention(CHANNELS, HEADS, **options).double()
+    for seed, p in enumerate(module.parameters()):
+        with torch.no_grad():
+            p += 0.5 * drawn(*p.shape, seed=seed)
+    return module
+
+
+def reference(module, q, k, v, dout=None, **routed):
+    """`sparse_linear` with a module's parameters."""
+
+    def array(t):
+        return None if t is None else t.detach().numpy()
+
+    beta = array(module.beta)
+    alpha = "estimated" if beta is not None else array(module.alpha_logit.sigmoid())
+    if "block_mask" not in routed:
+        routed = dict(
+            query_map=array(module.router.query_map),
+            density=module.density,
+            key_map=array(module.router.key_map),
+            score=module.score,
+            **routed,
+        )
+    return sparse_linear(*(array(t) for t in (q, k, v, dout)), alpha=alpha, beta=beta,
+                         block_size=BLOCKS, linear=module.linear, **routed)  # fmt: skip
+
+
+def full_of(q, k, v):
+    return listed_attention(q, k, v, None, BLOCKS, CHANNELS**-0.5)[0]
+
+
+KINDS = [dict(alpha=alpha, linear=linear, score=score, router=router) for alpha, linear, score,
+         router in (("block", "complement", "logits", "learned"),
+                    ("head", "all", "softmax", "learned"),
+                    ("estimated", "complement", "logits", "learned"),
+                    ("estimated", "all", "logits", "pooled"),
+                    ("block", "complement", "softmax", "pooled"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_hard_routing_is_the_reference_and_trains_alpha_alone(kind, layout):
+    module, given = made(**kind, layout=layout), tensors()
+
+    def swapped(t):
+        return t.transpose(1, 2) if layout == "bshd" else t
+
+    leaves = [swapped(t).clone().requires_grad_() for t in given]
+    dout = drawn(2, HEADS, QUERIES, CHANNELS, seed=9)
+    out = module(*leaves)
+    out.backward(swapped(dout))
+    expected = reference(module, *given, dout)
+    found = dict(out=swapped(out), dq=swapped(leaves[0].grad), dk=swapped(leaves[1].grad),
+                 dv=swapped(leaves[2].grad))  # fmt: skip
+    if module.beta is None:
+        a = module.alpha_logit.detach().sigmoid()
+        found["dalpha"] = module.alpha_logit.grad / (a * (1 - a))
+    else:
+        found["dbeta"] = module.beta.grad
+    for name, x in found.items():
+        np.testing.assert_allclose(x.detach().numpy(), expected[name], rtol=1e-9, atol=1e-11)
+    assert all(p.grad is None for p in module.router.parameters())
+    mask = module.block_mask(*leaves[:2])
+    assert np.array_equal(mask.numpy(), expected["block_mask"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stage_one_is_the_distance_to_full_attention(kind):
+    module, given = made(**kind), tensors()
+    loss = module.stage_one_loss(*given, temperature=0.3)
+    loss.backward()
+    full = full_of(*given).numpy()
+    soft = reference(module, *given, temperature=0.3)
+    np.testing.assert_allclose(loss.item(), ((soft["out"] - full) ** 2).mean(), rtol=1e-9)
+    dout = torch.from_numpy(2 * (soft["out"] - full) / full.size)
+    expected = reference(module, *given, dout, temperature=0.3)
+    for name, p in module.named_parameters():
+        wanted = expected[f"d{name.rpartition('.')[2]}".replace("dalpha_logit", "dalpha")]
+        if name == "alpha_logit":
+            a = p.detach().sigmoid().numpy()
+            wanted = wanted * a * (1 - a)
+        np.testing.assert_allclose(p.grad.numpy(), wanted, rtol=1e-8, atol=1e-12, err_msg=name)
+    assert module.stage_one_loss(*given).item() != loss.item()  # the module's own temperature
+
+
+def test_soft_routing_and_straight_through():
+    module, given = made(temperature=0.5), tensors()
+    hard, soft = module(*given), module(*given, routing="soft")
+    through = module(*given, routing="straight-through")
+    np.testing.assert_allclose(soft.detach(), reference(module, *given, temperature=0.5)["out"],
+                               rtol=1e-9)  # fmt: skip
+    torch.testing.assert_close(through, hard, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(soft, hard, atol=1e-3)
+    dout = drawn(*hard.shape)
+    maps = [module.router.query_map, module.router.key_map]
+    (found,) = torch.autograd.grad(through, maps[:1], dout)
+    # The soft lists' gradient, of what hard lists would gain.
+    mask = module.block_mask(*given[:2])
+    of_mask = reference(module, *given, dout, block_mask=mask.double().numpy())["dblock_mask"]
+    scores = module.router(*given[:2])
+    lists = sagebwd.soft_top_blocks(scores, DENSITY, 0.5)
+    (wanted,) = torch.autograd.grad(lists, maps[:1], torch.from_numpy(of_mask))
+    assert found.abs().max() > 1e-3
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("alpha", ["block", "head"])
+def test_the_calibrated_alpha_is_the_best(alpha):
+    module, given = made(alpha=alpha), tensors()
+    module.calibrate_alpha(*given)
+    full = full_of(*given)
+    loss = (module(*given) - full).square().sum()
+    (slope,) = torch.autograd.grad(loss, module.alpha_logit)
+    inside = (module.alpha_logit.sigmoid() - 0.5).abs() < 0.489
+    assert inside.any() and slope[inside].abs().max() < 1e-9 * loss.item()
+    with torch.no_grad():
+        for step in (0.1, -0.1):
+            module.alpha_logit[inside] += step
+            assert (module(*given) - full).square().sum() > loss
+            module.alpha_logit[inside] -= step
+
+
+def test_the_calibrated_estimate_is_right_in_the_mean():
+    module, given = made(alpha="estimated"), tensors()
+    module.calibrate_alpha(*given)
+    found = reference(module, *given)
+    gap = np.log(found["alpha"] / (1 - found["alpha"])) - np.log(
+        found["exact_alpha"] / (1 - found["exact_alpha"]))  # fmt: skip
+    np.testing.assert_allclose(gap.mean((0, 2)), 0, atol=1e-10)
+    assert np.abs(gap).max() > 0.1
+
+
+def hidden_topics(seed, blocks=32):
+    """(q, k, v) in which pooling misleads: one key in each block answers to a topic, and weighs
+    much; in other channels all keys of a block are alike, and weigh little."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    topics = torch.eye(8, dtype=torch.float64).repeat_interleave(blocks // 8, 0)
+    topics = topics[torch.randperm(blocks, generator=generator)]
+    place = torch.zeros(blocks, 8, 1, dtype=torch.float64)
+    place[:, 3] = 1
+    of_q = topics[torch.randperm(blocks, generator=generator)][:, None].expand(-1, 8, -1)
+    q, k = (torch.cat([32**0.5 * x, 1.4 * randn(blocks, 1, 8).expand(-1, 8, -1)], 2).flatten(0, 1)
+            for x in (of_q, place * topics[:, None]))  # fmt: skip
+    return [x[None, None] for x in (q, k, randn(8 * blocks, 16))]
+
+
+def test_stage_one_learns():
+    """Trained maps find what pooling does not, in tokens that were not trained on."""
+    module = SparseLinearAttention(16, 1, density=0.125, block_size=(8, 8), alpha="head",
+                                   precision="exact").double()  # fmt: skip
+    module.calibrate_alpha(*hidden_topics(0))
+    before = module.report(*hidden_topics(99))
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
+    for step in range(60):
+        loss = module.stage_one_loss(*hidden_topics(step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = module.report(*hidden_topics(99))
+    assert before["mass"] < 0.8 * before["best_mass"] and after["mass"] > 0.95 * after["best_mass"]
+    assert after["error"] < 0.6 * before["error"]
+
+
+def test_the_report_is_what_the_reference_says():
+    for kind in (dict(alpha="block"), dict(alpha="estimated")):
+        module, given = made(**kind), tensors()
+        found, expected = module.report(*given), reference(module, *given)
+        full = full_of(*given).numpy()
+
+        def error(x, full=full):
+            return np.linalg.norm(x - full) / np.linalg.norm(full)
+
+        counts = expected["block_mask"].sum(2)
+        wanted = dict(
+            density=0.4, error=error(expected["out"]), error_sparse=error(expected["out_sparse"]),
+            error_linear=error(expected["out_linear"]), alpha=expected["alpha"].mean(),
+            exact_alpha=expected["exact_alpha"].mean(),
+            alpha_distance=((expected["alpha"] - expected["exact_alpha"]) ** 2).mean() ** 0.5,
+            unlisted=(counts == 0).mean(), longest_column=counts.max(),
+        )  # fmt: skip
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, err_msg=name)
+        # Masses are means over blocks of queries, of which the last is short.
+        rows = np.array([8, 8, 5])
+        by_block = np.add.reduceat(expected["exact_alpha"], [0, 8, 16], -1) / rows
+        np.testing.assert_allclose(found["mass"], by_block.mean(), rtol=1e-9)
+        assert found["mass"] < found["best_mass"] < 1
+
+
+def test_kernels_take_the_place_of_exact_attention(monkeypatch):
+    calls = []
+
+    def kernels(q, k, v, *, block_mask, block_size, softmax_scale, return_lse, **given):
+        calls.append(given)
+        return listed_attention(q, k, v, block_mask, block_size, softmax_scale)
+
+    monkeypatch.setattr(sagebwd, "block_sparse_attention", kernels, raising=False)
+    monkeypatch.setattr("sagebwd.sla.blocks.SIZES", BLOCKS)
+    given = tensors()
+    module, exact = made(precision="qk16", group_kv=64), made()
+    assert torch.equal(module(*given), exact(*given))
+    module.stage_one_loss(*given)  # soft lists need no kernels
+    assert calls == [dict(granularity="row", group_kv=64, smooth_k=True, rotate=True,
+                          precision="qk16", deterministic=True, dp_sums="fp32")]  # fmt: skip
+
+    class Silent(SparseLinearAttention):
+        def attend_blocks(self, q, k, v, lists, *rest):
+            assert lists.mask.dtype == torch.bool
+            return torch.zeros_like(q), q.new_zeros(q.shape[:3])
+
+    silent = Silent(CHANNELS, HEADS, heads_kv=HEADS_KV, block_size=BLOCKS, alpha="head").double()
+    linear = sagebwd.block_linear_attention(*given, block_mask=silent.block_mask(*given[:2]),
+                                            block_size=BLOCKS)  # fmt: skip
+    torch.testing.assert_close(silent(*given), 0.5 * linear)
+
+
+def test_the_state_is_stable():
+    module = SparseLinearAttention(64, 6, seq_len=1000)
+    assert {name: tuple(t.shape) for name, t in module.state_dict().items()} == {
+        "alpha_logit": (6, 8),
+        "router.query_map": (64, 64),
+        "router.key_map": (64, 64),
+    }
+    assert torch.equal(module.router.query_map, torch.eye(64)) and not module.alpha_logit.any()
+    module = SparseLinearAttention(64, 6, alpha="estimated", router=BlockRouter(64, heads=6))
+    assert {name: tuple(t.shape) for name, t in module.state_dict().items()} == {
+        "beta": (6,),
+        "router.query_map": (6, 64, 64),
+        "router.key_map": (6, 64, 64),
+    }
+    module = SparseLinearAttention(64, 6, alpha="head", router="pooled")
+    assert {name: tuple(t.shape) for name, t in module.state_dict().items()} == {
+        "alpha_logit": (6, 1)
+    }
+    first, second = made(), made()
+    with torch.no_grad():
+        first.alpha_logit.add_(1)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(*tensors()), second(*tensors()))
+
+
+def test_parameters_stay_in_fp32():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), SparseLinearAttention(4, 2, alpha="head"))
+    with torch.no_grad():
+        model[1].alpha_logit.fill_(1 / 3)
+    for cast in (lambda: model.bfloat16(), lambda: model.half(), lambda: model.to(torch.bfloat16)):
+        cast()
+        assert model[0].weight.dtype in (torch.bfloat16, torch.float16)
+        assert {p.dtype for p in model[1].parameters()} == {torch.float32}
+        assert (model[1].alpha_logit == torch.tensor(1 / 3)).all()
+    assert model.to("meta")[1].alpha_logit.is_meta
+
+
+def test_a_frozen_router_stays_as_it_is():
+    module = made()
+    assert module.freeze_router() is module
+    module.stage_one_loss(*tensors()).backward()
+    assert module.alpha_logit.grad.any()
+    assert all(p.grad is None and not p.requires_grad for p in module.router.parameters())
+
+
+def test_sixteen_bit_tensors_take_any_length_with_an_estimate():
+    module = SparseLinearAttention(32, 2, alpha="estimated", density=0.3, precision="exact")
+    for tokens in (128, 300):
+        q, k, v = (drawn(1, 2, tokens, 32, seed=s).bfloat16().requires_grad_() for s in range(3))
+        out = module(q, k, v)
+        out.sum().backward()
+        assert out.dtype == q.grad.dtype == torch.bfloat16 and module.beta.grad.any()
+        loss = module.stage_one_loss(q, k, v)
+        assert loss.dtype == torch.float32 and 0 < loss.item() < 1
+
+
+def test_wrong_use_is_refused():
+    def refused(match, call, error=sagebwd.SpecError):
+        with pytest.raises(error, match=match):
+            call()
+
+    def module(**given):
+        return SparseLinearAttention(64, 4, **{"alpha": "head", **given})
+
+    refused("pass seq_len=.*'head' or 'estimated'", lambda: module(alpha="block"))
+    refused("alpha='mean': pass 'block' or 'head' or 'estimated'", lambda: module(alpha="mean"))
+    refused("density=0", lambda: module(density=0))
+    refused("density=2", lambda: module(density=2))
+    refused(r"block_size=\(32, 64\): kernels have 64 and 128", lambda: module(block_size=(32, 64)))
+    refused("linear='rest'", lambda: module(linear="rest"))
+    refused("router='random': pass 'learned' or 'pooled'", lambda: module(router="random"))
+    refused("score='max'", lambda: module(score="max"))
+    refused("temperature=-1", lambda: module(temperature=-1))
+    refused("feature_map='relu'", lambda: module(feature_map="relu"))
+    refused("layout='hnd'", lambda: module(layout="hnd"))
+    refused("heads=4 is no multiple of heads_kv=3", lambda: module(heads_kv=3))
+    refused("SparseLinearAttention.. takes no topk: pass density=", lambda: module(topk=0.1),
+            TypeError)  # fmt: skip
+    refused("takes no BLKK: pass block_size", lambda: module(BLKK=64), TypeError)
+    refused("did you mean 'density'", lambda: module(densty=0.1), TypeError)
+    refused("learned=1: pass True or False", lambda: BlockRouter(64, learned=1))
+    made_for, given = made(), tensors()
+    of_others = made(router=BlockRouter(CHANNELS, block_size=(4, 4)))
+    refused(r"scores of \(2, 4, 6, 5\), and \(2, 4, 3, 5\) is needed", lambda: of_others(*given))
+    refused("20 tokens .* alpha='block' for seq_len=21",
+            lambda: made_for(given[0][:, :, :20], *given[1:]))  # fmt: skip
+    refused("4 and 4 heads of 4 channels; the module was made for 4 and 2",
+            lambda: made_for(given[0], given[0], given[0]))  # fmt: skip
+    refused("routing='best': pass 'hard' or 'soft'", lambda: made_for(*given, routing="best"))
+    refused("temperature=0", lambda: made_for.stage_one_loss(*given, temperature=0))
+    refused("q is a list", lambda: made_for([1], *given[1:]), TypeError)
