@@ -2,7 +2,7 @@
 
 #include "runtime/nvrtc/first_version.h"
 
-#include "generator/spec.h"
+#include "generator/arch.h"
 
 #include <algorithm>
 
