@@ -39,10 +39,11 @@ bool contains(const std::vector<int>& values, int value) {
 
 /// Why a family builds no kernel of a spec at all; empty if nothing prevents that.
 std::string objection_of_family(const AttentionSpec& s, Family family) {
-  for (const auto& [asked, name] :
-       {std::pair(s.smooth_q, "smooth_q is"), std::pair(is_sparse(s), "lists of blocks are")})
-    if (asked && family.instruction() != Instruction::mma)
-      return std::string(name) + " built by the family '" + value_text(Family::mma) + "' alone";
+  if (s.smooth_q && family.instruction() != Instruction::mma)
+    return "smooth_q is built by the family '" + value_text(Family::mma) + "' alone";
+  if (is_sparse(s) && family.roles() != Roles::alike)
+    return "lists of blocks are built by the families '" + value_text(Family::mma) + "' and '" +
+           value_text(Family::wgmma) + "' alone";
   return "";
 }
 

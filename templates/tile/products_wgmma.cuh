@@ -145,6 +145,14 @@ __device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile
   wgmma_commit();
 }
 
+/// The family mma alone forms dP from parts of dO's channels.
+template <int COLUMNS, int STEPS, typename Sum, typename Rows, typename Tile, typename Start>
+__device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile tile,
+                                             const Start& start, int) {
+  static_assert(STEPS == VALUE_STEPS);
+  issue_values<COLUMNS>(s, rows, tile, start);
+}
+
 /// The same where columns start from what is at `place` in shared memory.
 template <typename Sum, typename Rows, typename Tile, typename Start>
 __device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile tile,
@@ -219,7 +227,8 @@ __device__ __forceinline__ void issue_value_panels(int (*s)[4], const Rows& rows
 
 /// The family mma alone sums dP in FP16.
 template <int N> struct HalfSums {
-  template <typename Rows> __device__ __forceinline__ void form(const Rows&, u32) {}
+  template <int STEPS = VALUE_STEPS, typename Rows>
+  __device__ __forceinline__ void form(const Rows&, u32, int = 0) {}
   template <typename X> __device__ __forceinline__ void take_rows(float (&)[N][4], X&, X&) const {}
   __device__ __forceinline__ void take_columns(float (&)[N][4], u32, u32) const {}
 };
