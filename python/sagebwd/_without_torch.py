@@ -22,10 +22,12 @@ def _refusal(name):
 
 
 _NAMES = (
-    "attention", "attention_backward", "attention_forward", "bench", "flash_attn_func",
+    "attention", "attention_backward", "attention_forward", "bench", "block_sparse_attention",
+    "block_sparse_attention_backward", "block_sparse_attention_forward", "check_block_indices",
+    "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache", "merge", "sageattn", "scaled_dot_product_attention",
+    "flash_attn_with_kvcache", "merge", "pack_blocks", "sageattn", "scaled_dot_product_attention",
     "sdpa", "warmup", "with_sink",
 )  # fmt: skip
 globals().update({name: _refusal(name) for name in _NAMES})

@@ -5,6 +5,8 @@ STUBS = {
     "__init__": {
         "functional": ["attention", "attention_forward", "attention_backward", "warmup"],
         "combining": ["merge", "with_sink"],
+        "block_sparse": ["block_sparse_attention", "block_sparse_attention_forward",
+                         "block_sparse_attention_backward", "pack_blocks", "check_block_indices"],
         "dropins": ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func",
                     "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
                     "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "sageattn",
@@ -20,7 +22,8 @@ STUBS = {
     },
     "arrays": {"arrays": ["attention_forward", "attention_backward"]},
     "reference": {"reference": ["round_to", "random_inputs", "exact", "emulate"]},
-    "emulation": {"emulation": ["emulated_attention", "emulated_forward", "emulated_backward"]},
+    "emulation": {"emulation": ["emulated_attention", "emulated_block_sparse_attention",
+                                "emulated_forward", "emulated_backward"]},
     "integrations/jax": {"integrations/jax": ["attention"]},
     "integrations/transformers": {},
     "integrations/diffusers": {},
@@ -128,7 +131,11 @@ PARAMETERS = {
                      "rotate", "deterministic", "packed"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
-    **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed"), "int"),
+    **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",
+                     "sparse_q", "sparse_kv", "keys"), "int"),
+    **dict.fromkeys(("block_mask", "block_indices", "block_counts", "block_bits"),
+                    "Tensor | None"),
+    "block_size": "tuple[int, int]",
     **dict.fromkeys(("sigma", "key_offset"), "float"),
     "causal": "Causal", "granularity": 'Literal["row", "block"]', "precision": "Precision",
     **dict.fromkeys(("dq_sums", "dp_sums"), 'Literal["fp32", "fp16"]'),
@@ -158,6 +165,8 @@ OF_FUNCTION = {
         "causal": "bool", "cu_seqlens_q": "Tensor", "cu_seqlens_k": "Tensor"},
     ("__init__", "sageattn"): {"smooth_k": "bool"},
     ("__init__", "with_sink"): {"sink_logits": "Tensor"},
+    ("__init__", "pack_blocks"): {"keys": "int | None"},
+    ("__init__", "check_block_indices"): {"block_indices": "Tensor"},
     ("__init__", "trace"): {
         **dict.fromkeys(("q", "k", "v", "dout"), "Array | None"), **_PLAN,
         "inputs": "str | dict[str, Any] | None", "dtype": "str | DType | None",
@@ -178,8 +187,8 @@ OF_FUNCTION = {
     ("reference", "round_to"): {"array": "NDArray[Any]"},
     ("reference", "exact"): _NUMPY,
     ("reference", "emulate"): {**_NUMPY, **_PLAN},
-    ("emulation", "emulated_attention"): {
-        **_PLAN, "math_dtype": "DType"},
+    **{("emulation", f"emulated_{name}"): {**_PLAN, "math_dtype": "DType"}
+       for name in ("attention", "block_sparse_attention")},
     ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
 }  # fmt: skip
 
@@ -187,13 +196,17 @@ OF_FUNCTION = {
 _PAIR, _TRIPLE = "tuple[Tensor, Tensor]", "tuple[Tensor, Tensor, Tensor]"
 RETURNS = {
     **dict.fromkeys(("attention", "sageattn", "scaled_dot_product_attention",
-                     "emulated_attention"), ("Tensor", _PAIR)),
+                     "emulated_attention", "emulated_block_sparse_attention"),
+                    ("Tensor", _PAIR)),
     **dict.fromkeys(("flash_attn_func", "flash_attn_varlen_func"),
                     ("Tensor", "tuple[Tensor, Tensor, None]")),
     "flash_attn_with_kvcache": "Any",
     **{f"flash_attn_{name}packed_func": "Any"
        for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
     "attention_forward": _PAIR, "attention_backward": _TRIPLE, "warmup": "None",
+    "block_sparse_attention": ("Tensor", _PAIR), "block_sparse_attention_forward": _PAIR,
+    "block_sparse_attention_backward": _TRIPLE, "pack_blocks": "Tensor",
+    "check_block_indices": "None",
     "merge": _PAIR, "with_sink": _PAIR, "emulated_forward": _PAIR,
     "emulated_backward": "list[Tensor]",
     "archs": "list[str]", "emit": "list[KernelSource]", "build": "list[dict[str, Any]]",
