@@ -99,6 +99,8 @@ Packing packing_of(const sagebwd_packing& p) {
   return {p.first_queries, p.first_keys, p.lengths_q, p.lengths_kv, p.apart != 0};
 }
 
+Lists lists_of(const sagebwd_lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
+
 /// What both passes have.
 template <typename Args, typename Given>
 Args common(const Given& a, float softmax_scale, void* workspace, size_t workspace_bytes,
@@ -117,6 +119,7 @@ Args common(const Given& a, float softmax_scale, void* workspace, size_t workspa
   args.packing = packing_of(a.packing);
   args.value_dim = a.value_dim;
   args.k_mean = a.k_mean;
+  args.lists = lists_of(a.lists);
   return args;
 }
 
@@ -156,6 +159,16 @@ sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,
       *forward = attention.forward_workspace_bytes(sizes);
     if (backward)
       *backward = attention.backward_workspace_bytes(sizes);
+  });
+}
+
+sagebwd_status sagebwd_pack_lists(sagebwd_operation* operation, const sagebwd_pack_args* args,
+                                  void* stream) {
+  return guarded([&] {
+    const sagebwd_pack_args a = arguments(args);
+    given(operation, "operation")
+        .attention.pack_lists(
+            {problem_of(a.problem), a.mask, a.indices, a.width, a.counts, a.row_bits, stream});
   });
 }
 

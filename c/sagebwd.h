@@ -94,6 +94,14 @@ typedef struct sagebwd_packing {
   int apart; /**< 0: one after the other; 1: sequences of a batch, padded to one length */
 } sagebwd_packing;
 
+/** The lists of blocks of keys, for specs with sparse_q and sparse_kv; zeros for all others. */
+typedef struct sagebwd_lists {
+  /** (B, H, lists, words) in device memory: bit b % 32 of word b / 32 lists block b of the keys. A
+   * list has ceil(N / sparse_kv) / 32 + 1 words, rounded down. sagebwd_pack_lists() writes them. */
+  const uint32_t* row_bits;
+  int64_t stride_b, stride_h; /**< in words; 0: sequences, or heads, share the lists */
+} sagebwd_lists;
+
 typedef struct sagebwd_forward_args {
   size_t struct_size; /**< sizeof(sagebwd_forward_args): later versions append members */
   sagebwd_problem problem;
@@ -105,6 +113,7 @@ typedef struct sagebwd_forward_args {
   /** (B, Hk, D) contiguous: the vector that smooth_k subtracts from the keys in place of their
    * mean, the same in both passes; null means their mean. */
   const float* k_mean;
+  sagebwd_lists lists;
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -117,7 +126,25 @@ typedef struct sagebwd_backward_args {
   sagebwd_packing packing;
   int value_dim;
   const float* k_mean; /**< the same as in the forward */
+  sagebwd_lists lists; /**< the same as in the forward */
 } sagebwd_backward_args;
+
+typedef struct sagebwd_pack_args {
+  size_t struct_size;      /**< sizeof(sagebwd_pack_args) */
+  sagebwd_problem problem; /**< batch and heads may be 1 for lists that are shared */
+  /** (B, H, lists, blocks) bytes in device memory, not 0 where a block is listed; or null. */
+  const void* mask;
+  /** Without a mask: (B, H, lists, width) numbers of blocks, in any order. A list with a number of
+   * no block is marked: out and lse of its queries are NaN. */
+  const int32_t* indices;
+  int width;
+  const int32_t* counts; /**< (B, H, lists): how many indices of a list count; null: all */
+  uint32_t* row_bits;    /**< the result */
+} sagebwd_pack_args;
+
+/** Writes lists as bits, on `stream`. */
+sagebwd_status sagebwd_pack_lists(sagebwd_operation* operation, const sagebwd_pack_args* args,
+                                  void* stream);
 
 /** Launches a pass on `stream`, a CUstream. `workspace` is device memory, aligned to 256 bytes,
  * with at least the bytes of sagebwd_workspace_bytes(). `softmax_scale` multiplies the scores. If

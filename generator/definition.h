@@ -54,8 +54,9 @@ struct KernelDefinition {
   /// Sets every field that the kernel does not depend on to its default, so that several specs
   /// share one kernel.
   void (*narrow)(AttentionSpec&);
-  std::vector<Field> fields;             ///< of the kernel's Params struct, in order
-  std::vector<Field> half_fields = {};   ///< used instead if dP is summed in FP16; empty: `fields`
+  std::vector<Field> fields;           ///< of the kernel's Params struct, in order
+  std::vector<Field> half_fields = {}; ///< used instead if dP is summed in FP16; empty: `fields`
+  std::vector<Field> listed_fields[2] = {}; ///< the two of specs with lists of blocks; empty: none
   std::string_view root_template;        ///< a path under templates/; it includes all other files
   std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
   void (*configure)(Configuration&, const KernelSpec&);
@@ -97,6 +98,7 @@ std::vector<Family> families_of(KernelKind);
 std::vector<KernelDefinition> key_mean_kernels();
 std::vector<KernelDefinition> quantize_kernels();
 std::vector<KernelDefinition> mean_scores_kernels();
+std::vector<KernelDefinition> list_kernels();
 std::vector<KernelDefinition> attention_kernels();
 
 } // namespace sagebwd

@@ -70,6 +70,12 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
                            value_text(k.tile.family.instruction()) + ".cuh\"\n";
                   if (path == "tile/dp_sums.cuh" && sums_dp_in_fp16(k.attention))
                     return templates("tile/dp_sums16.cuh");
+                  if (path == "tile/visible.cuh" && is_sparse(k.attention))
+                    return templates(path) + "\n" + templates("tile/lists.cuh");
+                  if (path == "tile/lists.cuh") // it is there
+                    return std::string();
+                  if (path == "tile/tiles.cuh" && is_sparse(k.attention))
+                    return templates("tile/listed_tiles.cuh");
                   return templates(path);
                 });
   const std::string placeholder = "KERNEL(";

@@ -24,22 +24,27 @@ template <> struct Words<Pass> {
 /// says in which order a pass launches its kernels: in the order of this list, except that
 /// backward_dkv comes before backward_dq if the granularity is not `block`.
 enum class KernelKind {
-  key_mean,     ///< sums of K over chunks of keys, for the mean of the keys
-  quantize,     ///< INT8 copies of Q, K, V and dO, and the vectors of each query
-  mean_scores,  ///< scores of the means that smoothing subtracts from Q
-  forward,      ///< O and lse
-  backward_dq,  ///< dQ
-  backward_dkv, ///< dK and dV
-  backward,     ///< dK, dV and, summed in memory, dQ
-  round_dq,     ///< dQ from its sums in memory
+  key_mean,       ///< sums of K over chunks of keys, for the mean of the keys
+  quantize,       ///< INT8 copies of Q, K, V and dO, and the vectors of each query
+  mean_scores,    ///< scores of the means that smoothing subtracts from Q
+  pack_mask,      ///< lists of blocks, as bits, from a mask; no pass launches it
+  pack_indices,   ///< the same from numbers of blocks
+  transpose_bits, ///< for each block of keys the blocks of queries that list it
+  forward,        ///< O and lse
+  backward_dq,    ///< dQ
+  backward_dkv,   ///< dK and dV
+  backward,       ///< dK, dV and, summed in memory, dQ
+  round_dq,       ///< dQ from its sums in memory
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
   static constexpr std::pair<KernelKind, std::string_view> all[] = {
-      {KernelKind::key_mean, "key_mean"},       {KernelKind::quantize, "quantize"},
-      {KernelKind::mean_scores, "mean_scores"}, {KernelKind::forward, "forward"},
-      {KernelKind::backward_dq, "backward_dq"}, {KernelKind::backward_dkv, "backward_dkv"},
-      {KernelKind::backward, "backward"},       {KernelKind::round_dq, "round_dq"}};
+      {KernelKind::key_mean, "key_mean"},         {KernelKind::quantize, "quantize"},
+      {KernelKind::mean_scores, "mean_scores"},   {KernelKind::pack_mask, "pack_mask"},
+      {KernelKind::pack_indices, "pack_indices"}, {KernelKind::transpose_bits, "transpose_bits"},
+      {KernelKind::forward, "forward"},           {KernelKind::backward_dq, "backward_dq"},
+      {KernelKind::backward_dkv, "backward_dkv"}, {KernelKind::backward, "backward"},
+      {KernelKind::round_dq, "round_dq"}};
 };
 
 /// Which of the channels that a kernel computes with exist in the caller's tensors. `part`: as many

@@ -71,6 +71,8 @@ const std::vector<CallerTensor>& caller_tensors() {
     SAGEBWD_MEAN_TENSORS(X)
     of = CallerTensor::packing;
     SAGEBWD_PACKING_TENSORS(X)
+    of = CallerTensor::lists;
+    SAGEBWD_LIST_TENSORS(X)
 #undef X
     return found;
   }();

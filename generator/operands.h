@@ -45,6 +45,13 @@ namespace sagebwd {
   X(first_keys, "const int*", keys, both, optional)                                                \
   X(lengths_q, "const int*", queries, both, optional)                                              \
   X(lengths_kv, "const int*", keys, both, optional)
+/// Tensors of the caller that list blocks of keys, with 32 blocks in a word (Lists of
+/// runtime/attention.h). row_stride_b and row_stride_h are the batch and head strides in words.
+#define SAGEBWD_LIST_TENSORS(X) X(row_bits, "const u32*", queries, both, required)
+/// What lists are packed from, and the numbers of lists and of a list's entries.
+#define SAGEBWD_PACKING_OF_LISTS(X)                                                                \
+  X(block_mask, "const s8*") X(block_indices, "const int*") X(block_counts, "const int*")          \
+  X(packed_bits, "u32*") X(lists, "s64") X(list_width, "int")
 /// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
 /// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three
@@ -60,7 +67,7 @@ namespace sagebwd {
 /// workspace.
 #define SAGEBWD_OPERANDS(X)                                                                        \
   SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_MEAN_TENSORS(X)                        \
-  SAGEBWD_PACKING_TENSORS(X)                                                                       \
+  SAGEBWD_PACKING_TENSORS(X) SAGEBWD_LIST_TENSORS(X)                                               \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*") X(q_mean, "float*") X(mean_scores, "float*")          \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
@@ -71,7 +78,9 @@ namespace sagebwd {
   X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*") X(dq_turns, "u32*")          \
   X(key_range, "float*") X(dq_factor, "bf16*")                                                     \
   X(value_range, "float*") X(half_v, "fp16*") X(half_dout, "fp16*") X(dp_factor, "float*")         \
+  X(column_bits, "u32*")                                                                           \
   /* the caller's */                                                                               \
+  X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \
   SAGEBWD_SIZES(X)
 // clang-format on
@@ -103,6 +112,7 @@ struct CallerTensor {
     rows,     ///< one float per token
     means,    ///< one float per channel of each head
     packing,  ///< one int32 per packed sequence
+    lists,    ///< bits per block of queries, with strides of their own
   } of;
   bool strided() const { return of == elements; }
 };

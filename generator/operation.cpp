@@ -109,6 +109,9 @@ std::vector<KernelSpec> Operation::distinct_kernels(bool backward) const {
   if (backward)
     for (KernelSpec& kernel : kernels(Pass::backward))
       all.push_back(std::move(kernel));
+  if (is_sparse(spec_)) // calls pack lists with these
+    for (KernelKind kind : {KernelKind::pack_mask, KernelKind::pack_indices})
+      all.push_back(kernel_of(kind, Pass::forward, built_, arch_, {}));
   return each_once(all);
 }
 

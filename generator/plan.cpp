@@ -113,6 +113,8 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::query_rows, {heads_q, tokens_q, d, 2});
   if (s.sink_keys > 0)
     add(O::sink_partial, {heads_q, units_q, 2, d, 4});
+  if (is_sparse(s))
+    add(O::column_bits, {heads_q, list_blocks(Tokens::keys, s, p), column_words(s, p), 4});
   if (grouping_of(s.granularity).one_scale) {
     add(O::tile_p_max, {heads_q, groups_q, groups_k, 4});
     add(O::tile_ds_max, {heads_q, groups_q, groups_k, 4});
@@ -151,7 +153,8 @@ bool has_field(const std::vector<Field>& fields, Operand operand) {
 /// Whether the kernel has the operand in any family.
 bool takes(KernelKind kind, Operand operand) {
   const auto among = [&](const KernelDefinition& definition) {
-    return has_field(definition.fields, operand) || has_field(definition.half_fields, operand);
+    return has_field(definition.fields, operand) || has_field(definition.half_fields, operand) ||
+           has_field(definition.listed_fields[0], operand);
   };
   const std::vector<Family> families = families_of(kind);
   return families.empty() ? among(definition_of(kind))
@@ -267,8 +270,11 @@ TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
 
 const std::vector<Field>& fields_of(const KernelSpec& k) {
   const KernelDefinition& definition = definition_of(k);
-  return sums_dp_in_fp16(k.attention) && !definition.half_fields.empty() ? definition.half_fields
-                                                                         : definition.fields;
+  const bool half = sums_dp_in_fp16(k.attention) && !definition.half_fields.empty();
+  if (const auto& listed = definition.listed_fields[half];
+      is_sparse(k.attention) && !listed.empty())
+    return listed;
+  return half ? definition.half_fields : definition.fields;
 }
 
 void check(const ResolvedSpec& spec, const Problem& p) {

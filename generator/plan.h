@@ -94,6 +94,19 @@ inline int64_t mean_chunks(const AttentionSpec& s, const Problem& p) {
   return s.packed ? places(Tokens::keys, kMeanChunk, s, p) : mean_chunks(p.seq_kv);
 }
 
+/// Blocks of lists: of a head's queries, each of which has a list, or of its keys.
+inline int64_t list_blocks(Tokens of, const AttentionSpec& s, const Problem& p) {
+  return ceil_div(tokens_of(of, p), of == Tokens::queries ? s.sparse_q : s.sparse_kv);
+}
+/// The words of 32 bits of a list: a bit per block of keys, and at least one more, the last, which
+/// marks a list that is wrong. column_words(): per block of queries, for a block of keys.
+inline int64_t list_words(const AttentionSpec& s, const Problem& p) {
+  return list_blocks(Tokens::keys, s, p) / 32 + 1;
+}
+inline int64_t column_words(const AttentionSpec& s, const Problem& p) {
+  return ceil_div(list_blocks(Tokens::queries, s, p), 32);
+}
+
 /// The kernels of a pass in the order in which they are launched.
 std::vector<KernelKind> launch_order(Pass, const ResolvedSpec&);
 

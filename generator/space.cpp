@@ -39,9 +39,12 @@ bool contains(const std::vector<int>& values, int value) {
 
 /// Why a family builds no kernel of a spec at all; empty if nothing prevents that.
 std::string objection_of_family(const AttentionSpec& s, Family family) {
-  return s.smooth_q && family.instruction() != Instruction::mma
-             ? "smooth_q is built by the family '" + value_text(Family::mma) + "' alone"
-             : "";
+  if (s.smooth_q && family.instruction() != Instruction::mma)
+    return "smooth_q is built by the family '" + value_text(Family::mma) + "' alone";
+  if (is_sparse(s) && family.roles() != Roles::alike)
+    return "lists of blocks are built by the families '" + value_text(Family::mma) + "' and '" +
+           value_text(Family::wgmma) + "' alone";
+  return "";
 }
 
 std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
@@ -90,6 +93,9 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
       t.family.instruction() != Instruction::mma)
     return "dp_sums '" + value_text(s.dp_sums) + "' is built by the family '" +
            value_text(Family::mma) + "' alone";
+  if (const int block = keys ? s.sparse_kv : s.sparse_q; is_sparse(s) && block % rows != 0)
+    return "its " + std::to_string(rows) + (keys ? " keys" : " queries") +
+           " must lie in one of the lists' blocks of " + std::to_string(block);
   if (std::string why = tiling.objection(s, t); !why.empty())
     return why;
   if (t.family.roles() != Roles::alike && t.blocks_per_sm != 1)

@@ -147,6 +147,25 @@ std::string problem_of_line(std::string_view text) {
          "Leave numerics= out to name only some";
 }
 
+/// Raises SpecError unless the spec, with its group of queries, can have lists of such blocks.
+void check_sparse(const AttentionSpec& spec) {
+  const std::string sizes = "lists of blocks of " + std::to_string(spec.sparse_q) +
+                            " queries and " + std::to_string(spec.sparse_kv) +
+                            " keys are not supported";
+  const auto& known = kSparseBlocks;
+  for (int size : {spec.sparse_q, spec.sparse_kv})
+    if (std::find(std::begin(known), std::end(known), size) == std::end(known))
+      throw SpecError(sizes + ": a block has " + listed(known, " or ") + " of each");
+  if (spec.sparse_q % spec.group_q != 0)
+    throw SpecError(sizes + " under '" + value_text(spec.granularity) + "', whose groups have " +
+                    std::to_string(spec.group_q) + " queries: take 128 queries, or 'row'");
+  if (spec.packed || spec.smooth_q || bounded_before(spec) || spec.window_right != kNoWindow)
+    throw SpecError(sizes + " with " +
+                    (spec.packed     ? "packed sequences: make a call for each sequence"
+                     : spec.smooth_q ? "smooth_q: leave one of the two out"
+                                     : "a window: leave one of the two out"));
+}
+
 } // namespace
 
 const Grouping& grouping_of(Granularity granularity) {
@@ -221,11 +240,15 @@ ResolvedSpec resolved(AttentionSpec spec) {
   const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.group_q == 0)
     spec.group_q = grouping.queries;
-  if (spec.group_kv == 0)
-    spec.group_kv = grouping.keys.back();
+  const bool sparse = spec.sparse_q != 0 || spec.sparse_kv != 0;
+  if (sparse)
+    check_sparse(spec);
+  if (spec.group_kv == 0) // no group straddles two blocks of a list
+    spec.group_kv = sparse ? std::min(grouping.keys.back(), spec.sparse_kv) : grouping.keys.back();
   // With a window only few queries see the first key, so that it is not worth a computation of its
-  // own.
-  const int most_sink_keys = bounded_before(spec) ? 0 : grouping.most_sink_keys;
+  // own. With lists those that do not list its block must not see it.
+  const bool few_see_it = bounded_before(spec) || sparse;
+  const int most_sink_keys = few_see_it ? 0 : grouping.most_sink_keys;
   if (spec.sink_keys == -1)
     spec.sink_keys = most_sink_keys;
   if (spec.group_q != grouping.queries)
@@ -239,7 +262,9 @@ ResolvedSpec resolved(AttentionSpec spec) {
   if (spec.sink_keys < 0 || spec.sink_keys > most_sink_keys)
     throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) + " is not supported under '" +
                     value_text(spec.granularity) + "'" +
-                    (bounded_before(spec) ? " with a window: " : ": ") +
+                    (bounded_before(spec) ? " with a window: "
+                     : sparse             ? " with lists of blocks: "
+                                          : ": ") +
                     (most_sink_keys ? "1 computes the first key separately, 0 does not"
                                     : "no key is computed separately there, pass 0") +
                     "; leave it out for the default");
@@ -268,16 +293,18 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     " is not supported with dq_sums = " + value_text(spec.dq_sums) +
                     ", which only the family 'ws' of sm_90a has, while dp_sums has the family "
                     "'mma': leave one of the two out for fp32");
-  if (sums_dq_in_fp16(spec) && spec.gradient_kernels == Backward::split)
-    throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
-                    "gradient_kernels = " + value_text(spec.gradient_kernels) +
-                    ", whose kernel of dQ keeps its sums in registers; leave one of the two out");
+  if (sums_dq_in_fp16(spec) && (spec.gradient_kernels == Backward::split || sparse))
+    throw SpecError(
+        "dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
+        (sparse ? "lists of blocks" : "gradient_kernels = " + value_text(spec.gradient_kernels)) +
+        ", whose kernel of dQ keeps its sums in registers; leave one of the two out");
   if (is_fused(spec) && !may_fuse_backward(spec))
     throw SpecError(
         "gradient_kernels = " + value_text(spec.gradient_kernels) + " is not supported " +
         (width(spec) > kWidestFused
              ? "for head dimension " + std::to_string(spec.head_dim) +
                    ": the registers suffice for " + std::to_string(kWidestFused) + " at most"
+         : sparse ? "with lists of blocks: only the split kernels walk over them"
          : grouping.one_scale && which_int8(spec.precision).dq
              ? "under '" + value_text(spec.granularity) + "' and precision '" +
                    value_text(spec.precision) +
@@ -292,6 +319,10 @@ ResolvedSpec resolved(AttentionSpec spec) {
                                        "', where queries are not quantised: take '" +
                                        value_text(Precision::six_of_seven) + "'") +
                     ", or leave it out");
+  if (sparse && spec.group_kv > spec.sparse_kv)
+    throw SpecError("group_kv = " + std::to_string(spec.group_kv) +
+                    " is not supported with blocks of " + std::to_string(spec.sparse_kv) +
+                    " keys: a quantisation group must lie in one block; leave it out");
   if (spec.packed && grouping.one_scale)
     throw SpecError("packed sequences are not supported under '" + value_text(spec.granularity) +
                     "', which keeps maxima for each pair of a sequence's tiles: take '" +

@@ -126,6 +126,9 @@ inline constexpr int kUsualHeadDims[] = {64, 128};
 /// The value of a window's side that hides no keys.
 inline constexpr int kNoWindow = -1;
 
+/// The sizes that a block of a list can have, of queries and of keys.
+inline constexpr int kSparseBlocks[] = {64, 128};
+
 /// The numerics of one attention operation. A group size of 0 means the granularity's default,
 /// which resolved() fills in.
 struct AttentionSpec {
@@ -144,6 +147,8 @@ struct AttentionSpec {
   Backward gradient_kernels = Backward::either;
   int window_left = kNoWindow;  ///< the most keys that a query sees before its own
   int window_right = kNoWindow; ///< the most keys that a query sees behind its own
+  int sparse_q = 0;      ///< queries that share a list of blocks of keys; 0: they see all keys
+  int sparse_kv = 0;     ///< keys of such a block
   bool packed = false;   ///< sequences of several lengths lie one behind the other in a tensor
   bool smooth_q = false; ///< the mean of each unit of queries is subtracted before quantisation
   DpSums dp_sums = DpSums::fp32;
@@ -190,6 +195,12 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
               "sliding window: keys after its own that a query sees; -1 means all",
               /*quiet=*/true, kNoWindow},
         s.window_right);
+  visit(Label{"sparse_q", " sparse_q=", "queries that share a list of blocks of keys; 0 means none",
+              /*quiet=*/true},
+        s.sparse_q);
+  visit(Label{"sparse_kv", " sparse_kv=", "keys of a block of such a list; 0 means no lists",
+              /*quiet=*/true},
+        s.sparse_kv);
   visit(Label{"packed", " packed", "packed sequences, as in calls with cu_seqlens", /*quiet=*/true},
         s.packed);
   visit(Label{"numerics", " numerics=", "version of the numerics"}, s.numerics);
@@ -212,9 +223,13 @@ constexpr bool bounded_behind(const AttentionSpec& s) {
 }
 constexpr bool bounded_before(const AttentionSpec& s) { return s.window_left != kNoWindow; }
 
+/// Whether queries see the keys of listed blocks alone.
+constexpr bool is_sparse(const AttentionSpec& s) { return s.sparse_q != 0; }
+
 /// Removes the mask, for kernels that do not depend on it.
 inline void drop_mask(AttentionSpec& s) {
   const AttentionSpec plain;
+  s.sparse_q = plain.sparse_q, s.sparse_kv = plain.sparse_kv;
   s.causal = plain.causal, s.window_left = plain.window_left, s.window_right = plain.window_right;
 }
 /// Reduces the mask to what kernels are specialised by, which is whether it hides keys behind and
@@ -241,6 +256,13 @@ MaskEdges mask_edges(const AttentionSpec&, int64_t queries, int64_t keys);
 template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
   visit("CAUSAL", bounded_behind(s));
   visit("WINDOW", bounded_before(s));
+}
+/// For templates/tile/lists.cuh, which kernels without lists do not include.
+template <typename Visitor> void visit_lists(const AttentionSpec& s, Visitor&& visit) {
+  if (!is_sparse(s))
+    return;
+  visit("SPARSE_Q", s.sparse_q);
+  visit("SPARSE_KV", s.sparse_kv);
 }
 template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& visit) {
   visit("HEAD_DIM", width(s));
@@ -296,9 +318,10 @@ inline bool orders_dq(const AttentionSpec& s) {
   return which_int8(s.precision).dq && which_int8(s.precision).dv;
 }
 /// Whether one kernel may form all three gradients. If a group has one scale, only backward_dq
-/// finds the scales of dS. For heads wider than kWidestFused registers do not suffice.
+/// finds the scales of dS. For heads wider than kWidestFused registers do not suffice. Over lists
+/// of blocks only the split kernels walk.
 inline bool may_fuse_backward(const AttentionSpec& s) {
-  return s.gradient_kernels != Backward::split && width(s) <= kWidestFused &&
+  return s.gradient_kernels != Backward::split && width(s) <= kWidestFused && !is_sparse(s) &&
          !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq) &&
          (!s.deterministic || orders_dq(s));
 }

@@ -33,11 +33,12 @@ int64_t number_of(PyObject* given) {
 template <typename Args>
 PreparedPass prepare(const Attention& attention, const Problem& problem,
                      const std::vector<std::array<int64_t, 3>>& strides, float softmax_scale,
-                     bool apart, int value_dim) {
+                     bool apart, int value_dim, std::array<int64_t, 2> of_lists) {
   Args args{.problem = problem,
             .softmax_scale = softmax_scale,
             .packing = {.apart = apart},
-            .value_dim = value_dim};
+            .value_dim = value_dim,
+            .lists = {nullptr, of_lists[0], of_lists[1]}};
   size_t count = 0;
   visit_tensors(args, [&]<typename T>(Operand, T& tensor) {
     if constexpr (std::is_same_v<T, Tensor>) {
@@ -89,6 +90,25 @@ std::vector<std::pair<std::string, double>> run_timed(const PreparedPass& pass,
                       reinterpret_cast<void*>(numbers[count - 1])))
     times.emplace_back(to_string(kernel), ms);
   return times;
+}
+
+/// `sizes`: sequences, heads, lists of a head, and blocks of keys.
+void pack_lists(const Attention& attention, std::array<int64_t, 4> sizes, uint64_t mask,
+                uint64_t indices, int width, uint64_t counts, uint64_t row_bits, uint64_t stream) {
+  const AttentionSpec& spec = attention.spec();
+  const Problem problem = {sizes[0], sizes[1], sizes[1], sizes[2] * spec.sparse_q,
+                           sizes[3] * spec.sparse_kv};
+  {
+    const Released released;
+    attention.pack_lists({.problem = problem,
+                          .mask = reinterpret_cast<const void*>(mask),
+                          .indices = reinterpret_cast<const int32_t*>(indices),
+                          .width = width,
+                          .counts = reinterpret_cast<const int32_t*>(counts),
+                          .row_bits = reinterpret_cast<uint32_t*>(row_bits),
+                          .stream = reinterpret_cast<void*>(stream)});
+  }
+  log_to_python();
 }
 
 py::list rates_of(int device) {
@@ -162,9 +182,13 @@ void bind_attention(py::module_& m) {
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
       .def("prepare_forward", &prepare<ForwardArgs>, py::arg("problem"), py::arg("strides"),
-           py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0)
+           py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
+           py::arg("of_lists") = std::array<int64_t, 2>{})
       .def("prepare_backward", &prepare<BackwardArgs>, py::arg("problem"), py::arg("strides"),
-           py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0);
+           py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
+           py::arg("of_lists") = std::array<int64_t, 2>{})
+      .def("pack_lists", &pack_lists, py::arg("sizes"), py::arg("mask"), py::arg("indices"),
+           py::arg("width"), py::arg("counts"), py::arg("row_bits"), py::arg("stream"));
 
   py::class_<PreparedPass>(m, "PreparedPass", "A pass over tensors of one size; thread-safe.")
       .def_property_readonly("workspace_bytes", &PreparedPass::workspace_bytes)

@@ -72,6 +72,10 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
     refuse_null("device memory of the first token of each packed sequence and the end, as int32");
   if (address != 0 && of.of == CallerTensor::means && !spec.smooth_k)
     throw SpecError("k_mean is given and smooth_k is off: pass no k_mean, or turn smooth_k on");
+  if (address == 0 && of.of == CallerTensor::lists)
+    refuse_null(
+        "device memory of the lists of blocks, as pack_lists() of a spec with sparse_q writes "
+        "them");
   if (address == 0 && !of.optional)
     refuse_null(of.strided()            ? "device memory"
                 : pass == Pass::forward ? "(batch, heads, query) floats"
@@ -81,6 +85,15 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
   if (address % sizeof(float) != 0)
     throw SpecError(std::string(name_of(of.operand)) +
                     ": the address is not a multiple of 4 bytes, which floats and int32 have");
+}
+
+void refuse_given(std::string_view what) {
+  if (what == name_of(Operand::row_bits))
+    throw SpecError("lists of blocks are given, and the spec has none: pass none, or take a spec "
+                    "with sparse_q and sparse_kv, the sizes of blocks");
+  throw SpecError("packing." + std::string(what) +
+                  " is given, and the spec is of sequences that are not packed: pass none, or take "
+                  "a spec that is packed");
 }
 
 void check_scale(float scale, const AttentionSpec& spec) {

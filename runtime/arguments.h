@@ -18,6 +18,8 @@ void put_strides(OperandValues&, const CallerTensor&, const Tensor&, const Probl
 /// The bytes of a tensor whose elements fill their memory without gaps; 0 if there are gaps.
 size_t bytes_without_gaps(const CallerTensor&, const Tensor&, const Problem&, int64_t channels);
 void check_address(const CallerTensor&, uint64_t address, Pass, const AttentionSpec&);
+/// Refuses a member of Packing, or lists, that the spec would silently ignore.
+[[noreturn]] void refuse_given(std::string_view what);
 void check_scale(float softmax_scale, const AttentionSpec&);
 void check_workspace_bytes(size_t given, size_t needed);
 

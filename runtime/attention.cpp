@@ -7,6 +7,7 @@
 #include "runtime/kernels.h"
 #include "runtime/loaded_kernels.h"
 #include "runtime/overlap.h"
+#include "runtime/pack_lists.h"
 #include "runtime/tuner/tile_choice.h"
 #include "runtime/tuner/trials.h"
 
@@ -20,7 +21,14 @@ namespace sagebwd {
 namespace {
 
 void put_strides(OperandValues&, const CallerTensor&, const void*, const Problem&) {}
-size_t bytes_without_gaps(const CallerTensor&, const void*, const Problem&, int64_t) { return 0; }
+void put_strides(OperandValues& values, const CallerTensor&, const Lists& lists, const Problem&) {
+  set(values, Operand::row_stride_b, static_cast<uint64_t>(lists.stride_b));
+  set(values, Operand::row_stride_h, static_cast<uint64_t>(lists.stride_h));
+}
+template <typename Given>
+size_t bytes_without_gaps(const CallerTensor&, const Given&, const Problem&, int64_t) {
+  return 0;
+}
 
 /// The problem in the shape of the caller's tensors: for packed sequences, one sequence of all
 /// tokens or a padded batch.
@@ -39,20 +47,17 @@ Problem as_tensors(const AttentionSpec& spec, const Packing& packing, Problem p)
   return p;
 }
 
-/// Whether calls of a spec have a tensor: only packed specs have the arrays of Packing.
+/// Whether calls of a spec have a tensor: only packed specs have the arrays of Packing, and only
+/// sparse ones lists.
 bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
-  return spec.packed || tensor.of != CallerTensor::packing;
-}
-
-/// Refuses a member of Packing that the spec would silently ignore.
-[[noreturn]] void refuse_packing(std::string_view what) {
-  throw SpecError("packing." + std::string(what) +
-                  " is given, and the spec is of sequences that are not packed: pass none, or take "
-                  "a spec that is packed");
+  return tensor.of == CallerTensor::packing ? spec.packed
+         : tensor.of == CallerTensor::lists ? is_sparse(spec)
+                                            : true;
 }
 
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
 uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
+uint64_t address_of(const Lists& lists) { return reinterpret_cast<uint64_t>(lists.row_bits); }
 
 } // namespace
 
@@ -137,11 +142,7 @@ std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
                              "before the capture\n");
       return *by_default;
     }
-  throw DriverError("the stream is being captured into a CUDA graph and the " +
-                        std::string(to_string(pass)) + " kernels of " +
-                        to_string(*operation.spec()) +
-                        " are not loaded yet: call warmup() before the capture",
-                    900); // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+  throw not_loaded(std::string(to_string(pass)), operation.spec());
 }
 
 /// The kernels of a pass: chosen, built and loaded on first use. The device's context must be
@@ -185,7 +186,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   check(state_->operation.spec(), problem_);
   check_scale(a.softmax_scale, state_->operation.spec());
   if (a.packing.apart && !state_->operation.spec()->packed)
-    refuse_packing("apart");
+    refuse_given("apart");
   const Problem tensors = as_tensors(state_->operation.spec(), a.packing, problem_);
   set(values_, Operand::apart, uint64_t{a.packing.apart});
   set(values_, Operand::softmax_scale, a.softmax_scale);
@@ -254,8 +255,9 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
     const int64_t floats = tensor->of == CallerTensor::means ? state_->operation.spec()->head_dim
                                                              : tokens_of(tensor->tokens, part);
     const uint64_t bytes =
-        tensor->strided()
-            ? get(values, strides_of(tensor->operand)) * kElementBytes
+        tensor->strided() ? get(values, strides_of(tensor->operand)) * kElementBytes
+        : tensor->of == CallerTensor::lists
+            ? get(values, Operand::row_stride_b) * sizeof(uint32_t)
             : static_cast<uint64_t>(heads_of(tensor->tokens, part) * floats) * sizeof(float);
     if (address != 0) // an optional tensor such as dlse may be null
       set(values, tensor->operand, address + static_cast<uint64_t>(part.batch) * bytes);
@@ -279,6 +281,10 @@ MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, i
   if (of.of == CallerTensor::rows)
     area.row_bytes = p.batch * heads_of(of.tokens, p) * tokens_of(of.tokens, p) * 4;
   return area;
+}
+
+MemoryArea area_of(const CallerTensor& of, const Lists& lists, const Problem&, int) {
+  return {name_of(of.operand), false, address_of(lists)};
 }
 
 /// Raises SpecError if the pass writes to memory that it reads, or twice to the same memory.
@@ -309,7 +315,7 @@ template <typename Args> void run(const PreparedPass& prepared, Pass pass, const
     if (takes(prepared.spec(), caller_tensor(operand)))
       addresses.push_back(address_of(given));
     else if (address_of(given) != 0)
-      refuse_packing(name_of(operand));
+      refuse_given(name_of(operand));
   });
   check_workspace_bytes(a.workspace_bytes, prepared.workspace_bytes());
   check_memory(prepared, pass, a);
@@ -378,6 +384,10 @@ size_t Attention::backward_workspace_bytes(const Problem& problem) const {
 
 void Attention::forward(const ForwardArgs& args) { run(prepare(args), Pass::forward, args); }
 void Attention::backward(const BackwardArgs& args) { run(prepare(args), Pass::backward, args); }
+
+void Attention::pack_lists(const ListsToPack& lists) const {
+  launch_packing(lists, state_->operation.spec(), arch(), state_->device);
+}
 
 PreparedPass Attention::prepare(const ForwardArgs& args) const {
   return PreparedPass(state_, Pass::forward, args);

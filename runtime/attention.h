@@ -60,6 +60,35 @@ struct Packing {
   bool apart = false;
 };
 
+/// The lists of blocks of keys, for specs with AttentionSpec::sparse_q. Each block of sparse_q
+/// queries of a head sees the keys of the listed blocks of sparse_kv keys, as far as the mask
+/// leaves them. The kernels read lists when they run, so a captured graph can be replayed with
+/// others. Where a list is empty, out is 0, lse is -inf, and no gradient comes from there.
+struct Lists {
+  /// (B, H, ceil(M / sparse_q), words), where the words of a list are contiguous, and its lists one
+  /// behind the other: bit b % 32 of word b / 32 lists block b of the ceil(N / sparse_kv). There
+  /// are list_words() words. Bit 31 of the last one, which no block has, marks a list that is
+  /// wrong: out and lse of its queries are NaN. Attention::pack_lists() writes such words.
+  const uint32_t* row_bits = nullptr;
+  int64_t stride_b = 0; ///< in words; 0: all sequences share the lists
+  int64_t stride_h = 0; ///< in words; 0: all heads share the lists
+};
+
+/// What lists are made of: a mask or indices, in device memory, contiguous.
+struct ListsToPack {
+  Problem problem; ///< batch and heads may be 1 for lists that are shared
+  /// (B, H, lists, blocks) bytes: not 0 where a block is listed.
+  const void* mask = nullptr;
+  /// (B, H, lists, width) int32: numbers of blocks, in any order and as often as wanted. One that
+  /// is not from 0 to blocks - 1 marks its list as wrong.
+  const int32_t* indices = nullptr;
+  int width = 0;
+  /// (B, H, lists) int32: how many of a list's indices count; null: all.
+  const int32_t* counts = nullptr;
+  uint32_t* row_bits = nullptr; ///< the result, (B, H, lists, list_words())
+  void* stream = nullptr;
+};
+
 struct ForwardArgs {
   Problem problem;
   /// (B, H, M, D), (B, Hk, N, D) and (B, Hk, N, Dv), bf16 or fp16.
@@ -84,6 +113,7 @@ struct ForwardArgs {
   /// Hk, D), or (sequences, Hk, D) for packed sequences; null: the mean. The vector must be finite
   /// and should be near the mean; which vector is given changes only how results are rounded.
   const float* k_mean = nullptr;
+  Lists lists; ///< null unless the spec has lists
 };
 
 /// Shapes and dtypes are those of ForwardArgs; dout is like out, and dq, dk and dv are like q, k
@@ -106,6 +136,7 @@ struct BackwardArgs {
   Packing packing;
   int value_dim = 0;
   const float* k_mean = nullptr; ///< the same as in the forward pass
+  Lists lists;                   ///< the same as in the forward pass
 };
 
 /// Raises SpecError if no kernel of this spec supports `value_dim` channels of V.
@@ -137,6 +168,7 @@ template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&&
     visit(Operand::dlse, a.dlse);
   visit(Operand::given_k_mean, a.k_mean);
   visit_packing(a.packing, visit);
+  visit(Operand::row_bits, a.lists);
 }
 
 class PreparedPass;
@@ -180,6 +212,9 @@ public:
   /// captured, they raise DriverError with a hint.
   void forward(const ForwardArgs&);
   void backward(const BackwardArgs&);
+  /// Writes lists as bits, for calls of this spec. Raises SpecError if the spec has no lists or the
+  /// arguments are wrong, and what forward() raises.
+  void pack_lists(const ListsToPack&) const;
   /// Prepares a pass for many calls that differ only in addresses. The addresses, the workspace and
   /// the stream of the arguments are ignored.
   PreparedPass prepare(const ForwardArgs&) const;

@@ -218,6 +218,9 @@ int place_in_queue(const KernelSpec& spec) {
     return 2;
   case KernelKind::key_mean:
   case KernelKind::mean_scores:
+  case KernelKind::pack_mask:
+  case KernelKind::pack_indices:
+  case KernelKind::transpose_bits:
   case KernelKind::round_dq:
     return 4;
   }

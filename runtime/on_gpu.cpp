@@ -33,6 +33,16 @@ Problem problem_of(Problem p, const RunOptions& options) {
 
 } // namespace
 
+std::vector<uint32_t> packed_lists(const AttentionSpec& spec, const reference::Inputs& in) {
+  const int64_t blocks = list_blocks(Tokens::keys, spec, in.problem);
+  const int64_t words = list_words(spec, in.problem);
+  std::vector<uint32_t> bits(in.listed.size() / blocks * words);
+  for (size_t i = 0; i < in.listed.size(); ++i)
+    if (in.listed[i])
+      bits[i / blocks * words + i % blocks / 32] |= 1u << i % blocks % 32;
+  return bits;
+}
+
 void require_gpu(int device, const char* command) {
   const std::string what = std::string(command) + " runs kernels on a GPU. ";
   if (const std::string& why = driver::unavailable(); !why.empty())
@@ -136,6 +146,15 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
     lengths_kv.upload(used_kv);
     forward.packing.lengths_q = lengths_q.as<int32_t>();
     forward.packing.lengths_kv = lengths_kv.as<int32_t>();
+  }
+  if (const AttentionSpec& spec = attention.spec(); is_sparse(spec)) {
+    const std::vector<uint32_t> bits =
+        options.row_bits.empty() ? packed_lists(spec, in) : options.row_bits;
+    row_bits.emplace(bits.size() * sizeof(uint32_t), options.start).upload(bits);
+    const int64_t of_head = list_blocks(Tokens::queries, spec, problem) * list_words(spec, problem);
+    const bool shared = static_cast<int64_t>(bits.size()) == of_head;
+    forward.lists = backward.lists = {row_bits->as<uint32_t>(),
+                                      shared ? 0 : problem.heads * of_head, shared ? 0 : of_head};
   }
   forward.packing.apart = options.apart;
   forward.value_dim = backward.value_dim = options.value_dim;

@@ -98,7 +98,13 @@ struct RunOptions {
   std::vector<std::pair<int, int>> used = {};
   bool apart = false; ///< the sequences are those of a batch, of one length each
   int value_dim = 0;  ///< channels of v, out, dout and dv; 0: as many as q has
+  /// Lists as bits, in place of those of the inputs, which are then for nobody; one set of lists
+  /// for all heads and sequences where they are as many as one head has.
+  std::vector<uint32_t> row_bits = {};
 };
+
+/// The inputs' lists of blocks, as the kernels read them.
+std::vector<uint32_t> packed_lists(const AttentionSpec&, const reference::Inputs&);
 
 /// The memory of one forward and one backward call on the current device. The constructor uploads
 /// the inputs.
@@ -127,7 +133,8 @@ struct Operands {
   Buffer forward_workspace;
   /// No larger than these tensors need it.
   std::optional<Buffer> backward_workspace;
-  std::optional<Buffer> k_mean; ///< if the inputs have one
+  std::optional<Buffer> k_mean;   ///< if the inputs have one
+  std::optional<Buffer> row_bits; ///< if the spec has lists
   Buffer first_queries{packing_bytes(1)}, first_keys{packing_bytes(1)};
   Buffer lengths_q{packing_bytes(0)}, lengths_kv{packing_bytes(0)};
   ForwardArgs forward;

@@ -81,6 +81,10 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
     const std::string name = option_name(label, usual), field(label.name);
     if (but.contains(field))
       return;
+    if (field == "sparse_q")
+      return declare_block_size(table);
+    if (field == "sparse_kv") // --block-size has both
+      return;
     std::string help(label.help);
     if constexpr (std::is_same_v<T, bool>)
       return table.flag(name, switched_[field], (usual ? "without " : "with ") + help);
@@ -110,10 +114,40 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
   });
 }
 
+void SpecOptions::declare_block_size(OptionTable& table) {
+  table.word(
+      "block-size", "MxN",
+      [this](const std::string& given) {
+        const size_t cross = std::min(given.find('x'), given.size());
+        AttentionSpec read;
+        try {
+          read.sparse_q = parse_value<int>("block-size", given.substr(0, cross));
+          read.sparse_kv =
+              parse_value<int>("block-size", given.substr(std::min(cross + 1, given.size())));
+        } catch (const SpecError&) {
+          throw UsageError("--block-size is '" + given +
+                           "'; it is queries and keys of a block, such as 128x64, or 0x0");
+        }
+        words_["sparse_q"] = {std::to_string(read.sparse_q)};
+        words_["sparse_kv"] = {std::to_string(read.sparse_kv)};
+      },
+      "block-sparse attention: so many queries share a list of blocks of so many keys, 64 or 128 "
+      "each (default none)");
+}
+
+void DensityOption::declare(OptionTable& table, const std::string& otherwise) {
+  table.number(
+      "density", density_, 0, 1,
+      "with --block-size: the part of all blocks that is listed, drawn at random; 0 means " +
+          otherwise);
+}
+
 std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   SpecWords words = words_;
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
-    const std::string option = option_name(label, usual), field(label.name);
+    const std::string field(label.name);
+    const bool of_blocks = field == "sparse_q" || field == "sparse_kv";
+    const std::string option = of_blocks ? "block-size" : option_name(label, usual);
     if (whole_ && table.given(option))
       throw UsageError("--spec is a whole spec: leave out --" + option + ", or --spec");
     if constexpr (std::is_same_v<T, bool>)

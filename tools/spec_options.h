@@ -42,10 +42,24 @@ public:
   AttentionSpec one(const OptionTable& table) const { return all(table).front(); }
 
 private:
+  void declare_block_size(OptionTable&);
+
   SpecWords words_;
   MoreWords more_;
   std::map<std::string, bool> switched_; ///< booleans that differ from their default
   std::optional<AttentionSpec> whole_;
+};
+
+/// The option for lists of blocks that a command draws: --density.
+class DensityOption {
+public:
+  /// `otherwise`: what is listed without it.
+  void declare(OptionTable&, const std::string& otherwise);
+  /// 0 if not given.
+  double given() const { return density_; }
+
+private:
+  double density_ = 0;
 };
 
 /// One option per size of a Problem: --batch, --heads, --heads-kv, --seq-len, --seq-kv.

@@ -67,6 +67,7 @@ public:
                     "  sagebwd trace --precision s,pv,dv,dp,dq,dk     # dP in INT8 as well\n"
                     "  sagebwd trace --key-offset 20 --no-smooth-k\n"
                     "  sagebwd trace --inputs heavy-channels --causal top-left --no-rotate\n"
+                    "  sagebwd trace --block-size 128x64 --density 0.03\n"
                     "  sagebwd trace --inputs sink --causal top-left --seq-len 4096 --heads 4\n"
                     "  sagebwd trace --head-dim 64 --plot errors.svg\n"),
         spec_({}, {"precision",
@@ -88,6 +89,7 @@ public:
     problem_.declare(options);
     spec_.declare(options, /*lists=*/false);
     options.also("plan", "precision");
+    density_.declare(options, "0.1");
     inputs_.declare(options, /*lists=*/false);
     options.number("sigma", sigma_, 0, 1e4, "standard deviation of gaussian q and k");
     options.number("key-offset", key_offset_, -1e4, 1e4,
@@ -102,6 +104,7 @@ public:
 private:
   ProblemOptions problem_{{1, 4, 0, 4096, 0}}; // as in Python, and in the tables of errors
   SpecOptions spec_;
+  DensityOption density_;
   InputOptions inputs_;
   PlotOption plot_;
   std::optional<ProductPlan> products_; ///< if --precision lists them
@@ -152,8 +155,15 @@ ExitCode Trace::run() {
   }
   reference::check_size(problem, spec->head_dim);
   const reference::InputKind kind{inputs_.all().front(), sigma_, key_offset_};
-  const reference::Inputs inputs =
+  reference::Inputs inputs =
       reference::named_inputs(kind, problem, spec->head_dim, spec->dtype, seed_);
+  if (is_sparse(*spec)) {
+    constexpr double kUsualDensity = 0.1;
+    const double given = density_.given();
+    inputs.listed = reference::random_lists(*spec, problem, given ? given : kUsualDensity, seed_);
+  } else if (options.given("density")) {
+    throw UsageError("--density is the part of the blocks that lists have: give --block-size too");
+  }
 
   std::vector<reference::TraceRow> rows, in_16_bits; // the latter for the picture
   {

@@ -76,6 +76,7 @@ public:
     options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
     options.integer("gpu", gpu_, 0, 1023, "which GPU");
     spec_.declare(options, /*lists=*/true);
+    density_.declare(options, "that each problem draws it");
     options.flag("quiet", quiet_, "print no line per case");
   }
 
@@ -92,7 +93,8 @@ public:
     std::map<std::string, std::unique_ptr<Attention>> operations;
     Progress progress("verifying", static_cast<size_t>(cases_));
     for (int64_t i = 0; i < cases_; ++i) {
-      VerifyCase drawn = draw(seed_ + i, specs[i % specs.size()], max_len_, inputs_.all());
+      VerifyCase drawn =
+          draw(seed_ + i, specs[i % specs.size()], max_len_, inputs_.all(), density_.given());
       std::unique_ptr<Attention>& operation = operations[to_string(drawn.spec)];
       if (!operation)
         operation = std::make_unique<Attention>(drawn.spec, gpu_);
@@ -160,6 +162,7 @@ private:
   }
 
   SpecOptions spec_{kinds_of_specs()};
+  DensityOption density_;
   /// Zeros next to small numbers have revealed faults before.
   InputOptions inputs_{{reference::Distribution::gaussian, reference::Distribution::padded}};
   int64_t cases_ = 100, max_len_ = 1024;

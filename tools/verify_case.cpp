@@ -76,6 +76,9 @@ reference::Inputs inputs_of(const VerifyCase& drawn) {
   reference::Inputs inputs =
       reference::named_inputs({drawn.inputs, drawn.sigma}, drawn.problem, drawn.spec.head_dim,
                               drawn.spec.dtype, drawn.seed);
+  if (is_sparse(drawn.spec))
+    inputs.listed =
+        reference::random_lists(drawn.spec, drawn.problem, drawn.density, drawn.seed ^ 0xb10c);
   if (drawn.dlse) {
     Random random(drawn.seed ^ 0xd15e);
     const Problem& problem = drawn.problem;
@@ -127,13 +130,16 @@ Verdict judge_lse(double cap, std::vector<float> run, std::vector<float> emulate
 std::string to_string(const VerifyCase& drawn) {
   const std::string inputs = is_gaussian(drawn) ? format("sigma %g", drawn.sigma)
                                                 : std::string(sagebwd::to_string(drawn.inputs));
-  return format("%s %s %s+%td %s%s seed %zu", sagebwd::to_string(drawn.spec).c_str(),
+  const std::string density =
+      is_sparse(drawn.spec) ? format(" density %g", drawn.density) : std::string();
+  return format("%s %s %s+%td %s%s%s seed %zu", sagebwd::to_string(drawn.spec).c_str(),
                 line_of(drawn.problem).c_str(), drawn.layout.bshd ? "bshd" : "bhsd",
-                drawn.layout.padding, inputs.c_str(), drawn.dlse ? " dlse" : "", drawn.seed);
+                drawn.layout.padding, inputs.c_str(), density.c_str(), drawn.dlse ? " dlse" : "",
+                drawn.seed);
 }
 
 VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len,
-                const std::vector<reference::Distribution>& inputs) {
+                const std::vector<reference::Distribution>& inputs, double density) {
   Random random(seed);
   VerifyCase drawn;
   drawn.spec = spec;
@@ -159,6 +165,8 @@ VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len,
   drawn.inputs = inputs[random.between(0, inputs.size() - 1)];
   if (!is_gaussian(drawn))
     drawn.sigma = 1;
+  if (is_sparse(spec))
+    drawn.density = density != 0 ? density : random.one_of({0.03, 0.1, 0.3, 0.7, 1.0});
   return drawn;
 }
 

@@ -24,15 +24,17 @@ struct VerifyCase {
   Problem problem;
   Layout layout;
   reference::Distribution inputs = reference::Distribution::gaussian;
-  double sigma = 1;  ///< of gaussian inputs
-  bool dlse = false; ///< a gradient flows into lse
+  double sigma = 1;   ///< of gaussian inputs
+  bool dlse = false;  ///< a gradient flows into lse
+  double density = 0; ///< the part of all blocks that is listed, for specs with lists
   uint64_t seed = 0;
 };
 std::string to_string(const VerifyCase&);
 
 /// The same arguments give the same case on every machine.
+/// `density` 0 means that it is drawn.
 VerifyCase draw(uint64_t seed, const AttentionSpec&, int64_t max_len,
-                const std::vector<reference::Distribution>& inputs);
+                const std::vector<reference::Distribution>& inputs, double density = 0);
 
 /// One output of one case. The figures are L2 norms relative to the FP64 tensor's, or to a
 /// sixteenth of its terms' where those cancel (one key: dQ is zero except for rounding).

@@ -35,6 +35,7 @@ int threads(const KernelSpec& k) {
 
 void configure_spec(Configuration& c, const AttentionSpec& s) {
   visit_mask(s, [&](auto... constant) { c.add(constant...); });
+  visit_lists(s, [&](auto... constant) { c.add(constant...); });
   const Int8Products int8 = which_int8(s.precision);
   c.add("QK16", !int8.s);
   c.add("DV16", !int8.dv);
@@ -122,20 +123,34 @@ void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_i
   c.add("VALUE_ROWS_IN_REGISTERS", leaves_room(k));
 }
 
+namespace {
+
+/// The definition for specs with lists of blocks, too.
+KernelDefinition with_lists(KernelDefinition definition) {
+  const auto listed = [](const std::vector<Field>& fields) {
+    return fields_and(fields, {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits});
+  };
+  definition.listed_fields[0] = listed(definition.fields);
+  if (!definition.half_fields.empty())
+    definition.listed_fields[1] = listed(definition.half_fields);
+  return definition;
+}
+
+} // namespace
 } // namespace attention
 
 std::vector<KernelDefinition> attention_kernels() {
   using namespace attention;
   // Of the families of a kernel, the first is the one that most GPUs have.
-  return {forward(Family::mma),
-          forward(Family::wgmma),
+  return {with_lists(forward(Family::mma)),
+          with_lists(forward(Family::wgmma)),
           forward_ws(),
-          backward_dq(Family::mma),
-          backward_dq(Family::wgmma),
+          with_lists(backward_dq(Family::mma)),
+          with_lists(backward_dq(Family::wgmma)),
           backward_dq_ws(),
           backward_dq_pair(),
-          backward_dkv(Family::mma),
-          backward_dkv(Family::wgmma),
+          with_lists(backward_dkv(Family::mma)),
+          with_lists(backward_dkv(Family::wgmma)),
           backward_dkv_ws(),
           backward_dkv_pair(),
           backward(Family::mma),

@@ -1,6 +1,7 @@
 """sagebwd: trainable INT8 attention (SageBwd, arXiv 2603.02170), generated for the GPU it runs on.
 
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
+    sagebwd.block_sparse_attention(q, k, v, block_mask=...)   # each query block sees listed keys
     sagebwd.merge([(out, lse), ...])                  # results over parts of the keys
     sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
     with sagebwd.sdpa(): ...                          # torch.nn.functional's, in this block
@@ -66,6 +67,13 @@ except (ImportError, OSError):  # not installed, or broken
     from sagebwd._without_torch import *  # noqa: F403
 else:
     from sagebwd.benchmark.api import bench
+    from sagebwd.block_sparse import (
+        block_sparse_attention,
+        block_sparse_attention_backward,
+        block_sparse_attention_forward,
+        check_block_indices,
+        pack_blocks,
+    )
     from sagebwd.combining import merge, with_sink
     from sagebwd.dropins import (
         flash_attn_func,
@@ -105,12 +113,13 @@ __all__ = [
     "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",
     "LibraryError", "OfflineError", "PackError", "PrecisionFigures", "Spec", "SpecError",
     "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention", "attention_backward",
-    "attention_forward", "bench", "block_linear_attention", "build", "cache_stats",
-    "compare_precisions", "doctor", "emit", "export_records", "flash_attn_func",
-    "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache", "import_records",
-    "merge", "named_inputs", "pooled_block_scores", "prebuild", "reference", "sageattn",
-    "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
-    "top_blocks", "trace", "tune", "warmup", "with_sink",
+    "attention_forward", "bench", "block_linear_attention", "block_sparse_attention",
+    "block_sparse_attention_backward", "block_sparse_attention_forward", "build", "cache_stats",
+    "check_block_indices", "compare_precisions", "doctor", "emit", "export_records",
+    "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache", "import_records", "merge", "named_inputs", "pack_blocks",
+    "pooled_block_scores", "prebuild", "reference", "sageattn", "scaled_dot_product_attention",
+    "sdpa", "soft_top_blocks", "sparse_linear_attention", "top_blocks", "trace", "tune", "warmup",
+    "with_sink",
 ]  # fmt: skip

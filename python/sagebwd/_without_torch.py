@@ -23,12 +23,12 @@ def _refusal(name):
 
 _NAMES = (
     "attention", "attention_backward", "attention_forward", "bench", "block_linear_attention",
-    "flash_attn_func",
-    "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache", "merge", "pooled_block_scores", "sageattn",
-    "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
-    "top_blocks", "warmup", "with_sink",
+    "block_sparse_attention", "block_sparse_attention_backward", "block_sparse_attention_forward",
+    "check_block_indices", "flash_attn_func", "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "merge", "pack_blocks",
+    "pooled_block_scores", "sageattn", "scaled_dot_product_attention", "sdpa", "soft_top_blocks",
+    "sparse_linear_attention", "top_blocks", "warmup", "with_sink",
 )  # fmt: skip
 globals().update({name: _refusal(name) for name in _NAMES})
 __all__ = [*_NAMES]

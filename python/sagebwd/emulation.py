@@ -12,7 +12,7 @@ from sagebwd._needs import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd import checks, options, sequences  # noqa: E402
+from sagebwd import block_sparse, checks, options, sequences  # noqa: E402
 from sagebwd.keywords import also_named  # noqa: E402
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 from sagebwd.ops import (  # noqa: E402
@@ -24,7 +24,8 @@ from sagebwd.ops import (  # noqa: E402
 )
 from sagebwd.tensors import check_k_mean  # noqa: E402
 
-__all__ = ["emulated_attention", "emulated_backward", "emulated_forward"]
+__all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_attention",
+           "emulated_forward"]  # fmt: skip
 
 # `precision` takes more here, and PyTorch's operations have no order to fix and no sums in memory.
 _NOT_HERE = ("precision", "deterministic", "dq_sums", "gradient_kernels")
@@ -76,17 +77,20 @@ def by_chunks(function, heads_kv, *tensors):
         return [whole(parts) for parts in zip(*results)]
 
 
-def forward(q, k, v, rules, k_mean=None):
-    """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`."""
+def forward(q, k, v, rules, k_mean=None, listed=None):
+    """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`.
+
+    listed: (B, H, M, N), which keys lists let a query see; None: all.
+    """
     if q.numel() == 0 or k.numel() == 0:
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         return out, q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
 
-    def rounded(q, k, v, k_mean):
-        out, lse = forward_chunk(q, k, v, rules, k_mean)
+    def rounded(q, k, v, k_mean, listed):
+        out, lse = forward_chunk(q, k, v, rules, k_mean, listed)
         return out.to(rules.dtype), lse.float()
 
-    return by_chunks(rounded, k.shape[1], q, k, v, _beside_keys(k_mean))
+    return by_chunks(rounded, k.shape[1], q, k, v, _beside_keys(k_mean), listed)
 
 
 def _beside_keys(k_mean):
@@ -94,17 +98,17 @@ def _beside_keys(k_mean):
     return None if k_mean is None else k_mean[:, :, None]
 
 
-def backward(dout, q, k, v, out, lse, dlse, rules, k_mean=None):
+def backward(dout, q, k, v, out, lse, dlse, rules, k_mean=None, listed=None):
     """(dq, dk, dv) in `rules.dtype`."""
     if q.numel() == 0 or k.numel() == 0:
         return [t.new_zeros(t.shape) for t in (q, k, v)]
 
     def rounded(*chunk):
-        *tensors, k_mean = chunk
-        gradients = backward_chunk(*tensors, rules, k_mean)[:3]
+        *tensors, k_mean, listed = chunk
+        gradients = backward_chunk(*tensors, rules, k_mean, listed)[:3]
         return [gradient.to(rules.dtype) for gradient in gradients]
 
-    tensors = q, k, v, out, lse, dout, dlse, _beside_keys(k_mean)
+    tensors = q, k, v, out, lse, dout, dlse, _beside_keys(k_mean), listed
     return by_chunks(rounded, k.shape[1], *tensors)
 
 
@@ -158,15 +162,7 @@ def emulated_attention(
     key head if that is more. Raises SpecError.
     """
     options.yes_or_no("return_lse", return_lse)
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
-        if t.is_meta:
-            raise options.SpecError(
-                f"{name} is on {t.device}, where nothing is computed; pass tensors of another "
-                "device, or call sagebwd.attention, which takes meta tensors"
-            )
-    q, k, v = as_autocast_wants(q.device.type, q, k, v)
+    q, k, v = _inputs(q, k, v)
     chosen |= dict(softmax_scale=softmax_scale, precision=precision, math_dtype=math_dtype)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if any(t is not None for t in packing):
@@ -179,6 +175,48 @@ def emulated_attention(
     out, lse = Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, k_mean)
     if layout == "bshd":
         out = out.transpose(1, 2)
+    return (out, lse) if return_lse else out
+
+
+def _inputs(q, k, v):
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is {checks.a_kind(t)}; pass a torch tensor")
+        if t.is_meta:
+            raise options.SpecError(
+                f"{name} is on {t.device}, where nothing is computed; pass tensors of another "
+                "device, or call sagebwd.attention, which takes meta tensors"
+            )
+    return as_autocast_wants(q.device.type, q, k, v)
+
+
+@_not_compiled
+@also_named(plan="precision")
+@options.takes(but=options.NOT_EMULATED_WITH_LISTS)
+def emulated_block_sparse_attention(
+    q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
+    block_size=(128, 64), softmax_scale=None, layout="bhsd", precision="six-of-seven",
+    return_lse=False, math_dtype=torch.float32, chosen,
+):  # fmt: skip
+    """`sagebwd.block_sparse_attention` by PyTorch's own operations, as `emulated_attention` is
+    `attention`: on any device, slow, with any of the products in INT8.
+
+    precision and math_dtype take what they take there. Memory: what `emulated_attention` takes, and
+    a byte for each query and key of all heads.
+    """
+    options.yes_or_no("return_lse", return_lse)
+    sizes = block_sparse.check_block_size(block_size)
+    q, k, v = _inputs(q, k, v)
+    bits = block_sparse.bits_of(
+        q, k, v, layout, sizes, None, block_mask, block_indices, block_counts, block_bits
+    )
+    chosen |= dict(softmax_scale=softmax_scale, precision=precision, math_dtype=math_dtype)
+    rules = emulation_rules(q, k, v, layout=layout, block_size=sizes, **chosen)
+    q, k, v = swapped(layout, q, k, v)
+    listed, wrong = block_sparse.tokens_of(bits, q, k, sizes)
+    out, lse = Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, None, listed)
+    out, lse = out.masked_fill(wrong[..., None], torch.nan), lse.masked_fill(wrong, torch.nan)
+    (out,) = swapped(layout, out)
     return (out, lse) if return_lse else out
 
 
@@ -235,7 +273,7 @@ def emulated_backward(
 @options.takes(but=_NOT_HERE)
 def emulation_rules(
     q, k, v, *, layout="bhsd", softmax_scale=None, precision="six-of-seven",
-    math_dtype=torch.float32, chosen,
+    math_dtype=torch.float32, block_size=(0, 0), chosen,
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError.
 
@@ -251,7 +289,8 @@ def emulation_rules(
         raise options.SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")
     q, k = swapped(layout, q, k)
     given = {name: chosen.pop(name) for name in ("group_q", "group_kv")}
-    nearest = dict(head_dim=options.width_of(q.shape[3]), precision=precision)
+    nearest = dict(head_dim=options.width_of(q.shape[3]), precision=precision,
+                   sparse_q=block_size[0], sparse_kv=block_size[1])  # fmt: skip
     kernels, plan = options.emulated_spec({**chosen, **nearest}, q, k)
     groups = {name: getattr(kernels, name) if size is None else options.whole_number(name, size)
               for name, size in given.items()}  # fmt: skip

@@ -45,6 +45,11 @@ def kernels_of(family):
         _family = before
 
 
+def family():
+    """What kernels_of() says now."""
+    return _family
+
+
 def operation(device, text, **tensors):
     """The `_core.Attention` of a device index and a line of options, made once. `tensors`: the
     head_dim and dtype of tensors, where the line does not say."""
@@ -118,6 +123,9 @@ def _alert_any_order():
 class Form:
     """The passes over tensors of one form. Tensors given to them must have it."""
 
+    #: Strides of lists of blocks, for sequences and for heads, of calls that have lists.
+    _of_lists = ()
+
     def __init__(self, q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=None):
         self.given = (softmax_scale, layout, text)  # as the operators take them
         self.strides = (q.stride(), k.stride(), v.stride())
@@ -154,8 +162,9 @@ class Form:
         if not self._empty:
             of_out = contiguous_strides(self._like_out, layout)
             self._run = self._kernels.prepare_forward(
-                self._problem, [*self._operands, of_out], self._scale, self._apart, v.shape[3]
-            )
+                self._problem, [*self._operands, of_out], self._scale, self._apart, v.shape[3],
+                *self._of_lists,
+            )  # fmt: skip
             self._workspace_bytes = self._run.workspace_bytes
             self._bytes_with_lse = self._workspace_bytes + 4 * batch * heads * seq_q
 
@@ -273,6 +282,7 @@ class Form:
                 self._scale,
                 self._apart,
                 self._like_v[3],
+                *self._of_lists,
             )
             if len(self._backward_passes) >= MOST_STRIDES:
                 self._backward_passes.clear()

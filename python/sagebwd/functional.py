@@ -127,8 +127,8 @@ def attention_backward(
 
     Raises what `attention` raises.
     """
-    q, k, v = _inputs(q, k, v)
-    _check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
+    q, k, v = inputs(q, k, v)
+    check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     if part is not None:
         dout, out, lse, dlse = combining.of_part(part, dout, out, lse, dlse, layout=layout)
     elif k_mean is not None and dlse is not None:
@@ -144,7 +144,7 @@ def attention_backward(
         told = sequences.told(packing, k_mean)
         gradients = torch.ops.sagebwd.backward(*given, softmax_scale, "bshd", text, *told)
         return tuple(gradient[0] for gradient in gradients)
-    text = _text(chosen, softmax_scale, layout, q, k, packing)
+    text = text_of(chosen, softmax_scale, layout, q, k, packing)
     told = sequences.told(packing, k_mean)
     return torch.ops.sagebwd.backward(
         dout, q, k, v, out, lse, dlse, softmax_scale, layout, text, *told
@@ -195,7 +195,7 @@ def _gpu(device):
     return torch.cuda.current_device() if chosen.index is None else chosen.index
 
 
-def _check_tensors(**tensors):
+def check_tensors(**tensors):
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise TypeError(
@@ -212,12 +212,12 @@ _OF_DTENSORS = (
 )
 
 
-def _inputs(q, k, v):
+def inputs(q, k, v):
     """The inputs, cast as autocast wants: PEFT and layer norms produce float32."""
     if not (
         isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     ):
-        _check_tensors(q=q, k=k, v=v)
+        check_tensors(q=q, k=k, v=v)
     if q.is_nested or k.is_nested or v.is_nested:
         raise options.SpecError(
             "q, k or v is a nested tensor: pass its values as packed sequences, (tokens, heads, "
@@ -230,24 +230,24 @@ def _inputs(q, k, v):
 
 
 def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing):
-    q, k, v = _inputs(q, k, v)
+    q, k, v = inputs(q, k, v)
     told = sequences.told(packing, k_mean)
     if sequences.are_packed(packing):
         text = _packed_text(chosen, softmax_scale, packing)
         given = sequences.as_batch(q, k, v)
         out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *told)
         return out[0], lse[0]
-    text = _text(chosen, softmax_scale, layout, q, k, packing)
+    text = text_of(chosen, softmax_scale, layout, q, k, packing)
     return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *told)
 
 
 def _packed_text(chosen, softmax_scale, packing):
-    """`_text` for calls with lengths on the device."""
+    """`text_of` for calls with lengths on the device."""
     options.check_softmax_scale(softmax_scale, 1)
     return options.text_of(sequences.with_mask(chosen, packing))
 
 
-def _text(chosen, softmax_scale, layout, q, k, packing):
+def text_of(chosen, softmax_scale, layout, q, k, packing=(None,) * 4):
     """The options for the operators."""
     options.check_layout(layout)
     options.check_softmax_scale(softmax_scale, 1)

@@ -85,7 +85,7 @@ class _Scores:
     Keys that are computed separately are hidden in it, and are zeros in `keys` and `values`.
     """
 
-    def __init__(self, q, k, v, rules, k_mean=None):
+    def __init__(self, q, k, v, rules, k_mean=None, listed=None):
         self.rules = rules
         self.q, self.k, self.v = q.float(), k.float(), v.float()
         if k_mean is None:
@@ -96,6 +96,8 @@ class _Scores:
         self.keys, self.values = self._without_sinks(self.k_smooth), self._without_sinks(self.v)
         m, n = q.shape[-2], k.shape[-2]
         self.seen = visible_keys(rules.mask, m, n, q.device)
+        if listed is not None:
+            self.seen = listed if self.seen is None else listed & self.seen
         self.visible = self.seen
         if self.sinks:
             others = (torch.arange(n, device=q.device) >= self.sinks).expand(m, n)
@@ -170,12 +172,13 @@ def _dot(a, b):
     return (a.double() * b.double()).sum(-1, keepdim=True).float()
 
 
-def forward_chunk(q, k, v, rules, k_mean=None):
+def forward_chunk(q, k, v, rules, k_mean=None, listed=None):
     """out (n, G, M, D) and lse (n, G, M), not rounded to the output type.
 
     k_mean: (n, 1, 1, D), what smooth_k takes off in place of the keys' mean.
+    listed: (n, G, M, N), which keys are in the blocks that a query lists; None: all.
     """
-    scores = _Scores(q, k, v, rules, k_mean)
+    scores = _Scores(q, k, v, rules, k_mean, listed)
     n = scores.x.shape[-1]
     one, levels = (255.0, _LOG2_255) if "pv" in rules.plan else (1.0, 0.0)
     tile_max = tiled(scores.log2(), 1, rules.group_kv, fill=-torch.inf).amax(-1)[..., 0, :]
@@ -219,9 +222,9 @@ def _per_key(x, group, n):
     return x.repeat_interleave(group, -1)[..., :n]
 
 
-def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None):
+def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None):
     """dq, dk, dv for a chunk, dk and dv summed over the group; and delta, p, dp, ds."""
-    scores = _Scores(q, k, v, rules, k_mean)
+    scores = _Scores(q, k, v, rules, k_mean, listed)
     plan, low, exact = rules.plan, rules.dtype, rules.math
     dout, out = dout.float(), out.float()
     delta = _dot(dout, out)

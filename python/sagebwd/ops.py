@@ -37,17 +37,22 @@ _earlier = getattr(torch.ops.sagebwd, "library", None)
 if _earlier is not None:
     _earlier._destroy()
 _library = torch.ops.sagebwd.library = torch.library.Library("sagebwd", "DEF")
-_tags = (torch.Tag.pt2_compliant_tag,)
+TAGS = (torch.Tag.pt2_compliant_tag,)
 if hasattr(torch.Tag, "needs_exact_strides"):  # from 2.8 on: Inductor keeps our inputs' strides
-    _tags += (torch.Tag.needs_exact_strides,)
+    TAGS += (torch.Tag.needs_exact_strides,)
 _library.define(
-    f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)", tags=_tags
+    f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)", tags=TAGS
 )
 _library.define(
     "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
     f"{_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
-    tags=_tags,
+    tags=TAGS,
 )
+
+
+def library():
+    """The library of these operators, for those of other modules."""
+    return _library
 
 
 def as_autocast_wants(kind, *tensors):
@@ -128,7 +133,7 @@ def _mapped(operator, tensors):
 
     def rule(info, in_dims, *arguments):
         count = info.batch_size
-        moved = [x if dim is None else _in_front(x, dim) for x, dim in zip(arguments, in_dims)]
+        moved = [x if dim is None else in_front(x, dim) for x, dim in zip(arguments, in_dims)]
         is_packed = len(moved) > tensors + 3 and moved[tensors + 3] is not None
         all_have_it = all(dim is not None or x is None
                           for x, dim in zip(moved[:tensors], in_dims))  # fmt: skip
@@ -149,7 +154,7 @@ def _mapped(operator, tensors):
     return rule
 
 
-def _in_front(x, dim):
+def in_front(x, dim):
     """The tensor with the mapped dimension first, and channels side by side."""
     x = x.movedim(dim, 0)
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -244,8 +249,7 @@ def _below_autograd(operator, keyset, grad, *arguments):
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
 
-def _backward_operator(*arguments):
-    operator = torch.ops.sagebwd.backward.default
+def _backward_operator(operator, *arguments):
     if torch.is_grad_enabled():  # create_graph=True: leave a node that refuses
         return operator(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
@@ -271,13 +275,14 @@ class _OfOperators(_OneLevel):
     backward = Differentiable.backward
 
 
-def _forward_autograd(keyset, q, k, v, *given):
+def _forward_autograd(operator, backward, keyset, q, k, v, *given):
     refuse_tangents(q, k, v)
     refuse_gradient(*given)
     grad = torch.is_grad_enabled()
-    forward = functools.partial(_below_autograd, torch.ops.sagebwd.forward.default, keyset, grad)
+    forward = functools.partial(_below_autograd, operator, keyset, grad)
     if grad and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _OfOperators.apply(forward, _backward_operator, q, k, v, *given)
+        of_backward = functools.partial(_backward_operator, backward)
+        return _OfOperators.apply(forward, of_backward, q, k, v, *given)
     return forward(q, k, v, *given)
 
 
@@ -291,17 +296,33 @@ class _DifferentiatedOnce(_OneLevel):
     backward = staticmethod(checks.refuse_double_backward)
 
 
-def _backward_autograd(keyset, *arguments):
+def _backward_autograd(operator, keyset, *arguments):
     tensors = [t for t in arguments if isinstance(t, torch.Tensor)]
     refuse_tangents(*tensors)
     grad = torch.is_grad_enabled()
-    backward = functools.partial(_below_autograd, torch.ops.sagebwd.backward.default, keyset, grad)
+    backward = functools.partial(_below_autograd, operator, keyset, grad)
     if grad and any(t.requires_grad for t in tensors):
         return _DifferentiatedOnce.apply(backward, *arguments)
     return backward(*arguments)
 
 
-# What torch.library.register_autograd does, short of parsing the schema in every call, which takes
-# longer than all the rest of a call's host side; and with an eye on tangents.
-_library.impl("forward", _forward_autograd, "Autograd", with_keyset=True)
-_library.impl("backward", _backward_autograd, "Autograd", with_keyset=True)
+def make_differentiable(forward, backward):
+    """Makes the operators of these names so.
+
+    This is what torch.library.register_autograd does, short of parsing the schema in every call,
+    which takes longer than all the rest of a call's host side; and with an eye on tangents.
+    """
+    of_forward, of_backward = (getattr(torch.ops.sagebwd, name).default
+                               for name in (forward, backward))  # fmt: skip
+
+    def forward_autograd(keyset, q, k, v, *given):
+        return _forward_autograd(of_forward, of_backward, keyset, q, k, v, *given)
+
+    def backward_autograd(keyset, *arguments):
+        return _backward_autograd(of_backward, keyset, *arguments)
+
+    _library.impl(forward, forward_autograd, "Autograd", with_keyset=True)
+    _library.impl(backward, backward_autograd, "Autograd", with_keyset=True)
+
+
+make_differentiable("forward", "backward")

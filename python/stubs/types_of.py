@@ -7,6 +7,8 @@ STUBS = {
         "combining": ["merge", "with_sink"],
         "sla/functional": ["sparse_linear_attention", "block_linear_attention"],
         "sla/router": ["pooled_block_scores", "top_blocks", "soft_top_blocks"],
+        "block_sparse": ["block_sparse_attention", "block_sparse_attention_forward",
+                         "block_sparse_attention_backward", "pack_blocks", "check_block_indices"],
         "dropins": ["flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func",
                     "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
                     "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "sageattn",
@@ -23,7 +25,8 @@ STUBS = {
     "arrays": {"arrays": ["attention_forward", "attention_backward"]},
     "reference": {"reference": ["round_to", "random_inputs", "exact", "emulate"],
                   "sla/reference": ["sparse_linear"]},
-    "emulation": {"emulation": ["emulated_attention", "emulated_forward", "emulated_backward"]},
+    "emulation": {"emulation": ["emulated_attention", "emulated_block_sparse_attention",
+                                "emulated_forward", "emulated_backward"]},
     "integrations/jax": {"integrations/jax": ["attention"]},
     "integrations/transformers": {},
     "integrations/diffusers": {},
@@ -131,7 +134,11 @@ PARAMETERS = {
                      "rotate", "deterministic", "packed"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
-    **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed"), "int"),
+    **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",
+                     "sparse_q", "sparse_kv", "keys"), "int"),
+    **dict.fromkeys(("block_mask", "block_indices", "block_counts", "block_bits"),
+                    "Tensor | None"),
+    "block_size": "tuple[int, int]",
     **dict.fromkeys(("sigma", "key_offset"), "float"),
     "causal": "Causal", "granularity": 'Literal["row", "block"]', "precision": "Precision",
     **dict.fromkeys(("dq_sums", "dp_sums"), 'Literal["fp32", "fp16"]'),
@@ -171,6 +178,8 @@ OF_FUNCTION = {
     ("__init__", "top_blocks"): {"density": "float"},
     ("__init__", "soft_top_blocks"): {"density": "float", "temperature": "float"},
     ("__init__", "with_sink"): {"sink_logits": "Tensor"},
+    ("__init__", "pack_blocks"): {"keys": "int | None"},
+    ("__init__", "check_block_indices"): {"block_indices": "Tensor"},
     ("__init__", "trace"): {
         **dict.fromkeys(("q", "k", "v", "dout"), "Array | None"), **_PLAN,
         "inputs": "str | dict[str, Any] | None", "dtype": "str | DType | None",
@@ -196,8 +205,8 @@ OF_FUNCTION = {
         **dict.fromkeys(("dout", "beta", "block_mask", "query_map", "key_map"),
                         "NDArray[Any] | None"),
         "alpha": 'float | NDArray[Any] | Literal["estimated"]'},
-    ("emulation", "emulated_attention"): {
-        **_PLAN, "math_dtype": "DType"},
+    **{("emulation", f"emulated_{name}"): {**_PLAN, "math_dtype": "DType"}
+       for name in ("attention", "block_sparse_attention")},
     ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
 }  # fmt: skip
 
@@ -205,7 +214,8 @@ OF_FUNCTION = {
 _PAIR, _TRIPLE = "tuple[Tensor, Tensor]", "tuple[Tensor, Tensor, Tensor]"
 RETURNS = {
     **dict.fromkeys(("attention", "sageattn", "scaled_dot_product_attention",
-                     "emulated_attention"), ("Tensor", _PAIR)),
+                     "emulated_attention", "emulated_block_sparse_attention"),
+                    ("Tensor", _PAIR)),
     **dict.fromkeys(("flash_attn_func", "flash_attn_varlen_func"),
                     ("Tensor", "tuple[Tensor, Tensor, None]")),
     "flash_attn_with_kvcache": "Any",
@@ -215,6 +225,9 @@ RETURNS = {
     "sparse_linear_attention": ("Tensor", "tuple[Tensor, Tensor, Tensor, Tensor]"),
     **dict.fromkeys(("block_linear_attention", "pooled_block_scores", "top_blocks",
                      "soft_top_blocks"), "Tensor"),
+    "block_sparse_attention": ("Tensor", _PAIR), "block_sparse_attention_forward": _PAIR,
+    "block_sparse_attention_backward": _TRIPLE, "pack_blocks": "Tensor",
+    "check_block_indices": "None",
     "merge": _PAIR, "with_sink": _PAIR, "emulated_forward": _PAIR,
     "emulated_backward": "list[Tensor]",
     "archs": "list[str]", "emit": "list[KernelSource]", "build": "list[dict[str, Any]]",

@@ -46,8 +46,20 @@ void check(const Inputs& in) {
   expect_size("k_mean", in.k_mean.size(), p.batch * p.heads_kv * in.head_dim, true);
 }
 
+/// Bytes of Inputs::listed that are of one head.
+int64_t bytes_of_lists(const AttentionSpec& spec, const Problem& p) {
+  return list_blocks(Tokens::queries, spec, p) * list_blocks(Tokens::keys, spec, p);
+}
+
+void check_lists(const Inputs& in, const Mask& mask) {
+  const Problem& p = in.problem;
+  expect_size("listed", in.listed.size(),
+              is_sparse(mask.spec) ? p.batch * p.heads * bytes_of_lists(mask.spec, p) : 0, false);
+}
+
 void check(const Inputs& in, const AttentionSpec& spec) {
   check(in);
+  check_lists(in, spec);
   if (spec.head_dim != in.head_dim)
     throw SpecError("the spec's head dim is " + std::to_string(spec.head_dim) + ", the inputs' " +
                     std::to_string(in.head_dim) + ": they must agree");
@@ -74,6 +86,7 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
   const int64_t kv = batch * p.heads_kv + head / (p.heads / p.heads_kv);
   const int64_t query_offset = index * p.seq_q * in.head_dim;
   const int64_t key_offset = kv * p.seq_kv * in.head_dim;
+  const int64_t lists = is_sparse(mask.spec) ? bytes_of_lists(mask.spec, p) : 0;
   const double usual_scale = 1 / std::sqrt(static_cast<double>(in.head_dim));
   return {
       .queries = p.seq_q,
@@ -87,6 +100,7 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
       .dout = in.dout.empty() ? nullptr : in.dout.data() + query_offset,
       .dlse = in.dlse.empty() ? nullptr : in.dlse.data() + index * p.seq_q,
       .k_mean = in.k_mean.empty() ? nullptr : in.k_mean.data() + kv * in.head_dim,
+      .listed = lists == 0 ? nullptr : in.listed.data() + index * lists,
   };
 }
 

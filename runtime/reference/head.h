@@ -16,6 +16,8 @@ namespace sagebwd::reference {
 
 /// Raises SpecError unless every tensor has the size that the problem implies.
 void check(const Inputs&);
+/// Raises SpecError unless there are as many lists of blocks as the mask has.
+void check_lists(const Inputs&, const Mask&);
 
 /// The data of one query head.
 struct Head {
@@ -29,11 +31,17 @@ struct Head {
   /// If set, the backward uses it instead of the own forward's result.
   const float* given_o = nullptr;
   const float* given_lse = nullptr;
-  const float* k_mean = nullptr; ///< null: the mean is computed
+  const float* k_mean = nullptr;   ///< null: the mean is computed
+  const uint8_t* listed = nullptr; ///< the head's part of Inputs::listed
 
-  /// The keys that at least one of `count` queries from `query` on sees.
+  /// The keys that at least one of `count` queries from `query` on sees. The queries are of one
+  /// block, where there are lists.
   VisibleKeys visible(int64_t query, int64_t count = 1) const {
-    return keys_of(mask, queries, keys, query, count);
+    const VisibleKeys by_mask = keys_of(mask, queries, keys, query, count);
+    if (!listed)
+      return by_mask;
+    const int64_t blocks = ceil_div(keys, mask.spec.sparse_kv);
+    return by_mask.of({listed + query / mask.spec.sparse_q * blocks, mask.spec.sparse_kv});
   }
   float dlse_of(int64_t query) const { return dlse ? dlse[query] : 0; }
 };

@@ -1,13 +1,30 @@
 //===- reference.cpp - Attention on the CPU, exact and emulated -----------===//
 #include "runtime/reference/reference.h"
 #include "runtime/reference/head.h"
+#include "runtime/reference/random.h"
+
+#include <cmath>
+#include <numbers>
 
 namespace sagebwd::reference {
 
 Outputs<double> exact(const Inputs& in, const Mask& mask, bool keep_matrices) {
   check(in);
+  check_lists(in, mask);
   return run_heads<double>(in, keep_matrices, kExactPanel,
                            [&](int64_t head) { return exact_head(head_of(in, mask, head)); });
+}
+
+std::vector<uint8_t> random_lists(const AttentionSpec& spec, const Problem& p, double density,
+                                  uint64_t seed) {
+  constexpr uint32_t kStream = 100; // no tensor has it
+  const int64_t count = p.batch * p.heads * list_blocks(Tokens::queries, spec, p) *
+                        list_blocks(Tokens::keys, spec, p);
+  const std::vector<float> drawn = normal(count, 1, seed, kStream);
+  std::vector<uint8_t> listed(count);
+  for (int64_t i = 0; i < count; ++i) // the drawn number's quantile
+    listed[i] = 0.5 * std::erfc(-drawn[i] / std::numbers::sqrt2) < density;
+  return listed;
 }
 
 ProductPlan plan_of(Precision precision) {

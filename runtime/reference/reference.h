@@ -45,6 +45,9 @@ struct Inputs {
   std::optional<float> softmax_scale; ///< empty: 1 / sqrt(head_dim)
   /// (B, Hk, D): the vector that smooth_k subtracts from the keys; empty: their mean.
   std::vector<float> k_mean;
+  /// (B, H, blocks of queries, blocks of keys), a byte that is not 0 for each block of keys that is
+  /// listed; empty unless the spec has lists.
+  std::vector<uint8_t> listed;
 };
 
 /// The results of a computation. The (B, H, M, N) matrices are empty unless the caller wanted them.
@@ -81,6 +84,11 @@ float decode(DType, uint16_t);
 /// Inputs with q, k ~ N(0, sigma^2) and v, dout ~ N(0, 1), rounded to `dtype`. The same seed gives
 /// the same numbers on every machine (Philox and Box-Muller in FP64).
 Inputs random_inputs(const Problem&, int head_dim, DType, double sigma, uint64_t seed);
+
+/// Inputs::listed for a spec with lists, in which each block is listed with this probability. The
+/// same seed gives the same lists on every machine.
+std::vector<uint8_t> random_lists(const AttentionSpec&, const Problem&, double density,
+                                  uint64_t seed);
 
 /// The cosine and relative L2 error of delta, P, dP, dS, O, dQ, dK and dV against exact(), as a
 /// table.

@@ -13,28 +13,50 @@
 
 namespace sagebwd::reference {
 
-/// A range of keys that a query sees, from the first on. Loops over keys use it, and know nothing
-/// else about the mask.
+/// A list of blocks of keys: which are listed, a byte for each, or null for all.
+struct ListedBlocks {
+  const uint8_t* listed = nullptr;
+  int64_t keys = 1; ///< of a block
+
+  bool has(int64_t key) const { return !listed || listed[key / keys] != 0; }
+};
+
+/// The keys that a query sees, those of a range that are in listed blocks, from the first on. Loops
+/// over keys use it, and know nothing else about the mask.
 class VisibleKeys {
 public:
-  VisibleKeys(int64_t first, int64_t end) : first_(first), end_(std::max(first, end)) {}
+  VisibleKeys(int64_t first, int64_t end, ListedBlocks blocks = {})
+      : first_(first), end_(std::max(first, end)), blocks_(blocks) {}
 
   struct Iterator {
-    int64_t key;
+    int64_t key, end;
+    ListedBlocks blocks;
     int64_t operator*() const { return key; }
-    Iterator& operator++() { return ++key, *this; }
-    bool operator==(const Iterator&) const = default;
+    Iterator& operator++() { return ++key, find(), *this; }
+    bool operator==(const Iterator& other) const { return key == other.key; }
+    void find() {
+      while (key < end && !blocks.has(key))
+        ++key;
+    }
   };
-  Iterator begin() const { return {first_}; }
-  Iterator end() const { return {end_}; }
-  bool empty() const { return first_ == end_; }
+  Iterator begin() const {
+    Iterator first{first_, end_, blocks_};
+    first.find();
+    return first;
+  }
+  Iterator end() const { return {end_, end_, blocks_}; }
+  bool empty() const { return begin() == end(); }
   /// The keys of this range among the keys first .. first + count - 1.
   VisibleKeys within(int64_t first, int64_t count) const {
-    return {std::max(first_, first), std::min(end_, first + count)};
+    return {std::max(first_, first), std::min(end_, first + count), blocks_};
   }
+
+  /// Those of them that are in listed blocks.
+  VisibleKeys of(ListedBlocks blocks) const { return {first_, end_, blocks}; }
 
 private:
   int64_t first_, end_;
+  ListedBlocks blocks_;
 };
 
 /// The options of a spec that hide keys from queries.

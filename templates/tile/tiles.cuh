@@ -11,14 +11,13 @@
 //   all heads of a group one after the other:             QueryRuns, the same, few registers
 //
 // A run is a sequence of tiles whose products are summed without a change: at the first tile of a
-// run all sums are brought to other units (scales of channels), or their surplus is subtracted. A
-// walk over a list of tiles would have the members of these, and kernels would not change.
+// run all sums are brought to other units (scales of channels), or their surplus is subtracted.
+// Kernels for lists of blocks have tile/listed_tiles.cuh in the place of this file.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/block_shape.cuh"
-#include "tile/visible.cuh"
+#include "tile/query_tile.cuh"
 
 //===- Keys --------------------------------------------------------------------===//
 
@@ -175,35 +174,6 @@ private:
 };
 
 //===- Queries -----------------------------------------------------------------===//
-
-/// Whether sums are in units that differ from channel to channel, and from run to run.
-constexpr bool CHANNEL_UNITS = SHAPE.dkv_has_units;
-/// The most tiles of a run: sums change their units behind it, or the mean that smoothing subtracts
-/// from queries changes, or else their surplus is subtracted.
-constexpr int TILES_A_RUN = CHANNEL_UNITS || SMOOTH_Q ? CHANNEL_TOKENS_Q / TOKENS_PER_TILE : 8;
-
-/// A tile of 64 queries.
-struct QueryTile {
-  int head;    ///< query head
-  int in_head; ///< the tile's number in it
-  u32 flat;    ///< the tile's number among those of the padded copies
-
-  __device__ __forceinline__ int first_query() const { return in_head * TOKENS_PER_TILE; }
-  /// The number of its run in its head; where sums have units, that of their scales.
-  __device__ __forceinline__ int run() const { return in_head / TILES_A_RUN; }
-  /// What lies before the tile in a padded copy, and in the vectors of queries.
-  __device__ __forceinline__ u64 elements() const {
-    return static_cast<u64>(flat) * (TOKENS_PER_TILE * HEAD_DIM);
-  }
-  __device__ __forceinline__ u64 rows() const {
-    return static_cast<u64>(flat) * (TOKENS_PER_TILE * ROW_VECTORS);
-  }
-};
-
-/// The tiles of each head whose queries see any of these keys.
-__device__ __forceinline__ Range query_tiles_of(const Sequence& at, Range keys) {
-  return tiles_of<TOKENS_PER_TILE>(queries_of(at, keys));
-}
 
 /// The walk over the queries that see some keys: the same tiles of each head of the group.
 class QueryTiles {

@@ -104,6 +104,9 @@ __device__ __forceinline__ bool sees_nothing(const Sequence& at, int query) {
          (WINDOW && query + at.window_offset() >= at.seq_kv());
 }
 
+/// The sum of a query's P. Only with lists it may be unknown what the query sees (tile/lists.cuh).
+__device__ __forceinline__ float known_sum(float sum, const Sequence&, int) { return sum; }
+
 /// Takes hidden scores out: is_hidden(r, column) of row g + 8r of a warp's accumulators. `nothing`
 /// is 0 for what are probabilities already.
 template <int COLUMNS8, typename Hidden>

@@ -24,6 +24,7 @@ sagebwd_tensor for_c(const Tensor& t) { return {t.data, t.stride_b, t.stride_h, 
 sagebwd_packing for_c(const Packing& p) {
   return {p.first_queries, p.first_keys, p.lengths_q, p.lengths_kv, p.apart};
 }
+sagebwd_lists for_c(const Lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
 sagebwd_forward_args for_c(const ForwardArgs& a) {
   return {.struct_size = sizeof(sagebwd_forward_args),
           .problem = for_c(a.problem),
@@ -34,7 +35,8 @@ sagebwd_forward_args for_c(const ForwardArgs& a) {
           .lse = a.lse,
           .packing = for_c(a.packing),
           .value_dim = a.value_dim,
-          .k_mean = a.k_mean};
+          .k_mean = a.k_mean,
+          .lists = for_c(a.lists)};
 }
 sagebwd_backward_args for_c(const BackwardArgs& a) {
   return {.struct_size = sizeof(sagebwd_backward_args),
@@ -51,7 +53,8 @@ sagebwd_backward_args for_c(const BackwardArgs& a) {
           .dv = for_c(a.dv),
           .packing = for_c(a.packing),
           .value_dim = a.value_dim,
-          .k_mean = a.k_mean};
+          .k_mean = a.k_mean,
+          .lists = for_c(a.lists)};
 }
 
 /// Expects that status and a message with all of `parts`.

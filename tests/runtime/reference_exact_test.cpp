@@ -13,6 +13,12 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+bool is_listed(const Inputs& in, const AttentionSpec& spec, int64_t head, int64_t i, int64_t j) {
+  const int64_t rows = (in.problem.seq_q + spec.sparse_q - 1) / spec.sparse_q;
+  const int64_t columns = (in.problem.seq_kv + spec.sparse_kv - 1) / spec.sparse_kv;
+  return in.listed[(head * rows + i / spec.sparse_q) * columns + j / spec.sparse_kv] != 0;
+}
+
 /// Sums written out from the definition; shares no code with the library.
 struct Naive {
   std::vector<double> o, lse;
@@ -30,7 +36,8 @@ struct Naive {
           double sum = 0;
           std::vector<double> row(d, 0);
           for (int64_t j = 0; j < p.seq_kv; ++j) {
-            if ((causal == Causal::top_left && j > i) ||
+            if ((spec.sparse_q > 0 && !is_listed(in, spec, b * p.heads + h, i, j)) ||
+                (causal == Causal::top_left && j > i) ||
                 (causal == Causal::bottom_right && j > i + p.seq_kv - p.seq_q) ||
                 (spec.window_left >= 0 && j < i + corner - spec.window_left) ||
                 (spec.window_right >= 0 && j > i + corner + spec.window_right))
@@ -55,7 +62,7 @@ struct Naive {
     for (size_t i = 0; i < forward.o.size(); ++i)
       sum += forward.o[i] * in.dout[i];
     for (size_t i = 0; i < in.dlse.size(); ++i)
-      sum += forward.lse[i] * in.dlse[i];
+      sum += forward.lse[i] == -kInfinity ? 0 : forward.lse[i] * in.dlse[i]; // a constant
     return sum;
   }
 };
@@ -66,6 +73,7 @@ struct Case {
   Causal causal;
   bool dlse = false;
   int window_left = kNoWindow, window_right = kNoWindow;
+  int sparse_q = 0, sparse_kv = 0; ///< the sizes of blocks are any here
 };
 
 class ExactTest : public testing::TestWithParam<Case> {
@@ -74,6 +82,7 @@ protected:
     AttentionSpec spec;
     spec.causal = GetParam().causal;
     spec.window_left = GetParam().window_left, spec.window_right = GetParam().window_right;
+    spec.sparse_q = GetParam().sparse_q, spec.sparse_kv = GetParam().sparse_kv;
     return spec;
   }
   Inputs inputs() const {
@@ -81,6 +90,8 @@ protected:
     const Problem& p = in.problem;
     if (GetParam().dlse)
       in.dlse = random_inputs({p.batch, p.heads, p.heads, p.seq_q, 1}, 1, DType::bf16, 1, 8).q;
+    if (GetParam().sparse_q > 0)
+      in.listed = random_lists(mask(), p, 0.4, 10);
     return in;
   }
 };
@@ -134,7 +145,19 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{1, 2, 1, 9, 14}, 8, Causal::none, false, 0},
                     Case{{1, 2, 1, 14, 9}, 8, Causal::none, false, -1, 2},
                     Case{{1, 2, 1, 14, 9}, 8, Causal::top_left, false, 3},
-                    Case{{1, 2, 2, 7, 12}, 8, Causal::bottom_right, true, 4, 1}));
+                    Case{{1, 2, 2, 7, 12}, 8, Causal::bottom_right, true, 4, 1},
+                    Case{{2, 2, 1, 17, 23}, 8, Causal::none, true, -1, -1, 4, 3},
+                    Case{{1, 4, 2, 14, 20}, 8, Causal::bottom_right, true, -1, -1, 5, 2}));
+
+TEST(Exact, ListsAreThoseOfTheSpec) {
+  Inputs in = random_inputs({1, 2, 1, 12, 5}, 16, DType::bf16, 1, 3);
+  AttentionSpec spec;
+  spec.sparse_q = 4, spec.sparse_kv = 2;
+  EXPECT_THROW(exact(in, spec), SpecError); // there are none
+  in.listed.assign(2 * 3 * 3, 1);
+  EXPECT_NO_THROW(exact(in, spec));
+  EXPECT_THROW(exact(in, Causal::none), SpecError);
+}
 
 TEST(Exact, QueriesThatSeeNothingAreZero) {
   const Inputs in = random_inputs({1, 2, 1, 12, 5}, 16, DType::bf16, 1, 3);

@@ -94,6 +94,20 @@ std::vector<Pair> covering_pairs() {
     if (arch.name != "sm_90a") // whose own families have none
       pairs.push_back({spec, &arch});
   }
+  // Lists of blocks, of every size, precision and granularity on some architecture.
+  for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn) {
+    const Arch& arch = find_arch(kArchs[turn % std::size(kArchs)]);
+    AttentionSpec spec;
+    spec.head_dim = turn % 2 ? 64 : 128;
+    spec.precision = std::begin(Words<Precision>::all)[turn / 2 % 4].first;
+    spec.granularity = turn % 3 == 1 ? Granularity::block : Granularity::row;
+    spec.sparse_q = turn % 5 == 2 && turn % 3 != 1 ? 64 : 128;
+    spec.sparse_kv = turn % 4 == 3 ? 128 : 64;
+    spec.causal = turn % 4 < 2 ? Causal::top_left : Causal::none;
+    if (turn % 7 == 6 && arch.name != "sm_90a")
+      spec.dp_sums = DpSums::fp16;
+    pairs.push_back({spec, &arch});
+  }
   // Wide heads, wherever their gradients fit.
   for (const char* name : kArchs)
     for (Causal causal : {Causal::none, Causal::top_left}) {

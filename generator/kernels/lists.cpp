@@ -1,0 +1,68 @@
+//===- lists.cpp - Lists of blocks, packed and transposed -----------------===//
+//
+// A list is a row of bits (templates/tile/lists.cuh). pack_mask and pack_indices make it from what
+// callers have; transpose_bits makes the lists of blocks of keys from those of blocks of queries.
+//
+//===----------------------------------------------------------------------===//
+
+#include "generator/definition.h"
+
+namespace sagebwd {
+namespace {
+
+using O = Operand;
+
+constexpr int kWarps = 8; ///< of a block
+
+/// The kernels depend on the sizes of blocks alone.
+void narrow(AttentionSpec& s) {
+  const AttentionSpec given = s;
+  s = AttentionSpec();
+  s.sparse_q = given.sparse_q, s.sparse_kv = given.sparse_kv;
+}
+
+void configure(Configuration& c, const KernelSpec& k) {
+  visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
+}
+
+/// A warp packs a list.
+Grid grid_of_lists(const KernelSpec& k, const Problem& p) {
+  return {blocks_of(p.batch * p.heads * list_blocks(Tokens::queries, k.attention, p), kWarps)};
+}
+
+KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
+                        std::string_view root_template) {
+  return {
+      .kind = kind,
+      .differs_by_pass = false,
+      .needed = [](Pass, const AttentionSpec&) { return false; },
+      .narrow = narrow,
+      .fields = fields_named(operands),
+      .root_template = root_template,
+      .configure = configure,
+      .threads = [](const KernelSpec&) { return 32 * kWarps; },
+      .grid = grid_of_lists,
+  };
+}
+
+} // namespace
+
+std::vector<KernelDefinition> list_kernels() {
+  KernelDefinition transpose = kernel(
+      KernelKind::transpose_bits, {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits},
+      "kernels/transpose_bits.cuh");
+  transpose.needed = [](Pass pass, const AttentionSpec& s) {
+    return pass == Pass::backward && is_sparse(s);
+  };
+  transpose.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
+    return {blocks_of(column_words(k.attention, p)), blocks_of(p.heads), blocks_of(p.batch)};
+  };
+  return {kernel(KernelKind::pack_mask, {O::block_mask, O::packed_bits, O::lists},
+                 "kernels/pack_mask.cuh"),
+          kernel(KernelKind::pack_indices,
+                 {O::block_indices, O::block_counts, O::packed_bits, O::lists, O::list_width},
+                 "kernels/pack_indices.cuh"),
+          transpose};
+}
+
+} // namespace sagebwd

@@ -1,0 +1,227 @@
+"""torch.ops.sagebwd.block_sparse_forward, .block_sparse_backward, .pack_block_mask and
+.pack_block_indices: attention over lists of blocks as PyTorch operators.
+
+`bits` are the lists: int32 of (batch or 1, heads or 1, blocks of queries, words), where bit b % 32
+of word b / 32 lists block b of the keys. There is at least one bit more than there are blocks, and
+bit 31 of the last word marks a list that names a block which does not exist.
+"""
+
+import functools
+
+import torch
+
+from sagebwd import forms, ops, options
+from sagebwd.shapes import check_scale
+from sagebwd.tensors import check_backward, problem_of
+
+_library = ops.library()
+_OPTIONS = "Tensor bits, float? softmax_scale, str layout, str spec"
+_library.define(
+    f"block_sparse_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)",
+    tags=ops.TAGS,
+)
+_library.define(
+    "block_sparse_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"Tensor? dlse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
+    tags=ops.TAGS,
+)
+_library.define("pack_block_mask(Tensor mask, int[2] block_size) -> Tensor", tags=ops.TAGS)
+_library.define(
+    "pack_block_indices(Tensor indices, Tensor? counts, int blocks, int[2] block_size) -> Tensor",
+    tags=ops.TAGS,
+)
+
+
+def words_of(blocks):
+    """Words of a list of so many blocks."""
+    return blocks // 32 + 1
+
+
+def blocks_of(tokens, size):
+    """Blocks of `size` tokens that hold them."""
+    return -(-tokens // size)
+
+
+def check_bits(bits, problem, sizes, device):
+    """SpecError for a tensor that is not the lists of a problem in blocks of these sizes."""
+    batch, heads, _, seq_q, seq_kv = problem
+    lists, words = blocks_of(seq_q, sizes[0]), words_of(blocks_of(seq_kv, sizes[1]))
+    shape = tuple(bits.shape)
+    fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads)
+    if not fits or shape[2:] != (lists, words) or bits.dtype != torch.int32:
+        raise options.SpecError(
+            f"the lists of blocks are {shape} {bits.dtype}; {seq_q} queries and {seq_kv} keys in "
+            f"blocks of {tuple(sizes)} need int32 of ({batch} or 1, {heads} or 1, {lists}, {words})"
+        )
+    if bits.device != device:
+        raise options.SpecError(f"the lists of blocks are on {bits.device} and q on {device}: "
+                                "move them")  # fmt: skip
+
+
+# ---- the kernels ---------------------------------------------------------------------------------
+
+_forms = {}
+
+
+class _ListedForm(forms.Form):
+    """A `Form` of calls with lists, which are the last of the tensors told to its passes."""
+
+    def __init__(self, bits, q, k, v, softmax_scale, layout, text):
+        check_bits(bits, problem_of(q, k, v, layout, ops.DEVICES), _sizes_of(text), q.device)
+        batch, heads = bits.shape[:2]
+        strides = bits.stride(0) if batch > 1 else 0, bits.stride(1) if heads > 1 else 0
+        self._of_lists = (strides,)
+        super().__init__(q, k, v, softmax_scale, layout, text, ops.DEVICES)
+
+    def _more(self, packing, k_mean):
+        return (k_mean, *packing)
+
+
+def _sizes_of(text):
+    """The block's sizes in a line of options."""
+    spec = _checked(text)
+    return spec.sparse_q, spec.sparse_kv
+
+
+_checked = functools.cache(options.spec_of_text)
+
+
+def _form_of(bits, q, k, v, softmax_scale, layout, text):
+    """The form of a call, and the lists as kernels read them."""
+    if bits.dim() == 4 and (bits.stride(3) != 1 or bits.stride(2) != bits.shape[3]):
+        bits = bits.contiguous()  # a head's lists lie one behind the other
+    key = (softmax_scale, layout, text, forms.family(), *(
+        (t.shape, t.stride(), t.dtype, t.device) for t in (bits, q, k, v)))  # fmt: skip
+    form = _forms.get(key)
+    if form is None:
+        form = _ListedForm(bits, q, k, v, softmax_scale, layout, text)
+        if len(_forms) >= forms.MOST_FORMS:
+            _forms.clear()
+        _forms[key] = form
+    return form, (bits,)
+
+
+def _forward(q, k, v, bits, softmax_scale, layout, spec):
+    form, lists = _form_of(bits, q, k, v, softmax_scale, layout, spec)
+    return form.forward(q, k, v, packing=lists)
+
+
+def _backward(dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
+    check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
+    form, lists = _form_of(bits, q, k, v, softmax_scale, layout, spec)
+    return form.backward(dout, q, k, v, out, lse, dlse, packing=lists)
+
+
+def _pack(tensor, blocks, block_size, counts, **given):
+    """Lists as bits, by a kernel. `given`: addresses of what they are made of."""
+    batch, heads, lists, _ = tensor.shape
+    bits = tensor.new_zeros((batch, heads, lists, words_of(blocks)), dtype=torch.int32)
+    if tensor.numel() and blocks:
+        device = tensor.get_device()
+        text = f"sparse_q={block_size[0]} sparse_kv={block_size[1]}"
+        told = dict(mask=0, indices=0, width=0, counts=0 if counts is None else counts.data_ptr())
+        forms.operation(device, text).pack_lists(
+            (batch, heads, lists, blocks), **told | given, row_bits=bits.data_ptr(),
+            stream=torch.cuda.current_stream(device).cuda_stream,
+        )  # fmt: skip
+    return bits
+
+
+def _pack_mask(mask, block_size):
+    mask = mask.contiguous()
+    return _pack(mask, mask.shape[3], block_size, None, mask=mask.data_ptr())
+
+
+def _pack_indices(indices, counts, blocks, block_size):
+    indices, counts = indices.contiguous(), None if counts is None else counts.contiguous()
+    return _pack(indices, blocks, block_size, counts, indices=indices.data_ptr(),
+                 width=indices.shape[3])  # fmt: skip
+
+
+# The same on the CPU, where there are no other kernels: for the emulation.
+
+
+def _pack_mask_on_cpu(mask, block_size):
+    blocks = mask.shape[3]
+    bits = torch.zeros((*mask.shape[:3], words_of(blocks) * 32), dtype=torch.int64)
+    bits[..., :blocks] = mask != 0
+    words = (bits.unflatten(-1, (-1, 32)) << torch.arange(32)).sum(-1)
+    return (words - (words >> 31 << 32)).to(torch.int32)
+
+
+def _pack_indices_on_cpu(indices, counts, blocks, block_size):
+    width = indices.shape[3]
+    given = torch.full(indices.shape[:3], width) if counts is None else counts
+    counted = torch.arange(width) < given[..., None]
+    sound = (indices >= 0) & (indices < blocks)
+    mask = torch.zeros((*indices.shape[:3], blocks + 1), dtype=torch.int32)
+    place = indices.where(counted & sound, blocks).long()
+    mask.scatter_(-1, place, torch.ones_like(indices))
+    bits = _pack_mask_on_cpu(mask[..., :blocks], block_size)
+    wrong = (counted & ~sound).any(-1) | (given < 0) | (given > width)
+    bits[..., -1] |= wrong.int() << 31
+    return bits
+
+
+for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
+    _library.impl("block_sparse_forward", _forward, _key)
+    _library.impl("block_sparse_backward", _backward, _key)
+_library.impl("pack_block_mask", _pack_mask, "CUDA")
+_library.impl("pack_block_indices", _pack_indices, "CUDA")
+_library.impl("pack_block_mask", _pack_mask_on_cpu, "CPU")
+_library.impl("pack_block_indices", _pack_indices_on_cpu, "CPU")
+
+
+# ---- shapes without data -------------------------------------------------------------------------
+
+
+def _check_told(problem, q, bits, softmax_scale, spec):
+    told = _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+    check_scale(softmax_scale, q.shape[3], told)
+    check_bits(bits, problem, (told.sparse_q, told.sparse_kv), q.device)
+
+
+@torch.library.register_fake("sagebwd::block_sparse_forward", lib=_library)
+def _forward_fake(q, k, v, bits, softmax_scale, layout, spec):
+    problem = problem_of(q, k, v, layout, ops.DEVICES)
+    _check_told(problem, q, bits, softmax_scale, spec)
+    rows = (problem[0], problem[1], problem[3])
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(rows, dtype=torch.float32)
+
+
+@torch.library.register_fake("sagebwd::block_sparse_backward", lib=_library)
+def _backward_fake(dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
+    problem = check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
+    _check_told(problem, q, bits, softmax_scale, spec)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+@torch.library.register_fake("sagebwd::pack_block_mask", lib=_library)
+def _pack_mask_fake(mask, block_size):
+    return mask.new_empty((*mask.shape[:3], words_of(mask.shape[3])), dtype=torch.int32)
+
+
+@torch.library.register_fake("sagebwd::pack_block_indices", lib=_library)
+def _pack_indices_fake(indices, counts, blocks, block_size):
+    return indices.new_empty((*indices.shape[:3], words_of(blocks)), dtype=torch.int32)
+
+
+# ---- torch.func.vmap, and gradients --------------------------------------------------------------
+
+
+def _one_by_one(operator):
+    def rule(info, in_dims, *arguments):
+        moved = [x if dim is None else ops.in_front(x, dim) for x, dim in zip(arguments, in_dims)]
+        each = [operator(*(x if dim is None else x[i] for x, dim in zip(moved, in_dims)))
+                for i in range(info.batch_size)]  # fmt: skip
+        return tuple(map(torch.stack, zip(*each))), 0
+
+    return rule
+
+
+if hasattr(torch.library, "register_vmap"):
+    for _name in ("block_sparse_forward", "block_sparse_backward"):
+        torch.library.register_vmap(f"sagebwd::{_name}", _one_by_one(
+            getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
+
+ops.make_differentiable("block_sparse_forward", "block_sparse_backward")

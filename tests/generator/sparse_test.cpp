@@ -1,0 +1,125 @@
+//===- sparse_test.cpp - Specs with lists of blocks -------------------------===//
+
+#include "generator/choice.h"
+#include "generator/definition.h"
+#include "generator/emit.h"
+#include "generator/operation.h"
+#include "generator/space.h"
+#include "tests/generator/specs.h"
+
+#include <gtest/gtest.h>
+
+using namespace sagebwd;
+using test::expect_refusal;
+
+namespace {
+
+AttentionSpec sparse(int queries, int keys) {
+  AttentionSpec s;
+  s.sparse_q = queries, s.sparse_kv = keys;
+  return s;
+}
+
+TEST(Sparse, NoGroupStraddlesTwoBlocksAndNoKeyIsApart) {
+  for (const auto& [keys, group] : {std::pair{64, 64}, {128, 128}}) {
+    const ResolvedSpec s = resolved(sparse(128, keys));
+    EXPECT_EQ(s->group_kv, group);
+    EXPECT_EQ(s->sink_keys, 0);
+    EXPECT_EQ(*resolved(*s), *s);
+    EXPECT_EQ(parse_spec(to_string(s)), *s);
+  }
+  AttentionSpec s = sparse(64, 128);
+  s.group_kv = 64;
+  EXPECT_EQ(resolved(s)->group_kv, 64);
+  s = sparse(128, 64), s.granularity = Granularity::block;
+  EXPECT_EQ(resolved(s)->group_q, 128);
+  EXPECT_EQ(to_string(AttentionSpec()).find("sparse"), std::string::npos);
+  EXPECT_EQ(resolved(parse_spec("sparse_kv=64 d64 sparse_q=64"))->sparse_kv, 64);
+}
+
+TEST(Sparse, WhatIsNotBuiltIsRefused) {
+  for (const auto& [queries, keys] : {std::pair{128, 32}, {0, 64}, {64, 0}, {96, 64}, {-64, 64}})
+    expect_refusal([&] { resolved(sparse(queries, keys)); },
+                   {std::to_string(queries).c_str(), std::to_string(keys).c_str(),
+                    "a block has 64 or 128 of each"});
+  const auto refused = [](void (*change)(AttentionSpec&),
+                          std::initializer_list<const char*> parts) {
+    AttentionSpec s = sparse(128, 64);
+    change(s);
+    expect_refusal([&] { resolved(s); }, parts);
+  };
+  refused([](auto& s) { s.granularity = Granularity::block, s.sparse_q = 64; },
+          {"under 'block'", "take 128 queries"});
+  refused([](auto& s) { s.group_kv = 128; }, {"group_kv = 128", "blocks of 64 keys"});
+  refused([](auto& s) { s.packed = true; }, {"packed sequences", "a call for each"});
+  refused([](auto& s) { s.smooth_q = true; }, {"smooth_q", "leave one"});
+  refused([](auto& s) { s.window_left = 5; }, {"a window", "leave one"});
+  refused([](auto& s) { s.window_right = 5; }, {"a window", "leave one"});
+  refused([](auto& s) { s.sink_keys = 1; }, {"sink_keys = 1", "with lists of blocks", "pass 0"});
+  refused([](auto& s) { s.gradient_kernels = Backward::fused; },
+          {"gradient_kernels = fused", "with lists of blocks", "split"});
+  refused(
+      [](auto& s) {
+        s.dq_sums = DqSums::fp16, s.deterministic = false, s.precision = Precision::gradients16;
+      },
+      {"dq_sums = fp16", "with lists of blocks"});
+}
+
+/// The backward is split on every GPU, tiles lie in blocks, and kernels without lists are shared.
+TEST(Sparse, TilesLieInBlocks) {
+  for (const Arch& arch : all_archs())
+    for (int queries : kSparseBlocks)
+      for (int keys : kSparseBlocks) {
+        AttentionSpec s = sparse(queries, keys);
+        s.head_dim = 64;
+        const Operation operation(resolved(s), arch);
+        EXPECT_FALSE(operation.fused());
+        AttentionSpec dense = *operation.spec();
+        dense.sparse_q = dense.sparse_kv = 0, dense.gradient_kernels = Backward::split;
+        const auto of_dense = Operation(resolved(dense), arch).distinct_kernels(true);
+        for (const KernelSpec& k : operation.distinct_kernels(true)) {
+          if (!definition_of(k).tiling) {
+            const bool of_lists = k.kind == KernelKind::pack_mask ||
+                                  k.kind == KernelKind::pack_indices ||
+                                  k.kind == KernelKind::transpose_bits;
+            EXPECT_EQ(std::count(of_dense.begin(), of_dense.end(), k), !of_lists);
+            continue;
+          }
+          EXPECT_EQ(queries % k.tile.block_q, 0) << kernel_name(k);
+          EXPECT_EQ(keys % k.tile.block_kv, 0) << kernel_name(k);
+        }
+      }
+  expect_refusal(
+      [] {
+        const AttentionSpec s = *resolved(sparse(64, 64));
+        emit(kernel_of(KernelKind::forward, Pass::forward, s, find_arch("sm_80"),
+                       parse_tile("mma 128x64 w8 s1 b1")));
+      },
+      {"128 queries must lie in one", "64"});
+  expect_refusal(
+      [] {
+        const AttentionSpec s = *resolved(sparse(128, 64));
+        emit(kernel_of(KernelKind::backward_dkv, Pass::backward, s, find_arch("sm_80"),
+                       parse_tile("mma 64x128 w8 s1 b1")));
+      },
+      {"128 keys must lie in one", "64"});
+}
+
+TEST(Sparse, TheWorkspaceHasTheListsOfKeys) {
+  const Problem p = {2, 6, 3, 1000, 5000};
+  const ResolvedSpec s = resolved(sparse(64, 128));
+  EXPECT_EQ(list_blocks(Tokens::queries, *s, p), 16);
+  EXPECT_EQ(list_blocks(Tokens::keys, *s, p), 40);
+  EXPECT_EQ(list_words(*s, p), 2);
+  EXPECT_EQ(column_words(*s, p), 1);
+  EXPECT_EQ(list_words(*s, {1, 1, 1, 1, 32 * 128}), 2); // one bit is of no block
+  EXPECT_EQ(list_words(*s, {1, 1, 1, 1, 31 * 128}), 1);
+  AttentionSpec dense = *s;
+  dense.sparse_q = dense.sparse_kv = 0, dense.gradient_kernels = Backward::split;
+  EXPECT_EQ(workspace_bytes(Pass::backward, s, p),
+            workspace_bytes(Pass::backward, resolved(dense), p) + 2 * 6 * 40 * 4 / 256 * 256 + 256);
+  EXPECT_EQ(workspace_bytes(Pass::forward, s, p),
+            workspace_bytes(Pass::forward, resolved(dense), p));
+}
+
+} // namespace

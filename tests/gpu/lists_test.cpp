@@ -1,0 +1,345 @@
+//===- lists_test.cpp - Queries that see listed blocks of keys alone --------===//
+#include "tests/gpu/cases.h"
+#include "tests/gpu/operation.h"
+
+#include <random>
+#include <set>
+
+using namespace sagebwd;
+using namespace sagebwd::test;
+
+namespace {
+
+using reference::Inputs;
+
+int64_t lists_of(const AttentionSpec& s, const Problem& p) {
+  return list_blocks(Tokens::queries, s, p);
+}
+int64_t blocks_of(const AttentionSpec& s, const Problem& p) {
+  return list_blocks(Tokens::keys, s, p);
+}
+
+/// Inputs whose lists have each block with this probability.
+Inputs inputs_for(const AttentionSpec& spec, const Problem& p, double density) {
+  Inputs in = reference::random_inputs(p, spec.head_dim, spec.dtype, 1, 7);
+  in.listed = reference::random_lists(spec, p, density, 5);
+  return in;
+}
+
+/// The same inputs, all of whose heads and sequences have the lists of the first one.
+void share_lists(const AttentionSpec& spec, Inputs& in) {
+  const int64_t of_head = lists_of(spec, in.problem) * blocks_of(spec, in.problem);
+  for (size_t i = of_head; i < in.listed.size(); ++i)
+    in.listed[i] = in.listed[i % of_head];
+}
+
+class Listed : public CaseTest {
+protected:
+  const AttentionSpec& spec() const { return attention->spec(); }
+
+  /// Relative L2 to FP64 and to the emulation. Of `few` numbers one flipped rounding weighs more,
+  /// as Numerics.AnyLengths has it.
+  void expect_close(const Inputs& in, const reference::Outputs<float>& got,
+                    bool few = false) const {
+    const auto exact = reference::exact(in, spec());
+    const bool row = spec().granularity == Granularity::row;
+    EXPECT_LE(distance(got.o, exact.o).relative(), few ? 0.2 : row ? 0.02 : 0.03);
+    EXPECT_LE(distance(got.dq, exact.dq).relative(), few ? 0.2 : row ? 0.03 : 0.08);
+    EXPECT_LE(distance(got.dk, exact.dk).relative(), few ? 0.2 : row ? 0.03 : 0.08);
+    EXPECT_LE(distance(got.dv, exact.dv).relative(), few ? 0.2 : row ? 0.02 : 0.05);
+    const auto emulated = emulate_like(spec(), in, got);
+    const double limit = few ? 0.02 : row ? kEmulationLimit : kBlockEmulationLimit;
+    EXPECT_LE(distance(got.o, emulated.o).relative(), limit);
+    EXPECT_LE(distance(got.dq, emulated.dq).relative(), limit);
+    EXPECT_LE(distance(got.dk, emulated.dk).relative(), limit);
+    EXPECT_LE(distance(got.dv, emulated.dv).relative(), limit);
+    for (size_t i = 0; i < exact.lse.size(); ++i)
+      if (std::isinf(exact.lse[i]))
+        ASSERT_EQ(got.lse[i], exact.lse[i]) << "query " << i;
+      else
+        ASSERT_NEAR(got.lse[i], exact.lse[i], 0.1) << "query " << i;
+  }
+};
+
+TEST_P(Listed, EveryBlockGivesTheBitsOfTheDenseKernels) {
+  AttentionSpec dense = spec();
+  dense.sparse_q = dense.sparse_kv = 0;
+  dense.gradient_kernels = Backward::split;
+  const Problem whole = {1, 1, 1, 512, 512};
+  Tiles tiles;
+  for (KernelKind kind : tiled_kernels())
+    tiles[kind] = attention->tile(kind, whole);
+  Attention with_all(dense, 0, tiles);
+  for (const Problem& p : {Problem{1, 2, 1, 512, 700}, Problem{2, 2, 2, 257, 129}}) {
+    Inputs in = inputs_for(spec(), p, 1);
+    Inputs without_lists = in;
+    without_lists.listed.clear();
+    expect_identical(run(*attention, in), run(with_all, without_lists));
+  }
+}
+
+TEST_P(Listed, NearExactAndEmulated) {
+  for (const double density : {0.15, 0.5}) {
+    SCOPED_TRACE(density);
+    const Inputs in = inputs_for(spec(), {1, 4, 2, 600, 1100}, density);
+    expect_close(in, run(*attention, in));
+  }
+}
+
+TEST_P(Listed, OddLengths) {
+  for (const auto& [m, n] : {std::pair{1, 63}, {65, 129}, {300, 65}, {129, 1000}}) {
+    SCOPED_TRACE("M = " + std::to_string(m) + ", N = " + std::to_string(n));
+    Inputs in = inputs_for(spec(), {2, 2, 1, m, n}, 0.4);
+    expect_close(in, run(*attention, in), /*few=*/true);
+  }
+}
+
+/// Lists of nothing, of everything, of one block alone; blocks that nobody and that everybody
+/// lists.
+TEST_P(Listed, EmptyAndFullRowsAndColumns) {
+  const Problem p = {1, 4, 2, 1030, 700};
+  Inputs in = inputs_for(spec(), p, 0.3);
+  const int64_t lists = lists_of(spec(), p), blocks = blocks_of(spec(), p);
+  for (int64_t i = 0; i < p.heads * lists; ++i)
+    for (int64_t j = 0; j < blocks; ++j) {
+      uint8_t& listed = in.listed[i * blocks + j];
+      const int64_t list = i % lists;
+      listed = list == 0 || list == 5 || j == 3 ? 0
+               : list == 1 || j == 1            ? 1
+               : list == 2                      ? j == blocks - 1
+                                                : listed;
+    }
+  const auto got = run(*attention, in);
+  expect_close(in, got);
+  const int64_t d = spec().head_dim;
+  for (int64_t head = 0; head < p.heads; ++head)
+    for (int64_t i = 0; i < spec().sparse_q; ++i) {
+      const int64_t query = head * p.seq_q + i;
+      ASSERT_EQ(got.lse[query], -INFINITY);
+      for (int64_t c = 0; c < d; ++c) {
+        ASSERT_EQ(got.o[query * d + c], 0);
+        ASSERT_EQ(got.dq[query * d + c], 0);
+      }
+    }
+  for (int64_t head = 0; head < p.heads_kv; ++head)
+    for (int64_t key = 3 * spec().sparse_kv; key < 4 * spec().sparse_kv; ++key)
+      for (int64_t c = 0; c < d; ++c) {
+        ASSERT_EQ(got.dk[(head * p.seq_kv + key) * d + c], 0);
+        ASSERT_EQ(got.dv[(head * p.seq_kv + key) * d + c], 0);
+      }
+}
+
+class LongLists : public Listed {};
+
+/// A list has several words, of queries and of keys.
+TEST_P(LongLists, SkipWords) {
+  const Problem p = {1, 2, 1, 33 * spec().sparse_q + 3, 66 * spec().sparse_kv - 7};
+  Inputs in = inputs_for(spec(), p, 0.03);
+  const int64_t blocks = blocks_of(spec(), p);
+  for (int64_t j = 0; j < blocks; ++j)
+    in.listed[blocks + j] = j == 31 || j >= 63; // and none of the words between
+  expect_close(in, run(*attention, in));
+}
+
+TEST_P(Listed, ListsThatHeadsShare) {
+  Inputs in = inputs_for(spec(), {2, 4, 2, 300, 400}, 0.4);
+  share_lists(spec(), in);
+  const auto apart = run(*attention, in);
+  RunOptions shared;
+  const std::vector<uint32_t> bits = packed_lists(spec(), in);
+  shared.row_bits.assign(bits.begin(), bits.begin() + bits.size() / (2 * 4));
+  expect_identical(run(*attention, in, shared), apart);
+}
+
+TEST_P(Listed, GradientThroughLse) {
+  Inputs in = inputs_for(spec(), {1, 2, 1, 512, 512}, 0.4);
+  if (spec().smooth_k)
+    for (float& x : in.k)
+      x = reference::round_to(spec().dtype, x + 2);
+  in.dlse.resize(in.problem.heads * in.problem.seq_q);
+  for (size_t i = 0; i < in.dlse.size(); ++i)
+    in.dlse[i] = std::sin(static_cast<float>(i) * 1.7f);
+  expect_close(in, run(*attention, in));
+}
+
+/// Lists as the packing kernels write them, of a problem's queries and keys.
+class PackedLists : public Listed {
+protected:
+  struct Lists {
+    std::vector<int32_t> indices, counts;
+    int width = 0;
+  };
+  /// The inputs' lists by number, in another order, some twice, and more that do not count.
+  Lists indices_of(const Inputs& in) const {
+    const int64_t blocks = blocks_of(spec(), in.problem);
+    Lists lists;
+    lists.width = static_cast<int>(2 * blocks + 3);
+    std::mt19937 draw(11);
+    for (size_t row = 0; row < in.listed.size() / blocks; ++row) {
+      std::vector<int32_t> of_row;
+      for (int64_t j = 0; j < blocks; ++j)
+        for (int times = in.listed[row * blocks + j] ? 1 + draw() % 2 : 0; times > 0; --times)
+          of_row.push_back(static_cast<int32_t>(j));
+      std::shuffle(of_row.begin(), of_row.end(), draw);
+      lists.counts.push_back(static_cast<int32_t>(of_row.size()));
+      of_row.resize(lists.width, -7);
+      lists.indices.insert(lists.indices.end(), of_row.begin(), of_row.end());
+    }
+    return lists;
+  }
+  std::vector<uint32_t> packed(const Problem& p, const Lists* lists, const Inputs* mask) const {
+    const int64_t rows = p.batch * p.heads * lists_of(spec(), p);
+    Buffer bits(rows * list_words(spec(), p) * sizeof(uint32_t));
+    ListsToPack from{.problem = p, .row_bits = bits.as<uint32_t>()};
+    std::optional<Buffer> given, counts;
+    if (mask) {
+      given.emplace(mask->listed.size()).upload(mask->listed);
+      from.mask = given->as();
+    } else {
+      given.emplace(lists->indices.size() * 4).upload(lists->indices);
+      from.indices = given->as<int32_t>(), from.width = lists->width;
+      if (!lists->counts.empty()) {
+        counts.emplace(lists->counts.size() * 4).upload(lists->counts);
+        from.counts = counts->as<int32_t>();
+      }
+    }
+    driver::synchronize();
+    attention->pack_lists(from);
+    driver::synchronize();
+    Faults faults;
+    bits.check_guards("row_bits", faults);
+    EXPECT_EQ(faults, Faults());
+    return bits.download<uint32_t>();
+  }
+};
+
+TEST_P(PackedLists, MasksAndIndicesInAnyOrderGiveTheSameBits) {
+  for (const int64_t n : {63, 1000, 64 * 31, 128 * 32, 64 * 65 + 1}) {
+    SCOPED_TRACE("N = " + std::to_string(n));
+    const Inputs in = inputs_for(spec(), {2, 3, 1, 300, n}, 0.3);
+    const std::vector<uint32_t> expected = packed_lists(spec(), in);
+    EXPECT_EQ(packed(in.problem, nullptr, &in), expected);
+    const Lists lists = indices_of(in);
+    EXPECT_EQ(packed(in.problem, &lists, nullptr), expected);
+  }
+}
+
+TEST_P(PackedLists, WrongArgumentsAreRefused) {
+  const Problem p = {1, 1, 1, 64, 64};
+  const auto expect_refused = [&](const Attention& operation, const ListsToPack& lists,
+                                  const std::string& why) {
+    try {
+      operation.pack_lists(lists);
+      ADD_FAILURE() << "not refused: " << why;
+    } catch (const SpecError& error) {
+      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+    }
+  };
+  Buffer memory(4096);
+  const auto* indices = memory.as<int32_t>();
+  auto* bits = memory.as<uint32_t>();
+  expect_refused(*attention, {.problem = p, .row_bits = bits}, "one of the two");
+  expect_refused(*attention,
+                 {.problem = p, .mask = indices, .indices = indices, .width = 1, .row_bits = bits},
+                 "one of the two");
+  expect_refused(*attention, {.problem = p, .indices = indices, .row_bits = bits}, "width = 0");
+  expect_refused(*attention, {.problem = p, .mask = indices}, "row_bits: the address is null");
+  expect_refused(Attention({64}, 0), {.problem = p, .mask = indices, .row_bits = bits},
+                 "a spec that has none");
+  Inputs in = inputs_for(spec(), p, 1);
+  Operands operands(*attention, in);
+  ForwardArgs without = operands.forward;
+  without.lists.row_bits = nullptr;
+  try {
+    attention->forward(without);
+    ADD_FAILURE() << "no lists are accepted";
+  } catch (const SpecError& error) {
+    EXPECT_NE(std::string(error.what()).find("pack_lists()"), std::string::npos) << error.what();
+  }
+  in.listed.clear();
+  Attention dense({64}, 0);
+  Operands of_dense(dense, in);
+  of_dense.forward.lists = operands.forward.lists;
+  try {
+    dense.forward(of_dense.forward);
+    ADD_FAILURE() << "lists are ignored";
+  } catch (const SpecError& error) {
+    EXPECT_NE(std::string(error.what()).find("sparse_q"), std::string::npos) << error.what();
+  }
+}
+
+/// The queries of lists that name a block which does not exist, and no others, get NaN.
+TEST_P(PackedLists, WrongListsGiveNan) {
+  const Problem p = {1, 2, 2, 700, 500};
+  Inputs in = inputs_for(spec(), p, 0.5);
+  const int64_t lists = lists_of(spec(), p), blocks = blocks_of(spec(), p);
+  Lists given = indices_of(in);
+  const auto entry = [&](int64_t list, int i) -> int32_t& {
+    return given.indices[list * given.width + i];
+  };
+  entry(1, 0) = static_cast<int32_t>(blocks), given.counts[1] = std::max(given.counts[1], 1);
+  entry(3, 0) = -1, given.counts[3] = 1; // no other block
+  given.counts[lists] = -2;              // of the second head
+  given.counts[lists + 2] = given.width + 1;
+  const std::set<int64_t> wrong = {1, 3, lists, lists + 2};
+  RunOptions options;
+  options.row_bits = packed(p, &given, nullptr);
+  const auto got = run(*attention, in, options);
+  const auto sound = run(*attention, in);
+  const int64_t d = spec().head_dim;
+  for (int64_t i = 0; i < p.heads * p.seq_q; ++i) {
+    const int64_t list = i / p.seq_q * lists + i % p.seq_q / spec().sparse_q;
+    if (!wrong.contains(list)) {
+      ASSERT_EQ(got.lse[i], sound.lse[i]) << "query " << i;
+      continue;
+    }
+    ASSERT_TRUE(std::isnan(got.lse[i])) << "query " << i;
+    for (int64_t c = 0; c < d; ++c)
+      ASSERT_TRUE(std::isnan(got.o[i * d + c])) << "query " << i;
+  }
+}
+
+std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
+  using enum DType;
+  using enum Granularity;
+  using enum Precision;
+  constexpr Causal none = Causal::none, top = Causal::top_left, bottom = Causal::bottom_right;
+  struct Sparse {
+    const char* name;
+    AttentionSpec spec;
+    int queries, keys; ///< of a block
+  };
+  const Sparse all[] = {
+      {"D64_bf16_128x64", {64, bf16, none, row}, 128, 64},
+      {"D64_fp16_64x128_TopLeft", {64, fp16, top, row}, 64, 128},
+      {"D128_bf16_128x64_BottomRight", {128, bf16, bottom, row}, 128, 64},
+      {"D128_fp16_128x128", {128, fp16, none, row}, 128, 128},
+      {"D128_bf16_64x64_Qk16", {128, bf16, none, row, qk16}, 64, 64},
+      {"D64_bf16_128x128_Groups64_TopLeft",
+       {64, bf16, top, row, six_of_seven, true, true, true, 64, 64},
+       128,
+       128},
+      {"D128_bf16_128x64_Gradients16", {128, bf16, none, row, gradients16}, 128, 64},
+      {"D64_bf16_128x64_Block_TopLeft", {64, bf16, top, block}, 128, 64},
+      {"D72_fp16_128x128_Dv16", {72, fp16, none, row, dv16, false}, 128, 128},
+      {"D256_bf16_128x64", {256, bf16, none, row}, 128, 64},
+      {"D64_bf16_128x64_HalfDp", {64, bf16, none, row}, 128, 64},
+  };
+  std::vector<Case> cases;
+  for (const Sparse& s : all) {
+    Case c{s.name, s.spec, {}};
+    c.spec.sparse_q = s.queries, c.spec.sparse_kv = s.keys;
+    if (c.name.ends_with("HalfDp"))
+      c.spec.dp_sums = DpSums::fp16, c.tiles = mma_tiles(c.spec);
+    if (named.empty() || named.contains(c.name))
+      cases.push_back(c);
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Listed, testing::ValuesIn(sparse_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Gpu, PackedLists,
+    testing::ValuesIn(sparse_cases({"D64_bf16_128x64", "D64_fp16_64x128_TopLeft"})), case_name);
+
+} // namespace
