@@ -338,6 +338,8 @@ std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, Listed, testing::ValuesIn(sparse_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, LongLists, testing::ValuesIn(sparse_cases({"D64_bf16_128x64"})),
+                         case_name);
 INSTANTIATE_TEST_SUITE_P(
     Gpu, PackedLists,
     testing::ValuesIn(sparse_cases({"D64_bf16_128x64", "D64_fp16_64x128_TopLeft"})), case_name);

@@ -5,7 +5,7 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
-from sagebwd import options
+from sagebwd import checks
 from sagebwd.emulation import full_precision
 
 #: Bytes that the matrices of one part of the heads may take, unless one head takes more.
@@ -113,7 +113,7 @@ class _Refuses(torch.autograd.Function):
     def forward(ctx, count, *tensors):
         return tuple(t.view_as(t) for t in tensors[:count])
 
-    backward = staticmethod(options.refuse_double_backward)
+    backward = staticmethod(checks.refuse_double_backward)
 
 
 def once(gradients, *inputs):
