@@ -19,10 +19,11 @@ public:
 };
 
 /// SAGEBWD_OFFLINE=1 forbids compiling, and a kernel is in no layer of the cache. The message says
-/// which places were searched, and which command builds the kernel.
+/// which places were searched, and which command builds the kernel. A single kernel's spec is
+/// narrower than its operation's, so that only of_operation() can name the whole command.
 class OfflineError : public std::runtime_error {
 public:
-  OfflineError(std::string missing, const std::string& command)
+  OfflineError(std::string missing, const std::string& command = "sagebwd prebuild")
       : std::runtime_error(missing + ". Where NVRTC is, run: " + command +
                            "; then name the file in SAGEBWD_CACHE_PACKS"),
         missing(std::move(missing)) {}

@@ -9,7 +9,6 @@
 #include "runtime/nvrtc/in_use.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/parallel_for.h"
-#include "runtime/prebuild_command.h"
 #include "runtime/settings.h"
 
 #include "llvm/ADT/ScopeExit.h"
@@ -116,9 +115,8 @@ namespace {
   }
   throw OfflineError(
       "SAGEBWD_OFFLINE=1 forbids compiling, and " + name + " for " + std::string(spec.arch.name) +
-          " is not in " +
-          (places.empty() ? "any place: neither a directory nor a pack is named" : places),
-      prebuild_command(spec));
+      " is not in " +
+      (places.empty() ? "any place: neither a directory nor a pack is named" : places));
 }
 
 } // namespace

@@ -89,7 +89,6 @@ std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<Kern
 
 OfflineError of_operation(const OfflineError& error, const std::vector<KernelSpec>& kernels,
                           const ResolvedSpec& spec) {
-  // The spec of a single kernel is narrower than the operation's, so the operation's spec is named.
   const bool tuned = !std::all_of(kernels.begin(), kernels.end(), has_default_tile);
   return OfflineError(error.missing, prebuild_command(spec, kernels.front().arch, tuned));
 }

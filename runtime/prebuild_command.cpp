@@ -1,10 +1,7 @@
 //===- prebuild_command.cpp - The command that puts a kernel into a pack --===//
 
 #include "runtime/prebuild_command.h"
-#include "generator/choice.h"
-#include "generator/definition.h"
 #include "generator/operation.h"
-#include "generator/space.h"
 
 namespace sagebwd {
 
@@ -19,26 +16,6 @@ std::string prebuild_command(const ResolvedSpec& spec, const Arch& arch, bool tu
   }
   return text + (has_backward ? "" : " --pass forward") + (tuned ? " --records RECORDS" : "") +
          " --out FILE";
-}
-
-std::string prebuild_command(const KernelSpec& kernel) {
-  AttentionSpec spec = kernel.attention;
-  if (kernel.channels == Channels::part) // any width that is not full
-    spec.head_dim -= kHeadDimStep;
-  // Not every kernel of a backward depends on what decides which backward it is, but the operation
-  // must name it.
-  if (definition_of(kernel.kind).of == Backward::fused) {
-    spec.gradient_kernels = Backward::fused;
-    // round_dq depends on no precision. On GPUs of 99 KB the widest fused kernel is that of INT8.
-    if (kernel.kind == KernelKind::round_dq && !sums_dq_in_fp16(spec) && spec.group_kv == 128 &&
-        !grouping_of(spec.granularity).one_scale)
-      spec.precision = Precision::six_of_seven;
-    spec.deterministic &= orders_dq(spec);
-  } else if (kernel.pass == Pass::backward && !is_fused(spec) &&
-             default_fused_tile(spec, kernel.arch)) {
-    spec.gradient_kernels = Backward::split;
-  }
-  return prebuild_command(resolved(spec), kernel.arch, !has_default_tile(kernel));
 }
 
 } // namespace sagebwd

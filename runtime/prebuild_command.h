@@ -11,7 +11,5 @@ namespace sagebwd {
 /// --spec 'd128 bf16 ...' --out FILE". If `tuned`, the command also has "--records RECORDS", which
 /// stands for the tuning records that chose a tile.
 std::string prebuild_command(const ResolvedSpec&, const Arch&, bool tuned = false);
-/// The same for the operation of one kernel.
-std::string prebuild_command(const KernelSpec&);
 
 } // namespace sagebwd

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/prebuild.h"
+#include "tools/command.h"
 #include "tools/console.h"
 #include "tools/spec_options.h"
 

@@ -157,11 +157,15 @@ void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates
       candidates[i - others] = compile(operation.back(), tiles_[i - others]);
   };
   int done = 0;
-  parallel_for(others + tiles_.size(), compile_width(), build, [&](size_t i) {
-    if (i >= others)
-      report("compiling", candidates[i - others].tried.tile, ++done,
-             static_cast<int>(tiles_.size()));
-  });
+  try {
+    parallel_for(others + tiles_.size(), compile_width(), build, [&](size_t i) {
+      if (i >= others)
+        report("compiling", candidates[i - others].tried.tile, ++done,
+               static_cast<int>(tiles_.size()));
+    });
+  } catch (const OfflineError& error) {
+    throw of_operation(error, operation, spec_);
+  }
 }
 
 /// The check comes before anything is compiled.

@@ -1,6 +1,7 @@
 //===- prebuild_command_test.cpp - The command for a missing kernel --------===//
 
 #include "generator/operation.h"
+#include "runtime/kernels.h"
 #include "runtime/prebuild.h"
 #include "runtime/prebuild_command.h"
 
@@ -61,35 +62,23 @@ std::vector<AttentionSpec> every_spec() {
   return specs;
 }
 
-TEST(PrebuildCommand, BuildsAPackThatHoldsTheKernel) {
+TEST(PrebuildCommand, BuildsAPackThatHoldsTheOperation) {
   size_t kernels_seen = 0;
   std::mt19937 random(3);
   for (const Arch& arch : all_archs())
     for (const AttentionSpec& spec : every_spec()) {
       if (random() % 16) // of some 27000, to keep it short; others each time the list changes
         continue;
-      for (Pass pass : {Pass::forward, Pass::backward}) {
-        for (const KernelSpec& kernel : Operation(resolved(spec), arch).kernels(pass)) {
-          const std::string command = prebuild_command(kernel);
-          const std::vector<KernelSpec> built = kernels_of({operation_of(command)});
-          ASSERT_EQ(count_of(built, kernel), 1)
-              << command << " does not build " << kernel_name(kernel);
-          ++kernels_seen;
-        }
+      const std::string command = prebuild_command(resolved(spec), arch);
+      EXPECT_FALSE(contains(command, "--records")) << command;
+      const std::vector<KernelSpec> built = kernels_of({operation_of(command)});
+      for (const KernelSpec& kernel : Operation(resolved(spec), arch).distinct_kernels()) {
+        ASSERT_EQ(count_of(built, kernel), 1)
+            << command << " does not build " << kernel_name(kernel);
+        ++kernels_seen;
       }
     }
   EXPECT_GT(kernels_seen, 5000u);
-}
-
-TEST(PrebuildCommand, OfAFusedBackwardsKernelsAsksForSuchAnOperation) {
-  AttentionSpec spec;
-  spec.precision = Precision::gradients16, spec.deterministic = false;
-  for (const KernelSpec& kernel :
-       Operation(resolved(spec), find_arch("sm_80")).kernels(Pass::backward)) {
-    const std::string command = prebuild_command(kernel);
-    EXPECT_EQ(count_of(kernels_of({operation_of(command)}), kernel), 1) << command;
-    EXPECT_FALSE(contains(command, "--records")) << command;
-  }
 }
 
 TEST(PrebuildCommand, SaysTheWholeSpec) {
@@ -100,11 +89,14 @@ TEST(PrebuildCommand, SaysTheWholeSpec) {
 }
 
 TEST(PrebuildCommand, AsksForTheRecordsOfATunedTile) {
-  KernelSpec kernel =
-      Operation(resolved(AttentionSpec()), find_arch("sm_80")).kernels(Pass::forward).back();
-  EXPECT_FALSE(contains(prebuild_command(kernel), "--records"));
-  kernel.tile.stages = 2;
-  EXPECT_TRUE(contains(prebuild_command(kernel), "--records RECORDS --out FILE"));
+  const ResolvedSpec spec = resolved(AttentionSpec());
+  std::vector<KernelSpec> kernels = Operation(spec, find_arch("sm_80")).kernels(Pass::forward);
+  const auto advice = [&] {
+    return std::string(of_operation(OfflineError(""), kernels, spec).what());
+  };
+  EXPECT_FALSE(contains(advice(), "--records"));
+  kernels.back().tile.stages = 2;
+  EXPECT_TRUE(contains(advice(), "--records RECORDS --out FILE"));
 }
 
 } // namespace

@@ -35,6 +35,8 @@ protected:
     const std::string tile = to_string(spec.tile);
     if (traits_[tile] == "refused")
       throw CompileError("ptxas has no registers", "", "");
+    if (traits_[tile] == "missing")
+      throw OfflineError("it is in no place");
     auto built = std::make_shared<BuiltKernel>();
     built->spec = spec;
     built->entry.kernel_name = kernel_name(spec);

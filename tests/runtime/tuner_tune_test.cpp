@@ -64,6 +64,14 @@ TEST_F(Tune, WhatDoesNotCompileOrSpillsIsListedByName) {
   EXPECT_EQ(outcomes[to_string(default_())], "timed");
 }
 
+TEST_F(Tune, WithoutTheOperationItNamesTheCommandThatBuildsIt) {
+  traits_[to_string(default_())] = "missing";
+  EXPECT_EQ(failure<OfflineError>([&] { tuned(); }),
+            "it is in no place. Where NVRTC is, run: sagebwd prebuild --arch sm_80 --spec '" +
+                to_string(*resolved(request_.spec)) +
+                "' --out FILE; then name the file in SAGEBWD_CACHE_PACKS");
+}
+
 TEST_F(Tune, WithoutACompilerItSaysSoAndKeepsNothing) {
   for (const TileConfig& tile :
        tiles_worth_trying(KernelKind::forward, resolved(request_.spec), find_arch("sm_80")))
