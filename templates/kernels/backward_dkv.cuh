@@ -76,13 +76,6 @@ private:
   }
 };
 
-/// Where the walk stands: the tile, its stage and the next one's, and the slot of its run's scales.
-struct Position {
-  QueryTile tile;
-  u32 stage, next_stage;
-  int slot;
-};
-
 /// What a warp does with each tile.
 struct TileWork {
   const Params& p;
@@ -302,23 +295,6 @@ private:
     now.next_stage = last_stage;
   }
 };
-
-/// Behind a run: the sums go to the units of the next one, that of the tile at which the walk
-/// stands, or their surplus is subtracted.
-__device__ __forceinline__ void change_run(Sums& dk, Sums& dv, const Loads& load, Position& now) {
-  if constexpr (CHANNEL_UNITS) {
-    // The scales came during the run that ends; in the slot of the run before it none are read.
-    const u32 last = units_of(load.shared, now.slot);
-    now.slot = slot_behind(now.slot);
-    change_units(dk, dv, last, units_of(load.shared, now.slot));
-    load.units(load.walk.next_run(now.tile), slot_behind(now.slot));
-    if constexpr (STAGES == 2)
-      cp_async_commit(); // else they came behind a run of one tile
-  } else {
-    dk.settle();
-    dv.settle();
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
