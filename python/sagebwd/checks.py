@@ -1,8 +1,15 @@
 """Checks of single arguments, which raise errors that say what to pass."""
 
+import math
+import numbers
 import operator
 
-from sagebwd._core import SpecError
+from sagebwd import _core
+
+SpecError = _core.SpecError
+
+#: With a smaller scale, except 0, the steps of quantised scores are not normal numbers in FP32.
+LEAST_SOFTMAX_SCALE = _core.least_softmax_scale
 
 
 class SpecTypeError(SpecError, TypeError):
@@ -58,3 +65,30 @@ def refuse_double_backward(ctx, *gradients):
         "this attention cannot be differentiated twice: its backward has no gradient. For gradient "
         "penalties and Hessians use another attention in that part of the model"
     )
+
+
+def check_layout(layout):
+    """Raises SpecError for anything but 'bhsd' and 'bshd'."""
+    if layout != "bhsd" and layout != "bshd":
+        raise SpecError(
+            f"layout={layout!r}: pass 'bhsd' for tensors of (batch, head, token, channel) or "
+            "'bshd' for (batch, token, head, channel)"
+        )
+
+
+def check_softmax_scale(scale, head_dim):
+    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless it is finite in FP32 and
+    either 0 or large enough for the kernels, which divide by multiples of it."""
+    if scale is None:
+        return head_dim**-0.5 if head_dim else 1.0  # without channels, which callers refuse
+    try:
+        real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+        value = float(scale) if real else math.nan
+    except OverflowError:  # an integer beyond any float
+        value = math.nan
+    if not (value == 0 or LEAST_SOFTMAX_SCALE <= abs(value) < 3.4e38):
+        raise SpecError(
+            f"softmax_scale={scale!r}: pass a number below 3.4e38 in magnitude, 0 or at least "
+            f"{LEAST_SOFTMAX_SCALE}, or None for 1/sqrt(head_dim)"
+        )
+    return value

@@ -8,13 +8,14 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
-import math
-import numbers
 import re
 import textwrap
 
 from sagebwd import _core
-from sagebwd.checks import a_kind, check_callback, whole_number, word, yes_or_no  # noqa: F401
+from sagebwd.checks import (  # noqa: F401
+    LEAST_SOFTMAX_SCALE, a_kind, check_callback, check_layout, check_softmax_scale, whole_number,
+    word, yes_or_no,
+)  # fmt: skip
 from sagebwd.keywords import check_keywords, refuse_keyword
 
 SpecError = _core.SpecError
@@ -26,8 +27,6 @@ PRODUCTS = ("s", "pv", "dv", "dp", "dq", "dk")
 WIDTHS = _core.widths
 #: Head dimensions for which every GPU has kernels, forward and backward.
 USUAL_HEAD_DIMS = _core.usual_head_dims
-#: With a smaller scale, except 0, the steps of quantised scores are not normal numbers in FP32.
-LEAST_SOFTMAX_SCALE = _core.least_softmax_scale
 #: Names of the precisions that have kernels.
 PRECISIONS = _core.precisions
 
@@ -348,33 +347,6 @@ def emulated_spec(options, q, k, **more):
 def width_of(channels):
     """How many channels kernels compute with for this head dimension, at most the largest width."""
     return min((width for width in WIDTHS if width >= channels), default=WIDTHS[-1])
-
-
-def check_layout(layout):
-    """Raises SpecError for anything but 'bhsd' and 'bshd'."""
-    if layout != "bhsd" and layout != "bshd":
-        raise SpecError(
-            f"layout={layout!r}: pass 'bhsd' for tensors of (batch, head, token, channel) or "
-            "'bshd' for (batch, token, head, channel)"
-        )
-
-
-def check_softmax_scale(scale, head_dim):
-    """The scale as a float, 1/sqrt(head_dim) for None. SpecError unless it is finite in FP32 and
-    either 0 or large enough for the kernels, which divide by multiples of it."""
-    if scale is None:
-        return head_dim**-0.5 if head_dim else 1.0  # without channels, which callers refuse
-    try:
-        real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
-        value = float(scale) if real else math.nan
-    except OverflowError:  # an integer beyond any float
-        value = math.nan
-    if not (value == 0 or LEAST_SOFTMAX_SCALE <= abs(value) < 3.4e38):
-        raise SpecError(
-            f"softmax_scale={scale!r}: pass a number below 3.4e38 in magnitude, 0 or at least "
-            f"{LEAST_SOFTMAX_SCALE}, or None for 1/sqrt(head_dim)"
-        )
-    return value
 
 
 # ---- INT8 products of a precision ----------------------------------------------------------------
