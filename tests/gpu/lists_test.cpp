@@ -20,7 +20,7 @@ int64_t blocks_of(const AttentionSpec& s, const Problem& p) {
 }
 
 /// Inputs whose lists have each block with this probability.
-Inputs inputs_for(const AttentionSpec& spec, const Problem& p, double density) {
+Inputs listed_inputs(const AttentionSpec& spec, const Problem& p, double density) {
   Inputs in = reference::random_inputs(p, spec.head_dim, spec.dtype, 1, 7);
   in.listed = reference::random_lists(spec, p, density, 5);
   return in;
@@ -71,7 +71,7 @@ TEST_P(Listed, EveryBlockGivesTheBitsOfTheDenseKernels) {
     tiles[kind] = attention->tile(kind, whole);
   Attention with_all(dense, 0, tiles);
   for (const Problem& p : {Problem{1, 2, 1, 512, 700}, Problem{2, 2, 2, 257, 129}}) {
-    Inputs in = inputs_for(spec(), p, 1);
+    Inputs in = listed_inputs(spec(), p, 1);
     Inputs without_lists = in;
     without_lists.listed.clear();
     expect_identical(run(*attention, in), run(with_all, without_lists));
@@ -81,7 +81,7 @@ TEST_P(Listed, EveryBlockGivesTheBitsOfTheDenseKernels) {
 TEST_P(Listed, NearExactAndEmulated) {
   for (const double density : {0.15, 0.5}) {
     SCOPED_TRACE(density);
-    const Inputs in = inputs_for(spec(), {1, 4, 2, 600, 1100}, density);
+    const Inputs in = listed_inputs(spec(), {1, 4, 2, 600, 1100}, density);
     expect_close(in, run(*attention, in));
   }
 }
@@ -89,7 +89,7 @@ TEST_P(Listed, NearExactAndEmulated) {
 TEST_P(Listed, OddLengths) {
   for (const auto& [m, n] : {std::pair{1, 63}, {65, 129}, {300, 65}, {129, 1000}}) {
     SCOPED_TRACE("M = " + std::to_string(m) + ", N = " + std::to_string(n));
-    Inputs in = inputs_for(spec(), {2, 2, 1, m, n}, 0.4);
+    Inputs in = listed_inputs(spec(), {2, 2, 1, m, n}, 0.4);
     expect_close(in, run(*attention, in), /*few=*/true);
   }
 }
@@ -98,7 +98,7 @@ TEST_P(Listed, OddLengths) {
 /// lists.
 TEST_P(Listed, EmptyAndFullRowsAndColumns) {
   const Problem p = {1, 4, 2, 1030, 700};
-  Inputs in = inputs_for(spec(), p, 0.3);
+  Inputs in = listed_inputs(spec(), p, 0.3);
   const int64_t lists = lists_of(spec(), p), blocks = blocks_of(spec(), p);
   for (int64_t i = 0; i < p.heads * lists; ++i)
     for (int64_t j = 0; j < blocks; ++j) {
@@ -134,7 +134,7 @@ class LongLists : public Listed {};
 /// A list has several words, of queries and of keys.
 TEST_P(LongLists, SkipWords) {
   const Problem p = {1, 2, 1, 33 * spec().sparse_q + 3, 66 * spec().sparse_kv - 7};
-  Inputs in = inputs_for(spec(), p, 0.03);
+  Inputs in = listed_inputs(spec(), p, 0.03);
   const int64_t blocks = blocks_of(spec(), p);
   for (int64_t j = 0; j < blocks; ++j)
     in.listed[blocks + j] = j == 31 || j >= 63; // and none of the words between
@@ -142,7 +142,7 @@ TEST_P(LongLists, SkipWords) {
 }
 
 TEST_P(Listed, ListsThatHeadsShare) {
-  Inputs in = inputs_for(spec(), {2, 4, 2, 300, 400}, 0.4);
+  Inputs in = listed_inputs(spec(), {2, 4, 2, 300, 400}, 0.4);
   share_lists(spec(), in);
   const auto apart = run(*attention, in);
   RunOptions shared;
@@ -152,7 +152,7 @@ TEST_P(Listed, ListsThatHeadsShare) {
 }
 
 TEST_P(Listed, GradientThroughLse) {
-  Inputs in = inputs_for(spec(), {1, 2, 1, 512, 512}, 0.4);
+  Inputs in = listed_inputs(spec(), {1, 2, 1, 512, 512}, 0.4);
   if (spec().smooth_k)
     for (float& x : in.k)
       x = reference::round_to(spec().dtype, x + 2);
@@ -216,7 +216,7 @@ protected:
 TEST_P(PackedLists, MasksAndIndicesInAnyOrderGiveTheSameBits) {
   for (const int64_t n : {63, 1000, 64 * 31, 128 * 32, 64 * 65 + 1}) {
     SCOPED_TRACE("N = " + std::to_string(n));
-    const Inputs in = inputs_for(spec(), {2, 3, 1, 300, n}, 0.3);
+    const Inputs in = listed_inputs(spec(), {2, 3, 1, 300, n}, 0.3);
     const std::vector<uint32_t> expected = packed_lists(spec(), in);
     EXPECT_EQ(packed(in.problem, nullptr, &in), expected);
     const Lists lists = indices_of(in);
@@ -246,7 +246,7 @@ TEST_P(PackedLists, WrongArgumentsAreRefused) {
   expect_refused(*attention, {.problem = p, .mask = indices}, "row_bits: the address is null");
   expect_refused(Attention({64}, 0), {.problem = p, .mask = indices, .row_bits = bits},
                  "a spec that has none");
-  Inputs in = inputs_for(spec(), p, 1);
+  Inputs in = listed_inputs(spec(), p, 1);
   Operands operands(*attention, in);
   ForwardArgs without = operands.forward;
   without.lists.row_bits = nullptr;
@@ -271,7 +271,7 @@ TEST_P(PackedLists, WrongArgumentsAreRefused) {
 /// The queries of lists that name a block which does not exist, and no others, get NaN.
 TEST_P(PackedLists, WrongListsGiveNan) {
   const Problem p = {1, 2, 2, 700, 500};
-  Inputs in = inputs_for(spec(), p, 0.5);
+  Inputs in = listed_inputs(spec(), p, 0.5);
   const int64_t lists = lists_of(spec(), p), blocks = blocks_of(spec(), p);
   Lists given = indices_of(in);
   const auto entry = [&](int64_t list, int i) -> int32_t& {

@@ -44,7 +44,9 @@ class BenchResult:
         return self.text
 
 
-@options.takes(options.Operation, but=("precision", "deterministic", "packed"))
+@options.takes(
+    options.Operation, but=("precision", "deterministic", "packed", "sparse_q", "sparse_kv")
+)
 def bench(
     models=None, *, backends=None, precision=None, deterministic=None, batch=None, heads=None,
     heads_kv=None, seq_len=None, seq_kv=None, sinks=False, layout="bhsd", rounds=15, seed=0,
