@@ -12,6 +12,8 @@
 #include "tile/lists.cuh"
 #include "tile/query_tile.cuh"
 
+constexpr bool SHORT_RUNS = true;
+
 //===- Keys --------------------------------------------------------------------===//
 
 template <int SIZE, int RUN> struct KeyTiles {
