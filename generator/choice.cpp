@@ -40,7 +40,7 @@ struct Wish {
 
 Wish wish_of_forward(const AttentionSpec& s, Family family) {
   if (family.roles() == Roles::copier)
-    return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
+    return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, is_sparse(s) ? 8 : 12};
   // A third block would leave wide heads 168 registers, too few for 16-bit scores, and above 128
   // channels for groups of 64 keys (1.6 KB spilled) or for lists.
   const bool third = family.instruction() == Instruction::wgmma && !(wide(s) && scores16(s)) &&
@@ -74,7 +74,7 @@ Wish wish_of_dkv(const AttentionSpec& s, Family family) {
   if (family.roles() == Roles::pairs)
     return {1, 1, 8};
   if (family.roles() == Roles::copier)
-    return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
+    return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, is_sparse(s) ? 8 : 12};
   const bool wgmma = family.instruction() == Instruction::wgmma;
   // With 16-bit scores, two stages spill or leave no shared memory for a second block.
   return {scores16(s) || (!wgmma && wide(s)) ? 1 : 2,

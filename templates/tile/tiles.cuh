@@ -19,9 +19,6 @@
 
 #include "tile/query_tile.cuh"
 
-/// Whether a walk over keys may have a single tile of a run between two others.
-constexpr bool SHORT_RUNS = false;
-
 //===- Keys --------------------------------------------------------------------===//
 
 /// A walk over tiles of SIZE keys in ascending order, and the tile at which it stands. A run has
