@@ -40,11 +40,11 @@ struct Wish {
 
 Wish wish_of_forward(const AttentionSpec& s, Family family) {
   if (family.roles() == Roles::copier)
-    return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
+    return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, is_sparse(s) ? 8 : 12};
   // A third block would leave wide heads 168 registers, too few for 16-bit scores, and above 128
-  // channels for groups of 64 keys (1.6 KB spilled).
+  // channels for groups of 64 keys (1.6 KB spilled) or for lists.
   const bool third = family.instruction() == Instruction::wgmma && !(wide(s) && scores16(s)) &&
-                     !(widest(s) && s.group_kv == 64);
+                     !(widest(s) && (s.group_kv == 64 || is_sparse(s)));
   // At 128 channels three blocks per SM spill with one stage. At 64 channels with a mask, a second
   // stage and a fourth block make the kernel 5 to 9 % faster (tuned on an H200, at 2048 and 8192
   // tokens).
@@ -74,7 +74,7 @@ Wish wish_of_dkv(const AttentionSpec& s, Family family) {
   if (family.roles() == Roles::pairs)
     return {1, 1, 8};
   if (family.roles() == Roles::copier)
-    return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, 12};
+    return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, is_sparse(s) ? 8 : 12};
   const bool wgmma = family.instruction() == Instruction::wgmma;
   // With 16-bit scores, two stages spill or leave no shared memory for a second block.
   return {scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
@@ -223,8 +223,9 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   // blocks are faster than large ones. So there are as many blocks as registers allow without
   // spills, and a second stage if shared memory has room for it. If shared memory has room for only
   // one small block, one large block gives the SM as many warps as two small blocks.
-  const int large =
-      family.instruction() == Instruction::wgmma && !wide(s) ? 2 : 1; // large blocks per SM
+  // Two large blocks per SM leave 128 registers per thread, too few for lists and a mask.
+  const bool two = family.instruction() == Instruction::wgmma && !wide(s) && !is_sparse(s);
+  const int large = two ? 2 : 1;
   const TileConfig several[] = {tile(4, wish.stages, wish.blocks_per_sm),
                                 tile(4, 1, wish.blocks_per_sm), tile(8, wish.stages, large),
                                 tile(8, 1, large)};

@@ -54,8 +54,10 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
   definition.configure(c, k);
   if (k.tile.family.roles() != Roles::alike) {
     const bool three = k.tile.warps == 12; // three warpgroups multiply
-    c.add("CONSUMER_REGISTERS", three ? 160 : 240);
-    c.add("PRODUCER_REGISTERS", three ? 32 : 24);
+    // The copier needs more for a walk over lists of several heads.
+    const bool listed_keys = is_sparse(k.attention) && k.kind == KernelKind::backward_dkv;
+    c.add("CONSUMER_REGISTERS", three ? 160 : listed_keys ? 232 : 240);
+    c.add("PRODUCER_REGISTERS", three ? 32 : listed_keys ? 40 : 24);
   }
 
   source.text = "// " + source.name + "\n" +

@@ -41,10 +41,22 @@ bool contains(const std::vector<int>& values, int value) {
 std::string objection_of_family(const AttentionSpec& s, Family family) {
   if (s.smooth_q && family.instruction() != Instruction::mma)
     return "smooth_q is built by the family '" + value_text(Family::mma) + "' alone";
-  if (is_sparse(s) && family.roles() != Roles::alike)
-    return "lists of blocks are built by the families '" + value_text(Family::mma) + "' and '" +
-           value_text(Family::wgmma) + "' alone";
   return "";
+}
+
+/// Why a kernel walks over no lists of such blocks with a tile; empty if the spec has none.
+std::string objection_to_lists(KernelKind kind, const AttentionSpec& s, const TileConfig& t) {
+  if (!is_sparse(s))
+    return "";
+  if (definition_of(kind, t.family).listed_fields[0].empty())
+    return "the family '" + value_text(t.family) + "' of " + std::string(to_string(kind)) +
+           " walks over no lists of blocks";
+  const bool keys = tiling_of(kind, t.family).blocks_own_keys;
+  const int rows = keys ? t.block_kv : t.block_q, block = keys ? s.sparse_kv : s.sparse_q;
+  return block % rows == 0
+             ? ""
+             : "its " + std::to_string(rows) + (keys ? " keys" : " queries") +
+                   " must lie in one of the lists' blocks of " + std::to_string(block);
 }
 
 std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'"; }
@@ -93,9 +105,8 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
       t.family.instruction() != Instruction::mma)
     return "dp_sums '" + value_text(s.dp_sums) + "' is built by the family '" +
            value_text(Family::mma) + "' alone";
-  if (const int block = keys ? s.sparse_kv : s.sparse_q; is_sparse(s) && block % rows != 0)
-    return "its " + std::to_string(rows) + (keys ? " keys" : " queries") +
-           " must lie in one of the lists' blocks of " + std::to_string(block);
+  if (std::string why = objection_to_lists(kind, s, t); !why.empty())
+    return why;
   if (std::string why = tiling.objection(s, t); !why.empty())
     return why;
   if (t.family.roles() != Roles::alike && t.blocks_per_sm != 1)
@@ -124,9 +135,11 @@ bool builds(KernelKind kind, const AttentionSpec& s, Family family) {
     return true;
   const Tiling& tiling = tiling_of(kind, family);
   for (int warps : tiling.warps)
-    for (int stages : tiling.stages)
-      if (tiling.objection(s, tile_with(kind, s, family, warps, stages, 1)).empty())
+    for (int stages : tiling.stages) {
+      const TileConfig tile = tile_with(kind, s, family, warps, stages, 1);
+      if (tiling.objection(s, tile).empty() && objection_to_lists(kind, s, tile).empty())
         return true;
+    }
   return false;
 }
 

@@ -47,6 +47,7 @@ void configure_spec(Configuration& c, const AttentionSpec& s) {
   c.add("SMOOTH_Q", s.smooth_q);
   c.add("USES_MEAN", s.smooth_k && !scores16(s));
   c.add("BLOCK_SCALES", blockwise(s));
+  c.add("HAS_LISTS", is_sparse(s));
   c.add("GROUP_Q", s.group_q);
   c.add("GROUP_KV", s.group_kv);
   c.add("CHANNEL_TOKENS_Q", channel_tokens_q(s));
@@ -78,7 +79,8 @@ BlockShape shape_of(const AttentionSpec& s, const TileConfig& t) {
           .dv16 = !int8.dv,
           .dq16 = !int8.dq,
           .dk16 = !int8.dk,
-          .block_scales = blockwise(s)};
+          .block_scales = blockwise(s),
+          .lists = is_sparse(s)};
 }
 
 std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
@@ -144,14 +146,14 @@ std::vector<KernelDefinition> attention_kernels() {
   // Of the families of a kernel, the first is the one that most GPUs have.
   return {with_lists(forward(Family::mma)),
           with_lists(forward(Family::wgmma)),
-          forward_ws(),
+          with_lists(forward_ws()),
           with_lists(backward_dq(Family::mma)),
           with_lists(backward_dq(Family::wgmma)),
-          backward_dq_ws(),
+          with_lists(backward_dq_ws()),
           backward_dq_pair(),
           with_lists(backward_dkv(Family::mma)),
           with_lists(backward_dkv(Family::wgmma)),
-          backward_dkv_ws(),
+          with_lists(backward_dkv_ws()),
           backward_dkv_pair(),
           backward(Family::mma),
           backward_ws(),

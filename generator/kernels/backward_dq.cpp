@@ -103,6 +103,9 @@ Tiling tiling_ws() {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
              "' Q and K have 16 bits; the family wgmma has them";
+    if (is_sparse(s) && !which_int8(s.precision).dq && s.sparse_kv != 2 * kTokensPerTile)
+      return "in 16 bits it takes 128 keys at a time, and a block of the lists has " +
+             std::to_string(s.sparse_kv) + "; the family wgmma takes fewer";
     if (width(s) > kWidestFused)
       return too_wide(s);
     if (blockwise(s) && which_int8(s.precision).dq)

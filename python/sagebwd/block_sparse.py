@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd import functional, list_ops, ops, options
+from sagebwd import functional, keywords, list_ops, ops, options
 from sagebwd.checks import SpecTypeError, a_kind
 from sagebwd.tensors import problem_of
 
@@ -10,14 +10,14 @@ _OTHERWISE = {
     "topk": "list the blocks yourself, such as by torch.topk of scores of pooled queries and keys",
     "density": "the lists say which blocks there are",
     **dict.fromkeys(("BLKQ", "BLKK", "BLOCK_SIZE"), "pass block_size=(queries, keys)"),
-    **dict.fromkeys(options.WINDOWS, "list the blocks in the window"),
+    **dict.fromkeys(keywords.WINDOWS, "list the blocks in the window"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
                     "lists are of whole sequences: make a call for each"),
 }  # fmt: skip
 _LISTS = "block_mask, block_indices (with or without block_counts) or block_bits"
 
 
-@options.takes(but=options.NOT_WITH_LISTS, otherwise=_OTHERWISE)
+@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
 def block_sparse_attention(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
     block_size=(128, 64), softmax_scale=None, layout="bhsd", return_lse=False, chosen,
@@ -53,7 +53,7 @@ def block_sparse_attention(
     return (out, lse) if return_lse else out
 
 
-@options.takes(but=options.NOT_WITH_LISTS, otherwise=_OTHERWISE)
+@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
 def block_sparse_attention_forward(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
     block_size=(128, 64), softmax_scale=None, layout="bhsd", chosen,
@@ -63,7 +63,7 @@ def block_sparse_attention_forward(
     return _forward(q, k, v, lists, block_size, softmax_scale, layout, chosen)
 
 
-@options.takes(but=options.NOT_WITH_LISTS, otherwise=_OTHERWISE)
+@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
 def block_sparse_attention_backward(
     dout, q, k, v, out, lse, *, dlse=None, block_mask=None, block_indices=None, block_counts=None,
     block_bits=None, block_size=(128, 64), softmax_scale=None, layout="bhsd", chosen,

@@ -12,7 +12,7 @@ from sagebwd._needs import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd import block_sparse, checks, options, sequences  # noqa: E402
+from sagebwd import block_sparse, checks, keywords, options, sequences  # noqa: E402
 from sagebwd.keywords import also_named  # noqa: E402
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 from sagebwd.ops import (  # noqa: E402
@@ -192,7 +192,7 @@ def _inputs(q, k, v):
 
 @_not_compiled
 @also_named(plan="precision")
-@options.takes(but=options.NOT_EMULATED_WITH_LISTS)
+@options.takes(but=keywords.NOT_EMULATED_WITH_LISTS)
 def emulated_block_sparse_attention(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
     block_size=(128, 64), softmax_scale=None, layout="bhsd", precision="six-of-seven",

@@ -34,6 +34,13 @@ _ABSENT = {
     "layout": "tensors are (batch, heads, tokens, head_dim) here: transpose others",
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }
+WINDOWS = ("window_left", "window_right")
+#: The options that calls with lists of blocks do not have.
+NOT_WITH_LISTS = ("window_left", "window_right", "group_q", "sink_keys", "smooth_q", "dq_sums",
+                  "gradient_kernels")  # fmt: skip
+#: Those that the emulation of such calls does not have.
+NOT_EMULATED_WITH_LISTS = ("window_left", "window_right", "sink_keys", "smooth_q", "precision",
+                           "deterministic", "dq_sums", "gradient_kernels")  # fmt: skip
 #: Arguments that `sagebwd.attention` has alone.
 _OF_ATTENTION = {
     "sink_logits": "it is an argument of sagebwd.attention (PyTorch)",

@@ -139,15 +139,6 @@ class Options(Mask):
     )
 
 
-WINDOWS = ("window_left", "window_right")
-#: The options that calls with lists of blocks do not have.
-NOT_WITH_LISTS = ("window_left", "window_right", "group_q", "sink_keys", "smooth_q", "dq_sums",
-                  "gradient_kernels")  # fmt: skip
-#: Those that the emulation of such calls does not have.
-NOT_EMULATED_WITH_LISTS = ("window_left", "window_right", "sink_keys", "smooth_q", "precision",
-                           "deterministic", "dq_sums", "gradient_kernels")  # fmt: skip
-
-
 @dataclasses.dataclass(frozen=True)
 class Operation(Options):
     """`Options`, and what tensors would say."""
@@ -160,12 +151,8 @@ class Operation(Options):
         False,
         "the kernels for calls with cu_seqlens_q and cu_seqlens_k, or with seqused_q or seqused_k.",
     )
-    sparse_q: int = _option(
-        0,
-        "queries per block in `block_sparse_attention`, 64 or 128, for its kernels; 0 for others.",
-        least=0,
-    )
-    sparse_kv: int = _option(0, "keys per block there, 64 or 128, with sparse_q.", least=0)
+    sparse_q: int = _option(0, "queries per block of `block_sparse_attention`, or 0.", least=0)
+    sparse_kv: int = _option(0, "keys per block there, or 0.", least=0)
 
 
 _KINDS = {

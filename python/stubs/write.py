@@ -47,9 +47,9 @@ def definitions(module):
 
 
 def _literal(node, constants):
-    """A value that the source writes out, there, as a constant of the module or of options.py."""
-    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "options":
-        return ast.literal_eval(definitions("options")[1][node.attr])
+    """A value that the source writes out, there or as a constant of the module or of another."""
+    if isinstance(node, ast.Attribute):
+        return ast.literal_eval(definitions(node.value.id)[1][node.attr])
     return ast.literal_eval(constants[node.id] if isinstance(node, ast.Name) else node)
 
 

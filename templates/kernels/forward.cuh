@@ -98,6 +98,8 @@ __device__ __forceinline__ void change_run(Sums& o, const Tiles& tile, const Loa
     __syncthreads(); // the old unit's place is the next one's
     if (const int next = tile.next_run(); tile.has_run(next))
       load.unit(next, tile.slot_behind<UNIT_SLOTS>());
+    if constexpr (HAS_LISTS)
+      cp_async_commit(); // else they come behind the first tile of the run, before its last
   }
 }
 

@@ -21,7 +21,7 @@ struct BackwardDqWsLayout : BlockShape {
   int key_scales = summed + stages * summed_bytes;
   int units = key_scales + stages * KEY_SCALES_BYTES; ///< of channels
   int unit_bytes = dq_has_units ? CHANNEL_VECTORS * head_dim * 4 : 0;
-  int unit_slots = slots_of_units(stages, steps_a_run);
+  int unit_slots = slots_of_units(stages, lists ? 1 : steps_a_run);
   int ratios = units + unit_slots * unit_bytes; ///< of units, for each warp
   int barriers = ratios + (dq_has_units ? block_q / 16 * head_dim * 4 : 0);
   int rows_came = barriers + ring_bytes(stages);

@@ -18,6 +18,7 @@ struct BlockShape {
   int block_q, block_kv, stages;
   int group_kv, channel_tokens_kv;
   bool qk16, dv16, dq16, dk16, block_scales;
+  bool lists; ///< walks are over lists of blocks: a run may be one step
 
   // What follows from these.
   int score_row = qk16 ? 2 * head_dim : head_dim; ///< bytes of a token of Q or K for S

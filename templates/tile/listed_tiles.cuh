@@ -82,6 +82,34 @@ private:
   }
 };
 
+template <int SIZE, int RUN, typename Block, typename Own> class ConsumedKeyTiles {
+public:
+  using Tile = KeyTiles<SIZE, RUN>;
+
+  __device__ __forceinline__ ConsumedKeyTiles(const QueryHead& at, Block block, Own own)
+      : at_(at), own_(own), walk_(at, block()) {}
+
+  __device__ __forceinline__ Tile tile() const {
+    Tile tile = walk_;
+    tile.end = minimum(walk_.end, ceil_div(anew(keys_of(at_, own_()).end), SIZE));
+    return tile;
+  }
+  __device__ __forceinline__ int number() const { return walk_.number; }
+  __device__ __forceinline__ bool is_in_ring() const { return walk_.more(); }
+  __device__ __forceinline__ int count() const { return walk_.before; }
+  __device__ __forceinline__ void advance() { walk_ = walk_.next(); }
+  __device__ __forceinline__ Range unmasked() const { return Tile::unmasked(at_, own_()); }
+  template <int SLOTS> __device__ __forceinline__ int last_slot() const {
+    return walk_.more() && walk_.changes_run() ? walk_.template slot_before<SLOTS>()
+                                               : walk_.template slot<SLOTS>();
+  }
+
+private:
+  const Sequence& at_;
+  Own own_;
+  Tile walk_;
+};
+
 template <int SIZE, int RUN> class KeyTilesMaskedFirst {
 public:
   __device__ __forceinline__ KeyTilesMaskedFirst(const QueryHead& at, Range queries)
@@ -142,9 +170,15 @@ public:
     heads_end_ = (at.kv_head + 1) * at.heads;
     first_ = tiles.begin, end_ = tiles.end;
     tiles_a_head_ = at.p.padded_q / TOKENS_PER_TILE;
-    any_ = has(start(at));
+    any_ = has(start(at)); // where nobody asks, nothing is computed
   }
   __device__ __forceinline__ bool any() const { return any_; }
+  __device__ __forceinline__ int tiles(const KeyHead& at) const {
+    int count = 0;
+    for (int head = at.kv_head * at.heads; head < heads_end_; ++head)
+      count += lists_.count(head, first_, maximum(first_, end_));
+    return count;
+  }
   __device__ __forceinline__ QueryTile start(const KeyHead& at) const {
     const int head = at.kv_head * at.heads;
     const u32 before = static_cast<u32>(at.padded_query(head) / TOKENS_PER_TILE);
@@ -187,4 +221,38 @@ private:
   QueryLists lists_;
   int heads_end_, first_, end_, tiles_a_head_;
   bool any_;
+};
+
+template <int SLOTS> class QueryRuns {
+public:
+  __device__ __forceinline__ explicit QueryRuns(const KeyHead& at)
+      : p_(at.p), tile_(tiles().start(at)) {}
+
+  __device__ __forceinline__ bool any(const KeyHead&) const { return tiles().has(tile_); }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ bool is_in_run() const { return in_run_; }
+  __device__ __forceinline__ void advance() {
+    const QueryTile next = tiles().next(tile_);
+    in_run_ = next.head == tile_.head && next.run() == tile_.run();
+    tile_ = next;
+    ++count_;
+  }
+  __device__ __forceinline__ int first_query() const { return tile_.first_query(); }
+  __device__ __forceinline__ bool next_run(const KeyHead&) {
+    slot_ = slot_ + 1 < SLOTS ? slot_ + 1 : 0;
+    return tiles().has(tile_);
+  }
+  __device__ __forceinline__ int slot() const { return slot_; }
+  __device__ __forceinline__ int last_slot() const { return slot_ > 0 ? slot_ - 1 : SLOTS - 1; }
+
+private:
+  /// Formed where it is needed: registers are short.
+  __device__ __forceinline__ QueryTiles tiles() const {
+    return QueryTiles(key_head_anew(p_), tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
+  }
+
+  const Params& p_;
+  QueryTile tile_;
+  int count_ = 0, slot_ = 0;
+  bool in_run_ = false;
 };

@@ -33,6 +33,7 @@ constexpr bool SMOOTH_K = true;
 constexpr bool SMOOTH_Q = false;
 constexpr bool USES_MEAN = true;
 constexpr bool BLOCK_SCALES = false;
+constexpr bool HAS_LISTS = false;
 constexpr int GROUP_Q = 64;
 constexpr int GROUP_KV = 128;
 constexpr int CHANNEL_TOKENS_Q = 256;

@@ -29,6 +29,19 @@ MUTANTS = [
     ("templates/tile/quantizer.cuh", "  x = max_nan(x, __shfl_xor_sync(~0u, x, 1));\n"
      "  return max_nan(x, __shfl_xor_sync(~0u, x, 2));", "  x = max_nan(x, "
      "__shfl_xor_sync(~0u, x, 1));\n  return max_nan(x, __shfl_xor_sync(~0u, x, 1));"),
+    # Lists of blocks.
+    ("templates/tile/list_bits.cuh", "maximum(from, (block + first_bit(word)) * BLOCK)",
+     "(block + first_bit(word)) * BLOCK"),
+    ("templates/tile/list_bits.cuh", "return key_blocks(p) / WORD_BITS + 1;",
+     "return ceil_div(key_blocks(p), WORD_BITS);"),
+    ("templates/tile/listed_tiles.cuh", "tile.changes += tile.more() && tile.run() != run();",
+     "tile.changes = tile.run();"),
+    ("templates/tile/listed_tiles.cuh", "|| number_ < previous_;", ";"),
+    ("templates/tile/listed_tiles.cuh", "number = end = 0;", "number = end;"),
+    ("templates/tile/lists.cuh", "__ldg(words + row_words(p) - 1) & INVALID", "words[0] & INVALID"),
+    ("templates/kernels/forward.cuh", "if constexpr (HAS_LISTS)", "if constexpr (false)"),
+    ("templates/kernels/pack_indices.cuh", "given < 0 || given > p.list_width", "given < 0"),
+    ("templates/kernels/transpose_bits.cuh", "row < query_blocks(p) ? list", "true ? list"),
     # Rings, turns, barriers.
     ("templates/tile/ring.cuh", "wait_for_phase(full(at), at.parity,",
      "wait_for_phase(full(at), at.parity ^ 1,"),

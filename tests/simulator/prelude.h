@@ -117,6 +117,7 @@ inline unsigned __ballot_sync(unsigned mask, bool vote, int line = __builtin_LIN
   return votes;
 }
 
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 
 inline int __reduce_add_sync(unsigned mask, int value, int line = __builtin_LINE()) {

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <random>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -103,10 +104,24 @@ void upload_repeated(const driver::Memory& buffer, const std::vector<uint16_t>& 
   }
 }
 
-/// Whether tuning passes a tensor. Optional tensors are left out: kernels take as long without
-/// them.
+/// Whether tuning passes a tensor of tokens. Optional tensors are left out: kernels take as long
+/// without them.
 bool is_used(const CallerTensor& tensor, bool backward) {
-  return (backward || tensor.in_forward) && !tensor.optional; // packed specs are not tuned
+  return (backward || tensor.in_forward) && !tensor.optional && // packed specs are not tuned
+         tensor.of != CallerTensor::lists;
+}
+/// The words of all lists of a spec that has lists, else 0.
+int64_t words_of_lists(const AttentionSpec& s, const Problem& p) {
+  return is_sparse(s) ? p.batch * p.heads * list_blocks(Tokens::queries, s, p) * list_words(s, p)
+                      : 0;
+}
+/// Lists of a sixteenth of all blocks. Of the marks behind the last block none is set.
+std::vector<uint32_t> random_lists(const AttentionSpec& s, const Problem& p) {
+  std::mt19937 draw(1);
+  std::vector<uint32_t> words(static_cast<size_t>(words_of_lists(s, p)));
+  for (uint32_t& word : words)
+    word = draw() & draw() & draw() & draw() & 0x7fffffff;
+  return words;
 }
 int token_bytes(const CallerTensor& tensor, const ResolvedSpec& spec) {
   return tensor.strided() ? 2 * spec->head_dim : 4;
@@ -135,6 +150,7 @@ double bench_bytes(KernelKind kind, const ResolvedSpec& spec, const Problem& p) 
     if (is_used(tensor, backward))
       bytes += static_cast<double>(p.batch) * static_cast<double>(heads_of(tensor.tokens, p)) *
                static_cast<double>(tokens_of(tensor.tokens, p)) * token_bytes(tensor, spec);
+  bytes += 4.0 * static_cast<double>(words_of_lists(spec, p));
   if (bytes > 1e18) // such a workspace's size overflows integers
     return bytes;
   return bytes + static_cast<double>(workspace_bytes(Pass::forward, spec, p)) +
@@ -204,6 +220,15 @@ void GpuBench::State::allocate() {
                  {heads * tokens * d, tokens * d, d});
     else
       set(forward_values, tensor.operand, buffer.pointer());
+  }
+  if (is_sparse(*setup.spec)) {
+    const std::vector<uint32_t> lists = random_lists(*setup.spec, p);
+    const driver::Memory& buffer = make(lists.size() * sizeof(uint32_t));
+    driver::copy_to_device(buffer.pointer(), lists.data(), lists.size() * sizeof(uint32_t));
+    const size_t of_head = lists.size() / static_cast<size_t>(p.batch * p.heads);
+    set(forward_values, Operand::row_bits, buffer.pointer());
+    set(forward_values, Operand::row_stride_h, uint64_t{of_head});
+    set(forward_values, Operand::row_stride_b, of_head * static_cast<uint64_t>(p.heads));
   }
   set(forward_values, Operand::softmax_scale, 1 / std::sqrt(static_cast<float>(d)));
   values[static_cast<int>(Pass::backward)] = forward_values;
