@@ -125,6 +125,8 @@ private:
   /// The next tile. Computed where it is needed: from a tile's start on it would take registers.
   __device__ __forceinline__ QueryTile next_tile() const {
     const QueryTile& tile = now.tile;
+    if constexpr (HAS_LISTS)
+      return now.next;
     return walk.next({tile.head, CHOOSES_REGISTERS ? anew(tile.in_head) : tile.in_head, tile.flat});
   }
   /// Where S and dP were not started with the tile before.
@@ -290,6 +292,8 @@ private:
   }
   __device__ __forceinline__ void advance() const {
     now.tile = next_tile();
+    if constexpr (HAS_LISTS)
+      now.next = walk.next(now.tile);
     const u32 last_stage = now.stage;
     now.stage = now.next_stage;
     now.next_stage = last_stage;
@@ -313,6 +317,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   constexpr int LAST_STAGE = STAGES == 2 ? LAYOUT.stage_bytes : 0;
   Position now = {walk.start(at), shared + LAYOUT.first_stage,
                   shared + LAYOUT.first_stage + LAST_STAGE, 0};
+  if constexpr (HAS_LISTS)
+    now.next = walk.next(now.tile);
   load.units(now.tile, now.slot);
   load.units(walk.next_run(now.tile), now.slot + 1);
   load.rows(now.tile, now.stage);

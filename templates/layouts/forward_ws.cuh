@@ -13,8 +13,8 @@ struct ForwardWsLayout : BlockShape {
   int key_scales = values + stages * values_bytes;
   int units = key_scales + stages * KEY_SCALES_BYTES; ///< of channels
   int unit_bytes = block_scales ? 0 : CHANNEL_VECTORS * head_dim * 4;
-  int steps_a_run = lists ? 1 : channel_tokens_kv / group_kv; ///< or more
-  int unit_slots = block_scales ? 1 : slots_of_units(stages, steps_a_run);
+  int unit_slots =
+      block_scales ? 1 : slots_of_units(stages, lists ? 1 : channel_tokens_kv / group_kv);
   int ratios = units + unit_slots * unit_bytes; ///< of units, for each warp
   int magics = ratios + (block_scales ? 0 : block_q / 16 * head_dim * 4);
   int barriers = magics + MAGIC_PRODUCT_BYTES;

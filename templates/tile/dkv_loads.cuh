@@ -129,6 +129,7 @@ struct Position {
   QueryTile tile;
   u32 stage, next_stage;
   int slot;
+  QueryTile next; ///< of lists, where it takes long to find
 };
 
 /// Behind a run: the sums go to the units of the next one, that of the tile at which the walk

@@ -4,7 +4,7 @@
 // Tiles come in the same order, and runs are parts of the same runs: where every block is listed,
 // results have the same bits.
 //
-// Lists are read again wherever a walk asks: a word serves 32 blocks, and is near.
+// Words of lists are read again at every step: one serves 32 blocks, and is near.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -16,6 +16,7 @@
 
 template <int SIZE, int RUN> struct KeyTiles {
   int number, end;
+  int following; ///< the next tile's number, known a step ahead; see operator=
   KeyList list;
   int before = 0;  ///< tiles before this one
   int changes = 0; ///< runs before its own
@@ -26,13 +27,25 @@ template <int SIZE, int RUN> struct KeyTiles {
     number = list.first<SIZE>(0, end);
     if (number == end) // an empty walk is at a tile that exists
       number = end = 0;
+    following = list.first<SIZE>(number + 1, end);
+  }
+
+  __device__ __forceinline__ KeyTiles(const KeyTiles&) = default;
+  /// Where a walk goes on, `tile = tile.next()`, it looks for the tile behind: once a step, however
+  /// often next() is asked.
+  __device__ __forceinline__ KeyTiles& operator=(const KeyTiles& tile) {
+    number = tile.number, end = tile.end, list = tile.list;
+    before = tile.before, changes = tile.changes;
+    following = tile.following == UNKNOWN ? list.first<SIZE>(number + 1, end) : tile.following;
+    return *this;
   }
 
   __device__ __forceinline__ bool more() const { return number < end; }
   __device__ __forceinline__ bool any() const { return end > 0; }
   __device__ __forceinline__ KeyTiles next() const {
     KeyTiles tile = *this;
-    tile.number = list.first<SIZE>(number + 1, end);
+    tile.number = following;
+    tile.following = UNKNOWN;
     ++tile.before;
     tile.changes += tile.more() && tile.run() != run();
     return tile;
@@ -77,6 +90,7 @@ template <int SIZE, int RUN> struct KeyTiles {
   }
 
 private:
+  static constexpr int UNKNOWN = -1;
   template <int SLOTS> __device__ __forceinline__ int slot_of(int further) const {
     return static_cast<u32>(changes + further) % SLOTS;
   }
