@@ -50,7 +50,7 @@ class Shape:
         """`1x16x32768x128`: batch, heads, tokens, head dimension."""
         numbers = [int(part) for part in text.split("x")]
         if len(numbers) != 4 or min(numbers) < 1:
-            raise ValueError(f"{text}: pass batch, heads, tokens and head dimension, such as {TABLE}")
+            raise ValueError(f"{text}: pass batch, heads, tokens and head dimension, as in {TABLE}")
         return cls(*numbers)
 
     def __str__(self) -> str:
@@ -97,7 +97,8 @@ DENSE = ("cudnn", "fa2", "sagebwd", "sagebwd gradients16", "sagebwd group_kv=64"
 
 
 def cells_of(shapes, densities, lists, quick: bool = False, errors: bool = True) -> list[Cell]:
-    """The cells, those of one shape one after the other; in the first all of DENSE take part."""
+    """The cells, those of one shape one after the other. In the first of a shape all of DENSE take
+    part: with every block, or (`quick`) with the first lists."""
     cells = [Cell(ERRORS, "random", density, is_timed=False) for density in (0.10, 0.03)
              if errors]  # fmt: skip
     for shape in shapes:
@@ -212,16 +213,16 @@ def demands(rows: list[dict]) -> list[dict]:
         if "packing_us" in row and shape_of(row) == TABLE and row["lists"] == "random":
             demand("us of packing", row, row["packing_us"], PACKING_US)
         both = "forward+backward"
-        others = {other["lists"]: other[both] for other in rows if other["is_timed"]
+        others = {other["lists"]: other for other in rows if other["is_timed"]
                   and shape_of(other) == shape_of(row) and other["attention"] == row["attention"]
                   and other["density"] in (row["density"], 1.0)}  # fmt: skip
         if row["lists"] == "popular" and "random" in others:
             demand("time, of random lists'", row, row[both]["median_ms"]
-                   / others["random"]["median_ms"], POPULAR_COSTS)  # fmt: skip
+                   / others["random"][both]["median_ms"], POPULAR_COSTS)  # fmt: skip
         if row["lists"] == "random" and "all" in others:
             least = next(share for density, share in RATES if row["density"] >= density)
-            slower = others["all"]["executed_tflops"] / row[both]["executed_tflops"]
-            demand("slower than every block", row, slower, 1 / least)
+            costs = [one[both]["median_ms"] / one["share"] for one in (row, others["all"])]
+            demand("cost of a score, of every block's", row, costs[0] / costs[1], 1 / least)
     return found
 
 
