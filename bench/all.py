@@ -33,6 +33,7 @@ BENCHMARKS = {
     "host_time": "host-time.json",
     "speed": "speed.json",
     "grid": "speed-grid.json",
+    "sparse": "sparse.json",
     "balance": "balance.json",
     "masks": "masks.json",
     "generation": "generation.json",

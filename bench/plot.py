@@ -112,6 +112,43 @@ def plot_grid(path: Path) -> Path:
     return saved(figure, path, dpi=100)
 
 
+def plot_sparse(path: Path) -> Path:
+    """The time of attention to random lists over their density, with one column per shape. Dotted
+    lines are attention to every key."""
+    record = json.loads(path.read_text())
+    rows = [row for row in record["rows"] if "error" not in row and row["is_timed"]
+            and row["lists"] in ("random", "all")]  # fmt: skip
+    sizes = ("batch", "heads", "tokens", "head_dim")
+    shapes = list(dict.fromkeys(tuple(row[name] for name in sizes) for row in rows))
+    labels = list(dict.fromkeys(row["attention"] for row in rows if row["kind"] != "linear"))
+    passes = "forward", "forward+backward"
+    figure, axes = panels_of(2, len(shapes), figsize=(5 * len(shapes), 9), sharex=True)
+    for column, shape in zip(axes.T, shapes):
+        here = [row for row in rows if tuple(row[name] for name in sizes) == shape]
+        for panel, name in zip(column, passes):
+            for index, label in enumerate(labels):
+                line = sorted((row["share"], row[name]["median_ms"]) for row in here
+                              if row["attention"] == label)  # fmt: skip
+                style = {"color": f"C{index % 10}", "label": label}
+                if line and all(row["block_size"] is None for row in here
+                                if row["attention"] == label):  # fmt: skip
+                    panel.axhline(min(ms for _, ms in line), linestyle=":", **style)
+                elif line:
+                    panel.plot(*zip(*line), marker=".", linestyle="--" if index > 9 else "-",
+                               **style)  # fmt: skip
+            panel.set_xscale("log")
+            panel.set_yscale("log")
+            panel.grid(alpha=0.3, which="both")
+        column[0].set_title("batch {}, {} heads, {} tokens, D {}".format(*shape))
+        column[1].set_xlabel("density")
+    for panel, name in zip(axes[:, 0], passes):
+        panel.set_ylabel(f"ms, {name.replace('+', ' + ')}")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=4)
+    figure.suptitle(record["environment"]["gpu"] or "no GPU: a trial of the script")
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    return saved(figure, path, dpi=100)
+
+
 def plot_instructions(path: Path) -> Path:
     """Instructions per score and thread, by pipe, with one panel per kernel and head dimension."""
     rows = [row for row in json.loads(path.read_text())["kernels"]
@@ -188,13 +225,15 @@ def main(arguments: list[str] | None = None) -> int:
     folder = options.parse_args(arguments).folder
     pictures = [(plot_grid if path.stem.startswith("speed-grid") else plot_speed)(path)
                 for path in sorted(folder.glob("speed*.json"))]
+    pictures += [plot_sparse(path) for path in sorted(folder.glob("sparse*.json"))
+                 if not path.stem.startswith("sparse-video")]
     pictures += [plot_instructions(path) for path in sorted(folder.glob("instructions*.json"))]
     pictures += [plot_balance(path) for path in sorted(folder.glob("balance*.json"))]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
     if folder == RESULTS:
         pictures.append(plot_wins())
     if not pictures:
-        print(f"{folder} holds no speed*.json, no instructions*.json, "
+        print(f"{folder} holds no speed*.json, no sparse*.json, no instructions*.json, "
               "no balance*.json and no *curves*.csv", file=sys.stderr)
         return 1
     for picture in pictures:

@@ -186,6 +186,34 @@ def generation(record: dict) -> list[str]:
     return lines
 
 
+#: Rows of the table of lists of blocks: attentions of bench/sparse.py.
+SPARSE = {
+    "cudnn": "cuDNN, every key",
+    "flex_attention 128x128": "flex_attention, 128 x 128",
+    "sagebwd 128x128": "`six-of-seven`, 128 x 128",
+    "sagebwd 128x64": "`six-of-seven`, 128 x 64",
+    "sagebwd gradients16 128x128": "`gradients16`, 128 x 128",
+    "all in 128x64": "SLA2, all in, 128 x 64",
+}
+SPARSE_SHAPE = {"batch": 1, "heads": 16, "tokens": 32768, "head_dim": 128}
+DENSITIES = (0.1, 0.05, 0.03)
+
+
+def sparse(record: dict) -> list[str]:
+    """The times of forward, and of forward + backward, with random lists of each density."""
+    rows = {(r["attention"], r["density"]): r for r in record["rows"]
+            if r["is_timed"] and r["lists"] == "random"
+            and all(r[key] == value for key, value in SPARSE_SHAPE.items())}  # fmt: skip
+    lines = [f"| ms, forward / with backward | {' | '.join(f'{d:.0%}' for d in DENSITIES)} |",
+             "|---" * (1 + len(DENSITIES)) + "|"]  # fmt: skip
+    for attention, called in SPARSE.items():
+        found = (sound(rows, attention, density) for density in DENSITIES)
+        cells = [f"{row['forward']['median_ms']:.2f} / {row['forward+backward']['median_ms']:.2f}"
+                 for row in found]  # fmt: skip
+        lines.append(f"| {called} | {' | '.join(cells)} |")
+    return lines
+
+
 #: Plans of the table of predictions, and how readers call them.
 PREDICTED = {
     "six-of-seven": "",

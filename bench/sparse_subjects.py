@@ -1,0 +1,251 @@
+"""The attentions that bench/sparse.py compares, for one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+
+import sparse_exact
+from harness import progress
+from needs_torch import torch
+from sparse_cases import Cell, Shape, blocks_of, share_of
+from torch import Tensor
+
+import sagebwd
+from sagebwd import emulation
+from sagebwd.benchmark.measuring import dtype_of
+from sagebwd.benchmark.timing import Call
+from sagebwd.experiments.attentions import sdpa
+from sagebwd.experiments.environment import brief, print_failure
+
+PRECISIONS = ("six-of-seven", "gradients16")
+PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION"}
+FLEX = "flex_attention"
+
+
+@dataclass
+class Lists:
+    """The lists of one block size."""
+
+    sizes: tuple[int, int]
+    mask: Tensor
+    bits: Tensor
+    share: float
+
+    @classmethod
+    def of(cls, mask: Tensor, sizes: tuple[int, int], tokens: int) -> Lists:
+        bits = sagebwd.pack_blocks(mask, block_size=sizes)
+        return cls(sizes, mask, bits, share_of(mask, tokens, sizes))
+
+    def name(self) -> str:
+        return "{}x{}".format(*self.sizes)
+
+
+@dataclass
+class Subject:
+    """One attention: a function of q, k, v and `more`, and what is exact."""
+
+    label: str
+    kind: str  #: 'sparse', 'all in', 'linear', 'dense' or 'peer'
+    attend: Callable[..., Tensor]
+    lists: Lists | None = None
+    precision: str | None = None
+    more: tuple[Tensor, ...] = ()
+
+    def passes(self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> dict[str, Call]:
+        inputs = q, k, v, *self.more
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return self.attend(*inputs)
+
+        def both() -> tuple[Tensor, ...]:
+            out = self.attend(*inputs)
+            return out.detach(), *torch.autograd.grad(out, inputs, dout)
+
+        return {"forward": forward, "forward+backward": both}
+
+    def exact(self, inputs: tuple[Tensor, ...], heads: int) -> dict[str, Tensor]:
+        """FP64 of the last heads of the last of the batch."""
+        parts = [x.detach()[-1, -heads:] for x in inputs]
+        if self.lists is None:
+            tokens = parts[0].shape[1]
+            every = torch.ones(len(parts[0]), blocks_of(tokens, 128), blocks_of(tokens, 128),
+                               dtype=torch.bool, device=parts[0].device)  # fmt: skip
+            return sparse_exact.sparse(*parts, every, (128, 128))
+        listed, sizes = self.lists.mask[-1, -heads:], self.lists.sizes
+        if self.kind == "linear":
+            return sparse_exact.linear(*parts, listed, sizes)
+        if self.kind == "all in":
+            return sparse_exact.mixed(*parts, listed, sizes, self.more[0][-heads:])
+        return sparse_exact.sparse(*parts, listed, sizes)
+
+    def same_exact(self) -> tuple:
+        """Subjects for which this is equal have the same exact results."""
+        kind = self.kind if self.kind in ("linear", "all in") else ""
+        return kind, self.lists and id(self.lists)
+
+
+def is_peer(name: str) -> bool:
+    """Whether a subject of that name is not ours."""
+    return name in PEERS or name.startswith(FLEX)
+
+
+# ---- ours ----------------------------------------------------------------------------------------
+
+
+def sparse(lists: Lists, precision: str, cuda: bool) -> Subject:
+    attend = sagebwd.block_sparse_attention if cuda else emulation.emulated_block_sparse_attention
+    told = dict(block_bits=lists.bits, block_size=lists.sizes, precision=precision)
+    return Subject(sparse_label(lists, precision), "sparse", partial(attend, **told), lists,
+                   precision)  # fmt: skip
+
+
+def sparse_label(lists: Lists, precision: str) -> str:
+    also = "" if precision == PRECISIONS[0] else f" {precision}"
+    return f"sagebwd{also} {lists.name()}"
+
+
+def router_of(lists: Lists, head_dim: int, density: float, device) -> Callable[..., Tensor]:
+    """What lists the blocks of q and k: a learned router has such maps."""
+    maps = dict.fromkeys(("query_map", "key_map"), torch.eye(head_dim, device=device))
+
+    @torch.no_grad()
+    def route(q: Tensor, k: Tensor) -> Tensor:
+        scores = sagebwd.pooled_block_scores(q, k, block_size=lists.sizes, **maps)
+        return sagebwd.top_blocks(scores, density)
+
+    return route
+
+
+def all_in(lists: Lists, cell: Cell, q: Tensor, k: Tensor, seed: int) -> Subject:
+    """SLA2: router, packing, both branches, and alpha of each query block."""
+    generator = torch.Generator(q.device).manual_seed(seed + 2)
+    shape = cell.shape.heads, blocks_of(cell.shape.tokens, lists.sizes[0])
+    alpha = torch.rand(shape, generator=generator, device=q.device).requires_grad_()
+    route = router_of(lists, cell.shape.head_dim, cell.density, q.device)
+    routed = Lists.of(route(q, k), lists.sizes, cell.shape.tokens)
+    precision = PRECISIONS[0] if q.is_cuda else "exact"
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor) -> Tensor:
+        return sagebwd.sparse_linear_attention(
+            q, k, v, alpha=alpha, block_mask=route(q, k), block_size=lists.sizes,
+            precision=precision)  # fmt: skip
+
+    return Subject(f"all in {lists.name()}", "all in", attend, routed, PRECISIONS[0], (alpha,))
+
+
+def linear(lists: Lists) -> Subject:
+    """The linear branch of `all in` alone."""
+    attend = partial(sagebwd.block_linear_attention, block_mask=lists.mask,
+                     block_size=lists.sizes)  # fmt: skip
+    return Subject(f"linear branch {lists.name()}", "linear", attend, lists)
+
+
+def dense(label: str, cuda: bool) -> Subject:
+    """Attention to every key, ours or a peer's, by its name in DENSE."""
+    if label in PEERS:
+        return Subject(label, "peer", sdpa(PEERS[label] if cuda else None, causal=False))
+    attend = sagebwd.attention if cuda else emulation.emulated_attention
+    told = dense_options(label)
+    return Subject(label, "dense", partial(attend, **told), precision=told["precision"])
+
+
+def dense_options(label: str) -> dict:
+    """The options of one of ours in DENSE."""
+    word = label.removeprefix("sagebwd").strip()
+    precision = word if word in PRECISIONS else PRECISIONS[0]
+    return dict(precision=precision) | ({"group_kv": 64} if "group_kv" in word else {})
+
+
+# ---- flex_attention ------------------------------------------------------------------------------
+
+
+@cache
+def compiled_flex(cuda: bool) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if not cuda:
+        return flex_attention
+    torch._dynamo.config.recompile_limit = 64  # shapes and passes, of one function
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def flex(lists: Lists, shape: Shape, cuda: bool) -> Subject:
+    """flex_attention with the same lists, whose blocks are all full."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    counts = lists.mask.sum(-1, dtype=torch.int32)
+    order = lists.mask.int().argsort(dim=-1, descending=True, stable=True).int().contiguous()
+    block_mask = BlockMask.from_kv_blocks(
+        torch.zeros_like(counts), torch.zeros_like(order), counts, order, BLOCK_SIZE=lists.sizes,
+        seq_lengths=(shape.tokens, shape.tokens))  # fmt: skip
+    attend = partial(compiled_flex(cuda), block_mask=block_mask)
+    return Subject(f"{FLEX} {lists.name()}", "peer", attend, lists)
+
+
+# ---- all of a cell -------------------------------------------------------------------------------
+
+
+def makers_of(cell: Cell, lists: list[Lists], inputs: tuple[Tensor, ...], precisions,
+              seed: int, with_flex: bool) -> dict[str, Callable[[], Subject]]:  # fmt: skip
+    """What makes each subject of a cell, by a name for the case that it fails."""
+    q, k = inputs[:2]
+    cuda, every = q.is_cuda, cell.lists == "all"
+    makers = {label: partial(dense, label, cuda) for label in cell.dense}
+    for one in lists if cell.with_lists() else ():
+        if with_flex and cell.is_timed and one.sizes == (128, 128):
+            makers[f"{FLEX} {one.name()}"] = partial(flex, one, cell.shape, cuda)
+        for precision in precisions:
+            makers[sparse_label(one, precision)] = partial(sparse, one, precision, cuda)
+        if every:
+            continue
+        makers[f"linear branch {one.name()}"] = partial(linear, one)
+        if cell.lists != "popular":  # no router gives such lists for these inputs
+            makers[f"all in {one.name()}"] = partial(all_in, one, cell, q, k, seed)
+    return makers
+
+
+def warm(cells: list[Cell], sizes, precisions, dtype: str) -> Iterator[str]:
+    """Compiles our kernels, several operations at a time, by calls with one head. Yields why one
+    fails: in its cells it will fail once more, and be recorded."""
+    jobs: dict[tuple, Callable[[], None]] = {}
+    for cell in cells:
+        told = cell.shape.tokens, cell.shape.head_dim, dtype
+        for label in (label for label in cell.dense if label not in PEERS):
+            jobs.setdefault((label, told[1]), partial(_run, *told, None, dense_options(label)))
+        for pair in sizes if cell.with_lists() else ():
+            for precision in precisions:
+                jobs.setdefault((pair, precision, told[1]),
+                                partial(_run, *told, pair, {"precision": precision}))  # fmt: skip
+
+    def tried(job: Callable[[], None]) -> Exception | None:
+        try:
+            job()
+        except Exception as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(16) as pool:
+        for done, (name, error) in enumerate(zip(jobs, pool.map(tried, jobs.values())), 1):
+            progress(done, len(jobs), "compiled")
+            if error:
+                print_failure(str(name), error)
+                yield f"{name}: {brief(error)}"
+
+
+def _run(tokens: int, head_dim: int, dtype: str, sizes: tuple[int, int] | None,
+         options: dict) -> None:  # fmt: skip
+    """Both passes of one head, in this thread (autograd has one for all calls)."""
+    x = torch.zeros(1, 1, tokens, head_dim, dtype=dtype_of(dtype), device="cuda")
+    if sizes is None:
+        out, lse = sagebwd.attention_forward(x, x, x, **options)
+        sagebwd.attention_backward(x, x, x, x, out, lse, **options)
+        return
+    mask = torch.ones(1, 1, *(blocks_of(tokens, size) for size in sizes), dtype=torch.bool,
+                      device="cuda")  # fmt: skip
+    options = options | dict(block_mask=mask, block_size=sizes)
+    out, lse = sagebwd.block_sparse_attention_forward(x, x, x, **options)
+    sagebwd.block_sparse_attention_backward(x, x, x, x, out, lse, **options)
