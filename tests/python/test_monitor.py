@@ -3,10 +3,6 @@
 The exact results it compares with are held against FP64 by NumPy, written here.
 """
 
-import functools
-import json
-import warnings
-
 import numpy as np
 import pytest
 
@@ -139,3 +135,207 @@ def test_figures_are_those_of_fp64(form, memory):
     if form == "plain":
         above = (expected[4] - mean[..., None]).max()
         assert monitor.latest["logit_range"] == pytest.approx(above, rel=1e-4)
+
+
+@on_kernels
+def test_ds_is_that_of_the_trace():
+    inputs, dout = make(b=1, h=1, hk=1, m=70)
+    with sagebwd.Monitor() as monitor:
+        run(inputs, dout, causal=True)
+    table = sagebwd.trace(*[t.detach() for t in inputs], dout, causal=True)
+    assert monitor.latest["dS"] == pytest.approx(table["dS"]["rel_l2"], rel=0.02)
+
+
+@on_kernels
+def test_a_sink_per_head():
+    inputs, dout = make()
+    sink = torch.linspace(-1, 2, 4).requires_grad_()
+    with sagebwd.Monitor() as monitor:
+        out, lse = sagebwd.attention(*inputs, return_lse=True)
+        of_sink, _ = sagebwd.with_sink(out, lse, sink)
+        wanted = torch.autograd.grad(of_sink, [*inputs, out, lse], dout)
+        gradients, (_, dlse) = wanted[:3], wanted[3:]
+        dout_of_call = wanted[3]
+    one = monitor.latest
+    check_record(one, inputs, dout_of_call, [out, *gradients], dlse=dlse)
+    with sagebwd.Monitor() as again:
+        run(inputs, dout, sink_logits=sink)
+    assert {n: again.latest[n] for n in ERRORS} == {n: one[n] for n in ERRORS}
+
+
+@on_kernels
+def test_packed_sequences():
+    inputs, dout, where = packed()
+    seen = set()
+    with sagebwd.Monitor(every=1) as monitor:
+        for _ in range(12):
+            results = run(inputs, dout, **where)
+            record = monitor.latest
+            i = record["sequence"]
+            seen.add(i)
+            (first_q, m), (first_k, n) = spans_of()[i]
+            at = slice(first_q, first_q + m), slice(first_k, first_k + n)
+            q, out, dq, do = (t[at[0]].transpose(0, 1)[None]
+                              for t in (inputs[0], *results[:2], dout))  # fmt: skip
+            k, v, dk, dv = (t[at[1]].transpose(0, 1)[None] for t in (*inputs[1:], *results[2:]))
+            assert (record["queries"], record["keys"]) == (m, n)
+            check_record({**record, "sequence": 0}, (q, k, v), do, (out, dq, dk, dv))
+    assert seen == {0, 3, 4}  # those with queries and keys
+
+
+@on_kernels
+def test_padded_batches():
+    inputs, dout = make(m=24)
+    used = torch.tensor([24, 10], dtype=torch.int32)
+    with sagebwd.Monitor(every=1) as monitor:
+        for _ in range(6):
+            results = run(inputs, dout, causal=True, seqused_q=used, seqused_k=used)
+            length = int(used[monitor.latest["sequence"]])
+            short = [[t[:, :, :length] for t in ts] for ts in (inputs, [dout], results)]
+            check_record(monitor.latest, short[0], short[1][0], short[2],
+                         band(length, length, right=0))  # fmt: skip
+    assert {r["sequence"] for r in monitor.records} == {0, 1}
+
+
+@on_kernels
+def test_fewer_channels_of_v():
+    inputs, dout = make(d=96)
+    inputs[2], dout = inputs[2][..., :64].detach().requires_grad_(), dout[..., :64]
+    with sagebwd.Monitor() as monitor:
+        results = run(inputs, dout)
+    check_record(monitor.latest, inputs, dout, results)
+
+
+def test_the_emulation_is_watched():
+    inputs, dout = make()
+    with sagebwd.Monitor() as monitor:
+        results = run(inputs, dout, emulation.emulated_attention)
+    check_record(monitor.latest, inputs, dout, results)
+
+
+# ---- no influence --------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """Layers of attention over their own projections."""
+
+    def __init__(self, layers=3, checkpointed=None, width=64, scale=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, 3 * width) for _ in range(layers))
+        self.checkpointed, self.scale = checkpointed, scale
+
+    def layer(self, linear, x):
+        q, k, v = linear(x).unflatten(-1, (3, -1, 32)).transpose(1, 3).unbind(2)
+        q, k, v = (t.bfloat16() for t in (q * self.scale, k * self.scale, v))
+        out = sagebwd.attention(q, k, v, causal=True)
+        return x + out.transpose(1, 2).flatten(2).float()
+
+    def forward(self, x):
+        for linear in self.layers:
+            if self.checkpointed is None:
+                x = self.layer(linear, x)
+            else:
+                x = checkpoint(self.layer, linear, x, use_reentrant=self.checkpointed)
+        return x
+
+
+def trained(model, steps=4, after=lambda: None):
+    """The parameters after some steps, and the state of the random numbers."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.manual_seed(1)
+    for _ in range(steps):
+        x = torch.randn(2, 24, 64, requires_grad=True)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after()
+    return [p.detach().clone() for p in model.parameters()] + [torch.get_rng_state()]
+
+
+def equal(first, second):
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+KINDS = {
+    "eager": dict(),
+    "checkpoint": dict(checkpointed=False),
+    "reentrant checkpoint": dict(checkpointed=True),
+    "compiled": dict(compiled=True),
+    "compiled checkpoint": dict(checkpointed=False, compiled=True),
+}
+
+
+def of_kind(compiled=False, **given):
+    model = Model(**given)
+    if compiled:
+        torch._dynamo.reset()
+        return torch.compile(model, backend="aot_eager", fullgraph=True)
+    return model
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@on_kernels
+def test_no_bit_changes(kind, limited):
+    expected = trained(of_kind(**KINDS[kind]))
+    model = of_kind(**KINDS[kind])
+    with sagebwd.Monitor(model if limited else None, every=1) as monitor:
+        assert equal(trained(model), expected)
+    assert [(r["step"], r["calls"]) for r in monitor.records] == [(s, 3) for s in (1, 2, 3, 4)]
+    # by turns, the last layer first
+    assert [r["call"] for r in monitor.records] == [2, 1, 0, 2]
+
+
+@on_kernels
+def test_autocast_modes_and_frozen_inputs():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    inputs, dout = make()
+    inputs[1].requires_grad_(False)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            out = sagebwd.attention(*inputs, causal=True)
+            with FlopCounterMode(display=False):
+                return [out.detach(), *torch.autograd.grad(out, (inputs[0], inputs[2]), dout)]
+
+    expected = step()
+    with sagebwd.Monitor() as monitor:
+        assert equal(step(), expected)
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert len(monitor.records) == 1
+
+
+@on_kernels
+def test_nothing_is_done_between_samples(monkeypatch):
+    from sagebwd.telemetry import sample
+
+    taken = []
+    before = sample.measured
+    monkeypatch.setattr(sample, "measured", lambda *given: taken.append(0) or before(*given))
+    inputs, dout = make()
+    with sagebwd.Monitor(every=5) as monitor:
+        for _ in range(11):
+            run(inputs, dout)
+        assert 0 < monitor.overhead < 1
+    assert [r["step"] for r in monitor.records] == [1, 6, 11] and len(taken) == 3
+    run(inputs, dout)
+    assert len(taken) == 3
+
+
+@on_kernels
+def test_a_failing_sample_leaves_training_alone(monkeypatch):
+    from sagebwd.telemetry import sample
+
+    def fail(*given):
+        raise torch.OutOfMemoryError("no memory is left")
+
+    inputs, dout = make()
+    expected = run(inputs, dout)
+    monkeypatch.setattr(sample, "measured", fail)
+    with pytest.warns(sagebwd.MonitorWarning, match="no memory is left") as caught:
+        with sagebwd.Monitor(every=1) as monitor:
+            for _ in range(3):
+                assert equal(run(inputs, dout), expected)
+    assert len(caught) == 1 and monitor.latest is None

@@ -12,14 +12,14 @@ SCALARS = ("O", "dQ", "dK", "dV", "dS", "max_logit", "logit_range", "zero_scales
            "saturated_scales")  # fmt: skip
 
 
-def writers(to):
+def writers(to, rank):
     """Functions of a record, for what `Monitor(to=)` takes."""
     if to is None:
         return []
     if isinstance(to, (list, tuple)):
-        return [writer for each in to for writer in writers(each)]
+        return [writer for each in to for writer in writers(each, rank)]
     if isinstance(to, (str, os.PathLike)):
-        return [_Lines(os.fspath(to))]
+        return [_Lines(os.fspath(to).replace("{rank}", str(rank)))]
     if hasattr(to, "add_scalar"):
         return [lambda record: _to_tensorboard(to, record)]
     if callable(to):

@@ -13,6 +13,9 @@ import torch
 from sagebwd import checks, options, watching
 from sagebwd.telemetry import MonitorWarning, advice, logs
 
+#: Passes of other calls after which a model in whose forward none was seen counts as compiled.
+_PATIENCE = 10
+
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
@@ -97,12 +100,9 @@ class Monitor:
         self.records = collections.deque(maxlen=options.whole_number("keep", keep))
         self._models, self._wanted = _models_or_function(model_or_calls)
         self._rank = _rank()
-        rank = str(self._rank)
-        if isinstance(to, str):
-            to = to.replace("{rank}", rank)
-        self._writers = logs.writers(to)
+        self._writers = logs.writers(to, self._rank)
         seed = options.whole_number("seed", seed, least=0)
-        self._random = random.Random(f"{seed} {rank}")
+        self._random = random.Random(f"{seed} {self._rank}")
         self._lock = threading.RLock()
         self._steps, self._samples, self._explicit = 0, 0, False
         self._pass, self._calls, self._fresh, self._due = _Pass(), 0, True, False
@@ -110,7 +110,7 @@ class Monitor:
         self._hooks, self._forms_of_models = [], set()
         self._pending, self._messages, self._warned = [], [], {}
         self._started, self._elapsed, self._spent = None, 0.0, 0.0
-        self._forwards = self._backwards = 0
+        self._forwards = self._backwards = self._unseen = self._seen_at = 0
 
     # ---- what users call -------------------------------------------------------------------------
 
@@ -252,6 +252,10 @@ class Monitor:
         if not self._models:
             return True
         if not self._forms_of_models:
+            if self._seen_at != self._forwards:
+                self._seen_at, self._unseen = self._forwards, self._unseen + 1
+            if self._unseen < _PATIENCE:
+                return False
             self._say("models", "no attention was seen in the forward of the model, which happens "
                       "if it was compiled later: pass what torch.compile returned. Until then all "
                       "calls are sampled")  # fmt: skip
