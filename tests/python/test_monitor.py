@@ -111,7 +111,8 @@ FORMS = {
     "bshd": (dict(layout="bshd"), dict(layout="bshd", causal=True), band(40, 40, right=0)),
     "fp16": (dict(dtype=torch.float16), dict(), None),
     "block": (dict(m=200), dict(granularity="block"), None),
-    "smooth_q": (dict(m=300, offset=1.0), dict(smooth_q=True, causal=True), band(300, 300, right=0)),
+    "smooth_q": (dict(m=300, offset=1.0), dict(smooth_q=True, causal=True),
+                 band(300, 300, right=0)),
     "qk16": (dict(), dict(precision="qk16"), None),
     "gradients16": (dict(), dict(precision="gradients16"), None),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What sagebwd.Monitor says: warnings and remedies, records and where they go, which calls, state."""
+"""sagebwd.Monitor's warnings and remedies, records and where they go, which calls, state."""
 
 import json
 import math
@@ -60,7 +60,8 @@ def test_huge_logits_warn_and_the_remedy_helps():
     better, _ = watched(inputs, dout, precision="qk16")
     assert all(better[name] < record[name] / 2 for name in ("O", "dS", "dQ", "dK", "dV"))
     # QK-norm: queries and keys of length sqrt(D)
-    normed = [torch.nn.functional.rms_norm(t.detach().float(), (64,)).bfloat16() for t in inputs[:2]]
+    normed = [t.detach().float() for t in inputs[:2]]
+    normed = [(t / t.square().mean(-1, keepdim=True).sqrt()).bfloat16() for t in normed]
     normed = [t.requires_grad_() for t in (*normed, inputs[2].detach())]
     record, told = watched(normed, dout)
     assert not told

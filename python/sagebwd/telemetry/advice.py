@@ -5,9 +5,9 @@ import numbers
 
 from sagebwd import checks, options
 
-#: Limits. Gaussian inputs, of which kernels have errors of .011 to .02, reach those of dS and the
-#: gradients at logits of 90, and that of O there as well; training bears what trained models have,
-#: .01 to .03. From a range of 100 on the scores' own rounding, a 254th of it, changes P by 40 %.
+#: Limits. Gaussian inputs of 1024 tokens with largest logits of 6, 51, 91 and 204 (64 channels,
+#: causal, six-of-seven) have errors of O of 0.011, 0.029, 0.038 and 0.055, of dS 0.009, 0.052,
+#: 0.104 and 0.222, of the gradients 0.016, 0.053, 0.105 and 0.225: all are reached near 100.
 LIMITS = {"O": 0.04, "dS": 0.1, "dQ": 0.1, "dK": 0.1, "dV": 0.1, "logit_range": 100.0,
           "max_logit": math.inf, "zero_scales": 0.01, "saturated_scales": 0.0}  # fmt: skip
 
@@ -55,10 +55,10 @@ def remedy(names, figures, call):
             found.append(f"{_NORM} keeps logits small")
     elif {"dQ", "dK", "dV"} & set(names):
         if call["int8"] & {"dv", "dq", "dk"}:
-            found.append("the scores are well: precision='gradients16' computes dQ, dK and dV from "
-                         "16-bit operands")  # fmt: skip
+            found.append("the scores are well: precision='gradients16' computes dQ, dK and dV "
+                         "from 16-bit operands")  # fmt: skip
         else:
-            found.append("no option makes these gradients more exact: compare with 16-bit attention")
+            found.append("no option makes these gradients better: compare with 16-bit attention")
     if "zero_scales" in names:
         found.append("values are too small for their scales: scale the loss (torch.amp.GradScaler) "
                      "or use bfloat16")  # fmt: skip

@@ -46,16 +46,16 @@ class _Sample:
 
 
 class Monitor:
-    """Measures the errors of attention in training: of one head, in one call of every `every` steps.
+    """Measures the errors of attention in training: of a head, in a call of every `every` steps.
 
         with sagebwd.Monitor(model, every=100, to="errors.jsonl") as monitor:
             train(model)
         print(monitor.table())
 
-    After the backward of such a call the exact results of the head are computed in FP32, on the same
-    device, and compared with those that the call gave. Nothing that a call computes changes by a
-    bit, no random numbers of PyTorch are drawn, and no graph of autograd or of torch.compile knows
-    of it. Every door to attention is watched: those of compiled code, checkpoints, autocast, sdpa()
+    After the backward of such a call the exact results of the head are computed in FP32, on the
+    same device, and compared with those that the call gave. Nothing that a call computes changes by
+    a bit, no random numbers of PyTorch are drawn, and no graph of autograd or of torch.compile
+    knows of it. Every door to attention is watched: those of compiled code, checkpoints, autocast, sdpa()
     and Hugging Face models, and `sagebwd.emulation.emulated_attention`.
 
     Args:
@@ -69,15 +69,15 @@ class Monitor:
         to: where records go, or a list of such: a path (JSON lines are appended; '{rank}' becomes
             the rank in torch.distributed), an object with add_scalar (TensorBoard), or a function
             of a dict (wandb.log).
-        thresholds: a dict of limits in place of the defaults; None is no limit. Defaults: O .04;
-            dS, dQ, dK and dV .1, which Gaussian inputs reach at logits of 90; logit_range 100;
-            zero_scales .01; saturated_scales 0; max_logit none.
+        thresholds: a dict of limits in place of the defaults; None is no limit. Defaults: O 0.04
+            and dS, dQ, dK and dV 0.1, which Gaussian inputs reach at logits of 90; logit_range 100;
+            zero_scales 0.01; saturated_scales 0; max_logit none.
         seed: of the choice of heads; ranks draw different ones.
         memory: bytes that a sample may take at about, at least those of one query's scores.
         keep: how many records `records` holds.
 
-    A record has the relative L2 errors 'O', 'dQ', 'dK', 'dV' and 'dS' (that of dS is the emulation's,
-    with out and lse of the call); 'max_logit', the largest |logit|, and 'logit_range', how far one
+    A record has the relative L2 errors 'O', 'dQ', 'dK', 'dV' and 'dS' (that of dS is the
+    emulation's, with out and lse of the call); 'max_logit', the largest |logit|, and 'logit_range', how far one
     lies above the mean of its query; 'zero_scales' and 'saturated_scales', the shares of
     quantisation scales that flush values to zero or are not finite; 'q_offset', which part of the
     squares of q is a mean of all queries; 'step', 'call' of 'calls' in order of the forward,
@@ -146,7 +146,7 @@ class Monitor:
         self.stop()
 
     def step(self, step=None):
-        """Says that a step has ended, and optionally its number, from then on the `step` of records.
+        """Says that a step has ended, and optionally its number, then the `step` of records.
 
         Needed only where a step is more than a forward and a backward: with gradient accumulation.
         """
