@@ -31,7 +31,7 @@ def writers(to, rank):
 
 
 def flat(record):
-    """{'sagebwd/O': .014, ...}, numbers only."""
+    """The record's numbers, as {'sagebwd/O': 0.014, ...}."""
     names = (*SCALARS, "step", "call", "sequence", "head")
     return {f"sagebwd/{name}": record[name] for name in names}
 
