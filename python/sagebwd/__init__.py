@@ -9,6 +9,7 @@
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
     sagebwd.trace(inputs="sink", causal=True)         # ... on inputs as trained models have them
+    with sagebwd.Monitor(model, to="errors.jsonl"): ...   # ... and of real calls, in training
     sagebwd.reference.exact(q, k, v, dout)            # NumPy, on the CPU
     sagebwd.emit('sm_90a'), sagebwd.build('sm_90a')   # the kernels' source; their machine code
     sagebwd.prebuild('a.pack', arch=['sm_80'])        # kernels for machines that do not compile
@@ -49,6 +50,7 @@ from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.options import PRODUCTS, Spec
 from sagebwd.prebuilding import prebuild
 from sagebwd.tables import TraceTable
+from sagebwd.telemetry import MonitorWarning
 from sagebwd.tracing import trace
 from sagebwd.tuning import (
     PlanFigures,  # noqa: F401  # another name of PrecisionFigures
@@ -91,6 +93,7 @@ else:
     from sagebwd.integrations.pytorch import sdpa
     from sagebwd.sla.functional import block_linear_attention, sparse_linear_attention
     from sagebwd.sla.router import pooled_block_scores, soft_top_blocks, top_blocks
+    from sagebwd.telemetry.monitor import Monitor
 
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
     del when_imported
@@ -111,12 +114,12 @@ _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
 
 __all__ = [
     "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",
-    "LibraryError", "OfflineError", "PackError", "PrecisionFigures", "Spec", "SpecError",
-    "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention", "attention_backward",
-    "attention_forward", "bench", "block_linear_attention", "block_sparse_attention",
-    "block_sparse_attention_backward", "block_sparse_attention_forward", "build", "cache_stats",
-    "check_block_indices", "compare_precisions", "doctor", "emit", "export_records",
-    "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
+    "LibraryError", "Monitor", "MonitorWarning", "OfflineError", "PackError", "PrecisionFigures",
+    "Spec", "SpecError", "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention",
+    "attention_backward", "attention_forward", "bench", "block_linear_attention",
+    "block_sparse_attention", "block_sparse_attention_backward", "block_sparse_attention_forward",
+    "build", "cache_stats", "check_block_indices", "compare_precisions", "doctor", "emit",
+    "export_records", "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache", "import_records", "merge", "named_inputs", "pack_blocks",
     "pooled_block_scores", "prebuild", "reference", "sageattn", "scaled_dot_product_attention",

@@ -12,7 +12,7 @@ from sagebwd._needs import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd import block_sparse, checks, keywords, options, sequences  # noqa: E402
+from sagebwd import block_sparse, checks, keywords, options, sequences, watching  # noqa: E402
 from sagebwd.keywords import also_named  # noqa: E402
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 from sagebwd.ops import (  # noqa: E402
@@ -117,9 +117,21 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        return tuple(backward(*arguments))
+        gradients = backward(*arguments)
+        if watching.watchers and gradients[0].numel():
+            *tensors, rules, k_mean = arguments[:9]
+            call = _as_call(*tensors[1:4], rules, *arguments[9:])
+            watching.backward_ran(call, *tensors, *gradients, (), k_mean)
+        return tuple(gradients)
 
     backward = staticmethod(checks.refuse_double_backward)
+
+
+def _as_call(q, k, v, rules, listed=None):
+    """What a monitor asks about a call."""
+    from sagebwd.telemetry import calls
+
+    return calls.of_emulation(q, k, v, rules, listed)
 
 
 def _not_compiled(function):
@@ -172,6 +184,8 @@ def emulated_attention(
     q, k, v = swapped(layout, q, k, v)
     _check_mean(k_mean, k, rules)
     refuse_gradient(k_mean)
+    if watching.watchers:
+        watching.forward_ran(_as_call(q, k, v, rules))
     out, lse = Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, k_mean)
     if layout == "bshd":
         out = out.transpose(1, 2)
@@ -214,6 +228,8 @@ def emulated_block_sparse_attention(
     rules = emulation_rules(q, k, v, layout=layout, block_size=sizes, **chosen)
     q, k, v = swapped(layout, q, k, v)
     listed, wrong = block_sparse.tokens_of(bits, q, k, sizes)
+    if watching.watchers:
+        watching.forward_ran(_as_call(q, k, v, rules, listed))
     out, lse = Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, None, listed)
     out, lse = out.masked_fill(wrong[..., None], torch.nan), lse.masked_fill(wrong, torch.nan)
     (out,) = swapped(layout, out)

@@ -11,7 +11,7 @@ import warnings
 
 import torch
 
-from sagebwd import _core, options
+from sagebwd import _core, options, watching
 from sagebwd.sequences import check_packing
 from sagebwd.shapes import contiguous_strides, required_operand
 from sagebwd.tensors import check_k_mean, problem_of, readable
@@ -145,6 +145,7 @@ class Form:
         self._scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         self._layout = layout
         self._device = q.get_device()
+        self.shapes, self.dtype = (tuple(q.shape), tuple(k.shape), tuple(v.shape)), q.dtype
         if self._packed:
             text += " packed=yes"
         self._kernels = operation(self._device, text, head_dim=q.shape[3], dtype=q.dtype)
@@ -236,6 +237,8 @@ class Form:
         more = self._more(packing, k_mean)
         places = _addresses_of(more) if more else _NONE_MORE
         self._run(*addresses, out.data_ptr(), lse_at, *places, workspace_at, self._stream())
+        if watching.watchers:
+            watching.forward_ran(self.as_call)
         return out, lse
 
     def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None):
@@ -264,7 +267,17 @@ class Form:
             workspace.data_ptr(),
             self._stream(),
         )
+        if watching.watchers:
+            given = (q, k, v, out, lse, dlse, dq, dk, dv)
+            watching.backward_ran(self.as_call, dout, *given, packing, k_mean)
         return dq, dk, dv
+
+    @functools.cached_property
+    def as_call(self):
+        """What a monitor asks about calls of this form."""
+        from sagebwd.telemetry import calls
+
+        return calls.of_form(self)
 
     def _backward_pass(self, dout, out):
         """dout and out in a layout that kernels can read, and the pass over them."""

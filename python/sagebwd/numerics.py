@@ -68,12 +68,14 @@ class Rules:
 # ---- the operation on a chunk of heads: q (n, G, M, D), k and v (n, 1, N, D) ---------------------
 
 
-def visible_keys(mask, m, n, device):
-    """A boolean (M, N) matrix, or None if every query sees every key."""
+def visible_keys(mask, m, n, device, rows=None):
+    """A boolean (M, N) matrix, or None if every query sees every key. `rows`: the first of the
+    queries wanted, and the end; all by default."""
     left, right = mask.window_left, 0 if mask.causal != "none" else mask.window_right
     if left is None and right is None:
         return None
-    diagonal = torch.arange(m, device=device)[:, None] + (0 if mask.causal == "top-left" else n - m)
+    diagonal = torch.arange(*rows or (0, m), device=device)[:, None]
+    diagonal = diagonal + (0 if mask.causal == "top-left" else n - m)
     behind = torch.arange(n, device=device) - diagonal  # how far each key lies behind its query
     seen = behind >= -left if left is not None else torch.ones_like(behind, dtype=torch.bool)
     return seen & (behind <= right) if right is not None else seen
@@ -222,33 +224,64 @@ def _per_key(x, group, n):
     return x.repeat_interleave(group, -1)[..., :n]
 
 
+class _ScoreGradients:
+    """P, dP and dS of a chunk, before the products that sum over them.
+
+    P carries 2^exponents of its row, and dP the inverse; of keys that are computed separately there
+    is nothing in them, but in `first()`.
+    """
+
+    def __init__(self, q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None):
+        self.scores = scores = _Scores(q, k, v, rules, k_mean, listed)
+        low = rules.dtype
+        self.dout, out = dout.float(), out.float()
+        self.delta = _dot(self.dout, out)
+        if dlse is not None:
+            self.delta = self.delta - dlse[..., None]
+        lse = lse[..., None] if scores.shift is None else lse[..., None] - scores.shift
+        self.lse = lse = (lse * _LOG2E).masked_fill(lse == -torch.inf, torch.inf)
+        # Under 'row' many rows of dO share a scale: powers of two bring them to one magnitude, and
+        # P is divided by these.
+        self.scaled, exponents = self.dout, torch.zeros_like(self.delta, dtype=torch.int32)
+        if rules.by_rows and "dv" in rules.plan:
+            exponents = row_exponents(self.dout)
+            self.scaled = self.dout * power_of_two(-exponents)
+        self.up, self.down = power_of_two(exponents), power_of_two(-exponents)
+        self.p = scores.exp2(-(lse - exponents))
+        if rules.dp_sums == "fp16":
+            dp, of_centre = half_dp(self.dout, scores.v, exponents, width_of(q.shape[-1]))
+            dp = dp.to(rules.math)
+        else:
+            dp = _dp(self.scaled.to(low).float(), scores.v, rules)
+            of_centre = torch.zeros_like(self.delta)
+        self.ds = self.p * (dp - (self.delta - of_centre) * self.down)
+        self.dp = dp + of_centre * self.down
+        if scores.visible is not None:
+            self.ds = self.ds.masked_fill(~scores.visible, 0)
+
+    def first(self):
+        """p, dp and ds of the key that is computed separately, (n, G, M, 1) each."""
+        scores = self.scores
+        p = (scores.sink() - self.lse).exp2()
+        dp = _dot(self.dout, scores.v[..., :1, :])
+        return p, dp, p * (dp - self.delta)
+
+
+def score_gradients(*given):
+    """dS, (n, G, M, N), for the arguments of `backward_chunk`."""
+    parts = _ScoreGradients(*given)
+    if parts.scores.sinks:
+        parts.ds[..., :1] = parts.first()[2]
+    return parts.ds
+
+
 def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None):
     """dq, dk, dv for a chunk, dk and dv summed over the group; and delta, p, dp, ds."""
-    scores = _Scores(q, k, v, rules, k_mean, listed)
+    parts = _ScoreGradients(q, k, v, out, lse, dout, dlse, rules, k_mean, listed)
+    scores, dout, scaled, p, dp, ds = (
+        parts.scores, parts.dout, parts.scaled, parts.p, parts.dp, parts.ds
+    )  # fmt: skip
     plan, low, exact = rules.plan, rules.dtype, rules.math
-    dout, out = dout.float(), out.float()
-    delta = _dot(dout, out)
-    if dlse is not None:
-        delta = delta - dlse[..., None]
-    lse = lse[..., None] if scores.shift is None else lse[..., None] - scores.shift
-    lse = (lse * _LOG2E).masked_fill(lse == -torch.inf, torch.inf)
-    # Under 'row' many rows of dO share a scale: powers of two bring them to one magnitude, and P is
-    # divided by these.
-    scaled, exponents = dout, torch.zeros_like(delta, dtype=torch.int32)
-    if rules.by_rows and "dv" in plan:
-        exponents = row_exponents(dout)
-        scaled = dout * power_of_two(-exponents)
-    up, down = power_of_two(exponents), power_of_two(-exponents)
-    p = scores.exp2(-(lse - exponents))
-    if rules.dp_sums == "fp16":
-        dp, of_centre = half_dp(dout, scores.v, exponents, width_of(q.shape[-1]))
-        dp = dp.to(rules.math)
-    else:
-        dp, of_centre = _dp(scaled.to(low).float(), scores.v, rules), torch.zeros_like(delta)
-    ds = p * (dp - (delta - of_centre) * down)
-    dp = dp + of_centre * down
-    if scores.visible is not None:
-        ds = ds.masked_fill(~scores.visible, 0)
 
     along_q = (rules.group_q, rules.sharing(rules.group_kv))
     along_kv = (rules.sharing(rules.group_q), rules.group_kv)
@@ -269,12 +302,11 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=Non
     weights, operand = product("dq", ds, along_kv, scores.keys, rules.group_kv, scores.k_smooth,
                                scores.k)
     dq = weights @ operand
-    p, dp = p * down, dp * up
+    p, dp = p * parts.down, dp * parts.up
     if scores.sinks:
-        first = [x[..., :1] for x in (p, dp, ds)]  # views: the matrices are whole after this
-        first[0].copy_((scores.sink() - lse).exp2())
-        first[1].copy_(_dot(dout, scores.v[..., :1, :]))
-        first[2].copy_(first[0] * (first[1] - delta))
+        first = parts.first()
+        for x, column in zip((p, dp, ds), first):
+            x[..., :1] = column  # the matrices are whole after this
         p_first, _, ds_first = first
         dv[..., :1, :] = (p_first * dout).sum((1, 2), keepdim=True)
         dk[..., :1, :] = (ds_first * scores.q).sum((1, 2), keepdim=True)
@@ -285,7 +317,7 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=Non
         # any key.
         sums = dlse if scores.seen is None else dlse * scores.seen.any(-1)
         dq = dq + rules.scale * sums[..., None] * scores.k_mean
-    return dq, dk, dv, delta, p, dp, ds
+    return dq, dk, dv, parts.delta, p, dp, ds
 
 
 def _dp(dout, v, rules):

@@ -50,7 +50,7 @@ def use(
 """
 HEADS = {
     "__init__": """
-from collections import Counter
+from collections import Counter, deque
 from os import PathLike
 from types import TracebackType
 
@@ -58,6 +58,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, device as Device, dtype as DType
 from torch.distributed import ProcessGroup
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from sagebwd import arrays as arrays, emulation as emulation, nn as nn, reference as reference
@@ -91,6 +92,37 @@ class TraceTable(dict[str, Any]):
     def rows(self) -> list[tuple[str, str, float, float]]: ...
     def to_dict(self) -> dict[str, Any]: ...
     def to_pandas(self) -> Any: ...
+
+class MonitorWarning(UserWarning): ...
+
+class MonitorTable(list[dict[str, Any]]):
+    def to_pandas(self) -> Any: ...
+
+class Monitor:
+    every: int
+    thresholds: dict[str, float]
+    records: deque[dict[str, Any]]
+    def __init__(
+        self,
+        model_or_calls: Module | list[Module] | Callable[[dict[str, Any]], bool] | None = None, *,
+        every: int = 100, to: Any = None, thresholds: dict[str, float | None] | None = None,
+        seed: int = 0, memory: int = ..., keep: int = 1000,
+    ) -> None: ...
+    def start(self) -> Monitor: ...
+    def stop(self) -> None: ...
+    def __enter__(self) -> Monitor: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def step(self, step: int | None = None) -> None: ...
+    @property
+    def latest(self) -> dict[str, Any] | None: ...
+    @property
+    def overhead(self) -> float: ...
+    def table(self) -> MonitorTable: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 class sdpa(TorchFunctionMode):
     fallback: Literal["torch"] | None

@@ -1,0 +1,72 @@
+"""When errors are too large, and what a user can do about it."""
+
+import math
+import numbers
+
+from sagebwd import checks, options
+
+#: Limits. Gaussian inputs of 1024 tokens with largest logits of 6, 51, 91 and 204 (64 channels,
+#: causal, six-of-seven) have errors of O of 0.011, 0.029, 0.038 and 0.055, of dS 0.009, 0.052,
+#: 0.104 and 0.222, of the gradients 0.016, 0.053, 0.105 and 0.225: all are reached near 100.
+LIMITS = {"O": 0.04, "dS": 0.1, "dQ": 0.1, "dK": 0.1, "dV": 0.1, "logit_range": 100.0,
+          "max_logit": math.inf, "zero_scales": 0.01, "saturated_scales": 0.0}  # fmt: skip
+
+_NORM = "QK-norm (RMSNorm of q and k over each head's channels, as in Qwen3)"
+
+
+def limits(given):
+    """LIMITS with those of a dict in place. SpecError for other names and values."""
+    if given is None:
+        return dict(LIMITS)
+    if not isinstance(given, dict):
+        raise TypeError(f"thresholds is {checks.a_kind(given)}; pass a dict, such as {{'O': 0.05}}")
+    for name, value in given.items():
+        if name not in LIMITS:
+            raise options.SpecError(f"thresholds has {name!r}; there are {', '.join(LIMITS)}")
+        if value is None:
+            continue
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not real or not value >= 0:
+            raise options.SpecError(
+                f"thresholds[{name!r}]={value!r}: pass a number of at least 0, or None for no limit"
+            )
+    return {**LIMITS, **{n: math.inf if v is None else float(v) for n, v in given.items()}}
+
+
+def exceeded(figures, limits):
+    """The names whose figures are above their limits, or NaN."""
+    return [name for name, limit in limits.items()
+            if limit < math.inf and not figures[name] <= limit]  # fmt: skip
+
+
+def remedy(names, figures, call):
+    """What to do where the figures of these names are too large, of a call so described."""
+    if "saturated_scales" in names or any(math.isnan(figures[n]) for n in names):
+        return ("q, k, v or dO has values that are NaN or infinite: look for the first layer that "
+                "gives them; lower the learning rate, clip gradients, or scale the loss of fp16 "
+                "(torch.amp.GradScaler)")  # fmt: skip
+    of_scores = {"O", "dS", "logit_range", "max_logit"} & set(names)
+    has_int8_scores = "s" in call["int8"]
+    found = []
+    if of_scores:
+        if has_int8_scores:
+            found.append(_of_scores(figures, call))
+        if figures["logit_range"] > 30 or not has_int8_scores:
+            found.append(f"{_NORM} keeps logits small")
+    elif {"dQ", "dK", "dV"} & set(names):
+        if call["int8"] & {"dv", "dq", "dk"}:
+            found.append("the scores are well: precision='gradients16' computes dQ, dK and dV "
+                         "from 16-bit operands")  # fmt: skip
+        else:
+            found.append("no option makes these gradients better: compare with 16-bit attention")
+    if "zero_scales" in names:
+        found.append("values are too small for their scales: scale the loss (torch.amp.GradScaler) "
+                     "or use bfloat16")  # fmt: skip
+    return "; ".join(found)
+
+
+def _of_scores(figures, call):
+    if figures["q_offset"] > 0.5 and not call["smooth_q"] and not call["packed"]:
+        return (f"{figures['q_offset']:.0%} of the squares of q are a mean that all queries share: "
+                "smooth_q=True subtracts it")  # fmt: skip
+    return "precision='qk16' computes the scores from 16-bit operands"

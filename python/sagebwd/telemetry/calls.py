@@ -1,0 +1,81 @@
+"""What a monitor asks about a call, of the kernels or of the emulation."""
+
+import functools
+
+import torch
+
+from sagebwd import options
+
+
+_LISTS = "lists of blocks (block_sparse_attention and SLA2)"
+
+
+class Call:
+    """A form of calls.
+
+    Args:
+        key: equal for calls of one form.
+        layout: of its tensors.
+        sizes: (batch, heads, heads_kv, queries, keys), as the tensors have them.
+        head_dim, dtype: of q.
+        chosen: the options as a `Spec`, or the emulation's `Rules`.
+        scale: the softmax scale.
+        unsupported: what a monitor does not measure, in words, or ''.
+    """
+
+    def __init__(self, key, layout, sizes, head_dim, dtype, chosen, scale, unsupported=""):
+        self.key, self.layout, self.sizes = key, layout, sizes
+        self.head_dim, self.dtype, self.scale = head_dim, dtype, scale
+        self._chosen, self.unsupported = chosen, unsupported
+
+    @functools.cached_property
+    def rules(self):
+        """The emulation's `Rules` of these calls."""
+        from sagebwd.numerics import Rules  # the emulation is imported where it is used
+
+        if isinstance(self._chosen, Rules):
+            return self._chosen
+        spec = self._chosen
+        windows = [None if w is None or w < 0 else w for w in (spec.window_left, spec.window_right)]
+        same = ("granularity", "group_q", "group_kv", "smooth_k", "smooth_q", "rotate",
+                "sink_keys", "dp_sums")  # fmt: skip
+        return Rules(
+            options.Mask(spec.causal, *windows), self.scale, plan=options.plan_of(spec.precision),
+            dtype=self.dtype, math=torch.float32, **{name: getattr(spec, name) for name in same},
+        )  # fmt: skip
+
+    def described(self):
+        """As a dict of plain values: sizes, and the options of a `Spec`."""
+        names = ("batch", "heads", "heads_kv", "queries", "keys")
+        rules = self.rules
+        return {
+            **dict(zip(names, self.sizes)), "head_dim": self.head_dim,
+            "dtype": options.dtype_name(self.dtype), "softmax_scale": self.scale,
+            "causal": rules.mask.causal, "window_left": rules.mask.window_left,
+            "window_right": rules.mask.window_right, "granularity": rules.granularity,
+            "smooth_k": rules.smooth_k, "smooth_q": rules.smooth_q, "rotate": rules.rotate,
+            "precision": options.precision_of(rules.plan) or ",".join(sorted(rules.plan)),
+        }  # fmt: skip
+
+
+def of_form(form):
+    """The `Call` of a `forms.Form`."""
+    softmax_scale, layout, text = form.given
+    q, k, v = form.shapes
+    if layout == "bshd":
+        q, k, v = ((s[0], s[2], s[1], s[3]) for s in (q, k, v))
+    spec = options.spec_of_text(text, head_dim=q[3], dtype=form.dtype)
+    return Call(
+        ("kernels", form.given, q, k, v, form.dtype), layout, (*q[:2], k[1], q[2], k[2]), q[3],
+        form.dtype, spec, options.check_softmax_scale(softmax_scale, q[3]),
+        _LISTS if spec.sparse_q else "",
+    )  # fmt: skip
+
+
+def of_emulation(q, k, v, rules, listed):
+    """The `Call` of emulated attention, whose tensors are (B, H, M, D) and (B, Hk, N, D)."""
+    shapes = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2])
+    lists = "" if listed is None else _LISTS
+    return Call(("emulation", rules, *shapes), "bhsd", sizes, q.shape[3], rules.dtype, rules,
+                rules.scale, lists)  # fmt: skip

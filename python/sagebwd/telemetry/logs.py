@@ -1,0 +1,88 @@
+"""Where a monitor's records go, and the table that it shows."""
+
+import json
+import math
+import os
+
+from sagebwd import checks
+from sagebwd._needs import need
+
+#: What a logger of scalars gets.
+SCALARS = ("O", "dQ", "dK", "dV", "dS", "max_logit", "logit_range", "zero_scales",
+           "saturated_scales")  # fmt: skip
+
+
+def writers(to, rank):
+    """Functions of a record, for what `Monitor(to=)` takes."""
+    if to is None:
+        return []
+    if isinstance(to, (list, tuple)):
+        return [writer for each in to for writer in writers(each, rank)]
+    if isinstance(to, (str, os.PathLike)):
+        return [_Lines(os.fspath(to).replace("{rank}", str(rank)))]
+    if hasattr(to, "add_scalar"):
+        return [lambda record: _to_tensorboard(to, record)]
+    if callable(to):
+        return [lambda record: to(flat(record))]
+    raise TypeError(
+        f"to is {checks.a_kind(to)}; pass a path (JSON lines), an object with add_scalar "
+        "(TensorBoard's SummaryWriter), a function of a dict (wandb.log), or a list of these"
+    )
+
+
+def flat(record):
+    """The record's numbers, as {'sagebwd/O': 0.014, ...}."""
+    names = (*SCALARS, "step", "call", "sequence", "head")
+    return {f"sagebwd/{name}": record[name] for name in names}
+
+
+def _to_tensorboard(writer, record):
+    for name in SCALARS:
+        writer.add_scalar(f"sagebwd/{name}", record[name], record["step"])
+
+
+class _Lines:
+    """Appends to a file of JSON lines. Each is written at once, so that processes may share it."""
+
+    def __init__(self, path):
+        self.path = path
+        with open(path, "a"):  # a path that cannot be written is refused at once
+            pass
+
+    def __call__(self, record):
+        finite = {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x
+                  for name, x in record.items()}  # fmt: skip
+        line = (json.dumps(finite) + "\n").encode()
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(handle, line)
+        finally:
+            os.close(handle)
+
+
+class MonitorTable(list):
+    """Records, as dicts, which print as a table; `to_pandas()` gives a data frame."""
+
+    def to_pandas(self):
+        """A pandas.DataFrame with a row per record, and ImportError without pandas."""
+        return need("pandas", "to_pandas()").DataFrame(list(self))
+
+    def __str__(self):
+        columns = ["step", "call", "seq.", "heads", "O", "dQ", "dK", "dV", "dS", "max |S|",
+                   "range", "zero", "satur.", "warnings"]  # fmt: skip
+        lines = [columns, *map(self._line, self)]
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join("  ".join(f"{x:>{w}}" for x, w in zip(line, widths)).rstrip()
+                         for line in lines)  # fmt: skip
+
+    @staticmethod
+    def _line(r):
+        last = r["head"] + r["heads"] - 1
+        return [
+            str(r["step"]), f"{r['call']}/{r['calls']}", str(r["sequence"]),
+            str(r["head"]) if last == r["head"] else f"{r['head']}-{last}",
+            *(f"{r[name]:.4f}" for name in ("O", "dQ", "dK", "dV", "dS")),
+            *(f"{r[name]:.1f}" for name in ("max_logit", "logit_range")),
+            *(f"{r[name]:.2%}" for name in ("zero_scales", "saturated_scales")),
+            " ".join(r["warnings"]),
+        ]  # fmt: skip

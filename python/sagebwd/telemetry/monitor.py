@@ -1,0 +1,383 @@
+"""`sagebwd.Monitor`."""
+
+import collections
+import contextlib
+import dataclasses
+import random
+import threading
+import time
+import warnings
+
+import torch
+
+from sagebwd import checks, options, watching
+from sagebwd.telemetry import MonitorWarning, advice, logs
+
+#: Passes of other calls after which a model in whose forward none was seen counts as compiled.
+_PATIENCE = 10
+
+_in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+@dataclasses.dataclass
+class _Pass:
+    """Backward calls that follow a forward."""
+
+    calls: int = 0
+
+
+@dataclasses.dataclass
+class _Sample:
+    """What the device computes, or has computed."""
+
+    record: dict
+    of: _Pass
+    index: int
+    call: dict
+    sums: torch.Tensor  #: on the CPU
+    events: tuple  #: before and after it, on a GPU
+    host_seconds: float
+
+    def ready(self):
+        if not self.events:
+            return True
+        # A graph that is being captured must not be asked in between.
+        return not torch.cuda.is_current_stream_capturing() and self.events[1].query()
+
+
+class Monitor:
+    """Measures the errors of attention in training: of a head, in a call of every `every` steps.
+
+        with sagebwd.Monitor(model, every=100, to="errors.jsonl") as monitor:
+            train(model)
+        print(monitor.table())
+
+    After the backward of such a call the exact results of the head are computed in FP32, on the
+    same device, and compared with those that the call gave. Nothing that a call computes changes by
+    a bit, no random numbers of PyTorch are drawn, and no graph of autograd or of torch.compile
+    knows of it. Every door to attention is watched: those of compiled code, checkpoints, autocast, sdpa()
+    and Hugging Face models, and `sagebwd.emulation.emulated_attention`.
+
+    Args:
+        model_or_calls: which calls. None: all of this process. A model, or several in a list: those
+            whose form (sizes and options) was seen in the models' forward; give a compiled model
+            as torch.compile returned it. A function: is given a dict of sizes and options of a
+            call, and returns whether to sample such calls.
+        every: steps from one sample to the next; the first step has one. A step is a forward and
+            backward, or, once `step()` was called, what lies between two of its calls. Samples
+            take the attention calls of a step by turns, and a head at random.
+        to: where records go, or a list of such: a path (JSON lines are appended; '{rank}' becomes
+            the rank in torch.distributed), an object with add_scalar (TensorBoard), or a function
+            of a dict (wandb.log).
+        thresholds: a dict of limits in place of the defaults; None is no limit. Defaults: O 0.04
+            and dS, dQ, dK and dV 0.1, which Gaussian inputs reach at logits of 90; logit_range 100;
+            zero_scales 0.01; saturated_scales 0; max_logit none.
+        seed: of the choice of heads; ranks draw different ones.
+        memory: bytes that a sample may take at about, at least those of one query's scores.
+        keep: how many records `records` holds.
+
+    A record has the relative L2 errors 'O', 'dQ', 'dK', 'dV' and 'dS' (that of dS is the
+    emulation's, with out and lse of the call); 'max_logit', the largest |logit|, and 'logit_range', how far one
+    lies above the mean of its query; 'zero_scales' and 'saturated_scales', the shares of
+    quantisation scales that flush values to zero or are not finite; 'q_offset', which part of the
+    squares of q is a mean of all queries; 'step', 'call' of 'calls' in order of the forward,
+    'sequence', 'head' and 'heads' (of the key head), 'seconds' and 'warnings'. With `sink_logits`
+    and `merge`, O is the call's result without them, and gradients are those with them.
+
+    Past a threshold it warns once per figure (`MonitorWarning`), and names the remedy. So it does
+    for what it does not measure: lists of blocks, CUDA graphs, and parts of keys with a shared
+    k_mean. A sample that fails, say for lack of memory, is left out with a warning.
+
+    Raises SpecError and TypeError for wrong arguments.
+    """
+
+    def __init__(self, model_or_calls=None, *, every=100, to=None, thresholds=None, seed=0,
+                 memory=1 << 28, keep=1000):  # fmt: skip
+        self.every = options.whole_number("every", every)
+        self.thresholds = advice.limits(thresholds)
+        self._memory = options.whole_number("memory", memory)
+        #: The latest records, oldest first.
+        self.records = collections.deque(maxlen=options.whole_number("keep", keep))
+        self._models, self._wanted = _models_or_function(model_or_calls)
+        self._rank = _rank()
+        self._writers = logs.writers(to, self._rank)
+        seed = options.whole_number("seed", seed, least=0)
+        self._random = random.Random(f"{seed} {self._rank}")
+        self._lock = threading.RLock()
+        self._steps, self._samples, self._explicit = 0, 0, False
+        self._pass, self._calls, self._fresh, self._due = _Pass(), 0, True, False
+        self._inside = threading.local()
+        self._hooks, self._forms_of_models = [], set()
+        self._pending, self._messages, self._warned = [], [], {}
+        self._started, self._elapsed, self._spent = None, 0.0, 0.0
+        self._forwards = self._backwards = self._unseen = self._seen_at = 0
+
+    # ---- what users call -------------------------------------------------------------------------
+
+    def start(self):
+        """Begins to watch; returns the monitor."""
+        if self._started is None:
+            self._started, self._fresh = time.perf_counter(), True
+            for model in self._models:
+                self._hooks += [model.register_forward_pre_hook(self._enter_model),
+                                model.register_forward_hook(self._leave_model)]  # fmt: skip
+            watching.add(self)
+        return self
+
+    def stop(self):
+        """Stops, and delivers what was sampled. `start()` goes on."""
+        if self._started is None:
+            return
+        watching.remove(self)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._elapsed += time.perf_counter() - self._started
+        self._started = None
+        if self._forwards and not self._backwards:
+            self._say("backward", "it saw attention without a backward: only calls with a backward "
+                                  "are sampled")  # fmt: skip
+        self._deliver(wait=True)
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, kind, error, trace):
+        self.stop()
+
+    def step(self, step=None):
+        """Says that a step has ended, and optionally its number, then the `step` of records.
+
+        Needed only where a step is more than a forward and a backward: with gradient accumulation.
+        """
+        with self._lock:
+            self._steps = (self._steps + 1 if step is None
+                           else options.whole_number("step", step, least=0))  # fmt: skip
+            self._explicit = True
+            self._due = self._due or self._steps % self.every == 0
+        self._deliver()
+
+    @property
+    def latest(self):
+        """The latest record, a dict, or None. Waits for a sample that is being computed."""
+        self._deliver(wait=True)
+        return dict(self.records[-1]) if self.records else None
+
+    def table(self):
+        """The latest record of every call of a step, as a `list` that prints as a table."""
+        self._deliver(wait=True)
+        latest = {record["call"]: record for record in self.records}
+        return logs.MonitorTable(latest[call] for call in sorted(latest))
+
+    @property
+    def overhead(self):
+        """The share of the time since `start()` that samples took, on the device or the CPU,
+        whichever was longer. Pauses between stop() and start() do not count."""
+        self._deliver(wait=True)
+        elapsed = self._elapsed
+        if self._started is not None:
+            elapsed += time.perf_counter() - self._started
+        return self._spent / elapsed if elapsed else 0.0
+
+    def state_dict(self):
+        """What a run that goes on needs: pass it to `load_state_dict`. Plain Python values."""
+        self._deliver(wait=True)
+        with self._lock:
+            version, state, gauss = self._random.getstate()
+            return {
+                "steps": self._steps, "samples": self._samples, "explicit": self._explicit,
+                "calls": self._calls or self._pass.calls, "random": [version, list(state), gauss],
+                "warned": dict(self._warned), "records": [dict(r) for r in self.records],
+                "due": self._due,
+            }  # fmt: skip
+
+    def load_state_dict(self, state):
+        """Goes on from `state_dict()`, with the same heads that would have been sampled."""
+        with self._lock:
+            version, numbers, gauss = state["random"]
+            self._random.setstate((version, tuple(numbers), gauss))
+            self._steps, self._samples = state["steps"], state["samples"]
+            self._explicit, self._calls, self._due = state["explicit"], state["calls"], state["due"]
+            self._warned = dict(state["warned"])
+            self._pass, self._fresh = _Pass(self._calls), True
+            self.records.clear()
+            self.records.extend(state["records"])
+
+    # ---- what calls tell -------------------------------------------------------------------------
+
+    def forward_ran(self, call):
+        if _in_backward() >= 0:
+            return  # a checkpoint computes it again
+        with self._lock:
+            self._forwards += 1
+            self._fresh = True
+            if getattr(self._inside, "depth", 0):
+                self._forms_of_models.add(call.key)
+        if self._pending or self._messages:
+            self._deliver()
+
+    def backward_ran(self, call, tensors):
+        with self._lock:
+            self._backwards += 1
+            if not self._is_wanted(call):
+                return
+            if self._fresh:
+                self._begin()
+            index = self._pass.calls
+            self._pass.calls += 1
+            if not self._due or index < self._samples % max(1, self._calls):
+                return
+            if reason := self._not_sampled(call):
+                self._say(reason, f"{reason} cannot be sampled: their errors are not measured")
+                return
+            self._due = False
+            of = self._pass
+        try:
+            self._sample(call, tensors, of, index)
+        except Exception as error:  # training goes on
+            self._say("failure", f"a sample failed and is left out: {error}")
+
+    def _begin(self):
+        """A pass has begun, and with it a step if nobody says where these begin."""
+        self._fresh = False
+        self._calls = self._pass.calls or self._calls
+        self._pass = _Pass()
+        if not self._explicit:
+            self._steps += 1
+            self._due = self._due or (self._steps - 1) % self.every == 0
+
+    def _is_wanted(self, call):
+        if self._wanted is not None:
+            return self._wanted(call.described())
+        if not self._models:
+            return True
+        if not self._forms_of_models:
+            if self._seen_at != self._forwards:
+                self._seen_at, self._unseen = self._forwards, self._unseen + 1
+            if self._unseen < _PATIENCE:
+                return False
+            self._say("models", "no attention was seen in the forward of the model, which happens "
+                      "if it was compiled later: pass what torch.compile returned. Until then all "
+                      "calls are sampled")  # fmt: skip
+            return True
+        return call.key in self._forms_of_models
+
+    def _not_sampled(self, call):
+        if call.unsupported:
+            return call.unsupported
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return "calls in CUDA graphs"
+        return ""
+
+    def _sample(self, call, tensors, of, index):
+        from sagebwd.telemetry import sample
+
+        begin = time.perf_counter()
+        device = tensors[1].device
+        events = ()
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            if device.type == "cuda":
+                events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+                events[0].record()
+            head = sample.chosen_head(call, tensors, self._random)
+            if head is None:
+                self._due = True  # of no tokens: the next call
+                return
+            sums = sample.measured(head, call.rules, self._memory)
+            if events:
+                host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+                sums = host.copy_(sums, non_blocking=True)
+                events[1].record()
+        record = {"step": self._steps, **head.where, "rank": self._rank}
+        described = {**call.described(), "int8": call.rules.plan,
+                     "packed": any(t is not None for t in tensors[-2]),
+                     "may_be_a_part": tensors[6] is None and (tensors[-1] is not None
+                                                              or not call.rules.smooth_k)}
+        self._samples += 1
+        self._pending.append(_Sample(record, of, index, described, sums, events,
+                                     time.perf_counter() - begin))
+
+    # ---- what becomes of samples -----------------------------------------------------------------
+
+    def _deliver(self, wait=False):
+        with self._lock:
+            while self._pending and (wait or self._pending[0].ready()):
+                found = self._pending.pop(0)
+                if found.events:
+                    found.events[1].synchronize()
+                self._report(found)
+            messages, self._messages = self._messages, []
+        for message in messages:
+            warnings.warn(message, MonitorWarning, stacklevel=3)
+
+    def _report(self, found):
+        from sagebwd.telemetry import sample
+
+        seconds = found.host_seconds
+        if found.events:
+            seconds = max(seconds, found.events[0].elapsed_time(found.events[1]) / 1e3)
+        self._spent += seconds
+        figures, gap = sample.figures(found.sums.tolist())
+        if found.call["may_be_a_part"] and not abs(gap) < 0.1:
+            self._say("parts", "parts of the keys with the out and lse of all (attention_backward "
+                      "with a shared k_mean, or without smooth_k) cannot be sampled: their errors "
+                      "are not measured")  # fmt: skip
+            return
+        names = advice.exceeded(figures, self.thresholds)
+        calls = found.of.calls
+        record = found.record | {
+            "call": calls - 1 - found.index, "calls": calls, **figures, "seconds": seconds,
+            "precision": found.call["precision"], "warnings": names,
+        }  # fmt: skip
+        new = [name for name in names if name not in self._warned]
+        if new:
+            self._warned |= dict.fromkeys(new, record["step"])
+            told = ", ".join(f"{name} {figures[name]:.3g} (limit {self.thresholds[name]:.3g})"
+                             for name in new)  # fmt: skip
+            self._messages.append(
+                f"sagebwd.Monitor, step {record['step']}, attention call {record['call']} of "
+                f"{calls}, head {record['head']}: {told}. "
+                f"{advice.remedy(names, figures, found.call)}"
+            )
+        self.records.append(record)
+        for write in self._writers:
+            try:
+                write(record)
+            except Exception as error:  # training goes on
+                self._say("log", f"a record could not be logged: {error}")
+
+    def _say(self, what, message):
+        if what not in self._warned:
+            self._warned[what] = self._steps
+            self._messages.append(f"sagebwd.Monitor: {message}")
+
+    # ---- models ----------------------------------------------------------------------------------
+
+    def _enter_model(self, model, given):
+        if not torch.compiler.is_compiling():
+            self._inside.depth = getattr(self._inside, "depth", 0) + 1
+
+    def _leave_model(self, model, given, result):
+        if not torch.compiler.is_compiling():
+            self._inside.depth = getattr(self._inside, "depth", 1) - 1
+
+
+def _models_or_function(given):
+    """The models, and the function that chooses calls or None."""
+    if given is None:
+        return [], None
+    models = list(given) if isinstance(given, (list, tuple)) else [given]
+    if all(isinstance(m, torch.nn.Module) for m in models) and models:
+        return models, None
+    if callable(given):
+        return [], given
+    raise TypeError(
+        f"model_or_calls is {checks.a_kind(given)}; pass a torch.nn.Module, a list of them, a "
+        "function of a dict that says which calls to sample, or None for all"
+    )
+
+
+def _rank():
+    distributed = torch.distributed
+    return distributed.get_rank() if (distributed.is_available()
+                                      and distributed.is_initialized()) else 0  # fmt: skip

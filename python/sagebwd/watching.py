@@ -1,0 +1,30 @@
+"""Who looks on at the calls of attention: `sagebwd.Monitor`s that have been started.
+
+Every door to the kernels leads to a `forms.Form`, also from compiled code and from what a
+checkpoint computes again. It tells here what it computed, with all that went in; nothing is kept
+for that. Without watchers a call looks at an empty tuple.
+"""
+
+#: Objects with `forward_ran(call)` and `backward_ran(call, tensors)`.
+watchers = ()
+
+
+def add(watcher):
+    global watchers
+    watchers = (*watchers, watcher)
+
+
+def remove(watcher):
+    global watchers
+    watchers = tuple(w for w in watchers if w is not watcher)
+
+
+def forward_ran(call):
+    for watcher in watchers:
+        watcher.forward_ran(call)
+
+
+def backward_ran(call, *tensors):
+    """tensors: dout, q, k, v, out, lse, dlse, dq, dk, dv, packing, k_mean."""
+    for watcher in watchers:
+        watcher.backward_ran(call, tensors)

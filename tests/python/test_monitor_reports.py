@@ -1,0 +1,372 @@
+"""sagebwd.Monitor's warnings and remedies, records and where they go, which calls, state."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import sagebwd
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from test_monitor import Model, equal, make, run, trained  # noqa: E402
+
+from sagebwd import watching  # noqa: E402
+
+pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),
+              pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nobody_watches_afterwards():
+    yield
+    left, watching.watchers = watching.watchers, ()
+    assert not left
+
+
+def watched(inputs, dout, thresholds=None, **options):
+    """The record, and the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with sagebwd.Monitor(thresholds=thresholds, every=1) as monitor:
+            run(inputs, dout, **options)
+            run(inputs, dout, **options)
+    assert all(w.category is sagebwd.MonitorWarning for w in caught)
+    return monitor.latest, [str(w.message) for w in caught]
+
+
+# ---- warnings ------------------------------------------------------------------------------------
+
+
+def test_usual_inputs_do_not_warn():
+    for options in (dict(), dict(causal=True), dict(granularity="block"),
+                    dict(precision="gradients16")):  # fmt: skip
+        record, told = watched(*make(m=128), **options)
+        assert not told and record["warnings"] == []
+
+
+def test_huge_logits_warn_and_the_remedy_helps():
+    inputs, dout = make(m=128, sigma=9.0)
+    record, told = watched(inputs, dout)
+    assert len(told) == 1  # one for all figures, and none in the second step
+    assert {"O", "dS", "dQ", "dK", "logit_range"} <= set(record["warnings"])
+    assert "precision='qk16'" in told[0] and "QK-norm" in told[0]
+    assert "smooth_q" not in told[0] and "gradients16" not in told[0]
+    better, _ = watched(inputs, dout, precision="qk16")
+    assert all(better[name] < record[name] / 2 for name in ("O", "dS", "dQ", "dK", "dV"))
+    # QK-norm: queries and keys of length sqrt(D)
+    normed = [t.detach().float() for t in inputs[:2]]
+    normed = [(t / t.square().mean(-1, keepdim=True).sqrt()).bfloat16() for t in normed]
+    normed = [t.requires_grad_() for t in (*normed, inputs[2].detach())]
+    record, told = watched(normed, dout)
+    assert not told
+
+
+def test_huge_logits_under_qk16_are_a_matter_of_the_model():
+    _, told = watched(*make(m=128, sigma=12.0), precision="qk16")
+    assert "QK-norm" in told[0] and "precision=" not in told[0]
+
+
+def test_queries_with_a_common_offset_are_told_of_smooth_q():
+    inputs, dout = make(m=300, offset=4.0)
+    limits = {"O": 0.015}
+    record, told = watched(inputs, dout, limits)
+    assert record["q_offset"] == pytest.approx(16 / 17, abs=0.01)
+    assert "94% of the squares of q" in told[0] and "smooth_q=True" in told[0]
+    better, told = watched(inputs, dout, limits, smooth_q=True)
+    assert better["O"] < record["O"] / 1.5 and not told
+
+
+def test_gradients_alone_are_told_of_gradients16():
+    limits = dict.fromkeys(("dQ", "dK", "dV"), 0.0115)
+    inputs, dout = make(m=128)
+    record, told = watched(inputs, dout, limits)
+    assert "gradients16" in told[0] and "QK-norm" not in told[0] and "qk16" not in told[0]
+    better, _ = watched(inputs, dout, limits, precision="gradients16")
+    assert all(better[name] < record[name] for name in limits)
+
+
+def test_values_that_are_not_finite():
+    inputs, dout = make()
+    dout[:, :, 3] = torch.inf
+    record, told = watched(inputs, dout)
+    assert math.isnan(record["dQ"]) and record["saturated_scales"] > 0 and record["O"] < 0.03
+    assert "saturated_scales" in told[0] and "NaN or infinite" in told[0]
+
+
+def test_values_too_small_for_their_scales():
+    inputs, dout = make(m=64)
+    dout = dout * 2.0**-125
+    record, told = watched(inputs, dout, {"dS": None, "dQ": None, "dK": None, "dV": None})
+    assert record["zero_scales"] > 0.1
+    assert "zero_scales" in told[0] and "scale the loss" in told[0]
+    record, told = watched(inputs, torch.zeros_like(dout))  # nothing is lost
+    assert record["zero_scales"] == 0 and record["dQ"] == 0 and not told
+
+
+def test_each_figure_warns_once():
+    limits = {"O": 0.0, "dV": math.inf}
+    with sagebwd.Monitor(every=1, thresholds=limits) as monitor:
+        with pytest.warns(sagebwd.MonitorWarning, match=r"O 0\.01\d* \(limit 0\)"):
+            run(*make())
+            monitor.latest  # noqa: B018
+        run(*make())
+    assert monitor.latest["warnings"] == ["O"]
+
+
+# ---- what is not measured ------------------------------------------------------------------------
+
+
+def test_parts_of_the_keys():
+    inputs, dout = make()
+    q, k, v = (t.detach() for t in inputs)
+    out, lse = sagebwd.attention_forward(q, k, v)
+    mean = k.float().mean(2)
+
+    def part(keys, **given):
+        return sagebwd.attention_backward(dout, q, k[:, :, keys], v[:, :, keys], out, lse, **given)
+
+    for given in (dict(k_mean=mean), dict(smooth_k=False)):
+        with pytest.warns(sagebwd.MonitorWarning, match="parts of the keys") as caught:
+            with sagebwd.Monitor(every=1) as monitor:
+                part(slice(0, 16), **given)
+                part(slice(16, 40), **given)
+        assert len(caught) == 1 and monitor.latest is None
+        with sagebwd.Monitor(every=1) as monitor:  # all of the keys
+            part(slice(None), **given)
+        assert monitor.latest["dQ"] < 0.05
+
+
+def test_parts_that_are_merged_are_measured():
+    inputs, dout = make()
+    q, k, v = inputs
+    with sagebwd.Monitor(every=1) as monitor:
+        parts = [sagebwd.attention(q, k[:, :, at], v[:, :, at], return_lse=True)
+                 for at in (slice(0, 16), slice(16, 40))]  # fmt: skip
+        sagebwd.merge(parts)[0].backward(dout)
+    assert monitor.latest["calls"] == 2 and monitor.latest["dQ"] < 0.05
+
+
+def test_lists_of_blocks_are_named():
+    from sagebwd import emulation
+
+    inputs, dout = make(m=128)
+    mask = torch.ones(2, 4, 1, 2, dtype=torch.bool)
+    with pytest.warns(sagebwd.MonitorWarning, match="lists of blocks") as caught:
+        with sagebwd.Monitor(every=1) as monitor:
+            for _ in range(2):
+                run(inputs, dout, emulation.emulated_block_sparse_attention, block_mask=mask)
+    assert len(caught) == 1 and monitor.latest is None
+
+
+def test_a_forward_without_a_backward():
+    inputs, _ = make()
+    with pytest.warns(sagebwd.MonitorWarning, match="without a backward"):
+        with sagebwd.Monitor(), torch.no_grad():
+            sagebwd.attention(*inputs)
+
+
+# ---- which calls ---------------------------------------------------------------------------------
+
+
+def test_models_and_functions_choose_calls():
+    inputs, dout = make()
+    one, two = Model(layers=1), Model(layers=2, width=96)
+    x = [torch.randn(2, 24, width, requires_grad=True) for width in (64, 96)]
+
+    def step():
+        for model, given in zip((one, two), x):
+            model(given).sum().backward()
+        run(inputs, dout)
+
+    def calls(*of, **given):
+        with sagebwd.Monitor(*of, every=1, **given) as monitor:
+            step()
+            step()
+        return [(r["calls"], r["heads"], r["queries"]) for r in monitor.records]
+
+    assert calls(two) == [(2, 1, 24)] * 2
+    assert calls([one, two]) == [(1, 1, 24), (2, 1, 24)] * 2
+    assert calls(lambda call: call["queries"] == 40 and call["precision"] == "six-of-seven") == [
+        (1, 2, 40)] * 2  # fmt: skip
+    assert set(calls()) == {(1, 1, 24), (2, 1, 24), (1, 2, 40)}
+
+
+def test_two_monitors():
+    inputs, dout = make()
+    with sagebwd.Monitor(every=1) as often, sagebwd.Monitor(every=2, seed=1) as seldom:
+        for _ in range(3):
+            run(inputs, dout)
+    assert [len(m.records) for m in (often, seldom)] == [3, 2]
+
+
+def test_a_model_compiled_after_the_monitor_began():
+    model = Model(layers=1)
+    torch._dynamo.reset()
+    with pytest.warns(sagebwd.MonitorWarning, match="what torch.compile returned"):
+        with sagebwd.Monitor(model) as monitor:
+            compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+            for _ in range(10):
+                compiled(torch.randn(2, 24, 64, requires_grad=True)).sum().backward()
+    assert monitor.latest["queries"] == 24 and len(monitor.records) == 1
+
+
+def test_accumulated_gradients():
+    inputs, dout = make()
+    with sagebwd.Monitor(every=10) as monitor:
+        for step in range(1, 21):
+            for _ in range(3):
+                run(inputs, dout)
+            monitor.step(step)
+    # before the first step() is called its first part counts as one
+    assert [r["step"] for r in monitor.records] == [1, 10]
+
+
+# ---- records -------------------------------------------------------------------------------------
+
+
+class Writer:
+    def __init__(self):
+        self.rows = []
+
+    def add_scalar(self, name, value, step):
+        self.rows.append((name, value, step))
+
+
+def test_records_go_where_they_shall(tmp_path):
+    path, writer, plain = tmp_path / "errors.{rank}.jsonl", Writer(), []
+    with sagebwd.Monitor(every=2, to=[str(path), writer, plain.append]) as monitor:
+        for _ in range(3):
+            run(*make())
+    lines = [json.loads(line) for line in (tmp_path / "errors.0.jsonl").read_text().splitlines()]
+    assert lines == list(monitor.records) and [r["step"] for r in lines] == [1, 3]
+    assert ("sagebwd/dQ", lines[1]["dQ"], 3) in writer.rows and len(writer.rows) == 2 * 9
+    assert plain[0]["sagebwd/O"] == lines[0]["O"] and plain[1]["sagebwd/step"] == 3
+    assert all(isinstance(x, (int, float)) for x in plain[0].values())
+
+
+def test_a_logger_that_fails_does_not_end_training():
+    def fail(record):
+        raise OSError("the disk is full")
+
+    with pytest.warns(sagebwd.MonitorWarning, match="the disk is full"):
+        with sagebwd.Monitor(to=fail) as monitor:
+            run(*make())
+    assert monitor.latest
+
+
+def test_infinite_figures_are_json(tmp_path):
+    inputs, dout = make()
+    dout[:, :, 3] = torch.nan
+    with pytest.warns(sagebwd.MonitorWarning):
+        with sagebwd.Monitor(to=tmp_path / "a.jsonl"):
+            run(inputs, dout)
+    record = json.loads((tmp_path / "a.jsonl").read_text(), parse_constant=pytest.fail)
+    assert record["dQ"] == "nan"
+
+
+def test_the_table():
+    model = Model()
+    with sagebwd.Monitor(every=1) as monitor:
+        trained(model, steps=4)
+        table = monitor.table()
+    assert [(r["call"], r["step"]) for r in table] == [(0, 3), (1, 2), (2, 4)]
+    head, *lines = str(table).splitlines()
+    assert head.split()[:5] == ["step", "call", "seq.", "heads", "O"] and len(lines) == 3
+    assert lines[2].split()[:2] == ["4", "2/3"] and f"{table[2]['dQ']:.4f}" in lines[2]
+
+
+def test_start_stop_and_state():
+    inputs, dout = make()
+
+    def heads(monitor, steps):
+        monitor.start()
+        for _ in range(steps):
+            run(inputs, dout)
+        monitor.stop()
+        return [(r["step"], r["sequence"], r["head"]) for r in monitor.records]
+
+    whole = heads(sagebwd.Monitor(every=2, seed=5), 24)
+    first = sagebwd.Monitor(every=2, seed=5)
+    heads(first, 11)
+    state = json.loads(json.dumps(first.state_dict()))
+    second = sagebwd.Monitor(every=2, seed=6)
+    second.load_state_dict(state)
+    assert heads(second, 13) == whole and len(set(whole)) == 12
+    assert len({w[1:] for w in whole}) == 4  # every sequence and key head
+    assert heads(first, 13) == whole  # start() goes on
+    run(inputs, dout)
+    assert len(first.records) == 12
+
+
+def test_warnings_are_not_repeated_after_resuming():
+    limits = {"O": 0.0}
+    with pytest.warns(sagebwd.MonitorWarning):
+        with sagebwd.Monitor(every=1, thresholds=limits) as first:
+            run(*make())
+    second = sagebwd.Monitor(every=1, thresholds=limits)
+    second.load_state_dict(first.state_dict())
+    with second:
+        run(*make())
+
+
+@pytest.mark.parametrize(("given", "error", "text"), [
+    (dict(every=0), sagebwd.SpecError, "every=0"),
+    (dict(every=True), TypeError, "every=True"),
+    (dict(thresholds={"dO": 1}), sagebwd.SpecError, "'dO'; there are O, dS"),
+    (dict(thresholds={"O": "1"}), sagebwd.SpecError, "a number of at least 0"),
+    (dict(thresholds=0.1), TypeError, "a float; pass a dict"),
+    (dict(to=3), TypeError, "add_scalar"),
+    (dict(to="/nowhere/a.jsonl"), FileNotFoundError, "/nowhere"),
+    (dict(model_or_calls=3), TypeError, "torch.nn.Module"),
+    (dict(model_or_calls=[]), TypeError, "torch.nn.Module"),
+])  # fmt: skip
+def test_wrong_arguments(given, error, text):
+    with pytest.raises(error, match=text):
+        sagebwd.Monitor(**given)
+
+
+RANK = """
+import sys, torch, torch.distributed as dist
+sys.path[:0] = [{here!r}]
+import pytest, sagebwd
+from stand_in import kernels_on_the_cpu
+from test_monitor import Model, trained
+
+def of_rank(rank, world, file, path):
+    dist.init_process_group("gloo", init_method=f"file://{{file}}", rank=rank, world_size=world)
+    patch = pytest.MonkeyPatch()
+    kernels_on_the_cpu.__wrapped__(patch) if hasattr(kernels_on_the_cpu, "__wrapped__") else (
+        kernels_on_the_cpu._get_wrapped_function()(patch))
+    def parameters(watch):
+        model = torch.nn.parallel.DistributedDataParallel(Model())
+        if not watch:
+            return trained(model)
+        with sagebwd.Monitor(model, every=1, to=path) as monitor:
+            return trained(model)
+    assert all(map(torch.equal, parameters(False), parameters(True)))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(of_rank, (2, *sys.argv[1:]), 2)
+"""
+
+
+def test_ranks_draw_heads_of_their_own(tmp_path):
+    here = os.path.dirname(__file__)
+    script = tmp_path / "ranks.py"
+    script.write_text(RANK.format(here=here))
+    subprocess.run([sys.executable, script, tmp_path / "file", tmp_path / "{rank}.jsonl"],
+                   check=True, timeout=120)  # fmt: skip
+    drawn = []
+    for rank in range(2):
+        lines = (tmp_path / f"{rank}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert [(r["rank"], r["step"]) for r in records] == [(rank, s) for s in (1, 2, 3, 4)]
+        drawn.append([(r["sequence"], r["head"]) for r in records])
+    assert drawn[0] != drawn[1]
