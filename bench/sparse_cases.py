@@ -118,7 +118,7 @@ def cells_of(shapes, densities, lists, quick: bool = False, errors: bool = True)
 
 
 def smooth(shape: Shape, generator: torch.Generator) -> Tensor:
-    """(batch, heads, tokens, channels) of FP32: a curve that is drawn anew every 128 tokens."""
+    """(batch, heads, tokens, channels) of FP32: curves through a random number every 128 tokens."""
     knots = torch.randn(shape.batch * shape.heads, shape.head_dim, shape.tokens // 128 + 2,
                         generator=generator, device=generator.device)  # fmt: skip
     curve = torch.nn.functional.interpolate(knots, size=shape.tokens, mode="linear",

@@ -79,8 +79,8 @@ def test_exact_mixing_has_one_branch_where_the_other_sees_nothing():
     found = sparse_exact.mixed(q, k, v, dout, listed, (16, 8), alpha)
     exact = sparse_exact.sparse(q, k, v, dout, listed, (16, 8))["O"]
     rest = sparse_exact.linear(q, k, v, dout, listed, (16, 8))["O"]
-    expected = torch.cat([exact[:, :16], rest[:, 16:32], 0.75 * exact[:, 32:] + 0.25 * rest[:, 32:]],
-                         1)  # fmt: skip
+    both = 0.75 * exact[:, 32:] + 0.25 * rest[:, 32:]
+    expected = torch.cat([exact[:, :16], rest[:, 16:32], both], 1)
     assert torch.allclose(found["O"], expected, rtol=1e-12, atol=1e-14)
 
 
@@ -155,7 +155,8 @@ def test_demands_are_those_of_the_issue():
     assert {what for what, one in found.items() if not one["reached"]} == {
         f"ms of forward, {at}", "time, of random lists', sagebwd 128x128, popular 0.05",
         "memory, of V, all in 128x128, random 0.03",
-        f"cost of a score, of every block's, {at}", "error of O, sagebwd 128x64, random 0.1"}  # fmt: skip
+        f"cost of a score, of every block's, {at}",
+        "error of O, sagebwd 128x64, random 0.1"}  # fmt: skip
     assert found[f"ms of forward, {wide}"]["must"] == pytest.approx(0.85 * 1.25, abs=1e-4)
     assert found[f"ms of forward, {at}"]["aim"] == 0.6
     assert found["ms of forward+backward, all in 128x128, random 0.03"]["must"] == 4.1
