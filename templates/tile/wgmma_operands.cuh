@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ptx/wgmma.cuh"
+#include "tile/accumulators.cuh"
 #include "tile/shared_tile.cuh"
 
 /// Where tiles lie, as descriptors have it. In the functions below in the place of an address it

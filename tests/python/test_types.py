@@ -22,7 +22,7 @@ from sagebwd import reference
 q, k, v, dout = reference.random_inputs(32, head_dim=64)
 table = sagebwd.trace(q, k, v, dout, causal="top-left", precision=("s", "pv"))
 exact = reference.exact(q, k, v)
-reveal_type(sagebwd.PlanFigures("dv16", 5, 1.0, 2.0, {}).forward_ms)
+reveal_type(sagebwd.PlanFigures("dv16", "split", 5, 1.0, 2.0, {}).forward_ms)
 reveal_type([kernel.speedup for kernel in sagebwd.tune(head_dim=64)])
 reveal_type(sagebwd.flash_attn_func)
 sagebwd.trace(q, k, v, dout, causl=True)  # type: ignore[call-arg]
