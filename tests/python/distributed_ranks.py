@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed on a CPU: processes over gloo, and what they run.
+"""Ranks of torch.distributed: processes over gloo or, on GPUs, NCCL, and what they run.
 
 A server that has imported everything forks them, so that they begin at once.
 """
@@ -16,22 +16,23 @@ import sagebwd
 from sagebwd import distributed
 
 #: Seconds after which a message that does not come is an error, and a rank that does not end hangs.
-TIMEOUT, HANGS = 20, 50
+TIMEOUT, HANGS = 30, 90
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["distributed_ranks", "sagebwd.emulation"])
 
 
-def run(folder, ranks, function, *given):
+def run(folder, ranks, function, *given, timeout=TIMEOUT, backend="gloo", hangs=HANGS):
     """What `function(rank, *given)` gives in each rank; for one that raises its error as text."""
     room = folder / f"ranks{len(list(folder.iterdir()))}"
     room.mkdir()
-    processes = [_context.Process(target=_rank, args=(str(room), rank, ranks, function, given))
+    processes = [_context.Process(target=_rank, args=(
+        str(room), rank, ranks, timeout, backend, function, given))
                  for rank in range(ranks)]  # fmt: skip
     for process in processes:
         process.start()
     for process in processes:
-        process.join(HANGS)
+        process.join(hangs)
     hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
     for rank in hanging:
         processes[rank].kill()
@@ -40,11 +41,13 @@ def run(folder, ranks, function, *given):
             if (room / f"{rank}.pt").exists() else None for rank in range(ranks)]  # fmt: skip
 
 
-def _rank(room, rank, ranks, function, given):
+def _rank(room, rank, ranks, timeout, backend, function, given):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{room}/rendezvous", rank=rank,
-                            world_size=ranks, timeout=timedelta(seconds=TIMEOUT))  # fmt: skip
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{room}/rendezvous", rank=rank,
+                            world_size=ranks, timeout=timedelta(seconds=timeout))  # fmt: skip
     try:
         result = function(rank, *given)
     except Exception as error:  # noqa: BLE001
@@ -54,10 +57,15 @@ def _rank(room, rank, ranks, function, given):
     dist.destroy_process_group()
 
 
+def device():
+    """Where this rank's tensors are; the CPU's where there are no ranks."""
+    return "cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu"
+
+
 def mesh_of(method, ranks):
     if method == "both":
-        return init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("ring", "heads"))
-    return init_device_mesh("cpu", (ranks,))
+        return init_device_mesh(device(), (ranks // 2, 2), mesh_dim_names=("ring", "heads"))
+    return init_device_mesh(device(), (ranks,))
 
 
 def draw(heads=4, heads_kv=2, tokens=100, d=32, dtype=torch.bfloat16, layout="bhsd", batch=1,
@@ -76,7 +84,7 @@ def draw(heads=4, heads_kv=2, tokens=100, d=32, dtype=torch.bfloat16, layout="bh
     tensors = [t.to(dtype) for t in (q, k, v, dout)]
     if layout == "bshd":
         tensors = [t.transpose(1, 2).contiguous() for t in tensors]
-    return tensors, dlse
+    return [t.to(device()) for t in tensors], dlse.to(device())
 
 
 def together(rank, method, ranks, drawn, chosen, use_dlse, times=1):
@@ -107,7 +115,10 @@ def alone(drawn, chosen, use_dlse):
     """The same by one process."""
     (q, k, v, dout), dlse = draw(**drawn)
     leaves = [t.requires_grad_() for t in (q, k, v)]
-    out, lse = sagebwd.emulation.emulated_attention(*leaves, return_lse=True, **chosen)
+    attention = sagebwd.attention
+    if device() == "cpu":
+        attention = sagebwd.emulation.emulated_attention
+    out, lse = attention(*leaves, return_lse=True, **chosen)
     loss = (out.float() * dout).sum()
     if use_dlse:
         loss = loss + (lse * dlse).sum()
@@ -123,7 +134,7 @@ def exactly(drawn, chosen, use_dlse):
     groups = q.shape[1] // k.shape[1]
     s = q @ k.repeat_interleave(groups, 1).mT * q.shape[-1] ** -0.5
     if chosen.get("causal"):
-        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        s = s.masked_fill(torch.ones_like(s[0, 0], dtype=torch.bool).triu(1), -torch.inf)
     out, lse = s.softmax(-1) @ v.repeat_interleave(groups, 1), s.logsumexp(-1)
     out = out.transpose(1, 2) if layout == "bshd" else out
     loss = (out * dout).sum()

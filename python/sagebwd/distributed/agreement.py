@@ -45,9 +45,9 @@ def exchange(mesh, facts):
         raise AssertionError(f"a message of {len(text)} bytes")
     mine = torch.zeros(_SIZE, dtype=torch.uint8)
     mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    group = _group_of(mesh)
-    everybodys = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     try:
+        group = _group_of(mesh)
+        everybodys = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
         dist.all_gather(everybodys, mine, group=group)
     except RuntimeError as error:
         raise RuntimeError(

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from sagebwd import combining, options
+from sagebwd import checks, combining, options
 from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree, check_alike
 from sagebwd.distributed.passes import Passes
@@ -213,6 +213,17 @@ def _together(mesh, function, *given):
     return results
 
 
+class _Gradients(torch.autograd.Function):
+    """A node of its own, so that differentiating twice raises instead of giving no gradient."""
+
+    @staticmethod
+    def forward(ctx, call, dout, dlse, *saved):
+        (gradients,) = _together(call.place.mesh, call.backward, dout, dlse, saved)
+        return tuple(gradients)
+
+    backward = staticmethod(checks.refuse_double_backward)
+
+
 class _Attention(torch.autograd.Function):
     """(out, lse) of this rank's queries."""
 
@@ -225,8 +236,8 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
+        refuse_tangents(dout, dlse)
         call, saved = ctx.call, ctx.saved_tensors
         given = agree(call.place.mesh, out=dout is not None, lse=dlse is not None)
         if not any(facts["out"] or facts["lse"] for facts in given):
@@ -240,6 +251,6 @@ class _Attention(torch.autograd.Function):
             dout = q.new_zeros((*shape, v.shape[3]))
         if dlse is None and any(facts["lse"] for facts in given):
             dlse = q.new_zeros((batch, heads, own), dtype=torch.float32)
-        (gradients,) = _together(call.place.mesh, call.backward, dout, dlse, saved)
+        gradients = _Gradients.apply(call, dout, dlse, *saved)
         wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:]))
         return (None, *wanted)

@@ -9,6 +9,11 @@ from sagebwd import functional
 _NOT_EMULATED = ("deterministic", "dq_sums", "gradient_kernels")
 
 
+def is_emulated(q):
+    """Whether the emulation computes with these tensors."""
+    return q.device.type == "cpu"
+
+
 @dataclasses.dataclass(frozen=True)
 class Passes:
     """Attention with these options; `chosen` are all of options.Options. Other places' keys
@@ -22,20 +27,20 @@ class Passes:
     def token_dim(self):
         return 1 if self.layout == "bshd" else 2
 
-    def _options(self, is_own, has_first_key, k_mean, kind):
+    def _options(self, is_own, has_first_key, k_mean, emulated):
         chosen = dict(self.chosen)
         if not is_own:
             chosen["causal"] = "none"
         if not has_first_key:
             chosen["sink_keys"] = 0
-        if kind == "cpu":
+        if emulated:
             chosen = {name: x for name, x in chosen.items() if name not in _NOT_EMULATED}
         return dict(chosen, softmax_scale=self.softmax_scale, layout=self.layout, k_mean=k_mean)
 
     def forward(self, q, k, v, is_own, has_first_key=True, k_mean=None):
         """(out, lse) of these keys alone."""
-        given = self._options(is_own, has_first_key, k_mean, q.device.type)
-        if q.device.type == "cpu":
+        given = self._options(is_own, has_first_key, k_mean, is_emulated(q))
+        if is_emulated(q):
             from sagebwd import emulation
 
             return emulation.emulated_forward(q, k, v, **given)
@@ -44,8 +49,8 @@ class Passes:
     def backward(self, dout, q, k, v, out, lse, dlse, is_own, has_first_key=True, k_mean=None):
         """(dq, dk, dv) of these keys, for out and lse of all. With k_mean only the sum of dq over
         all parts is right; with dlse it has softmax_scale dlse k_mean for each part, not once."""
-        given = self._options(is_own, has_first_key, k_mean, q.device.type)
-        if q.device.type == "cpu":
+        given = self._options(is_own, has_first_key, k_mean, is_emulated(q))
+        if is_emulated(q):
             from sagebwd import emulation
 
             return emulation.emulated_backward(dout, q, k, v, out, lse, dlse=dlse, **given)

@@ -94,7 +94,7 @@ class Ring:
     def forward(self, q, k, v, k_mean):
         """(out, lse) of this place's queries, for all keys."""
         rows = q.shape[self.token_dim]
-        merged, now = _Merged(self.token_dim), (k, v)
+        merged, now = _Merged(self.token_dim, self.around == 1), (k, v)
         for step in range(self.around):
             works, coming = [], None
             if step + 1 < self.around:
@@ -116,12 +116,11 @@ class Ring:
 
     def backward(self, dout, q, k, v, out, lse, dlse, k_mean):
         """(dq, dk, dv) of this place's tokens."""
-        rows = q.shape[self.token_dim]
-        sums = [torch.zeros(t.shape, dtype=torch.float32, device=t.device) for t in (q, k, v)]
+        given = dout, q, out, lse, dlse, k_mean
         lack = None
-        if dlse is not None and k_mean is not None:
+        if dlse is not None and k_mean is not None and self.around > 1:
             lack = self._of_mean(q, dlse, k_mean)
-        now, found = (k, v), None
+        sums, now, found = None, (k, v), None
         for step in range(self.around + 1):
             ops, coming, returning = [], None, None
             if step + 1 < self.around:
@@ -132,30 +131,34 @@ class Ring:
             works = dist.batch_isend_irecv(ops) if ops else []
             found = None
             if step < self.around:
-                owner = self._before(step)
-                span = self._queries(owner, rows)
-                given = [self._tokens(t, span) for t in (dout, q)]
-                of_rows = [None if t is None else t.narrow(2, span[0], span[1] - span[0])
-                           for t in (lse, dlse)]  # fmt: skip
-                gradients = self._guarded(
-                    self.passes.backward, *given, *now, self._tokens(out, span), *of_rows,
-                    step == 0, owner == 0, k_mean)  # fmt: skip
-                if gradients is not None:
-                    dq = self._tokens(sums[0], span)
-                    dq += gradients[0]
-                    if step and lack is not None:
-                        dq -= self._tokens(lack, span)
-                    found = gradients[1:]
-                if step == 0 and found is not None:
-                    self._add(sums, found, (0, k.shape[self.token_dim]))
+                result = self._guarded(self._backward_step, step, now, sums, lack, *given)
+                if result is not None:
+                    sums, found = result
             for work in works:
                 work.wait()
-            if returning is not None:
+            if returning is not None and self.error is None:
                 self._add(sums, returning[1], self._keys(self._behind(step - 1), self.at))
             now = coming and coming[0]
         if self.error is not None:
             return None
         return [x.to(t.dtype) for x, t in zip(sums, (q, k, v))]
+
+    def _backward_step(self, step, kv, sums, lack, dout, q, out, lse, dlse, k_mean):
+        """The sums after the step, which own gradients begin, and those of others' keys."""
+        owner = self._before(step)
+        span = self._queries(owner, q.shape[self.token_dim])
+        of_rows = [None if t is None else t.narrow(2, span[0], span[1] - span[0])
+                   for t in (lse, dlse)]  # fmt: skip
+        gradients = self.passes.backward(
+            self._tokens(dout, span), self._tokens(q, span), *kv, self._tokens(out, span),
+            *of_rows, step == 0, owner == 0, k_mean)  # fmt: skip
+        if step == 0:
+            return [g if self.around == 1 else g.float() for g in gradients], None
+        dq = self._tokens(sums[0], span)
+        dq += gradients[0]
+        if lack is not None:
+            dq -= self._tokens(lack, span)
+        return sums, gradients[1:]
 
     def _add(self, sums, gradients, span):
         for total, gradient in zip(sums[1:], gradients):
@@ -182,15 +185,15 @@ class Ring:
 
 
 class _Merged:
-    """Attention over the keys so far, in FP32."""
+    """Attention over the keys so far, in FP32; `is_all`: nothing will be added."""
 
-    def __init__(self, token_dim):
-        self.token_dim, self.out, self.lse = token_dim, None, None
+    def __init__(self, token_dim, is_all):
+        self.token_dim, self.is_all, self.out, self.lse = token_dim, is_all, None, None
 
     def add(self, out, lse, span):
         """That over further keys, for a span of the queries."""
         if self.out is None:
-            self.out, self.lse = out.float(), lse.clone()
+            self.out, self.lse = out if self.is_all else out.float(), lse
             return
         n = span[1] - span[0]
         whole, of_rows = self.out.narrow(self.token_dim, span[0], n), self.lse.narrow(2, span[0], n)
