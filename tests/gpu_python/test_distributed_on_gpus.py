@@ -1,6 +1,7 @@
 """`sagebwd.distributed` over NCCL: against one GPU and FP64, its memory, and what is waited for."""
 
 import time
+from itertools import pairwise
 
 import pytest
 from inputs import relative, torch
@@ -93,7 +94,7 @@ def failing(rank, method):
                 distributed.attention(*own, mesh=mesh, method=method).sum().backward()
                 torch.cuda.synchronize()
                 said.append("no error")
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 said.append(f"{type(error).__name__}: {error}")
     return said
 
@@ -108,6 +109,7 @@ def test_a_rank_that_fails_fails_everywhere(method, tmp_path):
 
 def drawn_here(tokens, heads=8, heads_kv=2, d=128):
     """This rank's share of a sequence of so many tokens, and dout, drawn on its GPU."""
+
     def randn(heads):
         return torch.randn(1, heads, tokens, d, device="cuda", dtype=torch.bfloat16)
 
@@ -133,16 +135,16 @@ def peak(rank, method, ranks, tokens):
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_memory_of_a_rank_goes_with_its_share_of_tokens(method, tmp_path):
-    """With more ranks a rank's peak falls as its tokens do, and it grows with the sequence alone."""
+    """With more ranks a rank's peak falls as its tokens do, and it grows as the sequence does."""
     counts = [n for n in (2, 4, 8) if n <= GPUS]
     peaks = {(n, tokens): max(run(tmp_path, n, peak, method, n, tokens))
              for n in counts for tokens in (1 << 15, 1 << 16)}  # fmt: skip
     print(method, {key: f"{bytes_ / 2**20:.0f} MiB" for key, bytes_ in peaks.items()})
     for n in counts:
         assert peaks[n, 1 << 16] < 2.1 * peaks[n, 1 << 15]
-        # 16 bytes of 5 tensors like q and of keys; sums and copies are as much again, at most twice.
+        # q, out, dout and dq have 8 bytes a number, keys a quarter; sums and copies are the rest.
         assert peaks[n, 1 << 16] < 48 * (1 << 16) // n * 8 * 128
-    for fewer, more in zip(counts, counts[1:]):
+    for fewer, more in pairwise(counts):
         assert peaks[more, 1 << 16] < 0.6 * peaks[fewer, 1 << 16]
 
 

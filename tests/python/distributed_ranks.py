@@ -50,7 +50,7 @@ def _rank(room, rank, ranks, timeout, backend, function, given):
                             world_size=ranks, timeout=timedelta(seconds=timeout))  # fmt: skip
     try:
         result = function(rank, *given)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         result = f"{type(error).__name__}: {error}"
         traceback.print_exc()
     torch.save(result, f"{room}/{rank}.pt")

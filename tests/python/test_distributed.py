@@ -1,5 +1,7 @@
 """`sagebwd.distributed` over gloo with the emulation, against one process and FP64."""
 
+from itertools import pairwise
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -73,8 +75,7 @@ def test_chunks_of_256_tokens_are_quantised_as_the_whole(method, ranks, tmp_path
 @pytest.mark.parametrize(("method", "ranks"), [("ring", 4), ("ulysses", 4), ("both", 4)])
 def test_the_same_inputs_give_the_same_bits(method, ranks, tmp_path):
     form = (dict(heads=4, heads_kv=2, tokens=77), dict(causal=True), True)
-    first, *others = ranks_of.run(
-        tmp_path, ranks, ranks_of.together, method, ranks, *form, 20)[0]
+    first, *others = ranks_of.run(tmp_path, ranks, ranks_of.together, method, ranks, *form, 20)[0]
     assert len(others) == 19
     assert all(torch.equal(x, y) for other in others for x, y in zip(first, other))
 
@@ -115,7 +116,7 @@ def test_checkpoints_change_no_bit(tmp_path):
     for found in ranks_of.run(tmp_path, 2, by_a_model):
         assert not isinstance(found, str), found
         plain, *checkpointed = found
-        assert all(map(torch.equal, plain + plain, sum(checkpointed, [])))
+        assert all(map(torch.equal, plain + plain, [x for of in checkpointed for x in of]))
     (q, k, v, dout), _ = ranks_of.draw(tokens=60)
     sinks = torch.linspace(-1, 1, 4).double().requires_grad_()
     s = (q * 1.5).double() @ k.double().repeat_interleave(2, 1).mT * 32**-0.5
@@ -180,8 +181,8 @@ def test_gradients_where_ranks_use_other_results(uses_out, tmp_path):
 
 @pytest.mark.parametrize("is_own", [True, False])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_kernels_are_asked_for_what_the_emulation_is(layout, is_own, kernels_on_the_cpu,
-                                                     monkeypatch):  # fmt: skip
+@pytest.mark.usefixtures("kernels_on_the_cpu")
+def test_kernels_are_asked_for_what_the_emulation_is(layout, is_own, monkeypatch):
     """Of the kernels a stand-in, which is itself emulated."""
     (q, k, v, dout), dlse = ranks_of.draw(tokens=60, d=64, layout=layout)
     mean = k.float().mean(1 if layout == "bshd" else 2) + 0.25
@@ -208,8 +209,10 @@ def place(method, around, across, at=0, row=0):
     return sharding.Place(None, [], ring, heads, at, around, row, across)
 
 
-@pytest.mark.parametrize(("method", "around", "across"), [
-    ("ring", 1, 1), ("ring", 2, 1), ("ring", 7, 1), ("ulysses", 1, 3), ("both", 3, 4)])
+@pytest.mark.parametrize(
+    ("method", "around", "across"),
+    [("ring", 1, 1), ("ring", 2, 1), ("ring", 7, 1), ("ulysses", 1, 3), ("both", 3, 4)],
+)
 @pytest.mark.parametrize("tokens", [24, 25, 100, 1000, 5000, 131072, 131073])
 def test_every_token_is_in_one_place(method, around, across, tokens):
     places = [place(method, around, across, at, row)
@@ -217,7 +220,7 @@ def test_every_token_is_in_one_place(method, around, across, tokens):
     spans = [sharding.spans_of(tokens, p) for p in places]
     have = sorted(span for of_rank in spans for span in of_rank)
     assert have[0][0] == 0 and have[-1][1] == tokens
-    assert all(a[1] == b[0] for a, b in zip(have, have[1:]))
+    assert all(a[1] == b[0] for a, b in pairwise(have))
     lengths = [sum(end - first for first, end in of_rank) for of_rank in spans]
     assert min(lengths) > 0
     if method != "ulysses":
@@ -251,4 +254,5 @@ def cut_and_put_together(rank, method, ranks):
 
 @pytest.mark.parametrize(("method", "ranks"), [("ring", 3), ("ulysses", 3), ("both", 4)])
 def test_unshard_undoes_shard(method, ranks, tmp_path):
-    assert ranks_of.run(tmp_path, ranks, cut_and_put_together, method, ranks) == [[True] * 3] * ranks
+    results = ranks_of.run(tmp_path, ranks, cut_and_put_together, method, ranks)
+    assert results == [[True] * 3] * ranks

@@ -1,5 +1,6 @@
 """Errors of `sagebwd.distributed`: the same on every rank, and no rank waits forever."""
 
+import functools
 import os
 import re
 import time
@@ -27,7 +28,7 @@ def own_parts(mesh, method, **drawn):
 def said_by(call):
     try:
         call()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return f"{type(error).__name__}: {error}".replace("\n", " ")
     return "no error"
 
@@ -76,8 +77,8 @@ def wrong_uses(rank):
         parts, chosen = own_parts(mesh, method, heads=6), {"causal": True}
         if rank in ranks:
             parts, chosen = change(*parts) if change else parts, chosen | options
-        text = said_by(lambda: distributed.attention(
-            *parts, mesh=mesh, method=method, **chosen))  # noqa: B023
+        given = dict(mesh=mesh, method=method, **chosen)
+        text = said_by(functools.partial(distributed.attention, *parts, **given))
         # Nothing is left over: the next call is right.
         out = distributed.attention(*own_parts(mesh, method, heads=6), mesh=mesh, method=method)
         said[what] = text, bool(out.isfinite().all())
@@ -162,8 +163,8 @@ def test_a_rank_that_ended_is_an_error(when, tmp_path):
     for result in results[:2]:
         assert not isinstance(result, str), result
         said, seconds = result
-        assert re.match("RuntimeError: " + (
-            "" if when == "amid" else r"a rank of \[0, 1, 2\] cannot be reached"), said), said
+        why = "" if when == "amid" else r"a rank of \[0, 1, 2\] cannot be reached"
+        assert re.match(f"RuntimeError: {why}", said), said
         assert seconds < 25
 
 

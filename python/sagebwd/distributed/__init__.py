@@ -12,7 +12,7 @@ from sagebwd._needs import need
 if not need("torch", "sagebwd.distributed").distributed.is_available():
     raise ImportError("sagebwd.distributed needs a PyTorch that was built with torch.distributed")
 
-from sagebwd.distributed.functional import attention  # noqa: E402
-from sagebwd.distributed.sharding import shard, unshard  # noqa: E402
+from sagebwd.distributed.functional import attention
+from sagebwd.distributed.sharding import shard, unshard
 
 __all__ = ["attention", "shard", "unshard"]

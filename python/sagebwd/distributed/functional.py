@@ -207,7 +207,7 @@ def _together(mesh, function, *given):
     error, results = None, ()
     try:
         error, *results = function(*given)
-    except Exception as wrong:  # noqa: BLE001
+    except Exception as wrong:
         error = wrong
     agree(mesh, error)
     return results

@@ -6,7 +6,6 @@ tokens, which kernels read by its strides.
 
 import math
 
-import torch
 import torch.distributed as dist
 
 from sagebwd.distributed.sharding import as_bytes
