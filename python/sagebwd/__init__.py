@@ -3,6 +3,7 @@
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
     sagebwd.block_sparse_attention(q, k, v, block_mask=...)   # each query block sees listed keys
     sagebwd.merge([(out, lse), ...])                  # results over parts of the keys
+    sagebwd.distributed.attention(q, k, v, mesh=mesh) # sequences that several GPUs share
     sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
     with sagebwd.sdpa(): ...                          # torch.nn.functional's, in this block
     sagebwd.sparse_linear_attention(q, k, v, alpha=0.9, block_mask=...)   # SLA2; sagebwd.nn
@@ -99,15 +100,18 @@ else:
     del when_imported
 
 
+_LAZY = ("distributed", "emulation", "nn")
+
+
 def __getattr__(name):
-    if name in ("emulation", "nn"):  # imported on first use, because they need PyTorch
+    if name in _LAZY:  # imported on first use, because they need PyTorch
         return importlib.import_module(f"sagebwd.{name}")
     raise AttributeError(f"module 'sagebwd' has no attribute {name!r}")
 
 
 def __dir__():
     """What users call; not the modules that it is made of."""
-    return sorted({*__all__, "emulation", "nn", *(n for n in globals() if n.startswith("__"))})
+    return sorted({*__all__, *_LAZY, *(n for n in globals() if n.startswith("__"))})
 
 
 _nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both

@@ -27,6 +27,8 @@ STUBS = {
                   "sla/reference": ["sparse_linear"]},
     "emulation": {"emulation": ["emulated_attention", "emulated_block_sparse_attention",
                                 "emulated_forward", "emulated_backward"]},
+    "distributed/__init__": {"distributed/functional": ["attention"],
+                             "distributed/sharding": ["shard", "unshard"]},
     "integrations/jax": {"integrations/jax": ["attention"]},
     "integrations/transformers": {},
     "integrations/diffusers": {},
@@ -61,7 +63,10 @@ from torch.distributed import ProcessGroup
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
-from sagebwd import arrays as arrays, emulation as emulation, nn as nn, reference as reference
+from sagebwd import (
+    arrays as arrays, distributed as distributed, emulation as emulation, nn as nn,
+    reference as reference,
+)
 
 """ + TYPES + """
 Path = str | bytes | PathLike[str] | PathLike[bytes]
@@ -147,6 +152,8 @@ Array = NDArray[Any] | Tensor
 Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 """,
     "emulation": f"\nfrom torch import Tensor, dtype as DType\n\n{TYPES}",
+    "distributed/__init__": "\nfrom torch import Tensor\n"
+    f"from torch.distributed.device_mesh import DeviceMesh\n\n{TYPES}",
     "integrations/jax": f"\nfrom jax import Array\nfrom jax.typing import ArrayLike\n\n{TYPES}",
     "integrations/transformers": f"\n{TYPES}\nNAME: str\n{USE}",
     "integrations/diffusers": f"\n{TYPES}\nNAME: str\n{USE}",
@@ -182,6 +189,8 @@ PARAMETERS = {
     "group": "ProcessGroup | None", "progress": "Callable[..., object] | None", "name": "str",
     **dict.fromkeys(("beta", "block_mask", "block_indices", "block_counts", "block_bits",
                      "query_map", "key_map"), "Tensor | None"),
+    "mesh": "DeviceMesh", "method": 'Literal["ring", "ulysses", "both"]', "x": "Tensor",
+    "dim": "int",
     "scores": "Tensor", "feature_map": 'Literal["softmax"]', "return_branches": "bool",
     "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
     "linear": 'Literal["complement", "all"]', "score": 'Literal["logits", "softmax"]',
@@ -260,6 +269,7 @@ RETURNS = {
     "block_sparse_attention": ("Tensor", _PAIR), "block_sparse_attention_forward": _PAIR,
     "block_sparse_attention_backward": _TRIPLE, "pack_blocks": "Tensor",
     "check_block_indices": "None",
+    "shard": "Tensor", "unshard": "Tensor",
     "merge": _PAIR, "with_sink": _PAIR, "emulated_forward": _PAIR,
     "emulated_backward": "list[Tensor]",
     "archs": "list[str]", "emit": "list[KernelSource]", "build": "list[dict[str, Any]]",

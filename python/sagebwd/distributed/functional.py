@@ -1,0 +1,256 @@
+"""`sagebwd.distributed.attention`."""
+
+import functools
+import sys
+
+import torch
+
+from sagebwd import checks, combining, options
+from sagebwd.distributed import heads as of_heads
+from sagebwd.distributed.agreement import agree, check_alike
+from sagebwd.distributed.passes import Passes
+from sagebwd.distributed.ring import Ring
+from sagebwd.distributed.sharding import by_place, check_lengths, pair_of, place_of
+from sagebwd.functional import inputs
+from sagebwd.ops import as_autocast_wants, refuse_tangents
+from sagebwd.tensors import problem_of
+
+
+def _not_compiled(function):
+    """Has torch.compile leave the function out of its graphs, without importing torch._dynamo."""
+
+    @functools.wraps(function)
+    def front(*given, **named):
+        dynamo = sys.modules.get("torch._dynamo")
+        return (dynamo.disable(function) if dynamo else function)(*given, **named)
+
+    front._torchdynamo_disable = True  # as torch._dynamo.disable marks functions
+    front._torchdynamo_disable_msg = (
+        "sagebwd.distributed is not compiled: compile without fullgraph=True, which leaves it out "
+        "of the graph"
+    )
+    return front
+
+
+@_not_compiled
+@options.takes()
+def attention(
+    q, k, v, *, mesh, method="ring", softmax_scale=None, layout="bhsd", return_lse=False,
+    sink_logits=None, chosen,
+):  # fmt: skip
+    """`sagebwd.attention` over a sequence that the ranks of a mesh share, each with its tokens.
+
+    All ranks of the mesh call this function, and its backward, in the same order and with the same
+    arguments, except for the tensors' values and numbers of tokens. Results are those of one GPU
+    with all tokens, except for the order of FP32 sums and roundings of out to 16 bits in between.
+
+    Args:
+        q, k, v: this rank's tokens, as `sagebwd.distributed.shard` gives them; otherwise as in
+            `sagebwd.attention`. On a CPU `sagebwd.emulation` computes, which is slow.
+        mesh: a torch DeviceMesh of one dimension; of two with 'both', the ring's and then that of
+            heads. Several sequences at once have several meshes, each a part of a larger one.
+        method: 'ring': keys and values travel while a rank computes with those that it has, and
+            under a causal mask all ranks have the same work. 'ulysses': two all-to-all exchanges
+            give each rank all tokens of some heads; heads must be a multiple of the ranks, and
+            heads_kv need not be. 'both': 'ulysses' in each place of a ring.
+        {options}
+        softmax_scale, layout, return_lse, sink_logits: as in `sagebwd.attention`. The gradient of
+            sink_logits is this rank's part of a sum over ranks, as that of other parameters is.
+
+    In a ring the mean of all keys is subtracted (smooth_k), only the first key of all is computed
+    separately (sink_keys), and windows are not supported. Causal masks require as many keys as
+    queries. 'ulysses' has no such limits. Memory is that of this rank's tokens and, in a ring, of
+    keys and values of two more ranks.
+
+    Returns what `sagebwd.attention` returns, for this rank's queries.
+
+    Raises what `sagebwd.attention` raises; if one rank raises it, so do the others, with a message
+    that quotes it: SpecError for a SpecError, otherwise RuntimeError. Where a rank has ended or
+    calls something else, RuntimeError follows once the group's timeout is over.
+    """
+    place = place_of(mesh, method)
+    error, facts = None, {}
+    try:
+        options.yes_or_no("return_lse", return_lse)
+        q, k, v = _inputs(q, k, v)
+        refuse_tangents(q, k, v)
+        facts = _facts(place, q, k, v, method, softmax_scale, layout, chosen)
+        if sink_logits is not None:
+            heads = q.shape[of_heads.head_dim_of(layout)]
+            combining.check_sink_logits(sink_logits, heads, q.device)
+    except (options.SpecError, TypeError) as wrong:
+        error = wrong
+    everybodys = agree(mesh, error, **facts)
+    check_alike(mesh, everybodys, ("queries", "keys"))
+    call = _Call(place, everybodys, softmax_scale, layout, chosen)
+    out, lse = _Attention.apply(call, q, k, v)
+    if sink_logits is not None:
+        out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
+    return (out, lse) if return_lse else out
+
+
+def _inputs(q, k, v):
+    q, k, v = inputs(q, k, v)
+    return as_autocast_wants("cpu", q, k, v) if q.device.type == "cpu" else (q, k, v)
+
+
+def _facts(place, q, k, v, method, softmax_scale, layout, chosen):
+    """What all ranks must have in common, and the numbers of tokens. Raises SpecError."""
+    options.check_layout(layout)
+    on_cpu = q.device.type == "cpu"
+    batch, heads, heads_kv, queries, keys = problem_of(q, k, v, layout, None if on_cpu else (
+        "cuda",))  # fmt: skip
+    if q.device.type != place.mesh.device_type:
+        raise options.SpecError(f"q is on {q.device}, and the mesh is of {place.mesh.device_type}")
+    if heads % place.across:
+        raise options.SpecError(
+            f"{heads} query heads cannot be shared by {place.across} ranks: method={method!r} "
+            "needs a multiple. method='ring' needs none"
+        )
+    if queries == 0 or keys == 0 or batch == 0:
+        raise options.SpecError(
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: each rank needs tokens"
+        )
+    if place.ring is not None and not (chosen["window_left"] is chosen["window_right"] is None):
+        raise options.SpecError(
+            f"window_left={chosen['window_left']}, window_right={chosen['window_right']}: a ring "
+            "has no windows; pass method='ulysses'"
+        )
+    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    causal = options.causal_name(chosen["causal"])
+    text = options.text_of(dict(chosen, causal=causal))
+    if not on_cpu:
+        options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=q.dtype)
+    grad = torch.is_grad_enabled() and [t.requires_grad for t in (q, k, v)]
+    return {
+        "batch, heads and channels": [batch, heads, heads_kv, q.shape[3], v.shape[3]],
+        "dtype": str(q.dtype), "layout": layout, "softmax_scale": scale, "method": method,
+        "causal": chosen["causal"] if chosen["causal"] is True else causal, "options": text,
+        "requires_grad": bool(grad and any(grad)), "queries": queries, "keys": keys,
+    }  # fmt: skip
+
+
+class _Call:
+    """One call: where everybody's tokens are. SpecError, the same on all ranks, if they do not
+    fit together."""
+
+    def __init__(self, place, everybodys, softmax_scale, layout, chosen):
+        self.place, self.layout = place, layout
+        given = [by_place(place, [facts[name] for facts in everybodys])
+                 for name in ("queries", "keys")]  # fmt: skip
+        queries, keys = (sum(map(sum, lengths)) for lengths in given)
+        mask = options.causal_name(chosen["causal"], queries, keys)
+        if mask != "none" and place.ring is not None:
+            if queries != keys:
+                raise options.SpecError(
+                    f"{queries} queries and {keys} keys in all: a causal ring needs as many keys "
+                    "as queries; pass method='ulysses'"
+                )
+            check_lengths(given[0], queries, place, "q")
+            check_lengths(given[1], keys, place, "k")
+        #: numbers of tokens, by the ranks that share heads with this one
+        self.queries, self.keys = (lengths[place.at] for lengths in given)
+        self.all_keys = keys
+        self.passes = Passes(softmax_scale, layout, dict(chosen, causal=mask))
+        self.pairs = [(sum(row), 0) for row in given[1]]
+        if mask != "none" and place.ring is not None:
+            self.pairs = [tuple(end - first for first, end in pair_of(keys, place, at))
+                          for at in range(place.around)]  # fmt: skip
+        facts = everybodys[0]["batch, heads and channels"]
+        self.copies = of_heads.copies_of(facts[2], place)
+
+    def ring(self):
+        return Ring(self.place, self.passes, self.pairs)
+
+    def to_heads(self, tensors, lengths):
+        if self.place.across == 1:
+            return tensors
+        return of_heads.from_tokens(tensors, lengths, self.place, self.layout)
+
+    def to_tokens(self, tensors, lengths):
+        if self.place.across == 1:
+            return tensors
+        return of_heads.from_heads(tensors, lengths, self.place, self.layout)
+
+    def forward(self, q, k, v):
+        """(out, lse), and what the backward needs."""
+        k, v = (of_heads.repeated(t, self.copies, self.layout) for t in (k, v))
+        q, k, v = self.to_heads((q, k, v), (self.queries, self.keys, self.keys))
+        ring = self.ring()
+        k_mean = ring.k_mean(k, self.all_keys)
+        found = ring.forward(q, k, v, k_mean)
+        if found is None:  # the others wait for messages
+            found = [q.new_zeros((*q.shape[:3], v.shape[3])),
+                     q.new_zeros(_rows(q, self.layout), dtype=torch.float32)]  # fmt: skip
+        results = self.to_tokens(found, (self.queries, self.queries))
+        return ring.error, results, (q, k, v, *found, k_mean)
+
+    def backward(self, dout, dlse, saved):
+        """(dq, dk, dv)."""
+        q, k, v, out, lse, k_mean = saved
+        dout, dlse = self.to_heads((dout, dlse), (self.queries, self.queries))
+        ring = self.ring()
+        found = ring.backward(dout, q, k, v, out, lse, dlse, k_mean)
+        if found is None:
+            found = [torch.zeros_like(t) for t in (q, k, v)]
+        dq, dk, dv = self.to_tokens(found, (self.queries, self.keys, self.keys))
+        dk, dv = (of_heads.summed(t, self.copies, self.layout) for t in (dk, dv))
+        return ring.error, (dq, dk, dv)
+
+
+def _rows(q, layout):
+    return (q.shape[0], q.shape[2], q.shape[1]) if layout == "bshd" else q.shape[:3]
+
+
+def _together(mesh, function, *given):
+    """What the function gives after its error, which all ranks raise if one has any."""
+    error, results = None, ()
+    try:
+        error, *results = function(*given)
+    except Exception as wrong:
+        error = wrong
+    agree(mesh, error)
+    return results
+
+
+class _Gradients(torch.autograd.Function):
+    """A node of its own, so that differentiating twice raises instead of giving no gradient."""
+
+    @staticmethod
+    def forward(ctx, call, dout, dlse, *saved):
+        (gradients,) = _together(call.place.mesh, call.backward, dout, dlse, saved)
+        return tuple(gradients)
+
+    backward = staticmethod(checks.refuse_double_backward)
+
+
+class _Attention(torch.autograd.Function):
+    """(out, lse) of this rank's queries."""
+
+    @staticmethod
+    def forward(ctx, call, q, k, v):
+        (out, lse), saved = _together(call.place.mesh, call.forward, q, k, v)
+        ctx.call = call
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)  # an unused lse costs nothing
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        refuse_tangents(dout, dlse)
+        call, saved = ctx.call, ctx.saved_tensors
+        given = agree(call.place.mesh, out=dout is not None, lse=dlse is not None)
+        if not any(facts["out"] or facts["lse"] for facts in given):
+            return None, None, None, None
+        # A rank may use what another does not.
+        q, _, v, *_ = saved
+        own = call.queries[call.place.row]
+        batch, heads = q.shape[0], q.shape[of_heads.head_dim_of(call.layout)] * call.place.across
+        if dout is None:
+            shape = (batch, heads, own) if call.layout == "bhsd" else (batch, own, heads)
+            dout = q.new_zeros((*shape, v.shape[3]))
+        if dlse is None and any(facts["lse"] for facts in given):
+            dlse = q.new_zeros((batch, heads, own), dtype=torch.float32)
+        gradients = _Gradients.apply(call, dout, dlse, *saved)
+        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:]))
+        return (None, *wanted)

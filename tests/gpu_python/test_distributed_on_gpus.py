@@ -1,0 +1,199 @@
+"""`sagebwd.distributed` over NCCL: against one GPU and FP64, its memory, and what is waited for."""
+
+import time
+from itertools import pairwise
+
+import pytest
+from inputs import relative, torch
+
+import sagebwd
+from sagebwd import distributed
+
+ranks_of = pytest.importorskip("distributed_ranks", reason="needs torch.distributed")
+
+GPUS = torch.cuda.device_count()
+pytestmark = pytest.mark.skipif(GPUS < 2, reason=f"needs 2 GPUs, and there are {GPUS}")
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+MORE = 1e-3  #: beyond the error of one GPU
+MESHES = [("ring", 2), ("ulysses", 2), *(([("ring", 4), ("ulysses", 4), ("both", 4)])
+                                         if GPUS >= 4 else [])]  # fmt: skip
+CASES = [
+    (dict(heads=8, heads_kv=2, tokens=4096, d=128), dict(causal=True), True),
+    (dict(heads=8, heads_kv=1, tokens=3001, d=64, dtype=torch.float16), dict(causal=True), False),
+    (dict(heads=4, heads_kv=4, tokens=2100, d=64, batch=2, layout="bshd"),
+     dict(layout="bshd"), True),
+    (dict(heads=4, heads_kv=2, tokens=2048, d=256), dict(causal=True, precision="qk16"), False),
+    (dict(heads=4, heads_kv=2, tokens=2048, d=128), dict(
+        causal=True, precision="gradients16", deterministic=False), True),
+    (dict(heads=4, heads_kv=2, tokens=2048, d=64), dict(smooth_k=False, granularity="block"), True),
+]  # fmt: skip
+
+
+def run(folder, ranks, function, *given):
+    results = ranks_of.run(folder, ranks, function, *given, timeout=300, backend="nccl", hangs=550)
+    for rank, result in enumerate(results):
+        assert not isinstance(result, str), f"rank {rank}: {result}"
+    return results
+
+
+def errors(rank, method, ranks):
+    """Of each case and result the error of the ranks together and of one GPU."""
+    found = []
+    for case in CASES:
+        results = ranks_of.together(rank, method, ranks, *case)
+        if rank == 0:
+            expected, whole = ranks_of.exactly(*case), ranks_of.alone(*case)
+            found.append([(relative(x, exact), relative(y, exact))
+                          for x, y, exact in zip(results[0], whole, expected)])  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(("method", "ranks"), MESHES)
+def test_ranks_together_give_what_one_gpu_gives(method, ranks, tmp_path):
+    found = run(tmp_path, ranks, errors, method, ranks)[0]
+    assert len(found) == len(CASES)
+    for case, of_case in zip(CASES, found):
+        print(method, ranks, case, [f"{x:.5f}/{y:.5f}" for x, y in of_case])
+        for name, (error, of_one) in zip(NAMES, of_case):
+            assert error < of_one + MORE, (name, case)
+
+
+def repeated(rank, method, ranks):
+    case = dict(heads=8, heads_kv=2, tokens=8192, d=128), dict(causal=True), True
+    results = ranks_of.together(rank, method, ranks, *case, 20)
+    if rank:
+        return None
+    return [all(map(torch.equal, results[0], other)) for other in results[1:]]
+
+
+@pytest.mark.parametrize(("method", "ranks"), MESHES)
+def test_the_same_inputs_give_the_same_bits(method, ranks, tmp_path):
+    assert run(tmp_path, ranks, repeated, method, ranks)[0] == [True] * 19
+
+
+def failing(rank, method):
+    from sagebwd.distributed import passes
+
+    mesh = ranks_of.mesh_of(method, 2)
+    said = []
+    for name in ("forward", "backward"):
+        original = getattr(passes.Passes, name)
+
+        def fails(self, *given):
+            if rank == 1:
+                raise MemoryError("no room")
+            return original(self, *given)  # noqa: B023
+
+        for function in (fails, original):
+            setattr(passes.Passes, name, function)
+            (q, k, v, _), _ = ranks_of.draw(tokens=512, d=64)
+            own = [distributed.shard(t, mesh, dim=2, method=method).detach().requires_grad_()
+                   for t in (q, k, v)]  # fmt: skip
+            try:
+                distributed.attention(*own, mesh=mesh, method=method).sum().backward()
+                torch.cuda.synchronize()
+                said.append("no error")
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_a_rank_that_fails_fails_everywhere(method, tmp_path):
+    own = "MemoryError: no room"
+    for rank, said in enumerate(run(tmp_path, 2, failing, method)):
+        expected = own if rank == 1 else f"RuntimeError: rank 1 could not go on: {own}"
+        assert said == [expected, "no error"] * 2
+
+
+def drawn_here(tokens, heads=8, heads_kv=2, d=128):
+    """This rank's share of a sequence of so many tokens, and dout, drawn on its GPU."""
+
+    def randn(heads):
+        return torch.randn(1, heads, tokens, d, device="cuda", dtype=torch.bfloat16)
+
+    return [randn(heads).requires_grad_(), randn(heads_kv).requires_grad_(),
+            randn(heads_kv).requires_grad_()], randn(heads)  # fmt: skip
+
+
+def peak(rank, method, ranks, tokens):
+    """Bytes at the peak of forward and backward."""
+    mesh = ranks_of.mesh_of(method, ranks)
+    leaves, dout = drawn_here(tokens // ranks)
+
+    def step():
+        out = distributed.attention(*leaves, mesh=mesh, method=method, causal=True)
+        torch.autograd.grad(out, leaves, dout)
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated()
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_memory_of_a_rank_goes_with_its_share_of_tokens(method, tmp_path):
+    """With more ranks a rank's peak falls as its tokens do, and it grows as the sequence does."""
+    counts = [n for n in (2, 4, 8) if n <= GPUS]
+    peaks = {(n, tokens): max(run(tmp_path, n, peak, method, n, tokens))
+             for n in counts for tokens in (1 << 15, 1 << 16)}  # fmt: skip
+    print(method, {key: f"{bytes_ / 2**20:.0f} MiB" for key, bytes_ in peaks.items()})
+    for n in counts:
+        assert peaks[n, 1 << 16] < 2.1 * peaks[n, 1 << 15]
+        # q, out, dout and dq have 8 bytes a number, keys a quarter; sums and copies are the rest.
+        assert peaks[n, 1 << 16] < 48 * (1 << 16) // n * 8 * 128
+    for fewer, more in pairwise(counts):
+        assert peaks[more, 1 << 16] < 0.6 * peaks[fewer, 1 << 16]
+
+
+def exposed(rank, tokens):
+    """Seconds of forward and backward of a ring, with its messages and without them."""
+    from sagebwd.distributed import ring
+
+    mesh = ranks_of.mesh_of("ring", 2)
+    leaves, dout = drawn_here(tokens // 2)
+
+    def step():
+        out = distributed.attention(*leaves, mesh=mesh, causal=True)
+        torch.autograd.grad(out, leaves, dout)
+
+    messages = ring.dist.batch_isend_irecv
+
+    def seconds(send):
+        ring.dist.batch_isend_irecv = messages if send else lambda ops: []
+        torch.distributed.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    samples = [(seconds(True), seconds(False)) for _ in range(8)][2:]
+    ring.dist.batch_isend_irecv = messages
+    return [sorted(of)[len(of) // 2] for of in zip(*samples)]
+
+
+def test_a_ring_computes_while_messages_travel(tmp_path):
+    for rank, (whole, without) in enumerate(run(tmp_path, 2, exposed, 1 << 16)):
+        print(f"rank {rank}: {whole * 1e3:.2f} ms, without messages {without * 1e3:.2f} ms")
+        assert whole < 1.15 * without
+
+
+def of_a_mesh_of_one(rank):
+    mesh = ranks_of.mesh_of("ring", 1)
+    (q, k, v, dout), dlse = ranks_of.draw(tokens=700, d=64)
+
+    def run(call):
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        results = call(*leaves)
+        return *results, *torch.autograd.grad(results, leaves, (dout, dlse))
+
+    return all(map(torch.equal, run(lambda *qkv: distributed.attention(
+        *qkv, mesh=mesh, causal=True, return_lse=True)), run(lambda *qkv: sagebwd.attention(
+            *qkv, causal=True, return_lse=True))))  # fmt: skip
+
+
+def test_a_mesh_of_one_gives_the_bits_of_attention(tmp_path):
+    assert run(tmp_path, 1, of_a_mesh_of_one) == [True]

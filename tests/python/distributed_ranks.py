@@ -1,0 +1,143 @@
+"""Ranks of torch.distributed: processes over gloo or, on GPUs, NCCL, and what they run.
+
+A server that has imported everything forks them, so that they begin at once.
+"""
+
+import multiprocessing
+import os
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import sagebwd
+from sagebwd import distributed
+
+#: Seconds after which a message that does not come is an error, and a rank that does not end hangs.
+TIMEOUT, HANGS = 30, 90
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["distributed_ranks", "sagebwd.emulation"])
+
+
+def run(folder, ranks, function, *given, timeout=TIMEOUT, backend="gloo", hangs=HANGS):
+    """What `function(rank, *given)` gives in each rank; for one that raises its error as text."""
+    room = folder / f"ranks{len(list(folder.iterdir()))}"
+    room.mkdir()
+    processes = [_context.Process(target=_rank, args=(
+        str(room), rank, ranks, timeout, backend, function, given))
+                 for rank in range(ranks)]  # fmt: skip
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(hangs)
+    hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
+    for rank in hanging:
+        processes[rank].kill()
+    assert not hanging, f"ranks {hanging} hang"
+    return [torch.load(room / f"{rank}.pt", weights_only=False)
+            if (room / f"{rank}.pt").exists() else None for rank in range(ranks)]  # fmt: skip
+
+
+def _rank(room, rank, ranks, timeout, backend, function, given):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{room}/rendezvous", rank=rank,
+                            world_size=ranks, timeout=timedelta(seconds=timeout))  # fmt: skip
+    try:
+        result = function(rank, *given)
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    torch.save(result, f"{room}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def device():
+    """Where this rank's tensors are; the CPU's where there are no ranks."""
+    return "cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu"
+
+
+def mesh_of(method, ranks):
+    if method == "both":
+        return init_device_mesh(device(), (ranks // 2, 2), mesh_dim_names=("ring", "heads"))
+    return init_device_mesh(device(), (ranks,))
+
+
+def draw(heads=4, heads_kv=2, tokens=100, d=32, dtype=torch.bfloat16, layout="bhsd", batch=1,
+         keys=None):  # fmt: skip
+    """(q, k, v, dout) and dlse; keys have a mean, and it changes along the sequence."""
+    generator = torch.Generator().manual_seed(tokens + heads_kv)
+    keys = tokens if keys is None else keys
+
+    def randn(heads, tokens):
+        return torch.randn(batch, heads, tokens, d, generator=generator)
+
+    q, k, v, dout = (randn(heads, tokens), randn(heads_kv, keys), randn(heads_kv, keys),
+                     randn(heads, tokens))  # fmt: skip
+    k += 1 + torch.linspace(-1, 1, keys)[:, None]
+    dlse = torch.randn(batch, heads, tokens, generator=generator)
+    tensors = [t.to(dtype) for t in (q, k, v, dout)]
+    if layout == "bshd":
+        tensors = [t.transpose(1, 2).contiguous() for t in tensors]
+    return [t.to(device()) for t in tensors], dlse.to(device())
+
+
+def together(rank, method, ranks, drawn, chosen, use_dlse, times=1):
+    """Whole out, lse, dq, dk and dv of attention by all ranks; `times` of them."""
+    mesh = mesh_of(method, ranks)
+    (q, k, v, dout), dlse = draw(**drawn)
+    token = 1 if drawn.get("layout") == "bshd" else 2
+
+    def own(x, dim):
+        return distributed.shard(x, mesh, dim=dim, method=method)
+
+    results = []
+    for _ in range(times):
+        leaves = [own(t, token).detach().requires_grad_() for t in (q, k, v)]
+        out, lse = distributed.attention(*leaves, mesh=mesh, method=method, return_lse=True,
+                                         **chosen)  # fmt: skip
+        loss = (out.float() * own(dout, token)).sum()
+        if use_dlse:
+            loss = loss + (lse * own(dlse, 2)).sum()
+        gradients = torch.autograd.grad(loss, leaves)
+        results.append([
+            distributed.unshard(x, mesh, dim=2 if i == 1 else token, method=method)
+            for i, x in enumerate((out, lse, *gradients))])  # fmt: skip
+    return results if rank == 0 else None
+
+
+def alone(drawn, chosen, use_dlse):
+    """The same by one process."""
+    (q, k, v, dout), dlse = draw(**drawn)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    attention = sagebwd.attention
+    if device() == "cpu":
+        attention = sagebwd.emulation.emulated_attention
+    out, lse = attention(*leaves, return_lse=True, **chosen)
+    loss = (out.float() * dout).sum()
+    if use_dlse:
+        loss = loss + (lse * dlse).sum()
+    return [x.detach() for x in (out, lse, *torch.autograd.grad(loss, leaves))]
+
+
+def exactly(drawn, chosen, use_dlse):
+    """The same in FP64, with PyTorch's operations."""
+    layout = drawn.get("layout", "bhsd")
+    (q, k, v, dout), dlse = draw(**drawn)
+    leaves = [t.double().requires_grad_() for t in (q, k, v)]
+    q, k, v = (t.transpose(1, 2) if layout == "bshd" else t for t in leaves)
+    groups = q.shape[1] // k.shape[1]
+    s = q @ k.repeat_interleave(groups, 1).mT * q.shape[-1] ** -0.5
+    if chosen.get("causal"):
+        s = s.masked_fill(torch.ones_like(s[0, 0], dtype=torch.bool).triu(1), -torch.inf)
+    out, lse = s.softmax(-1) @ v.repeat_interleave(groups, 1), s.logsumexp(-1)
+    out = out.transpose(1, 2) if layout == "bshd" else out
+    loss = (out * dout).sum()
+    if use_dlse:
+        loss = loss + (lse * dlse).sum()
+    return [x.detach() for x in (out, lse, *torch.autograd.grad(loss, leaves))]

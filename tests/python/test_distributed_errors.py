@@ -1,0 +1,216 @@
+"""Errors of `sagebwd.distributed`: the same on every rank, and no rank waits forever."""
+
+import functools
+import os
+import re
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+    pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
+
+import distributed_ranks as ranks_of  # noqa: E402
+
+from sagebwd import distributed  # noqa: E402
+from sagebwd.distributed import passes  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("tiny_tensors")
+
+
+def own_parts(mesh, method, **drawn):
+    (q, k, v, _), _ = ranks_of.draw(**drawn)
+    return [distributed.shard(t, mesh, dim=2, method=method).detach().requires_grad_()
+            for t in (q, k, v)]  # fmt: skip
+
+
+def said_by(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".replace("\n", " ")
+    return "no error"
+
+
+def shorter(q, k, v):
+    return q[:, :, :-1], k[:, :, :-1], v[:, :, :-1]
+
+
+def narrower(q, k, v):
+    return q[..., :16], k[..., :16], v[..., :16]
+
+
+#: What is wrong: the method, which ranks, their change of q, k and v, their options, and what all
+#: ranks say; with a further text rank 1 says that.
+WRONG = {
+    "heads": ("ulysses", (0, 1, 2), lambda q, k, v: (q[:, :4], k, v), {},
+              "SpecError: 4 query heads cannot be shared by 3 ranks"),
+    "windows": ("ring", (0, 1, 2), None, {"window_left": 8}, "SpecError: .* a ring has no windows"),
+    "lengths": ("ring", (1,), shorter, {}, r"SpecError: the ranks have \[\[36\], \[31\], \[32\]\]"),
+    "more queries": ("ring", (0, 1, 2), lambda q, k, v: (q, k[:, :, 1:], v[:, :, 1:]), {},
+                     "SpecError: causal=True is ambiguous for 100 queries and 97 keys"),
+    "queries and keys": (
+        "ring", (0, 1, 2), lambda q, k, v: (q, k[:, :, 1:], v[:, :, 1:]), {"causal": "top-left"},
+        "SpecError: 100 queries and 97 keys in all: a causal ring needs as many"),
+    "dtype": ("ring", (1,), lambda *qkv: [t.half() for t in qkv], {},
+              "SpecError: rank 0 has dtype = torch.bfloat16 and rank 1 torch.float16"),
+    "shape": ("ulysses", (1,), narrower, {},
+              r"SpecError: rank 0 has batch, heads and channels = \[1, 6, 2, 32, 32\] and rank 1"),
+    "option": ("ring", (1,), None, {"precision": "qk16"},
+               "SpecError: rank 0 has options = .* and rank 1 .*precision=qk16"),
+    "gradient": ("ring", (1,), lambda *qkv: [t.detach() for t in qkv], {},
+                 "SpecError: rank 0 has requires_grad = True and rank 1 False"),
+    "scale": ("ring", (1,), None, {"softmax_scale": float("nan")},
+              "SpecError: rank 1 could not go on: SpecError: softmax_scale=nan",
+              "SpecError: softmax_scale=nan"),
+    "type": ("ring", (1,), lambda q, k, v: (q, None, v), {},
+             "RuntimeError: rank 1 could not go on: TypeError: k is a NoneType",
+             "TypeError: k is a NoneType"),
+}  # fmt: skip
+
+
+def wrong_uses(rank):
+    said = {}
+    for what, (method, ranks, change, options, *_) in WRONG.items():
+        mesh = ranks_of.mesh_of(method, 3)
+        parts, chosen = own_parts(mesh, method, heads=6), {"causal": True}
+        if rank in ranks:
+            parts, chosen = change(*parts) if change else parts, chosen | options
+        given = dict(mesh=mesh, method=method, **chosen)
+        text = said_by(functools.partial(distributed.attention, *parts, **given))
+        # Nothing is left over: the next call is right.
+        out = distributed.attention(*own_parts(mesh, method, heads=6), mesh=mesh, method=method)
+        said[what] = text, bool(out.isfinite().all())
+    return said
+
+
+@pytest.fixture(scope="module")
+def said_of_wrong_uses(tmp_path_factory):
+    return ranks_of.run(tmp_path_factory.mktemp("wrong"), 3, wrong_uses)
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_use_is_an_error_everywhere(what, said_of_wrong_uses):
+    message, own = WRONG[what][4], WRONG[what][-1]
+    for rank, of_rank in enumerate(said_of_wrong_uses):
+        assert not isinstance(of_rank, str), of_rank
+        said, is_right = of_rank[what]
+        assert re.match(own if rank == 1 else message, said), (rank, said)
+        assert is_right
+
+
+FAILURES = [(method, pass_name, at_call) for method in ("ring", "ulysses", "both")
+            for pass_name in ("forward", "backward") for at_call in (1, 2)
+            if method != "ulysses" or at_call == 1]  # fmt: skip
+
+
+def failing(rank):
+    """Rank 1 fails in one of its passes; the next call is right."""
+    said = []
+    for method, pass_name, at_call in FAILURES:
+        mesh = ranks_of.mesh_of(method, 4)
+        original, calls = getattr(passes.Passes, pass_name), []
+
+        def fails(self, *given):
+            calls.append(1)  # noqa: B023
+            if rank == 1 and len(calls) == at_call:  # noqa: B023
+                raise MemoryError("no room")
+            return original(self, *given)  # noqa: B023
+
+        def call():
+            parts = own_parts(mesh, method)  # noqa: B023
+            out = distributed.attention(*parts, mesh=mesh, method=method, causal=True)  # noqa: B023
+            out.sum().backward()
+
+        setattr(passes.Passes, pass_name, fails)
+        said.append((said_by(call), said_by(call)))
+        setattr(passes.Passes, pass_name, original)
+    return said
+
+
+def test_a_rank_that_fails_fails_everywhere(tmp_path):
+    for rank, said in enumerate(ranks_of.run(tmp_path, 4, failing)):
+        assert not isinstance(said, str), said
+        assert len(said) == len(FAILURES)
+        own = "MemoryError: no room"
+        expected = own if rank == 1 else f"RuntimeError: rank 1 could not go on: {own}"
+        for failure, of_failure in zip(FAILURES, said):
+            assert of_failure == (expected, "no error"), (rank, failure)
+
+
+def ending(rank, when):
+    """Rank 2 ends behind a call: before the next, while it computes, or it goes elsewhere."""
+    mesh = ranks_of.mesh_of("ring", 3)
+    parts = own_parts(mesh, "ring")
+    if when != "at first":
+        distributed.attention(*parts, mesh=mesh)
+    if rank == 2:
+        if when == "amid":
+            passes.Passes.forward = lambda *given: os._exit(0)
+        elif when == "elsewhere":
+            time.sleep(9)
+            return None
+        else:
+            os._exit(0)
+    begin = time.monotonic()
+    return said_by(lambda: distributed.attention(*parts, mesh=mesh)), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("when", ["at first", "before", "amid", "elsewhere"])
+def test_a_rank_that_ended_is_an_error(when, tmp_path):
+    results = ranks_of.run(tmp_path, 3, ending, when, timeout=6)
+    for result in results[:2]:
+        assert not isinstance(result, str), result
+        said, seconds = result
+        why = "" if when == "amid" else r"a rank of \[0, 1, 2\] cannot be reached"
+        assert re.match(f"RuntimeError: {why}", said), said
+        assert seconds < 25
+
+
+def misuse(rank):
+    """What needs no other rank to be wrong."""
+    mesh = ranks_of.mesh_of("ring", 2)
+    x = torch.zeros(1, 2, 3, 32)
+    plane = ranks_of.init_device_mesh("cpu", (1, 2))
+    q = torch.zeros(1, 2, 8, 32, dtype=torch.bfloat16, requires_grad=True)
+    calls = [
+        lambda: distributed.shard(x, mesh, dim=2),
+        lambda: distributed.shard(x, mesh, dim=4),
+        lambda: distributed.shard([1], mesh, dim=0),
+        lambda: distributed.shard(x, torch.distributed.group.WORLD, dim=1),
+        lambda: distributed.shard(x, mesh, dim=2, method="zigzag"),
+        lambda: distributed.shard(x, mesh, dim=2, method="both"),
+        lambda: distributed.shard(x, plane, dim=2, method="ring"),
+        lambda: distributed.unshard(x[:, :, : 2 + rank], mesh, dim=2),
+        lambda: distributed.unshard(x[..., : 8 + rank], mesh, dim=2),
+        lambda: distributed.attention(q, q, q, mesh=mesh, causl=True),
+        lambda: distributed.attention(q[:, :, :0], q, q, mesh=mesh),
+        lambda: distributed.attention(q.float(), q.float(), q.float(), mesh=mesh),
+        lambda: distributed.attention(q, q, q, mesh=mesh, sink_logits=torch.zeros(3)),
+        lambda: distributed.attention(q, q, q, mesh=mesh, layout="sbhd"),
+    ]
+    out = distributed.attention(q, q, q, mesh=mesh)
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    return [*map(said_by, calls), said_by(lambda: grad.sum().backward())]
+
+
+def test_refusals_say_what_to_pass(tmp_path):
+    wanted = [
+        "SpecError: 3 tokens are too few for 2 ranks, which need 4",
+        "SpecError: dim=4 is no dimension", "TypeError: x is a list",
+        r"SpecError: mesh is a ProcessGroup\w*; pass a DeviceMesh",
+        "SpecError: method='zigzag': pass one of",
+        "SpecError: method='both' needs a mesh of 2 dimensions",
+        r"SpecError: method='ring' needs a mesh of 1 dimension, .*mesh\['cp'\]",
+        r"SpecError: the ranks have \[\[2\], \[3\]\] tokens of x",
+        "SpecError: rank 0 has shape without tokens", "TypeError: .*causl.*causal",
+        "SpecError: q has shape .* each rank needs tokens", "SpecError: q is torch.float32",
+        "SpecError: sink_logits has shape", "SpecError: layout='sbhd'",
+        "NotImplementedError: this attention cannot be differentiated twice",
+    ]  # fmt: skip
+    for said in ranks_of.run(tmp_path, 2, misuse):
+        assert not isinstance(said, str), said
+        assert len(said) == len(wanted)
+        for text, pattern in zip(said, wanted):
+            assert re.match(pattern, text), (pattern, text)
