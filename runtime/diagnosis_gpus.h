@@ -1,7 +1,7 @@
 //===- diagnosis_gpus.h - The GPUs of this machine, and what they need ----===//
 #pragma once
 
-#include "generator/spec.h"
+#include "generator/arch.h"
 #include "runtime/diagnosis.h"
 #include "runtime/driver/driver.h"
 #include "runtime/driver_needs.h"

@@ -43,7 +43,7 @@ caught tile/softmax.cuh 's/(__any_sync(/(lane_id() < 16 \&\& __any_sync(/' $mma 
   'deadlock: warp 0: lanes 0 to 15 at vote.sync in line'
 caught tile/products_wgmma.cuh 's/wgmma_wait<PENDING>();//' $wgmma 'numerics_test.cpp'
 caught tile/products_wgmma.cuh 's/wgmma_fence();//' $wgmma 'wgmma without a fence'
-caught tile/products_wgmma.cuh 's/{ fence_async_proxy(); }/{}/' $wgmma 'fence.proxy.async'
+caught tile/wgmma_operands.cuh 's/{ fence_async_proxy(); }/{}/' $wgmma 'fence.proxy.async'
 caught kernels/backward_dkv.cuh 's/ || (WITH_DQ && key\[r\] < SINK_KEYS)//' $unsmoothed \
   'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/(HAS_MASK || WITH_DQ)/HAS_MASK/' $unsmoothed 'numerics_test.cpp'
