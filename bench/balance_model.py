@@ -1,8 +1,8 @@
 """What times on an H100 with stretched tensor instructions say of another GPU: arithmetic alone.
 
 A pass has attention kernels, which tensor cores or other pipes limit, and kernels around them
-(quantisation, means, rounding), which memory limits on most cards. Attention takes as many clocks of
-an SM on the card as here, divided by the clocks that stand for one of its clocks; the card has
+(quantisation, means, rounding), which memory limits on most cards. Attention takes as many clocks
+of an SM on the card as here, divided by the clocks that stand for one of its clocks; the card has
 another clock and another number of SMs. A kernel around it takes the longer of two times: that of
 its bytes at the rate that copying reaches, and that of its clocks. Here the clocks are longer, as
 this GPU's memory is fast for its SMs. Nothing is added for what the model leaves out: a card that

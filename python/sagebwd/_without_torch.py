@@ -22,7 +22,8 @@ def _refusal(name):
 
 
 _NAMES = (
-    "Monitor", "attention", "attention_backward", "attention_forward", "bench", "block_linear_attention",
+    "Monitor", "attention", "attention_backward", "attention_forward", "bench",
+    "block_linear_attention",
     "block_sparse_attention", "block_sparse_attention_backward", "block_sparse_attention_forward",
     "check_block_indices", "flash_attn_func", "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",

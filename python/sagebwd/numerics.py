@@ -227,8 +227,8 @@ def _per_key(x, group, n):
 class _ScoreGradients:
     """P, dP and dS of a chunk, before the products that sum over them.
 
-    P carries 2^exponents of its row, and dP the inverse; of keys that are computed separately there
-    is nothing in them, but in `first()`.
+    P carries 2^exponents of its row, and dP the inverse. Keys that are computed separately are not
+    in them; `first()` has these.
     """
 
     def __init__(self, q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None):

@@ -232,7 +232,7 @@ def test_it_takes_less_than_a_hundredth_of_the_time(layers, width, heads, tokens
 
 
 def test_steps_without_a_sample_cost_next_to_nothing():
-    """Host time of a small call, of which a step has many."""
+    """Host time of a small call. A step has many of them."""
     inputs, dout = leaves(64, b=1, h=1, hk=1)
 
     def microseconds():
