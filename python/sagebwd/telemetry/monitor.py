@@ -77,7 +77,7 @@ class Monitor:
         keep: how many records `records` holds.
 
     A record has the relative L2 errors 'O', 'dQ', 'dK', 'dV' and 'dS' (that of dS is the
-    emulation's, with out and lse of the call); 'max_logit', the largest |logit|, and 'logit_range', how far one
+    emulation's, with out and lse of the call, and of the queries that fit in `memory`); 'max_logit', the largest |logit|, and 'logit_range', how far one
     lies above the mean of its query; 'zero_scales' and 'saturated_scales', the shares of
     quantisation scales that flush values to zero or are not finite; 'q_offset', which part of the
     squares of q is a mean of all queries; 'step', 'call' of 'calls' in order of the forward,

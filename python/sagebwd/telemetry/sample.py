@@ -14,7 +14,7 @@ from sagebwd import numerics, options, quantizers, sequences
 
 #: The tensors whose relative L2 errors are reported.
 ERRORS = ("O", "dQ", "dK", "dV", "dS")
-#: Bytes that a score takes while it and its gradient are computed, twice, with temporaries.
+#: Bytes that a score takes while its gradient is computed and emulated, with temporaries.
 _BYTES_PER_SCORE = 72
 
 _SUMS = (
@@ -41,6 +41,7 @@ class Head:
     dv: torch.Tensor
     k_mean: torch.Tensor | None
     where: dict  #: for the record
+    place: float  #: from 0 to 1: the queries whose dS is compared, where memory is short for all
 
 
 def chosen_head(call, tensors, random):
@@ -81,7 +82,7 @@ def chosen_head(call, tensors, random):
     where = {"sequence": sequence, "head": head.start, "heads": group,
              "queries": of_queries.stop - of_queries.start,
              "keys": of_keys.stop - of_keys.start}  # fmt: skip
-    return Head(*(part(i, t) for i, t in enumerate(tensors)), mean, where)
+    return Head(*(part(i, t) for i, t in enumerate(tensors)), mean, where, random.random())
 
 
 # ---- the exact results, and the sums of our errors -----------------------------------------------
@@ -104,126 +105,148 @@ def _product(a, b, split):
     return high @ b + (a - high) @ b
 
 
-def _steps(queries, each, rules, memory):
-    """(first, end) of queries that are computed at once: all that share a scale or a mean."""
+def _add_product(sums, a, b, split):
+    if split:
+        sums += _product(a, b, split)
+    else:
+        sums.addmm_(a, b)
+
+
+def _steps(queries, each, rules, memory, place):
+    """(first, end) of the queries that are computed at once, and those of one part of one of them
+    whose dS is emulated, which takes twice as much. Queries that share a scale or a mean stay
+    together."""
     together = 1 if rules.by_rows else rules.group_q
     if rules.smooth_q and rules.by_rows:
         together = quantizers.CHANNEL_TOKENS
-    step = max(1, memory // (_BYTES_PER_SCORE * each * together)) * together
-    return [(i, min(i + step, queries)) for i in range(0, queries, step)]
+    part = max(1, memory // (_BYTES_PER_SCORE * each * together)) * together
+    emulated = int(place * -(-queries // part)) * part
+    steps = [(i, min(i + 2 * part, queries)) for i in range(0, queries, 2 * part)]
+    return steps, (emulated, min(emulated + part, queries))
 
 
 def sums_of(head, rules, memory):
     """The sums behind `figures`, of a `Head`: FP64, on its device."""
-    sums = dict.fromkeys(_SUMS, 0.0)
-
-    def compare(name, ours, exact):
-        sums[f"error of {name}"] += _square(ours.float() - exact)
-        sums[f"square of {name}"] += _square(exact)
-
     q, k, v, dout = (t.float() for t in (head.q, head.k, head.v, head.dout))
-    _, group, m, _ = q.shape
-    n, split = k.shape[2], _may_be_tf32(q.device)
     mean = head.k_mean
     if mean is None:
         mean = k.mean(-2, keepdim=True, dtype=torch.float64).float()
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    unmasked = dataclasses.replace(rules, mask=options.Mask(causal="none"))
-    for first, end in _steps(m, group * n, rules, memory):
-        rows = slice(first, end)
+    exact, ours, tops = _results(head, rules, (q, k, v, dout), mean, memory)
+    sums = {}
+    for name in ERRORS:
+        sums[f"error of {name}"] = _square(ours[name].float() - exact[name])
+        sums[f"square of {name}"] = _square(exact[name])
+    sums["max_logit"] = torch.maximum(exact["largest"].amax(), -exact["least"].amin())
+    sums["logit_range"] = (exact["largest"] - exact["mean"]).amax()
+    both = ours["lse"].isfinite() & exact["lse"].isfinite()
+    sums["lse gap"] = (ours["lse"] - exact["lse"]).where(both, 0).sum(dtype=torch.float64)
+    sums["rows"] = both.sum()
+    tops += _scales(q, k - mean if rules.smooth_k else k, v, dout, rules)
+    least = torch.cat([torch.as_tensor(smallest, dtype=x.dtype, device=x.device).expand_as(x)
+                       .flatten() for x, smallest in tops])  # fmt: skip
+    tops = torch.cat([x.flatten() for x, _ in tops])
+    sums["scales"] = torch.full((), tops.numel(), dtype=torch.float64, device=q.device)
+    sums["zero"], sums["saturated"] = ((tops > 0) & (tops < least)).sum(), (~tops.isfinite()).sum()
+    rows = q.shape[1] * q.shape[2]
+    sums["mean of q"], sums["square of q"] = _square(q.mean((1, 2))) * rows, _square(q)
+    return torch.stack([sums[name].double() for name in _SUMS])
+
+
+def _results(head, rules, tensors, k_mean, memory):
+    """The exact results of a head as a dict, ours, and `tops` of dS (`_scales` says what they are).
+    For each query: the largest logit, the least one (or 0) and their mean."""
+    q, k, v, dout = tensors
+    (group, m, d), n, split = q.shape[1:], k.shape[2], _may_be_tf32(q.device)
+    keys, values = k[0, 0], v[0, 0]
+    dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
+    o, dq = torch.empty_like(dout), torch.empty_like(q)
+    rows = {name: q.new_empty(1, group, m) for name in ("largest", "least", "mean", "lse")}
+    steps, emulated = _steps(m, group * n, rules, memory, head.place)
+    for first, end in steps:
+        at = slice(first, end)
+        some_q, do = q[0, :, at].reshape(-1, d), dout[0, :, at].reshape(-1, values.shape[1])
+        s = torch.addmm(q.new_empty(1), some_q, keys.mT, beta=0, alpha=rules.scale)
         seen = numerics.visible_keys(rules.mask, m, n, q.device, (first, end))
-        s = q[:, :, rows] @ k.mT * rules.scale
-        _logits(sums, s, seen)
-        if seen is not None:
-            s = s.masked_fill(~seen, -torch.inf)
-        lse = s.logsumexp(-1, keepdim=True)
-        _gap(sums, head.lse[:, :, rows, None], lse)
-        p = (s - lse.masked_fill(lse == -torch.inf, 0)).exp()
-        del s
-        out, do = _product(p, v, split), dout[:, :, rows]
-        compare("O", head.out[:, :, rows], out)
-        dv += _product(p.mT, do, split).sum(1, keepdim=True)
+        p = _softmax(s.view(group, end - first, n), seen,
+                     {name: x[0, :, at] for name, x in rows.items()}).view_as(s)  # fmt: skip
+        out = _product(p, values, split)
+        _add_product(dv, p.mT, do, split)
+        o[0, :, at] = out.view(group, -1, out.shape[1])
         delta = (do * out).sum(-1, keepdim=True)
-        dlse = None if head.dlse is None else head.dlse[:, :, rows]
-        if dlse is not None:
-            delta = delta - dlse[..., None]
-        ds = p * (do @ v.mT - delta)
-        del p
-        compare("dQ", head.dq[:, :, rows], rules.scale * _product(ds, k, split))
-        dk += rules.scale * _product(ds.mT, q[:, :, rows], split).sum(1, keepdim=True)
-        ours = numerics.score_gradients(
-            head.q[:, :, rows], head.k, head.v, head.out[:, :, rows], head.lse[:, :, rows],
-            head.dout[:, :, rows], dlse, unmasked, mean, seen,
-        )  # fmt: skip
-        compare("dS", ours, ds)
-        _count(sums, ours.abs().amax(-1), quantizers._SMALLEST)
-        del ours, ds
-    compare("dK", head.dk, dk)
-    compare("dV", head.dv, dv)
-    _scales(sums, q, k - mean if rules.smooth_k else k, v, dout, rules)
-    sums["mean of q"], sums["square of q"] = _square(q.mean((1, 2))) * group * m, _square(q)
-    device = q.device
-    return torch.stack([torch.as_tensor(x, dtype=torch.float64, device=device)
-                        for x in sums.values()])  # fmt: skip
+        if head.dlse is not None:
+            delta = delta - head.dlse[0, :, at].reshape(-1, 1)
+        ds = (do @ values.mT).sub_(delta).mul_(p)
+        del p, s
+        dq[0, :, at] = _product(ds, keys, split).view(group, -1, d)
+        _add_product(dk, ds.mT, some_q, split)
+        if first <= emulated[0] < end:
+            ours = _emulated_ds(head, rules, k_mean, emulated)
+            these = ds.view(1, group, -1, n)[:, :, emulated[0] - first : emulated[1] - first]
+            exact_ds = these.clone()
+        del ds
+    exact = {"O": o, "dQ": dq.mul_(rules.scale), "dK": dk.mul_(rules.scale)[None, None],
+             "dV": dv[None, None], "dS": exact_ds, **rows}  # fmt: skip
+    results = {"O": head.out, "dQ": head.dq, "dK": head.dk, "dV": head.dv, "dS": ours,
+               "lse": head.lse}  # fmt: skip
+    return exact, results, [(ours.abs().amax(-1), quantizers._SMALLEST)]
+
+
+def _softmax(s, seen, rows):
+    """Turns logits (G, queries, keys) into probabilities, in place."""
+    if seen is None:
+        mean, least, top = s.mean(-1), s.amin(-1), s.amax(-1)
+        any_key = None
+    else:
+        unseen, count = ~seen, seen.sum(-1)
+        s.masked_fill_(unseen, 0)
+        mean, least = s.sum(-1) / count.clamp(min=1), s.amin(-1)
+        s.masked_fill_(unseen, -torch.inf)
+        any_key = count > 0
+        top = s.amax(-1).where(any_key, 0)
+    total = s.sub_(top[..., None]).exp_().sum(-1)
+    s.div_((total if any_key is None else total.where(any_key, 1))[..., None])
+    for name, x in (("largest", top), ("least", least), ("mean", mean), ("lse", top + total.log())):
+        rows[name].copy_(x)
+    return s
+
+
+def _emulated_ds(head, rules, mean, queries):
+    """Our dS of these queries."""
+    rows = slice(*queries)
+    seen = numerics.visible_keys(rules.mask, head.q.shape[2], head.k.shape[2], head.q.device,
+                                 queries)  # fmt: skip
+    rules = dataclasses.replace(rules, mask=options.Mask(causal="none"))
+    q, out, lse, dout = (t[:, :, rows] for t in (head.q, head.out, head.lse, head.dout))
+    dlse = None if head.dlse is None else head.dlse[:, :, rows]
+    return numerics.score_gradients(q, head.k, head.v, out, lse, dout, dlse, rules, mean, seen)
 
 
 def _square(x):
     return x.square().sum(dtype=torch.float64)
 
 
-def _largest(old, x):
-    """The larger one, NaN if any is."""
-    x = x.amax().double()
-    return torch.maximum(x, torch.as_tensor(old, dtype=torch.float64, device=x.device))
-
-
-def _logits(sums, s, seen):
-    """The largest |logit|, and how far one lies above the mean of its query."""
-    if seen is None:
-        mean, largest, top = s.mean(-1), s.amax(-1), s.abs()
-    else:
-        count = seen.sum(-1)
-        mean = s.masked_fill(~seen, 0).sum(-1) / count.clamp(min=1)
-        largest = s.masked_fill(~seen, -torch.inf).amax(-1)
-        largest = largest.where(count > 0, mean)
-        top = s.masked_fill(~seen, 0).abs()
-    sums["max_logit"] = _largest(sums["max_logit"], top)
-    sums["logit_range"] = _largest(sums["logit_range"], largest - mean)
-
-
-def _gap(sums, ours, exact):
-    """How far the given log-sum-exp lies above that of these keys."""
-    both = ours.isfinite() & exact.isfinite()
-    sums["lse gap"] += (ours - exact).where(both, 0).sum(dtype=torch.float64)
-    sums["rows"] += both.sum()
-
-
-def _count(sums, tops, smallest):
-    """Scales of groups with these largest magnitudes: those that flush values to zero, and those
-    that are not finite."""
-    sums["scales"] += tops.numel()
-    sums["zero"] += ((tops > 0) & (tops < smallest)).sum()
-    sums["saturated"] += (~tops.isfinite()).sum()
-
-
-def _scales(sums, q, k, v, dout, rules):
-    """Those of the copies of q, k, v and dO."""
+def _scales(q, k, v, dout, rules):
+    """Of the groups that share a scale in the copies of q, k, v and dO: pairs of their largest
+    magnitudes, and of the least of these whose scale does not flush values to zero."""
+    found = []
     if "s" in rules.plan:
         for x, group in ((q, rules.group_q), (k, rules.group_kv)):
-            _count(sums, _tops(x.abs().amax(-1, keepdim=True), rules.sharing(group)),
-                   quantizers._SMALLEST)  # fmt: skip
+            tops = _tops(x.abs().amax(-1, keepdim=True), rules.sharing(group))
+            found.append((tops, quantizers._SMALLEST))
     for product, x in (("pv", v), ("dv", dout), ("dk", q), ("dq", k)):
         if product not in rules.plan:
             continue
         if not rules.by_rows:
             group = rules.group_kv if product in ("pv", "dq") else rules.group_q
-            _count(sums, _tops(x.abs().amax(-1, keepdim=True), group), quantizers._SMALLEST)
+            tops = _tops(x.abs().amax(-1, keepdim=True), group)
+            found.append((tops, quantizers._SMALLEST))
             continue
         least = (quantizers._magnitude(x).clamp(max=1) * quantizers._LEAST_BESIDE)
         if product == "dv":  # its rows are brought to one magnitude first
             x = x * quantizers.power_of_two(-quantizers.row_exponents(x))
             least = quantizers._LEAST_BESIDE
-        _count(sums, _tops(x, quantizers.CHANNEL_TOKENS), least)
+        found.append((_tops(x, quantizers.CHANNEL_TOKENS), least))
+    return found
 
 
 def _tops(x, group):
